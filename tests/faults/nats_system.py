@@ -337,7 +337,7 @@ def _look_at_no_fence() -> None:
 def _look_for_no_batch() -> None:
     from reefknot.engines.jetstream.commits import Commits
 
-    async def unknown(self: Commits, commit_id: str) -> None:
+    async def unknown(self: Commits, message: object, commit_id: str) -> None:
         return None
 
     Commits._found = unknown  # type: ignore[method-assign]

@@ -179,7 +179,7 @@ class TestLostAnswers:
     def test_control_who_does_not_look_takes_its_own_batch_for_another_ones(
         self, nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        async def unknown(self: Commits, commit_id: str) -> None:
+        async def unknown(self: Commits, message: object, commit_id: str) -> None:
             return None
 
         monkeypatch.setattr(Commits, "_found", unknown)

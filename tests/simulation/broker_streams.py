@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+LAST = "Nats-Expected-Last-Sequence"
 EXPECTED, OVER = "Nats-Expected-Last-Subject-Sequence", "Nats-Expected-Last-Subject-Sequence-Subject"
 BATCH, PLACE, COMMIT = "Nats-Batch-Id", "Nats-Batch-Sequence", "Nats-Batch-Commit"
 BATCH_S, DUPLICATE_S = 10.0, 120.0
@@ -146,6 +147,8 @@ class Stream:
         for subject, _, headers in messages:
             if "Nats-TTL" in headers and not self.config.get("allow_msg_ttl"):
                 raise Refusal(10166, "per-message TTL is disabled")
+            if LAST in headers and self.last != int(headers[LAST]):
+                raise Refusal(10071, f"wrong last sequence: {self.last}")
             if EXPECTED in headers:
                 over = headers.get(OVER, subject)
                 if over in written:

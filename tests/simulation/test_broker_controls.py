@@ -8,12 +8,14 @@ import pytest
 
 from reefknot.engines.jetstream.audit import _Uncopied
 from reefknot.engines.jetstream.commits import Commits
+from reefknot.engines.jetstream.events import SealedEvent
 from reefknot.engines.jetstream.state import Kept, Message, State
+from reefknot.engines.jetstream.wire import Written
 from tests.simulation.broker_world import run_on_broker
 
 FEW = 60
 
-_headers, _work_messages = Message.headers, State.work_messages
+_headers, _work_messages, _behind = Message.headers, State.work_messages, _Uncopied._behind
 
 
 def _without_revisions(self: Message) -> dict[str, str]:
@@ -21,7 +23,7 @@ def _without_revisions(self: Message) -> dict[str, str]:
     return {name: value for name, value in _headers(self).items() if not (is_free and name.startswith("Nats-Expected"))}
 
 
-async def _never_looks(self: Commits, commit_id: str) -> None:
+async def _never_looks(self: Commits, message: Message, commit_id: str) -> None:
     """Take a batch without an answer for lost when its second try is refused."""
 
 
@@ -39,11 +41,16 @@ def _does_not_hold(self: State) -> None:
     """Apply what arrives while a batch is on its way."""
 
 
+def _behind_any(self: _Uncopied, event: SealedEvent, position: int, is_at_end: bool = False) -> Written:
+    return _behind(self, event, position)
+
+
 VARIANTS: dict[str, tuple[Any, str, Any]] = {
     "no revision check": (Message, "headers", _without_revisions),
     "no look into the outbox": (Commits, "_found", _never_looks),
     "a tombstone after its record": (State, "work_messages", _tombstones_last),
     "a mirror that is not held": (State, "hold", _does_not_hold),
+    "events that follow any event": (_Uncopied, "_behind", _behind_any),
     "no memory of what others copied": (_Uncopied, "copied", property(lambda self: 0, lambda self, number: None)),
 }
 

@@ -19,6 +19,7 @@ from reefknot.errors import StoreFullError
 from tests.simulation.broker import Broker
 
 EXPECTED, OVER = "Nats-Expected-Last-Subject-Sequence", "Nats-Expected-Last-Subject-Sequence-Subject"
+LAST = "Nats-Expected-Last-Sequence"
 Facts = list[Any]
 
 
@@ -82,6 +83,7 @@ async def _compare_and_set(ask: Asking) -> Facts:
     facts += [await ask.store("a.1", b"x", **{EXPECTED: "2", OVER: f"{ask.name}.a.*"})]
     facts += [await ask.store("a.3", b"x", **{EXPECTED: "3", OVER: f"{ask.name}.a.*"})]
     facts += [await ask.store("b", Nats_Expected_Last_Subject_Sequence="0")]
+    facts += [await ask.store("b", **{EXPECTED: "5", LAST: one}) for one in ("4", "5", "6")]
     last = await last_message(ask.connection, ask.name, f"{ask.name}.a.*")
     facts += [None if last is None else (last.sequence, last.body, dict(last.headers).keys() >= {EXPECTED})]
     facts += [

@@ -12,9 +12,9 @@ Work that was running when a process died is suspect, and runs alone in its proc
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from math import ceil
 from typing import Any
 
 from msgspec import structs
@@ -49,6 +49,8 @@ RESYNC_S = 0.05
 AHEAD_MS = 5.0
 """What the slots run within this time is claimed ahead: later claims know better what comes first."""
 MOST_AHEAD = 100
+LEAST_SHARE = 0.02
+"""A claim that takes less than this share of an attempt is not worth one ahead."""
 
 
 RunAttempt = Callable[[WorkItem], Coroutine[Any, Any, bool]]
@@ -101,7 +103,7 @@ class Pool:
         """Those of them that the same write starts."""
         self.running: dict[str, asyncio.Task[None]] = {}
         """The attempts in the slots."""
-        self.prefetched: deque[WorkItem] = deque()
+        self.prefetched: dict[str, WorkItem] = {}
         """Claimed, and waiting for a slot to end what it runs now."""
         self.claimed: dict[str, Held] = {}
         """Everything that was claimed and whose report is not kept yet."""
@@ -128,6 +130,8 @@ class Pool:
         self._mean_ms = 0.0
         self._attempts_timed = 0
         self._attempt_ms = 0.0
+        self._claims_timed = 0
+        self._claim_ms = 0.0
 
     # ---- state ------------------------------------------------------------------------------------------------------
 
@@ -194,10 +198,19 @@ class Pool:
         return work_id in self.claimed or work_id in self.queue or work_id in self.running
 
     def ahead(self) -> int:
-        """The number to claim beyond the free slots (prefetch). After a restart it is 0 until attempts were timed."""
-        if self._attempts_timed < KNOWN_AFTER or self._attempt_ms > AHEAD_MS:
+        """
+        The number to claim beyond the free slots (prefetch), so that none stands empty while the next claim is made.
+
+        Of short attempts it is what ends within a few milliseconds, of others what ends during a claim. After a restart
+        it is 0 until attempts were timed.
+        """
+        if self._attempts_timed < KNOWN_AFTER:
             return 0
-        return min(MOST_AHEAD, int(self.slots * AHEAD_MS / max(0.001, self._attempt_ms)))
+        attempt_ms = max(0.001, self._attempt_ms)
+        if attempt_ms <= AHEAD_MS:
+            return min(MOST_AHEAD, int(self.slots * AHEAD_MS / attempt_ms))
+        share = self._claim_ms / attempt_ms
+        return 0 if share < LEAST_SHARE else min(self.slots, ceil(self.slots * share))
 
     def can_start(self, arrivals: int) -> int:
         """
@@ -249,7 +262,7 @@ class Pool:
             self.queue.remove(item.id)
             self._cancel_attempt(item.id)  # its lease was lost unnoticed; the earlier attempt may not report any more
             self.claimed[item.id] = Held(item.id, item.owner, item.fence)
-            self.prefetched.append(item)
+            self.prefetched[item.id] = item
         self._fill_slots()
 
     async def serve(self) -> None:
@@ -295,6 +308,7 @@ class Pool:
                 self.wake()
 
     async def _claim_some(self, wanted: int) -> int:
+        asked_at = self._clock.now()
         claim = asyncio.get_running_loop().create_task(self._claim(wanted))
         try:
             items = await asyncio.shield(claim)
@@ -309,6 +323,8 @@ class Pool:
             await asyncio.sleep(STORE_PAUSE_S)
             return wanted
         since, self._asks_since, self._asked = self._asks_since, None, 0
+        self._claims_timed += 1
+        self._claim_ms = running_mean(self._claim_ms, (self._clock.now() - asked_at) * 1000, number=self._claims_timed)
         if not items or not is_suspect(items[0]):
             self._isolation.no_suspect(self)
         elif not self._isolation.begin(self, self._clock.now()):
@@ -354,7 +370,7 @@ class Pool:
     def _fill_slots(self) -> None:
         create = asyncio.get_running_loop().create_task
         while self.prefetched and not self.paused and len(self.running) < self.slots:
-            item = self.prefetched.popleft()
+            item = self._next_prefetched()
             task = create(self._slot(item), name=f"slot {self.name}")
             self.running[item.id] = task
             task.add_done_callback(self._slot_ended)
@@ -377,7 +393,7 @@ class Pool:
                 self._record_service_time(began, started)
             if not self.prefetched or self.paused or task.cancelling():
                 break
-            began, item = self._clock.now(), self.prefetched.popleft()
+            began, item = self._clock.now(), self._next_prefetched()
             self.running[item.id] = task
         self._wake.set()
 
@@ -408,8 +424,11 @@ class Pool:
         task = self.running.get(work_id)
         if task is not None:
             task.cancel()
-        elif any(item.id == work_id for item in self.prefetched):
-            self.prefetched = deque(item for item in self.prefetched if item.id != work_id)
+        else:
+            self.prefetched.pop(work_id, None)
+
+    def _next_prefetched(self) -> WorkItem:
+        return self.prefetched.pop(next(iter(self.prefetched)))
 
     async def _resync(self) -> None:
         """Correct places that are due here and not in the store: somebody else has them, or they are due later."""
@@ -424,8 +443,8 @@ class Pool:
 
     def release_prefetched(self) -> list[Held]:
         """Give up what no slot has begun. Returns it; it stays claimed until it is given back."""
-        prefetched, self.prefetched = self.prefetched, deque()
-        return [held for item in prefetched if (held := self.claimed.get(item.id)) is not None]
+        prefetched, self.prefetched = self.prefetched, {}
+        return [held for work_id in prefetched if (held := self.claimed.get(work_id)) is not None]
 
     def cancel_all(self) -> list[Held]:
         """Stop everything. Returns what was claimed."""

@@ -192,7 +192,7 @@ async def one_prefetched(shop: Shop, step: Step, **changes: Any) -> Worker:
     await warm(shop)
     await shop.send(work("slow", {"seconds": 5.0}), work("next"))
     pool = worker.pools["cpu"]
-    assert (list(pool.running), [item.id for item in pool.prefetched], pool.depth()) == (["slow"], ["next"], 1)
+    assert (list(pool.running), list(pool.prefetched), pool.depth()) == (["slow"], ["next"], 1)
     return worker
 
 

@@ -1,9 +1,11 @@
 """What a worker believes about how long a step takes: admission by time is only as good as this."""
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
-from reefknot.core.overload.admission import Arrival
+import pytest
+
+from reefknot.core.overload.admission import KNOWN_AFTER, Arrival
 from reefknot.worker.service import Worker
 from tests.workshop import Shop, Step, with_shop, work
 
@@ -34,17 +36,31 @@ def mean_ms(worker: Worker) -> float:
     return worker.pools["cpu"].view(Arrival(), draining=False).mean_service_ms
 
 
-def test_the_time_that_a_claim_takes_is_part_of_a_steps_time() -> None:
+def test_the_time_that_a_claim_takes_is_part_of_a_steps_time_until_claims_are_made_ahead() -> None:
     """A slot that waits for the store cannot run anything else. Reports go there beside the next claim."""
 
     async def story(shop: Shop) -> None:
         worker = await shop.worker("w1", Step(seconds=0.1), concurrency=ONE)
         slow: Any = SlowStore(shop.store.work, 0.05, claims=0.05)
         shop.use_queue(worker, slow)
-        await shop.send(*(work(f"a{n}") for n in range(30)))
-        await asyncio.sleep(20)
-        assert len(shop.results) == 30
+        await shop.send(*(work(f"a{n}") for n in range(60)))
+        await asyncio.sleep(0.16 * KNOWN_AFTER)
         assert 145 <= mean_ms(worker) <= 160
+        await asyncio.sleep(0.11 * (60 - KNOWN_AFTER))
+        assert len(shop.results) == 60, "no slot waits for a claim any more"
+        assert mean_ms(worker) <= 130, "it follows, slowly"
+
+    with_shop(story)
+
+
+@pytest.mark.parametrize(("claim_s", "ahead"), [(0.0, 0), (0.001, 0), (0.01, 1), (0.03, 2), (0.5, 4)])
+def test_as_many_are_claimed_ahead_as_end_during_a_claim(claim_s: float, ahead: int) -> None:
+    async def story(shop: Shop) -> None:
+        worker = await shop.worker("w1", Step(seconds=0.1), concurrency={"cpu": 4})
+        shop.use_queue(worker, cast(Any, SlowStore(shop.store.work, 0.0, claims=claim_s)))
+        await shop.send(*(work(f"a{n}") for n in range(100)))
+        await asyncio.sleep(60)
+        assert worker.pools["cpu"].ahead() == ahead
 
     with_shop(story)
 

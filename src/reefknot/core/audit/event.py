@@ -6,6 +6,7 @@ redacted before it was taken, so that a replay is arithmetic. Pure: nothing is w
 """
 
 from datetime import UTC, datetime
+from functools import lru_cache
 from math import inf
 from typing import Any, TypeAlias, get_args
 
@@ -473,4 +474,10 @@ def timestamp_ms(text: str) -> int | None:
 
 def timestamp(wall: float) -> str:
     """The text of a time in events: UTC, to the millisecond. `wall` is seconds since the epoch."""
-    return datetime.fromtimestamp(wall, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    seconds, microseconds = divmod(round(wall * 1_000_000), 1_000_000)
+    return f"{_second(seconds)}.{microseconds // 1000:03d}Z"
+
+
+@lru_cache(maxsize=4)  # most events of a moment are of one second
+def _second(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat()[:19]

@@ -28,6 +28,7 @@ from reefknot.engines.jetstream.events import (
 from reefknot.engines.jetstream.reads import LATEST, StreamMessage, behind, last_message, message_at, page, scan
 from reefknot.engines.jetstream.state import Message, State
 from reefknot.engines.jetstream.streams import Names, stream_info
+from reefknot.engines.jetstream.wire import Written
 from reefknot.errors import StoreError, StoreFullError
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.runtime.changes import Waiters
@@ -40,7 +41,7 @@ MOST_COPIED_BYTES = 4 << 20
 MOST_UNCOPIED_BYTES = 400_000
 """Bytes of events that may wait for their copy before the next changes wait too."""
 MOST_OUTBOX_BYTES = 900_000
-COMPRESSED_FROM = 64_000
+COMPRESSED_FROM = 256_000
 HEADROOM = 8192
 """Bytes of a message that its headers may need."""
 GRACE_MS = 500
@@ -61,14 +62,34 @@ class _Uncopied:
         self._names = names
         self._chain = chain
         self.position = 0
+        self._is_alone = False
         self.copied = 0
         """The number in its chain of the last event that was found in the stream."""
 
     async def send(self, events: Sequence[SealedEvent]) -> None:
-        """Store these as one batch, behind the chain's last event."""
-        first = Message(events[0].subject, expected=self.position, over=self._names.chain(self._chain)).headers()
-        batch = [(one.subject, one.body, {} if number else first) for number, one in enumerate(events)]
-        self.position = await self._connection.store(batch)
+        """
+        Store these behind the chain's last event.
+
+        As one batch, unless nobody else wrote to the stream last time: then one after the other, without a batch's wait
+        for the server's disk. Each expects the one before it at the end of the stream; if somebody writes to it
+        meanwhile, the next one is refused, and so are all that follow it.
+        """
+        before, is_alone, self._is_alone = self.position, self._is_alone, False
+        if is_alone:
+            messages = [self._behind(one, before + number, is_at_end=True) for number, one in enumerate(events)]
+            self.position = await self._connection.store_in_order(messages)
+        else:
+            messages = [(one.subject, one.body, {}) for one in events]
+            messages[0] = self._behind(events[0], before)
+            self.position = await self._connection.store(messages)
+        has_replicas = self._connection.options.replicas > 1  # they refuse a message that is so close behind another
+        self._is_alone = self.position == before + len(events) and not has_replicas
+
+    def _behind(self, event: SealedEvent, position: int, is_at_end: bool = False) -> Written:
+        headers = Message(event.subject, expected=position, over=self._names.chain(self._chain)).headers()
+        if is_at_end:
+            headers["Nats-Expected-Last-Sequence"] = str(position)
+        return event.subject, event.body, headers
 
     async def missing(self, events: Collection[SealedEvent]) -> list[SealedEvent]:
         """The events among these that are not in the audit stream, by the last one that is, whoever copied it."""

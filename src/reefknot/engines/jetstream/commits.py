@@ -8,6 +8,8 @@ run anew. An answer is given when the batch is stored, under `result-dedup` that
 
 Every batch ends with this process's outbox. Whether a batch without an answer was stored can be seen there: its last
 message names the batch. Until that is known the batch is sent again, and the revisions see to it that it counts once.
+One record without events needs neither batch nor outbox, and names itself. When somebody else has changed it before its
+answer came, the change is made anew, on what is there then.
 """
 
 from __future__ import annotations
@@ -273,12 +275,12 @@ class Commits:
 
     async def _store(self, messages: list[Message], events: Sequence[AuditEntry]) -> int:
         """Store a batch; returns the sequence of its first message."""
+        if len(messages) == 1 and not events:
+            return await self._send_until_known(messages, new_id())
         sealed = self._audit.seal(events)
-        commit_id = new_id()
-        subject = self._state.names.outbox(self._audit.writer)
-        outbox = Message(subject, self._audit.outbox(sealed))
+        outbox = Message(self._state.names.outbox(self._audit.writer), self._audit.outbox(sealed))
         whole = [*messages, outbox]
-        last = await self._send_until_known(whole, commit_id)
+        last = await self._send_until_known(whole, new_id())
         self._audit.stored(sealed)
         return last - len(whole) + 1
 
@@ -296,7 +298,7 @@ class Commits:
                     self._say_waiting(number, error)
                     await asyncio.sleep(0.05 * number)
                     continue
-                stored_at = await self._found(commit_id) if is_doubtful else None
+                stored_at = await self._found(messages[-1], commit_id) if is_doubtful else None
                 if stored_at is not None:
                     return stored_at
                 raise _ConflictError(_sequence_in(error.text)) from error
@@ -325,11 +327,11 @@ class Commits:
         except StoreUnavailableError as error:  # it is only away
             self._say_waiting(1, error)
 
-    async def _found(self, commit_id: str) -> int | None:
-        """The sequence of this process's outbox if its last batch is this one."""
+    async def _found(self, message: Message, commit_id: str) -> int | None:
+        """The sequence of the message if it is the last one on its subject, and is of this batch."""
         while True:
             try:
-                subject = self._state.names.outbox(self._audit.writer)
+                subject = message.over or message.subject
                 last = await last_message(self._connection, self._state.names.state, subject)
                 return last.sequence if last is not None and last.headers.get(COMMIT_HEADER) == commit_id else None
             except StoreUnavailableError as error:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from functools import lru_cache
 from typing import Any
 
 from msgspec import Struct, json
@@ -92,6 +93,7 @@ class Names:
         return f"{self.name}.audit.*.*.*.{FIRST}"
 
 
+@lru_cache(maxsize=1024)
 def token_of(text: str) -> str:
     """A text as one token of a subject: as it is where it can be, else encoded, so that no two are alike."""
     if 0 < len(text) <= 100 and text.isascii() and text.replace("-", "a").replace("_", "a").isalnum():
