@@ -26,6 +26,9 @@ from reefknot.engines.jetstream.wire import (
     BATCH_ID,
     BATCH_SEQUENCE,
     DENIED,
+    FULL,
+    LIMITS,
+    NO_JETSTREAM,
     NO_TLS,
     Direct,
     Hear,
@@ -36,6 +39,7 @@ from reefknot.engines.jetstream.wire import (
     insist_on_tls,
     line_of,
     outlive_errors,
+    refusal_in,
 )
 from reefknot.errors import (
     ParameterError,
@@ -129,16 +133,6 @@ class RefusedError(StoreUnavailableError):
         super().__init__(store, f"the server refuses a request: {text} ({number})", way_out)
         self.number = number
         self.text = text
-
-
-class _ApiError(Struct):
-    code: int = 0
-    err_code: int = 0
-    description: str = ""
-
-
-class _Answer(Struct):
-    error: _ApiError | None = None
 
 
 class Connection:
@@ -406,7 +400,7 @@ class Connection:
     def check(self, answer: bytes) -> None:
         """Raise the error that an answer of JetStream has in it, if any."""
         try:
-            error = json.decode(answer, type=_Answer).error
+            error = refusal_in(answer)
         except msgspec.DecodeError as problem:
             raise self._unavailable("its answer is none of JetStream's", "check that it is a NATS server") from problem
         if error is None:
@@ -502,20 +496,8 @@ def _is_refusal(error: BaseException | None) -> bool:
     return any(word in text for word in ("authorization", "permissions", "expired"))
 
 
-_MORE_SPACE = "give it more space, or remove what is no longer needed"
-FULL = dict.fromkeys((10047, 10077, 10054, 10028, 10023), _MORE_SPACE) | {
-    10002: "raise the storage limit of this account, or remove what is no longer needed"
-}
-"""Numbers of JetStream's refusals that mean no room, of the server, the account or the stream, and what to do."""
-LIMITS = {
-    10026: "raise max_consumers of this account, or end processes that use it",
-    10027: "raise max_streams of this account",
-    10176: "a message of the batch was refused: check the limits of the account and of the server (reefknot doctor)",
-}
-"""What to do about other limits that are reached, by the number of the refusal."""
 MOST_DENIED = 20
 """Refused subjects that are logged; each once."""
-NO_JETSTREAM = frozenset({10039, 10076, 10035})
 WRONG_LAST = frozenset({10071, 10164})
 """A compare-and-set that lost."""
 

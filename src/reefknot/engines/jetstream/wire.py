@@ -15,6 +15,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from msgspec import Struct, json
+
 from reefknot.runtime.log import error_text, logger, printable
 
 if TYPE_CHECKING:
@@ -22,6 +24,18 @@ if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
 BATCH_ID, BATCH_SEQUENCE = "Nats-Batch-Id", "Nats-Batch-Sequence"
+_MORE_SPACE = "give it more space, or remove what is no longer needed"
+FULL = dict.fromkeys((10047, 10077, 10054, 10028, 10023), _MORE_SPACE) | {
+    10002: "raise the storage limit of this account, or remove what is no longer needed"
+}
+"""Numbers of JetStream's refusals that mean no room, of the server, the account or the stream, and what to do."""
+LIMITS = {
+    10026: "raise max_consumers of this account, or end processes that use it",
+    10027: "raise max_streams of this account",
+    10176: "a message of the batch was refused: check the limits of the account and of the server (reefknot doctor)",
+}
+"""What to do about other limits that are reached, by the number of the refusal."""
+NO_JETSTREAM = frozenset({10039, 10076, 10035})
 NO_TLS = "the server does not ask for TLS"
 DENIED = "permissions violation"
 _VERSION = "NATS/1.0"
@@ -164,3 +178,19 @@ def batch_lines(messages: Sequence[Written], batch_id: str) -> bytes:
             for number, (subject, body, headers) in enumerate(messages, 1)
         ]
     )
+
+
+class ApiRefusal(Struct):
+    """The error in an answer of JetStream."""
+
+    err_code: int = 0
+    description: str = ""
+
+
+class _Answer(Struct):
+    error: ApiRefusal | None = None
+
+
+def refusal_in(answer: bytes) -> ApiRefusal | None:
+    """The error in an answer of JetStream, if it has one; `msgspec.DecodeError` if it is no answer of JetStream."""
+    return json.decode(answer, type=_Answer).error
