@@ -67,6 +67,7 @@ BUFFERED_BYTES = 16 << 20
 LEAST_PAYLOAD = 640 << 10
 """Bytes of a message that the server must take: parts of large payloads and results have 512 KiB."""
 DEFAULT_NAME = "reefknot"
+JETSTREAM_OFF = "start the server with -js, or enable JetStream for this account"
 FENCED, RESULT_DEDUP = "fenced", "result-dedup"
 
 
@@ -340,8 +341,7 @@ class Connection:
             sent.cancel()
             raise
         except errors.NoRespondersError as error:
-            way_out = "start the server with -js, or enable JetStream for this account"
-            raise NobodyThereError(self.options.shown, "JetStream does not answer there", way_out) from error
+            raise NobodyThereError(self.options.shown, "JetStream does not answer there", JETSTREAM_OFF) from error
         except (errors.TimeoutError, TimeoutError, errors.ConnectionClosedError) as error:
             problem = f"a request was not answered within {timeout:g} s"
             raise UnansweredError(self.options.shown, problem, "it is tried again when the server answers") from error
@@ -408,7 +408,7 @@ class Connection:
         if error.err_code in FULL:
             raise StoreFullError(self.options.shown, printable(error.description, most=200), FULL[error.err_code])
         if error.err_code in NO_JETSTREAM:
-            raise self._no_jetstream()
+            raise StoreVersionError(self.options.shown, "JetStream is not enabled there", JETSTREAM_OFF)
         raise RefusedError(self.options.shown, error.err_code, printable(error.description, most=300))
 
     async def listen(self, subject: str, heard: Hear) -> Subscription:
@@ -458,10 +458,6 @@ class Connection:
 
     def _unavailable(self, problem: str, way_out: str) -> StoreUnavailableError:
         return StoreUnavailableError(self.options.shown, problem, way_out)
-
-    def _no_jetstream(self) -> StoreVersionError:
-        way_out = "start the server with -js, or enable JetStream for this account"
-        return StoreVersionError(self.options.shown, "JetStream is not enabled there", way_out)
 
     def _too_large(self) -> StoreFullError:
         limit = f"a message is larger than the {self.max_payload} bytes that the server takes"

@@ -91,8 +91,7 @@ class JetStreamStore:
             try:
                 await ensure_stream(self.connection, state_stream(self.names, replicas, max_bytes))
             except NobodyThereError as error:
-                way_out = "start the server with -js, or enable JetStream for this account"
-                raise StoreVersionError(self.options.shown, "JetStream is not enabled there", way_out) from error
+                raise StoreVersionError(self.options.shown, "JetStream is not enabled there", error.way_out) from error
             await ensure_stream(self.connection, audit_stream(self.names, replicas, max_bytes))
             await self._align()
             await self.state.start()
