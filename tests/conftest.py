@@ -1,21 +1,32 @@
 """
-Fixtures that tests of every folder may use, and a collection that hides its tests from the garbage collector.
+Fixtures that tests of every folder may use, signals as a terminal has them, and a collection that hides its tests from
+the garbage collector.
 
 Eight thousand tests and what they import are a quarter of a million objects that live until the end. Walking them takes
 a quarter of a second for every `gc.collect()` of a test, and for every full collection in between.
 
 Hypothesis loads Trio and asks the collector who holds its random numbers: both have to be there before they are hidden.
+
+A shell ignores interrupts for what it runs in the background, and `nohup` hang-ups. Commands that a test starts would
+inherit that, and never end.
 """
 
 from __future__ import annotations
 
 import gc
+import signal
 
 import hypothesis  # noqa: F401
 
 from tests.nats_servers import nats_cluster, nats_server, own_nats_server
 
 __all__ = ["nats_cluster", "nats_server", "own_nats_server"]
+
+
+def pytest_configure() -> None:
+    for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, usual)
 
 
 def pytest_collection_finish() -> None:

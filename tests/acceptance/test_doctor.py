@@ -76,7 +76,7 @@ def test_a_store_on_nats_that_is_well(person: Person, url: str, nats_server: Nat
 
     found = findings(person, "--engine", url, "--monitor", monitoring_url(nats_server))
 
-    assert {name for name, one in found.items() if one["level"] != "ok"} == {"sync"}
+    assert {name for name, one in found.items() if one["level"] != "ok"} == {"sync", "bound"}
     assert "1 open jobs" in found["mirror"]["text"]
     assert found["outbox"]["text"] == "every event is in the audit stream"
     assert found["sync"]["text"].startswith("every 120 s: a power cut of the server may lose")

@@ -8,10 +8,11 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from signal import SIGTERM
+from signal import SIGHUP, SIGTERM
 from typing import Any
 
 import nats
@@ -25,6 +26,7 @@ from tests.warm_commands import WarmCommand, run_warm
 
 FINE, USAGE, UNREACHABLE, FORBIDDEN, MISCONFIGURED = 0, 2, 69, 77, 78
 LONG_S = 120.0
+CERTIFICATE = Path(__file__).parents[1] / "integration" / "localhost.pem"
 TOKEN = "tok-Zq81-never-shown"
 STEPS = """\
 import reefknot
@@ -32,6 +34,10 @@ import reefknot
 @reefknot.block("own.hello")
 def hello(inputs, context):
     return {"hello": inputs.get("name", "world")}
+
+@reefknot.block("own.large")
+def large(inputs, context):
+    return {"text": "y" * 9000}
 """
 TOO_OLD = """
 import sys
@@ -181,22 +187,199 @@ def test_a_server_that_is_too_old_is_named(person: Person, nats_server: NatsServ
     assert "and 99.0.0 or later is needed; update the NATS server" in said
 
 
-def test_a_store_that_is_full_refuses_work_and_keeps_what_it_accepted(person: Person, tmp_path: Path) -> None:
+def test_a_server_that_takes_small_messages_only_is_named(person: Person, tmp_path: Path) -> None:
+    settings = f'max_payload: 64KB\njetstream {{ store_dir: "{tmp_path / "small" / "data"}" }}'
+    with other_server(tmp_path / "small", settings) as url:
+        for words in (("submit", "--type", "own.hello"), ("job", "list"), ("up",)):
+            said = person.refused(MISCONFIGURED, *words, "--engine", url)
+            assert "its server takes messages of 65536 bytes" in said
+            assert "raise max_payload of the server" in said
+
+
+def test_a_server_without_tls_is_told_nothing_where_tls_is_asked_for(person: Person, tmp_path: Path) -> None:
+    """Nor is the password, which a client that goes on would send as plain text."""
+    heard: list[bytes] = []
+
+    def plain(listening: socket.socket) -> None:
+        while True:
+            try:
+                connected, _ = listening.accept()
+            except OSError:
+                return
+            connected.sendall(b'INFO {"version":"2.15.1","max_payload":1048576,"headers":true}\r\n')
+            heard.append(connected.recv(4096))
+            connected.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=plain, args=(listening,), daemon=True)
+        thread.start()
+        address = f"tls://me:{TOKEN}@127.0.0.1:{listening.getsockname()[1]}"
+        said = person.refused(MISCONFIGURED, "job", "list", "--engine", address)
+        listening.shutdown(socket.SHUT_RDWR)
+    thread.join(LONG_S)
+
+    assert "its server does not ask for TLS, and this side does" in said
+    assert heard
+    assert set(heard) == {b""}
+
+
+def test_a_certificate_that_is_not_trusted_is_told_from_a_server_that_is_away(person: Person, tmp_path: Path) -> None:
+    settings = f"""
+        jetstream {{ store_dir: "{tmp_path / "safe" / "data"}" }}
+        tls {{ cert_file: "{CERTIFICATE}", key_file: "{CERTIFICATE}" }}
+    """
+    with other_server(tmp_path / "safe", settings) as url:
+        said = person.refused(UNREACHABLE, "job", "list", "--engine", url.replace("nats://", "tls://"))
+        assert "no connection with TLS can be made" in said
+        assert "check nats.tls_ca" in said
+
+        address = f"tls://localhost:{url.rpartition(':')[2]}"
+        (person.folder / "reefknot.yaml").write_text(f"engine: {address}\nnats: {{tls_ca: {CERTIFICATE}}}\n")
+        assert person.done("submit", "--type", "own.hello", "--id", "a") == "a\n"
+
+
+def test_a_file_of_credentials_that_is_not_there_is_named(person: Person, url: str) -> None:
+    (person.folder / "reefknot.yaml").write_text(f"engine: {url}\nnats: {{credentials: gone.creds}}\n")
+
+    said = person.refused(UNREACHABLE, "job", "list")
+
+    assert "gone.creds" in said
+    assert "check nats.credentials" in said
+
+
+# ---- limits ----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def limited_account(folder: Path, limits: str, permissions: str = "") -> Iterator[str]:
+    """The URL of a server with one account of these limits, whose only user has these permissions."""
+    settings = f"""
+        jetstream {{ store_dir: "{folder / "data"}" }}
+        accounts {{ A: {{ jetstream: {limits}, users: [{{user: u, password: p, permissions: {{ {permissions} }}}}] }} }}
+    """
+    with other_server(folder, settings) as url:
+        yield url.replace("nats://", "nats://u:p@")
+
+
+def many(person: Person, number: int, *, size: int = 9000, type_: str = "own.hello") -> list[str]:
+    """The ids in a file of so many assignments, whose payloads have this size."""
     lines = [
-        {"assignment_id": f"b{number}", "job": {"type": "own.hello", "payload": {"x": "y" * 9000}}}
-        for number in range(40)
+        {"assignment_id": f"b{one}", "job": {"type": type_, "payload": {"x": "y" * size}}} for one in range(number)
     ]
     (person.folder / "many.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return [str(line["assignment_id"]) for line in lines]
+
+
+def jobs(person: Person, url: str) -> dict[str, str]:
+    """All jobs and their states."""
+    listed = json.loads(person.done("job", "list", "--limit", "1000", "--json", "--engine", url))["jobs"]
+    return {one["id"]: one["state"] for one in listed}
+
+
+@pytest.mark.parametrize(
+    ("limits", "words", "told"),
+    [
+        ("{max_streams: 1}", ("submit", "--type", "own.hello"), "_audit cannot be made (maximum number of streams"),
+        ("{max_streams: 1}", ("up",), "check the limits of the account"),
+        ("{max_consumers: 1}", ("job", "list"), "raise max_consumers of this account"),
+        ("{max_file: 1000}", ("submit", "many.jsonl"), "raise the storage limit of this account"),
+    ],
+    ids=["streams", "streams-up", "consumers", "storage"],
+)
+def test_a_limit_of_the_account_that_is_reached_is_named(
+    person: Person, tmp_path: Path, limits: str, words: tuple[str, ...], told: str
+) -> None:
+    many(person, 5)
+    with limited_account(tmp_path / "server", limits) as url:
+        if "max_consumers" in limits:
+            person.done("submit", "--type", "own.hello", "--engine", url)
+        said = person.refused(UNREACHABLE, *words, "--engine", url)
+
+    assert told in said
+
+
+def test_what_the_account_allows_is_in_doctor(person: Person, tmp_path: Path) -> None:
+    with limited_account(tmp_path / "server", "{max_streams: 9, max_consumers: 5, max_file: 1MB}") as url:
+        person.done("submit", "--type", "own.hello", "--engine", url)
+        shown = person.done("doctor", "--engine", url)
+
+    assert "2 of 9 streams with" in shown
+    assert "of 5 consumers; raise max_consumers of the account" in shown
+    assert "where its server or account runs full, a change may be stored in part; nats stream edit" in shown
+
+
+@pytest.mark.parametrize(
+    "denied",
+    [
+        'publish: {deny: ["$JS.API.>"]}',
+        'subscribe: {deny: ["_INBOX.>"]}',
+        'publish: {deny: ["$JS.API.STREAM.CREATE.>"]}',
+    ],
+    ids=["api", "answers", "streams"],
+)
+def test_what_the_user_may_not_do_is_77_at_once(person: Person, tmp_path: Path, denied: str) -> None:
+    with limited_account(tmp_path / "server", "enabled", denied) as url:
+        for words in (("submit", "--type", "own.hello"), ("up",)):
+            said = person.refused(FORBIDDEN, *words, "--engine", url)
+            assert "the server refuses this user (permissions violation for " in said
+            assert "allow it to publish and subscribe to $JS.API.>, _INBOX.> and the subjects of the store" in said
+
+
+def test_a_server_that_is_full_refuses_work_and_tells_what_it_accepted(person: Person, tmp_path: Path) -> None:
+    ids = many(person, 40)
     settings = f'jetstream {{ store_dir: "{tmp_path / "full" / "data"}", max_file_store: 150KB }}'
     with other_server(tmp_path / "full", settings) as url:
-        said = person.refused(UNREACHABLE, "submit", "many.jsonl", "--engine", url)
-        listed = json.loads(person.done("job", "list", "--json", "--engine", url))["jobs"]
+        ended = person("submit", "many.jsonl", "--engine", url)
+        listed = jobs(person, url)
 
-    assert "give it more space" in said
-    assert [one["id"] for one in sorted(listed, key=lambda one: int(one["id"][1:]))] == [
-        f"b{number}" for number in range(len(listed))
-    ]
-    assert 0 < len(listed) < len(lines)
+    accepted = ended.stdout.split()
+    assert ended.returncode == UNREACHABLE
+    assert "give it more space" in ended.stderr
+    assert 0 < len(accepted) < len(ids)
+    assert accepted == ids[: len(accepted)]
+    assert set(accepted) <= set(listed) <= set(ids[: len(accepted) + 1]), "and at most the one that was refused"
+
+
+def test_a_bounded_store_that_is_full_is_said_and_all_that_it_accepted_ends_when_there_is_room(
+    person: Person, url: str
+) -> None:
+    server, _, name = url.rpartition("/")
+    (person.folder / "reefknot.yaml").write_text(f"engine: {url}\nnats: {{max_bytes: 1048576}}\n")
+    ids = many(person, 150, size=1, type_="own.large")
+    assert person.done("submit", "many.jsonl").split() == ids
+    with person.running("up", "--module", "steps.py") as said:
+        until(lambda: "maximum bytes exceeded; give it more space" in said.read_text())
+        large = json.dumps({"x": "y" * 100_000})
+        refused = person.refused(UNREACHABLE, "submit", "--type", "own.hello", "--id", "late", "--inputs", large)
+        assert "maximum bytes exceeded; give it more space" in refused
+        found = jobs(person, url)
+        assert set(found) == set(ids), "nothing of what was refused, and all that was accepted"
+        assert set(found.values()) > {"succeeded"}
+
+        for stream in (f"{name}_state", f"{name}_audit"):
+            edit(server, stream, max_bytes=64 << 20)
+        until(lambda: set(jobs(person, url).values()) == {"succeeded"})
+        assert set(jobs(person, url)) == set(ids)
+    assert "internally consistent" in person.done("audit", "verify")
+
+
+def test_a_full_stream_of_peers_on_the_shared_subject_is_said_and_gets_what_waits_when_there_is_room(
+    person: Person, own_nats_server: NatsServer
+) -> None:
+    server = own_nats_server.url
+    (person.folder / "reefknot.yaml").write_text(f"engine: {server}\nrouter: {{shared_subject: cp1}}\n")
+    stream = {"name": "peers", "subjects": ["caf.exec.assign.v1"], "max_msgs": 1, "discard": "new"}
+    assert "error" not in ask(server, "$JS.API.STREAM.CREATE.peers", stream)
+    with person.running("router", "start") as said:
+        until(lambda: " is ready" in said.read_text())
+        for number in range(3):
+            person.done("submit", "--type", "own.hello", "--id", f"a{number}")
+        until(lambda: "assignments to caf.exec.assign.v1 are not taken (maximum messages" in said.read_text())
+        assert set(jobs(person, server).values()) == {"pending"}
+
+        edit(server, "peers", max_msgs=100)
+        until(lambda: ask(server, "$JS.API.STREAM.INFO.peers")["state"]["messages"] >= 3)
+    assert said.read_text().count("are not taken") == 1
 
 
 # ---- streams ---------------------------------------------------------------------------------------------------------
@@ -340,6 +523,33 @@ def test_a_running_system_says_once_that_the_server_is_away_and_goes_on_when_it_
     assert text.count(" is lost (") == 1, text
     assert text.count(f"connected to {url} again") == 1, text
     assert text.count("a heartbeat was not sent") <= 1, text
+
+
+def test_a_running_system_whose_credentials_are_refused_says_so_and_goes_on_when_they_are_right_again(
+    person: Person, tmp_path: Path
+) -> None:
+    folder = tmp_path / "server"
+
+    def reload(old: str, new: str) -> None:
+        file = folder / "server.conf"
+        file.write_text(file.read_text().replace(old, new))
+        (ports,) = folder.glob("*.ports")
+        os.kill(int(ports.stem.rpartition("_")[2]), SIGHUP)
+
+    settings = f'jetstream {{ store_dir: "{folder / "data"}" }}\nauthorization {{ token: "{TOKEN}" }}'
+    with other_server(folder, settings) as url:
+        (person.folder / "reefknot.yaml").write_text(f"engine: {url}\nnats: {{token: 'env:NATS_TOKEN'}}\n")
+        person.environment["NATS_TOKEN"] = TOKEN
+        with person.running("up", "--module", "steps.py") as said:
+            until(lambda: "steps: " in said.read_text())
+            reload(TOKEN, "another")
+            until(lambda: f"{url} refuses this user" in said.read_text())
+            person.refused(FORBIDDEN, "job", "list")
+            reload("another", TOKEN)
+            until(lambda: f"connected to {url} again" in said.read_text())
+            assert '{"hello": "world"}' in person.done("submit", "--type", "own.hello", "--wait")
+    assert said.read_text().count("refuses this user") == 1
+    assert TOKEN not in said.read_text()
 
 
 def test_every_noun_works_on_a_store_on_nats(person: Person, url: str) -> None:

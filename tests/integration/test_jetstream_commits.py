@@ -203,7 +203,7 @@ class TestAMirrorThatWasAway:
             clock.advance(3600)
             other.state.feed.caught_up.clear()
             await other.state.feed.start()
-            other.state.feed.begin_anew()
+            await other.connection._back()  # as after a connection that was lost
             async with asyncio.timeout(20):
                 while "ends" in other.state.table.items:  # noqa: ASYNC110 - the feed has no event for what it removes
                     await asyncio.sleep(0.01)

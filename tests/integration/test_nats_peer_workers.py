@@ -163,8 +163,9 @@ def test_a_cancellation_reaches_the_worker_in_the_documents_fields(folder: Folde
     assert peer.wait_for(CANCEL, assignment_id="a").fields["reason"] == "enough"
     answer(peer, message, "cancelled", error_code="CANCELLED_BY_USER")
     folder.ends(canceller)
-    result = job(folder, "a")["result"]
-    assert (result["status"], result["error_code"]) == ("cancelled", "CANCELLED_BY_USER")
+    ended = job(folder, "a")
+    assert (ended["result"]["status"], ended["result"]["error_code"]) == ("cancelled", "CANCELLED_BY_USER")
+    assert (ended["state"], ended["reason"]) == ("cancelled", "enough")
 
 
 # ---- one message, whatever carries it --------------------------------------------------------------------------------

@@ -141,6 +141,9 @@ class Client:
         self.is_open = True
         self.broker.joined(self)
 
+    async def _process_err(self, err_msg: str) -> None:
+        """Do what nats-py does about an error that the server names: this one names none."""
+
     @property
     def is_connected(self) -> bool:
         if self.process is not None and self.process.dead:

@@ -39,6 +39,7 @@ SKEW_S = 1.0
 OUTBOX_S = 60.0
 MIRRORED = 100_000
 FILLED = 0.8
+CONSUMERS = 10
 MONITOR_S = 3.0
 MONITOR_BYTES = 4 << 20
 QUICK_CHECK = 10
@@ -200,13 +201,19 @@ async def _jetstream(connection: Connection) -> Finding:
         info = json.decode(await connection.api("INFO"))
     except NobodyThereError as error:
         raise StoreVersionError(error.store, "JetStream is not enabled there", error.way_out) from error
-    used, limit = info.get("storage", 0), info.get("limits", {}).get("max_storage", -1)
-    text = f"on, {info.get('streams', 0)} streams with {_size(used)}"
-    if limit < 0:
-        return Finding("jetstream", "ok", f"{text}, no limit for this account")
-    text = f"{text} of {_size(limit)}"
-    if used > FILLED * limit:
+    used, limits = info.get("storage", 0), info.get("limits", {})
+    limit, most_consumers = limits.get("max_storage", -1), limits.get("max_consumers", -1)
+    streams, consumers = info.get("streams", 0), info.get("consumers", 0)
+    most = f" of {limits['max_streams']}" if limits.get("max_streams", -1) > 0 else ""
+    text = f"on, {streams}{most} streams with {_size(used)}"
+    text += f" of {_size(limit)}" if limit >= 0 else ", no limit for this account"
+    if most_consumers > 0:
+        text += f", {consumers} of {most_consumers} consumers"
+    if 0 <= limit < used / FILLED:
         return Finding("jetstream", "warning", text, "raise the account's limit: a full stream refuses new work")
+    if most_consumers > 0 and most_consumers - consumers < CONSUMERS:
+        way_out = f"raise max_consumers of the account: a process needs up to {CONSUMERS}"
+        return Finding("jetstream", "warning", text, way_out)
     return Finding("jetstream", "ok", text)
 
 
@@ -237,6 +244,7 @@ async def _store_findings(connection: Connection) -> list[Finding]:
         else:
             held = f"{info.state.get('messages', 0)} messages, {_size(info.state.get('bytes', 0))}"
             findings.append(Finding("stream", "ok", f"{name} is as it should be: {held}"))
+        findings.append(_bound(info, options.max_bytes))
         findings.append(_replicas(info, options.replicas))
         found.append(info)
     if len(found) == 2:
@@ -247,6 +255,19 @@ async def _store_findings(connection: Connection) -> list[Finding]:
             way_out = "check the server's load and log"
             findings.append(Finding("records", "problem", error_text(error), way_out, "unreachable"))
     return findings
+
+
+def _bound(info: StreamInfo, wanted: int | None) -> Finding:
+    """The most that a stream may hold. Without a bound of its own, that of the account or server may cut a change."""
+    name, bound, used = info.config["name"], info.config.get("max_bytes", -1), info.state.get("bytes", 0)
+    if bound < 0:
+        text = f"{name} has none: where its server or account runs full, a change may be stored in part"
+        size = "BYTES" if wanted is None else wanted
+        return Finding("bound", "warning", text, f"nats stream edit {name} --discard new --max-bytes {size}")
+    text = f"{name} holds {_size(used)} of {_size(bound)}"
+    if used > FILLED * bound:
+        return Finding("bound", "warning", text, f"nats stream edit {name} --max-bytes BYTES: a full one refuses work")
+    return Finding("bound", "ok", text)
 
 
 def _replicas(info: StreamInfo, wanted: int) -> Finding:

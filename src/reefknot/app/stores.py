@@ -348,6 +348,7 @@ def _nats_options(settings: Settings) -> dict[str, Any]:
         "user": section.user,
         "patience": section.patience_seconds,
         "max_shared_assignments": section.max_shared_assignments,
+        "max_bytes": section.max_bytes,
         "subject_prefix": section.subject_prefix,
     }
     for name in ("credentials", "tls_ca", "tls_certificate", "tls_key"):

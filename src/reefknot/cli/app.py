@@ -278,6 +278,9 @@ def exit_for(error: Exception) -> tuple[Exit, list[str]]:
             return Exit.OUTPUT, [f"reefknot: {_system_error(error)}"]
         case PermissionError():
             return Exit.FORBIDDEN, [f"reefknot: {_system_error(error)}"]
+        case TimeoutError() if not str(error):
+            text = "reefknot: the store did not answer in time; check its disk or its server, and try again"
+            return Exit.UNREACHABLE, [text]
         case ConnectionError() | TimeoutError():
             return Exit.UNREACHABLE, [f"reefknot: {_system_error(error)}"]
         case OSError():

@@ -102,7 +102,12 @@ def submit(
         limits["deadline_ms"] = max(1, round(deadline * 1000))
     work = file or _step(type_ or "", inputs, id_, tenant, limits)
     with log.applied():
-        asyncio.run(submission.submit(work))
+        try:
+            asyncio.run(submission.submit(work))
+        except (Exception, KeyboardInterrupt):
+            if submission.handles:  # accepted work is stored, whatever happened after it: its caller needs the ids
+                submission.report(json=options.json)
+            raise
         return submission.report(json=options.json)
 
 

@@ -369,6 +369,10 @@ class NatsSection(Section):
     max_shared_assignments: Annotated[
         int, Field(ge=1, le=10_000_000, description="assignments that peers have sent and no worker has taken")
     ] = 10_000
+    max_bytes: Annotated[
+        int | None,
+        Field(ge=1 << 20, le=1 << 50, description="bytes for each stream of the store; what does not fit is refused"),
+    ] = None
 
 
 class HttpBlockSection(Section):

@@ -164,6 +164,13 @@ class WorkRejected(Struct, frozen=True):
     reason: str = ""
 
 
+class WorkCancelled(Struct, frozen=True):
+    """Report of a worker with a store of its own that the item was cancelled there."""
+
+    result: str | None = None
+    reason: str = ""
+
+
 class TryAgain(Struct, frozen=True):
     """Report of a failure after which the item is due again at `due_at`. Spends an attempt."""
 
@@ -206,7 +213,7 @@ class Quarantine(Struct, frozen=True):
     result: str | None = None
 
 
-Settled = WorkDone | WorkFailed | WorkRejected | TryAgain | Snooze | Interrupted | Returned | Quarantine
+Settled = WorkDone | WorkFailed | WorkRejected | WorkCancelled | TryAgain | Snooze | Interrupted | Returned | Quarantine
 
 
 def moved(item: WorkItem, state: WorkState) -> WorkState:
@@ -368,6 +375,9 @@ def settle(item: WorkItem, settled: Settled, now: Moment) -> WorkItem:
         case WorkRejected(result=result, reason=reason):
             noted = _with_history(item, now, "rejected", reason)
             return _ended(noted, WorkState.FAILED, now, attempts=item.attempts, result=result, reason=reason)
+        case WorkCancelled(result=result, reason=reason):
+            noted = _with_history(item, now, "cancelled", reason)
+            return _ended(noted, WorkState.CANCELLED, now, attempts=item.attempts, result=result, reason=reason)
         case TryAgain():
             return _again(item, settled, now)
         case Snooze(due_at=due_at, reason=reason, waited_ms=waited_ms):

@@ -17,8 +17,8 @@ from reefknot.audit.assignments import completed_event
 from reefknot.audit.journal import about_assignment
 from reefknot.core.audit.event import Event, Quarantined
 from reefknot.core.messages import ExecResult, ResultStatus, encode
-from reefknot.core.results import answer_of
-from reefknot.core.work import Quarantine, WorkDone, WorkFailed, WorkRejected
+from reefknot.core.results import answer_of, cancel_reason
+from reefknot.core.work import Quarantine, WorkCancelled, WorkDone, WorkFailed, WorkRejected
 from reefknot.errors import StoreUnavailableError
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.work_queue import Settlement
@@ -43,6 +43,17 @@ class _RouterEnd(Struct, frozen=True):
     result: ExecResult
     counted: str
     done: Acknowledge | None = None
+
+
+def _foreign_end(pending: Pending, result: ExecResult, body: str) -> WorkDone | WorkFailed | WorkCancelled:
+    """The end that the result of a worker with a store of its own means; `body` is the result as it is kept."""
+    match result.status:
+        case ResultStatus.SUCCESS:
+            return WorkDone(body)
+        case ResultStatus.CANCELLED:
+            return WorkCancelled(body, pending.cancel_reason or cancel_reason(result.error_message))
+        case _:
+            return WorkFailed(None, body, result.status.value)
 
 
 class Completion:
@@ -78,10 +89,9 @@ class Completion:
         if self._context.table.get(pending.id) is not pending:
             return
         self._context.table.remove(pending)
-        body, succeeded = encode(result), result.status is ResultStatus.SUCCESS
-        settled = WorkDone(body.decode()) if succeeded else WorkFailed(None, body.decode(), result.status.value)
+        body = encode(result)
         held, entries = pending.held, self._entries(pending, result, body)
-        settlement = Settlement(held.id, held.owner, held.fence, settled, entries)
+        settlement = Settlement(held.id, held.owner, held.fence, _foreign_end(pending, result, body.decode()), entries)
         self.batch.put(_RouterEnd(settlement, result, result.status.value, done))
 
     def end(self, pending: Pending, result: ExecResult, event: Event) -> None:

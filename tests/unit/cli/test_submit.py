@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import time
 from datetime import UTC, date, datetime, timedelta
+from typing import Any
 
 import pytest
 
 from reefknot.cli import submit
+from reefknot.core.messages import ExecAssignment
+from reefknot.errors import StoreFullError
+from reefknot.router.client import Client
 from tests.unit.cli import work_items
 from tests.unit.cli.running import Commands
 from tests.unit.cli.steps import get, lines, prepared, up_until_ended
@@ -65,6 +69,45 @@ def test_a_queue_that_stays_full_is_reported_with_75(rk: Commands, monkeypatch: 
 
     assert (ended.code, "queue is full: 1 of 1" in ended.err) == (75, True)
     assert work_items.item(rk.folder / ".reefknot" / "state.db", "two") is None
+    assert ended.out == "one\n", "the ids of what was accepted"
+
+
+@pytest.mark.parametrize(
+    ("failure", "code", "told"),
+    [
+        (StoreFullError("a.db", "the disk is full", "make room"), 69, "the disk is full; make room"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ],
+    ids=["full", "interrupted"],
+)
+@pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
+def test_a_file_that_cannot_be_submitted_whole_tells_the_ids_that_were_accepted(
+    rk: Commands, monkeypatch: pytest.MonkeyPatch, failure: BaseException, code: int, told: str, as_json: bool
+) -> None:
+    prepared(rk)
+    hand_in = Client.hand_in
+
+    async def until_two(self: Client, assignment: ExecAssignment, **more: Any) -> Any:
+        if assignment.assignment_id == "two":
+            raise failure
+        return await hand_in(self, assignment, **more)
+
+    monkeypatch.setattr(Client, "hand_in", until_two)
+    file = lines(rk, get("a.txt", "one"), get("a.txt", "two"), get("a.txt", "three"))
+    ended = rk("submit", file, *(["--json"] if as_json else []))
+
+    assert (ended.code, told in ended.err) == (code, True), ended.err
+    assert (ended.json["handed_in"] == ["one"]) if as_json else (ended.out == "one\n")
+
+
+def test_nothing_is_printed_when_nothing_was_accepted(rk: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared(rk)
+
+    async def never(*_: Any, **more: Any) -> Any:
+        raise StoreFullError("a.db", "the disk is full", "make room")
+
+    monkeypatch.setattr(Client, "hand_in", never)
+    assert rk("submit", lines(rk, get("a.txt", "one")), "--json")[:2] == (69, "")
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from reefknot.core.work import (
     Settled,
     Snooze,
     TryAgain,
+    WorkCancelled,
     WorkDone,
     WorkFailed,
     WorkItem,
@@ -409,6 +410,13 @@ def test_what_no_worker_took_ends_without_an_attempt() -> None:
     assert (ended.state, ended.attempts, ended.result, ended.reason) == (S.FAILED, 1, "{}", "timeout")
     assert (ended.owner, ended.budget) == ("", Budget())
     assert [(one.what, one.why) for one in ended.history] == [("rejected", "timeout")]
+
+
+def test_what_was_cancelled_elsewhere_is_cancelled_with_the_result_that_tells_of_it() -> None:
+    ended = settle(running(attempts=1, budget=Budget(1)), WorkCancelled("{}", "no longer wanted"), LATER)
+    assert (ended.state, ended.attempts, ended.result, ended.reason) == (S.CANCELLED, 1, "{}", "no longer wanted")
+    assert (ended.owner, ended.budget) == ("", Budget())
+    assert [(one.what, one.why) for one in ended.history] == [("cancelled", "no longer wanted")]
 
 
 @pytest.mark.parametrize("resource_class", ["io@w1", ROUTER, "io"])

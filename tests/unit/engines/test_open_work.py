@@ -22,6 +22,7 @@ from reefknot.core.work import (
     Settled,
     Snooze,
     TryAgain,
+    WorkCancelled,
     WorkDone,
     WorkFailed,
     WorkItem,
@@ -125,6 +126,7 @@ class Twins:
                 WorkDone("1"),
                 WorkFailed("f", None, "r"),
                 WorkRejected("{}", "r"),
+                WorkCancelled("{}", "r"),
                 TryAgain(due, "f", "transient", 5),
                 Snooze(due, "later"),
                 Interrupted(),
@@ -230,7 +232,16 @@ def test_the_counters_of_both_engines_equal_a_fresh_count_after_every_kind_of_ch
     happened: Counter[str] = Counter()
     for seed in range(12):
         happened += asyncio.run(story(tmp_path / f"{seed}.db", seed))
-    settled = ("WorkDone", "WorkFailed", "WorkRejected", "TryAgain", "Snooze", "Interrupted", "Quarantine")
+    settled = (
+        "WorkDone",
+        "WorkFailed",
+        "WorkRejected",
+        "WorkCancelled",
+        "TryAgain",
+        "Snooze",
+        "Interrupted",
+        "Quarantine",
+    )
     wanted = {*ALWAYS, *NOW_AND_THEN, *settled, "refused", "displaced", "out of quarantine", "purged"}
     assert wanted - set(happened) == set(), "a story in which nothing happens holds every count"
 

@@ -150,6 +150,8 @@ def test_work_of_a_foreign_worker_is_cancelled_where_it_runs() -> None:
         async with asyncio.timeout(10):
             assert (await future).status is ResultStatus.CANCELLED
         assert (await router.submissions.answer("a")) == await future
+        item = await stored(shop, "a")
+        assert (item.state, item.reason) == (WorkState.CANCELLED, "no need")
 
     with_shop(story)
 

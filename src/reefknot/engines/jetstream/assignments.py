@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from msgspec import Struct, json
+from msgspec import DecodeError, Struct, json
 
 from reefknot.core.messages import ASSIGN
 from reefknot.engines.jetstream.connection import Connection, NobodyThereError, RefusedError
@@ -38,7 +38,7 @@ SILENT_S = 4.0
 AGAIN_S = 1.0
 NANOSECONDS = 1_000_000_000
 NAME_IN_USE, OVERLAPPING = 10058, 10065
-IDLE, NO_MESSAGES, EXPIRED = "100", "404", "408"
+IDLE, NO_MESSAGES, EXPIRED, NOBODY = "100", "404", "408", "503"
 ACK, NAK, IN_PROGRESS = b"+ACK", b"-NAK", b"+WPI"
 
 Taken = Callable[[], Awaitable[None]]
@@ -150,6 +150,44 @@ class AssignmentStream:
         except RefusedError as error:
             problem = f"the stream {self.name} refuses a message: {error.text} ({error.number})"
             raise StoreUnavailableError(self._shown, problem, "check the stream") from error
+
+
+class _Published(Struct):
+    error: dict[str, Any] | None = None
+
+
+class SharedAnswers:
+    """
+    Answers of the server to assignments on the shared subject, where it belongs to others.
+
+    They have listeners there, or a stream of their own. What nobody takes is sent again by its router, after a while: a
+    log line says so, once until somebody takes one.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._inbox = f"_INBOX.{new_id()}"
+        self._subscription: Subscription | None = None
+        self._refusal = ""
+
+    async def reply(self) -> str:
+        """The subject on which the server answers a message that asks for it."""
+        if self._subscription is None:
+            self._subscription = await self._connection.listen(self._inbox, self._hear)
+        return self._inbox
+
+    def _hear(self, message: Heard) -> None:
+        refusal = "nobody listens" if message.status == NOBODY else ""
+        if not message.status:
+            try:
+                found = json.decode(message.data, type=_Published).error
+            except DecodeError:  # a listener's own answer
+                found = None
+            refusal = "" if found is None else printable(str(found.get("description", found)), most=200)
+        if refusal and refusal != self._refusal:
+            subject = f"{self._connection.options.prefix}{ASSIGN}"
+            logger().warning("assignments to %s are not taken (%s); they are sent again", subject, refusal)
+        self._refusal = refusal
 
 
 class Puller:

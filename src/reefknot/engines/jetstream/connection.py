@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import ssl
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -24,13 +25,21 @@ from reefknot.core.redaction import redact
 from reefknot.engines.jetstream.wire import (
     BATCH_ID,
     BATCH_SEQUENCE,
+    DENIED,
+    FULL,
+    LIMITS,
+    NO_JETSTREAM,
+    NO_TLS,
     Direct,
     Hear,
     Written,
     as_heard,
     batch_lines,
     hear_directly,
+    insist_on_tls,
     line_of,
+    outlive_errors,
+    refusal_in,
 )
 from reefknot.errors import (
     ParameterError,
@@ -55,7 +64,10 @@ PING_EVERY_S = 2
 RECONNECT_EVERY_S = 0.2
 REQUEST_S = 5.0
 BUFFERED_BYTES = 16 << 20
+LEAST_PAYLOAD = 640 << 10
+"""Bytes of a message that the server must take: parts of large payloads and results have 512 KiB."""
 DEFAULT_NAME = "reefknot"
+JETSTREAM_OFF = "start the server with -js, or enable JetStream for this account"
 FENCED, RESULT_DEDUP = "fenced", "result-dedup"
 
 
@@ -76,6 +88,8 @@ class NatsOptions(Struct, frozen=True):
     tls_key: str | None = None
     patience: float = 5.0
     max_shared_assignments: int = 10_000
+    max_bytes: int | None = None
+    """Bytes that each stream of the store may take, if it is made now; None: as many as the account has."""
     creates: bool = True
     """Whether streams that are missing are made; a command that only looks at a store makes none."""
     subject_prefix: str | None = None
@@ -116,19 +130,10 @@ class RefusedError(StoreUnavailableError):
     """JetStream's refusal of a request, by its number."""
 
     def __init__(self, store: str, number: int, text: str) -> None:
-        super().__init__(store, f"the server refuses a request: {text} ({number})", "check the server's log")
+        way_out = LIMITS.get(number, "check the server's log")
+        super().__init__(store, f"the server refuses a request: {text} ({number})", way_out)
         self.number = number
         self.text = text
-
-
-class _ApiError(Struct):
-    code: int = 0
-    err_code: int = 0
-    description: str = ""
-
-
-class _Answer(Struct):
-    error: _ApiError | None = None
 
 
 class Connection:
@@ -141,8 +146,11 @@ class Connection:
         self._last_error: Exception | None = None
         self._reconnected: list[Callable[[], None]] = []
         self._up_since = 0.0
-        self._unanswered: set[asyncio.Future[Msg]] = set()
-        """Requests that are not answered yet."""
+        self._unanswered: dict[asyncio.Future[Msg], str] = {}
+        """The subjects of requests that are not answered yet."""
+        self._broken_off: dict[asyncio.Future[Msg], StoreUnavailableError] = {}
+        """Why requests were cancelled here, which will never be answered."""
+        self._denied: set[str] = set()
 
     async def open(self) -> None:
         """Connect. An error says which server was tried, and what is wrong with it."""
@@ -152,9 +160,13 @@ class Connection:
             raise self._unavailable("nats-py is not installed", "pip install 'reefknot[nats]'") from error
         client = Client()
         hear_directly(client)
+        outlive_errors(client)
+        settings = self._settings()
+        if settings["tls"] is not None:
+            insist_on_tls(client)
         try:
             async with asyncio.timeout(self.options.patience):
-                await client.connect(servers=list(self.options.servers), **self._settings())
+                await client.connect(servers=list(self.options.servers), **settings)
         except TimeoutError:
             await _closed_quietly(client)
             raise self._explained(self._last_error) from self._last_error
@@ -164,16 +176,32 @@ class Connection:
         self._last_error = None
         self._client = client
         self._up_since = asyncio.get_running_loop().time()
+        try:
+            self._check_server(client)
+        except StoreVersionError:
+            await self.close()
+            raise
+
+    def _check_server(self, client: Client) -> None:
         version = client.connected_server_version
         found = (version.major, version.minor, version.patch)
         if found < OLDEST_SERVER:
-            await self.close()
             oldest, shown = (".".join(map(str, one)) for one in (OLDEST_SERVER, found))
             problem = f"its server has version {shown}, and {oldest} or later is needed"
             raise StoreVersionError(self.options.shown, problem, "update the NATS server")
+        if client.max_payload < LEAST_PAYLOAD:
+            problem = f"its server takes messages of {client.max_payload} bytes, and {LEAST_PAYLOAD} are needed"
+            way_out = "raise max_payload of the server; its default of 1 MB is enough"
+            raise StoreVersionError(self.options.shown, problem, way_out)
 
     def _settings(self) -> dict[str, Any]:
         options = self.options
+        if options.credentials is not None:
+            try:
+                Path(options.credentials).read_bytes()
+            except OSError as error:
+                problem = f"its file of credentials cannot be read ({error_text(error)})"
+                raise self._unavailable(problem, "check nats.credentials") from error
         return {
             "name": f"reefknot {options.name}",
             "max_reconnect_attempts": -1,
@@ -206,13 +234,35 @@ class Connection:
         return context
 
     async def _failed(self, error: Exception) -> None:
-        if not _is_refusal(self._last_error):  # the end of the connection that follows one says less
+        if self._client is not None and DENIED in (text := error_text(error).lower()):
+            self._deny(text)
+        elif not _is_refusal(self._last_error):  # the end of the connection that follows one says less
             self._last_error = error
+            if self._client is not None and _is_refusal(error):
+                logger().warning("%s refuses this user (%s); trying again", self.options.shown, error_text(error))
+
+    def _deny(self, text: str) -> None:
+        """Break off the requests that this user may not make: the server answers none of them."""
+        problem = f"the server refuses this user ({printable(text[text.index(DENIED) :], most=200)})"
+        way_out = "allow it to publish and subscribe to $JS.API.>, _INBOX.> and the subjects of the store"
+        is_deaf = '"_inbox.' in text  # no answer can be heard
+        denied = [one for one, subject in self._unanswered.items() if is_deaf or f'"{subject.lower()}"' in text]
+        self._break_off(denied, StorePermissionError(self.options.shown, problem, way_out))
+        if not denied and text not in self._denied and len(self._denied) < MOST_DENIED:
+            self._denied.add(text)
+            logger().warning("%s: %s; %s", self.options.shown, problem, way_out)
+
+    def _break_off(self, requests: Iterable[asyncio.Future[Msg]], why: StoreUnavailableError) -> None:
+        for one in list(requests):
+            self._broken_off[one] = why
+            one.cancel()
 
     async def _lost(self) -> None:
-        sent, self._unanswered = self._unanswered, set()
-        for one in sent:
-            one.cancel()
+        problem, way_out = (
+            "the connection was lost before a request was answered",
+            "it is tried again when the server is back",
+        )
+        self._break_off(self._unanswered, UnansweredError(self.options.shown, problem, way_out))
         if not self._closing and self._client is not None:
             why = error_text(self._last_error or ConnectionError("no reason given"))
             logger().warning("the connection to %s is lost (%s); trying again", self.options.shown, why)
@@ -282,31 +332,24 @@ class Connection:
         sent = asyncio.ensure_future(
             self.client.request(subject, body, timeout=timeout, headers=dict(headers) if headers else None)
         )
-        self._unanswered.add(sent)
+        self._unanswered[sent] = subject
         try:
             return await asyncio.shield(sent)
         except asyncio.CancelledError:
-            if sent.cancelled() and self._broke_off(sent):
-                problem = "the connection was lost before a request was answered"
-                raise UnansweredError(
-                    self.options.shown, problem, "it is tried again when the server is back"
-                ) from None
+            if sent.cancelled() and sent in self._broken_off:
+                raise self._broken_off[sent] from None
             sent.cancel()
             raise
         except errors.NoRespondersError as error:
-            way_out = "start the server with -js, or enable JetStream for this account"
-            raise NobodyThereError(self.options.shown, "JetStream does not answer there", way_out) from error
+            raise NobodyThereError(self.options.shown, "JetStream does not answer there", JETSTREAM_OFF) from error
         except (errors.TimeoutError, TimeoutError, errors.ConnectionClosedError) as error:
             problem = f"a request was not answered within {timeout:g} s"
             raise UnansweredError(self.options.shown, problem, "it is tried again when the server answers") from error
         except Exception as error:
             raise self._explained(error) from error
         finally:
-            self._unanswered.discard(sent)
-
-    def _broke_off(self, sent: asyncio.Future[Msg]) -> bool:
-        """Whether a request was cancelled here, because its connection was lost, and not by its caller."""
-        return sent not in self._unanswered
+            self._unanswered.pop(sent, None)
+            self._broken_off.pop(sent, None)
 
     async def store(self, messages: Sequence[Written]) -> int:
         """
@@ -357,16 +400,15 @@ class Connection:
     def check(self, answer: bytes) -> None:
         """Raise the error that an answer of JetStream has in it, if any."""
         try:
-            error = json.decode(answer, type=_Answer).error
+            error = refusal_in(answer)
         except msgspec.DecodeError as problem:
             raise self._unavailable("its answer is none of JetStream's", "check that it is a NATS server") from problem
         if error is None:
             return
         if error.err_code in FULL:
-            way_out = "give it more space, or remove what is no longer needed"
-            raise StoreFullError(self.options.shown, printable(error.description, most=200), way_out)
+            raise StoreFullError(self.options.shown, printable(error.description, most=200), FULL[error.err_code])
         if error.err_code in NO_JETSTREAM:
-            raise self._no_jetstream()
+            raise StoreVersionError(self.options.shown, "JetStream is not enabled there", JETSTREAM_OFF)
         raise RefusedError(self.options.shown, error.err_code, printable(error.description, most=300))
 
     async def listen(self, subject: str, heard: Hear) -> Subscription:
@@ -417,10 +459,6 @@ class Connection:
     def _unavailable(self, problem: str, way_out: str) -> StoreUnavailableError:
         return StoreUnavailableError(self.options.shown, problem, way_out)
 
-    def _no_jetstream(self) -> StoreVersionError:
-        way_out = "start the server with -js, or enable JetStream for this account"
-        return StoreVersionError(self.options.shown, "JetStream is not enabled there", way_out)
-
     def _too_large(self) -> StoreFullError:
         limit = f"a message is larger than the {self.max_payload} bytes that the server takes"
         return StoreFullError(self.options.shown, limit, "raise max_payload of the server, or send less")
@@ -437,6 +475,14 @@ class Connection:
             return StorePermissionError(self.options.shown, f"the server refuses this user ({text})", way_out)
         if isinstance(error, errors.MaxPayloadError):
             return self._too_large()
+        if isinstance(error, ssl.SSLError):
+            way_out = "check nats.tls_ca, and that the address has the name in the server's certificate"
+            return self._unavailable(f"no connection with TLS can be made ({text})", way_out)
+        if NO_TLS in text:
+            way_out = "switch on tls in the server's configuration, or use nats://… without nats.tls_…"
+            return StoreVersionError(self.options.shown, "its server does not ask for TLS, and this side does", way_out)
+        if isinstance(error, ImportError):
+            return self._unavailable(f"a file of credentials needs more ({text})", f"pip install {error.name}")
         return self._unavailable(f"the server cannot be reached ({text})", "check that a NATS server runs there")
 
 
@@ -446,9 +492,8 @@ def _is_refusal(error: BaseException | None) -> bool:
     return any(word in text for word in ("authorization", "permissions", "expired"))
 
 
-FULL = frozenset({10047, 10077, 10054, 10028, 10023})
-"""Numbers of JetStream's refusals that mean no room: of the server, the account or the stream."""
-NO_JETSTREAM = frozenset({10039, 10076, 10035})
+MOST_DENIED = 20
+"""Refused subjects that are logged; each once."""
 WRONG_LAST = frozenset({10071, 10164})
 """A compare-and-set that lost."""
 

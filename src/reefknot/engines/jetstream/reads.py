@@ -9,14 +9,14 @@ heartbeats, and it is made anew behind the last message that arrived. Nothing is
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import Struct, json
 
 from reefknot.core.audit.event import timestamp_ms
 from reefknot.engines.jetstream.connection import REQUEST_S, Connection, RefusedError, UnansweredError
-from reefknot.engines.jetstream.streams import NO_MESSAGE
+from reefknot.engines.jetstream.streams import NO_MESSAGE, StreamInfo
 from reefknot.engines.jetstream.wire import Heard, read_headers
 from reefknot.errors import StoreError, StoreUnavailableError
 from reefknot.runtime.log import error_text, logger
@@ -154,6 +154,28 @@ async def scan(
     return found
 
 
+SPREAD = 16
+"""Sequences that are read back for each message wanted: other records have taken those between."""
+
+
+async def newest(
+    connection: Connection, stream: str, filters: Sequence[str], *, least: int
+) -> AsyncIterator[tuple[list[StreamMessage], int]]:
+    """
+    The last messages of these filters: at least so many, then about four times as many, and at the end all of them.
+
+    Beside them the time by which those left out were stored, in milliseconds UTC by the server's clock; 0: none were.
+    """
+    info = json.decode(await connection.api(f"STREAM.INFO.{stream}"), type=StreamInfo).state
+    span = SPREAD * least
+    while (start := info["last_seq"] - span) > info["first_seq"]:
+        found = await scan(connection, stream, filters, start=behind(start))
+        if len(found) >= least:
+            yield found, found[0].stored_at
+        span *= 4
+    yield await scan(connection, stream, filters), 0
+
+
 PAGE_BYTES = 8 << 20
 PAGE_TRIES = 3
 
@@ -245,10 +267,6 @@ class Feed:
         await self._begin(self._start)
         self._forget = self._connection.on_reconnect(self._broken.set)
         self._watching = asyncio.get_running_loop().create_task(self._watch(), name=f"feed of {self._stream}")
-
-    def begin_anew(self) -> None:
-        """Make the consumer anew soon."""
-        self._broken.set()
 
     async def create(self, name: str, *, deliver: bool = True) -> _Consumer:
         config: dict[str, Any] = {

@@ -87,13 +87,12 @@ class JetStreamStore:
     async def start(self) -> JetStreamStore:
         await self.connection.open()
         try:
-            replicas = self.options.replicas
+            replicas, max_bytes = self.options.replicas, self.options.max_bytes
             try:
-                await ensure_stream(self.connection, state_stream(self.names, replicas))
+                await ensure_stream(self.connection, state_stream(self.names, replicas, max_bytes))
             except NobodyThereError as error:
-                way_out = "start the server with -js, or enable JetStream for this account"
-                raise StoreVersionError(self.options.shown, "JetStream is not enabled there", way_out) from error
-            await ensure_stream(self.connection, audit_stream(self.names, replicas))
+                raise StoreVersionError(self.options.shown, "JetStream is not enabled there", error.way_out) from error
+            await ensure_stream(self.connection, audit_stream(self.names, replicas, max_bytes))
             await self._align()
             await self.state.start()
             await self._writer.start()

@@ -28,7 +28,7 @@ from msgspec import Struct, json
 
 from reefknot.core.work import WorkItem, WorkState
 from reefknot.engines.jetstream.connection import Connection, RefusedError
-from reefknot.errors import StoreUnavailableError, StoreVersionError
+from reefknot.errors import StoreFullError, StoreUnavailableError, StoreVersionError
 
 OPEN, FIRST = "open", "first"
 NOT_FOUND, OVERLAP, NO_MESSAGE = 10059, 10065, 10037
@@ -102,15 +102,21 @@ def token_of(text: str) -> str:
     return f"={encoded}" if len(encoded) <= 160 else "~" + hashlib.sha256(text.encode()).hexdigest()
 
 
-def state_stream(names: Names, replicas: int) -> dict[str, Any]:
-    """The configuration of the stream of records."""
+def state_stream(names: Names, replicas: int, max_bytes: int | None = None) -> dict[str, Any]:
+    """
+    The configuration of the stream of records.
+
+    A batch that does not fit into `max_bytes` is refused as a whole. One that does not fit into what the account or the
+    server has left is not: the server stores the part of it that fits.
+    """
     branches = ("work", "blob", "key", "command", "status", "pool", "outbox")
     return {
         "name": names.state,
         "subjects": [f"{names.name}.{branch}.>" for branch in branches],
         "retention": "limits",
         "storage": "file",
-        "discard": "old",
+        "discard": "new",
+        "max_bytes": UNBOUNDED if max_bytes is None else max_bytes,
         "max_msgs_per_subject": 1,
         "num_replicas": replicas,
         "allow_atomic": True,
@@ -119,14 +125,15 @@ def state_stream(names: Names, replicas: int) -> dict[str, Any]:
     }
 
 
-def audit_stream(names: Names, replicas: int) -> dict[str, Any]:
+def audit_stream(names: Names, replicas: int, max_bytes: int | None = None) -> dict[str, Any]:
     """The configuration of the stream of events."""
     return {
         "name": names.audit,
         "subjects": [f"{names.name}.audit.>"],
         "retention": "limits",
         "storage": "file",
-        "discard": "old",
+        "discard": "new",
+        "max_bytes": UNBOUNDED if max_bytes is None else max_bytes,
         "max_msgs_per_subject": -1,
         "num_replicas": replicas,
         "allow_atomic": True,
@@ -134,9 +141,13 @@ def audit_stream(names: Names, replicas: int) -> dict[str, Any]:
     }
 
 
-FREE = frozenset({"num_replicas"})
-"""Settings that an operator may change: more replicas are safer, fewer are theirs to decide."""
-LOSES = {"max_age": 0, "max_msgs": -1, "max_bytes": -1, "subject_delete_marker_ttl": 0, "sealed": False}
+UNBOUNDED = -1
+FREE = frozenset({"num_replicas", "max_bytes", "discard"})
+"""
+Settings that an operator may change: more replicas are safer, fewer are theirs to decide; so is a bound in bytes, as
+long as the stream refuses what does not fit instead of discarding old records.
+"""
+LOSES = {"max_age": 0, "max_msgs": -1, "subject_delete_marker_ttl": 0, "sealed": False}
 """Settings under which a stream would lose records or break reads, with the values they must have."""
 
 
@@ -184,13 +195,17 @@ async def _create(connection: Connection, wanted: dict[str, Any]) -> StreamInfo:
     name = wanted["name"]
     try:
         return json.decode(await connection.api(f"STREAM.CREATE.{name}", wanted, timeout=10.0), type=StreamInfo)
-    except RefusedError as error:
+    except (RefusedError, StoreFullError) as error:
         shown = connection.options.shown
-        if error.number == OVERLAP:
+        if isinstance(error, RefusedError) and error.number == OVERLAP:
             problem = f"another stream has subjects of {name} ({error.text})"
             raise StoreVersionError(shown, problem, "use a store of another name: nats://HOST:PORT/NAME") from error
-        problem = f"the stream {name} cannot be made ({error.text})"
-        way_out = "check the limits of the account, and that the cluster has as many servers as replicas are asked for"
+        why = error.text if isinstance(error, RefusedError) else error.problem
+        problem = f"the stream {name} cannot be made ({why})"
+        way_out = (
+            "check the limits of the account, that twice nats.max_bytes fits into them, and that the cluster has as"
+            " many servers as replicas are asked for"
+        )
         raise StoreUnavailableError(shown, problem, way_out) from error
 
 
@@ -203,4 +218,7 @@ def drift(found: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
             is_now, value = sorted(is_now or []), sorted(value)
         if key not in FREE and is_now != value:
             problems.append(f"{key} is {json.encode(is_now).decode()}, not {json.encode(value).decode()}")
+    bound = found.get("max_bytes", UNBOUNDED)
+    if bound != UNBOUNDED and found.get("discard") != "new":
+        problems.append(f"max_bytes is {bound}, and discard is not new")
     return problems

@@ -22,7 +22,14 @@ import msgspec
 from msgspec import Struct, json, msgpack
 
 from reefknot.core.messages import ASSIGN
-from reefknot.engines.jetstream.assignments import ACK_WAIT_S, MOST_ASSIGNMENTS, AssignmentStream, Puller, Taken
+from reefknot.engines.jetstream.assignments import (
+    ACK_WAIT_S,
+    MOST_ASSIGNMENTS,
+    AssignmentStream,
+    Puller,
+    SharedAnswers,
+    Taken,
+)
 from reefknot.engines.jetstream.connection import Connection, NatsOptions
 from reefknot.engines.jetstream.listeners import Line, Listeners
 from reefknot.engines.jetstream.streams import token_of
@@ -182,6 +189,7 @@ class JetStreamTransport:
         self._forget_connection: Callable[[], None] = lambda: None
         stream = AssignmentStream(connection, most=most_assignments, ack_wait=ack_wait)
         self._stream = stream if shared_stream else None
+        self._shared_answers = SharedAnswers(connection)
         self._pulled = frozenset({ASSIGN} if shared_stream else ())
 
     async def ensure_stream(self) -> None:
@@ -218,7 +226,8 @@ class JetStreamTransport:
         if len(body) + _size(carried) > self._connection.max_payload:
             await self._publish_parts(subject, msgpack.encode(Whole(body, carried)))
         else:
-            await self._connection.publish(self._prefix + subject, body, headers=carried)
+            reply = await self._shared_answers.reply() if subject == ASSIGN else ""
+            await self._connection.publish(self._prefix + subject, body, headers=carried, reply=reply)
 
     async def _subscribed(self) -> None:
         """Wait until the server knows of what was subscribed to before, by any end of this process."""

@@ -4,6 +4,9 @@ Messages on their way over a NATS connection: those that arrive, heard at once, 
 nats-py reads the headers of every message, and has a queue and a task for each subscription; it builds the bytes of
 every message that is sent in a coroutine of its own. A store receives and sends several messages for each assignment,
 so this was a third of a worker's time. What is listened for comes from the connection to who hears it in one call.
+
+Two more of nats-py's ways are changed here: what it does when the server names an error, and that TLS is the server's
+choice.
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from msgspec import Struct, json
+
 from reefknot.runtime.log import error_text, logger, printable
 
 if TYPE_CHECKING:
@@ -19,6 +24,20 @@ if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
 BATCH_ID, BATCH_SEQUENCE = "Nats-Batch-Id", "Nats-Batch-Sequence"
+_MORE_SPACE = "give it more space, or remove what is no longer needed"
+FULL = dict.fromkeys((10047, 10077, 10054, 10028, 10023), _MORE_SPACE) | {
+    10002: "raise the storage limit of this account, or remove what is no longer needed"
+}
+"""Numbers of JetStream's refusals that mean no room, of the server, the account or the stream, and what to do."""
+LIMITS = {
+    10026: "raise max_consumers of this account, or end processes that use it",
+    10027: "raise max_streams of this account",
+    10176: "a message of the batch was refused: check the limits of the account and of the server (reefknot doctor)",
+}
+"""What to do about other limits that are reached, by the number of the refusal."""
+NO_JETSTREAM = frozenset({10039, 10076, 10035})
+NO_TLS = "the server does not ask for TLS"
+DENIED = "permissions violation"
 _VERSION = "NATS/1.0"
 _STATUS = len(_VERSION)
 Written = tuple[str, bytes, Mapping[str, str]]
@@ -105,6 +124,41 @@ def hear_directly(client: Client) -> None:
     client._process_msg = take  # type: ignore[method-assign]
 
 
+def outlive_errors(client: Client) -> None:
+    """
+    Let the connection be tried again after an error that the server names, such as credentials that have expired.
+
+    nats-py closes it for ever.
+    """
+    from nats import errors
+
+    process = client._process_err
+
+    async def process_err(err_msg: str) -> None:
+        if DENIED in err_msg.lower():
+            await process(err_msg)
+            return
+        error = errors.Error(f"nats: {err_msg}")
+        await client._error_cb(error)
+        await client._process_op_err(error)
+
+    client._process_err = process_err  # type: ignore[method-assign]
+
+
+def insist_on_tls(client: Client) -> None:
+    """Send nothing to a server that does not ask for TLS: nats-py would give it the password as plain text."""
+    from nats import errors
+
+    command = client._connect_command
+
+    def secure_command() -> bytes:
+        if not client._server_info.get("tls_required"):
+            raise errors.Error(NO_TLS)
+        return command()
+
+    client._connect_command = secure_command  # type: ignore[method-assign]
+
+
 def line_of(subject: str, body: bytes, headers: Mapping[str, str] | None = None, reply: str = "") -> bytes:
     """The bytes that send one message. A `ValueError` refuses text that the server would read as something else."""
     if " " in subject or not f"{subject}{reply}".isprintable():
@@ -124,3 +178,19 @@ def batch_lines(messages: Sequence[Written], batch_id: str) -> bytes:
             for number, (subject, body, headers) in enumerate(messages, 1)
         ]
     )
+
+
+class ApiRefusal(Struct):
+    """The error in an answer of JetStream."""
+
+    err_code: int = 0
+    description: str = ""
+
+
+class _Answer(Struct):
+    error: ApiRefusal | None = None
+
+
+def refusal_in(answer: bytes) -> ApiRefusal | None:
+    """The error in an answer of JetStream, if it has one; `msgspec.DecodeError` if it is no answer of JetStream."""
+    return json.decode(answer, type=_Answer).error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -14,7 +14,7 @@ from reefknot.core.time import Moment, milliseconds
 from reefknot.core.work import CRASH_LIMIT, ENDED, WorkItem, WorkState
 from reefknot.engines.jetstream.commits import Commits
 from reefknot.engines.jetstream.connection import Connection, run_apart
-from reefknot.engines.jetstream.reads import StreamMessage, count, last_message, scan
+from reefknot.engines.jetstream.reads import StreamMessage, count, last_message, newest, scan
 from reefknot.engines.jetstream.state import Message, State, StoredItem
 from reefknot.engines.jetstream.streams import StreamInfo, token_of
 from reefknot.engines.table_queue import TableLeases, TableQuarantine, TableWorkQueue
@@ -35,7 +35,12 @@ _Change = Callable[[WorkItem, Moment], WorkItem]
 MOST_SWEPT = 10_000
 PAGE = 100
 """Items that an operator's action changes in one batch."""
+SKEW_MS = 2_000
+"""Most by which the time of a record may differ from the server's."""
 _OPEN = (WorkState.PENDING, WorkState.RUNNING)
+_Place = tuple[int, int, str]
+"""The place of an item in lists: its creation, its arrival among those of the same process, its id."""
+_Listed = dict[str, tuple[_Place, WorkItem]]
 
 
 class JetStreamWorkQueue(TableWorkQueue):
@@ -157,41 +162,62 @@ class JetStreamWorkQueue(TableWorkQueue):
         gone: Collection[str] | None = None,
     ) -> list[WorkItem]:
         refuse_classes_with_gone(classes, gone)
-        found: dict[str, tuple[int, WorkItem]] = {}
-        if not classes and state not in _OPEN:
-            names = self.state.names
-            filters = [names.all_work(state.value)] if state else [names.all_work(one.value) for one in _NOT_OPEN]
-            for message in await scan(self.state.connection, names.state, filters):
-                if message.body:
-                    stored = json.decode(message.body, type=StoredItem)
-                    found[stored.item.id] = stored.order, stored.item
+        last = await self._place(after) if after else None
+        if after and last is None:
+            return []
 
-        def choose(now: Moment) -> list[WorkItem]:
-            everything = found | {
-                item.id: (self.table.order_of(item.id), item)
-                for item in self.table.items.values()
-                if item.state in _OPEN
-            }
-            if after and after not in everything:
-                return []
-            ordered = sorted(((order, one) for one, (order, _) in everything.items()), reverse=not oldest_first)
-            behind = ordered.index((everything[after][0], after)) + 1 if after else 0
-            chosen: list[WorkItem] = []
-            for _, work_id in ordered[behind:]:
-                item = everything[work_id][1]
-                shown = item.state if gone is None else core.visible_state(item, now, gone=gone)
-                if (
-                    (state is None or shown is state)
-                    and kind in (None, item.kind)
-                    and item.created_at >= since
-                    and (not classes or (item.state in _OPEN and item.resource_class in classes))
-                ):
-                    chosen.append(structs.replace(item, payload=b""))
-                if len(chosen) >= limit:
-                    break
-            return chosen
+        def is_wanted(place: _Place, item: WorkItem, now: Moment) -> bool:
+            shown = item.state if gone is None else core.visible_state(item, now, gone=gone)
+            return (
+                (state is None or shown is state)
+                and kind in (None, item.kind)
+                and item.created_at >= since
+                and (not classes or (item.state in _OPEN and item.resource_class in classes))
+                and (last is None or (place > last if oldest_first else place < last))
+            )
 
-        return await self.look(choose)
+        def choose(ended: _Listed, now: Moment) -> list[WorkItem]:
+            open_items = [item for item in self.table.items.values() if item.state in _OPEN]
+            order_of = self.table.order_of
+            everything = ended | {one.id: ((one.created_at, order_of(one.id), one.id), one) for one in open_items}
+            wanted = [(place, item) for place, item in everything.values() if is_wanted(place, item, now)]
+            wanted.sort(key=lambda one: one[0], reverse=not oldest_first)
+            return [structs.replace(item, payload=b"") for _, item in wanted[:limit]]
+
+        chosen: list[WorkItem] = []
+        async for ended, left_out in self._ended_work(state, is_open=bool(classes), least=0 if oldest_first else limit):
+            chosen = await self.look(partial(choose, ended))
+            known_from = left_out + SKEW_MS  # what was created later has ended since, or is open
+            if since > known_from or (len(chosen) >= limit and chosen[-1].created_at > known_from):
+                return chosen
+        return chosen
+
+    async def _place(self, work_id: str) -> _Place | None:
+        """The place of an item in lists; None when there is no such item."""
+        item = await self.look(lambda _: self.table.get(work_id))
+        if item is not None and item.state in _OPEN:
+            return item.created_at, self.table.order_of(work_id), work_id
+        stored, _, _ = await self.state.read_work(work_id)
+        return None if stored is None else (stored.item.created_at, stored.order, work_id)
+
+    async def _ended_work(
+        self, state: WorkState | None, *, is_open: bool, least: int
+    ) -> AsyncIterator[tuple[_Listed, int]]:
+        """
+        Items of this state that are not open, by id: those that ended last, then more of them, and at the end all.
+
+        Beside them the time by which those left out had ended, 0 for none. Without `least` they are all read at once.
+        """
+        if is_open or state in _OPEN:
+            yield {}, 0
+            return
+        connection, names = self.state.connection, self.state.names
+        filters = [names.all_work(state.value)] if state else [names.all_work(one.value) for one in _NOT_OPEN]
+        if not least:
+            yield _listed(await scan(connection, names.state, filters)), 0
+            return
+        async for messages, left_out in newest(connection, names.state, filters, least=least):
+            yield _listed(messages), left_out
 
     async def snapshot(self) -> WorkSnapshot:
         def open_work(now: Moment) -> WorkSnapshot:
@@ -264,6 +290,11 @@ _NOT_OPEN = tuple(state for state in WorkState if state not in _OPEN)
 
 def _decoded(messages: Sequence[StreamMessage]) -> list[StoredItem]:
     return [json.decode(message.body, type=StoredItem) for message in messages if message.body]
+
+
+def _listed(messages: Sequence[StreamMessage]) -> _Listed:
+    items = _decoded(messages)
+    return {one.item.id: ((one.item.created_at, one.order, one.item.id), one.item) for one in items}
 
 
 async def _gathered(read: Callable[[str], Awaitable[R]], wanted: Sequence[str]) -> list[R]:

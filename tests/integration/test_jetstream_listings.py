@@ -1,0 +1,136 @@
+"""Lists of work on a NATS server: the newest first, whoever submitted them, without reading all that ever ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
+
+import pytest
+
+from reefknot.app.nats_servers import NatsServer
+from reefknot.core.work import WorkDone, WorkItem, WorkState
+from reefknot.engines.clocks import SystemClock
+from reefknot.engines.jetstream import JetStreamStore, reads, work
+from reefknot.ports.work_queue import Settlement
+from reefknot.runtime.seeds import new_id
+
+CHUNK, CHUNKS = 50, 30
+Story = Callable[[JetStreamStore], Awaitable[None]]
+
+
+@pytest.fixture(autouse=True)
+def one_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Server and store have the same clock here, and all of a story happens within the usual tolerance."""
+    monkeypatch.setattr(work, "SKEW_MS", 0)
+
+
+def run(nats_server: NatsServer, *stories: Story) -> None:
+    """Each story with a store of its own, as in a process of its own, over the same streams."""
+    name = new_id()
+
+    async def main(story: Story) -> None:
+        store = await JetStreamStore.open(nats_server.url, SystemClock(), name=name)
+        try:
+            await story(store)
+        finally:
+            await store.close()
+
+    for story in stories:
+        asyncio.run(main(story))
+
+
+async def submitted(store: JetStreamStore, names: Sequence[str]) -> None:
+    await store.work.enqueue([WorkItem(name, "t", "io") for name in names])
+
+
+async def done(store: JetStreamStore, number: int) -> None:
+    items = await store.work.claim(number, owner="w", classes=["io"])
+    assert len(items) == number
+    await store.work.settle([Settlement(one.id, "w", one.fence, WorkDone("1")) for one in items])
+
+
+async def ids(store: JetStreamStore, **filters: Any) -> list[str]:
+    return [item.id for item in await store.work.find(**filters)]
+
+
+def test_jobs_of_several_processes_are_listed_in_the_order_of_their_submission(nats_server: NatsServer) -> None:
+    """A process that finds no open work knows nothing of earlier arrivals."""
+
+    def submits(name: str) -> Story:
+        async def story(store: JetStreamStore) -> None:
+            await submitted(store, [name])
+            await done(store, 1)
+
+        return story
+
+    async def looks(store: JetStreamStore) -> None:
+        assert await ids(store) == ["a-last", "b", "z-first"]
+        assert await ids(store, oldest_first=True) == ["z-first", "b", "a-last"]
+        assert await ids(store, after="b") == ["z-first"]
+
+    run(nats_server, submits("z-first"), submits("b"), submits("a-last"), looks)
+
+
+def test_a_page_of_the_newest_jobs_reads_a_part_of_those_that_ended(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    scan = reads.scan
+
+    async def counted(*words: Any, **more: Any) -> list[reads.StreamMessage]:
+        found = await scan(*words, **more)
+        read.append(len(found))
+        return found
+
+    monkeypatch.setattr(reads, "scan", counted)
+
+    async def story(store: JetStreamStore) -> None:
+        for chunk in range(CHUNKS):
+            await submitted(store, [f"{chunk:02}-{number:02}" for number in range(CHUNK)])
+            await done(store, CHUNK)
+        newest = [f"{chunk:02}-{number:02}" for chunk in reversed(range(CHUNKS)) for number in reversed(range(CHUNK))]
+        for filters in ({}, {"state": WorkState.SUCCEEDED}):
+            read.clear()
+            assert await ids(store, limit=20, **filters) == newest[:20]
+            assert 20 <= sum(read) < CHUNK * CHUNKS / 2, read
+        read.clear()
+        assert await ids(store, limit=20, state=WorkState.FAILED) == []
+        pages, after = [], ""
+        while page := await ids(store, limit=400, after=after):
+            pages += page
+            after = page[-1]
+        assert pages == newest
+
+    run(nats_server, story)
+
+
+async def young_among_old(store: JetStreamStore) -> None:
+    """The job that was submitted last ended first, and many older ones after it."""
+    await submitted(store, [f"old-{number:03}" for number in range(200)])
+    await asyncio.sleep(0.01)  # another millisecond
+    await store.work.enqueue([WorkItem("young", "t", "cpu")])
+    (item,) = await store.work.claim(1, owner="w", classes=["cpu"])
+    await store.work.settle([Settlement("young", "w", item.fence, WorkDone("1"))])
+    for _ in range(10):
+        await done(store, 20)
+    assert (await ids(store, limit=3))[0] == "young"
+
+
+def test_a_young_job_that_ended_before_many_older_ones_is_listed_first(nats_server: NatsServer) -> None:
+    run(nats_server, young_among_old)
+
+
+def test_control_who_takes_those_that_ended_last_for_the_newest_is_caught(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newest = reads.newest
+
+    async def first_window(*words: Any, **more: Any) -> AsyncIterator[tuple[list[reads.StreamMessage], int]]:
+        async for found, _ in newest(*words, **more):
+            yield found, 0
+            return
+
+    monkeypatch.setattr(work, "newest", first_window)
+    with pytest.raises(AssertionError):
+        run(nats_server, young_among_old)
