@@ -28,12 +28,15 @@ def test_every_promise_holds_whatever_the_broker_does(first: int) -> None:
 
 def test_the_runs_see_every_fault_of_the_broker() -> None:
     """A broker that never fails would hold every promise."""
-    stories = [run_on_broker(seed) for seed in range(1, 6)]
-    troubles = {word.split()[1] for story in stories for word in story.happened}
-
-    assert {"disconnect", "restart", "leaderless", "vanish"} <= troubles
-    for fault in ("lost_request", "lost_answer", "lost_delivery", "twice", "redelivered"):
-        assert sum(story.broker[fault] for story in stories) > 0, fault
+    unseen = {"disconnect", "restart", "leaderless", "vanish"}
+    unseen |= {"lost_request", "lost_answer", "lost_delivery", "twice", "redelivered"}
+    for seed in range(1, 25):
+        story = run_on_broker(seed)
+        unseen -= {word.split()[1] for word in story.happened}
+        unseen -= {fault for fault, number in story.broker.items() if number}
+        if not unseen:
+            return
+    pytest.fail(f"nobody saw {sorted(unseen)}")
 
 
 def test_the_same_seed_gives_the_same_story_on_a_broker() -> None:
