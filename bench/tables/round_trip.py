@@ -92,7 +92,7 @@ def part_of(folder: Path, url: str, *command: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(line, cwd=folder, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
-def in_three_processes(folder: Path, url: str, number: int) -> list[float]:
+def in_three_processes(folder: Path, url: str, number: int, nats: dict[str, Any] | None = None) -> list[float]:
     """Seconds of single assignments through a router and a worker in other processes."""
     parts = [
         part_of(folder, url, "router", "start"),
@@ -100,7 +100,7 @@ def in_three_processes(folder: Path, url: str, number: int) -> list[float]:
     ]
 
     async def client_side() -> list[float]:
-        async with rk.connect(url) as client:
+        async with rk.connect(url, nats=nats) as client:
             await (await client.submit("bench.empty")).result(STARTED_WITHIN_S)
             return await _samples(lambda: client.run("bench.empty"), number)
 
