@@ -314,8 +314,9 @@ def test_what_the_account_allows_is_in_doctor(person: Person, tmp_path: Path) ->
         'publish: {deny: ["$JS.API.>"]}',
         'subscribe: {deny: ["_INBOX.>"]}',
         'publish: {deny: ["$JS.API.STREAM.CREATE.>"]}',
+        'publish: {deny: ["reefknot.>"]}',
     ],
-    ids=["api", "answers", "streams"],
+    ids=["api", "answers", "streams", "records"],
 )
 def test_what_the_user_may_not_do_is_77_at_once(person: Person, tmp_path: Path, denied: str) -> None:
     with limited_account(tmp_path / "server", "enabled", denied) as url:

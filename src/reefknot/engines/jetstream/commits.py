@@ -33,7 +33,7 @@ from reefknot.engines.jetstream.connection import (
 from reefknot.engines.jetstream.reads import last_message
 from reefknot.engines.jetstream.state import Message, State
 from reefknot.engines.jetstream.streams import NOT_FOUND, stream_info
-from reefknot.errors import ReefknotError, StoreFullError, StoreUnavailableError
+from reefknot.errors import ReefknotError, StoreFullError, StorePermissionError, StoreUnavailableError
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.runtime.log import error_text, logger
 from reefknot.runtime.seeds import new_id
@@ -123,6 +123,7 @@ class Commits:
         self._more = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._closed = False
+        self._has_stored = False
 
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._work(), name="commits")
@@ -290,7 +291,9 @@ class Commits:
         while True:
             number += 1
             try:
-                return await self._send(messages, commit_id)
+                stored_at = await self._send(messages, commit_id)
+                self._has_stored = True
+                return stored_at
             except RefusedError as error:
                 if error.number not in WRONG_LAST:
                     if number >= MOST_REFUSALS:
@@ -298,14 +301,16 @@ class Commits:
                     self._say_waiting(number, error)
                     await asyncio.sleep(0.05 * number)
                     continue
-                stored_at = await self._found(messages[-1], commit_id) if is_doubtful else None
-                if stored_at is not None:
-                    return stored_at
+                found_at = await self._found(messages[-1], commit_id) if is_doubtful else None
+                if found_at is not None:
+                    return found_at
                 raise _ConflictError(_sequence_in(error.text)) from error
             except UnansweredError as error:
                 is_doubtful = True
                 self._say_waiting(number, error)
             except StoreUnavailableError as error:
+                if isinstance(error, StorePermissionError) and not self._has_stored:
+                    raise  # it is not for now: this process may write nothing
                 self._say_waiting(number, error)
                 if self._closed and number > 3:
                     raise
