@@ -482,7 +482,7 @@ class Connection:
             way_out = "switch on tls in the server's configuration, or use nats://… without nats.tls_…"
             return StoreVersionError(self.options.shown, "its server does not ask for TLS, and this side does", way_out)
         if isinstance(error, ImportError):
-            return self._unavailable(f"a file of credentials needs more ({text})", f"pip install {error.name}")
+            return self._unavailable(f"a file of credentials needs more ({text})", "pip install 'reefknot[nats]'")
         return self._unavailable(f"the server cannot be reached ({text})", "check that a NATS server runs there")
 
 
