@@ -144,9 +144,14 @@ class Pool:
         return self._asked > 0
 
     def depth(self) -> int:
-        """Places taken. Work that a free slot takes at once does not wait, and does not count."""
+        """
+        Places taken. Work that a free slot takes at once does not wait, and does not count.
+
+        A slot whose last attempt is not on record yet is not free: that work may come back for another one.
+        """
         waiting = self.queue.ready + self.reserved + len(self.prefetched)
-        free = 0 if self.paused or self._isolation.is_on else self.slots - len(self.running)
+        taken = max(len(self.running), len(self.claimed) - len(self.prefetched))
+        free = 0 if self.paused or self._isolation.is_on else self.slots - taken
         return self.queue.later + (waiting - min(waiting, free) if free > 0 else waiting)
 
     @property
