@@ -444,7 +444,7 @@ TABLES = (
         title="One assignment on an idle system, on NATS",
         about=(
             "From `client.run` to its result, of a step that does nothing; client, router and worker are processes of "
-            "their own, with NATS between them. A lone server waits for its disk at each of the four batches of an "
+            "their own, with NATS between them. A lone server waits for its disk at each of the three batches of an "
             "assignment, with five syncs; a cluster gathers batches in memory."
         ),
         unit=MILLISECONDS,

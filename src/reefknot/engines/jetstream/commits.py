@@ -8,7 +8,8 @@ run anew. An answer is given when the batch is stored, under `result-dedup` that
 
 Every batch ends with this process's outbox. Whether a batch without an answer was stored can be seen there: its last
 message names the batch. Until that is known the batch is sent again, and the revisions see to it that it counts once.
-A lone idempotency key needs neither batch nor outbox: its message names the change itself.
+One record without events needs neither batch nor outbox, and names its change itself. When somebody else has changed it
+before its answer came, the change is made anew, on what is there then.
 """
 
 from __future__ import annotations
@@ -235,7 +236,6 @@ class Commits:
             first = len(batch.messages)
             work, records = state.work_messages()
             messages = [*batch.messages, *work, *state.pool_messages()]
-            is_alone = not work and len(messages) == 1
             events = [*state.table.events, *batch.events]
             if len(messages) > MOST_MESSAGES:
                 raise StoreFullError(
@@ -245,7 +245,7 @@ class Commits:
                 if change.is_soft and error is None and not change.future.done():
                     change.future.set_result(answer)
             if messages or events:
-                start = await self._store(messages, events, is_alone=is_alone)
+                start = await self._store(messages, events)
                 for place, stored in batch.stored:
                     stored(start + place)
                 for work_id, place, kept in records:
@@ -274,9 +274,9 @@ class Commits:
         for answer in reads:
             answer()
 
-    async def _store(self, messages: list[Message], events: Sequence[AuditEntry], *, is_alone: bool) -> int:
+    async def _store(self, messages: list[Message], events: Sequence[AuditEntry]) -> int:
         """Store a batch; returns the sequence of its first message."""
-        if is_alone and not events:
+        if len(messages) == 1 and not events:
             return await self._send_until_known(messages, new_id())
         sealed = self._audit.seal(events)
         outbox = Message(self._state.names.outbox(self._audit.writer), self._audit.outbox(sealed))
