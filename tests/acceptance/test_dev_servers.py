@@ -202,6 +202,15 @@ def test_a_server_that_ends_by_itself_ends_the_command(folder: Folder) -> None:
     assert "nats-server nats ended by itself" in err
 
 
+def test_a_cluster_goes_on_without_one_server_and_ends_with_the_second(folder: Folder) -> None:
+    process, _, (first, second, _) = started(folder, "cluster")
+    os.kill(pid_of(first), signal.SIGKILL)
+    assert process.stderr is not None
+    assert any("the other 2 go on without it" in line for line in iter(process.stderr.readline, ""))
+    os.kill(pid_of(second), signal.SIGKILL)
+    assert folder.ends(process)[0] == 69
+
+
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [

@@ -37,7 +37,7 @@ def check_bounds(world: World) -> None:
     story = world.story
     for member in world.workers:
         for pool in [] if member.part is None else member.part.pools.values():
-            most = pool.rules.size + pool.slots
+            most = pool.rules.size + 2 * (pool.slots + pool.ahead())  # a slot goes on while its last report is written
             if pool.queue.depth + pool.reserved > most:
                 story.broken.append(f"{member.name} {pool.name}: {pool.queue.depth} places of at most {most}")
             if pool.active > pool.slots:

@@ -142,12 +142,17 @@ def _signals() -> Iterator[_FirstSignal]:
 
 
 def _wait(servers: Sequence[NatsServer], ended: _FirstSignal, seconds: float | None) -> None:
-    """Return after a signal, or when the time is over. A server that ends meanwhile is an error."""
+    """Return after a signal, or when the time is over. Too few servers for a majority are an error."""
     from reefknot.app.nats_servers import NatsServerError
 
     ends = None if seconds is None else time.monotonic() + seconds
+    gone: list[NatsServer] = []
     while ended.code is None and (ends is None or time.monotonic() < ends):
         for server in servers:
-            if not server.is_running:
+            if server.is_running or server in gone:
+                continue
+            gone.append(server)
+            if 2 * (len(servers) - len(gone)) <= len(servers):
                 raise NatsServerError(f"nats-server {server.name} ended by itself: {server.last_words()}")
+            say(f"nats-server {server.name} ended by itself; the other {len(servers) - len(gone)} go on without it")
         time.sleep(POLL_S if ends is None else max(0.0, min(POLL_S, ends - time.monotonic())))

@@ -28,7 +28,7 @@ from reefknot.cli.options import (
     time_arg,
 )
 from reefknot.cli.output import put, put_jobs, relative, say
-from reefknot.cli.store import StoreAddress, address_of, has_part
+from reefknot.cli.store import StoreAddress, address_of, has_part, shown_url
 from reefknot.core.messages import ExecAssignment, ExecResult, InvalidMessage, written_assignment
 from reefknot.core.work import WorkState, record_id
 from reefknot.errors import KeyConflictError, QueueFullError, ResultPendingError
@@ -93,7 +93,8 @@ def submit(
     if file is not None:
         _refuse_beside_file(None, inputs, id_, tenant, deadline, timeout_ms, attempt_timeout_ms)
     _check_positive("--timeout", timeout)
-    submission = Submission(address_of(options), timeout if wait else None, at=_due(in_, at))
+    engine = "" if options.engine is None else f" --engine {quote(shown_url(options.engine))}"
+    submission = Submission(address_of(options), timeout if wait else None, at=_due(in_, at), engine=engine)
     if file is not None:
         require_file(file)
     limits = {"timeout_ms": timeout_ms, "attempt_timeout_ms": attempt_timeout_ms}
@@ -196,8 +197,11 @@ def _there_already(job: Mapping[str, Any]) -> str:
 class Submission:
     """Submitted assignments and their results. `wait` is how long to wait for results; None does not wait."""
 
-    def __init__(self, address: StoreAddress, wait: float | None, *, at: datetime | None = None) -> None:
-        """`at` is when the work is due; None for now."""
+    def __init__(
+        self, address: StoreAddress, wait: float | None, *, at: datetime | None = None, engine: str = ""
+    ) -> None:
+        """`at` is when the work is due; None for now. `engine` is the flag with which others find the same store."""
+        self._engine = engine
         self.handles: list[Handle] = []
         self.mistakes = 0
         self._address = address
@@ -334,11 +338,12 @@ class Submission:
             new = sum(one.is_new for one in self.handles)
             due = "" if self._at is None or not new else f", due at {self._at.isoformat(timespec='seconds')}"
             known = f", {len(self.handles) - new} there already" if new < len(self.handles) else ""
-            say(f"{new} submitted{due}{known}; list them with: reefknot job list")
+            say(f"{new} submitted{due}{known}; list them with: reefknot job list{self._engine}")
         else:
             self._put_table()
         if pending:
-            say(f"{len(pending)} have no result yet; they are stored. Is a system running? reefknot router status")
+            ask = f"reefknot router status{self._engine}"
+            say(f"{len(pending)} have no result yet; they are stored. Is a system running? {ask}")
         if self.mistakes or any(one is not None and one.status.value != "success" for one in self._results.values()):
             return Exit.FAILED
         return Exit.TEMPORARY if pending else Exit.FINE

@@ -23,7 +23,7 @@ from reefknot.core.time import Moment, Timeline
 from reefknot.core.work import WorkItem, WorkState
 from reefknot.engines.jetstream.connection import Connection
 from reefknot.engines.jetstream.reads import LATEST, Feed, Start, StreamMessage, last_message
-from reefknot.engines.jetstream.streams import Names
+from reefknot.engines.jetstream.streams import OPEN, Names
 from reefknot.engines.work_items import END_TOPIC
 from reefknot.engines.work_table import WorkTable
 from reefknot.errors import StoreCorruptError, StoreUnavailableError
@@ -320,7 +320,8 @@ class State(Waiters):
             payload_parts = payload_parts or self._add_blob(messages, item, "payload", item.payload, INLINE_PAYLOAD)
             result_parts = self._add_blob(messages, item, "result", (item.result or "").encode(), INLINE_RESULT)
             if old_subject and old_subject != subject:
-                messages.append(Message(old_subject, b"", revision, over, ttl=TOMBSTONE_S))
+                is_mirrored = old_subject.startswith(f"{self.names.name}.work.{OPEN}.")
+                messages.append(Message(old_subject, b"", revision, over, ttl=TOMBSTONE_S if is_mirrored else 1))
             stored = StoredItem(
                 structs.replace(
                     item, payload=b"" if payload_parts else item.payload, result=None if result_parts else item.result

@@ -19,6 +19,7 @@ which the server removes after a while, and its new one the record, always in th
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 from functools import lru_cache
@@ -27,10 +28,15 @@ from typing import Any
 from msgspec import Struct, json
 
 from reefknot.core.work import WorkItem, WorkState
-from reefknot.engines.jetstream.connection import Connection, RefusedError
+from reefknot.engines.jetstream.connection import REQUEST_S, Connection, RefusedError, UnansweredError
 from reefknot.errors import StoreFullError, StoreUnavailableError, StoreVersionError
 
 OPEN, FIRST = "open", "first"
+ASKED_S = 1.0
+ELECTION_S = 10.0
+"""How long an opening store waits for a cluster without a leader, at least."""
+NO_LEADER = 10008
+"""JetStream's number for a cluster that has none."""
 NOT_FOUND, OVERLAP, NO_MESSAGE = 10059, 10065, 10037
 
 
@@ -165,7 +171,7 @@ async def ensure_stream(connection: Connection, wanted: dict[str, Any]) -> Strea
     """The stream as it is; it is made when there is none, and refused when somebody has changed it."""
     name = wanted["name"]
     try:
-        found = await stream_info(connection, name)
+        found = await _patient_info(connection, name)
     except RefusedError as error:
         if error.number != NOT_FOUND:
             raise
@@ -180,14 +186,30 @@ async def ensure_stream(connection: Connection, wanted: dict[str, Any]) -> Strea
     return found
 
 
-async def stream_info(connection: Connection, name: str) -> StreamInfo:
-    return json.decode(await connection.api(f"STREAM.INFO.{name}"), type=StreamInfo)
+async def stream_info(connection: Connection, name: str, timeout: float = REQUEST_S) -> StreamInfo:
+    return json.decode(await connection.api(f"STREAM.INFO.{name}", timeout=timeout), type=StreamInfo)
+
+
+async def _patient_info(connection: Connection, name: str) -> StreamInfo:
+    """What there is of a stream, asked again while a cluster elects a leader, who alone can answer."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + max(ELECTION_S, connection.options.patience)
+    while True:
+        try:
+            return await stream_info(connection, name, timeout=ASKED_S)
+        except (UnansweredError, RefusedError) as error:
+            is_election = isinstance(error, UnansweredError) or error.number == NO_LEADER
+            if not is_election or loop.time() >= deadline:
+                raise
+        await asyncio.sleep(0.1)
 
 
 def _no_store(connection: Connection, stream: str) -> StoreUnavailableError:
     options = connection.options
     problem = f"there is no store named {options.name} (no stream {stream})"
-    way_out = "check the name behind the address; `submit`, `up`, `worker start` and `router start` make a new store"
+    way_out = (
+        "check the name behind the address; `submit`, `run`, `up`, `worker start` and `router start` make a new store"
+    )
     return StoreUnavailableError(options.shown, problem, way_out)
 
 

@@ -12,6 +12,7 @@ choice.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -157,6 +158,12 @@ def insist_on_tls(client: Client) -> None:
         return command()
 
     client._connect_command = secure_command  # type: ignore[method-assign]
+    logging.getLogger("asyncio").addFilter(_is_not_about_eof)  # once, however many connections there are
+
+
+def _is_not_about_eof(record: logging.LogRecord) -> bool:
+    """Whether a warning of asyncio is none that it logs at the end of every TLS connection of nats-py."""
+    return "eof_received() has no effect when using ssl" not in record.msg
 
 
 def line_of(subject: str, body: bytes, headers: Mapping[str, str] | None = None, reply: str = "") -> bytes:
