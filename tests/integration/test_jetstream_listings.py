@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from reefknot.app.nats_servers import NatsServer
-from reefknot.core.work import WorkDone, WorkItem, WorkState
+from reefknot.core.work import Quarantine, WorkDone, WorkItem, WorkState
 from reefknot.engines.clocks import SystemClock
 from reefknot.engines.jetstream import JetStreamStore, reads, work
-from reefknot.ports.work_queue import Settlement
+from reefknot.ports.work_queue import ALL, Settlement
 from reefknot.runtime.seeds import new_id
 
 CHUNK, CHUNKS = 50, 30
@@ -134,3 +134,19 @@ def test_control_who_takes_those_that_ended_last_for_the_newest_is_caught(
     monkeypatch.setattr(work, "newest", first_window)
     with pytest.raises(AssertionError):
         run(nats_server, young_among_old)
+
+
+def test_requeued_work_is_counted_once_a_moment_later(nats_server: NatsServer) -> None:
+    """The server counts the trace that a record leaves where it was, until that is gone."""
+
+    async def story(store: JetStreamStore) -> None:
+        await submitted(store, ["a"])
+        (item,) = await store.work.claim(1, owner="w", classes=["io"])
+        await store.work.settle([Settlement("a", "w", item.fence, Quarantine("bad"))])
+        assert (await store.work.snapshot()).counts == {"io": {WorkState.QUARANTINED: 1}}
+        await store.quarantine.requeue(ALL, who="me")
+        async with asyncio.timeout(20):
+            while (await store.work.snapshot()).counts != {"io": {WorkState.PENDING: 1}}:  # noqa: ASYNC110 - the server's
+                await asyncio.sleep(0.1)
+
+    run(nats_server, story)

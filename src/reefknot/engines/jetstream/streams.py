@@ -191,7 +191,7 @@ async def stream_info(connection: Connection, name: str, timeout: float = REQUES
 
 
 async def _patient_info(connection: Connection, name: str) -> StreamInfo:
-    """What there is of a stream, asked again while a cluster elects a leader, who alone can answer."""
+    """Information about a stream, asked for again while a cluster elects a leader, who alone can answer."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + max(ELECTION_S, connection.options.patience)
     while True:
