@@ -24,7 +24,7 @@ from tests.faults.proxy import Proxy, Way, proxied
 pytestmark = [
     pytest.mark.slow,
     # nats-py leaves the streams of connections that broke in their handshake to the garbage collector.
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore:Exception ignored in.*StreamWriter:pytest.PytestUnraisableExceptionWarning"),
 ]
 
 PLACES = ("router-1", "worker-1", "client")

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import socket
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from msgspec import json
 
 from reefknot.app.nats_servers import NatsServer, running_nats
 from reefknot.engines.clocks import SystemClock
-from reefknot.engines.jetstream import JetStreamStore, connection, options_from_url
+from reefknot.engines.jetstream import JetStreamStore, connection, options_from_url, streams
+from reefknot.engines.jetstream.connection import Connection, RefusedError, UnansweredError
+from reefknot.engines.jetstream.streams import NO_LEADER
 from reefknot.errors import ParameterError, StorePermissionError, StoreUnavailableError, StoreVersionError
 
 HASTY = 0.5
@@ -117,3 +120,18 @@ async def _make(url: str, config: dict[str, Any]) -> None:
         assert b'"error"' not in answer.data, answer.data
     finally:
         await client.close()
+
+
+@pytest.mark.parametrize("silence", [UnansweredError("s", "no answer", "wait"), RefusedError("s", NO_LEADER, "none")])
+def test_an_opening_store_waits_for_an_election(silence: StoreUnavailableError) -> None:
+    answers: list[Any] = [silence, silence, b'{"config": {}, "state": {}, "ts": "2026-01-01T00:00:00Z"}']
+
+    async def api(name: str, timeout: float) -> bytes:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return bytes(answer)
+
+    options = SimpleNamespace(patience=0.0)
+    asyncio.run(streams._patient_info(cast(Connection, SimpleNamespace(api=api, options=options)), "s_state"))
+    assert answers == []

@@ -37,7 +37,9 @@ def check_bounds(world: World) -> None:
     story = world.story
     for member in world.workers:
         for pool in [] if member.part is None else member.part.pools.values():
-            most = pool.rules.size + 2 * (pool.slots + pool.ahead())  # a slot goes on while its last report is written
+            most = pool.rules.size + pool.slots
+            if isinstance(world.store.audit, MultiChainLog):  # a report is on its way for longer; its slot goes on
+                most += pool.slots + 2 * pool.ahead()
             if pool.queue.depth + pool.reserved > most:
                 story.broken.append(f"{member.name} {pool.name}: {pool.queue.depth} places of at most {most}")
             if pool.active > pool.slots:

@@ -232,7 +232,7 @@ async def _store_findings(connection: Connection) -> list[Finding]:
         except RefusedError as error:
             if error.number != NOT_FOUND:
                 return [*findings, _problem("stream", error)]
-            way_out = "`reefknot submit`, `up`, `worker start` and `router start` make it"
+            way_out = "`reefknot submit`, `run`, `up`, `worker start` and `router start` make it"
             findings.append(Finding("stream", "warning", f"there is no stream {name} yet", way_out))
             continue
         except StoreError as error:

@@ -6,6 +6,7 @@ from typing import Any, cast
 import pytest
 
 from reefknot.core.overload.admission import KNOWN_AFTER, Arrival
+from reefknot.ports.work_queue import Held
 from reefknot.worker.service import Worker
 from tests.workshop import Shop, Step, with_shop, work
 
@@ -104,5 +105,20 @@ def test_work_that_came_too_late_does_not_talk_the_time_down() -> None:
         assert worker.pools["cpu"].view(Arrival(), draining=False).service_times_known == known + 1, (
             "only the one that ran"
         )
+
+    with_shop(story)
+
+
+def test_a_slot_whose_report_is_on_its_way_is_not_free_for_an_arrival() -> None:
+    """The work may come back for another attempt, and then needs its place."""
+
+    async def story(shop: Shop) -> None:
+        pool = (await shop.worker("w1", Step(), concurrency=ONE)).pools["cpu"]
+        pool.reserved = 1
+        assert pool.depth() == 0, "the free slot takes it at once"
+        pool.claimed["reported"] = Held("reported", "w1", 1)
+        assert pool.depth() == 1
+        pool.claimed.clear()
+        pool.reserved = 0
 
     with_shop(story)
