@@ -10,6 +10,7 @@ has_venv() {
     python3 -c 'import ensurepip, venv' >/dev/null 2>&1
 }
 has_git() { command -v git >/dev/null 2>&1; }
+has_dovecot() { command -v dovecot >/dev/null 2>&1 || [ -x /usr/sbin/dovecot ]; }
 has_redis() { command -v redis-server >/dev/null 2>&1; }
 
 case "${1:-}" in
@@ -17,6 +18,7 @@ case "${1:-}" in
     TABLE=(
         "has_venv|python3-venv|making .venv without uv"
         "has_git|git|the check of tracked files"
+        "has_dovecot|dovecot-imapd|the IMAP server that tests start"
     )
     without=1
     ;;

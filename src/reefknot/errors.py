@@ -35,6 +35,8 @@ The error tree: every exception that reefknot raises.
     │   ├── RecordedFailureError           the key is recorded as permanently failed
     │   ├── OutcomeUnknownError            the effect may or may not have happened
     │   └── LeaseLostError                 another owner took over; the late write was refused
+    ├── SourceError                        raised by connectors: the source cannot be read
+    ├── StalePositionError                 another sync has moved the source's cursor; the late page was refused
     ├── AuditUnavailableError              events cannot be stored, and the setting is fail_closed
     ├── RetryError                         an operation of a RetryManager, or its result, was given up
     ├── IllegalMoveError (RuntimeError)    a state transition of work is not allowed
@@ -262,6 +264,31 @@ class NoStoreError(ReefknotError, RuntimeError):
         super().__init__(
             "no store is in scope: run this inside `async with reefknot.open_store(url) as store:`, or pass store="
         )
+
+
+class SourceError(ReefknotError):
+    """
+    A source cannot be read. The message says what to do.
+
+    `failure_type` is a `FailureType`; `retry_after` are seconds that the source asked to wait.
+    """
+
+    def __init__(self, message: str, failure_type: Any, *, retry_after: float | None = None) -> None:
+        super().__init__(message, failure_type)
+        self.failure_type = failure_type
+        if retry_after is not None:
+            self.retry_after = retry_after
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class StalePositionError(ReefknotError):
+    """Another sync has moved the cursor of the source meanwhile. Nothing of the late page was kept."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__(f"{source}: another sync has moved the cursor meanwhile; nothing of this page was kept")
+        self.source = source
 
 
 class AuditUnavailableError(ReefknotError):

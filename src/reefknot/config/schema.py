@@ -242,13 +242,69 @@ class OperationEntry(Section):
     timeout: Seconds | None = None
 
 
-class Source(BaseModel):
+Duration = Annotated[
+    str,
+    Field(pattern=r"^[0-9]{1,9}(\.[0-9]{1,3})?[smhd]$", description="a duration: 90s, 15m, 2h, 7d", examples=["15m"]),
+]
+
+
+class Timetable(BaseModel):
+    """When something is due: at intervals or by cron, in a time zone. Neither of them: only when a person asks."""
+
+    every: Duration | None = None
+    cron: Annotated[str, Field(max_length=200, examples=["0 7 * * 1-5"])] | None = None
+    time_zone: Annotated[str, Field(max_length=64, examples=["Europe/Berlin"])] = "UTC"
+    missed: Annotated[
+        Literal["once", "skip"], Field(description="due times that passed while nothing ran: caught up once, or not")
+    ] = "once"
+
+
+class Source(Timetable):
     """An instance of a connector. Beside these keys, it holds its connector's own settings."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow", strict=True, frozen=True, defer_build=True)
 
     connector: str
+    on_change: Annotated[bool, Field(description="sync when the source tells of changes, where it can be watched")] = (
+        False
+    )
+    max_concurrency: Annotated[int, Field(ge=1, le=1000, description="jobs of this source at the same time")] = 2
+    page_size: Annotated[int, Field(ge=1, le=10_000, description="documents that are kept in one step")] = 100
+    timeout_seconds: Annotated[float, Field(gt=0, le=86_400, description="longest time for one page")] = 120.0
     retry: ConnectorEntry = ConnectorEntry()
+
+
+class ScheduleEntry(Timetable, Section):
+    """An assignment that is submitted at each due time."""
+
+    assignment: dict[str, Any]
+
+
+class ConnectorSection(Section):
+    max_concurrency: Annotated[int, Field(ge=1, le=1000, description="jobs of all its sources at the same time")]
+
+
+class SourceBreakerSection(Section):
+    """When a source is held to be down, and for how long it rests between probes."""
+
+    enabled: bool = True
+    failures: Annotated[int, Field(ge=1, le=1000, description="transient failures in a row")] = 5
+    jobs: Annotated[int, Field(ge=1, le=1000, description="of at least so many jobs")] = 2
+    cooldown_seconds: Seconds = 30.0
+    max_cooldown_seconds: Seconds = 900.0
+
+
+class IngestionSection(Section):
+    """`ingestion`: how much runs at once, and where documents are kept."""
+
+    documents: Annotated[FilePath, Field(description="the SQLite file of documents; beside the store by default")] | (
+        None
+    ) = None
+    max_concurrency: Annotated[int, Field(ge=1, le=1000, description="jobs of all sources at the same time")] = 4
+    connectors: dict[str, ConnectorSection] = {}
+    breaker: SourceBreakerSection = SourceBreakerSection()
+    lease_seconds: Annotated[float, Field(ge=1, le=3600)] = 60.0
+    drain_seconds: Annotated[float, Field(ge=0, le=3600)] = 30.0
 
 
 class IdempotencySection(Section):
@@ -438,6 +494,8 @@ class Configuration(Section):
     retry_policies: dict[str, ConnectorEntry] = {}
     operations: dict[str, OperationEntry] = {}
     sources: dict[str, Source] = {}
+    schedules: dict[str, ScheduleEntry] = {}
+    ingestion: IngestionSection = IngestionSection()
     engine: EngineUrl | None = None
     nats: NatsSection = NatsSection()
     secrets: dict[str, SecretReference] = {}

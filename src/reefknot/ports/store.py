@@ -13,6 +13,7 @@ from reefknot.ports.clock import Clock
 from reefknot.ports.control import Control
 from reefknot.ports.idempotency_store import IdempotencyStore
 from reefknot.ports.transport import Transport
+from reefknot.ports.value_store import ValueStore
 from reefknot.ports.work_queue import Leases, QuarantineStore, WorkQueue
 
 
@@ -63,6 +64,9 @@ class Store(Protocol):
 
     @property
     def leases(self) -> Leases: ...
+
+    @property
+    def values(self) -> ValueStore: ...
 
     async def newest_record_at(self) -> int | None:
         """The time of the newest event, key or work item (ms UTC); None when there is none."""

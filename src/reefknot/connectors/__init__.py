@@ -1,0 +1,1 @@
+"""Connectors READ sources: local files, Obsidian vaults, IMAP mailboxes, GitHub repositories, and one's own."""

@@ -1,0 +1,1 @@
+"""Ingestion PULLS documents from sources: due, claim, fetch a page, keep documents and cursor, settle."""

@@ -1,0 +1,138 @@
+"""
+The port of a connector: reads one source page by page, and never retries.
+
+A connector is told where the last page ended (the cursor) and what is kept of its source (`KnownItems`), and returns
+the next page: new and changed documents, deletions, items that could not be read, and the cursor behind them. A page is
+kept in one step with its cursor, so a connector may be interrupted between any two pages and continue.
+
+Raise `SourceError` for a failure of the whole source. A failure of one item goes into `Page.failures`: it becomes a
+job of its own, and the sync goes on.
+"""
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+
+class Document(Struct, frozen=True):
+    """
+    A document of a source.
+
+    `id` is its identity within the source and survives moves; `location` is where it is found now. `version` changes
+    whenever the document may have changed, and is cheap to learn; `fingerprint` is a hash of the content.
+    """
+
+    id: str
+    location: str
+    version: str
+    title: str = ""
+    text: str = ""
+    fingerprint: str = ""
+    media_type: str = "text/plain"
+    modified_at: int | None = None
+    """Milliseconds UTC."""
+    metadata: Mapping[str, Any] = {}
+    """Values that JSON can carry."""
+    problem: str = ""
+    """The part of the document that could not be read, and what to do; empty when all of it was."""
+
+
+class KnownItem(Struct, frozen=True):
+    """A document that is kept, without its content."""
+
+    id: str
+    location: str
+    version: str
+    fingerprint: str = ""
+
+
+class KnownItems(Protocol):
+    """The documents that are kept of one source."""
+
+    async def at(self, locations: Sequence[str]) -> dict[str, KnownItem]:
+        """The items at these locations, by location."""
+
+    async def like(self, fingerprint: str) -> list[KnownItem]:
+        """The items with this content, at most 100."""
+
+    async def after(self, location: str, limit: int, *, prefix: str = "") -> list[KnownItem]:
+        """The next items behind a location in the order of their locations; with a `prefix` only those beneath it."""
+
+
+class ItemFailure(Struct, frozen=True):
+    """An item of a page that could not be read. Its job's id is made of location and version."""
+
+    location: str
+    version: str
+    error: Exception
+
+
+class Page(Struct, frozen=True):
+    """A page of a source, and the cursor behind it."""
+
+    cursor: str
+    documents: tuple[Document, ...] = ()
+    deleted: tuple[str, ...] = ()
+    """The ids of documents that the source does not have any more."""
+    failures: tuple[ItemFailure, ...] = ()
+    is_last: bool = True
+    """Whether the source has nothing more for now. The next sync begins at the cursor all the same."""
+    seen: int = 0
+    """The number of items that were looked at, unchanged ones included."""
+
+
+class FetchRequest(Struct, frozen=True):
+    """A request for the next page."""
+
+    cursor: str
+    """The cursor of the last page that was kept; empty at the beginning."""
+    known: KnownItems
+    limit: int = 100
+    """The largest number of documents of a page."""
+    payload: Mapping[str, Any] = {}
+    """What the job asks for beside a sync; empty for a scheduled one."""
+
+
+class SourceContext(Struct, frozen=True):
+    """What a connector is made of: the settings of one source, and access to secrets."""
+
+    name: str
+    settings: Mapping[str, Any]
+    """The keys of the source that are its connector's own."""
+    folder: Path
+    """The folder that relative paths are beneath."""
+    secret: Callable[[str], str]
+    """Resolves a reference, `env:NAME` or `file:PATH`. The value is redacted everywhere from then on."""
+
+
+class Connector(Protocol):
+    """
+    A connector of one source. Every method may raise `SourceError`.
+
+    A connector that can watch its source has a method `watch`, too: see `WatchingConnector`.
+    """
+
+    async def fetch(self, request: FetchRequest) -> Page:
+        """The next page."""
+
+    async def fetch_item(self, location: str, known: KnownItems) -> Document | None:
+        """One item again, whatever its version. None: the source does not have it any more."""
+
+    async def test(self) -> str:
+        """Reach the source, read nothing of it, and tell in one line what was found."""
+
+    async def close(self) -> None:
+        """Close connections."""
+
+
+class WatchingConnector(Connector, Protocol):
+    """A connector that notices changes of its source."""
+
+    def watch(self) -> AsyncIterator[None]:
+        """Yields after changes, a burst of them once. Ends when the source cannot be watched any more."""
+
+
+ConnectorFactory = Callable[[SourceContext], Connector]
+"""Makes the connector of a source. Raises `ParameterError` for a setting that it does not accept."""

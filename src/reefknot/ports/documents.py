@@ -1,0 +1,89 @@
+"""
+The ports of documents: the sink that ingestion writes to, and the store that an application reads.
+
+A page and the cursor behind it are kept in one step, or not at all: so no cursor is ever ahead of its documents, and a
+sync that was interrupted continues behind the last page. Each write names the position that it continues; a writer that
+was overtaken is refused, and so two syncs of one source never interleave.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from msgspec import Struct
+
+from reefknot.ports.connector import Document, KnownItems, Page
+
+
+class Position(Struct, frozen=True):
+    """The end of what is kept of a source: the cursor, and the number of pages so far."""
+
+    cursor: str = ""
+    sequence: int = 0
+
+
+class DocumentSink(Protocol):
+    """Keeps the documents of sources."""
+
+    async def position(self, source: str) -> Position:
+        """The position of a source; that of a new one is the beginning."""
+
+    async def keep(self, source: str, page: Page, *, after: Position) -> Position:
+        """
+        Keep documents, deletions and cursor of a page in one step. Returns the new position.
+
+        Raises `StalePositionError` when the source is not at `after` any more; then nothing was kept.
+        """
+
+    async def put(self, source: str, documents: Sequence[Document], *, deleted: Sequence[str] = ()) -> None:
+        """Keep documents that were fetched by themselves; the position stays."""
+
+    def known(self, source: str) -> KnownItems:
+        """The documents that are kept of a source, for its connector."""
+
+    async def close(self) -> None:
+        """Finish writes, then close. A second call does nothing."""
+
+
+class SearchHit(Struct, frozen=True):
+    """A document that was found. `excerpt` has the words between ⟦ and ⟧."""
+
+    source: str
+    id: str
+    location: str
+    title: str
+    excerpt: str
+    modified_at: int | None = None
+
+
+class SourceCounts(Struct, frozen=True):
+    """The number of documents of a source, of those with a problem, and the time of its last page (ms UTC)."""
+
+    documents: int = 0
+    problems: int = 0
+    kept_at: int | None = None
+
+
+class DocumentStore(DocumentSink, Protocol):
+    """A sink that can be searched."""
+
+    async def search(self, words: str, *, source: str | None = None, limit: int = 20) -> list[SearchHit]:
+        """
+        The documents that have all of these words, the best ones first; "quoted words" stand together.
+
+        Raises `ParameterError` when there is no word to look for.
+        """
+
+    async def get(self, source: str, document_id: str) -> Document | None:
+        """A document with its content."""
+
+    async def page(self, source: str, *, after: str = "", limit: int = 100) -> list[Document]:
+        """Documents with their content in the order of their ids, for an export."""
+
+    async def problems(self, source: str, *, limit: int = 100) -> list[Document]:
+        """The documents with a problem, without their content."""
+
+    async def counts(self) -> dict[str, SourceCounts]:
+        """The counts of every source that has a position or documents."""
+
+    async def forget(self, source: str, *, documents: bool = False) -> int:
+        """Forget the cursor, so that the next sync reads everything; with `documents` those too. Returns how many."""
