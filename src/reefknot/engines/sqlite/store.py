@@ -33,7 +33,7 @@ from reefknot.engines.sqlite.connection import (
     patiently,
     plain_opener,
 )
-from reefknot.engines.sqlite.control import SqliteControl
+from reefknot.engines.sqlite.control import SqliteControl, SqliteValues
 from reefknot.engines.sqlite.idempotency import SqliteIdempotencyStore
 from reefknot.engines.sqlite.quarantine import SqliteQuarantine
 from reefknot.engines.sqlite.reads import ChangeWatcher, Reader, StoreContext, is_frozen, open_read_only
@@ -116,6 +116,7 @@ class SqliteStore:
         self.quarantine = SqliteQuarantine(context)
         self.control = SqliteControl(context)
         self.leases = SqliteLeases(context, self._connect)
+        self.values = SqliteValues(context)
 
     def _now(self) -> Moment:
         return self._timeline.at(self._machine_clock.now())
