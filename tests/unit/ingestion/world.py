@@ -98,7 +98,9 @@ class World:
     """A store, a sink, and the orchestrators over them."""
 
     def __init__(self) -> None:
-        self.clock = LoopClock(asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        self.clock = LoopClock(loop)
         self.store = MemoryStore(self.clock)
         self.jobs = JobQueue(self.store)
         self.sink = MemorySink()

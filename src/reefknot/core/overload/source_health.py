@@ -86,16 +86,13 @@ class SourceHealth(Struct, frozen=True, omit_defaults=True):
 
 def free_places(health: SourceHealth, now: int, *, running: int, limit: int) -> int:
     """The number of jobs that may begin now, beside the `running` ones of at most `limit`."""
-    match health.condition(now):
-        case SourceCondition.PAUSED | SourceCondition.COOLING | SourceCondition.RESTING:
-            return 0
-        case SourceCondition.PROBING:
-            is_probed = health.probed_at and now < health.probed_at + LONGEST_PROBE_MS
-            return 0 if running or is_probed else 1
-        case SourceCondition.RECOVERING:
-            return max(0, min(limit, health.slow_start) - running)
-        case SourceCondition.HEALTHY:
-            return max(0, limit - running)
+    condition = health.condition(now)
+    if condition is SourceCondition.PROBING:
+        is_probed = health.probed_at and now < health.probed_at + LONGEST_PROBE_MS
+        return 0 if running or is_probed else 1
+    if condition is SourceCondition.RECOVERING:
+        return max(0, min(limit, health.slow_start) - running)
+    return max(0, limit - running) if condition is SourceCondition.HEALTHY else 0
 
 
 def probe_begun(health: SourceHealth, now: int) -> SourceHealth:
