@@ -86,6 +86,11 @@ class SyncState(Struct, omit_defaults=True):
     next_pulls_etag: str = ""
     swept_at: float = 0.0
 
+    @property
+    def place(self) -> tuple[str | int, ...]:
+        """The place that the sync has reached."""
+        return self.phase, self.path, self.commit, self.since, self.page, self.is_closing, self.offset
+
 
 class _Draft:
     """A page in the making."""
@@ -94,32 +99,43 @@ class _Draft:
         self.state = state
         self.known = known
         self.limit = limit
-        self.documents: list[Document] = []
         self.deleted: list[str] = []
         self.failures: list[ItemFailure] = []
         self.moved: set[str] = set()
         """The ids of documents of this page that were found at another path."""
         self.seen = 0
+        self.steps = 0
+        """The items and requests that the page has got on by; without any it is not closed for lack of time."""
+        self.is_closed = False
+        self._documents: dict[str, Document] = {}
         self._characters = 0
         self._ends = clock.now() + PAGE_S
 
     def add(self, document: Document) -> None:
-        self.documents.append(document)
+        self._documents[document.location] = document
         self._characters += len(document.text)
 
+    async def at(self, locations: Sequence[str]) -> dict[str, KnownItem]:
+        """The items at these locations: those of this page, and those that are kept."""
+        found = await self.known.at(locations)
+        for location in locations:
+            if one := self._documents.get(location):
+                found[location] = KnownItem(one.id, one.location, one.version, one.fingerprint)
+        return found
+
     @property
-    def is_empty(self) -> bool:
-        return not (self.documents or self.deleted or self.failures)
+    def count(self) -> int:
+        return len(self._documents) + len(self.deleted) + len(self.failures)
 
     @property
     def is_full(self) -> bool:
-        count = len(self.documents) + len(self.deleted) + len(self.failures)
-        return count >= self.limit or self._characters >= LARGEST_PAGE or clock.now() >= self._ends
+        is_late = self.steps > 0 and clock.now() >= self._ends
+        return self.is_closed or is_late or self.count >= self.limit or self._characters >= LARGEST_PAGE
 
     def page(self) -> Page:
         return Page(
             cursor=msgspec.json.encode(self.state).decode(),
-            documents=tuple(self.documents),
+            documents=tuple(self._documents.values()),
             deleted=tuple(self.deleted),
             failures=tuple(self.failures),
             is_last=self.state.phase == "done",
@@ -155,16 +171,14 @@ class GithubRepository:
 
     async def fetch(self, request: FetchRequest) -> Page:
         state = self._resumed(request.cursor)
-        draft = _Draft(state, request.known, request.limit)
+        draft, began = _Draft(state, request.known, request.limit), state.place
         try:
             while state.phase != "done" and not draft.is_full:
                 await self._steps[state.phase](draft)
         except SourceError:
-            # What was read is kept; the next page meets the failure first.
-            if draft.is_empty and (draft.page().cursor == request.cursor or not request.cursor):
+            if not draft.count and state.place == began:
                 raise
-            if draft.is_empty and state.phase == "start":
-                raise
+            # What was read is kept; the next page meets the failure first, and raises it.
         return draft.page()
 
     async def fetch_item(self, location: str, known: KnownItems) -> Document | None:
@@ -209,7 +223,7 @@ class GithubRepository:
             if found.scope == scope:
                 state = found
         if state.phase == "done":
-            state.phase, state.path = "start", ""
+            state.phase, state.path, state.page, state.offset = "start", "", 1, 0
         return state
 
     # ---- the phases --------------------------------------------------------------------------------------------------
@@ -239,6 +253,7 @@ class GithubRepository:
                     if draft.is_full:
                         return
                     draft.deleted.append(item.id)
+                    draft.steps += 1
                     state.path = item.location
         _go_on(state)
 
@@ -261,10 +276,12 @@ class GithubRepository:
         state.commit_etag = "" if is_empty else answer.etag
         return state.commit != before
 
-    async def _is_pushed(self, state: SyncState) -> bool:
-        """Whether there was a push; then the files are to be read from the beginning."""
+    async def _is_pushed(self, draft: _Draft) -> bool:
+        """Whether there was a push; then the files are to be read from the beginning, in a page of their own."""
+        state = draft.state
         if await self._head(state):
             state.phase, state.path = "files", ""
+            draft.is_closed = draft.count > 0
             return True
         if self._tree.commit != state.commit:
             self._tree = CommitTree(self._api, state.commit)
@@ -274,16 +291,17 @@ class GithubRepository:
         state = draft.state
         if "files" not in self._settings.content:
             return _go_on(state, "issues")
-        if await self._is_pushed(state):
+        if await self._is_pushed(draft):
             return None
         if state.complete == state.commit:
             return _go_on(state, "issues")
         while batch := await self._tree.next_files(state.path, BATCH):
-            known = await draft.known.at([f"files/{one.path}" for one in batch])
+            known = await draft.at([f"files/{one.path}" for one in batch])
             for entry in batch:
                 if draft.is_full:
                     return None
                 draft.seen += 1
+                draft.steps += 1
                 item = known.get(f"files/{entry.path}")
                 is_kept = item is not None and item.version == self._reader.file_version(entry)
                 if not is_kept and self._settings.selects(entry.path):
@@ -301,7 +319,7 @@ class GithubRepository:
             if error.failure_type is FailureType.RATE_LIMITED:
                 raise
             # A failure that the repository shares is not the file's, nor is one after a push.
-            if not await self._is_pushed(draft.state):
+            if not await self._is_pushed(draft):
                 failure = ItemFailure(f"files/{entry.path}", self._reader.file_version(entry), error)
                 draft.failures.append(failure)
 
@@ -319,7 +337,7 @@ class GithubRepository:
     async def _lost_files(self, draft: _Draft) -> None:
         """Delete the documents of files that the commit does not have, or that are not selected any more."""
         state = draft.state
-        if await self._is_pushed(state):
+        if await self._is_pushed(draft):
             return
         while items := await draft.known.after(f"files/{state.path}", BATCH, prefix="files/"):
             for item in items:
@@ -329,6 +347,7 @@ class GithubRepository:
                 is_there = self._settings.selects(path) and await self._tree.find(path) is not None
                 if not is_there and item.id not in draft.moved:
                     draft.deleted.append(item.id)
+                draft.steps += 1
                 state.path = path
         state.complete = state.commit
         self._tree = CommitTree(self._api, "")
@@ -340,68 +359,62 @@ class GithubRepository:
             return _go_on(state)
         while not draft.is_full:
             since = state.since
-            query = {"state": "all", "sort": "updated", "direction": "asc", "per_page": 100, "page": state.page}
+            query = _listing("updated", "asc", page=state.page) | ({"since": since} if since else {})
             etag = state.issues_etag if state.page == 1 else ""
-            answer = await self._api.get(
-                "/issues", query | ({"since": since} if since else {}), etag=etag, expected=(410,)
-            )
-            state.issues_etag = ""
+            answer = await self._api.get("/issues", query, etag=etag, expected=(410,))
             if answer.status != 200:  # unchanged, or issues are disabled: then the kept ones stay
-                state.issues_etag = etag
                 return _go_on(state)
+            state.issues_etag = ""
             listing = self._api.decoded(answer, list[Conversation])
             if not await self._add_conversations(draft, "issues", listing, answer):
                 return None
-            self._next_issues(state, answer, is_same_second=since == state.since)
+            if answer.has_next:
+                state.page = state.page + 1 if since == state.since else 1
+            elif not state.is_closing:
+                self._close_issues(state)
+            else:
+                # A change would show on a further page if this one were full, and leave its ETag as it is.
+                state.issues_etag = answer.etag if state.page == 1 and len(listing) < 100 else ""
+                state.page, state.is_closing = 1, False
+                return _go_on(state)
         return None
 
-    def _next_issues(self, state: SyncState, answer: ApiAnswer, *, is_same_second: bool) -> None:
-        """Choose the next request for issues, or go on. The last one is that of the next sync, for its ETag."""
-        if answer.has_next:
-            state.page = state.page + 1 if is_same_second else 1
-            return
-        state.page = 1
-        if state.is_closing:
-            state.is_closing = False
-            state.issues_etag = answer.etag
-            _go_on(state)
-        else:
-            state.is_closing = True
-            if state.since:
-                state.since = shown_time(parsed_time(state.since) - OVERLAP)
+    def _close_issues(self, state: SyncState) -> None:
+        """Make the last request for issues that of the next sync, which then has its ETag."""
+        state.page, state.is_closing = 1, True
+        if state.since:
+            state.since = shown_time(parsed_time(state.since) - OVERLAP)
 
     async def _pull_requests(self, draft: _Draft) -> None:
         state = draft.state
-        while "pull_requests" in self._settings.content and not draft.is_full:
-            size = min(100, draft.limit)
+        if "pull_requests" not in self._settings.content:
+            return _go_on(state)
+        size = min(100, draft.limit)
+        reach = shown_time(parsed_time(state.pulls_since) - OVERLAP) if state.pulls_since else ""
+        while not draft.is_full:
             page, skipped = state.offset // size + 1, state.offset % size
-            query = {"state": "all", "sort": "updated", "direction": "desc", "per_page": size, "page": page}
             etag = state.pulls_etag if state.offset == 0 else ""
-            answer = await self._api.get("/pulls", query, etag=etag)
+            answer = await self._api.get("/pulls", _listing("updated", "desc", page=page, size=size), etag=etag)
             if answer.is_unchanged:
-                break
+                return _go_on(state)
             listing = self._api.decoded(answer, list[Conversation])
-            if state.offset == 0 and listing:
-                state.newest_pull, state.next_pulls_etag = shown_time(listing[0].updated_at), answer.etag
-            reach = shown_time(parsed_time(state.pulls_since) - OVERLAP) if state.pulls_since else ""
+            if state.offset == 0:
+                state.newest_pull = shown_time(listing[0].updated_at) if listing else ""
+                state.next_pulls_etag = answer.etag
             new = [one for one in listing[skipped:] if shown_time(one.updated_at) >= reach]
             if not await self._add_conversations(draft, "pull_requests", new, answer):
-                return
+                return None
             if len(new) < len(listing) - skipped or not answer.has_next:
                 state.pulls_since, state.pulls_etag = state.newest_pull, state.next_pulls_etag
-                break
-        else:
-            if "pull_requests" in self._settings.content:
-                return
-        state.offset = 0
-        _go_on(state)
+                return _go_on(state)
+        return None
 
     async def _add_conversations(
         self, draft: _Draft, kind: str, listing: Sequence[Conversation], answer: ApiAnswer
     ) -> bool:
         """Add what changed of a listing; False when the page is full before its end. Moves the state on."""
         state = draft.state
-        known = await draft.known.at([f"{kind}/{one.number}" for one in listing])
+        known = await draft.at([f"{kind}/{one.number}" for one in listing])
         for one in listing:
             location, version = f"{kind}/{one.number}", version_of(one, answer)
             item = known.get(location)
@@ -411,6 +424,7 @@ class GithubRepository:
                     return False
                 await self._add_conversation(draft, kind, one, version)
             draft.seen += not is_other
+            draft.steps += 1
             if kind == "pull_requests":
                 state.offset += 1
             elif not state.is_closing and shown_time(one.updated_at) > state.since:
@@ -423,9 +437,8 @@ class GithubRepository:
         except SourceError as error:
             if error.failure_type is FailureType.RATE_LIMITED:
                 raise
-            await self._api.get(
-                "", etag=draft.state.repository_etag
-            )  # a failure that the repository shares is not its own
+            # A failure that the repository shares is not the conversation's own.
+            await self._api.get("", etag=draft.state.repository_etag)
             draft.failures.append(ItemFailure(f"{kind}/{one.number}", version, error))
 
     async def _lost_issues(self, draft: _Draft) -> None:
@@ -438,8 +451,8 @@ class GithubRepository:
         while state.page:
             if draft.is_full:
                 return None
-            query = {"state": "all", "sort": "created", "direction": "asc", "per_page": 100, "page": state.page}
-            answer = await self._api.get("/issues", query, expected=(410,))
+            answer = await self._api.get("/issues", _listing("created", "asc", page=state.page), expected=(410,))
+            draft.steps += 1
             if answer.status == 410:
                 break
             self._present |= {one.number for one in self._api.decoded(answer, list[Conversation])}
@@ -451,6 +464,7 @@ class GithubRepository:
                 number = item.location.removeprefix("issues/")
                 if not (number.isdecimal() and int(number) in self._present) and await self._is_lost(number):
                     draft.deleted.append(item.id)
+                draft.steps += 1
                 state.path = number
         self._present, state.page, state.swept_at = None, 1, clock.wall()
         return _go_on(state)
@@ -475,6 +489,11 @@ class GithubRepository:
         return await self._reader.file(
             entry, commit=state.commit, branch=state.branch, url=state.url, known_id=known_id
         )
+
+
+def _listing(sort: str, direction: str, *, page: int, size: int = 100) -> dict[str, str | int]:
+    """The query for one page of issues or pull requests, closed ones included."""
+    return {"state": "all", "sort": sort, "direction": direction, "per_page": size, "page": page}
 
 
 def _go_on(state: SyncState, to: Phase | None = None) -> None:

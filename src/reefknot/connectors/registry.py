@@ -72,6 +72,7 @@ class OwnConnector:
         item = await self._made.fetch_item(location, known)
         if item is not None and not isinstance(item, Document):
             self._refuse("fetch_item", item, "a reefknot Document or None")
+        assert item is None or isinstance(item, Document)
         return item
 
     async def test(self) -> str:
@@ -206,8 +207,9 @@ def _make_builtin(type_name: str, context: SourceContext) -> Connector:
 
 
 def _make(type_name: str, thing: Callable[..., Any], context: SourceContext) -> Connector:
-    if inspect.isclass(thing):
-        return OwnConnector(type_name, thing(context))
+    if isinstance(thing, type):
+        own: Callable[[SourceContext], Any] = thing
+        return OwnConnector(type_name, own(context))
     return OwnConnector(type_name, _FetchFunction(thing, (context,) if _binds(thing, 2) else ()))
 
 
