@@ -38,6 +38,7 @@ from reefknot.core.overload.submission import Capacity
 from reefknot.core.redaction import Redactor
 from reefknot.core.work import worker_of
 from reefknot.errors import NameTakenError, StoreError, StoreReplacedError, StoreUnavailableError
+from reefknot.execution.isolation import Isolation
 from reefknot.ports.audit_log import end_of
 from reefknot.ports.block import Block
 from reefknot.ports.clock import Clock
@@ -50,7 +51,6 @@ from reefknot.router.submissions import Submissions
 from reefknot.runtime.log import RepeatedErrors, logger, printable
 from reefknot.runtime.processes import process_mark
 from reefknot.runtime.seeds import new_id
-from reefknot.worker.isolation import Isolation
 from reefknot.worker.loop_watch import LoopWatch
 from reefknot.worker.service import Worker
 from reefknot.worker.settings import WorkerSettings, settings_from

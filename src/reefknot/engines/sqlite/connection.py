@@ -262,7 +262,12 @@ END;
     quarantine_count=_counter("quarantine_count", "kind, source, reason", only="{0}.state = 'quarantined'"),
 )
 
-MIGRATIONS = (_FIRST, _MESSAGES, _ONE_RECORD, _ADMISSION)
+# Named values. No version is given twice, also not to a value that was deleted and made anew.
+_VALUES = """
+CREATE TABLE value (version INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE, body TEXT NOT NULL) STRICT;
+"""
+
+MIGRATIONS = (_FIRST, _MESSAGES, _ONE_RECORD, _ADMISSION, _VALUES)
 VERSION = len(MIGRATIONS)
 
 HASH_BITS = 48

@@ -22,7 +22,7 @@ from reefknot.core.idempotency import KEY_RETENTION_S
 from reefknot.core.time import Moment, Timeline, agreed_boot_time
 from reefknot.engines.sqlite.audit import SqliteAuditLog
 from reefknot.engines.sqlite.connection import VERSION, check_version, migrate
-from reefknot.engines.sqlite.control import SqliteControl
+from reefknot.engines.sqlite.control import SqliteControl, SqliteValues
 from reefknot.engines.sqlite.idempotency import SqliteIdempotencyStore
 from reefknot.engines.sqlite.quarantine import SqliteQuarantine
 from reefknot.engines.sqlite.reads import ChangeWatcher, Reader, StoreContext, is_frozen, open_read_only
@@ -114,6 +114,7 @@ class SqliteStore:
         self.quarantine = SqliteQuarantine(context)
         self.control = SqliteControl(context)
         self.leases = SqliteLeases(context, self._connect)
+        self.values = SqliteValues(context)
 
     def _now(self) -> Moment:
         return self._timeline.at(self._machine_clock.now())

@@ -17,6 +17,7 @@ from reefknot.testing.conformance.harness import Harness
 from reefknot.testing.conformance.idempotency_store import IdempotencyContract
 from reefknot.testing.conformance.quarantine import QuarantineContract
 from reefknot.testing.conformance.transport import TransportContract, TransportHarness
+from reefknot.testing.conformance.values import SharedValueContract, ValueContract
 from reefknot.testing.conformance.work_queue import WorkQueueContract
 
 __all__ = [
@@ -27,7 +28,9 @@ __all__ = [
     "Harness",
     "IdempotencyContract",
     "QuarantineContract",
+    "SharedValueContract",
     "TransportContract",
     "TransportHarness",
+    "ValueContract",
     "WorkQueueContract",
 ]
