@@ -254,12 +254,13 @@ class JobRunner:
         self, item: WorkItem, source: IngestionSource, summary: SyncSummary, began: float
     ) -> JobReport:
         wall, limit = self._clock.wall(), source.max_concurrency
+        now = int(wall * 1000)
         events: list[Event] = []
         if item.attempts:
             history = History(item.attempts, _elapsed(item, began, wall), item.budget.last_delay)
             events.append(recovered_event(item, wall, history))
         self._record(item, "succeeded", wall - began)
-        await self._change_health(source, lambda health: after_answer(health, limit=limit))
+        await self._change_health(source, lambda health: after_answer(health, now, limit=limit))
         return JobReport(WorkDone(msgspec.json.encode(summary).decode()), tuple(events))
 
     async def _failed(self, item: WorkItem, source: IngestionSource, error: Exception, began: float) -> JobReport:
@@ -274,9 +275,12 @@ class JobRunner:
         seed = seeds.process_seed if self._seed is None else self._seed
         chosen = draw(seed, key_number(item.id), item.attempts)
         decision = decide(policy, history, failure, chosen)
+        first = item.budget.first_attempt_at
         if kind is FailureType.TRANSIENT:
-            health = await self._change_health(source, lambda one: after_outage(one, item.id, now, self._rules))
-            if not spends_attempt(before, kind):
+            health = await self._change_health(
+                source, lambda one: after_outage(one, item.id, now, self._rules, first_attempt_at=first)
+            )
+            if not spends_attempt(before, first):
                 return self._waits_for_source(health, now, failure)
         elif kind is FailureType.RATE_LIMITED:
             asked = failure.retry_after or 0.0
@@ -287,7 +291,7 @@ class JobRunner:
                 return JobReport(Snooze(health.cools_until, f"the source cools: {failure.message}"))
         elif kind is FailureType.PERMANENT:  # an answer: the source works
             limit = source.max_concurrency
-            await self._change_health(source, lambda one: after_answer(one, limit=limit))
+            await self._change_health(source, lambda one: after_answer(one, now, limit=limit))
         else:
             await self._change_health(source, probe_released)
         record = DecisionRecord.of(decision, policy, history, failure, chosen)

@@ -44,7 +44,7 @@ from reefknot.runtime.timeouts import STORE_S, Timeouts
 IDLE_S = 5.0
 """How long an idle orchestrator waits before it looks around although nothing woke it."""
 PERIOD_S = 1.0
-"""How often telemetry is written and the records of sources are read."""
+"""How often telemetry is written and the records of sources are read while jobs run."""
 STORE_PAUSE_S = 1.0
 WATCH_AGAIN_S = 30.0
 """How soon a source is watched again whose watch has ended."""
@@ -152,6 +152,8 @@ class IngestionOrchestrator:
         self._isolation = isolation or Isolation()
         self._isolation.pools.append(self)
         self._wake = asyncio.Event()
+        self._may_have_work = set(self.sources)
+        """Sources whose last claim brought all that it asked for, or that the store told of since."""
         self._tasks: list[asyncio.Task[None]] = []
 
     def policy(self, source: IngestionSource, failure: Failure) -> RetryPolicy:
@@ -259,15 +261,14 @@ class IngestionOrchestrator:
 
     async def _claim_some(self) -> int:
         """Claim what is due and allowed, source by source. Returns how many jobs were claimed."""
-        with self._timeouts.timeout(STORE_S):
-            with_work = await self._store.work.open_classes()
-        names = [name for name in self.sources if class_of(name) in with_work]
-        got = 0
-        running = list(self._source_of.values())
-        for name in sorted(names, key=running.count):  # the idle ones first
+        running, got = list(self._source_of.values()), 0
+        for name in sorted(self._may_have_work, key=running.count):  # the idle ones first
             free = self._free(name)
             if free > 0:
-                got += await self._claim(name, free)
+                claimed = await self._claim(name, free)
+                got += claimed
+                if claimed < free:
+                    self._may_have_work.discard(name)
         return got
 
     async def _claim(self, name: str, free: int) -> int:
@@ -335,17 +336,25 @@ class IngestionOrchestrator:
             opens_at = self.records.known(name).health.opens_at(now)
             if opens_at is not None:
                 pause = min(pause, max(0.001, (opens_at - now) / 1000))
-        woken: set[asyncio.Task[Any]] = {asyncio.ensure_future(self._wake.wait())}
+        woken: asyncio.Task[Any] = asyncio.ensure_future(self._wake.wait())
+        waits: list[asyncio.Task[Any]] = [woken]
         if classes:
-            woken.add(asyncio.ensure_future(self._store.work.wait(pause, classes=classes)))
+            waits.append(asyncio.ensure_future(self._store.work.wait(pause, classes=classes)))
         try:
-            done, _ = await asyncio.wait(woken, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(waits, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in woken:
-                task.cancel()
-            await asyncio.gather(*woken, return_exceptions=True)
-        for task in done:
-            task.result()
+            for one in waits:
+                one.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+        if any(one.result() for one in done if one is not woken) or not done:
+            await self._look_at_store()
+
+    async def _look_at_store(self) -> None:
+        """Find the sources that have open jobs, and hear what other processes did to sources meanwhile."""
+        with self._timeouts.timeout(STORE_S):
+            await self.records.refresh()
+            with_work = await self._store.work.open_classes()
+        self._may_have_work.update(name for name in self.sources if class_of(name) in with_work)
 
     async def _begin_probe(self, name: str) -> None:
         now = int(self._clock.wall() * 1000)
@@ -412,15 +421,15 @@ class IngestionOrchestrator:
     async def _look_around(self) -> None:
         """Read the records of sources, which other processes change too, and write telemetry."""
         while True:
-            await asyncio.sleep(PERIOD_S)
-            before = {name: self.records.known(name) for name in self.sources}
+            await asyncio.sleep(PERIOD_S if self.claimed else IDLE_S)
+            before = [self.records.known(name) for name in self.sources]
             try:
                 with self._timeouts.timeout(STORE_S):
                     await self.records.refresh()
             except Exception as error:
                 self._errors.log(f"{self.name}: the records of sources cannot be read", error, self._clock.now())
                 continue
-            if any(self.records.known(name) != record for name, record in before.items()):
+            if before != [self.records.known(name) for name in self.sources]:
                 self._wake.set()
             await self._flush_telemetry()
 

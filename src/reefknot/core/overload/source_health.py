@@ -7,18 +7,21 @@ The health of a source: how many of its jobs may run now, and whether a failure 
                                      └──────(a transient failure)─┴──────(a probe fails)────────┘
 
 An outage is not the fault of the jobs that meet it: while a source is not healthy, transient failures spend no
-attempts. A source that limits its rate *cools* until the time it asked for: none of its jobs is begun. A permanent
-failure is an answer: the source works. The state is a value that all processes share; time is an argument.
+attempts. A job is to blame itself once it has failed and the source has answered others since: its failures spend
+attempts and do not open the breaker, so a few bad jobs that are left alone cannot pass for an outage.
+
+A source that limits its rate *cools* until the time it asked for: none of its jobs is begun. A permanent failure is an
+answer: the source works. The state is a value that all processes share; time is an argument.
 """
 
 from enum import StrEnum
 
 from msgspec import Struct, structs
 
-from reefknot.core.failure import FailureType
-
 LONGEST_COOLING_MS = 86_400_000
 """The longest time for which a source cools, whatever it asks for."""
+ANSWERED_EVERY_MS = 60_000
+"""How often the time of the last answer is written while nothing else changes."""
 LONGEST_PROBE_MS = 600_000
 """A probe that reports nothing for so long is lost, and another one may begin."""
 
@@ -61,6 +64,8 @@ class SourceHealth(Struct, frozen=True, omit_defaults=True):
     probed_at: int = 0
     slow_start: int = 0
     """The number of jobs that may run at once while the source recovers; 0 when it does not."""
+    answered_at: int = 0
+    """The last answer, give or take `ANSWERED_EVERY_MS`."""
 
     def condition(self, now: int) -> SourceCondition:
         if self.paused:
@@ -81,16 +86,13 @@ class SourceHealth(Struct, frozen=True, omit_defaults=True):
 
 def free_places(health: SourceHealth, now: int, *, running: int, limit: int) -> int:
     """The number of jobs that may begin now, beside the `running` ones of at most `limit`."""
-    match health.condition(now):
-        case SourceCondition.PAUSED | SourceCondition.COOLING | SourceCondition.RESTING:
-            return 0
-        case SourceCondition.PROBING:
-            is_probed = health.probed_at and now < health.probed_at + LONGEST_PROBE_MS
-            return 0 if running or is_probed else 1
-        case SourceCondition.RECOVERING:
-            return max(0, min(limit, health.slow_start) - running)
-        case SourceCondition.HEALTHY:
-            return max(0, limit - running)
+    condition = health.condition(now)
+    if condition is SourceCondition.PROBING:
+        is_probed = health.probed_at and now < health.probed_at + LONGEST_PROBE_MS
+        return 0 if running or is_probed else 1
+    if condition is SourceCondition.RECOVERING:
+        return max(0, min(limit, health.slow_start) - running)
+    return max(0, limit - running) if condition is SourceCondition.HEALTHY else 0
 
 
 def probe_begun(health: SourceHealth, now: int) -> SourceHealth:
@@ -105,24 +107,41 @@ def probe_released(health: SourceHealth) -> SourceHealth:
     return structs.replace(health, probed_at=0) if health.probed_at else health
 
 
-def spends_attempt(health: SourceHealth, failure_type: FailureType) -> bool:
-    """Whether a failure counts against its job: a transient one does not while the source is held to be down."""
-    return failure_type is not FailureType.TRANSIENT or not health.rests
+def is_to_blame(health: SourceHealth, first_attempt_at: int | None) -> bool:
+    """Whether a job has failed (first at that time), and the source has answered others since."""
+    return first_attempt_at is not None and health.answered_at > first_attempt_at
 
 
-def after_answer(health: SourceHealth, *, limit: int) -> SourceHealth:
+def spends_attempt(health: SourceHealth, first_attempt_at: int | None) -> bool:
+    """Whether a transient failure counts against its job: while the source is held to be down, it hardly does."""
+    return not health.rests or is_to_blame(health, first_attempt_at)
+
+
+def after_answer(health: SourceHealth, now: int, *, limit: int) -> SourceHealth:
     """The state after the source has answered a job: with a page, or with a refusal of that job alone."""
-    if not health.rests:
-        return structs.replace(health, failures=0, failed_jobs=()) if health.failures else health
     slow_start = health.slow_start + 1
-    if slow_start > limit:
-        return structs.replace(health, failures=0, failed_jobs=(), rests=0, rests_until=0, probed_at=0, slow_start=0)
-    return structs.replace(health, failures=0, failed_jobs=(), rests_until=0, probed_at=0, slow_start=slow_start)
+    if not health.rests:
+        if not health.failures and now < health.answered_at + ANSWERED_EVERY_MS:
+            return health
+        slow_start = 0
+    is_back = slow_start > limit
+    return structs.replace(
+        health,
+        failures=0,
+        failed_jobs=(),
+        rests=0 if is_back else health.rests,
+        rests_until=0,
+        probed_at=0,
+        slow_start=0 if is_back else slow_start,
+        answered_at=now,
+    )
 
 
-def after_outage(health: SourceHealth, job_id: str, now: int, rules: HealthRules) -> SourceHealth:
+def after_outage(
+    health: SourceHealth, job_id: str, now: int, rules: HealthRules, *, first_attempt_at: int | None = None
+) -> SourceHealth:
     """The state after a transient failure of this job."""
-    if not rules.enabled:
+    if not rules.enabled or (not health.rests and is_to_blame(health, first_attempt_at)):
         return health
     jobs = health.failed_jobs
     if job_id not in jobs and len(jobs) < rules.jobs:
