@@ -521,7 +521,12 @@ def replaced(item: WorkItem, payload: bytes, now: Moment, *, who: str, why: str 
         payload=payload,
     )
     noted = _with_history(new, now, "replaces", f"{name}: {why}" if why else name, who)
-    return discard(item, now, who=who, reason=f"replaced by {new.assignment_id}"), noted
+    return discard(item, now, who=who, reason=replaced_reason(item.id)), noted
+
+
+def replaced_reason(record: str) -> str:
+    """The reason for which an item was discarded whose next version runs instead."""
+    return f"replaced by {assignment_and_tenant(next_version_of(record))[0]}"
 
 
 def discard(item: WorkItem, now: Moment, *, who: str, reason: str) -> WorkItem:
