@@ -21,6 +21,7 @@ ON_NATS = frozenset(
         "test_live_views",
         "test_liveness",
         "test_operators",
+        "test_quarantine_actions",
         "test_reload",
         "test_run_and_up",
         "test_schedules",
@@ -64,6 +65,7 @@ REPRESENTATIVE = frozenset(
         "test_a_shutdown_ends_with_its_drain_although_a_plain_function_goes_on",
         "test_what_nobody_knows_for_long_is_quarantined_with_its_answer_and_comes_back",
         "test_what_failed_for_one_tenant_is_requeued_for_it_alone",
+        "test_failures_of_one_cause_are_one_group_and_an_edited_payload_is_a_new_version",
         "test_two_systems_over_one_store_run_each_due_time_once_and_a_pause_holds_for_both",
         "test_through_a_pipe_top_prints_one_view_without_escapes",
     }

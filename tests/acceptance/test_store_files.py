@@ -167,7 +167,7 @@ READING = [
 ]
 WRITING = [
     ("job", "cancel", "waiting"),
-    ("quarantine", "discard", "broken"),
+    ("quarantine", "discard", "broken", "--because", "withdrawn"),
     ("store", "compact"),
     ("submit", "--type", "own.nap"),
     ("up", "--for", "0.1"),

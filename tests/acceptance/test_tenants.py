@@ -161,7 +161,10 @@ def test_what_failed_for_one_tenant_is_requeued_for_it_alone(folder: Folder) -> 
     assert folder("quarantine", "requeue", "order-7").code == 1
     done = folder.json("quarantine", "requeue", "order-7", "--tenant", "acme")
     assert (done["requeued"], done["tenant_ids"]) == (["order-7"], ["acme"])
-    assert folder("quarantine", "discard", "order-7", "--tenant", "bolt").out == "order-7 of bolt discarded\n"
+    assert (
+        folder("quarantine", "discard", "order-7", "--tenant", "bolt", "--because", "withdrawn").out
+        == "order-7 of bolt discarded\n"
+    )
     states = {one["tenant_id"]: one["state"] for one in folder.json("job", "list")["jobs"]}
     assert states == {"acme": "pending", "bolt": "discarded"}
     assert folder("quarantine", "purge", "--all", "--tenant", "acme").code == 2

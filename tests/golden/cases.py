@@ -117,7 +117,7 @@ def _no_store() -> list[Step]:
         "quarantine_list": "quarantine list",
         "quarantine_show": "quarantine show a",
         "quarantine_requeue": "quarantine requeue a",
-        "quarantine_discard": "quarantine discard a",
+        "quarantine_discard": "quarantine discard a --because 'it was withdrawn'",
         "quarantine_purge": "quarantine purge --all",
         "quarantine_stats": "quarantine stats",
         "worker_list": "worker list",

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from reefknot.cli import bulk_actions
-from reefknot.core.work import WorkDone, WorkItem
+from reefknot.core.audit.event import OperatorAction
+from reefknot.core.work import Quarantine, WorkDone, WorkItem
 from reefknot.engines.sqlite.quarantine import SqliteQuarantine
+from reefknot.ingestion.jobs import IngestionJob
 from tests.unit.cli import work_items
 from tests.unit.cli.running import Commands
 
@@ -210,3 +212,67 @@ def test_a_dry_run_for_people_reads_no_more_than_it_shows(
 
     assert ended.out == "a would be requeued\n… and 1 more\n"
     assert "2 would be requeued: 1 fs.blob_get, 1 other.type" in ended.err
+
+
+def test_giving_a_job_up_takes_a_reason(rk: Commands, store: Path) -> None:
+    for words in ([], ["--because", " "]):
+        ended = rk("quarantine", "discard", "a", *words)
+        assert (ended.code, "--because: a reason is required" in ended.err) == (2, True)
+    assert work_items.item(store, "a").state.value == "quarantined"
+    assert rk("quarantine", "discard", "a", "--dry-run").code == 0
+
+
+def test_every_action_is_audited_with_who_and_why(rk: Commands, store: Path) -> None:
+    work_items.quarantined(store, "c")
+    for verb, name in (("requeue", "a"), ("discard", "b"), ("purge", "c")):
+        assert rk("quarantine", verb, name, "--because", f"to {verb}", "--as", "ann").code == 0
+
+    found = [one for one in work_items.events(store) if isinstance(one, OperatorAction)]
+    assert [(one.actor, one.action, one.subject, (one.details or {})["reason"]) for one in found] == [
+        ("ann", f"quarantine.{verb}", name, f"to {verb}")
+        for verb, name in (("requeue", "a"), ("discard", "b"), ("purge", "c"))
+    ]
+    assert work_items.item(store, "a").history[-1].why == "to requeue"
+
+
+def test_jobs_are_grouped_by_what_failed_and_worked_on_as_a_group(rk: Commands, store: Path) -> None:
+    def failure(name: str) -> Quarantine:
+        body = {"code": "EXECUTION_FAILED", "failure_type": "permanent", "message": f"no file '{name}' hunter2hunter2"}
+        return Quarantine("not_retryable", json.dumps(body | {"token": "x"}))
+
+    for name in ("c", "d"):
+        work_items.accepted(store, name, failure(name))
+    (largest, *others) = rk("quarantine", "stats", "--group", "--json").json["groups"]
+
+    assert (largest["count"], largest["failure_type"], largest["types"]) == (2, "permanent", ["fs.blob_get"])
+    assert (largest["message"].startswith("no file 'd'"), len(others)) == (True, 2)
+    assert largest["oldest_at"] <= largest["newest_at"]
+    fingerprint = largest["fingerprint"]
+    listed = rk("quarantine", "list", "--fingerprint", fingerprint, "--json").json["items"]
+    assert [(one["id"], one["fingerprint"], one["failure_type"]) for one in listed] == [
+        ("c", fingerprint, "permanent"),
+        ("d", fingerprint, "permanent"),
+    ]
+    of_type = rk("quarantine", "list", "--group", "--type", "other.type", "--json").json["groups"]
+    assert [one["message"] for one in of_type] == ["its owner vanished 3 times"]
+    assert fingerprint in rk("quarantine", "stats", "--group").out
+    ended = rk("quarantine", "requeue", "--fingerprint", fingerprint, "--json")
+    assert (ended.json["requeued"], ended.json["count"]) == (["c", "d"], 2)
+
+
+def test_a_job_of_a_source_is_shown_without_a_result_for_anybody(rk: Commands, store: Path) -> None:
+    work_items.failed_job(store, IngestionJob("notes/a|b.md@1", "own_sea", "notes", item="a|b.md"))
+    (listed,) = rk("quarantine", "list", "--source", "notes", "--json").json["items"]
+    shown = rk("quarantine", "show", "notes/a|b.md@1", "--json").json
+
+    assert (listed["id"], listed["source"], listed["class"]) == ("notes/a|b.md@1", "notes", "ingest.notes")
+    assert (shown["ingestion_job"]["item"], shown["result"]) == ("a|b.md", None)
+    assert "notes" in rk("quarantine", "list").out
+    assert rk("job", "show", "notes/a|b.md@1", "--json").json["source"] == "notes"
+    assert rk("job", "retry", "notes/a|b.md@1", "--because", "mended").out == "notes/a|b.md@1 retried\n"
+    assert work_items.item(store, "|notes/a|b.md@1").resource_class == "ingest.notes"
+    ended = rk("job", "cancel", "notes/a|b.md@1", "--because", "enough", "--as", "ann")
+    assert (ended.code, ended.out) == (0, "notes/a|b.md@1 (pending) cancelled\n")
+    assert [one["id"] for one in rk("job", "list", "--json").json["jobs"] if one["state"] == "cancelled"] == [
+        "notes/a|b.md@1"
+    ]

@@ -12,12 +12,14 @@ from reefknot.core.audit.event import AnyEvent, OperatorAction, Requeued, decode
 from reefknot.core.messages import ExecAssignment, Job, encode
 from reefknot.core.work import Quarantine, Settled, WorkItem
 from reefknot.engines.clocks import SystemClock
+from reefknot.ingestion.jobs import IngestionJob
 from reefknot.ports.store import Store
 from reefknot.ports.work_queue import Settlement
 from reefknot.router.client import Client
 from reefknot.worker.settings import default_settings
 from tests.unit.cli.audit_events import in_store
 
+OF_SOURCE = '{"code": "EXECUTION_FAILED", "failure_type": "permanent", "message": "no folder \'Wokr\'"}'
 PAYLOAD = {"path": "a.txt", "password": "hunter2hunter2"}
 
 
@@ -59,6 +61,21 @@ def accepted(
 
 def quarantined(path: Path, name: str, reason: str = "attempts_spent", **more: Any) -> None:
     accepted(path, name, Quarantine(reason, '{"code": "HTTP_ERROR"}'), **more)
+
+
+def failed_job(path: Path, job: IngestionJob, payload: bytes | None = None) -> None:
+    """A job of a source in quarantine; with another payload than its own where one is given."""
+
+    async def work(store: Store) -> None:
+        item = job.as_item()
+        body = item.payload if payload is None else payload
+        item = WorkItem(item.id, item.kind, item.resource_class, source=item.source, payload=body)
+        await store.work.enqueue([item])
+        (held,) = await store.work.claim(1, owner="o", classes=(item.resource_class,))
+        settled = Quarantine("not_retryable: no folder 'Wokr'", OF_SOURCE)
+        assert await store.work.settle([Settlement(held.id, "o", held.fence, settled)]) == [True]
+
+    in_store(path, work)
 
 
 def reported_running(path: Path, *workers: str) -> None:

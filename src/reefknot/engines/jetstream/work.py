@@ -365,6 +365,12 @@ class JetStreamQuarantine(TableQuarantine):
     ) -> list[str]:
         return await self._in_pages(super().purge, which, dry_run, events)
 
+    async def replace(
+        self, work_id: str, payload: bytes, *, who: str, why: str = "", events: Sequence[AuditEntry] = ()
+    ) -> str | None:
+        await self._queue.load([work_id, core.next_version_of(work_id)])
+        return await super().replace(work_id, payload, who=who, why=why, events=events)
+
     async def _in_pages(
         self,
         act: Callable[..., Awaitable[list[str]]],
