@@ -12,47 +12,36 @@ to another folder, in a folder that was renamed, or after UIDVALIDITY has change
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from fnmatch import fnmatchcase
-from hashlib import sha256
 
 import msgspec
 from msgspec import Struct
 
-from reefknot.connectors.imap_protocol import (
-    FolderState,
-    ImapConnection,
-    ImapFolder,
-    ImapRefusedError,
-    MessageInfo,
-    ranges,
+from reefknot.connectors.imap_failures import ImapRefusedError
+from reefknot.connectors.imap_messages import (
+    GROUP_MESSAGES,
+    PAGE_S,
+    Draft,
+    MessageReader,
+    location_of,
+    place_of,
+    prefix_of,
 )
+from reefknot.connectors.imap_protocol import FolderState, ImapConnection, ImapFolder, ranges
 from reefknot.connectors.imap_settings import ImapSettings, read_settings
-from reefknot.connectors.mail import problem_text, read_mail
 from reefknot.core.failure import FailureType
 from reefknot.errors import SourceError
-from reefknot.ports.connector import Document, FetchRequest, ItemFailure, KnownItem, KnownItems, Page, SourceContext
+from reefknot.ports.connector import Document, FetchRequest, KnownItem, KnownItems, Page, SourceContext
 from reefknot.runtime.log import logger, printable
 
 WINDOW = 50_000
 """UIDs of one search: its answer is a line of at most half a megabyte."""
-CHUNK = 512 * 1024
-"""Bytes of a message that are asked for at once."""
-GROUP_MESSAGES = 50
-GROUP_BYTES = 4 * 1024 * 1024
-"""Messages that are asked for together."""
-PAGE_BYTES = 32 * 1024 * 1024
-PAGE_S = 20.0
-"""A page ends after so many bytes, or seconds."""
 CHECKED = 400
 """Known messages that are looked for at once: their UIDs fit into a command line of 8 kB."""
 IDLE_S = 30.0
 """How long a connection is kept for the next page or item."""
-MOST_HEADERS = 256 * 1024
-MOST_SUSPECTS = 10_000
-
-_LOCATION = re.compile(r"(.*);UIDVALIDITY=(\d{1,10})/;UID=(\d{10})", re.DOTALL)
 _VIRTUAL = frozenset({"\\flagged", "\\important"})
 """Flags of folders that show messages of other folders."""
 _LEFT_OUT = frozenset({"\\trash", "\\junk", "\\drafts"})
@@ -76,38 +65,12 @@ class _Cursor(Struct, omit_defaults=True):
     """The settings that decide what becomes of a message."""
     is_running: bool = False
     folder: str = ""
-    """The folder that is being read; empty behind the last one."""
+    """The folder that is being read."""
     is_checking: bool = False
     dirty: list[str] = []
     """Folders in which messages may have been deleted."""
     after: str = ""
     """The last location that was checked for deletion."""
-
-
-class _Draft(Struct):
-    """A page while it is filled."""
-
-    ends_at: float
-    room: int
-    documents: list[Document] = []
-    deleted: list[str] = []
-    failures: list[ItemFailure] = []
-    seen: int = 0
-    size: int = 0
-
-    def is_full(self) -> bool:
-        is_late = asyncio.get_running_loop().time() >= self.ends_at
-        return self.room <= 0 or self.size >= PAGE_BYTES or is_late
-
-    def page(self, cursor: _Cursor, *, is_last: bool) -> Page:
-        return Page(
-            cursor=msgspec.json.encode(cursor).decode(),
-            documents=tuple(self.documents),
-            deleted=tuple(self.deleted),
-            failures=tuple(self.failures),
-            is_last=is_last,
-            seen=self.seen,
-        )
 
 
 class ImapMailbox:
@@ -122,8 +85,7 @@ class ImapMailbox:
         self._lock = asyncio.Lock()
         self._ahead: tuple[str, int, list[int]] = ("", 0, [])
         """Folder, UIDVALIDITY, and UIDs that were found and not read yet."""
-        self._suspects: dict[str, int] = {}
-        """By location: how often the connection broke while the message was fetched."""
+        self._messages = MessageReader(self._settings)
         self._idle: asyncio.TimerHandle | None = None
 
     # ---- the port ----------------------------------------------------------------------------------------------------
@@ -131,7 +93,7 @@ class ImapMailbox:
     async def fetch(self, request: FetchRequest) -> Page:
         """The next page: messages first, then deletions."""
         async with self._session() as link:
-            draft = _Draft(ends_at=asyncio.get_running_loop().time() + PAGE_S, room=max(1, request.limit))
+            draft = Draft(ends_at=asyncio.get_running_loop().time() + PAGE_S, room=max(1, request.limit))
             cursor = _decoded(request.cursor)
             if not cursor.is_running:
                 self._folders = await self._chosen(link)
@@ -145,11 +107,11 @@ class ImapMailbox:
             if is_done:
                 cursor = _Cursor(folders=cursor.folders, rules=cursor.rules)
                 await self._leave()
-            return draft.page(cursor, is_last=is_done)
+            return draft.page(msgspec.json.encode(cursor).decode(), is_last=is_done)
 
     async def fetch_item(self, location: str, known: KnownItems) -> Document | None:
         """The message at a location, whatever its version."""
-        place = _place(location)
+        place = place_of(location)
         if place is None:
             return None
         name, validity, uid = place
@@ -158,11 +120,11 @@ class ImapMailbox:
             if folder is None or (await link.state_of(folder)).validity != validity:
                 return None
             info = (await link.infos([uid])).get(uid)
-            raw = None if info is None else await self._content(link, uid, info)
+            raw = None if info is None else await self._messages.content(link, uid, info)
             if info is None or raw is None:
                 return None
-            draft = _Draft(ends_at=0.0, room=1)
-            draft.documents.append(await asyncio.to_thread(self._document, name, validity, uid, info, raw))
+            draft = Draft(ends_at=0.0, room=1)
+            draft.documents.append(await asyncio.to_thread(self._messages.document, name, validity, uid, info, raw))
             await self._identify(link, draft, known)
             return draft.documents[0]
 
@@ -240,7 +202,7 @@ class ImapMailbox:
         gone = [name for name in cursor.folders if name not in names]
         return _Cursor(folders=marks, rules=self._settings.rules, is_running=True, dirty=gone)
 
-    async def _read_folders(self, link: ImapConnection, cursor: _Cursor, known: KnownItems, draft: _Draft) -> bool:
+    async def _read_folders(self, link: ImapConnection, cursor: _Cursor, known: KnownItems, draft: Draft) -> bool:
         """Read messages until the page is full. Returns whether all folders are read."""
         for folder in self._folders:
             if folder.name < cursor.folder:
@@ -271,7 +233,7 @@ class ImapMailbox:
         end = await self._end(link, state)
         if mark is None or mark.validity != state.validity:
             cursor.folders[folder.name] = _Mark(state.validity, 0, end, state.exists)
-            is_dirty = mark is not None or bool(await known.after("", 1, prefix=_prefix(folder.name)))
+            is_dirty = mark is not None or bool(await known.after("", 1, prefix=prefix_of(folder.name)))
         else:
             came = await self._number_between(link, mark.end, end)
             is_dirty = came is None or state.exists - came != mark.count
@@ -308,7 +270,7 @@ class ImapMailbox:
         state: FolderState,
         mark: _Mark,
         known: KnownItems,
-        draft: _Draft,
+        draft: Draft,
     ) -> None:
         """Read the next messages of the open folder, and move the mark behind them."""
         uids = await self._next_uids(link, folder, mark)
@@ -316,7 +278,7 @@ class ImapMailbox:
             return
         uids = uids[: min(draft.room, GROUP_MESSAGES)]
         infos = await link.infos(uids)
-        locations = {uid: _location(folder.name, state.validity, uid) for uid in uids}
+        locations = {uid: location_of(folder.name, state.validity, uid) for uid in uids}
         kept = await known.at(list(locations.values()))
         wanted = [
             uid
@@ -326,8 +288,8 @@ class ImapMailbox:
         ]
         position = 0
         while position < len(wanted) and (position == 0 or not draft.is_full()):  # each page gets on
-            group = self._group(wanted[position:], infos, locations)
-            await self._read_group(link, folder.name, state.validity, {uid: infos[uid] for uid in group}, draft)
+            group = self._messages.group(wanted[position:], infos, locations)
+            await self._messages.read(link, folder.name, state.validity, {uid: infos[uid] for uid in group}, draft)
             position += len(group)
         if position < len(wanted):  # the page is full: the rest comes with the next one
             mark.read = wanted[position] - 1
@@ -350,127 +312,9 @@ class ImapMailbox:
             mark.read = last
         return uids
 
-    def _group(self, uids: Sequence[int], infos: Mapping[int, MessageInfo], locations: Mapping[int, str]) -> list[int]:
-        """The first of these messages that can be asked for together; a large or a suspect one comes alone."""
-        group: list[int] = []
-        size = 0
-        for uid in uids:
-            is_single = infos[uid].size >= CHUNK or locations[uid] in self._suspects
-            size += infos[uid].size
-            if group and (is_single or size > GROUP_BYTES):
-                break
-            group.append(uid)
-            if is_single:
-                break
-        return group
-
-    async def _read_group(
-        self, link: ImapConnection, name: str, validity: int, group: Mapping[int, MessageInfo], draft: _Draft
-    ) -> None:
-        """Fetch messages and make documents of them; a message that cannot be fetched becomes a failure."""
-        locations = {uid: _location(name, validity, uid) for uid in group}
-        found: dict[int, bytes] = {}
-        for uid, location in locations.items():
-            if self._suspects.get(location, 0) >= 2:
-                reason = SourceError("the connection breaks whenever this message is fetched", FailureType.TRANSIENT)
-                draft.failures.append(ItemFailure(location, self._settings.version(group[uid]), reason))
-                draft.room -= 1
-                del self._suspects[location]
-                return
-        try:
-            if len(group) > 1:
-                found = await link.content(list(group), "", start=0, count=CHUNK)
-        except ImapRefusedError:
-            if not link.is_open:
-                raise
-        except SourceError:
-            self._suspect(locations.values())
-            raise
-        for uid, info in group.items():
-            raw = found.get(uid)
-            if raw is None or len(raw) >= CHUNK:  # alone, or longer than announced
-                raw = await self._single(link, uid, info, locations[uid], draft)
-            if raw is not None:
-                found[uid] = raw
-                draft.size += len(raw)
-        documents = await asyncio.to_thread(
-            lambda: [self._document(name, validity, uid, group[uid], found[uid]) for uid in group if uid in found]
-        )
-        draft.documents += documents
-        draft.room -= len(documents)
-
-    async def _single(
-        self, link: ImapConnection, uid: int, info: MessageInfo, location: str, draft: _Draft
-    ) -> bytes | None:
-        """A message by itself; None when it is gone, or has become a failure."""
-        try:
-            raw = await self._content(link, uid, info)
-        except ImapRefusedError as error:
-            if not link.is_open or error.failure_type is FailureType.RATE_LIMITED:
-                raise
-            draft.failures.append(ItemFailure(location, self._settings.version(info), error))
-            draft.room -= 1
-            return None
-        except SourceError:
-            self._suspect([location])
-            raise
-        self._suspects.pop(location, None)
-        return raw
-
-    def _suspect(self, locations: Iterable[str]) -> None:
-        if len(self._suspects) > MOST_SUSPECTS:
-            self._suspects.clear()
-        for location in locations:
-            self._suspects[location] = self._suspects.get(location, 0) + 1
-
-    async def _content(self, link: ImapConnection, uid: int, info: MessageInfo) -> bytes | None:
-        """The bytes of a message, or those of its headers when it is too large. The announced size is not trusted."""
-        most = self._settings.max_message_bytes
-        if info.size <= most:
-            pieces: list[bytes] = []
-            size = 0
-            while size <= most:
-                piece = (await link.content([uid], "", start=size, count=CHUNK)).get(uid)
-                if piece is None:
-                    return None
-                pieces.append(piece)
-                size += len(piece)
-                if len(piece) < CHUNK:
-                    return b"".join(pieces)
-        return (await link.content([uid], "HEADER", start=0, count=MOST_HEADERS)).get(uid)
-
-    def _document(self, name: str, validity: int, uid: int, info: MessageInfo, raw: bytes) -> Document:
-        """The document of a message, with a new id."""
-        settings = self._settings
-        is_cut = info.size > settings.max_message_bytes
-        mail = read_mail(raw, with_attachments=settings.reads_attachments, headers_only=is_cut)
-        problems = mail.problems
-        if is_cut:
-            limit = settings.max_message_bytes
-            text = (
-                f"the message has {info.size} bytes, more than max_message_bytes ({limit}): only its headers were read"
-            )
-            problems = (text, *problems)
-        location = _location(name, validity, uid)
-        content = raw + f"\0{info.size}".encode() if is_cut else raw
-        fingerprint = sha256(content).hexdigest()
-        latest = mail.sent_at is not None and (info.arrived_at is None or mail.sent_at <= info.arrived_at + 86_400_000)
-        return Document(
-            id=sha256(f"{location}\0{fingerprint}".encode()).hexdigest()[:32],
-            location=location,
-            version=settings.version(info),
-            title=mail.title,
-            text=mail.text,
-            fingerprint=fingerprint,
-            media_type="message/rfc822",
-            modified_at=mail.sent_at if latest else info.arrived_at,
-            metadata={"folder": printable(name, most=200), "size": info.size, **mail.metadata},
-            problem=problem_text(problems),
-        )
-
     # ---- moves and deletions -----------------------------------------------------------------------------------------
 
-    async def _identify(self, link: ImapConnection, draft: _Draft, known: KnownItems) -> None:
+    async def _identify(self, link: ImapConnection, draft: Draft, known: KnownItems) -> None:
         """Give documents the ids that they had: at the same place, or at one that does not have them any more."""
         at = await known.at([document.location for document in draft.documents]) if draft.documents else {}
         candidates: dict[str, list[KnownItem]] = {}
@@ -494,7 +338,7 @@ class ImapMailbox:
         gone: set[str] = set()
         by_folder: dict[str, dict[str, tuple[int, int]]] = {}
         for location in locations:
-            if (place := _place(location)) is not None:
+            if (place := place_of(location)) is not None:
                 by_folder.setdefault(place[0], {})[location] = place[1:]
         folders = {folder.name: folder for folder in self._folders}
         for name, places in by_folder.items():
@@ -521,15 +365,15 @@ class ImapMailbox:
             alive |= {(state.validity, uid) for uid in found}
         return alive
 
-    async def _check(self, link: ImapConnection, cursor: _Cursor, known: KnownItems, draft: _Draft) -> bool:
+    async def _check(self, link: ImapConnection, cursor: _Cursor, known: KnownItems, draft: Draft) -> bool:
         """Look for deleted messages in the folders where some are missing. Returns whether all are checked."""
         folders = {folder.name: folder for folder in self._folders}
         while cursor.dirty:
             if draft.is_full():
                 return False
             name = cursor.dirty[0]
-            items = await known.after(cursor.after, CHECKED, prefix=_prefix(name))
-            places = {item.id: place[1:] for item in items if (place := _place(item.location)) is not None}
+            items = await known.after(cursor.after, CHECKED, prefix=prefix_of(name))
+            places = {item.id: place[1:] for item in items if (place := place_of(item.location)) is not None}
             try:
                 alive = await self._alive(link, folders.get(name), places.values())
             except ImapRefusedError:
@@ -565,24 +409,6 @@ def _usual(folders: list[ImapFolder]) -> list[ImapFolder]:
 
 def _fits(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, one) or (name.upper() == "INBOX" == one.upper()) for one in patterns)
-
-
-def _prefix(name: str) -> str:
-    """The beginning of the locations of a folder; no other folder's locations begin so."""
-    return re.sub(r"[;%\x00-\x1f\x7f]", lambda found: f"%{ord(found[0]):02X}", name) + ";UIDVALIDITY="
-
-
-def _location(name: str, validity: int, uid: int) -> str:
-    """The location of a message; in the order of text, those of a folder are in the order of their UIDs."""
-    return f"{_prefix(name)}{validity}/;UID={uid:010d}"
-
-
-def _place(location: str) -> tuple[str, int, int] | None:
-    """Folder, UIDVALIDITY and UID of a location."""
-    found = _LOCATION.fullmatch(location)
-    if found is None:
-        return None
-    return re.sub(r"%([0-9A-F]{2})", lambda code: chr(int(code[1], 16)), found[1]), int(found[2]), int(found[3])
 
 
 def _decoded(cursor: str) -> _Cursor:

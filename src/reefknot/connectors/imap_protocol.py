@@ -16,14 +16,18 @@ import ssl
 from base64 import b64decode, b64encode
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from email.utils import parsedate_to_datetime
-from enum import StrEnum
 from ipaddress import ip_address
-from pathlib import Path
-from socket import gaierror
 from typing import Any, NamedTuple, TypeVar
 
-from msgspec import Struct
-
+from reefknot.connectors.imap_failures import (
+    RESPONSE_CODE,
+    ImapAddress,
+    ImapRefusedError,
+    Tls,
+    connection_failure,
+    login_refused,
+    refusal,
+)
 from reefknot.core.failure import FailureType
 from reefknot.errors import SourceError
 from reefknot.runtime.log import printable
@@ -41,47 +45,12 @@ MOST_NAME = 1000
 
 _LITERAL = re.compile(rb"\{(\d{1,19})\+?\}\Z")
 _TOKEN = re.compile(rb'[()]|"((?:[^"\\]|\\.)*)"|[^\s()"]+')
-_CODE = re.compile(r"\[([A-Za-z0-9-]+)([^\]]*)\]")
 _ENCODED_NAME = re.compile(r"&([^-]*)-")
-_BACKOFF = re.compile(r"backoff time: (\d{1,9}) milliseconds", re.IGNORECASE)
 _UNSAFE = re.compile(rb"[\r\n\x00]")
-
-_LIMIT_WORDS = (
-    *("too many", "rate limit", "bandwidth limit", "command limit", "exceeded command", "throttled"),
-    *("quota exceeded", "limit exceeded", "maximum number of connections"),
-)
-_LIMIT_CODES = frozenset({"LIMIT", "OVERQUOTA", "THROTTLED"})
-_TRANSIENT_CODES = frozenset({"UNAVAILABLE", "INUSE", "SERVERBUG", "EXPUNGEISSUED", "CORRUPTION"})
-_PERMANENT_CODES = frozenset({"NONEXISTENT", "NOPERM", "CANNOT", "ACL", "CLIENTBUG", "BADCHARSET", "TRYCREATE"})
-_MISSING = re.compile(r"(does ?n.t|not) exist|nonexistent|no such|unknown mailbox", re.IGNORECASE)
 
 Token = bytes | list[Any] | None
 """A value of an answer: an atom, a text or a literal as bytes; a list in parentheses; NIL."""
 T = TypeVar("T")
-
-
-class Tls(StrEnum):
-    """The way a connection is encrypted. There is no fallback from one to another."""
-
-    IMPLICIT = "implicit"
-    STARTTLS = "starttls"
-    NONE = "none"
-
-
-class ImapAddress(Struct, frozen=True):
-    """The address of a server, and how to talk to it."""
-
-    host: str
-    port: int
-    tls: Tls = Tls.IMPLICIT
-    tls_ca: Path | None = None
-
-    def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
-
-
-class ImapRefusedError(SourceError):
-    """The server answered NO or BAD to a command. The connection goes on."""
 
 
 class ImapFolder(NamedTuple):
@@ -171,7 +140,7 @@ class ImapConnection:
                 is_ready = True
             case b"BYE":
                 self.abort()
-                raise refusal(self._shown(words), f"{address} ended the connection")
+                raise refusal(self._shown(words), f"{address} ended the connection", is_bye=True)
             case _:
                 raise SourceError(
                     f"{address} does not answer like an IMAP server; check host, port and tls", FailureType.PERMANENT
@@ -233,7 +202,7 @@ class ImapConnection:
             else:
                 await self._command("LOGIN", quoted(user.encode()), quoted(password.encode()))
         except ImapRefusedError as error:
-            raise _login_refused(error, self.address, user) from None
+            raise login_refused(error, user) from None
         await self._learn()
 
     async def _learn(self) -> None:
@@ -286,7 +255,7 @@ class ImapConnection:
         exists = next((answer.number for answer in answers if answer.kind == "EXISTS"), 0)
         codes = dict[str, int]()
         for answer in answers:
-            code = _CODE.match(answer.text.decode("ascii", "replace"))
+            code = RESPONSE_CODE.match(answer.text.decode("ascii", "replace"))
             if code is not None and code[2].strip().isdigit():
                 codes[code[1].upper()] = int(code[2])
         if "UIDVALIDITY" not in codes:
@@ -372,7 +341,7 @@ class ImapConnection:
             ) from None
         except (OSError, EOFError, asyncio.LimitOverrunError) as error:
             self.abort()
-            raise self._broken(error, doing) from None
+            raise connection_failure(error, self.address, doing) from None
         except BaseException:
             self.abort()
             raise
@@ -402,7 +371,7 @@ class ImapConnection:
                 most -= sum(len(one) + len(text) for one, text in answer.pieces)
                 if answer.kind == "BYE" and words != [b"LOGOUT"]:
                     self.abort()
-                    raise refusal(self._shown(answer.text), f"{self.address} ended the connection")
+                    raise refusal(self._shown(answer.text), f"{self.address} ended the connection", is_bye=True)
                 if answer.kind in take:
                     found.append(answer)
             elif line.startswith(tag + b" "):
@@ -464,9 +433,6 @@ class ImapConnection:
         for hidden in self._hidden:
             words = words.replace(hidden, "***") if hidden else words
         return printable(words, most=200)
-
-    def _broken(self, error: Exception, doing: str) -> SourceError:
-        return connection_failure(error, self.address, doing)
 
 
 def _tokenize(text: bytes, stack: list[list[Token]]) -> None:
@@ -530,66 +496,3 @@ def ranges(uids: Iterable[int]) -> str:
         else:
             spans.append([uid, uid])
     return ",".join(str(first) if first == last else f"{first}:{last}" for first, last in spans)
-
-
-# ---- failures --------------------------------------------------------------------------------------------------------
-
-
-def refusal(words: str, doing: str, *, is_bad: bool = False) -> ImapRefusedError:
-    """The failure behind a NO, BAD or BYE, by the server's code and words. `doing` says what was refused."""
-    codes = {code.upper() for code, _ in _CODE.findall(words)}
-    lower = words.lower()
-    message = f"{doing}: {words or 'without a reason'}"
-    if codes & _LIMIT_CODES or any(word in lower for word in _LIMIT_WORDS):
-        asked = _BACKOFF.search(words)
-        after = None if asked is None else int(asked[1]) / 1000
-        return ImapRefusedError(
-            f"{message}; if it happens often, sync less often, or raise rate_limit_delay_seconds of this source",
-            FailureType.RATE_LIMITED,
-            retry_after=after,
-        )
-    if codes & _TRANSIENT_CODES or "ended the connection" in doing:
-        return ImapRefusedError(message, FailureType.TRANSIENT)
-    if is_bad or codes & _PERMANENT_CODES or _MISSING.search(words):
-        return ImapRefusedError(message, FailureType.PERMANENT)
-    return ImapRefusedError(message, FailureType.UNKNOWN)
-
-
-def _login_refused(error: ImapRefusedError, address: ImapAddress, user: str) -> SourceError:
-    if error.failure_type in (FailureType.RATE_LIMITED, FailureType.TRANSIENT):
-        return error
-    return SourceError(
-        f"{error}; {printable(user, most=100)} could not log in: check user and password, and whether the provider "
-        "wants an app password for programs; then put the new one where `password` points",
-        FailureType.PERMANENT,
-    )
-
-
-def connection_failure(error: Exception, address: ImapAddress, doing: str) -> SourceError:
-    """The failure behind an error of the network or of TLS."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return SourceError(
-            f"the certificate of {address} is not trusted ({printable(error.verify_message, most=150)}); check host, "
-            "or name the file with the authority's certificate in tls_ca",
-            FailureType.PERMANENT,
-        )
-    if isinstance(error, ssl.SSLError) and error.reason in (
-        "WRONG_VERSION_NUMBER",
-        "UNSUPPORTED_PROTOCOL",
-        "NO_PROTOCOLS_AVAILABLE",
-    ):
-        return SourceError(
-            f"{address} does not speak TLS as it is wanted here ({error.reason}); check port and tls: 993 goes with "
-            "implicit, 143 with starttls",
-            FailureType.PERMANENT,
-        )
-    if isinstance(error, gaierror):
-        return SourceError(
-            f"no address was found for {address.host}; check host and the network", FailureType.TRANSIENT
-        )
-    if isinstance(error, asyncio.LimitOverrunError):
-        return SourceError(f"{address} sent a line without an end; the connection was closed", FailureType.TRANSIENT)
-    if isinstance(error, asyncio.IncompleteReadError):
-        return SourceError(f"{address} closed the connection ({doing})", FailureType.TRANSIENT)
-    reason = printable(str(error) or type(error).__name__, most=150)
-    return SourceError(f"the connection to {address} failed ({doing}): {reason}", FailureType.TRANSIENT)

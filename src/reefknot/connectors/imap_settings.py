@@ -15,7 +15,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from reefknot.connectors.imap_protocol import ImapAddress, MessageInfo, Tls
+from reefknot.connectors.imap_failures import ImapAddress, Tls
+from reefknot.connectors.imap_protocol import MessageInfo
 from reefknot.core.checks import choice, suggest, text, whole_number
 from reefknot.errors import ParameterError, ParameterTypeError
 

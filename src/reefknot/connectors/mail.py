@@ -45,33 +45,8 @@ MOST_PROBLEM = 500
 _TEXT_TYPES = frozenset({"application/json", "application/xml", "application/x-yaml", "application/yaml"})
 _BLOCKS = frozenset(
     {
-        "address",
-        "article",
-        "blockquote",
-        "br",
-        "dd",
-        "div",
-        "dl",
-        "dt",
-        "footer",
-        "h1",
-        "h2",
-        "h3",
-        "h4",
-        "h5",
-        "h6",
-        "header",
-        "hr",
-        "li",
-        "ol",
-        "p",
-        "pre",
-        "section",
-        "table",
-        "td",
-        "th",
-        "tr",
-        "ul",
+        *("address", "article", "blockquote", "br", "dd", "div", "dl", "dt", "footer", "h1", "h2", "h3", "h4", "h5"),
+        *("h6", "header", "hr", "li", "ol", "p", "pre", "section", "table", "td", "th", "tr", "ul"),
     }
 )
 _SILENT = frozenset({"script", "style", "head", "title", "template", "svg", "noscript"})
@@ -134,26 +109,13 @@ class _Part(NamedTuple):
         return self.media_type.startswith("text/") or self.media_type in _TEXT_TYPES
 
 
-class _Problems:
-    """The problems of one message, each once."""
-
-    def __init__(self) -> None:
-        self._found: dict[str, None] = {}
-
-    def add(self, text: str) -> None:
-        self._found[text] = None
-
-    def all(self) -> tuple[str, ...]:
-        return tuple(self._found)
-
-
 def read_mail(raw: bytes, *, with_attachments: bool = True, headers_only: bool = False) -> MailText:
     """
     The readable part of a message.
 
     `with_attachments` adds the text of text attachments to the text; `headers_only` says that `raw` has no body.
     """
-    problems = _Problems()
+    problems: set[str] = set()
     if not raw.strip():
         problems.add("the message is empty")
     headers, body = _headers(raw, 0, len(raw), problems)
@@ -176,7 +138,7 @@ def read_mail(raw: bytes, *, with_attachments: bool = True, headers_only: bool =
     subject = _decoded(headers.get("subject", ""))
     if len(subject) > MOST_TITLE:
         problems.add(f"the subject is longer than {MOST_TITLE} characters")
-    return MailText(_line(subject, MOST_TITLE), text, metadata, sent_at, problems.all())
+    return MailText(_line(subject, MOST_TITLE), text, metadata, sent_at, tuple(sorted(problems)))
 
 
 def problem_text(problems: tuple[str, ...]) -> str:
@@ -187,7 +149,7 @@ def problem_text(problems: tuple[str, ...]) -> str:
 # ---- headers ---------------------------------------------------------------------------------------------------------
 
 
-def _headers(raw: bytes, start: int, end: int, problems: _Problems) -> tuple[dict[str, str], int]:
+def _headers(raw: bytes, start: int, end: int, problems: set[str]) -> tuple[dict[str, str], int]:
     """The headers of a message or part by their lower-case names, the first of each, and where its body begins."""
     stop = min(end, start + MOST_HEADER_BLOCK)
     headers: dict[str, str] = {}
@@ -294,7 +256,7 @@ def _split_parameters(value: str) -> list[str]:
     return [*items, value[begin:]][1:]
 
 
-def _addresses(headers: dict[str, str], name: str, problems: _Problems) -> list[str]:
+def _addresses(headers: dict[str, str], name: str, problems: set[str]) -> list[str]:
     """The addresses of a header, at most `MOST_RECIPIENTS`, as `name <address>`."""
     value = headers.get(name, "")
     if len(value) >= MOST_HEADER - 2:
@@ -315,7 +277,7 @@ def _addresses(headers: dict[str, str], name: str, problems: _Problems) -> list[
     return shown
 
 
-def _date(headers: dict[str, str], problems: _Problems) -> int | None:
+def _date(headers: dict[str, str], problems: set[str]) -> int | None:
     value = headers.get("date", "")
     if not value:
         return None
@@ -333,7 +295,7 @@ def _date(headers: dict[str, str], problems: _Problems) -> int | None:
 # ---- parts -----------------------------------------------------------------------------------------------------------
 
 
-def _parts(raw: bytes, headers: dict[str, str], start: int, problems: _Problems) -> Iterator[_Part]:
+def _parts(raw: bytes, headers: dict[str, str], start: int, problems: set[str]) -> Iterator[_Part]:
     """The parts that have no parts themselves, in their order."""
     todo = [(_Part(headers, start, len(raw), 0), 0)]
     count = 0
@@ -369,7 +331,7 @@ def _boundary(part: _Part) -> bytes:
     return given.encode("utf-8", "replace") if given else b""
 
 
-def _places(raw: bytes, boundary: bytes, part: _Part, problems: _Problems) -> Iterator[tuple[int, int]]:
+def _places(raw: bytes, boundary: bytes, part: _Part, problems: set[str]) -> Iterator[tuple[int, int]]:
     """Beginnings and ends of the parts of a multipart; at most as many as a message may have."""
     line = b"--" + boundary
     begin, place, count, false = -1, part.start, 0, 0
@@ -437,7 +399,7 @@ def _as_text(data: bytes, charset: str) -> tuple[str, bool]:
 # ---- text and attachments --------------------------------------------------------------------------------------------
 
 
-def _text(raw: bytes, parts: list[_Part], *, with_attachments: bool, problems: _Problems) -> str:
+def _text(raw: bytes, parts: list[_Part], *, with_attachments: bool, problems: set[str]) -> str:
     """The text of all parts: HTML only where the same is not there as plain text, attachments at the end."""
     inline = [part for part in parts if not part.is_attachment]
     texts: dict[int, str] = {}
@@ -458,7 +420,7 @@ def _text(raw: bytes, parts: list[_Part], *, with_attachments: bool, problems: _
     return "\n\n".join(filter(None, ordered))
 
 
-def _part_text(raw: bytes, part: _Part, budget: "_Budget", problems: _Problems) -> str:
+def _part_text(raw: bytes, part: _Part, budget: "_Budget", problems: set[str]) -> str:
     """The text of a part, as far as the budget of the message goes."""
     data = _payload(raw, part, budget.encoded)
     budget.encoded -= part.end - part.start
@@ -517,7 +479,7 @@ def text_of_html(html: str) -> str:
     return "\n".join(line for line in map(str.strip, text.split("\n")) if line)
 
 
-def _attachments(raw: bytes, parts: list[_Part], problems: _Problems) -> list[dict[str, Any]]:
+def _attachments(raw: bytes, parts: list[_Part], problems: set[str]) -> list[dict[str, Any]]:
     """Names, types and sizes."""
     found = [part for part in parts if part.is_attachment]
     if len(found) > MOST_ATTACHMENTS:
