@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct
 
-MOST_HEADER_BLOCK = 256 * 1024
-"""Bytes of the header block of a message or part."""
-MOST_HEADERS = 500
+MOST_HEADER_LINES = 40_000
+MOST_PART_LINES = 100
+"""Lines of the headers of a message, and of a part."""
 MOST_HEADER = 8 * 1024
 """Bytes of one header."""
 MOST_RECIPIENTS = 100
@@ -51,14 +51,22 @@ _BLOCKS = frozenset(
 )
 _SILENT = frozenset({"script", "style", "head", "title", "template", "svg", "noscript"})
 """Elements whose content nobody sees."""
+_PART_HEADERS = frozenset({"content-type", "content-disposition", "content-transfer-encoding"})
+_HEADERS = _PART_HEADERS | {
+    *("from", "to", "cc", "reply-to", "subject", "date", "message-id", "in-reply-to", "list-id"),
+}
+"""Headers that are read; the others are passed over."""
 _CHARSETS = re.compile(
     r"ascii|utf-?_?(8|16|32)(-?[bl]e)?(-sig)?|utf-7|iso8859-\d+|cp\d+|koi8-[rtu]|mac-\w+|big5\w*|gb\w+|hz|"
     r"euc_\w+|shift_jis\w*|iso2022_\w+|johab|tis-620|ptcp154|kz1048|hp-roman8"
 )
 """Names of codecs for text. Others are slow on purpose (punycode), or no text (zlib)."""
 _CHARSET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,39}")
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029]")
+_CONTROL = dict.fromkeys((*range(9), 11, 12, *range(14, 32), *range(127, 160), 0x2028, 0x2029), " ")
+_NOT_BASE64 = bytes(set(range(256)) - set(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"))
 _ADDRESS = re.compile(r"[^\s<>,;:\"()\[\]@]{1,64}@[^\s<>,;:\"()\[\]@]{1,255}")
+_OPENING = re.compile(r"<(?=[A-Za-z/!?])")
+"""The beginning of a tag or a comment; any other `<` is a sign of its own."""
 _TAG_NAME = re.compile(r"/?([A-Za-z][A-Za-z0-9]{0,20})")
 _BLANKS, _BREAKS = re.compile(r"[ \t\r\xa0]+"), re.compile(r"\n\s*\n\s*")
 
@@ -116,9 +124,9 @@ def read_mail(raw: bytes, *, with_attachments: bool = True, headers_only: bool =
     `with_attachments` adds the text of text attachments to the text; `headers_only` says that `raw` has no body.
     """
     problems: set[str] = set()
-    if not raw.strip():
+    if not raw or raw.isspace():
         problems.add("the message is empty")
-    headers, body = _headers(raw, 0, len(raw), problems)
+    headers, body = _headers(raw, 0, len(raw), problems, is_part=False)
     metadata: dict[str, Any] = {"from": _addresses(headers, "from", problems)}
     for name in ("to", "cc", "reply-to"):
         if addresses := _addresses(headers, name, problems):
@@ -149,40 +157,44 @@ def problem_text(problems: tuple[str, ...]) -> str:
 # ---- headers ---------------------------------------------------------------------------------------------------------
 
 
-def _headers(raw: bytes, start: int, end: int, problems: set[str]) -> tuple[dict[str, str], int]:
+def _headers(
+    raw: bytes, start: int, end: int, problems: set[str], *, is_part: bool = True
+) -> tuple[dict[str, str], int]:
     """The headers of a message or part by their lower-case names, the first of each, and where its body begins."""
-    stop = min(end, start + MOST_HEADER_BLOCK)
+    wanted, most = (_PART_HEADERS, MOST_PART_LINES) if is_part else (_HEADERS, MOST_HEADER_LINES)
     headers: dict[str, str] = {}
-    place, name, pieces, size, count = start, "", list[bytes](), 0, 0
+    place, name, pieces, size = start, "", list[bytes](), 0
     body = None
-    while place < end:
+    for number in range(most + 1):
+        if place >= end:
+            break
         newline = raw.find(b"\n", place, end)
         after = end if newline < 0 else newline + 1
         line = raw[place : min(after, place + MOST_HEADER + 2)]
         if line in (b"\n", b"\r\n"):
             body = after
             break
-        if place >= stop or count >= MOST_HEADERS:
-            problems.add(f"the headers are longer than {MOST_HEADER_BLOCK // 1024} kB or more than {MOST_HEADERS}")
+        if number == most:
+            problems.add(f"the headers have more than {most} lines")
             body = _after_headers(raw, place, end)
             break
         if line[:1] not in b" \t":
             _keep(headers, name, pieces)
             name, pieces, size = "", [], 0
             given, colon, value = line.partition(b":")
-            if not colon or not given.strip():
-                if count == 0 and not headers:  # no header at all: everything is the body
-                    body = place
-                    break
-                problems.add("a line among the headers is no header")
+            if colon and given.strip():
+                name, line = given[:100].strip().decode("latin-1").lower(), value
+                name = name if name in wanted else ""
+            elif number == 0:  # no header at all: everything is the body
+                body = place
+                break
             else:
-                name, line = given.strip().decode("latin-1").lower()[:100], value
-                count += 1
+                problems.add("a line among the headers is no header")
         if name and size < MOST_HEADER:
             pieces.append(line[: MOST_HEADER - size])
         size += after - place
-        if size > MOST_HEADER + 200:
-            problems.add(f"the header {_line(name, 40).title() or '?'} is longer than {MOST_HEADER // 1024} kB")
+        if name and size > MOST_HEADER + 200:
+            problems.add(f"the header {name.title()} is longer than {MOST_HEADER // 1024} kB")
         place = after
     _keep(headers, name, pieces)
     return headers, end if body is None else body
@@ -375,7 +387,7 @@ def _payload(raw: bytes, part: _Part, most: int) -> bytes:
 
 
 def _from_base64(data: bytes) -> bytes:
-    letters = re.sub(rb"[^A-Za-z0-9+/]", b"", data)
+    letters = data.translate(None, _NOT_BASE64)
     letters = letters[: len(letters) - (len(letters) % 4 == 1)]
     return binascii.a2b_base64(letters + b"=" * (-len(letters) % 4))
 
@@ -430,7 +442,7 @@ def _part_text(raw: bytes, part: _Part, budget: "_Budget", problems: set[str]) -
     if part.media_type == "text/html":
         html, budget.html = text[: max(0, budget.html)], budget.html - len(text)
         text = text_of_html(html)
-    text = _BREAKS.sub("\n\n", _CONTROL.sub(" ", text.replace("\r\n", "\n"))).strip()
+    text = _BREAKS.sub("\n\n", text.replace("\r\n", "\n").translate(_CONTROL)).strip()
     found, budget.text = _cut(text, max(1, budget.text)), budget.text - len(text)
     return found
 
@@ -455,7 +467,8 @@ def text_of_html(html: str) -> str:
     found: list[str] = []
     lower = html.lower() if len(html.lower()) == len(html) else html  # the length of some letters differs
     place = 0
-    while (start := html.find("<", place)) >= 0:
+    while (opening := _OPENING.search(html, place)) is not None:
+        start = opening.start()
         found.append(html[place:start])
         if html.startswith("<!--", start):
             place, closing = html.find("-->", start + 4), 3
@@ -465,11 +478,8 @@ def text_of_html(html: str) -> str:
             if name in _SILENT and html[start + 1] != "/" and place >= 0 and html[place - 1] != "/":
                 place, closing = lower.find(f"</{name}", place), 0
             found.append("\n" if name in _BLOCKS else "")
-        elif html[start + 1 : start + 2] in ("!", "?", "/"):
+        else:
             place, closing = html.find(">", start), 1
-        else:  # a sign of its own: 1 < 2
-            found.append("<")
-            place, closing = start, 1
         if place < 0:
             break
         place += closing
@@ -502,7 +512,7 @@ def _size(raw: bytes, part: _Part) -> int:
 
 def _line(text: str, most: int) -> str:
     """A text in one line without control characters."""
-    return _cut(" ".join(_CONTROL.sub(" ", text).split()), most)
+    return _cut(" ".join(text.translate(_CONTROL).split()), most)
 
 
 def _cut(text: str, most: int) -> str:
