@@ -36,6 +36,8 @@ base_dir = {folder}/run
 state_dir = {folder}/run
 log_path = {folder}/server.log
 auth_mechanisms = plain
+auth_failure_delay = 0
+shutdown_clients = yes
 disable_plaintext_auth = no
 ssl = yes
 ssl_cert = <{folder}/localhost.pem
@@ -54,11 +56,11 @@ mailbox_list_index = no
 maildir_very_dirty_syncs = no
 passdb {{
   driver = passwd-file
-  args = scheme=PLAIN {folder}/users
+  args = scheme=PLAIN {folder}/users/%n
 }}
 userdb {{
-  driver = passwd-file
-  args = {folder}/users
+  driver = static
+  args = uid={uid} gid={gid} home={folder}/mail/%n
 }}
 namespace inbox {{
   inbox = yes
@@ -83,6 +85,9 @@ service imap-login {{
 }}
 service anvil {{
   chroot =
+  unix_listener anvil-auth-penalty {{
+    mode = 0
+  }}
 }}
 service stats {{
   chroot =
@@ -107,7 +112,7 @@ class ImapServer:
         mine = self._mail.pw_name
         (folder / "mail").mkdir(exist_ok=True)
         self._own(folder / "mail")
-        (folder / "users").touch()
+        (folder / "users").mkdir(exist_ok=True)
         shutil.copy(CERTIFICATE, folder / "localhost.pem")
         settings = {
             "folder": folder,
@@ -117,6 +122,8 @@ class ImapServer:
             "internal_group": "dovecot" if self._is_root else _group_of(self._mail),
             "login": "dovenull" if self._is_root else mine,
             "connections": self._connections,
+            "uid": self._mail.pw_uid,
+            "gid": self._mail.pw_gid,
         }
         (folder / "dovecot.conf").write_text(CONFIGURATION.format(**settings))
         program = shutil.which("dovecot", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
@@ -148,9 +155,7 @@ class ImapServer:
         """A new user with an empty mailbox."""
         user = f"user{next(_numbers)}"
         home = self.folder / "mail" / user
-        line = f"{user}:{{PLAIN}}{password}:{self._mail.pw_uid}:{self._mail.pw_gid}::{home}::\n"
-        with (self.folder / "users").open("a") as users:
-            users.write(line)
+        (self.folder / "users" / user).write_text(f"{user}:{{PLAIN}}{password}::::::\n")
         mailbox = Mailbox(self, user, home)
         mailbox.make("INBOX")
         return mailbox

@@ -384,7 +384,6 @@ class ImapMailbox:
                 missing = [item for item, place in places.items() if place not in alive]
                 draft.deleted += missing
                 draft.room -= len(missing)
-            draft.seen += len(items)
             if len(items) < CHECKED:
                 cursor.dirty.pop(0)
                 cursor.after = ""
