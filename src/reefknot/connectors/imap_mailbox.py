@@ -259,7 +259,7 @@ class ImapMailbox:
     def _passed_over(self, link: ImapConnection, folder: ImapFolder, error: ImapRefusedError) -> None:
         """Go on without a folder that cannot be opened, unless it was asked for by its name. Its documents stay."""
         is_named = self._settings.folders is not None and folder.name in self._settings.folders
-        if not link.is_open or is_named or error.failure_type in (FailureType.TRANSIENT, FailureType.RATE_LIMITED):
+        if is_named or _passes(link, error):
             raise error
         logger().warning("%s: the folder %s was passed over: %s", self._name, printable(folder.name, most=100), error)
 
@@ -344,8 +344,8 @@ class ImapMailbox:
         for name, places in by_folder.items():
             try:
                 alive = await self._alive(link, folders.get(name), places.values())
-            except ImapRefusedError:
-                if not link.is_open:
+            except ImapRefusedError as error:
+                if _passes(link, error):
                     raise
                 continue
             gone |= {location for location, place in places.items() if place not in alive}
@@ -376,10 +376,12 @@ class ImapMailbox:
             places = {item.id: place[1:] for item in items if (place := place_of(item.location)) is not None}
             try:
                 alive = await self._alive(link, folders.get(name), places.values())
-            except ImapRefusedError:
-                if not link.is_open:
+            except ImapRefusedError as error:
+                if _passes(link, error):
                     raise
-                items = []  # it cannot be opened: its documents stay
+                items = []  # it cannot be opened: its documents stay, and the next sync looks again
+                if name in cursor.folders:
+                    cursor.folders[name].count = -1
             else:
                 missing = [item for item, place in places.items() if place not in alive]
                 draft.deleted += missing
@@ -390,6 +392,11 @@ class ImapMailbox:
             else:
                 cursor.after = items[-1].location
         return True
+
+
+def _passes(link: ImapConnection, error: ImapRefusedError) -> bool:
+    """Whether the refusal is about the server, and passes; else it is about the folder."""
+    return not link.is_open or error.failure_type in (FailureType.TRANSIENT, FailureType.RATE_LIMITED)
 
 
 def _usual(folders: list[ImapFolder]) -> list[ImapFolder]:

@@ -43,7 +43,7 @@ MOST_FOLDERS = 5000
 MOST_NAME = 1000
 """Bytes of the name of a folder."""
 
-_LITERAL = re.compile(rb"\{(\d{1,19})\+?\}\Z")
+_LITERAL = re.compile(rb"\{(\d+)\+?\}\Z")
 _TOKEN = re.compile(rb'[()]|"((?:[^"\\]|\\.)*)"|[^\s()"]+')
 _ENCODED_NAME = re.compile(r"&([^-]*)-")
 _UNSAFE = re.compile(rb"[\r\n\x00]")
@@ -409,7 +409,7 @@ class ImapConnection:
         pieces: list[tuple[bytes, bytes]] = []
         last, text = line, rest
         while (announced := _LITERAL.search(last)) is not None:
-            size = int(announced[1])
+            size = int(announced[1][:20])
             most -= size
             if size > literal or most < 0:
                 raise self._too_large()
