@@ -98,18 +98,20 @@ class GithubApi:
         *,
         etag: str = "",
         accept: str = _JSON,
-        most: int = LARGEST_JSON,
+        most: int | None = None,
         expected: Sequence[int] = (),
     ) -> ApiAnswer:
         """
         The answer to a GET of a path beneath the repository, and "" for the repository itself.
 
         Statuses other than 200, 304 and the `expected` ones are raised as `SourceError`. An answer of more than `most`
-        bytes is a permanent failure.
+        bytes (default: `LARGEST_JSON`) is a permanent failure.
         """
         where = f"/repos/{self._repository}{path}"
         words = "&".join(f"{name}={quote(str(value), safe='')}" for name, value in (query or {}).items())
-        answer = await self._follow(f"{self._base}{where}{'?' if words else ''}{words}", etag, accept, most)
+        answer = await self._follow(
+            f"{self._base}{where}{'?' if words else ''}{words}", etag, accept, LARGEST_JSON if most is None else most
+        )
         if answer.status in (200, 304, *expected):
             return answer
         if answer.status in (301, 308):
@@ -194,7 +196,9 @@ class GithubApi:
             )
         return self._client
 
-    def _trust(self) -> ssl.SSLContext:
+    def _trust(self) -> ssl.SSLContext | bool:
+        if self._origin[0] == "http":
+            return False  # on this machine, without TLS: nothing to trust
         if self._ca_file is None:
             return httpx2.create_ssl_context(trust_env=False)
         try:
