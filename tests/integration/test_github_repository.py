@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from reefknot.connectors import github_api, github_content, github_repository
+from reefknot.connectors.github_content import Conversation
 from reefknot.connectors.github_repository import GithubRepository
 from reefknot.core.failure import FailureType
 from reefknot.errors import SourceError
@@ -1011,3 +1012,93 @@ def test_a_page_is_closed_when_it_is_large(server: GithubServer, monkeypatch: py
 
     assert max(len(page.documents) for page in kept.pages) == 2
     assert len(kept.documents) == 5
+
+
+# ---- controls: what the tests above would miss without the protection ------------------------------------------------
+
+
+class PagedByNumbers(GithubRepository):
+    """Reads issues page by page in the order of their changes, as one would at first."""
+
+    async def _issues(self, draft: Any) -> None:
+        listing: list[Conversation] = []
+        while True:
+            query = github_repository._listing("updated", "asc", page=draft.state.page)
+            answer = await self._api.get("/issues", query)
+            listing += self._api.decoded(answer, list[Conversation])
+            draft.state.page += 1
+            if not answer.has_next:
+                break
+        draft.limit = 1000
+        await self._add_conversations(draft, "issues", listing, answer)
+        draft.state.phase = "done"
+
+
+def test_the_change_between_pages_loses_an_issue_where_pages_are_numbered(server: GithubServer) -> None:
+    for number in range(1, 151):
+        server.tick()
+        server.add_issue(number)
+
+    def change(server: GithubServer) -> None:
+        server.tick()
+        server.change_issue(1, title="Changed early")
+
+    server.on("/issues.*sort=updated", lambda server: None, change)
+    server.tick(300)
+
+    async def work() -> Kept:
+        given = {"repository": "octo/demo", "base_url": server.url, "content": ["issues"]}
+        source = PagedByNumbers(SourceContext("demo", given, Path("/"), lambda reference: ""))
+        kept = await sync(source, Kept(), limit=1000)
+        await source.close()
+        return kept
+
+    assert "issues/101" not in run(work).texts
+
+
+def test_without_the_check_of_hashes_other_content_would_be_kept(
+    server: GithubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(github_content, "_blob_sha", lambda body, like: like)
+    write(server, a="a" * 20)
+    server.on("/git/blobs/", Reply(body=b"other content"))
+
+    assert synced(server, content=["files"]).texts == {"files/a.md": "other content"}
+
+
+def test_without_the_look_for_a_push_a_sync_mixes_commits(
+    server: GithubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(server, a="a1", b="b1", c="c1", d="d1")
+
+    async def work() -> Kept:
+        source = connector(server, content=["files"])
+        kept = await sync(source, Kept(), limit=2, most=1)
+        server.git.files = {"a.md": b"a2"}
+        server.git.commit(parent="")
+
+        async def never(state: object) -> bool:
+            return False
+
+        monkeypatch.setattr(source, "_head", never)
+        await sync(source, kept, limit=2)
+        await source.close()
+        return kept
+
+    assert set(run(work).texts) == {"files/a.md", "files/b.md", "files/c.md", "files/d.md"}
+
+
+def test_without_the_look_for_moves_a_renamed_file_is_another_document(
+    server: GithubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never(self: object, draft: object, entry: object) -> None:
+        return None
+
+    monkeypatch.setattr(GithubRepository, "_moved_from", never)
+    write(server, a="moving")
+    kept = synced(server, content=["files"])
+    before = kept.ids["files/a.md"]
+    server.git.files = {"b.md": b"moving"}
+    server.git.commit()
+
+    assert synced(server, kept, content=["files"]).ids["files/b.md"] != before
