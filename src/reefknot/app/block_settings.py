@@ -150,6 +150,10 @@ def _own_files(settings: Settings, store: str) -> Iterator[tuple[str, str]]:
         yield CONFIGURATION, str(settings.path)
     if store.startswith(SQLITE_PREFIX):
         yield STORE, sqlite_path(store)
+    if configuration.sources:
+        from reefknot.app.sources import documents_path
+
+        yield "the documents of sources", str(documents_path(settings, store))
     if configuration.audit.jsonl is not None:
         yield "the copy of the audit log", str(folder / configuration.audit.jsonl.path)
     for name, reference in configuration.secrets.items():

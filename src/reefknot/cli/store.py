@@ -391,7 +391,8 @@ def _version_and_unused(address: StoreAddress) -> tuple[int, int]:
     """The file's schema version and its unused bytes, read without changing anything."""
     import apsw
 
-    from reefknot.engines.sqlite.connection import check_version, translated
+    from reefknot.engines.sqlite.connection import check_version
+    from reefknot.runtime.sqlite_files import translated
 
     path = str(address.path)
     try:
