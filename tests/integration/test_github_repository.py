@@ -292,7 +292,6 @@ def test_an_empty_repository_has_no_files(server: GithubServer) -> None:
 def test_a_repository_without_issues_still_has_pull_requests(server: GithubServer) -> None:
     server.has_issues = False
     server.add_issue(1, is_pull=True)
-    server.on("/issues/1/comments", Reply(body=b"[]"))
     server.tick()
 
     assert set(synced(server, content=["issues", "pull_requests"]).texts) == {"pull_requests/1"}
