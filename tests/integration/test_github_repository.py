@@ -311,6 +311,7 @@ def test_an_unchanged_repository_costs_nothing_of_the_rate_limit(server: GithubS
     assert server.used == used
     assert kept.pages[-1].documents == ()
     assert kept.pages[-1].deleted == ()
+    assert [sum(page.seen for page in kept.pages)] == [15], "each item was looked at once"
 
 
 def test_only_what_changed_is_fetched(server: GithubServer) -> None:
@@ -665,7 +666,7 @@ def test_a_repository_that_nobody_sees_is_told_with_what_to_check(server: Github
     without, with_token = failure(server), failure(server, token="secret", repository="octo/other")
 
     assert (without.failure_type, with_token.failure_type) == (FailureType.PERMANENT, FailureType.PERMANENT)
-    assert "a private one needs `token: env:NAME`" in str(without)
+    assert "a private one needs the setting `token`, such as env:NAME" in str(without)
     assert "check `repository: octo/other`" in str(with_token)
 
 

@@ -31,7 +31,7 @@ WHOLE_S = 90.0
 """Time for one request with its body, however steadily it drips."""
 TOKEN_S = 60.0
 """Time for which a token is used before it is read again: a new one is taken without a restart."""
-LARGEST_JSON = 32 * 1024 * 1024
+LARGEST_JSON = 64 * 1024 * 1024
 LARGEST_TEXT = 4096
 """Characters of a refusal's body that are looked at."""
 SECONDARY_S = 60.0
@@ -191,9 +191,10 @@ class GithubApi:
         try:
             token = reference().strip()
         except (ReefknotError, OSError, LookupError, ValueError) as error:
-            raise SourceError(f"`token:` cannot be read: {error}", FailureType.PERMANENT) from error
+            raise SourceError(f"the setting `token` cannot be used: {error}", FailureType.PERMANENT) from error
         if not token or not token.isascii() or not token.isprintable() or " " in token:
-            text = "what `token:` refers to is empty, or has characters that no token has; store the token alone there"
+            problem = "what the setting `token` refers to is empty, or has characters that no token has"
+            text = f"{problem}; store the token alone there"
             raise SourceError(text, FailureType.PERMANENT)
         return token
 
@@ -279,14 +280,14 @@ def failure_of(answer: ApiAnswer, message: str, *, where: str, repository: str, 
 def _refused(status: int, message: str, where: str, repository: str, has_token: bool) -> str:
     match status:
         case 401:
-            what = "it expired or was revoked; make a new one and store it where `token:` says"
+            what = "it expired or was revoked; make a new one, and store it where the setting `token` says"
             return f"the token is not valid ({message}): {what}"
         case 403:
             return f"GitHub refuses {where} ({message}): {RIGHTS}"
         case 404 if has_token:
             return f"GitHub has no {where}, or the token may not see it: check `repository: {repository}`; {RIGHTS}"
         case 404:
-            what = "a private one needs `token: env:NAME`"
+            what = "a private one needs the setting `token`, such as env:NAME"
             return f"GitHub has no {where} that everybody may see: check `repository: {repository}`; {what}"
         case 451:
             return f"GitHub may not show {where} for legal reasons ({message}); remove the source, or exclude it"

@@ -428,7 +428,7 @@ class GithubRepository:
                     return False
                 await self._add_conversation(draft, kind, one, version)
                 draft.steps += 1
-            draft.seen += not is_other
+            draft.seen += not is_other and not state.is_closing
             if kind == "pull_requests":
                 state.offset += 1
             elif not state.is_closing and shown_time(one.updated_at) > state.since:

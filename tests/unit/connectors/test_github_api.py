@@ -49,6 +49,7 @@ def test_a_refusal_has_its_kind_and_its_wait(failed: SourceError, kind: FailureT
     assert getattr(failed, "retry_after", None) == seconds
     read = failure_from(failed)
     assert (read.failure_type, read.retry_after) == (kind, seconds), "the orchestrator reads the same"
+    assert read.message == str(failed), "no word of it looks like a secret"
 
 
 def test_a_spent_limit_waits_for_its_reset() -> None:

@@ -49,7 +49,7 @@ def test_everything_may_be_given() -> None:
     [
         (
             {"repositry": "octo/demo"},
-            "setting='repositry' is not accepted: one of repository, token, .*did you mean 'repository'",
+            "repositry='\\*\\*\\*' is not accepted: a setting of this connector: .*did you mean 'repository'",
         ),
         ({"tokn": "env:X"}, "did you mean 'token'"),
         ({"repository": "demo"}, "repository='demo' is not accepted: OWNER/NAME"),
@@ -67,6 +67,9 @@ def test_everything_may_be_given() -> None:
         ({"branch": "a/../b"}, "the name of a branch"),
         ({"include": "docs/**"}, "a list of at most 200 path patterns"),
         ({"exclude": ["/"]}, "a list of at most 200 path patterns"),
+        ({"exclude": ["/docs"]}, "neither begins with / nor leads upwards"),
+        ({"exclude": ["../docs"]}, "neither begins with / nor leads upwards"),
+        ({"exclude": ["[z-a]"]}, "bad character range"),
         ({"exclude": [7]}, "a list of at most 200 path patterns"),
         ({"content": ["pull_request"]}, "did you mean 'pull_requests'"),
         ({"content": []}, "a list of files, issues, pull_requests"),
@@ -97,6 +100,7 @@ def test_a_wrong_type_is_a_type_error_too() -> None:
     "given",
     [
         {"token": "ghp_canary"},
+        {"tokn": "ghp_canary"},
         {"token": "env:"},
         {"base_url": "https://user:ghp_canary@ghe.example"},
     ],
@@ -120,7 +124,10 @@ def test_http_is_for_this_machine(host: str) -> None:
         ("*.md", ["a.md", "docs/a.md", "docs/deep/a.md"], ["a.mdx", "md", "docs/a.txt"]),
         ("docs", ["docs/a.md", "docs", "src/docs/b"], ["docs2/a", "mydocs/a"]),
         ("docs/", ["docs/a.md", "src/docs/b"], ["docs2/a"]),
-        ("/docs", ["docs/a.md"], ["src/docs/b"]),
+        ("docs/[a-c]?.md", ["docs/a1.md", "docs/c2.md"], ["docs/d1.md", "docs/a/.md"]),
+        ("[!a]*.md", ["b.md", "x/b.md"], ["a.md"]),
+        ("[^]x[", ["^x["], ["ax["]),
+        ("a[]b", ["a[]b"], ["ab"]),
         ("docs/**", ["docs/a.md", "docs/deep/b"], ["src/docs/b", "docs2/a"]),
         ("docs/*.md", ["docs/a.md"], ["docs/deep/a.md", "a.md"]),
         ("docs/**/*.md", ["docs/a.md", "docs/deep/deeper/a.md"], ["docs/a.txt", "a.md"]),
