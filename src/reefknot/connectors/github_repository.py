@@ -32,15 +32,7 @@ from reefknot.connectors.github_content import (
 from reefknot.connectors.github_settings import GithubSettings
 from reefknot.core.failure import FailureType
 from reefknot.errors import SourceError
-from reefknot.ports.connector import (
-    Document,
-    FetchRequest,
-    ItemFailure,
-    KnownItem,
-    KnownItems,
-    Page,
-    SourceContext,
-)
+from reefknot.ports.connector import Document, FetchRequest, ItemFailure, KnownItem, KnownItems, Page, SourceContext
 
 PAGE_S = 30.0
 """Time after which a page is closed with what it has, so that a slow server does not outlast the page's time limit."""
