@@ -16,7 +16,7 @@ from pathlib import Path
 from time import monotonic
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
-from msgspec import structs
+from msgspec import structs, to_builtins
 
 from reefknot.cli import source_view as view
 from reefknot.cli.app import CommandError, Exit, examples, noun
@@ -41,7 +41,6 @@ from reefknot.cli.output import (
     data,
     plural,
     prints_to_stderr,
-    progress,
     put,
     put_document,
     put_json,
@@ -196,7 +195,8 @@ def try_sources(
         for one in results:
             put(f"{one.name}: {'OK' if one.ok else 'FAILED'}: {one.answer}")
 
-    show({"ok": all(one.ok for one in results), "sources": results}, text, json=common.json)
+    fields = {"ok": all(one.ok for one in results), "sources": to_builtins(results)}
+    show(fields, text, json=common.json)
     codes = {one.exit for one in results if not one.ok}
     return Exit.FINE if not codes else codes.pop() if len(codes) == 1 else Exit.FAILED
 
@@ -250,11 +250,11 @@ def run(
     if options.dry_run:
         put(f"{name} would be synced{' from the beginning' if full else ''}: {source.connector}, {source.schedule}")
         return Exit.FINE
-    outcome = asyncio.run(_synced(address, source, full=full, quiet=options.json))
+    outcome = asyncio.run(_synced(address, source, full=full))
     return view.put_outcome(outcome, json=options.json)
 
 
-async def _synced(address: StoreAddress, source: ConfiguredSource, *, full: bool, quiet: bool) -> view.SyncOutcome:
+async def _synced(address: StoreAddress, source: ConfiguredSource, *, full: bool) -> view.SyncOutcome:
     from reefknot.app.sources import ingestion_settings, open_documents
     from reefknot.app.stores import open_store, options_of
     from reefknot.ingestion.jobs import JobQueue
@@ -280,11 +280,10 @@ async def _synced(address: StoreAddress, source: ConfiguredSource, *, full: bool
             await documents.forget(source.name)
         await store.audit.append([address.event("source.run", source.name, full=full)])
         before = monotonic()
-        with progress(f"syncing {source.name}", 1) as advance:
-            pages = view.Progress(source.name, quiet=quiet, advance=advance)
-            orchestrator.on_page(lambda _, summary: pages.page(summary))
-            async with orchestrator:
-                item = await _until_over(orchestrator, source, address.actor)
+        progress = view.Progress(source.name)
+        orchestrator.on_page(lambda _, summary: progress.page(summary))
+        async with orchestrator:
+            item = await _until_over(orchestrator, source, address.actor)
         counts = (await documents.counts()).get(source.name)
         record = await orchestrator.records.read(source.name)
         now = store.moment().wall

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from time import time
+from time import monotonic, time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Struct, structs
 
 from reefknot.cli.app import CommandError, Exit
-from reefknot.cli.output import Advance, age, plural, put, put_table, say, show, time_text
+from reefknot.cli.output import age, plural, put, put_table, say, show, time_text
 from reefknot.core.audit.event import FailureRecord
 from reefknot.core.failure import ErrorCode, FailureType
 from reefknot.core.overload.source_health import SourceCondition
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Redact = Callable[[str], str]
 NEEDS_ATTENTION, NEVER_SYNCED, NOT_CONFIGURED = "needs attention", "never synced", "not configured"
-PROGRESS_EVERY_S = 5.0
+PROGRESS_EVERY_S = 2.0
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 # ---- the list --------------------------------------------------------------------------------------------------------
@@ -163,7 +163,7 @@ def put_sources(found: Sequence[SourceRow], *, wide: bool, json: bool) -> None:
         if not found:
             say("no source is configured; `source add` adds one")
 
-    show({"sources": found}, text, json=json)
+    show({"sources": msgspec.to_builtins(found)}, text, json=json)
 
 
 # ---- tests -----------------------------------------------------------------------------------------------------------
@@ -202,19 +202,15 @@ def failed_test(name: str, error: Exception, timeout: float) -> TestResult:
 
 
 class Progress:
-    """Pages of a sync as they are kept: lines on stderr now and then, and a bar on a terminal."""
+    """Pages of a sync as they are kept: a line on stderr every few seconds."""
 
-    def __init__(self, name: str, *, quiet: bool, advance: Advance) -> None:
+    def __init__(self, name: str) -> None:
         self._name = name
-        self._quiet = quiet
-        self._advance = advance
-        self._said_at = time()
+        self._said_at = monotonic()
 
     def page(self, summary: SyncSummary) -> None:
-        self._advance(0)
-        now = time()
-        if not self._quiet and now - self._said_at >= PROGRESS_EVERY_S:
-            self._said_at = now
+        if monotonic() - self._said_at >= PROGRESS_EVERY_S:
+            self._said_at = monotonic()
             say(f"{self._name}: {summary.seen} looked at, {summary.kept} new or changed")
 
 
@@ -313,7 +309,7 @@ def put_outcome(found: SyncOutcome, *, json: bool) -> int:
                 put(f"{name}: not done yet: {found.reason or 'the source lets no job begin now'}")
                 say(f"It is tried again at {found.next_try}, by `reefknot up` or the next `source run {name}`.")
 
-    show(found, text, json=json)
+    show(msgspec.to_builtins(found), text, json=json)
     return {"done": Exit.FINE, "quarantined": Exit.FAILED, "cancelled": Exit.FAILED}.get(found.state, Exit.TEMPORARY)
 
 
