@@ -12,7 +12,7 @@ import os
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from math import isfinite
 from pathlib import Path
@@ -26,6 +26,7 @@ from reefknot.app.audit_copies import kept_events
 from reefknot.app.block_settings import block_settings, check_logins, check_roots, loaded_modules
 from reefknot.app.presence import STORE_S, look_for_orphans
 from reefknot.app.reload import PolicyReload, ReloadOutcome
+from reefknot.app.schedules import running_schedules
 from reefknot.app.stores import client_of, open_store, options_of
 from reefknot.audit.journal import Journal
 from reefknot.blocks.fs import remove_spare_files
@@ -419,7 +420,9 @@ async def running_system(
         )
         system = await _started(build, store, workers, router, own_work_only=own_work_only)
         with LoopWatch(system.workers, store.leases):
-            async with _stopped_at_the_end(system, drain):
+            async with _stopped_at_the_end(system, drain), AsyncExitStack() as running:
+                if router is not None and not own_work_only:
+                    await running.enter_async_context(running_schedules(store, settings, system.client))
                 yield system
         if stopped is not None:
             await stopped(system)

@@ -169,8 +169,8 @@ class JobRunner:
                 raise StoppingError
             request = FetchRequest(position.cursor, known, source.page_size, job.payload)
             page = await self._fetch(connector, request, source)
+            await self._submit_failed(source, page.failures, summary.failed)  # first: the cursor passes them by
             position = await self._keep(job, source, page, position)
-            await self._submit_failed(source, page.failures, summary.failed)
             summary = summary.with_page(page)
             if len(locations) < MOST_KEPT_LOCATIONS:
                 locations.update(one.location for one in page.documents)
