@@ -149,25 +149,53 @@ def list_(*, wide: Wide = False, watch: Watch = None, options: StoreFlags = STOR
 
     address = address_of(options)
     sources = [] if address.settings is None else sources_of(address.settings)
-    repeated(watch, lambda: view.put_sources(_rows(address, sources), wide=wide, json=options.json))
+
+    def draw() -> None:
+        view.put_sources(asyncio.run(_rows(address, sources)), wide=wide, json=options.json)
+
+    repeated(watch, draw)
 
 
-def _rows(address: StoreAddress, sources: Sequence[ConfiguredSource]) -> list[view.SourceRow]:
-    async def work() -> list[view.SourceRow]:
-        counts: dict[str, Any] = {}
-        if _documents_file(address).exists():
-            async with _documents(address) as documents:
-                counts = await documents.counts()
-        names = [one.name for one in sources]
-        if address.is_sqlite and not address.path.is_file():  # no sync has run yet
-            return view.rows(sources, {}, counts, address.redactor)
-        from reefknot.ingestion.sources import statuses
+async def _rows(address: StoreAddress, sources: Sequence[ConfiguredSource]) -> list[view.SourceRow]:
+    from reefknot.ingestion.sources import statuses
 
-        async with opened(address) as store:
-            found = {one.name: one for one in await statuses(store, names)}
-            return view.rows(sources, found, counts, address.redactor, now=store.moment().wall)
+    counts: dict[str, Any] = {}
+    if _documents_file(address).exists():
+        async with _documents(address) as documents:
+            counts = await documents.counts()
+    if address.is_sqlite and not address.path.is_file():  # no sync has run yet
+        return view.rows(sources, {}, counts, address.redactor)
+    async with opened(address) as store:
+        found = {one.name: one for one in await statuses(store, [one.name for one in sources])}
+        return view.rows(sources, found, counts, address.redactor, now=store.moment().wall)
 
-    return asyncio.run(work())
+
+@app.command(name="show", help_epilogue=examples("source show notes"))
+def show_source(
+    name: Name,
+    /,
+    *,
+    limit: Annotated[int, arg("Most documents with a problem to list. Default: 20.")] = 20,
+    options: StoreFlags = STORE,
+) -> None:
+    """Show a source: settings, state, and the documents that could be read only in part. Secrets are hidden."""
+    from reefknot.app.sources import sources_of
+    from reefknot.cli.config import shown_value
+
+    check_whole("--limit", limit)
+    address = address_of(options)
+    source = named([] if address.settings is None else sources_of(address.settings), name)
+
+    async def work() -> tuple[view.SourceRow, list[Document]]:
+        row = next(one for one in await _rows(address, [source]) if one.name == name)
+        if not row.problems:
+            return row, []
+        async with _documents(address) as documents:
+            return row, await documents.problems(name, limit=limit)
+
+    row, problems = asyncio.run(work())
+    shown = {key: shown_value(("sources", name, key), value) for key, value in source.settings.items()}
+    view.put_source(row, shown, problems, json=options.json)
 
 
 @app.command(name="test", help_epilogue=examples("source test", "source test mail"))

@@ -47,8 +47,9 @@ class GithubSettings(Struct, frozen=True):
         given = context.settings
         for key in given:
             if key not in cls.__struct_fields__:
-                accepted = f"one of {', '.join(cls.__struct_fields__)}{suggest(str(key), cls.__struct_fields__)}"
-                raise ParameterError("setting", key, accepted)
+                near = suggest(str(key), cls.__struct_fields__)
+                accepted = f"no such setting; there are {', '.join(cls.__struct_fields__)}{near}"
+                raise ParameterError(str(key)[:60], "***", accepted)  # it may be a token under a wrong name
         if "repository" not in given:
             raise ParameterError("repository", None, "OWNER/NAME, as in the address of the repository")
         checked: dict[str, Any] = {key: _CHECKS[key](value) for key, value in given.items()}
