@@ -6,7 +6,7 @@ The id of a submission is made of the schedule's name and the due time, so it is
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -53,9 +53,11 @@ class _Submission:
 
 
 @asynccontextmanager
-async def running_schedules(store: Store, settings: Settings, client: Client) -> AsyncIterator[Scheduler]:
-    """Submit what the schedules of a configuration make due, for as long as the block lasts."""
-    scheduler = Scheduler(store, schedule_entries(settings, client))
+async def running_schedules(
+    store: Store, settings: Settings, client: Client, syncs: Sequence[ScheduledEntry] = ()
+) -> AsyncIterator[Scheduler]:
+    """Submit what the schedules of a configuration make due, and `syncs`, for as long as the block lasts."""
+    scheduler = Scheduler(store, [*schedule_entries(settings, client), *syncs])
     scheduler.start()
     try:
         yield scheduler

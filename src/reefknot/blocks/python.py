@@ -171,17 +171,19 @@ def block(
     return register
 
 
-def load_module(name: str, *, path: str | None = None) -> dict[str, Block]:
+def load_module(name: str, *, path: str | None = None, others: Callable[[], object] = dict) -> dict[str, Block]:
     """
     Import a module, so that its `@block`s register. Returns all that are registered.
+
+    A module without any is refused, unless it has registered something else: then `others` returns another value.
 
     `name` is a module's name (`pkg.steps`), or its file (`steps.py`, `./steps.py`, `pkg/steps.py`). `path` is the
     folder in which it is looked for, before all others.
     """
-    before = registry.blocks()
+    before, others_before = registry.blocks(), others()
     module = import_user_module(name, path=path).__name__
     after = registry.blocks()
-    if after == before and not any(_home_of(one)[0] == module for one in after.values()):
+    if after == before and others() == others_before and not any(_home_of(one)[0] == module for one in after.values()):
         raise ConfigurationError([f"--module {name}: it has no function under @reefknot.block"])
     return after
 

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct, structs
 
+from reefknot.audit.assignments import job_completed_event
 from reefknot.core.audit.event import DecisionRecord, Event
 from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.overload.source_health import (
@@ -246,7 +247,7 @@ class JobRunner:
             )
             ids = [one.id for one in found if location_in(one.id, source.name) in locations]
             if ids:
-                await self._jobs.store.work.retry(ids, who="ingestion", why="the item can be read now")
+                await self._jobs.requeue(ids, who="ingestion", why="the item can be read now")
 
     # ---- after ------------------------------------------------------------------------------------------------------
 
@@ -261,7 +262,9 @@ class JobRunner:
             events.append(recovered_event(item, wall, history))
         self._record(item, "succeeded", wall - began)
         await self._change_health(source, lambda health: after_answer(health, now, limit=limit))
-        return JobReport(WorkDone(msgspec.json.encode(summary).decode()), tuple(events))
+        result = msgspec.json.encode(summary)
+        events.append(job_completed_event(item, result, wall))
+        return JobReport(WorkDone(result.decode()), tuple(events))
 
     async def _failed(self, item: WorkItem, source: IngestionSource, error: Exception, began: float) -> JobReport:
         """Decide about a failure: again, later without an attempt, or quarantine."""

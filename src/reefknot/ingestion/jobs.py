@@ -13,7 +13,10 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from reefknot.audit.assignments import submitted_event
+from reefknot.audit.journal import Journal, about_item
 from reefknot.core import checks
+from reefknot.core.audit.event import Requeued
 from reefknot.core.retry.defaults import JobType
 from reefknot.core.work import Snooze, WorkItem
 from reefknot.errors import ParameterError
@@ -104,6 +107,7 @@ class JobQueue:
 
     def __init__(self, store: Store) -> None:
         self.store = store
+        self._journal = Journal(store.audit)
 
     async def enqueue(self, *jobs: IngestionJob, delay: float = 0.0, events: Sequence[AuditEntry] = ()) -> list[bool]:
         """Keep these jobs, due after `delay` seconds. False: a job of this id is there already."""
@@ -111,8 +115,21 @@ class JobQueue:
             checks.text("job_id", job.job_id, "a text that names the job")
             checks.text("source", job.source, "the name of a source")
         due_at = self.store.moment().wall + int(checks.seconds("delay", delay, or_zero=True) * 1000)
-        answers = await self.store.work.enqueue([job.as_item(due_at=due_at) for job in jobs], events=events)
+        items = [job.as_item(due_at=due_at) for job in jobs]
+        answers = await self.store.work.enqueue(items, events=events, accept_events=self._submitted)
         return [answer is Enqueued.ACCEPTED for answer in answers]
+
+    def _submitted(self, item: WorkItem) -> list[AuditEntry]:
+        return self._journal.entries([submitted_event(item, self.store.moment().wall / 1000)])
+
+    async def requeue(self, ids: Sequence[str], *, who: str, why: str) -> list[str]:
+        """Return jobs to the queue that are in quarantine or have failed, with fresh budgets. Returns their ids."""
+        wall, events = self.store.moment().wall / 1000, []
+        for job_id in ids:
+            item = await self.get(job_id)
+            if item is not None:
+                events.append(Requeued(**about_item(item, wall), reason=why, generation=item.generation + 1))
+        return await self.store.work.retry(ids, who=who, why=why, events=self._journal.entries(events))
 
     async def get(self, job_id: str) -> WorkItem | None:
         """The job with its state, counters and budget, if there is one."""

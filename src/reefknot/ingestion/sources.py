@@ -163,7 +163,7 @@ async def request_sync(
     elif latest is not None and latest.state is WorkState.QUARANTINED:
         if waits_for_a_person(latest) and not by_person:
             return None
-        await jobs.store.work.retry([latest.id], who=who or trigger, why=trigger, events=events)
+        await jobs.requeue([latest.id], who=who or trigger, why=f"a sync was asked for: {trigger}")
         return latest.id
     changed = await records.change(source, lambda one: structs.replace(one, sync_job=job_id))
     await jobs.enqueue(IngestionJob(job_id, connector, source, trigger=trigger), events=events)
