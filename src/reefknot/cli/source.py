@@ -265,7 +265,7 @@ def run(
     """
     Sync a source now, in this process, and print a summary.
 
-    Exits with 75 when a retry is scheduled, and with 1 when the sync needs somebody's help.
+    Exits with 75 when a retry is scheduled, and with 1 when the sync has failed for good.
     """
     from reefknot.app.sources import check_sources, sources_of
 
