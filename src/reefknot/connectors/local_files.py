@@ -193,11 +193,14 @@ class LocalFiles:
     """What reads the files: a new one has every file read again."""
     MORE_KEYS: Sequence[str] = ()
     ALWAYS_EXCLUDED: Sequence[str] = ()
+    _ending = ""
+    """Files with another ending are not wanted."""
 
     def __init__(self, context: SourceContext) -> None:
         self.name = context.name
         self.settings = read_settings(context, more=self.MORE_KEYS)
-        self._patterns = Patterns(self.settings.include, (*self.settings.exclude, *self.ALWAYS_EXCLUDED))
+        excluded = (*self.settings.exclude, *self.ALWAYS_EXCLUDED)
+        self._patterns = Patterns(self.settings.include, excluded, ending=self._ending)
         self._folder = Folder(self.settings, self._patterns)
         self._going_on: tuple[str, _Scan] | None = None
         """The scan that the cursor of the last page continues. Without it, the walk goes to that place again."""
@@ -418,7 +421,7 @@ class LocalFiles:
             following = replace(cursor, after=items[-1].location, is_unsure=is_unsure)
         elif is_unsure:
             following = FolderCursor(
-                root=cursor.root, was=cursor.was, started_ns=file_clock_ns(), round=cursor.round + 1
+                root=cursor.root, was=cursor.root, started_ns=file_clock_ns(), round=cursor.round + 1
             )
         else:
             following = FolderCursor(root=cursor.root)
