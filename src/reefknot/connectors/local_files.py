@@ -210,6 +210,7 @@ class LocalFiles:
         cursor = _read_cursor(request.cursor)
         root = await self._in_thread(self._identity)
         if cursor.started_ns == 0 or cursor.root != root:
+            self._going_on = None
             cursor = FolderCursor(
                 root=root,
                 was=cursor.root,
@@ -355,6 +356,10 @@ class LocalFiles:
                 if sighting in changed and sighting.location not in read:
                     break  # those before it were large
                 outcome = sighting.error or read.get(sighting.location)
+                used += 1
+                if outcome is None and sighting in changed:
+                    continue  # it is gone meanwhile
+                draft.seen += 1
                 if isinstance(outcome, SourceError):
                     draft.failures.append(ItemFailure(sighting.location, self._version(sighting.state), outcome))
                 elif outcome is not None:
@@ -364,8 +369,6 @@ class LocalFiles:
                     elif item is None and not cursor.nothing_known:
                         item = await self._moved(outcome, known, draft.taken, scan)
                     draft.add(outcome if item is None else replace(outcome, id=item.id))
-                used += 1
-                draft.seen += 1
                 if draft.is_full:
                     return used
         return used
