@@ -9,13 +9,14 @@ from base64 import b64encode
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
-from reefknot.connectors import imap_mailbox
 from reefknot.connectors.imap_failures import ImapRefusedError
 from reefknot.connectors.imap_mailbox import ImapMailbox
+from reefknot.connectors.imap_protocol import ImapConnection
 from reefknot.core.failure import FailureType
 from reefknot.errors import SourceError
 from reefknot.ports.connector import FetchRequest
@@ -68,7 +69,7 @@ async def recording(port: int) -> AsyncIterator[RecordingProxy]:
         await proxy.stop()
 
 
-def synced(mailbox: Mailbox, sink: MemorySink, **settings: object) -> Synced:
+def synced(mailbox: Mailbox, sink: MemorySink, **settings: Any) -> Synced:
     return asyncio.run(sync(connector(mailbox, **settings), sink))
 
 
@@ -437,16 +438,16 @@ def test_a_refused_message_becomes_a_failure_and_the_others_are_kept(
     mailbox: Mailbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mailbox.deliver(*(message(number) for number in range(10)))
-    content = imap_mailbox.ImapConnection.content
+    content = ImapConnection.content
 
     async def refused(
-        self: imap_mailbox.ImapConnection, uids: list[int], section: str, **more: int
+        self: ImapConnection, uids: list[int], section: str, **more: int
     ) -> dict[int, bytes]:
         if 4 in uids:
             raise ImapRefusedError("refused FETCH: [SERVERBUG] Internal error", FailureType.TRANSIENT)
         return await content(self, uids, section, **more)
 
-    monkeypatch.setattr(imap_mailbox.ImapConnection, "content", refused)
+    monkeypatch.setattr(ImapConnection, "content", refused)
     sink = MemorySink()
     done = synced(mailbox, sink)
 
