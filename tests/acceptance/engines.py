@@ -23,6 +23,7 @@ ON_NATS = frozenset(
         "test_operators",
         "test_reload",
         "test_run_and_up",
+        "test_schedules",
         "test_separate_processes",
         "test_tenants",
         "test_unknown_types",
@@ -63,6 +64,7 @@ REPRESENTATIVE = frozenset(
         "test_a_shutdown_ends_with_its_drain_although_a_plain_function_goes_on",
         "test_what_nobody_knows_for_long_is_quarantined_with_its_answer_and_comes_back",
         "test_what_failed_for_one_tenant_is_requeued_for_it_alone",
+        "test_two_systems_over_one_store_run_each_due_time_once_and_a_pause_holds_for_both",
         "test_through_a_pipe_top_prints_one_view_without_escapes",
     }
 )

@@ -21,7 +21,7 @@ from reefknot.core.messages import ExecAssignment, ExecResult, Job, ResultStatus
 from reefknot.core.results import assignment_of, unrun_result
 from reefknot.core.work import ROUTER, WorkItem, WorkState, record_id
 from reefknot.engines.sqlite import SqliteStore
-from reefknot.engines.sqlite.connection import MIGRATIONS, VERSION
+from reefknot.engines.sqlite.connection import MIGRATIONS, VERSION, add_key_hash
 from reefknot.ports.audit_log import AuditQuery
 from reefknot.ports.block import BlockContext
 from reefknot.ports.store import Store
@@ -197,6 +197,25 @@ def test_the_keys_of_an_older_store_are_found_and_their_effects_do_not_run_again
             assert isinstance(await store.idempotency.claim("order-50", owner="me"), Claimed)
             assert isinstance(store, SqliteStore)
             assert (await store.check()).problems == []
+
+    asyncio.run(main())
+
+
+def test_a_store_of_version_4_takes_values_and_keeps_its_work(path: Path) -> None:
+    with apsw.Connection(str(path)) as connection:
+        add_key_hash(connection)
+        for migration in MIGRATIONS[2:4]:
+            connection.execute(migration)
+        connection.execute("PRAGMA user_version = 4")
+
+    async def main() -> None:
+        for number in range(2):
+            async with open_store(f"sqlite:{path}") as store:
+                assert (await everything(store)).keys() == STATES.keys()
+                assert [one.body for one in await store.values.list()] == ["{}"] * number
+                await store.values.put("a", "{}", version=0)
+                assert isinstance(store, SqliteStore)
+                assert (await store.check()).problems == []
 
     asyncio.run(main())
 

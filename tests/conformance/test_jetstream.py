@@ -17,6 +17,7 @@ from reefknot.testing.conformance import (
     Harness,
     IdempotencyContract,
     QuarantineContract,
+    SharedValueContract,
     TransportContract,
     TransportHarness,
     WorkQueueContract,
@@ -58,6 +59,9 @@ class TestJetStreamQuarantine(QuarantineContract): ...
 
 
 class TestJetStreamControl(ControlContract): ...
+
+
+class TestJetStreamValues(SharedValueContract): ...
 
 
 class TestJetStreamTransport(TransportContract):

@@ -16,6 +16,7 @@ from reefknot.testing.conformance import (
     QuarantineContract,
     TransportContract,
     TransportHarness,
+    ValueContract,
     WorkQueueContract,
 )
 from reefknot.testing.conformance.transport import Ends
@@ -46,6 +47,9 @@ class TestMemoryQuarantine(QuarantineContract): ...
 
 
 class TestMemoryControl(ControlContract): ...
+
+
+class TestMemoryValues(ValueContract): ...
 
 
 @asynccontextmanager

@@ -15,6 +15,7 @@ from reefknot.testing.conformance import (
     Harness,
     IdempotencyContract,
     QuarantineContract,
+    SharedValueContract,
     TransportContract,
     TransportHarness,
     WorkQueueContract,
@@ -49,6 +50,9 @@ class TestSqliteQuarantine(QuarantineContract): ...
 
 
 class TestSqliteControl(ControlContract): ...
+
+
+class TestSqliteValues(SharedValueContract): ...
 
 
 class TestSqliteTransport(TransportContract):

@@ -15,9 +15,10 @@ import pytest
 from reefknot.app import open_store
 from reefknot.core.work import WorkState
 from reefknot.engines.clocks import SystemClock
-from reefknot.engines.sqlite.connection import APPLICATION_ID, VERSION, check_version, migrate, open_connection
+from reefknot.engines.sqlite.connection import APPLICATION_ID, VERSION, check_version, migrate
 from reefknot.engines.sqlite.store import SqliteStore
 from reefknot.errors import StoreUnavailableError
+from reefknot.runtime.sqlite_files import open_connection
 from tests.faults.points import either
 
 ROOT = Path(__file__).parents[2]

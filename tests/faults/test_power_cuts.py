@@ -16,9 +16,10 @@ import reefknot.engines.sqlite.store as sqlite_store
 from reefknot.core.idempotency import Claimed, Done, KeyState
 from reefknot.core.work import WorkDone, WorkItem, WorkState
 from reefknot.engines.clocks import SystemClock
-from reefknot.engines.sqlite import SqliteStore, connection, idempotency
+from reefknot.engines.sqlite import SqliteStore, idempotency
 from reefknot.errors import StoreError
 from reefknot.ports.work_queue import Enqueued, Settlement
+from reefknot.runtime.sqlite_files import open_connection
 from tests.faults.cutting import Disk, Image
 from tests.faults.points import either, spread
 from tests.faults.story import stored_keys, told
@@ -195,10 +196,10 @@ def test_a_folder_that_is_made_for_a_store_is_synced_into_its_own_folder(
     """SQLite syncs the folder of its files, and nobody else the folders above it."""
     synced: list[str] = []
     monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.readlink(f"/proc/self/fd/{file}")))
-    connection.open_connection(str(tmp_path / "new" / "folder" / "state.db"), patience=1).close()
+    open_connection(str(tmp_path / "new" / "folder" / "state.db"), patience=1).close()
     assert synced == [str(tmp_path / "new"), str(tmp_path)]
     synced.clear()
-    connection.open_connection(str(tmp_path / "state.db"), patience=1).close()
+    open_connection(str(tmp_path / "state.db"), patience=1).close()
     assert synced == []
 
 

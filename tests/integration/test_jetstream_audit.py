@@ -291,6 +291,32 @@ def test_events_survive_the_death_of_the_server(own_nats_server: NatsServer) -> 
     asyncio.run(story())
 
 
+def test_values_survive_the_death_of_the_server_and_a_change_that_waited_for_it_is_made_once(
+    own_nats_server: NatsServer,
+) -> None:
+    async def story() -> None:
+        async with opening(own_nats_server) as another:
+            store = await another()
+            kept, gone = [await store.values.put(name, "{}", version=0) for name in ("kept", "gone")]
+            assert kept is not None
+            assert gone is not None
+            assert await store.values.delete("gone", version=gone.version)
+            kill(own_nats_server)
+            waiting = asyncio.create_task(
+                store.values.put("kept", "[]", version=kept.version, events=[event("changed")])
+            )
+            restart(own_nats_server)
+            changed = await waiting
+            newcomer = await another()
+            for one in (store, newcomer):
+                assert list(await one.values.list()) == [changed]
+                assert await one.values.get("kept") == changed
+            assert await store._writer.copied(LONG_S)
+            assert await event_types(newcomer) == ["changed"]
+
+    asyncio.run(story())
+
+
 def test_events_that_retention_removed_are_not_taken_for_uncopied_ones(nats_server: NatsServer) -> None:
     """The outbox of a dead process still has them, and the audit stream does not."""
 

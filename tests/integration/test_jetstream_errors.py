@@ -53,6 +53,29 @@ def test_a_stream_that_somebody_changed_is_named_with_the_difference(nats_server
         open_and_close(f"{nats_server.url}/drift")
 
 
+def test_a_stream_of_an_earlier_version_gets_the_subjects_that_it_lacks(nats_server: NatsServer) -> None:
+    older = [f"earlier.{branch}.>" for branch in ("work", "blob", "key", "command", "status", "pool", "outbox")]
+    open_and_close(f"{nats_server.url}/earlier")
+    asyncio.run(_edit(nats_server.url, "earlier_state", subjects=older))
+
+    async def main() -> None:
+        store = await JetStreamStore.open(f"{nats_server.url}/earlier", SystemClock())
+        try:
+            assert await store.values.put("a", "{}", version=0) is not None
+        finally:
+            await store.close()
+
+    asyncio.run(main())
+    open_and_close(f"{nats_server.url}/earlier")
+
+
+def test_a_stream_with_a_subject_that_is_not_ours_is_named(nats_server: NatsServer) -> None:
+    open_and_close(f"{nats_server.url}/foreign")
+    asyncio.run(_edit(nats_server.url, "foreign_state", subjects=["foreign.work.>", "elsewhere.>"]))
+    with pytest.raises(StoreVersionError, match="the stream foreign_state was changed: subjects is"):
+        open_and_close(f"{nats_server.url}/foreign")
+
+
 def test_a_bucket_with_markers_is_named(nats_server: NatsServer) -> None:
     open_and_close(f"{nats_server.url}/marked")
     asyncio.run(_edit(nats_server.url, "marked_state", subject_delete_marker_ttl=1_000_000_000, allow_rollup_hdrs=True))

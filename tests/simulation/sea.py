@@ -99,6 +99,7 @@ class StoreThrough:
         self.work: Any = Through(store.work, process)
         self.quarantine: Any = Through(store.quarantine, process)
         self.control: Any = Through(store.control, process)
+        self.values: Any = Through(store.values, process)
         self.moment = store.moment
 
     async def close(self) -> None: ...

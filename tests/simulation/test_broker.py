@@ -22,6 +22,7 @@ from reefknot.testing.conformance import (
     Harness,
     IdempotencyContract,
     QuarantineContract,
+    SharedValueContract,
     TransportContract,
     TransportHarness,
     WorkQueueContract,
@@ -65,6 +66,9 @@ class TestModelQuarantine(QuarantineContract): ...
 
 
 class TestModelControl(ControlContract): ...
+
+
+class TestModelValues(SharedValueContract): ...
 
 
 class TestModelTransport(TransportContract):

@@ -83,8 +83,8 @@ def _file_findings(path: str) -> list[Finding]:
     """Findings about the file of a store, read without changing it."""
     import apsw
 
-    from reefknot.engines.sqlite.connection import translated
     from reefknot.engines.sqlite.reads import is_writable
+    from reefknot.runtime.sqlite_files import translated
 
     findings = [Finding("library", "ok", f"SQLite {apsw.sqlite_lib_version()}")]
     file = Path(path)
@@ -220,7 +220,15 @@ async def _jetstream(connection: Connection) -> Finding:
 async def _store_findings(connection: Connection) -> list[Finding]:
     """Findings about the streams of the store, and what is in them."""
     from reefknot.engines.jetstream.connection import RefusedError
-    from reefknot.engines.jetstream.streams import NOT_FOUND, Names, audit_stream, drift, state_stream, stream_info
+    from reefknot.engines.jetstream.streams import (
+        NOT_FOUND,
+        Names,
+        audit_stream,
+        drift,
+        lacks_subjects,
+        state_stream,
+        stream_info,
+    )
 
     names, options = Names(connection.options.name), connection.options
     findings: list[Finding] = []
@@ -238,7 +246,12 @@ async def _store_findings(connection: Connection) -> list[Finding]:
         except StoreError as error:
             return [*findings, _problem("stream", error)]
         changed = drift(info.config, wanted)
-        if changed:
+        if len(changed) == 1 and lacks_subjects(info.config, wanted):
+            text = f"{name} was made by an earlier version"
+            findings.append(
+                Finding("stream", "warning", text, "open the store once, for example by `reefknot job list`")
+            )
+        elif changed:
             text, way_out = f"{name} was changed: {'; '.join(changed)}", f"set it back: nats stream edit {name}"
             findings.append(Finding("stream", "problem", text, way_out, "misconfigured"))
         else:

@@ -23,8 +23,11 @@ from reefknot.runtime.log import logger, printable
 if TYPE_CHECKING:
     from reefknot.app.audit_copies import StoredBooks
     from reefknot.config.settings import Settings
+    from reefknot.core.retry.book import Book
     from reefknot.ports.clock import Clock
-    from reefknot.worker.service import Worker
+
+Follow = Callable[["Book"], None]
+"""Tells a worker, or the orchestrator, to follow another book."""
 
 READ_S = 10.0
 MOST_PROBLEMS = 50
@@ -55,7 +58,7 @@ class ReloadOutcome(Struct, frozen=True):
 
 
 class PolicyReload:
-    """Reads the configuration again by `read`, and hands its book to the workers of one system."""
+    """Reads the configuration again by `read`, and hands its book to those who follow it."""
 
     def __init__(
         self, settings: Settings, read: Callable[[], Settings], *, books: StoredBooks, journal: Journal, clock: Clock
@@ -68,14 +71,14 @@ class PolicyReload:
         self._one_at_a_time = asyncio.Lock()
         self.latest: ReloadOutcome | None = None
 
-    async def once(self, workers: Sequence[Worker], *, actor: str, sequence: int = 0) -> ReloadOutcome:
+    async def once(self, followers: Sequence[Follow], *, actor: str, sequence: int = 0) -> ReloadOutcome:
         """Reload, and audit what came of it."""
         async with self._one_at_a_time:
             before = self._settings.book.hash
             if self.latest is not None:  # a signal, which has no number, hides no command's answer
                 sequence = max(sequence, self.latest.sequence)
             try:
-                outcome = await self._reload(workers, sequence)
+                outcome = await self._reload(followers, sequence)
             except Exception as error:
                 outcome = ReloadOutcome(sequence, before, problems=_problems(error))
             for problem in outcome.problems:
@@ -85,15 +88,15 @@ class PolicyReload:
             self.latest = outcome
             return outcome
 
-    async def _reload(self, workers: Sequence[Worker], sequence: int) -> ReloadOutcome:
+    async def _reload(self, followers: Sequence[Follow], sequence: int) -> ReloadOutcome:
         async with asyncio.timeout(READ_S):
             found = await asyncio.to_thread(self._read)
         later = tuple(other_changes(self._settings.tree.value, found.tree.value))
         changed = found.book.hash != self._settings.book.hash
         if changed:
             await self._books.add(found.book)
-            for worker in workers:
-                worker.steps.reload(found.book)
+            for follow in followers:
+                follow(found.book)
             self._settings = msgspec.structs.replace(self._settings, book=found.book)
         return ReloadOutcome(sequence, found.book.hash, changed, at_next_start=later)
 

@@ -12,10 +12,9 @@ import os
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from math import isfinite
-from pathlib import Path
 from threading import Thread
 from typing import Any, NoReturn
 
@@ -23,13 +22,14 @@ import msgspec
 
 from reefknot.app import presence
 from reefknot.app.audit_copies import kept_events
-from reefknot.app.block_settings import block_settings, check_logins, check_roots, loaded_modules
+from reefknot.app.block_settings import block_settings, blocks_for, check_logins
+from reefknot.app.ingestion import running_ingestion, sync_entries
 from reefknot.app.presence import STORE_S, look_for_orphans
 from reefknot.app.reload import PolicyReload, ReloadOutcome
+from reefknot.app.schedules import running_schedules
 from reefknot.app.stores import client_of, open_store, options_of
 from reefknot.audit.journal import Journal
 from reefknot.blocks.fs import remove_spare_files
-from reefknot.blocks.python import by_name, load_entry_points, load_module, standard_blocks
 from reefknot.blocks.threads import function_threads
 from reefknot.clock import SteadyClock
 from reefknot.config.settings import Settings
@@ -38,6 +38,8 @@ from reefknot.core.overload.submission import Capacity
 from reefknot.core.redaction import Redactor
 from reefknot.core.work import worker_of
 from reefknot.errors import NameTakenError, StoreError, StoreReplacedError, StoreUnavailableError
+from reefknot.execution.isolation import Isolation
+from reefknot.ingestion.orchestrator import IngestionOrchestrator
 from reefknot.ports.audit_log import end_of
 from reefknot.ports.block import Block
 from reefknot.ports.clock import Clock
@@ -50,7 +52,6 @@ from reefknot.router.submissions import Submissions
 from reefknot.runtime.log import RepeatedErrors, logger, printable
 from reefknot.runtime.processes import process_mark
 from reefknot.runtime.seeds import new_id
-from reefknot.worker.isolation import Isolation
 from reefknot.worker.loop_watch import LoopWatch
 from reefknot.worker.service import Worker
 from reefknot.worker.settings import WorkerSettings, settings_from
@@ -110,7 +111,8 @@ class System:
         self._router = None if router is None else Router(settings=self.routing, router_id=router, **shared, **own)
         shared |= {"has_own_router": own_work_only}
         shared |= {"settings": settings, "blocks": blocks, "shared_subject": hears_shared}
-        shared |= {"isolation": Isolation(lambda: function_threads().overdue)}
+        self.isolation = Isolation(lambda: function_threads().overdue)
+        shared |= {"isolation": self.isolation}
         self.workers = [Worker(name, **shared) for name in workers]
         self.client = client_of(store, clock, self.routing.rules.size)
         submissions = Submissions(
@@ -125,6 +127,8 @@ class System:
         """The last event of the log before this system started."""
         self._tasks: list[asyncio.Task[None]] = []
         self._draining: dict[str, asyncio.Task[int]] = {}
+        self.ingestion: IngestionOrchestrator | None = None
+        """The orchestrator that runs beside the workers, if there is one."""
         self._reload = reload
         self._reloading: set[asyncio.Task[ReloadOutcome]] = set()
 
@@ -195,6 +199,7 @@ class System:
     def give_back_now(self) -> None:
         """Give back what the workers have claimed, for a process that ends at once. Blocks its thread, not the loop."""
         held = [one for worker in self.workers for one in worker.claims()]
+        held += [] if self.ingestion is None else self.ingestion.claims()
         if held:
             self.store.leases.give_back(held)
 
@@ -237,6 +242,7 @@ class System:
             and {"router_id": self._router.router_id, **_finite(msgspec.to_builtins(self._router.snapshot()))},
             "workers": [msgspec.to_builtins(worker.snapshot()) for worker in self.workers],
             "blocks": self.step_types,
+            "sources": [] if self.ingestion is None else sorted(self.ingestion.sources),
             "own_work_only": self._own_work_only,
             "retries_v2": self.settings.retries_v2,
             "queue_v2": self.settings.queue_v2,
@@ -318,7 +324,9 @@ class System:
         if self._reload is None:
             logger().error("this system was not started from a configuration that can be read again")
             return None
-        reloading = self._reload.once(self.workers, actor=actor, sequence=sequence)
+        followers = [worker.steps.reload for worker in self.workers]
+        followers += [] if self.ingestion is None else [self.ingestion.reload]
+        reloading = self._reload.once(followers, actor=actor, sequence=sequence)
         task = asyncio.get_running_loop().create_task(reloading, name="reload")
         self._reloading.add(task)
         task.add_done_callback(self._reloading.discard)
@@ -359,19 +367,6 @@ def worker_settings(settings: Settings) -> WorkerSettings:
     )
 
 
-def blocks_for(settings: Settings, modules: Sequence[str] = (), *, store: str | None = None) -> dict[str, Block]:
-    """The steps this process can run: the standard ones, those of other packages, and one's own."""
-    folder = str(Path.cwd())
-    standard = standard_blocks(block_settings(settings, store=store))
-    if modules:
-        check_roots(settings, [("modules that Python imports", folder)])
-    own: dict[str, Block] = {}
-    for module in modules:
-        own |= load_module(module, path=folder)
-    check_roots(settings, loaded_modules())
-    return by_name(standard, load_entry_points(), own)
-
-
 @asynccontextmanager
 async def running_system(
     url: str,
@@ -386,13 +381,14 @@ async def running_system(
     reread: Callable[[], Settings] | None = None,
     own_work_only: bool = False,
     stopped: Callable[[System], Awaitable[None]] | None = None,
+    ingestion: bool = False,
 ) -> AsyncIterator[System]:
     """
     A system that runs for as long as the block lasts.
 
     `workers` are names, or how many: then the names are free. `router` is its name, "" for a free one, None for none.
     `reread` reads the configuration again, for reloads of policies. With `own_work_only`, no name is free for which the
-    store has queued work.
+    store has queued work. With `ingestion`, the configured sources are synced as well.
     `stopped` is awaited after an orderly stop, drain included, while the store is still open.
     """
     blocks = blocks_for(settings, modules, store=url)
@@ -419,7 +415,19 @@ async def running_system(
         )
         system = await _started(build, store, workers, router, own_work_only=own_work_only)
         with LoopWatch(system.workers, store.leases):
-            async with _stopped_at_the_end(system, drain):
+            async with _stopped_at_the_end(system, drain), AsyncExitStack() as running:
+                if ingestion:
+                    beside: dict[str, Any] = {
+                        "isolation": system.isolation,
+                        "secrets": secrets,
+                        "seed": seed,
+                        "drain": drain,
+                    }
+                    parts = running_ingestion(store, settings, url, **beside)
+                    system.ingestion = await running.enter_async_context(parts)
+                if router is not None and not own_work_only:
+                    syncs = [] if system.ingestion is None else sync_entries(settings, system.ingestion)
+                    await running.enter_async_context(running_schedules(store, settings, system.client, syncs))
                 yield system
         if stopped is not None:
             await stopped(system)

@@ -1,9 +1,9 @@
 """
 Events that every assignment has, from its submission to its end, and the rules that its admission refers to.
 
-There are four of them for each assignment, so they are small: `submitted`, `routing`, `admission`, `completed`. Type,
-work, tenant and time identify such an event, and it has no id of its own. The rules of a queue are written once, by
-`RulesRecorder`; an admission has only their hash.
+There are four of them for each assignment, and two for an ingestion job, so they are small: `submitted`, `routing`,
+`admission`, `completed`. Type, work, tenant and time identify such an event, and it has no id of its own. The rules of
+a queue are written once, by `RulesRecorder`; an admission has only their hash.
 """
 
 from __future__ import annotations
@@ -82,6 +82,18 @@ def completed_event(
         duration_ms=None if since_ms is None else max(0, int(wall * 1000) - since_ms),
         worker_id=worker_id or result.worker_id or None,
         result_hash="" if body is None else sha256(body).hexdigest()[:RESULT_DIGITS],
+    )
+
+
+def job_completed_event(item: WorkItem, result: bytes, wall: float) -> Completed:
+    """The event of an ingestion job that succeeded with this result."""
+    return Completed(
+        **briefly_about(item, wall),
+        status="success",
+        operation=item.kind,
+        attempts=item.attempts + 1,
+        duration_ms=max(0, int(wall * 1000) - item.created_at),
+        result_hash=sha256(result).hexdigest()[:RESULT_DIGITS],
     )
 
 

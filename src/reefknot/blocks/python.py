@@ -7,20 +7,13 @@ came in. A plain function runs in a thread, where nobody can interrupt it (`bloc
 short names as well: `http` is `http.request`.
 """
 
-import importlib
 import inspect
-import os
 import re
-import sys
-import sysconfig
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextvars import copy_context
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
-from pathlib import Path
-from traceback import extract_tb
-from types import ModuleType
 from typing import Any, TypeVar
 
 from msgspec import Struct
@@ -38,10 +31,9 @@ from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import StepResult
 from reefknot.errors import ConfigurationError, NotJsonError, ParameterError, ParameterTypeError
 from reefknot.ports.block import Block, BlockContext
+from reefknot.runtime.user_modules import import_user_module
 
 GROUP = "reefknot.blocks"
-_LIBRARIES = (str(Path(__file__).parents[1]), *(sysconfig.get_path(one) for one in ("stdlib", "purelib", "platlib")))
-"""Folders whose code is not the user's."""
 _TYPE = re.compile(r"[a-z][a-z0-9_-]{0,63}(?:\.[a-z0-9][a-z0-9_-]{0,63}){0,7}")
 _ACCEPTED_TYPE = "a name in lower case, with dots between its parts: invoice.render"
 _ACCEPTED_ANSWER = "a dict of outputs, a StepResult or None"
@@ -179,60 +171,21 @@ def block(
     return register
 
 
-def load_module(name: str, *, path: str | None = None) -> dict[str, Block]:
+def load_module(name: str, *, path: str | None = None, others: Callable[[], object] = dict) -> dict[str, Block]:
     """
     Import a module, so that its `@block`s register. Returns all that are registered.
+
+    A module without any is refused, unless it has registered something else: then `others` returns another value.
 
     `name` is a module's name (`pkg.steps`), or its file (`steps.py`, `./steps.py`, `pkg/steps.py`). `path` is the
     folder in which it is looked for, before all others.
     """
-    module, file = name, None
-    if name.endswith(".py") or os.sep in name:
-        file, folder = _module_file(name, Path(path or "."))
-        module = ".".join(file.relative_to(folder).with_suffix("").parts).removesuffix(".__init__")
-        path = str(folder)
-    if path is not None and path not in sys.path:
-        sys.path.insert(0, path)
-    before = registry.blocks()
-    try:
-        found = importlib.import_module(module)
-    except Exception as error:  # whatever a module does when it is imported
-        raise ConfigurationError([f"--module {name}: {_import_failure(error, module)}"]) from error
-    if file is not None and not _is_file(found, file):
-        taken = getattr(found, "__file__", None) or "a module that is built in"
-        text = f"the name {module} is taken by {taken}; give the file another name"
-        raise ConfigurationError([f"--module {name}: {text}"])
+    before, others_before = registry.blocks(), others()
+    module = import_user_module(name, path=path).__name__
     after = registry.blocks()
-    if after == before and not any(_home_of(one)[0] == module for one in after.values()):
+    if after == before and others() == others_before and not any(_home_of(one)[0] == module for one in after.values()):
         raise ConfigurationError([f"--module {name}: it has no function under @reefknot.block"])
     return after
-
-
-def _module_file(name: str, beside: Path) -> tuple[Path, Path]:
-    """The file of a module, and the folder from which its name is made: `pkg/steps.py` is `pkg.steps`."""
-    file = Path(os.path.normpath(beside / name))
-    if not file.is_file():
-        what = "is a folder; name a file in it, or the module" if file.is_dir() else "there is no such file"
-        raise ConfigurationError([f"--module {name}: {what}; accepted: a file such as steps.py, or a name: pkg.steps"])
-    folder = Path(os.path.normpath(beside))
-    return file, folder if file.is_relative_to(folder) else file.parent
-
-
-def _is_file(module: ModuleType, file: Path) -> bool:
-    found = getattr(module, "__file__", None)
-    return found is not None and os.path.exists(found) and os.path.samefile(found, file)
-
-
-def _import_failure(error: Exception, module: str) -> str:
-    """The sentence for a module that cannot be imported: file and line of the user's code, and the error."""
-    if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
-        return f"there is no module {error.name} here; accepted: a name such as pkg.steps, or a file: steps.py"
-    if isinstance(error, SyntaxError) and error.filename:
-        return f"cannot be imported: {error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}"
-    frames = extract_tb(error.__traceback__)
-    own = [one for one in frames if not one.filename.startswith(("<frozen", *_LIBRARIES))]
-    where = f"{own[-1].filename}:{own[-1].lineno}: " if own else ""
-    return f"cannot be imported: {where}{type(error).__name__}: {error}"
 
 
 def load_entry_points(found: Iterable[EntryPoint] | None = None) -> dict[str, Block]:

@@ -39,6 +39,8 @@ NOUNS = {
     "top": ("reefknot.cli.top:app", "Show queues, workers, retries per second and the last ends, live."),
     "job": ("reefknot.cli.job:app", "List, show, cancel and retry jobs."),
     "quarantine": ("reefknot.cli.quarantine:app", "List, requeue, discard and purge quarantined jobs."),
+    "schedule": ("reefknot.cli.schedule:app", "List, run, pause and resume schedules."),
+    "source": ("reefknot.cli.source:app", "Add, list, test, sync, pause and search the sources of documents."),
     "policy": ("reefknot.cli.policy:app", "Show retry policies, and explain why and when a failure is retried."),
     "config": ("reefknot.cli.config:app", "Show and check the configuration."),
     "audit": ("reefknot.cli.audit:app", "Tail, verify, replay, export and analyse the audit log."),
@@ -242,6 +244,8 @@ FLAGS = {
     "url": "--engine",
     "threshold": "--threshold",
     "key": "KEY",
+    "words": "WORDS",
+    "limit": "--limit",
 }
 """The flag that sets a parameter of the library."""
 

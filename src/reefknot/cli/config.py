@@ -158,12 +158,13 @@ def _check_file(name: str | None, *, json: bool, policies_only: bool) -> dict[st
             from reefknot.app.block_settings import block_settings
 
             block_settings(found)  # refuses what blocks cannot read, and files that are taken
+        unknown = [] if policies_only else _check_sources(found)
     except ConfigurationError as error:
         problems = str(error).splitlines()
         for line in problems:
             say(relative(line))
         return {"file": name, "ok": False, "problems": problems, "warnings": []}
-    warnings = [] if policies_only else list(found.warnings)
+    warnings = [] if policies_only else [*found.warnings, *unknown]
     for warning in warnings:
         say(f"warning: {warning}")
     file = str(found.path) if name is None and found.path else name
@@ -171,6 +172,15 @@ def _check_file(name: str | None, *, json: bool, policies_only: bool) -> dict[st
         shown = "no configuration file, built-in values only" if file is None else relative(file)
         put(f"{shown}: OK: {_contents(found)}")
     return {"file": file, "ok": True, "problems": [], "warnings": warnings}
+
+
+def _check_sources(found: Settings) -> list[str]:
+    """Check the settings of sources, each by its connector. Returns warnings."""
+    if not found.configuration.sources:
+        return []
+    from reefknot.app.sources import check_sources
+
+    return [relative(warning) for warning in check_sources(found)]
 
 
 def _contents(found: Settings) -> str:
@@ -236,7 +246,7 @@ def _values(found: Settings) -> Iterator[tuple[str, Any, str]]:
     for path, value in _leaves(found.configuration.model_dump(), ()):
         written = path in tree.marks
         if value is not None or written:
-            yield dotted(path), _safe(path, value), str(tree.mark(path)) if written else DEFAULT
+            yield dotted(path), shown_value(path, value), str(tree.mark(path)) if written else DEFAULT
     if found.configuration.engine is None:
         yield "engine", DEFAULT_ENGINE, DEFAULT
 
@@ -299,13 +309,13 @@ def _leaves(value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str
             yield path, value
 
 
-def _safe(path: tuple[str | int, ...], value: Any) -> Any:
+def shown_value(path: tuple[str | int, ...], value: Any) -> Any:
     """The value with secrets hidden; a reference to a secret is shown."""
     from reefknot.config.secrets import is_reference
     from reefknot.core.redaction import HIDDEN, redact
 
     if isinstance(value, list):
-        return [_safe(path, item) for item in value]
+        return [shown_value(path, item) for item in value]
     if is_reference(value) or value is None or isinstance(value, bool):
         return jsonable(value)
     if path[0] == "secrets":

@@ -298,7 +298,7 @@ class UpSession(Struct, frozen=True):
             feed.end()
             counts.update(await _summary(system, feed))
 
-        parts = {"workers": self.workers, "modules": self.modules, "seed": self.seed}
+        parts = {"workers": self.workers, "modules": self.modules, "seed": self.seed, "ingestion": True}
         with shutdown_on_signals() as shutdown:
             async with self.start.system(drain=drain, stopped=stopped, **parts) as system:
                 shutdown.reloads(system)
@@ -330,6 +330,8 @@ class UpSession(Struct, frozen=True):
         names = ", ".join(worker.worker_id for worker in system.workers)
         say(f"up {until_text(seconds)}: {names} on {self.start.store_name}")
         say(f"steps: {', '.join(system.step_types)}")
+        if system.ingestion is not None:
+            say(f"sources: {', '.join(system.ingestion.sources)}")
         if not self.start.url.startswith("memory"):
             step = _example(self.start.settings.configuration.blocks)
             say(f"submit work from another terminal: reefknot submit{self.start.flags} {step} --wait")

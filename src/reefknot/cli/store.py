@@ -139,7 +139,10 @@ def address_of(options: StoreFlags, *, actor: str | None = None) -> StoreAddress
 
 
 PLAIN_SECTIONS = frozenset(
-    {"engine", "secrets", "worker", "router", "retry_policies", "operations", "idempotency", "audit", "blocks"}
+    {
+        *("engine", "secrets", "worker", "router", "retry_policies", "operations", "idempotency", "audit", "blocks"),
+        *("sources", "schedules", "ingestion"),
+    }
 )
 """The sections of a configuration that no warning is about, and that opening a file does not need."""
 
@@ -391,7 +394,8 @@ def _version_and_unused(address: StoreAddress) -> tuple[int, int]:
     """The file's schema version and its unused bytes, read without changing anything."""
     import apsw
 
-    from reefknot.engines.sqlite.connection import check_version, translated
+    from reefknot.engines.sqlite.connection import check_version
+    from reefknot.runtime.sqlite_files import translated
 
     path = str(address.path)
     try:

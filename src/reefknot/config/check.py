@@ -7,7 +7,7 @@ half-applied.
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from itertools import product, takewhile
 from math import ceil
@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from reefknot.config.dialects import DialectReader, accepted_strategies
 from reefknot.config.layers import Tree
 from reefknot.config.reading.session import KeyPath, Problem, shortened
-from reefknot.config.schema import MAPPING, TEXT, Configuration
+from reefknot.config.schema import MAPPING, TEXT, Configuration, TimetableKeys
 from reefknot.config.secrets import NATS_SECRETS
 from reefknot.core.checks import suggest
 from reefknot.core.failure import ErrorCode, Failure, FailureType
@@ -38,6 +38,8 @@ def checked(tree: Tree) -> tuple[Configuration, Book]:
     written = _retry_part(kept)
     book = reader.book(book_hash(kept), written if any(written.values()) else None)
     problems += [*reader.problems, *_queue_problems(tree, configuration), *_unresolvable(tree, book)]
+    if configuration.sources or configuration.schedules:
+        problems += _timetable_problems(tree, configuration)
     if not problems:  # only a book that resolves has a horizon
         problems += _short_retention(tree, configuration, book)
     if problems:
@@ -145,8 +147,12 @@ def _message(path: KeyPath, found: Any) -> str:
             keys = ", ".join(_fields_at(path))
             accepted_mapping = f"a mapping{keys and f' of {keys}'}, or no such key at all"
             return f"{_shown(given)} is not accepted; accepted: {accepted_mapping}"
+        case "string_type" | "string_pattern_mismatch" if path[-1:] == ("every",):
+            return f"{_shown(given)} is not accepted; accepted: a duration from 1s to 366d, such as 90s, 15m, 2h, 7d"
         case "string_type" if path[-1:] == ("strategy",):
             return f"{_shown(given)} is not accepted; accepted: {accepted_strategies()}"
+        case "string_pattern_mismatch" if described := _described(path):
+            return f"{_shown(given)} is not accepted; accepted: {described}"
         case kind:
             return f"{_shown(given)} is {_WRONG_KIND.get(kind, found['msg'].lower())}"
 
@@ -190,6 +196,11 @@ def _bounds(path: KeyPath) -> str:
     return " ".join(f"{word} {stated[name]}" for name, word in words.items() if name in stated)
 
 
+def _described(path: KeyPath) -> str:
+    """The description of a setting, from the schema."""
+    return next((one["description"] for one in _schemas_at(path) if "description" in one), "")
+
+
 def _schemas_at(path: KeyPath) -> list[dict[str, Any]]:
     """The JSON Schema of each kind of value that may stand at a path."""
     whole = _json_schema()
@@ -230,6 +241,49 @@ def _queue_problems(tree: Tree, configuration: Configuration) -> Iterator[Proble
     if getattr(queue.policies, chosen).enabled is False and "rejection_policy" in queue.model_fields_set:
         path = (*_QUEUE, "policies", chosen, "enabled")
         yield tree.problem(path, f"rejection_policy names {chosen!r}, so it cannot be disabled; accepted: true")
+
+
+LONGEST_SCHEDULE_NAME = 200
+
+
+def _timetable_problems(tree: Tree, configuration: Configuration) -> Iterator[Problem]:
+    """Mistakes of sources and schedules that their own words do not show: timetables, names, assignments."""
+    from reefknot.core import schedules  # few configurations have any, and cron is slow to import
+
+    sections: dict[str, Mapping[str, TimetableKeys]] = {
+        "sources": configuration.sources,
+        "schedules": configuration.schedules,
+    }
+    for section, entries in sections.items():
+        for name, entry in entries.items():
+            try:
+                schedules.parse(entry.every, entry.cron, time_zone=entry.time_zone, missed=entry.missed)
+            except ParameterError as error:
+                message = f"{_shown(getattr(entry, error.parameter))} is not accepted; accepted: {error.accepted}"
+                yield tree.problem((section, name, error.parameter), message)
+    for name, schedule in configuration.schedules.items():
+        path: KeyPath = ("schedules", name)
+        if not name.isprintable() or not 0 < len(name.encode()) <= LONGEST_SCHEDULE_NAME:
+            accepted = f"a name of 1 to {LONGEST_SCHEDULE_NAME} bytes that can be printed"
+            yield tree.problem(path, f"the name is not accepted; accepted: {accepted}")
+        elif name in configuration.sources:
+            yield tree.problem(path, "a source has this name; accepted: a name that no source has")
+        else:
+            yield from _assignment_problems(tree, (*path, "assignment"), name, schedule.assignment)
+
+
+def _assignment_problems(tree: Tree, path: KeyPath, name: str, fields: dict[str, Any]) -> Iterator[Problem]:
+    from reefknot.core.messages import InvalidMessage, written_assignment
+
+    for given in ("assignment_id", "request_id"):
+        if given in fields:
+            yield tree.problem((*path, given), "not accepted here: each submission has an id of name and due time")
+            return
+    longest = f"{name}@2026-01-25T21:15:00.000Z"
+    found = written_assignment(fields, longest, longest)
+    if isinstance(found, InvalidMessage):
+        field = found.field or ""
+        yield tree.problem((*path, *filter(None, field.split("."))), found.message.removeprefix(f"{field}: "))
 
 
 _ANY_BLOCK = "block:*"

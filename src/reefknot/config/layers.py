@@ -206,7 +206,8 @@ class _SingleSettings(ParseSession):
         return False
 
 
-def _word_or_flow(text: str, session: ParseSession) -> Any:
+def word_or_flow(text: str, session: ParseSession) -> Any:
+    """The value of one setting: a word as in YAML, or, behind a quote, a bracket or a brace, YAML in one piece."""
     from reefknot.config.reading.yaml import WordError, plain_word, read_yaml
 
     text = text.strip()
@@ -243,7 +244,7 @@ def environment(environ: Mapping[str, str]) -> Tree:
             if size > MOST_BYTES:
                 message = f"the variables together are larger than the limit of {MOST_BYTES // 1024} kB"
                 session.refuse(mark, path, message)
-            value = _word_or_flow(environ[name], session)
+            value = word_or_flow(environ[name], session)
             session.settle()
         except ConfigurationError as error:
             collected.problems.extend(problem for problem in error.problems if isinstance(problem, Problem))

@@ -248,8 +248,8 @@ Duration = Annotated[
 ]
 
 
-class Timetable(BaseModel):
-    """When something is due: at intervals or by cron, in a time zone. Neither of them: only when a person asks."""
+class TimetableKeys(BaseModel):
+    """The due times of a source or a schedule: at intervals or by cron. Neither of them: only when a person asks."""
 
     every: Duration | None = None
     cron: Annotated[str, Field(max_length=200, examples=["0 7 * * 1-5"])] | None = None
@@ -259,7 +259,7 @@ class Timetable(BaseModel):
     ] = "once"
 
 
-class Source(Timetable):
+class Source(TimetableKeys):
     """An instance of a connector. Beside these keys, it holds its connector's own settings."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow", strict=True, frozen=True, defer_build=True)
@@ -274,7 +274,7 @@ class Source(Timetable):
     retry: ConnectorEntry = ConnectorEntry()
 
 
-class ScheduleEntry(Timetable, Section):
+class ScheduleEntry(TimetableKeys, Section):
     """An assignment that is submitted at each due time."""
 
     assignment: dict[str, Any]
@@ -285,7 +285,7 @@ class ConnectorSection(Section):
 
 
 class SourceBreakerSection(Section):
-    """When a source is held to be down, and for how long it rests between probes."""
+    """The breaker of a source: when the source is held to be down, and how long it rests between probes."""
 
     enabled: bool = True
     failures: Annotated[int, Field(ge=1, le=1000, description="transient failures in a row")] = 5

@@ -27,9 +27,6 @@ from reefknot.config.layers import (
 from reefknot.config.schema import UNCHECKED_SECTIONS, Configuration
 from reefknot.core.retry.book import Book
 
-MOST_NAMED = 5
-"""Names that a warning lists."""
-
 
 class Settings(Struct, frozen=True):
     """A checked configuration, its book, its gates, and warnings for people."""
@@ -67,6 +64,11 @@ def load_settings(
     if forgiving and opened and named and not Path(cwd, named).exists():
         return _baseline(named, environ, overrides or {})
     tree, path = load_tree(explicit, environ=environ, cwd=cwd, overrides=overrides or {})
+    return settings_of(tree, path, environ=environ)
+
+
+def settings_of(tree: Tree, path: Path | None, *, environ: Mapping[str, str]) -> Settings:
+    """The settings that these values are, checked; `path` is the file that they come from."""
     configuration, book = checked(tree)
     worker = configuration.worker
     return Settings(
@@ -102,11 +104,6 @@ def _warnings(configuration: Configuration) -> list[str]:
             f"worker.queue.v2.policies.degrade: {' and '.join(skipping)} degradation skips the circuit breaker, so an"
             " overloaded worker keeps calling a destination that is down;"
             " set skip_circuit_breaker: false unless you mean it"
-        )
-    if configuration.sources:
-        names = ", ".join(list(configuration.sources)[:MOST_NAMED])
-        warnings.append(
-            f"sources: nothing reads a source yet, ingestion is not built ({names}); only `reefknot policy` uses this"
         )
     given = [name for name in UNCHECKED_SECTIONS if name in configuration.model_fields_set]
     if given:

@@ -11,10 +11,13 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from reefknot.core import checks
+from reefknot.errors import ParameterError
 from reefknot.ports.audit_log import AuditEntry
 
 LONGEST_NAME = 300
 LONGEST_BODY = 262_144
+"""Both are counted in bytes of UTF-8."""
 
 
 class StoredValue(Struct, frozen=True):
@@ -23,6 +26,30 @@ class StoredValue(Struct, frozen=True):
     name: str
     body: str
     version: int
+
+
+def checked_name(name: str) -> str:
+    """The name, if a value may have it; `ParameterError` otherwise."""
+    accepted = f"a text of 1 to {LONGEST_NAME} bytes without half surrogate pairs"
+    if not 0 < _size("name", name, accepted) <= LONGEST_NAME:
+        raise ParameterError("name", name, accepted)
+    return name
+
+
+def checked_body(body: str) -> str:
+    """The body, if a value may have it; `ParameterError` otherwise."""
+    accepted = f"a text of at most {LONGEST_BODY} bytes without half surrogate pairs"
+    size = _size("body", body, accepted)
+    if size > LONGEST_BODY:
+        raise ParameterError("body", f"{size} bytes", accepted)
+    return body
+
+
+def _size(parameter: str, text: str, accepted: str) -> int:
+    try:
+        return len(checks.text(parameter, text, accepted).encode())
+    except UnicodeEncodeError as error:
+        raise ParameterError(parameter, text, accepted) from error
 
 
 class ValueStore(Protocol):

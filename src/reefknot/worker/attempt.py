@@ -29,12 +29,17 @@ from reefknot.core.retry.defaults import BASELINE_RETRIES, baseline, without_ret
 from reefknot.core.retry.policy import RetryPolicy
 from reefknot.core.work import Quarantine, Returned, Snooze, TryAgain, WorkDone, WorkFailed, WorkItem
 from reefknot.errors import KeyInProgressError, shown
-from reefknot.idempotency.waiting import AttemptKeys, HeldKey, KeyWaits, attempt_keys
-from reefknot.ports.block import Block, BlockContext, own_limits
-from reefknot.runtime import seeds
-from reefknot.worker.context import WorkerContext
-from reefknot.worker.destinations import Destination, Destinations
-from reefknot.worker.failures import (
+from reefknot.execution.events import (
+    breaker_event,
+    end_event,
+    expired_event,
+    quarantined_event,
+    recovered_event,
+    retry_event,
+    snooze_event,
+    timeout_event,
+)
+from reefknot.execution.failures import (
     StepOutcome,
     TimedOut,
     ended_step,
@@ -47,6 +52,11 @@ from reefknot.worker.failures import (
     timeout_result,
     unknown_key,
 )
+from reefknot.idempotency.waiting import AttemptKeys, HeldKey, KeyWaits, attempt_keys
+from reefknot.ports.block import Block, BlockContext, own_limits
+from reefknot.runtime import seeds
+from reefknot.worker.context import WorkerContext
+from reefknot.worker.destinations import Destination, Destinations
 from reefknot.worker.records import (
     AcceptedWork,
     AttemptReport,
@@ -54,16 +64,8 @@ from reefknot.worker.records import (
     RunningStep,
     StepLog,
     as_text,
-    breaker_event,
-    end_event,
-    expired_event,
-    quarantined_event,
-    recovered_event,
     result_of,
-    retry_event,
     sendable,
-    snooze_event,
-    timeout_event,
 )
 
 SHORTEST_S = 0.001

@@ -1,18 +1,15 @@
 """
 Runs a claimed item's attempt, then settles and publishes it.
 
-Reports go to the store in batches: what has ended by the time the store is free goes in together. A step that was run
-is reported even while the worker ends, so that its effect is not repeated because its report was cut off. A report that
-the store does not take is tried again for as long as the lease lasts. Ends that need no slot (cancelled, dropped,
-expired, crashed too often) are one store call with their event, and then a result.
+Reports go to the store in batches (`execution/settling.py`). Ends that need no slot (cancelled, dropped, expired,
+crashed too often) are one store call with their event, and then a result.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from traceback import extract_tb
-from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -33,7 +30,6 @@ from reefknot.core.results import (
 )
 from reefknot.core.retry.classify import classify
 from reefknot.core.work import (
-    Interrupted,
     Quarantine,
     Snooze,
     TryAgain,
@@ -43,20 +39,20 @@ from reefknot.core.work import (
     WorkState,
     is_workers,
 )
+from reefknot.execution.events import expired_event, quarantined_event
+from reefknot.execution.settling import Settling
 from reefknot.ports.audit_log import AuditEntry
-from reefknot.ports.work_queue import Held, Settlement
-from reefknot.runtime.log import error_text, logger, printable
+from reefknot.ports.work_queue import Settlement
+from reefknot.runtime.log import logger, printable
 from reefknot.runtime.timeouts import STORE_S
 from reefknot.worker.attempt import StepRunner
 from reefknot.worker.context import WorkerContext
 from reefknot.worker.pool import Pool
 from reefknot.worker.queue import Queued
-from reefknot.worker.records import AcceptedWork, AttemptReport, expired_event, quarantined_event
+from reefknot.worker.records import AcceptedWork, AttemptReport
 
 MOST_WATCHED = 10_000
 MOST_REMEMBERED = 1_000
-_FIRST_PAUSE = 0.1
-_LONGEST_PAUSE = 5.0
 
 
 class _Ended(Struct, frozen=True):
@@ -76,10 +72,15 @@ class Closing:
         self._pools = pools
         self._steps = steps
         self._clock = context.clock
-        self._ended: list[_Ended] = []
-        self._is_settling = False
-        self.reporting: set[asyncio.Task[None]] = set()
-        """Reports that are being kept and published."""
+        self.reports: Settling[_Ended] = Settling(
+            context.worker_id,
+            context.work,
+            clock=context.clock,
+            timeouts=context.timeouts,
+            lease=context.settings.lease,
+            settled=self._after_settling,
+            publish=self._publish,
+        )
         self._started: dict[tuple[str, int], AcceptedWork] = {}
         """Work that intake started, by id and fence: it need not be read again."""
         self._crashed: deque[str] = deque(maxlen=MOST_WATCHED)
@@ -141,10 +142,7 @@ class Closing:
                 settled = msgspec.structs.replace(settled, result=body.decode())
         entries = tuple(self._context.journal.entries(events)) if events else ()
         settlement = Settlement(item.id, item.owner, item.fence, settled, entries, report.took_ms)
-        self._ended.append(_Ended(item, settlement, pool, body))
-        if not self._is_settling:
-            self._is_settling = True
-            self._start(self._settle_all())
+        self.reports.report(_Ended(item, settlement, pool, body))
 
     def _with_overload(self, result: ExecResult, pool: Pool, queue_depth: int) -> ExecResult:
         """The result with the overload fields, which the baseline withholds."""
@@ -154,72 +152,15 @@ class Closing:
 
     # ---- settling ---------------------------------------------------------------------------------------------------
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self.reporting.add(task)
-        task.add_done_callback(self.reporting.discard)
-
-    async def _settle_all(self) -> None:
-        """Settle batch by batch, until nothing is left; results are published beside the next batch."""
-        while True:
-            batch, self._ended = self._ended, []
-            try:
-                kept = await self._settle(batch)
-            except BaseException:
-                self._is_settling = False  # the next report begins anew
-                raise
-            if not self._ended:
-                self._is_settling = False
-                await self._publish(batch, kept)
-                return
-            self._start(self._publish(batch, kept))
-
-    async def _settle(self, batch: list[_Ended]) -> list[bool | None]:
-        """Whether each report was kept. None: the store did not say, and that one is retried by itself."""
-        try:
-            with self._context.timeouts.timeout(STORE_S):
-                kept: list[bool | None] = [*await self._context.work.settle([one.settlement for one in batch])]
-        except Exception as error:
-            self._log_not_kept(batch[0].item, error, more=len(batch) - 1)
-            for one in batch:
-                self._start(self._settle_alone(one))
-            return [None] * len(batch)
-        for one, ours in zip(batch, kept, strict=True):
-            self._after_settling(one, ours)
-        return kept
-
-    async def _settle_alone(self, one: _Ended) -> None:
-        """Retry until the store takes the report, at most as long as the lease lasts."""
-        ends, pause = self._clock.now() + self._context.settings.lease, _FIRST_PAUSE
-        kept = False
-        while self._clock.now() + pause < ends:
-            await asyncio.sleep(pause)
-            pause = min(_LONGEST_PAUSE, pause * 2)
-            try:
-                with self._context.timeouts.timeout(STORE_S):
-                    (kept,) = await self._context.work.settle([one.settlement])
-                break
-            except Exception as error:
-                self._log_not_kept(one.item, error)
-        self._after_settling(one, kept)
-        await self._publish([one], [kept])
-
-    def _log_not_kept(self, item: WorkItem, error: Exception, more: int = 0) -> None:
-        text = error_text(error)
-        others = f" and {more} more" if more else ""
-        logger().error("%s: the report of %s%s was not kept (%s)", self._context.worker_id, item.id, others, text)
-
-    def _after_settling(self, one: _Ended, kept: bool | None) -> None:
+    def _after_settling(self, one: _Ended, kept: bool) -> None:
         one.pool.settled(one.item.id, one.item.fence)
         settled = one.settlement.settled
-        if not kept:
-            logger().info("%s: the lease of %s was lost; its report was refused", self._context.worker_id, one.item.id)
-        elif isinstance(settled, TryAgain | Snooze):
+        if kept and isinstance(settled, TryAgain | Snooze):
             one.pool.put(one.pool.queued(one.item, settled.due_at))
 
-    async def _publish(self, batch: list[_Ended], kept: list[bool | None]) -> None:
-        for one, ours in zip(batch, kept, strict=True):
-            if not ours or one.body is None:
+    async def _publish(self, kept: list[_Ended]) -> None:
+        for one in kept:
+            if one.body is None:
                 continue
             try:
                 await self._context.send_result(one.item.id, one.body, one.item.generation)
@@ -231,33 +172,23 @@ class Closing:
         """Give back what was claimed ahead and no slot has begun."""
         held = [(pool, one) for pool in pools for one in pool.release_prefetched()]
         if held:
-            await self._return_claims([one for _, one in held])
+            await self.reports.give_back([one for _, one in held])
         for pool, one in held:
             pool.settled(one.id, one.fence)
 
     async def return_claimed(self, pools: list[Pool]) -> int:
         """Let pending reports finish, stop the rest, and give it back. Returns how many went back."""
-        await self._reported()
+        await self.reports.finished()
         tasks = [task for pool in pools for task in pool.running.values()]
         held = [one for pool in pools for one in pool.cancel_all()]
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._reported()  # an attempt that ended in the very moment it was stopped
+        await self.reports.finished()  # an attempt that ended in the very moment it was stopped
         if not held:
             return 0
-        back = await self._return_claims(held)
+        back = await self.reports.give_back(held)
         for pool in pools:
             pool.claimed.clear()
         return sum(back)
-
-    async def _return_claims(self, held: list[Held]) -> list[bool]:
-        with self._context.timeouts.timeout(STORE_S):
-            back = [Settlement(one.id, one.owner, one.fence, Interrupted()) for one in held]
-            return await self._context.work.settle(back)
-
-    async def _reported(self) -> None:
-        ends = self._clock.now() + STORE_S
-        while self.reporting and self._clock.now() < ends:
-            await asyncio.wait(set(self.reporting), timeout=ends - self._clock.now())
 
     # ---- ends without a slot ----------------------------------------------------------------------------------------
 

@@ -32,11 +32,11 @@ from reefknot.core.overload.admission import (
 )
 from reefknot.core.overload.submission import running_mean
 from reefknot.core.work import CRASH_LIMIT, Interrupted, Snooze, WorkItem, WorkState, is_suspect, worker_class
+from reefknot.execution.isolation import AGAIN_S, RUNS_ALONE, Isolation
 from reefknot.ports.work_queue import CrashEvents, Held, Settlement
 from reefknot.runtime.log import RepeatedErrors, error_text, logger, printable
 from reefknot.runtime.timeouts import STORE_S
 from reefknot.worker.context import WorkerContext
-from reefknot.worker.isolation import AGAIN_S, RUNS_ALONE, Isolation
 from reefknot.worker.queue import BoundedQueue, Queued
 
 IDLE_S = 5.0

@@ -14,19 +14,10 @@ import msgspec
 from msgspec import UNSET, Struct
 
 from reefknot.audit.assignments import briefly_about
-from reefknot.audit.journal import about_assignment, envelope
+from reefknot.audit.journal import envelope
 from reefknot.core.audit.event import Admission as AdmissionEvent
 from reefknot.core.audit.event import (
-    BreakerEvent,
-    DecisionRecord,
     Event,
-    FailureRecord,
-    Quarantined,
-    RetryAttempt,
-    RetryExhausted,
-    RetryRecovered,
-    RetryRefused,
-    TimeoutOccurred,
 )
 from reefknot.core.canonical import canonical
 from reefknot.core.checks import LARGEST_FLOAT, is_number
@@ -53,16 +44,14 @@ from reefknot.core.overload.admission import (
     QueueView,
     RejectReason,
 )
-from reefknot.core.overload.breaker import BreakerState
 from reefknot.core.redaction import Redactor
 from reefknot.core.results import assignment_of
-from reefknot.core.retry.decide import REFUSED, Again, Decision, History, Reason
+from reefknot.core.retry.decide import Again, Decision, Reason
 from reefknot.core.retry.policy import RetryPolicy
 from reefknot.core.work import Settled, WorkItem
 from reefknot.errors import shown
 from reefknot.retrying.call import WHY
 from reefknot.runtime.log import LogBudget, logger, printable, seconds
-from reefknot.worker.failures import TimedOut
 
 _ROOM = 64 * 1024
 """Beside its outputs a result has little in it."""
@@ -252,85 +241,6 @@ def _consequential(view: QueueView, arrival: Arrival) -> QueueView | None:
     if arrival.deadline_ms is None:
         view = msgspec.structs.replace(view, concurrency=1, service_times_known=0, mean_service_ms=0.0)
     return None if view == QueueView() else view
-
-
-def retry_event(assignment: ExecAssignment, wall: float, attempts: int, record: DecisionRecord) -> RetryAttempt:
-    return RetryAttempt(
-        **about_assignment(assignment, wall),
-        operation=assignment.job.type,
-        attempt_number=attempts,
-        max_attempts=record.policy.max_attempts,
-        delay_seconds=record.delay or 0.0,
-        exception_type=record.failure.code,
-        exception_message=record.failure.message,
-        decision=record,
-    )
-
-
-def end_event(
-    assignment: ExecAssignment, wall: float, attempts: int, reason: Reason, record: DecisionRecord
-) -> RetryExhausted | RetryRefused:
-    kind = RetryRefused if reason in REFUSED else RetryExhausted
-    return kind(
-        **about_assignment(assignment, wall),
-        operation=assignment.job.type,
-        total_attempts=attempts,
-        final_exception_type=record.failure.code,
-        final_exception_message=record.failure.message,
-        reason=reason,
-        decision=record,
-    )
-
-
-def recovered_event(assignment: ExecAssignment, wall: float, history: History) -> RetryRecovered:
-    """The event of a success after the executions of this history, which ended in the moment of the success."""
-    return RetryRecovered(
-        **about_assignment(assignment, wall),
-        operation=assignment.job.type,
-        total_attempts=history.attempts + 1,
-        elapsed_seconds=history.elapsed,
-        history=history,
-    )
-
-
-def expired_event(assignment: ExecAssignment, wall: float, attempts: int) -> TimeoutOccurred:
-    return TimeoutOccurred(
-        **about_assignment(assignment, wall),
-        operation=assignment.job.type,
-        attempt_number=attempts,
-        timeout_seconds=(assignment.options.deadline_ms or 0) / 1000,
-        whole=True,
-    )
-
-
-def timeout_event(assignment: ExecAssignment, wall: float, attempt: int, limit: TimedOut) -> TimeoutOccurred:
-    """An attempt that was cut off: at its own limit, or where the time for all of them ends."""
-    return TimeoutOccurred(
-        **about_assignment(assignment, wall),
-        operation=assignment.job.type,
-        attempt_number=attempt,
-        timeout_seconds=limit.seconds,
-        whole=limit.whole,
-    )
-
-
-def quarantined_event(
-    assignment: ExecAssignment, wall: float, reason: str, failure: Failure, *, key: str = ""
-) -> Quarantined:
-    """The event of a quarantine by a worker; `key` is the guarded key whose outcome is unknown, if that is why."""
-    about, inputs = about_assignment(assignment, wall), {"key": key} if key else None
-    return Quarantined(**about, reason=reason, failure=FailureRecord.of(failure), inputs=inputs)
-
-
-def snooze_event(assignment: ExecAssignment, wall: float, name: str, seconds: float) -> Event:
-    """The breaker of its destination is open: the assignment waits so long, and spends no attempt."""
-    return BreakerEvent(
-        **about_assignment(assignment, wall), name=name, state=BreakerState.OPEN.value, wait_seconds=seconds
-    )
-
-
-def breaker_event(name: str, state: str, wall: float) -> Event:
-    return BreakerEvent(**envelope(wall=wall), name=name, state=state)
 
 
 INFO, WARNING = 20, 30

@@ -34,6 +34,7 @@ from reefknot.core.overload.admission import OverloadStatus
 from reefknot.core.redaction import Redactor
 from reefknot.core.work import WorkItem, WorkState
 from reefknot.errors import ParameterError
+from reefknot.execution.isolation import Isolation
 from reefknot.ports.block import Block
 from reefknot.ports.clock import Clock
 from reefknot.ports.store import Store
@@ -49,7 +50,6 @@ from reefknot.worker.closing import Closing
 from reefknot.worker.context import WorkerContext
 from reefknot.worker.drain import Drain
 from reefknot.worker.intake import Intake
-from reefknot.worker.isolation import Isolation
 from reefknot.worker.pool import Pool
 from reefknot.worker.queue import Queued
 from reefknot.worker.records import RetryCounts

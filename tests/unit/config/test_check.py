@@ -132,7 +132,11 @@ def test_a_wrong_word_is_shown_with_those_that_are_accepted(path: str, value: st
         ("worker.retries", " of v2"),
         (f"{V2}.throttle", " of enabled, per_second, per_success, tokens"),
         (f"{QUEUE}.resource_pools.cpu", " of max_concurrency, max_queue_size"),
-        ("sources.inbox", " of connector, retry"),
+        (
+            "sources.inbox",
+            " of connector, cron, every, max_concurrency, missed, on_change, page_size, retry, time_zone, "
+            "timeout_seconds",
+        ),
         ("sources", ""),
         ("retry_policies", ""),
         (f"{V2}.block_policies", ""),
@@ -575,3 +579,71 @@ def test_a_retention_that_covers_the_retry_horizon_is_accepted() -> None:
     configuration, _ = checked(read_text(text))
 
     assert configuration.idempotency.retention_seconds == 2408
+
+
+# ---- schedules -------------------------------------------------------------------------------------------------------
+
+STEP = "{job: {type: demo.step}}"
+NAMED_TWICE = f"{{sources: {{x: {{connector: local_files}}}}, schedules: {{x: {{every: 1h, assignment: {STEP}}}}}}}"
+
+
+@for_each_row(
+    ("keys", "path", "message"),
+    [
+        ("every: 5", "every", "5 is not accepted; accepted: a duration from 1s to 366d, such as 90s, 15m, 2h, 7d"),
+        ("every: 15 min", "every", "'15 min' is not accepted; accepted: a duration from 1s to 366d, such as 90s"),
+        ("every: 0s", "every", "'0s' is not accepted; accepted: a duration from 1s to 366d, such as 90s, 15m, 2h, 7d"),
+        (
+            "every: 1h, cron: '* * * * *'",
+            "cron",
+            "'* * * * *' is not accepted; accepted: either every or cron, not both",
+        ),
+        ("cron: '* * * *'", "cron", "'* * * *' is not accepted; accepted: five fields, minute hour day-of-month month"),
+        ("cron: 0 0 30 2 *", "cron", "that are due at least once in fifty years (bad day-of-month)"),
+        ("every: 1h, time_zone: Europe/Berln", "time_zone", "; did you mean 'Europe/Berlin'?"),
+        ("every: 1h, missed: twice", "missed", "'twice' is not accepted; accepted: 'once' or 'skip'"),
+    ],
+)
+def test_a_timetable_that_cannot_be_is_told_at_its_key(keys: str, path: str, message: str) -> None:
+    for section, rest in (("schedules", f"assignment: {STEP}"), ("sources", "connector: local_files")):
+        (problem,) = mistakes(f"{{{section}: {{x: {{{keys}, {rest}}}}}}}")
+        assert problem.path == f"{section}.x.{path}"
+        assert message in problem.message
+
+
+@for_each_row(
+    ("assignment", "path", "message"),
+    [
+        ("{}", "assignment.job", "missing"),
+        ("{job: {tipe: demo.step}}", "assignment.job.tipe", "unknown field; accepted: type, payload"),
+        ("{job: {type: demo.step}, priority: 1}", "assignment.priority", "did you mean 'options.priority'?"),
+        ("{job: {type: demo.step}, options: {retry_count: -1}}", "assignment.options.retry_count", "accepted"),
+        ("{job: {type: demo.step, payload: {x: .nan}}}", "assignment.job.payload.x", "a number is finite"),
+        ("{job: {type: demo.step}, assignment_id: mine}", "assignment.assignment_id", "an id of name and due time"),
+        ("{job: {type: demo.step}, request_id: mine}", "assignment.request_id", "an id of name and due time"),
+    ],
+)
+def test_an_assignment_that_no_router_would_take_is_told_at_its_field(assignment: str, path: str, message: str) -> None:
+    (problem,) = mistakes(f"{{schedules: {{x: {{every: 1h, assignment: {assignment}}}}}}}")
+    assert problem.path == f"schedules.x.{path}"
+    assert message in problem.message
+
+
+@pytest.mark.parametrize("name", ["n" * 201, '"a\\nb"', '""'])
+def test_a_name_of_a_schedule_can_be_printed_and_is_not_too_long(name: str) -> None:
+    (problem,) = mistakes(f"{{schedules: {{{name}: {{every: 1h, assignment: {STEP}}}}}}}")
+    assert "accepted: a name of 1 to 200 bytes that can be printed" in problem.message
+
+
+def test_a_schedule_and_a_source_have_different_names() -> None:
+    (problem,) = mistakes(NAMED_TWICE)
+    assert (problem.path, problem.message) == (
+        "schedules.x",
+        "a source has this name; accepted: a name that no source has",
+    )
+
+
+def test_a_schedule_that_can_be_is_accepted() -> None:
+    longest = "n" * 200
+    configuration, _ = checked(read_text(f"{{schedules: {{{longest}: {{cron: 0 7 * * 1-5, assignment: {STEP}}}}}}}"))
+    assert configuration.schedules[longest].missed == "once"

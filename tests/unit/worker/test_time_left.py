@@ -15,10 +15,10 @@ from msgspec import structs
 from reefknot.core.audit.event import BreakerEvent
 from reefknot.core.messages import ExecAssignment, ResultStatus
 from reefknot.core.overload.admission import Rules
+from reefknot.execution.failures import TimedOut
 from reefknot.worker import attempt
 from reefknot.worker.attempt import StepRunner
 from reefknot.worker.destinations import OPENS_AFTER, Destination
-from reefknot.worker.failures import TimedOut
 from reefknot.worker.service import Worker
 from reefknot.worker.settings import ThrottleSettings
 from tests.workshop import OK, REFUSED, Shop, Step, with_shop, work

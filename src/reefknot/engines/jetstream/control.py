@@ -1,19 +1,26 @@
-"""The control channel of a store on JetStream: commands and statuses, mirrored by every process."""
+"""
+The commands, statuses and named values of a store on JetStream.
+
+Commands and statuses are mirrored by every process. Values are not: they may be large and change often, few processes
+ask for one, and whoever does wants it as it is now. So they are read from the leader.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf
 
-from msgspec import json
+from msgspec import json, msgpack
 
 from reefknot.core.overload.submission import Capacity
 from reefknot.core.time import Moment, milliseconds
 from reefknot.engines.jetstream.commits import Batch, Commits
+from reefknot.engines.jetstream.reads import StreamMessage, last_message, scan
 from reefknot.engines.jetstream.state import Message, State, StoredCommand, StoredStatus
 from reefknot.engines.jetstream.streams import token_of
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.control import EVERYONE, NO_CAPACITY, Command, StatusReport
+from reefknot.ports.value_store import StoredValue, checked_body, checked_name
 from reefknot.runtime.seeds import new_id
 
 LEAST_TTL_S = 60
@@ -88,3 +95,69 @@ class JetStreamControl:
 
     async def reports(self) -> list[StatusReport]:
         return await self._commits.read(lambda _: self._state.reports())
+
+
+class JetStreamValues:
+    """
+    The named values of a store on JetStream.
+
+    The version of a value is the sequence of its message. A deletion is a message without a body, which the server
+    removes after a second.
+    """
+
+    def __init__(self, state: State, commits: Commits) -> None:
+        self._state = state
+        self._commits = commits
+
+    async def get(self, name: str) -> StoredValue | None:
+        message = await self._last(checked_name(name))
+        return None if message is None else _value_of(message)
+
+    async def put(self, name: str, body: str, *, version: int, events: Sequence[AuditEntry] = ()) -> StoredValue | None:
+        packed = msgpack.encode((checked_name(name), checked_body(body)))  # unlike JSON no longer than the texts
+        sequence = await self._replace(name, packed, version, events)
+        return StoredValue(name, body, sequence) if sequence else None
+
+    async def delete(self, name: str, *, version: int, events: Sequence[AuditEntry] = ()) -> bool:
+        return version > 0 and bool(await self._replace(checked_name(name), b"", version, events))
+
+    async def list(self, prefix: str = "") -> Sequence[StoredValue]:
+        names = self._state.names
+        messages = await scan(self._state.connection, names.state, [f"{names.name}.value.*"])
+        values = [value for value in map(_value_of, messages) if value is not None and value.name.startswith(prefix)]
+        return sorted(values, key=lambda value: value.name)
+
+    async def _last(self, name: str) -> StreamMessage | None:
+        return await last_message(self._state.connection, self._state.names.state, self._state.names.value(name))
+
+    async def _replace(self, name: str, packed: bytes, version: int, events: Sequence[AuditEntry]) -> int:
+        """Replace the value of this version; returns the sequence of its new message, or 0 if it has another one."""
+        subject, stored_at = self._state.names.value(name), 0
+        known = await self._last(name)
+
+        async def look() -> None:
+            nonlocal known
+            known = await self._last(name)
+
+        def run(batch: Batch, now: Moment) -> None:
+            def stored(sequence: int) -> None:
+                nonlocal stored_at
+                stored_at = sequence
+
+            current = known.sequence if known is not None and known.body else 0
+            # A change before in this batch has made a version that nobody can know yet.
+            if current == version and all(message.subject != subject for message in batch.messages):
+                expected = 0 if known is None else known.sequence
+                batch.add(Message(subject, packed, expected, ttl=None if packed else 1), stored)
+                batch.events += events
+
+        await self._commits.change(run, prepare=look)
+        return stored_at
+
+
+def _value_of(message: StreamMessage) -> StoredValue | None:
+    """The value in a message; None for a deletion."""
+    if not message.body:
+        return None
+    name, body = msgpack.decode(message.body, type=tuple[str, str])
+    return StoredValue(name, body, message.sequence)

@@ -18,7 +18,7 @@ from reefknot.engines.jetstream.audit import AuditWriter
 from reefknot.engines.jetstream.audit_log import JetStreamAuditLog
 from reefknot.engines.jetstream.commits import Commits
 from reefknot.engines.jetstream.connection import Connection, NatsOptions, NobodyThereError, options_from_url
-from reefknot.engines.jetstream.control import JetStreamControl
+from reefknot.engines.jetstream.control import JetStreamControl, JetStreamValues
 from reefknot.engines.jetstream.idempotency import JetStreamIdempotencyStore
 from reefknot.engines.jetstream.state import State
 from reefknot.engines.jetstream.streams import Names, audit_stream, ensure_stream, state_stream, stream_info
@@ -75,6 +75,7 @@ class JetStreamStore:
         self.quarantine = JetStreamQuarantine(self.work)
         self.control = JetStreamControl(self.state, self._commits)
         self.leases = JetStreamLeases(self.work)
+        self.values = JetStreamValues(self.state, self._commits)
         self._upkeep: asyncio.Task[None] | None = None
         self._closed = False
 

@@ -2,12 +2,13 @@
 The streams of a store on JetStream, the subjects in them, and the check that nobody has changed them.
 
 A store NAME has two streams. `NAME_state` holds one message for each record, its latest version: work, idempotency
-keys, commands, statuses. `NAME_audit` holds every event. Subjects:
+keys, commands, statuses, values. `NAME_audit` holds every event. Subjects:
 
     NAME.work.STATE.POOL.ID    an assignment, with the state of its record; `open` is pending or running
     NAME.blob.ID.FIELD.PART    what is too large for a record
     NAME.key.KEY               an idempotency key
     NAME.command.TARGET.ID     a command of an operator;   NAME.status.SYSTEM   a system that runs
+    NAME.value.NAME            a named value, read from the server whenever somebody asks for it
     NAME.pool.POOL             service time and arrivals of a resource class
     NAME.outbox.WRITER         the last batch of one process, with its events until they are in the audit stream
     NAME.audit.CHAIN.TYPE.ID   an event; the first one of its chain on NAME.audit.CHAIN.TYPE.ID.first
@@ -29,7 +30,8 @@ from msgspec import Struct, json
 
 from reefknot.core.work import WorkItem, WorkState
 from reefknot.engines.jetstream.connection import REQUEST_S, Connection, RefusedError, UnansweredError
-from reefknot.errors import StoreFullError, StoreUnavailableError, StoreVersionError
+from reefknot.errors import StoreFullError, StorePermissionError, StoreUnavailableError, StoreVersionError
+from reefknot.runtime.log import error_text, logger
 
 OPEN, FIRST = "open", "first"
 ASKED_S = 1.0
@@ -70,6 +72,9 @@ class Names:
 
     def status(self, system: str) -> str:
         return f"{self.name}.status.{token_of(system)}"
+
+    def value(self, value: str) -> str:
+        return f"{self.name}.value.{token_of(value)}"
 
     def pool(self, pool: str) -> str:
         return f"{self.name}.pool.{token_of(pool)}"
@@ -115,7 +120,7 @@ def state_stream(names: Names, replicas: int, max_bytes: int | None = None) -> d
     A batch that does not fit into `max_bytes` is refused as a whole. One that does not fit into what the account or the
     server has left is not: the server stores the part of it that fits.
     """
-    branches = ("work", "blob", "key", "command", "status", "pool", "outbox")
+    branches = ("work", "blob", "key", "command", "status", "value", "pool", "outbox")
     return {
         "name": names.state,
         "subjects": [f"{names.name}.{branch}.>" for branch in branches],
@@ -178,6 +183,8 @@ async def ensure_stream(connection: Connection, wanted: dict[str, Any]) -> Strea
         if not connection.options.creates:
             raise _no_store(connection, name) from error
         found = await _create(connection, wanted)
+    if lacks_subjects(found.config, wanted) and not drift({**found.config, "subjects": wanted["subjects"]}, wanted):
+        found = await _add_subjects(connection, found, wanted)
     problems = drift(found.config, wanted)
     if problems:
         problem = f"the stream {name} was changed: {'; '.join(problems)}"
@@ -202,6 +209,23 @@ async def _patient_info(connection: Connection, name: str) -> StreamInfo:
             if not is_election or loop.time() >= deadline:
                 raise
         await asyncio.sleep(0.1)
+
+
+def lacks_subjects(found: dict[str, Any], wanted: dict[str, Any]) -> bool:
+    """Whether a stream lacks subjects and has none of its own: an earlier version has made it."""
+    return set(found.get("subjects") or []) < set(wanted["subjects"])
+
+
+async def _add_subjects(connection: Connection, found: StreamInfo, wanted: dict[str, Any]) -> StreamInfo:
+    """The stream with the subjects that an earlier version did not have; as it was where this user may not edit it."""
+    config = {**found.config, "subjects": wanted["subjects"]}
+    try:
+        return json.decode(
+            await connection.api(f"STREAM.UPDATE.{wanted['name']}", config, timeout=10.0), type=StreamInfo
+        )
+    except (RefusedError, StorePermissionError) as error:
+        logger().warning("the stream %s cannot be brought up to date (%s)", wanted["name"], error_text(error))
+        return found
 
 
 def _no_store(connection: Connection, stream: str) -> StoreUnavailableError:

@@ -19,6 +19,7 @@ from reefknot.engines.memory.store import (
     MemoryControl,
     MemoryIdempotencyStore,
     MemoryTransport,
+    MemoryValues,
 )
 from reefknot.engines.table_queue import TableLeases, TableQuarantine, TableWorkQueue
 from reefknot.engines.work_table import MOST_ENDED, WorkTable
@@ -102,6 +103,7 @@ class MemoryStore:
         self.quarantine = TableQuarantine(self.work)
         self.control = MemoryControl(context, self.audit)
         self.leases = MemoryLeases(self.work, context)
+        self.values = MemoryValues(context, self.audit)
         self.clock = SteadyClock(clock)
         self._hub = Hub()
         self._context = context

@@ -1,5 +1,5 @@
 """
-The parts of a memory store but its work: audit log, idempotency keys, control, transport; and the state they share.
+The parts of a memory store but its work: audit log, keys, control, values, transport; and the state they share.
 
 Events are a list, chained as in every engine; keys are a dictionary. Every change happens between two awaits, which is
 what makes it atomic. Every subscriber of the transport has its own bounded queue, and a sender waits while one is full.
@@ -39,6 +39,7 @@ from reefknot.ports.clock import Clock
 from reefknot.ports.control import EVERYONE, NO_CAPACITY, Command, StatusReport
 from reefknot.ports.idempotency_store import TakeoverEvents
 from reefknot.ports.transport import Delivery
+from reefknot.ports.value_store import StoredValue, checked_body, checked_name
 from reefknot.runtime.changes import Waiters
 
 MOST_EVENTS = 100_000
@@ -398,6 +399,48 @@ class MemoryControl:
     async def reports(self) -> list[StatusReport]:
         now = self._shared.now().wall
         return [report for stale_at, report in self._reported.values() if stale_at > now]
+
+
+class MemoryValues:
+    """The named values of a memory store."""
+
+    def __init__(self, shared: MemoryContext, audit: MemoryAuditLog) -> None:
+        self._shared = shared
+        self._audit = audit
+        self._values: dict[str, StoredValue] = {}
+        self._last = 0
+
+    async def get(self, name: str) -> StoredValue | None:
+        self._shared.now()
+        return self._values.get(checked_name(name))
+
+    async def put(self, name: str, body: str, *, version: int, events: Sequence[AuditEntry] = ()) -> StoredValue | None:
+        self._shared.now()
+        if self._version(checked_name(name)) != version:
+            return None
+        value = self._values[name] = StoredValue(name, checked_body(body), self._last + 1)
+        self._last += 1
+        self._changed(events)
+        return value
+
+    async def delete(self, name: str, *, version: int, events: Sequence[AuditEntry] = ()) -> bool:
+        self._shared.now()
+        if self._version(checked_name(name)) != version or version == 0:
+            return False
+        del self._values[name]
+        self._changed(events)
+        return True
+
+    async def list(self, prefix: str = "") -> Sequence[StoredValue]:
+        self._shared.now()
+        return [self._values[name] for name in sorted(self._values) if name.startswith(prefix)]
+
+    def _version(self, name: str) -> int:
+        return self._values[name].version if name in self._values else 0
+
+    def _changed(self, events: Sequence[AuditEntry]) -> None:
+        self._audit.add(events)
+        self._shared.changed()
 
 
 REMEMBERED_IDS = 10_000

@@ -1,8 +1,9 @@
-"""The control channel of a SQLite store: commands between the processes that share the file."""
+"""The commands, statuses and named values of a SQLite store: what the processes that share the file tell each other."""
 
 from collections.abc import Sequence
 from math import inf
 
+import apsw
 from msgspec import json
 
 from reefknot.core.overload.submission import Capacity
@@ -12,6 +13,7 @@ from reefknot.engines.sqlite.reads import StoreContext
 from reefknot.engines.sqlite.transaction import Transaction, each
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.control import EVERYONE, NO_CAPACITY, Command, StatusReport
+from reefknot.ports.value_store import StoredValue, checked_body, checked_name
 
 _POLL = (
     "SELECT sequence, name, target, body, sender, at FROM command "
@@ -92,3 +94,58 @@ def _report(transaction: Transaction, name: str, body: str, keep_ms: int, capaci
 @each
 def _withdraw(transaction: Transaction, name: str) -> None:
     transaction.connection.execute("DELETE FROM status WHERE name = ?", (name,))
+
+
+class SqliteValues:
+    """The named values of a SQLite store."""
+
+    def __init__(self, context: StoreContext) -> None:
+        self._context = context
+
+    async def get(self, name: str) -> StoredValue | None:
+        checked_name(name)
+        return await self._context.read(lambda connection: _value(connection, name))
+
+    async def put(self, name: str, body: str, *, version: int, events: Sequence[AuditEntry] = ()) -> StoredValue | None:
+        return await self._context.write(_put, (checked_name(name), checked_body(body), version, events))
+
+    async def delete(self, name: str, *, version: int, events: Sequence[AuditEntry] = ()) -> bool:
+        return await self._context.write(_delete, (checked_name(name), version, events))
+
+    async def list(self, prefix: str = "") -> Sequence[StoredValue]:
+        return await self._context.read(
+            lambda connection: [StoredValue(*row) for row in query(connection, _LIST, prefix)]
+        )
+
+
+_GET = "SELECT name, body, version FROM value WHERE name = ?"
+_LIST = "SELECT name, body, version FROM value WHERE substr(name, 1, length(?1)) = ?1 ORDER BY name"
+
+
+def _value(connection: apsw.Connection, name: str) -> StoredValue | None:
+    row = query(connection, _GET, name).fetchone()
+    return None if row is None else StoredValue(*row)
+
+
+@each
+def _put(
+    transaction: Transaction, name: str, body: str, version: int, events: Sequence[AuditEntry]
+) -> StoredValue | None:
+    """Replace the row: a new one has a version that none has had."""
+    connection = transaction.connection
+    known = _value(connection, name)
+    if version != (0 if known is None else known.version):
+        return None
+    connection.execute("DELETE FROM value WHERE name = ?", (name,))
+    given = query(connection, "INSERT INTO value (name, body) VALUES (?, ?) RETURNING version", name, body).get
+    transaction.add_events(events)
+    return StoredValue(name, body, given)
+
+
+@each
+def _delete(transaction: Transaction, name: str, version: int, events: Sequence[AuditEntry]) -> bool:
+    gone = query(transaction.connection, "DELETE FROM value WHERE name = ? AND version = ? RETURNING 1", name, version)
+    if gone.get is None:
+        return False
+    transaction.add_events(events)
+    return True

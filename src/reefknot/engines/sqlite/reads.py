@@ -19,17 +19,11 @@ from urllib.parse import quote
 import apsw
 
 from reefknot.core.time import Moment
-from reefknot.engines.sqlite.connection import (
-    FORK_GUARD,
-    busy_handler,
-    check_version,
-    close_connection,
-    patiently,
-    translated,
-)
+from reefknot.engines.sqlite.connection import FORK_GUARD, check_version
 from reefknot.engines.sqlite.writer import Handler
 from reefknot.errors import StoreError, StoreReplacedError, StoreUnavailableError
 from reefknot.runtime.changes import FileChanges, Waiters
+from reefknot.runtime.sqlite_files import busy_handler, close_connection, patiently, translated
 
 R = TypeVar("R")
 

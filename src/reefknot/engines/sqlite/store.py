@@ -21,19 +21,8 @@ from reefknot.clock import SteadyClock
 from reefknot.core.idempotency import KEY_RETENTION_S
 from reefknot.core.time import Moment, Timeline, agreed_boot_time
 from reefknot.engines.sqlite.audit import SqliteAuditLog
-from reefknot.engines.sqlite.connection import (
-    VERSION,
-    Opener,
-    check_version,
-    close_connection,
-    empty_log,
-    immediate,
-    migrate,
-    open_connection,
-    patiently,
-    plain_opener,
-)
-from reefknot.engines.sqlite.control import SqliteControl
+from reefknot.engines.sqlite.connection import VERSION, check_version, migrate
+from reefknot.engines.sqlite.control import SqliteControl, SqliteValues
 from reefknot.engines.sqlite.idempotency import SqliteIdempotencyStore
 from reefknot.engines.sqlite.quarantine import SqliteQuarantine
 from reefknot.engines.sqlite.reads import ChangeWatcher, Reader, StoreContext, is_frozen, open_read_only
@@ -50,6 +39,15 @@ from reefknot.errors import (
 )
 from reefknot.ports.clock import Clock
 from reefknot.runtime import open_files
+from reefknot.runtime.sqlite_files import (
+    Opener,
+    close_connection,
+    empty_log,
+    immediate,
+    open_connection,
+    patiently,
+    plain_opener,
+)
 
 _IN_USE = "SELECT EXISTS (SELECT 1 FROM open_work) OR EXISTS (SELECT 1 FROM status WHERE stale_at > ?)"
 """Whether there is open work, or a system that lives: both are measured by the time that was agreed on."""
@@ -116,6 +114,7 @@ class SqliteStore:
         self.quarantine = SqliteQuarantine(context)
         self.control = SqliteControl(context)
         self.leases = SqliteLeases(context, self._connect)
+        self.values = SqliteValues(context)
 
     def _now(self) -> Moment:
         return self._timeline.at(self._machine_clock.now())

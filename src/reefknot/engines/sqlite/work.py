@@ -27,7 +27,7 @@ from reefknot.core.work import WorkItem, WorkState
 from reefknot.engines.sqlite import admission
 from reefknot.engines.sqlite import upkeep as retention
 from reefknot.engines.sqlite import work_rows as rows
-from reefknot.engines.sqlite.connection import close_connection, immediate, query
+from reefknot.engines.sqlite.connection import query
 from reefknot.engines.sqlite.reads import StoreContext
 from reefknot.engines.sqlite.transaction import Transaction, each
 from reefknot.engines.sqlite.writer import write_apart
@@ -42,6 +42,7 @@ from reefknot.ports.work_queue import (
     refuse_classes_with_gone,
 )
 from reefknot.runtime.changes import until
+from reefknot.runtime.sqlite_files import close_connection, immediate
 
 LEASES_TOPIC = "leases ended"
 WATCH_S = 5.0

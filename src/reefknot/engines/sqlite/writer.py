@@ -23,16 +23,10 @@ from typing import Any, TypeVar
 import apsw
 
 from reefknot.core.time import Moment
-from reefknot.engines.sqlite.connection import (
-    FORK_GUARD,
-    busy_handler,
-    close_connection,
-    immediate,
-    is_fatal,
-    translated,
-)
+from reefknot.engines.sqlite.connection import FORK_GUARD
 from reefknot.engines.sqlite.transaction import RecordCaches, Transaction
 from reefknot.errors import ReefknotError, StoreError, StoreUnavailableError
+from reefknot.runtime.sqlite_files import busy_handler, close_connection, immediate, is_fatal, translated
 
 A = TypeVar("A")
 K = TypeVar("K")

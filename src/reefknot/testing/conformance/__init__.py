@@ -12,19 +12,25 @@ advance.
 
 from reefknot.testing.conformance.audit_log import AuditLogContract
 from reefknot.testing.conformance.control import ControlContract
+from reefknot.testing.conformance.documents import DocumentHarness, DocumentsContract
 from reefknot.testing.conformance.harness import Harness
 from reefknot.testing.conformance.idempotency_store import IdempotencyContract
 from reefknot.testing.conformance.quarantine import QuarantineContract
 from reefknot.testing.conformance.transport import TransportContract, TransportHarness
+from reefknot.testing.conformance.values import SharedValueContract, ValueContract
 from reefknot.testing.conformance.work_queue import WorkQueueContract
 
 __all__ = [
     "AuditLogContract",
     "ControlContract",
+    "DocumentHarness",
+    "DocumentsContract",
     "Harness",
     "IdempotencyContract",
     "QuarantineContract",
+    "SharedValueContract",
     "TransportContract",
     "TransportHarness",
+    "ValueContract",
     "WorkQueueContract",
 ]

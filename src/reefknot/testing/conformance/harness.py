@@ -33,6 +33,10 @@ class Harness:
     def __init__(self, factory: StoreFactory) -> None:
         self._factory = factory
 
+    def opened(self, clock: VirtualClock, **options: Any) -> AbstractAsyncContextManager[Store]:
+        """A store beside that of a story: over the same database, where the engine's harness has one."""
+        return self._factory(clock, **options)
+
     def run(self, story: Story, **options: Any) -> None:
         """Run the story on a fresh store, within a bound of real time."""
 

@@ -15,9 +15,9 @@ from reefknot.core.audit.chain import Mismatch
 from reefknot.core.idempotency import Busy, Claimed, Done
 from reefknot.core.work import WorkDone, WorkItem
 from reefknot.engines.clocks import SystemClock, VirtualClock
-from reefknot.engines.sqlite import SqliteStore, admission, connection, idempotency, store, work
+from reefknot.engines.sqlite import SqliteStore, admission, idempotency, store, work
 from reefknot.engines.sqlite import work_rows as items
-from reefknot.engines.sqlite.connection import FORK_GUARD, LARGEST_IDLE_LOG, VERSION, translated
+from reefknot.engines.sqlite.connection import FORK_GUARD, VERSION
 from reefknot.engines.sqlite.transaction import RecordCaches
 from reefknot.errors import (
     LeaseLostError,
@@ -30,7 +30,9 @@ from reefknot.errors import (
     StoreVersionError,
 )
 from reefknot.ports.work_queue import Enqueued, Settlement
+from reefknot.runtime import sqlite_files
 from reefknot.runtime.open_files import OpenedFile
+from reefknot.runtime.sqlite_files import LARGEST_IDLE_LOG, translated
 from reefknot.testing import run_virtual
 from reefknot.testing.conformance.harness import event, event_types
 from tests.pace import slowness
@@ -277,7 +279,7 @@ def test_the_log_shrinks_after_a_long_reader_has_ended(tmp_path: Path) -> None:
 
 def test_a_log_without_a_bound_stays_at_its_largest_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control."""
-    monkeypatch.setattr(connection, "LARGEST_IDLE_LOG", -1)
+    monkeypatch.setattr(sqlite_files, "LARGEST_IDLE_LOG", -1)
 
     async def story() -> None:
         largest, left = await log_sizes(tmp_path / "state.db")

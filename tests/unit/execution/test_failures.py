@@ -18,10 +18,10 @@ from reefknot.core.audit.replay import replay
 from reefknot.core.messages import ResultStatus, StepResult
 from reefknot.core.work import WorkItem, WorkState
 from reefknot.errors import KeyInProgressError, OutcomeUnknownError, QueueFullError
+from reefknot.execution.failures import LONGEST_TRACEBACK, is_ctrl_c, traceback_text
 from reefknot.idempotency.decorator import in_scope
 from reefknot.ports.audit_log import AuditQuery
 from reefknot.worker import attempt as step_module
-from reefknot.worker.failures import LONGEST_TRACEBACK, is_ctrl_c, traceback_text
 from tests.workshop import OK, REFUSED, Shop, Step, with_shop, work
 
 

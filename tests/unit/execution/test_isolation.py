@@ -13,8 +13,8 @@ import pytest
 from reefknot.core.messages import HEARTBEAT, AckStatus, ClassHealth, Heartbeat, ResultStatus, StepResult
 from reefknot.core.overload.admission import OverloadStatus
 from reefknot.core.work import WorkState
+from reefknot.execution.isolation import AGAIN_S, LONGEST_WAIT_S, RUNS_ALONE, Isolation
 from reefknot.ports.block import BlockContext
-from reefknot.worker.isolation import AGAIN_S, LONGEST_WAIT_S, RUNS_ALONE, Isolation
 from reefknot.worker.service import Worker
 from reefknot.worker.settings import default_settings
 from tests.workshop import Shop, Step, with_shop, work

@@ -1,0 +1,223 @@
+"""
+The configured sources: their timetables, their connectors, and the file of their documents.
+
+Nothing here reaches a source: a connector is made of its settings and connects when it is used. So a configuration is
+checked by making the connectors, each of which knows its own settings. A secret is read when a connector asks for it,
+and is hidden in all output of this process from then on.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Collection, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+
+from reefknot.config.reading.session import KeyPath, Mark, Problem, dotted
+from reefknot.config.secrets import resolve
+from reefknot.core.failure import FailureType
+from reefknot.core.schedules import Timetable, parse
+from reefknot.errors import ConfigurationError, ParameterError, SourceError
+from reefknot.ports.connector import Connector, ConnectorFactory, SourceContext
+from reefknot.runtime.database_urls import SQLITE_PREFIX, sqlite_path
+from reefknot.runtime.redaction import add_secrets
+
+if TYPE_CHECKING:
+    from reefknot.config.schema import Source
+    from reefknot.config.settings import Settings
+    from reefknot.engines.documents import SqliteDocuments
+    from reefknot.ingestion.orchestrator import IngestionSettings
+    from reefknot.ingestion.sources import IngestionSource
+
+DOCUMENTS = "documents.db"
+FOLDER = ".reefknot"
+"""The folder of the documents where the store has no file of its own, beneath that of the configuration."""
+
+
+class ConfiguredSource(Struct, frozen=True):
+    """A source as it is configured: what all sources have, and the settings that are its connector's own."""
+
+    name: str
+    connector: str
+    timetable: Timetable
+    on_change: bool
+    max_concurrency: int
+    page_size: int
+    timeout: float
+    """Seconds for one page."""
+    settings: Mapping[str, Any]
+    folder: Path
+    """The folder that relative paths are beneath."""
+    mark: Mark
+    """The place of the source in the configuration."""
+
+    @property
+    def schedule(self) -> str:
+        """The times of its syncs, in words."""
+        if not self.on_change:
+            return str(self.timetable)
+        is_timed = self.timetable.every_ms or self.timetable.cron
+        return f"{self.timetable} and on change" if is_timed else "on change"
+
+    def context(self) -> SourceContext:
+        """The context that its connector is made of."""
+        return SourceContext(self.name, self.settings, self.folder, _SecretReader(self))
+
+    def for_orchestrator(self) -> IngestionSource:
+        """The source as the orchestrator runs it."""
+        from reefknot.ingestion.sources import IngestionSource
+
+        return IngestionSource(
+            self.name,
+            self.connector,
+            partial(connector_for, self),
+            max_concurrency=self.max_concurrency,
+            page_size=self.page_size,
+            page_timeout=self.timeout,
+            on_change=self.on_change,
+        )
+
+
+class _SecretReader:
+    """Resolves the references of one source, each time anew: a secret may be changed while a system runs."""
+
+    def __init__(self, source: ConfiguredSource) -> None:
+        self._source = source
+        self._hidden: set[str] = set()
+
+    def __call__(self, reference: str) -> str:
+        source = self._source
+        path = dotted(("sources", source.name))
+        found = resolve(reference, environ=os.environ, folder=source.folder, mark=source.mark, path=path)
+        if isinstance(found, Problem):
+            why = found.message.removeprefix(f"{reference}: ")
+            text = f"{path}: {why} ({reference}); provide the secret, or name another one"
+            raise SourceError(text, FailureType.PERMANENT)
+        secret = found.reveal()
+        if secret not in self._hidden:
+            self._hidden.add(secret)
+            add_secrets([secret])
+        return secret
+
+
+def sources_of(settings: Settings) -> list[ConfiguredSource]:
+    """The configured sources."""
+    return [_source(name, written, settings) for name, written in settings.configuration.sources.items()]
+
+
+def _source(name: str, written: Source, settings: Settings) -> ConfiguredSource:
+    return ConfiguredSource(
+        name,
+        written.connector,
+        parse(written.every, written.cron, time_zone=written.time_zone, missed=written.missed),
+        on_change=written.on_change,
+        max_concurrency=written.max_concurrency,
+        page_size=written.page_size,
+        timeout=written.timeout_seconds,
+        settings=dict(written.model_extra or {}),
+        folder=settings.folder,
+        mark=settings.tree.mark(("sources", name)),
+    )
+
+
+def _problem(settings: Settings, at: KeyPath, error: ParameterError) -> Problem:
+    """A refused setting, at its place in the file. A setting of a list or mapping is named `key[0]` or `key.name`."""
+    key = error.parameter.split("[")[0].split(".")[0]
+    text = str(error).removeprefix(f"{error.parameter}=")
+    return Problem(settings.tree.mark((*at, key)), dotted((*at, key)), text)
+
+
+# ---- connectors ------------------------------------------------------------------------------------------------------
+
+
+def connector_for(source: ConfiguredSource) -> Connector:
+    """A connector of the source, not connected yet. Raises `ParameterError` for a setting that it does not accept."""
+    return _factory(source.connector)(source.context())
+
+
+def _factory(connector: str) -> ConnectorFactory:
+    from reefknot.connectors.registry import connector_named
+
+    return connector_named(connector)
+
+
+def check_sources(settings: Settings, *, only: Collection[str] | None = None, strict: bool = False) -> list[str]:
+    """
+    Check the settings of all sources, or `only` some, by making their connectors. Nothing is reached.
+
+    `ConfigurationError` names every mistake with its place. A connector that is not known here may be one's own, from a
+    module that is not loaded: that is a mistake when `strict`, else a warning. Returns the warnings.
+    """
+    problems: list[Problem] = []
+    warnings: list[str] = []
+    for source in sources_of(settings):
+        if only is not None and source.name not in only:
+            continue
+        at = ("sources", source.name)
+        try:
+            connector_for(source)
+        except ParameterError as error:
+            problem = _problem(settings, at, error)
+            if error.parameter == "connector" and not strict:
+                warnings.append(str(problem))
+            else:
+                problems.append(problem)
+        except ConfigurationError as error:  # a package that is not installed
+            problems += [Problem(source.mark, dotted(at), str(one)) for one in error.problems]
+    if problems:
+        raise ConfigurationError(problems)
+    return warnings
+
+
+def ingestion_settings(settings: Settings) -> IngestionSettings:
+    """The limits of an orchestrator, as they are configured."""
+    from reefknot.core.overload.source_health import HealthRules
+    from reefknot.ingestion.orchestrator import IngestionSettings
+
+    written = settings.configuration.ingestion
+    breaker = written.breaker
+    return IngestionSettings(
+        written.max_concurrency,
+        {name: one.max_concurrency for name, one in written.connectors.items()},
+        HealthRules(
+            failures=breaker.failures,
+            jobs=breaker.jobs,
+            rest_ms=round(breaker.cooldown_seconds * 1000),
+            longest_rest_ms=round(breaker.max_cooldown_seconds * 1000),
+            enabled=breaker.enabled,
+        ),
+        lease=written.lease_seconds,
+        drain=written.drain_seconds,
+    )
+
+
+# ---- documents -------------------------------------------------------------------------------------------------------
+
+
+def documents_path(settings: Settings | None, url: str) -> Path:
+    """The file of the documents: the configured one, or one beside the store at `url`."""
+    folder = Path.cwd() if settings is None else settings.folder
+    named = None if settings is None else settings.configuration.ingestion.documents
+    if named is not None:
+        return folder / Path(named).expanduser()
+    if url.startswith(SQLITE_PREFIX):
+        return Path(sqlite_path(url)).with_name(DOCUMENTS)
+    return folder / FOLDER / DOCUMENTS
+
+
+@asynccontextmanager
+async def open_documents(path: Path, *, create: bool = True) -> AsyncIterator[SqliteDocuments]:
+    """The documents in this file, open for as long as the block lasts; in a virtual loop in its time and thread."""
+    from reefknot.app.stores import clock_of_this_loop, in_virtual_loop
+    from reefknot.engines.documents import SqliteDocuments
+
+    documents = SqliteDocuments(path, clock_of_this_loop(), create=create, inline=in_virtual_loop())
+    await documents.start()
+    try:
+        yield documents
+    finally:
+        await documents.close()

@@ -1,0 +1,213 @@
+"""`reefknot schedule`: the timetables of schedules and sources, and what came of them. Every change is audited."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+from reefknot.cli.app import CommandError, Exit, examples, noun
+from reefknot.cli.options import OPERATOR, STORE, OperatorFlags, StoreFlags, Wide, arg, unknown
+from reefknot.cli.output import put, put_table, say, show
+from reefknot.cli.store import StoreAddress, address_of, with_store
+from reefknot.cli.watch import Watch, repeated
+from reefknot.errors import RejectedError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from reefknot.config.schema import TimetableKeys
+    from reefknot.core.schedules import Timetable
+    from reefknot.ingestion.schedules import ScheduleState
+    from reefknot.ports.store import Store
+
+app = noun("schedule", "schedule list", "schedule run nightly")
+
+Name = Annotated[str, arg("Name of the schedule.")]
+TimetableName = Annotated[str, arg("Name of a schedule, or of a source.")]
+
+
+@app.command(name="list", help_epilogue=examples("schedule list", "schedule list --json"))
+def list_(*, wide: Wide = False, watch: Watch = None, options: StoreFlags = STORE) -> None:
+    """List schedules and sources with their timetables, due times, and the outcome of the last job."""
+    address = address_of(options)
+    repeated(watch, lambda: _list(address, wide=wide, json=options.json))
+
+
+def _list(address: StoreAddress, *, wide: bool, json: bool) -> None:
+    async def look(store: Store) -> list[dict[str, Any]]:
+        return [await _fields(store, address, name, kind) for name, kind in _names(address).items()]
+
+    found = with_store(address, look)
+
+    def text() -> None:
+        columns = ("name", "timetable", "next due", "last due", "last outcome")
+        rows = [
+            (one["name"], one["timetable"], _next_in_words(one), one["last_due"] or "-", one["last_outcome"] or "-")
+            for one in found
+        ]
+        put_table(columns, rows, styles=("cyan",), whole=("name", "next due"), optional=("last due",), wide=wide)
+        if not found:
+            say("no schedule is configured; add one under `schedules:` in reefknot.yaml")
+
+    show({"schedules": found}, text, json=json)
+
+
+def _next_in_words(fields: Mapping[str, Any]) -> str:
+    if fields["paused"]:
+        return f"paused by {fields['paused_by'] or 'unknown'}" + (f": {fields['why']}" if fields["why"] else "")
+    return fields["next_due"] or "-"
+
+
+async def _fields(store: Store, address: StoreAddress, name: str, kind: str) -> dict[str, Any]:
+    """A schedule or source as JSON shows it."""
+    from reefknot.app.schedules import timetable_of
+    from reefknot.core.schedules import due_text
+    from reefknot.ingestion.schedules import ScheduleState, read_state, time_of
+
+    timetable, (known, _) = timetable_of(_keys(address)[name]), await read_state(store, name)
+    state, now = known or ScheduleState(time_of(store)), time_of(store)
+    following = _next_due(timetable, state, now)
+    return {
+        "name": name,
+        "kind": kind,
+        "timetable": str(timetable),
+        "missed": timetable.missed,
+        "next_due": None if following is None else due_text(following),
+        "last_due": None if state.submitted is None else due_text(state.submitted),
+        "last_outcome": address.redactor(await _outcome(store, address, name, state)) or None,
+        "missed_count": state.missed,
+        "last_error": address.redactor(state.last_error) or None,
+        "paused": state.paused,
+        "paused_by": state.paused_by or None,
+        "why": state.why or None,
+    }
+
+
+def _next_due(timetable: Timetable, state: ScheduleState, now: Any) -> Any:
+    from reefknot.core.schedules import next_due
+
+    return None if state.paused else next_due(timetable, max(state.last_due, now))
+
+
+async def _outcome(store: Store, address: StoreAddress, name: str, state: ScheduleState) -> str:
+    """The state of the job that was submitted last, or why there is none."""
+    from reefknot.cli.job import state_in_words
+    from reefknot.core.work import record_id
+    from reefknot.ingestion.schedules import submission_id
+
+    if state.last_error:
+        return f"not submitted: {state.last_error}"
+    schedule = address.settings.configuration.schedules.get(name)
+    if state.submitted is None or schedule is None:  # a source has a list of its own
+        return ""
+    tenant = schedule.assignment.get("tenant_id")
+    item = await store.work.get(record_id(submission_id(name, state.submitted), tenant))
+    return "submitted" if item is None else await state_in_words(store, item)
+
+
+@app.command(help_epilogue=examples("schedule run nightly"))
+def run(name: Name, /, *, options: OperatorFlags = OPERATOR) -> int:
+    """Submit the assignment of a schedule now, beside its timetable, and print the job's id."""
+    from reefknot.app.schedules import schedule_entries
+    from reefknot.app.stores import client_of
+    from reefknot.ingestion.schedules import run_now
+
+    address = address_of(options)
+    if _kind(address, name) == "source":
+        raise CommandError(f"{name} is a source; run it with: reefknot source run {name}")
+
+    async def submit(store: Store) -> str:
+        entries = schedule_entries(address.settings, client_of(store, store.clock))
+        (entry,) = [one for one in entries if one.name == name]
+        return "" if options.dry_run else await run_now(store, entry, events=[address.event("schedule.run", name)])
+
+    try:
+        job = with_store(address, submit)
+    except RejectedError as error:
+        raise CommandError(f"{name}: not submitted, {error}", Exit.TEMPORARY) from error
+    fields = {"name": name, "job": job or None, "actor": address.actor, "dry_run": options.dry_run}
+    show(fields, lambda: put(job or f"{name} would be submitted"), json=options.json)
+    return Exit.FINE
+
+
+@app.command(help_epilogue=examples("schedule pause nightly --because 'the stock is counted'"))
+def pause(
+    name: TimetableName,
+    /,
+    *,
+    because: Annotated[str, arg("Why, for whoever looks at the list and at the audit log.")],
+    options: OperatorFlags = OPERATOR,
+) -> int:
+    """Pause a timetable for all processes: its due times are passed over until it is resumed."""
+    from reefknot.ingestion import schedules
+
+    reason = because.strip()[:500]
+    if not reason:
+        raise CommandError("--because: give the reason; it is shown in the list and audited")
+
+    async def change(store: Store, address: StoreAddress) -> None:
+        event = address.event("schedule.pause", name, reason=reason)
+        await schedules.pause(store, name, who=address.actor, why=address.redactor(reason), events=[event])
+
+    return _change(name, options, change, paused=True)
+
+
+@app.command(help_epilogue=examples("schedule resume nightly"))
+def resume(name: TimetableName, /, *, options: OperatorFlags = OPERATOR) -> int:
+    """Resume a paused timetable with its next due time; what was due meanwhile is passed over."""
+    from reefknot.ingestion import schedules
+
+    async def change(store: Store, address: StoreAddress) -> None:
+        await schedules.resume(store, name, events=[address.event("schedule.resume", name)])
+
+    return _change(name, options, change, paused=False)
+
+
+def _change(
+    name: str, options: OperatorFlags, change: Callable[[Store, StoreAddress], Awaitable[None]], *, paused: bool
+) -> int:
+    """Pause or resume a timetable, unless it is so already."""
+    from reefknot.ingestion.schedules import read_state
+
+    address, done = address_of(options), "paused" if paused else "resumed"
+    kind = _kind(address, name)
+
+    async def work(store: Store) -> tuple[bool, dict[str, Any]]:
+        known, _ = await read_state(store, name)
+        is_news = (known is not None and known.paused) != paused
+        if is_news and not options.dry_run:
+            await change(store, address)
+        return is_news, await _fields(store, address, name, kind)
+
+    is_news, fields = with_store(address, work)
+
+    def text() -> None:
+        if not is_news:
+            put(f"{name} is {'paused already' if paused else 'not paused'}")
+        elif options.dry_run:
+            put(f"{name} would be {done}")
+        else:
+            put(f"{name} {done}" + ("" if paused else f"; next due: {fields['next_due'] or '-'}"))
+
+    show({**fields, "changed": is_news, "actor": address.actor, "dry_run": options.dry_run}, text, json=options.json)
+    return Exit.FINE
+
+
+def _keys(address: StoreAddress) -> dict[str, TimetableKeys]:
+    """The configured sources and schedules; no name is both."""
+    if address.settings is None:
+        return {}
+    configuration = address.settings.configuration
+    return {**configuration.schedules, **configuration.sources}
+
+
+def _names(address: StoreAddress) -> dict[str, str]:
+    """By name: `schedule` or `source`."""
+    sources = {} if address.settings is None else address.settings.configuration.sources
+    return {name: "source" if name in sources else "schedule" for name in _keys(address)}
+
+
+def _kind(address: StoreAddress, name: str) -> str:
+    names = _names(address)
+    if name not in names:
+        raise unknown("NAME", name, names)
+    return names[name]

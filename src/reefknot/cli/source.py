@@ -1,0 +1,499 @@
+"""
+`reefknot source`: the sources of documents: added, listed, tested, synced, paused, searched and exported.
+
+A sync on the command line is a job like any other: it has its retries, its place in the store and its events, and a
+system that runs on the same store may take it over. Documents are read from their own file, which nobody has to lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json as json_module
+import os
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from time import monotonic
+from typing import IO, TYPE_CHECKING, Annotated, Any
+
+from msgspec import structs, to_builtins
+
+from reefknot.cli import source_view as view
+from reefknot.cli.app import CommandError, Exit, examples, noun
+from reefknot.cli.options import (
+    COMMON,
+    OPERATOR,
+    STORE,
+    CommonFlags,
+    FileName,
+    Modules,
+    OperatorFlags,
+    StoreFlags,
+    Wide,
+    arg,
+    check_whole,
+    file_arg,
+    settings,
+    unknown,
+    unwritable,
+)
+from reefknot.cli.output import (
+    data,
+    plural,
+    prints_to_stderr,
+    put,
+    put_document,
+    put_json,
+    relative,
+    say,
+    show,
+)
+from reefknot.cli.store import StoreAddress, address_of, opened, with_store
+from reefknot.cli.watch import Watch, repeated
+from reefknot.core.work import WorkItem, WorkState
+
+if TYPE_CHECKING:
+    from reefknot.app.sources import ConfiguredSource
+    from reefknot.engines.documents import SqliteDocuments
+    from reefknot.ingestion.orchestrator import IngestionOrchestrator
+    from reefknot.ports.connector import Document
+
+app = noun(
+    "source",
+    "source add notes --connector local_files --path ~/notes --every 15m",
+    "source run notes",
+    "source search 'reef knot'",
+)
+
+Name = Annotated[str, arg("Name of the source.")]
+Because = Annotated[str, arg("Reason, for the list of sources and the audit log.")]
+_POLL_S = 0.05
+WAITING_S = 5.0
+MOST_ITEMS = 1000
+DRAIN_S = 5.0
+EXPORTED_AT_ONCE = 100
+
+
+def named(sources: Sequence[ConfiguredSource], name: str) -> ConfiguredSource:
+    """The configured source of this name, or an error that lists the names."""
+    found = next((one for one in sources if one.name == name), None)
+    if found is None:
+        raise unknown("NAME", name, [one.name for one in sources], also="; `source add` adds one")
+    return found
+
+
+def _load_modules(modules: Sequence[str] | None) -> None:
+    """Import the modules of one's own connectors."""
+    if modules:
+        from reefknot.connectors.registry import load_connectors
+
+        with prints_to_stderr():  # a module may print when it is imported
+            for name in modules:
+                load_connectors(name, path=os.getcwd())
+
+
+# ---- add -------------------------------------------------------------------------------------------------------------
+
+
+@app.command(
+    help_epilogue=examples(
+        "source add notes --connector local_files --path ~/notes --every 15m --on-change",
+        "source add mail --connector imap_mailbox --set host=imap.example.org --set user=me@example.org "
+        "--set password=env:MAIL_PASSWORD --cron '0 7 * * 1-5' --time-zone Europe/Berlin",
+    )
+)
+def add(
+    name: Name,
+    /,
+    *,
+    connector: Annotated[str, arg("Type of the source: local_files, obsidian_vault, imap_mailbox, github_repository.")],
+    path: Annotated[FileName | None, file_arg("Folder of the source; short for --set path=PATH.")] = None,
+    set_: Annotated[list[str] | None, arg("Setting of the connector, KEY=VALUE; repeatable.", "--set")] = None,
+    every: Annotated[str | None, arg("Interval between two syncs: 90s, 15m, 2h, 7d.")] = None,
+    cron: Annotated[str | None, arg("Times of syncs as a cron expression, such as '0 7 * * 1-5'.")] = None,
+    time_zone: Annotated[str | None, arg("Time zone of --cron. Default: UTC.")] = None,
+    on_change: Annotated[bool, arg("Sync when the source tells of changes, where it can be watched.")] = False,
+    module: Modules = None,
+    dry_run: Annotated[bool, arg("Show what would be written, and write nothing.")] = False,
+    common: CommonFlags = COMMON,
+) -> None:
+    """Add a source to the configuration file. The rest of the file stays as it is; a mistake leaves all of it so."""
+    from reefknot.cli.source_add import check_name, extended, own_settings, replace_file
+
+    check_name(name)
+    values: dict[str, Any] = {"connector": connector, **own_settings(path, set_ or [])}
+    times = {"every": every, "cron": cron, "time_zone": time_zone, "on_change": on_change or None}
+    values |= {key: one for key, one in times.items() if one is not None}
+    _load_modules(module)
+    file, text, added = extended(name, values, common.config)
+    if not dry_run:
+        replace_file(file, text)
+    fields = {"name": name, "path": str(file), "written": not dry_run, "added": added, "source": values}
+    show(fields, lambda: put_document(added + "\n"), json=common.json)
+    where = relative(str(file))
+    if dry_run:
+        say(f"Nothing was written; without --dry-run this goes to {where}.")
+    else:
+        say(f"Added to {where}. Next: reefknot source test {name}, then reefknot source run {name}.")
+        if every or cron or on_change:
+            say("Syncs by themselves need a system that runs: start or restart `reefknot up`.")
+
+
+# ---- list and test ---------------------------------------------------------------------------------------------------
+
+
+@app.command(name="list", help_epilogue=examples("source list", "source list --watch", "source list --json"))
+def list_(*, wide: Wide = False, watch: Watch = None, options: StoreFlags = STORE) -> None:
+    """List the sources: schedule, state, documents, last and next sync, and what to do where something needs it."""
+    from reefknot.app.sources import sources_of
+
+    address = address_of(options)
+    sources = [] if address.settings is None else sources_of(address.settings)
+
+    def draw() -> None:
+        view.put_sources(asyncio.run(_rows(address, sources)), wide=wide, json=options.json)
+
+    repeated(watch, draw)
+
+
+async def _rows(address: StoreAddress, sources: Sequence[ConfiguredSource]) -> list[view.SourceRow]:
+    from reefknot.ingestion.sources import statuses
+
+    counts: dict[str, Any] = {}
+    if _documents_file(address).exists():
+        async with _documents(address) as documents:
+            counts = await documents.counts()
+    if address.is_sqlite and not address.path.is_file():  # no sync has run yet
+        return view.rows(sources, {}, counts, address.redactor)
+    async with opened(address) as store:
+        found = {one.name: one for one in await statuses(store, [one.name for one in sources])}
+        return view.rows(sources, found, counts, address.redactor, now=store.moment().wall)
+
+
+@app.command(name="show", help_epilogue=examples("source show notes"))
+def show_source(
+    name: Name,
+    /,
+    *,
+    limit: Annotated[int, arg("Most documents with a problem to list. Default: 20.")] = 20,
+    options: StoreFlags = STORE,
+) -> None:
+    """Show a source: settings, state, and the documents that could be read only in part. Secrets are hidden."""
+    from reefknot.app.sources import sources_of
+    from reefknot.cli.config import shown_value
+
+    check_whole("--limit", limit)
+    address = address_of(options)
+    source = named([] if address.settings is None else sources_of(address.settings), name)
+
+    async def work() -> tuple[view.SourceRow, list[Document]]:
+        row = next(one for one in await _rows(address, [source]) if one.name == name)
+        if not row.problems:
+            return row, []
+        async with _documents(address) as documents:
+            return row, await documents.problems(name, limit=limit)
+
+    row, problems = asyncio.run(work())
+    shown = {key: shown_value(("sources", name, key), value) for key, value in source.settings.items()}
+    view.put_source(row, shown, problems, json=options.json)
+
+
+@app.command(name="test", help_epilogue=examples("source test", "source test mail"))
+def try_sources(
+    *names: Annotated[str, arg("Sources to test. Default: all.")],
+    module: Modules = None,
+    common: CommonFlags = COMMON,
+) -> int:
+    """Connect to sources, read nothing of them, and tell what was found. Exits with 0 when all of them answer."""
+    from reefknot.app.sources import sources_of
+
+    configured = settings(common.config)
+    _load_modules(module)
+    sources = sources_of(configured)
+    chosen = [named(sources, name) for name in dict.fromkeys(names)] or sources
+    if not chosen:
+        raise CommandError("no source is configured; `source add` adds one", Exit.MISCONFIGURED)
+
+    async def work() -> list[view.TestResult]:
+        return [await _tested(one) for one in chosen]
+
+    results = asyncio.run(work())
+
+    def text() -> None:
+        for one in results:
+            put(f"{one.name}: {'OK' if one.ok else 'FAILED'}: {one.answer}")
+
+    fields = {"ok": all(one.ok for one in results), "sources": to_builtins(results)}
+    show(fields, text, json=common.json)
+    codes = {one.exit for one in results if not one.ok}
+    return Exit.FINE if not codes else codes.pop() if len(codes) == 1 else Exit.FAILED
+
+
+async def _tested(source: ConfiguredSource) -> view.TestResult:
+    from reefknot.app.sources import connector_for
+    from reefknot.errors import ConfigurationError, ParameterError
+    from reefknot.runtime.redaction import redact
+
+    try:
+        connector = connector_for(source)
+        try:
+            async with asyncio.timeout(source.timeout):
+                answer = await connector.test()
+        finally:
+            async with asyncio.timeout(source.timeout):
+                await connector.close()
+    except (ConfigurationError, ParameterError) as error:
+        text = redact(relative(f"{source.mark}: {error}"))
+        return view.TestResult(source.name, False, text, Exit.MISCONFIGURED)
+    except Exception as error:
+        return view.failed_test(source.name, error, source.timeout)
+    return view.TestResult(source.name, True, redact(answer), Exit.FINE)
+
+
+# ---- syncs -----------------------------------------------------------------------------------------------------------
+
+
+@app.command(help_epilogue=examples("source run notes", "source run notes --full"))
+def run(
+    name: Name,
+    /,
+    *,
+    full: Annotated[bool, arg("Read the whole source again, not only what is new.")] = False,
+    module: Modules = None,
+    options: OperatorFlags = OPERATOR,
+) -> int:
+    """
+    Sync a source now, in this process, and print a summary.
+
+    Exits with 75 when a retry is scheduled, and with 1 when the sync has failed for good.
+    """
+    from reefknot.app.sources import check_sources, sources_of
+
+    address = address_of(options)
+    if address.settings is None:
+        raise CommandError("no source is configured; `source add` adds one", Exit.MISCONFIGURED)
+    _load_modules(module)
+    source = named(sources_of(address.settings), name)
+    check_sources(address.settings, only={name}, strict=True)
+    if options.dry_run:
+        put(f"{name} would be synced{' from the beginning' if full else ''}: {source.connector}, {source.schedule}")
+        return Exit.FINE
+    outcome = asyncio.run(_synced(address, source, full=full))
+    return view.put_outcome(outcome, json=options.json)
+
+
+async def _synced(address: StoreAddress, source: ConfiguredSource, *, full: bool) -> view.SyncOutcome:
+    from reefknot.app.sources import ingestion_settings, open_documents
+    from reefknot.app.stores import open_store, options_of
+    from reefknot.ingestion.jobs import JobQueue
+    from reefknot.ingestion.orchestrator import IngestionOrchestrator
+
+    limits = ingestion_settings(address.settings)
+    async with (
+        open_store(address.url, **options_of(address.settings), tidy=False) as store,
+        open_documents(_documents_file(address)) as documents,
+    ):
+        orchestrator = IngestionOrchestrator(
+            job_queue=JobQueue(store),
+            sources=[source.for_orchestrator()],
+            documents=documents,
+            book=address.settings.book,
+            settings=structs.replace(limits, watch=False, drain=DRAIN_S),
+            secrets=tuple(address.redactor.secrets),
+            name="source run",
+        )
+        await orchestrator.records.refresh()
+        view.refuse_paused(source.name, orchestrator.records.known(source.name))
+        if full:
+            await documents.forget(source.name)
+        await store.audit.append([address.event("source.run", source.name, full=full)])
+        before = monotonic()
+        progress = view.Progress(source.name)
+        orchestrator.on_page(lambda _, summary: progress.page(summary))
+        async with orchestrator:
+            item = await _until_over(orchestrator, source, address.actor)
+        counts = (await documents.counts()).get(source.name)
+        record = await orchestrator.records.read(source.name)
+        now = store.moment().wall
+        return view.outcome(source.name, item, record, counts, monotonic() - before, now, address.redactor)
+
+
+async def _until_over(orchestrator: IngestionOrchestrator, source: ConfiguredSource, who: str) -> WorkItem:
+    """The job of a sync, when it has ended, waits for a later time, or the source lets none of its jobs begin."""
+    job_id = await orchestrator.request_sync(source.name, trigger="manual", who=who)
+    assert job_id is not None, "a person's request is never refused"
+    said_at = monotonic()
+    while True:
+        item = await orchestrator.jobs.get(job_id)
+        if item is None:
+            raise CommandError(f"the job {job_id} was removed meanwhile", Exit.FAILED)
+        if not await _is_busy(orchestrator, source.name, item):
+            return item
+        if not orchestrator.running and monotonic() - said_at > WAITING_S:
+            said_at = monotonic()
+            say(f"{source.name}: the job waits for its turn; Ctrl-C leaves it to `reefknot up`")
+        await asyncio.sleep(_POLL_S)
+
+
+async def _is_busy(orchestrator: IngestionOrchestrator, name: str, sync: WorkItem) -> bool:
+    """Whether the sync goes on, or the first attempt of an item that it could not read."""
+    now = orchestrator.jobs.store.moment().wall
+    if orchestrator.running or sync.state is WorkState.RUNNING:
+        return True
+    if orchestrator.records.known(name).health.opens_at(now) is not None:  # nothing of this source begins now
+        return False
+    return any(view.is_under_way(one, now) for one in await orchestrator.jobs.list(name, limit=MOST_ITEMS))
+
+
+@app.command(help_epilogue=examples("source pause mail --because 'the server moves'"))
+def pause(name: Name, /, *, because: Because = "", options: OperatorFlags = OPERATOR) -> None:
+    """Pause a source: none of its jobs begins until it is resumed. Its documents stay."""
+    _set_paused(name, True, because, options)
+
+
+@app.command(help_epilogue=examples("source resume mail"))
+def resume(name: Name, /, *, because: Because = "", options: OperatorFlags = OPERATOR) -> None:
+    """Resume a paused source."""
+    _set_paused(name, False, because, options)
+
+
+def _set_paused(name: str, paused: bool, because: str, options: OperatorFlags) -> None:
+    from reefknot.app.sources import sources_of
+    from reefknot.ingestion.sources import SourceRecord, SourceRecords
+    from reefknot.ports.store import Store
+
+    address = address_of(options)
+    named([] if address.settings is None else sources_of(address.settings), name)
+    action = "pause" if paused else "resume"
+    by = {"paused_by": address.actor, "paused_because": address.redactor(because.strip())[:500]} if paused else {}
+
+    def changed(record: SourceRecord) -> SourceRecord:
+        health = structs.replace(record.health, paused=paused)
+        return structs.replace(record, health=health, **({"paused_by": "", "paused_because": ""} | by))
+
+    async def work(store: Store) -> bool:
+        records = SourceRecords(store)
+        record = await records.read(name)
+        is_new = record.health.paused != paused
+        if is_new and not options.dry_run:
+            event = address.event(f"source.{action}", name, **({"reason": because.strip()} if because else {}))
+            await records.change(name, changed, events=[event])
+        return is_new
+
+    is_new = with_store(address, work)
+    done = "would be" if options.dry_run else "is" if is_new else "was already"
+    state = "paused" if paused else "running" if not is_new else "resumed"
+    fields = {"name": name, "paused": paused, "changed": is_new and not options.dry_run}
+    show(fields, lambda: put(f"{name} {done} {state}"), json=options.json)
+
+
+# ---- documents -------------------------------------------------------------------------------------------------------
+
+
+def _documents_file(address: StoreAddress) -> Path:
+    from reefknot.app.sources import documents_path
+
+    return documents_path(address.settings, address.url)
+
+
+@asynccontextmanager
+async def _documents(address: StoreAddress) -> AsyncIterator[SqliteDocuments]:
+    """The documents, for reading: a file that is not there is an error that says how it comes to be."""
+    from reefknot.app.sources import open_documents
+
+    file = _documents_file(address)
+    if not file.is_file():
+        text = f"there are no documents yet ({relative(str(file))}); `source run NAME` syncs a source"
+        raise CommandError(text, Exit.UNREACHABLE)
+    async with open_documents(file, create=False) as documents:
+        yield documents
+
+
+@app.command(
+    help_epilogue=examples("source search reef knot", "source search '\"reef knot\" tie*' --source notes --limit 5")
+)
+def search(
+    *words: Annotated[str, arg('Words that must all be there. "Quoted words" stand together, wor* begins so.')],
+    source: Annotated[str | None, arg("Only documents of this source.")] = None,
+    limit: Annotated[int, arg("Most documents to list. Default: 20.")] = 20,
+    options: StoreFlags = STORE,
+) -> int:
+    """Search title, text and location of all documents, best first. Exits with 1 when nothing is found."""
+    check_whole("--limit", limit)
+    address = address_of(options)
+
+    async def work() -> tuple[list[Any], list[str]]:
+        async with _documents(address) as documents:
+            known = sorted(await documents.counts())
+            if source is not None and source not in known:
+                raise unknown("--source", source, known)
+            return list(await documents.search(" ".join(words), source=source, limit=limit)), known
+
+    hits, known = asyncio.run(work())
+    view.put_hits(hits, limit, json=options.json)
+    if not hits and not options.json:
+        say(f"nothing is found in {', '.join(known) if source is None else source or 'no source'}")
+    return Exit.FINE if hits else Exit.FAILED
+
+
+@app.command(help_epilogue=examples("source export > documents.jsonl", "source export notes --output notes.jsonl"))
+def export(
+    name: Annotated[str | None, arg("Source to export. Default: all that have documents.")] = None,
+    /,
+    *,
+    output: Annotated[FileName | None, file_arg("File to write, complete or not at all. Default: stdout.")] = None,
+    options: StoreFlags = STORE,
+) -> None:
+    """Export documents with their text as lines of JSON, one for each document. --json changes nothing."""
+    from reefknot.runtime.files import output_file
+
+    address = address_of(options)
+    if output is None or output == "-":
+        stream = data()
+        asyncio.run(_export(address, name, lambda line: stream.write(line + "\n")))
+        return
+
+    def to_file(file: IO[bytes]) -> int:
+        return asyncio.run(_export(address, name, lambda line: file.write(line.encode() + b"\n")))
+
+    try:
+        with output_file(output) as file:
+            number = to_file(file)
+    except OSError as error:
+        raise unwritable(output, error) from None
+    if options.json:
+        put_json({"path": output, "documents": number})
+    else:
+        say(f"{plural(number, 'document')} written to {output}")
+
+
+async def _export(address: StoreAddress, name: str | None, write: Any) -> int:
+    """Write a line for every document, page by page. Returns how many."""
+    number = 0
+    async with _documents(address) as documents:
+        known = sorted(await documents.counts())
+        if name is not None and name not in known:
+            raise unknown("NAME", name, known)
+        for source in known if name is None else [name]:
+            after = ""
+            while page := await documents.page(source, after=after, limit=EXPORTED_AT_ONCE):
+                for one in page:
+                    write(_line(source, one))
+                number += len(page)
+                after = page[-1].id
+    return number
+
+
+def _line(source: str, document: Document) -> str:
+    """A document as a line of JSON. Names of files that are no text are escaped, which JSON allows."""
+    fields = view.document_fields(source, document)
+    line = json_module.dumps(fields, ensure_ascii=False)
+    return line if line.isascii() or _is_text(line) else json_module.dumps(fields)
+
+
+def _is_text(line: str) -> bool:
+    try:
+        line.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

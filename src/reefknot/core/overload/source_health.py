@@ -1,0 +1,163 @@
+"""
+The health of a source: how many of its jobs may run now, and whether a failure spends an attempt.
+
+    healthy ──(transient failures in a row, of several jobs)──▶ resting ──(rest is over)──▶ probing, one job at a time
+       ▲                                                          ▲                             │
+       └──(every job may run)── recovering ◀──(a probe succeeds)──┼─────────────────────────────┤
+                                     └──────(a transient failure)─┴──────(a probe fails)────────┘
+
+An outage is not the fault of the jobs that meet it: while a source is not healthy, transient failures spend no
+attempts. A job is to blame itself once it has failed and the source has answered others since: its failures spend
+attempts and do not open the breaker, so a few bad jobs that are left alone cannot pass for an outage.
+
+A source that limits its rate *cools* until the time it asked for: none of its jobs is begun. A permanent failure is an
+answer: the source works. The state is a value that all processes share; time is an argument.
+"""
+
+from enum import StrEnum
+
+from msgspec import Struct, structs
+
+LONGEST_COOLING_MS = 86_400_000
+"""The longest time for which a source cools, whatever it asks for."""
+ANSWERED_EVERY_MS = 60_000
+"""How often the time of the last answer is written while nothing else changes."""
+LONGEST_PROBE_MS = 600_000
+"""A probe that reports nothing for so long is lost, and another one may begin."""
+
+
+class SourceCondition(StrEnum):
+    """The condition of a source, as people see it."""
+
+    HEALTHY = "healthy"
+    COOLING = "cooling"
+    RESTING = "resting"
+    PROBING = "probing"
+    RECOVERING = "recovering"
+    PAUSED = "paused"
+
+
+class HealthRules(Struct, frozen=True):
+    """The rules of health: when a source is held to be down, and how it comes back."""
+
+    failures: int = 5
+    """Transient failures in a row …"""
+    jobs: int = 2
+    """… of at least so many jobs."""
+    rest_ms: int = 30_000
+    """The first rest; each failed probe doubles it, up to the longest."""
+    longest_rest_ms: int = 900_000
+    enabled: bool = True
+
+
+class SourceHealth(Struct, frozen=True, omit_defaults=True):
+    """The state of one source. Times are milliseconds UTC, 0 for none."""
+
+    paused: bool = False
+    cools_until: int = 0
+    cooling_reason: str = ""
+    failures: int = 0
+    failed_jobs: tuple[str, ...] = ()
+    rests_until: int = 0
+    rests: int = 0
+    """Rests since the source was last healthy."""
+    probed_at: int = 0
+    slow_start: int = 0
+    """The number of jobs that may run at once while the source recovers; 0 when it does not."""
+    answered_at: int = 0
+    """The last answer, give or take `ANSWERED_EVERY_MS`."""
+
+    def condition(self, now: int) -> SourceCondition:
+        if self.paused:
+            return SourceCondition.PAUSED
+        if now < self.cools_until:
+            return SourceCondition.COOLING
+        if now < self.rests_until:
+            return SourceCondition.RESTING
+        if self.slow_start:
+            return SourceCondition.RECOVERING
+        return SourceCondition.PROBING if self.rests else SourceCondition.HEALTHY
+
+    def opens_at(self, now: int) -> int | None:
+        """The time at which jobs may begin again; None when they may now, or when only a person can change that."""
+        until = max(self.cools_until, self.rests_until)
+        return until if until > now and not self.paused else None
+
+
+def free_places(health: SourceHealth, now: int, *, running: int, limit: int) -> int:
+    """The number of jobs that may begin now, beside the `running` ones of at most `limit`."""
+    condition = health.condition(now)
+    if condition is SourceCondition.PROBING:
+        is_probed = health.probed_at and now < health.probed_at + LONGEST_PROBE_MS
+        return 0 if running or is_probed else 1
+    if condition is SourceCondition.RECOVERING:
+        return max(0, min(limit, health.slow_start) - running)
+    return max(0, limit - running) if condition is SourceCondition.HEALTHY else 0
+
+
+def probe_begun(health: SourceHealth, now: int) -> SourceHealth:
+    """The state with a probe under way; a source that needs none stays as it is."""
+    if health.condition(now) is SourceCondition.PROBING:
+        return structs.replace(health, probed_at=now)
+    return health
+
+
+def probe_released(health: SourceHealth) -> SourceHealth:
+    """The state after a probe that told nothing about the source: it was interrupted, or its failure has no type."""
+    return structs.replace(health, probed_at=0) if health.probed_at else health
+
+
+def is_to_blame(health: SourceHealth, first_attempt_at: int | None) -> bool:
+    """Whether a job has failed (first at that time), and the source has answered others since."""
+    return first_attempt_at is not None and health.answered_at > first_attempt_at
+
+
+def spends_attempt(health: SourceHealth, first_attempt_at: int | None) -> bool:
+    """Whether a transient failure counts against its job: while the source is held to be down, it hardly does."""
+    return not health.rests or is_to_blame(health, first_attempt_at)
+
+
+def after_answer(health: SourceHealth, now: int, *, limit: int) -> SourceHealth:
+    """The state after the source has answered a job: with a page, or with a refusal of that job alone."""
+    slow_start = health.slow_start + 1
+    if not health.rests:
+        if not health.failures and now < health.answered_at + ANSWERED_EVERY_MS:
+            return health
+        slow_start = 0
+    is_back = slow_start > limit
+    return structs.replace(
+        health,
+        failures=0,
+        failed_jobs=(),
+        rests=0 if is_back else health.rests,
+        rests_until=0,
+        probed_at=0,
+        slow_start=0 if is_back else slow_start,
+        answered_at=now,
+    )
+
+
+def after_outage(
+    health: SourceHealth, job_id: str, now: int, rules: HealthRules, *, first_attempt_at: int | None = None
+) -> SourceHealth:
+    """The state after a transient failure of this job."""
+    if not rules.enabled or (not health.rests and is_to_blame(health, first_attempt_at)):
+        return health
+    jobs = health.failed_jobs
+    if job_id not in jobs and len(jobs) < rules.jobs:
+        jobs = (*jobs, job_id)
+    failed = structs.replace(health, failures=health.failures + 1, failed_jobs=jobs)
+    if now < health.rests_until:  # a job that began before the rest
+        return failed
+    if not health.rests and (failed.failures < rules.failures or len(jobs) < rules.jobs):
+        return failed
+    rest = min(rules.longest_rest_ms, rules.rest_ms << min(health.rests, 30))
+    return structs.replace(failed, rests=health.rests + 1, rests_until=now + rest, probed_at=0, slow_start=0)
+
+
+def cooled(health: SourceHealth, until: int, now: int, reason: str) -> SourceHealth:
+    """The state of a source that cools until then, at most `LONGEST_COOLING_MS` from now. A longer cooling stays."""
+    until = min(until, now + LONGEST_COOLING_MS)
+    if until <= health.cools_until:
+        return health
+    return structs.replace(health, cools_until=until, cooling_reason=reason, probed_at=0)

@@ -1,0 +1,549 @@
+"""
+`SqliteDocuments`: the documents of all sources in one SQLite file, with full-text search.
+
+A page, its deletions and its cursor are one transaction that begins with the write lock and compares the position
+first. Several processes may have the file open; one that waits for the lock too long gets `StoreLockedError`.
+
+Within a source one document has a location: who takes the location of another one replaces it, unless the other moves
+in the same page.
+"""
+
+import asyncio
+import json
+import os
+import re
+import time
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import apsw
+import msgspec
+
+from reefknot.errors import ParameterError, StalePositionError, StoreReplacedError, StoreUnavailableError
+from reefknot.ports.clock import Clock
+from reefknot.ports.connector import Document, KnownItem, Page
+from reefknot.ports.documents import Position, SearchHit, SourceCounts
+from reefknot.runtime import open_files
+from reefknot.runtime.sqlite_files import (
+    Opener,
+    checked_version,
+    close_connection,
+    empty_log,
+    immediate,
+    is_fatal,
+    open_connection,
+    patiently,
+    plain_opener,
+    translated,
+)
+from reefknot.runtime.timeouts import STORE_S
+
+T = TypeVar("T")
+Work = Callable[[apsw.Connection], T]
+
+APPLICATION_ID = 0x5EEF1208
+"""Marks the file, in its header, as reefknot's documents."""
+LARGEST_TEXT = 16 << 20
+LARGEST_METADATA = 256 << 10
+LARGEST_CURSOR = 256 << 10
+LONGEST_NAME = 16_384
+"""Characters of an id, a location, a version or a fingerprint."""
+LONGEST_TITLE = 4096
+LONGEST_SEARCH = 1000
+MOST_ROWS = 10_000
+"""Rows of one answer."""
+LARGEST_ANSWER = 16 << 20
+"""Characters of content after which a page of documents ends."""
+MOST_ALIKE = 100
+FORGOTTEN_AT_ONCE = 500
+
+_TABLES = """
+-- `text` is the last column: what is read without it never touches its pages.
+CREATE TABLE documents (
+    number INTEGER PRIMARY KEY, source TEXT NOT NULL, id TEXT NOT NULL, location TEXT NOT NULL, version TEXT NOT NULL,
+    fingerprint TEXT NOT NULL, media_type TEXT NOT NULL, modified_at INTEGER, kept_at INTEGER NOT NULL,
+    problem TEXT NOT NULL, title TEXT NOT NULL, metadata TEXT NOT NULL, text TEXT NOT NULL, UNIQUE (source, id)
+) STRICT;
+CREATE INDEX documents_location ON documents (source, location);
+CREATE INDEX documents_fingerprint ON documents (source, fingerprint) WHERE fingerprint <> '';
+CREATE INDEX documents_problem ON documents (source, id) WHERE problem <> '';
+
+CREATE TABLE positions (
+    source TEXT PRIMARY KEY, cursor TEXT NOT NULL DEFAULT '', sequence INTEGER NOT NULL DEFAULT 0, kept_at INTEGER,
+    documents INTEGER NOT NULL DEFAULT 0, problems INTEGER NOT NULL DEFAULT 0
+) STRICT, WITHOUT ROWID;
+CREATE TRIGGER documents_counted AFTER INSERT ON documents BEGIN
+    INSERT INTO positions (source, documents, problems) VALUES (new.source, 1, new.problem <> '')
+    ON CONFLICT DO UPDATE SET documents = documents + 1, problems = problems + (new.problem <> '');
+END;
+CREATE TRIGGER documents_recounted AFTER UPDATE OF problem ON documents WHEN (old.problem <> '') <> (new.problem <> '')
+BEGIN
+    UPDATE positions SET problems = problems + iif(new.problem <> '', 1, -1) WHERE source = new.source;
+END;
+CREATE TRIGGER documents_uncounted AFTER DELETE ON documents BEGIN
+    UPDATE positions SET documents = documents - 1, problems = problems - (old.problem <> '')
+    WHERE source = old.source;
+END;
+
+CREATE VIRTUAL TABLE words USING fts5 (
+    title, text, location, content = 'documents', content_rowid = 'number', tokenize = 'unicode61 remove_diacritics 2'
+);
+INSERT INTO words (words, rank) VALUES ('rank', 'bm25(4.0, 1.0, 2.0)');
+-- Parts of the index are merged later than by default (4): every page makes one, and merging is most of the work.
+INSERT INTO words (words, rank) VALUES ('automerge', 16);
+"""
+MIGRATIONS = (_TABLES,)
+VERSION = len(MIGRATIONS)
+
+_COLUMNS = "id, location, version, title, text, fingerprint, media_type, modified_at, metadata, problem"
+_INSERT = f"INSERT INTO documents (source, kept_at, {_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"  # noqa: S608
+_UPDATE = f"UPDATE documents SET kept_at = ?, {_COLUMNS.replace(',', ' = ?,')} = ? WHERE number = ?"  # noqa: S608
+_INDEXED = "SELECT number, title, text, location, id FROM documents WHERE source = ?"
+_INDEX = "INSERT INTO words (rowid, title, text, location) VALUES (?, ?, ?, ?)"
+_UNINDEX = "INSERT INTO words (words, rowid, title, text, location) VALUES ('delete', ?, ?, ?, ?)"
+_MOVE = """
+INSERT INTO positions (source, cursor, sequence, kept_at) VALUES (?, ?, ?, ?)
+ON CONFLICT DO UPDATE SET cursor = excluded.cursor, sequence = excluded.sequence, kept_at = excluded.kept_at
+"""
+_FORGET = """
+INSERT INTO positions (source, cursor, sequence) VALUES (?, '', 1)
+ON CONFLICT DO UPDATE SET cursor = '', sequence = sequence + 1, kept_at = NULL
+"""
+_KNOWN = "SELECT id, location, version, fingerprint FROM documents WHERE source = ?"
+_SEARCH = """
+SELECT source, id, documents.location, documents.title, snippet(words, -1, '⟦', '⟧', '…', 24), modified_at
+FROM words JOIN documents ON number = words.rowid
+WHERE words MATCH ? AND ifnull(source = ?, true) ORDER BY words.rank, number LIMIT ?
+"""
+
+
+class SqliteDocuments:
+    """A store of documents. Call `await documents.start()` before its first use."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        clock: Clock,
+        *,
+        patience: float = 15.0,
+        create: bool = True,
+        inline: bool = False,
+        opener: Opener = plain_opener,
+    ) -> None:
+        """`inline` works in the caller's thread, for virtual time; `create=False` refuses a file that is not there."""
+        self.path = str(Path(path).absolute())
+        self._clock = clock
+        self._patience = patience
+        self._open = partial(open_connection, self.path, patience=patience, opener=opener)
+        self._create = create
+        self._thread = None if inline else ThreadPoolExecutor(1, thread_name_prefix="documents")
+        self._connection: apsw.Connection | None = None
+        self._file: open_files.OpenedFile | None = None
+        self._identity: open_files.Identity | None = None
+        self._until = 0.0
+        self._is_closed = False
+
+    async def start(self) -> "SqliteDocuments":
+        """Open the file and create or migrate its tables. A newer version, or another program's file, is refused."""
+        if open_files.open_in_sqlite3(self.path):
+            raise StoreUnavailableError(
+                f"sqlite:{self.path}",
+                "this process has it open through sqlite3 as well; closing one of the two SQLite libraries would drop "
+                "the other's locks",
+                "close the sqlite3 connection first, or read the file from another process",
+            )
+        await self._run(lambda connection: None)
+        return self
+
+    async def close(self) -> None:
+        """Finish writes, then close. A second call does nothing."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._thread is None:
+            self._disconnect()
+            return
+        closing = self._thread.submit(self._disconnect)
+        self._thread.shutdown(wait=False)
+        async with asyncio.timeout(STORE_S):
+            await asyncio.wrap_future(closing)
+
+    # ---- writing ---------------------------------------------------------------------------------------------------
+
+    async def position(self, source: str) -> Position:
+        """The position of a source; that of a new one is the beginning."""
+        return await self._run(lambda connection: _position(connection, _stored(source)))
+
+    async def keep(self, source: str, page: Page, *, after: Position) -> Position:
+        """Keep documents, deletions and cursor of a page in one transaction. Returns the new position."""
+        rows, gone = _rows(page.documents, page.deleted)
+        cursor = _name("cursor", page.cursor, LARGEST_CURSOR)
+        moved = Position(page.cursor, after.sequence + 1)
+
+        def work(connection: apsw.Connection) -> Position:
+            with immediate(connection):
+                if _position(connection, _stored(source)) != after:
+                    raise StalePositionError(source)
+                _write(connection, _stored(source), rows, gone=gone, now=self._now())
+                connection.execute(_MOVE, (_stored(source), cursor, moved.sequence, self._now()))
+            return moved
+
+        return await self._run(work, writes=True)
+
+    async def put(self, source: str, documents: Sequence[Document], *, deleted: Sequence[str] = ()) -> None:
+        """Keep documents that were fetched by themselves; the position stays."""
+        rows, gone = _rows(documents, deleted)
+
+        def work(connection: apsw.Connection) -> None:
+            with immediate(connection):
+                _write(connection, _stored(source), rows, gone=gone, now=self._now())
+
+        await self._run(work, writes=True)
+
+    async def forget(self, source: str, *, documents: bool = False) -> int:
+        """Forget the cursor, so that the next sync reads everything; with `documents` those too. Returns how many."""
+
+        def work(connection: apsw.Connection) -> int:
+            with immediate(connection):
+                # Each time: a page that is kept in between may lose documents to the next few.
+                connection.execute(_FORGET, (_stored(source),))
+                if not documents:
+                    return 0
+                few: Any = connection.execute(f"{_INDEXED} LIMIT ?", (_stored(source), FORGOTTEN_AT_ONCE)).fetchall()
+                _delete(connection, few)
+                return len(few)
+
+        number = 0
+        while forgotten := await self._run(work, writes=True):
+            number += forgotten
+        return number
+
+    def _now(self) -> int:
+        return round(self._clock.wall() * 1000)
+
+    # ---- reading ---------------------------------------------------------------------------------------------------
+
+    def known(self, source: str) -> "SourceItems":
+        """The documents that are kept of a source, for its connector."""
+        return SourceItems(self._run, _stored(source))
+
+    async def search(self, words: str, *, source: str | None = None, limit: int = 20) -> list[SearchHit]:
+        """The documents that have all of these words, the best ones first; "quoted words" stand together."""
+        values = (search_expression(words), None if source is None else _stored(source), _bounded(limit))
+
+        def work(connection: apsw.Connection) -> list[SearchHit]:
+            found: Any = connection.execute(_SEARCH, values)
+            return [
+                SearchHit(_given(name), _given(key), _given(place), title, " ".join(excerpt.split()), modified_at)
+                for name, key, place, title, excerpt, modified_at in found
+            ]
+
+        return await self._run(work)
+
+    async def get(self, source: str, document_id: str) -> Document | None:
+        """A document with its content."""
+        statement = f"SELECT {_COLUMNS} FROM documents WHERE source = ? AND id = ?"  # noqa: S608 - our own words
+        found = await self._documents(statement, (_stored(source), _stored(document_id)))
+        return found[0] if found else None
+
+    async def page(self, source: str, *, after: str = "", limit: int = 100) -> list[Document]:
+        """Documents with their content in the order of their ids; fewer when they are large, none at the end."""
+        statement = f"SELECT {_COLUMNS} FROM documents WHERE source = ? AND id > ? ORDER BY id LIMIT ?"  # noqa: S608
+        return await self._documents(statement, (_stored(source), _stored(after), _bounded(limit)))
+
+    async def problems(self, source: str, *, limit: int = 100) -> list[Document]:
+        """The documents with a problem, without their content."""
+        columns = _COLUMNS.replace("text", "''", 1)
+        statement = f"SELECT {columns} FROM documents WHERE source = ? AND problem <> '' ORDER BY id LIMIT ?"  # noqa: S608
+        return await self._documents(statement, (_stored(source), _bounded(limit)))
+
+    async def counts(self) -> dict[str, SourceCounts]:
+        """The counts of every source that has a position or documents."""
+        statement = "SELECT source, documents, problems, kept_at FROM positions WHERE documents > 0 OR kept_at NOT NULL"
+
+        def work(connection: apsw.Connection) -> dict[str, SourceCounts]:
+            rows: Any = connection.execute(statement)
+            return {_given(source): SourceCounts(*counts) for source, *counts in rows}
+
+        return await self._run(work)
+
+    async def _documents(self, statement: str, values: tuple[Any, ...]) -> list[Document]:
+        def work(connection: apsw.Connection) -> list[Document]:
+            found: list[Document] = []
+            size = 0
+            rows: Any = connection.execute(statement, values)
+            for key, location, version, title, text, fingerprint, media_type, modified_at, metadata, problem in rows:
+                names = (_given(key), _given(location), _given(version), title, text, _given(fingerprint))
+                found.append(Document(*names, media_type, modified_at, json.loads(metadata), problem))
+                size += len(text)
+                if size > LARGEST_ANSWER:
+                    break
+            rows.close()
+            return found
+
+        return await self._run(work)
+
+    # ---- the connection and its thread -----------------------------------------------------------------------------
+
+    async def _run(self, work: Work[T], *, writes: bool = False) -> T:
+        """The result of `work` on the connection, within a time limit."""
+        if self._is_closed:
+            raise StoreUnavailableError(f"sqlite:{self.path}", "it is closed", "open it again")
+        if self._thread is None:
+            return self._carried_out(work, writes=writes)
+        begun = asyncio.get_running_loop().run_in_executor(
+            self._thread, partial(self._carried_out, work, writes=writes)
+        )
+        try:
+            async with asyncio.timeout(2 * STORE_S):  # there may be others before it
+                return await begun
+        except TimeoutError:
+            problem = f"the disk has not answered for {2 * STORE_S:g} s; whether the last write was kept is not known"
+            raise StoreUnavailableError(f"sqlite:{self.path}", problem, "check the disk, then start again") from None
+
+    def _carried_out(self, work: Work[T], *, writes: bool) -> T:
+        try:
+            self._until = time.monotonic() + STORE_S
+            connection = self._connected()
+            if writes:
+                self._check_file()
+            return work(connection)
+        except apsw.InterruptError:
+            problem = f"it needed more than {STORE_S:g} s; nothing was changed"
+            raise StoreUnavailableError(f"sqlite:{self.path}", problem, "ask for less, or try again") from None
+        except (apsw.Error, OSError, UnicodeDecodeError) as error:
+            if is_fatal(error):  # after a failed fsync nothing more is written here: the next one opens the file anew
+                self._disconnect()
+            raise translated(error, self.path) from error
+
+    def _connected(self) -> apsw.Connection:
+        if self._connection is None:
+            self._connection = patiently(self._connect, self.path, self._patience)
+            self._connection.set_progress_handler(lambda: time.monotonic() > self._until, 100_000)
+            self._file = open_files.OpenedFile(self.path)
+            self._identity = open_files.store_opened(self.path)
+        return self._connection
+
+    def _connect(self) -> apsw.Connection:
+        connection = self._open(create=self._create and self._file is None)
+        try:
+            empty_log(connection)
+            _migrate(connection, self.path)
+        except BaseException:
+            close_connection(connection)
+            raise
+        return connection
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            close_connection(self._connection)
+            open_files.store_closed(self._identity)
+            self._connection = None
+
+    def _check_file(self) -> None:
+        """Raise when the file that is open is not the one that has its name: what is written would be lost."""
+        if self._file is not None and not self._file.in_place:
+            problem = "its file was deleted, moved or replaced while it was open"
+            raise StoreReplacedError(f"sqlite:{self.path}", problem, "start again; sources are then read anew")
+
+
+class SourceItems:
+    """The documents that are kept of one source, without their content."""
+
+    def __init__(self, run: Callable[[Work[Any]], Any], source: str) -> None:
+        self._run = run
+        self._source = source
+
+    async def at(self, locations: Sequence[str]) -> dict[str, KnownItem]:
+        """The items at these locations, by location."""
+        found: list[KnownItem] = []
+        for first in range(0, len(locations), MOST_ROWS):
+            wanted = json.dumps([_stored(one) for one in locations[first : first + MOST_ROWS]])
+            found += await self._items("AND location IN (SELECT value FROM json_each(?))", wanted)
+        return {item.location: item for item in found}
+
+    async def like(self, fingerprint: str) -> list[KnownItem]:
+        """The items with this content, at most 100."""
+        if not fingerprint:
+            return []
+        condition = "AND fingerprint = ? AND fingerprint <> '' ORDER BY location LIMIT ?"
+        return await self._items(condition, _stored(fingerprint), MOST_ALIKE)
+
+    async def after(self, location: str, limit: int, *, prefix: str = "") -> list[KnownItem]:
+        """The next items behind a location in the order of their locations; with a `prefix` only those beneath it."""
+        beneath, place = _stored(prefix), _stored(location)
+        condition = "AND location > ? AND location >= ? AND location < ? ORDER BY location LIMIT ?"
+        return await self._items(condition, place, beneath, f"{beneath}\U0010ffff", _bounded(limit))
+
+    async def _items(self, condition: str, *values: Any) -> list[KnownItem]:
+        def work(connection: apsw.Connection) -> list[KnownItem]:
+            rows: Any = connection.execute(f"{_KNOWN} {condition}", (self._source, *values))
+            return [KnownItem(*map(_given, row)) for row in rows]
+
+        found: list[KnownItem] = await self._run(work)
+        return found
+
+
+def _migrate(connection: apsw.Connection, path: str) -> None:
+    check = partial(checked_version, connection, path, application_id=APPLICATION_ID, newest=VERSION)
+    if check() == VERSION:
+        return
+    with immediate(connection):
+        for migration in MIGRATIONS[check() :]:  # another process may have done it meanwhile
+            connection.execute(migration)
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {VERSION}")
+
+
+def _position(connection: apsw.Connection, source: str) -> Position:
+    row: Any = connection.execute("SELECT cursor, sequence FROM positions WHERE source = ?", (source,)).fetchone()
+    return Position(_given(row[0]), row[1]) if row else Position()
+
+
+def _write(
+    connection: apsw.Connection, source: str, rows: Sequence[tuple[Any, ...]], *, gone: Sequence[str], now: int
+) -> None:
+    """
+    Write the rows, delete those that are `gone` or replaced, and index what has changed.
+
+    The index comes last: FTS5 writes out what it has gathered before each statement on another table with triggers.
+    """
+    ids = {row[0] for row in rows}
+    deleted = _found(connection, f"{_INDEXED} AND id = ?", [(source, one) for one in gone if one not in ids])
+    earlier = {old[4]: old for old in _found(connection, f"{_INDEXED} AND id = ?", [(source, one) for one in ids])}
+    new: list[tuple[Any, ...]] = []
+    changed: list[tuple[Any, ...]] = []
+    for row in rows:
+        key, location, _, title, text, *_ = row
+        old = earlier.get(key)
+        if old is None:
+            connection.execute(_INSERT, (source, now, *row))
+            new.append((connection.last_insert_rowid(), title, text, location))
+        else:
+            connection.execute(_UPDATE, (now, *row, old[0]))
+            if old[1:4] != (title, text, location):
+                changed.append(old[:4])
+                new.append((old[0], title, text, location))
+    # Only now, when all have moved: two documents may have changed places.
+    places = [(source, row[1], row[0]) for row in rows]
+    deleted += _found(connection, f"{_INDEXED} AND location = ? AND id <> ?", places)
+    _delete(connection, deleted)
+    connection.executemany(_UNINDEX, changed)
+    connection.executemany(_INDEX, new)
+
+
+def _found(connection: apsw.Connection, statement: str, values: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    return list(connection.executemany(statement, values))
+
+
+def _delete(connection: apsw.Connection, rows: Sequence[tuple[Any, ...]]) -> None:
+    """Delete documents that were read by `_INDEXED`."""
+    connection.executemany("DELETE FROM documents WHERE number = ?", [(row[0],) for row in rows])
+    connection.executemany(_UNINDEX, [row[:4] for row in rows])
+
+
+def _bounded(limit: int) -> int:
+    if not 1 <= limit <= MOST_ROWS:
+        raise ParameterError("limit", limit, f"a number from 1 to {MOST_ROWS}")
+    return limit
+
+
+# ---- documents as rows ---------------------------------------------------------------------------------------------
+
+
+def _rows(documents: Sequence[Document], deleted: Sequence[str]) -> tuple[list[tuple[Any, ...]], list[str]]:
+    """The documents as values of `_COLUMNS`, the last one of each id and location, and the ids that are deleted."""
+    by_id = {document.id: document for document in documents}
+    by_location = {document.location: document for document in by_id.values()}
+    replaced = [key for key, document in by_id.items() if by_location[document.location] is not document]
+    return [_row(document) for document in by_location.values()], [_stored(key) for key in (*deleted, *replaced)]
+
+
+def _row(document: Document) -> tuple[Any, ...]:
+    problems = [document.problem] if document.problem else []
+    text = _clean(document.text)
+    if len(text) * 4 > LARGEST_TEXT and len(encoded := text.encode()) > LARGEST_TEXT:
+        text = encoded[:LARGEST_TEXT].decode(errors="ignore")
+        problems.append(f"only the first {LARGEST_TEXT >> 20} MiB of its text are kept, of {len(encoded) >> 20} MiB")
+    metadata = _metadata(document.metadata)
+    if len(metadata) > LARGEST_METADATA:
+        size = f"{len(metadata) >> 10} kB, and {LARGEST_METADATA >> 10} kB may be kept"
+        metadata = "{}"
+        problems.append(f"its metadata was left out: it has {size}")
+    modified_at = document.modified_at
+    return (
+        _name("id", document.id),
+        _name("location", document.location),
+        _name("version", document.version),
+        _clean(document.title)[:LONGEST_TITLE],
+        text,
+        _name("fingerprint", document.fingerprint),
+        _clean(document.media_type)[:LONGEST_TITLE],
+        modified_at if modified_at is not None and abs(modified_at) < 1 << 63 else None,
+        metadata,
+        _clean("; ".join(problems))[:LONGEST_TITLE],
+    )
+
+
+def _metadata(values: Mapping[str, Any]) -> str:
+    try:
+        return msgspec.json.encode(values).decode()
+    except (TypeError, ValueError, RecursionError):
+        # Text that is no UTF-8, or values that JSON does not have: escaped, or as their `str`.
+        return json.dumps({str(key): value for key, value in values.items()}, default=str)
+
+
+_UNSTORABLE = re.compile("[\0\ud800-\udfff]")
+_ESCAPED = re.compile("[\0\x10\ud800-\udfff]")
+_ESCAPE = re.compile("\x10([0-9a-f]{4})")
+
+
+def _clean(text: str) -> str:
+    """The text with a replacement character for each NUL and each half of a surrogate pair."""
+    return _UNSTORABLE.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def _stored(name: str) -> str:
+    """A name as it is stored. Names of files may have bytes that are no text, and must come back as they were."""
+    return _ESCAPED.sub(lambda found: f"\x10{ord(found[0]):04x}", name)
+
+
+def _given(stored: str) -> str:
+    return _ESCAPE.sub(lambda found: chr(int(found[1], 16)), stored) if "\x10" in stored else stored
+
+
+def _name(what: str, name: str, longest: int = LONGEST_NAME) -> str:
+    if len(name) > longest:
+        raise ParameterError(what, name, f"at most {longest} characters; it has {len(name)}")
+    return _stored(name)
+
+
+# ---- searches ------------------------------------------------------------------------------------------------------
+
+_TERM = re.compile(r'"([^"]*)(?:"|$)|([^\s"]+)')
+
+
+def search_expression(words: str) -> str:
+    """
+    The expression of FTS5 for what a person typed: every term is quoted, so that none is an operator.
+
+    All terms must be there. A last `*` of a word asks for words that begin so.
+    """
+    if len(words) > LONGEST_SEARCH:
+        raise ParameterError("words", words, f"at most {LONGEST_SEARCH} characters")
+    terms = []
+    for phrase, word in _TERM.findall(_UNSTORABLE.sub(" ", words)):
+        if any(_is_searched(character) for character in phrase or word):
+            terms.append(f'"{phrase or word.rstrip("*")}"{"*" if word.endswith("*") else ""}')
+    if not terms:
+        raise ParameterError("words", words, "words to look for, of letters or digits; the last one may end in *")
+    return " ".join(terms)
+
+
+def _is_searched(character: str) -> bool:
+    """Whether a character is part of words, by the rules of FTS5's `unicode61`."""
+    category = unicodedata.category(character)
+    return category[0] in "LN" or category == "Co"

@@ -1,0 +1,113 @@
+"""
+Events of attempts: retried, given up, recovered, timed out, put off, quarantined.
+
+They are about an assignment, or about a stored item: whichever the caller has.
+"""
+
+from typing import Any
+
+from reefknot.audit.journal import about_assignment, about_item, envelope
+from reefknot.core.audit.event import (
+    BreakerEvent,
+    DecisionRecord,
+    Event,
+    FailureRecord,
+    Quarantined,
+    RetryAttempt,
+    RetryExhausted,
+    RetryRecovered,
+    RetryRefused,
+    TimeoutOccurred,
+)
+from reefknot.core.failure import Failure
+from reefknot.core.messages import ExecAssignment
+from reefknot.core.overload.breaker import BreakerState
+from reefknot.core.retry.decide import REFUSED, History, Reason
+from reefknot.core.work import WorkItem
+from reefknot.execution.failures import TimedOut
+
+
+def about(work: ExecAssignment | WorkItem, wall: float) -> dict[str, Any]:
+    """The envelope of an event about this work."""
+    return about_item(work, wall) if isinstance(work, WorkItem) else about_assignment(work, wall)
+
+
+def _operation(work: ExecAssignment | WorkItem) -> str:
+    return work.kind if isinstance(work, WorkItem) else work.job.type
+
+
+def retry_event(work: ExecAssignment | WorkItem, wall: float, attempts: int, record: DecisionRecord) -> RetryAttempt:
+    return RetryAttempt(
+        **about(work, wall),
+        operation=_operation(work),
+        attempt_number=attempts,
+        max_attempts=record.policy.max_attempts,
+        delay_seconds=record.delay or 0.0,
+        exception_type=record.failure.code,
+        exception_message=record.failure.message,
+        decision=record,
+    )
+
+
+def end_event(
+    work: ExecAssignment | WorkItem, wall: float, attempts: int, reason: Reason, record: DecisionRecord
+) -> RetryExhausted | RetryRefused:
+    kind = RetryRefused if reason in REFUSED else RetryExhausted
+    return kind(
+        **about(work, wall),
+        operation=_operation(work),
+        total_attempts=attempts,
+        final_exception_type=record.failure.code,
+        final_exception_message=record.failure.message,
+        reason=reason,
+        decision=record,
+    )
+
+
+def recovered_event(work: ExecAssignment | WorkItem, wall: float, history: History) -> RetryRecovered:
+    """The event of a success after the executions of this history, which ended in the moment of the success."""
+    return RetryRecovered(
+        **about(work, wall),
+        operation=_operation(work),
+        total_attempts=history.attempts + 1,
+        elapsed_seconds=history.elapsed,
+        history=history,
+    )
+
+
+def expired_event(work: ExecAssignment, wall: float, attempts: int) -> TimeoutOccurred:
+    return TimeoutOccurred(
+        **about(work, wall),
+        operation=_operation(work),
+        attempt_number=attempts,
+        timeout_seconds=(work.options.deadline_ms or 0) / 1000,
+        whole=True,
+    )
+
+
+def timeout_event(work: ExecAssignment | WorkItem, wall: float, attempt: int, limit: TimedOut) -> TimeoutOccurred:
+    """An attempt that was cut off: at its own limit, or where the time for all of them ends."""
+    return TimeoutOccurred(
+        **about(work, wall),
+        operation=_operation(work),
+        attempt_number=attempt,
+        timeout_seconds=limit.seconds,
+        whole=limit.whole,
+    )
+
+
+def quarantined_event(
+    work: ExecAssignment | WorkItem, wall: float, reason: str, failure: Failure, *, key: str = ""
+) -> Quarantined:
+    """The event of a quarantine by a worker; `key` is the guarded key whose outcome is unknown, if that is why."""
+    inputs = {"key": key} if key else None
+    return Quarantined(**about(work, wall), reason=reason, failure=FailureRecord.of(failure), inputs=inputs)
+
+
+def snooze_event(work: ExecAssignment | WorkItem, wall: float, name: str, seconds: float) -> Event:
+    """The breaker of its destination is open: the assignment waits so long, and spends no attempt."""
+    return BreakerEvent(**about(work, wall), name=name, state=BreakerState.OPEN.value, wait_seconds=seconds)
+
+
+def breaker_event(name: str, state: str, wall: float) -> Event:
+    return BreakerEvent(**envelope(wall=wall), name=name, state=state)

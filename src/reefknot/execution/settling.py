@@ -1,0 +1,140 @@
+"""
+Reports of ended attempts to the store, in batches: what has ended by the time the store is free goes in together.
+
+A step that was run is reported even while its process ends, so that its effect is not repeated because its report was
+cut off. A report that the store does not take is tried again for as long as the lease lasts.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Generic, Protocol, TypeVar
+
+from reefknot.core.work import Interrupted
+from reefknot.ports.clock import Clock
+from reefknot.ports.work_queue import Held, Settlement, WorkQueue
+from reefknot.runtime.log import error_text, logger
+from reefknot.runtime.timeouts import STORE_S, Timeouts
+
+_FIRST_PAUSE = 0.1
+_LONGEST_PAUSE = 5.0
+
+
+class EndedAttempt(Protocol):
+    """An attempt that is over."""
+
+    @property
+    def settlement(self) -> Settlement: ...
+
+
+A = TypeVar("A", bound=EndedAttempt)
+
+
+class Settling(Generic[A]):
+    """Settles the ended attempts of one owner."""
+
+    def __init__(
+        self,
+        name: str,
+        work: WorkQueue,
+        *,
+        clock: Clock,
+        timeouts: Timeouts,
+        lease: float,
+        settled: Callable[[A, bool], None],
+        publish: Callable[[list[A]], Awaitable[None]] | None = None,
+    ) -> None:
+        """`settled` hears whether each report was kept, at once; `publish` gets the kept ones of a batch, later."""
+        self._name = name
+        self._work = work
+        self._clock = clock
+        self._timeouts = timeouts
+        self._lease = lease
+        self._settled = settled
+        self._publish = publish
+        self._ended: list[A] = []
+        self._is_settling = False
+        self.reporting: set[asyncio.Task[None]] = set()
+        """Reports that are being kept and published."""
+
+    def report(self, ended: A) -> None:
+        """Queue a report for the store. From here on it does not depend on its slot any more."""
+        self._ended.append(ended)
+        if not self._is_settling:
+            self._is_settling = True
+            self._start(self._settle_all())
+
+    async def finished(self) -> None:
+        """Wait until all reports are kept, at most as long as a store call may take."""
+        ends = self._clock.now() + STORE_S
+        while self.reporting and self._clock.now() < ends:
+            await asyncio.wait(set(self.reporting), timeout=ends - self._clock.now())
+
+    async def give_back(self, held: list[Held]) -> list[bool]:
+        """Return claims that nobody will report on; that spends nothing. False: the claim was lost already."""
+        with self._timeouts.timeout(STORE_S):
+            back = [Settlement(one.id, one.owner, one.fence, Interrupted()) for one in held]
+            return await self._work.settle(back)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self.reporting.add(task)
+        task.add_done_callback(self.reporting.discard)
+
+    async def _settle_all(self) -> None:
+        """Settle batch by batch, until nothing is left; results are published beside the next batch."""
+        while True:
+            batch, self._ended = self._ended, []
+            try:
+                kept = await self._settle(batch)
+            except BaseException:
+                self._is_settling = False  # the next report begins anew
+                raise
+            if not self._ended:
+                self._is_settling = False
+                await self._after(kept)
+                return
+            self._start(self._after(kept))
+
+    async def _settle(self, batch: list[A]) -> list[A]:
+        """Report a batch. Returns what was kept; when the store does not say, each report is retried by itself."""
+        try:
+            with self._timeouts.timeout(STORE_S):
+                answers = await self._work.settle([one.settlement for one in batch])
+        except Exception as error:
+            self._log_not_kept(batch[0], error, more=len(batch) - 1)
+            for one in batch:
+                self._start(self._settle_alone(one))
+            return []
+        for one, kept in zip(batch, answers, strict=True):
+            self._hear(one, kept)
+        return [one for one, kept in zip(batch, answers, strict=True) if kept]
+
+    async def _settle_alone(self, one: A) -> None:
+        """Retry until the store takes the report, at most as long as the lease lasts."""
+        ends, pause = self._clock.now() + self._lease, _FIRST_PAUSE
+        kept = False
+        while self._clock.now() + pause < ends:
+            await asyncio.sleep(pause)
+            pause = min(_LONGEST_PAUSE, pause * 2)
+            try:
+                with self._timeouts.timeout(STORE_S):
+                    (kept,) = await self._work.settle([one.settlement])
+                break
+            except Exception as error:
+                self._log_not_kept(one, error)
+        self._hear(one, kept)
+        await self._after([one] if kept else [])
+
+    def _hear(self, one: A, kept: bool) -> None:
+        self._settled(one, kept)
+        if not kept:
+            logger().info("%s: the lease of %s was lost; its report was refused", self._name, one.settlement.id)
+
+    async def _after(self, kept: list[A]) -> None:
+        if kept and self._publish is not None:
+            await self._publish(kept)
+
+    def _log_not_kept(self, one: A, error: Exception, more: int = 0) -> None:
+        others = f" and {more} more" if more else ""
+        text = "%s: the report of %s%s was not kept (%s)"
+        logger().error(text, self._name, one.settlement.id, others, error_text(error))

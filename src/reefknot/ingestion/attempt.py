@@ -1,0 +1,428 @@
+"""
+An attempt of one ingestion job: fetch page after page, keep each with its cursor, and decide what follows a failure.
+
+    claimed → fetch a page → keep documents and cursor → … → settle
+
+`JobRunner.attempt` returns what to settle, with its events. It waits for nothing but the connector and the sink: a
+retry is a due time. A job that ends early continues behind the last page that was kept, whoever runs it next.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct, structs
+
+from reefknot.audit.assignments import job_completed_event
+from reefknot.audit.journal import Journal
+from reefknot.core.audit.event import DecisionRecord, Event
+from reefknot.core.failure import ErrorCode, Failure, FailureType
+from reefknot.core.overload.source_health import (
+    HealthRules,
+    SourceHealth,
+    after_answer,
+    after_outage,
+    cooled,
+    probe_released,
+    spends_attempt,
+)
+from reefknot.core.retry.backoff import draw, key_number
+from reefknot.core.retry.classify import classify
+from reefknot.core.retry.decide import Again, History, Reason, Stop, decide
+from reefknot.core.retry.policy import RetryPolicy
+from reefknot.core.work import Interrupted, Quarantine, Settled, Snooze, TryAgain, WorkDone, WorkItem
+from reefknot.errors import SourceError, StalePositionError, StoreError
+from reefknot.execution.events import end_event, quarantined_event, recovered_event, retry_event
+from reefknot.execution.failures import failure_json, traceback_text
+from reefknot.ingestion.jobs import IngestionJob, JobQueue, item_job_id, location_in
+from reefknot.ingestion.sources import IngestionSource, SourceRecords, condition_event, with_health
+from reefknot.ingestion.telemetry import TelemetryRecorder
+from reefknot.ports.clock import Clock
+from reefknot.ports.connector import Connector, FetchRequest, ItemFailure, Page
+from reefknot.ports.documents import DocumentSink, Position
+from reefknot.ports.work_queue import QuarantineFilter
+from reefknot.retrying.failures import failure_from
+from reefknot.runtime import seeds
+from reefknot.runtime.log import error_text, logger
+from reefknot.runtime.redaction import redact
+from reefknot.runtime.timeouts import STORE_S, Timeouts
+
+MOST_PAGES = 1_000_000
+"""Pages of one sync: a connector that never says it is done is stopped."""
+MOST_FAILED_ITEMS = 1000
+"""Items of one sync that get a job of their own; of more there is only the number."""
+MOST_KEPT_LOCATIONS = 10_000
+CLOSE_S = 30.0
+"""Time to close a connector."""
+STORE_PAUSE_S = 5.0
+"""How long a job waits after a store has failed."""
+
+PolicyOf = Callable[[IngestionSource, Failure], RetryPolicy]
+"""The policy for a failure of a source."""
+
+
+class IngestionContext(Struct, frozen=True):
+    """The parts that all jobs of one orchestrator share."""
+
+    jobs: JobQueue
+    documents: DocumentSink
+    policy: PolicyOf
+    rules: HealthRules
+    records: SourceRecords
+    telemetry: TelemetryRecorder
+    journal: Journal
+    clock: Clock
+    timeouts: Timeouts
+    seed: int | None = None
+
+
+class SyncSummary(Struct, frozen=True):
+    """The result of a job: what was looked at, kept, deleted, and could not be read."""
+
+    pages: int = 0
+    seen: int = 0
+    kept: int = 0
+    deleted: int = 0
+    failed: int = 0
+    problems: int = 0
+
+    def with_page(self, page: Page) -> "SyncSummary":
+        kept = len(page.documents)
+        return SyncSummary(
+            self.pages + 1,
+            self.seen + max(page.seen, kept + len(page.failures)),
+            self.kept + kept,
+            self.deleted + len(page.deleted),
+            self.failed + len(page.failures),
+            self.problems + sum(1 for one in page.documents if one.problem),
+        )
+
+
+class JobReport(Struct, frozen=True):
+    """The report of one attempt to the store, and its events."""
+
+    settled: Settled
+    events: tuple[Event, ...] = ()
+
+
+class StoppingError(Exception):
+    """The orchestrator ends: the job goes back to the queue behind the last page that was kept."""
+
+
+class JobRunner:
+    """Runs attempts of ingestion jobs."""
+
+    def __init__(self, context: IngestionContext) -> None:
+        self._context = context
+        self._jobs = context.jobs
+        self._documents = context.documents
+        self._records = context.records
+        self._clock = context.clock
+        self._timeouts = context.timeouts
+        self.is_stopping = False
+        self.page_kept: Callable[[IngestionSource, SyncSummary], None] = lambda source, summary: None
+        """Called after every page of a sync, for a progress bar."""
+
+    async def attempt(self, item: WorkItem, source: IngestionSource) -> JobReport:
+        """Execute once, and decide what follows."""
+        began = self._clock.wall()
+        try:
+            job = IngestionJob.of(item)
+        except msgspec.DecodeError as error:
+            return await self._quarantined(item, source, f"the payload is not one of an ingestion job: {error}")
+        try:
+            summary = await self._execute(job, source)
+        except StoppingError:
+            return await self._put_back(source, Interrupted())
+        except StalePositionError as error:  # two syncs met; the other one is ahead
+            due = int((self._clock.wall() + 1.0) * 1000)
+            return await self._put_back(source, Snooze(due, str(error)))
+        except StoreError as error:  # ours, not the source's
+            due = int((self._clock.wall() + STORE_PAUSE_S) * 1000)
+            return await self._put_back(source, Snooze(due, f"documents cannot be kept: {error}"))
+        except Exception as error:
+            return await self._failed(item, source, error, began)
+        return await self._succeeded(item, source, summary, began)
+
+    # ---- the execution ----------------------------------------------------------------------------------------------
+
+    async def _execute(self, job: IngestionJob, source: IngestionSource) -> SyncSummary:
+        connector = source.open()
+        try:
+            if job.item:
+                return await self._fetch_item(job, source, connector)
+            return await self._sync(job, source, connector)
+        finally:
+            try:
+                with self._timeouts.timeout(CLOSE_S):
+                    await connector.close()
+            except Exception as error:
+                logger().warning("%s: its connector could not be closed (%s)", source.name, error_text(error))
+
+    async def _sync(self, job: IngestionJob, source: IngestionSource, connector: Connector) -> SyncSummary:
+        """Fetch and keep page after page. A job with a payload of its own does not move the cursor of its source."""
+        position = await self._position(source) if job.is_sync else Position()
+        known, summary = self._documents.known(source.name), SyncSummary()
+        locations: set[str] = set()
+        while summary.pages < MOST_PAGES:
+            if self.is_stopping:
+                raise StoppingError
+            request = FetchRequest(position.cursor, known, source.page_size, job.payload)
+            page = await self._fetch(connector, request, source)
+            await self._submit_failed(source, page.failures, summary.failed)  # first: the cursor passes them by
+            position = await self._keep(job, source, page, position)
+            summary = summary.with_page(page)
+            if len(locations) < MOST_KEPT_LOCATIONS:
+                locations.update(one.location for one in page.documents)
+            self.page_kept(source, summary)
+            if page.is_last:
+                await self._requeue_recovered(source, locations)
+                return summary
+        message = f"the connector {source.connector} returned {MOST_PAGES:,} pages and no last one; that is a defect"
+        raise SourceError(message, FailureType.PERMANENT)
+
+    async def _position(self, source: IngestionSource) -> Position:
+        with self._timeouts.timeout(STORE_S):
+            return await self._documents.position(source.name)
+
+    async def _fetch(self, connector: Connector, request: FetchRequest, source: IngestionSource) -> Page:
+        limit = self._timeouts.timeout(source.page_timeout)
+        try:
+            with limit:
+                return await connector.fetch(request)
+        except TimeoutError:
+            if not limit.expired:
+                raise
+            message = (
+                f"the page did not arrive within {source.page_timeout:g} s; timeout_seconds of the source is the limit"
+            )
+            raise SourceError(message, FailureType.TRANSIENT) from None
+
+    async def _keep(self, job: IngestionJob, source: IngestionSource, page: Page, after: Position) -> Position:
+        with self._timeouts.timeout(STORE_S):
+            if job.is_sync:
+                return await self._documents.keep(source.name, page, after=after)
+            await self._documents.put(source.name, page.documents, deleted=page.deleted)
+            return Position(page.cursor, after.sequence + 1)
+
+    async def _fetch_item(self, job: IngestionJob, source: IngestionSource, connector: Connector) -> SyncSummary:
+        known = self._documents.known(source.name)
+        with self._timeouts.timeout(source.page_timeout):
+            document = await connector.fetch_item(job.item, known)
+        with self._timeouts.timeout(STORE_S):
+            if document is not None:
+                await self._documents.put(source.name, [document])
+                return SyncSummary(seen=1, kept=1, problems=int(bool(document.problem)))
+            gone = [one.id for one in (await known.at([job.item])).values()]
+            await self._documents.put(source.name, [], deleted=gone)
+            return SyncSummary(seen=1, deleted=len(gone))
+
+    async def _submit_failed(self, source: IngestionSource, failures: Sequence[ItemFailure], before: int) -> None:
+        """Give every item that could not be read a job of its own: the sync goes on without it."""
+        jobs = [
+            IngestionJob(
+                item_job_id(source.name, one.location, one.version),
+                source.connector,
+                source.name,
+                trigger="item",
+                item=one.location,
+            )
+            for one in failures[: max(0, MOST_FAILED_ITEMS - before)]
+        ]
+        if jobs:
+            with self._timeouts.timeout(STORE_S):
+                await self._jobs.enqueue(*jobs)
+        if before < MOST_FAILED_ITEMS <= before + len(failures):
+            text = "%s: more than %d items could not be read; the others are counted and get no job of their own"
+            logger().warning(text, source.name, MOST_FAILED_ITEMS)
+
+    async def _requeue_recovered(self, source: IngestionSource, locations: set[str]) -> None:
+        """Take items out of quarantine that this sync could read: their jobs find nothing wrong any more."""
+        if not locations:
+            return
+        with self._timeouts.timeout(STORE_S):
+            found = await self._jobs.store.quarantine.find(
+                QuarantineFilter(source=source.name), limit=MOST_FAILED_ITEMS
+            )
+            ids = [one.id for one in found if location_in(one.id, source.name) in locations]
+            if ids:
+                await self._jobs.requeue(ids, who="ingestion", why="the item can be read now")
+
+    # ---- after ------------------------------------------------------------------------------------------------------
+
+    async def _succeeded(
+        self, item: WorkItem, source: IngestionSource, summary: SyncSummary, began: float
+    ) -> JobReport:
+        wall, limit = self._clock.wall(), source.max_concurrency
+        now = int(wall * 1000)
+        events: list[Event] = []
+        if item.attempts:
+            history = History(item.attempts, _elapsed(item, began, wall), item.budget.last_delay)
+            events.append(recovered_event(item, wall, history))
+        self._record(item, "succeeded", wall - began)
+        await self._change_health(source, lambda health: after_answer(health, now, limit=limit))
+        result = msgspec.json.encode(summary)
+        events.append(job_completed_event(item, result, wall))
+        return JobReport(WorkDone(result.decode()), tuple(events))
+
+    async def _failed(self, item: WorkItem, source: IngestionSource, error: Exception, began: float) -> JobReport:
+        """Decide about a failure: again, later without an attempt, or quarantine."""
+        wall, failure = self._clock.wall(), failure_from(error)
+        kind, now = failure.failure_type, int(wall * 1000)
+        text = failure_json(failure, redact(traceback_text(error)))
+        before = self._records.known(source.name).health
+        self._record(item, "failed", wall - began, failure_type=kind.value)
+        policy = self._context.policy(source, failure)
+        history = History(item.attempts + 1, _elapsed(item, began, wall), item.budget.last_delay)
+        seed = seeds.process_seed if self._context.seed is None else self._context.seed
+        chosen = draw(seed, key_number(item.id), item.attempts)
+        decision = decide(policy, history, failure, chosen)
+        first = item.budget.first_attempt_at
+        if kind is FailureType.TRANSIENT:
+            health = await self._change_health(
+                source, lambda one: after_outage(one, item.id, now, self._context.rules, first_attempt_at=first)
+            )
+            if not spends_attempt(before, first):
+                return self._waits_for_source(health, now, failure)
+        elif kind is FailureType.RATE_LIMITED:
+            asked = failure.retry_after or 0.0
+            wait = decision.delay if isinstance(decision, Again) else max(asked, policy.base_delay)
+            reason = f"it limits its rate: {failure.message}"
+            health = await self._change_health(source, lambda one: cooled(one, now + int(wait * 1000), now, reason))
+            if decision == Stop(Reason.HINT_TOO_LONG):
+                return JobReport(Snooze(health.cools_until, f"the source cools: {failure.message}"))
+        elif kind is FailureType.PERMANENT:  # an answer: the source works
+            limit = source.max_concurrency
+            await self._change_health(source, lambda one: after_answer(one, now, limit=limit))
+        else:
+            await self._change_health(source, probe_released)
+        record = DecisionRecord.of(decision, policy, history, failure, chosen)
+        if isinstance(decision, Again):
+            return self._again(item, failure, decision, policy, record, text, began)
+        return await self._given_up(item, source, failure, decision, policy, record, text)
+
+    def _waits_for_source(self, health: SourceHealth, now: int, failure: Failure) -> JobReport:
+        """
+        A snooze until the source is back: an outage spends no attempts.
+
+        It ends behind the next probe, so that another job gets its turn as a probe: this one may be the only bad one.
+        """
+        rest = max(1000, (health.rests_until or now) - now)
+        return JobReport(Snooze(now + 2 * rest, f"the source does not answer: {failure.message}"))
+
+    def _again(
+        self,
+        item: WorkItem,
+        failure: Failure,
+        decision: Again,
+        policy: RetryPolicy,
+        record: DecisionRecord,
+        text: str,
+        began: float,
+    ) -> JobReport:
+        wall, delay, retry = self._clock.wall(), decision.delay, item.attempts + 1
+        kind = failure.failure_type.value
+        logger().info(
+            "Scheduling retry",
+            extra={
+                "ingestion_job_id": item.id,
+                "job_type": item.kind,
+                "attempt": retry,
+                "max_attempts": policy.retries,
+                "delay_seconds": int(delay),
+                "failure_type": kind,
+            },
+        )
+        self._context.telemetry.record(
+            item.id,
+            duration=0.0,
+            status="retry_scheduled",
+            metadata={"job_type": item.kind, "attempt": retry, "delay_seconds": int(delay), "failure_type": kind},
+        )
+        again = TryAgain(
+            int((wall + delay) * 1000),
+            text,
+            kind,
+            int(delay * 1000),
+            reason="retry",
+            began_at=int(began * 1000),
+            delay=delay,
+        )
+        return JobReport(again, (retry_event(item, wall, retry, record),))
+
+    async def _given_up(
+        self,
+        item: WorkItem,
+        source: IngestionSource,
+        failure: Failure,
+        decision: Stop,
+        policy: RetryPolicy,
+        record: DecisionRecord,
+        text: str,
+    ) -> JobReport:
+        wall, reason = self._clock.wall(), decision.reason
+        logger().info(
+            "Retry budget exhausted, quarantining job",
+            extra={
+                "ingestion_job_id": item.id,
+                "job_type": item.kind,
+                "attempts": item.attempts,
+                "max_attempts": policy.retries if policy.retryable else 0,
+            },
+        )
+        kind = failure.failure_type.value
+        metadata = {"job_type": item.kind, "attempt": item.attempts + 1, "failure_type": kind}
+        self._context.telemetry.record(item.id, status="quarantined", metadata=metadata)
+        why = f"{reason.value}: {failure.message}"
+        events = (
+            end_event(item, wall, item.attempts + 1, reason, record),
+            quarantined_event(item, wall, why, failure),
+        )
+        return JobReport(Quarantine(why, text), events)
+
+    async def _quarantined(self, item: WorkItem, source: IngestionSource, reason: str) -> JobReport:
+        """The quarantine of a job that cannot be run at all."""
+        failure = classify(reason, code=ErrorCode.internal_error)
+        event = quarantined_event(item, self._clock.wall(), reason, failure)
+        await self._put_back(source, Interrupted())
+        return JobReport(Quarantine(reason, failure_json(failure)), (event,))
+
+    async def _put_back(self, source: IngestionSource, settled: Settled) -> JobReport:
+        """The report of an attempt that tells nothing about its source."""
+        await self._change_health(source, probe_released)
+        return JobReport(settled)
+
+    # ---- records ----------------------------------------------------------------------------------------------------
+
+    def _record(self, item: WorkItem, status: str, duration: float, **more: Any) -> None:
+        metadata = {"job_type": item.kind, "attempt": item.attempts + 1, **more}
+        if item.attempts:
+            metadata["caused_by"] = item.budget.failure_type or FailureType.UNKNOWN.value
+        self._context.telemetry.record(item.id, duration=duration, status=status, metadata=metadata)
+
+    async def _change_health(
+        self, source: IngestionSource, change: Callable[[SourceHealth], SourceHealth]
+    ) -> SourceHealth:
+        """Change the health of a source, with an event when its condition changes. A failure here harms no job."""
+        now, name = int(self._clock.wall() * 1000), source.name
+        before = self._records.known(name)
+        after = change(before.health)
+        if after == before.health:
+            return after
+        events: list[Event] = []
+        if after.condition(now) is not before.health.condition(now):
+            events.append(condition_event(name, structs.replace(before, health=after), now))
+            logger().info("source %s is %s", name, after.condition(now).value)
+        try:
+            with self._timeouts.timeout(STORE_S):
+                return (
+                    await self._records.change(name, with_health(change), events=self._context.journal.entries(events))
+                ).health
+        except Exception as error:
+            logger().error("the health of source %s was not written (%s)", name, error_text(error))
+            return after
+
+
+def _elapsed(item: WorkItem, began: float, wall: float) -> float:
+    first = item.budget.first_attempt_at
+    return max(0.0, wall - (began if first is None else first / 1000))

@@ -1,0 +1,162 @@
+"""
+Ingestion jobs, and the queue they wait in: `IngestionJob` and `JobQueue`, a front of the store's work queue.
+
+The jobs of a source have a resource class of their own, so a source that rests is not claimed from, and none of its
+jobs has to be put off one by one. A job is a sync of its source, one item of it again, or what its payload asks for.
+The payload is kept byte for byte; the budget of retries is in the job's row.
+"""
+
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from reefknot.audit.assignments import submitted_event
+from reefknot.audit.journal import Journal, about_item
+from reefknot.core import checks
+from reefknot.core.audit.event import Requeued
+from reefknot.core.retry.defaults import JobType
+from reefknot.core.work import Snooze, WorkItem
+from reefknot.errors import ParameterError
+from reefknot.ports.audit_log import AuditEntry
+from reefknot.ports.store import Store
+from reefknot.ports.work_queue import Enqueued, Settlement
+from reefknot.runtime.seeds import new_id
+
+CLASS_PREFIX = "ingest."
+LONGEST_LOCATION = 200
+"""Characters of an item's location that stand in the id of its job."""
+
+
+def class_of(source: str) -> str:
+    """The resource class of a source's jobs."""
+    return f"{CLASS_PREFIX}{source}"
+
+
+def is_ingestion(item: WorkItem) -> bool:
+    """Whether an item is a job of a source, and not an assignment."""
+    return item.resource_class.startswith(CLASS_PREFIX)
+
+
+class IngestionJob(Struct, frozen=True):
+    """A job of a source."""
+
+    job_id: str
+    job_type: JobType | str
+    source: str
+    payload: Mapping[str, Any] = {}
+    """What the connector is asked for beside a sync; empty for a sync."""
+    trigger: str = "manual"
+    """schedule, change, manual or item."""
+    item: str = ""
+    """The location of the item that is fetched again; empty for the whole source."""
+    priority: int = 0
+
+    @property
+    def is_sync(self) -> bool:
+        return not self.item and not self.payload
+
+    def as_item(self, *, due_at: int = 0) -> WorkItem:
+        """The job as the store keeps it, due at `due_at` (ms UTC) or at once."""
+        body = _JobBody(self.source, self.trigger, self.item, dict(self.payload))
+        return WorkItem(
+            id=self.job_id,
+            kind=str(self.job_type),
+            resource_class=class_of(self.source),
+            source=self.source,
+            priority=self.priority,
+            due_at=due_at,
+            payload=msgspec.json.encode(body),
+        )
+
+    @classmethod
+    def of(cls, item: WorkItem) -> "IngestionJob":
+        """The job that a stored item is. Raises `msgspec.DecodeError` for a payload that no job has."""
+        body = _bodies.decode(item.payload)
+        return cls(item.id, item.kind, item.source, body.payload, body.trigger, body.item, item.priority)
+
+
+class _JobBody(Struct, frozen=True, omit_defaults=True):
+    source: str
+    trigger: str = "manual"
+    item: str = ""
+    payload: dict[str, Any] = {}
+
+
+_bodies = msgspec.json.Decoder(_JobBody)
+
+
+def item_job_id(source: str, location: str, version: str) -> str:
+    """The id of the job that fetches one version of an item again."""
+    shown = location if len(location) <= LONGEST_LOCATION else location[:LONGEST_LOCATION] + "…"
+    digest = sha256(f"{location}\0{version}".encode("utf-8", "replace")).hexdigest()
+    return f"{source}/{shown}@{digest[:12]}"
+
+
+def location_in(job_id: str, source: str) -> str:
+    """The location of the item in such an id; empty for other jobs, and where the id does not hold all of it."""
+    beginning, at, _ = job_id.rpartition("@")
+    location = beginning.removeprefix(f"{source}/")
+    return "" if not at or location == beginning or location.endswith("…") else location
+
+
+class JobQueue:
+    """The ingestion jobs of a store."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._journal = Journal(store.audit)
+
+    async def enqueue(self, *jobs: IngestionJob, delay: float = 0.0, events: Sequence[AuditEntry] = ()) -> list[bool]:
+        """Keep these jobs, due after `delay` seconds. False: a job of this id is there already."""
+        for job in jobs:
+            checks.text("job_id", job.job_id, "a text that names the job")
+            checks.text("source", job.source, "the name of a source")
+        due_at = self.store.moment().wall + int(checks.seconds("delay", delay, or_zero=True) * 1000)
+        items = [job.as_item(due_at=due_at) for job in jobs]
+        answers = await self.store.work.enqueue(items, events=events, accept_events=self._submitted)
+        return [answer is Enqueued.ACCEPTED for answer in answers]
+
+    def _submitted(self, item: WorkItem) -> list[AuditEntry]:
+        return self._journal.entries([submitted_event(item, self.store.moment().wall / 1000)])
+
+    async def requeue(self, ids: Sequence[str], *, who: str, why: str) -> list[str]:
+        """Return jobs to the queue that are in quarantine or have failed, with fresh budgets. Returns their ids."""
+        wall, events = self.store.moment().wall / 1000, []
+        for job_id in ids:
+            item = await self.get(job_id)
+            if item is not None:
+                events.append(Requeued(**about_item(item, wall), reason=why, generation=item.generation + 1))
+        return await self.store.work.retry(ids, who=who, why=why, events=self._journal.entries(events))
+
+    async def get(self, job_id: str) -> WorkItem | None:
+        """The job with its state, counters and budget, if there is one."""
+        item = await self.store.work.get(job_id)
+        return item if item is not None and is_ingestion(item) else None
+
+    async def reschedule(self, job_id: str, delay_seconds: float) -> bool:
+        """
+        Put a job off that is due and waits. Spends no attempt.
+
+        False when it is running, has ended, or is due later.
+        """
+        item = await self.get(job_id)
+        if item is None:
+            return False
+        owner = f"reschedule#{new_id()}"
+        held = await self.store.work.claim(1, owner=owner, classes=(item.resource_class,), only={job_id})
+        due_at = self.store.moment().wall + int(checks.seconds("delay_seconds", delay_seconds, or_zero=True) * 1000)
+        back = [Settlement(one.id, owner, one.fence, Snooze(due_at, "rescheduled")) for one in held]
+        return bool(back) and all(await self.store.work.settle(back))
+
+    async def cancel(self, job_id: str, *, reason: str = "", who: str = "") -> bool:
+        """Cancel a job that waits or runs. False when there is none."""
+        return await self.get(job_id) is not None and await self.store.work.cancel(job_id, reason=reason, who=who)
+
+    async def list(self, source: str, *, limit: int = 100, after: str = "") -> list[WorkItem]:
+        """The open jobs of a source, the newest first, without payloads."""
+        if limit < 1:
+            raise ParameterError("limit", limit, "a whole number from 1")
+        return await self.store.work.find(classes=(class_of(source),), limit=limit, after=after)

@@ -1,0 +1,470 @@
+"""
+`IngestionOrchestrator`: claims the due jobs of sources, and runs each as one attempt.
+
+    due → claim → fetch a page → keep documents and cursor → settle
+
+How many jobs of a source may run is asked before the claim: the health of the source (see `source_health` in the core),
+its own limit, its connector's, and that of the whole orchestrator. So the jobs of a source that rests or cools are not
+touched, and spend nothing. Leases are renewed until a report is kept; those of a process that dies come back as
+crashes. Any number of orchestrators may share a store.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import Any, Protocol, Self
+
+from msgspec import Struct
+
+from reefknot.audit.journal import Journal, about_item
+from reefknot.clock import SteadyClock
+from reefknot.core.audit.event import Event, Quarantined, Requeued
+from reefknot.core.failure import Failure, FailureType
+from reefknot.core.overload.source_health import HealthRules, free_places, probe_begun, probe_released
+from reefknot.core.redaction import Redactor
+from reefknot.core.retry.book import Book
+from reefknot.core.retry.defaults import builtin_book
+from reefknot.core.retry.policy import RetryPolicy
+from reefknot.core.work import CRASH_LIMIT, Snooze, WorkItem, WorkState, is_suspect
+from reefknot.execution.isolation import AGAIN_S, RUNS_ALONE, Isolation
+from reefknot.execution.settling import Settling
+from reefknot.ingestion.attempt import IngestionContext, JobReport, JobRunner, SyncSummary
+from reefknot.ingestion.jobs import JobQueue, class_of
+from reefknot.ingestion.sources import IngestionSource, SourceRecords, request_sync, with_health
+from reefknot.ingestion.telemetry import TelemetryRecorder
+from reefknot.ports.audit_log import AuditEntry
+from reefknot.ports.clock import Clock
+from reefknot.ports.documents import DocumentSink
+from reefknot.ports.work_queue import Held, Settlement
+from reefknot.runtime.log import RepeatedErrors, error_text, logger, printable
+from reefknot.runtime.processes import process_mark
+from reefknot.runtime.seeds import new_id
+from reefknot.runtime.timeouts import STORE_S, Timeouts
+
+IDLE_S = 5.0
+"""How long an idle orchestrator waits before it looks around although nothing woke it."""
+PERIOD_S = 1.0
+"""How often telemetry is written and the records of sources are read while jobs run."""
+STORE_PAUSE_S = 1.0
+WATCH_AGAIN_S = 30.0
+"""How soon a source is watched again whose watch has ended."""
+
+
+class ConnectorPolicies(Protocol):
+    """The policies of connectors, as `RetryPolicyRegistry` has them."""
+
+    def get_policy(self, job_type: Any) -> "ResolvesPolicy": ...
+
+
+class ResolvesPolicy(Protocol):
+    """A connector's policy in its own words, which the engine's words can be asked of."""
+
+    def resolved(self, failure_type: FailureType = ...) -> RetryPolicy: ...
+
+
+class IngestionSettings(Struct, frozen=True):
+    """Limits of one orchestrator."""
+
+    max_concurrency: int = 4
+    connectors: Mapping[str, int] = {}
+    """The number of jobs at once, by connector; those that are not named have only the limit of all."""
+    health: HealthRules = HealthRules()
+    lease: float = 60.0
+    drain: float = 30.0
+    watch: bool = True
+    """Whether sources with `on_change` are watched here."""
+
+
+class _EndedJob(Struct, frozen=True):
+    """A job whose attempt is over."""
+
+    settlement: Settlement
+
+
+class IngestionOrchestrator:
+    """Runs the jobs of sources."""
+
+    def __init__(
+        self,
+        *,
+        job_queue: JobQueue,
+        sources: Iterable[IngestionSource],
+        documents: DocumentSink,
+        retry_policy_registry: ConnectorPolicies | None = None,
+        telemetry: TelemetryRecorder | None = None,
+        book: Book | None = None,
+        settings: IngestionSettings | None = None,
+        clock: Clock | None = None,
+        isolation: Isolation | None = None,
+        secrets: tuple[str, ...] = (),
+        seed: int | None = None,
+        name: str = "ingestion",
+    ) -> None:
+        """
+        Build an orchestrator over the store of `job_queue`; `start` runs it.
+
+        Policies come from the registry, if there is one, else from the book. The orchestrators and workers of one
+        process share one `isolation`.
+        """
+        store = job_queue.store
+        self.jobs = job_queue
+        self.sources = {one.name: one for one in sources}
+        self.settings = settings or IngestionSettings()
+        self.telemetry = telemetry or TelemetryRecorder(store.values)
+        self.records = SourceRecords(store)
+        self.name = name
+        self._owner = f"{name}#{new_id()}@{process_mark()}"
+        self._store = store
+        self._clock = SteadyClock(clock or store.clock)
+        self._timeouts = Timeouts()
+        self._journal = Journal(store.audit, redactor=Redactor(secrets))
+        self._errors = RepeatedErrors()
+        self._registry = retry_policy_registry
+        self._book = book or builtin_book()
+        self.runner = JobRunner(self._context(documents, seed))
+        self._reports = self._settling()
+        self.running: dict[str, asyncio.Task[None]] = {}
+        self.claimed: dict[str, Held] = {}
+        """Everything that was claimed and whose report is not kept yet."""
+        self._source_of: dict[str, str] = {}
+        """The source of every claimed job."""
+        self.paused = False
+        self.starting = 0
+        self.is_claiming = False
+        self._isolation = isolation or Isolation()
+        self._isolation.pools.append(self)
+        self._wake = asyncio.Event()
+        self._may_have_work = set(self.sources)
+        """Sources whose last claim brought all that it asked for, or that the store told of since."""
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def _context(self, documents: DocumentSink, seed: int | None) -> IngestionContext:
+        return IngestionContext(
+            self.jobs,
+            documents,
+            self.policy,
+            self.settings.health,
+            self.records,
+            self.telemetry,
+            self._journal,
+            self._clock,
+            self._timeouts,
+            seed,
+        )
+
+    def _settling(self) -> Settling[_EndedJob]:
+        return Settling(
+            self.name,
+            self._store.work,
+            clock=self._clock,
+            timeouts=self._timeouts,
+            lease=self.settings.lease,
+            settled=self._settled,
+        )
+
+    def policy(self, source: IngestionSource, failure: Failure) -> RetryPolicy:
+        """The policy for a failure of a source."""
+        if self._registry is not None:
+            return self._registry.get_policy(source.connector).resolved(failure.failure_type)
+        name = source.name if source.name in self._book.sources else None
+        return self._book.resolve(f"connector:{source.connector}", failure, source=name)
+
+    def reload(self, book: Book) -> None:
+        """Follow another book from the next failure on."""
+        self._book = book
+
+    # ---- life -------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Run jobs from now on, until `stop`."""
+        with self._timeouts.timeout(STORE_S):
+            await self.records.refresh()
+        loops = [(self._serve(), "claims"), (self._renew_leases(), "leases"), (self._look_around(), "records")]
+        if self.settings.watch:
+            watched = [one for one in self.sources.values() if one.on_change]
+            loops += [(self._watch(one), f"watch {one.name}") for one in watched]
+        create = asyncio.get_running_loop().create_task
+        self._tasks = [create(work, name=f"{self.name} {what}") for work, what in loops]
+
+    async def stop(self, drain: float | None = None) -> int:
+        """
+        Begin nothing more, let jobs end their pages for `drain` seconds, and give the rest back.
+
+        Returns how many jobs went back; that spends none of their attempts.
+        """
+        self.paused = self.runner.is_stopping = True
+        seconds = self.settings.drain if drain is None else drain
+        if self.running and seconds > 0:
+            await asyncio.wait(list(self.running.values()), timeout=seconds)
+        for task in (*self._tasks, *self.running.values()):
+            task.cancel()
+        await asyncio.gather(*self._tasks, *self.running.values(), return_exceptions=True)
+        await self._reports.finished()
+        held, back = list(self.claimed.values()), 0
+        if held:
+            back = sum(await self._reports.give_back(held))
+            self.claimed.clear()
+            self._source_of.clear()
+            for name in self.sources:
+                await self._release_probe(name)
+        await self._flush_telemetry()
+        return back
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    def wake(self) -> None:
+        """Look again for something to claim."""
+        self._wake.set()
+
+    def claims(self) -> list[Held]:
+        """Everything that was claimed and whose report is not kept yet."""
+        return list(self.claimed.values())
+
+    def on_page(self, hear: Callable[[IngestionSource, SyncSummary], None]) -> None:
+        """Call `hear` after every page of a sync."""
+        self.runner.page_kept = hear
+
+    async def request_sync(self, source: str, *, trigger: str, job_id: str = "", who: str = "") -> str | None:
+        """Ask for a sync of a source now; see `sources.request_sync`."""
+        job_id = job_id or f"{source}@{new_id()}"
+        connector = self.sources[source].connector
+        found = await request_sync(self.jobs, self.records, source, connector, job_id=job_id, trigger=trigger, who=who)
+        self.wake()
+        return found
+
+    # ---- claims -----------------------------------------------------------------------------------------------------
+
+    async def _serve(self) -> None:
+        """Claim and begin jobs for as long as the orchestrator runs."""
+        while True:
+            self._wake.clear()
+            try:
+                if not await self._claim_some():
+                    await self._rest()
+            except Exception as error:
+                self._errors.log(f"{self.name}: jobs cannot be claimed", error, self._clock.now())
+                await asyncio.sleep(STORE_PAUSE_S)
+
+    def _free(self, name: str) -> int:
+        """The number of jobs of a source that may begin now."""
+        source, settings = self.sources[name], self.settings
+        if self.paused:
+            return 0
+        free = settings.max_concurrency - len(self.claimed)
+        running = list(self._source_of.values())
+        limit = settings.connectors.get(source.connector)
+        if limit is not None:
+            free = min(free, limit - sum(1 for one in running if self.sources[one].connector == source.connector))
+        now = int(self._clock.wall() * 1000)
+        health = self.records.known(name).health
+        places = free_places(health, now, running=running.count(name), limit=source.max_concurrency)
+        return max(0, self._isolation.may_claim(self, min(free, places)))
+
+    async def _claim_some(self) -> int:
+        """Claim what is due and allowed, source by source. Returns how many jobs were claimed."""
+        running, got = list(self._source_of.values()), 0
+        for name in sorted(self._may_have_work, key=running.count):  # the idle ones first
+            free = self._free(name)
+            if free > 0:
+                claimed = await self._claim(name, free)
+                got += claimed
+                if claimed < free:
+                    self._may_have_work.discard(name)
+        return got
+
+    async def _claim(self, name: str, free: int) -> int:
+        self.is_claiming = True
+        claim = asyncio.get_running_loop().create_task(self._claim_from(name, free))
+        try:
+            items = await asyncio.shield(claim)
+        except asyncio.CancelledError:
+            (found,) = await asyncio.gather(claim, return_exceptions=True)
+            if not isinstance(found, BaseException) and found:  # without an answer the leases run out
+                await self._reports.give_back([Held(one.id, one.owner, one.fence) for one in found])
+            raise
+        finally:
+            self.is_claiming = False
+            self._isolation.ended(self)
+        if not items:
+            return 0
+        if not is_suspect(items[0]):
+            self._isolation.no_suspect(self)
+        elif not self._isolation.begin(self, self._clock.now()):
+            await self._put_off(items[0])
+            return 0
+        else:
+            text = "%s: %s runs alone, since the process that ran it died (%d of %d times; then it is quarantined)"
+            shown = printable(items[0].id, most=200)
+            logger().warning(text, self.name, shown, items[0].crashes, CRASH_LIMIT)
+        await self._begin_probe(name)
+        for item in items:
+            self._begin(item, self.sources[name])
+        return len(items)
+
+    async def _claim_from(self, name: str, free: int) -> list[WorkItem]:
+        with self._timeouts.timeout(STORE_S):
+            return await self._store.work.claim(
+                free,
+                owner=self._owner,
+                classes=(class_of(name),),
+                lease=self.settings.lease,
+                isolate=True,
+                crash_events=self._crash_events,
+            )
+
+    async def _put_off(self, item: WorkItem) -> None:
+        """Give a suspect back until it can run alone."""
+        due_at = int((self._clock.wall() + AGAIN_S) * 1000)
+        with self._timeouts.timeout(STORE_S):
+            await self._store.work.settle([Settlement(item.id, item.owner, item.fence, Snooze(due_at, RUNS_ALONE))])
+
+    def _crash_events(self, item: WorkItem) -> Iterable[AuditEntry]:
+        """The events of a job whose orchestrator vanished. Called where the store runs, perhaps in another thread."""
+        about = about_item(item, self._clock.wall())
+        event: Event = Requeued(**about, reason="its orchestrator vanished", generation=item.generation)
+        if item.state is WorkState.QUARANTINED:
+            inputs = {"crashes": item.crashes, "limit": CRASH_LIMIT, "attempts": item.attempts}
+            event = Quarantined(**about, reason=item.reason, inputs=inputs)
+        return self._journal.entries([event])
+
+    async def _rest(self) -> None:
+        """Wait until a job ends, a source may be claimed from again, or the store has something new."""
+        now = int(self._clock.wall() * 1000)
+        classes, pause = [], IDLE_S
+        for name in self.sources:
+            if self._free(name) > 0:
+                classes.append(class_of(name))
+            opens_at = self.records.known(name).health.opens_at(now)
+            if opens_at is not None:
+                pause = min(pause, max(0.001, (opens_at - now) / 1000))
+        woken: asyncio.Task[Any] = asyncio.ensure_future(self._wake.wait())
+        waits: list[asyncio.Task[Any]] = [woken]
+        if classes:
+            waits.append(asyncio.ensure_future(self._store.work.wait(pause, classes=classes)))
+        try:
+            done, _ = await asyncio.wait(waits, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for one in waits:
+                one.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+        told = any(one.result() for one in done if one is not woken)
+        if told or (classes and not done):
+            await self._look_at_store()
+
+    async def _look_at_store(self) -> None:
+        """Find the sources that have open jobs, and hear what other processes did to sources meanwhile."""
+        with self._timeouts.timeout(STORE_S):
+            await self.records.refresh()
+            with_work = await self._store.work.open_classes()
+        self._may_have_work.update(name for name in self.sources if class_of(name) in with_work)
+
+    async def _begin_probe(self, name: str) -> None:
+        now = int(self._clock.wall() * 1000)
+        with self._timeouts.timeout(STORE_S):
+            await self.records.change(name, with_health(lambda health: probe_begun(health, now)))
+
+    async def _release_probe(self, name: str) -> None:
+        with suppress(Exception):  # a probe that is never released is lost after a while
+            async with asyncio.timeout(STORE_S):
+                await self.records.change(name, with_health(probe_released))
+
+    # ---- attempts ---------------------------------------------------------------------------------------------------
+
+    def _begin(self, item: WorkItem, source: IngestionSource) -> None:
+        self.claimed[item.id] = Held(item.id, item.owner, item.fence)
+        self._source_of[item.id] = source.name
+        task = asyncio.get_running_loop().create_task(self._run(item, source), name=f"job {item.id}")
+        self.running[item.id] = task
+        task.add_done_callback(lambda _: self.running.pop(item.id, None))
+
+    async def _run(self, item: WorkItem, source: IngestionSource) -> None:
+        """Make one attempt of a claimed job, and report it."""
+        try:
+            report = await self.runner.attempt(item, source)
+        except Exception as error:  # a defect of ours: the job waits, and the orchestrator goes on
+            logger().error("%s: attempting %s failed inside (%s)", self.name, item.id, error_text(error))
+            due_at = int((self._clock.wall() + IDLE_S) * 1000)
+            report = JobReport(Snooze(due_at, f"the orchestrator failed: {error_text(error)}"))
+        entries = tuple(self._journal.entries(report.events)) if report.events else ()
+        settlement = Settlement(item.id, item.owner, item.fence, report.settled, entries)
+        self._reports.report(_EndedJob(settlement))
+
+    def _settled(self, ended: _EndedJob, kept: bool) -> None:
+        self._forget(ended.settlement.id, ended.settlement.fence)
+
+    def _forget(self, job_id: str, fence: int) -> None:
+        held = self.claimed.get(job_id)
+        if held is not None and held.fence == fence:
+            del self.claimed[job_id], self._source_of[job_id]
+        self._isolation.ended(self)
+        self._wake.set()
+
+    # ---- periodic ---------------------------------------------------------------------------------------------------
+
+    async def _renew_leases(self) -> None:
+        while True:
+            await asyncio.sleep(self.settings.lease / 3)
+            held = list(self.claimed.values())
+            if not held:
+                continue
+            try:
+                with self._timeouts.timeout(STORE_S):
+                    kept = await self._store.work.renew(held, lease=self.settings.lease)
+            except Exception as error:
+                self._errors.log(f"{self.name}: leases could not be renewed", error, self._clock.now())
+                continue
+            for one, ours in zip(held, kept, strict=True):
+                task = self.running.get(one.id)
+                if not ours and task is not None:  # cancelled by a person, or somebody else has it by now
+                    task.cancel()
+                    await asyncio.wait([task], timeout=STORE_S)
+                    self._forget(one.id, one.fence)
+
+    async def _look_around(self) -> None:
+        """Read the records of sources, which other processes change too, and write telemetry."""
+        while True:
+            await asyncio.sleep(PERIOD_S if self.claimed else IDLE_S)
+            before = [self.records.known(name) for name in self.sources]
+            try:
+                with self._timeouts.timeout(STORE_S):
+                    await self.records.refresh()
+            except Exception as error:
+                self._errors.log(f"{self.name}: the records of sources cannot be read", error, self._clock.now())
+                continue
+            if before != [self.records.known(name) for name in self.sources]:
+                self._wake.set()
+            await self._flush_telemetry()
+
+    async def _flush_telemetry(self) -> None:
+        try:
+            with self._timeouts.timeout(STORE_S):
+                await self.telemetry.flush()
+        except Exception as error:
+            self._errors.log(f"{self.name}: telemetry could not be written", error, self._clock.now())
+
+    async def _watch(self, source: IngestionSource) -> None:
+        """Ask for a sync whenever the source tells of changes. A watch that fails is begun again."""
+        while True:
+            connector = None
+            try:
+                connector = source.open()
+                watch = getattr(connector, "watch", None)
+                if watch is None:
+                    text = "source %s: the connector %s cannot watch; on_change has no effect"
+                    logger().warning(text, source.name, source.connector)
+                    return
+                async for _ in watch():
+                    await self.request_sync(source.name, trigger="change")
+            except Exception as error:
+                self._errors.log(f"source {source.name} cannot be watched", error, self._clock.now())
+            finally:
+                if connector is not None:
+                    with suppress(Exception):
+                        async with asyncio.timeout(STORE_S):
+                            await connector.close()
+            await asyncio.sleep(WATCH_AGAIN_S)

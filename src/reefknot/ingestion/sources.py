@@ -1,0 +1,197 @@
+"""
+Sources: what a source is to the orchestrator, its record in the store, and the request for a sync.
+
+The record of a source (`source:<name>` among the store's values) holds its health and the id of its latest sync. All
+processes share it: each change names the version it was made from, and is decided anew when another process was faster.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct, structs
+
+from reefknot.audit.journal import envelope
+from reefknot.core.audit.event import BreakerEvent, FailureRecord
+from reefknot.core.failure import FailureType
+from reefknot.core.overload.source_health import SourceHealth
+from reefknot.core.work import WorkItem, WorkState, is_over
+from reefknot.errors import StoreUnavailableError
+from reefknot.ingestion.jobs import IngestionJob, JobQueue
+from reefknot.ports.audit_log import AuditEntry
+from reefknot.ports.connector import Connector
+from reefknot.ports.store import Store
+
+PREFIX = "source:"
+MOST_TRIES = 50
+"""Changes of one record in a row that other processes may be faster with."""
+
+
+class IngestionSource(Struct, frozen=True):
+    """A source: its connector, and the limits of its jobs."""
+
+    name: str
+    connector: str
+    open: Callable[[], Connector]
+    """Makes a connector for one job, which closes it."""
+    max_concurrency: int = 2
+    page_size: int = 100
+    page_timeout: float = 120.0
+    """Seconds for one page."""
+    on_change: bool = False
+    """Whether to sync when the connector tells of changes."""
+
+
+class SourceRecord(Struct, frozen=True, omit_defaults=True):
+    """The stored state of a source."""
+
+    health: SourceHealth = SourceHealth()
+    sync_job: str = ""
+    """The id of the latest sync."""
+    paused_by: str = ""
+    paused_because: str = ""
+
+
+_records = msgspec.json.Decoder(SourceRecord)
+
+Change = Callable[[SourceRecord], SourceRecord]
+
+
+class SourceRecords:
+    """The records of all sources: read from the store, changed by compare-and-set."""
+
+    def __init__(self, store: Store) -> None:
+        self._values = store.values
+        self._known: dict[str, tuple[SourceRecord, int]] = {}
+
+    def known(self, name: str) -> SourceRecord:
+        """The record as this process last saw it."""
+        return self._known.get(name, (SourceRecord(), 0))[0]
+
+    async def refresh(self) -> None:
+        """Read all records, so that changes by other processes are seen."""
+        values = await self._values.list(PREFIX)
+        self._known = {one.name.removeprefix(PREFIX): (_read(one.body), one.version) for one in values}
+
+    async def read(self, name: str) -> SourceRecord:
+        value = await self._values.get(PREFIX + name)
+        if value is None:
+            self._known.pop(name, None)
+            return SourceRecord()
+        self._known[name] = _read(value.body), value.version
+        return self._known[name][0]
+
+    async def change(self, name: str, change: Change, *, events: Sequence[AuditEntry] = ()) -> SourceRecord:
+        """Apply a change to the record; a process that was faster is taken into account. Returns the new record."""
+        for _ in range(MOST_TRIES):
+            record, version = self._known.get(name, (SourceRecord(), 0))
+            changed = change(record)
+            if changed == record and not events:
+                return record
+            body = msgspec.json.encode(changed).decode()
+            stored = await self._values.put(PREFIX + name, body, version=version, events=events)
+            if stored is not None:
+                self._known[name] = changed, stored.version
+                return changed
+            await self.read(name)
+        raise StoreUnavailableError(PREFIX + name, "other processes change it all the time", "try again")
+
+
+def _read(body: str) -> SourceRecord:
+    try:
+        return _records.decode(body)
+    except msgspec.DecodeError:  # of another version of the program
+        return SourceRecord()
+
+
+def with_health(change: Callable[[SourceHealth], SourceHealth]) -> Change:
+    """A change of the health alone."""
+    return lambda record: structs.replace(record, health=change(record.health))
+
+
+def condition_event(name: str, record: SourceRecord, now: int) -> BreakerEvent:
+    """The event of a source whose condition changed; `wait_seconds` is the time until its jobs may begin again."""
+    opens_at = record.health.opens_at(now)
+    wait = None if opens_at is None else (opens_at - now) / 1000
+    return BreakerEvent(
+        **envelope(wall=now / 1000), name=f"source:{name}", state=record.health.condition(now).value, wait_seconds=wait
+    )
+
+
+# ---- syncs -----------------------------------------------------------------------------------------------------------
+
+
+def failure_type_of(item: WorkItem) -> FailureType | None:
+    """The type of the last failure of a job, if it had one."""
+    if item.failure is None:
+        return None
+    return msgspec.json.decode(item.failure, type=FailureRecord).failure().failure_type
+
+
+def waits_for_a_person(item: WorkItem | None) -> bool:
+    """Whether the latest sync of a source failed for good: a schedule that repeats it would only repeat the failure."""
+    return item is not None and item.state is WorkState.QUARANTINED and failure_type_of(item) is FailureType.PERMANENT
+
+
+async def request_sync(
+    jobs: JobQueue,
+    records: SourceRecords,
+    source: str,
+    connector: str,
+    *,
+    job_id: str,
+    trigger: str,
+    who: str = "",
+    events: Sequence[AuditEntry] = (),
+) -> str | None:
+    """
+    Ask for a sync of a source. Returns the id of the job that does it; None when only a person can help.
+
+    A sync that is waiting or running already is that job: a source is not fetched twice at once. A person's own request
+    does not wait for the retry of an earlier sync, but replaces it. A sync in quarantine is requeued, with a fresh
+    budget; one that failed for good only by a person.
+    """
+    by_person = trigger == "manual"
+    record = await records.read(source)
+    latest = await jobs.get(record.sync_job) if record.sync_job else None
+    if latest is not None and latest.id == job_id:
+        return job_id
+    if latest is not None and not is_over(latest):
+        if latest.state is WorkState.RUNNING or not by_person or latest.due_at <= jobs.store.moment().wall:
+            return latest.id
+        await jobs.cancel(latest.id, reason=f"replaced by {job_id}", who=who)
+    elif latest is not None and latest.state is WorkState.QUARANTINED:
+        if waits_for_a_person(latest) and not by_person:
+            return None
+        await jobs.requeue([latest.id], who=who or trigger, why=f"a sync was asked for: {trigger}")
+        return latest.id
+    changed = await records.change(source, lambda one: structs.replace(one, sync_job=job_id))
+    await jobs.enqueue(IngestionJob(job_id, connector, source, trigger=trigger), events=events)
+    return changed.sync_job
+
+
+class SourceStatus(Struct, frozen=True):
+    """A source as people see it."""
+
+    name: str
+    record: SourceRecord
+    sync: WorkItem | None
+    """The latest sync."""
+    open_jobs: int
+    quarantined: int
+
+
+async def statuses(store: Store, names: Collection[str]) -> list[SourceStatus]:
+    """The status of these sources."""
+    records, jobs = SourceRecords(store), JobQueue(store)
+    await records.refresh()
+    counts: Mapping[str, Mapping[Any, int]] = (await store.work.snapshot()).counts
+    quarantined = (await store.quarantine.stats()).by_source
+    found = []
+    for name in names:
+        record = records.known(name)
+        counted = counts.get(f"ingest.{name}", {})
+        number = sum(counted.get(state, 0) for state in (WorkState.PENDING, WorkState.RUNNING))
+        sync = await jobs.get(record.sync_job) if record.sync_job else None
+        found.append(SourceStatus(name, record, sync, number, quarantined.get(name, 0)))
+    return found

@@ -1,0 +1,253 @@
+"""
+SQLite files of reefknot: how they are made and opened, who waits for whom, and SQLite's errors as reefknot's.
+
+WAL with `synchronous=FULL`: what was acknowledged survives a power cut. A connection belongs to one thread and is never
+used across a fork. Local disks only: WAL needs shared memory.
+"""
+
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import apsw
+
+from reefknot.errors import (
+    ReefknotError,
+    StoreCorruptError,
+    StoreError,
+    StoreFullError,
+    StoreLockedError,
+    StorePermissionError,
+    StoreReplacedError,
+    StoreUnavailableError,
+    StoreVersionError,
+)
+from reefknot.runtime.files import make_store_private
+
+T = TypeVar("T")
+
+Opener = Callable[[str, int], apsw.Connection]
+"""Makes a connection from (path, flags). Fault tests put a recording or failing VFS in here."""
+
+LARGEST_IDLE_LOG = 16 << 20
+"""Bytes that the log keeps when it begins anew. While a reader holds an old snapshot it may grow beyond."""
+_TAKEN = (apsw.BusyError, apsw.LockedError, apsw.ProtocolError)
+"""Others have the file. Protocol: SQLite lost a race too often."""
+_READ_WRITE = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
+
+
+def plain_opener(path: str, flags: int) -> apsw.Connection:
+    """A connection through SQLite's own VFS."""
+    return apsw.Connection(path, flags=flags)
+
+
+def open_connection(
+    path: str, *, patience: float, opener: Opener = plain_opener, synchronous: str = "FULL", create: bool = True
+) -> apsw.Connection:
+    """A connection with the store's settings. With `create`, the file and its folder are made when they are missing."""
+    return patiently(lambda: _opened(path, patience, opener, synchronous, create=create), path, patience)
+
+
+def patiently(attempt: Callable[[], T], path: str, patience: float) -> T:
+    """
+    The result of `attempt`, which is tried again for `patience` seconds while others have the file.
+
+    While several connections make, recover or leave one file, SQLite may report that it is busy without asking the busy
+    handler.
+    """
+    until = time.monotonic() + patience
+    while True:
+        try:
+            return attempt()
+        except _TAKEN as error:
+            if time.monotonic() > until:
+                raise translated(error, path) from error
+            _pause()
+        except (apsw.Error, OSError) as error:
+            raise translated(error, path) from error
+
+
+def _opened(path: str, patience: float, opener: Opener, synchronous: str, *, create: bool) -> apsw.Connection:
+    if create:
+        _make_file(path)
+    connection = opener(path, _READ_WRITE if create else apsw.SQLITE_OPEN_READWRITE)
+    try:
+        connection.set_busy_handler(busy_handler(patience))
+        _enable_wal(connection, path)
+        connection.execute(f"PRAGMA synchronous = {synchronous}")
+        connection.execute(f"PRAGMA journal_size_limit = {LARGEST_IDLE_LOG}")
+        connection.execute("PRAGMA foreign_keys = ON; PRAGMA temp_store = MEMORY; PRAGMA cache_size = -24000")
+    except BaseException:
+        close_connection(connection)  # left open, it would share the log of a file that is put in the place of this one
+        raise
+    return connection
+
+
+def empty_log(connection: apsw.Connection) -> None:
+    """
+    Move what is in the log into the file, so that the log begins anew.
+
+    After an fsync that failed, the system may show pages of the log that the disk never got. Whoever opens the file
+    next would count them as written and append to them, and a power cut would take all that was appended.
+    """
+    connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+
+
+def close_connection(connection: apsw.Connection) -> None:
+    """Close. What the disk refuses now is done by the next one to open the file: all acknowledged rows are in it."""
+    with suppress(apsw.Error):
+        connection.close()
+
+
+def _enable_wal(connection: apsw.Connection, path: str) -> None:
+    """Turn WAL on and check that it is: where that fails, SQLite silently goes on in a mode that is less durable."""
+    mode = connection.execute("PRAGMA journal_mode = WAL").get
+    if mode != "wal":
+        raise StoreUnavailableError(
+            f"sqlite:{path}",
+            f"its write-ahead log cannot be turned on (the journal stays {mode!r})",
+            "make room on the disk, use a local one, and open the store again",
+        )
+
+
+def _make_file(path: str) -> None:
+    """Create the file for this user alone, or make it so: others must not read payloads and results."""
+    file = Path(path)
+    left = [name for name in (f"{path}-wal", f"{path}-shm") if os.path.exists(name)]  # made after the file, always
+    if file.exists():
+        make_store_private(path)
+    elif left:
+        raise StoreReplacedError(
+            f"sqlite:{path}",
+            f"the file was deleted or moved, but {' and '.join(left)} remain, and a process may have it open",
+            "put the file back; or stop what runs on it and remove the rest, to begin a new store",
+        )
+    else:
+        made = [folder for folder in file.parents if not folder.exists()]
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        for folder in made:
+            _sync_folder(folder.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the entry of a new folder durable. SQLite does the same for its files' own folder."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    except OSError:
+        return  # not every file system can; SQLite does not insist on it either
+    finally:
+        os.close(opened)
+
+
+def busy_handler(patience: float) -> Callable[[int], bool]:
+    """Waits for other processes in pauses of `_pause`, for `patience` seconds in all."""
+    began = 0.0
+
+    def wait(earlier: int) -> bool:
+        nonlocal began
+        now = time.monotonic()
+        if earlier == 0:
+            began = now
+        if now - began > patience:
+            return False
+        _pause()
+        return True
+
+    return wait
+
+
+def _pause() -> None:
+    """Sleep up to 1 ms, at random. With SQLite's own pauses, which grow to 100 ms, some processes starve."""
+    time.sleep(random.uniform(0.0002, 0.001))
+
+
+@contextmanager
+def immediate(connection: apsw.Connection) -> Iterator[None]:
+    """A transaction that begins with the write lock, is committed at the end of the scope, and undone by an error."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        # An error of the disk has ended the transaction already, and is the one to report.
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")
+
+
+# One statement sees one snapshot: another process may be creating the tables right now.
+_IDENTITY = (
+    "SELECT (SELECT user_version FROM pragma_user_version), (SELECT application_id FROM pragma_application_id), "
+    "(SELECT count(*) FROM sqlite_schema)"
+)
+
+
+def checked_version(connection: apsw.Connection, path: str, *, application_id: int, newest: int) -> int:
+    """The file's version. `StoreVersionError` when it is above `newest`, or the file is another program's."""
+    store = f"sqlite:{path}"
+    rows: Any = connection.execute(_IDENTITY)
+    found, marked, tables = rows.fetchone()
+    if marked != application_id and (found or tables):
+        raise StoreVersionError(store, "it is a database of another program", "name another file")
+    if found > newest:
+        raise StoreVersionError(
+            store,
+            f"it has version {found}, this program knows up to {newest}",
+            "use a newer reefknot, or another file",
+        )
+    return int(found)
+
+
+def translated(error: BaseException, path: str) -> ReefknotError:
+    """The error as one of reefknot's, with what to do about it."""
+    store = f"sqlite:{path}"
+    unavailable = partial(StoreUnavailableError, store)
+    match error:
+        case ReefknotError():
+            return error
+        case apsw.FullError():
+            way_out = "make room, then try again; nothing of this write was kept"
+            return StoreFullError(store, "the disk is full", way_out)
+        case apsw.CorruptError() | apsw.NotADBError() | UnicodeDecodeError():
+            problem = f"the file is damaged or no database ({error})"
+            return StoreCorruptError(store, problem, "restore a backup, or move the file away")
+        case apsw.BusyError() | apsw.LockedError() | apsw.ProtocolError():
+            problem = "another process kept it locked for too long"
+            return StoreLockedError(store, problem, "try again, or stop the other process")
+        case apsw.ReadOnlyError() | apsw.PermissionsError() | PermissionError():
+            return StorePermissionError(store, "it may not be written", _GRANT)
+        case apsw.CantOpenError() if _is_forbidden(path):
+            return StorePermissionError(store, "it may not be opened: permission denied", _GRANT)
+        case apsw.CantOpenError() | OSError():
+            way_out = "check that the folder exists and that this user may write there"
+            return unavailable(f"it cannot be opened ({error})", way_out)
+        case apsw.IOError():
+            problem = f"the disk reported an error ({error}); whether the last write was kept is not known"
+            return unavailable(problem, "check the disk, then open the store again")
+        case _:
+            return StoreError(store, f"{type(error).__name__}: {error}", "this is a defect; please report it")
+
+
+_GRANT = "give this user the right to write the file and its folder"
+
+
+def _is_forbidden(path: str) -> bool:
+    """Whether this user may not use the file, or the nearest folder above it that exists. SQLite does not say why."""
+    file = Path(path)
+    if os.path.exists(file) and not os.access(file, os.R_OK | os.W_OK):
+        return True
+    folder = next((one for one in file.absolute().parents if one.is_dir()), None)
+    return folder is not None and not os.access(folder, os.W_OK | os.X_OK)
+
+
+def is_fatal(error: BaseException) -> bool:
+    """Whether nothing more may be written through this connection. A failed fsync must not be tried again."""
+    fatal = apsw.IOError | apsw.CorruptError | apsw.NotADBError | StoreVersionError | StoreReplacedError
+    return isinstance(error, fatal)

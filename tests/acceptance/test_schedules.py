@@ -1,0 +1,154 @@
+"""Schedules as a user meets them: written in the configuration, followed by `up`, looked at and changed by commands."""
+
+from __future__ import annotations
+
+import json
+import signal
+from typing import Any
+
+import pytest
+
+from tests.acceptance.folder import Folder, until
+
+TICK = """
+schedules:
+  tick:
+    every: 1s
+    assignment: {job: {type: own.nap, payload: {name: tick, seconds: 0}}}
+"""
+NIGHTLY = """
+schedules:
+  nightly:
+    cron: "0 3 * * *"
+    time_zone: Europe/Berlin
+    assignment: {job: {type: own.nap, payload: {name: nightly, seconds: 0}}, tenant_id: acme}
+  by-hand:
+    assignment: {job: {type: own.nap, payload: {name: by-hand, seconds: 0}}}
+sources:
+  notes: {connector: local_files, path: notes, every: 15m}
+"""
+
+
+def configure(folder: Folder, text: str) -> None:
+    file = folder.path / "reefknot.yaml"
+    file.write_text(file.read_text() + text)
+
+
+def jobs(folder: Folder) -> dict[str, str]:
+    """The state of each job by its id."""
+    return {one["id"]: one["state"] for one in folder.json("job", "list", "--limit", "1000")["jobs"]}
+
+
+def schedule(folder: Folder, name: str) -> dict[str, Any]:
+    (found,) = [one for one in folder.json("schedule", "list")["schedules"] if one["name"] == name]
+    return dict(found)
+
+
+def actions(folder: Folder) -> list[dict[str, Any]]:
+    done = folder("audit", "export", "-", "--type", "operator_action")
+    return [json.loads(line)["event"] for line in done.out.splitlines()]
+
+
+def ran_once_each(folder: Folder) -> bool:
+    """Whether all jobs have succeeded, with one execution each; one that was submitted just now has not yet."""
+    states = list(jobs(folder).values())
+    return set(states) == {"succeeded"} and folder.begun().count("tick") == len(states)
+
+
+def test_two_systems_over_one_store_run_each_due_time_once_and_a_pause_holds_for_both(folder: Folder) -> None:
+    configure(folder, TICK)
+    systems = [folder.up(), folder.up()]
+    until(lambda: sum(state == "succeeded" for state in jobs(folder).values()) >= 4)
+    done = folder("schedule", "pause", "tick", "--because", "the stock is counted", "--as", "ann")
+    assert (done.code, done.out) == (0, "tick paused\n")
+    found = schedule(folder, "tick")
+    assert (found["paused_by"], found["why"], found["next_due"]) == ("ann", "the stock is counted", None)
+    assert "paused by ann: the stock is counted" in folder("schedule", "list").out
+    until(lambda: ran_once_each(folder))
+    names = sorted(jobs(folder))
+    assert all(name.startswith("tick@20") and name.endswith("Z") for name in names)
+
+    assert folder("schedule", "resume", "tick").out.startswith("tick resumed; next due: 20")
+    until(lambda: len(jobs(folder)) > len(names))
+    for process in systems:
+        process.send_signal(signal.SIGTERM)
+    for process in systems:
+        assert folder.ends(process)[0] == 143
+    assert folder.begun().count("tick") == sum(state == "succeeded" for state in jobs(folder).values())
+    assert folder("audit", "verify").code == 0
+
+
+def test_operators_list_run_pause_and_resume_and_all_of_it_is_audited(folder: Folder) -> None:
+    configure(folder, NIGHTLY)
+    folder.nap("first", 0)  # the store is made by a submission
+    listed = folder.json("schedule", "list")["schedules"]
+    assert [(one["name"], one["kind"], one["timetable"]) for one in listed] == [
+        ("nightly", "schedule", "0 3 * * * (At 03:00 every day, Europe/Berlin)"),
+        ("by-hand", "schedule", "by hand"),
+        ("notes", "source", "every 15m"),
+    ]
+    assert listed[0]["next_due"].endswith(("T01:00:00Z", "T02:00:00Z"))
+    assert (listed[1]["next_due"], listed[1]["last_due"], listed[1]["last_outcome"]) == (None, None, None)
+
+    for name in ("nightly", "by-hand"):
+        done = folder("schedule", "run", name, "--as", "ann")
+        assert done.code == 0
+        assert done.out.startswith(f"{name}@20")
+        found = schedule(folder, name)
+        assert (f"{name}@{found['last_due']}\n", found["last_outcome"]) == (done.out, "pending")
+    folder("schedule", "pause", "nightly", "--because", "a reason", "--as", "ann")
+    assert folder("schedule", "pause", "nightly", "--because", "again").out == "nightly is paused already\n"
+    assert folder("schedule", "resume", "nightly", "--dry-run").out == "nightly would be resumed\n"
+    folder("schedule", "resume", "nightly", "--as", "bob")
+    assert folder("schedule", "resume", "nightly").out == "nightly is not paused\n"
+    folder("schedule", "pause", "notes", "--because", "moved", "--as", "ann")
+
+    told = [(one["action"], one["subject"], one["actor"]) for one in actions(folder)]
+    assert told == [
+        ("schedule.run", "nightly", "ann"),
+        ("schedule.run", "by-hand", "ann"),
+        ("schedule.pause", "nightly", "ann"),
+        ("schedule.resume", "nightly", "bob"),
+        ("schedule.pause", "notes", "ann"),
+    ]
+    assert actions(folder)[2]["details"] == {"reason": "a reason"}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("run", "nigtly"), "'nigtly' is unknown; accepted: nightly, by-hand, notes; did you mean 'nightly'?"),
+        (("run", "notes"), "notes is a source; run it with: reefknot source run notes"),
+        (("pause", "nightly", "--because", " "), "--because: give the reason"),
+        (("pause", "nightly"), "--because"),
+        (("resume", "x"), "'x' is unknown; accepted: nightly, by-hand, notes"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_what_can(folder: Folder, words: tuple[str, ...], message: str) -> None:
+    configure(folder, NIGHTLY)
+    folder.nap("first", 0)
+    done = folder("schedule", *words)
+    assert done.code == 2
+    assert message in done.err
+    assert actions(folder) == []
+
+
+def test_without_a_schedule_the_list_says_where_to_write_one(folder: Folder) -> None:
+    folder.nap("first", 0)
+    done = folder("schedule", "list")
+    assert (done.code, done.err) == (0, "no schedule is configured; add one under `schedules:` in reefknot.yaml\n")
+
+
+def test_a_run_of_a_file_follows_no_schedule(folder: Folder) -> None:
+    configure(folder, TICK)
+    (folder.path / "one.jsonl").write_text('{"job": {"type": "own.nap", "payload": {"seconds": 1.2, "name": "one"}}}')
+    assert folder.ends(folder.start("run", "one.jsonl", "--module", "naps"))[0] == 0
+    assert folder.begun() == ["one"]
+
+
+def test_mistakes_in_schedules_are_told_with_their_places(folder: Folder) -> None:
+    configure(folder, "schedules:\n  x:\n    cron: 0 0 30 2 *\n    assignment:\n      job: {tipe: own.nap}\n")
+    done = folder("config", "check")
+    assert done.code == 78
+    assert "schedules.x.cron: '0 0 30 2 *' is not accepted; accepted: five fields" in done.err
+    assert "schedules.x.assignment.job.tipe: unknown field; accepted: type" in done.err

@@ -1,0 +1,26 @@
+"""The store of documents on SQLite keeps its contract, with its thread and without."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from reefknot.engines.clocks import VirtualClock
+from reefknot.engines.documents import SqliteDocuments
+from reefknot.ports.documents import DocumentStore
+from reefknot.testing.conformance import DocumentHarness, DocumentsContract
+
+
+class TestSqliteDocuments(DocumentsContract):
+    @pytest.fixture(params=[False, True], ids=["thread", "inline"])
+    def documents(self, tmp_path: Path, request: pytest.FixtureRequest) -> DocumentHarness:
+        @asynccontextmanager
+        async def opened(clock: VirtualClock) -> AsyncIterator[DocumentStore]:
+            store = await SqliteDocuments(tmp_path / "documents.db", clock, inline=request.param).start()
+            try:
+                yield store
+            finally:
+                await store.close()
+
+        return DocumentHarness(opened)

@@ -1,0 +1,66 @@
+"""kill -9 of an orchestrator at every call to its source and its stores, and what the next one makes of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.faults.carrying_out import Life, Plan, carried_out
+from tests.faults.ingestion_child import BAD, PAGES, PER_PAGE
+from tests.faults.points import spread
+
+ITEMS = sorted({*(f"item-{n}" for n in range(PAGES * PER_PAGE)), "own"} - {BAD})
+KILLED = -9
+
+
+def lived(folder: Path, plans: list[Plan]) -> list[Life]:
+    return carried_out(folder, plans, program="tests.faults.ingestion_child")
+
+
+def plan(at: int | None, when: str = "before", flaw: str = "") -> Plan:
+    return {"at": at, "when": when, "flaw": flaw}
+
+
+def told(life: Life, which: str, word: str) -> Any:
+    return next((words[1] for words in life[which] if words[0] == word), None)
+
+
+def judge(life: Life) -> list[str]:
+    """Every promise that was broken."""
+    left, found = told(life, "left", "left"), told(life, "second", "found")
+    if left is None or found is None:
+        return [f"a process failed: {life}"]
+    wrong = []
+    passed = {f"item-{n}" for n in range(int(left["cursor"] or "0") * PER_PAGE)} - {BAD}
+    if not passed <= set(left["documents"]):
+        wrong.append(
+            f"the cursor {left['cursor']} is ahead of its documents: {sorted(passed - set(left['documents']))}"
+        )
+    if found["documents"] != ITEMS:
+        wrong.append(f"documents lost or twice: {found['documents']}")
+    if found["states"] != {"sync": "succeeded", "bad": "quarantined", "fine": "succeeded"}:
+        wrong.append(f"ended as {found['states']}")
+    if [one.partition("@")[0] for one in found["quarantined"]] != ["bad", f"numbers/{BAD}"]:
+        wrong.append(f"quarantined are {found['quarantined']}")
+    if found["attempts"] != {"sync": 1, "bad": 1, "fine": 1}:
+        wrong.append(f"a death spent attempts: {found['attempts']}")
+    return [f"{life['plan']}: {one}" for one in wrong]
+
+
+def test_a_killed_orchestrator_loses_nothing_and_keeps_nothing_twice(tmp_path: Path) -> None:
+    (whole,) = lived(tmp_path, [plan(None)])
+    assert judge(whole) == []
+    calls = len(told(whole, "first", "calls"))
+    assert calls > 15
+    points = [(at, when) for at in range(1, calls + 1) for when in ("before", "after")]
+    lives = lived(tmp_path, [plan(at, when) for at, when in spread(points, 14)])
+    assert [one for life in lives for one in judge(life)] == []
+    died = [life for life in lives if life["first_ended"] == KILLED]
+    assert len(died) >= len(lives) - 2, "the last calls depend on timing; all others must have been reached"
+
+
+def test_a_cursor_that_moves_before_its_documents_is_caught(tmp_path: Path) -> None:
+    (whole,) = lived(tmp_path, [plan(None, flaw="cursor first")])
+    at_puts = [at for at, name in enumerate(told(whole, "first", "calls"), 1) if name == "put"]
+    lives = lived(tmp_path, [plan(at, flaw="cursor first") for at in at_puts[:2]])
+    assert any("ahead of its documents" in one for life in lives for one in judge(life))

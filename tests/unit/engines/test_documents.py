@@ -1,0 +1,299 @@
+"""The store of documents beyond its contract: its file, its locks, its errors, its bounds."""
+
+import asyncio
+import stat
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+from reefknot.engines import documents as module
+from reefknot.engines.clocks import SystemClock, VirtualClock
+from reefknot.engines.documents import APPLICATION_ID, VERSION, SqliteDocuments, search_expression
+from reefknot.engines.sqlite import SqliteStore
+from reefknot.errors import (
+    ParameterError,
+    StoreCorruptError,
+    StoreFullError,
+    StoreLockedError,
+    StoreReplacedError,
+    StoreUnavailableError,
+    StoreVersionError,
+)
+from reefknot.ports.connector import Document, Page
+from reefknot.ports.documents import Position
+from reefknot.testing import run_virtual
+from tests.faults.vfs import Failing, FaultyDisk, Hook, disk_error, disk_full
+from tests.pace import slowness
+
+ONE = Page("1", (Document("a", "a.md", "1", text="some words"),))
+
+
+@asynccontextmanager
+async def opened(path: Path, **options: Any) -> AsyncIterator[SqliteDocuments]:
+    documents = await SqliteDocuments(path, SystemClock(), **options).start()
+    try:
+        yield documents
+    finally:
+        await documents.close()
+
+
+def run(story: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(20 * slowness()):
+            await story()
+
+    asyncio.run(bounded())
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_the_file_is_wal_fully_synchronous_and_nobody_elses_to_read(tmp_path: Path) -> None:
+    path = tmp_path / "new folder" / "documents.db"
+
+    async def story() -> None:
+        async with opened(path) as documents:
+            await documents.keep("s", ONE, after=Position())
+            found = await documents._run(lambda one: (one.pragma("journal_mode"), one.pragma("synchronous")))
+            assert found == ("wal", 2)
+            assert {mode(file) for file in path.parent.iterdir()} == {0o600}
+        assert (mode(path), mode(path.parent)) == (0o600, 0o700)
+
+    run(story)
+
+
+def test_what_was_kept_is_there_when_it_is_opened_again(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with opened(tmp_path / "d.db") as documents:
+            position = await documents.keep("s", ONE, after=Position())
+        async with opened(tmp_path / "d.db") as documents:
+            assert await documents.position("s") == position
+            assert [hit.id for hit in await documents.search("words")] == ["a"]
+
+    run(story)
+
+
+def test_a_newer_file_and_another_programs_file_are_refused_and_left_alone(tmp_path: Path) -> None:
+    def refused(path: Path) -> str:
+        before = path.read_bytes()
+
+        async def open_it() -> None:
+            async with opened(path):
+                pass
+
+        with pytest.raises((StoreVersionError, StoreCorruptError)) as caught:
+            asyncio.run(open_it())
+        assert path.read_bytes() == before
+        return str(caught.value)
+
+    async def make_a_store() -> None:
+        await (await SqliteStore(tmp_path / "state.db", VirtualClock()).start()).close()
+
+    newer = apsw.Connection(str(tmp_path / "newer.db"))
+    newer.execute(f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {VERSION + 1}")
+    newer.execute("CREATE TABLE later (a); PRAGMA journal_mode = WAL")
+    newer.close()
+    asyncio.run(make_a_store())
+    (tmp_path / "notes.db").write_text("these are notes, and no database at all " * 30)
+    assert f"it has version {VERSION + 1}" in refused(tmp_path / "newer.db")
+    assert "a database of another program" in refused(tmp_path / "state.db")
+    assert "no database" in refused(tmp_path / "notes.db")
+
+
+def test_a_file_that_is_missing_is_made_only_when_it_may_be(tmp_path: Path) -> None:
+    async def story() -> None:
+        with pytest.raises(StoreUnavailableError):
+            async with opened(tmp_path / "d.db", create=False):
+                pass
+
+    run(story)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_others_keep_locked_is_waited_for_and_then_named_locked(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with opened(tmp_path / "d.db", patience=0.05) as documents:
+            other = apsw.Connection(str(tmp_path / "d.db"))
+            other.execute("BEGIN IMMEDIATE")
+            with pytest.raises(StoreLockedError):
+                await documents.keep("s", ONE, after=Position())
+            assert await documents.position("s") == Position(), "reads do not wait for writers"
+            other.execute("ROLLBACK")
+            other.close()
+            await documents.keep("s", ONE, after=Position())
+
+    run(story)
+
+
+def test_a_file_that_was_replaced_is_not_written_any_more(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with opened(tmp_path / "d.db") as documents:
+            position = await documents.keep("s", ONE, after=Position())
+            (tmp_path / "d.db").rename(tmp_path / "elsewhere.db")
+            with pytest.raises(StoreReplacedError):
+                await documents.keep("s", ONE, after=position)
+
+    run(story)
+
+
+def test_a_page_that_a_full_disk_refuses_is_kept_by_the_next_try(tmp_path: Path) -> None:
+    disk = FaultyDisk(Hook(), name="full-documents")
+
+    async def story() -> None:
+        async with opened(tmp_path / "d.db", opener=disk.opener()) as documents:
+            disk.hook = Failing(["write"], 1, disk_full, lasts=1)
+            with pytest.raises(StoreFullError):
+                await documents.keep("s", ONE, after=Position())
+            assert (await documents.position("s"), await documents.search("words")) == (Position(), [])
+            assert (await documents.keep("s", ONE, after=Position())).sequence == 1
+
+    run(story)
+
+
+def test_after_an_error_of_the_disk_the_file_is_opened_anew(tmp_path: Path) -> None:
+    """A failed fsync must not be tried again on the same connection: its pages may be lost, and look written."""
+    disk = FaultyDisk(Hook(), name="sick-documents")
+
+    async def story() -> None:
+        async with opened(tmp_path / "d.db", opener=disk.opener()) as documents:
+            first = await documents._run(id)
+            disk.hook = Failing(["sync"], 1, disk_error, lasts=1)
+            with pytest.raises(StoreUnavailableError, match="the disk reported an error"):
+                await documents.keep("s", ONE, after=Position())
+            assert await documents._run(lambda connection: connection.in_transaction) is False
+            position = await documents.position("s")
+            assert position.sequence in (0, 1), "whether it was kept was not known"
+            assert (await documents.keep("s", ONE, after=position)).sequence == position.sequence + 1
+            assert first is not None
+
+    run(story)
+
+
+def test_a_statement_that_takes_too_long_is_ended_and_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endless = "WITH RECURSIVE n (v) AS (SELECT 1 UNION ALL SELECT v + 1 FROM n) SELECT max(v) FROM n"
+
+    async def story() -> None:
+        async with opened(tmp_path / "d.db", inline=True) as documents:
+            monkeypatch.setattr(module, "STORE_S", 0.05)
+            with pytest.raises(StoreUnavailableError, match=r"more than 0\.05 s"):
+                await documents._run(lambda connection: connection.execute(endless).fetchall())
+            monkeypatch.undo()
+            await documents.keep("s", ONE, after=Position())
+
+    run(story)
+
+
+def test_a_disk_that_does_not_answer_does_not_hold_the_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        async with opened(tmp_path / "d.db") as documents:
+            monkeypatch.setattr(module, "STORE_S", 0.02)
+            answers = threading.Event()
+            with pytest.raises(StoreUnavailableError, match="the disk has not answered"):
+                await documents._run(lambda connection: answers.wait(60))
+            monkeypatch.undo()
+            answers.set()
+
+    run(story)
+
+
+def test_closed_documents_say_so(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with opened(tmp_path / "d.db") as documents:
+            pass
+        with pytest.raises(StoreUnavailableError, match="it is closed"):
+            await documents.counts()
+
+    run(story)
+
+
+def test_inline_documents_work_in_virtual_time(tmp_path: Path) -> None:
+    async def story() -> Position:
+        async with opened(tmp_path / "d.db", inline=True) as documents:
+            await asyncio.sleep(86_400)
+            return await documents.keep("s", ONE, after=Position())
+
+    assert run_virtual(story()) == Position("1", 1)
+
+
+def test_a_large_page_of_an_export_ends_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LARGEST_ANSWER", 1000)
+
+    async def story() -> None:
+        async with opened(tmp_path / "d.db") as documents:
+            await documents.put("s", [Document(f"{n}", f"{n}", "", text="x" * 400) for n in range(7)])
+            sizes, after = [], ""
+            while part := await documents.page("s", after=after, limit=100):
+                sizes.append(len(part))
+                after = part[-1].id
+            assert sizes == [3, 3, 1]
+
+    run(story)
+
+
+def test_many_documents_are_forgotten_in_steps_and_a_sync_in_between_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FORGOTTEN_AT_ONCE", 10)
+
+    async def story() -> None:
+        async with opened(tmp_path / "d.db") as documents:
+            await documents.put("s", [Document(f"{n}", f"{n}", "", text="words") for n in range(35)])
+            assert await documents.forget("s", documents=True) == 35
+            position = await documents.position("s")
+            assert (position.cursor, position.sequence) == ("", 5)
+            assert (await documents.counts(), await documents.search("words")) == ({}, [])
+
+    run(story)
+
+
+STATEMENTS = {
+    "counts": "SELECT source, documents, problems, kept_at FROM positions",
+    "after": f"{module._KNOWN} AND location > ? AND location >= ? AND location < ? ORDER BY location LIMIT ?",
+    "like": f"{module._KNOWN} AND fingerprint = ? AND fingerprint <> '' ORDER BY location LIMIT ?",
+    "at": f"{module._KNOWN} AND location IN (SELECT value FROM json_each(?))",
+    "problems": "SELECT id FROM documents WHERE source = ? AND problem <> '' ORDER BY id LIMIT ?",
+}
+
+
+@pytest.mark.parametrize("name", STATEMENTS)
+def test_what_every_sync_asks_for_never_walks_through_the_documents(tmp_path: Path, name: str) -> None:
+    async def story() -> None:
+        async with opened(tmp_path / "d.db") as documents:
+            statement = STATEMENTS[name]
+
+            def plan(connection: apsw.Connection) -> list[str]:
+                rows: Any = connection.execute(f"EXPLAIN QUERY PLAN {statement}", [None] * statement.count("?"))
+                return [row[3] for row in rows]
+
+            steps = await documents._run(plan)
+            assert not any("SCAN documents" in step for step in steps), steps
+
+    run(story)
+
+
+@pytest.mark.parametrize(
+    ("typed", "expression"),
+    [
+        ("reef knot", '"reef" "knot"'),
+        ('"reef knot" tie*', '"reef knot" "tie"*'),
+        ('unclosed "reef knot', '"unclosed" "reef knot"'),
+        ("a AND NOT b", '"a" "AND" "NOT" "b"'),
+        ("& 🙂 x", '"x"'),
+    ],
+)
+def test_words_become_an_expression_in_which_everything_is_quoted(typed: str, expression: str) -> None:
+    assert search_expression(typed) == expression
+
+
+@pytest.mark.parametrize("typed", ["", " ", '""', "* &", "🙂", "x" * 1001])
+def test_without_a_word_there_is_nothing_to_look_for(typed: str) -> None:
+    with pytest.raises(ParameterError):
+        search_expression(typed)
