@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from reefknot.config.registry import ConnectorPolicy as ConnectorPolicy
     from reefknot.config.registry import RetryBudget as RetryBudget
     from reefknot.config.registry import RetryPolicyRegistry as RetryPolicyRegistry
+    from reefknot.connectors.registry import connector as connector
     from reefknot.core.failure import ErrorCategory as ErrorCategory
     from reefknot.core.failure import ErrorCode as ErrorCode
     from reefknot.core.failure import Failure as Failure
@@ -79,6 +80,8 @@ if TYPE_CHECKING:
     from reefknot.errors import ResultTooLargeError as ResultTooLargeError
     from reefknot.errors import RetryAfter as RetryAfter
     from reefknot.errors import RetryError as RetryError
+    from reefknot.errors import SourceError as SourceError
+    from reefknot.errors import StalePositionError as StalePositionError
     from reefknot.errors import StoreCorruptError as StoreCorruptError
     from reefknot.errors import StoreError as StoreError
     from reefknot.errors import StoreFullError as StoreFullError
@@ -89,6 +92,17 @@ if TYPE_CHECKING:
     from reefknot.errors import StoreVersionError as StoreVersionError
     from reefknot.errors import VirtualDeadlockError as VirtualDeadlockError
     from reefknot.idempotency.decorator import idempotent as idempotent
+    from reefknot.ingestion.jobs import IngestionJob as IngestionJob
+    from reefknot.ingestion.jobs import JobQueue as JobQueue
+    from reefknot.ingestion.orchestrator import IngestionOrchestrator as IngestionOrchestrator
+    from reefknot.ingestion.sources import IngestionSource as IngestionSource
+    from reefknot.ingestion.telemetry import TelemetryRecorder as TelemetryRecorder
+    from reefknot.ports.connector import Document as Document
+    from reefknot.ports.connector import FetchRequest as FetchRequest
+    from reefknot.ports.connector import ItemFailure as ItemFailure
+    from reefknot.ports.connector import Page as Page
+    from reefknot.ports.connector import SourceContext as SourceContext
+    from reefknot.ports.work_queue import QuarantineStore as QuarantineStore
     from reefknot.retrying.breaker import CircuitBreaker as CircuitBreaker
     from reefknot.retrying.decorator import retry as retry
     from reefknot.retrying.decorator import using as using
@@ -109,6 +123,7 @@ _HOMES = {
     "reefknot.blocks.python": "block",
     "reefknot.config.book": "PolicyBook",
     "reefknot.config.registry": "ConnectorPolicy RetryBudget RetryPolicyRegistry",
+    "reefknot.connectors.registry": "connector",
     "reefknot.core.failure": "ErrorCategory ErrorCode Failure FailureType",
     "reefknot.core.idempotency": "Done",
     "reefknot.core.messages": "ExecAssignment ExecAssignmentAck ExecResult StepRequest StepResult",
@@ -128,10 +143,16 @@ _HOMES = {
         "LoopMisuseError NameTakenError "
         "NoStoreError NotJsonError OutcomeUnknownError ParameterError ParameterTypeError QueueFullError "
         "RecordedFailureError ReefknotError RejectedError ResultPendingError ResultTooLargeError RetryAfter "
-        "RetryError StoreCorruptError StoreError StoreFullError StoreLockedError StorePermissionError "
-        "StoreReplacedError StoreUnavailableError StoreVersionError VirtualDeadlockError"
+        "RetryError SourceError StalePositionError StoreCorruptError StoreError StoreFullError StoreLockedError "
+        "StorePermissionError StoreReplacedError StoreUnavailableError StoreVersionError VirtualDeadlockError"
     ),
     "reefknot.idempotency.decorator": "idempotent",
+    "reefknot.ingestion.jobs": "IngestionJob JobQueue",
+    "reefknot.ingestion.orchestrator": "IngestionOrchestrator",
+    "reefknot.ingestion.sources": "IngestionSource",
+    "reefknot.ingestion.telemetry": "TelemetryRecorder",
+    "reefknot.ports.connector": "Document FetchRequest ItemFailure Page SourceContext",
+    "reefknot.ports.work_queue": "QuarantineStore",
     "reefknot.retrying.breaker": "CircuitBreaker",
     "reefknot.retrying.decorator": "retry using",
     "reefknot.retrying.failures": "classify_failure http_errors",

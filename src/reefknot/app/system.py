@@ -15,7 +15,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from math import isfinite
-from pathlib import Path
 from threading import Thread
 from typing import Any, NoReturn
 
@@ -23,7 +22,7 @@ import msgspec
 
 from reefknot.app import presence
 from reefknot.app.audit_copies import kept_events
-from reefknot.app.block_settings import block_settings, check_logins, check_roots, loaded_modules
+from reefknot.app.block_settings import block_settings, blocks_for, check_logins
 from reefknot.app.ingestion import running_ingestion, sync_entries
 from reefknot.app.presence import STORE_S, look_for_orphans
 from reefknot.app.reload import PolicyReload, ReloadOutcome
@@ -31,11 +30,9 @@ from reefknot.app.schedules import running_schedules
 from reefknot.app.stores import client_of, open_store, options_of
 from reefknot.audit.journal import Journal
 from reefknot.blocks.fs import remove_spare_files
-from reefknot.blocks.python import by_name, load_entry_points, load_module, standard_blocks
 from reefknot.blocks.threads import function_threads
 from reefknot.clock import SteadyClock
 from reefknot.config.settings import Settings
-from reefknot.connectors.registry import registry as connectors
 from reefknot.core.messages import ExecAssignment, ExecResult
 from reefknot.core.overload.submission import Capacity
 from reefknot.core.redaction import Redactor
@@ -370,19 +367,6 @@ def worker_settings(settings: Settings) -> WorkerSettings:
     )
 
 
-def blocks_for(settings: Settings, modules: Sequence[str] = (), *, store: str | None = None) -> dict[str, Block]:
-    """The steps this process can run: the standard ones, those of other packages, and one's own."""
-    folder = str(Path.cwd())
-    standard = standard_blocks(block_settings(settings, store=store))
-    if modules:
-        check_roots(settings, [("modules that Python imports", folder)])
-    own: dict[str, Block] = {}
-    for module in modules:
-        own |= load_module(module, path=folder, others=connectors.homes)
-    check_roots(settings, loaded_modules())
-    return by_name(standard, load_entry_points(), own)
-
-
 @asynccontextmanager
 async def running_system(
     url: str,
@@ -433,16 +417,14 @@ async def running_system(
         with LoopWatch(system.workers, store.leases):
             async with _stopped_at_the_end(system, drain), AsyncExitStack() as running:
                 if ingestion:
-                    beside = running_ingestion(
-                        store,
-                        settings,
-                        url,
-                        isolation=system.isolation,
-                        secrets=secrets,
-                        seed=seed,
-                        drain=drain,
-                    )
-                    system.ingestion = await running.enter_async_context(beside)
+                    beside: dict[str, Any] = {
+                        "isolation": system.isolation,
+                        "secrets": secrets,
+                        "seed": seed,
+                        "drain": drain,
+                    }
+                    parts = running_ingestion(store, settings, url, **beside)
+                    system.ingestion = await running.enter_async_context(parts)
                 if router is not None and not own_work_only:
                     syncs = [] if system.ingestion is None else sync_entries(settings, system.ingestion)
                     await running.enter_async_context(running_schedules(store, settings, system.client, syncs))

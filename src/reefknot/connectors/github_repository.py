@@ -32,15 +32,7 @@ from reefknot.connectors.github_content import (
 from reefknot.connectors.github_settings import GithubSettings
 from reefknot.core.failure import FailureType
 from reefknot.errors import SourceError
-from reefknot.ports.connector import (
-    Document,
-    FetchRequest,
-    ItemFailure,
-    KnownItem,
-    KnownItems,
-    Page,
-    SourceContext,
-)
+from reefknot.ports.connector import Document, FetchRequest, ItemFailure, KnownItem, KnownItems, Page, SourceContext
 
 PAGE_S = 30.0
 """Time after which a page is closed with what it has, so that a slow server does not outlast the page's time limit."""
@@ -159,6 +151,8 @@ class GithubRepository:
         self._tree = CommitTree(self._api, "")
         self._present: set[int] | None = None
         """The issues that a look for lost ones has found so far."""
+        self._failed: set[tuple[str, str]] = set()
+        """Locations and versions that this sync could not read: listings overlap, and a failure is told once."""
         self._steps: dict[Phase, Callable[[_Draft], Awaitable[None]]] = {
             "start": self._start,
             "dropped": self._drop,
@@ -229,6 +223,7 @@ class GithubRepository:
     # ---- the phases --------------------------------------------------------------------------------------------------
 
     async def _start(self, draft: _Draft) -> None:
+        self._failed.clear()
         await self._describe(draft.state)
         _go_on(draft.state)
 
@@ -419,16 +414,18 @@ class GithubRepository:
             location, version = f"{kind}/{one.number}", version_of(one, answer)
             item = known.get(location)
             is_other = kind == "issues" and one.pull_request is not None
-            if not is_other and (item is None or item.version != version):
+            is_new = (item is None or item.version != version) and (location, version) not in self._failed
+            if is_new and not is_other:
                 if draft.is_full:
                     return False
                 await self._add_conversation(draft, kind, one, version)
-            draft.seen += not is_other
-            draft.steps += 1
+                draft.steps += 1
+            draft.seen += not is_other and not state.is_closing
             if kind == "pull_requests":
                 state.offset += 1
             elif not state.is_closing and shown_time(one.updated_at) > state.since:
                 state.since, state.page = shown_time(one.updated_at), 1
+        draft.steps += 1
         return True
 
     async def _add_conversation(self, draft: _Draft, kind: str, one: Conversation, version: str) -> None:
@@ -440,6 +437,7 @@ class GithubRepository:
             # A failure that the repository shares is not the conversation's own.
             await self._api.get("", etag=draft.state.repository_etag)
             draft.failures.append(ItemFailure(f"{kind}/{one.number}", version, error))
+            self._failed.add((f"{kind}/{one.number}", version))
 
     async def _lost_issues(self, draft: _Draft) -> None:
         """Once a day, delete the documents of issues that were deleted or transferred."""

@@ -28,7 +28,7 @@ from reefknot.core.retry.policy import RetryPolicy
 from reefknot.core.work import CRASH_LIMIT, Snooze, WorkItem, WorkState, is_suspect
 from reefknot.execution.isolation import AGAIN_S, RUNS_ALONE, Isolation
 from reefknot.execution.settling import Settling
-from reefknot.ingestion.attempt import JobReport, JobRunner, SyncSummary
+from reefknot.ingestion.attempt import IngestionContext, JobReport, JobRunner, SyncSummary
 from reefknot.ingestion.jobs import JobQueue, class_of
 from reefknot.ingestion.sources import IngestionSource, SourceRecords, request_sync, with_health
 from reefknot.ingestion.telemetry import TelemetryRecorder
@@ -121,26 +121,8 @@ class IngestionOrchestrator:
         self._errors = RepeatedErrors()
         self._registry = retry_policy_registry
         self._book = book or builtin_book()
-        self.runner = JobRunner(
-            job_queue,
-            documents,
-            policy=self.policy,
-            rules=self.settings.health,
-            records=self.records,
-            telemetry=self.telemetry,
-            clock=self._clock,
-            timeouts=self._timeouts,
-            entries=self._journal.entries,
-            seed=seed,
-        )
-        self._reports: Settling[_EndedJob] = Settling(
-            name,
-            store.work,
-            clock=self._clock,
-            timeouts=self._timeouts,
-            lease=self.settings.lease,
-            settled=self._settled,
-        )
+        self.runner = JobRunner(self._context(documents, seed))
+        self._reports = self._settling()
         self.running: dict[str, asyncio.Task[None]] = {}
         self.claimed: dict[str, Held] = {}
         """Everything that was claimed and whose report is not kept yet."""
@@ -155,6 +137,30 @@ class IngestionOrchestrator:
         self._may_have_work = set(self.sources)
         """Sources whose last claim brought all that it asked for, or that the store told of since."""
         self._tasks: list[asyncio.Task[None]] = []
+
+    def _context(self, documents: DocumentSink, seed: int | None) -> IngestionContext:
+        return IngestionContext(
+            self.jobs,
+            documents,
+            self.policy,
+            self.settings.health,
+            self.records,
+            self.telemetry,
+            self._journal,
+            self._clock,
+            self._timeouts,
+            seed,
+        )
+
+    def _settling(self) -> Settling[_EndedJob]:
+        return Settling(
+            self.name,
+            self._store.work,
+            clock=self._clock,
+            timeouts=self._timeouts,
+            lease=self.settings.lease,
+            settled=self._settled,
+        )
 
     def policy(self, source: IngestionSource, failure: Failure) -> RetryPolicy:
         """The policy for a failure of a source."""
