@@ -120,6 +120,8 @@ class FolderCursor(Struct, frozen=True, omit_defaults=True):
     round: int = 1
     seen: int = 0
     nothing_known: bool = False
+    reads_all: bool = False
+    """Whether unchanged files are read, too: the cursor was forgotten for that."""
     is_unsure: bool = False
     """Whether something disappeared since this round began."""
 
@@ -211,11 +213,13 @@ class LocalFiles:
         root = await self._in_thread(self._identity)
         if cursor.started_ns == 0 or cursor.root != root:
             self._going_on = None
+            nothing_known = not await request.known.after("", 1)
             cursor = FolderCursor(
                 root=root,
                 was=cursor.root,
                 started_ns=file_clock_ns(),
-                nothing_known=not await request.known.after("", 1),
+                nothing_known=nothing_known,
+                reads_all=not request.cursor and not nothing_known,
             )
         if cursor.phase == "prune":
             return await self._prune(request, cursor)
@@ -350,7 +354,7 @@ class LocalFiles:
         used = 0
         while used < len(met):
             chunk = met[used : used + READ_AT_ONCE]
-            changed = [one for one in chunk if one.error is None and not self._is_kept(one, kept)]
+            changed = [one for one in chunk if one.error is None and (cursor.reads_all or not self._is_kept(one, kept))]
             read = await self._in_thread(self._read_many, changed, cursor.root) if changed else {}
             for sighting in chunk:
                 if sighting in changed and sighting.location not in read:

@@ -22,6 +22,7 @@ from reefknot.connectors.local_files import LocalFiles
 from reefknot.core.failure import FailureType
 from reefknot.errors import ParameterError, SourceError, StalePositionError
 from reefknot.ports.connector import Connector, ConnectorFactory, FetchRequest, WatchingConnector
+from reefknot.ports.documents import Position
 from tests.unit.connectors.memory_sink import MemorySink, Synced, context, peak_of, put, sync
 
 LONG_AGO = -(10**15)
@@ -323,6 +324,20 @@ def test_a_page_that_was_overtaken_is_fetched_again(root: Path) -> None:
     asyncio.run(story())
     run(connector, sink, limit=2)
     assert sorted(texts(sink).values()) == list("012345")
+
+
+@pytest.mark.usefixtures("settled")
+def test_a_forgotten_cursor_has_every_file_read_again_once(root: Path) -> None:
+    for number in range(9):
+        put(root, f"{number}.txt", str(number))
+    sink = MemorySink()
+    run(source(root), sink)
+    ids = sink.ids()
+    sink.place = Position()
+
+    assert len(run(source(root), sink, limit=2).documents) == 9
+    assert run(source(root), sink).documents == []
+    assert sink.ids() == ids
 
 
 def test_a_cursor_that_cannot_be_read_begins_anew(root: Path) -> None:
@@ -636,6 +651,7 @@ AS_USER = """
 import asyncio, sys
 from pathlib import Path
 from reefknot.connectors.local_files import LocalFiles
+from reefknot.ports.documents import Position
 from tests.unit.connectors.memory_sink import MemorySink, context, sync
 pages = asyncio.run(sync(LocalFiles(context(Path(sys.argv[1]))), MemorySink()))
 print(sorted(pages.locations), sorted(pages.failures), {str(error.failure_type) for error in pages.failures.values()})
