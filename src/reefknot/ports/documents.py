@@ -31,6 +31,7 @@ class DocumentSink(Protocol):
         """
         Keep documents, deletions and cursor of a page in one step. Returns the new position.
 
+        A document that takes the location of another one replaces it, unless the other moves in the same page.
         Raises `StalePositionError` when the source is not at `after` any more; then nothing was kept.
         """
 
@@ -77,7 +78,7 @@ class DocumentStore(DocumentSink, Protocol):
         """A document with its content."""
 
     async def page(self, source: str, *, after: str = "", limit: int = 100) -> list[Document]:
-        """Documents with their content in the order of their ids, for an export."""
+        """Documents with their content in the order of their ids; fewer when they are large, none behind the last."""
 
     async def problems(self, source: str, *, limit: int = 100) -> list[Document]:
         """The documents with a problem, without their content."""
@@ -86,4 +87,8 @@ class DocumentStore(DocumentSink, Protocol):
         """The counts of every source that has a position or documents."""
 
     async def forget(self, source: str, *, documents: bool = False) -> int:
-        """Forget the cursor, so that the next sync reads everything; with `documents` those too. Returns how many."""
+        """
+        Forget the cursor, so that the next sync reads everything; with `documents` those too. Returns how many.
+
+        The sequence goes on, so a sync that is under way is refused.
+        """
