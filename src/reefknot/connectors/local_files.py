@@ -11,6 +11,7 @@ began is not deleted yet: another round follows, and finds it.
 """
 
 import asyncio
+import errno
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -27,10 +28,12 @@ from reefknot.connectors.folders import (
     DecodedFile,
     FileContent,
     Folder,
+    LinkLeadsOutsideError,
     OpenFolder,
     Presence,
     Sighting,
     Walk,
+    check_depth,
     decoded,
     file_clock_ns,
     is_gone,
@@ -460,9 +463,10 @@ class LocalFiles:
             return
         with self._folder.opened() as root:
             try:
+                check_depth(parts, location)
                 root.children(parts, "")
             except OSError as error:
-                if not is_gone(error):
+                if error.errno == errno.ENAMETOOLONG or not is_gone(error):
                     raise item_error(error, location) from error
 
     def _read_one(self, location: str) -> Document | None:
@@ -491,7 +495,8 @@ class LocalFiles:
         try:
             content = root.read(parts)
         except OSError as error:
-            return None if is_gone(error) else item_error(error, location)
+            leads_outside = isinstance(error, LinkLeadsOutsideError)
+            return None if is_gone(error) and not leads_outside else item_error(error, location)
         if content is None:
             return None
         version = f"{self._version(content.state)}/{content.generation}{'' if content.is_settled else _UNSETTLED}"

@@ -760,6 +760,8 @@ def test_a_folder_that_is_nested_too_deep_fails_alone(root: Path, monkeypatch: p
 
     assert set(sink.ids()) == {"a/b/c/file.txt"}
     assert "is nested too deep" in str(pages.failures["a/b/c/d/"])
+    with pytest.raises(SourceError, match="is nested too deep"):
+        asyncio.run(source(root).fetch_item("a/b/c/d/", sink))
 
 
 # ---- symbolic links --------------------------------------------------------------------------------------------------
@@ -823,6 +825,8 @@ def test_followed_links_stay_within_the_folder_and_what_is_allowed(root: Path, t
     }
     assert list(pages.failures) == ["out"]
     assert "leads out of the folder: add its target to `link_targets`" in str(pages.failures["out"])
+    with pytest.raises(SourceError, match="leads out of the folder"):
+        asyncio.run(source(root, follow_symlinks=True).fetch_item("out", sink))
     assert run(source(root, follow_symlinks=True, link_targets=["shared"]), sink).deleted == []
     run(source(root), sink)
     assert set(sink.ids()) == {"a.txt", "d/c.txt"}
