@@ -72,6 +72,9 @@ CREATE INDEX documents_location ON documents (source, location);
 CREATE INDEX documents_fingerprint ON documents (source, fingerprint) WHERE fingerprint <> '';
 CREATE INDEX documents_problem ON documents (source, id) WHERE problem <> '';
 
+CREATE TABLE place (identity TEXT NOT NULL) STRICT;
+INSERT INTO place VALUES (lower(hex(randomblob(8))));
+
 CREATE TABLE positions (
     source TEXT PRIMARY KEY, cursor TEXT NOT NULL DEFAULT '', sequence INTEGER NOT NULL DEFAULT 0, kept_at INTEGER,
     documents INTEGER NOT NULL DEFAULT 0, problems INTEGER NOT NULL DEFAULT 0
@@ -173,6 +176,9 @@ class SqliteDocuments:
             await asyncio.wrap_future(closing)
 
     # ---- writing ---------------------------------------------------------------------------------------------------
+
+    async def identity(self) -> str:
+        return str(await self._run(lambda connection: connection.execute("SELECT identity FROM place").get))
 
     async def position(self, source: str) -> Position:
         """The position of a source; that of a new one is the beginning."""

@@ -24,6 +24,13 @@ class Position(Struct, frozen=True):
 class DocumentSink(Protocol):
     """Keeps the documents of sources."""
 
+    async def identity(self) -> str:
+        """
+        The name of the place where the documents are: the same for all sinks over one database, and for no other.
+
+        A source belongs to the place of its first sync, because its cursor is there. Empty: any sink may go on.
+        """
+
     async def position(self, source: str) -> Position:
         """The position of a source; that of a new one is the beginning."""
 
