@@ -160,14 +160,15 @@ async def _rows(address: StoreAddress, sources: Sequence[ConfiguredSource]) -> l
     from reefknot.ingestion.sources import statuses
 
     counts: dict[str, Any] = {}
+    place = ""
     if _documents_file(address).exists():
         async with _documents(address) as documents:
-            counts = await documents.counts()
+            counts, place = await documents.counts(), await documents.identity()
     if address.is_sqlite and not address.path.is_file():  # no sync has run yet
         return view.rows(sources, {}, counts, address.redactor)
     async with opened(address) as store:
         found = {one.name: one for one in await statuses(store, [one.name for one in sources])}
-        return view.rows(sources, found, counts, address.redactor, now=store.moment().wall)
+        return view.rows(sources, found, counts, address.redactor, place=place, now=store.moment().wall)
 
 
 @app.command(name="show", help_epilogue=examples("source show notes"))
@@ -303,9 +304,11 @@ async def _synced(address: StoreAddress, source: ConfiguredSource, *, full: bool
             name="source run",
         )
         await orchestrator.records.refresh()
-        view.refuse_paused(source.name, orchestrator.records.known(source.name))
+        record = orchestrator.records.known(source.name)
+        view.refuse_sync(source.name, record, await documents.identity(), full=full)
         if full:
             await documents.forget(source.name)
+            await orchestrator.records.change(source.name, lambda record: structs.replace(record, documents=""))
         await store.audit.append([address.event("source.run", source.name, full=full)])
         before = monotonic()
         progress = view.Progress(source.name)
@@ -322,15 +325,15 @@ async def _until_over(orchestrator: IngestionOrchestrator, source: ConfiguredSou
     """The job of a sync, when it has ended, waits for a later time, or the source lets none of its jobs begin."""
     job_id = await orchestrator.request_sync(source.name, trigger="manual", who=who)
     assert job_id is not None, "a person's request is never refused"
-    said_at = monotonic()
+    printed_at = monotonic()
     while True:
         item = await orchestrator.jobs.get(job_id)
         if item is None:
             raise CommandError(f"the job {job_id} was removed meanwhile", Exit.FAILED)
         if not await _is_busy(orchestrator, source.name, item):
             return item
-        if not orchestrator.running and monotonic() - said_at > WAITING_S:
-            said_at = monotonic()
+        if not orchestrator.running and monotonic() - printed_at > WAITING_S:
+            printed_at = monotonic()
             say(f"{source.name}: the job waits for its turn; Ctrl-C leaves it to `reefknot up`")
         await asyncio.sleep(_POLL_S)
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 Redact = Callable[[str], str]
 NEEDS_ATTENTION, NEVER_SYNCED, NOT_CONFIGURED = "needs attention", "never synced", "not configured"
+ELSEWHERE = "kept elsewhere"
 PROGRESS_EVERY_S = 2.0
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -54,17 +55,34 @@ def rows(
     counts: Mapping[str, SourceCounts],
     redact: Redact,
     *,
+    place: str = "",
     now: int | None = None,
 ) -> list[SourceRow]:
-    """The configured sources in their order, then those that only have documents. `now` is the store's time, in ms."""
+    """
+    The configured sources in their order, then those that only have documents.
+
+    `place` is the identity of the documents that are read here; `now` is the store's time, in ms.
+    """
     now = round(time() * 1000) if now is None else now
-    found = [_row(one, statuses.get(one.name), counts.get(one.name), redact, now) for one in sources]
+    found = []
+    for one in sources:
+        status = statuses.get(one.name)
+        row = _row(one, status, counts.get(one.name), redact, now)
+        found.append(row if status is None or status.record.documents in ("", place) else _elsewhere(row))
     for name in sorted(counts.keys() - {one.name for one in sources}):
         count = counts[name]
         to_do = ["it is no longer configured; its documents are kept"]
         last = time_text(count.kept_at)
         found.append(SourceRow(name, "", "", NOT_CONFIGURED, count.documents, count.problems, 0, last, None, to_do))
     return found
+
+
+def _elsewhere(row: SourceRow) -> SourceRow:
+    text = (
+        "its documents are in another file, or on another host, and so is its cursor; it is synced there. "
+        f"To keep them here from now on: reefknot source run {row.name} --full"
+    )
+    return structs.replace(row, state=ELSEWHERE, to_do=[text])
 
 
 def _row(
@@ -153,11 +171,12 @@ def put_sources(found: Sequence[SourceRow], *, wide: bool, json: bool) -> None:
         cells = [
             (
                 *(one.name, one.connector, one.schedule, one.state, str(one.documents), str(one.problems)),
-                *(str(one.quarantined), one.last_sync or "", one.next_due or ""),
+                *(str(one.quarantined), _short(one.last_sync), _short(one.next_due)),
             )
             for one in found
         ]
-        whole, optional = ("source", "state"), ("connector", "problems", "quarantined", "schedule", "last sync")
+        whole = ("source", "state", "last sync", "next due")
+        optional = ("connector", "problems", "quarantined", "schedule", "last sync")
         put_table((*columns, "next due"), cells, styles=("cyan",), whole=whole, optional=optional, wide=wide)
         for one in found:
             for line in one.to_do:
@@ -166,6 +185,11 @@ def put_sources(found: Sequence[SourceRow], *, wide: bool, json: bool) -> None:
             say("no source is configured; `source add` adds one")
 
     show({"sources": msgspec.to_builtins(found)}, text, json=json)
+
+
+def _short(moment: str | None) -> str:
+    """A time in a table, to the second."""
+    return "" if moment is None else moment[:19] + "Z"
 
 
 def put_source(row: SourceRow, settings: Mapping[str, Any], problems: Sequence[Document], *, json: bool) -> None:
@@ -226,11 +250,11 @@ class Progress:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._said_at = monotonic()
+        self._printed_at = monotonic()
 
     def page(self, summary: SyncSummary) -> None:
-        if monotonic() - self._said_at >= PROGRESS_EVERY_S:
-            self._said_at = monotonic()
+        if monotonic() - self._printed_at >= PROGRESS_EVERY_S:
+            self._printed_at = monotonic()
             say(f"{self._name}: {summary.seen} looked at, {summary.kept} new or changed")
 
 
@@ -253,8 +277,14 @@ class SyncOutcome(Struct, frozen=True):
     reason: str | None = None
 
 
-def refuse_paused(name: str, record: SourceRecord) -> None:
-    """Refuse to sync a source that somebody has paused."""
+def refuse_sync(name: str, record: SourceRecord, place: str, *, full: bool) -> None:
+    """Refuse to sync a source that somebody has paused, or whose documents are in another place than here."""
+    if record.documents not in ("", place) and not full:
+        raise CommandError(
+            f"{name}: its documents are in another file, or on another host, and so is its cursor; sync it there, or "
+            f"keep them here from now on: reefknot source run {name} --full",
+            Exit.TEMPORARY,
+        )
     if record.health.paused:
         by = f" by {record.paused_by}" if record.paused_by else ""
         why = f" because {record.paused_because}" if record.paused_because else ""

@@ -134,8 +134,10 @@ def test_a_wrong_word_is_shown_with_those_that_are_accepted(path: str, value: st
         (f"{QUEUE}.resource_pools.cpu", " of max_concurrency, max_queue_size"),
         (
             "sources.inbox",
-            " of connector, cron, every, max_concurrency, missed, on_change, page_size, retry, time_zone, "
-            "timeout_seconds",
+            (
+                " of connector, cron, every, max_concurrency, missed, on_change, page_size, retry, time_zone, "
+                "timeout_seconds"
+            ),
         ),
         ("sources", ""),
         ("retry_policies", ""),
