@@ -16,6 +16,7 @@ import pytest
 
 from reefknot.connectors import imap_protocol
 from reefknot.connectors.imap_mailbox import ImapMailbox
+from reefknot.connectors.imap_protocol import ImapConnection
 from reefknot.core.failure import FailureType
 from reefknot.errors import SourceError
 from reefknot.ports.connector import FetchRequest
@@ -305,15 +306,9 @@ def test_an_announced_literal_is_not_read_before_its_size_is_known_to_be_right(m
     )
 
     assert "more than was asked for" in str(failure(script))
-    monkeypatch.setattr(imap_protocol, "MOST_LITERAL", 1_000_000)
-    monkeypatch.setattr(
-        imap_protocol.ImapConnection._command,
-        "__kwdefaults__",
-        {
-            **imap_protocol.ImapConnection._command.__kwdefaults__,
-            "literal": 1_000_000,
-        },
-    )
+    command = ImapConnection._command
+    defaults = {**(command.__kwdefaults__ or {}), "literal": 1_000_000}
+    monkeypatch.setattr(command, "__kwdefaults__", defaults)
     assert outcome(script)[0].titles() == ["Message 1"]
 
 

@@ -9,6 +9,7 @@ from base64 import b64encode
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,7 +17,10 @@ import pytest
 from reefknot.connectors import imap_mailbox
 from reefknot.connectors.imap_failures import ImapRefusedError
 from reefknot.connectors.imap_mailbox import ImapMailbox
+from reefknot.connectors.imap_protocol import ImapConnection
 from reefknot.core.failure import FailureType
+from reefknot.engines.clocks import SystemClock
+from reefknot.engines.documents import SqliteDocuments
 from reefknot.errors import SourceError
 from reefknot.ports.connector import FetchRequest
 from tests.faults.proxy import NO_TROUBLE, Proxy, Trouble, Way
@@ -68,7 +72,7 @@ async def recording(port: int) -> AsyncIterator[RecordingProxy]:
         await proxy.stop()
 
 
-def synced(mailbox: Mailbox, sink: MemorySink, **settings: object) -> Synced:
+def synced(mailbox: Mailbox, sink: MemorySink, **settings: Any) -> Synced:
     return asyncio.run(sync(connector(mailbox, **settings), sink))
 
 
@@ -90,6 +94,37 @@ def test_every_message_becomes_one_document(mailbox: Mailbox) -> None:
     assert first.metadata["folder"] == "INBOX"
     assert first.modified_at == 1_700_000_000_000
     assert first.problem == ""
+
+
+def test_messages_are_found_in_the_store_of_documents_and_deletions_leave_it(mailbox: Mailbox, tmp_path: Path) -> None:
+    """The same with the sink of ingestion: its order of locations and its prefixes have to fit."""
+    files = filled(mailbox).deliver(*(message(number) for number in range(100, 700)))
+
+    async def run() -> list[list[str]]:
+        store = await SqliteDocuments(tmp_path / "documents.db", SystemClock()).start()
+        found = []
+        try:
+            for gone in (files[0], files[599], None):
+                source, position = connector(mailbox), await store.position("mail")
+                while True:
+                    page = await source.fetch(FetchRequest(position.cursor, store.known("mail"), 100))
+                    position = await store.keep("mail", page, after=position)
+                    if page.is_last:
+                        break
+                await source.close()
+                hits = await store.search("text message", source="mail", limit=1000)
+                found.append(sorted(hit.title for hit in hits))
+                if gone is not None:
+                    gone.unlink()
+        finally:
+            await store.close()
+        return found
+
+    first, second, third = asyncio.run(run())
+
+    assert len(first) == 606
+    assert set(first) - set(second) == {"Message 100"}
+    assert set(second) - set(third) == {"Message 699"}
 
 
 def test_a_second_sync_asks_for_no_message_again(mailbox: Mailbox) -> None:
@@ -437,16 +472,14 @@ def test_a_refused_message_becomes_a_failure_and_the_others_are_kept(
     mailbox: Mailbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mailbox.deliver(*(message(number) for number in range(10)))
-    content = imap_mailbox.ImapConnection.content
+    content = ImapConnection.content
 
-    async def refused(
-        self: imap_mailbox.ImapConnection, uids: list[int], section: str, **more: int
-    ) -> dict[int, bytes]:
+    async def refused(self: ImapConnection, uids: list[int], section: str, **more: int) -> dict[int, bytes]:
         if 4 in uids:
             raise ImapRefusedError("refused FETCH: [SERVERBUG] Internal error", FailureType.TRANSIENT)
         return await content(self, uids, section, **more)
 
-    monkeypatch.setattr(imap_mailbox.ImapConnection, "content", refused)
+    monkeypatch.setattr(ImapConnection, "content", refused)
     sink = MemorySink()
     done = synced(mailbox, sink)
 
@@ -648,3 +681,11 @@ def test_the_server_of_the_tests_leaves_nothing_behind() -> None:
         folder: Path = server.folder
         assert folder.exists()
     assert not folder.exists()
+
+
+def test_more_folders_than_a_cursor_can_name_are_refused(mailbox: Mailbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(imap_mailbox, "MOST_CURSOR", 300)
+
+    with pytest.raises(SourceError, match="choose some with folders or exclude") as caught:
+        synced(filled(mailbox), MemorySink())
+    assert caught.value.failure_type is FailureType.PERMANENT

@@ -45,6 +45,7 @@ from reefknot.ports.block import Block
 from reefknot.ports.clock import Clock
 from reefknot.ports.control import Command
 from reefknot.ports.store import Store
+from reefknot.ports.work_queue import Held
 from reefknot.router.service import Router
 from reefknot.router.settings import RouterSettings
 from reefknot.router.settings import settings_from as router_settings
@@ -198,10 +199,13 @@ class System:
 
     def give_back_now(self) -> None:
         """Give back what the workers have claimed, for a process that ends at once. Blocks its thread, not the loop."""
-        held = [one for worker in self.workers for one in worker.claims()]
-        held += [] if self.ingestion is None else self.ingestion.claims()
+        held = [one for worker in self.workers for one in worker.claims()] + self.ingestion_claims()
         if held:
             self.store.leases.give_back(held)
+
+    def ingestion_claims(self) -> list[Held]:
+        """The jobs of sources that run in this system."""
+        return [] if self.ingestion is None else self.ingestion.claims()
 
     async def store_failed(self) -> NoReturn:
         """
@@ -414,16 +418,11 @@ async def running_system(
             own_work_only=own_work_only,
         )
         system = await _started(build, store, workers, router, own_work_only=own_work_only)
-        with LoopWatch(system.workers, store.leases):
+        with LoopWatch(system.workers, store.leases, others=system.ingestion_claims):
             async with _stopped_at_the_end(system, drain), AsyncExitStack() as running:
                 if ingestion:
-                    beside: dict[str, Any] = {
-                        "isolation": system.isolation,
-                        "secrets": secrets,
-                        "seed": seed,
-                        "drain": drain,
-                    }
-                    parts = running_ingestion(store, settings, url, **beside)
+                    more: dict[str, Any] = {"isolation": system.isolation, "secrets": secrets, "drain": drain}
+                    parts = running_ingestion(store, settings, url, **more, seed=seed)
                     system.ingestion = await running.enter_async_context(parts)
                 if router is not None and not own_work_only:
                     syncs = [] if system.ingestion is None else sync_entries(settings, system.ingestion)

@@ -322,15 +322,15 @@ async def _until_over(orchestrator: IngestionOrchestrator, source: ConfiguredSou
     """The job of a sync, when it has ended, waits for a later time, or the source lets none of its jobs begin."""
     job_id = await orchestrator.request_sync(source.name, trigger="manual", who=who)
     assert job_id is not None, "a person's request is never refused"
-    said_at = monotonic()
+    printed_at = monotonic()
     while True:
         item = await orchestrator.jobs.get(job_id)
         if item is None:
             raise CommandError(f"the job {job_id} was removed meanwhile", Exit.FAILED)
         if not await _is_busy(orchestrator, source.name, item):
             return item
-        if not orchestrator.running and monotonic() - said_at > WAITING_S:
-            said_at = monotonic()
+        if not orchestrator.running and monotonic() - printed_at > WAITING_S:
+            printed_at = monotonic()
             say(f"{source.name}: the job waits for its turn; Ctrl-C leaves it to `reefknot up`")
         await asyncio.sleep(_POLL_S)
 

@@ -153,11 +153,12 @@ def put_sources(found: Sequence[SourceRow], *, wide: bool, json: bool) -> None:
         cells = [
             (
                 *(one.name, one.connector, one.schedule, one.state, str(one.documents), str(one.problems)),
-                *(str(one.quarantined), one.last_sync or "", one.next_due or ""),
+                *(str(one.quarantined), _short(one.last_sync), _short(one.next_due)),
             )
             for one in found
         ]
-        whole, optional = ("source", "state"), ("connector", "problems", "quarantined", "schedule", "last sync")
+        whole = ("source", "state", "last sync", "next due")
+        optional = ("connector", "problems", "quarantined", "schedule", "last sync")
         put_table((*columns, "next due"), cells, styles=("cyan",), whole=whole, optional=optional, wide=wide)
         for one in found:
             for line in one.to_do:
@@ -166,6 +167,11 @@ def put_sources(found: Sequence[SourceRow], *, wide: bool, json: bool) -> None:
             say("no source is configured; `source add` adds one")
 
     show({"sources": msgspec.to_builtins(found)}, text, json=json)
+
+
+def _short(moment: str | None) -> str:
+    """A time in a table, to the second."""
+    return "" if moment is None else moment[:19] + "Z"
 
 
 def put_source(row: SourceRow, settings: Mapping[str, Any], problems: Sequence[Document], *, json: bool) -> None:
@@ -226,11 +232,11 @@ class Progress:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._said_at = monotonic()
+        self._printed_at = monotonic()
 
     def page(self, summary: SyncSummary) -> None:
-        if monotonic() - self._said_at >= PROGRESS_EVERY_S:
-            self._said_at = monotonic()
+        if monotonic() - self._printed_at >= PROGRESS_EVERY_S:
+            self._printed_at = monotonic()
             say(f"{self._name}: {summary.seen} looked at, {summary.kept} new or changed")
 
 

@@ -145,7 +145,8 @@ class Patterns:
     that spells the dot; `exclude` wins over `include`.
     """
 
-    def __init__(self, include: Sequence[str], exclude: Sequence[str] = ()) -> None:
+    def __init__(self, include: Sequence[str], exclude: Sequence[str] = (), *, ending: str = "") -> None:
+        self._ending = ending
         self._include = _Matcher(include, with_hidden=False)
         self._exclude = _Matcher(exclude, with_hidden=True)
         self._beneath = lru_cache(maxsize=1024)(self._states)
@@ -153,7 +154,7 @@ class Patterns:
     def wants(self, parts: Parts) -> bool:
         """Whether the file at `parts` is wanted."""
         states = self._beneath(parts[:-1])
-        if states is None:
+        if states is None or not parts[-1].lower().endswith(self._ending):
             return False
         included, excluded = (
             self._include.step(states[0], parts[-1]),

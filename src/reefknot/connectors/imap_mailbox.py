@@ -40,6 +40,8 @@ WINDOW = 50_000
 """UIDs of one search: its answer is a line of at most half a megabyte."""
 CHECKED = 400
 """Known messages that are looked for at once: their UIDs fit into a command line of 8 kB."""
+MOST_CURSOR = 240_000
+"""Bytes of a cursor, which names every folder and, where it is to be checked, names it twice."""
 IDLE_S = 30.0
 """How long a connection is kept for the next page or item."""
 _VIRTUAL = frozenset({"\\flagged", "\\important"})
@@ -189,7 +191,11 @@ class ImapMailbox:
                         FailureType.PERMANENT,
                     )
             chosen = [folder for folder in readable if _fits(folder.name, self._settings.folders)]
-        return [folder for folder in chosen if not _fits(folder.name, self._settings.exclude)]
+        chosen = [folder for folder in chosen if not _fits(folder.name, self._settings.exclude)]
+        if sum(2 * len(folder.name.encode()) + 60 for folder in chosen) > MOST_CURSOR:
+            text = f"{len(chosen)} folders are too many for one source; choose some with folders or exclude"
+            raise SourceError(text, FailureType.PERMANENT)
+        return chosen
 
     # ---- new messages ------------------------------------------------------------------------------------------------
 

@@ -193,11 +193,14 @@ class LocalFiles:
     """What reads the files: a new one has every file read again."""
     MORE_KEYS: Sequence[str] = ()
     ALWAYS_EXCLUDED: Sequence[str] = ()
+    _ending = ""
+    """Files with another ending are not wanted."""
 
     def __init__(self, context: SourceContext) -> None:
         self.name = context.name
         self.settings = read_settings(context, more=self.MORE_KEYS)
-        self._patterns = Patterns(self.settings.include, (*self.settings.exclude, *self.ALWAYS_EXCLUDED))
+        excluded = (*self.settings.exclude, *self.ALWAYS_EXCLUDED)
+        self._patterns = Patterns(self.settings.include, excluded, ending=self._ending)
         self._folder = Folder(self.settings, self._patterns)
         self._going_on: tuple[str, _Scan] | None = None
         """The scan that the cursor of the last page continues. Without it, the walk goes to that place again."""
@@ -207,6 +210,7 @@ class LocalFiles:
         cursor = _read_cursor(request.cursor)
         root = await self._in_thread(self._identity)
         if cursor.started_ns == 0 or cursor.root != root:
+            self._going_on = None
             cursor = FolderCursor(
                 root=root,
                 was=cursor.root,
@@ -352,6 +356,10 @@ class LocalFiles:
                 if sighting in changed and sighting.location not in read:
                     break  # those before it were large
                 outcome = sighting.error or read.get(sighting.location)
+                used += 1
+                if outcome is None and sighting in changed:
+                    continue  # it is gone meanwhile
+                draft.seen += 1
                 if isinstance(outcome, SourceError):
                     draft.failures.append(ItemFailure(sighting.location, self._version(sighting.state), outcome))
                 elif outcome is not None:
@@ -361,8 +369,6 @@ class LocalFiles:
                     elif item is None and not cursor.nothing_known:
                         item = await self._moved(outcome, known, draft.taken, scan)
                     draft.add(outcome if item is None else replace(outcome, id=item.id))
-                used += 1
-                draft.seen += 1
                 if draft.is_full:
                     return used
         return used
@@ -418,7 +424,7 @@ class LocalFiles:
             following = replace(cursor, after=items[-1].location, is_unsure=is_unsure)
         elif is_unsure:
             following = FolderCursor(
-                root=cursor.root, was=cursor.was, started_ns=file_clock_ns(), round=cursor.round + 1
+                root=cursor.root, was=cursor.root, started_ns=file_clock_ns(), round=cursor.round + 1
             )
         else:
             following = FolderCursor(root=cursor.root)

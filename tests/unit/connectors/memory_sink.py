@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import tracemalloc
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -139,3 +141,30 @@ def put(root: Path, location: str, content: str | bytes) -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(content.encode() if isinstance(content, str) else content)
     return file
+
+
+class ForgettingSink(MemorySink):
+    """Keeps the cursor, and no document."""
+
+    async def put(self, source: str, documents: Sequence[Document], *, deleted: Sequence[str] = ()) -> None:
+        """Keep nothing."""
+
+
+def peak_of(connector: Connector, files: int) -> int:
+    """The largest memory of a first sync, which has to see so many files, without what a sink keeps of them."""
+
+    async def seen(sink: ForgettingSink) -> int:
+        number = 0
+        while True:
+            page = await connector.fetch(FetchRequest(sink.place.cursor, sink))
+            await sink.keep("s", page, after=sink.place)
+            number += page.seen
+            if page.is_last:
+                return number
+
+    tracemalloc.start()
+    try:
+        assert asyncio.run(seen(ForgettingSink())) == files
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()

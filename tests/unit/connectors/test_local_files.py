@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from reefknot.connectors.local_files import LocalFiles
 from reefknot.core.failure import FailureType
 from reefknot.errors import ParameterError, SourceError, StalePositionError
 from reefknot.ports.connector import Connector, ConnectorFactory, FetchRequest, WatchingConnector
-from tests.unit.connectors.memory_sink import MemorySink, Synced, context, put, sync
+from tests.unit.connectors.memory_sink import MemorySink, Synced, context, peak_of, put, sync
 
 LONG_AGO = -(10**15)
 
@@ -952,38 +951,14 @@ def test_watching_without_its_package_names_the_extra(root: Path, monkeypatch: p
 # ---- many files ------------------------------------------------------------------------------------------------------
 
 
-def peak_of(root: Path, files: int) -> int:
-    """The largest memory of a first sync of so many files, without what the sink keeps of them."""
+def filled(root: Path, files: int) -> Path:
     for number in range(files):
         put(root, f"{number % 50:02}/{number}.txt", f"file {number} " * 20)
-
-    class Forgetting(MemorySink):
-        async def put(self, *arguments: Any, **options: Any) -> None:
-            """Keep nothing."""
-
-    tracemalloc.start()
-    try:
-        pages = 0
-        sink = Forgetting()
-
-        async def story() -> int:
-            nonlocal pages
-            connector, seen = source(root), 0
-            while True:
-                page = await connector.fetch(FetchRequest(sink.place.cursor, sink))
-                await sink.keep("s", page, after=sink.place)
-                seen, pages = seen + page.seen, pages + 1
-                if page.is_last:
-                    return seen
-
-        assert asyncio.run(story()) == files
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
+    return root
 
 
 def test_five_thousand_files_take_no_more_memory_than_five_hundred(tmp_path: Path) -> None:
-    few, many = peak_of(tmp_path / "few", 500), peak_of(tmp_path / "many", 5000)
+    few, many = (peak_of(source(filled(tmp_path / str(files), files)), files) for files in (500, 5000))
 
     assert many < few * 1.5 + 500_000
     assert many < 8_000_000
