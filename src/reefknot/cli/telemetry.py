@@ -6,16 +6,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
+from msgspec import Struct
 
 from reefknot.cli.app import CommandError, Exit, examples, noun
 from reefknot.cli.options import OPERATOR, STORE, OperatorFlags, StoreFlags, Wide, arg, unknown
-from reefknot.cli.output import plural, put, put_table, say, seconds, show
+from reefknot.cli.output import plural, put, put_document, put_table, say, seconds, show
 from reefknot.cli.store import StoreAddress, address_of, with_store
 from reefknot.cli.watch import Watch, repeated
+from reefknot.core.retry.tuning import ConnectorCounts, TuningAnswer, Verdict, proposed_values
 
 if TYPE_CHECKING:
     from reefknot.ingestion.telemetry import ConnectorMetrics
@@ -26,6 +29,7 @@ app = noun("telemetry", "telemetry show", "telemetry show --json")
 ConnectorName = Annotated[str | None, arg("Only this connector, such as imap_mailbox.")]
 NOTHING_YET = "no job of a source has run over this store yet: `source run`, or `up` with a schedule"
 _RESET_TRIES = 50
+_CONNECTOR = re.compile(r"[a-z][a-z0-9_]{2,63}")  # what a configuration accepts
 
 
 def stored(address: StoreAddress, connector: str | None = None) -> dict[str, ConnectorMetrics]:
@@ -136,3 +140,93 @@ def reset(
         with_store(address, work)
     fields = {"connector": connector, "actor": address.actor, "dry_run": options.dry_run}
     show(fields, lambda: put(f"{connector} {'would begin' if options.dry_run else 'begins'} anew"), json=options.json)
+
+
+# ---- proposals of `policy tune` --------------------------------------------------------------------------------------
+
+CANNOT_KNOW = (
+    "Counts begin with the store, or with `telemetry reset`: those of an earlier policy are in them until then.",
+    "Whether another wait would have helped is a guess from the waits that there were; nothing is tried out.",
+    "Successes are not counted by failure type, and a job in quarantine is taken to have had all its retries.",
+)
+"""What the counts cannot tell."""
+
+
+_WORDS = {Verdict.ADVICE: "advice: ", Verdict.KEEP: "no change: ", Verdict.NOT_ENOUGH_DATA: ""}
+
+
+class TunedConnector(Struct, frozen=True):
+    """The counts of one connector, the answers about its policy, and the sources that have a policy of their own."""
+
+    name: str
+    counts: ConnectorCounts
+    answers: list[TuningAnswer]
+    own_policies: list[str]
+
+    @property
+    def fields(self) -> dict[str, int]:
+        """The fields to write into its policy; none where a configuration does not accept its name."""
+        return proposed_values(self.answers) if _CONNECTOR.fullmatch(self.name) else {}
+
+    def as_json(self) -> dict[str, Any]:
+        answers = msgspec.to_builtins(self.answers)
+        return {"jobs": self.counts.jobs, "answers": answers, "sources_with_own_policies": self.own_policies}
+
+
+def counts_of(metrics: ConnectorMetrics) -> ConnectorCounts:
+    """The counts that proposals are computed from."""
+    return ConnectorCounts(
+        {int(executions): number for executions, number in metrics.successes.items()},
+        metrics.failures,
+        metrics.quarantined,
+        metrics.retried_after,
+    )
+
+
+def put_tuning(found: Sequence[TunedConnector], *, json: bool) -> None:
+    """The answers about all connectors, and the YAML of their proposals."""
+    yaml = _yaml({one.name: one.fields for one in found if one.fields})
+    fields = {"connectors": {one.name: one.as_json() for one in found}, "yaml": yaml, "cannot_know": CANNOT_KNOW}
+
+    def text() -> None:
+        for one in found:
+            _put_answers(one)
+        if yaml:
+            put_document(yaml)
+
+    show(fields, text, json=json)
+    if yaml:
+        say("Nothing was changed. To apply: put these keys into `retry_policies:` of the configuration.")
+        say("Then: reefknot policy check, and reefknot telemetry reset, so that the effect can be seen.")
+    elif found:
+        say("No change is proposed.")
+    else:
+        say(NOTHING_YET)
+    if found and not json:
+        for line in CANNOT_KNOW:
+            say(line)
+
+
+def _put_answers(found: TunedConnector) -> None:
+    put(f"{found.name}: {plural(found.counts.jobs, 'job')}, {plural(found.counts.executions, 'execution')}")
+    for one in found.answers:
+        if one.verdict is Verdict.PROPOSAL:
+            put(f"  proposal: {one.field}: {one.current} → {one.proposed}")
+            put(f"    why: {one.why}")
+            put(f"    effect: {one.effect}")
+        else:
+            put(f"  {_WORDS[one.verdict]}{one.question}: {one.why}")
+    if found.own_policies:
+        put(f"  with a policy of their own, and in these counts: {', '.join(found.own_policies)}")
+    if proposed_values(found.answers) and not found.fields:
+        put("  a configuration does not accept this name: set the policy in the program (RetryPolicyRegistry)")
+    put()
+
+
+def _yaml(policies: Mapping[str, Mapping[str, int]]) -> str:
+    from reefknot.config.editing import with_entry
+
+    text = ""
+    for name, values in policies.items():
+        text, _ = with_entry(text, "retry_policies", name, values=values, file="proposal", written_in="yaml")
+    return text

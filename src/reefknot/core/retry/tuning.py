@@ -106,9 +106,9 @@ class TuningAnswer(Struct, frozen=True, omit_defaults=True):
 def tune(counts: ConnectorCounts, policy: CurrentPolicy) -> list[TuningAnswer]:
     """The answers to all questions about one connector."""
     if counts.jobs < LEAST:
-        return [_too_few("all", counts.jobs, "jobs")]
+        return [_too_few("policy", counts.jobs, "jobs")]
     if policy.strategy == RetryStrategy.NO_RETRY:
-        return [TuningAnswer("all", Verdict.KEEP, "the strategy is no_retry: there are no retries to tune")]
+        return [TuningAnswer("policy", Verdict.KEEP, "the strategy is no_retry: there are no retries to tune")]
     questions: tuple[Callable[[ConnectorCounts, CurrentPolicy], TuningAnswer], ...] = (
         _rate_limits,
         _first_wait,
