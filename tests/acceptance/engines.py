@@ -25,6 +25,7 @@ ON_NATS = frozenset(
         "test_run_and_up",
         "test_schedules",
         "test_separate_processes",
+        "test_telemetry",
         "test_tenants",
         "test_unknown_types",
     }
@@ -64,6 +65,7 @@ REPRESENTATIVE = frozenset(
         "test_a_shutdown_ends_with_its_drain_although_a_plain_function_goes_on",
         "test_what_nobody_knows_for_long_is_quarantined_with_its_answer_and_comes_back",
         "test_what_failed_for_one_tenant_is_requeued_for_it_alone",
+        "test_the_retries_of_all_processes_are_one_answer_that_survives_them",
         "test_two_systems_over_one_store_run_each_due_time_once_and_a_pause_holds_for_both",
         "test_through_a_pipe_top_prints_one_view_without_escapes",
     }
