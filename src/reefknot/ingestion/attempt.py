@@ -122,6 +122,8 @@ class JobRunner:
         self.is_stopping = False
         self.page_kept: Callable[[IngestionSource, SyncSummary], None] = lambda source, summary: None
         """Called after every page of a sync, for a progress bar."""
+        self.synced: Callable[[IngestionSource, SyncSummary], None] = lambda source, summary: None
+        """Called after every sync that changed something."""
 
     async def attempt(self, item: WorkItem, source: IngestionSource) -> JobReport:
         """Execute once, and decide what follows."""
@@ -177,6 +179,8 @@ class JobRunner:
             self.page_kept(source, summary)
             if page.is_last:
                 await self._requeue_recovered(source, locations)
+                if summary.kept or summary.deleted or summary.failed:
+                    self.synced(source, summary)
                 return summary
         message = f"the connector {source.connector} returned {MOST_PAGES:,} pages and no last one; that is a defect"
         raise SourceError(message, FailureType.PERMANENT)

@@ -229,6 +229,10 @@ class IngestionOrchestrator:
         """Call `hear` after every page of a sync."""
         self.runner.page_kept = hear
 
+    def on_sync(self, hear: Callable[[IngestionSource, SyncSummary], None]) -> None:
+        """Call `hear` after every sync that changed something."""
+        self.runner.synced = hear
+
     async def request_sync(self, source: str, *, trigger: str, job_id: str = "", who: str = "") -> str | None:
         """Ask for a sync of a source now; see `sources.request_sync`."""
         job_id = job_id or f"{source}@{new_id()}"
