@@ -147,7 +147,7 @@ def test_every_format_can_be_added_to(folder: Folder, suffix: str) -> None:
     ("words", "told"),
     [
         (("code", "--connector", "github_repository", "--set", "repository=a/b"), "already"),
-        (("x", "--connector", "github_repository", "--set", "repositry=a/b"), "sources.x.repositry"),
+        (("x", "--connector", "github_repository", "--set", "repositry=a/b"), "--set repositry: sources.x.repositry:"),
         (("x", "--connector", "github_repositry", "--set", "repository=a/b"), "did you mean 'github_repository'"),
         (("x", "--connector", "unheard_of", "--set", "a=b"), "--module"),
         (("x", "--connector", "github_repository", "--set", "repository=a/b", "--every", "5 minutes"), "15m"),
@@ -177,6 +177,8 @@ def test_a_file_that_cannot_be_extended_is_left_alone_with_the_line_to_add(folde
     done = folder("source", "add", "x", "--connector", "github_repository", "--set", "repository=c/d")
     assert done.code == 78
     assert "by hand: x: {connector: github_repository, repository: c/d}" in done.err
+    words = ("--set", "repository=c/d", "--set", f"token={TOKEN}")
+    assert TOKEN not in folder("source", "add", "x", "--connector", "github_repository", *words).err
 
 
 def test_a_dry_run_shows_the_lines_and_writes_nothing(folder: Folder) -> None:

@@ -160,14 +160,15 @@ async def _rows(address: StoreAddress, sources: Sequence[ConfiguredSource]) -> l
     from reefknot.ingestion.sources import statuses
 
     counts: dict[str, Any] = {}
+    place = ""
     if _documents_file(address).exists():
         async with _documents(address) as documents:
-            counts = await documents.counts()
+            counts, place = await documents.counts(), await documents.identity()
     if address.is_sqlite and not address.path.is_file():  # no sync has run yet
         return view.rows(sources, {}, counts, address.redactor)
     async with opened(address) as store:
         found = {one.name: one for one in await statuses(store, [one.name for one in sources])}
-        return view.rows(sources, found, counts, address.redactor, now=store.moment().wall)
+        return view.rows(sources, found, counts, address.redactor, place=place, now=store.moment().wall)
 
 
 @app.command(name="show", help_epilogue=examples("source show notes"))
@@ -303,9 +304,11 @@ async def _synced(address: StoreAddress, source: ConfiguredSource, *, full: bool
             name="source run",
         )
         await orchestrator.records.refresh()
-        view.refuse_paused(source.name, orchestrator.records.known(source.name))
+        record = orchestrator.records.known(source.name)
+        view.refuse_sync(source.name, record, await documents.identity(), full=full)
         if full:
             await documents.forget(source.name)
+            await orchestrator.records.change(source.name, lambda record: structs.replace(record, documents=""))
         await store.audit.append([address.event("source.run", source.name, full=full)])
         before = monotonic()
         progress = view.Progress(source.name)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 Redact = Callable[[str], str]
 NEEDS_ATTENTION, NEVER_SYNCED, NOT_CONFIGURED = "needs attention", "never synced", "not configured"
+ELSEWHERE = "kept elsewhere"
 PROGRESS_EVERY_S = 2.0
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -54,17 +55,34 @@ def rows(
     counts: Mapping[str, SourceCounts],
     redact: Redact,
     *,
+    place: str = "",
     now: int | None = None,
 ) -> list[SourceRow]:
-    """The configured sources in their order, then those that only have documents. `now` is the store's time, in ms."""
+    """
+    The configured sources in their order, then those that only have documents.
+
+    `place` is the identity of the documents that are read here; `now` is the store's time, in ms.
+    """
     now = round(time() * 1000) if now is None else now
-    found = [_row(one, statuses.get(one.name), counts.get(one.name), redact, now) for one in sources]
+    found = []
+    for one in sources:
+        status = statuses.get(one.name)
+        row = _row(one, status, counts.get(one.name), redact, now)
+        found.append(row if status is None or status.record.documents in ("", place) else _elsewhere(row))
     for name in sorted(counts.keys() - {one.name for one in sources}):
         count = counts[name]
         to_do = ["it is no longer configured; its documents are kept"]
         last = time_text(count.kept_at)
         found.append(SourceRow(name, "", "", NOT_CONFIGURED, count.documents, count.problems, 0, last, None, to_do))
     return found
+
+
+def _elsewhere(row: SourceRow) -> SourceRow:
+    text = (
+        "its documents are in another file, or on another host, and so is its cursor; it is synced there. "
+        f"To keep them here from now on: reefknot source run {row.name} --full"
+    )
+    return structs.replace(row, state=ELSEWHERE, to_do=[text])
 
 
 def _row(
@@ -259,8 +277,14 @@ class SyncOutcome(Struct, frozen=True):
     reason: str | None = None
 
 
-def refuse_paused(name: str, record: SourceRecord) -> None:
-    """Refuse to sync a source that somebody has paused."""
+def refuse_sync(name: str, record: SourceRecord, place: str, *, full: bool) -> None:
+    """Refuse to sync a source that somebody has paused, or whose documents are in another place than here."""
+    if record.documents not in ("", place) and not full:
+        raise CommandError(
+            f"{name}: its documents are in another file, or on another host, and so is its cursor; sync it there, or "
+            f"keep them here from now on: reefknot source run {name} --full",
+            Exit.TEMPORARY,
+        )
     if record.health.paused:
         by = f" by {record.paused_by}" if record.paused_by else ""
         why = f" because {record.paused_because}" if record.paused_because else ""
