@@ -26,6 +26,8 @@ ON_NATS = frozenset(
         "test_run_and_up",
         "test_schedules",
         "test_separate_processes",
+        "test_telemetry",
+        "test_sources",
         "test_tenants",
         "test_unknown_types",
     }
@@ -51,6 +53,12 @@ SQLITE_ONLY = {
     "test_a_shell_that_is_not_known_is_refused_with_those_that_are": _SAME,
     "test_the_short_flag_prints_the_version": _SAME,
     "test_an_unknown_level_or_form_is_refused_with_what_is_accepted": _SAME,
+    "test_every_format_can_be_added_to": "it lists sources before there is a store, which on a server is refused",
+    "test_a_mistake_says_what_is_accepted_and_leaves_the_file_alone": _SAME,
+    "test_a_source_is_added_and_everything_else_of_the_file_stays_byte_for_byte": _SAME,
+    "test_a_check_of_the_configuration_finds_settings_that_a_connector_does_not_accept": _SAME,
+    "test_a_file_that_cannot_be_extended_is_left_alone_with_the_line_to_add": _SAME,
+    "test_a_dry_run_shows_the_lines_and_writes_nothing": _SAME,
 }
 REPRESENTATIVE = frozenset(
     {
@@ -66,6 +74,8 @@ REPRESENTATIVE = frozenset(
         "test_what_nobody_knows_for_long_is_quarantined_with_its_answer_and_comes_back",
         "test_what_failed_for_one_tenant_is_requeued_for_it_alone",
         "test_failures_of_one_cause_are_one_group_and_an_edited_payload_is_a_new_version",
+        "test_the_retries_of_all_processes_are_one_answer_that_survives_them",
+        "test_a_sync_keeps_what_is_new_and_tells_what_it_did",
         "test_two_systems_over_one_store_run_each_due_time_once_and_a_pause_holds_for_both",
         "test_through_a_pipe_top_prints_one_view_without_escapes",
     }

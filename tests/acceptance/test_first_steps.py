@@ -194,14 +194,13 @@ def test_with_a_system_running_nothing_is_said(shell: Shell) -> None:
 # ---- what is there ---------------------------------------------------------------------------------------------------
 
 
-def test_sources_are_read_with_a_warning_that_nothing_uses_them(shell: Shell) -> None:
-    (shell.folder / "reefknot.yaml").write_text("sources: {mail: {connector: imap_mailbox}}\n")
+def test_a_source_without_what_its_connector_needs_is_refused_with_its_line(shell: Shell) -> None:
+    (shell.folder / "reefknot.yaml").write_text("sources: {code: {connector: github_repository}}\n")
 
     done = shell("reefknot config check")
 
-    assert done.returncode == 0
-    assert "warning: sources: nothing reads a source yet" in done.stderr
-    assert "(mail)" in done.stderr
+    assert done.returncode == 78
+    assert "reefknot.yaml:1:11: sources.code.repository" in done.stderr
 
 
 PACKAGES = {"nats-py": "nats"}

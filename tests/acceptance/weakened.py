@@ -50,7 +50,7 @@ def without_loop_watch() -> None:
     """Renew leases in the event loop alone."""
     with_short_leases()
 
-    def nothing(*given: Any) -> Any:
+    def nothing(*given: Any, **more: Any) -> Any:
         return nullcontext()
 
     setattr(reefknot.app.system, "LoopWatch", nothing)  # noqa: B010 - a name that it only imports

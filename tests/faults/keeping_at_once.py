@@ -39,7 +39,9 @@ async def _meet(documents: SqliteDocuments, name: str) -> None:
     """Begin when the other one is there."""
     await documents.put("ready", [Document(name, name, "")])
     async with asyncio.timeout(60):
-        while (await documents.counts())["ready"].documents < 2:
+        while True:
+            if (await documents.counts())["ready"].documents == 2:
+                return
             await asyncio.sleep(0.002)
 
 

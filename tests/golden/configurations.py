@@ -33,7 +33,7 @@ retry_policies:
 operations:
   KV_GET: {max_attempts: 2, base_delay: 0.5, timeout: 9}
 sources:
-  inbox: {connector: imap_mailbox, host: mail.example, password: canary-1, retry: {max_attempts: 9}}
+  inbox: {connector: imap_mailbox, host: mail.example, user: me, password: 'env:INBOX', retry: {max_attempts: 9}}
 idempotency: {retention_seconds: 3600, max_keys: 1000}
 audit: {on_failure: fail_closed, jsonl: {path: a.jsonl}}
 router: {patience_seconds: 5}

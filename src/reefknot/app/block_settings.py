@@ -1,5 +1,5 @@
 """
-The `blocks` section of a configuration as the settings of the standard blocks.
+The blocks that a process can run, and the `blocks` section of a configuration as the settings of the standard ones.
 
 The schema has checked names, kinds and bounds. Left for here is what only the blocks can read, the addresses of
 `blocks.http.allow`, what only the file's place tells: relative paths are beneath the configuration's folder, and what
@@ -11,19 +11,21 @@ step's module, the store, the configuration or a secret there would be the assig
 import asyncio
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from reefknot.app.stores import store_url
 from reefknot.blocks.addresses import AllowEntry, HttpSettings, read_allowed
 from reefknot.blocks.fs import FsSettings
 from reefknot.blocks.inputs import Refusal
-from reefknot.blocks.python import BlockSettings
+from reefknot.blocks.python import BlockSettings, by_name, load_entry_points, load_module, standard_blocks
 from reefknot.blocks.sql_rows import Access, SqlConnection, SqlSettings, StrongLogin
 from reefknot.config.reading.session import KeyPath, Problem, dotted
 from reefknot.config.schema import FsBlockSection, HttpBlockSection, SqlBlockSection, SqlConnectionEntry
 from reefknot.config.settings import Settings
+from reefknot.connectors.registry import registry as connectors
 from reefknot.errors import ConfigurationError, shown
+from reefknot.ports.block import Block
 from reefknot.runtime.database_urls import SQLITE_PREFIX, sqlite_path
 from reefknot.runtime.log import logger, printable
 
@@ -193,3 +195,16 @@ def _connection(entry: str | SqlConnectionEntry, folder: Path) -> SqlConnection:
     if url.startswith(SQLITE_PREFIX):
         url = f"sqlite:{folder / sqlite_path(url)}"
     return SqlConnection(url, Access(entry.access), entry.role, tuple(entry.functions))
+
+
+def blocks_for(settings: Settings, modules: Sequence[str] = (), *, store: str | None = None) -> dict[str, Block]:
+    """The steps this process can run: the standard ones, those of other packages, and one's own."""
+    folder = str(Path.cwd())
+    standard = standard_blocks(block_settings(settings, store=store))
+    if modules:
+        check_roots(settings, [("modules that Python imports", folder)])
+    own: dict[str, Block] = {}
+    for module in modules:
+        own |= load_module(module, path=folder, others=connectors.homes)
+    check_roots(settings, loaded_modules())
+    return by_name(standard, load_entry_points(), own)

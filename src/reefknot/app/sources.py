@@ -20,6 +20,7 @@ from msgspec import Struct
 from reefknot.config.reading.session import KeyPath, Mark, Problem, dotted
 from reefknot.config.secrets import resolve
 from reefknot.core.failure import FailureType
+from reefknot.core.overload.source_health import HealthRules
 from reefknot.core.schedules import Timetable, parse
 from reefknot.errors import ConfigurationError, ParameterError, SourceError
 from reefknot.ports.connector import Connector, ConnectorFactory, SourceContext
@@ -94,7 +95,8 @@ class _SecretReader:
         path = dotted(("sources", source.name))
         found = resolve(reference, environ=os.environ, folder=source.folder, mark=source.mark, path=path)
         if isinstance(found, Problem):
-            text = f"{path}: {found.message}; provide the secret, or name another one"
+            why = found.message.removeprefix(f"{reference}: ")
+            text = f"{path}: {why} ({reference}); provide the secret, or name another one"
             raise SourceError(text, FailureType.PERMANENT)
         secret = found.reveal()
         if secret not in self._hidden:
@@ -104,32 +106,15 @@ class _SecretReader:
 
 
 def sources_of(settings: Settings) -> list[ConfiguredSource]:
-    """The configured sources, or `ConfigurationError` with every timetable that cannot be read."""
-    found, problems = _read(settings)
-    if problems:
-        raise ConfigurationError(problems)
-    return found
+    """The configured sources."""
+    return [_source(name, written, settings) for name, written in settings.configuration.sources.items()]
 
 
-def _read(settings: Settings) -> tuple[list[ConfiguredSource], list[Problem]]:
-    found: list[ConfiguredSource] = []
-    problems: list[Problem] = []
-    for name, written in settings.configuration.sources.items():
-        at = ("sources", name)
-        try:
-            timetable = parse(written.every, written.cron, time_zone=written.time_zone, missed=written.missed)
-        except ParameterError as error:
-            problems.append(_problem(settings, at, error))
-        else:
-            found.append(_source(name, written, timetable, settings))
-    return found, problems
-
-
-def _source(name: str, written: Source, timetable: Timetable, settings: Settings) -> ConfiguredSource:
+def _source(name: str, written: Source, settings: Settings) -> ConfiguredSource:
     return ConfiguredSource(
         name,
         written.connector,
-        timetable,
+        parse(written.every, written.cron, time_zone=written.time_zone, missed=written.missed),
         on_change=written.on_change,
         max_concurrency=written.max_concurrency,
         page_size=written.page_size,
@@ -168,9 +153,9 @@ def check_sources(settings: Settings, *, only: Collection[str] | None = None, st
     `ConfigurationError` names every mistake with its place. A connector that is not known here may be one's own, from a
     module that is not loaded: that is a mistake when `strict`, else a warning. Returns the warnings.
     """
-    found, problems = _read(settings)
-    warnings = []
-    for source in found:
+    problems: list[Problem] = []
+    warnings: list[str] = []
+    for source in sources_of(settings):
         if only is not None and source.name not in only:
             continue
         at = ("sources", source.name)
@@ -189,23 +174,27 @@ def check_sources(settings: Settings, *, only: Collection[str] | None = None, st
     return warnings
 
 
+def health_rules(settings: Settings) -> HealthRules:
+    """The rules by which a source is held to be down, as they are configured."""
+    breaker = settings.configuration.ingestion.breaker
+    return HealthRules(
+        failures=breaker.failures,
+        jobs=breaker.jobs,
+        rest_ms=round(breaker.cooldown_seconds * 1000),
+        longest_rest_ms=round(breaker.max_cooldown_seconds * 1000),
+        enabled=breaker.enabled,
+    )
+
+
 def ingestion_settings(settings: Settings) -> IngestionSettings:
     """The limits of an orchestrator, as they are configured."""
-    from reefknot.core.overload.source_health import HealthRules
     from reefknot.ingestion.orchestrator import IngestionSettings
 
     written = settings.configuration.ingestion
-    breaker = written.breaker
     return IngestionSettings(
         written.max_concurrency,
         {name: one.max_concurrency for name, one in written.connectors.items()},
-        HealthRules(
-            failures=breaker.failures,
-            jobs=breaker.jobs,
-            rest_ms=round(breaker.cooldown_seconds * 1000),
-            longest_rest_ms=round(breaker.max_cooldown_seconds * 1000),
-            enabled=breaker.enabled,
-        ),
+        health_rules(settings),
         lease=written.lease_seconds,
         drain=written.drain_seconds,
     )

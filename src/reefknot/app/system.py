@@ -15,7 +15,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from math import isfinite
-from pathlib import Path
 from threading import Thread
 from typing import Any, NoReturn
 
@@ -23,7 +22,7 @@ import msgspec
 
 from reefknot.app import presence
 from reefknot.app.audit_copies import kept_events
-from reefknot.app.block_settings import block_settings, check_logins, check_roots, loaded_modules
+from reefknot.app.block_settings import block_settings, blocks_for, check_logins
 from reefknot.app.ingestion import running_ingestion, sync_entries
 from reefknot.app.presence import STORE_S, look_for_orphans
 from reefknot.app.reload import PolicyReload, ReloadOutcome
@@ -31,11 +30,9 @@ from reefknot.app.schedules import running_schedules
 from reefknot.app.stores import client_of, open_store, options_of
 from reefknot.audit.journal import Journal
 from reefknot.blocks.fs import remove_spare_files
-from reefknot.blocks.python import by_name, load_entry_points, load_module, standard_blocks
 from reefknot.blocks.threads import function_threads
 from reefknot.clock import SteadyClock
 from reefknot.config.settings import Settings
-from reefknot.connectors.registry import registry as connectors
 from reefknot.core.messages import ExecAssignment, ExecResult
 from reefknot.core.overload.submission import Capacity
 from reefknot.core.redaction import Redactor
@@ -48,6 +45,7 @@ from reefknot.ports.block import Block
 from reefknot.ports.clock import Clock
 from reefknot.ports.control import Command
 from reefknot.ports.store import Store
+from reefknot.ports.work_queue import Held
 from reefknot.router.service import Router
 from reefknot.router.settings import RouterSettings
 from reefknot.router.settings import settings_from as router_settings
@@ -201,10 +199,13 @@ class System:
 
     def give_back_now(self) -> None:
         """Give back what the workers have claimed, for a process that ends at once. Blocks its thread, not the loop."""
-        held = [one for worker in self.workers for one in worker.claims()]
-        held += [] if self.ingestion is None else self.ingestion.claims()
+        held = [one for worker in self.workers for one in worker.claims()] + self.ingestion_claims()
         if held:
             self.store.leases.give_back(held)
+
+    def ingestion_claims(self) -> list[Held]:
+        """The jobs of sources that run in this system."""
+        return [] if self.ingestion is None else self.ingestion.claims()
 
     async def store_failed(self) -> NoReturn:
         """
@@ -370,19 +371,6 @@ def worker_settings(settings: Settings) -> WorkerSettings:
     )
 
 
-def blocks_for(settings: Settings, modules: Sequence[str] = (), *, store: str | None = None) -> dict[str, Block]:
-    """The steps this process can run: the standard ones, those of other packages, and one's own."""
-    folder = str(Path.cwd())
-    standard = standard_blocks(block_settings(settings, store=store))
-    if modules:
-        check_roots(settings, [("modules that Python imports", folder)])
-    own: dict[str, Block] = {}
-    for module in modules:
-        own |= load_module(module, path=folder, others=connectors.homes)
-    check_roots(settings, loaded_modules())
-    return by_name(standard, load_entry_points(), own)
-
-
 @asynccontextmanager
 async def running_system(
     url: str,
@@ -430,19 +418,12 @@ async def running_system(
             own_work_only=own_work_only,
         )
         system = await _started(build, store, workers, router, own_work_only=own_work_only)
-        with LoopWatch(system.workers, store.leases):
+        with LoopWatch(system.workers, store.leases, others=system.ingestion_claims):
             async with _stopped_at_the_end(system, drain), AsyncExitStack() as running:
                 if ingestion:
-                    beside = running_ingestion(
-                        store,
-                        settings,
-                        url,
-                        isolation=system.isolation,
-                        secrets=secrets,
-                        seed=seed,
-                        drain=drain,
-                    )
-                    system.ingestion = await running.enter_async_context(beside)
+                    more: dict[str, Any] = {"isolation": system.isolation, "secrets": secrets, "drain": drain}
+                    parts = running_ingestion(store, settings, url, **more, seed=seed)
+                    system.ingestion = await running.enter_async_context(parts)
                 if router is not None and not own_work_only:
                     syncs = [] if system.ingestion is None else sync_entries(settings, system.ingestion)
                     await running.enter_async_context(running_schedules(store, settings, system.client, syncs))

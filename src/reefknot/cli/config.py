@@ -246,7 +246,7 @@ def _values(found: Settings) -> Iterator[tuple[str, Any, str]]:
     for path, value in _leaves(found.configuration.model_dump(), ()):
         written = path in tree.marks
         if value is not None or written:
-            yield dotted(path), _safe(path, value), str(tree.mark(path)) if written else DEFAULT
+            yield dotted(path), shown_value(path, value), str(tree.mark(path)) if written else DEFAULT
     if found.configuration.engine is None:
         yield "engine", DEFAULT_ENGINE, DEFAULT
 
@@ -309,13 +309,13 @@ def _leaves(value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str
             yield path, value
 
 
-def _safe(path: tuple[str | int, ...], value: Any) -> Any:
+def shown_value(path: tuple[str | int, ...], value: Any) -> Any:
     """The value with secrets hidden; a reference to a secret is shown."""
     from reefknot.config.secrets import is_reference
     from reefknot.core.redaction import HIDDEN, redact
 
     if isinstance(value, list):
-        return [_safe(path, item) for item in value]
+        return [shown_value(path, item) for item in value]
     if is_reference(value) or value is None or isinstance(value, bool):
         return jsonable(value)
     if path[0] == "secrets":

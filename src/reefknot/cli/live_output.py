@@ -225,7 +225,7 @@ def _failure(kind: str, message: str) -> str:
 def feed_line(event: events.AnyEvent, kind: str, words: str) -> str:
     """`2026-01-25T12:00:01+01:00  retry        a1 (http.request): attempt 1 failed: …`"""
     seconds = epoch_seconds(event.timestamp)
-    at = event.timestamp if seconds is None else _local(datetime.fromtimestamp(seconds, UTC))
+    at = event.timestamp if seconds is None else local_time(datetime.fromtimestamp(seconds, UTC))
     subject = event.work_id or ""
     if subject and event.tenant_id:
         subject = f"{subject} of {event.tenant_id}"
@@ -235,7 +235,7 @@ def feed_line(event: events.AnyEvent, kind: str, words: str) -> str:
     return f"{at}  {kind:<12} {subject + ': ' if subject else ''}{words}"
 
 
-def _local(moment: datetime) -> str:
+def local_time(moment: datetime) -> str:
     """Date, time and zone, as this machine has it."""
     return moment.astimezone().isoformat(timespec="seconds")
 
@@ -341,7 +341,7 @@ class LiveFeed:
         """Print what was left out, once its second has passed."""
         if self._left_out and (now or monotonic()) - self._second >= 1.0:
             counts = ", ".join(f"{number} {kind}" for kind, number in self._left_out.most_common())
-            self._print("more", f"{_local(datetime.now(UTC))}  {'more':<12} {counts}")
+            self._print("more", f"{local_time(datetime.now(UTC))}  {'more':<12} {counts}")
             self._left_out.clear()
 
 
@@ -361,4 +361,4 @@ class LevelChanges:
                     self._last[key] = status
                     queue = f"queue: {queue_depth(state['depth'], state['size'])}; {state['active']} running"
                     words = f"{key[0]} {name}: {before} → {status}; {queue}"
-                    self._print(status, f"{_local(datetime.now(UTC))}  {'overload':<12} {words}")
+                    self._print(status, f"{local_time(datetime.now(UTC))}  {'overload':<12} {words}")

@@ -15,6 +15,7 @@ import signal as signals
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from datetime import UTC, datetime
 from json import dumps
 from shlex import quote
 from signal import SIG_IGN, SIGHUP, SIGINT, SIGTERM, Signals, getsignal
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 from msgspec import Struct
 
 from reefknot.cli.app import Exit, noun
-from reefknot.cli.live_output import LOG, LevelChanges, LiveFeed, LogFlags, PrintLine
+from reefknot.cli.live_output import LOG, LevelChanges, LiveFeed, LogFlags, PrintLine, local_time
 from reefknot.cli.options import SYSTEM, SystemFlags, arg, check_seconds, check_whole, load, settings
 from reefknot.cli.output import data, prints_to_stderr, put, relative, say
 from reefknot.cli.store import shown_url
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from reefknot.app.system import System
     from reefknot.config.schema import BlocksSection
     from reefknot.config.settings import Settings
+    from reefknot.ingestion.attempt import SyncSummary
+    from reefknot.ingestion.sources import IngestionSource
 
 MOST_WORKERS = 64
 LEVELS_EVERY_S = 0.2
@@ -306,6 +309,8 @@ class UpSession(Struct, frozen=True):
                 feed = LiveFeed(
                     system.store.audit, self._print, after=system.started_after, as_json=self.as_json, workers=own
                 )
+                if system.ingestion is not None and not self.as_json:
+                    system.ingestion.on_sync(self._print_sync)
                 if self.welcome:
                     self._welcome(system, seconds)
                 following = asyncio.create_task(feed.follow(), name="live feed")  # goes on during the drain
@@ -325,6 +330,11 @@ class UpSession(Struct, frozen=True):
             if not self.as_json:
                 levels.update(system.snapshot())
             await asyncio.sleep(LEVELS_EVERY_S)
+
+    def _print_sync(self, source: IngestionSource, summary: SyncSummary) -> None:
+        counts = {"kept": summary.kept, "deleted": summary.deleted, "could not be read": summary.failed}
+        words = ", ".join(f"{number} {what}" for what, number in counts.items() if number)
+        self._print("synced", f"{local_time(datetime.now(UTC))}  {'synced':<12} {source.name}: documents: {words}")
 
     def _welcome(self, system: System, seconds: float | None) -> None:
         names = ", ".join(worker.worker_id for worker in system.workers)

@@ -16,7 +16,7 @@ from pathlib import Path
 from time import monotonic
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
-from msgspec import structs
+from msgspec import structs, to_builtins
 
 from reefknot.cli import source_view as view
 from reefknot.cli.app import CommandError, Exit, examples, noun
@@ -41,7 +41,6 @@ from reefknot.cli.output import (
     data,
     plural,
     prints_to_stderr,
-    progress,
     put,
     put_document,
     put_json,
@@ -150,25 +149,54 @@ def list_(*, wide: Wide = False, watch: Watch = None, options: StoreFlags = STOR
 
     address = address_of(options)
     sources = [] if address.settings is None else sources_of(address.settings)
-    repeated(watch, lambda: view.put_sources(_rows(address, sources), wide=wide, json=options.json))
+
+    def draw() -> None:
+        view.put_sources(asyncio.run(_rows(address, sources)), wide=wide, json=options.json)
+
+    repeated(watch, draw)
 
 
-def _rows(address: StoreAddress, sources: Sequence[ConfiguredSource]) -> list[view.SourceRow]:
-    async def work() -> list[view.SourceRow]:
-        counts: dict[str, Any] = {}
-        if _documents_file(address).exists():
-            async with _documents(address) as documents:
-                counts = await documents.counts()
-        names = [one.name for one in sources]
-        if address.is_sqlite and not address.path.is_file():  # no sync has run yet
-            return view.rows(sources, {}, counts, address.redactor)
-        from reefknot.ingestion.sources import statuses
+async def _rows(address: StoreAddress, sources: Sequence[ConfiguredSource]) -> list[view.SourceRow]:
+    from reefknot.ingestion.sources import statuses
 
-        async with opened(address) as store:
-            found = {one.name: one for one in await statuses(store, names)}
-            return view.rows(sources, found, counts, address.redactor, now=store.moment().wall)
+    counts: dict[str, Any] = {}
+    place = ""
+    if _documents_file(address).exists():
+        async with _documents(address) as documents:
+            counts, place = await documents.counts(), await documents.identity()
+    if address.is_sqlite and not address.path.is_file():  # no sync has run yet
+        return view.rows(sources, {}, counts, address.redactor)
+    async with opened(address) as store:
+        found = {one.name: one for one in await statuses(store, [one.name for one in sources])}
+        return view.rows(sources, found, counts, address.redactor, place=place, now=store.moment().wall)
 
-    return asyncio.run(work())
+
+@app.command(name="show", help_epilogue=examples("source show notes"))
+def show_source(
+    name: Name,
+    /,
+    *,
+    limit: Annotated[int, arg("Most documents with a problem to list. Default: 20.")] = 20,
+    options: StoreFlags = STORE,
+) -> None:
+    """Show a source: settings, state, and the documents that could be read only in part. Secrets are hidden."""
+    from reefknot.app.sources import sources_of
+    from reefknot.cli.config import shown_value
+
+    check_whole("--limit", limit)
+    address = address_of(options)
+    source = named([] if address.settings is None else sources_of(address.settings), name)
+
+    async def work() -> tuple[view.SourceRow, list[Document]]:
+        row = next(one for one in await _rows(address, [source]) if one.name == name)
+        if not row.problems:
+            return row, []
+        async with _documents(address) as documents:
+            return row, await documents.problems(name, limit=limit)
+
+    row, problems = asyncio.run(work())
+    shown = {key: shown_value(("sources", name, key), value) for key, value in source.settings.items()}
+    view.put_source(row, shown, problems, json=options.json)
 
 
 @app.command(name="test", help_epilogue=examples("source test", "source test mail"))
@@ -196,7 +224,8 @@ def try_sources(
         for one in results:
             put(f"{one.name}: {'OK' if one.ok else 'FAILED'}: {one.answer}")
 
-    show({"ok": all(one.ok for one in results), "sources": results}, text, json=common.json)
+    fields = {"ok": all(one.ok for one in results), "sources": to_builtins(results)}
+    show(fields, text, json=common.json)
     codes = {one.exit for one in results if not one.ok}
     return Exit.FINE if not codes else codes.pop() if len(codes) == 1 else Exit.FAILED
 
@@ -237,7 +266,7 @@ def run(
     """
     Sync a source now, in this process, and print a summary.
 
-    Exits with 75 when a retry is scheduled, and with 1 when the sync needs somebody's help.
+    Exits with 75 when a retry is scheduled, and with 1 when the sync has failed for good.
     """
     from reefknot.app.sources import check_sources, sources_of
 
@@ -250,11 +279,11 @@ def run(
     if options.dry_run:
         put(f"{name} would be synced{' from the beginning' if full else ''}: {source.connector}, {source.schedule}")
         return Exit.FINE
-    outcome = asyncio.run(_synced(address, source, full=full, quiet=options.json))
+    outcome = asyncio.run(_synced(address, source, full=full))
     return view.put_outcome(outcome, json=options.json)
 
 
-async def _synced(address: StoreAddress, source: ConfiguredSource, *, full: bool, quiet: bool) -> view.SyncOutcome:
+async def _synced(address: StoreAddress, source: ConfiguredSource, *, full: bool) -> view.SyncOutcome:
     from reefknot.app.sources import ingestion_settings, open_documents
     from reefknot.app.stores import open_store, options_of
     from reefknot.ingestion.jobs import JobQueue
@@ -275,16 +304,17 @@ async def _synced(address: StoreAddress, source: ConfiguredSource, *, full: bool
             name="source run",
         )
         await orchestrator.records.refresh()
-        view.refuse_paused(source.name, orchestrator.records.known(source.name))
+        record = orchestrator.records.known(source.name)
+        view.refuse_sync(source.name, record, await documents.identity(), full=full)
         if full:
             await documents.forget(source.name)
+            await orchestrator.records.change(source.name, lambda record: structs.replace(record, documents=""))
         await store.audit.append([address.event("source.run", source.name, full=full)])
         before = monotonic()
-        with progress(f"syncing {source.name}", 1) as advance:
-            pages = view.Progress(source.name, quiet=quiet, advance=advance)
-            orchestrator.on_page(lambda _, summary: pages.page(summary))
-            async with orchestrator:
-                item = await _until_over(orchestrator, source, address.actor)
+        progress = view.Progress(source.name)
+        orchestrator.on_page(lambda _, summary: progress.page(summary))
+        async with orchestrator:
+            item = await _until_over(orchestrator, source, address.actor)
         counts = (await documents.counts()).get(source.name)
         record = await orchestrator.records.read(source.name)
         now = store.moment().wall
@@ -295,15 +325,15 @@ async def _until_over(orchestrator: IngestionOrchestrator, source: ConfiguredSou
     """The job of a sync, when it has ended, waits for a later time, or the source lets none of its jobs begin."""
     job_id = await orchestrator.request_sync(source.name, trigger="manual", who=who)
     assert job_id is not None, "a person's request is never refused"
-    said_at = monotonic()
+    printed_at = monotonic()
     while True:
         item = await orchestrator.jobs.get(job_id)
         if item is None:
             raise CommandError(f"the job {job_id} was removed meanwhile", Exit.FAILED)
         if not await _is_busy(orchestrator, source.name, item):
             return item
-        if not orchestrator.running and monotonic() - said_at > WAITING_S:
-            said_at = monotonic()
+        if not orchestrator.running and monotonic() - printed_at > WAITING_S:
+            printed_at = monotonic()
             say(f"{source.name}: the job waits for its turn; Ctrl-C leaves it to `reefknot up`")
         await asyncio.sleep(_POLL_S)
 

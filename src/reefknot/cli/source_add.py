@@ -17,8 +17,8 @@ from reefknot.cli.app import CommandError, Exit
 from reefknot.cli.options import load, unwritable
 from reefknot.cli.output import relative, say
 from reefknot.config.editing import with_entry
-from reefknot.config.layers import SUFFIXES, environment, find, merge, read_text, word_or_flow
-from reefknot.config.reading.session import ParseSession
+from reefknot.config.layers import SUFFIXES, Tree, environment, find, merge, read_text, word_or_flow
+from reefknot.config.reading.session import KeyPath, Mark, ParseSession
 from reefknot.config.settings import settings_of
 from reefknot.errors import ConfigurationError
 from reefknot.runtime.files import whole_file
@@ -66,14 +66,25 @@ def extended(name: str, values: dict[str, Any], config: str | None) -> tuple[Pat
     written_in = SUFFIXES[file.suffix.lower()]
     if name in (read_text(text, name=str(file), format=written_in).value.get("sources") or {}):
         raise CommandError(f"{name} is a source of {relative(str(file))} already; choose another name", Exit.FAILED)
-    longer, added = with_entry(text, "sources", name, values=values, file=str(file), written_in=written_in)
-    tree = merge(read_text(longer, name=str(file), format=written_in), environment(os.environ))
+    tree = merge(read_text(text, name=str(file), format=written_in), environment(os.environ), _flags(name, values))
     try:
         check_sources(settings_of(tree, file, environ=os.environ), only={name}, strict=True)
-    except ConfigurationError as error:
-        say(f"Nothing was written. With the source {name}, the configuration would have mistakes:")
-        raise error from None
+    except ConfigurationError:
+        say(f"{relative(str(file))} is as it was: this source is not accepted.")
+        raise
+    # Only now: the refusal of a file that cannot be extended shows the values, and none of them is a secret.
+    longer, added = with_entry(text, "sources", name, values=values, file=str(file), written_in=written_in)
     return file, longer, added
+
+
+def _flags(name: str, values: dict[str, Any]) -> Tree:
+    """The source as a layer of configuration, with the flag that gives each value."""
+    source = ("sources", name)
+    marks: dict[KeyPath, Mark] = {source: Mark(f"source {name}"), (): Mark("flags")}
+    own = ("connector", "path", "every", "cron", "time_zone", "on_change")
+    for key in values:
+        marks[*source, key] = Mark(f"--{key.replace('_', '-')}" if key in own else f"--set {key}")
+    return Tree({"sources": {name: values}}, marks)
 
 
 def replace_file(file: Path, text: str) -> None:

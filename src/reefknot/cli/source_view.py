@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from time import time
+from time import monotonic, time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Struct, structs
 
 from reefknot.cli.app import CommandError, Exit
-from reefknot.cli.output import Advance, age, plural, put, put_table, say, show, time_text
+from reefknot.cli.output import age, json_text, plural, put, put_fields, put_table, say, show, time_text
 from reefknot.core.audit.event import FailureRecord
 from reefknot.core.failure import ErrorCode, FailureType
 from reefknot.core.overload.source_health import SourceCondition
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 Redact = Callable[[str], str]
 NEEDS_ATTENTION, NEVER_SYNCED, NOT_CONFIGURED = "needs attention", "never synced", "not configured"
-PROGRESS_EVERY_S = 5.0
+ELSEWHERE = "kept elsewhere"
+PROGRESS_EVERY_S = 2.0
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 # ---- the list --------------------------------------------------------------------------------------------------------
@@ -54,17 +55,34 @@ def rows(
     counts: Mapping[str, SourceCounts],
     redact: Redact,
     *,
+    place: str = "",
     now: int | None = None,
 ) -> list[SourceRow]:
-    """The configured sources in their order, then those that only have documents. `now` is the store's time, in ms."""
+    """
+    The configured sources in their order, then those that only have documents.
+
+    `place` is the identity of the documents that are read here; `now` is the store's time, in ms.
+    """
     now = round(time() * 1000) if now is None else now
-    found = [_row(one, statuses.get(one.name), counts.get(one.name), redact, now) for one in sources]
+    found = []
+    for one in sources:
+        status = statuses.get(one.name)
+        row = _row(one, status, counts.get(one.name), redact, now)
+        found.append(row if status is None or status.record.documents in ("", place) else _elsewhere(row))
     for name in sorted(counts.keys() - {one.name for one in sources}):
         count = counts[name]
         to_do = ["it is no longer configured; its documents are kept"]
         last = time_text(count.kept_at)
         found.append(SourceRow(name, "", "", NOT_CONFIGURED, count.documents, count.problems, 0, last, None, to_do))
     return found
+
+
+def _elsewhere(row: SourceRow) -> SourceRow:
+    text = (
+        "its documents are in another file, or on another host, and so is its cursor; it is synced there. "
+        f"To keep them here from now on: reefknot source run {row.name} --full"
+    )
+    return structs.replace(row, state=ELSEWHERE, to_do=[text])
 
 
 def _row(
@@ -105,7 +123,7 @@ def _following(source: ConfiguredSource, status: SourceStatus | None, now: int) 
 def _to_do(
     source: ConfiguredSource, status: SourceStatus | None, count: SourceCounts | None, redact: Redact, now: int
 ) -> list[str]:
-    """What a person can do about this source, and what happens by itself."""
+    """Lines on what a person can do about this source, and on what happens by itself."""
     name = source.name
     if status is None or (status.sync is None and count is None):
         return [f"it has no documents yet: reefknot source run {name}"]
@@ -127,12 +145,14 @@ def _to_do(
         case SourceCondition.HEALTHY:
             pass
     if status.sync is not None and status.sync.state is WorkState.QUARANTINED:
-        lines.append(f"its sync failed: {redact(status.sync.reason)}; mend that, then: reefknot source run {name}")
+        lines.append(f"its sync failed: {failure or redact(status.sync.reason)}; then: reefknot source run {name}")
         others = status.quarantined - 1
     else:
         others = status.quarantined
     if others > 0:
         lines.append(f"{plural(others, 'item')} could not be read: reefknot quarantine list --source {name}")
+    if count is not None and count.problems:
+        lines.append(f"{plural(count.problems, 'document')} could be read only in part: reefknot source show {name}")
     return lines
 
 
@@ -151,11 +171,12 @@ def put_sources(found: Sequence[SourceRow], *, wide: bool, json: bool) -> None:
         cells = [
             (
                 *(one.name, one.connector, one.schedule, one.state, str(one.documents), str(one.problems)),
-                *(str(one.quarantined), one.last_sync or "", one.next_due or ""),
+                *(str(one.quarantined), _short(one.last_sync), _short(one.next_due)),
             )
             for one in found
         ]
-        whole, optional = ("source", "state"), ("connector", "problems", "quarantined", "schedule", "last sync")
+        whole = ("source", "state", "last sync", "next due")
+        optional = ("connector", "problems", "quarantined", "schedule", "last sync")
         put_table((*columns, "next due"), cells, styles=("cyan",), whole=whole, optional=optional, wide=wide)
         for one in found:
             for line in one.to_do:
@@ -163,7 +184,30 @@ def put_sources(found: Sequence[SourceRow], *, wide: bool, json: bool) -> None:
         if not found:
             say("no source is configured; `source add` adds one")
 
-    show({"sources": found}, text, json=json)
+    show({"sources": msgspec.to_builtins(found)}, text, json=json)
+
+
+def _short(moment: str | None) -> str:
+    """A time in a table, to the second."""
+    return "" if moment is None else moment[:19] + "Z"
+
+
+def put_source(row: SourceRow, settings: Mapping[str, Any], problems: Sequence[Document], *, json: bool) -> None:
+    """A source with its settings, and the documents of it that could be read only in part."""
+
+    def text() -> None:
+        fields = msgspec.to_builtins(row) | {"to_do": None}
+        put_fields(fields | {f"settings.{key}": json_text(value) for key, value in settings.items()})
+        for line in row.to_do:
+            put(line)
+        if problems:
+            put()
+            put_table(("document", "problem"), [(one.location, one.problem) for one in problems], styles=("cyan",))
+        if len(problems) < row.problems:
+            say(f"{len(problems)} of {plural(row.problems, 'document')} with a problem shown; --limit shows more")
+
+    listed = [{"id": one.id, "location": one.location, "problem": one.problem} for one in problems]
+    show(msgspec.to_builtins(row) | {"settings": settings, "problem_documents": listed}, text, json=json)
 
 
 # ---- tests -----------------------------------------------------------------------------------------------------------
@@ -202,19 +246,15 @@ def failed_test(name: str, error: Exception, timeout: float) -> TestResult:
 
 
 class Progress:
-    """Pages of a sync as they are kept: lines on stderr now and then, and a bar on a terminal."""
+    """Pages of a sync as they are kept: a line on stderr every few seconds."""
 
-    def __init__(self, name: str, *, quiet: bool, advance: Advance) -> None:
+    def __init__(self, name: str) -> None:
         self._name = name
-        self._quiet = quiet
-        self._advance = advance
-        self._said_at = time()
+        self._printed_at = monotonic()
 
     def page(self, summary: SyncSummary) -> None:
-        self._advance(0)
-        now = time()
-        if not self._quiet and now - self._said_at >= PROGRESS_EVERY_S:
-            self._said_at = now
+        if monotonic() - self._printed_at >= PROGRESS_EVERY_S:
+            self._printed_at = monotonic()
             say(f"{self._name}: {summary.seen} looked at, {summary.kept} new or changed")
 
 
@@ -237,8 +277,14 @@ class SyncOutcome(Struct, frozen=True):
     reason: str | None = None
 
 
-def refuse_paused(name: str, record: SourceRecord) -> None:
-    """Refuse to sync a source that somebody has paused."""
+def refuse_sync(name: str, record: SourceRecord, place: str, *, full: bool) -> None:
+    """Refuse to sync a source that somebody has paused, or whose documents are in another place than here."""
+    if record.documents not in ("", place) and not full:
+        raise CommandError(
+            f"{name}: its documents are in another file, or on another host, and so is its cursor; sync it there, or "
+            f"keep them here from now on: reefknot source run {name} --full",
+            Exit.TEMPORARY,
+        )
     if record.health.paused:
         by = f" by {record.paused_by}" if record.paused_by else ""
         why = f" because {record.paused_because}" if record.paused_because else ""
@@ -280,7 +326,7 @@ def outcome(
                 documents_per_second=round(found.seen / seconds, 1) if seconds > 0 else 0.0,
             )
         case WorkState.QUARANTINED:
-            return structs.replace(ended, state="quarantined", reason=redact(item.reason) or failure)
+            return structs.replace(ended, state="quarantined", reason=failure)
         case WorkState.PENDING:
             due = max(item.due_at, record.health.opens_at(now) or 0)
             state = "retry" if item.attempts else "waiting"
@@ -305,17 +351,17 @@ def put_outcome(found: SyncOutcome, *, json: bool) -> int:
                 if found.failed:
                     say(f"What failed has jobs of its own, which are retried: reefknot quarantine list --source {name}")
                 if found.problems:
-                    say(f"{plural(found.problems, 'document')} could be read only in part: reefknot source list")
+                    say(f"{plural(found.problems, 'document')} could be read only in part: reefknot source show {name}")
             case "quarantined":
-                put(f"{name}: the sync failed after {took}: {found.reason}")
-                say(f"Mend that, then: reefknot source run {name}")
+                put(f"{name}: the sync failed: {found.reason}")
+                say(f"It is in quarantine and is not repeated by itself. Mend that, then: reefknot source run {name}")
             case "cancelled":
                 put(f"{name}: the sync was cancelled after {took}: {found.reason}")
             case _:
                 put(f"{name}: not done yet: {found.reason or 'the source lets no job begin now'}")
                 say(f"It is tried again at {found.next_try}, by `reefknot up` or the next `source run {name}`.")
 
-    show(found, text, json=json)
+    show(msgspec.to_builtins(found), text, json=json)
     return {"done": Exit.FINE, "quarantined": Exit.FAILED, "cancelled": Exit.FAILED}.get(found.state, Exit.TEMPORARY)
 
 

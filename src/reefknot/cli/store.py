@@ -139,7 +139,10 @@ def address_of(options: StoreFlags, *, actor: str | None = None) -> StoreAddress
 
 
 PLAIN_SECTIONS = frozenset(
-    {"engine", "secrets", "worker", "router", "retry_policies", "operations", "idempotency", "audit", "blocks"}
+    {
+        *("engine", "secrets", "worker", "router", "retry_policies", "operations", "idempotency", "audit", "blocks"),
+        *("sources", "schedules", "ingestion"),
+    }
 )
 """The sections of a configuration that no warning is about, and that opening a file does not need."""
 

@@ -151,6 +151,8 @@ def _message(path: KeyPath, found: Any) -> str:
             return f"{_shown(given)} is not accepted; accepted: a duration from 1s to 366d, such as 90s, 15m, 2h, 7d"
         case "string_type" if path[-1:] == ("strategy",):
             return f"{_shown(given)} is not accepted; accepted: {accepted_strategies()}"
+        case "string_pattern_mismatch" if described := _described(path):
+            return f"{_shown(given)} is not accepted; accepted: {described}"
         case kind:
             return f"{_shown(given)} is {_WRONG_KIND.get(kind, found['msg'].lower())}"
 
@@ -192,6 +194,11 @@ def _bounds(path: KeyPath) -> str:
     stated = {name: limit for one in _schemas_at(path) for name, limit in one.items()}
     words = {"minimum": "from", "exclusiveMinimum": "above", "maximum": "to", "exclusiveMaximum": "below"}
     return " ".join(f"{word} {stated[name]}" for name, word in words.items() if name in stated)
+
+
+def _described(path: KeyPath) -> str:
+    """The description of a setting, from the schema."""
+    return next((one["description"] for one in _schemas_at(path) if "description" in one), "")
 
 
 def _schemas_at(path: KeyPath) -> list[dict[str, Any]]:

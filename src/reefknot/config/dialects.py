@@ -280,7 +280,7 @@ def _is_connector(name: str, place: DialectPlace) -> bool:
     if _OWN_CONNECTOR.fullmatch(name) and not begun and not get_close_matches(name, CONNECTORS, cutoff=_SLIP_LIKENESS):
         return True
     accepted = f"{', '.join(CONNECTORS)}, or a name of your own: 3 or more lower-case letters, digits and _"
-    meant = f", and not the beginning of a built-in one; did you mean {begun[0]!r}?" if begun else ""
+    meant = f", and not the beginning of a built-in one; did you mean {str(begun[0])!r}?" if begun else ""
     place.unknown("connector", name, accepted + meant, () if begun else CONNECTORS)
     return False
 

@@ -35,19 +35,19 @@ def with_entry(
     line_end = "\r\n" if "\r\n" in text else "\n"
     match written_in:
         case "yaml":
-            by_hand = f"{_yaml(name)}: {_yaml(dict(values))}"
+            one_line = f"{_yaml(name)}: {_yaml(dict(values))}"
             added = _yaml_lines(name, values)
             longer = _longer_yaml(text, before, section, added, line_end)
         case "toml":
-            by_hand = f"{_toml_key(name)} = {_toml(dict(values))}"
+            one_line = f"{_toml_key(name)} = {_toml(dict(values))}"
             added = _toml_lines(section, name, values)
             longer = _appended(text, added, line_end)
         case "json":
-            by_hand = json.dumps({name: values}, ensure_ascii=False)
+            one_line = json.dumps({name: values}, ensure_ascii=False)
             longer = _longer_json(before.value | {section: {**(before.value.get(section) or {}), name: values}}, text)
             added = json.dumps({section: {name: values}}, indent=2, ensure_ascii=False).splitlines()
     if longer is None or not _is_only_longer(before, longer, section, name, values, written_in):
-        message = f"cannot be extended without changing its form; add this to {section} by hand: {by_hand}"
+        message = f"cannot be extended without changing its form; add this to {section} by hand: {one_line}"
         raise ConfigurationError([Problem(Mark(file), "", message)])
     return longer, "\n".join(added)
 

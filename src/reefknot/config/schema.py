@@ -285,7 +285,7 @@ class ConnectorSection(Section):
 
 
 class SourceBreakerSection(Section):
-    """When a source is held to be down, and for how long it rests between probes."""
+    """The breaker of a source: when the source is held to be down, and how long it rests between probes."""
 
     enabled: bool = True
     failures: Annotated[int, Field(ge=1, le=1000, description="transient failures in a row")] = 5

@@ -11,6 +11,7 @@ import ssl
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from ipaddress import ip_address
+from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import SplitResult, quote, urljoin, urlsplit
@@ -19,6 +20,7 @@ import httpx2
 import msgspec
 from msgspec import Struct
 
+from reefknot import clock
 from reefknot.core.failure import FailureType
 from reefknot.errors import ReefknotError, SourceError
 from reefknot.retrying.failures import read_hints
@@ -27,7 +29,9 @@ CONNECT_S = 10.0
 READ_S = 30.0
 WHOLE_S = 90.0
 """Time for one request with its body, however steadily it drips."""
-LARGEST_JSON = 32 * 1024 * 1024
+TOKEN_S = 60.0
+"""Time for which a token is used before it is read again: a new one is taken without a restart."""
+LARGEST_JSON = 64 * 1024 * 1024
 LARGEST_TEXT = 4096
 """Characters of a refusal's body that are looked at."""
 SECONDARY_S = 60.0
@@ -86,10 +90,12 @@ class GithubApi:
         self._origin = origin_of(urlsplit(self._base))
         self._repository = repository
         self._token = token
+        self._token_text = ""
+        self._token_ends = -inf
         self._ca_file = ca_file
         self._client: httpx2.AsyncClient | None = None
         self.remaining: str = ""
-        """The requests that are left of the rate limit, as the last answer said."""
+        """The requests that are left of the rate limit, as the last answer told."""
 
     async def get(
         self,
@@ -98,24 +104,28 @@ class GithubApi:
         *,
         etag: str = "",
         accept: str = _JSON,
-        most: int = LARGEST_JSON,
+        most: int | None = None,
         expected: Sequence[int] = (),
     ) -> ApiAnswer:
         """
         The answer to a GET of a path beneath the repository, and "" for the repository itself.
 
         Statuses other than 200, 304 and the `expected` ones are raised as `SourceError`. An answer of more than `most`
-        bytes is a permanent failure.
+        bytes (default: `LARGEST_JSON`) is a permanent failure.
         """
         where = f"/repos/{self._repository}{path}"
         words = "&".join(f"{name}={quote(str(value), safe='')}" for name, value in (query or {}).items())
-        answer = await self._follow(f"{self._base}{where}{'?' if words else ''}{words}", etag, accept, most)
+        answer = await self._follow(
+            f"{self._base}{where}{'?' if words else ''}{words}", etag, accept, LARGEST_JSON if most is None else most
+        )
         if answer.status in (200, 304, *expected):
             return answer
         if answer.status in (301, 308):
             raise await self._moved(answer)
-        said = self._said(answer)
-        raise failure_of(answer, said, where=where, repository=self._repository, has_token=self._token is not None)
+        message = self._message_of(answer)
+        if answer.status == 401:
+            self._token_ends = -inf
+        raise failure_of(answer, message, where=where, repository=self._repository, has_token=self._token is not None)
 
     def decoded(self, answer: ApiAnswer, kind: type[_T]) -> _T:
         """The body as a value of this kind. One that is something else is a transient failure: a proxy's page, say."""
@@ -173,14 +183,20 @@ class GithubApi:
     def _authorization(self) -> dict[str, str]:
         if self._token is None:
             return {}
+        if clock.now() >= self._token_ends:
+            self._token_text, self._token_ends = self._resolved(self._token), clock.now() + TOKEN_S
+        return {"Authorization": f"Bearer {self._token_text}"}
+
+    def _resolved(self, reference: Callable[[], str]) -> str:
         try:
-            token = self._token().strip()
+            token = reference().strip()
         except (ReefknotError, OSError, LookupError, ValueError) as error:
-            raise SourceError(f"`token:` cannot be read: {error}", FailureType.PERMANENT) from error
+            raise SourceError(f"the setting `token` cannot be used: {error}", FailureType.PERMANENT) from error
         if not token or not token.isascii() or not token.isprintable() or " " in token:
-            text = "what `token:` refers to is empty, or has characters that no token has; store the token alone there"
+            problem = "what the setting `token` refers to is empty, or has characters that no token has"
+            text = f"{problem}; store the token alone there"
             raise SourceError(text, FailureType.PERMANENT)
-        return {"Authorization": f"Bearer {token}"}
+        return token
 
     def _connected(self) -> httpx2.AsyncClient:
         if self._client is None:
@@ -194,7 +210,9 @@ class GithubApi:
             )
         return self._client
 
-    def _trust(self) -> ssl.SSLContext:
+    def _trust(self) -> ssl.SSLContext | bool:
+        if self._origin[0] == "http":
+            return False  # on this machine, without TLS: nothing to trust
         if self._ca_file is None:
             return httpx2.create_ssl_context(trust_env=False)
         try:
@@ -203,14 +221,14 @@ class GithubApi:
             text = f"`ca_file:` {self._ca_file} cannot be used: {error}; name a file of PEM certificates"
             raise SourceError(text, FailureType.PERMANENT) from error
 
-    def _said(self, answer: ApiAnswer) -> str:
+    def _message_of(self, answer: ApiAnswer) -> str:
         """The server's own sentence, without the token, should it repeat it."""
         try:
-            said = msgspec.json.decode(answer.body, type=_Refusal).message
+            message = msgspec.json.decode(answer.body, type=_Refusal).message
         except (msgspec.DecodeError, UnicodeDecodeError):
-            said = answer.body.decode("utf-8", "replace")
+            message = answer.body.decode("utf-8", "replace")
         own = self._authorization().get("Authorization", "").removeprefix("Bearer ")
-        return " ".join((said.replace(own, "…") if own else said).split())[:200]
+        return " ".join((message.replace(own, "…") if own else message).split())[:200]
 
     async def _moved(self, answer: ApiAnswer) -> SourceError:
         """The failure for a repository that has another name now, with that name if the server tells it."""
@@ -242,39 +260,39 @@ async def _bounded_body(response: httpx2.Response, most: int, *, cut: bool) -> b
     return bytes(body)
 
 
-def failure_of(answer: ApiAnswer, said: str, *, where: str, repository: str, has_token: bool) -> SourceError:
+def failure_of(answer: ApiAnswer, message: str, *, where: str, repository: str, has_token: bool) -> SourceError:
     """A refusal as a failure: its kind, what to do, and the time that the server asks to wait."""
     status = answer.status
     _, hint, is_spent = read_hints(answer)
-    words = said.lower()
+    words = message.lower()
     is_secondary = "retry-after" in answer.headers or any(one in words for one in _LIMIT_WORDS)
     if status == 429 or (status == 403 and (is_spent or is_secondary)):
         wait = max(1.0, hint) if hint is not None else SECONDARY_S
         which = "the rate limit is spent" if is_spent else "a secondary rate limit was reached"
         return SourceError(
-            f"GitHub: {which}; again in {wait:.0f} s ({said})", FailureType.RATE_LIMITED, retry_after=wait
+            f"GitHub: {which}; again in {wait:.0f} s ({message})", FailureType.RATE_LIMITED, retry_after=wait
         )
     if status == 408 or status >= 500:
-        return SourceError(f"GitHub answered {status} to {where}: {said}", FailureType.TRANSIENT, retry_after=hint)
-    return SourceError(_refused(status, said, where, repository, has_token), FailureType.PERMANENT)
+        return SourceError(f"GitHub answered {status} to {where}: {message}", FailureType.TRANSIENT, retry_after=hint)
+    return SourceError(_refused(status, message, where, repository, has_token), FailureType.PERMANENT)
 
 
-def _refused(status: int, said: str, where: str, repository: str, has_token: bool) -> str:
+def _refused(status: int, message: str, where: str, repository: str, has_token: bool) -> str:
     match status:
         case 401:
-            what = "it expired or was revoked; make a new one and store it where `token:` says"
-            return f"the token is not valid ({said}): {what}"
+            what = "it expired or was revoked; make a new one, and store it where the setting `token` says"
+            return f"the token is not valid ({message}): {what}"
         case 403:
-            return f"GitHub refuses {where} ({said}): {RIGHTS}"
+            return f"GitHub refuses {where} ({message}): {RIGHTS}"
         case 404 if has_token:
             return f"GitHub has no {where}, or the token may not see it: check `repository: {repository}`; {RIGHTS}"
         case 404:
-            what = "a private one needs `token: env:NAME`"
+            what = "a private one needs the setting `token`, such as env:NAME"
             return f"GitHub has no {where} that everybody may see: check `repository: {repository}`; {what}"
         case 451:
-            return f"GitHub may not show {where} for legal reasons ({said}); remove the source, or exclude it"
+            return f"GitHub may not show {where} for legal reasons ({message}); remove the source, or exclude it"
         case _:
-            return f"GitHub answered {status} to {where}: {said}"
+            return f"GitHub answered {status} to {where}: {message}"
 
 
 def origin_of(parts: SplitResult) -> tuple[str, str, int | None]:

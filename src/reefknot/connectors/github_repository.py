@@ -32,15 +32,7 @@ from reefknot.connectors.github_content import (
 from reefknot.connectors.github_settings import GithubSettings
 from reefknot.core.failure import FailureType
 from reefknot.errors import SourceError
-from reefknot.ports.connector import (
-    Document,
-    FetchRequest,
-    ItemFailure,
-    KnownItem,
-    KnownItems,
-    Page,
-    SourceContext,
-)
+from reefknot.ports.connector import Document, FetchRequest, ItemFailure, KnownItem, KnownItems, Page, SourceContext
 
 PAGE_S = 30.0
 """Time after which a page is closed with what it has, so that a slow server does not outlast the page's time limit."""
@@ -92,7 +84,7 @@ class SyncState(Struct, omit_defaults=True):
         return self.phase, self.path, self.commit, self.since, self.page, self.is_closing, self.offset
 
 
-class _Draft:
+class _PageInProgress:
     """A page in the making."""
 
     def __init__(self, state: SyncState, known: KnownItems, limit: int) -> None:
@@ -159,7 +151,9 @@ class GithubRepository:
         self._tree = CommitTree(self._api, "")
         self._present: set[int] | None = None
         """The issues that a look for lost ones has found so far."""
-        self._steps: dict[Phase, Callable[[_Draft], Awaitable[None]]] = {
+        self._failed: set[tuple[str, str]] = set()
+        """Locations and versions that this sync could not read: listings overlap, and a failure is told once."""
+        self._steps: dict[Phase, Callable[[_PageInProgress], Awaitable[None]]] = {
             "start": self._start,
             "dropped": self._drop,
             "files": self._files,
@@ -171,7 +165,7 @@ class GithubRepository:
 
     async def fetch(self, request: FetchRequest) -> Page:
         state = self._resumed(request.cursor)
-        draft, began = _Draft(state, request.known, request.limit), state.place
+        draft, began = _PageInProgress(state, request.known, request.limit), state.place
         try:
             while state.phase != "done" and not draft.is_full:
                 await self._steps[state.phase](draft)
@@ -183,7 +177,7 @@ class GithubRepository:
 
     async def fetch_item(self, location: str, known: KnownItems) -> Document | None:
         kind, _, name = location.partition("/")
-        draft = _Draft(SyncState(), known, 1)
+        draft = _PageInProgress(SyncState(), known, 1)
         if kind == "files":
             return await self._file_again(draft, name)
         if kind not in ("issues", "pull_requests") or not name.isdecimal() or kind not in self._settings.content:
@@ -228,7 +222,8 @@ class GithubRepository:
 
     # ---- the phases --------------------------------------------------------------------------------------------------
 
-    async def _start(self, draft: _Draft) -> None:
+    async def _start(self, draft: _PageInProgress) -> None:
+        self._failed.clear()
         await self._describe(draft.state)
         _go_on(draft.state)
 
@@ -242,7 +237,7 @@ class GithubRepository:
         if branch != state.branch:
             state.branch, state.commit_etag = branch, ""
 
-    async def _drop(self, draft: _Draft) -> None:
+    async def _drop(self, draft: _PageInProgress) -> None:
         """Delete the documents of kinds that the settings do not name any more."""
         state = draft.state
         for kind in ("files", "issues", "pull_requests"):
@@ -276,7 +271,7 @@ class GithubRepository:
         state.commit_etag = "" if is_empty else answer.etag
         return state.commit != before
 
-    async def _is_pushed(self, draft: _Draft) -> bool:
+    async def _is_pushed(self, draft: _PageInProgress) -> bool:
         """Whether there was a push; then the files are to be read from the beginning, in a page of their own."""
         state = draft.state
         if await self._head(state):
@@ -287,7 +282,7 @@ class GithubRepository:
             self._tree = CommitTree(self._api, state.commit)
         return False
 
-    async def _files(self, draft: _Draft) -> None:
+    async def _files(self, draft: _PageInProgress) -> None:
         state = draft.state
         if "files" not in self._settings.content:
             return _go_on(state, "issues")
@@ -311,7 +306,7 @@ class GithubRepository:
                 state.path = entry.path
         return _go_on(state)
 
-    async def _add_file(self, draft: _Draft, entry: TreeEntry, item: KnownItem | None) -> None:
+    async def _add_file(self, draft: _PageInProgress, entry: TreeEntry, item: KnownItem | None) -> None:
         item = item or await self._moved_from(draft, entry)
         try:
             draft.add(await self._file(draft.state, entry, item))
@@ -323,7 +318,7 @@ class GithubRepository:
                 failure = ItemFailure(f"files/{entry.path}", self._reader.file_version(entry), error)
                 draft.failures.append(failure)
 
-    async def _moved_from(self, draft: _Draft, entry: TreeEntry) -> KnownItem | None:
+    async def _moved_from(self, draft: _PageInProgress, entry: TreeEntry) -> KnownItem | None:
         """The kept document of a file with this content whose path is gone. Empty files are all alike."""
         if not entry.size:
             return None
@@ -334,7 +329,7 @@ class GithubRepository:
                 return item
         return None
 
-    async def _lost_files(self, draft: _Draft) -> None:
+    async def _lost_files(self, draft: _PageInProgress) -> None:
         """Delete the documents of files that the commit does not have, or that are not selected any more."""
         state = draft.state
         if await self._is_pushed(draft):
@@ -353,7 +348,7 @@ class GithubRepository:
         self._tree = CommitTree(self._api, "")
         _go_on(state)
 
-    async def _issues(self, draft: _Draft) -> None:
+    async def _issues(self, draft: _PageInProgress) -> None:
         state = draft.state
         if "issues" not in self._settings.content:
             return _go_on(state)
@@ -385,7 +380,7 @@ class GithubRepository:
         if state.since:
             state.since = shown_time(parsed_time(state.since) - OVERLAP)
 
-    async def _pull_requests(self, draft: _Draft) -> None:
+    async def _pull_requests(self, draft: _PageInProgress) -> None:
         state = draft.state
         if "pull_requests" not in self._settings.content:
             return _go_on(state)
@@ -410,7 +405,7 @@ class GithubRepository:
         return None
 
     async def _add_conversations(
-        self, draft: _Draft, kind: str, listing: Sequence[Conversation], answer: ApiAnswer
+        self, draft: _PageInProgress, kind: str, listing: Sequence[Conversation], answer: ApiAnswer
     ) -> bool:
         """Add what changed of a listing; False when the page is full before its end. Moves the state on."""
         state = draft.state
@@ -419,19 +414,21 @@ class GithubRepository:
             location, version = f"{kind}/{one.number}", version_of(one, answer)
             item = known.get(location)
             is_other = kind == "issues" and one.pull_request is not None
-            if not is_other and (item is None or item.version != version):
+            is_new = (item is None or item.version != version) and (location, version) not in self._failed
+            if is_new and not is_other:
                 if draft.is_full:
                     return False
                 await self._add_conversation(draft, kind, one, version)
-            draft.seen += not is_other
-            draft.steps += 1
+                draft.steps += 1
+            draft.seen += not is_other and not state.is_closing
             if kind == "pull_requests":
                 state.offset += 1
             elif not state.is_closing and shown_time(one.updated_at) > state.since:
                 state.since, state.page = shown_time(one.updated_at), 1
+        draft.steps += 1
         return True
 
-    async def _add_conversation(self, draft: _Draft, kind: str, one: Conversation, version: str) -> None:
+    async def _add_conversation(self, draft: _PageInProgress, kind: str, one: Conversation, version: str) -> None:
         try:
             draft.add(await self._reader.conversation(kind, one, version))
         except SourceError as error:
@@ -440,8 +437,9 @@ class GithubRepository:
             # A failure that the repository shares is not the conversation's own.
             await self._api.get("", etag=draft.state.repository_etag)
             draft.failures.append(ItemFailure(f"{kind}/{one.number}", version, error))
+            self._failed.add((f"{kind}/{one.number}", version))
 
-    async def _lost_issues(self, draft: _Draft) -> None:
+    async def _lost_issues(self, draft: _PageInProgress) -> None:
         """Once a day, delete the documents of issues that were deleted or transferred."""
         state = draft.state
         if "issues" not in self._settings.content or clock.wall() - state.swept_at < SWEEP_S:
@@ -473,7 +471,7 @@ class GithubRepository:
         """Whether an issue that was not listed is really gone: deleted, or transferred to another repository."""
         return (await self._api.get(path_of("issues", number), expected=(301, 404, 410))).status != 200
 
-    async def _file_again(self, draft: _Draft, path: str) -> Document | None:
+    async def _file_again(self, draft: _PageInProgress, path: str) -> Document | None:
         if "files" not in self._settings.content or not self._settings.selects(path):
             return None
         await self._describe(draft.state)

@@ -25,7 +25,7 @@ LARGEST_FILE = 100 * 1024 * 1024
 """Bytes of a blob that GitHub's API hands out."""
 _REPOSITORY = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_-]{0,99})/[A-Za-z0-9._-]{1,100}")
 _REFERENCE = re.compile(r"(?:env|file):\S.*")
-_HIDDEN = "<hidden>"
+HIDDEN = "***"
 
 
 class GithubSettings(Struct, frozen=True):
@@ -47,8 +47,9 @@ class GithubSettings(Struct, frozen=True):
         given = context.settings
         for key in given:
             if key not in cls.__struct_fields__:
-                accepted = f"one of {', '.join(cls.__struct_fields__)}{suggest(str(key), cls.__struct_fields__)}"
-                raise ParameterError("setting", key, accepted)
+                known = cls.__struct_fields__
+                accepted = f"a setting of this connector: {', '.join(known)}{suggest(str(key), known)}"
+                raise ParameterError(str(key)[:60], HIDDEN, accepted)  # it may be a token under a wrong name
         if "repository" not in given:
             raise ParameterError("repository", None, "OWNER/NAME, as in the address of the repository")
         checked: dict[str, Any] = {key: _CHECKS[key](value) for key, value in given.items()}
@@ -76,18 +77,26 @@ def _pattern(pattern: str) -> re.Pattern[str]:
     """
     A path pattern as a regular expression.
 
-    `*` and `?` stay within a name, `**` crosses folders. A pattern without a slash fits a name anywhere; one that fits
-    a folder fits everything beneath it.
+    `*`, `?` and `[abc]` stay within a name, `**` crosses folders. A pattern without a slash fits a name anywhere; one
+    that fits a folder fits everything beneath it.
     """
     known = _patterns.get(pattern)
     if known is None:
-        bare = pattern.strip("/")
         anywhere = "" if "/" in pattern.rstrip("/") else "(?:.*/)?"
-        words = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-        parts = re.split(r"(\*\*/|\*\*|\*|\?)", re.sub(r"\*{3,}", "**", bare))
-        body = "".join(words.get(part, re.escape(part)) for part in parts)
+        parts = re.split(r"(\*\*/|\*\*|\*|\?|\[!?[^]/]+])", re.sub(r"\*{3,}", "**", pattern.rstrip("/")))
+        body = "".join(_expression(part) for part in parts)
         known = _patterns[pattern] = re.compile(f"{anywhere}{body}(?:/.*)?", re.DOTALL)
     return known
+
+
+_EXPRESSIONS = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+
+
+def _expression(part: str) -> str:
+    if part.startswith("[") and part.endswith("]") and len(part) > 2:
+        inside = part[1:-1].replace("\\", r"\\").replace("[", r"\[").replace("^", r"\^")
+        return f"[^/{inside[1:]}]" if inside.startswith("!") else f"[{inside}]"
+    return _EXPRESSIONS.get(part) or re.escape(part)
 
 
 def _repository(given: object) -> str:
@@ -107,7 +116,7 @@ def _token(given: object) -> str:
     if not isinstance(given, str):
         raise ParameterTypeError("token", type(given), accepted)
     if not _REFERENCE.fullmatch(given):
-        raise ParameterError("token", _HIDDEN, accepted)
+        raise ParameterError("token", HIDDEN, accepted)
     return given
 
 
@@ -120,7 +129,7 @@ def _base_url(given: object) -> str:
     except ValueError:
         raise ParameterError("base_url", url, accepted) from None
     if "@" in parts.netloc:
-        raise ParameterError("base_url", _HIDDEN, f"{accepted}, without a user: a token is given by `token:`")
+        raise ParameterError("base_url", HIDDEN, f"{accepted}, without a user: a token is given by the setting `token`")
     is_safe = parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts.hostname or ""))
     if not fits or not is_safe or not url.isascii() or not url.isprintable() or " " in url:
         raise ParameterError("base_url", url, accepted)
@@ -141,8 +150,15 @@ def _path_patterns(key: str, given: object) -> tuple[str, ...]:
     accepted = f"a list of at most {MOST_PATTERNS} path patterns, such as docs/** or *.md"
     if not isinstance(given, list | tuple) or not all(isinstance(one, str) for one in given):
         raise ParameterTypeError(key, given, accepted)
-    if len(given) > MOST_PATTERNS or not all(0 < len(one.strip("/")) <= LONGEST_PATTERN for one in given):
-        raise ParameterError(key, given, accepted)
+    if len(given) > MOST_PATTERNS:
+        raise ParameterError(key, f"{len(given)} entries", accepted)
+    for one in given:
+        if not one.strip("/") or one.startswith("/") or ".." in one.split("/") or len(one) > LONGEST_PATTERN:
+            raise ParameterError(key, one, f"{accepted}; a pattern neither begins with / nor leads upwards with ..")
+        try:
+            _pattern(one)
+        except re.error as error:
+            raise ParameterError(key, one, f"{accepted} ({error})") from None
     return tuple(given)
 
 

@@ -301,14 +301,9 @@ def is_workers(item: WorkItem) -> bool:
     return "@" in item.resource_class
 
 
-def is_source_class(resource_class: str) -> bool:
-    """Whether a resource class is that of a source's jobs; a worker's may be called alike before its `@`."""
-    return resource_class.startswith(INGEST) and "@" not in resource_class
-
-
 def is_ingestion(item: WorkItem) -> bool:
     """Whether the item is a job of a source, and not an assignment."""
-    return is_source_class(item.resource_class)
+    return item.resource_class.startswith(INGEST) and not is_workers(item)
 
 
 def is_unassigned(item: WorkItem) -> bool:

@@ -72,6 +72,9 @@ CREATE INDEX documents_location ON documents (source, location);
 CREATE INDEX documents_fingerprint ON documents (source, fingerprint) WHERE fingerprint <> '';
 CREATE INDEX documents_problem ON documents (source, id) WHERE problem <> '';
 
+CREATE TABLE place (identity TEXT NOT NULL) STRICT;
+INSERT INTO place VALUES (lower(hex(randomblob(8))));
+
 CREATE TABLE positions (
     source TEXT PRIMARY KEY, cursor TEXT NOT NULL DEFAULT '', sequence INTEGER NOT NULL DEFAULT 0, kept_at INTEGER,
     documents INTEGER NOT NULL DEFAULT 0, problems INTEGER NOT NULL DEFAULT 0
@@ -173,6 +176,9 @@ class SqliteDocuments:
             await asyncio.wrap_future(closing)
 
     # ---- writing ---------------------------------------------------------------------------------------------------
+
+    async def identity(self) -> str:
+        return str(await self._run(lambda connection: connection.execute("SELECT identity FROM place").get))
 
     async def position(self, source: str) -> Position:
         """The position of a source; that of a new one is the beginning."""
@@ -503,6 +509,8 @@ _ESCAPE = re.compile("\x10([0-9a-f]{4})")
 
 def _clean(text: str) -> str:
     """The text with a replacement character for each NUL and each half of a surrogate pair."""
+    if text.isascii() and "\0" not in text:  # ten times as fast as the search
+        return text
     return _UNSTORABLE.sub("\N{REPLACEMENT CHARACTER}", text)
 
 

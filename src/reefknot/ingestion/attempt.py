@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from reefknot.audit.assignments import job_completed_event
+from reefknot.audit.journal import Journal
 from reefknot.core.audit.event import DecisionRecord, Event
 from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.overload.source_health import (
@@ -60,6 +61,21 @@ PolicyOf = Callable[[IngestionSource, Failure], RetryPolicy]
 """The policy for a failure of a source."""
 
 
+class IngestionContext(Struct, frozen=True):
+    """The parts that all jobs of one orchestrator share."""
+
+    jobs: JobQueue
+    documents: DocumentSink
+    policy: PolicyOf
+    rules: HealthRules
+    records: SourceRecords
+    telemetry: TelemetryRecorder
+    journal: Journal
+    clock: Clock
+    timeouts: Timeouts
+    seed: int | None = None
+
+
 class SyncSummary(Struct, frozen=True):
     """The result of a job: what was looked at, kept, deleted, and could not be read."""
 
@@ -96,33 +112,18 @@ class StoppingError(Exception):
 class JobRunner:
     """Runs attempts of ingestion jobs."""
 
-    def __init__(
-        self,
-        jobs: JobQueue,
-        documents: DocumentSink,
-        *,
-        policy: PolicyOf,
-        rules: HealthRules,
-        records: SourceRecords,
-        telemetry: TelemetryRecorder,
-        clock: Clock,
-        timeouts: Timeouts,
-        entries: Callable[[Sequence[Event]], list[Any]],
-        seed: int | None = None,
-    ) -> None:
-        self._jobs = jobs
-        self._documents = documents
-        self._policy = policy
-        self._rules = rules
-        self._records = records
-        self._telemetry = telemetry
-        self._clock = clock
-        self._timeouts = timeouts
-        self._entries = entries
-        self._seed = seed
+    def __init__(self, context: IngestionContext) -> None:
+        self._context = context
+        self._jobs = context.jobs
+        self._documents = context.documents
+        self._records = context.records
+        self._clock = context.clock
+        self._timeouts = context.timeouts
         self.is_stopping = False
         self.page_kept: Callable[[IngestionSource, SyncSummary], None] = lambda source, summary: None
         """Called after every page of a sync, for a progress bar."""
+        self.synced: Callable[[IngestionSource, SyncSummary], None] = lambda source, summary: None
+        """Called after every sync that changed something."""
 
     async def attempt(self, item: WorkItem, source: IngestionSource) -> JobReport:
         """Execute once, and decide what follows."""
@@ -178,6 +179,8 @@ class JobRunner:
             self.page_kept(source, summary)
             if page.is_last:
                 await self._requeue_recovered(source, locations)
+                if summary.kept or summary.deleted or summary.failed:
+                    self.synced(source, summary)
                 return summary
         message = f"the connector {source.connector} returned {MOST_PAGES:,} pages and no last one; that is a defect"
         raise SourceError(message, FailureType.PERMANENT)
@@ -274,15 +277,15 @@ class JobRunner:
         text = failure_json(failure, redact(traceback_text(error)))
         before = self._records.known(source.name).health
         self._record(item, "failed", wall - began, failure_type=kind.value)
-        policy = self._policy(source, failure)
+        policy = self._context.policy(source, failure)
         history = History(item.attempts + 1, _elapsed(item, began, wall), item.budget.last_delay)
-        seed = seeds.process_seed if self._seed is None else self._seed
+        seed = seeds.process_seed if self._context.seed is None else self._context.seed
         chosen = draw(seed, key_number(item.id), item.attempts)
         decision = decide(policy, history, failure, chosen)
         first = item.budget.first_attempt_at
         if kind is FailureType.TRANSIENT:
             health = await self._change_health(
-                source, lambda one: after_outage(one, item.id, now, self._rules, first_attempt_at=first)
+                source, lambda one: after_outage(one, item.id, now, self._context.rules, first_attempt_at=first)
             )
             if not spends_attempt(before, first):
                 return self._waits_for_source(health, now, failure)
@@ -335,7 +338,7 @@ class JobRunner:
                 "failure_type": kind,
             },
         )
-        self._telemetry.record(
+        self._context.telemetry.record(
             item.id,
             duration=0.0,
             status="retry_scheduled",
@@ -374,7 +377,7 @@ class JobRunner:
         )
         kind = failure.failure_type.value
         metadata = {"job_type": item.kind, "attempt": item.attempts + 1, "failure_type": kind}
-        self._telemetry.record(item.id, status="quarantined", metadata=metadata)
+        self._context.telemetry.record(item.id, status="quarantined", metadata=metadata)
         why = f"{reason.value}: {failure.message}"
         events = (
             end_event(item, wall, item.attempts + 1, reason, record),
@@ -400,7 +403,7 @@ class JobRunner:
         metadata = {"job_type": item.kind, "attempt": item.attempts + 1, **more}
         if item.attempts:
             metadata["caused_by"] = item.budget.failure_type or FailureType.UNKNOWN.value
-        self._telemetry.record(item.id, duration=duration, status=status, metadata=metadata)
+        self._context.telemetry.record(item.id, duration=duration, status=status, metadata=metadata)
 
     async def _change_health(
         self, source: IngestionSource, change: Callable[[SourceHealth], SourceHealth]
@@ -417,7 +420,9 @@ class JobRunner:
             logger().info("source %s is %s", name, after.condition(now).value)
         try:
             with self._timeouts.timeout(STORE_S):
-                return (await self._records.change(name, with_health(change), events=self._entries(events))).health
+                return (
+                    await self._records.change(name, with_health(change), events=self._context.journal.entries(events))
+                ).health
         except Exception as error:
             logger().error("the health of source %s was not written (%s)", name, error_text(error))
             return after

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Protocol, Self
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from reefknot.audit.journal import Journal, about_item
 from reefknot.clock import SteadyClock
@@ -28,9 +28,9 @@ from reefknot.core.retry.policy import RetryPolicy
 from reefknot.core.work import CRASH_LIMIT, Snooze, WorkItem, WorkState, is_suspect
 from reefknot.execution.isolation import AGAIN_S, RUNS_ALONE, Isolation
 from reefknot.execution.settling import Settling
-from reefknot.ingestion.attempt import JobReport, JobRunner, SyncSummary
+from reefknot.ingestion.attempt import IngestionContext, JobReport, JobRunner, SyncSummary
 from reefknot.ingestion.jobs import JobQueue, class_of
-from reefknot.ingestion.sources import IngestionSource, SourceRecords, request_sync, with_health
+from reefknot.ingestion.sources import IngestionSource, SourceRecord, SourceRecords, request_sync, with_health
 from reefknot.ingestion.telemetry import TelemetryRecorder
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.clock import Clock
@@ -114,6 +114,8 @@ class IngestionOrchestrator:
         self.records = SourceRecords(store)
         self.name = name
         self._owner = f"{name}#{new_id()}@{process_mark()}"
+        self._documents = documents
+        self._place = ""
         self._store = store
         self._clock = SteadyClock(clock or store.clock)
         self._timeouts = Timeouts()
@@ -121,26 +123,8 @@ class IngestionOrchestrator:
         self._errors = RepeatedErrors()
         self._registry = retry_policy_registry
         self._book = book or builtin_book()
-        self.runner = JobRunner(
-            job_queue,
-            documents,
-            policy=self.policy,
-            rules=self.settings.health,
-            records=self.records,
-            telemetry=self.telemetry,
-            clock=self._clock,
-            timeouts=self._timeouts,
-            entries=self._journal.entries,
-            seed=seed,
-        )
-        self._reports: Settling[_EndedJob] = Settling(
-            name,
-            store.work,
-            clock=self._clock,
-            timeouts=self._timeouts,
-            lease=self.settings.lease,
-            settled=self._settled,
-        )
+        self.runner = JobRunner(self._context(documents, seed))
+        self._reports = self._settling()
         self.running: dict[str, asyncio.Task[None]] = {}
         self.claimed: dict[str, Held] = {}
         """Everything that was claimed and whose report is not kept yet."""
@@ -155,6 +139,30 @@ class IngestionOrchestrator:
         self._may_have_work = set(self.sources)
         """Sources whose last claim brought all that it asked for, or that the store told of since."""
         self._tasks: list[asyncio.Task[None]] = []
+
+    def _context(self, documents: DocumentSink, seed: int | None) -> IngestionContext:
+        return IngestionContext(
+            self.jobs,
+            documents,
+            self.policy,
+            self.settings.health,
+            self.records,
+            self.telemetry,
+            self._journal,
+            self._clock,
+            self._timeouts,
+            seed,
+        )
+
+    def _settling(self) -> Settling[_EndedJob]:
+        return Settling(
+            self.name,
+            self._store.work,
+            clock=self._clock,
+            timeouts=self._timeouts,
+            lease=self.settings.lease,
+            settled=self._settled,
+        )
 
     def policy(self, source: IngestionSource, failure: Failure) -> RetryPolicy:
         """The policy for a failure of a source."""
@@ -173,6 +181,11 @@ class IngestionOrchestrator:
         """Run jobs from now on, until `stop`."""
         with self._timeouts.timeout(STORE_S):
             await self.records.refresh()
+            self._place = await self._documents.identity()
+        for name in self.sources:
+            if self._is_elsewhere(name):
+                text = "source %s is left alone here: its documents are in another place; source list says more"
+                logger().warning(text, name)
         loops = [(self._serve(), "claims"), (self._renew_leases(), "leases"), (self._look_around(), "records")]
         if self.settings.watch:
             watched = [one for one in self.sources.values() if one.on_change]
@@ -223,6 +236,10 @@ class IngestionOrchestrator:
         """Call `hear` after every page of a sync."""
         self.runner.page_kept = hear
 
+    def on_sync(self, hear: Callable[[IngestionSource, SyncSummary], None]) -> None:
+        """Call `hear` after every sync that changed something."""
+        self.runner.synced = hear
+
     async def request_sync(self, source: str, *, trigger: str, job_id: str = "", who: str = "") -> str | None:
         """Ask for a sync of a source now; see `sources.request_sync`."""
         job_id = job_id or f"{source}@{new_id()}"
@@ -247,7 +264,7 @@ class IngestionOrchestrator:
     def _free(self, name: str) -> int:
         """The number of jobs of a source that may begin now."""
         source, settings = self.sources[name], self.settings
-        if self.paused:
+        if self.paused or self._is_elsewhere(name):
             return 0
         free = settings.max_concurrency - len(self.claimed)
         running = list(self._source_of.values())
@@ -258,6 +275,10 @@ class IngestionOrchestrator:
         health = self.records.known(name).health
         places = free_places(health, now, running=running.count(name), limit=source.max_concurrency)
         return max(0, self._isolation.may_claim(self, min(free, places)))
+
+    def _is_elsewhere(self, name: str) -> bool:
+        """Whether the documents of a source, and so its cursor, are in another sink than this one's."""
+        return self.records.known(name).documents not in ("", self._place)
 
     async def _claim_some(self) -> int:
         """Claim what is due and allowed, source by source. Returns how many jobs were claimed."""
@@ -295,7 +316,7 @@ class IngestionOrchestrator:
             text = "%s: %s runs alone, since the process that ran it died (%d of %d times; then it is quarantined)"
             shown = printable(items[0].id, most=200)
             logger().warning(text, self.name, shown, items[0].crashes, CRASH_LIMIT)
-        await self._begin_probe(name)
+        await self._note_beginning(name)
         for item in items:
             self._begin(item, self.sources[name])
         return len(items)
@@ -357,10 +378,16 @@ class IngestionOrchestrator:
             with_work = await self._store.work.open_classes()
         self._may_have_work.update(name for name in self.sources if class_of(name) in with_work)
 
-    async def _begin_probe(self, name: str) -> None:
+    async def _note_beginning(self, name: str) -> None:
+        """Record that a job begins: as a probe, if the source needs one, and at this place, if it is the first."""
         now = int(self._clock.wall() * 1000)
+
+        def begun(record: SourceRecord) -> SourceRecord:
+            place = record.documents or self._place
+            return structs.replace(record, health=probe_begun(record.health, now), documents=place)
+
         with self._timeouts.timeout(STORE_S):
-            await self.records.change(name, with_health(lambda health: probe_begun(health, now)))
+            await self.records.change(name, begun)
 
     async def _release_probe(self, name: str) -> None:
         with suppress(Exception):  # a probe that is never released is lost after a while

@@ -48,6 +48,8 @@ class SourceRecord(Struct, frozen=True, omit_defaults=True):
     health: SourceHealth = SourceHealth()
     sync_job: str = ""
     """The id of the latest sync."""
+    documents: str = ""
+    """The place of its documents and its cursor (`DocumentSink.identity`); empty before the first job."""
     paused_by: str = ""
     paused_because: str = ""
 

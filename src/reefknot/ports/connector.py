@@ -96,7 +96,7 @@ class FetchRequest(Struct, frozen=True):
 
 
 class SourceContext(Struct, frozen=True):
-    """What a connector is made of: the settings of one source, and access to secrets."""
+    """The context that a connector is made of: the settings of one source, and access to secrets."""
 
     name: str
     settings: Mapping[str, Any]
@@ -118,7 +118,7 @@ class Connector(Protocol):
         """The next page."""
 
     async def fetch_item(self, location: str, known: KnownItems) -> Document | None:
-        """One item again, whatever its version. None: the source does not have it any more."""
+        """The item at this location again, whatever its version. None: the source does not have it any more."""
 
     async def test(self) -> str:
         """Reach the source, read nothing of it, and tell in one line what was found."""

@@ -24,6 +24,13 @@ class Position(Struct, frozen=True):
 class DocumentSink(Protocol):
     """Keeps the documents of sources."""
 
+    async def identity(self) -> str:
+        """
+        The name of the place where the documents are: the same for all sinks over one database, and for no other.
+
+        A source belongs to the place of its first sync, because its cursor is there. Empty: any sink may go on.
+        """
+
     async def position(self, source: str) -> Position:
         """The position of a source; that of a new one is the beginning."""
 
@@ -31,6 +38,7 @@ class DocumentSink(Protocol):
         """
         Keep documents, deletions and cursor of a page in one step. Returns the new position.
 
+        A document that takes the location of another one replaces it, unless the other moves in the same page.
         Raises `StalePositionError` when the source is not at `after` any more; then nothing was kept.
         """
 
@@ -77,7 +85,7 @@ class DocumentStore(DocumentSink, Protocol):
         """A document with its content."""
 
     async def page(self, source: str, *, after: str = "", limit: int = 100) -> list[Document]:
-        """Documents with their content in the order of their ids, for an export."""
+        """Documents with their content in the order of their ids; fewer when they are large, none behind the last."""
 
     async def problems(self, source: str, *, limit: int = 100) -> list[Document]:
         """The documents with a problem, without their content."""
@@ -86,4 +94,8 @@ class DocumentStore(DocumentSink, Protocol):
         """The counts of every source that has a position or documents."""
 
     async def forget(self, source: str, *, documents: bool = False) -> int:
-        """Forget the cursor, so that the next sync reads everything; with `documents` those too. Returns how many."""
+        """
+        Forget the cursor, so that the next sync reads everything; with `documents` those too. Returns how many.
+
+        The sequence goes on, so a sync that is under way is refused.
+        """

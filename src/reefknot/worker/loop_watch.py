@@ -10,7 +10,7 @@ leases of the idempotency keys that steps in the loop hold as well.
 import asyncio
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Self
 
 from reefknot.idempotency.once import extend_keys
-from reefknot.ports.work_queue import Leases
+from reefknot.ports.work_queue import Held, Leases
 from reefknot.runtime.log import LogBudget, error_text, logger, printable
 from reefknot.worker.records import RunningStep
 from reefknot.worker.service import Worker
@@ -34,9 +34,11 @@ MOST_NAMED = 3
 class LoopWatch:
     """The watch over the event loop in which it is entered, and over the workers in it. It ends with its block."""
 
-    def __init__(self, workers: Sequence[Worker], leases: Leases) -> None:
+    def __init__(self, workers: Sequence[Worker], leases: Leases, *, others: Callable[[], list[Held]] = list) -> None:
+        """`others` are claims of this loop beside those of the workers, held as long as theirs."""
         self._workers = workers
         self._leases = leases
+        self._others = others
         self._stopped = threading.Event()
         self._lines = LogBudget()
         self._asked_at: float | None = None
@@ -88,7 +90,7 @@ class LoopWatch:
             if now < self._hold_at.get(worker.worker_id, now):
                 continue
             if held := worker.held():
-                self._leases.extend(held, lease=lease)
+                self._leases.extend([*held, *self._others()], lease=lease)
             self._hold_at[worker.worker_id] = now + lease / RENEWALS
         if any(worker.is_in_time() for worker in self._workers):
             extend_keys(self._loop, now)

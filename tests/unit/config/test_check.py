@@ -132,7 +132,13 @@ def test_a_wrong_word_is_shown_with_those_that_are_accepted(path: str, value: st
         ("worker.retries", " of v2"),
         (f"{V2}.throttle", " of enabled, per_second, per_success, tokens"),
         (f"{QUEUE}.resource_pools.cpu", " of max_concurrency, max_queue_size"),
-        ("sources.inbox", " of connector, retry"),
+        (
+            "sources.inbox",
+            (
+                " of connector, cron, every, max_concurrency, missed, on_change, page_size, retry, time_zone, "
+                "timeout_seconds"
+            ),
+        ),
         ("sources", ""),
         ("retry_policies", ""),
         (f"{V2}.block_policies", ""),

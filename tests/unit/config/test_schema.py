@@ -100,7 +100,7 @@ def test_what_is_read_cannot_be_changed() -> None:
 def test_every_key_of_the_design_is_a_section() -> None:
     assert set(Configuration.model_fields) == {
         *("worker", "retry_policies", "operations", "engine", "idempotency", "audit", "router"),
-        *("sources", "blocks", "dashboard", "secrets", "nats"),
+        *("sources", "schedules", "ingestion", "blocks", "dashboard", "secrets", "nats"),
     }
     assert set(UNCHECKED_SECTIONS) < set(Configuration.model_fields)
 

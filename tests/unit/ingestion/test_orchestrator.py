@@ -12,7 +12,7 @@ from reefknot.core.work import WorkState
 from reefknot.errors import SourceError
 from reefknot.ingestion.attempt import SyncSummary
 from reefknot.ports.connector import Document, FetchRequest, ItemFailure, Page
-from tests.unit.ingestion.world import World, document, in_world, page
+from tests.unit.ingestion.world import MemorySink, World, document, in_world, page
 
 
 async def three_pages(request: FetchRequest) -> Page:
@@ -276,5 +276,32 @@ def test_a_payload_that_no_job_has_is_quarantined_and_harms_nobody_else() -> Non
     async def _item_of(world: World):  # type: ignore[no-untyped-def]
         await world.job("sync")
         return await world.item("sync")
+
+    in_world(story)
+
+
+def test_a_source_whose_documents_are_elsewhere_is_left_alone() -> None:
+    """Its cursor is there too: here it would be read from the beginning, and half of it would be kept."""
+
+    async def story(world: World) -> None:
+        world.sink.place = "here"
+        await world.start(world.source(three_pages))
+        await world.job("first")
+        await asyncio.sleep(1)
+        assert await world.state("first") is WorkState.SUCCEEDED
+        await world.orchestrators.pop().stop(0)
+
+        here, world.sink = world.sink, MemorySink("elsewhere")
+        await world.start(world.source(three_pages))
+        await world.job("second")
+        await asyncio.sleep(60)
+        assert await world.state("second") is WorkState.PENDING
+        assert world.sink.pages == []
+        await world.orchestrators.pop().stop(0)
+
+        world.sink = here
+        await world.start(world.source(three_pages))
+        await asyncio.sleep(1)
+        assert await world.state("second") is WorkState.SUCCEEDED
 
     in_world(story)

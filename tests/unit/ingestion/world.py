@@ -45,10 +45,14 @@ class FunctionConnector:
 class MemorySink:
     """A sink in memory. `pages` are the kept ones, in their order."""
 
-    def __init__(self) -> None:
+    def __init__(self, place: str = "") -> None:
+        self.place = place
         self.documents: dict[tuple[str, str], Document] = {}
         self.positions: dict[str, Position] = {}
         self.pages: list[Page] = []
+
+    async def identity(self) -> str:
+        return self.place
 
     async def position(self, source: str) -> Position:
         return self.positions.get(source, Position())

@@ -38,7 +38,7 @@ class SourceCondition(StrEnum):
 
 
 class HealthRules(Struct, frozen=True):
-    """When a source is held to be down, and how it comes back."""
+    """The rules of health: when a source is held to be down, and how it comes back."""
 
     failures: int = 5
     """Transient failures in a row …"""

@@ -19,7 +19,6 @@ from msgspec.json import Decoder
 from reefknot.core.audit import chain
 from reefknot.core.audit.chain import ANCHOR, Head, Mismatch, Removal, RetentionInForce
 from reefknot.core.audit.event import RESULT_DIGITS
-from reefknot.core.work import is_source_class
 from reefknot.engines.sqlite.connection import query
 from reefknot.engines.sqlite.reads import StoreContext
 from reefknot.engines.sqlite.transaction import EVENTS_PER_BLOCK, Transaction, each
@@ -40,7 +39,7 @@ _LINKS = "SELECT sequence, hash, body FROM audit WHERE sequence > ? AND sequence
 _HEADS = "SELECT chain, sequence, hash, anchor_sequence, anchor_hash FROM audit_head"
 
 _RESULTS = (
-    "SELECT work.seq, work.id, work.resource_class, work.result, audit.sequence, audit.body FROM work LEFT JOIN audit ON audit.sequence = ("
+    "SELECT work.seq, work.id, work.result, audit.sequence, audit.body FROM work LEFT JOIN audit ON audit.sequence = ("
     "SELECT max(sequence) FROM audit WHERE work_id = substr(work.id, instr(work.id, '|') + 1) "
     "AND +event_type = 'completed' AND ifnull(json_extract(body, '$.tenant_id'), '') = ifnull(work.tenant_id, '')) "
     "WHERE work.seq > ? ORDER BY work.seq LIMIT ?"
@@ -171,12 +170,12 @@ def _changed_results(connection: apsw.Connection, after: int) -> tuple[list[Mism
     rows = query(connection, _RESULTS, after, LINKS_PER_READ)
     found: list[Mismatch] = []
     last: int | None = None
-    for last, work_id, resource_class, result, sequence, body in rows:  # noqa: B007 - the next page begins at the last
+    for last, work_id, result, sequence, body in rows:  # noqa: B007 - the last one is where the next page begins
         if result is not None and body is not None:
             hashed = sha256(result.encode()).hexdigest()
             if not any(f'"result_hash":"{hashed[:digits]}"' in body for digits in _RESULT_DIGITS):
                 found.append(Mismatch(sequence, f"the stored result of {work_id!r} is not the one of this event"))
-            elif not _is_same_end(result, body, of_source=is_source_class(resource_class)):
+            elif not _is_same_end(result, body):
                 found.append(Mismatch(sequence, f"the stored result of {work_id!r} is of another end than this event"))
     return found, last
 
@@ -192,17 +191,17 @@ class _End(Struct):
 _ends = Decoder(_End)
 
 
-def _is_same_end(result: str, body: str, *, of_source: bool = False) -> bool:
+def _is_same_end(result: str, body: str) -> bool:
     """
     Whether status and attempts of a result are those of its event. An end that a router made had no attempt.
 
-    The result of a job of a source is what it counted, and only a success has one.
+    The summary of an ingestion job has neither, and is only stored by a success.
     """
     try:
         reported, recorded = _ends.decode(result), _ends.decode(body)
     except (DecodeError, UnicodeDecodeError):
         return False
-    if of_source:
+    if not reported.status:
         return recorded.status == "success"
     attempts = None if reported.retries_used is None else reported.retries_used + 1
     return reported.status == recorded.status and recorded.attempts in (0, attempts)

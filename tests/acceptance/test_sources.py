@@ -1,0 +1,383 @@
+"""Sources on the command line: added to a file that stays as it was, tested, synced, paused, searched, exported."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from getpass import getuser
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.folder import Folder
+
+WIKI = '''\
+import json
+import os
+from reefknot.connectors.registry import connector
+from reefknot.core.failure import FailureType
+from reefknot.errors import ParameterError, SourceError
+from reefknot.ports.connector import Document, ItemFailure, Page
+
+FAILURES = {
+    "denied": SourceError("the token is not accepted; make a new one and set it", FailureType.PERMANENT),
+    "down": SourceError("connection refused", FailureType.TRANSIENT),
+    "limited": SourceError("too many requests", FailureType.RATE_LIMITED, retry_after=600),
+}
+
+@connector("team_wiki")
+class Wiki:
+    """Pages are the entries of pages.json: text by name. The file `how` says what goes wrong."""
+
+    def __init__(self, context):
+        unknown = set(context.settings) - {"space", "token", "tags"}
+        if unknown:
+            raise ParameterError(min(unknown), "***", "space, token or tags")
+        self.context = context
+
+    def pages(self):
+        if os.path.exists("how"):
+            with open("how") as file:
+                how = file.read().strip()
+            if how in FAILURES:
+                raise FAILURES[how]
+        with open("pages.json") as file:
+            return json.load(file)
+
+    async def fetch(self, request):
+        pages = self.pages()
+        kept = {one.location: one for one in await request.known.after("", 1000)}
+        documents = [
+            Document(name, name, text, title=f"Page {name}", text=text, problem="cut" if "cut" in text else "")
+            for name, text in pages.items()
+            if text != "odd" and (name not in kept or kept[name].version != text)
+        ]
+        odd = [ItemFailure(name, "1", ValueError("odd")) for name, text in pages.items() if text == "odd"]
+        gone = tuple(one.id for one in kept.values() if one.location not in pages)
+        return Page("c", tuple(documents), gone, tuple(odd), seen=len(pages))
+
+    async def fetch_item(self, location, known):
+        raise SourceError(f"{location} is odd; mend it", FailureType.PERMANENT)
+
+    async def test(self):
+        token = self.context.secret(self.context.settings["token"])
+        return f"{len(self.pages())} pages, token {token}"
+'''
+TOKEN = "tok-4711-hush-hush"
+
+
+class WikiFolder(Folder):
+    """A folder with a wiki of one's own as a source."""
+
+    def wiki(self, **pages: str) -> None:
+        (self.path / "pages.json").write_text(json.dumps(pages))
+
+    def goes(self, how: str) -> None:
+        (self.path / "how").write_text(how)
+
+    @property
+    def config(self) -> Path:
+        return self.path / "reefknot.yaml"
+
+
+@pytest.fixture
+def wiki(folder: Folder) -> WikiFolder:
+    """A configured wiki that has not been synced yet."""
+    made = folder
+    made.__class__ = WikiFolder
+    assert isinstance(made, WikiFolder)
+    (made.path / "wiki.py").write_text(WIKI)
+    made.set_variable("WIKI_TOKEN", TOKEN)
+    made.wiki(a="reef knot", b="sheet bend")
+    words = ("--connector", "team_wiki", "--set", "space=knots", "--set", "token=env:WIKI_TOKEN", "--module", "wiki")
+    assert made("source", "add", "wiki", *words).code == 0
+    return made
+
+
+def run(wiki: WikiFolder, *words: str) -> int:
+    return wiki("source", "run", "wiki", "--module", "wiki", *words).code
+
+
+# ---- add -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_source_is_added_and_everything_else_of_the_file_stays_byte_for_byte(folder: Folder) -> None:
+    file = folder.path / "reefknot.yaml"
+    before = (
+        "# ours\nworker:   {quarantine_failed: true}\n\nsources:  # where knowledge is\n    # the first\n"
+        "    notes: {connector: github_repository, repository: a/b}\n# the end\n"
+    )
+    file.write_text(before)
+    file.chmod(0o640)
+    words = ("--set", "repository=c/d", "--set", "include=['*.md', 'on']", "--cron", "0 7 * * 1-5")
+    added = folder("source", "add", "code", "--connector", "github_repository", *words, "--time-zone", "Europe/Berlin")
+    assert added.code == 0, added.err
+    text = file.read_text()
+    start = text.index("    code:\n")
+    end = text.index("    # the first")
+    assert text[:start] + text[end:] == before
+    assert text[start:end].splitlines()[1:] == [
+        "      connector: github_repository",
+        "      repository: c/d",
+        '      include: ["*.md", "on"]',
+        '      cron: "0 7 * * 1-5"',
+        "      time_zone: Europe/Berlin",
+    ]
+    assert stat.S_IMODE(file.stat().st_mode) == 0o640
+    assert folder("config", "check").code == 0
+
+
+@pytest.mark.parametrize("suffix", ["toml", "json", "yaml"])
+def test_every_format_can_be_added_to(folder: Folder, suffix: str) -> None:
+    (folder.path / "reefknot.yaml").unlink()
+    start = {"toml": 'engine = "sqlite:s.db" # ours\n', "json": '{\n   "engine": "sqlite:s.db"\n}\n'}.get(suffix, "")
+    file = folder.path / f"reefknot.{suffix}"
+    if start:
+        file.write_text(start)
+    for name in ("one", "two"):
+        done = folder("source", "add", name, "--connector", "github_repository", "--set", "repository=a/b")
+        assert done.code == 0, done.err
+    assert file.read_text().startswith(start.removesuffix("\n}\n"))
+    listed = folder.json("source", "list")["sources"]
+    assert {(one["name"], one["state"]) for one in listed} == {("one", "never synced"), ("two", "never synced")}
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("code", "--connector", "github_repository", "--set", "repository=a/b"), "already"),
+        (("x", "--connector", "github_repository", "--set", "repositry=a/b"), "--set repositry: sources.x.repositry:"),
+        (("x", "--connector", "github_repositry", "--set", "repository=a/b"), "did you mean 'github_repository'"),
+        (("x", "--connector", "unheard_of", "--set", "a=b"), "--module"),
+        (("x", "--connector", "github_repository", "--set", "repository=a/b", "--every", "5 minutes"), "15m"),
+        (("x", "--connector", "github_repository", "--set", "repository=a/b", "--cron", "often"), "five fields"),
+        (("x", "--connector", "github_repository", "--set", f"token={TOKEN}", "--set", "repository=a/b"), "env:"),
+        (("x", "--connector", "github_repository", "--set", "repository"), "KEY=VALUE"),
+        (("x", "--connector", "github_repository", "--set", "repository=[a"), "--set repository"),
+        (("../x", "--connector", "github_repository"), "letters, digits"),
+    ],
+)
+def test_a_mistake_says_what_is_accepted_and_leaves_the_file_alone(
+    folder: Folder, words: tuple[str, ...], told: str
+) -> None:
+    file = folder.path / "reefknot.yaml"
+    file.write_text("sources:\n  code: {connector: github_repository, repository: a/b}\n")
+    before = file.read_bytes()
+    done = folder("source", "add", *words)
+    assert done.code in (1, 2, 78)
+    assert told in done.err
+    assert TOKEN not in done.err + done.out
+    assert file.read_bytes() == before
+    assert sorted(os.listdir(folder.path)) == ["files", "naps.py", "reefknot.yaml"]
+
+
+def test_a_file_that_cannot_be_extended_is_left_alone_with_the_line_to_add(folder: Folder) -> None:
+    (folder.path / "reefknot.yaml").write_text("sources: {code: {connector: github_repository, repository: a/b}}\n")
+    done = folder("source", "add", "x", "--connector", "github_repository", "--set", "repository=c/d")
+    assert done.code == 78
+    assert "by hand: x: {connector: github_repository, repository: c/d}" in done.err
+    words = ("--set", "repository=c/d", "--set", f"token={TOKEN}")
+    assert TOKEN not in folder("source", "add", "x", "--connector", "github_repository", *words).err
+
+
+def test_a_dry_run_shows_the_lines_and_writes_nothing(folder: Folder) -> None:
+    before = (folder.path / "reefknot.yaml").read_bytes()
+    done = folder("source", "add", "x", "--connector", "github_repository", "--set", "repository=c/d", "--dry-run")
+    assert (done.code, done.out) == (0, "x:\n  connector: github_repository\n  repository: c/d\n")
+    assert (folder.path / "reefknot.yaml").read_bytes() == before
+
+
+def test_a_check_of_the_configuration_finds_settings_that_a_connector_does_not_accept(folder: Folder) -> None:
+    (folder.path / "reefknot.yaml").write_text(
+        "sources:\n  code:\n    connector: github_repository\n    repositry: a/b\n    every: 0s\n"
+        "  wiki: {connector: team_wiki_elsewhere}\n"
+    )
+    done = folder("config", "check")
+    assert done.code == 78
+    assert "reefknot.yaml:5:5: sources.code.every" in done.err
+    (folder.path / "reefknot.yaml").write_text(
+        "sources:\n  code:\n    connector: github_repository\n    repositry: a/b\n"
+    )
+    done = folder("config", "check")
+    assert (done.code, "reefknot.yaml:4:5: sources.code.repositry" in done.err) == (78, True)
+    (folder.path / "reefknot.yaml").write_text("sources:\n  wiki: {connector: team_wiki_elsewhere}\n")
+    done = folder("config", "check")
+    assert (done.code, "warning: reefknot.yaml:2" in done.err, "--module" in done.err) == (0, True, True)
+
+
+# ---- sync, list, test ------------------------------------------------------------------------------------------------
+
+
+def test_a_sync_keeps_what_is_new_and_tells_what_it_did(wiki: WikiFolder) -> None:
+    first = wiki("source", "run", "wiki", "--module", "wiki")
+    assert first.code == 0, first.err
+    assert first.out.startswith("wiki: 2 new or changed, 0 deleted, 0 unchanged, 0 failed; 2 documents in all")
+    wiki.wiki(a="reef knot", c="bowline, cut short")
+    done = wiki("source", "run", "wiki", "--module", "wiki", "--json")
+    assert {key: done.json[key] for key in ("state", "kept", "deleted", "unchanged", "failed", "documents")} == {
+        "state": "done",
+        "kept": 1,
+        "deleted": 1,
+        "unchanged": 1,
+        "failed": 0,
+        "documents": 2,
+    }
+    (row,) = wiki.json("source", "list")["sources"]
+    assert (row["state"], row["documents"], row["problems"], row["schedule"]) == ("healthy", 2, 1, "by hand")
+    assert row["to_do"] == ["1 document could be read only in part: reefknot source show wiki"]
+    shown = wiki.json("source", "show", "wiki")
+    assert shown["settings"] == {"space": "knots", "token": "env:WIKI_TOKEN"}
+    assert shown["problem_documents"] == [{"id": "c", "location": "c", "problem": "cut"}]
+    assert "Page c" not in wiki("source", "show", "wiki").out
+
+
+def test_a_whole_sync_begins_at_the_beginning(wiki: WikiFolder) -> None:
+    assert (run(wiki), run(wiki, "--full")) == (0, 0)
+    assert wiki.json("source", "list")["sources"][0]["documents"] == 2
+
+
+def test_a_sync_that_only_a_person_can_help_exits_with_1_and_says_what_to_do(wiki: WikiFolder) -> None:
+    wiki.goes("denied")
+    done = wiki("source", "run", "wiki", "--module", "wiki")
+    assert done.code == 1
+    assert "the token is not accepted; make a new one and set it" in done.out
+    assert "reefknot source run wiki" in done.err
+    (row,) = wiki.json("source", "list")["sources"]
+    assert (row["state"], row["quarantined"]) == ("needs attention", 1)
+    assert "make a new one and set it; then: reefknot source run wiki" in row["to_do"][0]
+    wiki.goes("well")
+    assert run(wiki) == 0
+    assert wiki.json("source", "list")["sources"][0]["state"] == "healthy"
+
+
+def test_a_source_that_does_not_answer_is_retried_later_and_the_exit_code_says_so(wiki: WikiFolder) -> None:
+    wiki.goes("down")
+    done = wiki("source", "run", "wiki", "--module", "wiki", "--json")
+    assert (done.code, done.json["state"], done.json["reason"]) == (75, "retry", "connection refused")
+    assert done.json["next_try"] > "2020"
+    wiki.goes("well")
+    assert run(wiki) == 0, "a person does not wait for the retry"
+
+
+def test_a_source_that_limits_its_rate_cools_for_as_long_as_it_asks(wiki: WikiFolder) -> None:
+    wiki.goes("limited")
+    assert run(wiki) == 75
+    (row,) = wiki.json("source", "list")["sources"]
+    assert (row["state"], "too many requests" in row["to_do"][0]) == ("cooling", True)
+    wiki.goes("well")
+    done = wiki("source", "run", "wiki", "--module", "wiki")
+    assert (done.code, "not done yet" in done.out) == (75, True), "not even a person gets in before"
+
+
+def test_an_item_that_cannot_be_read_does_not_hold_the_others(wiki: WikiFolder) -> None:
+    wiki.wiki(a="reef knot", b="odd")
+    done = wiki("source", "run", "wiki", "--module", "wiki", "--json")
+    assert (done.code, done.json["kept"], done.json["failed"]) == (0, 1, 1)
+    (row,) = wiki.json("source", "list")["sources"]
+    assert (row["state"], row["quarantined"]) == ("needs attention", 1)
+    assert row["to_do"] == ["1 item could not be read: reefknot quarantine list --source wiki"]
+    (item,) = wiki.json("quarantine", "list", "--source", "wiki")["items"]
+    assert "b is odd; mend it" in item["reason"]
+
+
+def test_a_paused_source_is_not_synced_and_the_pause_is_audited(wiki: WikiFolder) -> None:
+    assert run(wiki) == 0
+    assert wiki("source", "pause", "wiki", "--because", "it moves", "--as", "ada", "--dry-run").code == 0
+    assert wiki.json("source", "list")["sources"][0]["state"] == "healthy"
+    assert wiki("source", "pause", "wiki", "--because", "it moves", "--as", "ada").out == "wiki is paused\n"
+    assert wiki("source", "pause", "wiki").out == "wiki was already paused\n"
+    (row,) = wiki.json("source", "list")["sources"]
+    assert (row["state"], row["next_due"]) == ("paused", None)
+    assert row["to_do"][0] == "paused by ada because it moves: reefknot source resume wiki"
+    done = wiki("source", "run", "wiki", "--module", "wiki")
+    assert (done.code, "paused by ada because it moves" in done.err) == (75, True)
+    assert wiki("source", "resume", "wiki").code == run(wiki) == 0
+    assert wiki("audit", "export", "events.jsonl").code == 0
+    events = [json.loads(line) for line in (wiki.path / "events.jsonl").read_text().splitlines()]
+    bodies = [one.get("event", one) for one in events]
+    said = [(one["action"], one["actor"]) for one in bodies if one.get("event_type") == "operator_action"]
+    assert [one for one in said if one[0] != "source.run"] == [("source.pause", "ada"), ("source.resume", getuser())]
+
+
+@pytest.mark.parametrize(("how", "code"), [("well", 0), ("denied", 78), ("down", 69), ("limited", 69)])
+def test_a_test_tells_in_one_line_and_by_its_exit_code(wiki: WikiFolder, how: str, code: int) -> None:
+    wiki.goes(how)
+    done = wiki("source", "test", "--module", "wiki")
+    assert done.code == code
+    assert done.out.startswith("wiki: OK: 2 pages" if how == "well" else "wiki: FAILED: ")
+    assert TOKEN not in done.out
+
+
+def test_a_secret_that_is_missing_is_named_and_not_shown(wiki: WikiFolder) -> None:
+    wiki._commands.environment.delenv("WIKI_TOKEN")
+    done = wiki("source", "test", "wiki", "--module", "wiki")
+    assert done.code == 78
+    assert "there is no such environment variable (env:WIKI_TOKEN)" in done.out
+
+
+def test_an_unknown_source_is_refused_with_the_known_ones(wiki: WikiFolder) -> None:
+    for words in (("run", "wikki"), ("test", "wikki"), ("pause", "wikki"), ("show", "wikki")):
+        done = wiki("source", *words)
+        assert (done.code, "accepted: wiki" in done.err) == (2, True), done.err
+
+
+# ---- documents -------------------------------------------------------------------------------------------------------
+
+
+def test_before_the_first_sync_there_is_nothing_to_search_or_export(wiki: WikiFolder) -> None:
+    for words in (("search", "knot"), ("export",)):
+        done = wiki("source", *words)
+        assert (done.code, "`source run NAME` syncs a source" in done.err) == (69, True)
+    assert not (wiki.path / ".reefknot").exists()
+
+
+def test_documents_are_found_by_their_words(wiki: WikiFolder) -> None:
+    wiki.wiki(a="Der Palstek \x1b[31m und\nder Kreuzknoten", b="Kreuzknoten allein")
+    assert run(wiki) == 0
+    found = wiki("source", "search", "kreuz*", "palstek")
+    assert (found.code, found.out.splitlines()[0]) == (0, "Page a  [wiki] a")
+    assert "⟦Palstek⟧" in found.out
+    assert "\x1b" not in found.out
+    assert [hit["id"] for hit in wiki.json("source", "search", "kreuzknoten")["hits"]] == ["b", "a"]
+    nothing = wiki("source", "search", "NEAR(", "--source", "wiki")
+    assert (nothing.code, "nothing is found in wiki" in nothing.err) == (1, True)
+    assert wiki("source", "search", '"(*').code == 2
+    assert wiki("source", "search", "a", "--source", "other").code == 2
+    assert wiki("source", "search", "a", "--limit", "0").code == 2
+
+
+def test_an_export_has_a_line_for_every_document_and_appears_when_it_is_complete(wiki: WikiFolder) -> None:
+    assert run(wiki) == 0
+    lines = [json.loads(line) for line in wiki("source", "export").out.splitlines()]
+    assert [(one["source"], one["id"], one["title"], one["text"]) for one in lines] == [
+        ("wiki", "a", "Page a", "reef knot"),
+        ("wiki", "b", "Page b", "sheet bend"),
+    ]
+    (wiki.path / "out.jsonl").write_text("earlier")
+    assert wiki("source", "export", "other", "--output", "out.jsonl").code == 2
+    assert (wiki.path / "out.jsonl").read_text() == "earlier"
+    assert wiki("source", "export", "wiki", "--output", "out.jsonl").code == 0
+    assert [json.loads(line) for line in (wiki.path / "out.jsonl").read_text().splitlines()] == lines
+    assert wiki("source", "export", "--output", ".reefknot/documents.db").code != 0, "a database is not replaced"
+    assert wiki("source", "export", "--output", "nowhere/out.jsonl").code == 2
+
+
+def test_a_source_that_is_not_configured_any_more_is_listed_with_its_documents(wiki: WikiFolder) -> None:
+    assert run(wiki) == 0
+    wiki.config.write_text("")
+    (row,) = wiki.json("source", "list")["sources"]
+    assert (row["name"], row["state"], row["documents"]) == ("wiki", "not configured", 2)
+
+
+def test_documents_are_kept_where_the_configuration_says(wiki: WikiFolder) -> None:
+    wiki.config.write_text("ingestion: {documents: kept/here.db}\n" + wiki.config.read_text())
+    assert run(wiki) == 0
+    assert (wiki.path / "kept" / "here.db").exists()
+    assert wiki("source", "search", "knot").code == 0
+
+
+def test_no_folder_for_steps_may_hold_the_documents(wiki: WikiFolder) -> None:
+    wiki.config.write_text("ingestion: {documents: files/documents.db}\n" + wiki.config.read_text())
+    done = wiki("config", "check")
+    assert (done.code, "the documents of sources" in done.err) == (78, True)

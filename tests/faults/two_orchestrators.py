@@ -1,0 +1,127 @@
+"""
+Two orchestrator processes over one store, one of which is killed now and then; prints what the source saw.
+
+    python -m tests.faults.two_orchestrators FOLDER < plans.jsonl > evidence.jsonl
+
+A plan is one line: the number of jobs, how often a process is killed, and the wrong way that is tried, if any. A job
+that runs holds a file of its own, so two that run at the same time meet there, whichever processes they are in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from reefknot.app import open_store
+from reefknot.app.presence import look_for_orphans
+from reefknot.engines.clocks import SystemClock
+from reefknot.engines.documents import SqliteDocuments
+from reefknot.ingestion.jobs import IngestionJob, JobQueue
+from reefknot.ingestion.orchestrator import IngestionOrchestrator, IngestionSettings
+from reefknot.ingestion.sources import IngestionSource
+from reefknot.ports.connector import Document, FetchRequest, KnownItems, Page
+from tests.faults.dying import in_a_process_of_its_own
+
+JOB_S = 0.15
+
+
+class Guarded:
+    """A source whose jobs must not overlap; `flock` files are freed by the kernel when their process dies."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    async def fetch(self, request: FetchRequest) -> Page:
+        import fcntl
+
+        name = str(request.payload["n"])
+        with open(self._folder / f"{name}.lock", "w") as held:  # noqa: ASYNC230 - a lock of a moment
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                (self._folder / f"{name}.overlap").touch()
+            await asyncio.sleep(JOB_S)
+        return Page("", (Document(name, name, "1"),))
+
+    async def fetch_item(self, location: str, known: KnownItems) -> Document | None:
+        return None
+
+    async def test(self) -> str:
+        return "guarded"
+
+    async def close(self) -> None:
+        return
+
+
+async def orchestrate(folder: Path, plan: dict[str, Any]) -> None:
+    """Run until no job is open."""
+    async with open_store(f"sqlite:{folder / 'state.db'}") as store:
+        documents = await SqliteDocuments(folder / "documents.db", SystemClock()).start()
+        orchestrator = IngestionOrchestrator(
+            job_queue=JobQueue(store),
+            sources=[IngestionSource("guarded", "guarded", lambda: Guarded(folder), max_concurrency=4)],
+            documents=documents,
+            settings=IngestionSettings(lease=0.05 if plan["flaw"] else 5.0),
+        )
+        if plan["flaw"] == "no renewal":
+            orchestrator._renew_leases = asyncio.Event().wait  # type: ignore[method-assign, assignment]
+        async with orchestrator:
+            looking = asyncio.create_task(look_for_orphans(store, None))
+            while await orchestrator.jobs.list("guarded", limit=1):  # noqa: ASYNC110 - another process may end the last
+                await asyncio.sleep(0.02)
+            looking.cancel()
+        await documents.close()
+
+
+async def prepare(folder: Path, jobs: int) -> None:
+    async with open_store(f"sqlite:{folder / 'state.db'}") as store:
+        names = [IngestionJob(f"job-{n}", "guarded", "guarded", {"n": n}) for n in range(jobs)]
+        await JobQueue(store).enqueue(*names)
+
+
+async def found(folder: Path, jobs: int) -> dict[str, Any]:
+    async with open_store(f"sqlite:{folder / 'state.db'}") as store:
+        items = [await store.work.get(f"job-{n}") for n in range(jobs)]
+        states = [None if item is None else item.state.value for item in items]
+    documents = await SqliteDocuments(folder / "documents.db", SystemClock()).start()
+    kept = await documents.page("guarded", limit=10_000)
+    await documents.close()
+    overlaps = sorted(name for name in os.listdir(folder) if name.endswith(".overlap"))
+    return {"states": states, "documents": len(kept), "overlaps": overlaps}
+
+
+def main(root: Path) -> None:
+    for line in sys.stdin:
+        plan = json.loads(line)
+        folder = root / "life"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        asyncio.run(prepare(folder, plan["jobs"]))
+
+        def life(say: Callable[[Any], None], folder: Path = folder, plan: dict[str, Any] = plan) -> None:
+            asyncio.run(orchestrate(folder, plan))
+
+        children = [in_a_process_of_its_own(life) for _ in range(2)]
+        for _ in range(plan["kills"]):
+            time.sleep(0.5)
+            child, _ = children.pop(0)
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            children.append(in_a_process_of_its_own(life))
+        said = [words for _, heard in children for words in heard()]
+        for child, _ in children:
+            os.waitpid(child, 0)
+        evidence = {"plan": plan, "said": said, **asyncio.run(found(folder, plan["jobs"]))}
+        print(json.dumps(evidence), flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,380 @@
+"""
+The IMAP connector when the network or the server misbehaves: cut, reset and frozen connections at every stage, and
+answers that no sane server gives.
+
+Every failure is transient here, every sync ends when the trouble does, and no document is lost or there twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+
+from reefknot.connectors import imap_protocol
+from reefknot.connectors.imap_mailbox import ImapMailbox
+from reefknot.connectors.imap_protocol import ImapConnection
+from reefknot.core.failure import FailureType
+from reefknot.errors import SourceError
+from reefknot.ports.connector import FetchRequest
+from tests.faults.proxy import Fault, Trouble, Way, nobody_accepts, nobody_there, proxied
+from tests.imap_servers import Mailbox, message
+from tests.integration.imap_sink import MemorySink, connector, made, sync
+
+MESSAGES = 25
+LIMITS = 0.4
+"""Seconds that a command may take here, where one is meant to take too long."""
+
+
+async def synced_at_last(source: ImapMailbox, sink: MemorySink, *, most: int = 8) -> list[SourceError]:
+    """Sync again and again until it works, as ingestion does. Returns what went wrong."""
+    errors: list[SourceError] = []
+    while True:
+        try:
+            async with asyncio.timeout(60):
+                await sync(source, sink, limit=10)
+            return errors
+        except SourceError as error:
+            errors.append(error)
+            assert len(errors) <= most, errors
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(imap_protocol, "COMMAND_S", LIMITS)
+    monkeypatch.setattr(imap_protocol, "CONNECT_S", LIMITS)
+
+
+@pytest.mark.parametrize("way", [Way.DOWN, Way.UP])
+@pytest.mark.parametrize("fault", [Fault.CUT, Fault.RESET])
+def test_a_connection_may_break_at_every_stage(mailbox: Mailbox, fault: Fault, way: Way) -> None:
+    mailbox.deliver(*(message(number) for number in range(MESSAGES)))
+    stages = range(0, 9000, 600) if way is Way.DOWN else range(0, 700, 50)
+
+    async def run(at: int) -> tuple[MemorySink, list[SourceError]]:
+        sink = MemorySink()
+        async with proxied(mailbox.server.port, Trouble(fault, way, at, times=1)) as proxy:
+            errors = await synced_at_last(connector(mailbox, port=proxy.port), sink)
+        return sink, errors
+
+    broken = 0
+    for at in stages:
+        sink, errors = asyncio.run(run(at))
+        assert sink.titles() == sorted(f"Message {number}" for number in range(MESSAGES)), at
+        assert all(error.failure_type is FailureType.TRANSIENT for error in errors), (at, errors)
+        broken += bool(errors)
+    assert broken >= len(stages) // 2, "the trouble comes too late to be felt"
+
+
+@pytest.mark.parametrize(("fault", "at"), [(Fault.STALL, at) for at in (0, 300, 2500, 6000)] + [(Fault.SLOW, 2500)])
+def test_a_frozen_or_slow_server_is_given_up_in_time(mailbox: Mailbox, impatient: None, fault: Fault, at: int) -> None:
+    """Slow: a byte every 50 ms, for ever. A limit for each read would never end that."""
+    mailbox.deliver(*(message(number) for number in range(MESSAGES)))
+
+    async def run() -> tuple[MemorySink, list[SourceError]]:
+        sink = MemorySink()
+        async with proxied(mailbox.server.port, Trouble(fault, Way.DOWN, at, times=1)) as proxy:
+            # On a busy machine the healthy connection may be slower than the limits, too.
+            return sink, await synced_at_last(connector(mailbox, port=proxy.port), sink, most=50)
+
+    sink, errors = asyncio.run(run())
+
+    assert sink.titles() == sorted(f"Message {number}" for number in range(MESSAGES))
+    assert errors
+    assert "did not answer within" in str(errors[0])
+    assert all(error.failure_type is FailureType.TRANSIENT for error in errors)
+
+
+def test_nobody_there_and_nobody_accepting_are_transient(impatient: None) -> None:
+    for place in (nobody_there, nobody_accepts):
+        with place() as port, pytest.raises(SourceError) as caught:
+            asyncio.run(made({"host": "127.0.0.1", "port": port, "tls": "none", "user": "ann"}).test())
+        assert caught.value.failure_type is FailureType.TRANSIENT
+
+
+@pytest.mark.parametrize("at", [0, 40, 700])
+def test_a_handshake_that_is_cut_is_transient(mailbox: Mailbox, at: int) -> None:
+    async def run() -> None:
+        async with proxied(mailbox.server.tls_port, Trouble(Fault.CUT, Way.DOWN, at)) as proxy:
+            settings = {"host": "localhost", "port": proxy.port, "tls_ca": "localhost.pem", "user": mailbox.user}
+            await made(settings).test()
+
+    with pytest.raises(SourceError) as caught:
+        asyncio.run(run())
+    assert caught.value.failure_type is FailureType.TRANSIENT
+
+
+def test_a_cancelled_fetch_gives_its_connection_up_and_the_next_one_works(mailbox: Mailbox) -> None:
+    mailbox.deliver(*(message(number) for number in range(MESSAGES)))
+    sink = MemorySink()
+
+    async def run() -> int:
+        async with proxied(mailbox.server.port) as proxy:
+            source = connector(mailbox, port=proxy.port)
+            sink.keep(await source.fetch(FetchRequest("", sink, 5)))
+            proxy.hold(Way.DOWN)
+            late = asyncio.create_task(source.fetch(FetchRequest(sink.cursor, sink, 5)))
+            waiting = asyncio.create_task(source.fetch(FetchRequest(sink.cursor, sink, 5)))
+            await asyncio.sleep(0.05)
+            for task in (waiting, late):
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+            proxy.release()  # the answer to the cancelled command comes now
+            await sync(source, sink, limit=5)
+            return proxy.connections
+
+    assert asyncio.run(run()) == 2
+    assert sink.titles() == sorted(f"Message {number}" for number in range(MESSAGES))
+
+
+def test_closing_ends_a_fetch_that_is_under_way(mailbox: Mailbox) -> None:
+    mailbox.deliver(message(1), message(2))
+
+    async def run() -> None:
+        async with proxied(mailbox.server.port) as proxy:
+            source = connector(mailbox, port=proxy.port)
+            await source.fetch(FetchRequest("", MemorySink(), 1))
+            proxy.hold()
+            late = asyncio.create_task(source.fetch(FetchRequest("", MemorySink(), 1)))
+            await asyncio.sleep(0.05)
+            await source.close()
+            with pytest.raises(SourceError):
+                async with asyncio.timeout(20):
+                    await late
+
+    asyncio.run(run())
+
+
+# ---- answers that Dovecot does not give ------------------------------------------------------------------------------
+
+Script = Callable[[str], bytes | None]
+"""The answer to a command without its tag, with `TAG` in place of it; None: the usual answer."""
+
+MAIL = message(1)
+USUAL: tuple[tuple[str, bytes], ...] = (
+    ("CAPABILITY", b"* CAPABILITY IMAP4rev1 AUTH=PLAIN\r\nTAG OK done\r\n"),
+    ("AUTHENTICATE", b"+ \r\n"),
+    ("LIST", b'* LIST () "/" INBOX\r\nTAG OK done\r\n'),
+    ("EXAMINE", b"* 1 EXISTS\r\n* OK [UIDVALIDITY 5] x\r\n* OK [UIDNEXT 2] x\r\nTAG OK done\r\n"),
+    ("UID SEARCH", b"* SEARCH 1\r\nTAG OK done\r\n"),
+    ("UID FETCH 1 (UID RFC822.SIZE", b"* 1 FETCH (UID 1 RFC822.SIZE %d)\r\nTAG OK done\r\n" % len(MAIL)),
+    ("UID FETCH 1 (UID BODY", b"* 1 FETCH (UID 1 BODY[]<0> {%d}\r\n%b)\r\nTAG OK done\r\n" % (len(MAIL), MAIL)),
+    ("LOGOUT", b"* BYE\r\nTAG OK done\r\n"),
+)
+
+
+class ScriptedServer:
+    """A server with one message that answers by a script. `heard` is everything that it was told."""
+
+    def __init__(self, script: Script, greeting: bytes) -> None:
+        self._script = script
+        self._greeting = greeting
+        self.heard: list[str] = []
+        self.port = 0
+        self.tasks: list[asyncio.Task[object] | None] = []
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.tasks.append(asyncio.current_task())
+        try:
+            await self._answer(reader, writer)
+        except (OSError, asyncio.CancelledError):
+            pass
+        finally:
+            writer.transport.abort()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(self._greeting)
+        while line := await reader.readline():
+            self.heard.append(line.decode("latin-1").rstrip("\r\n"))
+            tag, _, command = self.heard[-1].partition(" ")
+            answer = self._script(command)
+            if answer is None:
+                answer = next((usual for start, usual in USUAL if command.startswith(start)), b"TAG BAD what?\r\n")
+            writer.write(answer.replace(b"TAG", tag.encode()))
+            if command.startswith("AUTHENTICATE") and answer.startswith(b"+"):
+                await reader.readline()
+                writer.write(f"{tag} OK in\r\n".encode())
+            await writer.drain()
+            if b"* BYE" in answer:
+                writer.close()
+                await writer.wait_closed()
+                break
+
+
+@asynccontextmanager
+async def scripted(script: Script, greeting: bytes = b"* OK hello\r\n") -> AsyncIterator[ScriptedServer]:
+    server = ScriptedServer(script, greeting)
+    listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
+    server.port = listening.sockets[0].getsockname()[1]
+    try:
+        yield server
+    finally:
+        listening.close()
+        for task in server.tasks:
+            assert task is not None
+            task.cancel()
+        await asyncio.gather(*(task for task in server.tasks if task), return_exceptions=True)
+
+
+def answering(start: str, answer: bytes) -> Script:
+    return lambda command: answer if command.startswith(start) else None
+
+
+def outcome(script: Script, greeting: bytes = b"* OK hello\r\n", **settings: object) -> tuple[MemorySink, list[str]]:
+    """What is kept after a sync with such a server, and what the server was told."""
+    sink = MemorySink()
+
+    async def run() -> list[str]:
+        async with scripted(script, greeting) as server:
+            base = {"host": "127.0.0.1", "port": server.port, "tls": "none", "user": "ann"}
+            source = made({**base, **settings}, "canary-77")
+            try:
+                async with asyncio.timeout(30):
+                    await sync(source, sink)
+            finally:
+                await source.close()
+            return server.heard
+
+    return sink, asyncio.run(run())
+
+
+def failure(script: Script, greeting: bytes = b"* OK hello\r\n", **settings: object) -> SourceError:
+    with pytest.raises(SourceError) as caught:
+        outcome(script, greeting, **settings)
+    assert "canary" not in str(caught.value)
+    return caught.value
+
+
+def test_the_scripted_server_is_read_when_it_behaves() -> None:
+    sink, _ = outcome(lambda command: None)
+
+    assert sink.titles() == ["Message 1"]
+
+
+@pytest.mark.parametrize(
+    ("start", "answer", "kind"),
+    [
+        ("AUTHENTICATE", b"TAG NO [UNAVAILABLE] later\r\n", FailureType.TRANSIENT),
+        ("AUTHENTICATE", b"TAG NO [ALERT] Too many simultaneous connections. (Failure)\r\n", FailureType.RATE_LIMITED),
+        ("AUTHENTICATE", b"* BYE [ALERT] Account exceeded command or bandwidth limits\r\n", FailureType.RATE_LIMITED),
+        ("AUTHENTICATE", b"TAG NO [AUTHENTICATIONFAILED] canary-77 is wrong\r\n", FailureType.PERMANENT),
+        ("AUTHENTICATE", b"TAG NO AGFubgBjYW5hcnktNzc= is wrong\r\n", FailureType.PERMANENT),
+        ("LIST", b"TAG NO [LIMIT] slow down\r\n", FailureType.RATE_LIMITED),
+        ("LIST", b"TAG OK done\r\n", FailureType.TRANSIENT),
+        ("EXAMINE", b"* BYE shutting down\r\n", FailureType.TRANSIENT),
+        ("EXAMINE", b"* 1 EXISTS\r\nTAG OK done\r\n", FailureType.PERMANENT),
+        ("UID SEARCH", b"TAG NO [INUSE] locked\r\n", FailureType.TRANSIENT),
+        ("UID FETCH 1 (UID BODY", b"TAG NO [OVERQUOTA] bandwidth\r\n", FailureType.RATE_LIMITED),
+        ("UID FETCH 1 (UID BODY", b"* 1 FETCH (UID 1 BODY[]<0> {10000000000}\r\nabc", FailureType.TRANSIENT),
+        (
+            "UID FETCH 1 (UID BODY",
+            b"* 1 FETCH (UID 1 BODY[]<0> {99999999999999999999999}\r\nabc",
+            FailureType.TRANSIENT,
+        ),
+        ("UID SEARCH", b"* SEARCH " + b"1" * 2_000_000, FailureType.TRANSIENT),
+        ("UID SEARCH", b"* OK noise\r\n" * 1_000_000, FailureType.TRANSIENT),
+        ("LIST", b"* LIST " + b"(" * 100_000 + b"\r\nTAG OK done\r\n", FailureType.TRANSIENT),
+    ],
+    ids=range(16),
+)
+def test_an_answer_is_sorted_by_what_helps(start: str, answer: bytes, kind: FailureType) -> None:
+    assert failure(answering(start, answer)).failure_type is kind
+
+
+@pytest.mark.parametrize(
+    ("greeting", "kind"),
+    [
+        (b"* BYE [ALERT] Too many connections from your address\r\n", FailureType.RATE_LIMITED),
+        (b"* BYE [UNAVAILABLE] maintenance\r\n", FailureType.TRANSIENT),
+        (b"220 smtp.example.org ESMTP\r\n", FailureType.PERMANENT),
+        (b"x" * 2_000_000, FailureType.TRANSIENT),
+    ],
+    ids=range(4),
+)
+def test_a_greeting_is_sorted_by_what_helps(greeting: bytes, kind: FailureType) -> None:
+    assert failure(lambda command: None, greeting).failure_type is kind
+
+
+def test_an_announced_literal_is_not_read_before_its_size_is_known_to_be_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder's name of 100 kB is refused; the control with a larger limit reads it."""
+    script = answering(
+        "LIST", b'* LIST () "/" INBOX\r\n* LIST () "/" {100000}\r\n' + b"x" * 100_000 + b"\r\nTAG OK x\r\n"
+    )
+
+    assert "more than was asked for" in str(failure(script))
+    command = ImapConnection._command
+    defaults = {**(command.__kwdefaults__ or {}), "literal": 1_000_000}
+    monkeypatch.setattr(command, "__kwdefaults__", defaults)
+    assert outcome(script)[0].titles() == ["Message 1"]
+
+
+# ---- injection -------------------------------------------------------------------------------------------------------
+
+INJECTED = b"x\r\nr9 DELETE INBOX"
+
+
+def told(script: Script) -> list[str]:
+    return outcome(script)[1]
+
+
+def test_the_name_of_a_folder_cannot_become_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server names a folder with a line break in it, and hopes that the name comes back."""
+    answer = b'* LIST () "/" INBOX\r\n* LIST () "/" {%d}\r\n%b\r\nTAG OK x\r\n' % (len(INJECTED), INJECTED)
+    script = answering("LIST", answer)
+
+    assert not any("DELETE" in line for line in told(script))
+    monkeypatch.setattr(imap_protocol, "_UNSAFE", re.compile(rb"(?!)"))  # the control: nothing is unsafe
+    assert any(line.startswith("r9 DELETE") for line in told(script))
+
+
+@pytest.mark.parametrize("letter", ["\r", "\n", "\x00", "\r\n"])
+def test_no_command_carries_a_line_break_or_a_zero_byte(letter: str) -> None:
+    """A password with one, at a server that knows LOGIN alone."""
+    script = answering("CAPABILITY", b"* CAPABILITY IMAP4rev1\r\nTAG OK done\r\n")
+
+    async def run() -> list[str]:
+        async with scripted(script) as server:
+            settings = {"host": "127.0.0.1", "port": server.port, "tls": "none", "user": "ann"}
+            with pytest.raises(SourceError, match="nothing was sent") as caught:
+                await made(settings, f"canary{letter}r9 DELETE INBOX").test()
+            assert caught.value.failure_type is FailureType.PERMANENT
+            assert "canary" not in str(caught.value)
+            return server.heard
+
+    assert [line.partition(" ")[2] for line in asyncio.run(run())] == ["CAPABILITY"]
+
+
+def test_a_server_that_offers_no_starttls_never_hears_the_password() -> None:
+    refused = answering("STARTTLS", b"TAG BAD unknown\r\n")
+    heard: list[str] = []
+
+    def script(command: str) -> bytes | None:
+        heard.append(command)
+        return refused(command)
+
+    assert "does not offer STARTTLS" in str(failure(script, tls="starttls"))
+    assert heard == ["STARTTLS"]
+
+
+def test_words_behind_the_answer_to_starttls_are_refused() -> None:
+    """Somebody on the line adds an answer, to be read as if it came encrypted."""
+    script = answering("STARTTLS", b"TAG OK go\r\n* CAPABILITY IMAP4rev1\r\n")
+
+    assert "somebody may be on the line" in str(failure(script, tls="starttls"))
+    assert "wants no TLS" in str(failure(lambda command: None, b"* PREAUTH hello\r\n", tls="starttls"))
+
+
+def test_messages_that_were_not_asked_for_and_lies_about_sizes_do_no_harm() -> None:
+    long = b"Subject: Message 1\r\n\r\n" + b"x" * 100_000
+    answers = (
+        b"* 9 FETCH (UID 77 BODY[]<0> {3}\r\nabc)\r\n* 1 FETCH (FLAGS ())\r\n* 1 FETCH (UID 1 BODY[]<0> {%d}\r\n%b)\r\n"
+    )
+    script = answering("UID FETCH 1 (UID BODY", answers % (len(long), long) + b"TAG OK done\r\n")
+
+    sink, _ = outcome(script)
+
+    assert sink.titles() == ["Message 1"]

@@ -1,0 +1,68 @@
+"""
+Hostile mail: each message within a second and 128 MB, whatever is in it.
+
+`REEFKNOT_HOSTILE_MAILS=1000` reads that many; by default 60 are read. They are read in a process of their own, so that
+its memory is theirs.
+"""
+
+from __future__ import annotations
+
+import email
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from reefknot.connectors.mail import read_mail
+from tests.pace import slowness
+from tests.security.hostile_mail import hostile
+
+ROOT = Path(__file__).resolve().parents[2]
+MAILS = int(os.environ.get("REEFKNOT_HOSTILE_MAILS", "60"))
+LONGEST_S = 1.0
+MOST_MB = 128
+
+READER = """
+import json, resource, sys, time
+from reefknot.connectors.mail import MOST_TEXT, MOST_TITLE, read_mail
+from tests.security.hostile_mail import hostile
+
+worst = (0.0, -1)
+for number in range(int(sys.argv[1])):
+    raw = hostile(number)
+    began = time.process_time()
+    mail = read_mail(raw)
+    worst = max(worst, (time.process_time() - began, number))
+    assert len(mail.text) <= MOST_TEXT + 2000 and len(mail.title) <= MOST_TITLE
+    json.dumps(mail.metadata).encode()
+    assert len(json.dumps(mail.metadata)) < 1_000_000
+    (mail.title + mail.text).encode()
+print(json.dumps([*worst, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024]))
+"""
+
+
+def test_hostile_messages_cost_little_time_and_memory() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", READER, str(MAILS)], cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    seconds, number, megabytes = json.loads(done.stdout)
+
+    assert seconds < LONGEST_S * slowness(), f"message {number}"
+    assert megabytes < MOST_MB
+
+
+def test_the_same_message_stops_the_parser_of_the_standard_library() -> None:
+    """The control: what is survived here is no harmless message."""
+    deep = b"".join(b"Content-Type: multipart/mixed; boundary=b%d\r\n\r\n--b%d\r\n" % (n, n) for n in range(1000))
+
+    with pytest.raises(RecursionError):
+        email.message_from_bytes(deep)
+    assert read_mail(deep).problems
+
+
+def test_a_number_is_always_the_same_message() -> None:
+    assert hostile(7) == hostile(7) != hostile(8)
