@@ -1,4 +1,4 @@
-"""The quarantine as an operator works with it: one cause is one group, a payload is edited, jobs of sources come back."""
+"""The quarantine as an operator works with it: groups of one cause, edited payloads, jobs of sources."""
 
 from __future__ import annotations
 

@@ -11,9 +11,9 @@ from urllib.parse import quote, unquote
 import msgspec
 from cyclopts import Parameter
 
-from reefknot.cli import bulk_actions
+from reefknot.cli import job_actions
 from reefknot.cli.app import CommandError, Exit, examples, noun
-from reefknot.cli.bulk_actions import BulkAction, named, tenant_hint
+from reefknot.cli.job_actions import BulkAction, named, tenant_hint
 from reefknot.cli.options import (
     OPERATOR,
     STORE,
@@ -483,7 +483,7 @@ class EndedJobs(msgspec.Struct, frozen=True):
         )
 
     async def count(self, store: Store) -> dict[str, int]:
-        return await bulk_actions.counted(self.chunks(store))
+        return await job_actions.counted(self.chunks(store))
 
     async def chunks(self, store: Store) -> AsyncIterator[list[WorkItem]]:
         if self.ids:
@@ -493,7 +493,7 @@ class EndedJobs(msgspec.Struct, frozen=True):
             return
         for state in self.states:
             after = ""
-            while page := await store.work.find(state=state, kind=self.kind, after=after, limit=bulk_actions.CHUNK):
+            while page := await store.work.find(state=state, kind=self.kind, after=after, limit=job_actions.CHUNK):
                 after = page[-1].id
                 if found := [item for item in page if self._matches(item)]:
                     yield found

@@ -10,11 +10,10 @@ from urllib.parse import quote, unquote
 from cyclopts import Parameter
 from msgspec import Struct
 
-from reefknot.cli import bulk_actions
+from reefknot.cli import job_actions
 from reefknot.cli.app import CommandError, Exit, examples, noun
-from reefknot.cli.bulk_actions import BulkAction, named, tenant_hint
-from reefknot.cli.edited_payload import PayloadEdit, put_payload
 from reefknot.cli.job import job_details, put_details, state_in_words
+from reefknot.cli.job_actions import BulkAction, PayloadEdit, named, put_payload, tenant_hint
 from reefknot.cli.options import (
     OPERATOR,
     STORE,
@@ -93,14 +92,17 @@ def list_(
 def _list(address: StoreAddress, wanted: QuarantineFilter, limit: int, after: str, *, wide: bool, json: bool) -> None:
     items = with_store(address, lambda store: store.quarantine.find(wanted, after=unquote(after), limit=limit))
     following = quote(items[-1].id) if len(items) == limit else None
+    has_source = any(item.source for item in items)
 
     def row(item: WorkItem) -> tuple[str, ...]:
         since, reason = time_text(item.updated_at) or "", address.redactor(item.reason)
         failure = failure_summary(item).failure_type
-        return item.assignment_id, item.kind, item.source, str(item.attempts), failure, since, reason
+        source = (item.source,) if has_source else ()
+        return item.assignment_id, item.kind, *source, str(item.attempts), failure, since, reason
 
     def text() -> None:
-        columns, tenants = list(_COLUMNS), [item.tenant_id or "" for item in items]
+        columns = ("job", "type", *(("source",) if has_source else ()), "attempts", "failure", "since", "reason")
+        tenants = [item.tenant_id or "" for item in items]
         whole, optional = ("job", "tenant", "since"), ("attempts", "since", "failure", "source")
         put_jobs(columns, map(row, items), tenants, styles=("cyan",), whole=whole, optional=optional, wide=wide)
         say(f"{len(items)} shown" + (f"; there may be more: --after {following}" if following else ""))
@@ -113,9 +115,6 @@ def _list(address: StoreAddress, wanted: QuarantineFilter, limit: int, after: st
     is_on = address.settings is not None and address.settings.configuration.worker.quarantine_failed
     fields = {"items": [_fields(item, address) for item in items], "next": following, "quarantine_failed": is_on}
     show(fields, text, json=json)
-
-
-_COLUMNS = ("job", "type", "source", "attempts", "failure", "since", "reason")
 
 
 def _put_groups(address: StoreAddress, wanted: QuarantineFilter, limit: int, *, json: bool) -> None:
@@ -233,7 +232,7 @@ def requeue(
     if payload is not None:
         if len(ids) != 1 or flags != NO_FILTER or all_:
             raise CommandError("--payload: accepted with the id of one job, whose payload it is, and without a filter")
-        return PayloadEdit(ids[0], tenant, because, options).run(payload)
+        return PayloadEdit(_selected(ids, tenant, flags, all_=False), because, options).run(payload)
     action = BulkAction("quarantine.requeue", "requeued", options, because=because, requeues="taken out of quarantine")
     return action.run(
         _selected(ids, tenant, flags, all_=all_),
@@ -298,7 +297,7 @@ class QuarantinedJobs(Struct, frozen=True):
 
     async def chunks(self, store: Store) -> AsyncIterator[list[WorkItem]]:
         after = ""
-        while chunk := await store.quarantine.find(self.which, after=after, limit=bulk_actions.CHUNK):
+        while chunk := await store.quarantine.find(self.which, after=after, limit=job_actions.CHUNK):
             after = chunk[-1].id
             yield chunk
 

@@ -13,7 +13,7 @@ import msgspec
 
 from reefknot.cli.app import CommandError, Exit, noun
 from reefknot.cli.assignments import InvalidLine, assignments, display_name, repeated_key, require_file
-from reefknot.cli.bulk_actions import named
+from reefknot.cli.job_actions import named
 from reefknot.cli.live_output import LOG, LogFlags
 from reefknot.cli.options import (
     LONGEST_S,

@@ -17,7 +17,6 @@ An assignment has one record for its whole life. A submission waits in the class
 moves it to a class of its own (`assigned`), runs it there, and its end is the caller's result.
 """
 
-import re
 from collections.abc import Collection, Sequence
 from enum import StrEnum
 
@@ -54,21 +53,6 @@ def assignment_and_tenant(record: str) -> tuple[str, str | None]:
     if not bar:
         return record, None
     return name, tenant.replace("%7C", "|").replace("%25", "%") or None
-
-
-def next_version_of(record: str) -> str:
-    """The record of what replaces the assignment of this one."""
-    name, tenant = assignment_and_tenant(record)
-    return record_id(next_version(name), tenant)
-
-
-_VERSIONED = re.compile(r"(.*)~([1-9][0-9]{0,8})", re.DOTALL)
-
-
-def next_version(name: str) -> str:
-    """The id of what replaces this one: `order-7~2` for `order-7`, then `order-7~3`."""
-    found = _VERSIONED.fullmatch(name)
-    return f"{name}~2" if found is None else f"{found[1]}~{int(found[2]) + 1}"
 
 
 class WorkState(StrEnum):
@@ -481,7 +465,7 @@ def requeue(item: WorkItem, now: Moment, *, who: str, why: str = "") -> WorkItem
         interruptions=0,
         crashes=0,
         due_at=now.wall,
-        deadline_at=_deadline_again(item, now),
+        deadline_at=deadline_again(item, now),
         updated_at=now.wall,
         reason="",
         failure=None,
@@ -490,43 +474,11 @@ def requeue(item: WorkItem, now: Moment, *, who: str, why: str = "") -> WorkItem
     )
 
 
-def _deadline_again(item: WorkItem, now: Moment) -> int | None:
+def deadline_again(item: WorkItem, now: Moment) -> int | None:
     """The deadline of an item that has all of its time again."""
     due_at = next((one.at for one in item.history if one.what == "due"), 0)
     began = requeued_at(item) or max(item.created_at, due_at)
     return None if item.deadline_at is None else now.wall + item.deadline_at - began
-
-
-def replaced(item: WorkItem, payload: bytes, now: Moment, *, who: str, why: str = "") -> tuple[WorkItem, WorkItem]:
-    """
-    A quarantined item as discarded, and the item with another payload that runs instead of it.
-
-    The new one has the next version of its id, and all of its time. An assignment begins as a submission.
-    """
-    name = item.assignment_id
-    new = WorkItem(
-        id=next_version_of(item.id),
-        kind=item.kind,
-        resource_class=item.resource_class if is_ingestion(item) else ROUTER,
-        source=item.source,
-        tenant_id=item.tenant_id,
-        correlation_id=item.correlation_id,
-        trace_id=item.trace_id,
-        priority=item.priority,
-        due_at=now.wall,
-        deadline_at=_deadline_again(item, now),
-        created_at=now.wall,
-        updated_at=now.wall,
-        pool=item.pool,
-        payload=payload,
-    )
-    noted = _with_history(new, now, "replaces", f"{name}: {why}" if why else name, who)
-    return discard(item, now, who=who, reason=replaced_reason(item.id)), noted
-
-
-def replaced_reason(record: str) -> str:
-    """The reason for which an item was discarded whose next version runs instead."""
-    return f"replaced by {assignment_and_tenant(next_version_of(record))[0]}"
 
 
 def discard(item: WorkItem, now: Moment, *, who: str, reason: str) -> WorkItem:

@@ -17,7 +17,8 @@ from reefknot.core.failure_groups import FailureGroups
 from reefknot.core.overload.admission import Reject
 from reefknot.core.overload.submission import SubmissionRules
 from reefknot.core.time import Moment
-from reefknot.core.work import WorkItem, WorkState, next_version_of
+from reefknot.core.versions import next_record
+from reefknot.core.work import WorkItem, WorkState
 from reefknot.engines.work_items import CLASS_TOPIC, END_TOPIC, LEASES_TOPIC
 from reefknot.engines.work_table import QuarantineTable, WorkTable
 from reefknot.ports.audit_log import AuditEntry
@@ -275,7 +276,7 @@ class TableQuarantine:
     ) -> str | None:
         return await self._work.change(
             lambda now: self._table.replace(work_id, payload, now=now, who=who, why=why, events=events),
-            ids=[work_id, next_version_of(work_id)],
+            ids=[work_id, next_record(work_id)],
         )
 
     async def count(self, which: QuarantineFilter = ALL) -> dict[str, int]:

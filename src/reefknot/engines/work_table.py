@@ -29,6 +29,7 @@ from reefknot.core.overload.submission import (
 )
 from reefknot.core.results import DROPPED
 from reefknot.core.time import Moment, milliseconds
+from reefknot.core.versions import replaced
 from reefknot.core.work import ENDED, WorkItem, WorkState
 from reefknot.engines.work_items import LEASES_TOPIC, WorkItems
 from reefknot.ports.audit_log import AuditEntry
@@ -398,7 +399,7 @@ class QuarantineTable:
         item = self.show(work_id)
         if item is None:
             return None
-        old, new = core.replaced(item, payload, now, who=who, why=why)
+        old, new = replaced(item, payload, now, who=who, why=why)
         if new.id in self._table.items:
             return None
         self._table.put(new, now)

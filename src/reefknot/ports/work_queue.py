@@ -310,7 +310,7 @@ class QuarantineStore(Protocol):
         self, work_id: str, payload: bytes, *, who: str, why: str = "", events: Sequence[AuditEntry] = ()
     ) -> str | None:
         """
-        Discard an item and queue one with another payload instead, in one step (`core.work.replaced`).
+        Discard an item and queue one with another payload instead, in one step (`core.versions.replaced`).
 
         Returns the new one's id, which is the next version of the item's. None: the item is not in quarantine, or there
         is one of that id already; then nothing is changed.

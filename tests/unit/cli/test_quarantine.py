@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from reefknot.cli import bulk_actions
+from reefknot.cli import job_actions
 from reefknot.core.audit.event import OperatorAction
 from reefknot.core.work import Quarantine, WorkDone, WorkItem
 from reefknot.engines.sqlite.quarantine import SqliteQuarantine
@@ -185,7 +185,7 @@ def test_control_without_a_requeue_the_old_result_stays(rk: Commands) -> None:
 def test_a_bulk_action_goes_in_pages_and_tells_every_id_of_a_dry_run_and_of_the_change(
     rk: Commands, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bulk_actions, "CHUNK", 2)
+    monkeypatch.setattr(job_actions, "CHUNK", 2)
     for name in ("c", "d\u200be", "f"):
         work_items.quarantined(store, name)
     asked: list[int] = []
@@ -207,7 +207,7 @@ def test_a_bulk_action_goes_in_pages_and_tells_every_id_of_a_dry_run_and_of_the_
 def test_a_dry_run_for_people_reads_no_more_than_it_shows(
     rk: Commands, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bulk_actions, "MOST_SHOWN", 1)
+    monkeypatch.setattr(job_actions, "MOST_SHOWN", 1)
     ended = rk("quarantine", "requeue", "--all", "--dry-run")
 
     assert ended.out == "a would be requeued\n… and 1 more\n"

@@ -7,7 +7,8 @@ import asyncio
 import msgspec
 
 from reefknot.core.failure import FailureType
-from reefknot.core.work import WorkState, replaced_reason
+from reefknot.core.versions import replaced_reason
+from reefknot.core.work import WorkState
 from reefknot.errors import SourceError
 from reefknot.ingestion.jobs import IngestionJob, class_of, item_job_id
 from reefknot.ports.connector import Document, FetchRequest, ItemFailure, Page

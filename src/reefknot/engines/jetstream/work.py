@@ -12,6 +12,7 @@ from msgspec import json, structs
 from reefknot.core import work as core
 from reefknot.core.failure_groups import FailureGroups
 from reefknot.core.time import Moment, milliseconds
+from reefknot.core.versions import next_record
 from reefknot.core.work import CRASH_LIMIT, ENDED, WorkItem, WorkState
 from reefknot.engines.jetstream.commits import Commits
 from reefknot.engines.jetstream.connection import Connection, run_apart
@@ -368,7 +369,7 @@ class JetStreamQuarantine(TableQuarantine):
     async def replace(
         self, work_id: str, payload: bytes, *, who: str, why: str = "", events: Sequence[AuditEntry] = ()
     ) -> str | None:
-        await self._queue.load([work_id, core.next_version_of(work_id)])
+        await self._queue.load([work_id, next_record(work_id)])
         return await super().replace(work_id, payload, who=who, why=why, events=events)
 
     async def _in_pages(

@@ -11,7 +11,8 @@ from msgspec import structs
 from reefknot.core import work as core
 from reefknot.core.failure_groups import FailureGroups, fingerprint_of
 from reefknot.core.time import Moment
-from reefknot.core.work import WorkItem, WorkState, next_version_of
+from reefknot.core.versions import next_record, replaced
+from reefknot.core.work import WorkItem, WorkState
 from reefknot.engines.sqlite import work_rows as rows
 from reefknot.engines.sqlite.connection import query
 from reefknot.engines.sqlite.reads import StoreContext
@@ -141,9 +142,9 @@ def _replace(
     item = rows.one(transaction.connection, work_id)
     if item is None or item.state is not WorkState.QUARANTINED:
         return None
-    if rows.known(transaction.connection, [next_version_of(work_id)]):
+    if rows.known(transaction.connection, [next_record(work_id)]):
         return None
-    old, new = core.replaced(item, payload, transaction.now, who=who, why=why)
+    old, new = replaced(item, payload, transaction.now, who=who, why=why)
     rows.update(transaction, [old])
     rows.insert(transaction, [new])
     transaction.add_events(events)
