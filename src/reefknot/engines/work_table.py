@@ -425,7 +425,7 @@ class QuarantineTable:
 
     def _meant(self, which: QuarantineFilter) -> list[WorkItem]:
         held = (item for item in self._table.items.values() if item.state is WorkState.QUARANTINED)
-        return sorted((item for item in held if _matches(which, item)), key=lambda item: item.id)
+        return sorted((item for item in held if matches(which, item)), key=lambda item: item.id)
 
     def _change(
         self,
@@ -448,7 +448,8 @@ class QuarantineTable:
         return [item.id for item in items]
 
 
-def _matches(which: QuarantineFilter, item: WorkItem) -> bool:
+def matches(which: QuarantineFilter, item: WorkItem) -> bool:
+    """Whether a filter means this item, which is in quarantine."""
     return (
         (not which.ids or item.id in which.ids)
         and which.kind in (None, item.kind)

@@ -25,6 +25,8 @@ from reefknot.ports.store import Store
 from reefknot.ports.work_queue import Enqueued, Settlement
 from reefknot.runtime.seeds import new_id
 
+MOST_AT_ONCE = 100
+"""Jobs that are kept in one step: a store on NATS takes no more than 900 records in one."""
 LONGEST_LOCATION = 200
 """Characters of an item's location that stand in the id of its job."""
 
@@ -104,14 +106,22 @@ class JobQueue:
         self._journal = Journal(store.audit)
 
     async def enqueue(self, *jobs: IngestionJob, delay: float = 0.0, events: Sequence[AuditEntry] = ()) -> list[bool]:
-        """Keep these jobs, due after `delay` seconds. False: a job of this id is there already."""
+        """
+        Keep these jobs, due after `delay` seconds. False: a job of this id is there already.
+
+        The events are kept with the first jobs that are new. Many jobs are kept in several steps.
+        """
         for job in jobs:
             checks.text("job_id", job.job_id, "a text that names the job")
             checks.text("source", job.source, "the name of a source")
         due_at = self.store.moment().wall + int(checks.seconds("delay", delay, or_zero=True) * 1000)
-        items = [job.as_item(due_at=due_at) for job in jobs]
-        answers = await self.store.work.enqueue(items, events=events, accept_events=self._submitted)
-        return [answer is Enqueued.ACCEPTED for answer in answers]
+        items, accepted = [job.as_item(due_at=due_at) for job in jobs], list[bool]()
+        for at in range(0, len(items), MOST_AT_ONCE):
+            part = items[at : at + MOST_AT_ONCE]
+            of_part = () if any(accepted) else events
+            answers = await self.store.work.enqueue(part, events=of_part, accept_events=self._submitted)
+            accepted += [answer is Enqueued.ACCEPTED for answer in answers]
+        return accepted
 
     def _submitted(self, item: WorkItem) -> list[AuditEntry]:
         return self._journal.entries([submitted_event(item, self.store.moment().wall / 1000)])

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
 from reefknot.core.failure import FailureType
+from reefknot.core.overload.admission import Reject
 from reefknot.core.versions import replaced_reason
-from reefknot.core.work import WorkState
+from reefknot.core.work import WorkItem, WorkState
 from reefknot.errors import SourceError
-from reefknot.ingestion.jobs import IngestionJob, class_of, item_job_id
+from reefknot.ingestion.jobs import MOST_AT_ONCE, IngestionJob, class_of, item_job_id
+from reefknot.ports.audit_log import AuditEntry, AuditQuery
 from reefknot.ports.connector import Document, FetchRequest, ItemFailure, Page
-from reefknot.ports.work_queue import ALL, QuarantineFilter
+from reefknot.ports.work_queue import ALL, Enqueued, QuarantineFilter
 from tests.unit.ingestion.world import World, document, in_world, page
 
 
@@ -125,5 +129,26 @@ def test_names_with_the_marks_of_tenants_and_workers_are_names_like_any_other() 
         await world.job("again", source)
         await asyncio.sleep(1)
         assert await world.state(name) is WorkState.SUCCEEDED, "the sync could read it, and so took it out"
+
+    in_world(story)
+
+
+def test_many_jobs_are_kept_in_steps_that_every_store_takes() -> None:
+    async def story(world: World) -> None:
+        sizes: list[int] = []
+        enqueue = world.store.work.enqueue
+
+        async def counted(items: Sequence[WorkItem], **more: Any) -> list[Enqueued | Reject]:
+            sizes.append(len(items))
+            return await enqueue(items, **more)
+
+        world.store.work.enqueue = counted  # type: ignore[method-assign]
+        jobs = [IngestionJob(f"j{n}", "own_sea", "notes") for n in range(950)]
+        assert await world.jobs.enqueue(*jobs[:1]) == [True]
+        told = AuditEntry(b"{}", "asked", 0)
+        assert await world.jobs.enqueue(*jobs, events=[told]) == [False] + [True] * 949
+        assert max(sizes) == MOST_AT_ONCE
+        kept = [one.entry.event_type for one in await world.store.audit.read(AuditQuery(limit=2000))]
+        assert (kept.count("asked"), kept.count("submitted")) == (1, 950)
 
     in_world(story)

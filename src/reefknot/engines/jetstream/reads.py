@@ -154,6 +154,19 @@ async def scan(
     return found
 
 
+async def scan_each(
+    connection: Connection, stream: str, filters: Sequence[str], handle: Callable[[StreamMessage], None]
+) -> None:
+    """Handle all messages of these filters, as of now, one by one: none is kept."""
+    feed = Feed(connection, stream, filters, handle, start=LATEST)
+    try:
+        async with asyncio.timeout(SCAN_S):
+            await feed.start()
+            await feed.caught_up.wait()
+    finally:
+        await feed.stop()
+
+
 SPREAD = 16
 """Sequences that are read back for each message wanted: other records have taken those between."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from functools import partial
 from typing import TypeVar
@@ -16,10 +17,11 @@ from reefknot.core.versions import next_record
 from reefknot.core.work import CRASH_LIMIT, ENDED, WorkItem, WorkState
 from reefknot.engines.jetstream.commits import Commits
 from reefknot.engines.jetstream.connection import Connection, run_apart
-from reefknot.engines.jetstream.reads import StreamMessage, count, last_message, newest, scan
+from reefknot.engines.jetstream.reads import StreamMessage, count, last_message, newest, scan, scan_each
 from reefknot.engines.jetstream.state import Message, State, StoredItem
 from reefknot.engines.jetstream.streams import StreamInfo, token_of
 from reefknot.engines.table_queue import TableLeases, TableQuarantine, TableWorkQueue
+from reefknot.engines.work_table import matches
 from reefknot.errors import StoreUnavailableError
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.work_queue import (
@@ -317,10 +319,7 @@ class JetStreamQuarantine(TableQuarantine):
     async def _load(self, which: QuarantineFilter) -> list[str]:
         """Bring the items of the quarantine here that a filter may mean. Returns the ids of those it means."""
         state = self._queue.state
-        subjects = [state.names.any_work(one) for one in which.ids] or [
-            state.names.all_work(WorkState.QUARANTINED.value)
-        ]
-        found = [one for one in await scan(state.connection, state.names.state, subjects) if one.body]
+        found = [one for one in await scan(state.connection, state.names.state, self._subjects(which)) if one.body]
 
         def take(now: Moment) -> None:
             for message in found:
@@ -329,11 +328,41 @@ class JetStreamQuarantine(TableQuarantine):
                     state.load(stored, message.sequence, message.subject)
 
         await self._queue.look(take)
-        return [item.id for item in await super().find(which, limit=len(found))]
+        return [item.id for item in await TableQuarantine.find(self, which, limit=len(found))]
+
+    def _subjects(self, which: QuarantineFilter) -> list[str]:
+        names = self._queue.state.names
+        return [names.any_work(one) for one in which.ids] or [names.all_work(WorkState.QUARANTINED.value)]
+
+    async def _read(self, which: QuarantineFilter, take: Callable[[WorkItem], None]) -> None:
+        """Read the items that a filter means one by one, in no order; there may be more than memory holds."""
+        state = self._queue.state
+
+        def handle(message: StreamMessage) -> None:
+            if message.body:
+                item = json.decode(message.body, type=StoredItem).item
+                is_latest = message.sequence >= state.revisions.get(item.id, 0)
+                if is_latest and item.state is WorkState.QUARANTINED and matches(which, item):
+                    take(item)
+
+        await scan_each(state.connection, state.names.state, self._subjects(which), handle)
 
     async def find(self, which: QuarantineFilter = ALL, *, after: str = "", limit: int = 100) -> list[WorkItem]:
-        await self._load(which)
-        return await super().find(which, after=after, limit=limit)
+        found: list[WorkItem] = []
+
+        def take(item: WorkItem) -> None:
+            if item.id > after:
+                found.append(structs.replace(item, payload=b""))
+                if len(found) >= 2 * limit + PAGE:
+                    trim()
+
+        def trim() -> None:
+            found.sort(key=lambda one: one.id)
+            del found[limit:]
+
+        await self._read(which, take)
+        trim()
+        return found
 
     async def show(self, work_id: str) -> WorkItem | None:
         item = await self._queue.get(work_id)
@@ -389,16 +418,27 @@ class JetStreamQuarantine(TableQuarantine):
         return done
 
     async def count(self, which: QuarantineFilter = ALL) -> dict[str, int]:
-        await self._load(which)
-        return await super().count(which)
+        number: Counter[str] = Counter()
+        await self._read(which, lambda item: number.update([item.kind]))
+        return dict(number.most_common())
 
     async def stats(self) -> QuarantineStats:
-        await self._load(ALL)
-        return await super().stats()
+        kinds, sources, reasons = Counter[str](), Counter[str](), Counter[str]()
+        oldest: list[int] = []
+
+        def take(item: WorkItem) -> None:
+            for counter, name in ((kinds, item.kind), (sources, item.source), (reasons, item.reason)):
+                counter[name] += 1
+            oldest[:] = [min((*oldest, item.updated_at))]
+
+        await self._read(ALL, take)
+        by_kind, by_source, by_reason = (dict(one.most_common()) for one in (kinds, sources, reasons))
+        return QuarantineStats(kinds.total(), by_kind, by_source, by_reason, oldest[0] if oldest else None)
 
     async def groups(self, which: QuarantineFilter = ALL) -> FailureGroups:
-        await self._load(which)
-        return await super().groups(which)
+        groups = FailureGroups()
+        await self._read(which, groups.add)
+        return groups
 
 
 class JetStreamLeases(TableLeases):
