@@ -20,6 +20,7 @@ from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
+from signal import SIGKILL
 
 CERTIFICATE = Path(__file__).resolve().parents[1] / "tests" / "integration" / "localhost.pem"
 """Key and certificate of `localhost`, which is its own authority."""
@@ -128,7 +129,7 @@ class ImapServer:
         assert program is not None, "there is no dovecot: install the package dovecot-imapd"
         with (folder / "start.log").open("wb") as log:
             self._process = subprocess.Popen(
-                [program, "-F", "-c", str(folder / "dovecot.conf")], stdout=log, stderr=log
+                [program, "-F", "-c", str(folder / "dovecot.conf")], stdout=log, stderr=log, start_new_session=True
             )
         ends = time.monotonic() + START_S
         while not all(map(_listens, (self.port, self.tls_port))):
@@ -137,13 +138,12 @@ class ImapServer:
             time.sleep(0.02)
 
     def stop(self) -> None:
+        """Kill the server and all its processes: asked to end, it would wait six seconds for them."""
         if self._process is not None:
-            self._process.terminate()
-            try:
-                self._process.wait(20.0)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait(20.0)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, SIGKILL)
+            self._process.wait(20.0)
+            self._process = None
 
     def log(self) -> str:
         texts = [path.read_text() for path in (self.folder / "start.log", self.folder / "server.log") if path.exists()]

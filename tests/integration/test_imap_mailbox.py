@@ -599,6 +599,14 @@ def test_a_certificate_of_another_host_is_a_permanent_failure(mailbox: Mailbox) 
     assert caught.value.failure_type is FailureType.PERMANENT
 
 
+def test_a_file_of_certificates_that_is_not_there_is_a_permanent_failure(mailbox: Mailbox) -> None:
+    wrong = settings(mailbox.server, mailbox.user, "implicit", tls_ca="no-such.pem")
+
+    with pytest.raises(SourceError, match=r"tls_ca: .*no-such\.pem cannot be read") as caught:
+        asyncio.run(made(wrong).test())
+    assert caught.value.failure_type is FailureType.PERMANENT
+
+
 def test_a_port_without_tls_is_a_permanent_failure_that_names_the_ports(mailbox: Mailbox) -> None:
     wrong = {**settings(mailbox.server, mailbox.user, "implicit"), "port": mailbox.server.port}
 

@@ -125,8 +125,6 @@ def _tls_ca(given: object, tls: Tls, folder: Path) -> Path | None:
     path = folder / text("tls_ca", given, "the path of a file with certificates")
     if tls is Tls.NONE:
         raise ParameterError("tls_ca", given, "no certificates without TLS; leave it out, or set tls")
-    if not path.is_file():
-        raise ParameterError("tls_ca", given, f"the path of a file with certificates; there is no file {path}")
     return path
 
 

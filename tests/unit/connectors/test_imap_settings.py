@@ -48,7 +48,7 @@ def test_a_date_is_given_as_text_or_as_yaml_reads_it() -> None:
         ("port", 70_000, "a whole number from 1 to 65535"),
         ("tls", True, "one of implicit, starttls, none"),
         ("tls", "none", "none only for a server on this machine"),
-        ("tls_ca", "no-such.pem", "there is no file"),
+        ("tls_ca", ["a.pem"], "the path of a file with certificates"),
         ("user", "", "the name of the account"),
         ("user", "a\r\nb LOGOUT", "in one line"),
         ("user", 5, "the name of the account"),
