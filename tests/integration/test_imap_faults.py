@@ -276,7 +276,7 @@ def test_the_scripted_server_is_read_when_it_behaves() -> None:
             FailureType.TRANSIENT,
         ),
         ("UID SEARCH", b"* SEARCH " + b"1" * 2_000_000, FailureType.TRANSIENT),
-        ("UID SEARCH", b"* OK noise\r\n" * 1_000_000, FailureType.TRANSIENT),
+        ("UID SEARCH", (b"* OK " + b"x" * 1000 + b"\r\n") * 10_000, FailureType.TRANSIENT),
         ("LIST", b"* LIST " + b"(" * 100_000 + b"\r\nTAG OK done\r\n", FailureType.TRANSIENT),
     ],
     ids=range(16),
