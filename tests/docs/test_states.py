@@ -27,6 +27,7 @@ from reefknot.core.idempotency import (
     resolve,
 )
 from reefknot.core.overload.breaker import Breaker, Permit
+from reefknot.core.overload.source_health import SourceCondition
 from reefknot.core.routing import WorkerState
 from reefknot.core.time import Moment
 from reefknot.core.work import MOVES
@@ -114,6 +115,13 @@ def test_the_page_has_every_state_of_a_worker() -> None:
     rows = [line.strip("| \n").split(" | ")[0] for line in section.splitlines() if line.startswith("| ")]
 
     assert rows[2:] == [str(state) for state in WorkerState]
+
+
+def test_the_page_has_every_state_of_a_source() -> None:
+    section = PAGE.read_text(encoding="utf-8").partition("\n## A source\n")[2].partition("\n## ")[0]
+    rows = [line.strip("| \n").split(" | ")[0] for line in section.splitlines() if line.startswith("| ")]
+
+    assert rows[2:] == [str(condition) for condition in SourceCondition]
 
 
 def test_the_page_has_every_move_of_a_key() -> None:

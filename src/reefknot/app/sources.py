@@ -20,6 +20,7 @@ from msgspec import Struct
 from reefknot.config.reading.session import KeyPath, Mark, Problem, dotted
 from reefknot.config.secrets import resolve
 from reefknot.core.failure import FailureType
+from reefknot.core.overload.source_health import HealthRules
 from reefknot.core.schedules import Timetable, parse
 from reefknot.errors import ConfigurationError, ParameterError, SourceError
 from reefknot.ports.connector import Connector, ConnectorFactory, SourceContext
@@ -173,23 +174,27 @@ def check_sources(settings: Settings, *, only: Collection[str] | None = None, st
     return warnings
 
 
+def health_rules(settings: Settings) -> HealthRules:
+    """The rules by which a source is held to be down, as they are configured."""
+    breaker = settings.configuration.ingestion.breaker
+    return HealthRules(
+        failures=breaker.failures,
+        jobs=breaker.jobs,
+        rest_ms=round(breaker.cooldown_seconds * 1000),
+        longest_rest_ms=round(breaker.max_cooldown_seconds * 1000),
+        enabled=breaker.enabled,
+    )
+
+
 def ingestion_settings(settings: Settings) -> IngestionSettings:
     """The limits of an orchestrator, as they are configured."""
-    from reefknot.core.overload.source_health import HealthRules
     from reefknot.ingestion.orchestrator import IngestionSettings
 
     written = settings.configuration.ingestion
-    breaker = written.breaker
     return IngestionSettings(
         written.max_concurrency,
         {name: one.max_concurrency for name, one in written.connectors.items()},
-        HealthRules(
-            failures=breaker.failures,
-            jobs=breaker.jobs,
-            rest_ms=round(breaker.cooldown_seconds * 1000),
-            longest_rest_ms=round(breaker.max_cooldown_seconds * 1000),
-            enabled=breaker.enabled,
-        ),
+        health_rules(settings),
         lease=written.lease_seconds,
         drain=written.drain_seconds,
     )

@@ -41,6 +41,7 @@ NOUNS = {
     "quarantine": ("reefknot.cli.quarantine:app", "List, requeue, discard and purge quarantined jobs."),
     "schedule": ("reefknot.cli.schedule:app", "List, run, pause and resume schedules."),
     "source": ("reefknot.cli.source:app", "Add, list, test, sync, pause and search the sources of documents."),
+    "telemetry": ("reefknot.cli.telemetry:app", "Show what the retries of each connector came to."),
     "policy": ("reefknot.cli.policy:app", "Show retry policies, and explain why and when a failure is retried."),
     "config": ("reefknot.cli.config:app", "Show and check the configuration."),
     "audit": ("reefknot.cli.audit:app", "Tail, verify, replay, export and analyse the audit log."),

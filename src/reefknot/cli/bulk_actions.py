@@ -152,7 +152,8 @@ class BulkAction:
             details["reason"] = self._because
         events = [self.address.event(self._name, subject, tenant_id=tenant, **details)]
         if self._requeues:
-            reason, wall = f"{self._requeues} by {self.address.actor}", clock.wall()
+            why = f": {self._because}" if self._because else ""
+            reason, wall = f"{self._requeues} by {self.address.actor}{why}", clock.wall()
             returning = [
                 Requeued(**about_item(item, wall), reason=reason, generation=item.generation + 1) for item in items
             ]

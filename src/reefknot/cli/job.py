@@ -40,6 +40,7 @@ from reefknot.core.work import (
     WorkState,
     assignment_and_tenant,
     can_retry,
+    is_ingestion,
     is_over,
     record_id,
     visible_state,
@@ -87,6 +88,7 @@ def job_fields(item: WorkItem, now: Now) -> dict[str, Any]:
     waits = state is WorkState.PENDING
     is_lost = waits and item.state is WorkState.RUNNING and item.resource_class != ROUTER
     name, _, worker = item.resource_class.partition("@")
+    gone = "its orchestrator is gone" if is_ingestion(item) else "its worker is gone"
     return {
         "id": item.assignment_id,
         "tenant_id": item.tenant_id,
@@ -96,7 +98,7 @@ def job_fields(item: WorkItem, now: Now) -> dict[str, Any]:
         "worker": worker or None,
         "attempts": item.attempts,
         "priority": item.priority,
-        "reason": "its worker is gone" if is_lost else item.reason or None,
+        "reason": gone if is_lost else item.reason or None,
         "due_at": time_text(item.due_at) if waits else None,
         "due_in_s": max(0.0, (item.due_at - now_ms) / 1000) if waits else None,
         "deadline_at": time_text(item.deadline_at),
@@ -107,12 +109,18 @@ def job_fields(item: WorkItem, now: Now) -> dict[str, Any]:
 
 
 def job_details(item: WorkItem, redactor: Redactor) -> dict[str, Any]:
-    """The fields of a job that a list leaves out. Its result is the stored one, else what the caller is told."""
+    """
+    The fields of a job that a list leaves out.
+
+    The result of an assignment is the stored one, else what its caller is told. A job of a source has no caller.
+    """
     names = ("correlation_id", "trace_id", "generation", "snoozes", "interruptions", "crashes")
-    answer = answer_of(item) if item.result is None else None
+    ingestion = is_ingestion(item)
+    answer = answer_of(item) if item.result is None and not ingestion else None
     return {
         **{name: getattr(item, name) for name in names},
-        "assignment": _decoded(item.payload or None, redactor),
+        "source": item.source or None,
+        "ingestion_job" if ingestion else "assignment": _decoded(item.payload or None, redactor),
         "failure": _decoded(item.failure, redactor),
         "result": _decoded(item.result if answer is None else encode(answer), redactor),
         "history": [

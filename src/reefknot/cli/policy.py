@@ -19,10 +19,12 @@ from reefknot.cli import policy_view as view
 from reefknot.cli.app import CommandError, examples, noun
 from reefknot.cli.options import (
     COMMON,
+    STORE,
     CommonFlags,
     FileName,
     Json,
     Modules,
+    StoreFlags,
     Wide,
     arg,
     check_number,
@@ -33,6 +35,8 @@ from reefknot.cli.options import (
     unknown,
 )
 from reefknot.cli.output import prints_to_stderr, put, put_document, put_table, relative, say, show
+from reefknot.cli.store import address_of
+from reefknot.cli.telemetry import ConnectorName
 from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.redaction import Redactor
 from reefknot.core.retry.book import Book, FieldOrigin, Request
@@ -40,6 +44,9 @@ from reefknot.core.retry.policy import RetryPolicy
 
 if TYPE_CHECKING:
     from reefknot.config.layers import Gate
+    from reefknot.config.settings import Settings
+    from reefknot.core.overload.source_health import HealthRules
+    from reefknot.core.retry.tuning import CurrentPolicy
 
 CONTROL_FLOW_EXCEPTIONS = frozenset(
     {"KeyboardInterrupt", "SystemExit", "GeneratorExit", "CancelledError", "asyncio.CancelledError"}
@@ -124,6 +131,8 @@ class ActiveBook(NamedTuple):
     book: Book
     gate: Gate
     redactor: Redactor
+    settings: Settings | None = None
+    """None where nothing is configured."""
 
     @property
     def gate_text(self) -> str:
@@ -157,7 +166,7 @@ def _written_book(config: str | None) -> ActiveBook:
 
     found = settings(config)
     secrets, _ = secret_texts(found.tree, found.path, environ=os.environ)
-    return ActiveBook(found.book, found.retries_gate, Redactor(secrets))
+    return ActiveBook(found.book, found.retries_gate, Redactor(secrets), found)
 
 
 def known_target(book: Book, target: str | None, source: str | None = None) -> str:
@@ -276,8 +285,18 @@ def explain(
     schedule = explanation.schedule
     if flags.is_control_flow:
         reason, schedule = view.CONTROL_FLOW, ()
-    answer = view.PolicyAnswer(name, failure, policy, provenance, reason, schedule, active.gate)
+    in_ingestion = name.startswith("connector:") and not flags.is_control_flow
+    health = _health_rules(active) if in_ingestion else None
+    answer = view.PolicyAnswer(name, failure, policy, provenance, reason, schedule, active.gate, health)
     show(view.answer_json(answer), lambda: view.put_answer(answer, wide=wide), json=common.json)
+
+
+def _health_rules(active: ActiveBook) -> HealthRules:
+    """The rules by which a source is held to be down."""
+    from reefknot.app.sources import health_rules
+    from reefknot.core.overload.source_health import HealthRules
+
+    return HealthRules() if active.settings is None else health_rules(active.settings)
 
 
 def _unknown_failure() -> Failure:
@@ -376,3 +395,62 @@ def templates(
         raise unknown("NAME", name, TEMPLATES)
     text = template_text(known)
     show({"name": known, "about": TEMPLATES[known], "text": text}, lambda: put_document(text), json=json)
+
+
+# ---- tuning ----------------------------------------------------------------------------------------------------------
+
+
+@app.command(help_epilogue=examples("policy tune", "policy tune --connector imap_mailbox --json"))
+def tune(*, connector: ConnectorName = None, options: StoreFlags = STORE) -> None:
+    """
+    Propose changes of the policies of connectors, from what their retries came to.
+
+    Nothing is changed: the proposals are printed as YAML for `retry_policies:`, with their reasons and effects.
+    """
+    from reefknot.cli import telemetry
+    from reefknot.core.retry.tuning import tune as answers
+
+    address = address_of(options)
+    book = active_book(options.config).book
+    counted = telemetry.stored(address, connector)
+    found = [
+        telemetry.TunedConnector(
+            name,
+            telemetry.counts_of(metrics),
+            answers(telemetry.counts_of(metrics), _current(book, name)),
+            sorted(
+                source
+                for source, (its, entry) in book.sources.items()
+                if its == name and (entry.policy or entry.overrides)
+            ),
+        )
+        for name, metrics in counted.items()
+    ]
+    telemetry.put_tuning(found, json=options.json)
+
+
+def _with_own_policy(book: Book, connector: str) -> list[str]:
+    """The sources of a connector that override its policy."""
+    own = {name: entry for name, (its, entry) in book.sources.items() if its == connector}
+    return sorted(name for name, entry in own.items() if entry.policy or entry.overrides)
+
+
+def _current(book: Book, connector: str) -> CurrentPolicy:
+    """The policy of a connector in its own words: retries and whole seconds."""
+    from reefknot.config.book import failure_from_facts
+    from reefknot.core.retry.tuning import CurrentPolicy
+
+    by_type = {
+        kind: book.resolve(f"connector:{connector}", failure_from_facts(failure_type=kind)) for kind in FailureType
+    }
+    usual, limited = by_type[FailureType.UNKNOWN], by_type[FailureType.RATE_LIMITED]
+    transient = by_type[FailureType.TRANSIENT].retries
+    return CurrentPolicy(
+        str(usual.strategy),
+        usual.retries,
+        None if transient == usual.retries else transient,
+        round(usual.base_delay),
+        round(usual.max_delay),
+        None if limited.base_delay == usual.base_delay else round(limited.base_delay),
+        permanent_failures_no_retry=not by_type[FailureType.PERMANENT].retryable,
+    )

@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from reefknot.cli.output import GAP, jsonable, long_seconds, plural, put, put_table, relative, seconds, table_width
 from reefknot.core.failure import ErrorCode, Failure, FailureType
+from reefknot.core.overload.source_health import LONGEST_COOLING_MS, HealthRules
 from reefknot.core.retry.book import (
     SHOWN_FIELDS,
     Book,
@@ -342,6 +343,8 @@ class PolicyAnswer(Struct, frozen=True):
     """`retryable`, or why not."""
     schedule: tuple[PlannedWait, ...]
     gate: Gate
+    health: HealthRules | None = None
+    """Of a connector: the rules by which its sources are held to be down."""
 
     @property
     def retried(self) -> bool:
@@ -350,6 +353,7 @@ class PolicyAnswer(Struct, frozen=True):
 
 def answer_json(answer: PolicyAnswer) -> dict[str, Any]:
     failure = answer.failure
+    ingestion = {} if answer.health is None else {"ingestion": _ingestion_json(answer, answer.health)}
     return {
         "target": answer.target,
         "failure": {
@@ -366,6 +370,7 @@ def answer_json(answer: PolicyAnswer) -> dict[str, Any]:
         "gate": "on" if answer.gate else "off",
         "policy": policy_json(answer.policy, answer.provenance),
         "schedule": msgspec.to_builtins(answer.schedule),
+        **ingestion,
     }
 
 
@@ -385,6 +390,10 @@ def put_answer(answer: PolicyAnswer, *, wide: bool = False) -> None:
         )
         state, more = ("on", "") if answer.gate else ("off", advice)
         put(f"gate worker.retries.v2: {state} ({relative(answer.gate.origin)}){more}")
+    if answer.health is not None:
+        put()
+        rows = _in_ingestion(answer, answer.health).items()
+        put_table(("in ingestion", "what happens"), rows, styles=("cyan",), whole=("in ingestion",))
 
 
 def _sentence(answer: PolicyAnswer) -> str:
@@ -431,6 +440,70 @@ def _why_not(answer: PolicyAnswer) -> str:
 def _set_by(field: FieldOrigin) -> str:
     by_request = field.layer is Layer.REQUEST
     return f"set by {'the request' if by_request else f'{field.layer.value}, {relative(field.source)}'}"
+
+
+# ---- what ingestion does beside retrying -----------------------------------------------------------------------------
+
+
+def _ingestion_json(answer: PolicyAnswer, health: HealthRules) -> dict[str, Any]:
+    return {
+        **_in_ingestion(answer, health),
+        "breaker": {
+            "enabled": health.enabled,
+            "failures": health.failures,
+            "jobs": health.jobs,
+            "cooldown_seconds": health.rest_ms / 1000,
+            "max_cooldown_seconds": health.longest_rest_ms / 1000,
+        },
+        "longest_cooling_seconds": LONGEST_COOLING_MS // 1000,
+    }
+
+
+def _in_ingestion(answer: PolicyAnswer, health: HealthRules) -> dict[str, str]:
+    """The effect of this failure on its job and on its source, and the way out of quarantine; in sentences."""
+    kind = answer.failure.failure_type
+    requeue = "a person requeues it"
+    if kind is not FailureType.PERMANENT:
+        requeue += ", or the next due time does if it is a sync"
+    return {
+        "job": _job_sentence(answer, health),
+        "source": _source_sentence(kind, health),
+        "quarantine": f"{requeue}; a requeued job has all its retries again",
+    }
+
+
+def _job_sentence(answer: PolicyAnswer, health: HealthRules) -> str:
+    kind, is_too_long = answer.failure.failure_type, answer.reason == Reason.HINT_TOO_LONG.value
+    if kind is FailureType.RATE_LIMITED and is_too_long:
+        return "it waits for the time that the source asked for, up to 24 h, and spends no attempt"
+    if not answer.retried:
+        return "it goes to quarantine at once"
+    text = f"each failure spends an attempt; after {attempts(answer.policy.max_attempts)} it goes to quarantine"
+    if kind is FailureType.TRANSIENT and health.enabled:
+        return f"{text}; while the source rests or recovers, failures spend none, unless it answered others meanwhile"
+    if kind is FailureType.RATE_LIMITED:
+        most = seconds(max(answer.policy.max_retry_after, answer.policy.max_delay))
+        return f"{text}; a source that asks for more than {most} is waited for up to 24 h, at no cost"
+    return text
+
+
+def _source_sentence(kind: FailureType, health: HealthRules) -> str:
+    match kind:
+        case FailureType.RATE_LIMITED:
+            return "it cools: until that wait is over, none of its jobs begins, and jobs that wait for it spend nothing"
+        case FailureType.TRANSIENT if not health.enabled:
+            return "nothing changes for its other jobs: ingestion.breaker.enabled is false"
+        case FailureType.TRANSIENT:
+            first, longest = seconds(health.rest_ms / 1000), long_seconds(health.longest_rest_ms / 1000)
+            return (
+                f"{plural(health.failures, 'such failure')} in a row, of {plural(health.jobs, 'job')} or more, open "
+                f"its breaker: it rests for {first}, after each failed probe twice as long, up to {longest}; then one "
+                "job at a time probes it, and after each success one job more may run at once"
+            )
+        case FailureType.PERMANENT:
+            return "nothing changes for its other jobs: it has answered, which is no sign of an outage"
+        case _:
+            return "nothing changes for its other jobs: a failure without a type tells nothing about the source"
 
 
 # ---- the waits -------------------------------------------------------------------------------------------------------

@@ -13,10 +13,12 @@ from msgspec import Struct
 from reefknot.cli import bulk_actions
 from reefknot.cli.app import CommandError, Exit, examples, noun
 from reefknot.cli.bulk_actions import BulkAction, named, tenant_hint
+from reefknot.cli.edited_payload import PayloadEdit, put_payload
 from reefknot.cli.job import job_details, put_details, state_in_words
 from reefknot.cli.options import (
     OPERATOR,
     STORE,
+    FileName,
     Limit,
     OperatorFlags,
     StoreFlags,
@@ -24,14 +26,16 @@ from reefknot.cli.options import (
     Wide,
     arg,
     check_whole,
+    file_arg,
     time_arg,
     time_ms,
 )
 from reefknot.cli.output import put_jobs, put_table, say, show, time_text
 from reefknot.cli.store import StoreAddress, address_of, address_to_read, with_store
 from reefknot.cli.watch import Watch, repeated
+from reefknot.core.failure_groups import failure_summary
 from reefknot.core.work import WorkItem, record_id
-from reefknot.ports.work_queue import QuarantineFilter
+from reefknot.ports.work_queue import ALL, QuarantineFilter
 
 if TYPE_CHECKING:
     from reefknot.ports.store import Store
@@ -41,6 +45,8 @@ app = noun("quarantine", "quarantine list")
 Id = Annotated[str, arg("Assignment id.")]
 TenantOfIds = Annotated[str | None, arg("Tenant of the named jobs. Default: none.")]
 All = Annotated[bool, arg("Select all quarantined jobs.", "--all")]
+Because = Annotated[str, arg("Reason, for the job's history and the audit log.")]
+Group = Annotated[bool, arg("Group jobs by the fingerprint of their failure: one group for one cause.")]
 
 
 @Parameter(name="*")
@@ -52,18 +58,23 @@ class QuarantineFlags:
     source: Annotated[str | None, arg("Only jobs of this source.")] = None
     reason: Annotated[str | None, arg("Only jobs whose reason contains this text.")] = None
     before: Annotated[str | None, time_arg("Only jobs quarantined before a time, or an age: 90s, 15m, 2h, 7d.")] = None
+    fingerprint: Annotated[str | None, arg("Only jobs of this group of `quarantine stats --group`.")] = None
 
     def filter(self, ids: tuple[str, ...] = ()) -> QuarantineFilter:
-        return QuarantineFilter(ids, self.type, self.source, self.reason, time_ms("--before", self.before))
+        before = time_ms("--before", self.before)
+        return QuarantineFilter(ids, self.type, self.source, self.reason, before, self.fingerprint)
 
 
 NO_FILTER = QuarantineFlags()
 
 
-@app.command(name="list", help_epilogue=examples("quarantine list", "quarantine list --type http.request"))
+@app.command(
+    name="list", help_epilogue=examples("quarantine list", "quarantine list --source notes", "quarantine list --group")
+)
 def list_(
     flags: QuarantineFlags = NO_FILTER,
     *,
+    group: Group = False,
     limit: Limit = 50,
     after: Annotated[str, arg("Continue after the cursor that the last page gave as `next`.")] = "",
     wide: Wide = False,
@@ -73,6 +84,9 @@ def list_(
     """List quarantined jobs by id, each with its reason."""
     check_whole("--limit", limit)
     address, wanted = address_of(options), flags.filter()
+    if group:
+        repeated(watch, lambda: _put_groups(address, wanted, limit, json=options.json))
+        return
     repeated(watch, lambda: _list(address, wanted, limit, after, wide=wide, json=options.json))
 
 
@@ -82,11 +96,12 @@ def _list(address: StoreAddress, wanted: QuarantineFilter, limit: int, after: st
 
     def row(item: WorkItem) -> tuple[str, ...]:
         since, reason = time_text(item.updated_at) or "", address.redactor(item.reason)
-        return item.assignment_id, item.kind, str(item.attempts), since, reason
+        failure = failure_summary(item).failure_type
+        return item.assignment_id, item.kind, item.source, str(item.attempts), failure, since, reason
 
     def text() -> None:
-        columns, tenants = ("job", "type", "attempts", "since", "reason"), [item.tenant_id or "" for item in items]
-        whole, optional = ("job", "tenant", "since"), ("attempts", "since")
+        columns, tenants = list(_COLUMNS), [item.tenant_id or "" for item in items]
+        whole, optional = ("job", "tenant", "since"), ("attempts", "since", "failure", "source")
         put_jobs(columns, map(row, items), tenants, styles=("cyan",), whole=whole, optional=optional, wide=wide)
         say(f"{len(items)} shown" + (f"; there may be more: --after {following}" if following else ""))
         if not is_on:
@@ -100,22 +115,76 @@ def _list(address: StoreAddress, wanted: QuarantineFilter, limit: int, after: st
     show(fields, text, json=json)
 
 
-@app.command(name="show", help_epilogue=examples("quarantine show order-7", "quarantine show order-7 --tenant acme"))
-def show_item(job: Id, /, *, tenant: Tenant = None, options: StoreFlags = STORE) -> None:
+_COLUMNS = ("job", "type", "source", "attempts", "failure", "since", "reason")
+
+
+def _put_groups(address: StoreAddress, wanted: QuarantineFilter, limit: int, *, json: bool) -> None:
+    found = with_store(address, lambda store: store.quarantine.groups(wanted))
+    groups = found.groups()
+    fields = [
+        {
+            "fingerprint": one.fingerprint,
+            "count": one.count,
+            "failure_type": one.failure_type or None,
+            "code": one.code or None,
+            "message": address.redactor(one.message),
+            "oldest_at": time_text(one.oldest_at),
+            "newest_at": time_text(one.newest_at),
+            "types": one.kinds,
+            "sources": one.sources,
+        }
+        for one in groups[:limit]
+    ]
+
+    def row(one: dict[str, Any]) -> tuple[str, ...]:
+        of = ", ".join(one["sources"] or one["types"])
+        return one["fingerprint"], str(one["count"]), one["failure_type"] or "", of, one["newest_at"], one["message"]
+
+    def text() -> None:
+        columns = ("fingerprint", "jobs", "failure", "of", "newest", "message")
+        put_table(columns, map(row, fields), styles=("cyan",), whole=("fingerprint",), optional=("newest", "of"))
+        say(f"{len(fields)} of {len(groups)} groups shown; the jobs of one: quarantine list --fingerprint FINGERPRINT")
+        if found.ungrouped:
+            say(f"{found.ungrouped} more jobs are in none of them: there are too many different failures")
+
+    show({"groups": fields, "ungrouped": found.ungrouped}, text, json=json)
+
+
+@app.command(
+    name="show",
+    help_epilogue=examples("quarantine show order-7", "quarantine show order-7 --payload-only > order.json"),
+)
+def show_item(
+    job: Id,
+    /,
+    *,
+    tenant: Tenant = None,
+    payload_only: Annotated[
+        bool, arg("Print only the payload, to edit it and give it to `requeue --payload`.")
+    ] = False,
+    options: StoreFlags = STORE,
+) -> None:
     """Show one quarantined job: payload, reason, failure, history. Secrets are hidden."""
     address = address_to_read(options)
     item = with_store(address, lambda store: store.quarantine.show(record_id(job, tenant)))
     if item is None:
         text = f"{named(job, tenant)} is not in quarantine; `quarantine list` shows what is{tenant_hint(tenant)}"
         raise CommandError(text, Exit.FAILED)
+    if payload_only:
+        put_payload(item, address)
+        return
     fields = {**_fields(item, address), **job_details(item, address.redactor)}
     show(fields, lambda: put_details(fields), json=options.json)
 
 
-@app.command(help_epilogue=examples("quarantine stats --json"))
-def stats(*, options: StoreFlags = STORE) -> None:
+@app.command(help_epilogue=examples("quarantine stats --json", "quarantine stats --group"))
+def stats(*, group: Group = False, limit: Limit = 50, options: StoreFlags = STORE) -> None:
     """Count quarantined jobs by type, source and reason."""
+    check_whole("--limit", limit)
     address = address_to_read(options)
+    if group:
+        _put_groups(address, ALL, limit, json=options.json)
+        return
     found = with_store(address, lambda store: store.quarantine.stats())
     reasons = {address.redactor(reason): number for reason, number in found.by_reason.items()}
     oldest = time_text(found.oldest_at)
@@ -142,21 +211,34 @@ def stats(*, options: StoreFlags = STORE) -> None:
 
 
 @app.command(
-    help_epilogue=examples("quarantine requeue order-7", "quarantine requeue --reason attempts_spent --dry-run")
+    help_epilogue=examples(
+        "quarantine requeue order-7 --because 'the address was corrected'",
+        "quarantine requeue --reason attempts_spent --dry-run",
+        "quarantine requeue order-7 --payload order.json",
+    )
 )
 def requeue(
     *ids: Id,
     tenant: TenantOfIds = None,
+    because: Because = "",
+    payload: Annotated[
+        FileName | None,
+        file_arg("Edited payload of one job, as JSON; - is stdin. It runs as ID~2.", allow_leading_hyphen=True),
+    ] = None,
     flags: QuarantineFlags = NO_FILTER,
     all_: All = False,
     options: OperatorFlags = OPERATOR,
 ) -> int:
     """Queue jobs again, under their own ids and with a fresh retry budget."""
-    action = BulkAction("quarantine.requeue", "requeued", options, requeues="taken out of quarantine")
+    if payload is not None:
+        if len(ids) != 1 or flags != NO_FILTER or all_:
+            raise CommandError("--payload: accepted with the id of one job, whose payload it is, and without a filter")
+        return PayloadEdit(ids[0], tenant, because, options).run(payload)
+    action = BulkAction("quarantine.requeue", "requeued", options, because=because, requeues="taken out of quarantine")
     return action.run(
         _selected(ids, tenant, flags, all_=all_),
         lambda store, chosen, events: store.quarantine.requeue(
-            QuarantineFilter(chosen), who=action.address.actor, events=events
+            QuarantineFilter(chosen), who=action.address.actor, why=because, events=events
         ),
     )
 
@@ -165,15 +247,21 @@ def requeue(
 def discard(
     *ids: Id,
     tenant: TenantOfIds = None,
-    because: Annotated[str, arg("Reason, for the audit log.")] = "",
+    because: Because = "",
     flags: QuarantineFlags = NO_FILTER,
     all_: All = False,
     options: OperatorFlags = OPERATOR,
 ) -> int:
-    """Give jobs up for good. They stay in the store as discarded."""
+    """Give jobs up for good, with the reason. They stay in the store as discarded."""
+    selected = _selected(ids, tenant, flags, all_=all_)
+    if not because.strip() and not options.dry_run:
+        text = (
+            "--because: a reason is required, for whoever asks later; for example: --because 'the order was withdrawn'"
+        )
+        raise CommandError(text)
     action = BulkAction("quarantine.discard", "discarded", options, because=because)
     return action.run(
-        _selected(ids, tenant, flags, all_=all_),
+        selected,
         lambda store, chosen, events: store.quarantine.discard(
             QuarantineFilter(chosen), who=action.address.actor, reason=because, events=events
         ),
@@ -184,12 +272,13 @@ def discard(
 def purge(
     *ids: Id,
     tenant: TenantOfIds = None,
+    because: Annotated[str, arg("Reason, for the audit log.")] = "",
     flags: QuarantineFlags = NO_FILTER,
     all_: All = False,
     options: OperatorFlags = OPERATOR,
 ) -> int:
     """Delete jobs, payloads included. Only the audit log remembers them."""
-    return BulkAction("quarantine.purge", "purged", options).run(
+    return BulkAction("quarantine.purge", "purged", options, because=because).run(
         _selected(ids, tenant, flags, all_=all_),
         lambda store, chosen, events: store.quarantine.purge(QuarantineFilter(chosen), events=events),
     )
@@ -223,11 +312,14 @@ def _selected(ids: tuple[str, ...], tenant: str | None, flags: QuarantineFlags, 
     if tenant is not None and not ids:
         raise CommandError("--tenant: accepted with the ids of jobs, whose tenant it is; give ids")
     if not ids and flags == NO_FILTER and not all_:
-        raise CommandError("select jobs by ids, a filter (--type, --source, --reason, --before), or --all")
+        raise CommandError(
+            "select jobs by ids, a filter (--type, --source, --reason, --before, --fingerprint), or --all"
+        )
     return QuarantinedJobs(flags.filter(tuple(dict.fromkeys(record_id(one, tenant) for one in ids))))
 
 
 def _fields(item: WorkItem, address: StoreAddress) -> dict[str, Any]:
+    failure = failure_summary(item)
     return {
         "id": item.assignment_id,
         "tenant_id": item.tenant_id,
@@ -237,6 +329,9 @@ def _fields(item: WorkItem, address: StoreAddress) -> dict[str, Any]:
         "attempts": item.attempts,
         "crashes": item.crashes,
         "reason": address.redactor(item.reason),
+        "failure_type": failure.failure_type or None,
+        "message": address.redactor(failure.message),
+        "fingerprint": failure.fingerprint,
         "since": time_text(item.updated_at),
         "created_at": time_text(item.created_at),
     }

@@ -308,7 +308,9 @@ def outcome(
     """The outcome of a sync, by its job and the record of its source."""
     from reefknot.ingestion.attempt import SyncSummary
 
-    ended = SyncOutcome(name, item.id, "waiting", round(seconds, 3), documents=counts.documents if counts else 0)
+    ended = SyncOutcome(
+        name, item.assignment_id, "waiting", round(seconds, 3), documents=counts.documents if counts else 0
+    )
     failure = redact(_failure_of(item) or item.reason)
     match item.state:
         case WorkState.SUCCEEDED:

@@ -288,6 +288,12 @@ class OpenFolder:
         return descriptor
 
 
+def check_depth(parts: Parts, location: str) -> None:
+    """Refuse a folder that is nested too deep."""
+    if len(parts) > DEEPEST or len(location) > LONGEST_FOLDER:
+        raise OSError(errno.ENAMETOOLONG, "nested too deep", location)
+
+
 def _is_behind(child: Child, after: str) -> bool:
     """Whether the entry, or something in it, comes behind a location."""
     place = child.location
@@ -450,12 +456,18 @@ class Walk:
             for child in children:
                 if not child.is_folder:
                     yield child
-                elif len(child.parts) > DEEPEST or len(child.location) > LONGEST_FOLDER:
-                    yield self._failed(child.parts, OSError(errno.ENAMETOOLONG, "nested too deep"))
                 else:
-                    yield from self._children(child.parts, after if after.startswith(child.location) else "")
-                    yield child.location + LAST
+                    yield from self._beneath(child, after)
                 after = max(after, child.location)
+
+    def _beneath(self, child: Child, after: str) -> Iterator[Child | Sighting | str]:
+        try:
+            check_depth(child.parts, child.location)
+        except OSError as error:
+            yield self._failed(child.parts, error)
+            return
+        yield from self._children(child.parts, after if after.startswith(child.location) else "")
+        yield child.location + LAST
 
     def _sighting(self, child: Child | Sighting) -> Sighting | None:
         if isinstance(child, Sighting):

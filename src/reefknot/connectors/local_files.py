@@ -11,6 +11,7 @@ began is not deleted yet: another round follows, and finds it.
 """
 
 import asyncio
+import errno
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -27,10 +28,12 @@ from reefknot.connectors.folders import (
     DecodedFile,
     FileContent,
     Folder,
+    LinkLeadsOutsideError,
     OpenFolder,
     Presence,
     Sighting,
     Walk,
+    check_depth,
     decoded,
     file_clock_ns,
     is_gone,
@@ -120,6 +123,8 @@ class FolderCursor(Struct, frozen=True, omit_defaults=True):
     round: int = 1
     seen: int = 0
     nothing_known: bool = False
+    reads_all: bool = False
+    """Whether unchanged files are read, too: the cursor was forgotten for that."""
     is_unsure: bool = False
     """Whether something disappeared since this round began."""
 
@@ -211,11 +216,13 @@ class LocalFiles:
         root = await self._in_thread(self._identity)
         if cursor.started_ns == 0 or cursor.root != root:
             self._going_on = None
+            nothing_known = not await request.known.after("", 1)
             cursor = FolderCursor(
                 root=root,
                 was=cursor.root,
                 started_ns=file_clock_ns(),
-                nothing_known=not await request.known.after("", 1),
+                nothing_known=nothing_known,
+                reads_all=not request.cursor and not nothing_known,
             )
         if cursor.phase == "prune":
             return await self._prune(request, cursor)
@@ -350,7 +357,7 @@ class LocalFiles:
         used = 0
         while used < len(met):
             chunk = met[used : used + READ_AT_ONCE]
-            changed = [one for one in chunk if one.error is None and not self._is_kept(one, kept)]
+            changed = [one for one in chunk if one.error is None and (cursor.reads_all or not self._is_kept(one, kept))]
             read = await self._in_thread(self._read_many, changed, cursor.root) if changed else {}
             for sighting in chunk:
                 if sighting in changed and sighting.location not in read:
@@ -456,9 +463,10 @@ class LocalFiles:
             return
         with self._folder.opened() as root:
             try:
+                check_depth(parts, location)
                 root.children(parts, "")
             except OSError as error:
-                if not is_gone(error):
+                if error.errno == errno.ENAMETOOLONG or not is_gone(error):
                     raise item_error(error, location) from error
 
     def _read_one(self, location: str) -> Document | None:
@@ -487,7 +495,8 @@ class LocalFiles:
         try:
             content = root.read(parts)
         except OSError as error:
-            return None if is_gone(error) else item_error(error, location)
+            leads_outside = isinstance(error, LinkLeadsOutsideError)
+            return None if is_gone(error) and not leads_outside else item_error(error, location)
         if content is None:
             return None
         version = f"{self._version(content.state)}/{content.generation}{'' if content.is_settled else _UNSETTLED}"

@@ -193,15 +193,14 @@ _FENCE = re.compile(r"^[ \t>]*(`{3,}|~{3,})([^\n]*)$", re.MULTILINE)
 _INDENTED = re.compile(r"(?:\A|(?<=\n))[ \t]*\r?\n((?:(?: {4}|\t)[^\n]*(?:\n|\Z))+)")
 _LIST = re.compile(r"\s|[-*+][ \t]|[0-9]{1,9}[.)][ \t]")
 _TICKS = re.compile("`+")
-_WIKILINK = re.compile(r"(?<!\\)(!?)\[\[([^\[\]\n]{1,1000})\]\]")
+# Each of these begins with what it is found by, and only then looks back: so searching is fast.
+_WIKILINK = re.compile(r"\[\[(?<!\\\[\[)([^\[\]\n]{1,1000})\]\]")
 _LINK = re.compile(
-    r"(?<!\\)(!?)\[([^\[\]\n]{0,500})\]\([ \t]*(?:<([^<>\n]{1,1000})>|((?:[^\s()<>]|\([^\s()<>]{0,200}\)){1,1000}))"
+    r"\[(?<!\\\[)([^\[\]\n]{0,500})\]\([ \t]*(?:<([^<>\n]{1,1000})>|((?:[^\s()<>]|\([^\s()<>]{0,200}\)){1,1000}))"
     r"(?:[ \t]+(?:\"[^\"\n]{0,300}\"|'[^'\n]{0,300}'))?[ \t]*\)"
 )
 _URL = re.compile(r"\b[a-z][a-z0-9+.-]{1,30}://[^\s<>]{1,2000}", re.IGNORECASE)
-_TAG = re.compile(
-    r"(?:(?<=[\s(])|^)#([^\s\u2000-\u206F\u2E00-\u2E7F'!\"#$%&()*+,.:;<=>?@^`{|}~\[\]\\]{1,200})", re.MULTILINE
-)
+_TAG = re.compile(r"#(?<![^\s(]#)([^\s\u2000-\u206F\u2E00-\u2E7F'!\"#$%&()*+,.:;<=>?@^`{|}~\[\]\\]{1,200})")
 _NOT_A_NUMBER = re.compile(r"[^\d/_-]")
 LOOKED_BACK = 1000
 """Characters before an indented paragraph in which the line before it is looked for."""
@@ -275,17 +274,24 @@ class NoteNames(NamedTuple):
 def names_in(body: str) -> NoteNames:
     """Tags, links and embeds of the first `SCANNED` characters of a note, without those in code."""
     text = without_code(body[:SCANNED])
-    wikilinks = [(found[1], _wikilink(found[2])) for found in islice(_WIKILINK.finditer(text), MOST_FOUND)]
+    wikilinks = [(_is_embed(found), _wikilink(found[1])) for found in islice(_WIKILINK.finditer(text), MOST_FOUND)]
     text = _WIKILINK.sub(" ", text)
-    links = [(found[1], _link(found[3] or found[4], found[2])) for found in islice(_LINK.finditer(text), MOST_FOUND)]
-    text = _URL.sub(" ", _LINK.sub(" ", text))
+    written = islice(_LINK.finditer(text), MOST_FOUND)
+    links = [(_is_embed(found), _link(found[2] or found[3], found[1])) for found in written]
+    text = _LINK.sub(" ", text)
+    if "://" in text:
+        text = _URL.sub(" ", text)
     tags = (found[1].strip("/") for found in islice(_TAG.finditer(text), MOST_FOUND))
     found_links = [*wikilinks, *links]
     return NoteNames(
         tags=unique(tag for tag in tags if _NOT_A_NUMBER.search(tag)),
-        links=_unique_links(link for mark, link in found_links if not mark),
-        embeds=_unique_links(link for mark, link in found_links if mark),
+        links=_unique_links(link for is_embed, link in found_links if not is_embed),
+        embeds=_unique_links(link for is_embed, link in found_links if is_embed),
     )
+
+
+def _is_embed(found: re.Match[str]) -> bool:
+    return found.string[found.start() - 1 : found.start()] == "!"
 
 
 def _unique_links(links: Iterable[dict[str, str]]) -> list[dict[str, str]]:

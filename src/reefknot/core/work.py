@@ -17,6 +17,7 @@ An assignment has one record for its whole life. A submission waits in the class
 moves it to a class of its own (`assigned`), runs it there, and its end is the caller's result.
 """
 
+import re
 from collections.abc import Collection, Sequence
 from enum import StrEnum
 
@@ -32,6 +33,8 @@ SCHEDULED = "scheduled"
 """The reason of a submission that was made for later, until a router claims it at its due time."""
 ROUTER = "router"
 """The resource class of submissions that no worker has accepted yet."""
+INGEST = "ingest."
+"""Before the name of a source: the resource class of its jobs, which are no assignments."""
 
 
 def record_id(assignment_id: str, tenant_id: str | None) -> str:
@@ -51,6 +54,21 @@ def assignment_and_tenant(record: str) -> tuple[str, str | None]:
     if not bar:
         return record, None
     return name, tenant.replace("%7C", "|").replace("%25", "%") or None
+
+
+def next_version_of(record: str) -> str:
+    """The record of what replaces the assignment of this one."""
+    name, tenant = assignment_and_tenant(record)
+    return record_id(next_version(name), tenant)
+
+
+_VERSIONED = re.compile(r"(.*)~([1-9][0-9]{0,8})", re.DOTALL)
+
+
+def next_version(name: str) -> str:
+    """The id of what replaces this one: `order-7~2` for `order-7`, then `order-7~3`."""
+    found = _VERSIONED.fullmatch(name)
+    return f"{name}~2" if found is None else f"{found[1]}~{int(found[2]) + 1}"
 
 
 class WorkState(StrEnum):
@@ -283,6 +301,11 @@ def is_workers(item: WorkItem) -> bool:
     return "@" in item.resource_class
 
 
+def is_ingestion(item: WorkItem) -> bool:
+    """Whether the item is a job of a source, and not an assignment."""
+    return item.resource_class.startswith(INGEST) and not is_workers(item)
+
+
 def is_unassigned(item: WorkItem) -> bool:
     """Whether the item is an open submission: held by a router or by nobody, and accepted by no worker."""
     return item.resource_class == ROUTER and item.state in (WorkState.PENDING, WorkState.RUNNING)
@@ -449,8 +472,6 @@ def requeued_at(item: WorkItem) -> int:
 def requeue(item: WorkItem, now: Moment, *, who: str, why: str = "") -> WorkItem:
     """The item out of quarantine or after its end: under its own id, with a fresh budget and all of its time."""
     noted = _with_history(item, now, "requeued", why or item.reason, who)
-    due_at = next((one.at for one in item.history if one.what == "due"), 0)
-    began = requeued_at(item) or max(item.created_at, due_at)
     return structs.replace(
         noted,
         state=moved(item, WorkState.PENDING),
@@ -460,13 +481,52 @@ def requeue(item: WorkItem, now: Moment, *, who: str, why: str = "") -> WorkItem
         interruptions=0,
         crashes=0,
         due_at=now.wall,
-        deadline_at=None if item.deadline_at is None else now.wall + item.deadline_at - began,
+        deadline_at=_deadline_again(item, now),
         updated_at=now.wall,
         reason="",
         failure=None,
         result=None,
         budget=Budget(),
     )
+
+
+def _deadline_again(item: WorkItem, now: Moment) -> int | None:
+    """The deadline of an item that has all of its time again."""
+    due_at = next((one.at for one in item.history if one.what == "due"), 0)
+    began = requeued_at(item) or max(item.created_at, due_at)
+    return None if item.deadline_at is None else now.wall + item.deadline_at - began
+
+
+def replaced(item: WorkItem, payload: bytes, now: Moment, *, who: str, why: str = "") -> tuple[WorkItem, WorkItem]:
+    """
+    A quarantined item as discarded, and the item with another payload that runs instead of it.
+
+    The new one has the next version of its id, and all of its time. An assignment begins as a submission.
+    """
+    name = item.assignment_id
+    new = WorkItem(
+        id=next_version_of(item.id),
+        kind=item.kind,
+        resource_class=item.resource_class if is_ingestion(item) else ROUTER,
+        source=item.source,
+        tenant_id=item.tenant_id,
+        correlation_id=item.correlation_id,
+        trace_id=item.trace_id,
+        priority=item.priority,
+        due_at=now.wall,
+        deadline_at=_deadline_again(item, now),
+        created_at=now.wall,
+        updated_at=now.wall,
+        pool=item.pool,
+        payload=payload,
+    )
+    noted = _with_history(new, now, "replaces", f"{name}: {why}" if why else name, who)
+    return discard(item, now, who=who, reason=replaced_reason(item.id)), noted
+
+
+def replaced_reason(record: str) -> str:
+    """The reason for which an item was discarded whose next version runs instead."""
+    return f"replaced by {assignment_and_tenant(next_version_of(record))[0]}"
 
 
 def discard(item: WorkItem, now: Moment, *, who: str, reason: str) -> WorkItem:

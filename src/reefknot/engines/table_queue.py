@@ -13,10 +13,11 @@ from math import inf
 from typing import TypeVar
 
 from reefknot.core import work as core
+from reefknot.core.failure_groups import FailureGroups
 from reefknot.core.overload.admission import Reject
 from reefknot.core.overload.submission import SubmissionRules
 from reefknot.core.time import Moment
-from reefknot.core.work import WorkItem, WorkState
+from reefknot.core.work import WorkItem, WorkState, next_version_of
 from reefknot.engines.work_items import CLASS_TOPIC, END_TOPIC, LEASES_TOPIC
 from reefknot.engines.work_table import QuarantineTable, WorkTable
 from reefknot.ports.audit_log import AuditEntry
@@ -239,10 +240,16 @@ class TableQuarantine:
         return await self._work.look(lambda _: self._table.show(work_id))
 
     async def requeue(
-        self, which: QuarantineFilter, *, who: str, dry_run: bool = False, events: Sequence[AuditEntry] = ()
+        self,
+        which: QuarantineFilter,
+        *,
+        who: str,
+        why: str = "",
+        dry_run: bool = False,
+        events: Sequence[AuditEntry] = (),
     ) -> list[str]:
         return await self._work.change(
-            lambda now: self._table.requeue(which, now=now, who=who, dry_run=dry_run, events=events)
+            lambda now: self._table.requeue(which, now=now, who=who, why=why, dry_run=dry_run, events=events)
         )
 
     async def discard(
@@ -263,8 +270,19 @@ class TableQuarantine:
     ) -> list[str]:
         return await self._work.change(lambda now: self._table.purge(which, now=now, dry_run=dry_run, events=events))
 
+    async def replace(
+        self, work_id: str, payload: bytes, *, who: str, why: str = "", events: Sequence[AuditEntry] = ()
+    ) -> str | None:
+        return await self._work.change(
+            lambda now: self._table.replace(work_id, payload, now=now, who=who, why=why, events=events),
+            ids=[work_id, next_version_of(work_id)],
+        )
+
     async def count(self, which: QuarantineFilter = ALL) -> dict[str, int]:
         return await self._work.look(lambda _: self._table.count(which))
 
     async def stats(self) -> QuarantineStats:
         return await self._work.look(lambda _: self._table.stats())
+
+    async def groups(self, which: QuarantineFilter = ALL) -> FailureGroups:
+        return await self._work.look(lambda _: self._table.groups(which))

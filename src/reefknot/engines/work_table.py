@@ -17,6 +17,7 @@ from math import inf
 from msgspec import structs
 
 from reefknot.core import work as core
+from reefknot.core.failure_groups import FailureGroups, fingerprint_of
 from reefknot.core.overload.admission import Accept, Arrival, Reject
 from reefknot.core.overload.submission import (
     Displace,
@@ -360,10 +361,11 @@ class QuarantineTable:
         *,
         now: Moment,
         who: str,
+        why: str = "",
         dry_run: bool = False,
         events: Sequence[AuditEntry] = (),
     ) -> list[str]:
-        return self._change(which, partial(core.requeue, who=who), now=now, dry_run=dry_run, events=events)
+        return self._change(which, partial(core.requeue, who=who, why=why), now=now, dry_run=dry_run, events=events)
 
     def discard(
         self,
@@ -383,6 +385,27 @@ class QuarantineTable:
     ) -> list[str]:
         return self._change(which, None, now=now, dry_run=dry_run, events=events)
 
+    def replace(
+        self,
+        work_id: str,
+        payload: bytes,
+        *,
+        now: Moment,
+        who: str,
+        why: str = "",
+        events: Sequence[AuditEntry] = (),
+    ) -> str | None:
+        item = self.show(work_id)
+        if item is None:
+            return None
+        old, new = core.replaced(item, payload, now, who=who, why=why)
+        if new.id in self._table.items:
+            return None
+        self._table.put(new, now)
+        self._table.put(old, now)
+        self._table.events += events
+        return new.id
+
     def count(self, which: QuarantineFilter = ALL) -> dict[str, int]:
         return dict(Counter(item.kind for item in self._meant(which)).most_common())
 
@@ -395,6 +418,9 @@ class QuarantineTable:
             by_reason=dict(Counter(item.reason for item in items)),
             oldest_at=min((item.updated_at for item in items), default=None),
         )
+
+    def groups(self, which: QuarantineFilter = ALL) -> FailureGroups:
+        return FailureGroups(self._meant(which))
 
     def _meant(self, which: QuarantineFilter) -> list[WorkItem]:
         held = (item for item in self._table.items.values() if item.state is WorkState.QUARANTINED)
@@ -428,4 +454,5 @@ def _matches(which: QuarantineFilter, item: WorkItem) -> bool:
         and which.source in (None, item.source)
         and (which.reason_contains is None or which.reason_contains in item.reason)
         and (which.before is None or item.updated_at < which.before)
+        and (which.fingerprint is None or which.fingerprint == fingerprint_of(item))
     )

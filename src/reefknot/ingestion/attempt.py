@@ -248,7 +248,8 @@ class JobRunner:
             found = await self._jobs.store.quarantine.find(
                 QuarantineFilter(source=source.name), limit=MOST_FAILED_ITEMS
             )
-            ids = [one.id for one in found if location_in(one.id, source.name) in locations]
+            names = [one.assignment_id for one in found]
+            ids = [one for one in names if location_in(one, source.name) in locations]
             if ids:
                 await self._jobs.requeue(ids, who="ingestion", why="the item can be read now")
 
@@ -329,7 +330,7 @@ class JobRunner:
         logger().info(
             "Scheduling retry",
             extra={
-                "ingestion_job_id": item.id,
+                "ingestion_job_id": item.assignment_id,
                 "job_type": item.kind,
                 "attempt": retry,
                 "max_attempts": policy.retries,
@@ -368,7 +369,7 @@ class JobRunner:
         logger().info(
             "Retry budget exhausted, quarantining job",
             extra={
-                "ingestion_job_id": item.id,
+                "ingestion_job_id": item.assignment_id,
                 "job_type": item.kind,
                 "attempts": item.attempts,
                 "max_attempts": policy.retries if policy.retryable else 0,

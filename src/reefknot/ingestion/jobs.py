@@ -18,26 +18,20 @@ from reefknot.audit.journal import Journal, about_item
 from reefknot.core import checks
 from reefknot.core.audit.event import Requeued
 from reefknot.core.retry.defaults import JobType
-from reefknot.core.work import Snooze, WorkItem
+from reefknot.core.work import INGEST, Snooze, WorkItem, assignment_and_tenant, is_ingestion, record_id
 from reefknot.errors import ParameterError
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.store import Store
 from reefknot.ports.work_queue import Enqueued, Settlement
 from reefknot.runtime.seeds import new_id
 
-CLASS_PREFIX = "ingest."
 LONGEST_LOCATION = 200
 """Characters of an item's location that stand in the id of its job."""
 
 
 def class_of(source: str) -> str:
-    """The resource class of a source's jobs."""
-    return f"{CLASS_PREFIX}{source}"
-
-
-def is_ingestion(item: WorkItem) -> bool:
-    """Whether an item is a job of a source, and not an assignment."""
-    return item.resource_class.startswith(CLASS_PREFIX)
+    """The resource class of a source's jobs. It has no `@`, which stands before the name of a worker."""
+    return f"{INGEST}{source.replace('%', '%25').replace('@', '%40')}"
 
 
 class IngestionJob(Struct, frozen=True):
@@ -62,7 +56,7 @@ class IngestionJob(Struct, frozen=True):
         """The job as the store keeps it, due at `due_at` (ms UTC) or at once."""
         body = _JobBody(self.source, self.trigger, self.item, dict(self.payload))
         return WorkItem(
-            id=self.job_id,
+            id=record_id(self.job_id, None),
             kind=str(self.job_type),
             resource_class=class_of(self.source),
             source=self.source,
@@ -75,7 +69,7 @@ class IngestionJob(Struct, frozen=True):
     def of(cls, item: WorkItem) -> "IngestionJob":
         """The job that a stored item is. Raises `msgspec.DecodeError` for a payload that no job has."""
         body = _bodies.decode(item.payload)
-        return cls(item.id, item.kind, item.source, body.payload, body.trigger, body.item, item.priority)
+        return cls(item.assignment_id, item.kind, item.source, body.payload, body.trigger, body.item, item.priority)
 
 
 class _JobBody(Struct, frozen=True, omit_defaults=True):
@@ -129,11 +123,13 @@ class JobQueue:
             item = await self.get(job_id)
             if item is not None:
                 events.append(Requeued(**about_item(item, wall), reason=why, generation=item.generation + 1))
-        return await self.store.work.retry(ids, who=who, why=why, events=self._journal.entries(events))
+        records, entries = [record_id(one, None) for one in ids], self._journal.entries(events)
+        back = await self.store.work.retry(records, who=who, why=why, events=entries)
+        return [assignment_and_tenant(one)[0] for one in back]
 
     async def get(self, job_id: str) -> WorkItem | None:
         """The job with its state, counters and budget, if there is one."""
-        item = await self.store.work.get(job_id)
+        item = await self.store.work.get(record_id(job_id, None))
         return item if item is not None and is_ingestion(item) else None
 
     async def reschedule(self, job_id: str, delay_seconds: float) -> bool:
@@ -146,14 +142,15 @@ class JobQueue:
         if item is None:
             return False
         owner = f"reschedule#{new_id()}"
-        held = await self.store.work.claim(1, owner=owner, classes=(item.resource_class,), only={job_id})
+        held = await self.store.work.claim(1, owner=owner, classes=(item.resource_class,), only={item.id})
         due_at = self.store.moment().wall + int(checks.seconds("delay_seconds", delay_seconds, or_zero=True) * 1000)
         back = [Settlement(one.id, owner, one.fence, Snooze(due_at, "rescheduled")) for one in held]
         return bool(back) and all(await self.store.work.settle(back))
 
     async def cancel(self, job_id: str, *, reason: str = "", who: str = "") -> bool:
         """Cancel a job that waits or runs. False when there is none."""
-        return await self.get(job_id) is not None and await self.store.work.cancel(job_id, reason=reason, who=who)
+        item = await self.get(job_id)
+        return item is not None and await self.store.work.cancel(item.id, reason=reason, who=who)
 
     async def list(self, source: str, *, limit: int = 100, after: str = "") -> list[WorkItem]:
         """The open jobs of a source, the newest first, without payloads."""

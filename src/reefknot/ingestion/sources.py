@@ -17,7 +17,7 @@ from reefknot.core.failure import FailureType
 from reefknot.core.overload.source_health import SourceHealth
 from reefknot.core.work import WorkItem, WorkState, is_over
 from reefknot.errors import StoreUnavailableError
-from reefknot.ingestion.jobs import IngestionJob, JobQueue
+from reefknot.ingestion.jobs import IngestionJob, JobQueue, class_of
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.connector import Connector
 from reefknot.ports.store import Store
@@ -156,17 +156,17 @@ async def request_sync(
     by_person = trigger == "manual"
     record = await records.read(source)
     latest = await jobs.get(record.sync_job) if record.sync_job else None
-    if latest is not None and latest.id == job_id:
+    if latest is not None and latest.assignment_id == job_id:
         return job_id
     if latest is not None and not is_over(latest):
         if latest.state is WorkState.RUNNING or not by_person or latest.due_at <= jobs.store.moment().wall:
-            return latest.id
-        await jobs.cancel(latest.id, reason=f"replaced by {job_id}", who=who)
+            return latest.assignment_id
+        await jobs.cancel(latest.assignment_id, reason=f"replaced by {job_id}", who=who)
     elif latest is not None and latest.state is WorkState.QUARANTINED:
         if waits_for_a_person(latest) and not by_person:
             return None
-        await jobs.requeue([latest.id], who=who or trigger, why=f"a sync was asked for: {trigger}")
-        return latest.id
+        await jobs.requeue([latest.assignment_id], who=who or trigger, why=f"a sync was asked for: {trigger}")
+        return latest.assignment_id
     changed = await records.change(source, lambda one: structs.replace(one, sync_job=job_id))
     await jobs.enqueue(IngestionJob(job_id, connector, source, trigger=trigger), events=events)
     return changed.sync_job
@@ -192,7 +192,7 @@ async def statuses(store: Store, names: Collection[str]) -> list[SourceStatus]:
     found = []
     for name in names:
         record = records.known(name)
-        counted = counts.get(f"ingest.{name}", {})
+        counted = counts.get(class_of(name), {})
         number = sum(counted.get(state, 0) for state in (WorkState.PENDING, WorkState.RUNNING))
         sync = await jobs.get(record.sync_job) if record.sync_job else None
         found.append(SourceStatus(name, record, sync, number, quarantined.get(name, 0)))

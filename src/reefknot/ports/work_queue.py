@@ -17,6 +17,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from reefknot.core.failure_groups import FailureGroups
 from reefknot.core.overload.admission import Reject
 from reefknot.core.overload.submission import SubmissionRules
 from reefknot.core.work import CRASH_LIMIT, Settled, WorkItem, WorkState
@@ -248,6 +249,8 @@ class QuarantineFilter(Struct, frozen=True):
     source: str | None = None
     reason_contains: str | None = None
     before: int | None = None
+    fingerprint: str | None = None
+    """See `reefknot.core.failure_groups`."""
 
 
 ALL = QuarantineFilter()
@@ -273,7 +276,13 @@ class QuarantineStore(Protocol):
         """An item with its payload; None when it is not in quarantine."""
 
     async def requeue(
-        self, which: QuarantineFilter, *, who: str, dry_run: bool = False, events: Sequence[AuditEntry] = ()
+        self,
+        which: QuarantineFilter,
+        *,
+        who: str,
+        why: str = "",
+        dry_run: bool = False,
+        events: Sequence[AuditEntry] = (),
     ) -> list[str]:
         """
         Return items to the queue; returns their ids. A dry run changes nothing.
@@ -297,8 +306,21 @@ class QuarantineStore(Protocol):
     ) -> list[str]:
         """Delete items, permanently."""
 
+    async def replace(
+        self, work_id: str, payload: bytes, *, who: str, why: str = "", events: Sequence[AuditEntry] = ()
+    ) -> str | None:
+        """
+        Discard an item and queue one with another payload instead, in one step (`core.work.replaced`).
+
+        Returns the new one's id, which is the next version of the item's. None: the item is not in quarantine, or there
+        is one of that id already; then nothing is changed.
+        """
+
     async def count(self, which: QuarantineFilter = ALL) -> dict[str, int]:
         """The number of items by kind, the most frequent first."""
 
     async def stats(self) -> QuarantineStats:
         """The number of items, by kind, source and reason."""
+
+    async def groups(self, which: QuarantineFilter = ALL) -> FailureGroups:
+        """The items grouped by the fingerprints of their failures."""

@@ -27,7 +27,7 @@ from reefknot.core.messages import (
 )
 from reefknot.core.overload.submission import SubmissionRules
 from reefknot.core.results import cancel_reason
-from reefknot.core.work import visible_state
+from reefknot.core.work import is_ingestion, visible_state
 from reefknot.errors import ParameterError, ParameterTypeError, ResultPendingError
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.clock import Clock
@@ -230,13 +230,15 @@ async def cancel_assignment(
     events: Sequence[AuditEntry] = (),
 ) -> bool:
     """
-    Cancel by the router that has it, or in the store itself when none is running. True: it is done.
+    Cancel by the router that has it, or in the store itself when none is running or has it. True: it is done.
 
     A router that starts later obeys what it was asked while none was there.
     """
     why, work_id = cancel_reason(cancel.reason), cancel.record_id
-    if has_router is not None and not await has_router(store):
-        wall, item = submissions.wall(), await submissions.find(work_id)
+    item = await submissions.find(work_id)
+    is_routed = item is None or not is_ingestion(item)
+    if not is_routed or (has_router is not None and not await has_router(store)):
+        wall = submissions.wall()
         about = envelope(wall=wall, tenant_id=cancel.tenant_id, work_id=cancel.assignment_id)
         entries = list(events) or Journal(None).entries([cancelled_event(about, why, who=who)])
         if item is not None:

@@ -30,7 +30,7 @@ from reefknot.core.messages import (
 from reefknot.core.overload.admission import OverloadStatus, level
 from reefknot.core.redaction import Redactor
 from reefknot.core.results import answer_of, assignment_of, cancel_reason
-from reefknot.core.work import ROUTER, WorkItem, WorkState, is_over, is_workers, pool_of, worker_of
+from reefknot.core.work import ROUTER, WorkItem, WorkState, is_ingestion, is_over, is_workers, pool_of, worker_of
 from reefknot.ports.clock import Clock
 from reefknot.ports.control import Command
 from reefknot.ports.store import Store
@@ -225,7 +225,7 @@ class Router:
         if worker_id and self.health.is_live(worker_id, self._clock.now()):
             await self.dispatcher.send_cancel(assignment_of(item), why)
             return True
-        if item.state is WorkState.RUNNING and not worker_id:
+        if item.state is WorkState.RUNNING and not worker_id and not is_ingestion(item):
             return False  # another router holds it
         return await self._cancel_in_store(item, why)
 

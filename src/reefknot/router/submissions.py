@@ -40,7 +40,7 @@ from reefknot.core.results import (
     overdue_reason,
     unrun_result,
 )
-from reefknot.core.work import ROUTER, Interrupted, Quarantine, WorkItem, is_over, requeued_at
+from reefknot.core.work import ROUTER, Interrupted, Quarantine, WorkItem, is_ingestion, is_over, requeued_at
 from reefknot.errors import KeyConflictError, NotJsonError, ParameterError, ParameterTypeError, QueueFullError
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.clock import Clock
@@ -228,7 +228,9 @@ class Submissions:
         """`KeyConflictError` when the id was used with another job."""
         item = await self.find(assignment.record_id)
         if item is not None and item.payload:
-            check_same_job(assignment, assignment_of(item).job)
+            of_source = is_ingestion(item)  # which is no assignment, whatever its kind is called
+            known = Job(item.kind, {"ingestion_job": item.id}) if of_source else assignment_of(item).job
+            check_same_job(assignment, known)
 
     async def claim(self, n: int, owner: str, only: Collection[str] | None = None) -> list[ClaimedSubmission]:
         """Claim submissions that nobody holds; with `only`, none but these records."""

@@ -485,3 +485,53 @@ def test_every_failure_type_may_be_asked_about(rk: Commands, kind: FailureType) 
     words = ("policy", "explain", "connector:local_files", "--failure-type", kind.value, "--json")
 
     assert rk(*words).json["failure"]["failure_type"] == kind.value
+
+
+# ---- what ingestion does ---------------------------------------------------------------------------------------------
+
+
+def test_an_answer_about_a_connector_says_what_ingestion_does_by_the_configured_numbers(rk: Commands) -> None:
+    words = ("policy", "explain", "connector:imap_mailbox", "--failure-type")
+    preset = rk(*words, "transient", "--json").json
+    assert tuple(preset) == (*DECISION, "ingestion")
+    breaker = {"enabled": True, "failures": 5, "jobs": 2, "cooldown_seconds": 30.0, "max_cooldown_seconds": 900.0}
+    assert preset["ingestion"]["breaker"] == breaker
+    assert preset["ingestion"]["longest_cooling_seconds"] == 86400
+    assert (
+        "5 such failures in a row, of 2 jobs or more, open its breaker: it rests for 30 s"
+        in (preset["ingestion"]["source"])
+    )
+    rk.write("ingestion: {breaker: {failures: 9, jobs: 1, cooldown_seconds: 7, max_cooldown_seconds: 600}}\n")
+    source = rk(*words, "transient", "--json").json["ingestion"]["source"]
+    assert source.startswith("9 such failures in a row, of 1 job or more, open its breaker: it rests for 7 s")
+    assert "up to 10 min" in source
+    assert "9 such failures" in " ".join(rk(*words, "transient").out.split())
+    rk.write("ingestion: {breaker: {enabled: false}}\n")
+    off = rk(*words, "transient", "--json").json["ingestion"]
+    assert "ingestion.breaker.enabled is false" in off["source"]
+    assert "rests" not in off["job"]
+
+
+@pytest.mark.parametrize(
+    ("more", "job", "source"),
+    [
+        (["permanent"], "it goes to quarantine at once", "nothing changes for its other jobs: it has answered"),
+        (["unknown"], "each failure spends an attempt; after 6 attempts", "tells nothing about the source"),
+        (["rate_limited"], "asks for more than 1800 s is waited for up to 24 h", "it cools"),
+        (["rate_limited", "--retry-after", "9000"], "spends no attempt", "jobs that wait for it spend nothing"),
+        (["transient", "--retry-after", "9000"], "it goes to quarantine at once", "open its breaker"),
+    ],
+)
+def test_each_failure_type_has_its_own_effect_on_job_and_source(
+    rk: Commands, more: list[str], job: str, source: str
+) -> None:
+    found = rk("policy", "explain", "connector:imap_mailbox", "--failure-type", *more, "--json").json["ingestion"]
+
+    assert job in found["job"]
+    assert source in found["source"]
+    assert ("the next due time" in found["quarantine"]) == (more[0] != "permanent")
+
+
+def test_control_flow_and_other_targets_have_nothing_to_do_with_ingestion(rk: Commands) -> None:
+    for words in (["connector:imap_mailbox", "--exception", "CancelledError"], ["operation:nats.publish"]):
+        assert tuple(rk("policy", "explain", *words, "--json").json) == DECISION

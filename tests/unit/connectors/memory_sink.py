@@ -12,7 +12,7 @@ from typing import Any
 
 from reefknot.errors import StalePositionError
 from reefknot.ports.connector import Connector, Document, FetchRequest, KnownItem, Page, SourceContext
-from reefknot.ports.documents import Position
+from reefknot.ports.documents import DocumentSink, Position
 
 MOST_PAGES = 100_000
 
@@ -114,7 +114,7 @@ class Synced(list[Page]):
 
 
 async def sync(
-    connector: Connector, sink: MemorySink, *, limit: int = 100, between: Callable[[], object] = lambda: None
+    connector: Connector, sink: DocumentSink, *, limit: int = 100, between: Callable[[], object] = lambda: None
 ) -> Synced:
     """Fetch and keep pages until the last one; `between` is called after each page but the last."""
     pages = Synced()

@@ -22,6 +22,7 @@ from reefknot.connectors.local_files import LocalFiles
 from reefknot.core.failure import FailureType
 from reefknot.errors import ParameterError, SourceError, StalePositionError
 from reefknot.ports.connector import Connector, ConnectorFactory, FetchRequest, WatchingConnector
+from reefknot.ports.documents import Position
 from tests.unit.connectors.memory_sink import MemorySink, Synced, context, peak_of, put, sync
 
 LONG_AGO = -(10**15)
@@ -323,6 +324,20 @@ def test_a_page_that_was_overtaken_is_fetched_again(root: Path) -> None:
     asyncio.run(story())
     run(connector, sink, limit=2)
     assert sorted(texts(sink).values()) == list("012345")
+
+
+@pytest.mark.usefixtures("settled")
+def test_a_forgotten_cursor_has_every_file_read_again_once(root: Path) -> None:
+    for number in range(9):
+        put(root, f"{number}.txt", str(number))
+    sink = MemorySink()
+    run(source(root), sink)
+    ids = sink.ids()
+    sink.place = Position()
+
+    assert len(run(source(root), sink, limit=2).documents) == 9
+    assert run(source(root), sink).documents == []
+    assert sink.ids() == ids
 
 
 def test_a_cursor_that_cannot_be_read_begins_anew(root: Path) -> None:
@@ -636,6 +651,7 @@ AS_USER = """
 import asyncio, sys
 from pathlib import Path
 from reefknot.connectors.local_files import LocalFiles
+from reefknot.ports.documents import Position
 from tests.unit.connectors.memory_sink import MemorySink, context, sync
 pages = asyncio.run(sync(LocalFiles(context(Path(sys.argv[1]))), MemorySink()))
 print(sorted(pages.locations), sorted(pages.failures), {str(error.failure_type) for error in pages.failures.values()})
@@ -744,6 +760,8 @@ def test_a_folder_that_is_nested_too_deep_fails_alone(root: Path, monkeypatch: p
 
     assert set(sink.ids()) == {"a/b/c/file.txt"}
     assert "is nested too deep" in str(pages.failures["a/b/c/d/"])
+    with pytest.raises(SourceError, match="is nested too deep"):
+        asyncio.run(source(root).fetch_item("a/b/c/d/", sink))
 
 
 # ---- symbolic links --------------------------------------------------------------------------------------------------
@@ -807,6 +825,8 @@ def test_followed_links_stay_within_the_folder_and_what_is_allowed(root: Path, t
     }
     assert list(pages.failures) == ["out"]
     assert "leads out of the folder: add its target to `link_targets`" in str(pages.failures["out"])
+    with pytest.raises(SourceError, match="leads out of the folder"):
+        asyncio.run(source(root, follow_symlinks=True).fetch_item("out", sink))
     assert run(source(root, follow_symlinks=True, link_targets=["shared"]), sink).deleted == []
     run(source(root), sink)
     assert set(sink.ids()) == {"a.txt", "d/c.txt"}

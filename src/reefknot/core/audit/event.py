@@ -322,7 +322,11 @@ class Requeued(Event, frozen=True, tag="requeued", kw_only=True):
 
 
 class BreakerEvent(Event, frozen=True, tag="breaker", kw_only=True):
-    """A circuit breaker changed its state; with `wait_seconds`, work waits for it."""
+    """
+    A circuit breaker changed its state; with `wait_seconds`, work waits for it.
+
+    That of a source is named `source:NAME`, and its states are healthy, cooling, resting, probing and recovering.
+    """
 
     event_code: str = "RK-501"
     name: str

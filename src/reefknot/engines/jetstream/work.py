@@ -10,6 +10,7 @@ from typing import TypeVar
 from msgspec import json, structs
 
 from reefknot.core import work as core
+from reefknot.core.failure_groups import FailureGroups
 from reefknot.core.time import Moment, milliseconds
 from reefknot.core.work import CRASH_LIMIT, ENDED, WorkItem, WorkState
 from reefknot.engines.jetstream.commits import Commits
@@ -338,9 +339,15 @@ class JetStreamQuarantine(TableQuarantine):
         return item if item is not None and item.state is WorkState.QUARANTINED else None
 
     async def requeue(
-        self, which: QuarantineFilter, *, who: str, dry_run: bool = False, events: Sequence[AuditEntry] = ()
+        self,
+        which: QuarantineFilter,
+        *,
+        who: str,
+        why: str = "",
+        dry_run: bool = False,
+        events: Sequence[AuditEntry] = (),
     ) -> list[str]:
-        return await self._in_pages(partial(super().requeue, who=who), which, dry_run, events)
+        return await self._in_pages(partial(super().requeue, who=who, why=why), which, dry_run, events)
 
     async def discard(
         self,
@@ -381,6 +388,10 @@ class JetStreamQuarantine(TableQuarantine):
     async def stats(self) -> QuarantineStats:
         await self._load(ALL)
         return await super().stats()
+
+    async def groups(self, which: QuarantineFilter = ALL) -> FailureGroups:
+        await self._load(which)
+        return await super().groups(which)
 
 
 class JetStreamLeases(TableLeases):

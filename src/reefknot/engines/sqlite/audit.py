@@ -192,11 +192,17 @@ _ends = Decoder(_End)
 
 
 def _is_same_end(result: str, body: str) -> bool:
-    """Whether status and attempts of a result are those of its event. An end that a router made had no attempt."""
+    """
+    Whether status and attempts of a result are those of its event. An end that a router made had no attempt.
+
+    The summary of an ingestion job has neither, and is only stored by a success.
+    """
     try:
         reported, recorded = _ends.decode(result), _ends.decode(body)
     except (DecodeError, UnicodeDecodeError):
         return False
+    if not reported.status:
+        return recorded.status == "success"
     attempts = None if reported.retries_used is None else reported.retries_used + 1
     return reported.status == recorded.status and recorded.attempts in (0, attempts)
 

@@ -1,6 +1,7 @@
 """The quarantine of a SQLite store: rows of the work table that wait for a person to decide."""
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -8,8 +9,9 @@ import apsw
 from msgspec import structs
 
 from reefknot.core import work as core
+from reefknot.core.failure_groups import FailureGroups, fingerprint_of
 from reefknot.core.time import Moment
-from reefknot.core.work import WorkItem, WorkState
+from reefknot.core.work import WorkItem, WorkState, next_version_of
 from reefknot.engines.sqlite import work_rows as rows
 from reefknot.engines.sqlite.connection import query
 from reefknot.engines.sqlite.reads import StoreContext
@@ -18,6 +20,8 @@ from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.work_queue import ALL, QuarantineFilter, QuarantineStats
 
 _NO_LIMIT = -1
+PAGE = 1000
+"""Items that are read at once where each has to be looked at."""
 _Change = Callable[[WorkItem, Moment], WorkItem]
 
 
@@ -28,16 +32,39 @@ class SqliteQuarantine:
         self._context = context
 
     async def find(self, which: QuarantineFilter = ALL, *, after: str = "", limit: int = 100) -> list[WorkItem]:
-        return await self._context.read(lambda connection: _matching(connection, which, after, limit))
+        if which.fingerprint is None:
+            return await self._context.read(lambda connection: _matching(connection, which, after, limit))
+        found: list[WorkItem] = []
+        async for page in self._pages(which, after):
+            found += page
+            if len(found) >= limit:
+                break
+        return found[:limit]
+
+    async def _pages(self, which: QuarantineFilter, after: str = "") -> AsyncIterator[list[WorkItem]]:
+        """The items that meet the filter, page by page: a fingerprint is computed, and no index leads to it."""
+        of_any = structs.replace(which, fingerprint=None)
+        while True:
+            page = await self._context.read(partial(_matching, which=of_any, after=after, limit=PAGE))
+            yield [item for item in page if which.fingerprint in (None, fingerprint_of(item))]
+            if len(page) < PAGE:
+                return
+            after = page[-1].id
 
     async def show(self, work_id: str) -> WorkItem | None:
         item = await self._context.read(lambda connection: rows.one(connection, work_id))
         return item if item is not None and item.state is WorkState.QUARANTINED else None
 
     async def requeue(
-        self, which: QuarantineFilter, *, who: str, dry_run: bool = False, events: Sequence[AuditEntry] = ()
+        self,
+        which: QuarantineFilter,
+        *,
+        who: str,
+        why: str = "",
+        dry_run: bool = False,
+        events: Sequence[AuditEntry] = (),
     ) -> list[str]:
-        return await self._change(which, partial(core.requeue, who=who), dry_run, events)
+        return await self._change(which, partial(core.requeue, who=who, why=why), dry_run, events)
 
     async def discard(
         self,
@@ -55,19 +82,38 @@ class SqliteQuarantine:
     ) -> list[str]:
         return await self._change(which, None, dry_run, events)
 
+    async def replace(
+        self, work_id: str, payload: bytes, *, who: str, why: str = "", events: Sequence[AuditEntry] = ()
+    ) -> str | None:
+        return await self._context.write(_replace, (work_id, payload, who, why, events))
+
     async def count(self, which: QuarantineFilter = ALL) -> dict[str, int]:
+        if which.fingerprint is not None:
+            number: Counter[str] = Counter()
+            async for page in self._pages(which):
+                number.update(item.kind for item in page)
+            return dict(number.most_common())
         return await self._context.read(lambda connection: _count(connection, which))
 
     async def stats(self) -> QuarantineStats:
         return await self._context.read(_stats)
 
+    async def groups(self, which: QuarantineFilter = ALL) -> FailureGroups:
+        groups = FailureGroups()
+        async for page in self._pages(which):
+            for item in page:
+                groups.add(item)
+        return groups
+
     async def _change(
         self, which: QuarantineFilter, change: _Change | None, dry_run: bool, events: Sequence[AuditEntry]
     ) -> list[str]:
-        if not dry_run:
-            return await self._context.write(_change, (which, change, events))
-        items = await self._context.read(lambda connection: _matching(connection, which, "", _NO_LIMIT))
-        return [item.id for item in items]
+        if dry_run or (which.fingerprint is not None and not which.ids):
+            ids = [item.id async for page in self._pages(which) for item in page]
+            if dry_run or not ids:
+                return ids
+            which = structs.replace(which, ids=tuple(ids))
+        return await self._context.write(_change, (which, change, events))
 
 
 @each
@@ -85,6 +131,23 @@ def _change(
     if ids:
         transaction.add_events(events)
     return ids
+
+
+@each
+def _replace(
+    transaction: Transaction, work_id: str, payload: bytes, who: str, why: str, events: Sequence[AuditEntry]
+) -> str | None:
+    """Discard an item and insert the one with this payload. Returns the new id, or None where that cannot be."""
+    item = rows.one(transaction.connection, work_id)
+    if item is None or item.state is not WorkState.QUARANTINED:
+        return None
+    if rows.known(transaction.connection, [next_version_of(work_id)]):
+        return None
+    old, new = core.replaced(item, payload, transaction.now, who=who, why=why)
+    rows.update(transaction, [old])
+    rows.insert(transaction, [new])
+    transaction.add_events(events)
+    return new.id
 
 
 def _count(connection: apsw.Connection, which: QuarantineFilter) -> dict[str, int]:
@@ -109,8 +172,14 @@ def _stats(connection: apsw.Connection) -> QuarantineStats:
 
 
 def _matching(connection: apsw.Connection, which: QuarantineFilter, after: str, limit: int) -> list[WorkItem]:
-    """Quarantined items that meet the filter, in the order of their ids, without payloads."""
+    """
+    Quarantined items that meet the filter, in the order of their ids, without payloads.
+
+    A limit is one of rows that are read, before any fingerprint is looked at.
+    """
     found = rows.quarantined(connection, {"id > ?": after, **_conditions(which)}, limit)
+    if which.fingerprint is not None:
+        found = [item for item in found if fingerprint_of(item) == which.fingerprint]
     return [structs.replace(item, payload=b"") for item in found]
 
 

@@ -9,15 +9,27 @@ from reefknot.testing.conformance.harness import event, event_types, required, s
 PAYLOAD = bytes(range(256))
 
 
-async def quarantined(store: Store, work_id: str, *, kind: str = "t", source: str = "s", reason: str = "bad") -> None:
+FAILURE = '{"code": 1}'
+
+
+async def quarantined(
+    store: Store,
+    work_id: str,
+    *,
+    kind: str = "t",
+    resource_class: str = "cpu",
+    source: str = "s",
+    reason: str = "bad",
+    failure: str = FAILURE,
+) -> None:
     """An item that ran once and was put aside."""
-    await store.work.enqueue([WorkItem(work_id, kind, source=source, payload=PAYLOAD)])
-    await put_aside(store, reason)
+    await store.work.enqueue([WorkItem(work_id, kind, resource_class, source=source, payload=PAYLOAD)])
+    await put_aside(store, reason, failure)
 
 
-async def put_aside(store: Store, reason: str = "bad") -> None:
+async def put_aside(store: Store, reason: str = "bad", failure: str = FAILURE) -> None:
     (item,) = await store.work.claim(1, owner="w")
-    settled = Quarantine(reason, failure='{"code": 1}')
+    settled = Quarantine(reason, failure=failure)
     assert await store.work.settle([Settlement(item.id, "w", item.fence, settled)]) == [True]
 
 
@@ -43,11 +55,12 @@ class QuarantineContract:
     async def test_a_requeued_item_keeps_its_id_and_gets_a_fresh_budget(self, store: Store) -> None:
         await quarantined(store, "a")
         which = QuarantineFilter(ids=("a",))
-        assert await store.quarantine.requeue(which, who="ann", events=[event("requeued")]) == ["a"]
+        assert await store.quarantine.requeue(which, who="ann", why="mended", events=[event("requeued")]) == ["a"]
         (item,) = await store.work.claim(1, owner="w")
         assert (item.id, item.attempts, item.budget, item.generation) == ("a", 0, Budget(), 1)
         assert item.payload == PAYLOAD
-        assert [(entry.what, entry.who) for entry in item.history][-1] == ("requeued", "ann")
+        last = item.history[-1]
+        assert (last.what, last.who, last.why) == ("requeued", "ann", "mended")
         assert await event_types(store) == ["requeued"]
 
     @story()
@@ -104,6 +117,78 @@ class QuarantineContract:
         rest = await store.quarantine.find(after="b")
         assert [item.id for item in page + rest] == ["a", "b", "c"]
         assert all(item.payload == b"" for item in page)
+
+    @story()
+    async def test_failures_are_grouped_by_fingerprint_and_found_by_it(self, store: Store, clock: VirtualClock) -> None:
+        missing = '{"code": "EXECUTION_FAILED", "failure_type": "permanent", "message": "no file \'%s\'"}'
+        for name in ("a", "b", "c"):
+            await quarantined(store, name, source=name, failure=missing % name)
+            clock.advance(10)
+        await quarantined(store, "d", reason="its owner vanished 3 times")
+        first, last = [required(await store.quarantine.show(name)) for name in ("a", "c")]
+
+        found = (await store.quarantine.groups()).groups()
+        assert [(one.count, one.message) for one in found] == [(3, "no file 'c'"), (1, "its owner vanished 3 times")]
+        assert (found[0].failure_type, found[0].code) == ("permanent", "EXECUTION_FAILED")
+        assert (found[0].oldest_at, found[0].newest_at) == (first.updated_at, last.updated_at)
+        assert found[0].sources == ("a", "b", "c")
+        of_b = await store.quarantine.groups(QuarantineFilter(source="b"))
+        assert [(one.fingerprint, one.count) for one in of_b.groups()] == [(found[0].fingerprint, 1)]
+
+        which = QuarantineFilter(fingerprint=found[0].fingerprint)
+        page = await store.quarantine.find(which, limit=2)
+        rest = await store.quarantine.find(which, after="b")
+        assert [item.id for item in page + rest] == ["a", "b", "c"]
+        assert await store.quarantine.count(which) == {"t": 3}
+        assert await store.quarantine.find(QuarantineFilter(fingerprint="0" * 12)) == []
+        both = QuarantineFilter(ids=("c", "d"), fingerprint=found[0].fingerprint)
+        assert await store.quarantine.discard(both, who="ann", reason="known") == ["c"]
+        assert await store.quarantine.requeue(which, who="ann", dry_run=True) == ["a", "b"]
+        assert await store.quarantine.requeue(which, who="ann") == ["a", "b"]
+        assert await store.quarantine.purge(which, events=[event("never")]) == []
+        assert [item.id for item in await store.quarantine.find()] == ["d"]
+        assert await event_types(store) == []
+
+    @story()
+    async def test_a_replaced_item_keeps_its_payload_and_the_next_version_runs(self, store: Store) -> None:
+        await quarantined(store, "a")
+        new = bytes(reversed(PAYLOAD))
+        mended = event("mended")
+        assert await store.quarantine.replace("a", new, who="ann", why="a typo", events=[mended]) == "a~2"
+        old = required(await store.work.get("a"))
+        assert (old.state, old.payload, old.reason, old.failure) == (WorkState.DISCARDED, PAYLOAD, "bad", FAILURE)
+        assert (old.history[-1].why, old.history[-1].who) == ("replaced by a~2", "ann")
+        (item,) = await store.work.claim(9, owner="w")
+        assert (item.id, item.kind, item.source, item.payload) == ("a~2", "t", "s", new)
+        assert (item.resource_class, item.pool, item.attempts, item.generation) == ("router", "cpu", 0, 0)
+        assert [(one.what, one.why, one.who) for one in item.history] == [("replaces", "a: a typo", "ann")]
+        never = [event("never")]
+        assert await store.quarantine.replace("a", b"again", who="ann", events=never) is None
+        assert await store.quarantine.replace("nobody", b"", who="ann", events=never) is None
+        aside = Quarantine("bad again")
+        assert await store.work.settle([Settlement(item.id, "w", item.fence, aside)]) == [True]
+        assert await store.quarantine.replace("a~2", b"third", who="ann") == "a~3"
+        assert await event_types(store) == ["mended"]
+
+    @story()
+    async def test_nothing_is_replaced_where_the_next_version_is_there_already(self, store: Store) -> None:
+        await quarantined(store, "a")
+        await store.work.enqueue([WorkItem("a~2", "t", payload=b"another")])
+        assert await store.quarantine.replace("a", b"new", who="ann", events=[event("never")]) is None
+        assert required(await store.quarantine.show("a")).payload == PAYLOAD
+        assert required(await store.work.get("a~2")).payload == b"another"
+        assert await event_types(store) == []
+
+    @story()
+    async def test_a_job_of_a_source_returns_to_its_own_class(self, store: Store) -> None:
+        await quarantined(store, "requeued", resource_class="ingest.notes")
+        await quarantined(store, "replaced", resource_class="ingest.notes")
+        await store.quarantine.requeue(QuarantineFilter(ids=("requeued",)), who="ann")
+        assert await store.quarantine.replace("replaced", b"{}", who="ann") == "replaced~2"
+        assert await store.work.open_classes() == ["ingest.notes"]
+        assert await store.work.claim(9, owner="router", classes=("router",)) == []
+        found = await store.work.claim(9, owner="w", classes=("ingest.notes",))
+        assert sorted(item.id for item in found) == ["replaced~2", "requeued"]
 
     @story()
     async def test_a_discarded_item_has_ended_and_a_purged_one_is_gone(self, store: Store) -> None:

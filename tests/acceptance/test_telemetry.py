@@ -1,0 +1,74 @@
+"""Telemetry as a user meets it: syncs of several processes and restarts in one answer, and proposals from it."""
+
+from __future__ import annotations
+
+from tests.acceptance.folder import Folder
+
+CONNECTOR = """\
+import os
+import reefknot as rk
+from reefknot.core.failure import FailureType
+from reefknot.errors import SourceError
+
+
+@rk.connector("team_wiki")
+class TeamWiki:
+    def __init__(self, context):
+        self.fails = context.settings["fails"]
+        self.file = context.folder / f"{context.name}.txt"
+
+    async def fetch(self, request):
+        calls = int(self.file.read_text()) if self.file.exists() else 0
+        self.file.write_text(str(calls + 1))
+        if calls < self.fails:
+            raise SourceError("busy", FailureType.TRANSIENT)
+        return rk.Page(cursor="1", documents=(rk.Document("a", "a", "1", text="ahoy"),))
+"""
+SOURCES = """
+retry_policies:
+  team_wiki: {strategy: immediate, max_attempts: 3}
+sources:
+  first: {connector: team_wiki, fails: 1}
+  second: {connector: team_wiki, fails: 2}
+  hopeless: {connector: team_wiki, fails: 100}
+"""
+
+
+def test_the_retries_of_all_processes_are_one_answer_that_survives_them(folder: Folder) -> None:
+    (folder.path / "team_wiki.py").write_text(CONNECTOR)
+    file = folder.path / "reefknot.yaml"
+    file.write_text(file.read_text() + SOURCES)
+    if folder.has_store:  # on a server; without a file there is nothing to look at yet
+        assert folder("submit", "--type", "own.nap", "--inputs", "{}").code == 0
+    assert folder.json("telemetry", "show") == {"retry_metrics": {}}
+
+    processes = [folder.start("source", "run", name, "--module", "team_wiki") for name in ("first", "second")]
+    assert [folder.ends(one)[0] for one in processes] == [0, 0]
+    assert folder.json("telemetry", "show") == {
+        "retry_metrics": {
+            "team_wiki": {
+                "total_retries": 3,
+                "successful_retries": 2,
+                "failed_retries": 1,
+                "avg_attempts_until_success": 2.5,
+                "by_failure_type": {"transient": 3, "rate_limited": 0, "permanent": 0, "unknown": 0},
+            }
+        }
+    }
+    code, _, err = folder.ends(folder.start("source", "run", "hopeless", "--module", "team_wiki"))
+    assert code == 1, err
+
+    after = folder.json("telemetry", "show", "--details")
+    found = after["retry_metrics"]["team_wiki"]
+    assert (found["total_retries"], found["successful_retries"], found["failed_retries"]) == (6, 2, 4)
+    assert sum(found["by_failure_type"].values()) == found["total_retries"]
+    assert after["details"]["team_wiki"]["quarantined"] == {"transient": 1}
+    shown = folder("telemetry", "show").out
+    assert "33%" in shown
+    tuned = folder.json("policy", "tune")
+    (answer,) = tuned["connectors"]["team_wiki"]["answers"]
+    assert (answer["verdict"], answer["why"]) == ("not_enough_data", "not enough data: 3 of 50 jobs")
+
+    assert folder("telemetry", "reset", "team_wiki").code == 0
+    assert folder.json("telemetry", "show") == {"retry_metrics": {}}
+    assert folder("audit", "verify").code == 0
