@@ -280,7 +280,7 @@ class JobRunner:
         seed = seeds.process_seed if self._context.seed is None else self._context.seed
         chosen = draw(seed, key_number(item.id), item.attempts)
         decision = decide(policy, history, failure, chosen)
-        put_off = await self._tell_source(item, source, failure, decision, policy)
+        put_off = await self._report_to_source(item, source, failure, decision, policy)
         if put_off is not None:
             event = snooze_event(item, wall, f"source:{source.name}", max(0.0, put_off.due_at / 1000 - wall))
             return JobReport(put_off, (event,))
@@ -289,7 +289,7 @@ class JobRunner:
             return self._again(item, failure, decision, policy, record, text, began)
         return await self._given_up(item, source, failure, decision, policy, record, text)
 
-    async def _tell_source(
+    async def _report_to_source(
         self, item: WorkItem, source: IngestionSource, failure: Failure, decision: Decision, policy: RetryPolicy
     ) -> Snooze | None:
         """Draw from a failure what it says about the source. A snooze: it is the source's fault, and not the job's."""
