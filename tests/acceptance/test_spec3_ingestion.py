@@ -90,9 +90,10 @@ def test_rate_limited_failures_wait_longer_and_the_whole_source_cools(connector:
     in_world(story)
 
 
-def test_a_server_that_asks_for_longer_than_we_wait_cools_the_source_and_spends_no_attempt() -> None:
+@pytest.mark.parametrize("kind", [FailureType.RATE_LIMITED, FailureType.TRANSIENT])
+def test_a_server_that_asks_for_longer_than_we_wait_cools_the_source_and_spends_no_attempt(kind: FailureType) -> None:
     async def story(world: World) -> None:
-        source = Source(SourceError("rate limit", FailureType.RATE_LIMITED, retry_after=5 * HOUR))
+        source = Source(SourceError("come back later", kind, retry_after=5 * HOUR))
         await world.start(world.source(source, connector="github_repository"))
         await world.job("job", connector="github_repository", n=1)
         await asyncio.sleep(6 * HOUR)

@@ -498,7 +498,7 @@ def _source_sentence(kind: FailureType, health: HealthRules) -> str:
             return (
                 f"{plural(health.failures, 'such failure')} in a row, of {plural(health.jobs, 'job')} or more, open "
                 f"its breaker: it rests for {first}, after each failed probe twice as long, up to {longest}; then one "
-                "job at a time probes it, and after each success one job more may run at once"
+                "job at a time probes it, and with each further success one more may run at once"
             )
         case FailureType.PERMANENT:
             return "nothing changes for its other jobs: it has answered, which is no sign of an outage"

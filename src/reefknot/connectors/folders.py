@@ -397,7 +397,7 @@ class Sighting(NamedTuple):
     error: SourceError | None = None
 
 
-class Walk:
+class FolderWalk:
     """
     The wanted files of a folder in the order of their locations, from one on.
 

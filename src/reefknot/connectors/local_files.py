@@ -28,11 +28,11 @@ from reefknot.connectors.folders import (
     DecodedFile,
     FileContent,
     Folder,
+    FolderWalk,
     LinkLeadsOutsideError,
     OpenFolder,
     Presence,
     Sighting,
-    Walk,
     check_depth,
     decoded,
     file_clock_ns,
@@ -184,7 +184,7 @@ class _Scan:
     """A walk that goes on with the next page, and the files that were found to be gone."""
 
     def __init__(self, folder: Folder, after: str) -> None:
-        self.walk = Walk(folder, after)
+        self.walk = FolderWalk(folder, after)
         self.departed: dict[str, KnownItem] | None = None
 
 
@@ -247,7 +247,7 @@ class LocalFiles:
 
     async def _count(self, ending: str = "") -> int:
         """The number of wanted files whose names end so, at most `MOST_COUNTED` and as far as `PAGE_S` go."""
-        walk = Walk(self._folder, "")
+        walk = FolderWalk(self._folder, "")
         ends, number = clock.now() + PAGE_S, 0
         while not walk.is_done and number < MOST_COUNTED and clock.now() < ends:
             met = await self._in_thread(walk.take, BATCH, "")

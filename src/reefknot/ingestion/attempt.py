@@ -28,11 +28,11 @@ from reefknot.core.overload.source_health import (
 )
 from reefknot.core.retry.backoff import draw, key_number
 from reefknot.core.retry.classify import classify
-from reefknot.core.retry.decide import Again, History, Reason, Stop, decide
+from reefknot.core.retry.decide import Again, Decision, History, Reason, Stop, decide
 from reefknot.core.retry.policy import RetryPolicy
 from reefknot.core.work import Interrupted, Quarantine, Settled, Snooze, TryAgain, WorkDone, WorkItem
 from reefknot.errors import SourceError, StalePositionError, StoreError
-from reefknot.execution.events import end_event, quarantined_event, recovered_event, retry_event
+from reefknot.execution.events import end_event, quarantined_event, recovered_event, retry_event, snooze_event
 from reefknot.execution.failures import failure_json, traceback_text
 from reefknot.ingestion.jobs import IngestionJob, JobQueue, item_job_id, location_in
 from reefknot.ingestion.sources import IngestionSource, SourceRecords, condition_event, with_health
@@ -273,47 +273,55 @@ class JobRunner:
     async def _failed(self, item: WorkItem, source: IngestionSource, error: Exception, began: float) -> JobReport:
         """Decide about a failure: again, later without an attempt, or quarantine."""
         wall, failure = self._clock.wall(), failure_from(error)
-        kind, now = failure.failure_type, int(wall * 1000)
         text = failure_json(failure, redact(traceback_text(error)))
-        before = self._records.known(source.name).health
-        self._record(item, "failed", wall - began, failure_type=kind.value)
+        self._record(item, "failed", wall - began, failure_type=failure.failure_type.value)
         policy = self._context.policy(source, failure)
         history = History(item.attempts + 1, _elapsed(item, began, wall), item.budget.last_delay)
         seed = seeds.process_seed if self._context.seed is None else self._context.seed
         chosen = draw(seed, key_number(item.id), item.attempts)
         decision = decide(policy, history, failure, chosen)
-        first = item.budget.first_attempt_at
-        if kind is FailureType.TRANSIENT:
-            health = await self._change_health(
-                source, lambda one: after_outage(one, item.id, now, self._context.rules, first_attempt_at=first)
-            )
-            if not spends_attempt(before, first):
-                return self._waits_for_source(health, now, failure)
-        elif kind is FailureType.RATE_LIMITED:
-            asked = failure.retry_after or 0.0
-            wait = decision.delay if isinstance(decision, Again) else max(asked, policy.base_delay)
-            reason = f"it limits its rate: {failure.message}"
-            health = await self._change_health(source, lambda one: cooled(one, now + int(wait * 1000), now, reason))
-            if decision == Stop(Reason.HINT_TOO_LONG):
-                return JobReport(Snooze(health.cools_until, f"the source cools: {failure.message}"))
-        elif kind is FailureType.PERMANENT:  # an answer: the source works
-            limit = source.max_concurrency
-            await self._change_health(source, lambda one: after_answer(one, now, limit=limit))
-        else:
-            await self._change_health(source, probe_released)
+        put_off = await self._report_to_source(item, source, failure, decision, policy)
+        if put_off is not None:
+            event = snooze_event(item, wall, f"source:{source.name}", max(0.0, put_off.due_at / 1000 - wall))
+            return JobReport(put_off, (event,))
         record = DecisionRecord.of(decision, policy, history, failure, chosen)
         if isinstance(decision, Again):
             return self._again(item, failure, decision, policy, record, text, began)
         return await self._given_up(item, source, failure, decision, policy, record, text)
 
-    def _waits_for_source(self, health: SourceHealth, now: int, failure: Failure) -> JobReport:
+    async def _report_to_source(
+        self, item: WorkItem, source: IngestionSource, failure: Failure, decision: Decision, policy: RetryPolicy
+    ) -> Snooze | None:
+        """Draw from a failure what it says about the source. A snooze: it is the source's fault, and not the job's."""
+        now, kind, first = int(self._clock.wall() * 1000), failure.failure_type, item.budget.first_attempt_at
+        is_asked_for_long = decision == Stop(Reason.HINT_TOO_LONG)
+        if kind is FailureType.RATE_LIMITED or is_asked_for_long:
+            asked = failure.retry_after or 0.0
+            until = now + int((decision.delay if isinstance(decision, Again) else max(asked, policy.base_delay)) * 1000)
+            reason = f"it asked to wait: {failure.message}"
+            health = await self._change_health(source, lambda one: cooled(one, until, now, reason))
+            return Snooze(health.cools_until, f"the source cools: {failure.message}") if is_asked_for_long else None
+        if kind is FailureType.TRANSIENT:
+            before, rules = self._records.known(source.name).health, self._context.rules
+            health = await self._change_health(
+                source, lambda one: after_outage(one, item.id, now, rules, first_attempt_at=first)
+            )
+            return None if spends_attempt(before, first) else self._until_source_is_back(health, now, failure)
+        if kind is FailureType.PERMANENT:  # an answer: the source works
+            limit = source.max_concurrency
+            await self._change_health(source, lambda one: after_answer(one, now, limit=limit))
+        else:
+            await self._change_health(source, probe_released)
+        return None
+
+    def _until_source_is_back(self, health: SourceHealth, now: int, failure: Failure) -> Snooze:
         """
         A snooze until the source is back: an outage spends no attempts.
 
         It ends behind the next probe, so that another job gets its turn as a probe: this one may be the only bad one.
         """
         rest = max(1000, (health.rests_until or now) - now)
-        return JobReport(Snooze(now + 2 * rest, f"the source does not answer: {failure.message}"))
+        return Snooze(now + 2 * rest, f"the source does not answer: {failure.message}")
 
     def _again(
         self,

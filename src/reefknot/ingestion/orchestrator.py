@@ -367,8 +367,8 @@ class IngestionOrchestrator:
             for one in waits:
                 one.cancel()
             await asyncio.gather(*waits, return_exceptions=True)
-        told = any(one.result() for one in done if one is not woken)
-        if told or (classes and not done):
+        has_news = any(one.result() for one in done if one is not woken)
+        if has_news or (classes and not done):
             await self._look_at_store()
 
     async def _look_at_store(self) -> None:

@@ -297,3 +297,27 @@ def test_words_become_an_expression_in_which_everything_is_quoted(typed: str, ex
 def test_without_a_word_there_is_nothing_to_look_for(typed: str) -> None:
     with pytest.raises(ParameterError):
         search_expression(typed)
+
+
+def test_items_of_one_content_are_found_by_an_index(tmp_path: Path) -> None:
+    """A connector asks for every new item: reading the whole source each time would make a first sync quadratic."""
+    asked: list[tuple[str, Any]] = []
+    plans: list[str] = []
+
+    def watch(connection: apsw.Connection) -> None:
+        connection.exec_trace = lambda cursor, sql, bindings: asked.append((sql, bindings)) is None
+
+    def explain(connection: apsw.Connection) -> None:
+        connection.exec_trace = None
+        (sql, bindings), *_ = [one for one in asked if "fingerprint = ?" in one[0]]
+        plans.extend(str(row) for row in connection.execute(f"EXPLAIN QUERY PLAN {sql}", bindings))
+
+    async def story() -> None:
+        documents = await SqliteDocuments(tmp_path / "documents.db", SystemClock()).start()
+        await documents._run(watch)
+        await documents.known("s").like("abc")
+        await documents._run(explain)
+        await documents.close()
+
+    asyncio.run(story())
+    assert "documents_fingerprint" in plans[0]

@@ -222,6 +222,8 @@ def _more_retries(counts: ConnectorCounts, group: _Group, question: str) -> Tuni
 
 def _rate_limits(counts: ConnectorCounts, policy: CurrentPolicy) -> TuningAnswer:
     question, limited = "waits after rate limits", counts.failures.get(_LIMITED, 0)
+    if counts.executions < LEAST:  # counts that a process could not add in time
+        return _too_few(question, counts.executions, "executions")
     share = limited / counts.executions
     why = f"{limited} of {counts.executions} executions met a rate limit ({share:.0%})"
     if share < MOST_LIMITED:

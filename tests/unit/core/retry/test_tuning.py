@@ -179,6 +179,10 @@ def test_where_no_wait_helps_fewer_jobs_at_once_do(policy: CurrentPolicy, text: 
     assert (found.verdict, text in found.why, "max_concurrency" in found.why) == (Verdict.ADVICE, True, True)
 
 
+def test_counts_of_jobs_without_their_executions_are_too_few() -> None:
+    assert answer("rate limits", counts(quarantined={"transient": 50})).why == "not enough data: 0 of 50 executions"
+
+
 def test_few_rate_limits_are_left_alone() -> None:
     assert answer("rate limits", counts({1: 100}, failures={"rate_limited": 20})).verdict is Verdict.KEEP
 
