@@ -462,19 +462,20 @@ def _ingestion_json(answer: PolicyAnswer, health: HealthRules) -> dict[str, Any]
 def _in_ingestion(answer: PolicyAnswer, health: HealthRules) -> dict[str, str]:
     """The effect of this failure on its job and on its source, and the way out of quarantine; in sentences."""
     kind = answer.failure.failure_type
+    is_too_long = answer.reason == Reason.HINT_TOO_LONG.value
     requeue = "a person requeues it"
     if kind is not FailureType.PERMANENT:
         requeue += ", or the next due time does if it is a sync"
     return {
         "job": _job_sentence(answer, health),
-        "source": _source_sentence(kind, health),
+        "source": _source_sentence(FailureType.RATE_LIMITED if is_too_long else kind, health),
         "quarantine": f"{requeue}; a requeued job has all its retries again",
     }
 
 
 def _job_sentence(answer: PolicyAnswer, health: HealthRules) -> str:
     kind, is_too_long = answer.failure.failure_type, answer.reason == Reason.HINT_TOO_LONG.value
-    if kind is FailureType.RATE_LIMITED and is_too_long:
+    if is_too_long:
         return "it waits for the time that the source asked for, up to 24 h, and spends no attempt"
     if not answer.retried:
         return "it goes to quarantine at once"

@@ -28,6 +28,9 @@ class MemorySink:
         self._locations: list[str] = []
         self._alike: dict[str, set[str]] = {}
 
+    async def identity(self) -> str:
+        return ""
+
     async def position(self, source: str) -> Position:
         return self.place
 

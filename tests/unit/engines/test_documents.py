@@ -304,8 +304,12 @@ def test_items_of_one_content_are_found_by_an_index(tmp_path: Path) -> None:
     asked: list[tuple[str, Any]] = []
     plans: list[str] = []
 
+    def trace(cursor: apsw.Cursor, sql: str, bindings: Any) -> bool:
+        asked.append((sql, bindings))
+        return True
+
     def watch(connection: apsw.Connection) -> None:
-        connection.exec_trace = lambda cursor, sql, bindings: asked.append((sql, bindings)) is None
+        connection.exec_trace = trace
 
     def explain(connection: apsw.Connection) -> None:
         connection.exec_trace = None
