@@ -17,6 +17,7 @@ from cyclopts import Parameter
 
 from reefknot.cli import policy_view as view
 from reefknot.cli.app import CommandError, examples, noun
+from reefknot.cli.ingestion.telemetry import ConnectorName
 from reefknot.cli.options import (
     COMMON,
     STORE,
@@ -36,7 +37,6 @@ from reefknot.cli.options import (
 )
 from reefknot.cli.output import prints_to_stderr, put, put_document, put_table, relative, say, show
 from reefknot.cli.store import address_of
-from reefknot.cli.telemetry import ConnectorName
 from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.redaction import Redactor
 from reefknot.core.retry.book import Book, FieldOrigin, Request

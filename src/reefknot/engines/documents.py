@@ -376,7 +376,9 @@ class SourceItems:
         """The items with this content, at most 100."""
         if not fingerprint:
             return []
-        condition = "AND fingerprint = ? AND fingerprint <> '' ORDER BY +location LIMIT ?"  # +: by the index of fingerprints
+        condition = (
+            "AND fingerprint = ? AND fingerprint <> '' ORDER BY +location LIMIT ?"  # +: by the index of fingerprints
+        )
         return await self._items(condition, _stored(fingerprint), MOST_ALIKE)
 
     async def after(self, location: str, limit: int, *, prefix: str = "") -> list[KnownItem]:

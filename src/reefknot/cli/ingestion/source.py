@@ -18,8 +18,8 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 from msgspec import structs, to_builtins
 
-from reefknot.cli import source_view as view
 from reefknot.cli.app import CommandError, Exit, examples, noun
+from reefknot.cli.ingestion import source_view as view
 from reefknot.cli.options import (
     COMMON,
     OPERATOR,
@@ -118,7 +118,7 @@ def add(
     common: CommonFlags = COMMON,
 ) -> None:
     """Add a source to the configuration file. The rest of the file stays as it is; a mistake leaves all of it so."""
-    from reefknot.cli.source_add import check_name, extended, own_settings, replace_file
+    from reefknot.cli.ingestion.source_add import check_name, extended, own_settings, replace_file
 
     check_name(name)
     values: dict[str, Any] = {"connector": connector, **own_settings(path, set_ or [])}

@@ -1,0 +1,1 @@
+"""Commands about sources of documents: `source`, `schedule` and `telemetry`."""
