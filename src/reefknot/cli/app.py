@@ -42,7 +42,7 @@ NOUNS = {
     "schedule": ("reefknot.cli.ingestion.schedule:app", "List, run, pause and resume schedules."),
     "source": (
         "reefknot.cli.ingestion.source:app",
-        "Add, list, test, sync, pause and search the sources of documents.",
+        "Add, list, test, sync, pause and search sources of documents.",
     ),
     "telemetry": ("reefknot.cli.ingestion.telemetry:app", "Show what the retries of each connector came to."),
     "policy": ("reefknot.cli.policy:app", "Show retry policies, and explain why and when a failure is retried."),

@@ -17,11 +17,11 @@ from cyclopts import Parameter
 
 from reefknot.cli import policy_view as view
 from reefknot.cli.app import CommandError, examples, noun
-from reefknot.cli.ingestion.telemetry import ConnectorName
 from reefknot.cli.options import (
     COMMON,
     STORE,
     CommonFlags,
+    ConnectorName,
     FileName,
     Json,
     Modules,
@@ -36,7 +36,6 @@ from reefknot.cli.options import (
     unknown,
 )
 from reefknot.cli.output import prints_to_stderr, put, put_document, put_table, relative, say, show
-from reefknot.cli.store import address_of
 from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.redaction import Redactor
 from reefknot.core.retry.book import Book, FieldOrigin, Request
@@ -407,7 +406,8 @@ def tune(*, connector: ConnectorName = None, options: StoreFlags = STORE) -> Non
 
     Nothing is changed: the proposals are printed as YAML for `retry_policies:`, with their reasons and effects.
     """
-    from reefknot.cli import telemetry
+    from reefknot.cli.ingestion import telemetry
+    from reefknot.cli.store import address_of
     from reefknot.core.retry.tuning import tune as answers
 
     address = address_of(options)
@@ -418,11 +418,7 @@ def tune(*, connector: ConnectorName = None, options: StoreFlags = STORE) -> Non
             name,
             telemetry.counts_of(metrics),
             answers(telemetry.counts_of(metrics), _current(book, name)),
-            sorted(
-                source
-                for source, (its, entry) in book.sources.items()
-                if its == name and (entry.policy or entry.overrides)
-            ),
+            _with_own_policy(book, name),
         )
         for name, metrics in counted.items()
     ]

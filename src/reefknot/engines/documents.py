@@ -61,8 +61,9 @@ LARGEST_ANSWER = 16 << 20
 MOST_ALIKE = 100
 FORGOTTEN_AT_ONCE = 500
 
+# `text` is the last column of a document: what is read without it never touches its pages. Parts of the index of words
+# are merged later than by default (4): every page makes one, and merging is most of the work.
 _TABLES = """
--- `text` is the last column: what is read without it never touches its pages.
 CREATE TABLE documents (
     number INTEGER PRIMARY KEY, source TEXT NOT NULL, id TEXT NOT NULL, location TEXT NOT NULL, version TEXT NOT NULL,
     fingerprint TEXT NOT NULL, media_type TEXT NOT NULL, modified_at INTEGER, kept_at INTEGER NOT NULL,
@@ -72,9 +73,7 @@ CREATE INDEX documents_location ON documents (source, location);
 CREATE INDEX documents_fingerprint ON documents (source, fingerprint) WHERE fingerprint <> '';
 CREATE INDEX documents_problem ON documents (source, id) WHERE problem <> '';
 
-CREATE TABLE place (identity TEXT NOT NULL) STRICT;
-INSERT INTO place VALUES (lower(hex(randomblob(8))));
-
+CREATE TABLE place (identity TEXT NOT NULL) STRICT; INSERT INTO place VALUES (lower(hex(randomblob(8))));
 CREATE TABLE positions (
     source TEXT PRIMARY KEY, cursor TEXT NOT NULL DEFAULT '', sequence INTEGER NOT NULL DEFAULT 0, kept_at INTEGER,
     documents INTEGER NOT NULL DEFAULT 0, problems INTEGER NOT NULL DEFAULT 0
@@ -92,11 +91,9 @@ CREATE TRIGGER documents_uncounted AFTER DELETE ON documents BEGIN
     WHERE source = old.source;
 END;
 
-CREATE VIRTUAL TABLE words USING fts5 (
-    title, text, location, content = 'documents', content_rowid = 'number', tokenize = 'unicode61 remove_diacritics 2'
-);
+CREATE VIRTUAL TABLE words USING fts5 (title, text, location,
+    content = 'documents', content_rowid = 'number', tokenize = 'unicode61 remove_diacritics 2');
 INSERT INTO words (words, rank) VALUES ('rank', 'bm25(4.0, 1.0, 2.0)');
--- Parts of the index are merged later than by default (4): every page makes one, and merging is most of the work.
 INSERT INTO words (words, rank) VALUES ('automerge', 16);
 """
 MIGRATIONS = (_TABLES,)
@@ -376,9 +373,8 @@ class SourceItems:
         """The items with this content, at most 100."""
         if not fingerprint:
             return []
-        condition = (
-            "AND fingerprint = ? AND fingerprint <> '' ORDER BY +location LIMIT ?"  # +: by the index of fingerprints
-        )
+        # The + keeps SQLite from reading the whole source in the order of locations: an index has the fingerprint.
+        condition = "AND fingerprint = ? AND fingerprint <> '' ORDER BY +location LIMIT ?"
         return await self._items(condition, _stored(fingerprint), MOST_ALIKE)
 
     async def after(self, location: str, limit: int, *, prefix: str = "") -> list[KnownItem]:

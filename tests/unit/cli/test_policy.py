@@ -519,7 +519,7 @@ def test_an_answer_about_a_connector_says_what_ingestion_does_by_the_configured_
         (["unknown"], "each failure spends an attempt; after 6 attempts", "tells nothing about the source"),
         (["rate_limited"], "asks for more than 1800 s is waited for up to 24 h", "it cools"),
         (["rate_limited", "--retry-after", "9000"], "spends no attempt", "jobs that wait for it spend nothing"),
-        (["transient", "--retry-after", "9000"], "it goes to quarantine at once", "open its breaker"),
+        (["transient", "--retry-after", "9000"], "spends no attempt", "it cools"),
     ],
 )
 def test_each_failure_type_has_its_own_effect_on_job_and_source(

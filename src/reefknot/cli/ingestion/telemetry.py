@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from reefknot.cli.app import CommandError, Exit, examples, noun
-from reefknot.cli.options import OPERATOR, STORE, OperatorFlags, StoreFlags, Wide, arg, unknown
+from reefknot.cli.options import OPERATOR, STORE, ConnectorName, OperatorFlags, StoreFlags, Wide, arg, unknown
 from reefknot.cli.output import plural, put, put_document, put_table, say, seconds, show
 from reefknot.cli.store import StoreAddress, address_of, with_store
 from reefknot.cli.watch import Watch, repeated
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 app = noun("telemetry", "telemetry show", "telemetry show --json")
 
-ConnectorName = Annotated[str | None, arg("Only this connector, such as imap_mailbox.")]
 NOTHING_YET = "no job of a source has run over this store yet: `source run`, or `up` with a schedule"
 _RESET_TRIES = 50
 _CONNECTOR = re.compile(r"[a-z][a-z0-9_]{2,63}")  # what a configuration accepts
