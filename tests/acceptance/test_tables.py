@@ -31,6 +31,11 @@ TABLES: dict[str, list[tuple[str, ...]]] = {
     "job.put_details": [("job", "show", "gone"), ("quarantine", "show", "gone")],
     "quarantine._list.text": [("quarantine", "list")],
     "quarantine.stats.text": [("quarantine", "stats")],
+    "quarantine._put_groups.text": [("quarantine", "stats", "--group")],
+    "source_view.put_sources.text": [("source", "list")],
+    "source_view.put_source.text": [("source", "show", "vault")],
+    "schedule.list_.text": [("schedule", "list")],
+    "telemetry._put": [("telemetry", "show")],
     "idempotency.show_key": [("idempotency", "show", "order-7")],
     "idempotency.stats": [("idempotency", "stats")],
     "audit._put_analysis": [("audit", "analyse")],
@@ -39,6 +44,7 @@ TABLES: dict[str, list[tuple[str, ...]]] = {
     "parts._put_router": [("router", "status")],
     "policy_view.put_policies": [("policy", "list")],
     "policy_view.put_policy": [EXPLAIN, ("policy", "show", "block:http")],
+    "policy_view.put_answer": [("policy", "explain", "connector:imap_mailbox", "--status", "429")],
     "policy_view.put_schedule": [(*EXPLAIN, "--seed", "7"), ("policy", "schedule", "operation:nats.connect")],
     "policy.show_policy.text": [("policy", "show", "connector:imap_mailbox")],
     "policy.templates": [("policy", "templates")],
@@ -69,6 +75,11 @@ worker:
   queue: {v2: {enabled: true}}
 blocks:
   fs: {roots: [files]}
+sources:
+  vault: {connector: obsidian_vault, path: vault, every: 1h}
+  offline: {connector: local_files, path: no-such-folder, cron: "0 7 * * 1-5"}
+schedules:
+  nightly: {cron: "30 2 * * *", time_zone: Europe/Berlin, assignment: {job: {type: own.flaky}}}
 """
 STEPS = """\
 import reefknot as rk
@@ -103,6 +114,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder whose store has something for every table, and a system that runs on it."""
     path = tmp_path_factory.mktemp("tables")
     (path / "files").mkdir()
+    (path / "vault").mkdir()
+    (path / "vault" / "Broken.md").write_text("---\ntags: [never closed\n---\nwords")
     (path / "reefknot.yaml").write_text(CONFIG)
     (path / "steps.py").write_text(STEPS)
     jobs = [
@@ -116,6 +129,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             until(lambda: run(path, "submit", "work.jsonl", "--wait").returncode == 1)
             asyncio.run(keep_a_key(path))
             until(lambda: "worker-1" in run(path, "router", "status").stdout)
+            until(lambda: "local_files" in run(path, "telemetry", "show").stdout)
             yield path
         finally:
             system.kill()
@@ -166,7 +180,7 @@ def terminals(folder: Path) -> dict[int, dict[tuple[str, ...], Shown]]:
 
 SENTENCE = re.compile(
     r"Retried: |Not retried: |gate |[a-z]+:\S+: |retries per minute|\d+ events|router "
-    r"|submitted so far|reefknot top|jobs  |rates  |\d{4}-"
+    r"|submitted so far|reefknot top|jobs  |rates  |\d{4}-|\S+: (its|it|no|paused|\d+) |\d+ documents? could "
 )
 """Lines of text around a table. A terminal breaks them."""
 
@@ -227,7 +241,7 @@ def test_wide_shows_all_columns_however_narrow_the_terminal_is(folder: Path) -> 
 def test_every_function_that_prints_a_table_is_tested_here() -> None:
     printers = {"put_table", "put_jobs", "put_fields"}
     found = set()
-    for file in Path(reefknot.cli.__file__).parent.glob("*.py"):
+    for file in Path(reefknot.cli.__file__).parent.rglob("*.py"):
         if file.stem != "output":
             found |= {f"{file.stem}.{name}" for name in _callers(ast.parse(file.read_text()), printers)}
 

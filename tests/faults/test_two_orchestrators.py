@@ -4,15 +4,27 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.faults.carrying_out import carried_out
+import pytest
+
+from reefknot.runtime.seeds import new_id
+from tests.faults.carrying_out import Life, carried_out
 from tests.faults.points import either
 
 PROGRAM = "tests.faults.two_orchestrators"
 
 
-def test_no_job_runs_twice_at_once_while_processes_die(tmp_path: Path) -> None:
+def lived(folder: Path, *, jobs: int, kills: int = 0, url: str = "", flaw: str = "") -> Life:
+    (life,) = carried_out(folder, [{"jobs": jobs, "kills": kills, "url": url, "flaw": flaw}], program=PROGRAM)
+    return life
+
+
+@pytest.mark.parametrize("engine", ["sqlite", "nats"])
+def test_no_job_runs_twice_at_once_while_processes_die(
+    tmp_path: Path, engine: str, request: pytest.FixtureRequest
+) -> None:
+    url = f"{request.getfixturevalue('nats_server').url}/{new_id()}" if engine == "nats" else ""
     jobs = either(40, 400)
-    (life,) = carried_out(tmp_path, [{"jobs": jobs, "kills": either(3, 30), "flaw": ""}], program=PROGRAM)
+    life = lived(tmp_path, jobs=jobs, kills=either(3, 30), url=url)
     assert life["said"] == []
     assert life["overlaps"] == []
     assert life["states"] == ["succeeded"] * jobs
@@ -20,5 +32,4 @@ def test_no_job_runs_twice_at_once_while_processes_die(tmp_path: Path) -> None:
 
 
 def test_leases_that_nobody_renews_are_caught(tmp_path: Path) -> None:
-    (life,) = carried_out(tmp_path, [{"jobs": 20, "kills": 0, "flaw": "no renewal"}], program=PROGRAM)
-    assert life["overlaps"] != []
+    assert lived(tmp_path, jobs=20, flaw="no renewal")["overlaps"] != []

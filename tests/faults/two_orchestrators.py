@@ -3,7 +3,8 @@ Two orchestrator processes over one store, one of which is killed now and then; 
 
     python -m tests.faults.two_orchestrators FOLDER < plans.jsonl > evidence.jsonl
 
-A plan is one line: the number of jobs, how often a process is killed, and the wrong way that is tried, if any. A job
+A plan is one line: the number of jobs, how often a process is killed, the store's address where it is not a file of its
+own, and the wrong way that is tried, if any. A job
 that runs holds a file of its own, so two that run at the same time meet there, whichever processes they are in.
 """
 
@@ -61,9 +62,13 @@ class Guarded:
         return
 
 
+def url_of(folder: Path, plan: dict[str, Any]) -> str:
+    return plan["url"] or f"sqlite:{folder / 'state.db'}"
+
+
 async def orchestrate(folder: Path, plan: dict[str, Any]) -> None:
     """Run until no job is open."""
-    async with open_store(f"sqlite:{folder / 'state.db'}") as store:
+    async with open_store(url_of(folder, plan)) as store:
         documents = await SqliteDocuments(folder / "documents.db", SystemClock()).start()
         orchestrator = IngestionOrchestrator(
             job_queue=JobQueue(store),
@@ -81,15 +86,15 @@ async def orchestrate(folder: Path, plan: dict[str, Any]) -> None:
         await documents.close()
 
 
-async def prepare(folder: Path, jobs: int) -> None:
-    async with open_store(f"sqlite:{folder / 'state.db'}") as store:
-        names = [IngestionJob(f"job-{n}", "guarded", "guarded", {"n": n}) for n in range(jobs)]
+async def prepare(folder: Path, plan: dict[str, Any]) -> None:
+    async with open_store(url_of(folder, plan)) as store:
+        names = [IngestionJob(f"job-{n}", "guarded", "guarded", {"n": n}) for n in range(plan["jobs"])]
         await JobQueue(store).enqueue(*names)
 
 
-async def found(folder: Path, jobs: int) -> dict[str, Any]:
-    async with open_store(f"sqlite:{folder / 'state.db'}") as store:
-        items = [await store.work.get(f"job-{n}") for n in range(jobs)]
+async def found(folder: Path, plan: dict[str, Any]) -> dict[str, Any]:
+    async with open_store(url_of(folder, plan)) as store:
+        items = [await store.work.get(f"job-{n}") for n in range(plan["jobs"])]
         states = [None if item is None else item.state.value for item in items]
     documents = await SqliteDocuments(folder / "documents.db", SystemClock()).start()
     kept = await documents.page("guarded", limit=10_000)
@@ -104,7 +109,7 @@ def main(root: Path) -> None:
         folder = root / "life"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
-        asyncio.run(prepare(folder, plan["jobs"]))
+        asyncio.run(prepare(folder, plan))
 
         def life(say: Callable[[Any], None], folder: Path = folder, plan: dict[str, Any] = plan) -> None:
             asyncio.run(orchestrate(folder, plan))
@@ -119,7 +124,7 @@ def main(root: Path) -> None:
         said = [words for _, heard in children for words in heard()]
         for child, _ in children:
             os.waitpid(child, 0)
-        evidence = {"plan": plan, "said": said, **asyncio.run(found(folder, plan["jobs"]))}
+        evidence = {"plan": plan, "said": said, **asyncio.run(found(folder, plan))}
         print(json.dumps(evidence), flush=True)
 
 

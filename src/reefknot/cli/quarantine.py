@@ -140,7 +140,7 @@ def _put_groups(address: StoreAddress, wanted: QuarantineFilter, limit: int, *, 
         return one["fingerprint"], str(one["count"]), one["failure_type"] or "", of, one["newest_at"], one["message"]
 
     def text() -> None:
-        columns = ("fingerprint", "jobs", "failure", "of", "newest", "message")
+        columns = ("fingerprint", "count", "failure", "of", "newest", "message")
         put_table(columns, map(row, fields), styles=("cyan",), whole=("fingerprint",), optional=("newest", "of"))
         say(f"{len(fields)} of {len(groups)} groups shown; the jobs of one: quarantine list --fingerprint FINGERPRINT")
         if found.ungrouped:
