@@ -34,7 +34,7 @@ TABLES: dict[str, list[tuple[str, ...]]] = {
     "quarantine._put_groups.text": [("quarantine", "stats", "--group")],
     "source_view.put_sources.text": [("source", "list")],
     "source_view.put_source.text": [("source", "show", "vault")],
-    "schedule.list_.text": [("schedule", "list")],
+    "schedule._list.text": [("schedule", "list")],
     "telemetry._put": [("telemetry", "show")],
     "idempotency.show_key": [("idempotency", "show", "order-7")],
     "idempotency.stats": [("idempotency", "stats")],
