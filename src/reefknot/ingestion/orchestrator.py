@@ -12,7 +12,7 @@ crashes. Any number of orchestrators may share a store.
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, cast
 
 from msgspec import Struct, structs
 
@@ -26,6 +26,7 @@ from reefknot.core.retry.book import Book
 from reefknot.core.retry.defaults import builtin_book
 from reefknot.core.retry.policy import RetryPolicy
 from reefknot.core.work import CRASH_LIMIT, Snooze, WorkItem, WorkState, is_suspect
+from reefknot.errors import ParameterError
 from reefknot.execution.isolation import AGAIN_S, RUNS_ALONE, Isolation
 from reefknot.execution.settling import Settling
 from reefknot.ingestion.attempt import IngestionContext, JobReport, JobRunner, SyncSummary
@@ -88,8 +89,8 @@ class IngestionOrchestrator:
         self,
         *,
         job_queue: JobQueue,
-        sources: Iterable[IngestionSource],
-        documents: DocumentSink,
+        sources: Iterable[IngestionSource] = (),
+        documents: DocumentSink | None = None,
         retry_policy_registry: ConnectorPolicies | None = None,
         telemetry: TelemetryRecorder | None = None,
         book: Book | None = None,
@@ -109,6 +110,8 @@ class IngestionOrchestrator:
         store = job_queue.store
         self.jobs = job_queue
         self.sources = {one.name: one for one in sources}
+        if documents is None and self.sources:
+            raise ParameterError("documents", documents, "a sink for the documents of the sources")
         self.settings = settings or IngestionSettings()
         self.telemetry = telemetry or TelemetryRecorder(store.values)
         self.records = SourceRecords(store)
@@ -123,7 +126,7 @@ class IngestionOrchestrator:
         self._errors = RepeatedErrors()
         self._registry = retry_policy_registry
         self._book = book or builtin_book()
-        self.runner = JobRunner(self._context(documents, seed))
+        self.runner = JobRunner(self._context(seed))
         self._reports = self._settling()
         self.running: dict[str, asyncio.Task[None]] = {}
         self.claimed: dict[str, Held] = {}
@@ -140,10 +143,10 @@ class IngestionOrchestrator:
         """Sources whose last claim brought all that it asked for, or that the store told of since."""
         self._tasks: list[asyncio.Task[None]] = []
 
-    def _context(self, documents: DocumentSink, seed: int | None) -> IngestionContext:
+    def _context(self, seed: int | None) -> IngestionContext:
         return IngestionContext(
             self.jobs,
-            documents,
+            cast(DocumentSink, self._documents),  # without one there are no sources, and no jobs
             self.policy,
             self.settings.health,
             self.records,
@@ -181,7 +184,8 @@ class IngestionOrchestrator:
         """Run jobs from now on, until `stop`."""
         with self._timeouts.timeout(STORE_S):
             await self.records.refresh()
-            self._place = await self._documents.identity()
+            if self._documents is not None:
+                self._place = await self._documents.identity()
         for name in self.sources:
             if self._is_elsewhere(name):
                 text = "source %s is left alone here: its documents are in another place; source list says more"

@@ -9,8 +9,9 @@ import pytest
 
 from reefknot.core.failure import FailureType
 from reefknot.core.work import WorkState
-from reefknot.errors import SourceError
+from reefknot.errors import ParameterError, SourceError
 from reefknot.ingestion.attempt import SyncSummary
+from reefknot.ingestion.orchestrator import IngestionOrchestrator
 from reefknot.ports.connector import Document, FetchRequest, ItemFailure, Page
 from tests.unit.ingestion.world import MemorySink, World, document, in_world, page
 
@@ -303,5 +304,15 @@ def test_a_source_whose_documents_are_elsewhere_is_left_alone() -> None:
         await world.start(world.source(three_pages))
         await asyncio.sleep(1)
         assert await world.state("second") is WorkState.SUCCEEDED
+
+    in_world(story)
+
+
+def test_an_orchestrator_without_sources_needs_no_sink_and_one_with_sources_does() -> None:
+    async def story(world: World) -> None:
+        async with IngestionOrchestrator(job_queue=world.jobs):
+            await asyncio.sleep(10)
+        with pytest.raises(ParameterError, match="documents"):
+            IngestionOrchestrator(job_queue=world.jobs, sources=[world.source(three_pages)])
 
     in_world(story)
