@@ -270,12 +270,16 @@ class SourceError(ReefknotError):
     """
     A source cannot be read. The message says what to do.
 
-    `failure_type` is a `FailureType`; `retry_after` are seconds that the source asked to wait.
+    `failure_type` is a `FailureType`; `retry_after` are seconds that the source asked to wait. `forbidden` says that
+    the source is there and does not let this user in: `source test` exits with 77 then.
     """
 
-    def __init__(self, message: str, failure_type: Any, *, retry_after: float | None = None) -> None:
+    def __init__(
+        self, message: str, failure_type: Any, *, retry_after: float | None = None, forbidden: bool = False
+    ) -> None:
         super().__init__(message, failure_type)
         self.failure_type = failure_type
+        self.forbidden = forbidden
         if retry_after is not None:
             self.retry_after = retry_after
 

@@ -22,6 +22,8 @@ from reefknot.ports.connector import Document, ItemFailure, Page
 
 FAILURES = {
     "denied": SourceError("the token is not accepted; make a new one and set it", FailureType.PERMANENT),
+    "shut": SourceError("this user may not read the wiki", FailureType.PERMANENT, forbidden=True),
+    "odd": LookupError("no such space"),
     "down": SourceError("connection refused", FailureType.TRANSIENT),
     "limited": SourceError("too many requests", FailureType.RATE_LIMITED, retry_after=600),
 }
@@ -172,6 +174,30 @@ def test_a_mistake_says_what_is_accepted_and_leaves_the_file_alone(
     assert sorted(os.listdir(folder.path)) == ["files", "naps.py", "reefknot.yaml"]
 
 
+def test_a_mistyped_key_that_every_source_has_is_suggested(folder: Folder) -> None:
+    (folder.path / "reefknot.yaml").write_text(
+        "sources:\n  code:\n    connector: github_repository\n    repository: a/b\n    evry: 5m\n"
+    )
+    done = folder("config", "check")
+    assert done.code == 78
+    assert "reefknot.yaml:5:5: sources.code.evry: " in done.err
+    assert "repository, token" in done.err
+    common = "connector, on_change, max_concurrency, page_size, timeout_seconds, retry"
+    assert f"(every, cron, time_zone, missed, {common}); did you mean 'every'?" in done.err
+
+
+def test_a_file_with_a_mistake_of_another_source_is_not_extended(folder: Folder) -> None:
+    (folder.path / "reefknot.yaml").unlink()
+    file = folder.path / "reefknot.toml"
+    file.write_text('[sources.code]\nconnector = "github_repository"\nrepositry = "a/b"\n')
+    before = file.read_bytes()
+    done = folder("source", "add", "x", "--connector", "github_repository", "--set", "repository=a/b")
+    assert done.code == 78
+    assert "sources.code.repositry" in done.err
+    assert "reefknot.toml is as it was" in done.err
+    assert file.read_bytes() == before
+
+
 def test_a_file_that_cannot_be_extended_is_left_alone_with_the_line_to_add(folder: Folder) -> None:
     (folder.path / "reefknot.yaml").write_text("sources: {code: {connector: github_repository, repository: a/b}}\n")
     done = folder("source", "add", "x", "--connector", "github_repository", "--set", "repository=c/d")
@@ -251,6 +277,17 @@ def test_a_sync_that_only_a_person_can_help_exits_with_1_and_says_what_to_do(wik
     assert wiki.json("source", "list")["sources"][0]["state"] == "healthy"
 
 
+def test_a_sync_in_quarantine_has_no_payload_to_edit(wiki: WikiFolder) -> None:
+    wiki.goes("denied")
+    assert run(wiki) == 1
+    (item,) = wiki.json("quarantine", "list")["items"]
+    assert "quarantine_failed" not in wiki("quarantine", "list").err
+    (wiki.path / "p.json").write_text('{"a": 1}')
+    done = wiki("quarantine", "requeue", item["id"], "--payload", "p.json")
+    assert (done.code, "then: reefknot source run wiki" in done.err) == (2, True)
+    assert [one["id"] for one in wiki.json("quarantine", "list")["items"]] == [item["id"]]
+
+
 def test_a_source_that_does_not_answer_is_retried_later_and_the_exit_code_says_so(wiki: WikiFolder) -> None:
     wiki.goes("down")
     done = wiki("source", "run", "wiki", "--module", "wiki", "--json")
@@ -300,13 +337,47 @@ def test_a_paused_source_is_not_synced_and_the_pause_is_audited(wiki: WikiFolder
     assert [one for one in said if one[0] != "source.run"] == [("source.pause", "ada"), ("source.resume", getuser())]
 
 
-@pytest.mark.parametrize(("how", "code"), [("well", 0), ("denied", 78), ("down", 69), ("limited", 69)])
+@pytest.mark.parametrize(
+    ("how", "code"), [("well", 0), ("denied", 78), ("down", 69), ("limited", 75), ("shut", 77), ("odd", 1)]
+)
 def test_a_test_tells_in_one_line_and_by_its_exit_code(wiki: WikiFolder, how: str, code: int) -> None:
     wiki.goes(how)
     done = wiki("source", "test", "--module", "wiki")
     assert done.code == code
     assert done.out.startswith("wiki: OK: 2 pages" if how == "well" else "wiki: FAILED: ")
     assert TOKEN not in done.out
+
+
+def test_an_error_inside_a_connector_of_ones_own_is_told_with_its_line(wiki: WikiFolder) -> None:
+    wiki.goes("odd")
+    done = wiki("source", "test", "--module", "wiki")
+    assert "the connector team_wiki failed in " in done.out
+    assert "wiki.py:" in done.out
+    assert "LookupError: no such space" in done.out
+    text = WIKI.replace("self.context = context", "self.context = context\n        context.settings['home']")
+    (wiki.path / "wiki.py").write_text(text.replace("team_wiki", "new_wiki"))
+    (wiki.path / "wiki.py").rename(wiki.path / "new_wiki.py")
+    before = wiki.config.read_bytes()
+    done = wiki("source", "add", "w", "--connector", "new_wiki", "--module", "new_wiki")
+    assert done.code == 78
+    assert "the connector new_wiki failed in " in done.err
+    assert "new_wiki.py:25: KeyError: 'home'" in done.err
+    assert wiki.config.read_bytes() == before
+    wiki.config.write_text("sources:\n  w: {connector: new_wiki}\n")
+    done = wiki("source", "test", "--module", "new_wiki")
+    assert (done.code, "new_wiki.py:25: KeyError: 'home'" in done.out) == (78, True)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may read every folder")
+def test_a_folder_that_may_not_be_read_is_no_wrong_setting(folder: Folder) -> None:
+    shut = folder.path / "shut"
+    shut.mkdir(mode=0o000)
+    assert folder("source", "add", "notes", "--connector", "local_files", "--path", str(shut)).code == 0
+    done = folder("source", "test", "notes")
+    shut.chmod(0o700)
+    assert (done.code, "may not be read by this user" in done.out) == (77, True)
+    shut.rmdir()
+    assert folder("source", "test", "notes").code == 78
 
 
 def test_a_secret_that_is_missing_is_named_and_not_shown(wiki: WikiFolder) -> None:

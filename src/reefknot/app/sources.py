@@ -13,19 +13,21 @@ from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from traceback import extract_tb
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
 from reefknot.config.reading.session import KeyPath, Mark, Problem, dotted
 from reefknot.config.secrets import resolve
+from reefknot.core.checks import suggest
 from reefknot.core.failure import FailureType
 from reefknot.core.overload.source_health import HealthRules
 from reefknot.core.schedules import Timetable, parse
-from reefknot.errors import ConfigurationError, ParameterError, SourceError
-from reefknot.ports.connector import Connector, ConnectorFactory, SourceContext
+from reefknot.errors import ConfigurationError, ParameterError, ReefknotError, SourceError
+from reefknot.ports.connector import Connector, ConnectorFactory, SourceContext, UnknownSettingError
 from reefknot.runtime.database_urls import SQLITE_PREFIX, sqlite_path
-from reefknot.runtime.redaction import add_secrets
+from reefknot.runtime.redaction import add_secrets, redact
 
 if TYPE_CHECKING:
     from reefknot.config.schema import Source
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from reefknot.ingestion.orchestrator import IngestionSettings
     from reefknot.ingestion.sources import IngestionSource
 
+_PACKAGE = Path(__file__).parents[1]
 DOCUMENTS = "documents.db"
 FOLDER = ".reefknot"
 """The folder of the documents where the store has no file of its own, beneath that of the configuration."""
@@ -137,7 +140,38 @@ def _problem(settings: Settings, at: KeyPath, error: ParameterError) -> Problem:
 
 def connector_for(source: ConfiguredSource) -> Connector:
     """A connector of the source, not connected yet. Raises `ParameterError` for a setting that it does not accept."""
-    return _factory(source.connector)(source.context())
+    try:
+        return _factory(source.connector)(source.context())
+    except UnknownSettingError as error:
+        raise _unknown_setting(error) from None
+
+
+def _unknown_setting(error: UnknownSettingError) -> ParameterError:
+    """The error with the keys that every source has, beside those of its connector."""
+    from reefknot.config.schema import Source
+
+    common = tuple(Source.model_fields)
+    accepted = (
+        f"a setting of this connector ({', '.join(error.known)}), or one that every source has ({', '.join(common)})"
+    )
+    hint = suggest(error.parameter, (*error.known, *common))
+    return ParameterError(error.parameter, "***", accepted + hint)
+
+
+def error_in_connector(connector: str, error: Exception) -> str | None:
+    """
+    The error of a connector of one's own: its class and the line that raised it.
+
+    None for the built-in connectors, and for an error that a connector raises on purpose.
+    """
+    from reefknot.connectors.registry import BUILTIN
+
+    if connector in BUILTIN or isinstance(error, ReefknotError):
+        return None
+    frames = extract_tb(error.__traceback__)
+    own = [one for one in frames if not Path(one.filename).is_relative_to(_PACKAGE)] or frames
+    text = redact(f"{type(error).__name__}: {error}")
+    return f"the connector {connector} failed in {own[-1].filename}:{own[-1].lineno}: {text}"
 
 
 def _factory(connector: str) -> ConnectorFactory:
@@ -169,6 +203,13 @@ def check_sources(settings: Settings, *, only: Collection[str] | None = None, st
                 problems.append(problem)
         except ConfigurationError as error:  # a package that is not installed
             problems += [Problem(source.mark, dotted(at), str(one)) for one in error.problems]
+        except SourceError as error:  # such as a secret that is not there
+            problems.append(Problem(source.mark, dotted(at), str(error)))
+        except Exception as error:
+            text = error_in_connector(source.connector, error)
+            if text is None:
+                raise
+            problems.append(Problem(source.mark, dotted(at), text))
     if problems:
         raise ConfigurationError(problems)
     return warnings

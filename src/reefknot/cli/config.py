@@ -154,11 +154,7 @@ def check_files(files: Iterable[str | None], *, json: bool, policies_only: bool 
 def _check_file(name: str | None, *, json: bool, policies_only: bool) -> dict[str, Any]:
     try:
         found = load(name)
-        if not policies_only and found.configuration.model_fields_set & {"blocks", "audit"}:
-            from reefknot.app.block_settings import block_settings
-
-            block_settings(found)  # refuses what blocks cannot read, and files that are taken
-        unknown = [] if policies_only else _check_sources(found)
+        unknown = [] if policies_only else check_parts(found)
     except ConfigurationError as error:
         problems = str(error).splitlines()
         for line in problems:
@@ -174,8 +170,12 @@ def _check_file(name: str | None, *, json: bool, policies_only: bool) -> dict[st
     return {"file": file, "ok": True, "problems": [], "warnings": warnings}
 
 
-def _check_sources(found: Settings) -> list[str]:
-    """Check the settings of sources, each by its connector. Returns warnings."""
+def check_parts(found: Settings) -> list[str]:
+    """Check the settings of blocks, and of sources, each by its connector. Returns warnings."""
+    if found.configuration.model_fields_set & {"blocks", "audit"}:
+        from reefknot.app.block_settings import block_settings
+
+        block_settings(found)  # refuses what blocks cannot read, and files that are taken
     if not found.configuration.sources:
         return []
     from reefknot.app.sources import check_sources

@@ -265,6 +265,10 @@ def with_payload(item: WorkItem, payload: dict[str, Any]) -> bytes:
         if body.get("item"):
             text = f"{item.assignment_id} only fetches {body['item']!r} again, and has no payload to edit"
             raise CommandError(f"--payload: {text}; to run it again: quarantine requeue {item.assignment_id}")
+        if not before:
+            text = f"{item.assignment_id} is a sync of {item.source} and has no payload to edit"
+            what = f"change the settings of the source, then: reefknot source run {item.source}"
+            raise CommandError(f"--payload: {text}; {what}")
         return msgspec.json.encode({**body, "payload": payload})
     successor = next_version(item.assignment_id)
     body |= {"assignment_id": successor, "job": {**body["job"], "payload": payload}}

@@ -106,10 +106,10 @@ def _list(address: StoreAddress, wanted: QuarantineFilter, limit: int, after: st
         whole, optional = ("job", "tenant", "since"), ("attempts", "since", "failure", "source")
         put_jobs(columns, map(row, items), tenants, styles=("cyan",), whole=whole, optional=optional, wide=wide)
         say(f"{len(items)} shown" + (f"; there may be more: --after {following}" if following else ""))
-        if not is_on:
+        if not is_on and not items:
             say(
-                "worker.quarantine_failed is off here: jobs that fail are not quarantined. `job list --state failed` "
-                "lists them, `job retry` runs them again"
+                "worker.quarantine_failed is off here: assignments that fail are not quarantined. "
+                "`job list --state failed` lists them, `job retry` runs them again"
             )
 
     is_on = address.settings is not None and address.settings.configuration.worker.quarantine_failed

@@ -15,9 +15,9 @@ from typing import Any
 
 from msgspec import Struct
 
-from reefknot.core.checks import flag, suggest, text, whole_number
+from reefknot.core.checks import flag, text, whole_number
 from reefknot.errors import ParameterError, ParameterTypeError
-from reefknot.ports.connector import SourceContext
+from reefknot.ports.connector import SourceContext, UnknownSettingError
 
 Parts = tuple[str, ...]
 """The names on the way from the root to a file, as the system spells them."""
@@ -87,8 +87,7 @@ def read_settings(context: SourceContext, *, more: Sequence[str] = ()) -> Folder
     accepted = (*FOLDER_KEYS, *more)
     for key in given:
         if key not in accepted:
-            note = f"a setting of this connector: {', '.join(accepted)}{suggest(str(key), accepted)}"
-            raise ParameterError(str(key), given[key], note)
+            raise UnknownSettingError(str(key), accepted)
     if "path" not in given:
         raise ParameterError("path", None, "the folder to read, such as ~/Documents; it has no default")
     return FolderSettings(

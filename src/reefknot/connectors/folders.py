@@ -504,6 +504,7 @@ def is_gone(error: OSError) -> bool:
 
 def root_error(error: OSError, path: Path) -> SourceError:
     """The failure of the whole source that an error of its folder is."""
+    forbidden = isinstance(error, PermissionError)
     match error:
         case FileNotFoundError():
             problem = "does not exist: create it, mount its disk, or correct `path`; its documents are kept"
@@ -516,7 +517,7 @@ def root_error(error: OSError, path: Path) -> SourceError:
         case _:
             message = f"the folder {path} cannot be read now: {error.strerror or error}; it is tried again"
             return SourceError(message, FailureType.TRANSIENT)
-    return SourceError(f"the folder {path} {problem}", FailureType.PERMANENT)
+    return SourceError(f"the folder {path} {problem}", FailureType.PERMANENT, forbidden=forbidden)
 
 
 def item_error(error: OSError, location: str) -> SourceError:

@@ -274,7 +274,8 @@ def failure_of(answer: ApiAnswer, message: str, *, where: str, repository: str, 
         )
     if status == 408 or status >= 500:
         return SourceError(f"GitHub answered {status} to {where}: {message}", FailureType.TRANSIENT, retry_after=hint)
-    return SourceError(_refused(status, message, where, repository, has_token), FailureType.PERMANENT)
+    text = _refused(status, message, where, repository, has_token)
+    return SourceError(text, FailureType.PERMANENT, forbidden=status in (401, 403))
 
 
 def _refused(status: int, message: str, where: str, repository: str, has_token: bool) -> str:

@@ -16,7 +16,7 @@ from msgspec import Struct
 from reefknot.connectors.github_api import is_loopback
 from reefknot.core.checks import suggest, text, whole_number
 from reefknot.errors import ParameterError, ParameterTypeError
-from reefknot.ports.connector import SourceContext
+from reefknot.ports.connector import SourceContext, UnknownSettingError
 
 KINDS = ("files", "issues", "pull_requests")
 MOST_PATTERNS = 200
@@ -47,9 +47,7 @@ class GithubSettings(Struct, frozen=True):
         given = context.settings
         for key in given:
             if key not in cls.__struct_fields__:
-                known = cls.__struct_fields__
-                accepted = f"a setting of this connector: {', '.join(known)}{suggest(str(key), known)}"
-                raise ParameterError(str(key)[:60], HIDDEN, accepted)  # it may be a token under a wrong name
+                raise UnknownSettingError(str(key), cls.__struct_fields__)
         if "repository" not in given:
             raise ParameterError("repository", None, "OWNER/NAME, as in the address of the repository")
         checked: dict[str, Any] = {key: _CHECKS[key](value) for key, value in given.items()}

@@ -70,7 +70,7 @@ def refusal(words: str, doing: str, *, is_bad: bool = False, is_bye: bool = Fals
     if codes & _TRANSIENT_CODES or is_bye:
         return ImapRefusedError(message, FailureType.TRANSIENT)
     if is_bad or codes & _PERMANENT_CODES or _MISSING.search(words):
-        return ImapRefusedError(message, FailureType.PERMANENT)
+        return ImapRefusedError(message, FailureType.PERMANENT, forbidden="NOPERM" in codes)
     return ImapRefusedError(message, FailureType.UNKNOWN)
 
 
@@ -82,6 +82,7 @@ def login_refused(error: ImapRefusedError, user: str) -> SourceError:
         f"{error}; {printable(user, most=100)} could not log in: check user and password, and whether the provider "
         "wants an app password for programs; then put the new one where `password` points",
         FailureType.PERMANENT,
+        forbidden=True,
     )
 
 

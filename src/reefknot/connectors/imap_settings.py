@@ -17,8 +17,9 @@ from msgspec import Struct
 
 from reefknot.connectors.imap_failures import ImapAddress, Tls
 from reefknot.connectors.imap_protocol import MessageInfo
-from reefknot.core.checks import choice, suggest, text, whole_number
+from reefknot.core.checks import choice, text, whole_number
 from reefknot.errors import ParameterError, ParameterTypeError
+from reefknot.ports.connector import UnknownSettingError
 
 KEYS = (
     *("host", "port", "tls", "tls_ca", "user", "password", "folders", "exclude"),
@@ -79,8 +80,7 @@ def read_settings(given: Mapping[str, Any], folder: Path) -> ImapSettings:
     """The settings of a source. Raises `ParameterError` for the first one that is not accepted."""
     for key in given:
         if key not in KEYS:
-            accepted = f"no such setting; there are {', '.join(KEYS)}{suggest(str(key), KEYS)}"
-            raise ParameterError(str(key)[:60], "***", accepted)  # it may be a password under a wrong name
+            raise UnknownSettingError(str(key), KEYS)
     tls = choice("tls", given.get("tls", Tls.IMPLICIT), Tls)
     host = _host(given.get("host"), tls)
     port = whole_number("port", given.get("port", PORTS[tls]), most=65_535)

@@ -9,11 +9,14 @@ Raise `SourceError` for a failure of the whole source. A failure of one item goe
 job of its own, and the sync goes on.
 """
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from msgspec import Struct
+
+from reefknot.core.checks import suggest
+from reefknot.errors import ParameterError
 
 
 class Document(Struct, frozen=True):
@@ -134,5 +137,14 @@ class WatchingConnector(Connector, Protocol):
         """Yields after changes, a burst of them once. Ends when the source cannot be watched any more."""
 
 
+class UnknownSettingError(ParameterError):
+    """A source has a setting that its connector does not know. The value is hidden: it may be a misplaced secret."""
+
+    def __init__(self, setting: str, known: Iterable[str]) -> None:
+        self.known = tuple(known)
+        accepted = f"a setting of this connector: {', '.join(self.known)}{suggest(setting, self.known)}"
+        super().__init__(setting[:60], "***", accepted)
+
+
 ConnectorFactory = Callable[[SourceContext], Connector]
-"""Makes the connector of a source. Raises `ParameterError` for a setting that it does not accept."""
+"""Makes the connector of a source. Raises `ParameterError` for a setting that it does not accept, or does not know."""

@@ -231,10 +231,11 @@ def try_sources(
 
 
 async def _tested(source: ConfiguredSource) -> view.TestResult:
-    from reefknot.app.sources import connector_for
+    from reefknot.app.sources import connector_for, error_in_connector
     from reefknot.errors import ConfigurationError, ParameterError
     from reefknot.runtime.redaction import redact
 
+    connector = None
     try:
         connector = connector_for(source)
         try:
@@ -247,7 +248,11 @@ async def _tested(source: ConfiguredSource) -> view.TestResult:
         text = redact(relative(f"{source.mark}: {error}"))
         return view.TestResult(source.name, False, text, Exit.MISCONFIGURED)
     except Exception as error:
-        return view.failed_test(source.name, error, source.timeout)
+        own = error_in_connector(source.connector, error)
+        if own is not None and connector is None:
+            text = redact(relative(f"{source.mark}: {own}"))
+            return view.TestResult(source.name, False, text, Exit.MISCONFIGURED)
+        return view.failed_test(source.name, error, source.timeout, own)
     return view.TestResult(source.name, True, redact(answer), Exit.FINE)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from reefknot.app.sources import check_sources
 from reefknot.cli.app import CommandError, Exit
+from reefknot.cli.config import check_parts
 from reefknot.cli.options import load, unwritable
 from reefknot.cli.output import relative, say
 from reefknot.config.editing import with_entry
@@ -58,7 +59,7 @@ def extended(name: str, values: dict[str, Any], config: str | None) -> tuple[Pat
     found = find(config, environ=os.environ, cwd=Path.cwd())
     file = Path.cwd() / "reefknot.yaml" if found is None else Path(os.path.realpath(found))
     if found is not None:
-        load(str(found))  # a file with mistakes is not extended
+        _check_file(str(found))
     try:
         text = file.read_bytes().decode("utf-8") if found is not None else ""
     except UnicodeDecodeError as error:
@@ -75,6 +76,16 @@ def extended(name: str, values: dict[str, Any], config: str | None) -> tuple[Pat
     # Only now: the refusal of a file that cannot be extended shows the values, and none of them is a secret.
     longer, added = with_entry(text, "sources", name, values=values, file=str(file), written_in=written_in)
     return file, longer, added
+
+
+def _check_file(name: str) -> None:
+    """Refuse to extend a file with mistakes, as `config check` finds them."""
+    found = load(name)
+    try:
+        check_parts(found)
+    except ConfigurationError:
+        say(f"{relative(name)} is as it was: correct what it has already, then add the source.")
+        raise
 
 
 def _flags(name: str, values: dict[str, Any]) -> Tree:

@@ -224,8 +224,12 @@ class TestResult(Struct, frozen=True):
     exit: int
 
 
-def failed_test(name: str, error: Exception, timeout: float) -> TestResult:
-    """The result of a test that failed: forbidden, unreachable, or misconfigured."""
+def failed_test(name: str, error: Exception, timeout: float, own: str | None = None) -> TestResult:
+    """
+    The result of a test that failed: forbidden, unreachable, limited, or misconfigured.
+
+    `own` tells of an error that a connector of one's own did not raise on purpose.
+    """
     from reefknot.retrying.failures import failure_from
 
     failure = failure_from(error)
@@ -233,11 +237,18 @@ def failed_test(name: str, error: Exception, timeout: float) -> TestResult:
     if isinstance(error, TimeoutError) and not str(error):
         text = f"there was no answer within {timeout:g} s; timeout_seconds of the source is the limit"
     code = Exit.UNREACHABLE
-    if failure.code is ErrorCode.permission_denied or failure.http_status in (401, 403):
+    is_forbidden = isinstance(error, PermissionError) or bool(getattr(error, "forbidden", False))
+    if is_forbidden or failure.code is ErrorCode.permission_denied or failure.http_status in (401, 403):
         code = Exit.FORBIDDEN
+    elif failure.failure_type is FailureType.RATE_LIMITED:
+        code = Exit.TEMPORARY
+    elif failure.failure_type is FailureType.TRANSIENT:
+        pass
+    elif own is not None:
+        code, text = Exit.FAILED, own
     elif failure.failure_type is FailureType.PERMANENT:
         code = Exit.MISCONFIGURED
-    elif failure.failure_type is FailureType.UNKNOWN:
+    else:
         code = Exit.FAILED
     return TestResult(name, False, text, code)
 
