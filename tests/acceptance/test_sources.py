@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
 from getpass import getuser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -368,16 +370,22 @@ def test_an_error_inside_a_connector_of_ones_own_is_told_with_its_line(wiki: Wik
     assert (done.code, "new_wiki.py:25: KeyError: 'home'" in done.out) == (78, True)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may read every folder")
-def test_a_folder_that_may_not_be_read_is_no_wrong_setting(folder: Folder) -> None:
-    shut = folder.path / "shut"
-    shut.mkdir(mode=0o000)
+def test_a_folder_that_may_not_be_read_is_no_wrong_setting(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    shut, usual = folder.path / "shut", os.open
+
+    def denied(path: Any, *arguments: Any, **more: Any) -> int:
+        """The superuser, too, is denied the folder."""
+        if path == shut:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return usual(path, *arguments, **more)
+
+    shut.mkdir()
     assert folder("source", "add", "notes", "--connector", "local_files", "--path", str(shut)).code == 0
-    done = folder("source", "test", "notes")
-    shut.chmod(0o700)
+    assert folder("source", "test", "notes").code == 0
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", denied)
+        done = folder("source", "test", "notes")
     assert (done.code, "may not be read by this user" in done.out) == (77, True)
-    shut.rmdir()
-    assert folder("source", "test", "notes").code == 78
 
 
 def test_a_secret_that_is_missing_is_named_and_not_shown(wiki: WikiFolder) -> None:

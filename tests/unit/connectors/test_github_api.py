@@ -127,3 +127,10 @@ def test_a_tree_is_walked_in_order_however_it_is_listed(paths: set[str], largest
         return found[1:]
 
     assert asyncio.run(walk()) == sorted(paths)
+
+
+def test_only_a_token_that_is_refused_is_forbidden() -> None:
+    assert refused(401).forbidden
+    assert refused(403).forbidden
+    assert not refused(404).forbidden
+    assert not refused(403, x_ratelimit_remaining="0").forbidden

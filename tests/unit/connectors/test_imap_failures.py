@@ -120,3 +120,10 @@ def test_a_broken_name_of_a_folder_is_kept_as_it_is(raw: bytes) -> None:
 def test_uids_are_joined_to_ranges() -> None:
     assert ranges([7, 3, 2, 1, 9, 10]) == "1:3,7,9:10"
     assert ranges([]) == ""
+
+
+def test_only_a_refused_login_or_a_missing_right_is_forbidden() -> None:
+    assert login_refused(refusal("[AUTHENTICATIONFAILED] no", "login"), "ann").forbidden
+    assert refusal("[NOPERM] not yours", "SELECT").forbidden
+    assert not login_refused(refusal("[UNAVAILABLE] later", "login"), "ann").forbidden
+    assert not refusal("[NONEXISTENT] no such mailbox", "SELECT").forbidden
