@@ -101,7 +101,6 @@ def test_operators_list_run_pause_and_resume_and_all_of_it_is_audited(folder: Fo
     assert folder("schedule", "resume", "nightly", "--dry-run").out == "nightly would be resumed\n"
     folder("schedule", "resume", "nightly", "--as", "bob")
     assert folder("schedule", "resume", "nightly").out == "nightly is not paused\n"
-    folder("schedule", "pause", "notes", "--because", "moved", "--as", "ann")
 
     told = [(one["action"], one["subject"], one["actor"]) for one in actions(folder)]
     assert told == [
@@ -109,7 +108,6 @@ def test_operators_list_run_pause_and_resume_and_all_of_it_is_audited(folder: Fo
         ("schedule.run", "by-hand", "ann"),
         ("schedule.pause", "nightly", "ann"),
         ("schedule.resume", "nightly", "bob"),
-        ("schedule.pause", "notes", "ann"),
     ]
     assert actions(folder)[2]["details"] == {"reason": "a reason"}
 
@@ -117,11 +115,13 @@ def test_operators_list_run_pause_and_resume_and_all_of_it_is_audited(folder: Fo
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("run", "nigtly"), "'nigtly' is unknown; accepted: nightly, by-hand, notes; did you mean 'nightly'?"),
+        (("run", "nigtly"), "'nigtly' is unknown; accepted: nightly, by-hand; did you mean 'nightly'?"),
         (("run", "notes"), "notes is a source; run it with: reefknot source run notes"),
         (("pause", "nightly", "--because", " "), "--because: give the reason"),
         (("pause", "nightly"), "--because"),
-        (("resume", "x"), "'x' is unknown; accepted: nightly, by-hand, notes"),
+        (("resume", "x"), "'x' is unknown; accepted: nightly, by-hand"),
+        (("pause", "notes", "--because", "x"), "notes is a source; pause it with: reefknot source pause notes"),
+        (("resume", "notes"), "notes is a source; resume it with: reefknot source resume notes"),
     ],
 )
 def test_what_cannot_be_is_refused_with_what_can(folder: Folder, words: tuple[str, ...], message: str) -> None:
@@ -131,6 +131,23 @@ def test_what_cannot_be_is_refused_with_what_can(folder: Folder, words: tuple[st
     assert done.code == 2
     assert message in done.err
     assert actions(folder) == []
+
+
+def test_a_source_is_listed_as_it_is_with_the_outcome_of_its_last_sync(folder: Folder) -> None:
+    configure(folder, NIGHTLY)
+    folder.nap("first", 0)
+    assert schedule(folder, "notes")["last_outcome"] is None
+    assert folder("source", "run", "notes").code == 1
+    assert schedule(folder, "notes")["last_outcome"] == "quarantined"
+    (folder.path / "notes").mkdir()
+    assert folder("source", "run", "notes").code == 0
+    assert schedule(folder, "notes")["last_outcome"] == "succeeded"
+    assert folder("source", "pause", "notes", "--because", "it moves", "--as", "ann").code == 0
+    found = schedule(folder, "notes")
+    assert (found["paused"], found["next_due"]) == (True, None)
+    assert "paused by ann: it moves" in folder("schedule", "list").out
+    assert folder("source", "resume", "notes").code == 0
+    assert schedule(folder, "notes")["next_due"] is not None
 
 
 def test_without_a_schedule_the_list_says_where_to_write_one(folder: Folder) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 import stat
 from getpass import getuser
 from pathlib import Path
@@ -12,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from tests.acceptance.folder import Folder
+from tests.acceptance.folder import Folder, until
 
 WIKI = '''\
+import asyncio
 import json
 import os
 from reefknot.connectors.registry import connector
@@ -26,6 +28,7 @@ FAILURES = {
     "denied": SourceError("the token is not accepted; make a new one and set it", FailureType.PERMANENT),
     "shut": SourceError("this user may not read the wiki", FailureType.PERMANENT, forbidden=True),
     "odd": LookupError("no such space"),
+    "slow": None,
     "down": SourceError("connection refused", FailureType.TRANSIENT),
     "limited": SourceError("too many requests", FailureType.RATE_LIMITED, retry_after=600),
 }
@@ -44,12 +47,15 @@ class Wiki:
         if os.path.exists("how"):
             with open("how") as file:
                 how = file.read().strip()
-            if how in FAILURES:
+            if FAILURES.get(how):
                 raise FAILURES[how]
         with open("pages.json") as file:
             return json.load(file)
 
     async def fetch(self, request):
+        while os.path.exists("slow"):
+            open("begun", "w").close()
+            await asyncio.sleep(0.05)
         pages = self.pages()
         kept = {one.location: one for one in await request.known.after("", 1000)}
         documents = [
@@ -176,6 +182,14 @@ def test_a_mistake_says_what_is_accepted_and_leaves_the_file_alone(
     assert sorted(os.listdir(folder.path)) == ["files", "naps.py", "reefknot.yaml"]
 
 
+def test_the_advice_after_an_addition_works_as_it_is_written(wiki: WikiFolder) -> None:
+    done = wiki("source", "add", "w", "--connector", "team_wiki", "--module", "wiki", "--every", "1h")
+    assert "Next: reefknot source test w --module wiki, then reefknot source run w --module wiki." in done.err
+    assert "`reefknot up --module wiki`" in done.err
+    done = wiki("source", "add", "v", "--connector", "team_wiki", "--module", "wiki", "--time-zone", "UTC")
+    assert (done.code, "--time-zone: accepted with --cron" in done.err) == (2, True)
+
+
 def test_a_mistyped_key_that_every_source_has_is_suggested(folder: Folder) -> None:
     (folder.path / "reefknot.yaml").write_text(
         "sources:\n  code:\n    connector: github_repository\n    repository: a/b\n    evry: 5m\n"
@@ -299,6 +313,20 @@ def test_a_source_that_does_not_answer_is_retried_later_and_the_exit_code_says_s
     assert run(wiki) == 0, "a person does not wait for the retry"
 
 
+def test_an_interrupted_sync_exits_with_130_and_goes_on_at_the_next_run(wiki: WikiFolder) -> None:
+    (wiki.path / "slow").touch()
+    process = wiki.start("source", "run", "wiki", "--module", "wiki")
+    until(lambda: (wiki.path / "begun").exists())
+    process.send_signal(signal.SIGINT)
+    code, _, err = wiki.ends(process)
+    assert (code, err) == (
+        130,
+        "wiki: interrupted; the sync goes on at the next `source run wiki`, or by `reefknot up`\n",
+    )
+    (wiki.path / "slow").unlink()
+    assert run(wiki) == 0
+
+
 def test_a_source_that_limits_its_rate_cools_for_as_long_as_it_asks(wiki: WikiFolder) -> None:
     wiki.goes("limited")
     assert run(wiki) == 75
@@ -363,11 +391,11 @@ def test_an_error_inside_a_connector_of_ones_own_is_told_with_its_line(wiki: Wik
     done = wiki("source", "add", "w", "--connector", "new_wiki", "--module", "new_wiki")
     assert done.code == 78
     assert "the connector new_wiki failed in " in done.err
-    assert "new_wiki.py:25: KeyError: 'home'" in done.err
+    assert "new_wiki.py:27: KeyError: 'home'" in done.err
     assert wiki.config.read_bytes() == before
     wiki.config.write_text("sources:\n  w: {connector: new_wiki}\n")
     done = wiki("source", "test", "--module", "new_wiki")
-    assert (done.code, "new_wiki.py:25: KeyError: 'home'" in done.out) == (78, True)
+    assert (done.code, "new_wiki.py:27: KeyError: 'home'" in done.out) == (78, True)
 
 
 def test_a_folder_that_may_not_be_read_is_no_wrong_setting(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -411,6 +439,21 @@ def test_before_the_first_sync_there_is_nothing_to_search_or_export(wiki: WikiFo
     assert not (wiki.path / ".reefknot").exists()
 
 
+def test_a_source_without_documents_is_told_from_one_that_nobody_knows(wiki: WikiFolder) -> None:
+    words = ("--connector", "team_wiki", "--module", "wiki")
+    assert wiki("source", "add", "other", *words).code == 0
+    for state in ("no file", "a file"):
+        for command in (("search", "knot", "--source", "other"), ("export", "other")):
+            done = wiki("source", *command)
+            assert (done.code, done.err) == (1, "reefknot: other has no documents yet: reefknot source run other\n"), (
+                state
+            )
+        assert run(wiki) == 0
+    for command in (("search", "knot", "--source", "othr"), ("export", "othr")):
+        done = wiki("source", *command)
+        assert (done.code, "accepted: other, wiki; did you mean 'other'?" in done.err) == (2, True)
+
+
 def test_documents_are_found_by_their_words(wiki: WikiFolder) -> None:
     wiki.wiki(a="Der Palstek \x1b[31m und\nder Kreuzknoten", b="Kreuzknoten allein")
     assert run(wiki) == 0
@@ -447,6 +490,27 @@ def test_a_source_that_is_not_configured_any_more_is_listed_with_its_documents(w
     wiki.config.write_text("")
     (row,) = wiki.json("source", "list")["sources"]
     assert (row["name"], row["state"], row["documents"]) == ("wiki", "not configured", 2)
+
+
+def test_what_is_kept_of_a_source_that_is_gone_is_removed_with_the_reason(wiki: WikiFolder) -> None:
+    assert run(wiki) == 0
+    done = wiki("source", "forget", "wiki", "--because", "moved")
+    assert (done.code, "wiki is configured; remove it from the configuration first" in done.err) == (2, True)
+    wiki.config.write_text("")
+    assert "reefknot source forget wiki" in wiki("source", "list").out
+    assert wiki("source", "forget", "wiki").code == 2
+    done = wiki("source", "forget", "wiki", "--because", "moved", "--dry-run")
+    assert (done.code, done.out) == (0, "wiki would be forgotten, with 2 documents\n")
+    assert len(wiki("source", "export").out.splitlines()) == 2
+    done = wiki("source", "forget", "wiki", "--because", "moved", "--as", "ada")
+    assert (done.code, done.out) == (0, "wiki is forgotten, with 2 documents\n")
+    assert wiki.json("source", "list")["sources"] == []
+    assert wiki("source", "export").out == ""
+    assert wiki("source", "forget", "wiki", "--because", "moved").code == 2
+    events = wiki("audit", "export", "-", "--type", "operator_action").out.splitlines()
+    told = json.loads(events[-1])["event"]
+    assert (told["action"], told["subject"], told["actor"]) == ("source.forget", "wiki", "ada")
+    assert told["details"] == {"reason": "moved", "documents": 2}
 
 
 def test_documents_are_kept_where_the_configuration_says(wiki: WikiFolder) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
+from msgspec.structs import replace
+
 from reefknot.cli.app import CommandError, Exit, examples, noun
 from reefknot.cli.options import OPERATOR, STORE, OperatorFlags, StoreFlags, Wide, arg, unknown
-from reefknot.cli.output import put, put_table, say, show
+from reefknot.cli.output import put, put_table, say, show, time_text
 from reefknot.cli.store import StoreAddress, address_of, with_store
 from reefknot.cli.watch import Watch, repeated
+from reefknot.core.work import WorkState
 from reefknot.errors import RejectedError
 
 if TYPE_CHECKING:
@@ -22,7 +25,6 @@ if TYPE_CHECKING:
 app = noun("schedule", "schedule list", "schedule run nightly")
 
 Name = Annotated[str, arg("Name of the schedule.")]
-TimetableName = Annotated[str, arg("Name of a schedule, or of a source.")]
 
 
 @app.command(name="list", help_epilogue=examples("schedule list", "schedule list --json"))
@@ -65,6 +67,9 @@ async def _fields(store: Store, address: StoreAddress, name: str, kind: str) -> 
 
     timetable, (known, _) = timetable_of(_keys(address)[name]), await read_state(store, name)
     state, now = known or ScheduleState(time_of(store)), time_of(store)
+    outcome = ""
+    if kind == "source":
+        state, outcome = await _of_source(store, name, state)
     following = _next_due(timetable, state, now)
     return {
         "name": name,
@@ -73,7 +78,7 @@ async def _fields(store: Store, address: StoreAddress, name: str, kind: str) -> 
         "missed": timetable.missed,
         "next_due": None if following is None else due_text(following),
         "last_due": None if state.submitted is None else due_text(state.submitted),
-        "last_outcome": address.redactor(await _outcome(store, address, name, state)) or None,
+        "last_outcome": address.redactor(outcome or await _outcome(store, address, name, state)) or None,
         "missed_count": state.missed,
         "last_error": address.redactor(state.last_error) or None,
         "paused": state.paused,
@@ -86,6 +91,22 @@ def _next_due(timetable: Timetable, state: ScheduleState, now: Any) -> Any:
     from reefknot.core.schedules import next_due
 
     return None if state.paused else next_due(timetable, max(state.last_due, now))
+
+
+async def _of_source(store: Store, name: str, state: ScheduleState) -> tuple[ScheduleState, str]:
+    """The timetable of a source, paused when the source is, and the outcome of its last sync."""
+    from reefknot.cli.job import state_in_words
+    from reefknot.ingestion.sources import statuses
+
+    (status,) = await statuses(store, [name])
+    record, sync = status.record, status.sync
+    paused = replace(state, paused=record.health.paused, paused_by=record.paused_by, why=record.paused_because)
+    if sync is None:
+        return paused, ""
+    if sync.state is WorkState.PENDING and sync.attempts:
+        due = max(sync.due_at, record.health.opens_at(store.moment().wall) or 0)
+        return paused, f"retry at {time_text(due)}"
+    return paused, await state_in_words(store, sync)
 
 
 async def _outcome(store: Store, address: StoreAddress, name: str, state: ScheduleState) -> str:
@@ -112,8 +133,7 @@ def run(name: Name, /, *, options: OperatorFlags = OPERATOR) -> int:
     from reefknot.ingestion.schedules import run_now
 
     address = address_of(options)
-    if _kind(address, name) == "source":
-        raise CommandError(f"{name} is a source; run it with: reefknot source run {name}")
+    _check_schedule(address, name, "run")
 
     async def submit(store: Store) -> str:
         entries = schedule_entries(address.settings, client_of(store, store.clock))
@@ -131,7 +151,7 @@ def run(name: Name, /, *, options: OperatorFlags = OPERATOR) -> int:
 
 @app.command(help_epilogue=examples("schedule pause nightly --because 'the stock is counted'"))
 def pause(
-    name: TimetableName,
+    name: Name,
     /,
     *,
     because: Annotated[str, arg("Why, for whoever looks at the list and at the audit log.")],
@@ -152,7 +172,7 @@ def pause(
 
 
 @app.command(help_epilogue=examples("schedule resume nightly"))
-def resume(name: TimetableName, /, *, options: OperatorFlags = OPERATOR) -> int:
+def resume(name: Name, /, *, options: OperatorFlags = OPERATOR) -> int:
     """Resume a paused timetable with its next due time; what was due meanwhile is passed over."""
     from reefknot.ingestion import schedules
 
@@ -169,14 +189,14 @@ def _change(
     from reefknot.ingestion.schedules import read_state
 
     address, done = address_of(options), "paused" if paused else "resumed"
-    kind = _kind(address, name)
+    _check_schedule(address, name, "pause" if paused else "resume")
 
     async def work(store: Store) -> tuple[bool, dict[str, Any]]:
         known, _ = await read_state(store, name)
         is_news = (known is not None and known.paused) != paused
         if is_news and not options.dry_run:
             await change(store, address)
-        return is_news, await _fields(store, address, name, kind)
+        return is_news, await _fields(store, address, name, "schedule")
 
     is_news, fields = with_store(address, work)
 
@@ -206,8 +226,10 @@ def _names(address: StoreAddress) -> dict[str, str]:
     return {name: "source" if name in sources else "schedule" for name in _keys(address)}
 
 
-def _kind(address: StoreAddress, name: str) -> str:
+def _check_schedule(address: StoreAddress, name: str, action: str) -> None:
+    """Refuse a name that is none of a schedule; sources have commands of their own."""
     names = _names(address)
     if name not in names:
-        raise unknown("NAME", name, names)
-    return names[name]
+        raise unknown("NAME", name, [one for one, kind in names.items() if kind == "schedule"])
+    if names[name] == "source":
+        raise CommandError(f"{name} is a source; {action} it with: reefknot source {action} {name}")

@@ -8,11 +8,8 @@ system that runs on the same store may take it over. Documents are read from the
 from __future__ import annotations
 
 import asyncio
-import json as json_module
 import os
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from pathlib import Path
+from collections.abc import Awaitable, Sequence
 from time import monotonic
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
@@ -20,13 +17,20 @@ from msgspec import structs, to_builtins
 
 from reefknot.cli.app import CommandError, Exit, examples, noun
 from reefknot.cli.ingestion import source_view as view
+from reefknot.cli.ingestion.source_documents import (
+    check_kept,
+    configured_names,
+    export_lines,
+    forget_source,
+    open_for_reading,
+)
+from reefknot.cli.ingestion.source_documents import documents_file as _documents_file
 from reefknot.cli.options import (
     COMMON,
     OPERATOR,
     STORE,
     CommonFlags,
     FileName,
-    Modules,
     OperatorFlags,
     StoreFlags,
     Wide,
@@ -54,7 +58,6 @@ from reefknot.core.work import WorkItem, WorkState
 
 if TYPE_CHECKING:
     from reefknot.app.sources import ConfiguredSource
-    from reefknot.engines.documents import SqliteDocuments
     from reefknot.ingestion.orchestrator import IngestionOrchestrator
     from reefknot.ports.connector import Document
 
@@ -66,12 +69,13 @@ app = noun(
 )
 
 Name = Annotated[str, arg("Name of the source.")]
+_MODULES = "Module (app.sources) or file (sources.py) that defines connectors with @reefknot.connector; repeatable."
+ConnectorModules = Annotated[list[FileName] | None, file_arg(_MODULES, "--module")]
 Because = Annotated[str, arg("Reason, for the list of sources and the audit log.")]
 _POLL_S = 0.05
 WAITING_S = 5.0
 MOST_ITEMS = 1000
 DRAIN_S = 5.0
-EXPORTED_AT_ONCE = 100
 
 
 def named(sources: Sequence[ConfiguredSource], name: str) -> ConfiguredSource:
@@ -113,7 +117,7 @@ def add(
     cron: Annotated[str | None, arg("Times of syncs as a cron expression, such as '0 7 * * 1-5'.")] = None,
     time_zone: Annotated[str | None, arg("Time zone of --cron. Default: UTC.")] = None,
     on_change: Annotated[bool, arg("Sync when the source tells of changes, where it can be watched.")] = False,
-    module: Modules = None,
+    module: ConnectorModules = None,
     dry_run: Annotated[bool, arg("Show what would be written, and write nothing.")] = False,
     common: CommonFlags = COMMON,
 ) -> None:
@@ -121,6 +125,8 @@ def add(
     from reefknot.cli.ingestion.source_add import check_name, extended, own_settings, replace_file
 
     check_name(name)
+    if time_zone is not None and cron is None:
+        raise CommandError("--time-zone: accepted with --cron, whose time zone it is")
     values: dict[str, Any] = {"connector": connector, **own_settings(path, set_ or [])}
     times = {"every": every, "cron": cron, "time_zone": time_zone, "on_change": on_change or None}
     values |= {key: one for key, one in times.items() if one is not None}
@@ -134,9 +140,10 @@ def add(
     if dry_run:
         say(f"Nothing was written; without --dry-run this goes to {where}.")
     else:
-        say(f"Added to {where}. Next: reefknot source test {name}, then reefknot source run {name}.")
+        words = "".join(f" --module {one}" for one in module or ())
+        say(f"Added to {where}. Next: reefknot source test {name}{words}, then reefknot source run {name}{words}.")
         if every or cron or on_change:
-            say("Syncs by themselves need a system that runs: start or restart `reefknot up`.")
+            say(f"Syncs by themselves need a system that runs: start or restart `reefknot up{words}`.")
 
 
 # ---- list and test ---------------------------------------------------------------------------------------------------
@@ -162,7 +169,7 @@ async def _rows(address: StoreAddress, sources: Sequence[ConfiguredSource]) -> l
     counts: dict[str, Any] = {}
     place = ""
     if _documents_file(address).exists():
-        async with _documents(address) as documents:
+        async with open_for_reading(address) as documents:
             counts, place = await documents.counts(), await documents.identity()
     if address.is_sqlite and not address.path.is_file():  # no sync has run yet
         return view.rows(sources, {}, counts, address.redactor)
@@ -191,7 +198,7 @@ def show_source(
         row = next(one for one in await _rows(address, [source]) if one.name == name)
         if not row.problems:
             return row, []
-        async with _documents(address) as documents:
+        async with open_for_reading(address) as documents:
             return row, await documents.problems(name, limit=limit)
 
     row, problems = asyncio.run(work())
@@ -202,7 +209,7 @@ def show_source(
 @app.command(name="test", help_epilogue=examples("source test", "source test mail"))
 def try_sources(
     *names: Annotated[str, arg("Sources to test. Default: all.")],
-    module: Modules = None,
+    module: ConnectorModules = None,
     common: CommonFlags = COMMON,
 ) -> int:
     """Connect to sources, read nothing of them, and tell what was found. Exits with 0 when all of them answer."""
@@ -265,7 +272,7 @@ def run(
     /,
     *,
     full: Annotated[bool, arg("Read the whole source again, not only what is new.")] = False,
-    module: Modules = None,
+    module: ConnectorModules = None,
     options: OperatorFlags = OPERATOR,
 ) -> int:
     """
@@ -284,8 +291,41 @@ def run(
     if options.dry_run:
         put(f"{name} would be synced{' from the beginning' if full else ''}: {source.connector}, {source.schedule}")
         return Exit.FINE
-    outcome = asyncio.run(_synced(address, source, full=full))
-    return view.put_outcome(outcome, json=options.json)
+    try:
+        outcome, left = asyncio.run(_unless_interrupted(_synced(address, source, full=full), address))
+    except KeyboardInterrupt:
+        say(f"{name}: interrupted; the sync goes on at the next `source run {name}`, or by `reefknot up`")
+        return Exit.INTERRUPTED
+    return view.put_outcome(outcome, left, json=options.json)
+
+
+async def _unless_interrupted(
+    sync: Awaitable[view.SyncOutcome], address: StoreAddress
+) -> tuple[view.SyncOutcome, view.ItemsLeft]:
+    """The outcome of a sync, and what is left of it. After Ctrl-C there is none, however the sync took it."""
+    task = asyncio.current_task()
+    assert task is not None
+    try:
+        outcome = await sync
+        left = await _items_left(address, outcome)
+    except Exception:
+        if task.cancelling():
+            raise asyncio.CancelledError from None
+        raise
+    if task.cancelling():
+        raise asyncio.CancelledError
+    return outcome, left
+
+
+async def _items_left(address: StoreAddress, outcome: view.SyncOutcome) -> view.ItemsLeft:
+    """The jobs of items that a sync could not read: those that wait for a retry, and those in quarantine."""
+    from reefknot.ingestion.sources import statuses
+
+    if not outcome.failed:
+        return view.ItemsLeft()
+    async with opened(address) as store:
+        (status,) = await statuses(store, [outcome.source])
+    return view.ItemsLeft(status.open_jobs, status.quarantined)
 
 
 async def _synced(address: StoreAddress, source: ConfiguredSource, *, full: bool) -> view.SyncOutcome:
@@ -395,26 +435,24 @@ def _set_paused(name: str, paused: bool, because: str, options: OperatorFlags) -
     show(fields, lambda: put(f"{name} {done} {state}"), json=options.json)
 
 
+@app.command(help_epilogue=examples("source forget notes --because 'the folder is gone' --dry-run"))
+def forget(name: Name, /, *, because: Because, options: OperatorFlags = OPERATOR) -> int:
+    """Remove what is kept of a source that is not configured any more: documents, cursor and record. It is audited."""
+    reason = because.strip()[:500]
+    if not reason:
+        raise CommandError("--because: give the reason; it is audited")
+    address = address_of(options)
+    if name in configured_names(address):
+        text = f"{name} is configured; remove it from the configuration first"
+        raise CommandError(f"{text}, or read all of it again: reefknot source run {name} --full")
+    number = asyncio.run(forget_source(address, name, reason, dry_run=options.dry_run))
+    fields = {"name": name, "documents": number, "forgotten": not options.dry_run, "actor": address.actor}
+    done = "would be" if options.dry_run else "is"
+    show(fields, lambda: put(f"{name} {done} forgotten, with {plural(number, 'document')}"), json=options.json)
+    return Exit.FINE
+
+
 # ---- documents -------------------------------------------------------------------------------------------------------
-
-
-def _documents_file(address: StoreAddress) -> Path:
-    from reefknot.app.sources import documents_path
-
-    return documents_path(address.settings, address.url)
-
-
-@asynccontextmanager
-async def _documents(address: StoreAddress) -> AsyncIterator[SqliteDocuments]:
-    """The documents, for reading: a file that is not there is an error that says how it comes to be."""
-    from reefknot.app.sources import open_documents
-
-    file = _documents_file(address)
-    if not file.is_file():
-        text = f"there are no documents yet ({relative(str(file))}); `source run NAME` syncs a source"
-        raise CommandError(text, Exit.UNREACHABLE)
-    async with open_documents(file, create=False) as documents:
-        yield documents
 
 
 @app.command(
@@ -431,10 +469,9 @@ def search(
     address = address_of(options)
 
     async def work() -> tuple[list[Any], list[str]]:
-        async with _documents(address) as documents:
+        async with open_for_reading(address, source) as documents:
             known = sorted(await documents.counts())
-            if source is not None and source not in known:
-                raise unknown("--source", source, known)
+            check_kept("--source", source, known, address)
             return list(await documents.search(" ".join(words), source=source, limit=limit)), known
 
     hits, known = asyncio.run(work())
@@ -458,11 +495,11 @@ def export(
     address = address_of(options)
     if output is None or output == "-":
         stream = data()
-        asyncio.run(_export(address, name, lambda line: stream.write(line + "\n")))
+        asyncio.run(export_lines(address, name, lambda line: stream.write(line + "\n")))
         return
 
     def to_file(file: IO[bytes]) -> int:
-        return asyncio.run(_export(address, name, lambda line: file.write(line.encode() + b"\n")))
+        return asyncio.run(export_lines(address, name, lambda line: file.write(line.encode() + b"\n")))
 
     try:
         with output_file(output) as file:
@@ -473,35 +510,3 @@ def export(
         put_json({"path": output, "documents": number})
     else:
         say(f"{plural(number, 'document')} written to {output}")
-
-
-async def _export(address: StoreAddress, name: str | None, write: Any) -> int:
-    """Write a line for every document, page by page. Returns how many."""
-    number = 0
-    async with _documents(address) as documents:
-        known = sorted(await documents.counts())
-        if name is not None and name not in known:
-            raise unknown("NAME", name, known)
-        for source in known if name is None else [name]:
-            after = ""
-            while page := await documents.page(source, after=after, limit=EXPORTED_AT_ONCE):
-                for one in page:
-                    write(_line(source, one))
-                number += len(page)
-                after = page[-1].id
-    return number
-
-
-def _line(source: str, document: Document) -> str:
-    """A document as a line of JSON. Names of files that are no text are escaped, which JSON allows."""
-    fields = view.document_fields(source, document)
-    line = json_module.dumps(fields, ensure_ascii=False)
-    return line if line.isascii() or _is_text(line) else json_module.dumps(fields)
-
-
-def _is_text(line: str) -> bool:
-    try:
-        line.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

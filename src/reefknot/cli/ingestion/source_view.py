@@ -71,7 +71,8 @@ def rows(
         found.append(row if status is None or status.record.documents in ("", place) else _elsewhere(row))
     for name in sorted(counts.keys() - {one.name for one in sources}):
         count = counts[name]
-        to_do = ["it is no longer configured; its documents are kept"]
+        forget = f"reefknot source forget {name} --because TEXT"
+        to_do = [f"it is no longer configured; its documents are kept. To remove them: {forget}"]
         last = time_text(count.kept_at)
         found.append(SourceRow(name, "", "", NOT_CONFIGURED, count.documents, count.problems, 0, last, None, to_do))
     return found
@@ -199,7 +200,7 @@ def put_source(row: SourceRow, settings: Mapping[str, Any], problems: Sequence[D
         fields = msgspec.to_builtins(row) | {"to_do": None}
         put_fields(fields | {f"settings.{key}": json_text(value) for key, value in settings.items()})
         for line in row.to_do:
-            put(line)
+            put(line.removesuffix(f": reefknot source show {row.name}"))  # that is this very command
         if problems:
             put()
             put_table(("document", "problem"), [(one.location, one.problem) for one in problems], styles=("cyan",))
@@ -346,7 +347,14 @@ def outcome(
             return structs.replace(ended, state="cancelled", reason=redact(item.reason))
 
 
-def put_outcome(found: SyncOutcome, *, json: bool) -> int:
+class ItemsLeft(Struct, frozen=True):
+    """The jobs of a source after a sync: those of items that are retried, and those in quarantine."""
+
+    retried: int = 0
+    quarantined: int = 0
+
+
+def put_outcome(found: SyncOutcome, left: ItemsLeft, *, json: bool) -> int:
     """Print how a sync ended. Returns the exit code."""
     name = found.source
 
@@ -359,8 +367,11 @@ def put_outcome(found: SyncOutcome, *, json: bool) -> int:
                     f"{found.failed} failed; {plural(found.documents, 'document')} in all, {took}, "
                     f"{found.documents_per_second:g} documents/s"
                 )
-                if found.failed:
-                    say(f"What failed has jobs of its own, which are retried: reefknot quarantine list --source {name}")
+                if left.retried:
+                    say(f"{plural(left.retried, 'item')} failed and will be retried, by `reefknot up` or `source run`")
+                if left.quarantined:
+                    number = plural(left.quarantined, "item")
+                    say(f"{number} in quarantine, for you to decide: reefknot quarantine list --source {name}")
                 if found.problems:
                     say(f"{plural(found.problems, 'document')} could be read only in part: reefknot source show {name}")
             case "quarantined":

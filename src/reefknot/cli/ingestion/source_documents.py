@@ -1,0 +1,114 @@
+"""
+The documents of sources for commands: opened for reading, exported as lines of JSON, and removed.
+
+A source of which nothing is kept is refused with what to do: one that was never synced, or that nobody knows.
+"""
+
+from __future__ import annotations
+
+import json as json_module
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from reefknot.cli.app import CommandError, Exit
+from reefknot.cli.ingestion import source_view as view
+from reefknot.cli.options import unknown
+from reefknot.cli.output import relative
+from reefknot.cli.store import StoreAddress, opened
+
+if TYPE_CHECKING:
+    from reefknot.engines.documents import SqliteDocuments
+    from reefknot.ports.connector import Document
+
+EXPORTED_AT_ONCE = 100
+
+
+def documents_file(address: StoreAddress) -> Path:
+    from reefknot.app.sources import documents_path
+
+    return documents_path(address.settings, address.url)
+
+
+@asynccontextmanager
+async def open_for_reading(address: StoreAddress, wanted: str | None = None) -> AsyncIterator[SqliteDocuments]:
+    """The documents, for reading: a file that is not there is an error that says how it comes to be."""
+    from reefknot.app.sources import open_documents
+
+    file = documents_file(address)
+    if not file.is_file():
+        check_kept("NAME", wanted, (), address)
+        text = f"there are no documents yet ({relative(str(file))}); `source run NAME` syncs a source"
+        raise CommandError(text, Exit.UNREACHABLE)
+    async with open_documents(file, create=False) as documents:
+        yield documents
+
+
+def configured_names(address: StoreAddress) -> list[str]:
+    return [] if address.settings is None else list(address.settings.configuration.sources)
+
+
+def check_kept(flag: str, name: str | None, kept: Sequence[str], address: StoreAddress) -> None:
+    """Refuse a source of which nothing is kept: one that was never synced, or that nobody knows."""
+    if name is None or name in kept:
+        return
+    configured = configured_names(address)
+    if name in configured:
+        raise CommandError(f"{name} has no documents yet: reefknot source run {name}", Exit.FAILED)
+    raise unknown(flag, name, dict.fromkeys([*configured, *kept]))
+
+
+async def export_lines(address: StoreAddress, name: str | None, write: Any) -> int:
+    """Write a line for every document, page by page. Returns how many."""
+    number = 0
+    async with open_for_reading(address, name) as documents:
+        known = sorted(await documents.counts())
+        check_kept("NAME", name, known, address)
+        for source in known if name is None else [name]:
+            after = ""
+            while page := await documents.page(source, after=after, limit=EXPORTED_AT_ONCE):
+                for one in page:
+                    write(_line(source, one))
+                number += len(page)
+                after = page[-1].id
+    return number
+
+
+def _line(source: str, document: Document) -> str:
+    """A document as a line of JSON. Names of files that are no text are escaped, which JSON allows."""
+    fields = view.document_fields(source, document)
+    line = json_module.dumps(fields, ensure_ascii=False)
+    return line if line.isascii() or _is_text(line) else json_module.dumps(fields)
+
+
+def _is_text(line: str) -> bool:
+    try:
+        line.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+async def forget_source(address: StoreAddress, name: str, reason: str, *, dry_run: bool) -> int:
+    """Delete the record, then the documents: cut off between the two, the command finds the rest again."""
+    from reefknot.ingestion.sources import PREFIX
+
+    async with AsyncExitStack() as stack:
+        has_documents = documents_file(address).is_file()
+        documents = await stack.enter_async_context(open_for_reading(address)) if has_documents else None
+        store = await stack.enter_async_context(opened(address))
+        counts = {} if documents is None else await documents.counts()
+        records = {one.name.removeprefix(PREFIX): one for one in await store.values.list(PREFIX)}
+        if name not in counts.keys() | records.keys():
+            raise unknown("NAME", name, sorted((counts.keys() | records.keys()) - set(configured_names(address))))
+        number = counts[name].documents if name in counts else 0
+        if dry_run:
+            return number
+        event = address.event("source.forget", name, reason=reason, documents=number)
+        record = records.get(name)
+        if record is None:
+            await store.audit.append([event])
+        elif not await store.values.delete(record.name, version=record.version, events=[event]):
+            raise CommandError(f"{name} was changed meanwhile: a system still runs it; try again", Exit.TEMPORARY)
+        return 0 if documents is None else await documents.forget(name, documents=True)
