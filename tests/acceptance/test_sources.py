@@ -318,12 +318,12 @@ def test_an_interrupted_sync_exits_with_130_and_goes_on_at_the_next_run(wiki: Wi
     process = wiki.start("source", "run", "wiki", "--module", "wiki")
     until(lambda: (wiki.path / "begun").exists())
     process.send_signal(signal.SIGINT)
+    (wiki.path / "slow").unlink()  # the page that is under way ends, and the exit code says 130 all the same
     code, _, err = wiki.ends(process)
     assert (code, err) == (
         130,
         "wiki: interrupted; the sync goes on at the next `source run wiki`, or by `reefknot up`\n",
     )
-    (wiki.path / "slow").unlink()
     assert run(wiki) == 0
 
 
@@ -346,6 +346,18 @@ def test_an_item_that_cannot_be_read_does_not_hold_the_others(wiki: WikiFolder) 
     assert row["to_do"] == ["1 item could not be read: reefknot quarantine list --source wiki"]
     (item,) = wiki.json("quarantine", "list", "--source", "wiki")["items"]
     assert "b is odd; mend it" in item["reason"]
+    done = wiki("source", "run", "wiki", "--module", "wiki", "--full")
+    assert "1 item in quarantine, for you to decide: reefknot quarantine list --source wiki" in done.err
+    assert "retried" not in done.err
+
+
+def test_the_view_of_a_source_does_not_advise_itself(wiki: WikiFolder) -> None:
+    wiki.wiki(a="cut knot")
+    assert run(wiki) == 0
+    assert "could be read only in part: reefknot source show wiki" in wiki("source", "list").out
+    shown = wiki("source", "show", "wiki").out
+    assert "1 document could be read only in part\n" in shown
+    assert "source show" not in shown
 
 
 def test_a_paused_source_is_not_synced_and_the_pause_is_audited(wiki: WikiFolder) -> None:
