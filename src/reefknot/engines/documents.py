@@ -23,7 +23,16 @@ from typing import Any, TypeVar
 import apsw
 import msgspec
 
-from reefknot.errors import ParameterError, StalePositionError, StoreReplacedError, StoreUnavailableError
+from reefknot.core.failure import FailureType
+from reefknot.errors import (
+    ParameterError,
+    ParameterTypeError,
+    SourceError,
+    StalePositionError,
+    StoreReplacedError,
+    StoreUnavailableError,
+    shown,
+)
 from reefknot.ports.clock import Clock
 from reefknot.ports.connector import Document, KnownItem, Page
 from reefknot.ports.documents import Position, SearchHit, SourceCounts
@@ -99,6 +108,7 @@ INSERT INTO words (words, rank) VALUES ('automerge', 16);
 MIGRATIONS = (_TABLES,)
 VERSION = len(MIGRATIONS)
 
+_TEXTS = ("id", "location", "version", "title", "text", "fingerprint", "media_type", "problem")
 _COLUMNS = "id, location, version, title, text, fingerprint, media_type, modified_at, metadata, problem"
 _INSERT = f"INSERT INTO documents (source, kept_at, {_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"  # noqa: S608
 _UPDATE = f"UPDATE documents SET kept_at = ?, {_COLUMNS.replace(',', ' = ?,')} = ? WHERE number = ?"  # noqa: S608
@@ -183,8 +193,8 @@ class SqliteDocuments:
 
     async def keep(self, source: str, page: Page, *, after: Position) -> Position:
         """Keep documents, deletions and cursor of a page in one transaction. Returns the new position."""
+        cursor = _cursor(source, page.cursor)
         rows, gone = _rows(page.documents, page.deleted)
-        cursor = _name("cursor", page.cursor, LARGEST_CURSOR)
         moved = Position(page.cursor, after.sequence + 1)
 
         def work(connection: apsw.Connection) -> Position:
@@ -318,6 +328,9 @@ class SqliteDocuments:
         except apsw.InterruptError:
             problem = f"it needed more than {STORE_S:g} s; nothing was changed"
             raise StoreUnavailableError(f"sqlite:{self.path}", problem, "ask for less, or try again") from None
+        except (apsw.ConstraintError, apsw.MismatchError) as error:  # the values are at fault, not the store
+            accepted = f"what its columns can hold ({error}); correct the connector"
+            raise ParameterError("documents", "a page", accepted) from error
         except (apsw.Error, OSError, UnicodeDecodeError) as error:
             if is_fatal(error):  # after a failed fsync nothing more is written here: the next one opens the file anew
                 self._disconnect()
@@ -455,15 +468,53 @@ def _bounded(limit: int) -> int:
     return limit
 
 
+def _cursor(source: str, cursor: str) -> str:
+    """A cursor as it is stored. One that is too long would be as long the next time: nothing is gained by waiting."""
+    if not isinstance(cursor, str):
+        raise ParameterTypeError("cursor", cursor, f"a text; correct the connector of {source}")
+    if len(cursor) > LARGEST_CURSOR:
+        problem = f"a cursor of {len(cursor)} characters, and {LARGEST_CURSOR} may be kept"
+        raise SourceError(
+            f"the connector of {source} returned {problem}; correct the connector: a cursor says where to go on, and "
+            "holds no content",
+            FailureType.PERMANENT,
+        )
+    return _stored(cursor)
+
+
 # ---- documents as rows ---------------------------------------------------------------------------------------------
 
 
 def _rows(documents: Sequence[Document], deleted: Sequence[str]) -> tuple[list[tuple[Any, ...]], list[str]]:
     """The documents as values of `_COLUMNS`, the last one of each id and location, and the ids that are deleted."""
+    for document in documents:
+        _check_types(document)
+    for key in deleted:
+        if not isinstance(key, str):
+            raise ParameterTypeError("deleted", key, "ids of documents, which are texts; correct the connector")
     by_id = {document.id: document for document in documents}
     by_location = {document.location: document for document in by_id.values()}
     replaced = [key for key, document in by_id.items() if by_location[document.location] is not document]
     return [_row(document) for document in by_location.values()], [_stored(key) for key in (*deleted, *replaced)]
+
+
+def _check_types(document: Document) -> None:
+    """Refuse what SQLite would refuse later, and then as if the store were at fault."""
+    if not isinstance(document, Document):
+        raise ParameterTypeError("documents", document, "values of the type Document; correct the connector")
+    for field in _TEXTS:
+        if not isinstance(getattr(document, field), str):
+            raise _wrong_type(document, field, "a text")
+    modified_at = document.modified_at
+    if modified_at is not None and (isinstance(modified_at, bool) or not isinstance(modified_at, int)):
+        raise _wrong_type(document, "modified_at", "a whole number of milliseconds, or None")
+    if not isinstance(document.metadata, Mapping):
+        raise _wrong_type(document, "metadata", "a mapping")
+
+
+def _wrong_type(document: Document, field: str, accepted: str) -> ParameterTypeError:
+    where = f"of the document at {shown(document.location)}; correct the connector"
+    return ParameterTypeError(field, getattr(document, field), f"{accepted} {where}")
 
 
 def _row(document: Document) -> tuple[Any, ...]:

@@ -33,10 +33,14 @@ _CONNECTOR = re.compile(r"[a-z][a-z0-9_]{2,63}")  # what a configuration accepts
 
 def stored(address: StoreAddress, connector: str | None = None) -> dict[str, ConnectorMetrics]:
     """The counts of every connector, or of one. A store that has not been made yet has none."""
-    from reefknot.ingestion.telemetry import stored_metrics
+    from reefknot.ingestion.telemetry import DamagedMetricsError, stored_metrics
 
     async def read(store: Store) -> dict[str, ConnectorMetrics]:
-        return await stored_metrics(store.values)
+        try:
+            return await stored_metrics(store.values)
+        except DamagedMetricsError as error:
+            way_out = f"`telemetry reset {error.connector}` starts its counts anew"
+            raise CommandError(f"{error}; {way_out}", Exit.MISMATCH) from None
 
     is_new = address.is_sqlite and not address.path.exists()
     found = {} if is_new else dict(sorted(with_store(address, read).items()))
