@@ -363,8 +363,11 @@ class SqliteDocuments:
     def _check_file(self) -> None:
         """Raise when the file that is open is not the one that has its name: what is written would be lost."""
         if self._file is not None and not self._file.in_place:
-            problem = "its file was deleted, moved or replaced while it was open"
-            raise StoreReplacedError(f"sqlite:{self.path}", problem, "start again; sources are then read anew")
+            problem = (
+                "the file of the documents was deleted, moved or replaced while it was open; nothing is kept there"
+            )
+            way_out = "put it back, or restart reefknot: sources are then read anew into a new file"
+            raise StoreReplacedError(f"sqlite:{self.path}", problem, way_out)
 
 
 class SourceItems:

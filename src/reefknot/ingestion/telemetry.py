@@ -7,7 +7,7 @@ and its counts wait; a failure here never reaches a job.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -146,7 +146,7 @@ class TelemetryRecorder:
 
     async def metrics(self) -> dict[str, ConnectorMetrics]:
         """The counts of every connector, of all processes and restarts."""
-        totals = {} if self._values is None else await stored_metrics(self._values)
+        totals = {} if self._values is None else await stored_metrics(self._values, read=_read)
         for connector, counted in self._new.items():
             totals[connector] = totals.get(connector, ConnectorMetrics()).plus(counted)
         return totals
@@ -156,10 +156,12 @@ class TelemetryRecorder:
         return {"retry_metrics": {name: one.as_written() for name, one in sorted((await self.metrics()).items())}}
 
 
-async def stored_metrics(values: ValueStore) -> dict[str, ConnectorMetrics]:
-    """The counts that a store holds, by connector."""
+async def stored_metrics(
+    values: ValueStore, *, read: Callable[[str, str], ConnectorMetrics] = decoded_metrics
+) -> dict[str, ConnectorMetrics]:
+    """The counts that a store holds, by connector. Raises `DamagedMetricsError`."""
     names = ((one.name.removeprefix(PREFIX), one.body) for one in await values.list(PREFIX))
-    return {name: decoded_metrics(name, body) for name, body in names}
+    return {name: read(name, body) for name, body in names}
 
 
 def _counted(status: str, given: Mapping[str, Any], duration: float) -> ConnectorMetrics:

@@ -139,8 +139,12 @@ def test_a_file_that_was_replaced_is_not_written_any_more(tmp_path: Path) -> Non
         async with opened(tmp_path / "d.db") as documents:
             position = await documents.keep("s", ONE, after=Position())
             (tmp_path / "d.db").rename(tmp_path / "elsewhere.db")
-            with pytest.raises(StoreReplacedError):
+            with pytest.raises(StoreReplacedError, match="the file of the documents was deleted.*restart reefknot"):
                 await documents.keep("s", ONE, after=position)
+        async with opened(tmp_path / "d.db") as documents:  # after a restart
+            assert await documents.position("s") == Position()
+            await documents.keep("s", ONE, after=Position())
+            assert await documents.get("s", "a") is not None
 
     run(story)
 
