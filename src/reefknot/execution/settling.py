@@ -55,6 +55,8 @@ class Settling(Generic[A]):
         self._is_settling = False
         self.reporting: set[asyncio.Task[None]] = set()
         """Reports that are being kept and published."""
+        self.error: Exception | None = None
+        """The error for which the store refused a report, until it keeps one again."""
 
     def report(self, ended: A) -> None:
         """Queue a report for the store. From here on it does not depend on its slot any more."""
@@ -105,6 +107,7 @@ class Settling(Generic[A]):
             for one in batch:
                 self._start(self._settle_alone(one))
             return []
+        self.error = None
         for one, kept in zip(batch, answers, strict=True):
             self._hear(one, kept)
         return [one for one, kept in zip(batch, answers, strict=True) if kept]
@@ -119,8 +122,10 @@ class Settling(Generic[A]):
             try:
                 with self._timeouts.timeout(STORE_S):
                     (kept,) = await self._work.settle([one.settlement])
+                self.error = None
                 break
             except Exception as error:
+                self.error = error
                 self._log_not_kept(one, error)
         self._hear(one, kept)
         await self._after([one] if kept else [])

@@ -7,6 +7,7 @@ An attempt of one ingestion job: fetch page after page, keep each with its curso
 retry is a due time. A job that ends early continues behind the last page that was kept, whoever runs it next.
 """
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -33,7 +34,7 @@ from reefknot.core.retry.policy import RetryPolicy
 from reefknot.core.work import Interrupted, Quarantine, Settled, Snooze, TryAgain, WorkDone, WorkItem
 from reefknot.errors import SourceError, StalePositionError, StoreError
 from reefknot.execution.events import end_event, quarantined_event, recovered_event, retry_event, snooze_event
-from reefknot.execution.failures import failure_json, traceback_text
+from reefknot.execution.failures import failure_json, is_ctrl_c, is_stopped, traceback_text
 from reefknot.ingestion.jobs import IngestionJob, JobQueue, item_job_id, location_in
 from reefknot.ingestion.sources import IngestionSource, SourceRecords, condition_event, with_health
 from reefknot.ingestion.telemetry import TelemetryRecorder
@@ -47,11 +48,12 @@ from reefknot.runtime.log import error_text, logger
 from reefknot.runtime.redaction import redact
 from reefknot.runtime.timeouts import STORE_S, Timeouts
 
-MOST_PAGES = 1_000_000
-"""Pages of one sync: a connector that never says it is done is stopped."""
+MOST_IDLE_PAGES = 100
+"""Empty pages in a row that move no cursor: a connector that makes no progress is stopped."""
 MOST_FAILED_ITEMS = 1000
 """Items of one sync that get a job of their own; of more there is only the number."""
-MOST_KEPT_LOCATIONS = 10_000
+MOST_LOCATIONS = 10_000
+"""Locations of one sync that are remembered to its end."""
 CLOSE_S = 30.0
 """Time to close a connector."""
 STORE_PAUSE_S = 5.0
@@ -142,9 +144,11 @@ class JobRunner:
         except StoreError as error:  # ours, not the source's
             due = int((self._clock.wall() + STORE_PAUSE_S) * 1000)
             return await self._put_back(source, Snooze(due, f"documents cannot be kept: {error}"))
-        except Exception as error:
+        except BaseException as error:
+            if _is_stopped(error):
+                raise
             return await self._failed(item, source, error, began)
-        return await self._succeeded(item, source, summary, began)
+        return await self._succeeded(item, source, summary, began, is_sync=job.is_sync)
 
     # ---- the execution ----------------------------------------------------------------------------------------------
 
@@ -165,24 +169,31 @@ class JobRunner:
         """Fetch and keep page after page. A job with a payload of its own does not move the cursor of its source."""
         position = await self._position(source) if job.is_sync else Position()
         known, summary = self._documents.known(source.name), SyncSummary()
-        locations: set[str] = set()
-        while summary.pages < MOST_PAGES:
+        kept: set[str] = set()
+        failed: set[str] = set()
+        idle = 0
+        while idle < MOST_IDLE_PAGES:
             if self.is_stopping:
                 raise StoppingError
             request = FetchRequest(position.cursor, known, source.page_size, job.payload)
             page = await self._fetch(connector, request, source)
             await self._submit_failed(source, page.failures, summary.failed)  # first: the cursor passes them by
+            idle = idle + 1 if page.cursor == position.cursor and not page.documents and not page.deleted else 0
             position = await self._keep(job, source, page, position)
             summary = summary.with_page(page)
-            if len(locations) < MOST_KEPT_LOCATIONS:
-                locations.update(one.location for one in page.documents)
+            if len(kept) < MOST_LOCATIONS:
+                kept.update(one.location for one in page.documents)
+            if len(failed) < MOST_LOCATIONS:
+                failed.update(one.location for one in page.failures)
             self.page_kept(source, summary)
             if page.is_last:
-                await self._requeue_recovered(source, locations)
+                await self._requeue_recovered(source, kept, failed)
                 if summary.kept or summary.deleted or summary.failed:
                     self.synced(source, summary)
                 return summary
-        message = f"the connector {source.connector} returned {MOST_PAGES:,} pages and no last one; that is a defect"
+        message = (
+            f"the connector {source.connector} makes no progress: {idle} empty pages with the same cursor; correct it"
+        )
         raise SourceError(message, FailureType.PERMANENT)
 
     async def _position(self, source: IngestionSource) -> Position:
@@ -193,7 +204,7 @@ class JobRunner:
         limit = self._timeouts.timeout(source.page_timeout)
         try:
             with limit:
-                return await connector.fetch(request)
+                page: object = await connector.fetch(request)
         except TimeoutError:
             if not limit.expired:
                 raise
@@ -201,6 +212,10 @@ class JobRunner:
                 f"the page did not arrive within {source.page_timeout:g} s; timeout_seconds of the source is the limit"
             )
             raise SourceError(message, FailureType.TRANSIENT) from None
+        if not isinstance(page, Page):
+            message = f"the connector {source.connector} returned {type(page).__name__} instead of a Page; correct it"
+            raise SourceError(message, FailureType.PERMANENT)
+        return page
 
     async def _keep(self, job: IngestionJob, source: IngestionSource, page: Page, after: Position) -> Position:
         with self._timeouts.timeout(STORE_S):
@@ -240,23 +255,26 @@ class JobRunner:
             text = "%s: more than %d items could not be read; the others are counted and get no job of their own"
             logger().warning(text, source.name, MOST_FAILED_ITEMS)
 
-    async def _requeue_recovered(self, source: IngestionSource, locations: set[str]) -> None:
-        """Take items out of quarantine that this sync could read: their jobs find nothing wrong any more."""
-        if not locations:
-            return
+    async def _requeue_recovered(self, source: IngestionSource, kept: set[str], failed: set[str]) -> None:
+        """
+        Take items out of quarantine that this sync could read: their jobs find nothing wrong any more.
+
+        A folder is no document; one that did not fail this time can be read.
+        """
         with self._timeouts.timeout(STORE_S):
             found = await self._jobs.store.quarantine.find(
                 QuarantineFilter(source=source.name), limit=MOST_FAILED_ITEMS
             )
             names = [one.assignment_id for one in found]
-            ids = [one for one in names if location_in(one, source.name) in locations]
+            places = {one: location_in(one, source.name) for one in names}
+            ids = [one for one, at in places.items() if at in kept or (at.endswith("/") and at not in failed)]
             if ids:
                 await self._jobs.requeue(ids, who="ingestion", why="the item can be read now")
 
     # ---- after ------------------------------------------------------------------------------------------------------
 
     async def _succeeded(
-        self, item: WorkItem, source: IngestionSource, summary: SyncSummary, began: float
+        self, item: WorkItem, source: IngestionSource, summary: SyncSummary, began: float, *, is_sync: bool
     ) -> JobReport:
         wall, limit = self._clock.wall(), source.max_concurrency
         now = int(wall * 1000)
@@ -265,13 +283,14 @@ class JobRunner:
             history = History(item.attempts, _elapsed(item, began, wall), item.budget.last_delay)
             events.append(recovered_event(item, wall, history))
         self._record(item, "succeeded", wall - began)
-        await self._change_health(source, lambda health: after_answer(health, now, limit=limit))
+        more = {"synced_at": now} if is_sync else {}
+        await self._change_health(source, lambda health: after_answer(health, now, limit=limit), **more)
         result = msgspec.json.encode(summary)
         events.append(job_completed_event(item, result, wall))
         return JobReport(WorkDone(result.decode()), tuple(events))
 
-    async def _failed(self, item: WorkItem, source: IngestionSource, error: Exception, began: float) -> JobReport:
-        """Decide about a failure: again, later without an attempt, or quarantine."""
+    async def _failed(self, item: WorkItem, source: IngestionSource, error: BaseException, began: float) -> JobReport:
+        """Decide about a failure: again, later without an attempt, or quarantine. Control flow is never retried."""
         wall, failure = self._clock.wall(), failure_from(error)
         text = failure_json(failure, redact(traceback_text(error)))
         self._record(item, "failed", wall - began, failure_type=failure.failure_type.value)
@@ -279,12 +298,13 @@ class JobRunner:
         history = History(item.attempts + 1, _elapsed(item, began, wall), item.budget.last_delay)
         seed = seeds.process_seed if self._context.seed is None else self._context.seed
         chosen = draw(seed, key_number(item.id), item.attempts)
-        decision = decide(policy, history, failure, chosen)
+        verdict = None if issubclass(type(error), Exception) else False
+        decision = decide(policy, history, failure, chosen, verdict=verdict)
         put_off = await self._report_to_source(item, source, failure, decision, policy)
         if put_off is not None:
             event = snooze_event(item, wall, f"source:{source.name}", max(0.0, put_off.due_at / 1000 - wall))
             return JobReport(put_off, (event,))
-        record = DecisionRecord.of(decision, policy, history, failure, chosen)
+        record = DecisionRecord.of(decision, policy, history, failure, chosen, verdict=verdict)
         if isinstance(decision, Again):
             return self._again(item, failure, decision, policy, record, text, began)
         return await self._given_up(item, source, failure, decision, policy, record, text)
@@ -414,13 +434,17 @@ class JobRunner:
         self._context.telemetry.record(item.id, duration=duration, status=status, metadata=metadata)
 
     async def _change_health(
-        self, source: IngestionSource, change: Callable[[SourceHealth], SourceHealth]
+        self, source: IngestionSource, change: Callable[[SourceHealth], SourceHealth], **more: Any
     ) -> SourceHealth:
-        """Change the health of a source, with an event when its condition changes. A failure here harms no job."""
+        """
+        Change the health of a source, and `more` of its record, with an event when its condition changes.
+
+        A failure here harms no job.
+        """
         now, name = int(self._clock.wall() * 1000), source.name
         before = self._records.known(name)
         after = change(before.health)
-        if after == before.health:
+        if after == before.health and not more:
             return after
         events: list[Event] = []
         if after.condition(now) is not before.health.condition(now):
@@ -428,12 +452,19 @@ class JobRunner:
             logger().info("source %s is %s", name, after.condition(now).value)
         try:
             with self._timeouts.timeout(STORE_S):
-                return (
-                    await self._records.change(name, with_health(change), events=self._context.journal.entries(events))
-                ).health
+                entries = self._context.journal.entries(events)
+                return (await self._records.change(name, with_health(change, **more), events=entries)).health
         except Exception as error:
             logger().error("the health of source %s was not written (%s)", name, error_text(error))
             return after
+
+
+def _is_stopped(error: BaseException) -> bool:
+    """Whether the attempt is stopped from outside. A connector may raise the same: then the job failed."""
+    kind = type(error)
+    if issubclass(kind, KeyboardInterrupt):
+        return is_ctrl_c(error)
+    return issubclass(kind, asyncio.CancelledError | GeneratorExit) and is_stopped(kind, asyncio.current_task())
 
 
 def _elapsed(item: WorkItem, began: float, wall: float) -> float:

@@ -12,6 +12,7 @@ crashes. Any number of orchestrators may share a store.
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, Protocol, Self, cast
 
 from msgspec import Struct, structs
@@ -25,7 +26,7 @@ from reefknot.core.redaction import Redactor
 from reefknot.core.retry.book import Book
 from reefknot.core.retry.defaults import builtin_book
 from reefknot.core.retry.policy import RetryPolicy
-from reefknot.core.work import CRASH_LIMIT, Snooze, WorkItem, WorkState, is_suspect
+from reefknot.core.work import CRASH_LIMIT, Interrupted, Snooze, WorkItem, WorkState, is_suspect
 from reefknot.errors import ParameterError
 from reefknot.execution.isolation import AGAIN_S, RUNS_ALONE, Isolation
 from reefknot.execution.settling import Settling
@@ -33,6 +34,7 @@ from reefknot.ingestion.attempt import IngestionContext, JobReport, JobRunner, S
 from reefknot.ingestion.jobs import JobQueue, class_of
 from reefknot.ingestion.sources import IngestionSource, SourceRecord, SourceRecords, request_sync, with_health
 from reefknot.ingestion.telemetry import TelemetryRecorder
+from reefknot.ingestion.watches import SourceWatches
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.clock import Clock
 from reefknot.ports.documents import DocumentSink
@@ -47,8 +49,6 @@ IDLE_S = 5.0
 PERIOD_S = 1.0
 """How often telemetry is written and the records of sources are read while jobs run."""
 STORE_PAUSE_S = 1.0
-WATCH_AGAIN_S = 30.0
-"""How soon a source is watched again whose watch has ended."""
 
 
 class ConnectorPolicies(Protocol):
@@ -141,6 +141,9 @@ class IngestionOrchestrator:
         self._wake = asyncio.Event()
         self._may_have_work = set(self.sources)
         """Sources whose last claim brought all that it asked for, or that the store told of since."""
+        self._watches = SourceWatches(
+            self.jobs, self.records, partial(self.request_sync, trigger="change"), self._clock
+        )
         self._tasks: list[asyncio.Task[None]] = []
 
     def _context(self, seed: int | None) -> IngestionContext:
@@ -192,8 +195,7 @@ class IngestionOrchestrator:
                 logger().warning(text, name)
         loops = [(self._serve(), "claims"), (self._renew_leases(), "leases"), (self._look_around(), "records")]
         if self.settings.watch:
-            watched = [one for one in self.sources.values() if one.on_change]
-            loops += [(self._watch(one), f"watch {one.name}") for one in watched]
+            loops += self._watches.loops([one for one in self.sources.values() if one.on_change])
         create = asyncio.get_running_loop().create_task
         self._tasks = [create(work, name=f"{self.name} {what}") for work, what in loops]
 
@@ -213,7 +215,10 @@ class IngestionOrchestrator:
         await self._reports.finished()
         held, back = list(self.claimed.values()), 0
         if held:
-            back = sum(await self._reports.give_back(held))
+            try:
+                back = sum(await self._reports.give_back(held))
+            except Exception as error:  # their leases run out
+                logger().error("%s: jobs could not be given back (%s)", self.name, error_text(error))
             self.claimed.clear()
             self._source_of.clear()
             for name in self.sources:
@@ -227,6 +232,11 @@ class IngestionOrchestrator:
 
     async def __aexit__(self, *_: object) -> None:
         await self.stop()
+
+    @property
+    def report_error(self) -> Exception | None:
+        """The error for which the store refused a report more than once, until it keeps one again."""
+        return self._reports.error
 
     def wake(self) -> None:
         """Look again for something to claim."""
@@ -314,12 +324,14 @@ class IngestionOrchestrator:
         if not is_suspect(items[0]):
             self._isolation.no_suspect(self)
         elif not self._isolation.begin(self, self._clock.now()):
-            await self._put_off(items[0])
+            self._put_off(items[0])
             return 0
         else:
             text = "%s: %s runs alone, since the process that ran it died (%d of %d times; then it is quarantined)"
             shown = printable(items[0].id, most=200)
             logger().warning(text, self.name, shown, items[0].crashes, CRASH_LIMIT)
+        for item in items:
+            self._hold(item)
         await self._note_beginning(name)
         for item in items:
             self._begin(item, self.sources[name])
@@ -336,11 +348,11 @@ class IngestionOrchestrator:
                 crash_events=self._crash_events,
             )
 
-    async def _put_off(self, item: WorkItem) -> None:
+    def _put_off(self, item: WorkItem) -> None:
         """Give a suspect back until it can run alone."""
+        self._hold(item)
         due_at = int((self._clock.wall() + AGAIN_S) * 1000)
-        with self._timeouts.timeout(STORE_S):
-            await self._store.work.settle([Settlement(item.id, item.owner, item.fence, Snooze(due_at, RUNS_ALONE))])
+        self._reports.report(_EndedJob(Settlement(item.id, item.owner, item.fence, Snooze(due_at, RUNS_ALONE))))
 
     def _crash_events(self, item: WorkItem) -> Iterable[AuditEntry]:
         """The events of a job whose orchestrator vanished. Called where the store runs, perhaps in another thread."""
@@ -390,8 +402,11 @@ class IngestionOrchestrator:
             place = record.documents or self._place
             return structs.replace(record, health=probe_begun(record.health, now), documents=place)
 
-        with self._timeouts.timeout(STORE_S):
-            await self.records.change(name, begun)
+        try:
+            with self._timeouts.timeout(STORE_S):
+                await self.records.change(name, begun)
+        except Exception as error:  # the job runs all the same
+            self._errors.log(f"{self.name}: the record of source {name} was not written", error, self._clock.now())
 
     async def _release_probe(self, name: str) -> None:
         with suppress(Exception):  # a probe that is never released is lost after a while
@@ -400,12 +415,22 @@ class IngestionOrchestrator:
 
     # ---- attempts ---------------------------------------------------------------------------------------------------
 
-    def _begin(self, item: WorkItem, source: IngestionSource) -> None:
+    def _hold(self, item: WorkItem) -> None:
+        """Know a claim, so that its lease is renewed, and it is given back at the end, until its report is kept."""
         self.claimed[item.id] = Held(item.id, item.owner, item.fence)
-        self._source_of[item.id] = source.name
+        self._source_of[item.id] = item.source
+
+    def _begin(self, item: WorkItem, source: IngestionSource) -> None:
         task = asyncio.get_running_loop().create_task(self._run(item, source), name=f"job {item.id}")
         self.running[item.id] = task
-        task.add_done_callback(lambda _: self.running.pop(item.id, None))
+        task.add_done_callback(lambda done: self._ended(done, item))
+
+    def _ended(self, task: asyncio.Task[None], item: WorkItem) -> None:
+        """Give a job back whose attempt was cut off without a report: its lease was lost, or its task cancelled."""
+        if self.running.get(item.id) is task:
+            del self.running[item.id]
+        if not self.paused and (task.cancelled() or task.exception() is not None):
+            self._reports.report(_EndedJob(Settlement(item.id, item.owner, item.fence, Interrupted())))
 
     async def _run(self, item: WorkItem, source: IngestionSource) -> None:
         """Make one attempt of a claimed job, and report it."""
@@ -447,8 +472,6 @@ class IngestionOrchestrator:
                 task = self.running.get(one.id)
                 if not ours and task is not None:  # cancelled by a person, or somebody else has it by now
                     task.cancel()
-                    await asyncio.wait([task], timeout=STORE_S)
-                    self._forget(one.id, one.fence)
 
     async def _look_around(self) -> None:
         """Read the records of sources, which other processes change too, and write telemetry."""
@@ -471,25 +494,3 @@ class IngestionOrchestrator:
                 await self.telemetry.flush()
         except Exception as error:
             self._errors.log(f"{self.name}: telemetry could not be written", error, self._clock.now())
-
-    async def _watch(self, source: IngestionSource) -> None:
-        """Ask for a sync whenever the source tells of changes. A watch that fails is begun again."""
-        while True:
-            connector = None
-            try:
-                connector = source.open()
-                watch = getattr(connector, "watch", None)
-                if watch is None:
-                    text = "source %s: the connector %s cannot watch; on_change has no effect"
-                    logger().warning(text, source.name, source.connector)
-                    return
-                async for _ in watch():
-                    await self.request_sync(source.name, trigger="change")
-            except Exception as error:
-                self._errors.log(f"source {source.name} cannot be watched", error, self._clock.now())
-            finally:
-                if connector is not None:
-                    with suppress(Exception):
-                        async with asyncio.timeout(STORE_S):
-                            await connector.close()
-            await asyncio.sleep(WATCH_AGAIN_S)

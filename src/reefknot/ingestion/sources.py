@@ -6,15 +6,16 @@ processes share it: each change names the version it was made from, and is decid
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
 from msgspec import Struct, structs
 
 from reefknot.audit.journal import envelope
-from reefknot.core.audit.event import BreakerEvent, FailureRecord
-from reefknot.core.failure import FailureType
+from reefknot.core.audit.event import BreakerEvent
 from reefknot.core.overload.source_health import SourceHealth
+from reefknot.core.retry.decide import Reason
 from reefknot.core.work import WorkItem, WorkState, is_over
 from reefknot.errors import StoreUnavailableError
 from reefknot.ingestion.jobs import IngestionJob, JobQueue, class_of
@@ -23,6 +24,8 @@ from reefknot.ports.connector import Connector
 from reefknot.ports.store import Store
 
 PREFIX = "source:"
+ENQUEUED_WITHIN_MS = 60_000
+"""A sync that was named so recently and is not in the queue is about to be enqueued, or its process died."""
 MOST_TRIES = 50
 """Changes of one record in a row that other processes may be faster with."""
 
@@ -48,8 +51,12 @@ class SourceRecord(Struct, frozen=True, omit_defaults=True):
     health: SourceHealth = SourceHealth()
     sync_job: str = ""
     """The id of the latest sync."""
+    requested_at: int = 0
+    """When that sync was named (ms UTC)."""
     documents: str = ""
     """The place of its documents and its cursor (`DocumentSink.identity`); empty before the first job."""
+    synced_at: int = 0
+    """The end of the last sync that succeeded (ms UTC)."""
     paused_by: str = ""
     paused_because: str = ""
 
@@ -106,9 +113,9 @@ def _read(body: str) -> SourceRecord:
         return SourceRecord()
 
 
-def with_health(change: Callable[[SourceHealth], SourceHealth]) -> Change:
-    """A change of the health alone."""
-    return lambda record: structs.replace(record, health=change(record.health))
+def with_health(change: Callable[[SourceHealth], SourceHealth], **more: Any) -> Change:
+    """A change of the health, and of `more` fields."""
+    return lambda record: structs.replace(record, health=change(record.health), **more)
 
 
 def condition_event(name: str, record: SourceRecord, now: int) -> BreakerEvent:
@@ -123,16 +130,11 @@ def condition_event(name: str, record: SourceRecord, now: int) -> BreakerEvent:
 # ---- syncs -----------------------------------------------------------------------------------------------------------
 
 
-def failure_type_of(item: WorkItem) -> FailureType | None:
-    """The type of the last failure of a job, if it had one."""
-    if item.failure is None:
-        return None
-    return msgspec.json.decode(item.failure, type=FailureRecord).failure().failure_type
-
-
 def waits_for_a_person(item: WorkItem | None) -> bool:
-    """Whether the latest sync of a source failed for good: a schedule that repeats it would only repeat the failure."""
-    return item is not None and item.state is WorkState.QUARANTINED and failure_type_of(item) is FailureType.PERMANENT
+    """Whether the latest sync of a source was not worth a retry: a schedule would only repeat the failure."""
+    if item is None or item.state is not WorkState.QUARANTINED:
+        return False
+    return item.reason.startswith(Reason.NOT_RETRYABLE.value)
 
 
 async def request_sync(
@@ -153,23 +155,43 @@ async def request_sync(
     does not wait for the retry of an earlier sync, but replaces it. A sync in quarantine is requeued, with a fresh
     budget; one that failed for good only by a person.
     """
+    now = jobs.store.moment().wall
+    for _ in range(MOST_TRIES):
+        record = await records.read(source)
+        latest = await jobs.get(record.sync_job) if record.sync_job else None
+        if latest is None and record.sync_job and now < record.requested_at + ENQUEUED_WITHIN_MS:
+            job_id = record.sync_job  # another process has named it, and is about to enqueue it
+        elif latest is not None and latest.id != job_id:
+            open_id = await _of_latest(jobs, latest, job_id, trigger=trigger, who=who)
+            if open_id != job_id:
+                return open_id
+        name_job = partial(_with_sync, before=record.sync_job, job_id=job_id, now=now)
+        if (await records.change(source, name_job)).sync_job == job_id:
+            await jobs.enqueue(IngestionJob(job_id, connector, source, trigger=trigger), events=events)
+            return job_id
+    raise StoreUnavailableError(PREFIX + source, "other processes ask for syncs all the time", "try again")
+
+
+def _with_sync(record: SourceRecord, *, before: str, job_id: str, now: int) -> SourceRecord:
+    """The record with this sync, unless somebody else has named another one meanwhile."""
+    if record.sync_job != before or record.sync_job == job_id:
+        return record
+    return structs.replace(record, sync_job=job_id, requested_at=now)
+
+
+async def _of_latest(jobs: JobQueue, latest: WorkItem, job_id: str, *, trigger: str, who: str) -> str | None:
+    """The job that serves a request, given the latest sync: that one, none, or the new one (`job_id`)."""
     by_person = trigger == "manual"
-    record = await records.read(source)
-    latest = await jobs.get(record.sync_job) if record.sync_job else None
-    if latest is not None and latest.assignment_id == job_id:
-        return job_id
-    if latest is not None and not is_over(latest):
+    if not is_over(latest):
         if latest.state is WorkState.RUNNING or not by_person or latest.due_at <= jobs.store.moment().wall:
-            return latest.assignment_id
-        await jobs.cancel(latest.assignment_id, reason=f"replaced by {job_id}", who=who)
-    elif latest is not None and latest.state is WorkState.QUARANTINED:
+            return latest.id
+        await jobs.cancel(latest.id, reason=f"replaced by {job_id}", who=who)
+    elif latest.state is WorkState.QUARANTINED:
         if waits_for_a_person(latest) and not by_person:
             return None
-        await jobs.requeue([latest.assignment_id], who=who or trigger, why=f"a sync was asked for: {trigger}")
-        return latest.assignment_id
-    changed = await records.change(source, lambda one: structs.replace(one, sync_job=job_id))
-    await jobs.enqueue(IngestionJob(job_id, connector, source, trigger=trigger), events=events)
-    return changed.sync_job
+        await jobs.requeue([latest.id], who=who or trigger, why=f"a sync was asked for: {trigger}")
+        return latest.id
+    return job_id
 
 
 class SourceStatus(Struct, frozen=True):

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from reefknot.core.failure import FailureType
 from reefknot.core.work import WorkState
-from reefknot.errors import ParameterError, SourceError
+from reefknot.errors import ParameterError, SourceError, StoreUnavailableError
 from reefknot.ingestion.attempt import SyncSummary
 from reefknot.ingestion.orchestrator import IngestionOrchestrator
 from reefknot.ports.connector import Document, FetchRequest, ItemFailure, Page
-from tests.unit.ingestion.world import MemorySink, World, document, in_world, page
+from tests.unit.ingestion.world import FunctionConnector, MemorySink, World, document, in_world, page
 
 
 async def three_pages(request: FetchRequest) -> Page:
@@ -256,7 +258,8 @@ def test_a_lost_lease_counts_as_a_crash_and_the_third_one_is_quarantined() -> No
             await asyncio.sleep(70)
             if n < 4:
                 assert (await world.item("sync")).crashes == n - 1
-            for task in (*orchestrator._tasks, *orchestrator.running.values()):  # as kill -9
+            orchestrator.paused = True  # as kill -9: nothing more is reported
+            for task in (*orchestrator._tasks, *orchestrator.running.values()):
                 task.cancel()
             world.orchestrators.clear()
             await asyncio.sleep(61)
@@ -314,5 +317,174 @@ def test_an_orchestrator_without_sources_needs_no_sink_and_one_with_sources_does
             await asyncio.sleep(10)
         with pytest.raises(ParameterError, match="documents"):
             IngestionOrchestrator(job_queue=world.jobs, sources=[world.source(three_pages)])
+
+    in_world(story)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        SystemExit(3),
+        KeyboardInterrupt(),
+        GeneratorExit(),
+        asyncio.CancelledError(),
+        BaseExceptionGroup("g", [SystemExit()]),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_connector_that_raises_control_flow_fails_its_job_and_holds_no_slot(error: BaseException) -> None:
+    async def story(world: World) -> None:
+        async def fetch(request: FetchRequest) -> Page:
+            if request.payload["n"] == 0:
+                raise error
+            return page()
+
+        orchestrator = await world.start(world.source(fetch, max_concurrency=1))
+        for n in range(3):
+            await world.job(f"job-{n}", n=n)
+        await asyncio.sleep(60)
+        assert [await world.state(f"job-{n}") for n in range(3)] == [
+            WorkState.QUARANTINED,
+            WorkState.SUCCEEDED,
+            WorkState.SUCCEEDED,
+        ]
+        assert (orchestrator.claimed, orchestrator._source_of, orchestrator.running) == ({}, {}, {})
+
+    in_world(story)
+
+
+def test_a_store_that_fails_between_claim_and_start_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(world: World) -> None:
+        orchestrator = await world.start(world.source(three_pages))
+
+        async def refuse(*given: object, **more: object) -> object:
+            raise StoreUnavailableError("x", "locked", "wait")
+
+        monkeypatch.setattr(orchestrator.records, "change", refuse)
+        await world.job("sync")
+        await asyncio.sleep(1)
+        item = await world.item("sync")
+        assert (item.state, item.crashes) == (WorkState.SUCCEEDED, 0)
+
+    in_world(story)
+
+
+def test_jobs_that_ignore_their_cancellation_do_not_keep_other_leases_from_being_renewed() -> None:
+    async def story(world: World) -> None:
+        running: list[object] = []
+        most = 0
+
+        async def fetch(request: FetchRequest) -> Page:
+            nonlocal most
+            name = request.payload["n"]
+            running.append(name)
+            most = max(most, running.count(name))
+            try:
+                while True:
+                    try:
+                        await asyncio.sleep(300 if name == "good" else 600)
+                        return page()
+                    except asyncio.CancelledError:
+                        if name == "good":
+                            raise
+            finally:
+                running.remove(name)
+
+        for _ in range(2):
+            await world.start(world.source(fetch, max_concurrency=3, page_timeout=10_000.0))
+        for name in ("stubborn", "deaf", "good"):
+            await world.job(name, n=name)
+        await asyncio.sleep(5)
+        for name in ("stubborn", "deaf"):
+            await world.jobs.cancel(name)
+        await asyncio.sleep(400)
+        item = await world.item("good")
+        assert (item.state, item.crashes, most) == (WorkState.SUCCEEDED, 0, 1)
+
+    in_world(story)
+
+
+def test_a_connector_that_makes_no_progress_or_returns_no_page_is_stopped() -> None:
+    async def story(world: World) -> None:
+        async def stuck(request: FetchRequest) -> Page:
+            return page(cursor=request.cursor, is_last=False)
+
+        async def garbage(request: FetchRequest) -> Page:
+            return None  # type: ignore[return-value]
+
+        await world.start(world.source(stuck, "stuck"), world.source(garbage, "garbage"))
+        for name in ("stuck", "garbage"):
+            await world.job(name, name)
+        await asyncio.sleep(5)
+        assert "makes no progress" in (await world.item("stuck")).reason
+        assert "instead of a Page" in (await world.item("garbage")).reason
+
+    in_world(story)
+
+
+def test_many_requests_at_once_are_one_sync() -> None:
+    async def story(world: World) -> None:
+        asked: list[str] = []
+
+        async def fetch(request: FetchRequest) -> Page:
+            asked.append(request.cursor)
+            await asyncio.sleep(1)
+            return page()
+
+        made = [await world.start(world.source(fetch)) for _ in range(2)]
+        wanted = [made[n % 2].request_sync("notes", trigger="schedule", job_id=f"notes@{n}") for n in range(20)]
+        ids = await asyncio.gather(*wanted)
+        await asyncio.sleep(10)
+        assert len(set(ids)) == len(asked) == 1
+
+    in_world(story)
+
+
+def test_a_sync_that_spent_its_retries_is_requeued_by_the_schedule_and_a_permanent_one_waits_for_a_person() -> None:
+    async def story(world: World) -> None:
+        error: list[Exception] = [SourceError("gone", FailureType.PERMANENT)]
+
+        async def fetch(request: FetchRequest) -> Page:
+            raise error[0]
+
+        orchestrator = await world.start(world.source(fetch))
+        first = await orchestrator.request_sync("notes", trigger="schedule", job_id="notes@1")
+        await asyncio.sleep(1)
+        assert await orchestrator.request_sync("notes", trigger="schedule", job_id="notes@2") is None
+        assert await orchestrator.request_sync("notes", trigger="manual") == first
+        error[0] = ValueError("odd")
+        await asyncio.sleep(3600)
+        error[0] = ValueError("odd")
+        assert await world.state("notes@1") is WorkState.QUARANTINED
+        await world.jobs.requeue(["notes@1"], who="ann", why="again")
+        await asyncio.sleep(3600)
+        assert (await world.item("notes@1")).reason.startswith("attempts_spent")
+        assert await orchestrator.request_sync("notes", trigger="schedule", job_id="notes@3") == first
+
+    in_world(story)
+
+
+def test_a_change_during_a_sync_is_followed_by_another_sync() -> None:
+    async def story(world: World) -> None:
+        version, seen = 1, []
+
+        async def fetch(request: FetchRequest) -> Page:
+            seen.append(version)
+            await asyncio.sleep(10)
+            return page()
+
+        class Watching(FunctionConnector):
+            async def watch(self) -> AsyncIterator[None]:
+                nonlocal version
+                yield
+                await asyncio.sleep(5)
+                version = 2
+                yield
+                await asyncio.sleep(10_000)
+
+        source = world.source(fetch, on_change=True)
+        await world.start(structs.replace(source, open=lambda: Watching(fetch)))
+        await asyncio.sleep(60)
+        assert seen == [1, 2]
 
     in_world(story)

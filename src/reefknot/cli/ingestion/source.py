@@ -284,6 +284,7 @@ def run(
 
 
 async def _synced(address: StoreAddress, source: ConfiguredSource, *, full: bool) -> view.SyncOutcome:
+    from reefknot.app.presence import release_dead_leases
     from reefknot.app.sources import ingestion_settings, open_documents
     from reefknot.app.stores import open_store, options_of
     from reefknot.ingestion.jobs import JobQueue
@@ -310,6 +311,7 @@ async def _synced(address: StoreAddress, source: ConfiguredSource, *, full: bool
             await documents.forget(source.name)
             await orchestrator.records.change(source.name, lambda record: structs.replace(record, documents=""))
         await store.audit.append([address.event("source.run", source.name, full=full)])
+        await release_dead_leases(store)  # a process that was killed holds nothing up
         before = monotonic()
         progress = view.Progress(source.name)
         orchestrator.on_page(lambda _, summary: progress.page(summary))
@@ -330,6 +332,8 @@ async def _until_over(orchestrator: IngestionOrchestrator, source: ConfiguredSou
         item = await orchestrator.jobs.get(job_id)
         if item is None:
             raise CommandError(f"the job {job_id} was removed meanwhile", Exit.FAILED)
+        if (error := orchestrator.report_error) is not None:  # the lease runs out, and the next run goes on
+            raise error
         if not await _is_busy(orchestrator, source.name, item):
             return item
         if not orchestrator.running and monotonic() - printed_at > WAITING_S:

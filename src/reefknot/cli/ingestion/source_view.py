@@ -98,7 +98,7 @@ def _row(
         count.documents if count else 0,
         count.problems if count else 0,
         status.quarantined if status else 0,
-        time_text(count.kept_at) if count else None,
+        time_text(status.record.synced_at or None) if status else None,
         time_text(following),
         _to_do(source, status, count, redact, now),
     )
@@ -144,6 +144,9 @@ def _to_do(
             lines.append("it did not answer for a while, and is tried with few jobs at first")
         case SourceCondition.HEALTHY:
             pass
+    if failure and status.sync is not None and status.sync.state is WorkState.PENDING:
+        again = time_text(_following(source, status, now))
+        lines.append(f"its sync failed ({failure}) and is tried again at {again}")
     if status.sync is not None and status.sync.state is WorkState.QUARANTINED:
         lines.append(f"its sync failed: {failure or redact(status.sync.reason)}; then: reefknot source run {name}")
         others = status.quarantined - 1
