@@ -43,15 +43,7 @@ from reefknot.connectors.folders import (
 )
 from reefknot.core.failure import FailureType
 from reefknot.errors import SourceError
-from reefknot.ports.connector import (
-    Document,
-    FetchRequest,
-    ItemFailure,
-    KnownItem,
-    KnownItems,
-    Page,
-    SourceContext,
-)
+from reefknot.ports.connector import Document, FetchRequest, ItemFailure, KnownItem, KnownItems, Page, SourceContext
 from reefknot.runtime.log import printable
 
 T = TypeVar("T")

@@ -13,6 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from reefknot.core.failure import FailureType
+from reefknot.engines import document_rows
 from reefknot.engines import documents as module
 from reefknot.engines.clocks import SystemClock, VirtualClock
 from reefknot.engines.documents import APPLICATION_ID, VERSION, SqliteDocuments, search_expression
@@ -139,8 +140,10 @@ def test_a_file_that_was_replaced_is_not_written_any_more(tmp_path: Path) -> Non
         async with opened(tmp_path / "d.db") as documents:
             position = await documents.keep("s", ONE, after=Position())
             (tmp_path / "d.db").rename(tmp_path / "elsewhere.db")
-            with pytest.raises(StoreReplacedError, match="the file of the documents was deleted.*restart reefknot"):
+            with pytest.raises(StoreReplacedError, match=r"the file of the documents was deleted.*remove .*-wal"):
                 await documents.keep("s", ONE, after=position)
+        for left in ("d.db-wal", "d.db-shm"):
+            (tmp_path / left).unlink(missing_ok=True)
         async with opened(tmp_path / "d.db") as documents:  # after a restart
             assert await documents.position("s") == Position()
             await documents.keep("s", ONE, after=Position())
@@ -186,7 +189,7 @@ def test_a_page_of_something_else_is_the_connectors_mistake(tmp_path: Path) -> N
 
 
 def test_values_that_only_sqlite_refuses_are_no_outage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_check_types", lambda document: None)
+    monkeypatch.setattr(document_rows, "_check_types", lambda document: None)
     wrong = replace(ONE.documents[0], modified_at=1.5)
 
     async def story() -> None:
@@ -202,7 +205,7 @@ def test_a_cursor_that_is_too_long_is_permanent_and_names_the_source(tmp_path: P
     async def story() -> None:
         async with opened(tmp_path / "d.db") as documents:
             with pytest.raises(SourceError, match="the connector of notes returned a cursor of 262145") as caught:
-                await documents.keep("notes", Page("c" * (module.LARGEST_CURSOR + 1)), after=Position())
+                await documents.keep("notes", Page("c" * (document_rows.LARGEST_CURSOR + 1)), after=Position())
             assert caught.value.failure_type is FailureType.PERMANENT
 
     run(story)
