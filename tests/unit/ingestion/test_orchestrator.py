@@ -488,3 +488,31 @@ def test_a_change_during_a_sync_is_followed_by_another_sync() -> None:
         assert seen == [1, 2]
 
     in_world(story)
+
+
+def test_a_folder_that_can_be_read_again_leaves_quarantine_though_nothing_in_it_changed() -> None:
+    async def story(world: World) -> None:
+        is_closed = True
+
+        async def fetch(request: FetchRequest) -> Page:
+            denied = ItemFailure("sub/", "1", PermissionError("permission denied"))
+            return page(failures=(denied,) if is_closed else ())
+
+        async def item(location: str) -> Document | None:
+            if is_closed:
+                raise PermissionError("permission denied")
+            return None
+
+        orchestrator = await world.start(world.source(fetch, item=item))
+        await orchestrator.request_sync("notes", trigger="manual")
+        await asyncio.sleep(1)
+        (aside,) = await world.store.quarantine.find()
+        await orchestrator.request_sync("notes", trigger="manual")
+        await asyncio.sleep(1)
+        assert await world.state(aside.id) is WorkState.QUARANTINED, "it failed again"
+        is_closed = False
+        await orchestrator.request_sync("notes", trigger="manual")
+        await asyncio.sleep(1)
+        assert await world.state(aside.id) is WorkState.SUCCEEDED
+
+    in_world(story)
