@@ -361,8 +361,8 @@ class SqliteDocuments:
         if self._file is not None and not self._file.in_place:
             problem = "the file of the documents was deleted, moved or replaced while it was open"
             way_out = (
-                f"put it back; or stop reefknot, remove {self.path}-wal and {self.path}-shm if they are left, and start "
-                "it again: sources are then read anew"
+                f"put it back; or stop reefknot, remove {self.path}-wal and {self.path}-shm if they are left, and "
+                "start it again: sources are then read anew"
             )
             raise StoreReplacedError(f"sqlite:{self.path}", problem, way_out)
 
