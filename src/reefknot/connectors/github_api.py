@@ -37,6 +37,8 @@ LARGEST_TEXT = 4096
 SECONDARY_S = 60.0
 """Wait after a rate limit that names no time: what GitHub asks for."""
 MOST_REDIRECTS = 3
+MOST_PACKING = 64 * 1024
+"""Bytes that a packed body may have more than its content: what packs nothing is not read for ever."""
 RIGHTS = "a fine-grained token needs read access to Contents, Issues and Pull requests of this repository"
 
 _JSON = "application/vnd.github+json"
@@ -131,7 +133,7 @@ class GithubApi:
         """The body as a value of this kind. One that is something else is a transient failure: a proxy's page, say."""
         try:
             return msgspec.json.decode(answer.body, type=kind)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             text = f"{self._base} did not answer with what GitHub's API answers ({error}); check `base_url:`"
             raise SourceError(text, FailureType.TRANSIENT) from None
 
@@ -225,7 +227,7 @@ class GithubApi:
         """The server's own sentence, without the token, should it repeat it."""
         try:
             message = msgspec.json.decode(answer.body, type=_Refusal).message
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             message = answer.body.decode("utf-8", "replace")
         own = self._authorization().get("Authorization", "").removeprefix("Bearer ")
         return " ".join((message.replace(own, "…") if own else message).split())[:200]
@@ -249,9 +251,13 @@ async def _bounded_body(response: httpx2.Response, most: int, *, cut: bool) -> b
     packed = response.headers.get("content-encoding", "").lower() == "gzip"
     unpack = zlib.decompressobj(31)
     body = bytearray()
+    received = 0
     async for part in response.aiter_raw():
+        received += len(part)
         body += unpack.decompress(part, most + 1 - len(body)) if packed else part
-        if len(body) > most:
+        if unpack.unused_data:
+            raise zlib.error("there is something behind the end of the body")
+        if len(body) > most or received > most + MOST_PACKING:
             if cut:
                 return bytes(body[:most])
             raise SourceError(f"an answer has more than {most} bytes, which is too large", FailureType.PERMANENT)

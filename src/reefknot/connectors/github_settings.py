@@ -99,7 +99,7 @@ def _expression(part: str) -> str:
 
 def _repository(given: object) -> str:
     name = text("repository", given, "OWNER/NAME, as in the address of the repository")
-    if not _REPOSITORY.fullmatch(name):
+    if not _REPOSITORY.fullmatch(name) or name.endswith(("/.", "/..")):  # these lead to another path of the API
         found = re.fullmatch(r"(?:https?://[^/@]+/|git@[^:]+:)([^/]+/[^/]+?)(?:\.git)?/?", name)
         meant = f"; did you mean {found[1]!r}?" if found else ""
         raise ParameterError("repository", name, f"OWNER/NAME, as in the address of the repository{meant}")

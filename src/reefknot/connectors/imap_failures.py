@@ -18,7 +18,7 @@ from reefknot.core.failure import FailureType
 from reefknot.errors import SourceError
 from reefknot.runtime.log import printable
 
-RESPONSE_CODE = re.compile(r"\[([A-Za-z0-9-]+)([^\]]*)\]")
+RESPONSE_CODE = re.compile(r"\[([A-Za-z0-9-]{1,64}+)([^\[\]]{0,1000}+)\]")
 _BACKOFF = re.compile(r"backoff time: (\d{1,9}) milliseconds", re.IGNORECASE)
 _LIMIT_WORDS = (
     *("too many", "rate limit", "bandwidth limit", "command limit", "exceeded command", "throttled"),

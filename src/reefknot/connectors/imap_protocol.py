@@ -34,7 +34,9 @@ from reefknot.runtime.log import printable
 
 CONNECT_S = 20.0
 COMMAND_S = 60.0
-MOST_LINE = 1024 * 1024
+MOST_LINE = 64 * 1024
+MOST_SEARCH_LINE = 1024 * 1024
+"""Bytes of a line that has the result of a search: the UIDs of a folder are one line."""
 MOST_LITERAL = 64 * 1024
 """Bytes of a literal where no content was asked for: a name of a folder, or words of an error."""
 MOST_ANSWER = 8 * 1024 * 1024
@@ -44,8 +46,9 @@ MOST_NAME = 1000
 """Bytes of the name of a folder."""
 
 _LITERAL = re.compile(rb"\{(\d+)\+?\}\Z")
-_TOKEN = re.compile(rb'[()]|"((?:[^"\\]|\\.)*)"|[^\s()"]+')
-_ENCODED_NAME = re.compile(r"&([^-]*)-")
+# Whatever a server sends is searched in linear time: no place is a second time the beginning of the same attempt.
+_TOKEN = re.compile(rb'[()]|"((?:[^"\\]|\\.)*+)("|\\?\Z)|[^\s()"]+', re.DOTALL)
+_ENCODED_NAME = re.compile(r"&([^&-]*+)(-?)")
 _UNSAFE = re.compile(rb"[\r\n\x00]")
 
 Token = bytes | list[Any] | None
@@ -123,7 +126,7 @@ class ImapConnection:
         address = self.address
         context = None if address.tls is Tls.NONE else self._trust()
         self._reader, self._writer = await asyncio.open_connection(
-            address.host, address.port, limit=MOST_LINE, ssl=context if address.tls is Tls.IMPLICIT else None
+            address.host, address.port, limit=MOST_SEARCH_LINE, ssl=context if address.tls is Tls.IMPLICIT else None
         )
         if address.tls is Tls.NONE and not ip_address(self._writer.get_extra_info("peername")[0]).is_loopback:
             raise SourceError(
@@ -235,6 +238,7 @@ class ImapConnection:
         arguments = [b'""', b'"*"', *([b"RETURN", b"(SPECIAL-USE)"] if extended else [])]
         found: dict[str, ImapFolder] = {}
         for answer in await self._command("LIST", *arguments, take=("LIST",)):
+            await asyncio.sleep(0)  # a server may send thousands of long ones
             tokens = answer.tokens()
             if len(tokens) < 3 or not isinstance(tokens[0], list) or not isinstance(raw := tokens[2], bytes):
                 continue
@@ -277,7 +281,7 @@ class ImapConnection:
         words = [b"UID", uids.encode("ascii"), *(word.encode("ascii") for word in criteria)]
         found: set[int] = set()
         for answer in await self._command("UID SEARCH", *words, take=("SEARCH",)):
-            found.update(int(word) for word in answer.text.split() if word.isdigit())
+            found.update(int(word) for word in answer.text.split() if word.isdigit() and len(word) <= 10)
         return sorted(found)
 
     async def infos(self, uids: Iterable[int]) -> dict[int, MessageInfo]:
@@ -305,6 +309,7 @@ class ImapConnection:
         answers = await self._command("UID FETCH", *words, take=("FETCH",), literal=literal, most=most)
         found = []
         for answer in answers:
+            await asyncio.sleep(0)
             tokens = answer.tokens()
             if tokens and isinstance(tokens[0], list):
                 names = [str(name, "latin-1").upper() if isinstance(name, bytes) else "" for name in tokens[0][::2]]
@@ -396,7 +401,8 @@ class ImapConnection:
         if self._reader is None:
             raise ConnectionResetError("the connection is closed")
         line = await self._reader.readuntil(b"\n")
-        if len(line) > most:
+        is_search = line[:9].upper().startswith((b"* SEARCH", b"* ESEARCH"))
+        if len(line) > min(most, MOST_SEARCH_LINE if is_search else MOST_LINE):
             raise self._too_large()
         return line.rstrip(b"\r\n")
 
@@ -448,7 +454,8 @@ def _tokenize(text: bytes, stack: list[list[Token]]) -> None:
             if len(stack) > 1:
                 stack.pop()
         elif token.startswith(b'"'):
-            stack[-1].append(re.sub(rb"\\(.)", rb"\1", found[1]))
+            # A text without an end is no value: a folder has no such name.
+            stack[-1].append(re.sub(rb"\\(.)", rb"\1", found[1]) if found[2] == b'"' else None)
         else:
             stack[-1].append(None if token.upper() == b"NIL" else token)
 
@@ -477,6 +484,8 @@ def decoded_name(raw: bytes) -> str:
     """The name of a folder, which travels in modified UTF-7: `Entw&APw-rfe` is `Entwürfe`. A broken one is kept."""
 
     def letters(found: re.Match[str]) -> str:
+        if not found[2]:
+            raise ValueError("it does not end")
         code = found[1].replace(",", "/")
         return b64decode(code + "=" * (-len(code) % 4), validate=True).decode("utf-16-be") if code else "&"
 

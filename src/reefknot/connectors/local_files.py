@@ -43,15 +43,8 @@ from reefknot.connectors.folders import (
 )
 from reefknot.core.failure import FailureType
 from reefknot.errors import SourceError
-from reefknot.ports.connector import (
-    Document,
-    FetchRequest,
-    ItemFailure,
-    KnownItem,
-    KnownItems,
-    Page,
-    SourceContext,
-)
+from reefknot.ports.connector import Document, FetchRequest, ItemFailure, KnownItem, KnownItems, Page, SourceContext
+from reefknot.runtime.log import printable
 
 T = TypeVar("T")
 
@@ -500,7 +493,12 @@ class LocalFiles:
         if content is None:
             return None
         version = f"{self._version(content.state)}/{content.generation}{'' if content.is_settled else _UNSETTLED}"
-        return self.describe(FileOnDisk(location, parts, version, content))
+        try:
+            return self.describe(FileOnDisk(location, parts, version, content))
+        except Exception as error:
+            what = printable(f"{type(error).__name__}: {error}", most=200)
+            text = f"{printable(location, most=200)} cannot be read as a document ({what}); exclude it, and report this"
+            return SourceError(text, FailureType.PERMANENT)
 
     def _gone_among(self, items: Sequence[KnownItem]) -> list[KnownItem]:
         with self._folder.opened() as root:

@@ -104,7 +104,7 @@ def read_front_matter(text: str) -> dict[str, Any]:
         _check_depth(text)
         loader = _loader()(text)
         try:
-            found = loader.get_single_data()
+            return _properties(loader.get_single_data())
         finally:
             loader.dispose()
     except yaml.MarkedYAMLError as error:
@@ -113,15 +113,19 @@ def read_front_matter(text: str) -> dict[str, Any]:
             mark = error.context_mark or mark
         problem = " ".join(str(error.problem or error.context or "this is no YAML").split())[:LONGEST_NAME]
         raise FrontMatterError(mark.line + 2 if mark else 1, problem) from None
-    except (yaml.YAMLError, ValueError, OverflowError, TypeError, RecursionError) as error:
-        problem = " ".join(str(error).split())[:LONGEST_NAME]
-        raise FrontMatterError(1, problem or "this is no YAML") from None
+    except FrontMatterError:
+        raise
+    except Exception as error:
+        problem = " ".join(f"a value cannot be read ({type(error).__name__}: {error})".split())[:LONGEST_NAME]
+        raise FrontMatterError(1, problem) from None
+
+
+def _properties(found: object) -> dict[str, Any]:
     if found is None:
         return {}
     if not isinstance(found, dict):
         raise FrontMatterError(2, "properties are written as `name: value`, one in a line")
-    properties = _JsonValues().of(found)
-    assert isinstance(properties, dict)
+    properties: dict[str, Any] = _JsonValues().of(found)
     return properties
 
 

@@ -14,16 +14,21 @@ import os
 import re
 import time
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import apsw
-import msgspec
 
-from reefknot.errors import ParameterError, StalePositionError, StoreReplacedError, StoreUnavailableError
+from reefknot.engines.document_rows import UNSTORABLE, given, rows_of, stored, stored_cursor
+from reefknot.errors import (
+    ParameterError,
+    StalePositionError,
+    StoreReplacedError,
+    StoreUnavailableError,
+)
 from reefknot.ports.clock import Clock
 from reefknot.ports.connector import Document, KnownItem, Page
 from reefknot.ports.documents import Position, SearchHit, SourceCounts
@@ -47,12 +52,6 @@ Work = Callable[[apsw.Connection], T]
 
 APPLICATION_ID = 0x5EEF1208
 """Marks the file, in its header, as reefknot's documents."""
-LARGEST_TEXT = 16 << 20
-LARGEST_METADATA = 256 << 10
-LARGEST_CURSOR = 256 << 10
-LONGEST_NAME = 16_384
-"""Characters of an id, a location, a version or a fingerprint."""
-LONGEST_TITLE = 4096
 LONGEST_SEARCH = 1000
 MOST_ROWS = 10_000
 """Rows of one answer."""
@@ -179,31 +178,31 @@ class SqliteDocuments:
 
     async def position(self, source: str) -> Position:
         """The position of a source; that of a new one is the beginning."""
-        return await self._run(lambda connection: _position(connection, _stored(source)))
+        return await self._run(lambda connection: _position(connection, stored(source)))
 
     async def keep(self, source: str, page: Page, *, after: Position) -> Position:
         """Keep documents, deletions and cursor of a page in one transaction. Returns the new position."""
-        rows, gone = _rows(page.documents, page.deleted)
-        cursor = _name("cursor", page.cursor, LARGEST_CURSOR)
+        cursor = stored_cursor(source, page.cursor)
+        rows, gone = rows_of(page.documents, page.deleted)
         moved = Position(page.cursor, after.sequence + 1)
 
         def work(connection: apsw.Connection) -> Position:
             with immediate(connection):
-                if _position(connection, _stored(source)) != after:
+                if _position(connection, stored(source)) != after:
                     raise StalePositionError(source)
-                _write(connection, _stored(source), rows, gone=gone, now=self._now())
-                connection.execute(_MOVE, (_stored(source), cursor, moved.sequence, self._now()))
+                _write(connection, stored(source), rows, gone=gone, now=self._now())
+                connection.execute(_MOVE, (stored(source), cursor, moved.sequence, self._now()))
             return moved
 
         return await self._run(work, writes=True)
 
     async def put(self, source: str, documents: Sequence[Document], *, deleted: Sequence[str] = ()) -> None:
         """Keep documents that were fetched by themselves; the position stays."""
-        rows, gone = _rows(documents, deleted)
+        rows, gone = rows_of(documents, deleted)
 
         def work(connection: apsw.Connection) -> None:
             with immediate(connection):
-                _write(connection, _stored(source), rows, gone=gone, now=self._now())
+                _write(connection, stored(source), rows, gone=gone, now=self._now())
 
         await self._run(work, writes=True)
 
@@ -213,10 +212,10 @@ class SqliteDocuments:
         def work(connection: apsw.Connection) -> int:
             with immediate(connection):
                 # Each time: a page that is kept in between may lose documents to the next few.
-                connection.execute(_FORGET, (_stored(source),))
+                connection.execute(_FORGET, (stored(source),))
                 if not documents:
                     return 0
-                few: Any = connection.execute(f"{_INDEXED} LIMIT ?", (_stored(source), FORGOTTEN_AT_ONCE)).fetchall()
+                few: Any = connection.execute(f"{_INDEXED} LIMIT ?", (stored(source), FORGOTTEN_AT_ONCE)).fetchall()
                 _delete(connection, few)
                 return len(few)
 
@@ -232,16 +231,16 @@ class SqliteDocuments:
 
     def known(self, source: str) -> "SourceItems":
         """The documents that are kept of a source, for its connector."""
-        return SourceItems(self._run, _stored(source))
+        return SourceItems(self._run, stored(source))
 
     async def search(self, words: str, *, source: str | None = None, limit: int = 20) -> list[SearchHit]:
         """The documents that have all of these words, the best ones first; "quoted words" stand together."""
-        values = (search_expression(words), None if source is None else _stored(source), _bounded(limit))
+        values = (search_expression(words), None if source is None else stored(source), _bounded(limit))
 
         def work(connection: apsw.Connection) -> list[SearchHit]:
             found: Any = connection.execute(_SEARCH, values)
             return [
-                SearchHit(_given(name), _given(key), _given(place), title, " ".join(excerpt.split()), modified_at)
+                SearchHit(given(name), given(key), given(place), title, " ".join(excerpt.split()), modified_at)
                 for name, key, place, title, excerpt, modified_at in found
             ]
 
@@ -250,19 +249,19 @@ class SqliteDocuments:
     async def get(self, source: str, document_id: str) -> Document | None:
         """A document with its content."""
         statement = f"SELECT {_COLUMNS} FROM documents WHERE source = ? AND id = ?"  # noqa: S608 - our own words
-        found = await self._documents(statement, (_stored(source), _stored(document_id)))
+        found = await self._documents(statement, (stored(source), stored(document_id)))
         return found[0] if found else None
 
     async def page(self, source: str, *, after: str = "", limit: int = 100) -> list[Document]:
         """Documents with their content in the order of their ids; fewer when they are large, none at the end."""
         statement = f"SELECT {_COLUMNS} FROM documents WHERE source = ? AND id > ? ORDER BY id LIMIT ?"  # noqa: S608
-        return await self._documents(statement, (_stored(source), _stored(after), _bounded(limit)))
+        return await self._documents(statement, (stored(source), stored(after), _bounded(limit)))
 
     async def problems(self, source: str, *, limit: int = 100) -> list[Document]:
         """The documents with a problem, without their content."""
         columns = _COLUMNS.replace("text", "''", 1)
         statement = f"SELECT {columns} FROM documents WHERE source = ? AND problem <> '' ORDER BY id LIMIT ?"  # noqa: S608
-        return await self._documents(statement, (_stored(source), _bounded(limit)))
+        return await self._documents(statement, (stored(source), _bounded(limit)))
 
     async def counts(self) -> dict[str, SourceCounts]:
         """The counts of every source that has a position or documents."""
@@ -270,7 +269,7 @@ class SqliteDocuments:
 
         def work(connection: apsw.Connection) -> dict[str, SourceCounts]:
             rows: Any = connection.execute(statement)
-            return {_given(source): SourceCounts(*counts) for source, *counts in rows}
+            return {given(source): SourceCounts(*counts) for source, *counts in rows}
 
         return await self._run(work)
 
@@ -280,7 +279,14 @@ class SqliteDocuments:
             size = 0
             rows: Any = connection.execute(statement, values)
             for key, location, version, title, text, fingerprint, media_type, modified_at, metadata, problem in rows:
-                names = (_given(key), _given(location), _given(version), title, text, _given(fingerprint))
+                names = (
+                    given(key),
+                    given(location),
+                    given(version),
+                    title,
+                    text,
+                    given(fingerprint),
+                )
                 found.append(Document(*names, media_type, modified_at, json.loads(metadata), problem))
                 size += len(text)
                 if size > LARGEST_ANSWER:
@@ -318,6 +324,9 @@ class SqliteDocuments:
         except apsw.InterruptError:
             problem = f"it needed more than {STORE_S:g} s; nothing was changed"
             raise StoreUnavailableError(f"sqlite:{self.path}", problem, "ask for less, or try again") from None
+        except (apsw.ConstraintError, apsw.MismatchError) as error:  # the values are at fault, not the store
+            accepted = f"what its columns can hold ({error}); correct the connector"
+            raise ParameterError("documents", "a page", accepted) from error
         except (apsw.Error, OSError, UnicodeDecodeError) as error:
             if is_fatal(error):  # after a failed fsync nothing more is written here: the next one opens the file anew
                 self._disconnect()
@@ -350,8 +359,12 @@ class SqliteDocuments:
     def _check_file(self) -> None:
         """Raise when the file that is open is not the one that has its name: what is written would be lost."""
         if self._file is not None and not self._file.in_place:
-            problem = "its file was deleted, moved or replaced while it was open"
-            raise StoreReplacedError(f"sqlite:{self.path}", problem, "start again; sources are then read anew")
+            problem = "the file of the documents was deleted, moved or replaced while it was open"
+            way_out = (
+                f"put it back; or stop reefknot, remove {self.path}-wal and {self.path}-shm if they are left, and "
+                "start it again: sources are then read anew"
+            )
+            raise StoreReplacedError(f"sqlite:{self.path}", problem, way_out)
 
 
 class SourceItems:
@@ -365,7 +378,7 @@ class SourceItems:
         """The items at these locations, by location."""
         found: list[KnownItem] = []
         for first in range(0, len(locations), MOST_ROWS):
-            wanted = json.dumps([_stored(one) for one in locations[first : first + MOST_ROWS]])
+            wanted = json.dumps([stored(one) for one in locations[first : first + MOST_ROWS]])
             found += await self._items("AND location IN (SELECT value FROM json_each(?))", wanted)
         return {item.location: item for item in found}
 
@@ -375,18 +388,18 @@ class SourceItems:
             return []
         # The + keeps SQLite from reading the whole source in the order of locations: an index has the fingerprint.
         condition = "AND fingerprint = ? AND fingerprint <> '' ORDER BY +location LIMIT ?"
-        return await self._items(condition, _stored(fingerprint), MOST_ALIKE)
+        return await self._items(condition, stored(fingerprint), MOST_ALIKE)
 
     async def after(self, location: str, limit: int, *, prefix: str = "") -> list[KnownItem]:
         """The next items behind a location in the order of their locations; with a `prefix` only those beneath it."""
-        beneath, place = _stored(prefix), _stored(location)
+        beneath, place = stored(prefix), stored(location)
         condition = "AND location > ? AND location >= ? AND location < ? ORDER BY location LIMIT ?"
         return await self._items(condition, place, beneath, f"{beneath}\U0010ffff", _bounded(limit))
 
     async def _items(self, condition: str, *values: Any) -> list[KnownItem]:
         def work(connection: apsw.Connection) -> list[KnownItem]:
             rows: Any = connection.execute(f"{_KNOWN} {condition}", (self._source, *values))
-            return [KnownItem(*map(_given, row)) for row in rows]
+            return [KnownItem(*map(given, row)) for row in rows]
 
         found: list[KnownItem] = await self._run(work)
         return found
@@ -404,7 +417,7 @@ def _migrate(connection: apsw.Connection, path: str) -> None:
 
 def _position(connection: apsw.Connection, source: str) -> Position:
     row: Any = connection.execute("SELECT cursor, sequence FROM positions WHERE source = ?", (source,)).fetchone()
-    return Position(_given(row[0]), row[1]) if row else Position()
+    return Position(given(row[0]), row[1]) if row else Position()
 
 
 def _write(
@@ -455,78 +468,6 @@ def _bounded(limit: int) -> int:
     return limit
 
 
-# ---- documents as rows ---------------------------------------------------------------------------------------------
-
-
-def _rows(documents: Sequence[Document], deleted: Sequence[str]) -> tuple[list[tuple[Any, ...]], list[str]]:
-    """The documents as values of `_COLUMNS`, the last one of each id and location, and the ids that are deleted."""
-    by_id = {document.id: document for document in documents}
-    by_location = {document.location: document for document in by_id.values()}
-    replaced = [key for key, document in by_id.items() if by_location[document.location] is not document]
-    return [_row(document) for document in by_location.values()], [_stored(key) for key in (*deleted, *replaced)]
-
-
-def _row(document: Document) -> tuple[Any, ...]:
-    problems = [document.problem] if document.problem else []
-    text = _clean(document.text)
-    if len(text) * 4 > LARGEST_TEXT and len(encoded := text.encode()) > LARGEST_TEXT:
-        text = encoded[:LARGEST_TEXT].decode(errors="ignore")
-        problems.append(f"only the first {LARGEST_TEXT >> 20} MiB of its text are kept, of {len(encoded) >> 20} MiB")
-    metadata = _metadata(document.metadata)
-    if len(metadata) > LARGEST_METADATA:
-        size = f"{len(metadata) >> 10} kB, and {LARGEST_METADATA >> 10} kB may be kept"
-        metadata = "{}"
-        problems.append(f"its metadata was left out: it has {size}")
-    modified_at = document.modified_at
-    return (
-        _name("id", document.id),
-        _name("location", document.location),
-        _name("version", document.version),
-        _clean(document.title)[:LONGEST_TITLE],
-        text,
-        _name("fingerprint", document.fingerprint),
-        _clean(document.media_type)[:LONGEST_TITLE],
-        modified_at if modified_at is not None and abs(modified_at) < 1 << 63 else None,
-        metadata,
-        _clean("; ".join(problems))[:LONGEST_TITLE],
-    )
-
-
-def _metadata(values: Mapping[str, Any]) -> str:
-    try:
-        return msgspec.json.encode(values).decode()
-    except (TypeError, ValueError, RecursionError):
-        # Text that is no UTF-8, or values that JSON does not have: escaped, or as their `str`.
-        return json.dumps({str(key): value for key, value in values.items()}, default=str)
-
-
-_UNSTORABLE = re.compile("[\0\ud800-\udfff]")
-_ESCAPED = re.compile("[\0\x10\ud800-\udfff]")
-_ESCAPE = re.compile("\x10([0-9a-f]{4})")
-
-
-def _clean(text: str) -> str:
-    """The text with a replacement character for each NUL and each half of a surrogate pair."""
-    if text.isascii() and "\0" not in text:  # ten times as fast as the search
-        return text
-    return _UNSTORABLE.sub("\N{REPLACEMENT CHARACTER}", text)
-
-
-def _stored(name: str) -> str:
-    """A name as it is stored. Names of files may have bytes that are no text, and must come back as they were."""
-    return _ESCAPED.sub(lambda found: f"\x10{ord(found[0]):04x}", name)
-
-
-def _given(stored: str) -> str:
-    return _ESCAPE.sub(lambda found: chr(int(found[1], 16)), stored) if "\x10" in stored else stored
-
-
-def _name(what: str, name: str, longest: int = LONGEST_NAME) -> str:
-    if len(name) > longest:
-        raise ParameterError(what, name, f"at most {longest} characters; it has {len(name)}")
-    return _stored(name)
-
-
 # ---- searches ------------------------------------------------------------------------------------------------------
 
 _TERM = re.compile(r'"([^"]*)(?:"|$)|([^\s"]+)')
@@ -541,7 +482,7 @@ def search_expression(words: str) -> str:
     if len(words) > LONGEST_SEARCH:
         raise ParameterError("words", words, f"at most {LONGEST_SEARCH} characters")
     terms = []
-    for phrase, word in _TERM.findall(_UNSTORABLE.sub(" ", words)):
+    for phrase, word in _TERM.findall(UNSTORABLE.sub(" ", words)):
         if any(_is_searched(character) for character in phrase or word):
             terms.append(f'"{phrase or word.rstrip("*")}"{"*" if word.endswith("*") else ""}')
     if not terms:

@@ -7,20 +7,30 @@ and its counts wait; a failure here never reaches a job.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 from msgspec import Struct, structs
 
 from reefknot.core.failure import FailureType
+from reefknot.errors import ReefknotError
 from reefknot.ports.value_store import ValueStore
+from reefknot.runtime.log import logger, printable
 
 PREFIX = "telemetry:"
 MOST_CONNECTORS = 1000
 MOST_ATTEMPTS = 25
 """Executions of one job that are told apart."""
 MOST_TRIES = 50
+
+
+class DamagedMetricsError(ReefknotError):
+    """The record of a connector's counts cannot be read."""
+
+    def __init__(self, connector: str, problem: str) -> None:
+        super().__init__(f"the telemetry record {printable(PREFIX + connector, most=100)} cannot be read ({problem})")
+        self.connector = connector
 
 
 class ConnectorMetrics(Struct, frozen=True, omit_defaults=True):
@@ -67,6 +77,23 @@ _FIELDS = ConnectorMetrics.__struct_fields__
 _metrics = msgspec.json.Decoder(ConnectorMetrics)
 
 
+def _read(connector: str, body: str) -> ConnectorMetrics:
+    """The counts of a record. One that cannot be read is started anew: counting goes on, and the loss is told."""
+    try:
+        return decoded_metrics(connector, body)
+    except DamagedMetricsError as error:
+        logger().warning("%s; its counts begin anew", error)
+        return ConnectorMetrics()
+
+
+def decoded_metrics(connector: str, body: str) -> ConnectorMetrics:
+    """The counts of a record. Raises `DamagedMetricsError`."""
+    try:
+        return _metrics.decode(body)
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
+        raise DamagedMetricsError(connector, str(error)) from None
+
+
 def _sum(one: Any, other: Any) -> Any:
     return dict(Counter(one) + Counter(other)) if isinstance(one, dict) else one + other
 
@@ -111,7 +138,7 @@ class TelemetryRecorder:
         assert self._values is not None
         for _ in range(MOST_TRIES):
             known = await self._values.get(PREFIX + connector)
-            total = counted if known is None else _metrics.decode(known.body).plus(counted)
+            total = counted if known is None else _read(connector, known.body).plus(counted)
             body = msgspec.json.encode(total).decode()
             if await self._values.put(PREFIX + connector, body, version=0 if known is None else known.version):
                 return
@@ -119,7 +146,7 @@ class TelemetryRecorder:
 
     async def metrics(self) -> dict[str, ConnectorMetrics]:
         """The counts of every connector, of all processes and restarts."""
-        totals = {} if self._values is None else await stored_metrics(self._values)
+        totals = {} if self._values is None else await stored_metrics(self._values, read=_read)
         for connector, counted in self._new.items():
             totals[connector] = totals.get(connector, ConnectorMetrics()).plus(counted)
         return totals
@@ -129,9 +156,12 @@ class TelemetryRecorder:
         return {"retry_metrics": {name: one.as_written() for name, one in sorted((await self.metrics()).items())}}
 
 
-async def stored_metrics(values: ValueStore) -> dict[str, ConnectorMetrics]:
-    """The counts that a store holds, by connector."""
-    return {one.name.removeprefix(PREFIX): _metrics.decode(one.body) for one in await values.list(PREFIX)}
+async def stored_metrics(
+    values: ValueStore, *, read: Callable[[str, str], ConnectorMetrics] = decoded_metrics
+) -> dict[str, ConnectorMetrics]:
+    """The counts that a store holds, by connector. Raises `DamagedMetricsError`."""
+    names = ((one.name.removeprefix(PREFIX), one.body) for one in await values.list(PREFIX))
+    return {name: read(name, body) for name, body in names}
 
 
 def _counted(status: str, given: Mapping[str, Any], duration: float) -> ConnectorMetrics:

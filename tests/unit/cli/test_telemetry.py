@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import reefknot as rk_library
-from reefknot.ingestion.telemetry import TelemetryRecorder
+from reefknot.ingestion.telemetry import PREFIX, TelemetryRecorder
 from tests.unit.cli.running import Commands
 
 STORE = "sqlite:.reefknot/state.db"
@@ -136,6 +136,41 @@ def test_an_unknown_connector_is_refused_with_those_that_have_counts(rk: Command
         ended = rk(*words)
         assert ended.code == 2
         assert "accepted: imap_mailbox" in ended.err
+
+
+def damage(connector: str) -> None:
+    async def work() -> None:
+        async with rk_library.open_store(STORE) as store:
+            known = await store.values.get(PREFIX + connector)
+            version = 0 if known is None else known.version
+            assert await store.values.put(PREFIX + connector, '{"scheduled": "many"}', version=version)
+
+    asyncio.run(work())
+
+
+def test_a_damaged_record_is_named_with_the_way_out(rk: Commands) -> None:
+    record({}, {"connector": "local_files"})
+    damage("imap_mailbox")
+
+    ended = rk("telemetry", "show")
+    assert ended.code == 65
+    assert "the telemetry record telemetry:imap_mailbox cannot be read" in ended.err
+    assert "`telemetry reset imap_mailbox`" in ended.err
+
+    assert rk("telemetry", "reset", "imap_mailbox").code == 0
+    assert list(json.loads(rk("telemetry", "show", "--json").out)["retry_metrics"]) == ["local_files"]
+
+
+def test_counting_goes_on_over_a_damaged_record_and_the_loss_is_told(
+    rk: Commands, caplog: pytest.LogCaptureFixture
+) -> None:
+    record({"times": 5})
+    damage("imap_mailbox")
+    record({"failures": ["transient"]})
+
+    assert json.loads(rk("telemetry", "show", "--json").out)["retry_metrics"]["imap_mailbox"]["total_retries"] == 1
+    assert "telemetry:imap_mailbox cannot be read" in caplog.text
+    assert "its counts begin anew" in caplog.text
 
 
 # ---- reset -----------------------------------------------------------------------------------------------------------

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+import random
+import zlib
+from collections.abc import AsyncIterator
 
+import httpx2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reefknot.connectors.github_api import ApiAnswer, GithubApi, failure_of, is_loopback, origin_of
+from reefknot.connectors.github_api import ApiAnswer, GithubApi, _bounded_body, failure_of, is_loopback, origin_of
 from reefknot.connectors.github_content import CommitTree, TreeEntry
 from reefknot.core.failure import FailureType
 from reefknot.errors import SourceError
@@ -57,6 +62,55 @@ def test_a_spent_limit_waits_for_its_reset() -> None:
         failed = refused(403, x_ratelimit_remaining="0", x_ratelimit_reset=str(int(time.wall()) + 600))
 
     assert getattr(failed, "retry_after", None) == 600
+
+
+class Dripping(httpx2.AsyncByteStream):
+    """A body in parts, which counts those that were asked for."""
+
+    def __init__(self, first: bytes, *, part: bytes, parts: int) -> None:
+        self.first, self.part, self.parts, self.given = first, part, parts, 0
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield self.first
+        for _ in range(self.parts):
+            self.given += 1
+            yield self.part
+
+
+def packed(body: Dripping) -> httpx2.Response:
+    return httpx2.Response(200, headers={"content-encoding": "gzip"}, stream=body)
+
+
+def test_bytes_behind_the_end_of_a_packed_body_are_not_read() -> None:
+    body = Dripping(gzip.compress(b"{}"), part=b"x" * 1024, parts=100)
+
+    with pytest.raises(zlib.error, match="behind the end"):
+        asyncio.run(_bounded_body(packed(body), 1000, cut=False))
+    assert body.given == 1
+
+
+def test_a_body_that_packs_nothing_has_an_end() -> None:
+    nothing = b"\x00\x00\x00\xff\xff" * 2000  # stored blocks without content
+    body = Dripping(gzip.compress(b"")[:10], part=nothing, parts=100)
+
+    with pytest.raises(SourceError, match="too large"):
+        asyncio.run(_bounded_body(packed(body), 1000, cut=False))
+    assert body.given == 7
+
+
+def test_a_packed_body_is_read() -> None:
+    words = random.Random(1).randbytes(100_000)
+    body = Dripping(gzip.compress(words), part=b"", parts=1)
+
+    assert asyncio.run(_bounded_body(packed(body), 100_000, cut=False)) == words
+
+
+@pytest.mark.parametrize("depth", [2000, 1_000_000])
+def test_deeply_nested_json_is_a_failure_of_the_source(depth: int) -> None:
+    api = GithubApi("http://127.0.0.1:1", "octo/demo")
+
+    with pytest.raises(SourceError, match="did not answer with what GitHub's API answers"):
+        api.decoded(ApiAnswer(200, {}, b'{"x":' + b"[" * depth), TreeEntry)
 
 
 def test_origins_are_compared_by_scheme_host_and_port() -> None:

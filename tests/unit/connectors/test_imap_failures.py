@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import ssl
+import time
+from collections.abc import Callable
 from socket import gaierror
 
 import pytest
 
 from reefknot.connectors.imap_failures import (
+    RESPONSE_CODE,
     ImapAddress,
     ImapRefusedError,
     connection_failure,
     login_refused,
     refusal,
 )
-from reefknot.connectors.imap_protocol import decoded_name, ranges
+from reefknot.connectors.imap_protocol import MOST_NAME, Token, _tokenize, decoded_name, ranges
 from reefknot.core.failure import FailureType
 from reefknot.retrying.failures import failure_from
 from tests.imap_servers import encoded_name
@@ -112,7 +115,7 @@ def test_names_of_folders_are_decoded(name: str) -> None:
     assert decoded_name(encoded_name(name).encode()) == name
 
 
-@pytest.mark.parametrize("raw", [b"&*-", b"&AB-", b"a&", b"&2D3-", b"\xff\xfe"])
+@pytest.mark.parametrize("raw", [b"&*-", b"&AB-", b"a&", b"&2D3-", b"\xff\xfe", b"&&APw-"])
 def test_a_broken_name_of_a_folder_is_kept_as_it_is(raw: bytes) -> None:
     assert decoded_name(raw) == raw.decode("utf-8", "replace")
 
@@ -127,3 +130,44 @@ def test_only_a_refused_login_or_a_missing_right_is_forbidden() -> None:
     assert refusal("[NOPERM] not yours", "SELECT").forbidden
     assert not login_refused(refusal("[UNAVAILABLE] later", "login"), "ann").forbidden
     assert not refusal("[NONEXISTENT] no such mailbox", "SELECT").forbidden
+
+
+def tokens(text: bytes) -> list[Token]:
+    found: list[Token] = []
+    _tokenize(text, [found])
+    return found
+
+
+def test_an_answer_is_read_by_its_values() -> None:
+    assert tokens(rb'(\A \B) "/" "a \"b\" \\" NIL x') == [[rb"\A", rb"\B"], b"/", b'a "b" \\', None, b"x"]
+
+
+@pytest.mark.parametrize("text", [b'"/" "open', b'"/" "open\\', b'"/" "open \\"'])
+def test_a_text_without_an_end_is_no_value(text: bytes) -> None:
+    assert tokens(text) == [b"/", None]
+
+
+SIZE = 60_000
+
+
+@pytest.mark.parametrize(
+    "search",
+    [
+        lambda: tokens(b'() "/" "' + b'\\"' * SIZE),
+        lambda: tokens(b'() "/" "' + b'\\"' * SIZE + b"\\"),
+        lambda: tokens(b'"' + b"\\" * SIZE),
+        lambda: RESPONSE_CODE.match("[" + "a" * SIZE),
+        lambda: RESPONSE_CODE.findall("[a" * SIZE),
+        lambda: [decoded_name(b"&" * MOST_NAME) for _ in range(1000)],
+    ],
+)
+def test_hostile_answers_take_no_more_than_a_moment(search: Callable[[], object]) -> None:
+    """Quadratic searches took 2 to 20 seconds for these, in which no other source was served."""
+    begun = time.process_time()
+    search()
+    assert time.process_time() - begun < 0.8
+
+
+def test_the_code_of_an_answer_has_an_end() -> None:
+    assert RESPONSE_CODE.match("[UIDVALIDITY 12] ok") is not None
+    assert RESPONSE_CODE.match(f"[UIDVALIDITY {'1' * 5000}]") is None

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reefknot.connectors import folders
+from reefknot.connectors import folders, obsidian_vault
 from reefknot.connectors.obsidian_vault import (
     FrontMatterError,
     ObsidianVault,
@@ -21,7 +21,7 @@ from reefknot.connectors.obsidian_vault import (
     split,
     without_code,
 )
-from reefknot.errors import ParameterError
+from reefknot.errors import ParameterError, SourceError
 from reefknot.ports.connector import ConnectorFactory, Document
 from tests.unit.connectors.memory_sink import MemorySink, Synced, context, peak_of, put, sync
 
@@ -180,7 +180,13 @@ def test_a_test_of_the_source_counts_notes_and_attachments(vault: Path) -> None:
         ("a: &a [*a]", 1, "more than 5000 values"),
         ("a: !!int " + "9" * 5000, 1, ""),
         ("a: \x01", 1, ""),
+        ("a: !!bool maybe", 1, "a value cannot be read (KeyError"),
+        ("a: !!timestamp foo", 1, "a value cannot be read"),
+        ('a: !!int ""', 1, "a value cannot be read (IndexError"),
+        ("a: !!int 0x" + "f" * 5000, 1, "a value cannot be read (ValueError"),
+        ("? !!int 0x" + "f" * 5000 + "\n: 1", 1, "a value cannot be read (ValueError"),
     ],
+    ids=range(16),
 )
 def test_broken_front_matter_is_a_problem_with_its_line_and_the_text_is_kept(
     vault: Path, front_matter: str, line: int, problem: str
@@ -193,6 +199,27 @@ def test_broken_front_matter_is_a_problem_with_its_line_and_the_text_is_kept(
     assert found.text == "The text #tag\n"
     assert found.title == "Note"
     assert (found.metadata["properties"], found.metadata["tags"]) == ({}, ["tag"])
+
+
+def test_a_file_that_cannot_be_described_is_a_failure_of_its_own(vault: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(vault, "bad.md", "bad")
+    put(vault, "good.md", "good")
+    read = names_in
+
+    def failing(body: str) -> object:
+        if body == "bad":
+            raise KeyError("unforeseen")
+        return read(body)
+
+    monkeypatch.setattr(obsidian_vault, "names_in", failing)
+    sink = MemorySink()
+    failures = run(vault, sink).failures
+
+    assert list(sink.by_location()) == ["good.md"]
+    assert list(failures) == ["bad.md"]
+    assert "bad.md cannot be read as a document (KeyError: 'unforeseen')" in str(failures["bad.md"])
+    with pytest.raises(SourceError, match=r"bad\.md cannot be read as a document"):
+        asyncio.run(ObsidianVault(context(vault)).fetch_item("bad.md", sink.known("vault")))
 
 
 def test_a_bomb_of_aliases_is_a_problem() -> None:

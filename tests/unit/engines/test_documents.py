@@ -10,13 +10,17 @@ from typing import Any
 
 import apsw
 import pytest
+from msgspec.structs import replace
 
+from reefknot.core.failure import FailureType
+from reefknot.engines import document_rows
 from reefknot.engines import documents as module
 from reefknot.engines.clocks import SystemClock, VirtualClock
 from reefknot.engines.documents import APPLICATION_ID, VERSION, SqliteDocuments, search_expression
 from reefknot.engines.sqlite import SqliteStore
 from reefknot.errors import (
     ParameterError,
+    SourceError,
     StoreCorruptError,
     StoreFullError,
     StoreLockedError,
@@ -136,8 +140,73 @@ def test_a_file_that_was_replaced_is_not_written_any_more(tmp_path: Path) -> Non
         async with opened(tmp_path / "d.db") as documents:
             position = await documents.keep("s", ONE, after=Position())
             (tmp_path / "d.db").rename(tmp_path / "elsewhere.db")
-            with pytest.raises(StoreReplacedError):
+            with pytest.raises(StoreReplacedError, match=r"the file of the documents was deleted.*remove .*-wal"):
                 await documents.keep("s", ONE, after=position)
+        for left in ("d.db-wal", "d.db-shm"):
+            (tmp_path / left).unlink(missing_ok=True)
+        async with opened(tmp_path / "d.db") as documents:  # after a restart
+            assert await documents.position("s") == Position()
+            await documents.keep("s", ONE, after=Position())
+            assert await documents.get("s", "a") is not None
+
+    run(story)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("id", 5), ("location", 5), ("version", None), ("title", None), ("text", b"bytes"), ("fingerprint", b"")),
+        *(("media_type", 5), ("modified_at", 1.5), ("modified_at", True), ("metadata", [1]), ("problem", None)),
+    ],
+)
+def test_a_value_of_a_wrong_type_is_the_connectors_mistake_and_not_the_stores(
+    tmp_path: Path, field: str, value: Any
+) -> None:
+    async def story() -> None:
+        async with opened(tmp_path / "d.db") as documents:
+            wrong = replace(ONE.documents[0], **{field: value})
+            for writing in (
+                documents.keep("notes", Page("1", (wrong,)), after=Position()),
+                documents.put("notes", [wrong]),
+            ):
+                with pytest.raises(ParameterError, match=rf"^{field}=.* at .*{wrong.location}.*correct the connector"):
+                    await writing
+            await documents.keep("notes", ONE, after=Position())
+
+    run(story)
+
+
+def test_a_page_of_something_else_is_the_connectors_mistake(tmp_path: Path) -> None:
+    pages: list[Any] = [Page("1", (5,)), Page("1", deleted=(5,)), Page(5)]  # type: ignore[arg-type]
+
+    async def story() -> None:
+        async with opened(tmp_path / "d.db") as documents:
+            for page in pages:
+                with pytest.raises(ParameterError, match="correct the connector"):
+                    await documents.keep("notes", page, after=Position())
+
+    run(story)
+
+
+def test_values_that_only_sqlite_refuses_are_no_outage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(document_rows, "_check_types", lambda document: None)
+    wrong = replace(ONE.documents[0], modified_at=1.5)
+
+    async def story() -> None:
+        async with opened(tmp_path / "d.db") as documents:
+            with pytest.raises(ParameterError, match="cannot store REAL value in INTEGER column"):
+                await documents.keep("notes", Page("1", (wrong,)), after=Position())
+            await documents.keep("notes", ONE, after=Position())
+
+    run(story)
+
+
+def test_a_cursor_that_is_too_long_is_permanent_and_names_the_source(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with opened(tmp_path / "d.db") as documents:
+            with pytest.raises(SourceError, match="the connector of notes returned a cursor of 262145") as caught:
+                await documents.keep("notes", Page("c" * (document_rows.LARGEST_CURSOR + 1)), after=Position())
+            assert caught.value.failure_type is FailureType.PERMANENT
 
     run(story)
 

@@ -33,10 +33,14 @@ _CONNECTOR = re.compile(r"[a-z][a-z0-9_]{2,63}")  # what a configuration accepts
 
 def stored(address: StoreAddress, connector: str | None = None) -> dict[str, ConnectorMetrics]:
     """The counts of every connector, or of one. A store that has not been made yet has none."""
-    from reefknot.ingestion.telemetry import stored_metrics
+    from reefknot.ingestion.telemetry import DamagedMetricsError, stored_metrics
 
     async def read(store: Store) -> dict[str, ConnectorMetrics]:
-        return await stored_metrics(store.values)
+        try:
+            return await stored_metrics(store.values)
+        except DamagedMetricsError as error:
+            way_out = f"`telemetry reset {error.connector}` starts its counts anew"
+            raise CommandError(f"{error}; {way_out}", Exit.MISMATCH) from None
 
     is_new = address.is_sqlite and not address.path.exists()
     found = {} if is_new else dict(sorted(with_store(address, read).items()))
@@ -114,6 +118,23 @@ def _by_executions(successes: Mapping[str, int]) -> str:
     return ", ".join(f"{plural(one, 'execution')}: {plural(number, 'job')}" for one, number in ordered) or "-"
 
 
+def _found_by_name(address: StoreAddress) -> dict[str, ConnectorMetrics | None]:
+    """The counts by connector; None for a record that cannot be read, which a reset is for as well."""
+    from reefknot.ingestion.telemetry import PREFIX, DamagedMetricsError, decoded_metrics
+
+    async def read(store: Store) -> dict[str, ConnectorMetrics | None]:
+        found: dict[str, ConnectorMetrics | None] = {}
+        for one in await store.values.list(PREFIX):
+            name = one.name.removeprefix(PREFIX)
+            try:
+                found[name] = decoded_metrics(name, one.body)
+            except DamagedMetricsError:
+                found[name] = None
+        return found
+
+    return {} if address.is_sqlite and not address.path.exists() else with_store(address, read)
+
+
 @app.command(help_epilogue=examples("telemetry reset imap_mailbox"))
 def reset(
     connector: Annotated[str, arg("Connector whose counts begin anew.")], /, *, options: OperatorFlags = OPERATOR
@@ -122,12 +143,13 @@ def reset(
     from reefknot.ingestion.telemetry import PREFIX
 
     address = address_of(options)
-    found = stored(address)
+    found = _found_by_name(address)
     if connector not in found:
         raise unknown("CONNECTOR", connector, found, also="" if found else f"; {NOTHING_YET}")
 
     async def work(store: Store) -> None:
-        counts = msgspec.to_builtins(found[connector].as_written())
+        metrics = found[connector]
+        counts = None if metrics is None else msgspec.to_builtins(metrics.as_written())
         event = address.event("telemetry.reset", connector, counts=counts)
         for _ in range(_RESET_TRIES):  # a system that runs adds to the counts every second
             value = await store.values.get(PREFIX + connector)
