@@ -20,11 +20,11 @@ from reefknot.cli.ingestion import source_view as view
 from reefknot.cli.ingestion.source_documents import (
     check_kept,
     configured_names,
+    documents_file,
     export_lines,
     forget_source,
     open_for_reading,
 )
-from reefknot.cli.ingestion.source_documents import documents_file as _documents_file
 from reefknot.cli.options import (
     COMMON,
     OPERATOR,
@@ -168,7 +168,7 @@ async def _rows(address: StoreAddress, sources: Sequence[ConfiguredSource]) -> l
 
     counts: dict[str, Any] = {}
     place = ""
-    if _documents_file(address).exists():
+    if documents_file(address).exists():
         async with open_for_reading(address) as documents:
             counts, place = await documents.counts(), await documents.identity()
     if address.is_sqlite and not address.path.is_file():  # no sync has run yet
@@ -338,7 +338,7 @@ async def _synced(address: StoreAddress, source: ConfiguredSource, *, full: bool
     limits = ingestion_settings(address.settings)
     async with (
         open_store(address.url, **options_of(address.settings), tidy=False) as store,
-        open_documents(_documents_file(address)) as documents,
+        open_documents(documents_file(address)) as documents,
     ):
         orchestrator = IngestionOrchestrator(
             job_queue=JobQueue(store),
