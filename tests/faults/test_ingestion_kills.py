@@ -53,7 +53,7 @@ def test_a_killed_orchestrator_loses_nothing_and_keeps_nothing_twice(tmp_path: P
     calls = len(told(whole, "first", "calls"))
     assert calls > 15
     points = [(at, when) for at in range(1, calls + 1) for when in ("before", "after")]
-    lives = lived(tmp_path, [plan(at, when) for at, when in spread(points, 14)])
+    lives = lived(tmp_path, [plan(at, when) for at, when in spread(points, 10)])
     assert [one for life in lives for one in judge(life)] == []
     died = [life for life in lives if life["first_ended"] == KILLED]
     assert len(died) >= len(lives) - 2, "the last calls depend on timing; all others must have been reached"
@@ -62,6 +62,8 @@ def test_a_killed_orchestrator_loses_nothing_and_keeps_nothing_twice(tmp_path: P
 def test_a_cursor_that_moves_before_its_documents_is_caught(tmp_path: Path) -> None:
     (whole,) = lived(tmp_path, [plan(None, flaw="cursor first")])
     at_puts = [at for at, name in enumerate(told(whole, "first", "calls"), 1) if name == "put"]
-    near = sorted({at + shift for at in at_puts for shift in (-1, 0, 1)})  # jobs run side by side: the order may vary
+    near = sorted(
+        {at + shift for at in at_puts[:2] for shift in (-1, 0, 1)}
+    )  # jobs run side by side: the order may vary
     lives = lived(tmp_path, [plan(at, flaw="cursor first") for at in near])
     assert any("ahead of its documents" in one for life in lives for one in judge(life))

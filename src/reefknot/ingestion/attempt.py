@@ -187,7 +187,8 @@ class JobRunner:
                 failed.update(one.location for one in page.failures)
             self.page_kept(source, summary)
             if page.is_last:
-                await self._requeue_recovered(source, kept, failed)
+                if job.is_sync:
+                    await self._requeue_recovered(source, kept, failed)
                 if summary.kept or summary.deleted or summary.failed:
                     self.synced(source, summary)
                 return summary

@@ -23,7 +23,7 @@ from reefknot.connectors import folders, local_files
 from reefknot.connectors.local_files import LocalFiles
 from tests.unit.connectors.memory_sink import MemorySink, context, sync
 
-SEEDS = range(40)
+SEEDS = range(25)
 LONG_AGO = -(10**15)
 
 
