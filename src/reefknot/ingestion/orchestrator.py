@@ -314,7 +314,8 @@ class IngestionOrchestrator:
         except asyncio.CancelledError:
             (found,) = await asyncio.gather(claim, return_exceptions=True)
             if not isinstance(found, BaseException) and found:  # without an answer the leases run out
-                await self._reports.give_back([Held(one.id, one.owner, one.fence) for one in found])
+                with suppress(Exception):
+                    await self._reports.give_back([Held(one.id, one.owner, one.fence) for one in found])
             raise
         finally:
             self.is_claiming = False

@@ -9,6 +9,7 @@ queue is bounded, and its callers are told when to come back.
 
 import asyncio
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from math import inf
 from typing import Any
 
@@ -352,9 +353,10 @@ class Router:
         try:
             claimed = await asyncio.shield(claim)
         except asyncio.CancelledError:
-            late = await claim
-            if late:
-                await self.submissions.give_back([one.held for one in late])
+            with suppress(Exception):  # whatever the store says, the router ends; without an answer the leases run out
+                late = await claim
+                if late:
+                    await self.submissions.give_back([one.held for one in late])
             raise
         now = self._clock.now()
         for one in claimed:

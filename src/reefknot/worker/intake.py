@@ -10,6 +10,7 @@ once and never more. Nothing is acknowledged before it is kept, and a message th
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from msgspec import UNSET, Struct, structs
@@ -343,7 +344,7 @@ class Intake:
             with context.timeouts.timeout(STORE_S):
                 return await asyncio.shield(task)
         except asyncio.CancelledError:
-            with context.timeouts.timeout(STORE_S):
+            with suppress(Exception), context.timeouts.timeout(STORE_S):  # whatever the store says, the worker ends
                 started = [one for one in await task if one is not None and one.state is WorkState.RUNNING]
                 back = [Settlement(one.id, one.owner, one.fence, Interrupted()) for one in started]
                 await context.work.settle(back)

@@ -10,7 +10,7 @@ import pytest
 from msgspec import structs
 
 from reefknot.core.failure import FailureType
-from reefknot.core.work import WorkState
+from reefknot.core.work import WorkItem, WorkState
 from reefknot.errors import ParameterError, SourceError, StoreUnavailableError
 from reefknot.ingestion.attempt import SyncSummary
 from reefknot.ingestion.orchestrator import IngestionOrchestrator
@@ -514,5 +514,31 @@ def test_a_folder_that_can_be_read_again_leaves_quarantine_though_nothing_in_it_
         await orchestrator.request_sync("notes", trigger="manual")
         await asyncio.sleep(1)
         assert await world.state(aside.id) is WorkState.SUCCEEDED
+
+    in_world(story)
+
+
+def test_an_orchestrator_ends_although_the_store_fails_what_is_claimed_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story(world: World) -> None:
+        orchestrator = await world.start(world.source(three_pages))
+        asked, claim = asyncio.Event(), orchestrator._claim_from
+
+        async def slowly(name: str, free: int) -> list[WorkItem]:
+            asked.set()
+            await asyncio.sleep(1)
+            return await claim(name, free)
+
+        async def refuse(held: object) -> list[bool]:
+            raise StoreUnavailableError("x", "the disk reported an error", "check the disk")
+
+        monkeypatch.setattr(orchestrator, "_claim_from", slowly)
+        monkeypatch.setattr(orchestrator._reports, "give_back", refuse)
+        await world.job("sync")
+        async with asyncio.timeout(60):
+            await asked.wait()
+        async with asyncio.timeout(60):
+            await orchestrator.stop(0)
 
     in_world(story)

@@ -251,3 +251,25 @@ def test_a_late_router_cannot_answer_what_another_one_took_on() -> None:
         assert await second.submissions.answer("a") == result
 
     with_shop(story)
+
+
+def test_a_router_ends_although_the_store_fails_the_claim_that_is_under_way() -> None:
+    """Its cancellation was lost in the error of the store, and the process never ended."""
+
+    async def story(shop: Shop) -> None:
+        router = await shop.router()
+        asked = asyncio.Event()
+
+        async def claim(*given: object, **more: object) -> list[object]:
+            asked.set()
+            await asyncio.sleep(1)
+            raise StoreUnavailableError("x", "the disk reported an error", "check the disk")
+
+        router.submissions.claim = claim  # type: ignore[method-assign, assignment]
+        router._claim_now.set()
+        async with asyncio.timeout(60):
+            await asked.wait()
+        async with asyncio.timeout(60):
+            await router.stop()
+
+    with_shop(story)
