@@ -346,8 +346,7 @@ class Intake:
         except asyncio.CancelledError:
             with suppress(Exception), context.timeouts.timeout(STORE_S):  # whatever the store says, the worker ends
                 started = [one for one in await task if one is not None and one.state is WorkState.RUNNING]
-                back = [Settlement(one.id, one.owner, one.fence, Interrupted()) for one in started]
-                await context.work.settle(back)
+                await context.work.settle([Settlement(one.id, one.owner, one.fence, Interrupted()) for one in started])
             raise
 
     def _startable(self, batch: Sequence[Admitted]) -> set[str]:
