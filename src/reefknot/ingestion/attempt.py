@@ -308,7 +308,7 @@ class JobRunner:
         record = DecisionRecord.of(decision, policy, history, failure, chosen, verdict=verdict)
         if isinstance(decision, Again):
             return self._again(item, failure, decision, policy, record, text, began)
-        return await self._given_up(item, source, failure, decision, policy, record, text)
+        return self._given_up(item, failure, decision, policy, record, text)
 
     async def _report_to_source(
         self, item: WorkItem, source: IngestionSource, failure: Failure, decision: Decision, policy: RetryPolicy
@@ -384,10 +384,9 @@ class JobRunner:
         )
         return JobReport(again, (retry_event(item, wall, retry, record),))
 
-    async def _given_up(
+    def _given_up(
         self,
         item: WorkItem,
-        source: IngestionSource,
         failure: Failure,
         decision: Stop,
         policy: RetryPolicy,
@@ -418,7 +417,7 @@ class JobRunner:
         """The quarantine of a job that cannot be run at all."""
         failure = classify(reason, code=ErrorCode.internal_error)
         event = quarantined_event(item, self._clock.wall(), reason, failure)
-        await self._put_back(source, Interrupted())
+        await self._change_health(source, probe_released)
         return JobReport(Quarantine(reason, failure_json(failure)), (event,))
 
     async def _put_back(self, source: IngestionSource, settled: Settled) -> JobReport:
