@@ -116,12 +116,8 @@ class System:
         shared |= {"isolation": self.isolation}
         self.workers = [Worker(name, **shared) for name in workers]
         self.client = client_of(store, clock, self.routing.rules.size)
-        submissions = Submissions(
-            store.work,
-            clock,
-            rules=self.routing.submission_rules,
-            journal=Journal(store.audit, redactor=Redactor(secrets)),
-        )
+        journal = Journal(store.audit, redactor=Redactor(secrets))
+        submissions = Submissions(store.work, clock, rules=self.routing.submission_rules, journal=journal)
         self._recall = None if own_work_only else submissions.recall
         self._errors = RepeatedErrors()
         self.started_after = 0

@@ -30,7 +30,7 @@ from reefknot.core.audit.event import (
 from reefknot.core.messages import ExecAssignment, ExecResult
 from reefknot.core.overload.admission import ADMISSION_VERSION, Rules, rules_content
 from reefknot.core.results import answer_of
-from reefknot.core.work import CRASH_LIMIT, WorkItem, WorkState
+from reefknot.core.work import CRASH_LIMIT, WorkItem, WorkState, is_ingestion
 from reefknot.ports.clock import Clock
 from reefknot.runtime.processes import own_identity
 
@@ -111,12 +111,18 @@ def ended_event(item: WorkItem, wall: float, *, cancelled: str | None = None) ->
 
 
 def vanished_events(item: WorkItem, wall: float) -> list[Event]:
-    """The events of an item after its worker vanished: it is back in the queue, or in quarantine and has ended."""
-    about = about_item(item, wall)
-    if item.state is WorkState.QUARANTINED:
-        inputs = {"crashes": item.crashes, "limit": CRASH_LIMIT, "attempts": item.attempts}
-        return [Quarantined(**about, reason=item.reason, inputs=inputs), ended_event(item, wall)]
-    return [Requeued(**about, reason="its worker vanished", generation=item.generation)]
+    """
+    The events of an item after its owner vanished: it is back in the queue, or in quarantine.
+
+    The caller of an assignment is answered then, so it has ended. A job of a source has no caller.
+    """
+    about, of_source = about_item(item, wall), is_ingestion(item)
+    if item.state is not WorkState.QUARANTINED:
+        owner = "orchestrator" if of_source else "worker"
+        return [Requeued(**about, reason=f"its {owner} vanished", generation=item.generation)]
+    inputs = {"crashes": item.crashes, "limit": CRASH_LIMIT, "attempts": item.attempts}
+    quarantined = Quarantined(**about, reason=item.reason, inputs=inputs)
+    return [quarantined] if of_source else [quarantined, ended_event(item, wall)]
 
 
 class RuledQueue(Protocol):

@@ -6,12 +6,13 @@ process again while it runs alone is known, and the others succeed.
 """
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from math import inf
 from typing import Protocol
 
-from reefknot.runtime.log import logger
+from reefknot.core.work import CRASH_LIMIT, WorkItem, is_suspect
+from reefknot.runtime.log import logger, printable
 
 RUNS_ALONE = "a process died while it ran; it waits to run alone"
 AGAIN_S = 2.0
@@ -87,6 +88,22 @@ class Isolation:
         if not self.is_on:
             return wanted
         return 1 if self._asked_by is pool and not self._has_begun and self._is_idle(pool) else 0
+
+    def admits(self, pool: IsolatedPool, items: Sequence[WorkItem], now: float, *, name: str) -> bool:
+        """
+        Whether a pool may run what it has claimed: `items`, of which a suspect is the only one.
+
+        False: the suspect cannot run alone yet, and the pool puts it off. `name` is for the log.
+        """
+        if not items or not is_suspect(items[0]):
+            self.no_suspect(pool)
+            return True
+        if not self.begin(pool, now):
+            return False
+        text = "%s: %s runs alone, since the process that ran it died (%d of %d times; then it is quarantined)"
+        shown = printable(items[0].assignment_id, most=200)
+        logger().warning(text, name, shown, items[0].crashes, CRASH_LIMIT)
+        return True
 
     def begin(self, pool: IsolatedPool, now: float) -> bool:
         """

@@ -1,12 +1,15 @@
 """
-Reports of ended attempts to the store, in batches: what has ended by the time the store is free goes in together.
+Claims of work, and reports of ended attempts to the store.
 
-A step that was run is reported even while its process ends, so that its effect is not repeated because its report was
-cut off. A report that the store does not take is tried again for as long as the lease lasts.
+A claim is never forgotten: one whose claimer ends meanwhile goes back. Reports go in batches: what has ended by the
+time the store is free goes in together. A step that was run is reported even while its process ends, so that its effect
+is not repeated because its report was cut off. A report that the store does not take is tried again for as long as the
+lease lasts.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from typing import Any, Generic, Protocol, TypeVar
 
 from reefknot.core.work import Interrupted
@@ -17,6 +20,41 @@ from reefknot.runtime.timeouts import STORE_S, Timeouts
 
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 5.0
+
+C = TypeVar("C")
+
+
+class Claims:
+    """Keeps and returns the claims of one owner: a worker, a router, an orchestrator."""
+
+    def __init__(self, work: WorkQueue, lease: float) -> None:
+        self._work = work
+        self._lease = lease
+
+    async def finish(self, claim: Coroutine[Any, Any, list[C]], held: Callable[[C], Held]) -> list[C]:
+        """The outcome of a claim, which is never cut off: when its caller is cancelled meanwhile, it goes back."""
+        task = asyncio.get_running_loop().create_task(claim)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            with suppress(Exception):  # whatever the store says, the caller ends; without an answer the leases run out
+                late = await task
+                if late:
+                    await self.give_back([held(one) for one in late])
+            raise
+
+    async def give_back(self, held: list[Held]) -> list[bool]:
+        """Return claims that nobody will report on; that spends nothing. False: the claim was lost already."""
+        async with asyncio.timeout(STORE_S):
+            return await self._work.settle([Settlement(one.id, one.owner, one.fence, Interrupted()) for one in held])
+
+    async def renew(self, held: list[Held]) -> list[Held]:
+        """Renew leases. Returns the claims that were lost, whose work must stop."""
+        if not held:
+            return []
+        async with asyncio.timeout(STORE_S):
+            kept = await self._work.renew(held, lease=self._lease)
+        return [one for one, is_ours in zip(held, kept, strict=True) if not is_ours]
 
 
 class EndedAttempt(Protocol):
@@ -70,12 +108,6 @@ class Settling(Generic[A]):
         ends = self._clock.now() + STORE_S
         while self.reporting and self._clock.now() < ends:
             await asyncio.wait(set(self.reporting), timeout=ends - self._clock.now())
-
-    async def give_back(self, held: list[Held]) -> list[bool]:
-        """Return claims that nobody will report on; that spends nothing. False: the claim was lost already."""
-        with self._timeouts.timeout(STORE_S):
-            back = [Settlement(one.id, one.owner, one.fence, Interrupted()) for one in held]
-            return await self._work.settle(back)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

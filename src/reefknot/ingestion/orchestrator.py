@@ -17,19 +17,19 @@ from typing import Any, Protocol, Self, cast
 
 from msgspec import Struct, structs
 
-from reefknot.audit.journal import Journal, about_item
+from reefknot.audit.assignments import vanished_events
+from reefknot.audit.journal import Journal
 from reefknot.clock import SteadyClock
-from reefknot.core.audit.event import Event, Quarantined, Requeued
 from reefknot.core.failure import Failure, FailureType
 from reefknot.core.overload.source_health import HealthRules, free_places, probe_begun, probe_released
 from reefknot.core.redaction import Redactor
 from reefknot.core.retry.book import Book
 from reefknot.core.retry.defaults import builtin_book
 from reefknot.core.retry.policy import RetryPolicy
-from reefknot.core.work import CRASH_LIMIT, Interrupted, Snooze, WorkItem, WorkState, is_suspect
+from reefknot.core.work import Interrupted, Snooze, WorkItem, WorkState
 from reefknot.errors import ParameterError
 from reefknot.execution.isolation import AGAIN_S, RUNS_ALONE, Isolation
-from reefknot.execution.settling import Settling
+from reefknot.execution.settling import Claims, Settling
 from reefknot.ingestion.attempt import IngestionContext, JobReport, JobRunner, SyncSummary
 from reefknot.ingestion.jobs import JobQueue, class_of
 from reefknot.ingestion.sources import IngestionSource, SourceRecord, SourceRecords, request_sync, with_health
@@ -39,7 +39,7 @@ from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.clock import Clock
 from reefknot.ports.documents import DocumentSink
 from reefknot.ports.work_queue import Held, Settlement
-from reefknot.runtime.log import RepeatedErrors, error_text, logger, printable
+from reefknot.runtime.log import RepeatedErrors, error_text, logger
 from reefknot.runtime.processes import process_mark
 from reefknot.runtime.seeds import new_id
 from reefknot.runtime.timeouts import STORE_S, Timeouts
@@ -127,6 +127,7 @@ class IngestionOrchestrator:
         self._registry = retry_policy_registry
         self._book = book or builtin_book()
         self.runner = JobRunner(self._context(seed))
+        self._claims = Claims(store.work, self.settings.lease)
         self._reports = self._settling()
         self.running: dict[str, asyncio.Task[None]] = {}
         self.claimed: dict[str, Held] = {}
@@ -216,7 +217,7 @@ class IngestionOrchestrator:
         held, back = list(self.claimed.values()), 0
         if held:
             try:
-                back = sum(await self._reports.give_back(held))
+                back = sum(await self._claims.give_back(held))
             except Exception as error:  # their leases run out
                 logger().error("%s: jobs could not be given back (%s)", self.name, error_text(error))
             self.claimed.clear()
@@ -308,29 +309,16 @@ class IngestionOrchestrator:
 
     async def _claim(self, name: str, free: int) -> int:
         self.is_claiming = True
-        claim = asyncio.get_running_loop().create_task(self._claim_from(name, free))
         try:
-            items = await asyncio.shield(claim)
-        except asyncio.CancelledError:
-            (found,) = await asyncio.gather(claim, return_exceptions=True)
-            if not isinstance(found, BaseException) and found:  # without an answer the leases run out
-                with suppress(Exception):
-                    await self._reports.give_back([Held(one.id, one.owner, one.fence) for one in found])
-            raise
+            items = await self._claims.finish(self._claim_from(name, free), Held.of)
         finally:
             self.is_claiming = False
             self._isolation.ended(self)
         if not items:
             return 0
-        if not is_suspect(items[0]):
-            self._isolation.no_suspect(self)
-        elif not self._isolation.begin(self, self._clock.now()):
+        if not self._isolation.admits(self, items, self._clock.now(), name=self.name):
             self._put_off(items[0])
             return 0
-        else:
-            text = "%s: %s runs alone, since the process that ran it died (%d of %d times; then it is quarantined)"
-            shown = printable(items[0].id, most=200)
-            logger().warning(text, self.name, shown, items[0].crashes, CRASH_LIMIT)
         for item in items:
             self._hold(item)
         await self._note_beginning(name)
@@ -357,12 +345,7 @@ class IngestionOrchestrator:
 
     def _crash_events(self, item: WorkItem) -> Iterable[AuditEntry]:
         """The events of a job whose orchestrator vanished. Called where the store runs, perhaps in another thread."""
-        about = about_item(item, self._clock.wall())
-        event: Event = Requeued(**about, reason="its orchestrator vanished", generation=item.generation)
-        if item.state is WorkState.QUARANTINED:
-            inputs = {"crashes": item.crashes, "limit": CRASH_LIMIT, "attempts": item.attempts}
-            event = Quarantined(**about, reason=item.reason, inputs=inputs)
-        return self._journal.entries([event])
+        return self._journal.entries(vanished_events(item, self._clock.wall()))
 
     async def _rest(self) -> None:
         """Wait until a job ends, a source may be claimed from again, or the store has something new."""
@@ -418,7 +401,7 @@ class IngestionOrchestrator:
 
     def _hold(self, item: WorkItem) -> None:
         """Know a claim, so that its lease is renewed, and it is given back at the end, until its report is kept."""
-        self.claimed[item.id] = Held(item.id, item.owner, item.fence)
+        self.claimed[item.id] = Held.of(item)
         self._source_of[item.id] = item.source
 
     def _begin(self, item: WorkItem, source: IngestionSource) -> None:
@@ -460,34 +443,39 @@ class IngestionOrchestrator:
     async def _renew_leases(self) -> None:
         while True:
             await asyncio.sleep(self.settings.lease / 3)
-            held = list(self.claimed.values())
-            if not held:
-                continue
             try:
-                with self._timeouts.timeout(STORE_S):
-                    kept = await self._store.work.renew(held, lease=self.settings.lease)
+                lost = await self._claims.renew(self.claims())
             except Exception as error:
                 self._errors.log(f"{self.name}: leases could not be renewed", error, self._clock.now())
-                continue
-            for one, ours in zip(held, kept, strict=True):
-                task = self.running.get(one.id)
-                if not ours and task is not None:  # cancelled by a person, or somebody else has it by now
-                    task.cancel()
+            else:
+                self._stop_lost(lost)
+
+    def _stop_lost(self, lost: Iterable[Held]) -> None:
+        """Stop jobs that a person has cancelled, or that somebody else has by now."""
+        for one in lost:
+            task = self.running.get(one.id)
+            if task is not None and self.claimed.get(one.id) == one and not task.cancelling():  # once: it may clean up
+                task.cancel()
 
     async def _look_around(self) -> None:
-        """Read the records of sources, which other processes change too, and write telemetry."""
+        """Read what other processes change too: the records of sources, and the jobs that run here. Write telemetry."""
         while True:
             await asyncio.sleep(PERIOD_S if self.claimed else IDLE_S)
             before = [self.records.known(name) for name in self.sources]
             try:
                 with self._timeouts.timeout(STORE_S):
                     await self.records.refresh()
+                    self._stop_lost([one for one in self.claims() if not await self._is_held(one)])
             except Exception as error:
                 self._errors.log(f"{self.name}: the records of sources cannot be read", error, self._clock.now())
                 continue
             if before != [self.records.known(name) for name in self.sources]:
                 self._wake.set()
             await self._flush_telemetry()
+
+    async def _is_held(self, claim: Held) -> bool:
+        item = await self._store.work.get(claim.id)
+        return item is not None and item.state is WorkState.RUNNING and item.fence == claim.fence
 
     async def _flush_telemetry(self) -> None:
         try:

@@ -32,6 +32,11 @@ class Held(Struct, frozen=True):
     owner: str
     fence: int
 
+    @classmethod
+    def of(cls, item: WorkItem) -> "Held":
+        """The claim of an item that was just claimed."""
+        return cls(item.id, item.owner, item.fence)
+
 
 class Leases(Protocol):
     """The leases of all work in a store."""

@@ -9,7 +9,6 @@ queue is bounded, and its callers are told when to come back.
 
 import asyncio
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from math import inf
 from typing import Any
 
@@ -169,7 +168,9 @@ class Router:
         await self._background.run_logged("the last results could not be kept", self._last_writes)
         held = [one.held for one in self.table.all()]
         if held:
-            await self._background.run_logged("pending work could not be given back", self.submissions.give_back, held)
+            await self._background.run_logged(
+                "pending work could not be given back", self.submissions.claims.give_back, held
+            )
 
     async def _last_writes(self) -> None:
         async with asyncio.timeout(LAST_WRITES_S):
@@ -349,15 +350,8 @@ class Router:
             left_here.cancel()
 
     async def _claim(self, n: int, only: list[str] | None = None) -> None:
-        claim = asyncio.get_running_loop().create_task(self.submissions.claim(n, self.owner, only))
-        try:
-            claimed = await asyncio.shield(claim)
-        except asyncio.CancelledError:
-            with suppress(Exception):  # whatever the store says, the router ends; without an answer the leases run out
-                late = await claim
-                if late:
-                    await self.submissions.give_back([one.held for one in late])
-            raise
+        claim = self.submissions.claim(n, self.owner, only)
+        claimed = await self.submissions.claims.finish(claim, lambda one: one.held)
         now = self._clock.now()
         for one in claimed:
             self.table.add(one, resource_class(one.assignment), now)
@@ -393,9 +387,7 @@ class Router:
     async def _renew_all(self) -> None:
         """Renew the claims of this router. A lost one has another router, or a worker whose ack was lost."""
         held = [one.held for one in self.table.all() if self._holds(one)]
-        if not held:
-            return
-        for lost in await self.submissions.renew(held):
+        for lost in await self.submissions.claims.renew(held):
             pending = self.table.get(lost.id)
             if pending is None or pending.held != lost or not self._holds(pending):
                 continue

@@ -40,8 +40,9 @@ from reefknot.core.results import (
     overdue_reason,
     unrun_result,
 )
-from reefknot.core.work import ROUTER, Interrupted, Quarantine, WorkItem, is_ingestion, is_over, requeued_at
+from reefknot.core.work import ROUTER, Quarantine, WorkItem, is_ingestion, is_over, requeued_at
 from reefknot.errors import KeyConflictError, NotJsonError, ParameterError, ParameterTypeError, QueueFullError
+from reefknot.execution.settling import Claims
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.clock import Clock
 from reefknot.ports.work_queue import FIRST_FENCE, Enqueued, Held, Settlement, WorkQueue
@@ -149,6 +150,7 @@ class Submissions:
         self._clock = clock
         self._rules = rules
         self._lease = lease
+        self.claims = Claims(work, lease)
         self._journal = journal or Journal(None)
         self._unwritten: Counter[tuple[str, str]] = Counter()
         """Refusals since the last event, by reason and resource class."""
@@ -246,7 +248,7 @@ class Submissions:
             )
         claimed = []
         for item in items:
-            held = Held(item.id, item.owner, item.fence)
+            held = Held.of(item)
             read = read_assignment(item.payload)
             if isinstance(read, InvalidMessage):
                 await self._set_aside(item, held, f"{UNREADABLE_SUBMISSION}: {read.message}")
@@ -261,17 +263,6 @@ class Submissions:
         """Bring back what is queued for workers that are gone. Returns how many assignments that were."""
         async with asyncio.timeout(STORE_S):
             return await self._work.recall(classes, crash_events=self._worker_crashed)
-
-    async def renew(self, held: list[Held]) -> list[Held]:
-        """Hold these for longer. Returns the lost ones."""
-        async with asyncio.timeout(STORE_S):
-            kept = await self._work.renew(held, lease=self._lease)
-        return [one for one, ours in zip(held, kept, strict=True) if not ours]
-
-    async def give_back(self, held: list[Held]) -> None:
-        """Release claims: whoever routes next takes them at once."""
-        async with asyncio.timeout(STORE_S):
-            await self._work.settle([Settlement(one.id, one.owner, one.fence, Interrupted()) for one in held])
 
     def wall(self) -> float:
         return self._clock.wall()

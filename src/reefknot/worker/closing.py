@@ -172,7 +172,7 @@ class Closing:
         """Give back what was claimed ahead and no slot has begun."""
         held = [(pool, one) for pool in pools for one in pool.release_prefetched()]
         if held:
-            await self.reports.give_back([one for _, one in held])
+            await self._context.claims.give_back([one for _, one in held])
         for pool, one in held:
             pool.settled(one.id, one.fence)
 
@@ -185,7 +185,7 @@ class Closing:
         await self.reports.finished()  # an attempt that ended in the very moment it was stopped
         if not held:
             return 0
-        back = await self.reports.give_back(held)
+        back = await self._context.claims.give_back(held)
         for pool in pools:
             pool.claimed.clear()
         return sum(back)

@@ -9,6 +9,7 @@ from msgspec import Struct
 from reefknot.audit.journal import Journal
 from reefknot.core.messages import ACK, HEARTBEAT, RESULT, ExecAssignmentAck, ExecResult, encode
 from reefknot.core.redaction import Redactor
+from reefknot.execution.settling import Claims
 from reefknot.ports.clock import Clock
 from reefknot.ports.transport import Transport
 from reefknot.ports.work_queue import WorkQueue
@@ -32,6 +33,10 @@ class WorkerContext(Struct, frozen=True):
     timeouts: Timeouts
     redactor: Redactor
     seed: int | None = None
+
+    @property
+    def claims(self) -> Claims:
+        return Claims(self.work, self.settings.lease)
 
     async def send_ack(self, ack: ExecAssignmentAck) -> None:
         await self._publish(ACK, encode(ack))

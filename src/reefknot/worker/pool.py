@@ -31,10 +31,10 @@ from reefknot.core.overload.admission import (
     rules_hash,
 )
 from reefknot.core.overload.submission import running_mean
-from reefknot.core.work import CRASH_LIMIT, Interrupted, Snooze, WorkItem, WorkState, is_suspect, worker_class
+from reefknot.core.work import Snooze, WorkItem, WorkState, worker_class
 from reefknot.execution.isolation import AGAIN_S, RUNS_ALONE, Isolation
 from reefknot.ports.work_queue import CrashEvents, Held, Settlement
-from reefknot.runtime.log import RepeatedErrors, error_text, logger, printable
+from reefknot.runtime.log import RepeatedErrors, error_text, logger
 from reefknot.runtime.timeouts import STORE_S
 from reefknot.worker.context import WorkerContext
 from reefknot.worker.queue import BoundedQueue, Queued
@@ -266,7 +266,7 @@ class Pool:
         for item in items:
             self.queue.remove(item.id)
             self._cancel_attempt(item.id)  # its lease was lost unnoticed; the earlier attempt may not report any more
-            self.claimed[item.id] = Held(item.id, item.owner, item.fence)
+            self.claimed[item.id] = Held.of(item)
             self.prefetched[item.id] = item
         self._fill_slots()
 
@@ -314,14 +314,8 @@ class Pool:
 
     async def _claim_some(self, wanted: int) -> int:
         asked_at = self._clock.now()
-        claim = asyncio.get_running_loop().create_task(self._claim(wanted))
         try:
-            items = await asyncio.shield(claim)
-        except asyncio.CancelledError:
-            (found,) = await asyncio.gather(claim, return_exceptions=True)
-            if not isinstance(found, BaseException):  # without an answer the leases run out
-                await self._give_back(found)
-            raise
+            items = await self._context.claims.finish(self._claim(wanted), Held.of)
         except Exception as error:
             self._errors.log(f"{self.name}: the store cannot be read", error, self._clock.now())
             self._asks_since = None
@@ -330,16 +324,10 @@ class Pool:
         since, self._asks_since, self._asked = self._asks_since, None, 0
         self._claims_timed += 1
         self._claim_ms = running_mean(self._claim_ms, (self._clock.now() - asked_at) * 1000, number=self._claims_timed)
-        if not items or not is_suspect(items[0]):
-            self._isolation.no_suspect(self)
-        elif not self._isolation.begin(self, self._clock.now()):
-            await self._put_off(items[0])
-            return len(items)
+        if self._isolation.admits(self, items, self._clock.now(), name=self._context.worker_id):
+            self.begin(items, since)
         else:
-            name, crashes = items[0].assignment_id, items[0].crashes
-            text = "%s: %s runs alone, since the process that ran it died (%d of %d times; then it is quarantined)"
-            logger().warning(text, self._context.worker_id, printable(name, most=200), crashes, CRASH_LIMIT)
-        self.begin(items, since)
+            await self._put_off(items[0])
         return len(items)
 
     async def _put_off(self, item: WorkItem) -> None:
@@ -364,13 +352,6 @@ class Pool:
                 isolate=True,
                 crash_events=self._crash_events,
             )
-
-    async def _give_back(self, items: list[WorkItem]) -> None:
-        """Return what was claimed while the worker was ending: it spends nothing."""
-        if items:
-            back = [Settlement(item.id, item.owner, item.fence, Interrupted()) for item in items]
-            with self._context.timeouts.timeout(STORE_S):
-                await self._context.work.settle(back)
 
     def _fill_slots(self) -> None:
         create = asyncio.get_running_loop().create_task
@@ -461,9 +442,5 @@ class Pool:
 
     async def renew(self) -> list[str]:
         """Renew the leases of everything claimed. Returns the ids that were lost, whose work must stop."""
-        held = list(self.claimed.values())
-        if not held:
-            return []
-        with self._context.timeouts.timeout(STORE_S):
-            kept = await self._context.work.renew(held, lease=self._context.settings.lease)
-        return [one.id for one, ok in zip(held, kept, strict=True) if not ok and self.claimed.get(one.id) == one]
+        lost = await self._context.claims.renew(list(self.claimed.values()))
+        return [one.id for one in lost if self.claimed.get(one.id) == one]

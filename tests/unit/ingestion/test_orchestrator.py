@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from math import inf
 
 import msgspec
 import pytest
@@ -404,6 +405,36 @@ def test_jobs_that_ignore_their_cancellation_do_not_keep_other_leases_from_being
     in_world(story)
 
 
+def test_a_cancelled_job_stops_within_seconds_and_may_clean_up() -> None:
+    """Not only when its lease is renewed, every 20 s."""
+
+    async def story(world: World) -> None:
+        stopped_after = inf
+        cleaned_up = False
+
+        async def fetch(request: FetchRequest) -> Page:
+            nonlocal stopped_after, cleaned_up
+            try:
+                await asyncio.sleep(500)
+            finally:
+                stopped_after = asyncio.get_running_loop().time() - cancelled_at
+                await asyncio.sleep(5)
+                cleaned_up = True
+            return page()
+
+        await world.start(world.source(fetch, page_timeout=1000.0))
+        await world.job("sync")
+        await asyncio.sleep(5)
+        cancelled_at = asyncio.get_running_loop().time()
+        await world.jobs.cancel("sync")
+        await asyncio.sleep(10)
+        assert stopped_after <= 2
+        assert cleaned_up
+        assert await world.state("sync") is WorkState.CANCELLED
+
+    in_world(story)
+
+
 def test_a_connector_that_makes_no_progress_or_returns_no_page_is_stopped() -> None:
     async def story(world: World) -> None:
         async def stuck(request: FetchRequest) -> Page:
@@ -534,7 +565,7 @@ def test_an_orchestrator_ends_although_the_store_fails_what_is_claimed_at_the_en
             raise StoreUnavailableError("x", "the disk reported an error", "check the disk")
 
         monkeypatch.setattr(orchestrator, "_claim_from", slowly)
-        monkeypatch.setattr(orchestrator._reports, "give_back", refuse)
+        monkeypatch.setattr(orchestrator._claims, "give_back", refuse)
         await world.job("sync")
         async with asyncio.timeout(60):
             await asked.wait()
