@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from traceback import extract_tb
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
     from reefknot.ingestion.orchestrator import IngestionSettings
     from reefknot.ingestion.sources import IngestionSource
 
-_PACKAGE = Path(__file__).parents[1]
 DOCUMENTS = "documents.db"
 FOLDER = ".reefknot"
 """The folder of the documents where the store has no file of its own, beneath that of the configuration."""
@@ -165,13 +163,12 @@ def error_in_connector(connector: str, error: Exception) -> str | None:
     None for the built-in connectors, and for an error that a connector raises on purpose.
     """
     from reefknot.connectors.registry import BUILTIN
+    from reefknot.execution.failures import raised_at
 
     if connector in BUILTIN or isinstance(error, ReefknotError):
         return None
-    frames = extract_tb(error.__traceback__)
-    own = [one for one in frames if not Path(one.filename).is_relative_to(_PACKAGE)] or frames
-    text = redact(f"{type(error).__name__}: {error}")
-    return f"the connector {connector} failed in {own[-1].filename}:{own[-1].lineno}: {text}"
+    text = redact(f"{type(error).__name__}: {error}").removesuffix(": ")
+    return f"the connector {connector} failed in {raised_at(error)}: {text}"
 
 
 def _factory(connector: str) -> ConnectorFactory:

@@ -14,13 +14,10 @@ import msgspec
 
 from reefknot.core.failure import FailureType
 from reefknot.errors import ParameterError, ParameterTypeError, SourceError, shown
-from reefknot.ports.connector import Document
+from reefknot.ports.connector import LARGEST_CURSOR, LONGEST_NAME, Document
 
 LARGEST_TEXT = 16 << 20
 LARGEST_METADATA = 256 << 10
-LARGEST_CURSOR = 256 << 10
-LONGEST_NAME = 16_384
-"""Characters of an id, a location, a version or a fingerprint."""
 LONGEST_TITLE = 4096
 _TEXTS = ("id", "location", "version", "title", "text", "fingerprint", "media_type", "problem")
 

@@ -7,7 +7,9 @@ block and nothing else. The traceback of what a step raised is kept with the job
 """
 
 import asyncio
+import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from itertools import islice
@@ -24,11 +26,12 @@ from reefknot.core.canonical import canonical
 from reefknot.core.checks import LARGEST_FLOAT, is_number
 from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.messages import StepResult, StepStatus
-from reefknot.core.retry.classify import classify, status_in
+from reefknot.core.redaction import LONGEST_TEXT
+from reefknot.core.retry.classify import classify, kind_of_class, status_in
 from reefknot.core.retry.decide import Reason
 from reefknot.core.retry.policy import RetryPolicy
 from reefknot.core.work import WorkItem
-from reefknot.errors import OutcomeUnknownError, RejectedError, RetryAfter
+from reefknot.errors import OutcomeUnknownError, ReefknotError, RejectedError, RetryAfter
 from reefknot.idempotency.waiting import HeldKey
 from reefknot.retrying.failures import failure_from
 from reefknot.retrying.functions import UNREADABLE, is_group, leaves_of
@@ -160,6 +163,46 @@ def _result_of_group(error: BaseException, chosen: StepResult, steps: list[StepR
     metadata = {**chosen.metadata, "retry_after": max(hints)} if hints else chosen.metadata
     message = f"{failure_from(error)}: {chosen.error_message}"
     return msgspec.structs.replace(chosen, error_message=message, metadata=metadata)
+
+
+# ---- exceptions of other people's code ------------------------------------------------------------------------------
+
+
+def failure_with_place(error: BaseException) -> Failure:
+    """
+    The failure of an exception whose message is read without its class, such as that of a source's job.
+
+    The text of a `KeyError` is the key alone, that of an `AssertionError` often empty. So what is neither an error of
+    reefknot's nor one of a connection has its class and the line that raised it in its message.
+    """
+    failure = failure_from(error)
+    is_plain = _is_a(error, ReefknotError) or kind_of_class(failure.exceptions) or failure.http_status is not None
+    if is_plain:
+        return failure if failure.message else msgspec.structs.replace(failure, message=str(failure))
+    leaf = next(leaves_of(error), error) if is_group(error) else error
+    text = str(failure) if leaf is error else f"{failure}: {failure_from(leaf)}"
+    at = raised_at(leaf) or raised_at(error)
+    place = redact(f" (in {at})") if at else ""
+    return msgspec.structs.replace(failure, message=f"{text[: LONGEST_TEXT - len(place)]}{place}")
+
+
+def raised_at(error: BaseException) -> str:
+    """
+    The file and line that raised an exception; empty when it was not raised.
+
+    Of the frames of a module of one's own it is the innermost: a library that the module calls says less. An error
+    inside reefknot has none of those.
+    """
+    frames: list[tuple[str, str]] = []
+    below = error.__traceback__
+    while below is not None:
+        module = str(below.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
+        frames.append((module, f"{below.tb_frame.f_code.co_filename}:{below.tb_lineno}"))
+        below = below.tb_next
+    foreign = [place for module, place in frames if module != "reefknot" and module not in sys.stdlib_module_names]
+    own = [place for place in foreign if os.path.dirname(place) == os.path.dirname(foreign[0])]
+    inside = [place for module, place in frames if module == "reefknot"]
+    return next((places[-1] for places in (own, inside) if places), frames[-1][1] if frames else "")
 
 
 # ---- tracebacks -----------------------------------------------------------------------------------------------------

@@ -8,8 +8,8 @@ retry is a due time. A job that ends early continues behind the last page that w
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct, structs
@@ -34,15 +34,15 @@ from reefknot.core.retry.policy import RetryPolicy
 from reefknot.core.work import Interrupted, Quarantine, Settled, Snooze, TryAgain, WorkDone, WorkItem
 from reefknot.errors import SourceError, StalePositionError, StoreError
 from reefknot.execution.events import end_event, quarantined_event, recovered_event, retry_event, snooze_event
-from reefknot.execution.failures import failure_json, is_ctrl_c, is_stopped, traceback_text
+from reefknot.execution.failures import failure_json, failure_with_place, is_ctrl_c, is_stopped, traceback_text
 from reefknot.ingestion.jobs import IngestionJob, JobQueue, item_job_id, location_in
+from reefknot.ingestion.pages import checked_document, checked_page
 from reefknot.ingestion.sources import IngestionSource, SourceRecords, condition_event, with_health
 from reefknot.ingestion.telemetry import TelemetryRecorder
 from reefknot.ports.clock import Clock
 from reefknot.ports.connector import Connector, FetchRequest, ItemFailure, Page
 from reefknot.ports.documents import DocumentSink, Position
 from reefknot.ports.work_queue import QuarantineFilter
-from reefknot.retrying.failures import failure_from
 from reefknot.runtime import seeds
 from reefknot.runtime.log import error_text, logger
 from reefknot.runtime.redaction import redact
@@ -59,6 +59,7 @@ CLOSE_S = 30.0
 STORE_PAUSE_S = 5.0
 """How long a job waits after a store has failed."""
 
+T = TypeVar("T")
 PolicyOf = Callable[[IngestionSource, Failure], RetryPolicy]
 """The policy for a failure of a source."""
 
@@ -202,21 +203,23 @@ class JobRunner:
             return await self._documents.position(source.name)
 
     async def _fetch(self, connector: Connector, request: FetchRequest, source: IngestionSource) -> Page:
+        page = await self._within(source, "page", connector.fetch(request))
+        return checked_page(page, source.connector, request.limit)
+
+    async def _within(self, source: IngestionSource, noun: str, answer: Awaitable[T]) -> T:
+        """The answer of a connector, within the time limit of its source."""
         limit = self._timeouts.timeout(source.page_timeout)
         try:
             with limit:
-                page: object = await connector.fetch(request)
+                return await answer
         except TimeoutError:
             if not limit.expired:
                 raise
             message = (
-                f"the page did not arrive within {source.page_timeout:g} s; timeout_seconds of the source is the limit"
+                f"the {noun} did not arrive within {source.page_timeout:g} s; "
+                "timeout_seconds of the source is the limit"
             )
             raise SourceError(message, FailureType.TRANSIENT) from None
-        if not isinstance(page, Page):
-            message = f"the connector {source.connector} returned {type(page).__name__} instead of a Page; correct it"
-            raise SourceError(message, FailureType.PERMANENT)
-        return page
 
     async def _keep(self, job: IngestionJob, source: IngestionSource, page: Page, after: Position) -> Position:
         with self._timeouts.timeout(STORE_S):
@@ -227,8 +230,8 @@ class JobRunner:
 
     async def _fetch_item(self, job: IngestionJob, source: IngestionSource, connector: Connector) -> SyncSummary:
         known = self._documents.known(source.name)
-        with self._timeouts.timeout(source.page_timeout):
-            document = await connector.fetch_item(job.item, known)
+        found = await self._within(source, "item", connector.fetch_item(job.item, known))
+        document = None if found is None else checked_document(found, source.connector)
         with self._timeouts.timeout(STORE_S):
             if document is not None:
                 await self._documents.put(source.name, [document])
@@ -292,7 +295,7 @@ class JobRunner:
 
     async def _failed(self, item: WorkItem, source: IngestionSource, error: BaseException, began: float) -> JobReport:
         """Decide about a failure: again, later without an attempt, or quarantine. Control flow is never retried."""
-        wall, failure = self._clock.wall(), failure_from(error)
+        wall, failure = self._clock.wall(), failure_with_place(error)
         text = failure_json(failure, redact(traceback_text(error)))
         self._record(item, "failed", wall - began, failure_type=failure.failure_type.value)
         policy = self._context.policy(source, failure)

@@ -18,6 +18,13 @@ from msgspec import Struct
 from reefknot.core.checks import suggest
 from reefknot.errors import ParameterError
 
+LONGEST_NAME = 16_384
+"""Characters of an id, a location, a version or a fingerprint."""
+LARGEST_CURSOR = 256 << 10
+"""Characters of a cursor: it says where to go on, and holds no content."""
+MOST_DOCUMENTS = 1000
+"""Documents of a page that are accepted even if fewer were asked for: many sources have pages of a fixed size."""
+
 
 class Document(Struct, frozen=True):
     """
@@ -37,7 +44,7 @@ class Document(Struct, frozen=True):
     modified_at: int | None = None
     """Milliseconds UTC."""
     metadata: Mapping[str, Any] = {}
-    """Values that JSON can carry."""
+    """Values that JSON can carry; times are kept as ISO 8601."""
     problem: str = ""
     """The part of the document that could not be read, and what to do; empty when all of it was."""
 
@@ -77,6 +84,7 @@ class Page(Struct, frozen=True):
 
     cursor: str
     documents: tuple[Document, ...] = ()
+    """New and changed documents, one of each id and location."""
     deleted: tuple[str, ...] = ()
     """The ids of documents that the source does not have any more."""
     failures: tuple[ItemFailure, ...] = ()
@@ -93,7 +101,7 @@ class FetchRequest(Struct, frozen=True):
     """The cursor of the last page that was kept; empty at the beginning."""
     known: KnownItems
     limit: int = 100
-    """The largest number of documents of a page."""
+    """The number of documents that a page should have at most."""
     payload: Mapping[str, Any] = {}
     """What the job asks for beside a sync; empty for a scheduled one."""
 
