@@ -18,7 +18,7 @@ import apsw
 import pytest
 
 from reefknot.runtime.open_files import OpenedFile
-from tests.acceptance.folder import PATIENCE_S, Folder, until
+from tests.acceptance.folder import CONFIG, PATIENCE_S, Folder, until
 
 STORE = Path(".reefknot") / "state.db"
 
@@ -164,6 +164,12 @@ READING = [
     ("quarantine", "show", "broken"),
     ("quarantine", "stats"),
     ("idempotency", "stats"),
+    ("source", "list"),
+    ("source", "show", "notes"),
+    ("source", "search", "ahoy"),
+    ("source", "export", "notes"),
+    ("source", "export", "--output", "{out}"),
+    ("source", "forget", "old", "--because", "it is gone", "--dry-run"),
 ]
 WRITING = [
     ("job", "cancel", "waiting"),
@@ -171,6 +177,8 @@ WRITING = [
     ("store", "compact"),
     ("submit", "--type", "own.nap"),
     ("up", "--for", "0.1"),
+    ("source", "run", "notes"),
+    ("source", "forget", "old", "--because", "it is gone"),
 ]
 
 
@@ -203,7 +211,11 @@ def many_as_user(*commands: Sequence[str], cwd: Path) -> list[tuple[int, str, st
 
 @pytest.fixture
 def used(folder: Folder) -> Folder:
-    """A folder whose store has a finished, a quarantined and a waiting job, and events."""
+    """A folder whose store has a finished, a quarantined and a waiting job, events, and documents of two sources."""
+    for name in ("old", "notes"):
+        (folder.path / "reefknot.yaml").write_text(CONFIG)  # the one before is not configured any more
+        assert folder("source", "add", name, "--connector", "local_files", "--path", "files").code == 0
+        assert folder("source", "run", name).code == 0
     steps: list[dict[str, Any]] = [
         {"assignment_id": "done", "job": {"type": "fs.blob_get", "payload": {"path": "a.txt"}}},
         {"assignment_id": "broken", "job": {"type": "fs.blob_get", "payload": {"path": "../a.txt"}}},
@@ -227,7 +239,8 @@ def crashed(folder: Folder) -> Path:
 def copied_with_log(folder: Folder) -> Path:
     """A copy of file and log, without the index: the log has to be read anew."""
     store = crashed(folder)
-    Path(f"{store}-shm").unlink()
+    for file in (store, store.with_name("documents.db")):
+        Path(f"{file}-shm").unlink()
     return store
 
 
@@ -299,9 +312,12 @@ def test_a_store_in_use_by_others_can_be_read_without_the_right_to_write(
     """Whoever has the files open goes on writing: rights are asked for when a file is opened."""
     process = used.up()
     frozen(used.path / STORE)
-    ((code, out, err),) = many_as_user(["worker", "list", "--json"], cwd=used.path)
+    (code, out, err), (searched, found, _) = many_as_user(
+        ["worker", "list", "--json"], ["source", "search", "ahoy"], cwd=used.path
+    )
 
-    assert code == 0, err
+    assert (code, searched) == (0, 0), err
+    assert "a.txt" in found
     assert [one["worker_id"] for one in json.loads(out)["workers"]] == ["worker-1"]
     assert process.poll() is None
 

@@ -83,8 +83,7 @@ def _file_findings(path: str) -> list[Finding]:
     """Findings about the file of a store, read without changing it."""
     import apsw
 
-    from reefknot.engines.sqlite.reads import is_writable
-    from reefknot.runtime.sqlite_files import translated
+    from reefknot.runtime.sqlite_files import is_writable, translated
 
     findings = [Finding("library", "ok", f"SQLite {apsw.sqlite_lib_version()}")]
     file = Path(path)

@@ -253,12 +253,25 @@ def documents_path(settings: Settings | None, url: str) -> Path:
 
 
 @asynccontextmanager
-async def open_documents(path: Path, *, create: bool = True) -> AsyncIterator[SqliteDocuments]:
-    """The documents in this file, open for as long as the block lasts; in a virtual loop in its time and thread."""
+async def open_documents(
+    path: Path, *, create: bool = True, for_reading: bool = False
+) -> AsyncIterator[SqliteDocuments]:
+    """
+    The documents in this file, open for as long as the block lasts; in a virtual loop in its time and thread.
+
+    `for_reading` opens a file that may not be written, too.
+    """
     from reefknot.app.stores import clock_of_this_loop, in_virtual_loop
     from reefknot.engines.documents import SqliteDocuments
+    from reefknot.runtime.sqlite_files import is_writable
 
-    documents = SqliteDocuments(path, clock_of_this_loop(), create=create, inline=in_virtual_loop())
+    documents = SqliteDocuments(
+        path,
+        clock_of_this_loop(),
+        create=create,
+        read_only=for_reading and not is_writable(str(path)),
+        inline=in_virtual_loop(),
+    )
     await documents.start()
     try:
         yield documents

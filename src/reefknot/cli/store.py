@@ -206,7 +206,7 @@ async def opened(address: StoreAddress, *, or_empty: bool = False) -> AsyncItera
     """The store, opened without retention, and for reading only where it may not be written. None is made: streams that
     are missing are refused, and an empty file, which only `store migrate` may turn into a store (`or_empty`)."""
     from reefknot.app.stores import open_store, options_of
-    from reefknot.engines.sqlite.reads import is_writable
+    from reefknot.runtime.sqlite_files import is_writable
 
     if address.is_sqlite:
         address.require_file()

@@ -26,8 +26,10 @@ from reefknot.engines.document_rows import UNSTORABLE, given, rows_of, stored, s
 from reefknot.errors import (
     ParameterError,
     StalePositionError,
+    StorePermissionError,
     StoreReplacedError,
     StoreUnavailableError,
+    StoreVersionError,
 )
 from reefknot.ports.clock import Clock
 from reefknot.ports.connector import Document, KnownItem, Page
@@ -40,7 +42,9 @@ from reefknot.runtime.sqlite_files import (
     empty_log,
     immediate,
     is_fatal,
+    is_frozen,
     open_connection,
+    open_read_only,
     patiently,
     plain_opener,
     translated,
@@ -130,15 +134,22 @@ class SqliteDocuments:
         *,
         patience: float = 15.0,
         create: bool = True,
+        read_only: bool = False,
         inline: bool = False,
         opener: Opener = plain_opener,
     ) -> None:
-        """`inline` works in the caller's thread, for virtual time; `create=False` refuses a file that is not there."""
+        """
+        Prepare; nothing is opened yet.
+
+        `create=False` refuses a file that is not there. `read_only` is for a file that may not be written: none is made
+        or changed, not even beside it. `inline` works in the caller's thread, for virtual time.
+        """
         self.path = str(Path(path).absolute())
         self._clock = clock
         self._patience = patience
         self._open = partial(open_connection, self.path, patience=patience, opener=opener)
         self._create = create
+        self._read_only = read_only
         self._thread = None if inline else ThreadPoolExecutor(1, thread_name_prefix="documents")
         self._connection: apsw.Connection | None = None
         self._file: open_files.OpenedFile | None = None
@@ -302,6 +313,10 @@ class SqliteDocuments:
         """The result of `work` on the connection, within a time limit."""
         if self._is_closed:
             raise StoreUnavailableError(f"sqlite:{self.path}", "it is closed", "open it again")
+        if writes and self._read_only:
+            way_out = "give this user the right to write the file and its folder"
+            problem = "it may not be written, and is open for reading only"
+            raise StorePermissionError(f"sqlite:{self.path}", problem, way_out)
         if self._thread is None:
             return self._carried_out(work, writes=writes)
         begun = asyncio.get_running_loop().run_in_executor(
@@ -320,7 +335,10 @@ class SqliteDocuments:
             connection = self._connected()
             if writes:
                 self._check_file()
-            return work(connection)
+            done = work(connection)
+            if self._read_only:
+                self._check_unwritten()
+            return done
         except apsw.InterruptError:
             problem = f"it needed more than {STORE_S:g} s; nothing was changed"
             raise StoreUnavailableError(f"sqlite:{self.path}", problem, "ask for less, or try again") from None
@@ -334,13 +352,17 @@ class SqliteDocuments:
 
     def _connected(self) -> apsw.Connection:
         if self._connection is None:
+            frozen = self._read_only and is_frozen(self.path)
+            before = open_files.OpenedFile(self.path, frozen=frozen) if self._read_only else None
             self._connection = patiently(self._connect, self.path, self._patience)
             self._connection.set_progress_handler(lambda: time.monotonic() > self._until, 100_000)
-            self._file = open_files.OpenedFile(self.path)
+            self._file = before or open_files.OpenedFile(self.path)
             self._identity = open_files.store_opened(self.path)
         return self._connection
 
     def _connect(self) -> apsw.Connection:
+        if self._read_only:
+            return open_read_only(self.path, patience=self._patience, check=partial(_check_tables, path=self.path))
         connection = self._open(create=self._create and self._file is None)
         try:
             empty_log(connection)
@@ -365,6 +387,13 @@ class SqliteDocuments:
                 "start it again: sources are then read anew"
             )
             raise StoreReplacedError(f"sqlite:{self.path}", problem, way_out)
+
+    def _check_unwritten(self) -> None:
+        """Raise when the file was written or left while it was read: a file without its log is read without locks."""
+        if self._file is not None and not self._file.in_place:
+            self._disconnect()
+            problem = "the file of the documents was written, closed or replaced by another process while it was read"
+            raise StoreReplacedError(f"sqlite:{self.path}", problem, "try again")
 
 
 class SourceItems:
@@ -413,6 +442,15 @@ def _migrate(connection: apsw.Connection, path: str) -> None:
         for migration in MIGRATIONS[check() :]:  # another process may have done it meanwhile
             connection.execute(migration)
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {VERSION}")
+
+
+def _check_tables(connection: apsw.Connection, path: str) -> None:
+    """Refuse a file that would have to be migrated first, and may not be written."""
+    found = checked_version(connection, path, application_id=APPLICATION_ID, newest=VERSION)
+    if found != VERSION:
+        problem = f"it has version {found}, which is read after a migration to {VERSION}, and it may not be written"
+        way_out = "copy it to a folder that may be written, and read the copy"
+        raise StoreVersionError(f"sqlite:{path}", problem, way_out)
 
 
 def _position(connection: apsw.Connection, source: str) -> Position:

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import apsw
 
@@ -86,6 +87,52 @@ def _opened(path: str, patience: float, opener: Opener, synchronous: str, *, cre
         close_connection(connection)  # left open, it would share the log of a file that is put in the place of this one
         raise
     return connection
+
+
+def open_read_only(path: str, *, patience: float, check: Callable[[apsw.Connection], object]) -> apsw.Connection:
+    """
+    A connection to a file that may not be written: no file is made or changed.
+
+    `check` raises when the file is not the right one.
+
+    Beside a process that has the file open, and after a crash, the log and its index are there and are read as they
+    are. A log without its index, as in a copy, is read into memory. Without a log nobody has the file open: SQLite
+    would still want to make one, unless it is told that the file does not change. See `is_frozen`.
+    """
+
+    def attempt() -> apsw.Connection:
+        query = "" if not is_frozen(path) else "&vfs=unix-none" if _has_log(path) else "&immutable=1"
+        flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
+        connection = apsw.Connection(f"file:{quote(path)}?mode=ro{query}", flags=flags)
+        try:
+            connection.set_busy_handler(busy_handler(patience))
+            connection.execute("PRAGMA temp_store = MEMORY; PRAGMA query_only = ON")
+            if "unix-none" in query:
+                connection.execute("PRAGMA locking_mode = EXCLUSIVE")  # the index of the log is then kept in memory
+            check(connection)
+        except BaseException:
+            close_connection(connection)
+            raise
+        return connection
+
+    return patiently(attempt, path, patience)
+
+
+def is_frozen(path: str) -> bool:
+    """Whether no process has the file open, as far as its folder tells: then it is read without locks."""
+    real = os.path.realpath(path)
+    return not (os.path.exists(f"{real}-wal") and os.path.exists(f"{real}-shm"))
+
+
+def _has_log(path: str) -> bool:
+    log = f"{os.path.realpath(path)}-wal"
+    return os.path.exists(log) and os.path.getsize(log) > 0
+
+
+def is_writable(path: str) -> bool:
+    """Whether this user may write the file and its folder, in which SQLite keeps the log."""
+    real = os.path.realpath(path)
+    return os.access(real, os.W_OK) and os.access(os.path.dirname(real), os.W_OK | os.X_OK)
 
 
 def empty_log(connection: apsw.Connection) -> None:

@@ -13,7 +13,6 @@ import pytest
 from msgspec.structs import replace
 
 from reefknot.core.failure import FailureType
-from reefknot.engines import document_rows
 from reefknot.engines import documents as module
 from reefknot.engines.clocks import SystemClock, VirtualClock
 from reefknot.engines.documents import APPLICATION_ID, VERSION, SqliteDocuments, search_expression
@@ -24,11 +23,12 @@ from reefknot.errors import (
     StoreCorruptError,
     StoreFullError,
     StoreLockedError,
+    StorePermissionError,
     StoreReplacedError,
     StoreUnavailableError,
     StoreVersionError,
 )
-from reefknot.ports.connector import Document, Page
+from reefknot.ports.connector import LARGEST_CURSOR, Document, Page
 from reefknot.ports.documents import Position
 from reefknot.testing import run_virtual
 from tests.faults.vfs import Failing, FaultyDisk, Hook, disk_error, disk_full
@@ -205,7 +205,7 @@ def test_a_cursor_that_is_too_long_is_permanent_and_names_the_source(tmp_path: P
     async def story() -> None:
         async with opened(tmp_path / "d.db") as documents:
             with pytest.raises(SourceError, match="the connector of notes returned a cursor of 262145") as caught:
-                await documents.keep("notes", Page("c" * (document_rows.LARGEST_CURSOR + 1)), after=Position())
+                await documents.keep("notes", Page("c" * (LARGEST_CURSOR + 1)), after=Position())
             assert caught.value.failure_type is FailureType.PERMANENT
 
     run(story)
@@ -394,3 +394,45 @@ def test_items_of_one_content_are_found_by_an_index(tmp_path: Path) -> None:
 
     asyncio.run(story())
     assert "documents_fingerprint" in plans[0]
+
+
+# ---- files that may not be written ----------------------------------------------------------------------------------
+
+
+def test_documents_that_are_open_for_reading_are_read_make_no_file_and_refuse_a_page(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with opened(tmp_path / "d.db") as documents:
+            await documents.keep("notes", ONE, after=Position())
+        before = {one.name: one.read_bytes() for one in tmp_path.iterdir()}
+        async with opened(tmp_path / "d.db", create=False, read_only=True) as documents:
+            assert [hit.id for hit in await documents.search("words")] == ["a"]
+            assert (await documents.position("notes")).cursor == "1"
+            with pytest.raises(StorePermissionError, match="open for reading only"):
+                await documents.keep("notes", ONE, after=Position("1", 1))
+            assert {one.name: one.read_bytes() for one in tmp_path.iterdir()} == before
+
+    run(story)
+
+
+def test_a_file_that_was_written_while_it_was_read_without_locks_is_told_and_read_anew(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with opened(tmp_path / "d.db") as documents:
+            await documents.keep("notes", ONE, after=Position())
+        async with opened(tmp_path / "d.db", create=False, read_only=True) as reading:
+            async with opened(tmp_path / "d.db") as documents:
+                await documents.forget("notes", documents=True)
+            with pytest.raises(StoreReplacedError, match="was written, closed or replaced .*; try again"):
+                await reading.counts()
+            assert await reading.search("words") == []
+
+    run(story)
+
+
+def test_a_file_without_the_tables_cannot_be_read_where_it_may_not_be_written(tmp_path: Path) -> None:
+    async def story() -> None:
+        (tmp_path / "d.db").touch()
+        with pytest.raises(StoreVersionError, match="it has version 0, .* it may not be written"):
+            async with opened(tmp_path / "d.db", create=False, read_only=True):
+                pass
+
+    run(story)

@@ -41,7 +41,7 @@ async def open_for_reading(address: StoreAddress, wanted: str | None = None) -> 
         check_kept("NAME", wanted, (), address)
         text = f"there are no documents yet ({relative(str(file))}); `source run NAME` syncs a source"
         raise CommandError(text, Exit.UNREACHABLE)
-    async with open_documents(file, create=False) as documents:
+    async with open_documents(file, create=False, for_reading=True) as documents:
         yield documents
 
 
@@ -92,11 +92,13 @@ def _is_text(line: str) -> bool:
 
 async def forget_source(address: StoreAddress, name: str, reason: str, *, dry_run: bool) -> int:
     """Delete the record, then the documents: cut off between the two, the command finds the rest again."""
+    from reefknot.app.sources import open_documents
     from reefknot.ingestion.sources import PREFIX
 
     async with AsyncExitStack() as stack:
-        has_documents = documents_file(address).is_file()
-        documents = await stack.enter_async_context(open_for_reading(address)) if has_documents else None
+        file = documents_file(address)
+        kept = open_documents(file, create=False, for_reading=dry_run) if file.is_file() else None
+        documents = None if kept is None else await stack.enter_async_context(kept)
         store = await stack.enter_async_context(opened(address))
         counts = {} if documents is None else await documents.counts()
         records = {one.name.removeprefix(PREFIX): one for one in await store.values.list(PREFIX)}

@@ -9,67 +9,21 @@ where the kernel tells nothing; and only while somebody waits.
 """
 
 import asyncio
-import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
-from urllib.parse import quote
 
 import apsw
 
 from reefknot.core.time import Moment
-from reefknot.engines.sqlite.connection import FORK_GUARD, check_version
+from reefknot.engines.sqlite.connection import FORK_GUARD
 from reefknot.engines.sqlite.writer import Handler
 from reefknot.errors import StoreError, StoreReplacedError, StoreUnavailableError
 from reefknot.runtime.changes import FileChanges, Waiters
-from reefknot.runtime.sqlite_files import busy_handler, close_connection, patiently, translated
+from reefknot.runtime.sqlite_files import close_connection, translated
 
 R = TypeVar("R")
-
-
-def open_read_only(path: str, *, patience: float) -> apsw.Connection:
-    """
-    A connection to a store that may not be written: no file is made or changed.
-
-    Beside a process that has the store open, and after a crash, the log and its index are there and are read as they
-    are. A log without its index, as in a copy, is read into memory. Without a log nobody has the store open: SQLite
-    would still want to make one, unless it is told that the file does not change. See `is_frozen`.
-    """
-
-    def attempt() -> apsw.Connection:
-        query = "" if not is_frozen(path) else "&vfs=unix-none" if _has_log(path) else "&immutable=1"
-        flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
-        connection = apsw.Connection(f"file:{quote(path)}?mode=ro{query}", flags=flags)
-        try:
-            connection.set_busy_handler(busy_handler(patience))
-            connection.execute("PRAGMA temp_store = MEMORY; PRAGMA query_only = ON")
-            if "unix-none" in query:
-                connection.execute("PRAGMA locking_mode = EXCLUSIVE")  # the index of the log is then kept in memory
-            check_version(connection, path)
-        except BaseException:
-            close_connection(connection)
-            raise
-        return connection
-
-    return patiently(attempt, path, patience)
-
-
-def is_frozen(path: str) -> bool:
-    """Whether no process has the file open, as far as its folder tells: then it is read without locks."""
-    real = os.path.realpath(path)
-    return not (os.path.exists(f"{real}-wal") and os.path.exists(f"{real}-shm"))
-
-
-def _has_log(path: str) -> bool:
-    log = f"{os.path.realpath(path)}-wal"
-    return os.path.exists(log) and os.path.getsize(log) > 0
-
-
-def is_writable(path: str) -> bool:
-    """Whether this user may write the file and its folder, in which SQLite keeps the log."""
-    real = os.path.realpath(path)
-    return os.access(real, os.W_OK) and os.access(os.path.dirname(real), os.W_OK | os.X_OK)
 
 
 class Reader:

@@ -25,7 +25,7 @@ from reefknot.engines.sqlite.connection import VERSION, check_version, migrate
 from reefknot.engines.sqlite.control import SqliteControl, SqliteValues
 from reefknot.engines.sqlite.idempotency import SqliteIdempotencyStore
 from reefknot.engines.sqlite.quarantine import SqliteQuarantine
-from reefknot.engines.sqlite.reads import ChangeWatcher, Reader, StoreContext, is_frozen, open_read_only
+from reefknot.engines.sqlite.reads import ChangeWatcher, Reader, StoreContext
 from reefknot.engines.sqlite.transport import SqliteTransport
 from reefknot.engines.sqlite.upkeep import CheckReport, RetentionLock, back_up, check_file, compact, newest_record_at
 from reefknot.engines.sqlite.work import SqliteLeases, SqliteWorkQueue
@@ -44,7 +44,9 @@ from reefknot.runtime.sqlite_files import (
     close_connection,
     empty_log,
     immediate,
+    is_frozen,
     open_connection,
+    open_read_only,
     patiently,
     plain_opener,
 )
@@ -122,7 +124,8 @@ class SqliteStore:
     def _connect(self) -> apsw.Connection:
         """A further connection, never one that makes a file: it would be another store than the one that is open."""
         if self.read_only:
-            return open_read_only(self.path, patience=self._patience)
+            check = partial(check_version, path=self.path)
+            return open_read_only(self.path, patience=self._patience, check=check)
         return self._open(create=self._file is None)
 
     def _connect_first(self) -> apsw.Connection:
