@@ -235,17 +235,21 @@ class LocalFiles:
         return document if found is None else replace(document, id=found.id)
 
     async def test(self) -> str:
-        """Count the files of the folder, up to a bound."""
-        return f"{self.settings.path}: {counted(await self._count(), 'file')}"
+        """Count the files of the folder, up to a bound, and name what cannot be looked at."""
+        files, unreadable = await self._count()
+        return f"{self.settings.path}: {counted(files, 'file')}{unreadable}"
 
-    async def _count(self, ending: str = "") -> int:
-        """The number of wanted files whose names end so, at most `MOST_COUNTED` and as far as `PAGE_S` go."""
+    async def _count(self, ending: str = "") -> tuple[int, str]:
+        """The number of wanted files whose names end so, up to a bound, and the end of a sentence on errors."""
         walk = FolderWalk(self._folder, "")
-        ends, number = clock.now() + PAGE_S, 0
-        while not walk.is_done and number < MOST_COUNTED and clock.now() < ends:
+        ends, files, errors = clock.now() + PAGE_S, 0, list[SourceError]()
+        while not walk.is_done and files + len(errors) < MOST_COUNTED and clock.now() < ends:
             met = await self._in_thread(walk.take, BATCH, "")
-            number += sum(1 for one in met if one.location.lower().endswith(ending))
-        return number if walk.is_done else MOST_COUNTED
+            errors += [one.error for one in met if one.error is not None]
+            files += sum(1 for one in met if one.error is None and one.location.lower().endswith(ending))
+        more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+        told = f"; cannot be read: {printable(str(errors[0]), most=200)}{more}" if errors else ""
+        return (files if walk.is_done else MOST_COUNTED), told
 
     async def close(self) -> None:
         """Forget the walk. No file is open between two calls."""

@@ -361,8 +361,8 @@ class ObsidianVault(LocalFiles):
 
     async def test(self) -> str:
         """Count the notes and attachments, and tell whether Obsidian has opened the folder."""
-        notes, files = await self._count(".md"), await self._count()
-        found = f"{counted(notes, 'note')}, {counted(max(0, files - notes), 'attachment')}"
+        (notes, _), (files, unreadable) = await self._count(".md"), await self._count()
+        found = f"{counted(notes, 'note')}, {counted(max(0, files - notes), 'attachment')}{unreadable}"
         is_vault = await self._in_thread((self.settings.path / ".obsidian").is_dir)
         return f"{self.settings.path}: {found}{'' if is_vault else '; Obsidian has not opened this folder yet'}"
 

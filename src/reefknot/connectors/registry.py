@@ -52,6 +52,7 @@ class OwnConnector:
     def __init__(self, type_name: str, made: Any) -> None:
         self._type = type_name
         self._made = made
+        self.is_testable = hasattr(made, "test")
         if hasattr(made, "watch"):  # an attribute only where there is something to watch: that is how it is asked
             self.watch: Callable[[], AsyncIterator[None]] = made.watch
 
@@ -76,8 +77,8 @@ class OwnConnector:
         return item
 
     async def test(self) -> str:
-        if not hasattr(self._made, "test"):
-            return f"nothing was tried: the connector {self._type} has no method test"
+        if not self.is_testable:
+            return f"its settings are accepted, and nothing was reached: the connector {self._type} has no method test"
         return str(await self._made.test())
 
     async def close(self) -> None:

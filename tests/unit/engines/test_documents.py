@@ -13,6 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from reefknot.core.failure import FailureType
+from reefknot.engines import document_rows
 from reefknot.engines import documents as module
 from reefknot.engines.clocks import SystemClock, VirtualClock
 from reefknot.engines.documents import APPLICATION_ID, VERSION, SqliteDocuments, search_expression
@@ -399,17 +400,21 @@ def test_items_of_one_content_are_found_by_an_index(tmp_path: Path) -> None:
 # ---- files that may not be written ----------------------------------------------------------------------------------
 
 
+def files(folder: Path) -> dict[str, bytes]:
+    return {one.name: one.read_bytes() for one in folder.iterdir()}
+
+
 def test_documents_that_are_open_for_reading_are_read_make_no_file_and_refuse_a_page(tmp_path: Path) -> None:
     async def story() -> None:
         async with opened(tmp_path / "d.db") as documents:
             await documents.keep("notes", ONE, after=Position())
-        before = {one.name: one.read_bytes() for one in tmp_path.iterdir()}
+        before = files(tmp_path)
         async with opened(tmp_path / "d.db", create=False, read_only=True) as documents:
             assert [hit.id for hit in await documents.search("words")] == ["a"]
             assert (await documents.position("notes")).cursor == "1"
             with pytest.raises(StorePermissionError, match="open for reading only"):
                 await documents.keep("notes", ONE, after=Position("1", 1))
-            assert {one.name: one.read_bytes() for one in tmp_path.iterdir()} == before
+            assert files(tmp_path) == before
 
     run(story)
 
@@ -421,7 +426,7 @@ def test_a_file_that_was_written_while_it_was_read_without_locks_is_told_and_rea
         async with opened(tmp_path / "d.db", create=False, read_only=True) as reading:
             async with opened(tmp_path / "d.db") as documents:
                 await documents.forget("notes", documents=True)
-            with pytest.raises(StoreReplacedError, match="was written, closed or replaced .*; try again"):
+            with pytest.raises(StoreReplacedError, match=r"was written, closed or replaced .*; try again"):
                 await reading.counts()
             assert await reading.search("words") == []
 
@@ -431,7 +436,7 @@ def test_a_file_that_was_written_while_it_was_read_without_locks_is_told_and_rea
 def test_a_file_without_the_tables_cannot_be_read_where_it_may_not_be_written(tmp_path: Path) -> None:
     async def story() -> None:
         (tmp_path / "d.db").touch()
-        with pytest.raises(StoreVersionError, match="it has version 0, .* it may not be written"):
+        with pytest.raises(StoreVersionError, match=r"it has version 0, .* it may not be written"):
             async with opened(tmp_path / "d.db", create=False, read_only=True):
                 pass
 

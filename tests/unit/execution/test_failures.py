@@ -11,16 +11,20 @@ from threading import Thread
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 import reefknot as rk
 from reefknot.core.audit.event import Quarantined, RetryRefused, TimeoutOccurred
 from reefknot.core.audit.replay import replay
+from reefknot.core.failure import FailureType
 from reefknot.core.messages import ResultStatus, StepResult
 from reefknot.core.work import WorkItem, WorkState
-from reefknot.errors import KeyInProgressError, OutcomeUnknownError, QueueFullError
-from reefknot.execution.failures import LONGEST_TRACEBACK, is_ctrl_c, traceback_text
+from reefknot.errors import KeyInProgressError, OutcomeUnknownError, QueueFullError, SourceError
+from reefknot.execution.failures import LONGEST_TRACEBACK, failure_with_place, is_ctrl_c, raised_at, traceback_text
 from reefknot.idempotency.decorator import in_scope
 from reefknot.ports.audit_log import AuditQuery
+from reefknot.retrying.failures import failure_from
+from reefknot.runtime.redaction import add_secrets, remove_secrets
 from reefknot.worker import attempt as step_module
 from tests.workshop import OK, REFUSED, Shop, Step, with_shop, work
 
@@ -526,3 +530,60 @@ def test_each_attempt_that_runs_out_of_its_own_time_is_on_record() -> None:
         assert cut == [(1, 1.0, False), (2, 1.0, False)]
 
     with_shop(story)
+
+
+# ---- failures with their place --------------------------------------------------------------------------------------
+
+
+def raised(error: BaseException) -> BaseException:
+    try:
+        raise error
+    except BaseException as caught:
+        return caught
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (KeyError("x"), "KeyError: 'x' (in {at})"),
+        (AssertionError(), "AssertionError (in {at})"),
+        (SystemExit(3), "SystemExit: 3 (in {at})"),
+        (ValueError("odd"), "ValueError: odd (in {at})"),
+        (ConnectionRefusedError("connection refused"), "connection refused"),
+        (TimeoutError(), "TimeoutError"),
+        (SourceError("no such space; create it", FailureType.PERMANENT), "no such space; create it"),
+    ],
+    ids=lambda one: type(one).__name__ if isinstance(one, BaseException) else "",
+)
+def test_a_failure_with_its_place_names_the_class_and_the_line_of_what_says_nothing_by_itself(
+    error: BaseException, told: str
+) -> None:
+    at = f"{__file__}:{raised.__code__.co_firstlineno + 2}"
+    failure = failure_with_place(raised(error))
+    assert failure.message == told.format(at=at)
+    assert structs.replace(failure, message="") == structs.replace(failure_from(error), message="")
+
+
+def test_the_place_is_in_the_module_of_ones_own_and_not_in_the_library_that_it_calls() -> None:
+    def own() -> None:
+        json.loads("{")
+
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - json's own, whose frames are what matters
+        own()
+    assert raised_at(caught.value) == f"{__file__}:{own.__code__.co_firstlineno + 1}"
+    assert raised_at(ValueError("never raised")) == ""
+
+
+def test_a_group_tells_of_its_first_exception() -> None:
+    found = failure_with_place(raised(BaseExceptionGroup("two of them", [raised(KeyError("x")), ValueError("y")])))
+    assert found.message.startswith("ExceptionGroup: two of them (2 sub-exceptions): KeyError: 'x' (in ")
+
+
+def test_a_failure_with_its_place_holds_no_secret_and_is_bounded() -> None:
+    add_secrets(["hush-hush-4711"])
+    try:
+        message = failure_with_place(raised(KeyError("hush-hush-4711" + "x" * 10_000))).message
+    finally:
+        remove_secrets(["hush-hush-4711"])
+    assert "hush-hush" not in message
+    assert (len(message) <= 4096, message.endswith(")")) == (True, True)

@@ -212,7 +212,11 @@ def try_sources(
     module: ConnectorModules = None,
     common: CommonFlags = COMMON,
 ) -> int:
-    """Connect to sources, read nothing of them, and tell what was found. Exits with 0 when all of them answer."""
+    """
+    Connect to sources, read nothing of them, and tell what was found. Exits with 0 when none of them fails.
+
+    A connector of one's own without a method `test` is made of its settings, and the source is NOT TESTED.
+    """
     from reefknot.app.sources import sources_of
 
     configured = settings(common.config)
@@ -229,7 +233,7 @@ def try_sources(
 
     def text() -> None:
         for one in results:
-            put(f"{one.name}: {'OK' if one.ok else 'FAILED'}: {one.answer}")
+            put(f"{one.name}: {'FAILED' if not one.ok else 'OK' if one.tested else 'NOT TESTED'}: {one.answer}")
 
     fields = {"ok": all(one.ok for one in results), "sources": to_builtins(results)}
     show(fields, text, json=common.json)
@@ -260,7 +264,8 @@ async def _tested(source: ConfiguredSource) -> view.TestResult:
             text = redact(relative(f"{source.mark}: {own}"))
             return view.TestResult(source.name, False, text, Exit.MISCONFIGURED)
         return view.failed_test(source.name, error, source.timeout, own)
-    return view.TestResult(source.name, True, redact(answer), Exit.FINE)
+    tested = getattr(connector, "is_testable", True)
+    return view.TestResult(source.name, True, redact(answer), Exit.FINE, tested=tested)
 
 
 # ---- syncs -----------------------------------------------------------------------------------------------------------

@@ -226,6 +226,8 @@ class TestResult(Struct, frozen=True):
     ok: bool
     answer: str
     exit: int
+    tested: bool = True
+    """False: the connector cannot be tested, and only its settings were checked."""
 
 
 def failed_test(name: str, error: Exception, timeout: float, own: str | None = None) -> TestResult:

@@ -1,0 +1,112 @@
+"""Connectors with mistakes, and sources that cannot be read as a whole: what the command line says of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.acceptance.folder import PATIENCE_S, Folder
+from tests.unit.cli.running import Ended
+
+MODULE = """\
+import reefknot as rk
+
+def fail():
+    {fail}
+
+@rk.connector("own_one")
+async def fetch(request):
+    fail()
+    one = dict(id="1", location="a", version="1", text="ahoy")
+    return rk.Page({page})
+"""
+
+
+def synced(folder: Folder, *, fail: str = "pass", page: str = "'c', (rk.Document(**one),)") -> Ended:
+    """The end of a sync by a connector that fails so, or returns such a page."""
+    (folder.path / "own_mistakes.py").write_text(MODULE.format(fail=fail, page=page))
+    (folder.path / "reefknot.yaml").write_text("sources:\n  k: {connector: own_one}\n")
+    sys.modules.pop("own_mistakes", None)  # that of the test before
+    return folder("source", "run", "k", "--module", "own_mistakes")
+
+
+@pytest.mark.parametrize(
+    ("fail", "code", "told"),
+    [
+        ("{}['x']", 75, "k: not done yet: KeyError: 'x' (in "),
+        ("assert False", 75, "k: not done yet: AssertionError (in "),
+        ("raise SystemExit(3)", 1, "k: the sync failed: SystemExit: 3 (in "),
+        ("raise ConnectionError('connection refused')", 75, "k: not done yet: connection refused\n"),
+    ],
+)
+def test_an_error_of_a_connector_is_told_by_its_class_and_its_line(
+    folder: Folder, fail: str, code: int, told: str
+) -> None:
+    done = synced(folder, fail=fail)
+    assert (done.code, done.out.startswith(told)) == (code, True), done.out
+    if "(in " in told:
+        assert f"{os.sep}own_mistakes.py:4)" in done.out
+        assert told.partition(": ")[2].partition(": ")[2] in folder("source", "list").out, "and in the list"
+
+
+@pytest.mark.parametrize(
+    ("page", "told"),
+    [
+        ("5", "cursor=5; accepted: a text"),
+        ("'c', (rk.Document(**one | {'text': 5}),)", "documents[0].text=5; accepted: a text"),
+        ("'c', (rk.Document(**one | {'id': 'i' * 20_000}),)", "it has 20000"),
+        ("'c', (rk.Document(**one | {'id': ''}),)", "documents[0].id=''; accepted: a text of 1 to 16384 characters"),
+        ("'c', (rk.Document(**one), rk.Document(**one | {'location': 'b'}))", "documents[1].id='1' twice"),
+        ("'c', (rk.Document(**one, metadata={'x': object()}),)", "documents[0].metadata['x']=<object object"),
+        ("'c', [rk.Document(str(n), str(n), '1') for n in range(1001)]", "1001 documents in one page"),
+    ],
+)
+def test_a_mistake_in_a_page_is_not_retried_and_nothing_of_the_page_is_kept(
+    folder: Folder, page: str, told: str
+) -> None:
+    done = synced(folder, page=page)
+    assert done.code == 1, done.out
+    assert done.out.startswith("k: the sync failed: the connector own_one returned ")
+    assert told in done.out
+    assert "correct the connector" in done.out
+    assert folder.json("source", "list")["sources"][0]["documents"] == 0
+
+
+def test_text_that_is_no_unicode_is_kept_with_a_problem(folder: Folder) -> None:
+    """The control of the pages above, too: without a mistake the page is kept."""
+    done = synced(folder, page="'c', (rk.Document(**one | {'text': 'ahoy \\ud800'}),)")
+    assert (done.code, "1 new or changed" in done.out) == (0, True), done.err
+    assert "1 document could be read only in part" in done.err
+    assert "no valid Unicode" in folder("source", "show", "k").out
+
+
+def test_a_connector_without_a_test_is_said_to_be_not_tested(folder: Folder) -> None:
+    assert synced(folder).code == 0
+    done = folder("source", "test", "--module", "own_mistakes")
+    assert done.code == 0
+    assert done.out.startswith("k: NOT TESTED: its settings are accepted, and nothing was reached: ")
+    (found,) = folder.json("source", "test", "--module", "own_mistakes")["sources"]
+    assert (found["ok"], found["tested"]) == (True, False)
+    assert "Exits with 0 when none of them fails" in folder("source", "test", "--help").out
+
+
+def test_a_test_of_a_folder_names_what_this_user_may_not_read(folder: Folder) -> None:
+    shut = folder.path / "files" / "shut"
+    shut.mkdir()
+    assert folder("source", "add", "notes", "--connector", "local_files", "--path", "files").code == 0
+    shut.chmod(0)
+    plain = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"] if os.geteuid() == 0 else []
+    words = [*plain, sys.executable, "-m", "reefknot", "source", "test", "--json"]
+    try:
+        done = subprocess.run(words, cwd=folder.path, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    finally:
+        shut.chmod(0o700)
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(done.stdout)["sources"]
+    assert found["answer"].endswith(
+        "files: 1 file; cannot be read: shut/: permission denied: allow this user to read it, or `exclude` it"
+    )
