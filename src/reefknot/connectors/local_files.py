@@ -248,8 +248,8 @@ class LocalFiles:
             errors += [one.error for one in met if one.error is not None]
             files += sum(1 for one in met if one.error is None and one.location.lower().endswith(ending))
         more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-        told = f"; cannot be read: {printable(str(errors[0]), most=200)}{more}" if errors else ""
-        return (files if walk.is_done else MOST_COUNTED), told
+        unreadable = f"; cannot be read: {printable(str(errors[0]), most=200)}{more}" if errors else ""
+        return (files if walk.is_done else MOST_COUNTED), unreadable
 
     async def close(self) -> None:
         """Forget the walk. No file is open between two calls."""
