@@ -522,7 +522,7 @@ def test_what_is_kept_of_a_source_that_is_gone_is_removed_with_the_reason(wiki: 
     events = wiki("audit", "export", "-", "--type", "operator_action").out.splitlines()
     told = json.loads(events[-1])["event"]
     assert (told["action"], told["subject"], told["actor"]) == ("source.forget", "wiki", "ada")
-    assert told["details"] == {"reason": "moved", "documents": 2}
+    assert told["details"] == {"reason": "moved", "documents": 2, "jobs": 0}
 
 
 def test_documents_are_kept_where_the_configuration_says(wiki: WikiFolder) -> None:
