@@ -146,6 +146,21 @@ def test_a_folder_is_named_from_where_one_stands(folder: Folder, monkeypatch: py
     assert (done.code, "There is no folder missing yet" in done.err) == (0, True)
 
 
+def test_a_file_that_is_read_only_stays_as_it_is(folder: Folder) -> None:
+    file = folder.path / "reefknot.yaml"
+    before = file.read_text()
+    file.chmod(0o444)
+    done = folder("source", "add", "docs", "--connector", "local_files", "--path", "files")
+    assert (done.code, "is read-only" in done.err, file.read_text()) == (77, True, before)
+
+
+def test_a_test_names_the_place_of_a_wrong_setting(folder: Folder) -> None:
+    configure(folder, docs="{connector: local_files, path: files, pathh: x}")
+    done = folder("source", "test", "docs")
+    column = 1 + len("  docs: {connector: local_files, path: files, ")
+    assert (done.code, f"reefknot.yaml:3:{column}: sources.docs.pathh" in done.out) == (78, True), done.out
+
+
 def test_a_source_that_cannot_be_watched_is_refused_on_change(folder: Folder) -> None:
     before = (folder.path / "reefknot.yaml").read_text()
     words = ("--connector", "github_repository", "--set", "repository=a/b", "--on-change")

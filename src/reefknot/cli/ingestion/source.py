@@ -12,6 +12,7 @@ import os
 from collections.abc import Awaitable, Sequence
 from math import isinf
 from pathlib import Path
+from shlex import quote
 from time import monotonic
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
@@ -60,6 +61,7 @@ from reefknot.core.work import WorkItem, WorkState
 
 if TYPE_CHECKING:
     from reefknot.app.sources import ConfiguredSource
+    from reefknot.config.settings import Settings
     from reefknot.ingestion.orchestrator import IngestionOrchestrator
     from reefknot.ports.connector import Document
 
@@ -231,7 +233,7 @@ def try_sources(
         raise CommandError("no source is configured; `source add` adds one", Exit.MISCONFIGURED)
 
     async def work() -> list[view.TestResult]:
-        return [await _tested(one) for one in chosen]
+        return [await _tested(one, configured) for one in chosen]
 
     results = asyncio.run(work())
 
@@ -245,13 +247,13 @@ def try_sources(
     return Exit.FINE if not codes else codes.pop() if len(codes) == 1 else Exit.FAILED
 
 
-async def _tested(source: ConfiguredSource) -> view.TestResult:
-    from reefknot.app.sources import connector_for, error_in_connector
-    from reefknot.errors import ConfigurationError, ParameterError
+async def _tested(source: ConfiguredSource, configured: Settings) -> view.TestResult:
+    from reefknot.app.sources import check_sources, connector_for, error_in_connector
+    from reefknot.errors import ConfigurationError
     from reefknot.runtime.redaction import redact
 
-    connector = None
     try:
+        check_sources(configured, only={source.name}, strict=True)
         connector = connector_for(source)
         try:
             async with asyncio.timeout(source.timeout):
@@ -259,15 +261,11 @@ async def _tested(source: ConfiguredSource) -> view.TestResult:
         finally:
             async with asyncio.timeout(source.timeout):
                 await connector.close()
-    except (ConfigurationError, ParameterError) as error:
-        text = redact(relative(f"{source.mark}: {error}"))
+    except ConfigurationError as error:
+        text = redact("; ".join(relative(str(one)) for one in error.problems))
         return view.TestResult(source.name, False, text, Exit.MISCONFIGURED)
     except Exception as error:
-        own = error_in_connector(source.connector, error)
-        if own is not None and connector is None:
-            text = redact(relative(f"{source.mark}: {own}"))
-            return view.TestResult(source.name, False, text, Exit.MISCONFIGURED)
-        return view.failed_test(source.name, error, source.timeout, own)
+        return view.failed_test(source.name, error, source.timeout, error_in_connector(source.connector, error))
     return view.TestResult(source.name, True, redact(answer), Exit.FINE)
 
 
@@ -300,11 +298,12 @@ def run(
         put(f"{name} would be synced{' from the beginning' if full else ''}: {source.connector}, {source.schedule}")
         return Exit.FINE
     try:
+        again = f"reefknot source run {name}" + "".join(f" --module {quote(one)}" for one in module or ())
         outcome, left = asyncio.run(_unless_interrupted(_synced(address, source, full=full), address))
     except KeyboardInterrupt:
-        say(f"{name}: interrupted; the sync goes on at the next `source run {name}`, or by `reefknot up`")
+        say(f"{name}: interrupted; the sync goes on at the next `{again}`, or by `reefknot up`")
         return Exit.INTERRUPTED
-    return view.put_outcome(outcome, left, json=options.json)
+    return view.put_outcome(outcome, left, again=again, json=options.json)
 
 
 async def _unless_interrupted(

@@ -108,6 +108,11 @@ def replace_file(file: Path, text: str) -> None:
     """Replace the file as a whole; its rights stay."""
     try:
         mode = file.stat().st_mode & 0o777 if file.exists() else 0o644 & ~_umask()
+        if not mode & 0o222:
+            text = (
+                f"{relative(str(file))} is read-only, and is as it was; make it writable, or write the lines yourself"
+            )
+            raise CommandError(text, Exit.FORBIDDEN)
         with whole_file(file) as stream:
             os.fchmod(stream.fileno(), mode)
             stream.write(text.encode("utf-8"))

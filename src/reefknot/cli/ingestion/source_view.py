@@ -381,8 +381,8 @@ class ItemsLeft(Struct, frozen=True):
     quarantined: int = 0
 
 
-def put_outcome(found: SyncOutcome, left: ItemsLeft, *, json: bool) -> int:
-    """Print how a sync ended. Returns the exit code."""
+def put_outcome(found: SyncOutcome, left: ItemsLeft, *, again: str, json: bool) -> int:
+    """Print how a sync ended, and `again`, the command that runs the next one. Returns the exit code."""
     name = found.source
 
     def text() -> None:
@@ -403,12 +403,12 @@ def put_outcome(found: SyncOutcome, left: ItemsLeft, *, json: bool) -> int:
                     say(f"{plural(found.problems, 'document')} could be read only in part: reefknot source show {name}")
             case "quarantined":
                 put(f"{name}: the sync failed: {found.reason}")
-                say(f"It is in quarantine and is not repeated by itself. Mend that, then: reefknot source run {name}")
+                say(f"It is in quarantine and is not repeated by itself. Mend that, then: {again}")
             case "cancelled":
                 put(f"{name}: the sync was cancelled after {took}: {found.reason}")
             case _:
                 put(f"{name}: not done yet: {found.reason or 'the source lets no job begin now'}")
-                say(f"It is tried again at {found.next_try}, by `reefknot up` or the next `source run {name}`.")
+                say(f"It is tried again at {found.next_try}, by `reefknot up` or the next `{again}`.")
 
     show(msgspec.to_builtins(found), text, json=json)
     return {"done": Exit.FINE, "quarantined": Exit.FAILED, "cancelled": Exit.FAILED}.get(found.state, Exit.TEMPORARY)
