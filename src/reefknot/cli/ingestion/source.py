@@ -162,14 +162,13 @@ def list_(*, wide: Wide = False, watch: Watch = None, options: StoreFlags = STOR
     address = address_of(options)
 
     def draw() -> None:
-        rows = asyncio.run(_rows(address, is_named=options.engine is not None))
+        rows = asyncio.run(_rows(address))
         view.put_sources(rows, wide=wide, json=options.json)
 
     repeated(watch, draw)
 
 
-async def _rows(address: StoreAddress, *, is_named: bool) -> list[view.SourceRow]:
-    """The rows of all sources. A store that `is_named` by a flag has to be there."""
+async def _rows(address: StoreAddress) -> list[view.SourceRow]:
     from reefknot.app.sources import sources_of
     from reefknot.ingestion.sources import statuses
 
@@ -179,7 +178,7 @@ async def _rows(address: StoreAddress, *, is_named: bool) -> list[view.SourceRow
     if documents_file(address).exists():
         async with open_for_reading(address) as documents:
             counts, place = await documents.counts(), await documents.identity()
-    if address.is_sqlite and not address.path.is_file() and not is_named:  # no sync has run yet
+    if address.is_unmade():  # no sync has run yet
         return view.rows(sources, [], counts, address.redactor)
     async with opened(address) as store:
         found = await statuses(store, [one.name for one in sources], with_others=True)
@@ -204,8 +203,7 @@ def show_source(
     source = named([] if address.settings is None else sources_of(address.settings), name)
 
     async def work() -> tuple[view.SourceRow, list[Document]]:
-        rows = await _rows(address, is_named=options.engine is not None)
-        row = next(one for one in rows if one.name == name)
+        row = next(one for one in await _rows(address) if one.name == name)
         if not row.problems:
             return row, []
         async with open_for_reading(address) as documents:
