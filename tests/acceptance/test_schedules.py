@@ -156,6 +156,67 @@ def test_without_a_schedule_the_list_says_where_to_write_one(folder: Folder) -> 
     assert (done.code, done.err) == (0, "no schedule is configured; add one under `schedules:` in reefknot.yaml\n")
 
 
+WATCHED = (
+    NIGHTLY
+    + """\
+  watched: {connector: local_files, path: notes, on_change: true}
+  both: {connector: local_files, path: notes, every: 15m, on_change: true}
+"""
+)
+
+
+def test_before_anything_has_run_schedules_are_listed_and_a_list_makes_no_store(folder: Folder) -> None:
+    configure(folder, NIGHTLY)
+    listed = folder.json("schedule", "list")["schedules"]
+    assert [one["name"] for one in listed] == ["nightly", "by-hand", "notes"]
+    assert listed[0]["next_due"].endswith(("T01:00:00Z", "T02:00:00Z"))
+    assert {(one["last_due"], one["last_outcome"], one["paused"]) for one in listed} == {(None, None, False)}
+    assert folder("schedule", "resume", "nightly").out == "nightly is not paused\n"
+    assert folder("schedule", "pause", "nightly", "--because", "x", "--dry-run").out == "nightly would be paused\n"
+    assert folder("schedule", "run", "nightly", "--dry-run").out == "nightly would be submitted\n"
+    assert not folder.has_store
+
+
+@pytest.mark.parametrize("first", ["pause", "run"])
+def test_a_schedule_can_be_paused_and_run_before_the_first_start_of_a_system(folder: Folder, first: str) -> None:
+    configure(folder, TICK)
+    actions_in_order = {"pause": ("pause", "tick", "--because", "not yet"), "run": ("run", "tick")}
+    is_new = not folder.has_store
+    done = folder("schedule", *actions_in_order.pop(first))
+    assert done.code == 0
+    assert (done.err == "there was no store at .reefknot/state.db: a new one was made\n") == is_new
+    ((_, words),) = actions_in_order.items()
+    again = folder("schedule", *words)
+    assert (again.code, again.err) == (0, "")
+
+    process = folder.up()
+    until(lambda: set(jobs(folder).values()) == {"succeeded"})
+    assert schedule(folder, "tick")["paused"] is True
+    process.send_signal(signal.SIGTERM)
+    assert folder.ends(process)[0] == 143
+    assert folder.begun() == ["tick"], "what was run by hand, and no due time of the pause"
+
+
+def test_no_command_makes_a_store_that_a_flag_names(folder: Folder) -> None:
+    """A pause of a slip's making would hold for nobody."""
+    configure(folder, TICK)
+    for words in (("list",), ("run", "tick"), ("pause", "tick", "--because", "x"), ("resume", "tick")):
+        done = folder("schedule", *words, "--engine", "sqlite:slip.db")
+        assert (done.code, done.out) == (69, ""), words
+        assert "there is no store at " in done.err
+    assert not (folder.path / "slip.db").exists()
+
+
+def test_a_source_that_is_watched_is_not_said_to_be_synced_by_hand(folder: Folder) -> None:
+    configure(folder, WATCHED)
+    folder.nap("first", 0)
+    found = {one["name"]: one["timetable"] for one in folder.json("schedule", "list")["schedules"]}
+    assert (found["watched"], found["both"], found["notes"]) == ("on change", "every 15m and on change", "every 15m")
+    assert found["by-hand"] == "by hand"
+    (row,) = [line for line in folder("schedule", "list").out.splitlines() if line.startswith("watched ")]
+    assert row.split()[1:3] == ["on", "change"]
+
+
 def test_a_run_of_a_file_follows_no_schedule(folder: Folder) -> None:
     configure(folder, TICK)
     (folder.path / "one.jsonl").write_text('{"job": {"type": "own.nap", "payload": {"seconds": 1.2, "name": "one"}}}')
@@ -169,3 +230,16 @@ def test_mistakes_in_schedules_are_told_with_their_places(folder: Folder) -> Non
     assert done.code == 78
     assert "schedules.x.cron: '0 0 30 2 *' is not accepted; accepted: five fields" in done.err
     assert "schedules.x.assignment.job.tipe: unknown field; accepted: type" in done.err
+
+
+def test_a_time_zone_without_cron_is_told_with_its_line_and_column_as_a_flag_is_refused(folder: Folder) -> None:
+    file = folder.path / "reefknot.yaml"
+    line = len(file.read_text().splitlines()) + 4
+    configure(
+        folder, "sources:\n  x:\n    every: 1h\n    time_zone: UTC\n    connector: local_files\n    path: files\n"
+    )
+    done = folder("config", "check")
+    assert done.code == 78
+    assert f"reefknot.yaml:{line}:5: sources.x.time_zone: not accepted without cron" in done.err
+    words = ("--connector", "local_files", "--path", "files", "--every", "1h", "--time-zone", "UTC")
+    assert folder("source", "add", "y", *words).code == 2

@@ -18,6 +18,7 @@ from reefknot.cli.output import (
     json_text,
     jsonable,
     plural,
+    prints_to_stderr,
     put,
     put_document,
     put_json,
@@ -142,19 +143,28 @@ def _write(path: Path, text: str, force: bool) -> None:
 # ---- check -----------------------------------------------------------------------------------------------------------
 
 
-def check_files(files: Iterable[str | None], *, json: bool, policies_only: bool = False) -> int:
-    """Check each file on its own; None is the one that would be found. One mistake anywhere makes the exit code 78."""
-    results = [_check_file(name, json=json, policies_only=policies_only) for name in dict.fromkeys(files)]
+def check_files(
+    files: Iterable[str | None], *, json: bool, policies_only: bool = False, has_modules: bool = False
+) -> int:
+    """
+    Check each file on its own; None is the one that would be found. One mistake anywhere makes the exit code 78.
+
+    With `has_modules` the modules of one's own connectors are loaded: a connector that is not known then is a mistake.
+    """
+    results = [
+        _check_file(name, json=json, policies_only=policies_only, has_modules=has_modules)
+        for name in dict.fromkeys(files)
+    ]
     ok = all(one["ok"] for one in results)
     if json:
         put_json({"ok": ok, "files": results})
     return Exit.FINE if ok else Exit.MISCONFIGURED
 
 
-def _check_file(name: str | None, *, json: bool, policies_only: bool) -> dict[str, Any]:
+def _check_file(name: str | None, *, json: bool, policies_only: bool, has_modules: bool) -> dict[str, Any]:
     try:
         found = load(name)
-        unknown = [] if policies_only else check_parts(found)
+        unknown = [] if policies_only else check_parts(found, strict=has_modules)
     except ConfigurationError as error:
         problems = str(error).splitlines()
         for line in problems:
@@ -170,8 +180,8 @@ def _check_file(name: str | None, *, json: bool, policies_only: bool) -> dict[st
     return {"file": file, "ok": True, "problems": [], "warnings": warnings}
 
 
-def check_parts(found: Settings) -> list[str]:
-    """Check the settings of blocks, and of sources, each by its connector. Returns warnings."""
+def check_parts(found: Settings, *, strict: bool = False) -> list[str]:
+    """Check the settings of blocks, and of sources, each by its connector; `strict` is as there. Returns warnings."""
     if found.configuration.model_fields_set & {"blocks", "audit"}:
         from reefknot.app.block_settings import block_settings
 
@@ -180,7 +190,7 @@ def check_parts(found: Settings) -> list[str]:
         return []
     from reefknot.app.sources import check_sources
 
-    return [relative(warning) for warning in check_sources(found)]
+    return [relative(warning) for warning in check_sources(found, strict=strict)]
 
 
 def _contents(found: Settings) -> str:
@@ -251,15 +261,30 @@ def _values(found: Settings) -> Iterator[tuple[str, Any, str]]:
         yield "engine", DEFAULT_ENGINE, DEFAULT
 
 
-@app.command(help_epilogue=examples("config check reefknot.yaml"))
+_MODULES = "Module (app.sources) or file (sources.py) of your own connectors, which check their settings; repeatable."
+
+
+@app.command(help_epilogue=examples("config check reefknot.yaml", "config check --module team_wiki.py"))
 def check(
     file: Annotated[FileName | None, file_arg("File to check. Default: the one that would be found.")] = None,
     /,
     *,
+    module: Annotated[list[FileName] | None, file_arg(_MODULES, "--module")] = None,
     common: CommonFlags = COMMON,
 ) -> int:
     """Check a whole file and report every mistake with its line. Exits with 78 when there is one."""
-    return check_files([file if file is not None else common.config], json=common.json)
+    _import_modules(module or ())
+    named = [file if file is not None else common.config]
+    return check_files(named, json=common.json, has_modules=bool(module))
+
+
+def _import_modules(names: Iterable[str]) -> None:
+    """Import modules, so that their connectors are known. A module of steps is fine, too: `up` is given all of them."""
+    from reefknot.runtime.user_modules import import_user_module
+
+    with prints_to_stderr():  # a module may print when it is imported
+        for name in names:
+            import_user_module(name, path=os.getcwd())
 
 
 @app.command(help_epilogue=examples("config schema > reefknot.schema.json", "config schema --of assignment"))

@@ -27,6 +27,7 @@ from reefknot.core.retry.book import (
     Layer,
     Patch,
     ResolvedPolicy,
+    TargetEntry,
     merge,
 )
 from reefknot.core.retry.decide import Reason
@@ -187,13 +188,24 @@ def policy_rows(book: Book, kind: str | None = None) -> list[PolicyRow]:
 
 
 def overrides_of(book: Book, target: str, source: str | None) -> dict[Condition, Patch]:
-    """The overrides for particular failures, merged from all layers."""
+    """The overrides for particular failures that are in force, merged from all layers: what a source sets for all
+    failures beats what its connector sets for some of them."""
     entries = [*book.targets.get(target, ())]
     kind = target.partition(":")[0]
     if not entries and kind in book.others:
         entries = [book.others[kind]]
-    if source is not None:
-        entries.append(book.sources[source][1])
+    found = _merged(entries)
+    if source is None:
+        return found
+    own = book.sources[source][1]
+    left = {
+        condition: {name: one for name, one in fields.items() if name not in own.policy}
+        for condition, fields in found.items()
+    }
+    return _merged([TargetEntry(overrides={condition: fields for condition, fields in left.items() if fields}), own])
+
+
+def _merged(entries: Sequence[TargetEntry]) -> dict[Condition, Patch]:
     found: dict[Condition, Patch] = {}
     for entry in entries:
         for condition, fields in entry.overrides.items():

@@ -2,7 +2,8 @@
 `reefknot store`, and the store of every other command: its address, opening it, and the systems that run over it.
 
 The address is `--engine URL`, else `engine` of the configuration, else `.reefknot/state.db` beside it. A command never
-creates a store that it only looks at: a missing file is an error that names it. Every change is audited.
+creates a store that it only looks at: a missing file is an error that names it, or the answer that nothing has run yet,
+where there is something to show all the same. Every change is audited.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from reefknot.cli.options import (
     is_unconfigured,
     settings,
 )
-from reefknot.cli.output import Advance, progress, put, say, show
+from reefknot.cli.output import Advance, progress, put, relative, say, show
 from reefknot.runtime.database_urls import SQLITE_PREFIX, sqlite_path
 from reefknot.runtime.log import printable
 
@@ -53,6 +54,8 @@ class StoreAddress(Struct, frozen=True):
     settings: Any
     redactor: Any
     named_actor: str | None = None
+    is_named: bool = False
+    """Whether `--engine` names it."""
 
     @property
     def path(self) -> Path:
@@ -82,6 +85,15 @@ class StoreAddress(Struct, frozen=True):
                 "reefknot.yaml",
                 Exit.UNREACHABLE,
             )
+
+    def is_unmade(self) -> bool:
+        """Whether the store is a file that nothing has made yet. One that `--engine` names is refused then: a slip in
+        the name would look like a store over which nothing has run."""
+        if not self.is_sqlite or self.path.exists():
+            return False
+        if self.is_named:
+            self.require_file()
+        return True
 
     @property
     def actor(self) -> str:
@@ -198,33 +210,44 @@ def _address(
     if url.rstrip(":") == "memory":
         raise CommandError(f"--engine: memory: ends with the process that opened it; accepted here: {_ACCEPTED}")
     secrets = () if tree is None else secret_texts(tree, path, environ=os.environ)[0]
-    return StoreAddress(url, found, Redactor(secrets), options.actor if isinstance(options, OperatorFlags) else actor)
+    name = options.actor if isinstance(options, OperatorFlags) else actor
+    return StoreAddress(url, found, Redactor(secrets), name, options.engine is not None)
 
 
 @asynccontextmanager
-async def opened(address: StoreAddress, *, or_empty: bool = False) -> AsyncIterator[Store]:
-    """The store, opened without retention, and for reading only where it may not be written. None is made: streams that
-    are missing are refused, and an empty file, which only `store migrate` may turn into a store (`or_empty`)."""
+async def opened(address: StoreAddress, *, or_empty: bool = False, creates: bool = False) -> AsyncIterator[Store]:
+    """
+    The store, opened without retention, and for reading only where it may not be written.
+
+    One that is missing is made with `creates`, unless `--engine` names it, and is refused otherwise. An empty file is
+    refused, too: only `store migrate` may turn it into a store (`or_empty`).
+    """
     from reefknot.app.stores import open_store, options_of
     from reefknot.runtime.sqlite_files import is_writable
 
-    if address.is_sqlite:
+    creates = creates and not address.is_named
+    is_new = creates and address.is_unmade()
+    if address.is_sqlite and not is_new:
         address.require_file()
         if not or_empty and address.path.stat().st_size == 0:
             text = f"{address.path}: is an empty file, not a store; `store migrate` turns it into one"
             raise CommandError(text, Exit.UNREACHABLE)
     options: Any = {} if address.settings is None else options_of(address.settings)
-    options["nats"] = {**options.get("nats", {}), "creates": False}
-    read_only = address.is_sqlite and not is_writable(str(address.path))
+    options["nats"] = {**options.get("nats", {}), "creates": creates}
+    read_only = address.is_sqlite and not is_new and not is_writable(str(address.path))
     async with open_store(address.url, **options, tidy=False, read_only=read_only) as store:
+        if is_new:
+            say(f"there was no store at {relative(str(address.path))}: a new one was made")
         yield store
 
 
-def with_store(address: StoreAddress, work: Callable[[Store], Awaitable[R]], *, or_empty: bool = False) -> R:
+def with_store(
+    address: StoreAddress, work: Callable[[Store], Awaitable[R]], *, or_empty: bool = False, creates: bool = False
+) -> R:
     """Open the store, await `work(store)` in an event loop of its own, and return the result."""
 
     async def main() -> R:
-        async with opened(address, or_empty=or_empty) as store:
+        async with opened(address, or_empty=or_empty, creates=creates) as store:
             return await work(store)
 
     return asyncio.run(main())

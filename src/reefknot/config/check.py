@@ -261,6 +261,10 @@ def _timetable_problems(tree: Tree, configuration: Configuration) -> Iterator[Pr
             except ParameterError as error:
                 message = f"{_shown(getattr(entry, error.parameter))} is not accepted; accepted: {error.accepted}"
                 yield tree.problem((section, name, error.parameter), message)
+            else:
+                if entry.cron is None and "time_zone" in entry.model_fields_set:
+                    message = "not accepted without cron, whose time zone it is: remove it, or give cron"
+                    yield tree.problem((section, name, "time_zone"), message)
     for name, schedule in configuration.schedules.items():
         path: KeyPath = ("schedules", name)
         if not name.isprintable() or not 0 < len(name.encode()) <= LONGEST_SCHEDULE_NAME:

@@ -457,3 +457,47 @@ def test_an_unknown_template_is_refused_before_anything_is_written(rk: Commands)
     assert ended.code == 2
     assert "did you mean 'mailbox'?" in ended.err
     assert os.listdir(rk.folder) == []
+
+
+# ---- connectors of one's own -----------------------------------------------------------------------------------------
+
+CHECKED = """\
+import reefknot as rk
+
+print("imported")
+
+
+@rk.connector("checked_wiki")
+class CheckedWiki:
+    def __init__(self, context):
+        if not isinstance(context.settings.get("export"), str):
+            raise rk.ParameterError("export", context.settings.get("export"), "the path of a list of changes")
+
+    async def fetch(self, request):
+        raise AssertionError("a check reaches nothing")
+"""
+
+
+def test_a_check_with_the_module_of_a_connector_checks_its_settings_and_knows_no_other(rk: Commands) -> None:
+    rk.write(CHECKED, "checked_wiki.py")
+    rk.write("import reefknot", "checked_steps.py")
+    rk.write("sources:\n  wiki:\n    connector: checked_wiki\n    export: 5\n")
+    without = rk("config", "check")
+    assert (without.code, "warning: reefknot.yaml:3:5: sources.wiki.connector: " in without.err) == (0, True)
+
+    words = ("config", "check", "--module", "checked_wiki.py", "--module", "checked_steps")
+    done = rk(*words)
+    assert (done.code, done.out) == (78, "")
+    assert "reefknot.yaml:4:5: sources.wiki.export: 5 is not accepted: the path of a list of changes" in done.err
+
+    rk.write("sources:\n  wiki: {connector: checked_wiki, export: changes.json}\n")
+    done = rk(*words, "--json")
+    assert (done.code, done.json["ok"], done.json["files"][0]["warnings"]) == (0, True, [])
+    rk.write("sources:\n  wiki: {connector: cheked_wiki, export: changes.json}\n")
+    done = rk(*words)
+    assert (done.code, "did you mean 'checked_wiki'?" in done.err) == (78, True)
+
+
+def test_a_module_that_cannot_be_imported_is_told(rk: Commands) -> None:
+    done = rk("config", "check", "--module", "no_such_wiki.py")
+    assert (done.code, "--module no_such_wiki.py: there is no such file" in done.err) == (78, True)

@@ -243,6 +243,38 @@ def test_a_source_is_laid_over_its_connector(rk: Commands) -> None:
     assert rk(*words).json == by_source, "a source knows its connector"
 
 
+PATIENT = "retry_policies: {imap_mailbox: {rate_limit_delay_seconds: 1200, transient_max_attempts: 9}}\n"
+
+
+@pytest.mark.parametrize(
+    ("retry", "waits", "retries"),
+    [
+        ("{}", 1200.0, 9),
+        ("{base_delay_seconds: 30, max_attempts: 2}", 30.0, 2),
+        (
+            "{base_delay_seconds: 30, max_attempts: 2, rate_limit_delay_seconds: 300, transient_max_attempts: 4}",
+            300.0,
+            4,
+        ),
+    ],
+)
+def test_what_a_source_sets_for_all_failures_beats_what_its_connector_sets_for_some(
+    rk: Commands, retry: str, waits: float, retries: int
+) -> None:
+    rk.write(f"{PATIENT}sources: {{mail: {{connector: imap_mailbox, retry: {retry}}}}}\n")
+    policies = {
+        kind: rk("policy", "explain", "--source", "mail", "--failure-type", kind, "--json").json["policy"]
+        for kind in ("rate_limited", "transient", "unknown")
+    }
+    assert policies["rate_limited"]["base_delay"]["value"] == waits
+    assert policies["transient"]["retries"]["value"] == retries
+
+    shown = rk("policy", "show", "--source", "mail", "--json").json["overrides"]
+    for kind, field in (("rate_limited", "base_delay"), ("transient", "max_attempts")):
+        in_force = shown.get(kind, {}).get(field, policies["unknown"][field])
+        assert in_force["value"] == policies[kind][field]["value"], "`show` and `explain` agree"
+
+
 def test_a_secret_in_a_message_is_not_shown_again(rk: Commands) -> None:
     for form in ((), ("--json",)):
         words = ("policy", "explain", "connector:imap_mailbox", "--message", "login failed: password=hunter22", *form)

@@ -115,27 +115,87 @@ def test_the_table_has_rates_and_waits(rk: Commands) -> None:
     assert "succeeded after  2 executions: 3 jobs" in ended.out
 
 
+ZERO = {
+    "total_retries": 0,
+    "successful_retries": 0,
+    "failed_retries": 0,
+    "avg_attempts_until_success": 0.0,
+    "by_failure_type": {"transient": 0, "rate_limited": 0, "permanent": 0, "unknown": 0},
+}
+
+
 @pytest.mark.parametrize("has_store", [False, True])
 def test_without_counts_there_is_an_empty_answer_and_a_word_why(rk: Commands, has_store: bool) -> None:
     if has_store:
         record()
 
-    for words in (("telemetry", "show"), ("telemetry", "show", "--connector", "imap_mailbox")):
-        ended = rk(*words, "--json")
-        assert (ended.code, ended.json) == (0, {"retry_metrics": {}})
-        assert "no job of a source has run over this store yet" in ended.err
+    shown = rk("telemetry", "show", "--json")
+    assert (shown.code, shown.json) == (0, {"retry_metrics": {}})
+    assert "nothing is counted: no job of a source has run over this store" in shown.err
     tuned = rk("policy", "tune", "--json")
     assert (tuned.code, tuned.json["connectors"], tuned.json["yaml"]) == (0, {}, "")
     assert (rk.folder / ".reefknot").exists() == has_store, "looking makes no store"
 
 
-def test_an_unknown_connector_is_refused_with_those_that_have_counts(rk: Commands) -> None:
+def test_after_a_reset_the_word_why_there_are_no_counts_is_true(rk: Commands) -> None:
     record(FINE)
+    assert rk("telemetry", "reset", "imap_mailbox").code == 0
 
-    for words in (("telemetry", "show", "--connector", "imap"), ("telemetry", "reset", "imap")):
+    for words in (("telemetry", "show"), ("policy", "tune")):
         ended = rk(*words)
-        assert ended.code == 2
-        assert "accepted: imap_mailbox" in ended.err
+        assert ended.code == 0
+        assert "or none since `telemetry reset`" in ended.err
+
+
+CONFIGURED = """\
+retry_policies:
+  own_notes: {max_attempts: 1}
+sources:
+  wiki: {connector: team_wiki}
+ingestion:
+  connectors: {own_chat: {max_concurrency: 1}}
+"""
+
+
+@pytest.mark.parametrize("has_counts", [False, True])
+def test_a_connector_without_counts_has_zero_counts_whatever_else_is_counted(rk: Commands, has_counts: bool) -> None:
+    rk.write(CONFIGURED)
+    if has_counts:
+        record({"connector": "local_files"}, {"connector": "counted_once"})
+
+    for name in ("imap_mailbox", "own_notes", "team_wiki", "own_chat"):
+        shown = rk("telemetry", "show", "--connector", name, "--json")
+        assert (shown.code, shown.json) == (0, {"retry_metrics": {name: ZERO}})
+        assert "nothing is counted" in shown.err
+        tuned = rk("policy", "tune", "--connector", name, "--json")
+        assert (tuned.code, list(tuned.json["connectors"]), tuned.json["connectors"][name]["jobs"]) == (0, [name], 0)
+        reset = rk("telemetry", "reset", name)
+        assert (reset.code, reset.out) == (0, f"{name} has no counts\n")
+    for words in (("telemetry", "show", "--connector"), ("policy", "tune", "--connector"), ("telemetry", "reset")):
+        for name in ("nope", ""):
+            ended = rk(*words, name)
+            assert ended.code == 2, words
+            counted = "counted_once, " if has_counts else ""
+            builtin = "github_repository, imap_mailbox, local_files, obsidian_vault"
+            assert f"{name!r} is unknown; accepted: {counted}{builtin}, own_chat, own_notes, team_wiki" in ended.err
+
+
+def test_a_connector_that_a_file_does_not_name_is_known_by_its_counts(rk: Commands) -> None:
+    record({"connector": "my.own"})
+    shown = rk("telemetry", "show", "--connector", "my.own", "--json").json
+    assert shown["retry_metrics"]["my.own"]["avg_attempts_until_success"] == 1
+
+
+@pytest.mark.parametrize(
+    "words", [("telemetry", "show"), ("telemetry", "reset", "imap_mailbox"), ("policy", "tune"), ("schedule", "list")]
+)
+def test_a_store_that_a_flag_names_and_that_is_not_there_is_69(rk: Commands, words: tuple[str, ...]) -> None:
+    ended = rk(*words, "--engine", "sqlite:slip.db")
+    assert (ended.code, ended.out) == (69, "")
+    assert f"there is no store at {rk.folder / 'slip.db'}; name one with --engine" in ended.err
+    rk.write("engine: sqlite:not-yet.db\n")  # that nothing has run over this one is no mistake
+    assert rk(*words).code == 0
+    assert not list(rk.folder.glob("*.db"))
 
 
 def damage(connector: str) -> None:

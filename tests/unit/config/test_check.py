@@ -603,6 +603,12 @@ NAMED_TWICE = f"{{sources: {{x: {{connector: local_files}}}}, schedules: {{x: {{
         ("cron: '* * * *'", "cron", "'* * * *' is not accepted; accepted: five fields, minute hour day-of-month month"),
         ("cron: 0 0 30 2 *", "cron", "that are due at least once in fifty years (bad day-of-month)"),
         ("every: 1h, time_zone: Europe/Berln", "time_zone", "; did you mean 'Europe/Berlin'?"),
+        (
+            "every: 1h, time_zone: Europe/Berlin",
+            "time_zone",
+            "not accepted without cron, whose time zone it is: remove it, or give cron",
+        ),
+        ("time_zone: UTC", "time_zone", "not accepted without cron"),
         ("every: 1h, missed: twice", "missed", "'twice' is not accepted; accepted: 'once' or 'skip'"),
     ],
 )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+import asyncio
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from msgspec.structs import replace
 
@@ -15,12 +17,14 @@ from reefknot.core.work import WorkState
 from reefknot.errors import RejectedError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping
 
     from reefknot.config.schema import TimetableKeys
     from reefknot.core.schedules import Timetable
     from reefknot.ingestion.schedules import ScheduleState
     from reefknot.ports.store import Store
+
+R = TypeVar("R")
 
 app = noun("schedule", "schedule list", "schedule run nightly")
 
@@ -35,10 +39,10 @@ def list_(*, wide: Wide = False, watch: Watch = None, options: StoreFlags = STOR
 
 
 def _list(address: StoreAddress, *, wide: bool, json: bool) -> None:
-    async def look(store: Store) -> list[dict[str, Any]]:
+    async def look(store: Store | None) -> list[dict[str, Any]]:
         return [await _fields(store, address, name, kind) for name, kind in _names(address).items()]
 
-    found = with_store(address, look)
+    found = _looked(address, look)
 
     def text() -> None:
         columns = ("name", "timetable", "next due", "last due", "last outcome")
@@ -53,38 +57,54 @@ def _list(address: StoreAddress, *, wide: bool, json: bool) -> None:
     show({"schedules": found}, text, json=json)
 
 
+def _looked(address: StoreAddress, look: Callable[[Store | None], Coroutine[Any, Any, R]]) -> R:
+    """The answer of `look(store)`, or of `look(None)` while no store has been made: then nothing has run yet."""
+    return asyncio.run(look(None)) if address.is_unmade() else with_store(address, look)
+
+
 def _next_in_words(fields: Mapping[str, Any]) -> str:
     if fields["paused"]:
         return f"paused by {fields['paused_by'] or 'unknown'}" + (f": {fields['why']}" if fields["why"] else "")
     return fields["next_due"] or "-"
 
 
-async def _fields(store: Store, address: StoreAddress, name: str, kind: str) -> dict[str, Any]:
-    """A schedule or source as JSON shows it."""
+async def _fields(store: Store | None, address: StoreAddress, name: str, kind: str) -> dict[str, Any]:
+    """A schedule or source as JSON shows it; without a store, one that has never run."""
     from reefknot.app.schedules import timetable_of
     from reefknot.core.schedules import due_text
     from reefknot.ingestion.schedules import ScheduleState, read_state, time_of
 
-    timetable, (known, _) = timetable_of(_keys(address)[name]), await read_state(store, name)
-    state, now = known or ScheduleState(time_of(store)), time_of(store)
-    outcome = ""
-    if kind == "source":
-        state, outcome = await _of_source(store, name, state)
+    timetable = timetable_of(_keys(address)[name])
+    now = datetime.now(UTC) if store is None else time_of(store)
+    state, outcome = ScheduleState(now), ""
+    if store is not None:
+        state = (await read_state(store, name))[0] or state
+        if kind == "source":
+            state, outcome = await _of_source(store, name, state)
+        outcome = outcome or await _outcome(store, address, name, state)
     following = _next_due(timetable, state, now)
     return {
         "name": name,
         "kind": kind,
-        "timetable": str(timetable),
+        "timetable": _times_of_source(address, name) if kind == "source" else str(timetable),
         "missed": timetable.missed,
         "next_due": None if following is None else due_text(following),
         "last_due": None if state.submitted is None else due_text(state.submitted),
-        "last_outcome": address.redactor(outcome or await _outcome(store, address, name, state)) or None,
+        "last_outcome": address.redactor(outcome) or None,
         "missed_count": state.missed,
         "last_error": address.redactor(state.last_error) or None,
         "paused": state.paused,
         "paused_by": state.paused_by or None,
         "why": state.why or None,
     }
+
+
+def _times_of_source(address: StoreAddress, name: str) -> str:
+    """The times of a source's syncs in words, as the list of sources has them: it may be watched for changes, too."""
+    from reefknot.app.sources import sources_of
+
+    (source,) = [one for one in sources_of(address.settings) if one.name == name]
+    return source.schedule
 
 
 def _next_due(timetable: Timetable, state: ScheduleState, now: Any) -> Any:
@@ -135,13 +155,15 @@ def run(name: Name, /, *, options: OperatorFlags = OPERATOR) -> int:
     address = address_of(options)
     _check_schedule(address, name, "run")
 
-    async def submit(store: Store) -> str:
+    async def submit(store: Store | None) -> str:
+        if store is None or options.dry_run:
+            return ""
         entries = schedule_entries(address.settings, client_of(store, store.clock))
         (entry,) = [one for one in entries if one.name == name]
-        return "" if options.dry_run else await run_now(store, entry, events=[address.event("schedule.run", name)])
+        return await run_now(store, entry, events=[address.event("schedule.run", name)])
 
     try:
-        job = with_store(address, submit)
+        job = _looked(address, submit) if options.dry_run else with_store(address, submit, creates=True)
     except RejectedError as error:
         raise CommandError(f"{name}: not submitted, {error}", Exit.TEMPORARY) from error
     fields = {"name": name, "job": job or None, "actor": address.actor, "dry_run": options.dry_run}
@@ -191,14 +213,15 @@ def _change(
     address, done = address_of(options), "paused" if paused else "resumed"
     _check_schedule(address, name, "pause" if paused else "resume")
 
-    async def work(store: Store) -> tuple[bool, dict[str, Any]]:
-        known, _ = await read_state(store, name)
+    async def work(store: Store | None) -> tuple[bool, dict[str, Any]]:
+        known = None if store is None else (await read_state(store, name))[0]
         is_news = (known is not None and known.paused) != paused
-        if is_news and not options.dry_run:
+        if store is not None and is_news and not options.dry_run:
             await change(store, address)
         return is_news, await _fields(store, address, name, "schedule")
 
-    is_news, fields = with_store(address, work)
+    is_pause = paused and not options.dry_run  # it holds for the systems that will be started, so it is kept
+    is_news, fields = with_store(address, work, creates=True) if is_pause else _looked(address, work)
 
     def text() -> None:
         if not is_news:

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -26,14 +26,21 @@ if TYPE_CHECKING:
 
 app = noun("telemetry", "telemetry show", "telemetry show --json")
 
-NOTHING_YET = "no job of a source has run over this store yet: `source run`, or `up` with a schedule"
+NOTHING_COUNTED = (
+    "nothing is counted: no job of a source has run over this store, or none since `telemetry reset`; "
+    "`source run` runs one, and so does `up` with a schedule"
+)
 _RESET_TRIES = 50
 _CONNECTOR = re.compile(r"[a-z][a-z0-9_]{2,63}")  # what a configuration accepts
 
 
 def stored(address: StoreAddress, connector: str | None = None) -> dict[str, ConnectorMetrics]:
-    """The counts of every connector, or of one. A store that has not been made yet has none."""
-    from reefknot.ingestion.telemetry import DamagedMetricsError, stored_metrics
+    """
+    The counts of every connector that has any, or of one, which may have none.
+
+    A store that has not been made yet has no counts. A name that is no connector's is refused.
+    """
+    from reefknot.ingestion.telemetry import ConnectorMetrics, DamagedMetricsError, stored_metrics
 
     async def read(store: Store) -> dict[str, ConnectorMetrics]:
         try:
@@ -42,13 +49,24 @@ def stored(address: StoreAddress, connector: str | None = None) -> dict[str, Con
             way_out = f"`telemetry reset {error.connector}` starts its counts anew"
             raise CommandError(f"{error}; {way_out}", Exit.MISMATCH) from None
 
-    is_new = address.is_sqlite and not address.path.exists()
-    found = {} if is_new else dict(sorted(with_store(address, read).items()))
-    if connector is None or not found:
+    found = {} if address.is_unmade() else dict(sorted(with_store(address, read).items()))
+    if connector is None:
         return found
-    if connector not in found:
-        raise unknown("--connector", connector, found)
-    return {connector: found[connector]}
+    _check_connector("--connector", connector, address, found)
+    return {connector: found.get(connector, ConnectorMetrics())}
+
+
+def _check_connector(flag: str, name: str, address: StoreAddress, counted: Iterable[str]) -> None:
+    """Refuse what is no connector: one is built in, in the configuration, or has counts."""
+    from reefknot.connectors.registry import BUILTIN
+
+    known = {*BUILTIN, *counted}
+    if address.settings is not None:
+        written = address.settings.configuration
+        known |= {*written.retry_policies, *written.ingestion.connectors}
+        known |= {source.connector for source in written.sources.values()}
+    if name not in known:
+        raise unknown(flag, name, sorted(known))
 
 
 @app.command(name="show", help_epilogue=examples("telemetry show", "telemetry show --connector imap_mailbox --json"))
@@ -69,8 +87,8 @@ def show_metrics(
         if details:
             fields["details"] = {name: _details(one) for name, one in found.items()}
         show(fields, lambda: _put(found, details=details, wide=wide), json=options.json)
-        if not found:
-            say(NOTHING_YET)
+        if not any(one.executions for one in found.values()):
+            say(NOTHING_COUNTED)
 
     repeated(watch, look)
 
@@ -132,7 +150,7 @@ def _found_by_name(address: StoreAddress) -> dict[str, ConnectorMetrics | None]:
                 found[name] = None
         return found
 
-    return {} if address.is_sqlite and not address.path.exists() else with_store(address, read)
+    return {} if address.is_unmade() else with_store(address, read)
 
 
 @app.command(help_epilogue=examples("telemetry reset imap_mailbox"))
@@ -144,8 +162,8 @@ def reset(
 
     address = address_of(options)
     found = _found_by_name(address)
-    if connector not in found:
-        raise unknown("CONNECTOR", connector, found, also="" if found else f"; {NOTHING_YET}")
+    _check_connector("CONNECTOR", connector, address, found)
+    is_news = connector in found
 
     async def work(store: Store) -> None:
         metrics = found[connector]
@@ -157,10 +175,11 @@ def reset(
                 return
         raise CommandError(f"the counts of {connector} are changed all the time; try again", Exit.TEMPORARY)
 
-    if not options.dry_run:
+    if is_news and not options.dry_run:
         with_store(address, work)
-    fields = {"connector": connector, "actor": address.actor, "dry_run": options.dry_run}
-    show(fields, lambda: put(f"{connector} {'would begin' if options.dry_run else 'begins'} anew"), json=options.json)
+    fields = {"connector": connector, "changed": is_news, "actor": address.actor, "dry_run": options.dry_run}
+    begins = f"{'would begin' if options.dry_run else 'begins'} anew"
+    show(fields, lambda: put(f"{connector} {begins if is_news else 'has no counts'}"), json=options.json)
 
 
 # ---- proposals of `policy tune` --------------------------------------------------------------------------------------
@@ -222,7 +241,7 @@ def put_tuning(found: Sequence[TunedConnector], *, json: bool) -> None:
     elif found:
         say("No change is proposed.")
     else:
-        say(NOTHING_YET)
+        say(NOTHING_COUNTED)
     if found and not json:
         for line in CANNOT_KNOW:
             say(line)
