@@ -284,7 +284,7 @@ def test_a_sync_that_only_a_person_can_help_exits_with_1_and_says_what_to_do(wik
     done = wiki("source", "run", "wiki", "--module", "wiki")
     assert done.code == 1
     assert "the token is not accepted; make a new one and set it" in done.out
-    assert "reefknot source run wiki" in done.err
+    assert "reefknot source run wiki --module wiki" in done.err
     (row,) = wiki.json("source", "list")["sources"]
     assert (row["state"], row["quarantined"]) == ("needs attention", 1)
     assert "make a new one and set it; then: reefknot source run wiki" in row["to_do"][0]
@@ -322,7 +322,7 @@ def test_an_interrupted_sync_exits_with_130_and_goes_on_at_the_next_run(wiki: Wi
     code, _, err = wiki.ends(process)
     assert (code, err) == (
         130,
-        "wiki: interrupted; the sync goes on at the next `source run wiki`, or by `reefknot up`\n",
+        "wiki: interrupted; the sync goes on at the next `reefknot source run wiki --module wiki`, or by `reefknot up`\n",
     )
     assert run(wiki) == 0
 
@@ -522,7 +522,7 @@ def test_what_is_kept_of_a_source_that_is_gone_is_removed_with_the_reason(wiki: 
     events = wiki("audit", "export", "-", "--type", "operator_action").out.splitlines()
     told = json.loads(events[-1])["event"]
     assert (told["action"], told["subject"], told["actor"]) == ("source.forget", "wiki", "ada")
-    assert told["details"] == {"reason": "moved", "documents": 2}
+    assert told["details"] == {"reason": "moved", "documents": 2, "jobs": 0}
 
 
 def test_documents_are_kept_where_the_configuration_says(wiki: WikiFolder) -> None:

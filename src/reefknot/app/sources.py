@@ -194,7 +194,10 @@ def check_sources(settings: Settings, *, only: Collection[str] | None = None, st
             continue
         at = ("sources", source.name)
         try:
-            connector_for(source)
+            connector = connector_for(source)
+            if source.on_change and not hasattr(connector, "watch"):
+                accepted = f"false, or left out: {source.connector} cannot be watched; set every or cron"
+                raise ParameterError("on_change", True, accepted)
         except ParameterError as error:
             problem = _problem(settings, at, error)
             if error.parameter == "connector" and not strict:

@@ -174,7 +174,8 @@ class SqliteDocuments:
     # ---- writing ---------------------------------------------------------------------------------------------------
 
     async def identity(self) -> str:
-        return str(await self._run(lambda connection: connection.execute("SELECT identity FROM place").get))
+        found = await self._run(lambda connection: connection.execute("SELECT identity FROM place").get)
+        return f"{found} {self.path}"
 
     async def position(self, source: str) -> Position:
         """The position of a source; that of a new one is the beginning."""

@@ -134,6 +134,9 @@ class JobRunner:
             job = IngestionJob.of(item)
         except msgspec.DecodeError as error:
             return await self._quarantined(item, source, f"the payload is not one of an ingestion job: {error}")
+        if job.item and item.kind != source.connector:
+            text = f"{job.item} is an item of {item.kind}, and the connector of {source.name} is {source.connector} now"
+            return await self._quarantined(item, source, f"{text}; discard it")
         try:
             summary = await self._execute(job, source)
         except StoppingError:

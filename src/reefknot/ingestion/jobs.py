@@ -36,6 +36,12 @@ def class_of(source: str) -> str:
     return f"{INGEST}{source.replace('%', '%25').replace('@', '%40')}"
 
 
+def source_of(resource_class: str) -> str:
+    """The source whose jobs have this class; empty for the classes of others."""
+    name = resource_class.removeprefix(INGEST)
+    return "" if name == resource_class else name.replace("%40", "@").replace("%25", "%")
+
+
 class IngestionJob(Struct, frozen=True):
     """A job of a source."""
 

@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
+from math import isinf
 from typing import Any, Protocol, Self, cast
 
 from msgspec import Struct, structs
@@ -191,9 +192,8 @@ class IngestionOrchestrator:
             if self._documents is not None:
                 self._place = await self._documents.identity()
         for name in self.sources:
-            if self._is_elsewhere(name):
-                text = "source %s is left alone here: its documents are in another place; source list says more"
-                logger().warning(text, name)
+            if self._is_left_alone(name):
+                logger().warning("source %s is left alone here; source list says why, and what to do", name)
         loops = [(self._serve(), "claims"), (self._renew_leases(), "leases"), (self._look_around(), "records")]
         if self.settings.watch:
             loops += self._watches.loops([one for one in self.sources.values() if one.on_change])
@@ -279,7 +279,7 @@ class IngestionOrchestrator:
     def _free(self, name: str) -> int:
         """The number of jobs of a source that may begin now."""
         source, settings = self.sources[name], self.settings
-        if self.paused or self._is_elsewhere(name):
+        if self.paused or self._is_left_alone(name):
             return 0
         free = settings.max_concurrency - len(self.claimed)
         running = list(self._source_of.values())
@@ -291,9 +291,13 @@ class IngestionOrchestrator:
         places = free_places(health, now, running=running.count(name), limit=source.max_concurrency)
         return max(0, self._isolation.may_claim(self, min(free, places)))
 
-    def _is_elsewhere(self, name: str) -> bool:
-        """Whether the documents of a source, and so its cursor, are in another sink than this one's."""
-        return self.records.known(name).documents not in ("", self._place)
+    def _is_left_alone(self, name: str) -> bool:
+        """Whether the cursor of a source is in another sink, or another connector's: then nothing can go on here."""
+        record = self.records.known(name)
+        is_local = isinf(self._store.reached_for)
+        return record.is_of_other(self.sources[name].connector) or bool(
+            record.elsewhere(self._place, is_local=is_local)
+        )
 
     async def _claim_some(self) -> int:
         """Claim what is due and allowed, source by source. Returns how many jobs were claimed."""
@@ -379,12 +383,12 @@ class IngestionOrchestrator:
         self._may_have_work.update(name for name in self.sources if class_of(name) in with_work)
 
     async def _note_beginning(self, name: str) -> None:
-        """Record that a job begins: as a probe, if the source needs one, and at this place, if it is the first."""
-        now = int(self._clock.wall() * 1000)
+        """Record that a job begins: as a probe, if the source needs one, at this place, and by which connector."""
+        now, connector = int(self._clock.wall() * 1000), self.sources[name].connector
 
         def begun(record: SourceRecord) -> SourceRecord:
-            place = record.documents or self._place
-            return structs.replace(record, health=probe_begun(record.health, now), documents=place)
+            health = probe_begun(record.health, now)
+            return structs.replace(record, health=health, documents=self._place, connector=connector)
 
         try:
             with self._timeouts.timeout(STORE_S):

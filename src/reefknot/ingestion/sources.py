@@ -5,6 +5,7 @@ The record of a source (`source:<name>` among the store's values) holds its heal
 processes share it: each change names the version it was made from, and is decided anew when another process was faster.
 """
 
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -18,7 +19,7 @@ from reefknot.core.overload.source_health import SourceHealth
 from reefknot.core.retry.decide import Reason
 from reefknot.core.work import WorkItem, WorkState, is_over
 from reefknot.errors import StoreUnavailableError
-from reefknot.ingestion.jobs import IngestionJob, JobQueue, class_of
+from reefknot.ingestion.jobs import IngestionJob, JobQueue, class_of, source_of
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.connector import Connector
 from reefknot.ports.store import Store
@@ -55,10 +56,29 @@ class SourceRecord(Struct, frozen=True, omit_defaults=True):
     """When that sync was named (ms UTC)."""
     documents: str = ""
     """The place of its documents and its cursor (`DocumentSink.identity`); empty before the first job."""
+    connector: str = ""
+    """The connector whose documents and cursor these are; empty before the first job."""
     synced_at: int = 0
     """The end of the last sync that succeeded (ms UTC)."""
     paused_by: str = ""
     paused_because: str = ""
+
+    def elsewhere(self, here: str, *, is_local: bool) -> str:
+        """
+        The place of the documents, and so of the cursor, if it is another one than `here`; else empty.
+
+        A file that was deleted is no place any more: the next sync begins anew. That is known of a file on this host,
+        so where the store is one (`is_local`).
+        """
+        name, _, file = self.documents.partition(" ")
+        here_name, _, here_file = here.partition(" ")
+        if name in ("", here_name) or (is_local and file and (file == here_file or not os.path.exists(file))):
+            return ""
+        return file or name
+
+    def is_of_other(self, connector: str) -> bool:
+        """Whether the documents and the cursor are those of another connector, which this one cannot go on from."""
+        return self.connector not in ("", connector)
 
 
 _records = msgspec.json.Decoder(SourceRecord)
@@ -205,14 +225,16 @@ class SourceStatus(Struct, frozen=True):
     quarantined: int
 
 
-async def statuses(store: Store, names: Collection[str]) -> list[SourceStatus]:
-    """The status of these sources."""
+async def statuses(store: Store, names: Collection[str], *, with_others: bool = False) -> list[SourceStatus]:
+    """The status of these sources; with the others that still have jobs, open or in quarantine."""
     records, jobs = SourceRecords(store), JobQueue(store)
     await records.refresh()
     counts: Mapping[str, Mapping[Any, int]] = (await store.work.snapshot()).counts
     quarantined = (await store.quarantine.stats()).by_source
-    found = []
-    for name in names:
+    found, others = [], set[str]()
+    if with_others:
+        others = {*quarantined, *map(source_of, await store.work.open_classes())} - {"", *names}
+    for name in (*names, *sorted(others)):
         record = records.known(name)
         counted = counts.get(class_of(name), {})
         number = sum(counted.get(state, 0) for state in (WorkState.PENDING, WorkState.RUNNING))

@@ -28,7 +28,8 @@ class DocumentSink(Protocol):
         """
         The name of the place where the documents are: the same for all sinks over one database, and for no other.
 
-        A source belongs to the place of its first sync, because its cursor is there. Empty: any sink may go on.
+        A source belongs to the place of its first sync, because its cursor is there. Empty: any sink may go on. Behind
+        a blank a place that is a file has its path: one that was deleted is no place any more.
         """
 
     async def position(self, source: str) -> Position:

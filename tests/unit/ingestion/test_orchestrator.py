@@ -14,6 +14,7 @@ from reefknot.core.failure import FailureType
 from reefknot.core.work import WorkItem, WorkState
 from reefknot.errors import ParameterError, SourceError, StoreUnavailableError
 from reefknot.ingestion.attempt import SyncSummary
+from reefknot.ingestion.jobs import IngestionJob
 from reefknot.ingestion.orchestrator import IngestionOrchestrator
 from reefknot.ports.connector import Document, FetchRequest, ItemFailure, Page
 from tests.unit.ingestion.world import FunctionConnector, MemorySink, World, document, in_world, page
@@ -120,6 +121,39 @@ def test_an_item_that_cannot_be_read_gets_a_job_of_its_own_and_the_sync_goes_on(
         await orchestrator.request_sync("notes", trigger="manual")
         await asyncio.sleep(1)
         assert await world.state(aside.id) is WorkState.SUCCEEDED, "the sync could read it, so nobody has to look at it"
+
+    in_world(story)
+
+
+def test_an_item_of_the_connector_before_is_not_given_to_the_new_one() -> None:
+    """A place in a folder says nothing to a mailbox. What was asked for by a sync, any connector can do."""
+
+    async def story(world: World) -> None:
+        async def never(location: str) -> Document | None:
+            raise AssertionError(location)
+
+        await world.start(world.source(three_pages, connector="imap_mailbox", item=never))
+        await world.jobs.enqueue(IngestionJob("old", "local_files", "notes", trigger="item", item="a/b.txt"))
+        await world.job("sync", connector="local_files")
+        await asyncio.sleep(1)
+        item = await world.item("old")
+        assert item.state is WorkState.QUARANTINED
+        assert "the connector of notes is imap_mailbox now; discard it" in item.reason
+        assert await world.state("sync") is WorkState.SUCCEEDED
+
+    in_world(story)
+
+
+def test_a_source_goes_on_only_from_a_cursor_of_its_own_connector() -> None:
+    async def story(world: World) -> None:
+        first = await world.start(world.source(three_pages))
+        await world.job("sync")
+        await asyncio.sleep(1)
+        await first.stop()
+        await world.start(world.source(three_pages, connector="imap_mailbox"))
+        await world.job("next", connector="imap_mailbox")
+        await asyncio.sleep(60)
+        assert await world.state("next") is WorkState.PENDING
 
     in_world(story)
 

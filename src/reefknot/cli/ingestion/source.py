@@ -10,6 +10,9 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Sequence
+from math import isinf
+from pathlib import Path
+from shlex import quote
 from time import monotonic
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
@@ -58,6 +61,7 @@ from reefknot.core.work import WorkItem, WorkState
 
 if TYPE_CHECKING:
     from reefknot.app.sources import ConfiguredSource
+    from reefknot.config.settings import Settings
     from reefknot.ingestion.orchestrator import IngestionOrchestrator
     from reefknot.ports.connector import Document
 
@@ -82,7 +86,8 @@ def named(sources: Sequence[ConfiguredSource], name: str) -> ConfiguredSource:
     """The configured source of this name, or an error that lists the names."""
     found = next((one for one in sources if one.name == name), None)
     if found is None:
-        raise unknown("NAME", name, [one.name for one in sources], also="; `source add` adds one")
+        also = "; `source add` adds one, and `source list` shows what is left of one that was taken out"
+        raise unknown("NAME", name, [one.name for one in sources], also=also)
     return found
 
 
@@ -131,7 +136,7 @@ def add(
     times = {"every": every, "cron": cron, "time_zone": time_zone, "on_change": on_change or None}
     values |= {key: one for key, one in times.items() if one is not None}
     _load_modules(module)
-    file, text, added = extended(name, values, common.config)
+    file, text, added = extended(name, values, common.config, path=path)
     if not dry_run:
         replace_file(file, text)
     fields = {"name": name, "path": str(file), "written": not dry_run, "added": added, "source": values}
@@ -142,6 +147,8 @@ def add(
     else:
         words = "".join(f" --module {one}" for one in module or ())
         say(f"Added to {where}. Next: reefknot source test {name}{words}, then reefknot source run {name}{words}.")
+        if path is not None and not Path(path).expanduser().is_dir():
+            say(f"There is no folder {path} yet: create it before the first sync.")
         if every or cron or on_change:
             say(f"Syncs by themselves need a system that runs: start or restart `reefknot up{words}`.")
 
@@ -152,30 +159,32 @@ def add(
 @app.command(name="list", help_epilogue=examples("source list", "source list --watch", "source list --json"))
 def list_(*, wide: Wide = False, watch: Watch = None, options: StoreFlags = STORE) -> None:
     """List the sources: schedule, state, documents, last and next sync, and what to do where something needs it."""
-    from reefknot.app.sources import sources_of
-
     address = address_of(options)
-    sources = [] if address.settings is None else sources_of(address.settings)
 
     def draw() -> None:
-        view.put_sources(asyncio.run(_rows(address, sources)), wide=wide, json=options.json)
+        rows = asyncio.run(_rows(address, is_named=options.engine is not None))
+        view.put_sources(rows, wide=wide, json=options.json)
 
     repeated(watch, draw)
 
 
-async def _rows(address: StoreAddress, sources: Sequence[ConfiguredSource]) -> list[view.SourceRow]:
+async def _rows(address: StoreAddress, *, is_named: bool) -> list[view.SourceRow]:
+    """The rows of all sources. A store that `is_named` by a flag has to be there."""
+    from reefknot.app.sources import sources_of
     from reefknot.ingestion.sources import statuses
 
+    sources = [] if address.settings is None else sources_of(address.settings)
     counts: dict[str, Any] = {}
     place = ""
     if documents_file(address).exists():
         async with open_for_reading(address) as documents:
             counts, place = await documents.counts(), await documents.identity()
-    if address.is_sqlite and not address.path.is_file():  # no sync has run yet
-        return view.rows(sources, {}, counts, address.redactor)
+    if address.is_sqlite and not address.path.is_file() and not is_named:  # no sync has run yet
+        return view.rows(sources, [], counts, address.redactor)
     async with opened(address) as store:
-        found = {one.name: one for one in await statuses(store, [one.name for one in sources])}
-        return view.rows(sources, found, counts, address.redactor, place=place, now=store.moment().wall)
+        found = await statuses(store, [one.name for one in sources], with_others=True)
+        here = view.Here(place, isinf(store.reached_for))
+        return view.rows(sources, found, counts, address.redactor, here=here, now=store.moment().wall)
 
 
 @app.command(name="show", help_epilogue=examples("source show notes"))
@@ -195,7 +204,8 @@ def show_source(
     source = named([] if address.settings is None else sources_of(address.settings), name)
 
     async def work() -> tuple[view.SourceRow, list[Document]]:
-        row = next(one for one in await _rows(address, [source]) if one.name == name)
+        rows = await _rows(address, is_named=options.engine is not None)
+        row = next(one for one in rows if one.name == name)
         if not row.problems:
             return row, []
         async with open_for_reading(address) as documents:
@@ -223,7 +233,7 @@ def try_sources(
         raise CommandError("no source is configured; `source add` adds one", Exit.MISCONFIGURED)
 
     async def work() -> list[view.TestResult]:
-        return [await _tested(one) for one in chosen]
+        return [await _tested(one, configured) for one in chosen]
 
     results = asyncio.run(work())
 
@@ -237,13 +247,13 @@ def try_sources(
     return Exit.FINE if not codes else codes.pop() if len(codes) == 1 else Exit.FAILED
 
 
-async def _tested(source: ConfiguredSource) -> view.TestResult:
-    from reefknot.app.sources import connector_for, error_in_connector
-    from reefknot.errors import ConfigurationError, ParameterError
+async def _tested(source: ConfiguredSource, configured: Settings) -> view.TestResult:
+    from reefknot.app.sources import check_sources, connector_for, error_in_connector
+    from reefknot.errors import ConfigurationError
     from reefknot.runtime.redaction import redact
 
-    connector = None
     try:
+        check_sources(configured, only={source.name}, strict=True)
         connector = connector_for(source)
         try:
             async with asyncio.timeout(source.timeout):
@@ -251,15 +261,11 @@ async def _tested(source: ConfiguredSource) -> view.TestResult:
         finally:
             async with asyncio.timeout(source.timeout):
                 await connector.close()
-    except (ConfigurationError, ParameterError) as error:
-        text = redact(relative(f"{source.mark}: {error}"))
+    except ConfigurationError as error:
+        text = redact("; ".join(relative(str(one)) for one in error.problems))
         return view.TestResult(source.name, False, text, Exit.MISCONFIGURED)
     except Exception as error:
-        own = error_in_connector(source.connector, error)
-        if own is not None and connector is None:
-            text = redact(relative(f"{source.mark}: {own}"))
-            return view.TestResult(source.name, False, text, Exit.MISCONFIGURED)
-        return view.failed_test(source.name, error, source.timeout, own)
+        return view.failed_test(source.name, error, source.timeout, error_in_connector(source.connector, error))
     return view.TestResult(source.name, True, redact(answer), Exit.FINE)
 
 
@@ -292,11 +298,12 @@ def run(
         put(f"{name} would be synced{' from the beginning' if full else ''}: {source.connector}, {source.schedule}")
         return Exit.FINE
     try:
+        again = f"reefknot source run {name}" + "".join(f" --module {quote(one)}" for one in module or ())
         outcome, left = asyncio.run(_unless_interrupted(_synced(address, source, full=full), address))
     except KeyboardInterrupt:
-        say(f"{name}: interrupted; the sync goes on at the next `source run {name}`, or by `reefknot up`")
+        say(f"{name}: interrupted; the sync goes on at the next `{again}`, or by `reefknot up`")
         return Exit.INTERRUPTED
-    return view.put_outcome(outcome, left, json=options.json)
+    return view.put_outcome(outcome, left, again=again, json=options.json)
 
 
 async def _unless_interrupted(
@@ -351,10 +358,13 @@ async def _synced(address: StoreAddress, source: ConfiguredSource, *, full: bool
         )
         await orchestrator.records.refresh()
         record = orchestrator.records.known(source.name)
-        view.refuse_sync(source.name, record, await documents.identity(), full=full)
+        here = view.Here(await documents.identity(), isinf(store.reached_for))
+        view.refuse_sync(source, record, here, full=full)
         if full:
-            await documents.forget(source.name)
-            await orchestrator.records.change(source.name, lambda record: structs.replace(record, documents=""))
+            await documents.forget(source.name, documents=record.is_of_other(source.connector))
+            await orchestrator.records.change(
+                source.name, lambda record: structs.replace(record, documents="", connector="")
+            )
         await store.audit.append([address.event("source.run", source.name, full=full)])
         await release_dead_leases(store)  # a process that was killed holds nothing up
         before = monotonic()
@@ -441,7 +451,7 @@ def _set_paused(name: str, paused: bool, because: str, options: OperatorFlags) -
 
 @app.command(help_epilogue=examples("source forget notes --because 'the folder is gone' --dry-run"))
 def forget(name: Name, /, *, because: Because, options: OperatorFlags = OPERATOR) -> int:
-    """Remove what is kept of a source that is not configured any more: documents, cursor and record. It is audited."""
+    """Remove what is left of a source that is not configured any more: documents, cursor, jobs. It is audited."""
     reason = because.strip()[:500]
     if not reason:
         raise CommandError("--because: give the reason; it is audited")
@@ -449,10 +459,12 @@ def forget(name: Name, /, *, because: Because, options: OperatorFlags = OPERATOR
     if name in configured_names(address):
         text = f"{name} is configured; remove it from the configuration first"
         raise CommandError(f"{text}, or read all of it again: reefknot source run {name} --full")
-    number = asyncio.run(forget_source(address, name, reason, dry_run=options.dry_run))
-    fields = {"name": name, "documents": number, "forgotten": not options.dry_run, "actor": address.actor}
+    left = asyncio.run(forget_source(address, name, reason, dry_run=options.dry_run))
+    fields = {"name": name, "documents": left.documents, "jobs": left.jobs, "forgotten": not options.dry_run}
     done = "would be" if options.dry_run else "is"
-    show(fields, lambda: put(f"{name} {done} forgotten, with {plural(number, 'document')}"), json=options.json)
+    jobs = f" and {plural(left.jobs, 'job')}" if left.jobs else ""
+    text = f"{name} {done} forgotten, with {plural(left.documents, 'document')}{jobs}"
+    show(fields | {"actor": address.actor}, lambda: put(text), json=options.json)
     return Exit.FINE
 
 
@@ -481,7 +493,7 @@ def search(
     hits, known = asyncio.run(work())
     view.put_hits(hits, limit, json=options.json)
     if not hits and not options.json:
-        say(f"nothing is found in {', '.join(known) if source is None else source or 'no source'}")
+        say(f"nothing is found in {source or ', '.join(known) or 'no documents: none are kept yet'}")
     return Exit.FINE if hits else Exit.FAILED
 
 

@@ -54,10 +54,16 @@ def own_settings(path: str | None, pairs: Sequence[str]) -> dict[str, Any]:
     return values
 
 
-def extended(name: str, values: dict[str, Any], config: str | None) -> tuple[Path, str, str]:
-    """The configuration file, its text with the source, and the lines of the source. All of it is checked."""
+def extended(name: str, values: dict[str, Any], config: str | None, *, path: str | None) -> tuple[Path, str, str]:
+    """
+    The configuration file, its text with the source, and the lines of the source. All of it is checked.
+
+    `path` is a folder as it was typed, from the current folder.
+    """
     found = find(config, environ=os.environ, cwd=Path.cwd())
     file = Path.cwd() / "reefknot.yaml" if found is None else Path(os.path.realpath(found))
+    if path is not None and not Path(path).expanduser().is_absolute():
+        values["path"] = os.path.relpath(path, file.parent)  # relative paths are beneath the folder of the file
     if found is not None:
         _check_file(str(found))
     try:
@@ -102,6 +108,11 @@ def replace_file(file: Path, text: str) -> None:
     """Replace the file as a whole; its rights stay."""
     try:
         mode = file.stat().st_mode & 0o777 if file.exists() else 0o644 & ~_umask()
+        if not mode & 0o222:
+            text = (
+                f"{relative(str(file))} is read-only, and is as it was; make it writable, or write the lines yourself"
+            )
+            raise CommandError(text, Exit.FORBIDDEN)
         with whole_file(file) as stream:
             os.fchmod(stream.fileno(), mode)
             stream.write(text.encode("utf-8"))

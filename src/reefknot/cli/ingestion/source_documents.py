@@ -10,19 +10,23 @@ import json as json_module
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reefknot.cli.app import CommandError, Exit
 from reefknot.cli.ingestion import source_view as view
 from reefknot.cli.options import unknown
 from reefknot.cli.output import relative
 from reefknot.cli.store import StoreAddress, opened
+from reefknot.core.work import WorkState
+from reefknot.ports.work_queue import QuarantineFilter
 
 if TYPE_CHECKING:
     from reefknot.engines.documents import SqliteDocuments
     from reefknot.ports.connector import Document
+    from reefknot.ports.store import Store
 
 EXPORTED_AT_ONCE = 100
+ENDED_AT_ONCE = 200
 
 
 def documents_file(address: StoreAddress) -> Path:
@@ -90,9 +94,16 @@ def _is_text(line: str) -> bool:
     return True
 
 
-async def forget_source(address: StoreAddress, name: str, reason: str, *, dry_run: bool) -> int:
-    """Delete the record, then the documents: cut off between the two, the command finds the rest again."""
-    from reefknot.ingestion.sources import PREFIX
+class LeftOfSource(NamedTuple):
+    """The number of documents, and of jobs that have not ended or are in quarantine."""
+
+    documents: int
+    jobs: int
+
+
+async def forget_source(address: StoreAddress, name: str, reason: str, *, dry_run: bool) -> LeftOfSource:
+    """End the jobs, then delete the record, then the documents: cut off, the command finds the rest again."""
+    from reefknot.ingestion.sources import PREFIX, statuses
 
     async with AsyncExitStack() as stack:
         has_documents = documents_file(address).is_file()
@@ -100,15 +111,39 @@ async def forget_source(address: StoreAddress, name: str, reason: str, *, dry_ru
         store = await stack.enter_async_context(opened(address))
         counts = {} if documents is None else await documents.counts()
         records = {one.name.removeprefix(PREFIX): one for one in await store.values.list(PREFIX)}
-        if name not in counts.keys() | records.keys():
-            raise unknown("NAME", name, sorted((counts.keys() | records.keys()) - set(configured_names(address))))
-        number = counts[name].documents if name in counts else 0
+        found = {one.name: one for one in await statuses(store, [], with_others=True)}
+        known = counts.keys() | records.keys() | found.keys()
+        if name not in known:
+            left_of = ", ".join(sorted(known - set(configured_names(address)))) or "none"
+            text = f"NAME: nothing is left of a source {name!r}; accepted: a source that is not configured any more"
+            raise CommandError(f"{text} ({left_of})")
+        number = sum((found[name].open_jobs, found[name].quarantined)) if name in found else 0
+        left = LeftOfSource(counts[name].documents if name in counts else 0, number)
         if dry_run:
-            return number
-        event = address.event("source.forget", name, reason=reason, documents=number)
+            return left
+        await _end_jobs(store, name, who=address.actor, reason=reason)
+        event = address.event("source.forget", name, reason=reason, documents=left.documents, jobs=left.jobs)
         record = records.get(name)
         if record is None:
             await store.audit.append([event])
         elif not await store.values.delete(record.name, version=record.version, events=[event]):
             raise CommandError(f"{name} was changed meanwhile: a system still runs it; try again", Exit.TEMPORARY)
-        return 0 if documents is None else await documents.forget(name, documents=True)
+        if documents is not None:
+            await documents.forget(name, documents=True)
+        return left
+
+
+async def _end_jobs(store: Store, name: str, *, who: str, reason: str) -> None:
+    """Cancel the open jobs of a source, and discard those in quarantine."""
+    from reefknot.ingestion.jobs import JobQueue, class_of
+
+    jobs = JobQueue(store)
+    for state in (WorkState.PENDING, WorkState.RUNNING):
+        while page := await store.work.find(state=state, classes=(class_of(name),), limit=ENDED_AT_ONCE):
+            ended = [await jobs.cancel(one.assignment_id, reason=reason, who=who) for one in page]
+            if not any(ended):
+                break
+    while page := await store.quarantine.find(QuarantineFilter(source=name), limit=ENDED_AT_ONCE):
+        which = QuarantineFilter(ids=tuple(one.id for one in page))
+        if not await store.quarantine.discard(which, who=who, reason=reason):
+            break

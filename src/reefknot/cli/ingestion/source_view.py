@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from time import monotonic, time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 from msgspec import Struct, structs
@@ -17,17 +17,18 @@ from reefknot.core.failure import ErrorCode, FailureType
 from reefknot.core.overload.source_health import SourceCondition
 from reefknot.core.schedules import next_due
 from reefknot.core.work import WorkItem, WorkState, is_over
+from reefknot.ports.documents import SourceCounts
 
 if TYPE_CHECKING:
     from reefknot.app.sources import ConfiguredSource
     from reefknot.ingestion.attempt import SyncSummary
     from reefknot.ingestion.sources import SourceRecord, SourceStatus
     from reefknot.ports.connector import Document
-    from reefknot.ports.documents import SearchHit, SourceCounts
+    from reefknot.ports.documents import SearchHit
 
 Redact = Callable[[str], str]
 NEEDS_ATTENTION, NEVER_SYNCED, NOT_CONFIGURED = "needs attention", "never synced", "not configured"
-ELSEWHERE = "kept elsewhere"
+ELSEWHERE, OTHER_CONNECTOR, RETRYING = "kept elsewhere", "other connector", "retrying"
 PROGRESS_EVERY_S = 2.0
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -49,41 +50,63 @@ class SourceRow(Struct, frozen=True):
     to_do: list[str] = []
 
 
+class Here(NamedTuple):
+    """The place of the documents that a command reads, and whether its store is a file of this host."""
+
+    documents: str = ""
+    is_local: bool = True
+
+    def obstacle(self, source: ConfiguredSource, record: SourceRecord) -> tuple[str, str] | None:
+        """The state of a source that is left alone here, and what can be done; None for one that can be synced."""
+        full = f"reefknot source run {source.name} --full"
+        if record.is_of_other(source.connector):
+            text = (
+                f"what is kept of it is of the connector {record.connector}, and it is {source.connector} now. Give it "
+                f"another name; or begin anew, without the documents that are there: {full}"
+            )
+            return OTHER_CONNECTOR, text
+        if place := record.elsewhere(self.documents, is_local=self.is_local):
+            text = f"its documents and its cursor are in another place: {place}, perhaps on another host. Sync it there"
+            return ELSEWHERE, f"{text}, or keep them here from now on: {full}"
+        return None
+
+
 def rows(
     sources: Sequence[ConfiguredSource],
-    statuses: Mapping[str, SourceStatus],
+    statuses: Sequence[SourceStatus],
     counts: Mapping[str, SourceCounts],
     redact: Redact,
     *,
-    place: str = "",
+    here: Here | None = None,
     now: int | None = None,
 ) -> list[SourceRow]:
-    """
-    The configured sources in their order, then those that only have documents.
-
-    `place` is the identity of the documents that are read here; `now` is the store's time, in ms.
-    """
+    """The configured sources in their order, then those that only have documents or jobs. `now` is in ms."""
     now = round(time() * 1000) if now is None else now
-    found = []
+    found, known = [], {one.name: one for one in statuses}
     for one in sources:
-        status = statuses.get(one.name)
+        status = known.pop(one.name, None)
         row = _row(one, status, counts.get(one.name), redact, now)
-        found.append(row if status is None or status.record.documents in ("", place) else _elsewhere(row))
-    for name in sorted(counts.keys() - {one.name for one in sources}):
-        count = counts[name]
-        forget = f"reefknot source forget {name} --because TEXT"
-        to_do = [f"it is no longer configured; its documents are kept. To remove them: {forget}"]
-        last = time_text(count.kept_at)
-        found.append(SourceRow(name, "", "", NOT_CONFIGURED, count.documents, count.problems, 0, last, None, to_do))
-    return found
+        obstacle = None if status is None else (here or Here()).obstacle(one, status.record)
+        found.append(row if obstacle is None else structs.replace(row, state=obstacle[0], to_do=[obstacle[1]]))
+    configured = {one.name for one in sources}
+    return [
+        *found,
+        *(_left(name, known.get(name), counts.get(name)) for name in sorted({*known, *counts} - configured)),
+    ]
 
 
-def _elsewhere(row: SourceRow) -> SourceRow:
-    text = (
-        "its documents are in another file, or on another host, and so is its cursor; it is synced there. "
-        f"To keep them here from now on: reefknot source run {row.name} --full"
-    )
-    return structs.replace(row, state=ELSEWHERE, to_do=[text])
+def _left(name: str, status: SourceStatus | None, count: SourceCounts | None) -> SourceRow:
+    """A source that is not configured any more, by what is left of it."""
+    kept = count or SourceCounts()
+    open_jobs, quarantined = (status.open_jobs, status.quarantined) if status else (0, 0)
+    left = [plural(kept.documents, "document")] if kept.documents else []
+    left += [plural(open_jobs, "open job")] if open_jobs else []
+    left += [plural(quarantined, "job in quarantine", "jobs in quarantine")] if quarantined else []
+    forget = f"reefknot source forget {name} --because TEXT"
+    words = ", ".join(left) or "its cursor"
+    to_do = [f"it is not configured any more, and nobody runs its jobs; left are: {words}. To remove that: {forget}"]
+    last = time_text(kept.kept_at)
+    return SourceRow(name, "", "", NOT_CONFIGURED, kept.documents, kept.problems, quarantined, last, None, to_do)
 
 
 def _row(
@@ -95,7 +118,7 @@ def _row(
         source.name,
         source.connector,
         source.schedule,
-        _state(status, condition, has_documents=count is not None),
+        _state(status, condition),
         count.documents if count else 0,
         count.problems if count else 0,
         status.quarantined if status else 0,
@@ -105,11 +128,14 @@ def _row(
     )
 
 
-def _state(status: SourceStatus | None, condition: SourceCondition, *, has_documents: bool) -> str:
-    if condition is SourceCondition.HEALTHY and status is not None and status.quarantined:
+def _state(status: SourceStatus | None, condition: SourceCondition) -> str:
+    if condition is not SourceCondition.HEALTHY:
+        return condition.value
+    if status is not None and status.quarantined:
         return NEEDS_ATTENTION
-    is_new = not has_documents and (status is None or status.sync is None)
-    return NEVER_SYNCED if is_new and condition is SourceCondition.HEALTHY else condition.value
+    if status is not None and status.sync is not None and status.sync.failure and not is_over(status.sync):
+        return RETRYING
+    return NEVER_SYNCED if status is None or not status.record.synced_at else condition.value
 
 
 def _following(source: ConfiguredSource, status: SourceStatus | None, now: int) -> int | None:
@@ -292,14 +318,12 @@ class SyncOutcome(Struct, frozen=True):
     reason: str | None = None
 
 
-def refuse_sync(name: str, record: SourceRecord, place: str, *, full: bool) -> None:
-    """Refuse to sync a source that somebody has paused, or whose documents are in another place than here."""
-    if record.documents not in ("", place) and not full:
-        raise CommandError(
-            f"{name}: its documents are in another file, or on another host, and so is its cursor; sync it there, or "
-            f"keep them here from now on: reefknot source run {name} --full",
-            Exit.TEMPORARY,
-        )
+def refuse_sync(source: ConfiguredSource, record: SourceRecord, here: Here, *, full: bool) -> None:
+    """Refuse to sync a source that somebody has paused, or whose cursor is in another place or another connector's."""
+    name, obstacle = source.name, here.obstacle(source, record)
+    if obstacle is not None and not full:
+        state, text = obstacle
+        raise CommandError(f"{name}: {text}", Exit.MISCONFIGURED if state == OTHER_CONNECTOR else Exit.TEMPORARY)
     if record.health.paused:
         by = f" by {record.paused_by}" if record.paused_by else ""
         why = f" because {record.paused_because}" if record.paused_because else ""
@@ -357,8 +381,8 @@ class ItemsLeft(Struct, frozen=True):
     quarantined: int = 0
 
 
-def put_outcome(found: SyncOutcome, left: ItemsLeft, *, json: bool) -> int:
-    """Print how a sync ended. Returns the exit code."""
+def put_outcome(found: SyncOutcome, left: ItemsLeft, *, again: str, json: bool) -> int:
+    """Print how a sync ended, and `again`, the command that runs the next one. Returns the exit code."""
     name = found.source
 
     def text() -> None:
@@ -379,12 +403,12 @@ def put_outcome(found: SyncOutcome, left: ItemsLeft, *, json: bool) -> int:
                     say(f"{plural(found.problems, 'document')} could be read only in part: reefknot source show {name}")
             case "quarantined":
                 put(f"{name}: the sync failed: {found.reason}")
-                say(f"It is in quarantine and is not repeated by itself. Mend that, then: reefknot source run {name}")
+                say(f"It is in quarantine and is not repeated by itself. Mend that, then: {again}")
             case "cancelled":
                 put(f"{name}: the sync was cancelled after {took}: {found.reason}")
             case _:
                 put(f"{name}: not done yet: {found.reason or 'the source lets no job begin now'}")
-                say(f"It is tried again at {found.next_try}, by `reefknot up` or the next `source run {name}`.")
+                say(f"It is tried again at {found.next_try}, by `reefknot up` or the next `{again}`.")
 
     show(msgspec.to_builtins(found), text, json=json)
     return {"done": Exit.FINE, "quarantined": Exit.FAILED, "cancelled": Exit.FAILED}.get(found.state, Exit.TEMPORARY)
