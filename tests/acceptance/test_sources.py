@@ -322,7 +322,8 @@ def test_an_interrupted_sync_exits_with_130_and_goes_on_at_the_next_run(wiki: Wi
     code, _, err = wiki.ends(process)
     assert (code, err) == (
         130,
-        "wiki: interrupted; the sync goes on at the next `reefknot source run wiki --module wiki`, or by `reefknot up`\n",
+        "wiki: interrupted; the sync goes on at the next `reefknot source run wiki --module wiki`, "
+        "or by `reefknot up`\n",
     )
     assert run(wiki) == 0
 
