@@ -122,3 +122,32 @@ def test_a_running_job_of_a_source_is_cancelled_and_run_again_by_hand(folder: Fo
     assert folder.json("job", "retry", "sea@first", "--because", "faster now")["retried"] == ["sea@first"]
     until(lambda: states(folder)["sea@first"] == "succeeded")
     assert folder("audit", "verify").code == 0
+
+
+def test_jobs_of_a_source_that_no_system_has_are_said_to_wait_and_others_are_not(folder: Folder) -> None:
+    without = folder.path / "reefknot.yaml"
+    bare = without.read_text()
+    prepared(folder)
+    system = folder.up("--module", "sea")
+    until(lambda: folder.json("quarantine", "stats")["total"] == 3)
+    first, second, third = [one["id"] for one in folder.json("quarantine", "list")["items"]]
+
+    without.write_text(bare)  # but the system that runs has the source still
+    requeue = ("quarantine", "requeue", first, "--json")
+    until(lambda: folder(*requeue, "--dry-run").json["unconfigured_sources"] == [])  # it reports every second
+    done = folder(*requeue)
+    assert (done.json["unconfigured_sources"], "picks it up within seconds" in done.err) == ([], True)
+    until(lambda: states(folder)[first] == "quarantined" and folder.json("job", "show", first)["generation"] == 1)
+
+    system.terminate()
+    folder.ends(system)
+    folder.up()
+    done = folder("quarantine", "requeue", "--source", "sea", "--because", "again")
+    assert (done.code, "within seconds" in done.err) == (0, False)
+    assert "3 jobs wait for sea (not configured here, and in no running system)" in done.err
+    assert "reefknot source add sea …" in done.err
+    assert {states(folder)[name] for name in (first, second, third)} == {"pending"}
+    assert folder("job", "cancel", first).code == 0
+    assert folder.json("job", "retry", first)["unconfigured_sources"] == ["sea"]
+    for name in (first, second, third):
+        assert folder("job", "cancel", name).code == 0

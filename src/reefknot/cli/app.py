@@ -9,11 +9,12 @@ command prints an error itself. A mistake of the user is never a traceback; a bu
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from enum import IntEnum
 from typing import Annotated, Literal
 
-from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
+from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnusedCliTokensError
 
 from reefknot.cli.output import OutputError, drop_output, flush_stdout, plain_messages, put_json, relative, say
 from reefknot.errors import (
@@ -189,8 +190,7 @@ def _run(words: Sequence[str]) -> int:
         say("interrupted")
         return Exit.INTERRUPTED
     except (CycloptsError, UnknownOptionError) as error:
-        is_hidden = isinstance(error, UnknownOptionError | UnusedCliTokensError)
-        say(f"reefknot: {(mistyped_option(words) if is_hidden else '') or error}")
+        say(f"reefknot: {usage_mistake(error, words)}")
         say("Use --help after the command to see its arguments and options.")
         return Exit.USAGE
     except Exception as error:
@@ -203,6 +203,40 @@ def _run(words: Sequence[str]) -> int:
             drop_output()
         return code
     return code if isinstance(code, int) else Exit.FINE
+
+
+def usage_mistake(error: CycloptsError | UnknownOptionError, words: Sequence[str]) -> str:
+    """The message about words that a command does not take: which one, and what is accepted in its place."""
+    match error:
+        case UnknownOptionError():
+            return mistyped_option(words) or str(error)
+        case UnusedCliTokensError():
+            return mistyped_option(words) or _unused_word(words, (error.unused_tokens or [""])[0])
+        case MissingArgumentError() if error.argument is not None:
+            flag = error.keyword or error.argument.name
+            return _missing_value(words, flag, error.argument.parameter.help or "") or str(error)
+        case _:
+            return str(error)
+
+
+def _unused_word(words: Sequence[str], given: str) -> str:
+    """The message about a word where the command takes none, or no further one, and the options that it has."""
+    chain, apps, _ = application().parse_commands(list(words))
+    arguments = [one for one in apps[-1].assemble_argument_collection() if one.show]
+    takes = "no further word" if any(one.index is not None for one in arguments) else "options only"
+    listed = ", ".join(one.name for one in arguments if one.name.startswith("--"))
+    return f"{printable(given, most=60)!r} is not accepted: `{' '.join(chain)}` takes {takes}; accepted: {listed}"
+
+
+def _missing_value(words: Sequence[str], flag: str, help_: str) -> str:
+    """The message about an option without its value, with an example of its command; "" for a missing argument."""
+    if not flag.startswith("--"):
+        return ""
+    chain, apps, _ = application().parse_commands(list(words))
+    lines = str(apps[-1].help_epilogue or "").splitlines()
+    example = next((line.strip() for line in lines if f" {flag} " in line), "")
+    text = f"`{' '.join(chain)}`: {flag} requires an argument{f': {help_}' if help_ else '.'}"
+    return f"{text} For example: {example}" if example else text
 
 
 def mistyped_option(words: Sequence[str]) -> str:
@@ -224,10 +258,14 @@ def mistyped_option(words: Sequence[str]) -> str:
 
 
 def with_default_watch(words: Sequence[str]) -> list[str]:
-    """The words, with the seconds of a `--watch` that has none: the parser knows no value that may be absent."""
-    following = [*words[1:], ""]
+    """
+    The words, with the seconds of a `--watch` that has none: the parser knows no value that may be absent.
+
+    A word after it that is no option is its value, whether a number or not, so that a mistake is told as one.
+    """
+    following = [*words[1:], "--"]
     return [
-        f"--watch={WATCH_S}" if word == "--watch" and not after[:1].isdigit() and not after.startswith(".") else word
+        f"--watch={WATCH_S}" if word == "--watch" and re.match(r"-(?![\d.])", after) else word
         for word, after in zip(words, following, strict=False)
     ]
 

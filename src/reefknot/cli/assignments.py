@@ -70,40 +70,46 @@ NumberedText = tuple[int, bytes]
 """The number of a line, and its text; or the first line of an object, and the text of its lines."""
 
 
-def require_file(name: str) -> None:
-    """Refuse an unreadable file, or a stdin that is closed, before anything is started."""
+def require_file(name: str, *, flag: str = "", holds: str = "one assignment per line") -> None:
+    """Refuse an unreadable file, or a stdin that is closed, before anything is started. `flag` is the one it is of."""
+    before = f"{flag}: " if flag else ""
+    accepted = f"accepted: a file with {holds}, or - for stdin"
     if name == STDIN:
-        _require_stdin()
+        if not _stdin_is_open():
+            raise CommandError(f"{before or '-: '}stdin is closed; accepted: {holds}, on stdin or in a file")
         return
+    if not name:
+        raise CommandError(f"{before}the name of the file is empty; {accepted}")
     if name.startswith("-"):
+        if flag:
+            raise CommandError(f"{before}{name!r} begins like an option; {accepted}; a file of that name is ./{name}")
         raise UnknownOptionError(name)
     try:
         mode = os.stat(name).st_mode
         if stat.S_ISDIR(mode):
-            raise CommandError(f"{name}: is a folder; accepted: a file with one assignment per line, or - for stdin")
+            raise CommandError(f"{before}{name}: is a folder; {accepted}")
         if stat.S_ISBLK(mode) or (stat.S_ISCHR(mode) and not _may_end(name)):
-            raise CommandError(f"{name}: is a device; accepted: a file with one assignment per line, or - for stdin")
+            raise CommandError(f"{before}{name}: is a device; {accepted}")
         if stat.S_ISREG(mode):
             with open(name, "rb"):
                 return
     except FileNotFoundError:
-        raise CommandError(f"{name}: there is no such file", Exit.NO_INPUT) from None
+        raise CommandError(f"{before}{name}: there is no such file", Exit.NO_INPUT) from None
     except PermissionError:
-        raise CommandError(f"{name}: cannot be read: permission denied", Exit.FORBIDDEN) from None
+        raise CommandError(f"{before}{name}: cannot be read: permission denied", Exit.FORBIDDEN) from None
     except ValueError:
-        raise CommandError(f"{name!r}: is not a possible file name") from None
+        raise CommandError(f"{before}{name!r}: is not a possible file name") from None
 
 
-def _require_stdin() -> None:
-    """Refuse a stdin that was closed before the start, or is open for writing only."""
+def _stdin_is_open() -> bool:
+    """False for a stdin that was closed before the start, or is open for writing only."""
     try:
         flags = os.O_WRONLY if sys.stdin is None else fcntl(sys.stdin.fileno(), F_GETFL)
     except UnsupportedOperation:  # a stream in memory has no descriptor
-        return
+        return True
     except (OSError, ValueError):
         flags = os.O_WRONLY
-    if flags & os.O_ACCMODE == os.O_WRONLY:
-        raise CommandError("-: stdin is closed; accepted: assignments on stdin, one per line, or the name of a file")
+    return flags & os.O_ACCMODE != os.O_WRONLY
 
 
 def _may_end(name: str) -> bool:

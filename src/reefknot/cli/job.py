@@ -23,6 +23,7 @@ from reefknot.cli.options import (
     Tenant,
     Wide,
     arg,
+    check_filters,
     check_whole,
     one_of,
     time_arg,
@@ -202,6 +203,7 @@ def list_(
 ) -> None:
     """List jobs, the newest first; pending ones with their due time."""
     check_whole("--limit", limit)
+    check_filters(type=type_)
     wanted = None if state is None else one_of("--state", state, {one.value: one for one in WorkState})
     oldest_first = one_of("--sort", sort, {"newest": False, "oldest": True})
     address, since_ms = address_to_read(options), time_ms("--since", since) or 0
@@ -455,6 +457,7 @@ def retry(
         raise CommandError(f"{flag}: not together with ids, which name the jobs whatever their state; give one of them")
     if not ids and flags == NO_FILTER and not all_:
         raise CommandError("select jobs by ids, a filter (--state, --type, --reason, --before), or --all")
+    check_filters(type=flags.type, reason=flags.reason)
     states = _ENDED_BADLY.values() if flags.state is None else [one_of("--state", flags.state, _ENDED_BADLY)]
     names, before = tuple(dict.fromkeys(record_id(one, tenant) for one in ids)), time_ms("--before", flags.before)
     action = BulkAction("job.retry", "retried", options, because=because, requeues="retried")

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from json import dumps, loads
+from shlex import quote
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from reefknot.cli.app import CommandError, Exit
-from reefknot.cli.output import progress, put, put_document, put_json, say
+from reefknot.cli.output import plural, progress, put, put_document, put_json, say
 from reefknot.cli.store import StoreAddress, address_of, with_store
 from reefknot.core.messages import LARGEST_MESSAGE, InvalidMessage, read_assignment
 from reefknot.core.redaction import HIDDEN
@@ -89,6 +90,55 @@ class ChangedJobs:
         yield "[]" if before == "[" else "\n  ]"
 
 
+class UnclaimedJobs:
+    """Jobs that an operator returns to the queue, of sources that nobody has: neither the configuration here nor a
+    system that runs now. They wait, however many systems run."""
+
+    def __init__(self, sources: Collection[str]) -> None:
+        """`sources` are those that somebody has."""
+        self.count = 0
+        self.sources: set[str] = set()
+        self._known = sources
+        self._first = ""
+
+    @classmethod
+    async def over(cls, store: Store, address: StoreAddress) -> UnclaimedJobs:
+        """None yet, by the configuration of this command and the systems over its store."""
+        from reefknot.app.presence import living_systems
+
+        running = {name for one in await living_systems(store) for name in one.get("sources", ())}
+        configured = () if address.settings is None else address.settings.configuration.sources
+        return cls(running.union(configured))
+
+    def add(self, items: Iterable[WorkItem]) -> None:
+        for item in items:
+            if is_ingestion(item) and item.source not in self._known:
+                self.count += 1
+                self.sources.add(item.source)
+                self._first = self._first or item.assignment_id
+
+    def text(self, *, dry_run: bool) -> str:
+        """The sentence about them: why they wait, and what to do."""
+        names = [printable(name, most=60) for name in sorted(self.sources)]
+        listed = ", ".join(names[:MOST_SHOWN]) + (" …" if len(names) > MOST_SHOWN else "")
+        wait = "would wait" if dry_run else "waits" if self.count == 1 else "wait"
+        add = f"reefknot source add {names[0] if len(names) == 1 else 'NAME'} …"
+        cancel = f"reefknot job cancel {quote(printable(self._first)) if self.count == 1 else 'ID'}"
+        why = "not configured here, and in no running system"
+        text = f"{plural(self.count, 'job')} {wait} for {listed} ({why})"
+        return f"{text}. Add the source: {add}; or cancel the job: {cancel}"
+
+
+def say_when(total: int, unclaimed: UnclaimedJobs, *, dry_run: bool) -> None:
+    """Print when jobs that were returned to the queue run, and which of them do not."""
+    others = total - unclaimed.count
+    if others and not dry_run:
+        which = f"the other {others}" if unclaimed.count else "it" if total == 1 else "them"
+        say(f"a running system picks {which} up within seconds; to start one: reefknot up")
+    if unclaimed.count:
+        say(unclaimed.text(dry_run=dry_run))
+
+
 class BulkAction:
     """An audited action on the selected jobs, in chunks. Their number is printed before the first is changed."""
 
@@ -109,23 +159,26 @@ class BulkAction:
         dry_run, done = self._options.dry_run, self._participle
         with TemporaryFile("w+", encoding="utf-8") as lines:
             changed = ChangedJobs(selection.ids, lines)
-            with_store(self.address, lambda store: self._apply(store, act, selection, changed))
+            unclaimed = with_store(self.address, lambda store: self._apply(store, act, selection, changed))
             missing = [assignment_and_tenant(one)[0] for one in sorted(changed.missing)]
             if self._options.json:
                 fields = {"missing": missing, "count": changed.count, "actor": self.address.actor, "dry_run": dry_run}
+                if self._requeues:
+                    fields["unconfigured_sources"] = sorted(unclaimed.sources)
                 put_json(fields, first={done: changed.as_json(0), "tenant_ids": changed.as_json(1)})
         if not self._options.json:
             for name, tenant in map(assignment_and_tenant, changed.first):
                 put(f"{name}{f' of {tenant}' if tenant else ''} {'would be ' if dry_run else ''}{done}")
             if changed.count > MOST_SHOWN:
                 put(f"… and {changed.count - MOST_SHOWN} more")
-        if self._requeues and changed.count and not dry_run:
-            say("a running system picks them up within seconds; to start one: reefknot up")
+        if self._requeues:
+            say_when(changed.count, unclaimed, dry_run=dry_run)
         return Exit.FAILED if missing else Exit.FINE
 
-    async def _apply(self, store: Store, act: Act, selection: Selection, changed: ChangedJobs) -> None:
-        """Change the jobs, or with --dry-run only collect their records."""
+    async def _apply(self, store: Store, act: Act, selection: Selection, changed: ChangedJobs) -> UnclaimedJobs:
+        """Change the jobs, or with --dry-run only collect their records. Returns those that nobody will run."""
         dry_run = self._options.dry_run
+        unclaimed = await UnclaimedJobs.over(store, self.address) if self._requeues else UnclaimedJobs(())
         counts = await selection.count(store)
         total = sum(counts.values())
         if total:
@@ -133,17 +186,20 @@ class BulkAction:
             say(f"{total} {'would be' if dry_run else 'to be'} {self._participle}: {kinds}")
         elif not selection.ids:
             say("no job matches")
-        is_shown = dry_run and not self._options.json and not selection.ids
+        is_shown = dry_run and not self._options.json and not selection.ids and not self._requeues
         with progress(self._name.rpartition(".")[2], total) as advance:
             async for chunk in selection.chunks(store):
                 ids = tuple(item.id for item in chunk)
                 if is_shown:  # what is shown is enough
                     changed.add(ids[:MOST_SHOWN])
                     changed.count = total
-                    return
-                changed.add(ids if dry_run else await act(store, ids, self._events(chunk)))
+                    return unclaimed
+                done = ids if dry_run else await act(store, ids, self._events(chunk))
+                changed.add(done)
+                unclaimed.add(item for item in chunk if item.id in set(done))
                 advance(len(chunk))
         await _report_missing(store, selection, sorted(changed.missing))
+        return unclaimed
 
     def _events(self, items: list[WorkItem]) -> list[AuditEntry]:
         """Audit entries: one for the action, and one per job that goes back to the queue."""
@@ -212,6 +268,8 @@ def put_payload(item: WorkItem, address: StoreAddress) -> None:
     payload = payload_of(item)
     shown = address.redactor.tree(payload)
     put_document(_text(shown))
+    if (why := _nothing_to_edit(item)) is not None:
+        say(why)
     if shown != payload:
         say(f"parts are hidden as {HIDDEN}; write their values in place of that before you give the payload back")
 
@@ -224,8 +282,8 @@ def read_payload(name: str) -> dict[str, Any]:
     """The payload in a file, or on stdin for `-`."""
     from reefknot.cli.assignments import STDIN, display_name, repeated_key, require_file
 
-    require_file(name)
-    shown = display_name(name)
+    require_file(name, flag="--payload", holds="the payload as JSON")
+    shown = f"--payload: {display_name(name)}"
     try:
         if name == STDIN:
             text = sys.stdin.buffer.read(LARGEST_MESSAGE + 1)
@@ -251,9 +309,25 @@ def read_payload(name: str) -> dict[str, Any]:
 _ACCEPTED = "accepted: the object that `quarantine show ID --payload-only` prints, edited"
 
 
+def _nothing_to_edit(item: WorkItem) -> str | None:
+    """Why a job of a source has no payload to edit, and what to do instead; None for a job that has one."""
+    if not is_ingestion(item):
+        return None
+    location = msgspec.json.decode(item.payload).get("item")
+    if location:
+        text = f"{item.assignment_id} only fetches {location!r} again, and has no payload to edit"
+        return f"{text}; to run it again: reefknot quarantine requeue {quote(printable(item.assignment_id))}"
+    if not payload_of(item):
+        text = f"{item.assignment_id} is a sync of {item.source} and has no payload to edit"
+        return f"{text}; change the settings of the source, then: reefknot source run {item.source}"
+    return None
+
+
 def with_payload(item: WorkItem, payload: dict[str, Any]) -> bytes:
     """The stored form of the next version of a job: the same with this payload, checked as a submission is."""
     before = payload_of(item)
+    if (why := _nothing_to_edit(item)) is not None:
+        raise CommandError(f"--payload: {why}")
     if payload == before and dumps(payload) == dumps(before):
         again = f"to run it again as it is: quarantine requeue {item.assignment_id}"
         raise CommandError(f"--payload: it is the payload that {item.assignment_id} has already; {again}")
@@ -262,13 +336,9 @@ def with_payload(item: WorkItem, payload: dict[str, Any]) -> bytes:
         raise CommandError(text)
     body = msgspec.json.decode(item.payload)
     if is_ingestion(item):
-        if body.get("item"):
-            text = f"{item.assignment_id} only fetches {body['item']!r} again, and has no payload to edit"
-            raise CommandError(f"--payload: {text}; to run it again: quarantine requeue {item.assignment_id}")
-        if not before:
-            text = f"{item.assignment_id} is a sync of {item.source} and has no payload to edit"
-            what = f"change the settings of the source, then: reefknot source run {item.source}"
-            raise CommandError(f"--payload: {text}; {what}")
+        if not payload:
+            text = f"--payload: without a payload {item.assignment_id} would be a sync of {item.source}"
+            raise CommandError(f"{text}; to sync it: reefknot source run {item.source}")
         return msgspec.json.encode({**body, "payload": payload})
     successor = next_version(item.assignment_id)
     body |= {"assignment_id": successor, "job": {**body["job"], "payload": payload}}
@@ -294,7 +364,7 @@ class PayloadEdit:
         from difflib import unified_diff
 
         payload, dry_run, address = read_payload(name), self._options.dry_run, self._address
-        item = with_store(address, self._find)
+        item, unclaimed = with_store(address, self._find)
         body, redacted = with_payload(item, payload), address.redactor.tree
         old, successor = item.assignment_id, next_version(item.assignment_id)
         if not dry_run:
@@ -303,21 +373,24 @@ class PayloadEdit:
         diff = list(unified_diff(*lines, old, successor, lineterm=""))
         if self._options.json:
             fields = {"requeued": [successor], "tenant_ids": [item.tenant_id], "replaces": old, "diff": diff}
-            put_json({**fields, "count": 1, "actor": address.actor, "dry_run": dry_run})
-            return Exit.FINE
-        if dry_run:
-            put_document("\n".join(diff))
-        put(f"{old} {'would be ' if dry_run else ''}replaced by {successor}")
-        if not dry_run:
-            say("a running system picks it up within seconds; to start one: reefknot up")
+            fields |= {"count": 1, "actor": address.actor, "dry_run": dry_run}
+            put_json(fields | {"unconfigured_sources": sorted(unclaimed.sources)})
+        else:
+            if dry_run:
+                put_document("\n".join(diff))
+            put(f"{old} {'would be ' if dry_run else ''}replaced by {successor}")
+        say_when(1, unclaimed, dry_run=dry_run)
         return Exit.FINE
 
-    async def _find(self, store: Store) -> WorkItem:
-        """The job with its payload: in quarantine, or replaced by an earlier run of the same command."""
+    async def _find(self, store: Store) -> tuple[WorkItem, UnclaimedJobs]:
+        """The job with its payload: in quarantine, or replaced by an earlier run of the same command. Its next version
+        may be one that nobody will run."""
         (record,) = self._selection.ids
         item = await store.work.get(record)
         if item is not None and (item.state is WorkState.QUARANTINED or _is_replaced(item)):
-            return item
+            unclaimed = await UnclaimedJobs.over(store, self._address)
+            unclaimed.add([msgspec.structs.replace(item, id=next_record(item.id))])
+            return item, unclaimed
         name = named(*assignment_and_tenant(record))
         raise CommandError(f"{name} {await self._selection.missing(store, item)}", Exit.FAILED)
 

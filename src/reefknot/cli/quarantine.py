@@ -24,6 +24,7 @@ from reefknot.cli.options import (
     Tenant,
     Wide,
     arg,
+    check_filters,
     check_whole,
     file_arg,
     time_arg,
@@ -33,7 +34,7 @@ from reefknot.cli.output import put_jobs, put_table, say, show, time_text
 from reefknot.cli.store import StoreAddress, address_of, address_to_read, with_store
 from reefknot.cli.watch import Watch, repeated
 from reefknot.core.failure_groups import failure_summary
-from reefknot.core.work import WorkItem, record_id
+from reefknot.core.work import WorkItem, WorkState, record_id
 from reefknot.ports.work_queue import ALL, QuarantineFilter
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class QuarantineFlags:
     fingerprint: Annotated[str | None, arg("Only jobs of this group of `quarantine stats --group`.")] = None
 
     def filter(self, ids: tuple[str, ...] = ()) -> QuarantineFilter:
+        check_filters(type=self.type, source=self.source, reason=self.reason, fingerprint=self.fingerprint)
         before = time_ms("--before", self.before)
         return QuarantineFilter(ids, self.type, self.source, self.reason, before, self.fingerprint)
 
@@ -71,8 +73,8 @@ NO_FILTER = QuarantineFlags()
     name="list", help_epilogue=examples("quarantine list", "quarantine list --source notes", "quarantine list --group")
 )
 def list_(
-    flags: QuarantineFlags = NO_FILTER,
     *,
+    flags: QuarantineFlags = NO_FILTER,
     group: Group = False,
     limit: Limit = 50,
     after: Annotated[str, arg("Continue after the cursor that the last page gave as `next`.")] = "",
@@ -106,7 +108,7 @@ def _list(address: StoreAddress, wanted: QuarantineFilter, limit: int, after: st
         whole, optional = ("job", "tenant", "since"), ("attempts", "since", "failure", "source")
         put_jobs(columns, map(row, items), tenants, styles=("cyan",), whole=whole, optional=optional, wide=wide)
         say(f"{len(items)} shown" + (f"; there may be more: --after {following}" if following else ""))
-        if not is_on and not items:
+        if not is_on and not items and wanted.source is None:  # it is not about the jobs of sources
             say(
                 "worker.quarantine_failed is off here: assignments that fail are not quarantined. "
                 "`job list --state failed` lists them, `job retry` runs them again"
@@ -267,7 +269,11 @@ def discard(
     )
 
 
-@app.command(help_epilogue=examples("quarantine purge --before 30d --dry-run"))
+@app.command(
+    help_epilogue=examples(
+        "quarantine purge --before 30d --dry-run", "quarantine purge order-7 --because 'it was only a test'"
+    )
+)
 def purge(
     *ids: Id,
     tenant: TenantOfIds = None,
@@ -302,6 +308,8 @@ class QuarantinedJobs(Struct, frozen=True):
             yield chunk
 
     async def missing(self, store: Store, item: WorkItem | None) -> str:
+        if item is not None and item.state is WorkState.QUARANTINED:
+            return "does not match the filter; `quarantine show` shows what it is"
         state = "there is no such job" if item is None else f"it is {await state_in_words(store, item)}"
         return f"is not in quarantine: {state}; `quarantine list` shows what is"
 
@@ -310,6 +318,8 @@ def _selected(ids: tuple[str, ...], tenant: str | None, flags: QuarantineFlags, 
     """The selected jobs. No selection is an error: it must not mean all of them."""
     if tenant is not None and not ids:
         raise CommandError("--tenant: accepted with the ids of jobs, whose tenant it is; give ids")
+    if ids and all_:
+        raise CommandError("--all: not together with ids, which name the jobs; give one of them")
     if not ids and flags == NO_FILTER and not all_:
         raise CommandError(
             "select jobs by ids, a filter (--type, --source, --reason, --before, --fingerprint), or --all"

@@ -13,7 +13,7 @@ from reefknot.cli.options import STORE, StoreFlags, arg
 from reefknot.cli.output import age, plural, put, put_json, put_table, relative, time_text
 from reefknot.cli.parts import worker_rows, workers_of
 from reefknot.cli.store import StoreAddress, address_to_read, with_store
-from reefknot.cli.watch import check_every, repeated
+from reefknot.cli.watch import check_every, repeated, seconds_arg
 from reefknot.ports.audit_log import AuditQuery
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ app = noun(
 def top(
     *,
     once: Annotated[bool, arg("Print one view and end.")] = False,
-    every: Annotated[float, arg("Seconds between two views. Default: 1.")] = 1.0,
+    every: Annotated[float, seconds_arg("Seconds between two views. Default: 1.")] = 1.0,
     options: StoreFlags = STORE,
 ) -> None:
     """Show queues, workers, retries per second and the last ends, drawn again until q or Ctrl-C."""

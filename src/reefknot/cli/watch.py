@@ -11,18 +11,40 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import StringIO
 from time import sleep
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
-from reefknot.cli.app import Exit, exit_for
+from cyclopts import Parameter
+
+from reefknot.cli.app import CommandError, Exit, exit_for
 from reefknot.cli.options import arg, check_number
 from reefknot.cli.output import OutputError, plural, reader_is_gone, say, wrapped
+from reefknot.runtime.log import printable
+
+if TYPE_CHECKING:
+    from cyclopts import Token
 
 SHORTEST_S, LONGEST_S = 0.1, 3600.0
-Watch = Annotated[float | None, arg("Draw it again every SECONDS, default: 2. q or Ctrl-C leaves.", "--watch")]
+_ACCEPTED = f"seconds from {SHORTEST_S:g} to {LONGEST_S:g}"
+
+
+def seconds_arg(text: str, *names: str) -> Parameter:
+    """A parameter that is the time between two views. What is no number is refused as a number out of range is."""
+    return arg(text, *names, converter=_seconds, allow_leading_hyphen=True)
+
+
+def _seconds(hint: object, tokens: Sequence[Token]) -> float:
+    try:
+        return float(tokens[0].value)
+    except ValueError:
+        flag, given = tokens[0].keyword, printable(tokens[0].value, most=60)
+        raise CommandError(f"{flag}: {given!r} is not accepted: {_ACCEPTED}, such as {flag} 5") from None
+
+
+Watch = Annotated[float | None, seconds_arg("Draw it again every SECONDS, default: 2. q or Ctrl-C leaves.", "--watch")]
 
 _ENTER = "\x1b[?1049h\x1b[?25l"
 _LEAVE = "\x1b[?25h\x1b[?1049l"
@@ -54,7 +76,7 @@ def repeated(watch: float | None, draw: Callable[[], None]) -> None:
 
 def check_every(flag: str, seconds: float) -> None:
     """Refuse a time between two views that is too short or too long."""
-    check_number(flag, seconds, SHORTEST_S, LONGEST_S, f"seconds from {SHORTEST_S:g} to {LONGEST_S:g}")
+    check_number(flag, seconds, SHORTEST_S, LONGEST_S, _ACCEPTED)
 
 
 def _on_screen(draw: Callable[[], None], every: float) -> None:

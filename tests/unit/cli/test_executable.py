@@ -260,7 +260,7 @@ def test_a_closed_stdin_is_a_usage_error(tmp_path: Path, command: str, stdin: st
     done = shell(f"reefknot {command} {stdin}", tmp_path)
 
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("reefknot: -: stdin is closed; accepted: assignments on stdin")
+    assert done.stderr.startswith("reefknot: -: stdin is closed; accepted: one assignment per line, on stdin")
     assert not (tmp_path / ".reefknot").exists(), "nothing was started"
 
 

@@ -102,6 +102,24 @@ def test_a_payload_that_cannot_be_one_is_refused_and_nothing_is_changed(
     assert work_items.item(store, "order~2") is None
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (".", ".: is a folder; accepted: a file with the payload as JSON, or - for stdin"),
+        ("", "the name of the file is empty; accepted: a file with the payload as JSON, or - for stdin"),
+        ("--dry-run", "'--dry-run' begins like an option; accepted: a file with the payload as JSON"),
+        ("/dev/zero", "/dev/zero: is a device; accepted: a file with the payload as JSON"),
+        ("nowhere.json", "nowhere.json: there is no such file"),
+    ],
+)
+def test_a_name_that_is_no_file_is_refused_by_its_flag(rk: Commands, store: Path, name: str, said: str) -> None:
+    ended = rk("quarantine", "requeue", "order", "--payload", name)
+
+    assert ended.code == (66 if name == "nowhere.json" else 2)
+    assert ended.err.startswith(f"reefknot: --payload: {said}")
+    assert "assignment" not in ended.err
+
+
 @pytest.mark.parametrize("words", [("order", "import"), (), ("order", "--all"), ("order", "--type", "x")])
 def test_a_payload_is_that_of_one_job(rk: Commands, store: Path, words: tuple[str, ...]) -> None:
     ended = rk("quarantine", "requeue", *words, "--payload", edited(rk, {}))
@@ -111,15 +129,23 @@ def test_a_payload_is_that_of_one_job(rk: Commands, store: Path, words: tuple[st
 
 def test_what_has_no_payload_to_edit_says_so(rk: Commands, store: Path) -> None:
     work_items.failed_job(store, IngestionJob("one", "own_sea", "notes", item="a.md"))
+    work_items.failed_job(store, IngestionJob("sync", "own_sea", "notes"))
     work_items.failed_job(store, IngestionJob("broken", "own_sea", "notes"), b"\xff no json")
-    file = edited(rk, {"city": "Rome"})
 
     def said(*words: str) -> tuple[int, str]:
         ended = rk("quarantine", *words)
         return ended.code, ended.err
 
-    assert said("requeue", "one", "--payload", file)[0] == 2
-    assert "only fetches 'a.md' again" in said("requeue", "one", "--payload", file)[1]
+    for text in ({"city": "Rome"}, {}):  # as `show --payload-only` prints it
+        assert said("requeue", "one", "--payload", edited(rk, text))[0] == 2
+        assert "only fetches 'a.md' again" in said("requeue", "one", "--payload", edited(rk, text))[1]
+        assert "sync is a sync of notes and has no payload" in said("requeue", "sync", "--payload", edited(rk, text))[1]
+    for name in ("one", "sync"):
+        shown = rk("quarantine", "show", name, "--payload-only")
+        assert (shown.code, shown.out, "has no payload to edit" in shown.err) == (0, "{}\n", True)
+    emptied = said("requeue", "import", "--payload", edited(rk, {}))
+    assert (emptied[0], "without a payload import would be a sync of notes" in emptied[1]) == (2, True)
+    file = edited(rk, {"city": "Rome"})
     assert "cannot be read as a job" in said("requeue", "broken", "--payload", file)[1]
     assert said("show", "broken", "--payload-only")[0] == 1
     assert said("requeue", "nobody", "--payload", file)[0] == 1

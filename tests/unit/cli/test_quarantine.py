@@ -208,10 +208,12 @@ def test_a_dry_run_for_people_reads_no_more_than_it_shows(
     rk: Commands, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_actions, "MOST_SHOWN", 1)
-    ended = rk("quarantine", "requeue", "--all", "--dry-run")
+    ended = rk("quarantine", "purge", "--all", "--dry-run")
 
+    assert ended.out == "a would be purged\n… and 1 more\n"
+    assert "2 would be purged: 1 fs.blob_get, 1 other.type" in ended.err
+    ended = rk("quarantine", "requeue", "--all", "--dry-run")  # which looks for jobs that nobody will run
     assert ended.out == "a would be requeued\n… and 1 more\n"
-    assert "2 would be requeued: 1 fs.blob_get, 1 other.type" in ended.err
 
 
 def test_giving_a_job_up_takes_a_reason(rk: Commands, store: Path) -> None:
@@ -276,3 +278,119 @@ def test_a_job_of_a_source_is_shown_without_a_result_for_anybody(rk: Commands, s
     assert [one["id"] for one in rk("job", "list", "--json").json["jobs"] if one["state"] == "cancelled"] == [
         "notes/a|b.md@1"
     ]
+
+
+# ---- jobs of sources that are not configured -------------------------------------------------------------------------
+
+SOURCES = "sources: {notes: {connector: local_files, path: .}}\n"
+PICKED_UP = "up within seconds"
+
+
+@pytest.fixture
+def of_sources(rk: Commands) -> Path:
+    """Jobs of a source that is configured, and of two that are not."""
+    path = rk.folder / ".reefknot" / "state.db"
+    rk.write(SOURCES)
+    for name, source in (("notes@1", "notes"), ("gone@1", "gone"), ("gone/a b@2", "gone"), ("lost@1", "lost")):
+        work_items.failed_job(path, IngestionJob(name, "local_files", source))
+    return path
+
+
+def test_a_requeued_job_of_a_source_that_is_not_configured_is_said_to_wait(rk: Commands, of_sources: Path) -> None:
+    ended = rk("quarantine", "requeue", "gone/a b@2")
+
+    assert (ended.code, ended.out) == (0, "gone/a b@2 requeued\n")
+    assert "1 job waits for gone (not configured here, and in no running system)" in ended.err
+    assert "Add the source: reefknot source add gone …" in ended.err
+    assert "reefknot job cancel 'gone/a b@2'" in ended.err
+    assert PICKED_UP not in ended.err
+    assert work_items.item(of_sources, "gone/a b@2").state.value == "pending"
+    assert rk("job", "cancel", "gone/a b@2").code == 0
+    ended = rk("job", "retry", "gone/a b@2", "--json")
+    assert (ended.json["retried"], ended.json["unconfigured_sources"]) == (["gone/a b@2"], ["gone"])
+    assert "1 job waits for gone" in ended.err
+
+
+def test_a_filter_counts_the_jobs_that_wait_and_the_others_are_picked_up(
+    rk: Commands, of_sources: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_actions, "CHUNK", 1)
+    dry = rk("quarantine", "requeue", "--all", "--dry-run")
+    assert "3 jobs would wait for gone, lost (not configured here" in dry.err
+    assert PICKED_UP not in dry.err
+    assert rk("quarantine", "requeue", "--all", "--dry-run", "--json").json["unconfigured_sources"] == ["gone", "lost"]
+
+    ended = rk("quarantine", "requeue", "--all", "--json")
+    assert (ended.json["count"], ended.json["unconfigured_sources"]) == (4, ["gone", "lost"])
+    assert "a running system picks the other 1 up within seconds" in ended.err
+    assert "3 jobs wait for gone, lost" in ended.err
+    assert "reefknot job cancel ID" in ended.err
+
+
+def test_control_a_job_of_a_configured_source_is_picked_up(rk: Commands, of_sources: Path) -> None:
+    ended = rk("quarantine", "requeue", "--source", "notes", "--json")
+
+    assert (ended.json["count"], ended.json["unconfigured_sources"]) == (1, [])
+    assert (PICKED_UP in ended.err, "wait" in ended.err) == (True, False)
+    assert "unconfigured_sources" not in rk("quarantine", "purge", "gone@1", "--json").json
+
+
+def test_an_edited_job_of_a_source_that_is_not_configured_is_said_to_wait(rk: Commands, of_sources: Path) -> None:
+    work_items.failed_job(of_sources, IngestionJob("import", "own_sea", "gone", {"folder": "Wokr"}))
+    file = str(rk.write('{"folder": "Work"}', "edited.json"))
+    ended = rk("quarantine", "requeue", "import", "--payload", file, "--json")
+
+    assert ended.json["unconfigured_sources"] == ["gone"]
+    assert "reefknot job cancel 'import~2'" in ended.err
+    assert PICKED_UP not in ended.err
+
+
+# ---- selections that cannot be ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", ["requeue", "discard", "purge"])
+def test_ids_and_all_at_once_are_refused(rk: Commands, store: Path, verb: str) -> None:
+    ended = rk("quarantine", verb, "--all", "a", "--because", "both")
+
+    assert (ended.code, "--all: not together with ids" in ended.err) == (2, True)
+    assert rk("quarantine", "stats", "--json").json["total"] == 2
+
+
+@pytest.mark.parametrize("flag", ["--type", "--source", "--reason", "--fingerprint", "--before"])
+@pytest.mark.parametrize("verb", ["list", "requeue", "purge"])
+def test_a_filter_without_a_text_is_refused(rk: Commands, store: Path, verb: str, flag: str) -> None:
+    """An empty --reason is in every reason: a purge by it would be one of all."""
+    for text in ("", " "):
+        ended = rk("quarantine", verb, flag, text)
+        assert (ended.code, ended.err.startswith(f"reefknot: {flag}: {text!r} is not accepted")) == (2, True)
+    assert rk("quarantine", "stats", "--json").json["total"] == 2
+
+
+@pytest.mark.parametrize("words", [("retry", "--type", ""), ("retry", "--reason", " "), ("list", "--type", "")])
+def test_a_filter_of_jobs_without_a_text_is_refused(rk: Commands, store: Path, words: tuple[str, ...]) -> None:
+    ended = rk("job", *words)
+
+    assert (ended.code, f"{words[1]}: {words[2]!r} is not accepted" in ended.err) == (2, True)
+
+
+def test_a_list_takes_no_word_for_a_filter(rk: Commands, store: Path) -> None:
+    ended = rk("quarantine", "list", "other.type")
+
+    assert (ended.code, ended.out) == (2, "")
+    assert (
+        "'other.type' is not accepted: `quarantine list` takes options only; accepted: --type, --source," in ended.err
+    )
+
+
+def test_a_quarantined_job_beside_a_filter_that_it_does_not_match_is_not_called_absent(
+    rk: Commands, store: Path
+) -> None:
+    ended = rk("quarantine", "requeue", "a", "--type", "other.type")
+
+    assert (ended.code, "'a' does not match the filter" in ended.err) == (1, True)
+    assert "not in quarantine" not in ended.err
+
+
+def test_an_empty_list_of_a_source_says_nothing_of_failed_assignments(rk: Commands, store: Path) -> None:
+    assert "worker.quarantine_failed" not in rk("quarantine", "list", "--source", "notes").err
+    assert "worker.quarantine_failed is off here" in rk("quarantine", "list", "--type", "none").err
