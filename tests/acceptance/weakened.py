@@ -13,9 +13,9 @@ from typing import Any
 
 import reefknot.app.system
 import reefknot.core.work
+import reefknot.execution.isolation
 import reefknot.router.health
 import reefknot.worker.loop_watch
-import reefknot.worker.pool
 from reefknot.app.system import System
 from reefknot.blocks.threads import FunctionThreads, _FunctionCall
 from reefknot.cli import main
@@ -34,7 +34,7 @@ def without_isolation() -> None:
 
     reefknot.core.work.is_suspect = nobody
     reefknot.core.work.number_together = all_of_them
-    setattr(reefknot.worker.pool, "is_suspect", nobody)  # noqa: B010 - a name that it only imports
+    setattr(reefknot.execution.isolation, "is_suspect", nobody)  # noqa: B010 - a name that it only imports
 
 
 def with_short_leases() -> None:

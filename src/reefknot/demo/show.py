@@ -24,7 +24,8 @@ from io import StringIO
 from pathlib import Path
 from shlex import join, quote
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Self
 
 import reefknot as rk
 from reefknot.cli import main as command_line
@@ -64,11 +65,40 @@ class Pace:
         self.burst = 30 if fast else 70
 
 
+class CtrlC:
+    """
+    Ctrl-C of the visitor, from entering to leaving the block.
+
+    Python drops an exception in a callback of the garbage collector, and with it a Ctrl-C that comes in that moment. So
+    it is also noted here, and the show asks for it before each command and while it waits.
+    """
+
+    def __init__(self) -> None:
+        self._came = False
+
+    def __enter__(self) -> Self:
+        self._before = signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._came = True
+        signal.default_int_handler(number, frame)
+
+    def check(self) -> None:
+        """Raise the interrupt that was dropped, if there was one."""
+        if self._came:
+            raise KeyboardInterrupt
+
+
 class Show(Tour):
     """The eight scenes, in a folder of their own."""
 
-    def __init__(self, service: FlakyService, folder: Path, pace: Pace) -> None:
+    def __init__(self, service: FlakyService, folder: Path, pace: Pace, ctrl_c: CtrlC) -> None:
         super().__init__(service, sleep)
+        self._ctrl_c = ctrl_c
         self.flaky = service
         self.folder = folder
         self.url = f"sqlite:{folder / '.reefknot' / 'state.db'}"
@@ -90,6 +120,7 @@ class Show(Tour):
         try:
             for scene in scenes:
                 scene()
+                self._ctrl_c.check()
                 sleep(self.pace.pause)
         finally:
             self.stop_system()
@@ -186,6 +217,7 @@ class Show(Tour):
         return code
 
     def _run_command(self, *words: str) -> tuple[int, str, str]:
+        self._ctrl_c.check()
         out, err = StringIO(), StringIO()
         with chdir(self.folder), redirect_stdout(out), redirect_stderr(err):
             code = command_line(words)
@@ -230,6 +262,7 @@ class Show(Tour):
         """Wait until this holds; a system that ended, or that takes too long, is an error."""
         ends = monotonic() + PATIENCE_S
         while not holds():
+            self._ctrl_c.check()
             if (self.system is not None and self.system.poll() is not None) or monotonic() > ends:
                 raise TimeoutError(f"the system did not do its part; see {self.folder / 'up.log'}")
             sleep(0.02)
@@ -364,7 +397,7 @@ def main(*, fast: bool = False, keep: str | None = None) -> int:
             opened.enter_context(_quiet_environment())
             opened.enter_context(logged_from(logging.CRITICAL + 1))
             set_up(folder, service.port)
-            show = Show(service, folder, pace)
+            show = Show(service, folder, pace, opened.enter_context(CtrlC()))
             show.line(f"A service that fails on purpose listens on {LOOPBACK}:{service.port}.")
             show.play()
             _say_what_is_kept(show)
