@@ -11,6 +11,7 @@ has_venv() {
 }
 has_git() { command -v git >/dev/null 2>&1; }
 has_dovecot() { command -v dovecot >/dev/null 2>&1 || [ -x /usr/sbin/dovecot ]; }
+has_chromium() { command -v chromium >/dev/null 2>&1; }
 has_redis() { command -v redis-server >/dev/null 2>&1; }
 
 case "${1:-}" in
@@ -19,6 +20,7 @@ case "${1:-}" in
         "has_venv|python3-venv|making .venv without uv"
         "has_git|git|the check of tracked files"
         "has_dovecot|dovecot-imapd|the IMAP server that tests start"
+        "has_chromium|chromium|the browser that tests drive"
     )
     without=1
     ;;

@@ -10,6 +10,7 @@ The error tree: every exception that reefknot raises.
     ├── RejectedError                      the work was refused before it ran
     │   ├── BreakerOpenError               a circuit breaker is open
     │   └── QueueFullError                 a bounded queue is full
+    ├── OperationError                     an operator's request cannot be fulfilled
     ├── NameTakenError                     a worker or router of this name is running already
     ├── ResultPendingError (TimeoutError)  submitted work has no result yet and continues
     ├── LoopMisuseError (RuntimeError)     a retry loop was used in a way that cannot work
@@ -139,6 +140,19 @@ class QueueFullError(RejectedError):
         self.depth = depth
         self.limit = limit
         self.retry_after = retry_after
+
+
+class OperationError(ReefknotError):
+    """
+    A request of an operator cannot be fulfilled; the message says why and what to do.
+
+    `kind` is one of `invalid`, `not_found`, `conflict`, `forbidden`, `unreachable`, `temporary`, `misconfigured`: the
+    command line turns it into an exit code, and the HTTP API into a status.
+    """
+
+    def __init__(self, message: str, kind: str) -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 class NameTakenError(ReefknotError):

@@ -22,6 +22,7 @@ from reefknot.errors import (
     IdempotencyError,
     KeyInProgressError,
     NameTakenError,
+    OperationError,
     ParameterError,
     StoreCorruptError,
     StoreError,
@@ -292,11 +293,25 @@ FLAGS = {
 """The flag that sets a parameter of the library."""
 
 
+EXIT_OF_KIND = {
+    "invalid": Exit.USAGE,
+    "not_found": Exit.FAILED,
+    "conflict": Exit.FAILED,
+    "forbidden": Exit.FORBIDDEN,
+    "unreachable": Exit.UNREACHABLE,
+    "temporary": Exit.TEMPORARY,
+    "misconfigured": Exit.MISCONFIGURED,
+}
+"""The exit code of an operation that is refused, by the kind of its error."""
+
+
 def exit_for(error: Exception) -> tuple[Exit, list[str]]:
     """The exit code of an error, and its lines for stderr."""
     match error:
         case CommandError():
             return error.exit, [f"reefknot: {error}"]
+        case OperationError():
+            return EXIT_OF_KIND[error.kind], [f"reefknot: {error}"]
         case ConfigurationError():
             return Exit.MISCONFIGURED, [relative(line) for line in str(error).splitlines()]
         case ParameterError():

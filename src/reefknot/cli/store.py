@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from reefknot.config.layers import Tree
     from reefknot.config.settings import Settings
     from reefknot.engines.sqlite import SqliteStore
+    from reefknot.operations.operator import Operator
     from reefknot.ports.audit_log import AuditEntry
     from reefknot.ports.store import Store
 
@@ -98,37 +99,24 @@ class StoreAddress(Struct, frozen=True):
     @property
     def actor(self) -> str:
         """The actor of an audited action: the value of `--as`, else the user of this system."""
-        from getpass import getuser
+        from reefknot.operations.operator import actor_name
 
-        if self.named_actor:
-            return printable(self.named_actor)[:200]
-        try:
-            return getuser()
-        except (KeyError, OSError, ImportError):
-            return "unknown"
+        return actor_name(self.named_actor)
+
+    def operator(self, store: Store) -> Operator:
+        """The operator of this command, at its open store."""
+        from reefknot.operations.operator import Operator
+
+        return Operator(store, self.redactor, self.named_actor, self.settings, self.shown)
 
     def event(
         self, action: str, subject: str | None = None, *, tenant_id: str | None = None, **details: Any
     ) -> AuditEntry:
-        """The audit entry of an operator's action, secrets hidden. User, host and process are those of this command,
-        whatever name was given with `--as`."""
-        from reefknot import clock
-        from reefknot.audit.journal import Journal, envelope
-        from reefknot.core.audit.event import OperatorAction
-        from reefknot.runtime.processes import own_identity
+        """The audit entry of an operator's action; see `Operator.event`."""
+        from reefknot.operations.operator import Operator
 
-        mine = own_identity()
-        event = OperatorAction(
-            **envelope(wall=clock.wall(), tenant_id=tenant_id),
-            actor=self.actor,
-            os_user=mine.user,
-            host=mine.host,
-            process=mine.process,
-            action=action,
-            subject=None if subject is None else self.redactor(subject),
-            details=self.redactor.tree(details) or None,
-        )
-        return Journal(None, redactor=self.redactor).entries([event])[0]
+        operator = Operator(None, self.redactor, self.named_actor)  # type: ignore[arg-type] # an event needs no store
+        return operator.event(action, subject, tenant_id=tenant_id, **details)
 
 
 def shown_url(url: str) -> str:
@@ -153,7 +141,7 @@ def address_of(options: StoreFlags, *, actor: str | None = None) -> StoreAddress
 PLAIN_SECTIONS = frozenset(
     {
         *("engine", "secrets", "worker", "router", "retry_policies", "operations", "idempotency", "audit", "blocks"),
-        *("sources", "schedules", "ingestion"),
+        *("sources", "schedules", "ingestion", "dashboard", "alerts"),
     }
 )
 """The sections of a configuration that no warning is about, and that opening a file does not need."""

@@ -487,6 +487,47 @@ class BlocksSection(Section):
     sql: SqlBlockSection | None = SqlBlockSection()
 
 
+class DashboardSection(Section):
+    """The pages and the HTTP API that `up` and `dashboard` serve."""
+
+    enabled: Annotated[bool, Field(description="whether `up` serves the dashboard")] = True
+    host: Annotated[str, Field(min_length=1, max_length=255)] = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65_535, description="0: a free one")] | None = None
+    allowed_hosts: Annotated[
+        list[str], Field(description="names by which a browser may call it, beside the address itself")
+    ] = []
+    operator_token: SecretReference | None = None
+    reader_token: SecretReference | None = None
+    tls_certificate: FilePath | None = None
+    tls_key: FilePath | None = None
+
+
+class AlertRule(Section):
+    """The limits of one rule. An alert is raised beyond `threshold` for `for_seconds`, and resolved beyond `clear`."""
+
+    enabled: bool = True
+    threshold: Annotated[float, Field(ge=0, le=1_000_000_000)] | None = None
+    clear: Annotated[float, Field(ge=0, le=1_000_000_000)] | None = None
+    for_seconds: Annotated[float, Field(ge=0, le=86_400)] | None = None
+
+
+AlertName = Literal["quarantine_growth", "retry_rate", "success_rate", "oldest_age", "critical_workers", "audit_outage"]
+
+
+class AlertsSection(Section):
+    """The rules that a running system watches by itself."""
+
+    enabled: bool = True
+    rules: dict[AlertName, AlertRule] = {}
+    webhook: (
+        Annotated[
+            str,
+            Field(min_length=1, max_length=2048, description="URL that is told of every alert, by a step http.request"),
+        ]
+        | None
+    ) = None
+
+
 class Configuration(Section):
     """The whole file."""
 
@@ -503,8 +544,5 @@ class Configuration(Section):
     audit: AuditSection = AuditSection()
     router: RouterSection = RouterSection()
     blocks: BlocksSection = BlocksSection()
-    dashboard: dict[str, Any] = {}
-
-
-UNCHECKED_SECTIONS = ("dashboard",)
-"""Accepted and not read yet."""
+    dashboard: DashboardSection = DashboardSection()
+    alerts: AlertsSection = AlertsSection()

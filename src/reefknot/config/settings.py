@@ -24,7 +24,7 @@ from reefknot.config.layers import (
     load_tree,
     merge,
 )
-from reefknot.config.schema import UNCHECKED_SECTIONS, Configuration
+from reefknot.config.schema import Configuration
 from reefknot.core.retry.book import Book
 
 
@@ -105,7 +105,4 @@ def _warnings(configuration: Configuration) -> list[str]:
             " overloaded worker keeps calling a destination that is down;"
             " set skip_circuit_breaker: false unless you mean it"
         )
-    given = [name for name in UNCHECKED_SECTIONS if name in configuration.model_fields_set]
-    if given:
-        warnings.append(f"not checked by this version: {', '.join(given)}")
     return warnings

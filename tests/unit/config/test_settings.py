@@ -231,12 +231,6 @@ def test_a_breaker_that_is_kept_needs_no_warning(tmp_path: Path, text: str) -> N
     assert load(tmp_path).warnings == ()
 
 
-def test_sections_that_others_check_are_named(tmp_path: Path) -> None:
-    write(tmp_path, "dashboard: {port: 1}\n")
-
-    assert load(tmp_path).warnings == ("not checked by this version: dashboard",)
-
-
 def test_settings_cannot_be_changed(tmp_path: Path) -> None:
     found = load(tmp_path)
 

@@ -1,0 +1,76 @@
+"""
+`Operator`: who asks, over which open store, and what may be shown.
+
+Every operation takes an operator first, and returns what JSON can carry: the command line prints it, the HTTP API sends
+it, a page draws it. A request that cannot be fulfilled raises `OperationError`, a value that is not accepted
+`ParameterError`; neither knows of exit codes or HTTP statuses.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+
+from reefknot import clock
+from reefknot.audit.journal import Journal, envelope
+from reefknot.core.audit.event import OperatorAction
+from reefknot.core.redaction import Redactor
+from reefknot.runtime.log import printable
+from reefknot.runtime.processes import own_identity
+
+if TYPE_CHECKING:
+    from reefknot.config.settings import Settings
+    from reefknot.ports.audit_log import AuditEntry
+    from reefknot.ports.store import Store
+
+LONGEST_ACTOR = 200
+
+
+class Operator(Struct, frozen=True):
+    """An operator at a store."""
+
+    store: Store
+    redactor: Redactor
+    named_actor: str | None = None
+    """The name that the operator claims; None for the user of this process."""
+    settings: Settings | None = None
+    """The checked configuration; None when nothing is configured, or nothing was checked."""
+    shown: str = ""
+    """The URL of the store for messages, without credentials."""
+
+    @property
+    def actor(self) -> str:
+        """The actor of an audited action."""
+        return actor_name(self.named_actor)
+
+    def event(
+        self, action: str, subject: str | None = None, *, tenant_id: str | None = None, **details: Any
+    ) -> AuditEntry:
+        """The audit entry of an operator's action, secrets hidden. User, host and process are those of this process,
+        whatever name is claimed."""
+        mine = own_identity()
+        hidden: Any = self.redactor.tree(details)
+        event = OperatorAction(
+            **envelope(wall=clock.wall(), tenant_id=tenant_id),
+            actor=self.actor,
+            os_user=mine.user,
+            host=mine.host,
+            process=mine.process,
+            action=action,
+            subject=None if subject is None else self.redactor(subject),
+            details=hidden or None,
+        )
+        return Journal(None, redactor=self.redactor).entries([event])[0]
+
+
+def actor_name(claimed: str | None) -> str:
+    """The name of an actor: the claimed one, else the user of this system."""
+    from getpass import getuser
+
+    if claimed:
+        return printable(claimed)[:LONGEST_ACTOR]
+    try:
+        return getuser()
+    except (KeyError, OSError, ImportError):
+        return "unknown"
