@@ -434,7 +434,7 @@ def status(*, watch: Watch = None, options: StoreFlags = STORE) -> None:
 
 def _show_routers(address: StoreAddress, *, json: bool) -> None:
     async def work(store: Store) -> tuple[list[dict[str, Any]], dict[str, int]]:
-        from reefknot.cli.job import now_in, visible_counts
+        from reefknot.operations.jobs import now_in, visible_counts
 
         found = await systems_with("router", store, address)
         counts = await visible_counts(store, await store.work.snapshot(), await now_in(store))
