@@ -303,6 +303,11 @@ FLAGS = {
     "all": "--all",
     "because": "--because",
     "payload": "--payload",
+    "status": "--status",
+    "baseline": "--baseline",
+    "worker": "WORKER",
+    "router": "ROUTER",
+    "seconds": "--seconds",
 }
 """The flag that sets a parameter of the library."""
 
