@@ -289,6 +289,20 @@ FLAGS = {
     "key": "KEY",
     "words": "WORDS",
     "limit": "--limit",
+    "state": "--state",
+    "type": "--type",
+    "tenant": "--tenant",
+    "connector": "--connector",
+    "error": "--error",
+    "reason": "--reason",
+    "fingerprint": "--fingerprint",
+    "since": "--since",
+    "before": "--before",
+    "sort": "--sort",
+    "after": "--after",
+    "all": "--all",
+    "because": "--because",
+    "payload": "--payload",
 }
 """The flag that sets a parameter of the library."""
 
@@ -316,7 +330,7 @@ def exit_for(error: Exception) -> tuple[Exit, list[str]]:
             return Exit.MISCONFIGURED, [relative(line) for line in str(error).splitlines()]
         case ParameterError():
             flag = FLAGS.get(error.parameter, error.parameter)
-            text = str(error).removeprefix(f"{error.parameter}=")
+            text = str(error).removeprefix(f"{error.parameter}=").removeprefix(f"{error.parameter}: ")
             return Exit.USAGE, [f"reefknot: {flag}: {text}"]
         case StoreCorruptError():
             return Exit.MISMATCH, [f"reefknot: {error}"]
