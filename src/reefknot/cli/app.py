@@ -303,6 +303,9 @@ FLAGS = {
     "all": "--all",
     "because": "--because",
     "payload": "--payload",
+    "worker": "WORKER",
+    "router": "ROUTER",
+    "seconds": "--seconds",
 }
 """The flag that sets a parameter of the library."""
 

@@ -30,7 +30,7 @@ from reefknot.cli.options import (
     time_ms,
 )
 from reefknot.cli.output import age, put, put_document, put_fields, put_jobs, put_json, say, show, time_text
-from reefknot.cli.store import StoreAddress, address_of, address_to_read, polled, with_store
+from reefknot.cli.store import StoreAddress, address_of, address_to_read, with_store
 from reefknot.cli.watch import Watch, repeated
 from reefknot.core.messages import Cancel, encode
 from reefknot.core.results import answer_of
@@ -46,6 +46,7 @@ from reefknot.core.work import (
     record_id,
     visible_state,
 )
+from reefknot.operations.systems import polled
 from reefknot.runtime.log import printable
 from reefknot.runtime.processes import owner_is_gone
 

@@ -11,9 +11,10 @@ from reefknot.cli.app import noun
 from reefknot.cli.job import job_counts
 from reefknot.cli.options import STORE, StoreFlags, arg
 from reefknot.cli.output import age, plural, put, put_json, put_table, relative, time_text
-from reefknot.cli.parts import worker_rows, workers_of
+from reefknot.cli.parts import worker_rows
 from reefknot.cli.store import StoreAddress, address_to_read, with_store
 from reefknot.cli.watch import check_every, repeated, seconds_arg
+from reefknot.operations.systems import workers_of
 from reefknot.ports.audit_log import AuditQuery
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from reefknot.core.messages import LARGEST_MESSAGE
 from reefknot.runtime.log import error_text, logger, printable
 
 if TYPE_CHECKING:
-    from reefknot.dashboard.site import Site
+    from reefknot.core.redaction import Redactor
 
 Role = Literal["operator", "reader"]
 OPERATOR: Role = "operator"
@@ -65,7 +65,7 @@ Send = Callable[[Message], Awaitable[None]]
 # ---- who may -------------------------------------------------------------------------------------------------------
 
 
-class Session(Struct, frozen=True):
+class LoginSession(Struct, frozen=True):
     """A login: the role of its token, the name that was typed, and when it ends."""
 
     role: Role
@@ -81,7 +81,7 @@ class ThrottledError(Exception):
         self.retry_after = max(1, round(retry_after))
 
 
-class Access:
+class SiteAccess:
     """The tokens and sessions of one server, and the names by which it is called. Everything in it is bounded."""
 
     def __init__(
@@ -97,7 +97,7 @@ class Access:
         """A token that is None gives nobody that role. `port` is the bound one."""
         tokens: dict[Role, str | None] = {OPERATOR: operator_token, READER: reader_token}
         self._tokens: dict[Role, bytes] = {role: _digest(text) for role, text in tokens.items() if text is not None}
-        self._sessions: OrderedDict[bytes, Session] = OrderedDict()
+        self._sessions: OrderedDict[bytes, LoginSession] = OrderedDict()
         self._failures: OrderedDict[str, list[float]] = OrderedDict()
         self.tls = tls
         self.port = port
@@ -117,13 +117,13 @@ class Access:
         while len(self._sessions) >= MOST_SESSIONS:
             self._sessions.popitem(last=False)
         claimed = printable((name or "").strip(), most=LONGEST_NAME) or None
-        self._sessions[_digest(secret)] = Session(role, claimed, clock.now() + SESSION_S)
+        self._sessions[_digest(secret)] = LoginSession(role, claimed, clock.now() + SESSION_S)
         return secret
 
     def logout(self, secret: str) -> None:
         self._sessions.pop(_digest(secret), None)
 
-    def session(self, secret: str) -> Session | None:
+    def session(self, secret: str) -> LoginSession | None:
         """The session of a cookie, None when it has ended or never was."""
         key = _digest(secret)
         found = self._sessions.get(key)
@@ -185,7 +185,7 @@ def is_wildcard(host: str) -> bool:
     return host in ("0.0.0.0", "::", "[::]")  # noqa: S104 - looked for, not bound
 
 
-def forbidden_host(access: Access, headers: dict[str, list[str]]) -> str | None:
+def forbidden_host(access: SiteAccess, headers: dict[str, list[str]]) -> str | None:
     """The reason to refuse a request by its `Host`, None when it names this server."""
     given = headers.get("host", [])
     if len(given) != 1:
@@ -198,7 +198,7 @@ def forbidden_host(access: Access, headers: dict[str, list[str]]) -> str | None:
     return None
 
 
-def forbidden_origin(access: Access, method: str, headers: dict[str, list[str]], *, is_data: bool) -> str | None:
+def forbidden_origin(access: SiteAccess, method: str, headers: dict[str, list[str]], *, is_data: bool) -> str | None:
     """
     The reason to refuse a request by the site that it comes from, None when it comes from here or from no site.
 
@@ -213,7 +213,7 @@ def forbidden_origin(access: Access, method: str, headers: dict[str, list[str]],
     return None
 
 
-def _is_own_origin(access: Access, origin: str, host: str) -> bool:
+def _is_own_origin(access: SiteAccess, origin: str, host: str) -> bool:
     scheme, separator, name = origin.lower().partition("://")
     schemes = ("http", "https") if host.lower() in access.proxied_hosts else ("https" if access.tls else "http",)
     return bool(separator) and scheme in schemes and name == host.lower()
@@ -222,7 +222,7 @@ def _is_own_origin(access: Access, origin: str, host: str) -> bool:
 # ---- the guard -------------------------------------------------------------------------------------------------------
 
 
-class RefusedError(Exception):
+class RequestRefusedError(Exception):
     """A request that goes no further."""
 
     def __init__(self, status: int, message: str, *, retry_after: int | None = None) -> None:
@@ -231,12 +231,15 @@ class RefusedError(Exception):
         self.retry_after = retry_after
 
 
-class Guard:
+class RequestGuard:
     """ASGI middleware in front of every route: host, origin, token, role, size of the body, headers of the response."""
 
-    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]], *, site: Site) -> None:
+    def __init__(
+        self, app: Callable[[Scope, Receive, Send], Awaitable[None]], *, access: SiteAccess, redactor: Redactor
+    ) -> None:
         self._app = app
-        self._site = site
+        self._access = access
+        self._redactor = redactor
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -245,35 +248,37 @@ class Guard:
         try:
             self._admit(scope)
             await self._app(scope, Body(scope, receive).receive, answer.send)
-        except RefusedError as error:
+        except RequestRefusedError as error:
             await answer.refuse(error)
         except ThrottledError as error:
-            await answer.refuse(RefusedError(429, str(error), retry_after=error.retry_after))
+            await answer.refuse(RequestRefusedError(429, str(error), retry_after=error.retry_after))
         except Exception as error:
-            logger().error("dashboard: internal error: %s", self._site.redactor(error_text(error)))
-            await answer.refuse(RefusedError(500, "internal error; see the log of the server, and please report it"))
+            logger().error("dashboard: internal error: %s", self._redactor(error_text(error)))
+            await answer.refuse(
+                RequestRefusedError(500, "internal error; see the log of the server, and please report it")
+            )
 
     def _admit(self, scope: Scope) -> None:
         """Let the request in with its role and its name in the state, or raise."""
-        access, method, path = self._site.access, scope["method"], scope["path"]
+        access, method, path = self._access, scope["method"], scope["path"]
         headers = _headers(scope)
         reason = forbidden_host(access, headers) or forbidden_origin(access, method, headers, is_data=is_data(path))
         if reason is not None:
-            raise RefusedError(403, reason)
+            raise RequestRefusedError(403, reason)
         state = scope.setdefault("state", {})
         state["role"] = state["actor"] = None
         if is_open(path):
             return
         self._identify(state, scope, headers)
         if state["role"] is None:
-            raise RefusedError(401, "a token is needed; log in, or send it as Authorization: Bearer TOKEN")
+            raise RequestRefusedError(401, "a token is needed; log in, or send it as Authorization: Bearer TOKEN")
         if method not in ("GET", "HEAD") and state["role"] != OPERATOR and path != "/logout":
-            raise RefusedError(403, "the role of this token may read only; actions need the operator's token")
+            raise RequestRefusedError(403, "the role of this token may read only; actions need the operator's token")
 
     def _identify(self, state: MutableMapping[str, Any], scope: Scope, headers: dict[str, list[str]]) -> None:
         """Set the role by the bearer token, or by the cookie's session. A cookie comes by itself, so a request with
         effects has to say as well which site it comes from; every browser says so."""
-        access = self._site.access
+        access = self._access
         bearer = headers.get("authorization", [])
         if bearer:
             scheme, _, token = bearer[0].partition(" ")
@@ -284,7 +289,7 @@ class Guard:
         if session is None:
             return
         if scope["method"] not in ("GET", "HEAD") and not (headers.get("origin") or headers.get("sec-fetch-site")):
-            raise RefusedError(403, "a request with a cookie and effects says where it comes from: send Origin")
+            raise RequestRefusedError(403, "a request with a cookie and effects says where it comes from: send Origin")
         state["role"], state["actor"] = session.role, session.actor
 
 
@@ -329,7 +334,7 @@ class Body:
         self._is_read = False
         for length in _headers(scope).get("content-length", []):
             if not length.isdecimal() or int(length) > MOST_BODY_BYTES:
-                raise RefusedError(413, f"the body is too large; accepted: at most {MOST_BODY_BYTES} bytes")
+                raise RequestRefusedError(413, f"the body is too large; accepted: at most {MOST_BODY_BYTES} bytes")
 
     async def receive(self) -> Message:
         if self._is_read:  # from here on, only the end of the connection is waited for
@@ -338,10 +343,10 @@ class Body:
             async with asyncio.timeout_at(self._ends_at):
                 message = await self._receive()
         except TimeoutError:
-            raise RefusedError(408, f"the body did not arrive within {BODY_S:g} s") from None
+            raise RequestRefusedError(408, f"the body did not arrive within {BODY_S:g} s") from None
         self._size += len(message.get("body", b""))
         if self._size > MOST_BODY_BYTES:
-            raise RefusedError(413, f"the body is too large; accepted: at most {MOST_BODY_BYTES} bytes")
+            raise RequestRefusedError(413, f"the body is too large; accepted: at most {MOST_BODY_BYTES} bytes")
         self._is_read = not message.get("more_body", False)
         return message
 
@@ -364,7 +369,7 @@ class Answer:
             message["headers"] = [*kept, *ours]
         await self._send(message)
 
-    async def refuse(self, error: RefusedError) -> None:
+    async def refuse(self, error: RequestRefusedError) -> None:
         """Tell why: as JSON to programs, as the login to a browser that is not logged in, else as text."""
         if self._has_begun:
             return

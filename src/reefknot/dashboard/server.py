@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from reefknot.dashboard.security import Access, Guard, is_loopback, is_wildcard
-from reefknot.dashboard.site import Refusal, Site, refusal_of
+from reefknot.dashboard.security import RequestGuard, SiteAccess, is_loopback, is_wildcard
+from reefknot.dashboard.site import HttpRefusal, Site, refusal_of
 from reefknot.errors import ConfigurationError, OperationError, ReefknotError, StoreError
 from reefknot.runtime.log import printable
 
@@ -71,13 +71,13 @@ def build_app(site: Site) -> Starlette:
     async def refuse_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         text = _HTTP_TEXTS.get(error.status_code, error.detail)
-        refusal = Refusal(error.status_code, _HTTP_KINDS.get(error.status_code, "invalid"), text)
+        refusal = HttpRefusal(error.status_code, _HTTP_KINDS.get(error.status_code, "invalid"), text)
         return refused(site, request, refusal, error.headers)
 
     handlers: dict[Any, Any] = dict.fromkeys((ReefknotError, TimeoutError, ConnectionError), refuse)
     app = Starlette(
         routes=routes,
-        middleware=[Middleware(Guard, site=site)],
+        middleware=[Middleware(RequestGuard, access=site.access, redactor=site.redactor)],
         exception_handlers={**handlers, HTTPException: refuse_http},
     )
     app.router.redirect_slashes = False
@@ -88,7 +88,7 @@ _HTTP_TEXTS = {404: "there is nothing at this address", 405: "this address does 
 _HTTP_KINDS = {404: "not_found", 405: "wrong_method"}
 
 
-def refused(site: Site, request: Request, refusal: Refusal, headers: Mapping[str, str] | None = None) -> Response:
+def refused(site: Site, request: Request, refusal: HttpRefusal, headers: Mapping[str, str] | None = None) -> Response:
     """The response to a request that failed: JSON of the API, text of the metrics, a page elsewhere."""
     from starlette.responses import JSONResponse, PlainTextResponse
 
@@ -110,7 +110,7 @@ class Serving(Struct, frozen=True):
     """A bound socket, and the access to what will be served on it."""
 
     socket: socket.socket
-    access: Access
+    access: SiteAccess
     url: str
     token: str | None
     """The operator's token when this start made it; a configured one is never shown."""
@@ -142,7 +142,7 @@ def prepare(
             tokens["reader"] = made = secrets.token_urlsafe(32)
     bound = listening_socket(host, section.port if port is None else port)
     number = bound.getsockname()[1]
-    access = Access(
+    access = SiteAccess(
         operator_token=tokens.get("operator"),
         reader_token=tokens.get("reader"),
         host=host,

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from reefknot.config.settings import Settings
     from reefknot.core.redaction import Redactor
-    from reefknot.dashboard.security import Access
+    from reefknot.dashboard.security import SiteAccess
     from reefknot.ports.store import Store
 
 REOPEN_EVERY_S = 2.0
@@ -51,7 +51,7 @@ class Site:
         self,
         store: Store,
         *,
-        access: Access,
+        access: SiteAccess,
         redactor: Redactor,
         settings: Settings | None = None,
         shown: str = "",
@@ -87,7 +87,7 @@ class Site:
             self._reopened_at = clock.now()
 
 
-class Refusal(Struct, frozen=True, omit_defaults=True):
+class HttpRefusal(Struct, frozen=True, omit_defaults=True):
     """An error as a page or the API tells it."""
 
     status: int
@@ -120,32 +120,32 @@ _STATUS_OF_KIND = {
 }
 
 
-def refusal_of(error: Exception, redactor: Redactor) -> Refusal:
+def refusal_of(error: Exception, redactor: Redactor) -> HttpRefusal:
     """The status and the sentence of an error. One that nobody foresaw is told as such, without its text."""
     match error:
         case ParameterError():
-            return Refusal(400, "invalid", _text(error, redactor), error.parameter, redactor(error.accepted))
+            return HttpRefusal(400, "invalid", _text(error, redactor), error.parameter, redactor(error.accepted))
         case OperationError():
             status = _STATUS_OF_KIND.get(error.kind, 500)
             waits = RETRY_AFTER_S if status == 503 else None
-            return Refusal(status, error.kind, _text(error, redactor), retry_after=waits)
+            return HttpRefusal(status, error.kind, _text(error, redactor), retry_after=waits)
         case StorePermissionError():
-            return Refusal(403, "forbidden", _text(error, redactor))
+            return HttpRefusal(403, "forbidden", _text(error, redactor))
         case StoreError():
-            return Refusal(503, "unreachable", _text(error, redactor), retry_after=RETRY_AFTER_S)
+            return HttpRefusal(503, "unreachable", _text(error, redactor), retry_after=RETRY_AFTER_S)
         case RejectedError():
-            return Refusal(503, "temporary", _text(error, redactor), retry_after=_seconds(error))
+            return HttpRefusal(503, "temporary", _text(error, redactor), retry_after=_seconds(error))
         case KeyInProgressError() | NameTakenError() | IdempotencyError():
-            return Refusal(409, "conflict", _text(error, redactor))
+            return HttpRefusal(409, "conflict", _text(error, redactor))
         case ConfigurationError():
-            return Refusal(500, "misconfigured", _text(error, redactor))
+            return HttpRefusal(500, "misconfigured", _text(error, redactor))
         case TimeoutError() | ConnectionError():
             text = "the store did not answer in time; check its disk or its server, and try again"
-            return Refusal(503, "unreachable", text, retry_after=RETRY_AFTER_S)
+            return HttpRefusal(503, "unreachable", text, retry_after=RETRY_AFTER_S)
         case _:
             logger().error("dashboard: internal error: %s", redactor(error_text(error)))
             text = f"internal error: {type(error).__name__}; its text is in the log of the server, please report it"
-            return Refusal(500, "internal", text)
+            return HttpRefusal(500, "internal", text)
 
 
 def _text(error: Exception, redactor: Redactor) -> str:
