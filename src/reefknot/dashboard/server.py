@@ -24,7 +24,7 @@ from msgspec import Struct
 
 from reefknot.dashboard.security import RequestGuard, SiteAccess, is_loopback, is_wildcard
 from reefknot.dashboard.site import HttpRefusal, Site, refusal_of
-from reefknot.errors import ConfigurationError, OperationError, ReefknotError, StoreError
+from reefknot.errors import ConfigurationError, OperationError, ReefknotError
 from reefknot.runtime.log import printable
 
 if TYPE_CHECKING:
@@ -64,8 +64,7 @@ def build_app(site: Site) -> Starlette:
         routes += import_module("reefknot.dashboard.pages").routes(site)
 
     async def refuse(request: Request, error: Exception) -> Response:
-        if isinstance(error, StoreError | ConnectionError):
-            await site.lost()
+        site.heed(error)
         return refused(site, request, refusal_of(error, site.redactor))
 
     async def refuse_http(request: Request, error: Exception) -> Response:

@@ -7,12 +7,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from reefknot import clock
 from reefknot.errors import (
     ConfigurationError,
     IdempotencyError,
@@ -22,7 +21,9 @@ from reefknot.errors import (
     ParameterError,
     RejectedError,
     StoreError,
+    StoreLockedError,
     StorePermissionError,
+    StoreUnavailableError,
 )
 from reefknot.operations.operator import Operator
 from reefknot.runtime.log import error_text, logger, printable
@@ -35,13 +36,8 @@ if TYPE_CHECKING:
     from reefknot.dashboard.security import SiteAccess
     from reefknot.ports.store import Store
 
-REOPEN_EVERY_S = 2.0
-REOPEN_S = 10.0
 RETRY_AFTER_S = 5
 LONGEST_MESSAGE = 2000
-
-Reopen = Callable[[], Awaitable["Store"]]
-"""Opens the store again, and closes the one that was lost."""
 
 
 class Site:
@@ -55,8 +51,9 @@ class Site:
         redactor: Redactor,
         settings: Settings | None = None,
         shown: str = "",
-        reopen: Reopen | None = None,
+        on_lost: Callable[[], None] | None = None,
     ) -> None:
+        """`on_lost` is called when the store was found to be gone; whoever opened it may put another one here."""
         self.store = store
         self.access = access
         self.redactor = redactor
@@ -65,26 +62,18 @@ class Site:
         """The URL of the store for messages, without credentials."""
         self.closing = asyncio.Event()
         """Set when the server ends: what streams to a browser ends then."""
-        self._reopen = reopen
-        self._reopened_at = clock.now()
-        self._reopening = asyncio.Lock()
+        self._on_lost = on_lost
 
     def operator(self, request: HTTPConnection) -> Operator:
         """The operator of a request: the name that was typed at the login, else the user of this process."""
         named = getattr(request.state, "actor", None)
         return Operator(self.store, self.redactor, named, self.settings, self.shown)
 
-    async def lost(self) -> None:
-        """Open the store anew after an error of it, at most every two seconds; without a way to, do nothing."""
-        if self._reopen is None or self._reopening.locked() or clock.now() - self._reopened_at < REOPEN_EVERY_S:
-            return
-        async with self._reopening:
-            try:
-                async with asyncio.timeout(REOPEN_S):
-                    self.store = await self._reopen()
-            except Exception as error:
-                logger().warning("dashboard: the store is still gone: %s", self.redactor(error_text(error)))
-            self._reopened_at = clock.now()
+    def heed(self, error: Exception) -> None:
+        """Note an error of a request: a store that is gone is opened anew, where that is possible."""
+        is_gone = isinstance(error, StoreUnavailableError) and not isinstance(error, StoreLockedError)
+        if is_gone and self._on_lost is not None:
+            self._on_lost()
 
 
 class HttpRefusal(Struct, frozen=True, omit_defaults=True):
