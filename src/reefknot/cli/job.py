@@ -39,7 +39,7 @@ from reefknot.operations.jobs import (
 )
 
 if TYPE_CHECKING:
-    from reefknot.operations.bulk import Listener
+    from reefknot.operations.bulk import BulkListener
     from reefknot.operations.operator import Operator
     from reefknot.ports.audit_log import KeptEntry
 
@@ -240,7 +240,7 @@ def retry(
     )
     address = address_of(options)
 
-    def operation(operator: Operator, listener: Listener) -> Awaitable[dict[str, Any]]:
+    def operation(operator: Operator, listener: BulkListener) -> Awaitable[dict[str, Any]]:
         return retry_jobs(operator, query, because=because, dry_run=options.dry_run, listener=listener)
 
     return reported(address, RETRY, operation, options, by_ids=bool(ids))

@@ -27,7 +27,7 @@ from reefknot.core.work import (
 )
 from reefknot.errors import OperationError
 from reefknot.operations import bulk
-from reefknot.operations.bulk import SILENT, BulkVerb, Listener, change_jobs, named, tenant_hint
+from reefknot.operations.bulk import SILENT, BulkListener, BulkVerb, change_jobs, named, tenant_hint
 from reefknot.operations.values import ParameterUseError, check_limit, check_texts, one_of, time_ms, time_text
 from reefknot.runtime.log import printable
 from reefknot.runtime.processes import owner_is_gone
@@ -380,7 +380,7 @@ class RetryQuery(Struct, frozen=True, kw_only=True):
 
 
 async def retry_jobs(
-    operator: Operator, query: RetryQuery, *, because: str = "", dry_run: bool = False, listener: Listener = SILENT
+    operator: Operator, query: RetryQuery, *, because: str = "", dry_run: bool = False, listener: BulkListener = SILENT
 ) -> dict[str, Any]:
     """Run failed, timed-out or cancelled jobs again, under their own ids and with a fresh retry budget."""
     work, who = operator.store.work, operator.actor
