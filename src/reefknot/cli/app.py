@@ -306,6 +306,7 @@ FLAGS = {
     "payload": "--payload",
     "status": "--status",
     "baseline": "--baseline",
+    "until": "--until",
     "worker": "WORKER",
     "router": "ROUTER",
     "seconds": "--seconds",
