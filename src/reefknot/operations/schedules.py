@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from reefknot.core.work import WorkItem, WorkState, record_id, visible_state
+from reefknot.core.work import WorkState, record_id
 from reefknot.errors import OperationError, RejectedError
+from reefknot.operations.jobs import state_in_words
 from reefknot.operations.values import ParameterUseError, UnknownNameError, time_text, unknown_word
-from reefknot.runtime.processes import owner_is_gone
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -144,7 +144,7 @@ async def _of_source(store: Store, name: str, state: ScheduleState) -> tuple[Sch
     if sync.state is WorkState.PENDING and sync.attempts:
         due = max(sync.due_at, record.health.opens_at(store.moment().wall) or 0)
         return paused, f"retry at {time_text(due)}"
-    return paused, await _state_in_words(store, sync)
+    return paused, await state_in_words(store, sync)
 
 
 async def _outcome(operator: Operator, name: str, state: ScheduleState) -> str:
@@ -158,12 +158,7 @@ async def _outcome(operator: Operator, name: str, state: ScheduleState) -> str:
         return ""
     tenant = schedules[name].assignment.get("tenant_id")
     item = await operator.store.work.get(record_id(submission_id(name, state.submitted), tenant))
-    return "submitted" if item is None else await _state_in_words(operator.store, item)
-
-
-async def _state_in_words(store: Store, item: WorkItem) -> str:
-    gone = [one for one in await store.leases.owners() if owner_is_gone(one)]
-    return visible_state(item, store.moment(), gone=gone).value
+    return "submitted" if item is None else await state_in_words(operator.store, item)
 
 
 def _keys(operator: Operator) -> dict[str, TimetableKeys]:
