@@ -290,6 +290,25 @@ FLAGS = {
     "key": "KEY",
     "words": "WORDS",
     "limit": "--limit",
+    "state": "--state",
+    "type": "--type",
+    "tenant": "--tenant",
+    "connector": "--connector",
+    "error": "--error",
+    "reason": "--reason",
+    "fingerprint": "--fingerprint",
+    "since": "--since",
+    "before": "--before",
+    "sort": "--sort",
+    "after": "--after",
+    "all": "--all",
+    "because": "--because",
+    "payload": "--payload",
+    "status": "--status",
+    "baseline": "--baseline",
+    "worker": "WORKER",
+    "router": "ROUTER",
+    "seconds": "--seconds",
 }
 """The flag that sets a parameter of the library."""
 
@@ -317,7 +336,7 @@ def exit_for(error: Exception) -> tuple[Exit, list[str]]:
             return Exit.MISCONFIGURED, [relative(line) for line in str(error).splitlines()]
         case ParameterError():
             flag = FLAGS.get(error.parameter, error.parameter)
-            text = str(error).removeprefix(f"{error.parameter}=")
+            text = str(error).removeprefix(f"{error.parameter}=").removeprefix(f"{error.parameter}: ")
             return Exit.USAGE, [f"reefknot: {flag}: {text}"]
         case StoreCorruptError():
             return Exit.MISMATCH, [f"reefknot: {error}"]

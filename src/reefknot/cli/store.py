@@ -241,42 +241,6 @@ def with_store(
     return asyncio.run(main())
 
 
-_POLL_S = 0.1
-
-
-async def polled(look: Callable[[], Awaitable[R]], seconds: float, *, enough: Callable[[R], object] = bool) -> R:
-    """The first result of `look` that is enough, else the last one within these seconds."""
-    found = await look()
-    for _ in range(int(seconds / _POLL_S)):
-        if enough(found):
-            break
-        await asyncio.sleep(_POLL_S)
-        found = await look()
-    return found
-
-
-# ---- running systems -------------------------------------------------------------------------------------------------
-
-
-def has_part(systems: list[dict[str, Any]], part: str, *, for_all: bool = False) -> bool:
-    """True when one of the systems has the part, `worker` or `router`; with `for_all`, one for work of everybody: a
-    `run` is only for its own."""
-    able = [one for one in systems if not (for_all and one.get("own_work_only"))]
-    return any(one["workers"] if part == "worker" else one["router"] for one in able)
-
-
-async def systems_with(part: str, store: Store, address: StoreAddress) -> list[dict[str, Any]]:
-    """The status of every running system. With no `part` (worker or router) among them, an error that says how to
-    start one. A system reports before it says that it is ready, so nothing has to be waited for."""
-    from reefknot.app.presence import living_systems
-
-    found = await living_systems(store)
-    if not has_part(found, part):
-        ways = f"reefknot up --engine {address.shown} (or, alone: reefknot {part} start --engine {address.shown})"
-        raise CommandError(f"no {part} is running on {address.shown}; start one with: {ways}", Exit.UNREACHABLE)
-    return found
-
-
 # ---- reefknot store --------------------------------------------------------------------------------------------------
 
 app = noun("store", "store check")
