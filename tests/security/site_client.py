@@ -43,7 +43,8 @@ class Answered(NamedTuple):
 
 
 def access(**more: Any) -> SiteAccess:
-    return SiteAccess(**{"operator_token": OPERATOR, "reader_token": READER, "port": PORT} | more)
+    given: dict[str, Any] = {"operator_token": OPERATOR, "reader_token": READER, "port": PORT}
+    return SiteAccess(**given | more)
 
 
 @asynccontextmanager
