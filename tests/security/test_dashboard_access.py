@@ -11,7 +11,8 @@ import pytest
 
 from reefknot import clock
 from reefknot.dashboard import security
-from reefknot.dashboard.api_routes import PREFIX, ROUTES
+from reefknot.dashboard.api_routes import ROUTES
+from reefknot.dashboard.api_types import PREFIX
 from reefknot.dashboard.login import own_path
 from reefknot.dashboard.security import CONTENT_POLICY, MOST_BODY_BYTES, MOST_FAILURES, MOST_SESSIONS, is_loopback
 from reefknot.dashboard.site import Site
