@@ -251,15 +251,17 @@ class Dispatcher:
 
         The worker's count begins when it accepts the assignment; by its clock it can tell what passed on the way.
         """
-        body, headers = pending.body, None
+        body, headers = pending.body, dict[str, str]()
         if pending.deadline_at is not None or not body:
             body = encode(self._with_deadline(pending))
         ahead_ms = self._health.ahead_ms(pending.worker_id or SHARED)
         if pending.deadline_at is not None and ahead_ms is not None:
-            headers = {DEADLINE_AT: str(pending.deadline_at + ahead_ms)}
+            headers[DEADLINE_AT] = str(pending.deadline_at + ahead_ms)
+        if pending.assignment.correlation is not None and (parent := pending.assignment.traceparent) is not None:
+            headers["traceparent"] = parent  # also in the body; as a header workers of others understand it
         subject = assign_subject(pending.worker_id) if pending.worker_id else ASSIGN
         name = f"{pending.id}/{pending.held.fence}/{pending.route}"
-        await self._transport.publish(subject, body, headers=headers, message_id=name)
+        await self._transport.publish(subject, body, headers=headers or None, message_id=name)
 
     def _with_deadline(self, pending: Pending) -> msgspec.Struct:
         if pending.deadline_at is None:

@@ -1,0 +1,1 @@
+"""Telemetry: traces by OpenTelemetry, and the form of log lines."""
