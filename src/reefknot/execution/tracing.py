@@ -27,6 +27,7 @@ from reefknot.core.messages import (
     encode,
     trace_of,
 )
+from reefknot.core.results import assignment_of
 from reefknot.core.retry.decide import Again, Decision
 from reefknot.core.work import WorkItem
 from reefknot.runtime.log import error_text, printable
@@ -183,6 +184,13 @@ def assignment_trace(item: WorkItem, assignment: ExecAssignment) -> WorkTrace | 
         return None
     key = f"{item.id}\0{assignment.request_id}\0{item.generation}"
     return WorkTrace(tracer, f"reefknot.job {assignment.job.type}", key, **_spent(item), about=_about(assignment))
+
+
+def record_cancelled(item: WorkItem, result: ExecResult) -> None:
+    """Record the job of an item that was just ended in the store, by a caller or a deadline."""
+    trace = assignment_trace(item, assignment_of(item))
+    if trace is not None:
+        trace.ended_with(result)
 
 
 def routed_trace(assignment: ExecAssignment, fence: int, since_ms: int) -> WorkTrace | None:
