@@ -121,6 +121,16 @@ def path(base: str, *parts: str, **asked: Any) -> str:
     return f"{whole or '/'}?{query}" if query else whole or "/"
 
 
+def without(asked: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """What is asked, without these names."""
+    return {name: value for name, value in asked.items() if name not in names}
+
+
+def with_(asked: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    """What is asked, and more."""
+    return {**asked, **more}
+
+
 def job_path(job: str, tenant: str | None = None) -> str:
     """The address of a job's page."""
     return path("/work", job, tenant=tenant)
@@ -163,6 +173,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "kind_of": kind_of,
     "command": command,
     "path": path,
+    "without": without,
+    "with_": with_,
     "job_path": job_path,
     "chart": _drawn(chart),
     "timeline": _drawn(timeline),
