@@ -304,6 +304,8 @@ FLAGS = {
     "all": "--all",
     "because": "--because",
     "payload": "--payload",
+    "status": "--status",
+    "baseline": "--baseline",
     "worker": "WORKER",
     "router": "ROUTER",
     "seconds": "--seconds",

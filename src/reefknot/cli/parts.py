@@ -352,7 +352,7 @@ def status(*, watch: Watch = None, options: StoreFlags = STORE) -> None:
 
 def _show_routers(address: StoreAddress, *, json: bool) -> None:
     async def work(store: Store) -> dict[str, Any]:
-        from reefknot.cli.job import now_in, visible_counts
+        from reefknot.operations.jobs import now_in, visible_counts
 
         found = await list_routers(address.operator(store))
         counts = await visible_counts(store, await store.work.snapshot(), await now_in(store))

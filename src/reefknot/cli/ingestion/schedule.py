@@ -115,8 +115,8 @@ def _next_due(timetable: Timetable, state: ScheduleState, now: Any) -> Any:
 
 async def _of_source(store: Store, name: str, state: ScheduleState) -> tuple[ScheduleState, str]:
     """The timetable of a source, paused when the source is, and the outcome of its last sync."""
-    from reefknot.cli.job import state_in_words
     from reefknot.ingestion.sources import statuses
+    from reefknot.operations.jobs import state_in_words
 
     (status,) = await statuses(store, [name])
     record, sync = status.record, status.sync
@@ -131,9 +131,9 @@ async def _of_source(store: Store, name: str, state: ScheduleState) -> tuple[Sch
 
 async def _outcome(store: Store, address: StoreAddress, name: str, state: ScheduleState) -> str:
     """The state of the job that was submitted last, or why there is none."""
-    from reefknot.cli.job import state_in_words
     from reefknot.core.work import record_id
     from reefknot.ingestion.schedules import submission_id
+    from reefknot.operations.jobs import state_in_words
 
     if state.last_error:
         return f"not submitted: {state.last_error}"
