@@ -56,11 +56,20 @@ def only(asked: Asked, *names: str) -> dict[str, str]:
 
 
 async def _overview(operator: Operator, asked: Asked) -> Found:
-    from reefknot.operations.alerts import list_alerts
     from reefknot.operations.overview import overview
 
     found = await overview(operator)
-    return {"title": "Overview", "view": found, "charts": _charts(found), "alerts": await list_alerts(operator)}
+    return {"title": "Overview", "view": found, "charts": _charts(found), "alerts": await _alerts(operator)}
+
+
+async def _alerts(operator: Operator) -> Found:
+    from importlib.util import find_spec
+
+    if find_spec("reefknot.operations.alerts") is None:
+        return {"alerts": []}
+    from reefknot.operations.alerts import list_alerts
+
+    return await list_alerts(operator)
 
 
 def _charts(found: Found) -> list[Found]:
