@@ -62,7 +62,13 @@ class Site:
         """The URL of the store for messages, without credentials."""
         self.closing = asyncio.Event()
         """Set when the server ends: what streams to a browser ends then."""
+        self.page_renderer: Any = None
+        """The templates of the pages, once they are mounted."""
         self._on_lost = on_lost
+
+    def plain_operator(self) -> Operator:
+        """The operator of what is asked by nobody in particular, such as a view that many browsers share."""
+        return Operator(self.store, self.redactor, None, self.settings, self.shown)
 
     def operator(self, request: HTTPConnection) -> Operator:
         """The operator of a request: the name that was typed at the login, else the user of this process."""
