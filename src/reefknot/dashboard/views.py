@@ -164,11 +164,56 @@ async def _quarantined(operator: Operator, asked: Asked) -> Found:
     return {"title": f"Quarantined {job}", "job": found, "editable": editable, "not_editable": refusal}
 
 
+# ---- workers, policies, health ---------------------------------------------------------------------------------------
+
+
+async def _workers(operator: Operator, asked: Asked) -> Found:
+    from reefknot.operations.systems import running_systems
+
+    return {"title": "Workers", "found": await running_systems(operator)}
+
+
+_QUESTION = ("target", "source", "error", "status", "failure_type", "exception", "message")
+_QUESTION += ("retry_after", "retry_count", "timeout_ms")
+
+
+async def _policies(operator: Operator, asked: Asked) -> Found:
+    from reefknot.operations.policies import explain_failure, list_policies, policy_waits, question_of, show_policy
+
+    listed = list_policies(operator.settings)
+    targets = list(dict.fromkeys(one["target"] for one in listed["policies"]))
+    sources = [one["source"] for one in listed["policies"] if one["source"]]
+    found: Found = {"title": "Policies", "targets": targets, "sources": sources, "found": None, "errors": {}}
+    found |= {"answer": None, "shown_policy": None, "schedule": []}
+    if not asked:
+        return found | {"found": listed}
+    try:
+        question = question_of(asked)
+        found["shown_policy"] = show_policy(operator.settings, question.target, question.source)
+        waits = policy_waits(operator.settings, question, redactor=operator.redactor)
+        found["schedule"] = [(one["min"], one["max"]) for one in waits["schedule"]]
+        if question.has_failure or question.is_control_flow:
+            found["answer"] = explain_failure(operator.settings, question, redactor=operator.redactor)
+    except ParameterError as error:
+        found["errors"] = {error.parameter: str(error)}
+        found["found"] = listed
+    return found
+
+
+async def _health(operator: Operator, asked: Asked) -> Found:
+    from reefknot.operations.health import examine_store
+
+    return {"title": "Health", "found": await examine_store(operator)}
+
+
 VIEWS: tuple[View, ...] = (
     View("overview", "/", "Overview", _overview, key="o"),
     View("work", "/work", "Work", _work, _WORK, key="w"),
     View("job", "/work/{id:path}", "Job", _job, ("id", "tenant")),
     View("quarantine", "/quarantine", "Quarantine", _quarantine, _QUARANTINE, key="q"),
     View("quarantined", "/quarantine/{id:path}", "Quarantined job", _quarantined, ("id", "tenant"), is_live=False),
+    View("policies", "/policies", "Policies", _policies, _QUESTION, key="p", is_live=False),
+    View("workers", "/workers", "Workers", _workers, key="k"),
+    View("health", "/health", "Health", _health, key="h", is_live=False),
 )
 BY_NAME = {view.name: view for view in VIEWS}

@@ -275,6 +275,7 @@
       if (mine !== acting) return;
       const lines = summary(answer);
       counts.replaceChildren(...lines.map((line, place) => made("p", line, place ? "note" : "count")));
+      if (Array.isArray(answer.diff)) counts.append(made("pre", answer.diff.join("\n") || "the payload is the same"));
       go.disabled = answer.count === 0;
       if (answer.count === 0) counts.append(made("p", "nothing matches any more", "note"));
     } catch (error) {
