@@ -19,7 +19,8 @@ from urllib.parse import parse_qsl, unquote_to_bytes
 import msgspec
 from msgspec import Struct, ValidationError
 
-from reefknot.dashboard.api_routes import PREFIX, ROUTES, ApiRoute, FreeObject
+from reefknot.dashboard.api_routes import ROUTES
+from reefknot.dashboard.api_types import PREFIX, ApiRoute, FreeObject
 from reefknot.dashboard.openapi import openapi_document
 from reefknot.dashboard.site import HttpRefusal, Site, refusal_of
 from reefknot.errors import OperationError, ParameterError, ReefknotError, shown

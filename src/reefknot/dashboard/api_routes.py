@@ -1,149 +1,36 @@
 """
 The table of the HTTP API: for each method and path its operation, its parameters, its body and its answer.
 
-The routes that are served and the OpenAPI document are both made from it. Parameters and bodies are types: those of the
-path and the query string together are one type, the body of an action is another.
+The routes that are served and the OpenAPI document are both made from it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cached_property
 from typing import Any
 
 from msgspec import Struct
 
-from reefknot.operations import health, jobs, policies, quarantine, systems
-
-PREFIX = "/api/v1"
-
-Call = Callable[[Any, Any, Any], Any]
-"""From operator, parameters and body to the answer, or to what can be awaited for it."""
-
-
-class FreeObject(Struct, frozen=True):
-    """A body whose fields the operation checks."""
-
-
-class NoParameters(Struct, frozen=True):
-    """A route that takes no parameters."""
-
-
-class ApiRoute(Struct, frozen=True, kw_only=True, dict=True):
-    """A method and a path, and what is behind them."""
-
-    method: str
-    path: str
-    name: str
-    """The id of the operation in the OpenAPI document."""
-    summary: str
-    call: Call
-    answer: dict[str, str]
-    """The fields of the answer, each with its kind; see `openapi`."""
-    parameters: type[Struct] = NoParameters
-    body: type[Struct] | None = None
-
-    @property
-    def is_read(self) -> bool:
-        return self.method == "GET"
-
-    @property
-    def role(self) -> str:
-        """The least role: everything with effects is the operator's."""
-        return "reader" if self.is_read else "operator"
-
-    @cached_property
-    def parts(self) -> tuple[str, ...]:
-        return tuple(self.path.strip("/").split("/"))
-
-    @cached_property
-    def path_names(self) -> frozenset[str]:
-        """The parameters that are parts of the path."""
-        return frozenset(part[1:-1] for part in self.parts if part.startswith("{"))
-
-    def values_in(self, parts: list[str]) -> dict[str, str] | None:
-        """The values in a path of this form; None for a path of another form."""
-        if len(parts) != len(self.parts):
-            return None
-        values = {}
-        for part, given in zip(self.parts, parts, strict=True):
-            if part.startswith("{") and given:
-                values[part[1:-1]] = given
-            elif part != given:
-                return None
-        return values
-
-
-# ---- parameters and bodies -------------------------------------------------------------------------------------------
-
-
-class JobParameters(Struct, frozen=True):
-    """A job by its id, and its tenant if it has one."""
-
-    job: str
-    tenant: str | None = None
-
-
-class ActionBody(Struct, frozen=True, forbid_unknown_fields=True):
-    """An action: its reason for the audit log, and whether it is only tried."""
-
-    because: str = ""
-    dry_run: bool = False
-
-
-class RetryBody(jobs.RetryQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The jobs to retry."""
-
-    because: str = ""
-    dry_run: bool = False
-
-
-class QuarantineBody(quarantine.QuarantineQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The quarantined jobs that an action is for."""
-
-    because: str = ""
-    dry_run: bool = False
-
-
-class EditBody(Struct, frozen=True, forbid_unknown_fields=True):
-    """The payload of the next version of a job."""
-
-    payload: dict[str, Any]
-    because: str = ""
-    dry_run: bool = False
-
-
-class WorkerParameters(Struct, frozen=True):
-    worker: str
-
-
-class RouterParameters(Struct, frozen=True):
-    router: str
-
-
-class DryRunBody(Struct, frozen=True, forbid_unknown_fields=True):
-    """An action that may only be tried."""
-
-    dry_run: bool = False
-
-
-class DrainBody(Struct, frozen=True, forbid_unknown_fields=True):
-    """The time that running steps get."""
-
-    seconds: float = 30.0
-    dry_run: bool = False
-
-
-class PolicyKind(Struct, frozen=True):
-    kind: str | None = None
-
-
-class PolicyTarget(Struct, frozen=True):
-    target: str | None = None
-    source: str | None = None
-
-
-# ---- the table -------------------------------------------------------------------------------------------------------
+from reefknot.dashboard.api_types import (
+    ActionBody,
+    ApiRoute,
+    Call,
+    DrainBody,
+    DryRunBody,
+    EditBody,
+    JobParameters,
+    KeyParameters,
+    NamedParameters,
+    PolicyKind,
+    PolicyTarget,
+    QuarantineBody,
+    RetryBody,
+    RouterParameters,
+    SourceParameters,
+    SyncBody,
+    TelemetryParameters,
+    WorkerParameters,
+)
+from reefknot.operations import health, idempotency, jobs, policies, quarantine, schedules, sources, systems, telemetry
 
 _BULK = {
     "tenant_ids": "array",
@@ -387,6 +274,120 @@ _POLICIES = (
     ),
 )
 
+_SCHEDULE = {"name": "string", "paused": "boolean", "changed": "boolean", "actor": "string", "dry_run": "boolean"}
+_PAUSED = {"name": "string", "paused": "boolean", "changed": "boolean", "was_paused": "boolean"}
+
+_INGESTION = (
+    _get(
+        "/sources",
+        "list_sources",
+        "The sources with their state, documents, problems and due times.",
+        lambda operator, *_: sources.list_sources(operator),
+        {"sources": "array"},
+    ),
+    _get(
+        "/sources/{name}",
+        "show_source",
+        "A source with its settings, and the documents that could be read only in part.",
+        lambda operator, given, _: sources.show_source(operator, given.name, limit=given.limit),
+        {"name": "string", "connector": "string", "state": "string", "settings": "object"},
+        parameters=SourceParameters,
+    ),
+    _post(
+        "/sources/{name}/run",
+        "run_source",
+        "Ask a running system for a sync now.",
+        lambda operator, given, body: sources.run_source(operator, given.name, full=body.full, dry_run=body.dry_run),
+        {"source": "string", "job": "string?", "queued": "boolean", "existing": "boolean", "note": "string?"},
+        parameters=NamedParameters,
+        body=SyncBody,
+    ),
+    _post(
+        "/sources/{name}/pause",
+        "pause_source",
+        "Pause a source: none of its jobs begins until it is resumed.",
+        lambda operator, given, body: sources.pause_source(
+            operator, given.name, because=body.because, dry_run=body.dry_run
+        ),
+        _PAUSED,
+        parameters=NamedParameters,
+        body=ActionBody,
+    ),
+    _post(
+        "/sources/{name}/resume",
+        "resume_source",
+        "Resume a paused source.",
+        lambda operator, given, body: sources.resume_source(
+            operator, given.name, because=body.because, dry_run=body.dry_run
+        ),
+        _PAUSED,
+        parameters=NamedParameters,
+        body=ActionBody,
+    ),
+    _get(
+        "/schedules",
+        "list_schedules",
+        "Schedules and sources with their timetables, due times, and the outcome of the last job.",
+        lambda operator, *_: schedules.list_schedules(operator),
+        {"schedules": "array"},
+    ),
+    _post(
+        "/schedules/{name}/run",
+        "run_schedule",
+        "Submit the assignment of a schedule now.",
+        lambda operator, given, body: schedules.run_schedule(operator, given.name, dry_run=body.dry_run),
+        {"name": "string", "job": "string?", "actor": "string", "dry_run": "boolean"},
+        parameters=NamedParameters,
+        body=DryRunBody,
+    ),
+    _post(
+        "/schedules/{name}/pause",
+        "pause_schedule",
+        "Pause a timetable for all processes, with a reason.",
+        lambda operator, given, body: schedules.pause_schedule(
+            operator, given.name, because=body.because, dry_run=body.dry_run
+        ),
+        _SCHEDULE,
+        parameters=NamedParameters,
+        body=ActionBody,
+    ),
+    _post(
+        "/schedules/{name}/resume",
+        "resume_schedule",
+        "Resume a paused timetable with its next due time.",
+        lambda operator, given, body: schedules.resume_schedule(operator, given.name, dry_run=body.dry_run),
+        _SCHEDULE,
+        parameters=NamedParameters,
+        body=DryRunBody,
+    ),
+    _get(
+        "/telemetry",
+        "show_telemetry",
+        "What the retries of each connector came to.",
+        lambda operator, given, _: telemetry.show_telemetry(operator, connector=given.connector, details=given.details),
+        {"retry_metrics": "object"},
+        parameters=TelemetryParameters,
+    ),
+)
+
+_KEYS = (
+    _get(
+        "/idempotency/stats",
+        "key_stats",
+        "The number of idempotency keys in each state.",
+        lambda operator, *_: idempotency.key_stats(operator),
+        {"total": "integer"},
+    ),
+    _get(
+        "/idempotency/keys/{key}",
+        "show_key",
+        "The record of an idempotency key.",
+        lambda operator, given, _: idempotency.show_key(operator, given.key),
+        {"key": "string", "state": "string", "owner": "string", "fence": "integer"},
+        parameters=KeyParameters,
+    ),
+)
+
 _HEALTH = (
     _get(
         "/doctor",
@@ -397,4 +398,4 @@ _HEALTH = (
     ),
 )
 
-ROUTES: tuple[ApiRoute, ...] = (*_JOBS, *_QUARANTINE, *_SYSTEMS, *_POLICIES, *_HEALTH)
+ROUTES: tuple[ApiRoute, ...] = (*_JOBS, *_QUARANTINE, *_SYSTEMS, *_INGESTION, *_POLICIES, *_KEYS, *_HEALTH)

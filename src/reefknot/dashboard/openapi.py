@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 from msgspec import NODEFAULT, UNSET
 
-from reefknot.dashboard.api_routes import PREFIX, ROUTES, ApiRoute
+from reefknot.dashboard.api_routes import ROUTES
+from reefknot.dashboard.api_types import PREFIX, ApiRoute
 
 ERROR = {
     "type": "object",

@@ -119,7 +119,9 @@ def refusal_of(error: Exception, redactor: Redactor) -> HttpRefusal:
     """The status and the sentence of an error. One that nobody foresaw is told as such, without its text."""
     match error:
         case ParameterError():
-            return HttpRefusal(400, "invalid", _text(error, redactor), error.parameter, redactor(error.accepted))
+            kind = getattr(error, "kind", "invalid")
+            status = _STATUS_OF_KIND.get(kind, 400)
+            return HttpRefusal(status, kind, _text(error, redactor), error.parameter, redactor(error.accepted))
         case OperationError():
             status = _STATUS_OF_KIND.get(error.kind, 500)
             waits = RETRY_AFTER_S if status == 503 else None
