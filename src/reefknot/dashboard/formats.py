@@ -78,7 +78,15 @@ def duration(value: float | None) -> str:
 
 def amount(value: float | None) -> str:
     """A number for a tile."""
-    return "–" if value is None else charts.number(value) if abs(value) >= 10_000 else f"{value:,.3g}" if value % 1 else f"{value:,.0f}"
+    return (
+        "–"
+        if value is None
+        else charts.number(value)
+        if abs(value) >= 10_000
+        else f"{value:,.3g}"
+        if value % 1
+        else f"{value:,.0f}"
+    )
 
 
 def percent(value: float | None) -> str:
