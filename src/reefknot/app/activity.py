@@ -106,7 +106,7 @@ class Activity:
                 async with asyncio.timeout(STORE_S):
                     if turn % SAMPLE_EVERY == 0:
                         self.counters.sample(sampled(await self._store.work.snapshot(), self._worst_level()))
-                        await fold_left(self._store, int(self._clock.wall() * 1000))
+                        await fold_left(self._store, int(self._clock.wall() * 1000), but=self.record_id)
                     await self.write()
             except Exception as error:
                 self._errors.log("the activity of this system cannot be written", error, self._clock.now())
@@ -187,9 +187,9 @@ async def store_activity(store: Store, systems: Sequence[Status] = ()) -> Activi
     return added([ended, *(records[name] for name in sorted(records))])
 
 
-async def fold_left(store: Store, now_ms: int) -> int:
-    """Add the records of systems that are gone to those of the ended ones; returns how many there were."""
-    values = [one for one in await store.values.list(PREFIX) if one.name != ENDED]
+async def fold_left(store: Store, now_ms: int, *, but: str = "") -> int:
+    """Add the records of systems that are gone, `but` one's own, to the sum of the ended ones. Returns how many."""
+    values = [one for one in await store.values.list(PREFIX) if one.name not in (ENDED, PREFIX + but)]
     old = [(one, record) for one in values if (record := _decoded(one)).closed or now_ms - record.at > SILENT_S * 1000]
     if not old:
         return 0
