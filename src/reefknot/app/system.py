@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from reefknot.app import presence
+from reefknot.app.activity import Activity
 from reefknot.app.audit_copies import kept_events
 from reefknot.app.block_settings import block_settings, blocks_for, check_logins
 from reefknot.app.ingestion import running_ingestion, sync_entries
@@ -86,6 +87,7 @@ class System:
         secrets: tuple[str, ...] = (),
         reload: PolicyReload | None = None,
         own_work_only: bool = False,
+        activity: Activity | None = None,
     ) -> None:
         """
         Build the parts over an open store; `start` runs them.
@@ -93,7 +95,7 @@ class System:
         `workers` are their names; `router` is the router's name, None for no router. `routing` are the router's
         settings; without them its queue has the workers' bounds. With `hears_shared` the workers also take what comes
         over the shared subject. With `own_work_only` the system runs what is submitted through it, and leaves all other
-        work of the store to others.
+        work of the store to others. With an `activity`, the status has what it counts.
         """
         clock = SteadyClock(clock)
         self.store = store
@@ -126,6 +128,9 @@ class System:
         self._draining: dict[str, asyncio.Task[int]] = {}
         self.ingestion: IngestionOrchestrator | None = None
         """The orchestrator that runs beside the workers, if there is one."""
+        self._activity = activity
+        if activity is not None:
+            activity.worst_level = self._worst_level
         self._reload = reload
         self._reloading: set[asyncio.Task[ReloadOutcome]] = set()
 
@@ -247,7 +252,14 @@ class System:
             "retries_v2": self.settings.retries_v2,
             "queue_v2": self.settings.queue_v2,
             "reload": msgspec.to_builtins(self._reload.latest) if self._reload else None,
+            "levels": {worker.worker_id: worker.level_reasons() for worker in self.workers},
+            "destinations": [one for worker in self.workers for one in worker.troubled_destinations()],
+            "activity": None if self._activity is None else self._activity.status(),
         }
+
+    def _worst_level(self) -> int:
+        pools = [pool for worker in self.workers for pool in worker.pools.values()]
+        return max((pool.held_status().severity for pool in pools), default=0)
 
     # ---- for others -------------------------------------------------------------------------------------------------
 
@@ -397,7 +409,11 @@ async def running_system(
     # Beside everything else: a folder may have many files, and a disk may be slow.
     Thread(target=remove_spare_files, args=(block_settings(settings).fs,), name="spare files", daemon=True).start()
     options, working = options_of(settings), worker_settings(settings)
-    async with open_store(url, **options) as store, kept_events(store, settings, secrets=secrets) as books:
+    async with (
+        open_store(url, **options) as store,
+        kept_events(store, settings, secrets=secrets) as books,
+        Activity(store, SteadyClock(store.clock)) as activity,
+    ):
         clock = SteadyClock(store.clock)
         journal = Journal(store.audit, redactor=Redactor(secrets))
         build = partial(
@@ -412,6 +428,7 @@ async def running_system(
             secrets=secrets,
             reload=reread and PolicyReload(settings, reread, books=books, journal=journal, clock=clock),
             own_work_only=own_work_only,
+            activity=activity,
         )
         system = await _started(build, store, workers, router, own_work_only=own_work_only)
         with LoopWatch(system.workers, store.leases, others=system.ingestion_claims):

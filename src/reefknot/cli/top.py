@@ -8,12 +8,13 @@ from time import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 from reefknot.cli.app import noun
-from reefknot.cli.job import job_counts
 from reefknot.cli.options import STORE, StoreFlags, arg
 from reefknot.cli.output import age, plural, put, put_json, put_table, relative, time_text
-from reefknot.cli.parts import worker_rows, workers_of
+from reefknot.cli.parts import worker_rows
 from reefknot.cli.store import StoreAddress, address_to_read, with_store
 from reefknot.cli.watch import check_every, repeated, seconds_arg
+from reefknot.operations.jobs import counts_in
+from reefknot.operations.systems import workers_of
 from reefknot.ports.audit_log import AuditQuery
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ async def _view(store: Store) -> dict[str, Any]:
     systems = await living_systems(store)
     return {
         "at": time_text(now),
-        **await job_counts(store),
+        **await counts_in(store),
         "window_s": WINDOW_S,
         "ended_per_s": await _rate(store, "completed", now),
         "retries_per_s": await _rate(store, "retry_attempt", now),
