@@ -290,6 +290,7 @@ FLAGS = {
     "key": "KEY",
     "words": "WORDS",
     "limit": "--limit",
+    "name": "NAME",
     "state": "--state",
     "type": "--type",
     "tenant": "--tenant",

@@ -264,12 +264,13 @@ def tune(*, connector: ConnectorName = None, options: StoreFlags = STORE) -> Non
     Nothing is changed: the proposals are printed as YAML for `retry_policies:`, with their reasons and effects.
     """
     from reefknot.cli.ingestion import telemetry
-    from reefknot.cli.store import address_of
+    from reefknot.cli.store import address_of, looked
     from reefknot.core.retry.tuning import tune as answers
+    from reefknot.operations.telemetry import connector_metrics
 
     address = address_of(options)
     book = active_book(options.config).book
-    counted = telemetry.stored(address, connector)
+    counted = looked(address, lambda at: connector_metrics(at, connector))
     found = [
         telemetry.TunedConnector(
             name,
