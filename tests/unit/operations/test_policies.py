@@ -108,7 +108,7 @@ def test_every_field_has_its_value_layer_source_and_what_it_overrides(settings: 
 
     assert (field["value"], field["layer"]) == (7, "target"), "6 retries"
     assert field["source"].endswith("reefknot.yaml:7:16"), field["source"]
-    assert [(one["value"], one["layer"]) for one in field["overrode"]] == [(5, "default"), (4, "builtin")]
+    assert [(one["value"], one["layer"]) for one in field["overrode"]] == [(5, "global"), (4, "builtin")]
 
 
 def test_an_answer_has_a_sentence(settings: Settings) -> None:
