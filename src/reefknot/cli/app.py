@@ -39,6 +39,7 @@ NOUNS = {
     "worker": ("reefknot.cli.parts:worker_app", "Start a worker; list, drain, pause, resume and reload workers."),
     "router": ("reefknot.cli.parts:router_app", "Start a router; show and reload running routers."),
     "top": ("reefknot.cli.top:app", "Show queues, workers, retries per second and the last ends, live."),
+    "dashboard": ("reefknot.cli.dashboard:app", "Serve the pages and the HTTP API of a store."),
     "job": ("reefknot.cli.job:app", "List, show, cancel and retry jobs."),
     "quarantine": ("reefknot.cli.quarantine:app", "List, requeue, discard and purge quarantined jobs."),
     "schedule": ("reefknot.cli.ingestion.schedule:app", "List, run, pause and resume schedules."),
@@ -289,6 +290,7 @@ FLAGS = {
     "key": "KEY",
     "words": "WORDS",
     "limit": "--limit",
+    "name": "NAME",
     "state": "--state",
     "type": "--type",
     "tenant": "--tenant",
@@ -303,6 +305,12 @@ FLAGS = {
     "all": "--all",
     "because": "--because",
     "payload": "--payload",
+    "status": "--status",
+    "baseline": "--baseline",
+    "until": "--until",
+    "worker": "WORKER",
+    "router": "ROUTER",
+    "seconds": "--seconds",
 }
 """The flag that sets a parameter of the library."""
 

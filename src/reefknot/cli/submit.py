@@ -27,11 +27,12 @@ from reefknot.cli.options import (
     time_arg,
 )
 from reefknot.cli.output import put, put_jobs, relative, say
-from reefknot.cli.store import StoreAddress, address_of, has_part, shown_url
+from reefknot.cli.store import StoreAddress, address_of, shown_url
 from reefknot.core.messages import ExecAssignment, ExecResult, InvalidMessage, written_assignment
 from reefknot.core.work import WorkState, record_id
 from reefknot.errors import KeyConflictError, QueueFullError, ResultPendingError
 from reefknot.operations.bulk import named
+from reefknot.operations.systems import has_part
 from reefknot.runtime.log import printable
 from reefknot.runtime.seeds import new_id
 

@@ -1,5 +1,6 @@
 """
-Values as people type them, in a flag, a URL or a form: checked, and refused with what is accepted instead.
+Values as people type them, in a flag, a URL or a form: checked, and refused with what is accepted instead. And values
+as people read them: times, durations and counts in words.
 
 A refusal names the parameter, never the flag: the command line puts its flag in that place, the HTTP API its field.
 """
@@ -8,8 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
-from typing import TypeVar
+from enum import Enum
+from math import isfinite
+from typing import Any, TypeVar
 
+from reefknot.core.retry.policy import LONGEST_WAIT
 from reefknot.errors import ParameterError
 from reefknot.runtime.log import printable
 
@@ -18,6 +22,7 @@ T = TypeVar("T")
 MOST_LISTED = 10_000
 """The most entries of one page."""
 _TIME = "a time such as 2026-01-25T21:15:00Z, or an age: 90s, 15m, 2h, 7d"
+_UNITS = ((86_400, "d"), (3600, "h"), (60, "min"))
 _AGE_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -90,3 +95,79 @@ def time_text(milliseconds: int | None) -> str | None:
     from reefknot.core.audit.event import timestamp
 
     return None if milliseconds is None else timestamp(milliseconds / 1000)
+
+
+# ---- durations and counts in words -----------------------------------------------------------------------------------
+
+
+def seconds(value: float | None) -> str:
+    """`100 ms`, `1.5 s`, `1800 s`; `no limit` for none."""
+    if value is None or value >= LONGEST_WAIT:
+        return "no limit"
+    if 0 < value < 1:
+        return f"{value * 1000:.4g} ms"
+    return f"{value:.3f}".rstrip("0").rstrip(".") + " s"
+
+
+def long_seconds(value: float) -> str:
+    """A computed duration in the largest fitting unit: `30 min` for 1800 s."""
+    for size, unit in _UNITS:
+        if value >= 2 * size:
+            return f"{value / size:.3g} {unit}"
+    return seconds(float(f"{value:.4g}"))
+
+
+def age(value: float) -> str:
+    """`3.2 s`, `4 min`: time since, or time left."""
+    return long_seconds(max(0.0, round(value, 1)))
+
+
+def plural(count: int, one: str, many: str | None = None) -> str:
+    """`1 retry`, `3 retries`."""
+    return f"{count} {one if count == 1 else many or one + 's'}"
+
+
+def queue_depth(depth: int, size: int | None) -> str:
+    """
+    `3 of 10`: the taken places of a queue.
+
+    A step that is to be retried returns to the queue whether there is room or not: a queue may hold as many more as its
+    class has slots, and those are counted apart.
+    """
+    if size is None:
+        return f"{depth}, unbounded"
+    return f"{depth} of {size}" if depth <= size else f"{size} of {size} and {depth - size} back for a retry"
+
+
+def jsonable(value: object) -> Any:
+    """The value in JSON's types: enums as text, infinity as null."""
+    match value:
+        case Enum():
+            return value.value
+        case float():
+            return value if isfinite(value) else None
+        case dict():
+            return {str(key): jsonable(one) for key, one in value.items()}
+        case list() | tuple():
+            return [jsonable(one) for one in value]
+        case None | bool() | int() | str():
+            return value
+        case _:
+            return str(value)
+
+
+def shown_value(path: tuple[str | int, ...], value: Any) -> Any:
+    """The value with secrets hidden; a reference to a secret is shown."""
+    from reefknot.config.secrets import is_reference
+    from reefknot.core.redaction import HIDDEN, redact
+
+    if isinstance(value, list):
+        return [shown_value(path, item) for item in value]
+    if is_reference(value) or value is None or isinstance(value, bool):
+        return jsonable(value)
+    if path[0] == "secrets":
+        return HIDDEN
+    named = next((str(part) for part in reversed(path) if isinstance(part, str)), "")
+    if redact(f"{named}: {value}").endswith(HIDDEN) and not redact(str(value)).endswith(HIDDEN):
+        return HIDDEN
+    return redact(value) if isinstance(value, str) else jsonable(value)

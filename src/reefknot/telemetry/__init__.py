@@ -1,0 +1,1 @@
+"""Telemetry of running systems: counters of events, and traces."""
