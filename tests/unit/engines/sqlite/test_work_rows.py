@@ -105,6 +105,7 @@ def test_control_a_caller_that_takes_a_short_page_for_the_last_one_loses_jobs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rows, "SCANNED", (3,))
+    monkeypatch.setattr(rows, "_LEAST_SHARE", 1)
 
     async def work(memory: Store, file: Store) -> None:
         which = WorkFilter(tenant_id="rare")
