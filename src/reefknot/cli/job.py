@@ -39,7 +39,7 @@ from reefknot.operations.jobs import (
 )
 
 if TYPE_CHECKING:
-    from reefknot.operations.bulk import Listener
+    from reefknot.operations.bulk import BulkListener
     from reefknot.operations.operator import Operator
     from reefknot.ports.audit_log import KeptEntry
 
@@ -53,7 +53,12 @@ def list_(
     *,
     state: Annotated[str | None, arg("Only this state: pending, running, succeeded, failed, quarantined, …")] = None,
     type_: Annotated[str | None, arg("Only steps of this type.", "--type")] = None,
+    tenant: Annotated[str | None, arg("Only jobs of this tenant.")] = None,
+    source: Annotated[str | None, arg("Only jobs of this source.")] = None,
+    connector: Annotated[str | None, arg("Only jobs of sources of this connector, such as imap_mailbox.")] = None,
+    error: Annotated[str | None, arg("Only jobs whose reason or last failure contains this text.")] = None,
     since: Annotated[str | None, time_arg("Only jobs submitted since a time, or an age: 90s, 15m, 2h, 7d.")] = None,
+    before: Annotated[str | None, time_arg("Only jobs submitted before a time, or an age.")] = None,
     sort: Annotated[str, arg("Order by submission: newest or oldest first. Default: newest.")] = "newest",
     limit: Limit = 50,
     after: Annotated[str, arg("Continue after the cursor that the last page gave as `next`.")] = "",
@@ -62,7 +67,19 @@ def list_(
     options: StoreFlags = STORE,
 ) -> None:
     """List jobs, the newest first; pending ones with their due time."""
-    query = JobQuery(state=state, type=type_, since=since, sort=sort, limit=limit, after=after)
+    query = JobQuery(
+        state=state,
+        type=type_,
+        tenant=tenant,
+        source=source,
+        connector=connector,
+        error=error,
+        since=since,
+        before=before,
+        sort=sort,
+        limit=limit,
+        after=after,
+    )
     address = address_to_read(options)
 
     def draw() -> None:
@@ -140,8 +157,8 @@ def put_details(fields: dict[str, Any]) -> None:
 
 def _timeline(history: list[dict[str, Any]], kept: list[KeptEntry]) -> list[str]:
     """History and events, by time."""
-    from reefknot.cli.live_output import describe, describe_routine
     from reefknot.core.audit.event import decode, timestamp
+    from reefknot.operations.words.events import describe, describe_routine
 
     lines = []
     for one in history:
@@ -240,7 +257,7 @@ def retry(
     )
     address = address_of(options)
 
-    def operation(operator: Operator, listener: Listener) -> Awaitable[dict[str, Any]]:
+    def operation(operator: Operator, listener: BulkListener) -> Awaitable[dict[str, Any]]:
         return retry_jobs(operator, query, because=because, dry_run=options.dry_run, listener=listener)
 
     return reported(address, RETRY, operation, options, by_ids=bool(ids))

@@ -21,14 +21,14 @@ from reefknot.cli.store import StoreAddress, with_store
 from reefknot.core.messages import LARGEST_MESSAGE
 from reefknot.core.work import assignment_and_tenant
 from reefknot.operations import bulk
-from reefknot.operations.bulk import BulkVerb, Listener
+from reefknot.operations.bulk import BulkListener, BulkVerb
 from reefknot.operations.quarantine import payload_text
 
 if TYPE_CHECKING:
     from reefknot.cli.options import OperatorFlags
     from reefknot.operations.operator import Operator
 
-Operation = Callable[["Operator", Listener], Awaitable[dict[str, Any]]]
+Operation = Callable[["Operator", BulkListener], Awaitable[dict[str, Any]]]
 """An action on many jobs."""
 _ANSWERED = ("missing", "count", "actor", "dry_run", "unconfigured_sources")
 """The fields of an answer that `--json` prints after the ids."""
@@ -75,7 +75,7 @@ def reported(
         def advance(number: int) -> None:
             bars[0](number)
 
-        listener = Listener(on_count, advance, changed.add, is_brief=not options.json)
+        listener = BulkListener(on_count, advance, changed.add, is_brief=not options.json)
         answer = with_store(address, lambda store: operation(address.operator(store), listener))
         bar.close()
         for line in answer["reasons"]:

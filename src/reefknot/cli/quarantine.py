@@ -45,7 +45,7 @@ from reefknot.operations.quarantine import (
 )
 
 if TYPE_CHECKING:
-    from reefknot.operations.bulk import Listener
+    from reefknot.operations.bulk import BulkListener
     from reefknot.operations.operator import Operator
 
 app = noun("quarantine", "quarantine list")
@@ -228,7 +228,7 @@ def requeue(
         return _edit(ids[0], tenant, read_payload(payload), because, options)
     query, address = flags.selected(ids, tenant, all_=all_), address_of(options)
 
-    def operation(operator: Operator, listener: Listener) -> Awaitable[dict[str, Any]]:
+    def operation(operator: Operator, listener: BulkListener) -> Awaitable[dict[str, Any]]:
         return requeue_jobs(operator, query, because=because, dry_run=options.dry_run, listener=listener)
 
     return reported(address, REQUEUE, operation, options, by_ids=bool(ids))
@@ -261,7 +261,7 @@ def discard(
         check_reason(because)
     address = address_of(options)
 
-    def operation(operator: Operator, listener: Listener) -> Awaitable[dict[str, Any]]:
+    def operation(operator: Operator, listener: BulkListener) -> Awaitable[dict[str, Any]]:
         return discard_jobs(operator, query, because=because, dry_run=options.dry_run, listener=listener)
 
     return reported(address, DISCARD, operation, options, by_ids=bool(ids))
@@ -283,7 +283,7 @@ def purge(
     """Delete jobs, payloads included. Only the audit log remembers them."""
     query, address = flags.selected(ids, tenant, all_=all_), address_of(options)
 
-    def operation(operator: Operator, listener: Listener) -> Awaitable[dict[str, Any]]:
+    def operation(operator: Operator, listener: BulkListener) -> Awaitable[dict[str, Any]]:
         return purge_jobs(operator, query, because=because, dry_run=options.dry_run, listener=listener)
 
     return reported(address, PURGE, operation, options, by_ids=bool(ids))

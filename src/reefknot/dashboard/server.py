@@ -57,10 +57,10 @@ def build_app(site: Site) -> Starlette:
     from starlette.routing import BaseRoute, Mount
     from starlette.staticfiles import StaticFiles
 
-    from reefknot.dashboard import login
+    from reefknot.dashboard import api, login
 
-    routes: list[BaseRoute] = [*login.routes(site), Mount("/static", StaticFiles(directory=STATIC))]
-    if find_spec("reefknot.dashboard.pages") is not None:
+    routes: list[BaseRoute] = [*login.routes(site), *api.routes(site), Mount("/static", StaticFiles(directory=STATIC))]
+    if find_spec("reefknot.dashboard.views") is not None:
         routes += import_module("reefknot.dashboard.pages").routes(site)
 
     async def refuse(request: Request, error: Exception) -> Response:

@@ -62,7 +62,13 @@ class Site:
         """The URL of the store for messages, without credentials."""
         self.closing = asyncio.Event()
         """Set when the server ends: what streams to a browser ends then."""
+        self.page_renderer: Any = None
+        """The templates of the pages, once they are mounted."""
         self._on_lost = on_lost
+
+    def plain_operator(self) -> Operator:
+        """The operator of what is asked by nobody in particular, such as a view that many browsers share."""
+        return Operator(self.store, self.redactor, None, self.settings, self.shown)
 
     def operator(self, request: HTTPConnection) -> Operator:
         """The operator of a request: the name that was typed at the login, else the user of this process."""
@@ -113,7 +119,9 @@ def refusal_of(error: Exception, redactor: Redactor) -> HttpRefusal:
     """The status and the sentence of an error. One that nobody foresaw is told as such, without its text."""
     match error:
         case ParameterError():
-            return HttpRefusal(400, "invalid", _text(error, redactor), error.parameter, redactor(error.accepted))
+            kind = getattr(error, "kind", "invalid")
+            status = _STATUS_OF_KIND.get(kind, 400)
+            return HttpRefusal(status, kind, _text(error, redactor), error.parameter, redactor(error.accepted))
         case OperationError():
             status = _STATUS_OF_KIND.get(error.kind, 500)
             waits = RETRY_AFTER_S if status == 503 else None

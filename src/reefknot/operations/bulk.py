@@ -1,8 +1,8 @@
 """
 Audited actions on many jobs: a `Selection` says which, `change_jobs` counts them, changes them in chunks and reports.
 
-The number of jobs is known before the first is changed: a caller hears it (`Listener.on_count`), or asks with
-`dry_run` first. What is answered is bounded; a caller that wants every id hears them in chunks (`Listener.on_changed`).
+The number of jobs is known before the first is changed: a caller hears it (`BulkListener.on_count`), or asks with
+`dry_run` first. An answer is bounded; a caller that wants every id hears them in chunks (`BulkListener.on_changed`).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class BulkVerb(Struct, frozen=True):
     """The reason of a requeue, for an action that is one."""
 
 
-class Listener(Struct, frozen=True):
+class BulkListener(Struct, frozen=True):
     """A caller that follows an action on many jobs."""
 
     on_count: Callable[[dict[str, int]], None] = lambda counts: None
@@ -80,7 +80,7 @@ class Listener(Struct, frozen=True):
     """Whether the first few ids are enough: a dry run then reads no more, where it need not look for unclaimed jobs."""
 
 
-SILENT = Listener()
+SILENT = BulkListener()
 
 
 class UnclaimedJobs:
@@ -111,7 +111,7 @@ class UnclaimedJobs:
                 self._first = self._first or item.assignment_id
 
     def hints(self, total: int, *, dry_run: bool) -> list[str]:
-        """When `total` jobs that were returned to the queue run, and which of them do not."""
+        """Sentences about `total` jobs that were returned to the queue: when they run, and which of them do not."""
         others, lines = total - self.count, []
         if others and not dry_run:
             which = f"the other {others}" if self.count else "it" if total == 1 else "them"
@@ -135,7 +135,7 @@ class UnclaimedJobs:
 class _Changed:
     """The records that an action has changed: the first ones, their number, and the named ones that are missing."""
 
-    def __init__(self, wanted: tuple[str, ...], listener: Listener) -> None:
+    def __init__(self, wanted: tuple[str, ...], listener: BulkListener) -> None:
         self.first: list[str] = []
         self.count = 0
         self.missing = set(wanted)
@@ -156,7 +156,7 @@ async def change_jobs(
     *,
     because: str = "",
     dry_run: bool = False,
-    listener: Listener = SILENT,
+    listener: BulkListener = SILENT,
 ) -> dict[str, Any]:
     """
     Change the selected jobs, in chunks, each audited in the step that changes it; a dry run only names them.

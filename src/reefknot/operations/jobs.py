@@ -27,8 +27,9 @@ from reefknot.core.work import (
 )
 from reefknot.errors import OperationError
 from reefknot.operations import bulk
-from reefknot.operations.bulk import SILENT, BulkVerb, Listener, change_jobs, named, tenant_hint
+from reefknot.operations.bulk import SILENT, BulkListener, BulkVerb, change_jobs, named, tenant_hint
 from reefknot.operations.values import ParameterUseError, check_limit, check_texts, one_of, time_ms, time_text
+from reefknot.ports.work_queue import WorkFilter
 from reefknot.runtime.log import printable
 from reefknot.runtime.processes import owner_is_gone
 
@@ -170,8 +171,15 @@ class JobQuery(Struct, frozen=True, kw_only=True):
 
     state: str | None = None
     type: str | None = None
+    tenant: str | None = None
+    source: str | None = None
+    connector: str | None = None
+    error: str | None = None
+    """A text in the reason, or in the last failure's code, type or message."""
     since: str | None = None
     """The earliest submission: a time, or an age."""
+    before: str | None = None
+    """The latest submission."""
     sort: str = "newest"
     limit: int = 50
     after: str = ""
@@ -179,32 +187,44 @@ class JobQuery(Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         check_limit(self.limit)
-        check_texts(type=self.type)
-        if self.state is not None:
-            one_of("state", self.state, _STATES)
+        check_texts(type=self.type, tenant=self.tenant, source=self.source, connector=self.connector, error=self.error)
+        if self.connector is not None and self.type not in (None, self.connector):
+            raise ParameterUseError(
+                "connector", "not together with another type, which its jobs have; give one of them"
+            )
         one_of("sort", self.sort, _ORDERS)
-        time_ms("since", self.since)
+        self.filter(())
+
+    def filter(self, gone: Collection[str]) -> WorkFilter:
+        """The filter of the store at this moment, with the owners whose processes have ended."""
+        return WorkFilter(
+            state=None if self.state is None else one_of("state", self.state, _STATES),
+            kind=self.type or self.connector,
+            tenant_id=self.tenant,
+            source=self.source,
+            error=self.error,
+            since=time_ms("since", self.since) or 0,
+            before=time_ms("before", self.before),
+            only_ingestion=self.connector is not None,
+            gone=tuple(gone),
+        )
 
 
 async def list_jobs(operator: Operator, query: JobQuery) -> dict[str, Any]:
-    """A page of jobs, and the number of all jobs in each state."""
+    """
+    A page of jobs, and the number of all jobs in each state.
+
+    With fewer jobs than asked for and a `next`, the search has read as much as one page may: `next` goes on.
+    """
     store, last = operator.store, unquote(query.after)
     now = await now_in(store)
     if last and await store.work.get(last) is None:
         text = f"there is no job {named(*assignment_and_tenant(last))} any more{FROM_START}"
         raise OperationError(text, "not_found")
-    found = await store.work.find(
-        state=None if query.state is None else one_of("state", query.state, _STATES),
-        kind=query.type,
-        after=last,
-        limit=query.limit,
-        since=time_ms("since", query.since) or 0,
-        oldest_first=one_of("sort", query.sort, _ORDERS),
-        gone=now.gone,
-    )
-    following = quote(found[-1].id) if len(found) == query.limit else None
-    jobs = operator.redactor.tree([job_fields(item, now) for item in found])
-    return {"jobs": jobs, "next": following, **await counts_in(store, now)}
+    oldest_first = one_of("sort", query.sort, _ORDERS)
+    page = await store.work.search(query.filter(now.gone), after=last, limit=query.limit, oldest_first=oldest_first)
+    jobs = operator.redactor.tree([job_fields(item, now) for item in page.items])
+    return {"jobs": jobs, "next": quote(page.after) or None, **await counts_in(store, now)}
 
 
 # ---- one job ---------------------------------------------------------------------------------------------------------
@@ -380,7 +400,7 @@ class RetryQuery(Struct, frozen=True, kw_only=True):
 
 
 async def retry_jobs(
-    operator: Operator, query: RetryQuery, *, because: str = "", dry_run: bool = False, listener: Listener = SILENT
+    operator: Operator, query: RetryQuery, *, because: str = "", dry_run: bool = False, listener: BulkListener = SILENT
 ) -> dict[str, Any]:
     """Run failed, timed-out or cancelled jobs again, under their own ids and with a fresh retry budget."""
     work, who = operator.store.work, operator.actor

@@ -25,7 +25,7 @@ from reefknot.core.versions import next_record, next_version, replaced_reason
 from reefknot.core.work import ROUTER, WorkItem, WorkState, assignment_and_tenant, is_ingestion, record_id
 from reefknot.errors import OperationError
 from reefknot.operations import bulk
-from reefknot.operations.bulk import SILENT, BulkVerb, Listener, UnclaimedJobs, change_jobs, named, tenant_hint
+from reefknot.operations.bulk import SILENT, BulkListener, BulkVerb, UnclaimedJobs, change_jobs, named, tenant_hint
 from reefknot.operations.jobs import job_details, state_in_words
 from reefknot.operations.values import ParameterUseError, check_limit, check_texts, time_ms, time_text
 from reefknot.ports.work_queue import QuarantineFilter
@@ -158,7 +158,7 @@ async def quarantine_stats(operator: Operator) -> dict[str, Any]:
 
 
 async def show_quarantined(operator: Operator, job: str, tenant: str | None = None) -> dict[str, Any]:
-    """One quarantined job: payload, reason, failure, history. Secrets are hidden."""
+    """Everything about a quarantined job: payload, reason, failure, history. Secrets are hidden."""
     item = await _in_quarantine(operator, job, tenant)
     return {**_fields(item, operator), **job_details(item, operator.redactor)}
 
@@ -198,7 +198,12 @@ PURGE = BulkVerb("quarantine.purge", "purged")
 
 
 async def requeue_jobs(
-    operator: Operator, query: QuarantineQuery, *, because: str = "", dry_run: bool = False, listener: Listener = SILENT
+    operator: Operator,
+    query: QuarantineQuery,
+    *,
+    because: str = "",
+    dry_run: bool = False,
+    listener: BulkListener = SILENT,
 ) -> dict[str, Any]:
     """Queue jobs again, under their own ids and with a fresh retry budget."""
     return await change_jobs(
@@ -215,7 +220,12 @@ async def requeue_jobs(
 
 
 async def discard_jobs(
-    operator: Operator, query: QuarantineQuery, *, because: str = "", dry_run: bool = False, listener: Listener = SILENT
+    operator: Operator,
+    query: QuarantineQuery,
+    *,
+    because: str = "",
+    dry_run: bool = False,
+    listener: BulkListener = SILENT,
 ) -> dict[str, Any]:
     """Give jobs up for good, with the reason. They stay in the store as discarded."""
     if not dry_run:
@@ -241,7 +251,12 @@ def check_reason(because: str) -> None:
 
 
 async def purge_jobs(
-    operator: Operator, query: QuarantineQuery, *, because: str = "", dry_run: bool = False, listener: Listener = SILENT
+    operator: Operator,
+    query: QuarantineQuery,
+    *,
+    because: str = "",
+    dry_run: bool = False,
+    listener: BulkListener = SILENT,
 ) -> dict[str, Any]:
     """Delete jobs, payloads included. Only the audit log remembers them."""
     return await change_jobs(
