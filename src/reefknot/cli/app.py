@@ -41,6 +41,7 @@ NOUNS = {
     "top": ("reefknot.cli.top:app", "Show queues, workers, retries per second and the last ends, live."),
     "job": ("reefknot.cli.job:app", "List, show, cancel and retry jobs."),
     "quarantine": ("reefknot.cli.quarantine:app", "List, requeue, discard and purge quarantined jobs."),
+    "alert": ("reefknot.cli.alert:app", "List the alerts that running systems have raised."),
     "schedule": ("reefknot.cli.ingestion.schedule:app", "List, run, pause and resume schedules."),
     "source": (
         "reefknot.cli.ingestion.source:app",

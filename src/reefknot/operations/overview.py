@@ -10,11 +10,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from reefknot.app.activity import store_activity
+from reefknot.app.alerts import stored_alerts
 from reefknot.app.presence import living_systems
 from reefknot.core.audit.event import Completed, decode, timestamp_ms
 from reefknot.core.overload.admission import OverloadStatus
 from reefknot.core.routing import WorkerState
 from reefknot.core.work import ROUTER, WorkState
+from reefknot.operations.alerts import active_alerts
 from reefknot.operations.systems import status_of, workers_of
 from reefknot.operations.values import time_text
 from reefknot.ports.audit_log import AuditQuery
@@ -49,6 +51,7 @@ async def overview(operator: Operator) -> dict[str, Any]:
     jobs = await _job_counts(store)
     workers = workers_of(systems)
     levels = _levels(systems, workers)
+    record, _ = await stored_alerts(store)
     shown: dict[str, Any] = {
         "at": time_text(now),
         **jobs,
@@ -65,6 +68,11 @@ async def overview(operator: Operator) -> dict[str, Any]:
         "retries": _retries(columns),
         **_destinations(systems),
         "quarantine": {"size": jobs["states"]["quarantined"], "added": round(sum(columns["quarantined"]))},
+        "alerts": active_alerts(record, systems)["alerts"],
+        "audit": {
+            "buffered": sum(_told(one, "audit_buffered", 0) for one in systems),
+            "lost": round(sum(columns["audit_lost"])),
+        },
         "series": {
             "step_s": STEP_S,
             "from": time_text((now // (STEP_S * 1000) - STEPS + 1) * STEP_S * 1000),
