@@ -103,20 +103,17 @@ class StoreAddress(Struct, frozen=True):
 
         return actor_name(self.named_actor)
 
-    def operator(self, store: Store) -> Operator:
-        """The operator of this command, at its open store."""
+    def operator(self, store: Store | None) -> Operator:
+        """The operator of this command, at its open store; at none for what needs none."""
         from reefknot.operations.operator import Operator
 
-        return Operator(store, self.redactor, self.named_actor, self.settings, self.shown)
+        return Operator(store, self.redactor, self.named_actor, self.settings, self.shown)  # type: ignore[arg-type]
 
     def event(
         self, action: str, subject: str | None = None, *, tenant_id: str | None = None, **details: Any
     ) -> AuditEntry:
         """The audit entry of an operator's action; see `Operator.event`."""
-        from reefknot.operations.operator import Operator
-
-        operator = Operator(None, self.redactor, self.named_actor)  # type: ignore[arg-type] # an event needs no store
-        return operator.event(action, subject, tenant_id=tenant_id, **details)
+        return self.operator(None).event(action, subject, tenant_id=tenant_id, **details)
 
 
 def shown_url(url: str) -> str:
@@ -237,6 +234,18 @@ def with_store(
     async def main() -> R:
         async with opened(address, or_empty=or_empty, creates=creates) as store:
             return await work(store)
+
+    return asyncio.run(main())
+
+
+def looked(address: StoreAddress, look: Callable[[Operator], Awaitable[R]]) -> R:
+    """The answer of `look(operator)`; while no store has been made, at an empty one: nothing has run yet."""
+    from reefknot.app.stores import open_store
+
+    async def main() -> R:
+        at = open_store("memory:", tidy=False) if address.is_unmade() else opened(address)
+        async with at as store:
+            return await look(address.operator(store))
 
     return asyncio.run(main())
 

@@ -19,7 +19,7 @@ from reefknot.config.dialects import DialectReader, accepted_strategies
 from reefknot.config.layers import Tree
 from reefknot.config.reading.session import KeyPath, Problem, shortened
 from reefknot.config.schema import MAPPING, TEXT, Configuration, TimetableKeys
-from reefknot.config.secrets import NATS_SECRETS
+from reefknot.config.secrets import SECRET_KEYS
 from reefknot.core.checks import suggest
 from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.redaction import redact
@@ -130,7 +130,7 @@ def _path(location: KeyPath, value: Any) -> KeyPath:
 def _message(path: KeyPath, found: Any) -> str:
     context = found.get("ctx", {})
     given = found.get("input")
-    if len(path) > 1 and (path[0] == "secrets" or (path[0] == "nats" and path[1] in NATS_SECRETS)):
+    if len(path) > 1 and (path[0] == "secrets" or path in SECRET_KEYS):
         return "what is written here is not accepted; accepted: a reference, env:NAME or file:PATH"
     match found["type"]:
         case "extra_forbidden":

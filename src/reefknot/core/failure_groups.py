@@ -79,6 +79,17 @@ def failure_summary(item: WorkItem) -> FailureSummary:
     return found if found.message else structs.replace(found, message=item.reason)
 
 
+def has_error(item: WorkItem, text: str) -> bool:
+    """Whether the reason of an item, or the code, type or message of its last failure, contains this text."""
+    found = FailureSummary()
+    if item.failure is not None:
+        try:
+            found = _summaries.decode(item.failure)
+        except (msgspec.DecodeError, UnicodeEncodeError):
+            found = FailureSummary()
+    return any(text in one for one in (item.reason, found.code, found.failure_type, found.message))
+
+
 def fingerprint_of(item: WorkItem) -> str:
     """The fingerprint of the failure for which an item is in quarantine."""
     return failure_summary(item).fingerprint

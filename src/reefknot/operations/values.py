@@ -154,3 +154,20 @@ def jsonable(value: object) -> Any:
             return value
         case _:
             return str(value)
+
+
+def shown_value(path: tuple[str | int, ...], value: Any) -> Any:
+    """The value with secrets hidden; a reference to a secret is shown."""
+    from reefknot.config.secrets import is_reference
+    from reefknot.core.redaction import HIDDEN, redact
+
+    if isinstance(value, list):
+        return [shown_value(path, item) for item in value]
+    if is_reference(value) or value is None or isinstance(value, bool):
+        return jsonable(value)
+    if path[0] == "secrets":
+        return HIDDEN
+    named = next((str(part) for part in reversed(path) if isinstance(part, str)), "")
+    if redact(f"{named}: {value}").endswith(HIDDEN) and not redact(str(value)).endswith(HIDDEN):
+        return HIDDEN
+    return redact(value) if isinstance(value, str) else jsonable(value)
