@@ -94,7 +94,12 @@ def _charts(found: Found) -> list[Found]:
         {"name": "recovered share", "values": _shares(series["recovered"], series["given_up"])},
     ]
     return [
-        chart("Admissions", "stacked", "per second", rows("accepted", "deferred", "degraded", "rejected", "dropped", per_second=True)),
+        chart(
+            "Admissions",
+            "stacked",
+            "per second",
+            rows("accepted", "deferred", "degraded", "rejected", "dropped", per_second=True),
+        ),
         chart("Jobs ended", "stacked", "per second", rows("succeeded", "failed", per_second=True)),
         chart("Retries", "lines", "per second", rows("retries", "throttled", "given_up", per_second=True)),
         chart("Recovered share", "lines", "", recovered, percent),
