@@ -66,6 +66,12 @@ def _moment(at: str) -> datetime | None:
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
+def seconds_at(at: str) -> float:
+    """A time as seconds since 1970, 0 for what is no time."""
+    moment = _moment(at)
+    return 0.0 if moment is None else moment.timestamp()
+
+
 def iso(ms: float) -> str:
     """A time in milliseconds since 1970 as ISO 8601."""
     return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")

@@ -53,7 +53,7 @@ class PageRenderer:
             found = await view.load(self._site.operator(request), asked)
         live_url = f"/live?{query_text({'view': view.name, **asked})}" if view.is_live else ""
         values = self._values(view.name, asked, state.role) | {"live_url": live_url, "actor": state.actor, **found}
-        return self._templates.get_template(f"{view.name}.html").render(values), 400 if found.get("errors") else 200
+        return self._templates.get_template(f"{view.template or view.name}.html").render(values), 400 if found.get("errors") else 200
 
     async def fragment(self, key: ViewKey) -> str:
         """The parts of a page that are live, as they are now."""
