@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from reefknot.core.work import WorkState
 from reefknot.dashboard.formats import amount, duration, percent, seconds_at
@@ -37,6 +38,8 @@ class View(Struct, frozen=True):
     key: str = ""
     """The letter that leads to it after `g`; a page without one is not in the navigation."""
     is_live: bool = True
+    parent: str = ""
+    """The page of the navigation that it belongs to."""
     template: str = ""
     """The name of the template, where it is not that of the page."""
 
@@ -47,11 +50,6 @@ def checked(make: Callable[..., Q], asked: Asked, **more: Any) -> tuple[Q | None
         return make(**asked, **more), {}
     except ParameterError as error:
         return None, {error.parameter: str(error)}
-
-
-def only(asked: Asked, *names: str) -> dict[str, str]:
-    """The parameters of these names."""
-    return {name: asked[name] for name in names if name in asked}
 
 
 # ---- overview --------------------------------------------------------------------------------------------------------
@@ -96,7 +94,12 @@ def _charts(found: Found) -> list[Found]:
         {"name": "recovered share", "values": _shares(series["recovered"], series["given_up"])},
     ]
     return [
-        chart("Admissions", "stacked", "per second", rows("accepted", "deferred", "degraded", "rejected", "dropped", per_second=True)),
+        chart(
+            "Admissions",
+            "stacked",
+            "per second",
+            rows("accepted", "deferred", "degraded", "rejected", "dropped", per_second=True),
+        ),
         chart("Jobs ended", "stacked", "per second", rows("succeeded", "failed", per_second=True)),
         chart("Retries", "lines", "per second", rows("retries", "throttled", "given_up", per_second=True)),
         chart("Recovered share", "lines", "", recovered, percent),
@@ -135,10 +138,10 @@ async def _job(operator: Operator, asked: Asked) -> Found:
     return {"title": f"Job {asked['id']}", "job": story, "rows": _rows(story)}
 
 
-def _rows(story: Found) -> list[tuple[str, list[Found]]]:
+def _rows(story: Found) -> list[tuple[str, str, list[Found]]]:
     """The timeline of a job: a row for each attempt, with the wait that follows. Of an attempt whose start is not on
     record, the bar begins where it was due, and is grey."""
-    rows: list[tuple[str, list[Found]]] = []
+    rows: list[tuple[str, str, list[Found]]] = []
     submitted, now = seconds_at(story["created_at"]), seconds_at(story["created_at"]) + story["total_s"]
     for one in story["attempts"]:
         ends = now if one["ended_at"] is None else seconds_at(one["ended_at"])
@@ -147,13 +150,13 @@ def _rows(story: Found) -> list[tuple[str, list[Found]]]:
         outcome = {"succeeded": "succeeded", "running": "running"}.get(one["outcome"], "failed")
         kind = outcome if one["started_at"] is not None or outcome == "running" else "other"
         label = one["code"] or one["outcome"]
-        spans = [{"begins": begins, "ends": ends, "kind": kind, "label": label if one["wait_s"] is None else ""}]
+        words = label if one["wait_s"] is None else f"{label}, waits {duration(one['wait_s'])}"
+        spans = [{"begins": begins, "ends": ends, "kind": kind}]
         if one["started_at"] is not None and begins - due > 0.001:
             spans.insert(0, {"begins": due, "ends": begins, "kind": "waiting"})
         if one["wait_s"] is not None:
-            wait = {"begins": ends, "ends": ends + one["wait_s"], "kind": "waiting"}
-            spans.append(wait | {"label": f"{label}, waits {duration(one['wait_s'])}"})
-        rows.append((f"attempt {one['number']}", spans))
+            spans.append({"begins": ends, "ends": ends + one["wait_s"], "kind": "waiting"})
+        rows.append((f"attempt {one['number']}", words, spans))
     return rows
 
 
@@ -170,8 +173,7 @@ async def _quarantine(operator: Operator, asked: Asked) -> Found:
     found: Found = {"title": "Quarantine", "stats": stats, "errors": errors, "groups": None, "jobs": None}
     if query is not None:
         found["jobs"] = await list_quarantined(operator, query)
-        wide = QuarantineQuery(**{name: text for name, text in asked.items() if name != "after"}, limit=GROUPS)
-        found["groups"] = await quarantine_groups(operator, wide)
+        found["groups"] = await quarantine_groups(operator, replace(query, after="", limit=GROUPS))
     return found
 
 
@@ -197,8 +199,8 @@ async def _workers(operator: Operator, asked: Asked) -> Found:
     return {"title": "Workers", "found": await running_systems(operator)}
 
 
-_QUESTION = ("target", "source", "error", "status", "failure_type", "exception", "message")
-_QUESTION += ("retry_after", "retry_count", "timeout_ms")
+_FAILURE = ("error", "status", "failure_type", "exception", "message", "retry_after")
+_QUESTION = ("target", "source", *_FAILURE, "retry_count", "timeout_ms")
 
 
 async def _policies(operator: Operator, asked: Asked) -> Found:
@@ -243,7 +245,20 @@ async def _sources(operator: Operator, asked: Asked) -> Found:
 
 # ---- audit -----------------------------------------------------------------------------------------------------------
 
-_AUDIT = ("type", "work", "tenant", "actor", "key", "category", "correlation", "trace", "text", "since", "until", "after")
+_AUDIT = (
+    "type",
+    "work",
+    "tenant",
+    "actor",
+    "key",
+    "category",
+    "correlation",
+    "trace",
+    "text",
+    "since",
+    "until",
+    "after",
+)
 
 
 async def _audit(operator: Operator, asked: Asked) -> Found:
@@ -288,15 +303,23 @@ def _check(title: str, verb: str, found: Found, **more: Any) -> Found:
 VIEWS: tuple[View, ...] = (
     View("overview", "/", "Overview", _overview, key="o"),
     View("work", "/work", "Work", _work, _WORK, key="w"),
-    View("job", "/work/{id:path}", "Job", _job, ("id", "tenant")),
+    View("job", "/work/{id:path}", "Job", _job, ("id", "tenant"), parent="work"),
     View("quarantine", "/quarantine", "Quarantine", _quarantine, _QUARANTINE, key="q"),
-    View("quarantined", "/quarantine/{id:path}", "Quarantined job", _quarantined, ("id", "tenant"), is_live=False),
+    View(
+        "quarantined",
+        "/quarantine/{id:path}",
+        "Quarantined job",
+        _quarantined,
+        ("id", "tenant"),
+        is_live=False,
+        parent="quarantine",
+    ),
     View("policies", "/policies", "Policies", _policies, _QUESTION, key="p", is_live=False),
     View("workers", "/workers", "Workers", _workers, key="k"),
     View("sources", "/sources", "Sources", _sources, key="s"),
     View("audit", "/audit", "Audit", _audit, _AUDIT, key="a"),
-    View("verify", "/audit/verify", "Verify", _verify, is_live=False, template="check"),
-    View("replay", "/audit/replay", "Replay", _replay, is_live=False, template="check"),
+    View("verify", "/audit/verify", "Verify", _verify, is_live=False, parent="audit", template="check"),
+    View("replay", "/audit/replay", "Replay", _replay, is_live=False, parent="audit", template="check"),
     View("health", "/health", "Health", _health, key="h", is_live=False),
 )
 BY_NAME = {view.name: view for view in VIEWS}
