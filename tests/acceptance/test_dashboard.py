@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.acceptance.engines import on_both_engines
 from tests.acceptance.folder import PATIENCE_S, Folder, until
 
 CERTIFICATE = Path(__file__).parents[1] / "integration" / "localhost.pem"
@@ -57,11 +56,10 @@ def served(process: subprocess.Popen[str]) -> Address:
 
 def started(folder: Folder, *words: str) -> subprocess.Popen[str]:
     for name, value in SERVED.items():
-        folder.setenv(name, value)
+        folder.set_variable(name, value)
     return folder.start(*words)
 
 
-@on_both_engines
 def test_a_system_serves_its_own_store_and_work_is_done_through_the_api(folder: Folder) -> None:
     process = started(folder, "up", "--module", "naps")
     address = served(process)
@@ -147,7 +145,7 @@ def test_a_wrong_token_and_a_wrong_host_are_told_what_to_do(folder: Folder) -> N
 
 def test_over_tls_with_a_configured_token_it_is_served_on_another_address(folder: Folder) -> None:
     assert folder("submit", "--type", "fs.blob_get", "--id", "kept").code == 0
-    folder.setenv("TOKEN", "a-token-that-is-long-enough")
+    folder.set_variable("TOKEN", "a-token-that-is-long-enough")
     (folder.path / "reefknot.yaml").write_text(
         f"dashboard: {{host: 0.0.0.0, port: 0, allowed_hosts: [localhost], operator_token: env:TOKEN, "
         f"tls_certificate: {CERTIFICATE}, tls_key: {CERTIFICATE}}}\n"
