@@ -307,6 +307,7 @@ FLAGS = {
     "payload": "--payload",
     "status": "--status",
     "baseline": "--baseline",
+    "until": "--until",
     "worker": "WORKER",
     "router": "ROUTER",
     "seconds": "--seconds",

@@ -157,8 +157,8 @@ def put_details(fields: dict[str, Any]) -> None:
 
 def _timeline(history: list[dict[str, Any]], kept: list[KeptEntry]) -> list[str]:
     """History and events, by time."""
-    from reefknot.cli.live_output import describe, describe_routine
     from reefknot.core.audit.event import decode, timestamp
+    from reefknot.operations.words.events import describe, describe_routine
 
     lines = []
     for one in history:

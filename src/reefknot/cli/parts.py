@@ -74,7 +74,6 @@ from reefknot.runtime.log import printable
 
 if TYPE_CHECKING:
     from reefknot.app.system import System
-    from reefknot.ports.store import Store
 
 worker_app = noun("worker", "worker start --module app", "worker list")
 router_app = noun("router", "router start", "router status")
@@ -351,14 +350,7 @@ def status(*, watch: Watch = None, options: StoreFlags = STORE) -> None:
 
 
 def _show_routers(address: StoreAddress, *, json: bool) -> None:
-    async def work(store: Store) -> dict[str, Any]:
-        from reefknot.operations.jobs import now_in, visible_counts
-
-        found = await list_routers(address.operator(store))
-        counts = await visible_counts(store, await store.work.snapshot(), await now_in(store))
-        return {**found, "handed_in": {state: number for state, number in counts.items() if number}}
-
-    found = with_store(address, work)
+    found = with_store(address, lambda store: list_routers(address.operator(store)))
     submitted = found["handed_in"]
 
     def text() -> None:

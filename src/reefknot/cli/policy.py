@@ -187,9 +187,10 @@ def explain(
     """
     active = active_book(common.config, module)
     question = _question(target, source, flags, request, seed=seed, baseline=baseline)
-    answer = operations.explained(active, question)
+    operations.known_target(active.book, target, source)
     if not question.has_failure:
         say("No failure given: this explains an unknown one. Describe it with --error, --status, --exception, …")
+    answer = operations.explained(active, question)
     show(operations.answer_json(answer), lambda: put_answer(answer, wide=wide), json=common.json)
 
 

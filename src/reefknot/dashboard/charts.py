@@ -127,7 +127,9 @@ def timeline(rows: Sequence[tuple[str, Sequence[Span]]], *, title: str, width: i
         parts.append(_text(left - 8, y + 15, name, anchor="end", kind="row-name"))
         for span in row:
             parts.append(_span(span, left + (span.begins - start) * scale, y, scale))
-            words.append(f"{name} {span.kind} after {seconds(span.begins - start)} for {seconds(span.ends - span.begins)}")
+            words.append(
+                f"{name} {span.kind} after {seconds(span.begins - start)} for {seconds(span.ends - span.begins)}"
+            )
     return _svg(title, "; ".join(words) or "nothing yet", parts, width=width, height=height, kind="chart wide")
 
 
@@ -217,7 +219,9 @@ def _span(span: Span, x: float, y: float, scale: float) -> str:
     if span.kind == "waiting":
         middle = f'<line class="span waiting" x1="{x:.1f}" x2="{x + width:.1f}" y1="{y + 11}" y2="{y + 11}"/>'
     else:
-        middle = f'<rect class="span {escape(span.kind)}" x="{x:.1f}" y="{y + 3}" width="{width:.1f}" height="16" rx="2"/>'
+        middle = (
+            f'<rect class="span {escape(span.kind)}" x="{x:.1f}" y="{y + 3}" width="{width:.1f}" height="16" rx="2"/>'
+        )
     label = _text(x + width + 4, y + 15, span.label) if span.label else ""
     return f"<g><title>{escape(words)}</title>{middle}{label}</g>"
 
@@ -225,7 +229,9 @@ def _span(span: Span, x: float, y: float, scale: float) -> str:
 def _cut(series: Series) -> Series:
     """The newest points, and numbers only where there are finite ones."""
     values = list(series.values)[-MOST_POINTS:]
-    return Series(series.name, [None if value is None or not math.isfinite(value) else float(value) for value in values])
+    return Series(
+        series.name, [None if value is None or not math.isfinite(value) else float(value) for value in values]
+    )
 
 
 def _finite(value: float) -> float:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from reefknot.core.work import WorkState, record_id
 from reefknot.errors import OperationError, RejectedError
 from reefknot.operations.jobs import state_in_words
-from reefknot.operations.values import ParameterUseError, UnknownNameError, time_text, unknown_word
+from reefknot.operations.values import ParameterUseError, time_text, unknown_word
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -181,7 +181,7 @@ def check_schedule(operator: Operator, name: str, action: str, *, because: str |
         raise ParameterUseError("because", "give the reason; it is shown in the list and audited")
     kinds = _kinds(operator)
     if name not in kinds:
-        raise UnknownNameError("name", unknown_word(name, [one for one, kind in kinds.items() if kind == "schedule"]))
+        raise ParameterUseError("name", unknown_word(name, [one for one, kind in kinds.items() if kind == "schedule"]))
     if kinds[name] == "source":
         text = f"{name} is a source; {action} it with: reefknot source {action} {name}"
         raise OperationError(text, "invalid")

@@ -26,7 +26,6 @@ from reefknot.core.work import WorkItem, WorkState, is_over
 from reefknot.errors import OperationError
 from reefknot.operations.values import (
     ParameterUseError,
-    UnknownNameError,
     check_limit,
     plural,
     shown_value,
@@ -68,7 +67,7 @@ def named_source(sources: Iterable[ConfiguredSource], name: str) -> ConfiguredSo
     known = {one.name: one for one in sources}
     if name not in known:
         also = "; `source add` adds one, and `source list` shows what is left of one that was taken out"
-        raise UnknownNameError("name", unknown_word(name, known, also=also))
+        raise ParameterUseError("name", unknown_word(name, known, also=also))
     return known[name]
 
 
@@ -102,7 +101,7 @@ def check_kept(operator: Operator, name: str | None, kept: Sequence[str], *, par
     configured = [one.name for one in configured_sources(operator)]
     if name in configured:
         raise OperationError(f"{name} has no documents yet: reefknot source run {name}", "not_found")
-    raise UnknownNameError(parameter, unknown_word(name, dict.fromkeys([*configured, *kept])))
+    raise ParameterUseError(parameter, unknown_word(name, dict.fromkeys([*configured, *kept])))
 
 
 async def search_documents(
@@ -503,7 +502,7 @@ async def forget_source(operator: Operator, name: str, *, because: str, dry_run:
         if name not in known:
             left_of = ", ".join(sorted(known - configured)) or "none"
             text = f"nothing is left of a source {name!r}; accepted: a source that is not configured any more"
-            raise UnknownNameError("name", f"{text} ({left_of})")
+            raise ParameterUseError("name", f"{text} ({left_of})")
         jobs = sum((found[name].open_jobs, found[name].quarantined)) if name in found else 0
         number = counts[name].documents if name in counts else 0
         if not dry_run:

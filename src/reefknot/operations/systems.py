@@ -42,8 +42,13 @@ async def list_workers(operator: Operator) -> dict[str, Any]:
 
 
 async def list_routers(operator: Operator) -> dict[str, Any]:
-    """The routers, each with its load and the workers that it sees; an error when none is running."""
-    return {"routers": routers_of(await systems_with("router", operator))}
+    """The routers, each with its load and the workers that it sees, and the number of jobs in each state that any job
+    has; an error when no router is running."""
+    from reefknot.operations.jobs import job_counts
+
+    routers = routers_of(await systems_with("router", operator))
+    counts = (await job_counts(operator))["states"]
+    return {"routers": routers, "handed_in": {state: number for state, number in counts.items() if number}}
 
 
 async def systems_with(part: str, operator: Operator) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from reefknot.errors import OperationError, StoreCorruptError
-from reefknot.operations.values import UnknownNameError, unknown_word
+from reefknot.operations.values import ParameterUseError, unknown_word
 
 if TYPE_CHECKING:
     from reefknot.ingestion.telemetry import ConnectorMetrics
@@ -38,7 +38,7 @@ async def connector_metrics(operator: Operator, connector: str | None = None) ->
         raise StoreCorruptError(operator.store.identity, str(error), way_out) from None
     if connector is None:
         return found
-    _check_connector(operator, "connector", connector, found)
+    _check_connector(operator, connector, found)
     return {connector: found.get(connector, ConnectorMetrics())}
 
 
@@ -47,7 +47,7 @@ def _details(metrics: ConnectorMetrics) -> dict[str, Any]:
     return {name: getattr(metrics, name) for name in metrics.__struct_fields__}
 
 
-def _check_connector(operator: Operator, parameter: str, name: str, counted: Iterable[str]) -> None:
+def _check_connector(operator: Operator, name: str, counted: Iterable[str]) -> None:
     """Refuse what is no connector: one is built in, in the configuration, or has counts."""
     from reefknot.connectors.registry import BUILTIN
 
@@ -57,7 +57,7 @@ def _check_connector(operator: Operator, parameter: str, name: str, counted: Ite
         known |= {*written.retry_policies, *written.ingestion.connectors}
         known |= {source.connector for source in written.sources.values()}
     if name not in known:
-        raise UnknownNameError(parameter, unknown_word(name, sorted(known)))
+        raise ParameterUseError("connector", unknown_word(name, sorted(known)))
 
 
 async def reset_telemetry(operator: Operator, connector: str, *, dry_run: bool = False) -> dict[str, Any]:
@@ -66,7 +66,7 @@ async def reset_telemetry(operator: Operator, connector: str, *, dry_run: bool =
 
     values = operator.store.values
     found = {one.name.removeprefix(PREFIX): one for one in await values.list(PREFIX)}
-    _check_connector(operator, "CONNECTOR", connector, found)
+    _check_connector(operator, connector, found)
     is_news = connector in found
     if is_news and not dry_run:
         try:

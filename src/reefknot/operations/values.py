@@ -35,13 +35,6 @@ class ParameterUseError(ParameterError):
         self.accepted = problem
 
 
-class UnknownNameError(ParameterUseError):
-    """A parameter names something that does not exist."""
-
-    kind = "not_found"
-    """As of an `OperationError`: the HTTP API answers so, and the command line as about every other parameter."""
-
-
 def one_of(parameter: str, given: str, accepted: dict[str, T]) -> T:
     """The value that a word stands for; an unknown word is refused with the accepted ones."""
     found = accepted.get(given.lower().replace("-", "_"))

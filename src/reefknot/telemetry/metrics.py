@@ -273,9 +273,7 @@ def series(buckets: Buckets, now: float, *, steps: int = STEPS) -> dict[str, lis
     """
     last = int(now // STEP_S)
     shown = range(last - steps + 1, last + 1)
-    result: dict[str, list[float]] = {
-        name: [buckets.get(step, {}).get(name, 0) for step in shown] for name in COUNTED
-    }
+    result: dict[str, list[float]] = {name: [buckets.get(step, {}).get(name, 0) for step in shown] for name in COUNTED}
     for name in SAMPLED:
         value = 0.0
         column: list[float] = []

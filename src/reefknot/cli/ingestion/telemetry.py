@@ -13,12 +13,13 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Struct
 
-from reefknot.cli.app import examples, noun
+from reefknot.cli.app import CommandError, examples, noun
 from reefknot.cli.options import OPERATOR, STORE, ConnectorName, OperatorFlags, StoreFlags, Wide, arg
 from reefknot.cli.output import plural, put, put_document, put_table, say, seconds, show
 from reefknot.cli.store import address_of, looked
 from reefknot.cli.watch import Watch, repeated
 from reefknot.core.retry.tuning import ConnectorCounts, TuningAnswer, Verdict, proposed_values
+from reefknot.errors import ParameterError
 from reefknot.ingestion.telemetry import ConnectorMetrics
 from reefknot.operations import telemetry as operations
 
@@ -98,7 +99,10 @@ def reset(
 ) -> None:
     """Begin the counts of a connector anew, so that they tell of its present policy alone. The reset is audited."""
     address, dry_run = address_of(options), options.dry_run
-    fields = looked(address, lambda at: operations.reset_telemetry(at, connector, dry_run=dry_run))
+    try:
+        fields = looked(address, lambda at: operations.reset_telemetry(at, connector, dry_run=dry_run))
+    except ParameterError as error:  # an argument here, not the flag of this name
+        raise CommandError(f"CONNECTOR: {error.accepted}") from None
     begins = f"{'would begin' if dry_run else 'begins'} anew"
     show(fields, lambda: put(f"{connector} {begins if fields['changed'] else 'has no counts'}"), json=options.json)
 
