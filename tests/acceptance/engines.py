@@ -29,6 +29,7 @@ ON_NATS = frozenset(
         "test_telemetry",
         "test_sources",
         "test_tenants",
+        "test_traces",
         "test_unknown_types",
     }
 )
@@ -79,6 +80,7 @@ REPRESENTATIVE = frozenset(
         "test_the_retries_of_all_processes_are_one_answer_that_survives_them",
         "test_a_sync_keeps_what_is_new_and_tells_what_it_did",
         "test_two_systems_over_one_store_run_each_due_time_once_and_a_pause_holds_for_both",
+        "test_a_job_goes_from_process_to_process_in_one_trace_and_on_to_the_server_it_calls",
         "test_through_a_pipe_top_prints_one_view_without_escapes",
     }
 )

@@ -9,7 +9,7 @@ the records that it has; then it is deleted. So the totals of a store never go d
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self
@@ -27,6 +27,7 @@ from reefknot.ports.work_queue import WorkSnapshot
 from reefknot.runtime.log import RepeatedErrors
 from reefknot.runtime.seeds import new_id
 from reefknot.telemetry.metrics import ActivityRecord, EventCounters, added, less
+from reefknot.worker.service import Worker
 
 PREFIX = "activity/"
 ENDED = f"{PREFIX}ended"
@@ -54,8 +55,8 @@ class Activity:
         self._task: asyncio.Task[None] | None = None
         self.counters = EventCounters(clock.wall)
         self.record_id = new_id()
-        self.worst_level: Callable[[], int] = int
-        """The severity of the worst worker's load level."""
+        self.workers: Sequence[Worker] = ()
+        """The workers whose levels and destinations are told."""
         self._earlier = ActivityRecord()
         """What this system has counted under an id that others closed."""
         self._written = ActivityRecord()
@@ -83,10 +84,20 @@ class Activity:
             self._errors.log("the activity of this system was not kept", problem, self._clock.now())
 
     def status(self) -> dict[str, Any]:
-        """The part of a system's status that this is: the last steps, and the rates of the last seconds."""
+        """The part of a system's status that this is: the last steps, rates, and the workers' troubles."""
         buckets, rates = self.counters.recent()
         shown = less(ActivityRecord(buckets=buckets), self._earlier).buckets
-        return {"id": self.record_id, "buckets": shown, "rates": rates}
+        return {
+            "id": self.record_id,
+            "buckets": shown,
+            "rates": rates,
+            "levels": {worker.worker_id: worker.level_reasons() for worker in self.workers},
+            "destinations": [one for worker in self.workers for one in worker.troubled_destinations()],
+        }
+
+    def _worst_level(self) -> int:
+        pools = [pool for worker in self.workers for pool in worker.pools.values()]
+        return max((pool.held_status().severity for pool in pools), default=0)
 
     async def _run(self) -> None:
         turn = 0
@@ -94,8 +105,8 @@ class Activity:
             try:
                 async with asyncio.timeout(STORE_S):
                     if turn % SAMPLE_EVERY == 0:
-                        self.counters.sample(sampled(await self._store.work.snapshot(), self.worst_level()))
-                        await fold_left(self._store, int(self._clock.wall() * 1000))
+                        self.counters.sample(sampled(await self._store.work.snapshot(), self._worst_level()))
+                        await fold_left(self._store, int(self._clock.wall() * 1000), but=self.record_id)
                     await self.write()
             except Exception as error:
                 self._errors.log("the activity of this system cannot be written", error, self._clock.now())
@@ -176,9 +187,9 @@ async def store_activity(store: Store, systems: Sequence[Status] = ()) -> Activi
     return added([ended, *(records[name] for name in sorted(records))])
 
 
-async def fold_left(store: Store, now_ms: int) -> int:
-    """Add the records of systems that are gone to those of the ended ones; returns how many there were."""
-    values = [one for one in await store.values.list(PREFIX) if one.name != ENDED]
+async def fold_left(store: Store, now_ms: int, *, but: str = "") -> int:
+    """Add the records of systems that are gone, `but` one's own, to the sum of the ended ones. Returns how many."""
+    values = [one for one in await store.values.list(PREFIX) if one.name not in (ENDED, PREFIX + but)]
     old = [(one, record) for one in values if (record := _decoded(one)).closed or now_ms - record.at > SILENT_S * 1000]
     if not old:
         return 0

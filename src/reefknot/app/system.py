@@ -130,7 +130,7 @@ class System:
         """The orchestrator that runs beside the workers, if there is one."""
         self._activity = activity
         if activity is not None:
-            activity.worst_level = self._worst_level
+            activity.workers = self.workers
         self._reload = reload
         self._reloading: set[asyncio.Task[ReloadOutcome]] = set()
 
@@ -252,14 +252,8 @@ class System:
             "retries_v2": self.settings.retries_v2,
             "queue_v2": self.settings.queue_v2,
             "reload": msgspec.to_builtins(self._reload.latest) if self._reload else None,
-            "levels": {worker.worker_id: worker.level_reasons() for worker in self.workers},
-            "destinations": [one for worker in self.workers for one in worker.troubled_destinations()],
-            "activity": None if self._activity is None else self._activity.status(),
+            "activity": self._activity and self._activity.status(),
         }
-
-    def _worst_level(self) -> int:
-        pools = [pool for worker in self.workers for pool in worker.pools.values()]
-        return max((pool.held_status().severity for pool in pools), default=0)
 
     # ---- for others -------------------------------------------------------------------------------------------------
 
@@ -409,12 +403,11 @@ async def running_system(
     # Beside everything else: a folder may have many files, and a disk may be slow.
     Thread(target=remove_spare_files, args=(block_settings(settings).fs,), name="spare files", daemon=True).start()
     options, working = options_of(settings), worker_settings(settings)
-    async with (
-        open_store(url, **options) as store,
-        kept_events(store, settings, secrets=secrets) as books,
-        Activity(store, SteadyClock(store.clock)) as activity,
-    ):
+    async with AsyncExitStack() as opened:
+        store = await opened.enter_async_context(open_store(url, **options))
+        books = await opened.enter_async_context(kept_events(store, settings, secrets=secrets))
         clock = SteadyClock(store.clock)
+        activity = await opened.enter_async_context(Activity(store, clock))
         journal = Journal(store.audit, redactor=Redactor(secrets))
         build = partial(
             System,
@@ -455,8 +448,8 @@ async def _started(
         names = workers
         if isinstance(names, int):
             queued = {worker_of(name) for name in await store.work.open_classes()} if own_work_only else set()
-            names = _free("worker", names, presence.worker_names(living) | queued)
-        name = _free("router", 1, presence.router_names(living))[0] if router == "" else router
+            names = presence.free_names("worker", names, presence.worker_names(living) | queued)
+        name = presence.free_names("router", 1, presence.router_names(living))[0] if router == "" else router
         system = build(workers=names, router=name)
         try:
             await system.start()
@@ -499,9 +492,3 @@ async def _stop(system: System, drain: float) -> BaseException | None:
         stopping.cancel()
         failed.cancel()
         await asyncio.wait([stopping, failed], timeout=FAILED_STOP_S)
-
-
-def _free(kind: str, count: int, taken: set[str]) -> list[str]:
-    """`worker-1`, `worker-2`, …, without those that a system which runs here already has."""
-    names = (f"{kind}-{number}" for number in range(1, count + len(taken) + 1))
-    return [name for name in names if name not in taken][:count]

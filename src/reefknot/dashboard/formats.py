@@ -129,9 +129,40 @@ def path(base: str, *parts: str, **asked: Any) -> str:
     return f"{whole or '/'}?{query}" if query else whole or "/"
 
 
+def without(asked: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """What is asked, without these names."""
+    return {name: value for name, value in asked.items() if name not in names}
+
+
+def with_(asked: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    """What is asked, and more."""
+    return {**asked, **more}
+
+
 def job_path(job: str, tenant: str | None = None) -> str:
     """The address of a job's page."""
     return path("/work", job, tenant=tenant)
+
+
+def named_jobs(job: str, tenant: str | None) -> dict[str, Any]:
+    """The body of an action on one job."""
+    return {"ids": [job], **({"tenant": tenant} if tenant else {})}
+
+
+_SECONDS = frozenset({"base_delay", "max_delay", "time_budget", "attempt_timeout", "max_elapsed", "max_retry_after"})
+
+
+def setting(value: object, name: str = "") -> str:
+    """The value of a policy's field in words."""
+    match value:
+        case None:
+            return "no limit"
+        case bool():
+            return "yes" if value else "no"
+        case int() | float():
+            return charts.seconds(value) if name in _SECONDS else f"{value:g}"
+        case _:
+            return short(value, 200)
 
 
 def _drawn(draw: Callable[..., str]) -> Callable[..., Any]:
@@ -166,12 +197,16 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "percent": percent,
     "short": short,
     "json": as_json,
+    "setting": setting,
 }
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "kind_of": kind_of,
     "command": command,
     "path": path,
+    "without": without,
+    "with_": with_,
     "job_path": job_path,
+    "named_jobs": named_jobs,
     "chart": _drawn(chart),
     "timeline": _drawn(timeline),
     "waits": _drawn(charts.waits),

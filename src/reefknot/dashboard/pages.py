@@ -12,11 +12,13 @@ from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from reefknot.dashboard import views
-from reefknot.dashboard.formats import FILTERS, FUNCTIONS
+from reefknot.dashboard.formats import FILTERS, FUNCTIONS, query_text
 from reefknot.dashboard.live import LiveViews, ViewKey
 from reefknot.dashboard.security import OPERATOR
+from reefknot.operations.operator import Operator
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -32,6 +34,8 @@ SENDING_S = 15.0
 """Longest time for a browser to take a live message; one that takes longer is let go."""
 LONGEST_VALUE = 500
 _HERE = Path(__file__).parent
+_renderers: WeakKeyDictionary[Site, PageRenderer] = WeakKeyDictionary()
+"""The templates of each site, for the pages of errors."""
 
 
 class PageRenderer:
@@ -47,14 +51,15 @@ class PageRenderer:
         state = request.state
         async with asyncio.timeout(LOADING_S):
             found = await view.load(self._site.operator(request), asked)
-        live_url = f"/live?{views.query_text({'view': view.name, **asked})}" if view.is_live else ""
+        live_url = f"/live?{query_text({'view': view.name, **asked})}" if view.is_live else ""
         values = self._values(view.name, asked, state.role) | {"live_url": live_url, "actor": state.actor, **found}
         return self._templates.get_template(f"{view.name}.html").render(values), 400 if found.get("errors") else 200
 
     async def fragment(self, key: ViewKey) -> str:
         """The parts of a page that are live, as they are now."""
         view, asked = views.BY_NAME[key.name], dict(key.asked)
-        found = await view.load(self._site.plain_operator(), asked)
+        site = self._site
+        found = await view.load(Operator(site.store, site.redactor, None, site.settings, site.shown), asked)
         template = self._templates.get_template(f"{view.name}.html")
         context = template.new_context(self._values(view.name, asked, key.role) | found)
         return "".join(template.blocks["live"](context))
@@ -93,8 +98,7 @@ def routes(site: Site) -> list[BaseRoute]:
     from starlette.responses import HTMLResponse, Response, StreamingResponse
     from starlette.routing import Route
 
-    renderer = PageRenderer(site)
-    site.page_renderer = renderer
+    renderer = _renderers[site] = PageRenderer(site)
     live = LiveViews(site, renderer.fragment)
 
     class EventStream(StreamingResponse):
@@ -140,7 +144,7 @@ def error_page(site: Site, request: Request, refusal: Refusal) -> Response:
     """The page that says what went wrong, and what to do."""
     from starlette.responses import HTMLResponse
 
-    return HTMLResponse(site.page_renderer.error(refusal, request), refusal.status)
+    return HTMLResponse(_renderers[site].error(refusal, request), refusal.status)
 
 
 def _static_version() -> str:

@@ -156,7 +156,7 @@ class Destinations:
         return found
 
     def troubled(self, now: float) -> list[dict[str, Any]]:
-        """Those of the lately used destinations whose breaker is not closed, or whose throttle is out of tokens."""
+        """Lately used destinations whose breaker is not closed, or whose throttle is out of tokens."""
         found = []
         for name, place in islice(reversed(self._known.items()), MOST_LOOKED_AT):
             state = place.breaker.state(now)
