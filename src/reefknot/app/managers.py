@@ -318,23 +318,29 @@ class RetryManager:
         run.redact = self._redactor
         decisions: list[DecisionRecord] = []
         run.observe = lambda *inputs, **more: decisions.append(DecisionRecord.of(*inputs, **more))
-        while True:
-            if run.delay > 0.0:
-                await clock.asleep(run.delay)
-            try:
-                value = await attempt_within(run, _called, (coro,), {})
-            except Exception as error:
-                stops = run.record_failure(error) is None
-                if len(decisions) == run.attempts:  # else there was none: the error could not be read
-                    await self._audit_failure(operation, run, error, decisions[-1])
-                if not stops:
-                    continue
-                if run.reason is Reason.NOT_RETRYABLE:
-                    raise
-                reason = str(run.reason)
-                raise RetryError(operation.category, list(run.records), operation.name, reason=reason) from error
-            else:
-                return value, _recovered(operation, run)
+        try:
+            while True:
+                if run.delay > 0.0:
+                    await clock.asleep(run.delay)
+                run.attempt_started()
+                try:
+                    value = await attempt_within(run, _called, (coro,), {})
+                except Exception as error:
+                    stops = run.record_failure(error) is None
+                    if len(decisions) == run.attempts:  # else there was none: the error could not be read
+                        await self._audit_failure(operation, run, error, decisions[-1])
+                    if not stops:
+                        continue
+                    if run.reason is Reason.NOT_RETRYABLE:
+                        raise
+                    reason = str(run.reason)
+                    raise RetryError(operation.category, list(run.records), operation.name, reason=reason) from error
+                else:
+                    run.succeeded()
+                    return value, _recovered(operation, run)
+        finally:
+            if run.trace is not None:
+                run.trace.end()
 
     async def _audit_failure(
         self, operation: _AuditedOperation, run: CallState, error: Exception, decision: DecisionRecord

@@ -134,6 +134,8 @@ class HttpRequest:
         if content_type and "content-type" not in headers:
             headers["content-type"] = content_type
         headers.setdefault("idempotency-key", _sendable_key(context.idempotency_key))
+        if context.traceparent is not None:
+            headers.setdefault("traceparent", context.traceparent)
         headers.setdefault("accept-encoding", ACCEPT_ENCODING)
         headers.setdefault("accept", "*/*")
         headers.setdefault("user-agent", "reefknot")

@@ -59,7 +59,13 @@ class LogFlags:
 
     @contextmanager
     def applied(self, *, feed: bool = False) -> Iterator[None]:
-        """Print log lines on stderr while the block lasts. With a live `feed`, attempts are not logged: it has them."""
+        """
+        Print log lines on stderr while the block lasts, and export traces if the environment asks for them.
+
+        With a live `feed`, attempts are not logged: it has them.
+        """
+        from reefknot.telemetry.traces import exported
+
         level = one_of("--log-level", self.log_level, LEVELS)
         as_json = one_of("--log-format", self.log_format, FORMATS)
         handler = _Stderr()
@@ -72,7 +78,7 @@ class LogFlags:
         root.setLevel(level)
         audit.setLevel(min(level, logging.INFO))
         try:
-            with output.messages_as(_message_line) if as_json else nullcontext():
+            with output.messages_as(_message_line) if as_json else nullcontext(), exported():
                 yield
         finally:
             root.removeHandler(handler)

@@ -81,7 +81,10 @@ _ASSIGNMENT: dict[type[Struct], dict[str, _Field]] = {
         "provider_id": ("Comes back as the result's provider_id. Default: the worker.", _TEXT),
         "channel": ("The caller's own value.", _TEXT),
     },
-    Correlation: {"trace_id": ("Comes back in the result and in every event.", _TEXT)},
+    Correlation: {
+        "trace_id": ("Comes back in the result and in every event.", _TEXT),
+        "traceparent": ("Span of the caller (W3C Trace Context), which the job's own span continues.", {}),
+    },
 }
 
 _RESULT: dict[type[Struct], dict[str, _Field]] = {

@@ -6,6 +6,7 @@ an `InvalidMessage` that names the field; it never becomes an exception in a wor
 in a file or a program, is read by `written_assignment`, to which an unknown field is a mistake.
 """
 
+import re
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
@@ -103,6 +104,8 @@ class AssignmentOptions(Struct, frozen=True, omit_defaults=True):
 
 class Correlation(Struct, frozen=True, omit_defaults=True):
     trace_id: str | None = None
+    traceparent: str | None = None
+    """The span that the assignment was submitted in, by W3C Trace Context. One that is not valid is ignored."""
 
 
 class ExecAssignment(Struct, frozen=True, omit_defaults=True):
@@ -127,7 +130,16 @@ class ExecAssignment(Struct, frozen=True, omit_defaults=True):
 
     @property
     def trace_id(self) -> str | None:
-        return None if self.correlation is None else self.correlation.trace_id
+        """The trace id that was given, else that of `traceparent`."""
+        if self.correlation is None:
+            return None
+        return self.correlation.trace_id or trace_of(self.correlation.traceparent)
+
+    @property
+    def traceparent(self) -> str | None:
+        """The span that the assignment was submitted in; None when there is none, or it is not valid."""
+        given = None if self.correlation is None else self.correlation.traceparent
+        return given if trace_of(given) else None
 
     @property
     def priority(self) -> int:
@@ -418,16 +430,24 @@ def _with_headers(assignment: ExecAssignment, headers: Mapping[str, str], wall_m
         changes["version"] = headers["version"]
     if headers.get("tenant_id"):
         changes["tenant_id"] = headers["tenant_id"]
-    trace = headers.get("trace_id") or _trace_of(headers.get("traceparent"))
+    parent = headers.get("traceparent") if trace_of(headers.get("traceparent")) else None
+    trace = headers.get("trace_id") or trace_of(parent)
     if trace:
-        changes["correlation"] = Correlation(trace)
+        changes["correlation"] = Correlation(trace, parent or assignment.traceparent)
     return msgspec.structs.replace(assignment, **changes) if changes else assignment
 
 
-def _trace_of(traceparent: str | None) -> str | None:
-    """The trace id of a W3C traceparent: version, trace, span, flags."""
-    parts = (traceparent or "").split("-")
-    return parts[1] if len(parts) == 4 and len(parts[1]) == 32 else None
+_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
+
+
+def trace_of(traceparent: str | None) -> str | None:
+    """The trace id of a W3C `traceparent` (version, trace, span, flags); None of one that is not valid."""
+    if traceparent is None or len(traceparent) > LONGEST_ID:
+        return None
+    found = _TRACEPARENT.fullmatch(traceparent)
+    if found is None or (found[2] and traceparent.startswith("00")):  # only a later version may say more
+        return None
+    return found[1]
 
 
 def _invalid(body: bytes, error: msgspec.ValidationError) -> InvalidMessage:

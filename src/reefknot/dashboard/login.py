@@ -27,23 +27,26 @@ _PAGE = Template("""<!doctype html>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>Log in · reefknot</title>
-<link rel="icon" href="data:,">
-<link rel="stylesheet" href="/static/login.css">
+<link rel="icon" href="/static/reefknot.svg" type="image/svg+xml">
+<link rel="stylesheet" href="/static/reefknot.css">
 <script src="/static/login.js" defer></script>
 </head>
-<body class="login">
+<body>
 <main>
-<h1>reefknot</h1>
-<p id="problem" role="alert">$problem</p>
-<form method="post" action="/login" id="login">
+<section class="card narrow">
+<header><h1>reefknot</h1><p>log in</p></header>
+<form method="post" action="/login" id="login" class="body">
+<p id="problem" class="error" role="alert">$problem</p>
 <input type="hidden" name="next" value="$next">
-<p><label>Token <input type="password" name="token" autocomplete="current-password" required autofocus></label></p>
-<p><label>Your name, for the audit log <input type="text" name="name" maxlength="200" autocomplete="username"
- placeholder="optional"></label></p>
-<p><button type="submit">Log in</button></p>
+<label class="field">Your name, for the audit log <input type="text" name="name" maxlength="200"
+ autocomplete="username" placeholder="optional"></label>
+<label class="field">Token <input type="password" name="token" autocomplete="current-password" required
+ autofocus></label>
+<button type="submit" class="main">Log in</button>
+<p class="note">The token is in the address that <code>reefknot up</code> or <code>reefknot dashboard</code> printed,
+behind <code>#token=</code>, or the one that <code>dashboard.operator_token</code> names.</p>
 </form>
-<p>The token is in the address that <code>reefknot up</code> or <code>reefknot dashboard</code> printed, behind
-<code>#token=</code>, or the one that <code>dashboard.operator_token</code> names.</p>
+</section>
 </main>
 </body>
 </html>

@@ -35,6 +35,7 @@ from reefknot.core.work import Interrupted, Quarantine, Settled, Snooze, TryAgai
 from reefknot.errors import SourceError, StalePositionError, StoreError
 from reefknot.execution.events import end_event, quarantined_event, recovered_event, retry_event, snooze_event
 from reefknot.execution.failures import failure_json, failure_with_place, is_ctrl_c, is_stopped, traceback_text
+from reefknot.execution.tracing import WorkTrace, spanned
 from reefknot.ingestion.jobs import IngestionJob, JobQueue, item_job_id, location_in
 from reefknot.ingestion.pages import checked_document, checked_page
 from reefknot.ingestion.sources import IngestionSource, SourceRecords, condition_event, with_health
@@ -128,7 +129,7 @@ class JobRunner:
         self.synced: Callable[[IngestionSource, SyncSummary], None] = lambda source, summary: None
         """Called after every sync that changed something."""
 
-    async def attempt(self, item: WorkItem, source: IngestionSource) -> JobReport:
+    async def attempt(self, item: WorkItem, source: IngestionSource, trace: WorkTrace | None = None) -> JobReport:
         """Execute once, and decide what follows."""
         began = self._clock.wall()
         try:
@@ -138,6 +139,8 @@ class JobRunner:
         if job.item and item.kind != source.connector:
             text = f"{job.item} is an item of {item.kind}, and the connector of {source.name} is {source.connector} now"
             return await self._quarantined(item, source, f"{text}; discard it")
+        if trace is not None:
+            trace.attempt_started(item.attempts + 1, began)
         try:
             summary = await self._execute(job, source)
         except StoppingError:
@@ -151,7 +154,9 @@ class JobRunner:
         except BaseException as error:
             if _is_stopped(error):
                 raise
-            return await self._failed(item, source, error, began)
+            return await self._failed(item, source, error, began, trace)
+        if trace is not None:
+            trace.attempt_succeeded()
         return await self._succeeded(item, source, summary, began, is_sync=job.is_sync)
 
     # ---- the execution ----------------------------------------------------------------------------------------------
@@ -222,8 +227,9 @@ class JobRunner:
         return changed.begin_anew
 
     async def _fetch(self, connector: Connector, request: FetchRequest, source: IngestionSource) -> Page:
-        page = await self._within(source, "page", connector.fetch(request))
-        return checked_page(page, source.connector, request.limit)
+        with spanned("reefknot.page", {"reefknot.source": source.name}):
+            page = await self._within(source, "page", connector.fetch(request))
+            return checked_page(page, source.connector, request.limit)
 
     async def _within(self, source: IngestionSource, noun: str, answer: Awaitable[T]) -> T:
         """The answer of a connector, within the time limit of its source."""
@@ -312,7 +318,9 @@ class JobRunner:
         events.append(job_completed_event(item, result, wall))
         return JobReport(WorkDone(result.decode()), tuple(events))
 
-    async def _failed(self, item: WorkItem, source: IngestionSource, error: BaseException, began: float) -> JobReport:
+    async def _failed(
+        self, item: WorkItem, source: IngestionSource, error: BaseException, began: float, trace: WorkTrace | None
+    ) -> JobReport:
         """Decide about a failure: again, later without an attempt, or quarantine. Control flow is never retried."""
         wall, failure = self._clock.wall(), failure_with_place(error)
         text = failure_json(failure, redact(traceback_text(error)))
@@ -323,6 +331,8 @@ class JobRunner:
         chosen = draw(seed, key_number(item.id), item.attempts)
         verdict = None if issubclass(type(error), Exception) else False
         decision = decide(policy, history, failure, chosen, verdict=verdict)
+        if trace is not None:
+            trace.attempt_failed(failure, decision)
         put_off = await self._report_to_source(item, source, failure, decision, policy)
         if put_off is not None:
             event = snooze_event(item, wall, f"source:{source.name}", max(0.0, put_off.due_at / 1000 - wall))

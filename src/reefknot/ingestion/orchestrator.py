@@ -27,10 +27,11 @@ from reefknot.core.redaction import Redactor
 from reefknot.core.retry.book import Book
 from reefknot.core.retry.defaults import builtin_book
 from reefknot.core.retry.policy import RetryPolicy
-from reefknot.core.work import Interrupted, Snooze, WorkItem, WorkState
+from reefknot.core.work import Interrupted, Quarantine, Snooze, WorkDone, WorkItem, WorkState
 from reefknot.errors import ParameterError
 from reefknot.execution.isolation import AGAIN_S, RUNS_ALONE, Isolation
 from reefknot.execution.settling import Claims, Settling
+from reefknot.execution.tracing import WorkTrace, source_trace
 from reefknot.ingestion.attempt import IngestionContext, JobReport, JobRunner, SyncSummary
 from reefknot.ingestion.jobs import JobQueue, class_of
 from reefknot.ingestion.sources import IngestionSource, SourceRecord, SourceRecords, request_sync, with_health
@@ -81,6 +82,7 @@ class _EndedJob(Struct, frozen=True):
     """A job whose attempt is over."""
 
     settlement: Settlement
+    trace: WorkTrace | None = None
 
 
 class IngestionOrchestrator:
@@ -422,17 +424,27 @@ class IngestionOrchestrator:
 
     async def _run(self, item: WorkItem, source: IngestionSource) -> None:
         """Make one attempt of a claimed job, and report it."""
+        trace = source_trace(item)
         try:
-            report = await self.runner.attempt(item, source)
+            report = await self.runner.attempt(item, source, trace)
         except Exception as error:  # a defect of ours: the job waits, and the orchestrator goes on
             logger().error("%s: attempting %s failed inside (%s)", self.name, item.id, error_text(error))
             due_at = int((self._clock.wall() + IDLE_S) * 1000)
             report = JobReport(Snooze(due_at, f"the orchestrator failed: {error_text(error)}"))
+        finally:
+            if trace is not None:
+                trace.attempt_ended()
         entries = tuple(self._journal.entries(report.events)) if report.events else ()
         settlement = Settlement(item.id, item.owner, item.fence, report.settled, entries)
-        self._reports.report(_EndedJob(settlement))
+        self._reports.report(_EndedJob(settlement, trace))
 
     def _settled(self, ended: _EndedJob, kept: bool) -> None:
+        if kept and ended.trace is not None:
+            settled = ended.settlement.settled
+            if isinstance(settled, WorkDone):
+                ended.trace.succeeded()
+            elif isinstance(settled, Quarantine):
+                ended.trace.ended("quarantined", error=settled.reason)
         self._forget(ended.settlement.id, ended.settlement.fence)
 
     def _forget(self, job_id: str, fence: int) -> None:

@@ -23,6 +23,8 @@ class BlockContext(Struct, frozen=True):
     """The time that is left for this attempt."""
     tenant_id: str | None = None
     trace_id: str | None = None
+    traceparent: str | None = None
+    """The span of this attempt, or that of the caller while tracing is off: for services that the step calls."""
 
 
 class Block(Protocol):

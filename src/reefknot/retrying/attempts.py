@@ -87,6 +87,8 @@ class Attempt:
             self._loop.call.succeeded()
         is_retried = isinstance(error, Exception) and self._loop.call.record_failure(error) is not None
         self._loop.finished = not is_retried
+        if not is_retried and self._loop.call.trace is not None:
+            self._loop.call.trace.end()  # one that was cancelled has not ended yet
         if not is_retried and type(error) is RejectedResult and self._loop.plan.raise_result:
             raise result_error(self._loop.plan, error) from error
         return is_retried
@@ -114,19 +116,30 @@ class Attempts:
             raise ParameterError("attempt_timeout", self.plan.policy.attempt_timeout, accepted)
         refuse_in_plain_code(self.plan)
         self._begin()
-        while not self.finished:
-            if self.call.delay > 0.0:
-                pause(self.call)
-            yield from self._turn()
+        try:
+            while not self.finished:
+                if self.call.delay > 0.0:
+                    pause(self.call)
+                yield from self._turn()
+        finally:
+            self._end_trace()
 
     async def __aiter__(self) -> AsyncIterator[Attempt]:
         self._begin()
         self._async = True
-        while not self.finished:
-            if self.call.delay > 0.0:
-                await apause(self.call)
-            for attempt in self._turn():
-                yield attempt
+        try:
+            while not self.finished:
+                if self.call.delay > 0.0:
+                    await apause(self.call)
+                for attempt in self._turn():
+                    yield attempt
+        finally:
+            self._end_trace()
+
+    def _end_trace(self) -> None:
+        """End the spans of a loop that was left early."""
+        if self.call.trace is not None:
+            self.call.trace.end()
 
     def _begin(self) -> None:
         if self._begun:

@@ -30,6 +30,7 @@ from reefknot.retrying.plan import Plan, retry_switch
 from reefknot.retrying.types import RetryEvent
 from reefknot.runtime import seeds
 from reefknot.runtime.log import NO_LINES, budget_of, log_callback_failure, logger, printable, seconds
+from reefknot.runtime.tracing import CallTrace, tracing
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -67,7 +68,7 @@ class CallState:
 
     __slots__ = (
         *("_held", "_records", "args", "attempts", "awaited", "delay", "key", "kwargs", "observe", "plan"),
-        *("reason", "redact", "resolve", "rule", "since", "started"),
+        *("reason", "redact", "resolve", "rule", "since", "started", "trace"),
     )
 
     _held: tuple[Exception, RetryPolicy]
@@ -101,6 +102,9 @@ class CallState:
         self._records: list[tuple[Failure, float, float | None, float]] = []
         self.awaited: list[tuple[str, Awaitable[object]]] | None = None
         """What async hooks returned and `await_hooks` has to await."""
+        tracer = tracing.tracer
+        self.trace = None if tracer is None else CallTrace(tracer, plan.name or "unnamed")
+        """The spans of this call; None while tracing is off."""
         self.rule = plan.rule
         if self.rule is None and self.resolve is None:
             policy = plan.policy
@@ -118,19 +122,23 @@ class CallState:
         return tuple(AttemptRecord(number, *record) for number, record in enumerate(self._records, 1))
 
     def attempt_started(self) -> None:
-        """Count an attempt in the throttle."""
+        """Count an attempt in the throttle, and begin its span."""
         throttle = self.plan.throttle
         if throttle is not None:
             now = clock.now()
             if now > throttle.edge:
                 throttle.roll(now)
             throttle.tick()
+        if self.trace is not None:
+            self.trace.attempt_started(self.attempts + 1)
 
     def succeeded(self) -> None:
         """Refill the throttle, and tell a success after failures."""
         throttle = self.plan.throttle
         if throttle is not None and throttle.tokens < throttle.cap:
             throttle.feed()
+        if self.trace is not None:
+            self.trace.succeeded(self.attempts + 1)
         if not self.attempts:
             return
         self.plan.statistics.retries += self.attempts
@@ -141,13 +149,21 @@ class CallState:
         """Take in a failed attempt: returns the seconds to wait before the next, or None: the error is the caller's."""
         self.attempts += 1
         try:
-            return self._decide(error)
+            delay = self._decide(error)
         except Exception as broken:  # an error that cannot be read, or a rule that fails, never replaces the error
             if self.reason is None:
                 self._end(error, Reason.NOT_RETRYABLE)
             what = (self.plan.name or "unnamed", type(error).__name__, type(broken).__name__)
             logger().error("%s: no decision on a %s: %s while it was read", *what)
-            return None
+            delay = None
+        if self.trace is not None:
+            is_asked, failure = issubclass(type(error), REQUESTED), self._last_failure()
+            self.trace.attempt_failed(self.attempts, failure, wait=delay, reason=self.reason, is_asked=is_asked)
+        return delay
+
+    def _last_failure(self) -> Failure | None:
+        """The failure of the last attempt; None when it could not be read."""
+        return self._records[-1][0] if len(self._records) == self.attempts else None
 
     def _decide(self, error: Exception) -> float | None:
         plan, attempts = self.plan, self.attempts
@@ -228,6 +244,8 @@ class CallState:
         failure, elapsed, _, drawn = self._records[-1]
         self._records[-1] = failure, elapsed, None, drawn
         self._give_up(Stop(Reason.STOPPED), error, failure, policy)
+        if self.trace is not None:
+            self.trace.gave_up(self.attempts, failure, self.reason)
         del self._held
         return error
 

@@ -22,6 +22,7 @@ from reefknot.errors import AttemptTimeoutError, DeadlineExceededError, Paramete
 from reefknot.retrying.exhaustion import current_scope, exhaustions, scope_of_caller
 from reefknot.retrying.functions import ASYNC_GENERATOR, GENERATOR, RejectedResult, code_flags, is_async, rejected
 from reefknot.retrying.plan import Plan
+from reefknot.runtime.tracing import tracing
 
 TYPE_CHECKING = False  # a plain name, so that typing is not imported for it
 if TYPE_CHECKING:
@@ -100,6 +101,8 @@ def _sync(plan: Plan, fn: Function) -> Function:
         def timed_call(*args: Any, **kwargs: Any) -> Any:
             statistics.calls += 1
             since, started = exhaustions.count, clock.now()
+            if tracing.tracer is not None:
+                return resume(begin(plan, started, since, args, kwargs), fn, args, kwargs)
             try:
                 return fn(*args, **kwargs)
             except Exception as error:
@@ -113,6 +116,8 @@ def _sync(plan: Plan, fn: Function) -> Function:
     def plain_call(*args: Any, **kwargs: Any) -> Any:
         statistics.calls += 1
         since = exhaustions.count
+        if tracing.tracer is not None:
+            return resume(begin(plan, None, since, args, kwargs), fn, args, kwargs)
         try:
             return fn(*args, **kwargs)
         except Exception as error:
@@ -132,6 +137,8 @@ def _sync_throttled(plan: Plan, fn: Function) -> Function:
     def throttled_call(*args: Any, **kwargs: Any) -> Any:
         statistics.calls += 1
         since, started = exhaustions.count, clock.now()
+        if tracing.tracer is not None:
+            return resume(begin(plan, started, since, args, kwargs), fn, args, kwargs)
         if started > throttle.edge:
             throttle.roll(started)
         tick()
@@ -152,20 +159,24 @@ def _sync_throttled(plan: Plan, fn: Function) -> Function:
 
 def resume(call: CallState, fn: Function, args: Any, kwargs: Any) -> Any:
     """Wait, execute, repeat: the value of the attempt that succeeds, or the error of the last one."""
-    is_throttled = call.plan.throttle is not None
-    while True:
-        if call.delay > 0.0:
-            pause(call)
-        if is_throttled:
-            call.attempt_started()
-        try:
-            value = fn(*args, **kwargs)
-        except Exception as error:
-            if call.record_failure(error) is None:
-                raise
-        else:
-            call.succeeded()
-            return value
+    is_counted = call.plan.throttle is not None or call.trace is not None
+    try:
+        while True:
+            if call.delay > 0.0:
+                pause(call)
+            if is_counted:
+                call.attempt_started()
+            try:
+                value = fn(*args, **kwargs)
+            except Exception as error:
+                if call.record_failure(error) is None:
+                    raise
+            else:
+                call.succeeded()
+                return value
+    finally:
+        if call.trace is not None:
+            call.trace.end()
 
 
 def pause(call: CallState) -> None:
@@ -248,6 +259,8 @@ def _async(plan: Plan, fn: Function) -> Function:
     async def plain_call(*args: Any, **kwargs: Any) -> Any:
         statistics.calls += 1
         since = exhaustions.count
+        if tracing.tracer is not None:
+            return await aresume(begin(plan, None, since, args, kwargs), fn, args, kwargs)
         try:
             return await fn(*args, **kwargs)
         except Exception as error:  # without a hook: a plan with one is timed
@@ -270,6 +283,8 @@ def _async_timed(plan: Plan, fn: Function) -> Function:
     async def timed_call(*args: Any, **kwargs: Any) -> Any:
         statistics.calls += 1
         since, started = exhaustions.count, clock.now()
+        if tracing.tracer is not None:
+            return await aresume(begin(plan, started, since, args, kwargs), fn, args, kwargs)
         if throttle is not None:
             if started > throttle.edge:
                 throttle.roll(started)
@@ -296,23 +311,27 @@ def _async_timed(plan: Plan, fn: Function) -> Function:
 
 async def aresume(call: CallState, fn: Function, args: Any, kwargs: Any) -> Any:
     """`resume`, awaited; every attempt runs under its limit."""
-    while True:
-        if call.delay > 0.0:
-            await apause(call)
-        call.attempt_started()
-        try:
-            value = await attempt_within(call, fn, args, kwargs)
-        except Exception as error:
-            delay = call.record_failure(error)
-            if call.awaited is not None:
-                await call.await_hooks()
-            if delay is None:
-                raise
-        else:
-            call.succeeded()
-            if call.awaited is not None:
-                await call.await_hooks()
-            return value
+    try:
+        while True:
+            if call.delay > 0.0:
+                await apause(call)
+            call.attempt_started()
+            try:
+                value = await attempt_within(call, fn, args, kwargs)
+            except Exception as error:
+                delay = call.record_failure(error)
+                if call.awaited is not None:
+                    await call.await_hooks()
+                if delay is None:
+                    raise
+            else:
+                call.succeeded()
+                if call.awaited is not None:
+                    await call.await_hooks()
+                return value
+    finally:
+        if call.trace is not None:
+            call.trace.end()
 
 
 async def apause(call: CallState) -> None:

@@ -20,6 +20,7 @@ from reefknot.core.messages import ExecResult, ResultStatus, encode
 from reefknot.core.results import answer_of, cancel_reason
 from reefknot.core.work import Quarantine, WorkCancelled, WorkDone, WorkFailed, WorkRejected
 from reefknot.errors import StoreUnavailableError
+from reefknot.execution.tracing import WorkTrace, routed_trace
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.work_queue import Settlement
 from reefknot.router.context import RouterContext
@@ -43,6 +44,8 @@ class _RouterEnd(Struct, frozen=True):
     result: ExecResult
     counted: str
     done: Acknowledge | None = None
+    trace: WorkTrace | None = None
+    """The trace of an end that this router makes; a worker traces its own."""
 
 
 def _foreign_end(pending: Pending, result: ExecResult, body: str) -> WorkDone | WorkFailed | WorkCancelled:
@@ -102,7 +105,8 @@ class Completion:
         held, entries = pending.held, self._entries(pending, result, body, event)
         settled = WorkRejected(body.decode(), result.status.value)
         counted = "rejected" if result.status is ResultStatus.ERROR else result.status.value
-        self.batch.put(_RouterEnd(Settlement(held.id, held.owner, held.fence, settled, entries), result, counted))
+        settlement = Settlement(held.id, held.owner, held.fence, settled, entries)
+        self.batch.put(_RouterEnd(settlement, result, counted, trace=self._trace(pending)))
 
     def set_aside(self, pending: Pending, result: ExecResult, reason: str) -> None:
         """Quarantine an assignment that this router holds. Its caller gets the result."""
@@ -113,14 +117,21 @@ class Completion:
         entries = self._entries(pending, result, body, Quarantined(**about, reason=reason))
         settled = Quarantine(reason, None, body.decode())
         settlement = Settlement(held.id, held.owner, held.fence, settled, entries)
-        self.batch.put(_RouterEnd(settlement, result, result.status.value))
+        self.batch.put(_RouterEnd(settlement, result, result.status.value, trace=self._trace(pending)))
+
+    def _trace(self, pending: Pending) -> WorkTrace | None:
+        return routed_trace(pending.assignment, pending.held.fence, self._since_ms(pending))
+
+    def _since_ms(self, pending: Pending) -> int:
+        """The time at which this router took the assignment in, in milliseconds UTC."""
+        clock = self._context.clock
+        return int((clock.wall() - (clock.now() - pending.since)) * 1000)
 
     def _entries(self, pending: Pending, result: ExecResult, body: bytes, *events: Event) -> tuple[AuditEntry, ...]:
         """The events of an end, the last of which covers its result. An end of the router's own had no attempt."""
-        clock = self._context.clock
-        since_ms = int((clock.wall() - (clock.now() - pending.since)) * 1000)
+        wall, since_ms = self._context.clock.wall(), self._since_ms(pending)
         attempts = 0 if events else None
-        covered = completed_event(result, body, clock.wall(), since_ms=since_ms, attempts=attempts)
+        covered = completed_event(result, body, wall, since_ms=since_ms, attempts=attempts)
         return tuple(self._context.journal.entries([*events, covered]))
 
     async def _keep(self, ends: list[_RouterEnd]) -> None:
@@ -131,6 +142,8 @@ class Completion:
         for one, ours in zip(ends, kept, strict=True):
             if ours:
                 self.counts[one.counted] += 1
+                if one.trace is not None:
+                    one.trace.ended_with(one.result, quarantined=isinstance(one.settlement.settled, Quarantine))
                 self._resolve(one.settlement.id, one.result)
             else:
                 await self._resolve_from_store(one.settlement.id)

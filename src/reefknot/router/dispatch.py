@@ -36,6 +36,7 @@ from reefknot.core.results import EXPIRED, UNKNOWN_TYPE, answer_of, overdue_reas
 from reefknot.core.retry.backoff import draw, key_number
 from reefknot.core.routing import Chosen, Nobody, RoutingInputs, Why, WorkerHealth, WorkerRanking
 from reefknot.core.work import WorkItem, is_over, is_workers
+from reefknot.execution.tracing import record_cancelled
 from reefknot.router.completion import Completion
 from reefknot.router.context import RouterContext
 from reefknot.router.health import HealthTable
@@ -251,15 +252,18 @@ class Dispatcher:
 
         The worker's count begins when it accepts the assignment; by its clock it can tell what passed on the way.
         """
-        body, headers = pending.body, None
+        body, headers = pending.body, dict[str, str]()
         if pending.deadline_at is not None or not body:
             body = encode(self._with_deadline(pending))
         ahead_ms = self._health.ahead_ms(pending.worker_id or SHARED)
         if pending.deadline_at is not None and ahead_ms is not None:
-            headers = {DEADLINE_AT: str(pending.deadline_at + ahead_ms)}
+            headers[DEADLINE_AT] = str(pending.deadline_at + ahead_ms)
+        if pending.assignment.correlation is not None and (parent := pending.assignment.traceparent) is not None:
+            headers["traceparent"] = parent  # also in the body; as a header workers of others understand it
+            headers["trace_id"] = pending.assignment.trace_id or ""  # which otherwise would follow from it
         subject = assign_subject(pending.worker_id) if pending.worker_id else ASSIGN
         name = f"{pending.id}/{pending.held.fence}/{pending.route}"
-        await self._transport.publish(subject, body, headers=headers, message_id=name)
+        await self._transport.publish(subject, body, headers=headers or None, message_id=name)
 
     def _with_deadline(self, pending: Pending) -> msgspec.Struct:
         if pending.deadline_at is None:
@@ -358,10 +362,12 @@ class Dispatcher:
             item = await self._work.get(pending.id)
             ended = [] if item is None else [ended_event(item, self._clock.wall(), cancelled=reason)]
             entries = self._context.journal.entries([event, *ended])
-            await self._work.cancel(pending.id, reason=reason, who="router", events=entries)
+            is_ours = await self._work.cancel(pending.id, reason=reason, who="router", events=entries)
             item = await self._work.get(pending.id)
         result = None if item is None else answer_of(item)
-        if result is not None:
+        if item is not None and result is not None:
+            if is_ours:
+                record_cancelled(item, result)
             self._completion.finish(pending, result)
 
     async def send_cancel(self, assignment: ExecAssignment, reason: str) -> None:

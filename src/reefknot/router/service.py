@@ -25,12 +25,14 @@ from reefknot.core.messages import (
     Cancel,
     ExecAssignment,
     ExecResult,
+    encode,
     resource_class,
 )
 from reefknot.core.overload.admission import OverloadStatus, level
 from reefknot.core.redaction import Redactor
 from reefknot.core.results import answer_of, assignment_of, cancel_reason
 from reefknot.core.work import ROUTER, WorkItem, WorkState, is_ingestion, is_over, is_workers, pool_of, worker_of
+from reefknot.execution.tracing import submitting
 from reefknot.ports.clock import Clock
 from reefknot.ports.control import Command
 from reefknot.ports.store import Store
@@ -200,7 +202,9 @@ class Router:
 
     async def submit(self, assignment: ExecAssignment) -> asyncio.Future[ExecResult]:
         """Keep an assignment, or raise `QueueFullError` with the time to come back. Returns its future result."""
-        return await self._callers.submit(*validated(assignment))
+        checked, body = validated(assignment)
+        with submitting(checked) as traced:
+            return await self._callers.submit(traced, body if traced is checked else encode(traced))
 
     async def cancel(self, assignment_id: str, reason: str | None = None, *, tenant_id: str | None = None) -> bool:
         """Cancel an assignment of this tenant, wherever it is. False when it is not known here."""

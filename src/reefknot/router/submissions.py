@@ -43,6 +43,7 @@ from reefknot.core.results import (
 from reefknot.core.work import ROUTER, Quarantine, WorkItem, is_ingestion, is_over, requeued_at
 from reefknot.errors import KeyConflictError, NotJsonError, ParameterError, ParameterTypeError, QueueFullError
 from reefknot.execution.settling import Claims
+from reefknot.execution.tracing import submitting
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.clock import Clock
 from reefknot.ports.work_queue import FIRST_FENCE, Enqueued, Held, Settlement, WorkQueue
@@ -162,12 +163,13 @@ class Submissions:
 
         False when it is there already; `QueueFullError` when it is refused.
         """
-        (kept,) = await self.enqueue([self.item(assignment, encode(assignment), due_at=due_at)])
-        if isinstance(kept, Reject):
-            raise self.refused(assignment, kept)
-        if kept is Enqueued.DUPLICATE:
-            await self.check_same_job(assignment)
-        return kept is Enqueued.ACCEPTED
+        with submitting(assignment) as traced:
+            (kept,) = await self.enqueue([self.item(traced, encode(traced), due_at=due_at)])
+            if isinstance(kept, Reject):
+                raise self.refused(assignment, kept)
+            if kept is Enqueued.DUPLICATE:
+                await self.check_same_job(assignment)
+            return kept is Enqueued.ACCEPTED
 
     async def enqueue(self, items: Sequence[WorkItem], *, owner: str = "") -> list[Enqueued | Reject]:
         """Keep these in one step. With an `owner` they are its own at once, and need not be claimed."""

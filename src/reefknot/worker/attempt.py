@@ -52,6 +52,7 @@ from reefknot.execution.failures import (
     timeout_result,
     unknown_key,
 )
+from reefknot.execution.tracing import WorkTrace
 from reefknot.idempotency.waiting import AttemptKeys, HeldKey, KeyWaits, attempt_keys
 from reefknot.ports.block import Block, BlockContext, own_limits
 from reefknot.runtime import seeds
@@ -86,6 +87,7 @@ class AttemptInputs(Struct, frozen=True):
     queue_depth: int = 0
     overload_status: OverloadStatus = OverloadStatus.HEALTHY
     """The queue as it was at admission."""
+    trace: WorkTrace | None = None
 
     @property
     def number(self) -> int:
@@ -118,7 +120,7 @@ class StepRunner:
         """Follow another book in work that begins from now on. Work that has begun keeps the book it began under."""
         self._books.add(book.with_blocks(self._limits), since=int(self._clock.wall() * 1000) + 1)
 
-    async def attempt(self, item: WorkItem, work: AcceptedWork) -> AttemptReport:
+    async def attempt(self, item: WorkItem, work: AcceptedWork, trace: WorkTrace | None = None) -> AttemptReport:
         """Execute once, and decide what follows."""
         wall, assignment, admitted = self._clock.wall(), work.assignment, work.admitted
         block = self._blocks.get(assignment.job.type)
@@ -130,7 +132,7 @@ class StepRunner:
             factor = admitted.timeout_factor
             request = request.degraded(skip_retries=admitted.skip_retries, timeout_factor=factor)
         queue = (admitted.queue_depth, admitted.overload_status)
-        attempt = AttemptInputs(item, assignment, request, target, wall, book, *queue)
+        attempt = AttemptInputs(item, assignment, request, target, wall, book, *queue, trace)
         if item.deadline_at is not None and wall * 1000 >= item.deadline_at:
             return self._expired(attempt)
         if block is None:
@@ -271,6 +273,8 @@ class StepRunner:
     async def _run(self, block: Block, attempt: AttemptInputs) -> StepOutcome:
         assignment, item = attempt.assignment, attempt.item
         seconds, whole = self._seconds(attempt)
+        if attempt.trace is not None:
+            attempt.trace.attempt_started(attempt.number, attempt.began)
         context = BlockContext(
             assignment.assignment_id,
             attempt.number,
@@ -278,6 +282,7 @@ class StepRunner:
             seconds,
             assignment.tenant_id,
             assignment.trace_id,
+            assignment.traceparent if attempt.trace is None else attempt.trace.traceparent,
         )
         began, limit = self._clock.now(), self._context.timeouts.timeout(seconds)
         keys = AttemptKeys(asyncio.get_running_loop().time() + seconds)
@@ -373,6 +378,8 @@ class StepRunner:
             budget = attempt.item.budget
             history = History(attempt.item.attempts, attempt.elapsed(wall), budget.last_delay)
             events.append(recovered_event(attempt.assignment, wall, history))
+        if attempt.trace is not None:
+            attempt.trace.attempt_succeeded()
         return self._ended(attempt, step, WorkDone(), tuple(events))
 
     def _failed(
@@ -401,6 +408,8 @@ class StepRunner:
             now=self._clock.now(),
             traceback=ran.traceback,
         )
+        if attempt.trace is not None:
+            attempt.trace.attempt_failed(failure, decision)
         if isinstance(decision, Again):
             if throttle is not None:
                 throttle.spend()

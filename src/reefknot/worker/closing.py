@@ -41,6 +41,7 @@ from reefknot.core.work import (
 )
 from reefknot.execution.events import expired_event, quarantined_event
 from reefknot.execution.settling import Settling
+from reefknot.execution.tracing import WorkTrace, assignment_trace
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.work_queue import Settlement
 from reefknot.runtime.log import logger, printable
@@ -62,6 +63,8 @@ class _Ended(Struct, frozen=True):
     settlement: Settlement
     pool: Pool
     body: bytes | None
+    traced: tuple[WorkTrace, ExecResult] | None = None
+    """The trace of an assignment that has ended with this result."""
 
 
 class Closing:
@@ -104,11 +107,15 @@ class Closing:
             work = AcceptedWork.stand_in(item)
             self._report(item, self._set_aside(item, work, f"{UNREADABLE_WORK}: {error}"), pool, work)
             return False
+        trace = assignment_trace(item, work.assignment)
         try:
-            report = await self._steps.attempt(item, work)
+            report = await self._steps.attempt(item, work, trace)
         except Exception as error:  # a defect of ours: the assignment ends with it, and the worker goes on
             report = self._broken(item, work, error)
-        self._report(item, report, pool, work)
+        finally:
+            if trace is not None:
+                trace.attempt_ended()
+        self._report(item, report, pool, work, trace)
         return report.took_ms is not None
 
     def _broken(self, item: WorkItem, work: AcceptedWork, error: Exception) -> AttemptReport:
@@ -126,7 +133,14 @@ class Closing:
         result = self._steps.result(work.assignment, step, retries_used=item.attempts)
         return AttemptReport(Quarantine(reason), (event,), result)
 
-    def _report(self, item: WorkItem, report: AttemptReport, pool: Pool, work: AcceptedWork) -> None:
+    def _report(
+        self,
+        item: WorkItem,
+        report: AttemptReport,
+        pool: Pool,
+        work: AcceptedWork,
+        trace: WorkTrace | None = None,
+    ) -> None:
         """Queue the report for the store. From here on it does not depend on the slot any more."""
         settled, events, body = report.settled, report.events, None
         if report.result is not None:
@@ -142,7 +156,8 @@ class Closing:
                 settled = msgspec.structs.replace(settled, result=body.decode())
         entries = tuple(self._context.journal.entries(events)) if events else ()
         settlement = Settlement(item.id, item.owner, item.fence, settled, entries, report.took_ms)
-        self.reports.report(_Ended(item, settlement, pool, body))
+        traced = None if trace is None or report.result is None else (trace, report.result)
+        self.reports.report(_Ended(item, settlement, pool, body, traced))
 
     def _with_overload(self, result: ExecResult, pool: Pool, queue_depth: int) -> ExecResult:
         """The result with the overload fields, which the baseline withholds."""
@@ -155,6 +170,9 @@ class Closing:
     def _after_settling(self, one: _Ended, kept: bool) -> None:
         one.pool.settled(one.item.id, one.item.fence)
         settled = one.settlement.settled
+        if kept and one.traced is not None:
+            trace, result = one.traced
+            trace.ended_with(result, quarantined=isinstance(settled, Quarantine))
         if kept and isinstance(settled, TryAgain | Snooze):
             one.pool.put(one.pool.queued(one.item, settled.due_at))
 
@@ -198,6 +216,9 @@ class Closing:
         result = None if item is None else answer_of(item)
         if item is None or result is None:
             return False
+        trace = None if again or item.result is not None else assignment_trace(item, assignment_of(item))
+        if trace is not None:  # cancelled, dropped, expired or crashed: no attempt has told it
+            trace.ended_with(result, quarantined=item.state is WorkState.QUARANTINED)
         if item.result is None and self._context.settings.queue_v2:
             pool = self._pools.get(item.resource_class.rpartition("@")[0]) or next(iter(self._pools.values()))
             depth = AcceptedWork.read(item).admitted.queue_depth if item.payload and item.admission else 0

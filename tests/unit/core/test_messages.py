@@ -36,6 +36,7 @@ from reefknot.core.messages import (
     encode,
     read_assignment,
     resource_class,
+    trace_of,
 )
 from reefknot.core.overload.admission import OverloadStatus
 from tests.rows import for_each_row
@@ -229,6 +230,41 @@ def test_headers_beat_the_payload(headers: dict[str, str], trace: str, tenant: s
     assert (found.trace_id, found.tenant_id, found.assignment_id) == (trace, tenant, "a")
 
 
+TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+NOT_TRACEPARENTS = (
+    *("", TRACE, "00-short-b7-01", f"00-{TRACE}-{SPAN}", f"00-{TRACE}-{SPAN}-1", f"00-{TRACE}-{SPAN}-01-more"),
+    *(f"ff-{TRACE}-{SPAN}-01", f"00-{'0' * 32}-{SPAN}-01", f"00-{TRACE}-{'0' * 16}-01", f"00-{TRACE}-{SPAN}-01\n"),
+    *(f"00-{TRACE.upper()}-{SPAN}-01", f"00-{chr(7) * 32}-{SPAN}-01", f"01-{TRACE}-{SPAN}-01-" + "x" * 300),
+)
+
+
+def test_the_header_traceparent_beats_the_payloads_and_keeps_the_given_trace_id() -> None:
+    own = f"00-{'1' * 32}-{'2' * 16}-00"
+    payload = body(correlation={"trace_id": "tp", "traceparent": own})
+
+    found = [read_assignment(payload, headers) for headers in ({}, {"trace_id": "th"}, {"traceparent": TRACEPARENT})]
+
+    assert [(one.trace_id, one.traceparent) for one in found if isinstance(one, ExecAssignment)] == [
+        ("tp", own),
+        ("th", own),
+        (TRACE, TRACEPARENT),
+    ]
+
+
+def test_a_payloads_traceparent_gives_the_trace_id_where_none_is_said() -> None:
+    found = read(correlation={"traceparent": TRACEPARENT})
+    assert (found.trace_id, found.traceparent) == (TRACE, TRACEPARENT)
+    assert trace_of(f"01-{TRACE}-{SPAN}-01-what-a-later-version-says") == TRACE
+
+
+@pytest.mark.parametrize("text", NOT_TRACEPARENTS)
+def test_a_traceparent_that_is_not_valid_is_ignored(text: str) -> None:
+    by_header = read_assignment(body(), {"traceparent": text})
+    assert isinstance(by_header, ExecAssignment)
+    for found in (by_header, read(correlation={"traceparent": text})):
+        assert (found.trace_id, found.traceparent) == (None, None)
+
+
 def test_the_versions_header_beats_the_payload_both_ways() -> None:
     assert isinstance(read_assignment(body(version="9"), {"version": "1"}), ExecAssignment)
     assert refused(body(version="1"), {"version": "2"}).field == "version"
@@ -377,7 +413,6 @@ def test_every_text_has_a_bound_and_no_control_characters(field: str, changes: A
     [
         ({"tenant_id": "x" * 257}, "tenant_id"),
         ({"trace_id": "a\tb"}, "correlation.trace_id"),
-        ({"traceparent": "00-" + "\x07" * 32 + "-b7ad6b7169203331-01"}, "correlation.trace_id"),
     ],
 )
 def test_headers_have_the_same_bounds(headers: dict[str, str], field: str) -> None:

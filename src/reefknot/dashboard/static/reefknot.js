@@ -79,11 +79,14 @@
 
   const live = { source: null, wait: 1000, timer: null };
 
-  function tell(state) {
+  function tell(state, words) {
     const shown = one("#live-state");
     if (shown) { shown.dataset.state = state; shown.textContent = { live: "live", lost: "not live", wait: "connecting" }[state]; }
     const banner = one("#lost");
-    if (banner) banner.hidden = state !== "lost";
+    if (banner) {
+      banner.hidden = state !== "lost";
+      one("#lost-why").textContent = words || "The connection to the server is lost.";
+    }
   }
 
   function connect() {
@@ -95,6 +98,7 @@
       tell("live");
       take(JSON.parse(event.data));
     });
+    live.source.addEventListener("problem", (event) => tell("lost", JSON.parse(event.data)));
     live.source.onerror = () => {
       disconnect();
       tell("lost");
@@ -191,7 +195,7 @@
   function summary(answer) {
     const lines = [];
     if (typeof answer.count === "number") lines.push(`${answer.count} ${answer.count === 1 ? "job" : "jobs"}`);
-    for (const name of ["by_type", "kinds", "types"]) {
+    for (const name of ["by_type"]) {
       const counts = answer[name];
       if (counts && typeof counts === "object") {
         const words = Object.entries(counts).map(([kind, number]) => `${number} ${kind}`);
@@ -199,10 +203,10 @@
       }
     }
     if (answer.was && answer.state) lines.push(answer.was === answer.state ? `now ${answer.was}` : `${answer.was} → ${answer.state}`);
-    for (const name of ["missing", "unconfigured_sources", "unknown"]) {
+    for (const name of ["missing"]) {
       if (Array.isArray(answer[name]) && answer[name].length) lines.push(`${name.replace("_", " ")}: ${answer[name].join(", ")}`);
     }
-    for (const name of ["message", "note", "effect"]) if (typeof answer[name] === "string") lines.push(answer[name]);
+    for (const name of ["reasons", "hints"]) if (Array.isArray(answer[name])) lines.push(...answer[name]);
     return lines;
   }
 
@@ -271,6 +275,7 @@
       if (mine !== acting) return;
       const lines = summary(answer);
       counts.replaceChildren(...lines.map((line, place) => made("p", line, place ? "note" : "count")));
+      if (Array.isArray(answer.diff)) counts.append(made("pre", answer.diff.join("\n") || "the payload is the same"));
       go.disabled = answer.count === 0;
       if (answer.count === 0) counts.append(made("p", "nothing matches any more", "note"));
     } catch (error) {
@@ -318,41 +323,6 @@
     one("#act form").addEventListener("submit", (event) => { event.preventDefault(); perform(); });
     one("#act-cancel").addEventListener("click", () => dialog.close());
     dialog.addEventListener("close", () => { if (acting && acting.from.isConnected) acting.from.focus(); });
-  }
-
-  // ---- login: the token comes by hand, or behind the # of the address, which no server sees ---------------------------------
-
-  const login = one("#login");
-
-  async function enter(token, name) {
-    const told = one("#login-problem");
-    try {
-      await post(login.getAttribute("action"), name ? { token, name } : { token });
-      location.replace(login.dataset.next || "/");
-    } catch (error) {
-      told.textContent = error.message;
-      told.hidden = false;
-      one("#token").focus();
-    }
-  }
-
-  if (login) {
-    login.addEventListener("submit", (event) => {
-      event.preventDefault();
-      enter(one("#token").value.trim(), one("#name").value.trim());
-    });
-    const given = new URLSearchParams(location.hash.slice(1)).get("token");
-    if (given) {
-      history.replaceState(null, "", location.pathname + location.search);
-      enter(given, "");
-    }
-  }
-  const leave = one("#leave");
-  if (leave) {
-    leave.addEventListener("submit", async (event) => {
-      event.preventDefault();
-      try { await post(leave.getAttribute("action"), {}); } finally { location.assign("/login"); }
-    });
   }
 
   // ---- keyboard ------------------------------------------------------------------------------------------------------
