@@ -352,7 +352,7 @@ def test_every_response_has_the_headers(method: str, path: str) -> None:
         assert headers["content-security-policy"] == CONTENT_POLICY
         assert "unsafe" not in CONTENT_POLICY
         assert headers["x-content-type-options"] == "nosniff"
-        assert headers["referrer-policy"] == "no-referrer"
+        assert headers["referrer-policy"] == "same-origin"
         assert headers["cross-origin-opener-policy"] == "same-origin"
         assert headers["cross-origin-resource-policy"] == "same-origin"
         assert headers["cache-control"] == ("no-cache" if path.startswith("/static/") else "no-store")

@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Struct, ValidationError
 
 from reefknot.dashboard.api_routes import ROUTES
-from reefknot.dashboard.api_types import PREFIX, ApiRoute, FreeObject
+from reefknot.dashboard.api_types import PREFIX, ApiRoute, WrittenAssignment
 from reefknot.dashboard.openapi import openapi_document
 from reefknot.dashboard.site import HttpRefusal, Site, refusal_of
 from reefknot.errors import OperationError, ParameterError, ReefknotError, shown
@@ -225,7 +225,7 @@ def body_of(kind: type[Struct], media_type: str | None, body: bytes) -> Any:
 
 
 def _checked_body(kind: type[Struct], value: Any) -> Any:
-    if kind is FreeObject:
+    if kind is WrittenAssignment:
         if not isinstance(value, dict):
             raise OperationError("the body: an object is accepted", "invalid")
         return value
