@@ -59,17 +59,13 @@ async def _overview(operator: Operator, asked: Asked) -> Found:
     from reefknot.operations.overview import overview
 
     found = await overview(operator)
-    return {"title": "Overview", "view": found, "charts": _charts(found), "alerts": await _alerts(operator)}
+    return {"title": "Overview", "view": found, "charts": _charts(found)}
 
 
-async def _alerts(operator: Operator) -> Found:
-    from importlib.util import find_spec
-
-    if find_spec("reefknot.operations.alerts") is None:
-        return {"alerts": []}
+async def _alerts(operator: Operator, asked: Asked) -> Found:
     from reefknot.operations.alerts import list_alerts
 
-    return await list_alerts(operator)
+    return {"title": "Alerts", "found": await list_alerts(operator)}
 
 
 def _charts(found: Found) -> list[Found]:
@@ -302,6 +298,7 @@ def _check(title: str, verb: str, found: Found, **more: Any) -> Found:
 
 VIEWS: tuple[View, ...] = (
     View("overview", "/", "Overview", _overview, key="o"),
+    View("alerts", "/alerts", "Alerts", _alerts, parent="overview"),
     View("work", "/work", "Work", _work, _WORK, key="w"),
     View("job", "/work/{id:path}", "Job", _job, ("id", "tenant"), parent="work"),
     View("quarantine", "/quarantine", "Quarantine", _quarantine, _QUARANTINE, key="q"),
