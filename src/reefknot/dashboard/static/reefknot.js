@@ -350,7 +350,8 @@
     if (shut) shut.closest("dialog").close();
   });
 
-  document.documentElement.dataset.script = "on";
+  const current = one("nav [aria-current]");
+  if (current) current.parentElement.parentElement.parentElement.scrollLeft = current.offsetLeft - 40;
   tick();
   setInterval(tick, 1000);
   connect();
