@@ -17,7 +17,7 @@ from pathlib import Path
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
-from pygments.formatters import HtmlFormatter
+from pygments.formatters import HtmlFormatter  # type: ignore[import-untyped] # it carries no types
 
 HIDDEN = re.compile(r"^<!-- (?:run\n.*?^-->|no-run: [^\n]*-->)[ ]*\n", re.DOTALL | re.MULTILINE)
 FENCE = re.compile(r"^(```\w+)[ ][^\n]*$", re.MULTILINE)
@@ -25,8 +25,10 @@ CODE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\((?![a-z]+:|#)([^)\s#]+)(#[^)\s]*)?\)")
 MOVED = {"README.md": "index.md", "CHANGELOG.md": "changelog.md"}
 """Pages of the repository that are not in docs/, and their places on the site."""
-COMING = ("guides/alerts.md", "guides/dashboard.md", "guides/traces-and-logs.md", "reference/http-api.md")
-COMING += ("reference/metrics.md",)
+COMING = (
+    *("guides/alerts.md", "guides/dashboard.md", "guides/traces-and-logs.md"),
+    *("reference/http-api.md", "reference/metrics.md"),
+)
 """Pages that other branches bring; they are left out of the navigation until then."""
 
 

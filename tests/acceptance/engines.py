@@ -81,6 +81,7 @@ REPRESENTATIVE = frozenset(
         "test_failures_of_one_cause_are_one_group_and_an_edited_payload_is_a_new_version",
         "test_the_retries_of_all_processes_are_one_answer_that_survives_them",
         "test_a_sync_keeps_what_is_new_and_tells_what_it_did",
+        "test_a_sync_that_is_asked_for_waits_for_a_system_that_runs_it_once",
         "test_two_systems_over_one_store_run_each_due_time_once_and_a_pause_holds_for_both",
         "test_a_job_goes_from_process_to_process_in_one_trace_and_on_to_the_server_it_calls",
         "test_through_a_pipe_top_prints_one_view_without_escapes",

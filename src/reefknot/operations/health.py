@@ -265,6 +265,8 @@ def _dashboard(settings: Settings) -> Iterator[Finding]:
         lacks.append("tls_certificate and tls_key")
     if section.operator_token is None and section.reader_token is None:
         lacks.append("operator_token or reader_token")
+    if section.host.strip("[]") in ("0.0.0.0", "::") and not section.allowed_hosts:  # noqa: S104 - it is looked for
+        lacks.append("allowed_hosts")
     if lacks:
         text = f"{section.host} is reached from other hosts, and {' and '.join(lacks)} are missing"
         way_out = "set them in the section dashboard, or set host to 127.0.0.1: it is not served like this"

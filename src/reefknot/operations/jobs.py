@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Collection, Mapping
+from datetime import UTC, datetime
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, unquote
@@ -195,20 +196,21 @@ class JobQuery(Struct, frozen=True, kw_only=True):
                 "connector", "not together with another type, which its jobs have; give one of them"
             )
         one_of("sort", self.sort, _ORDERS)
-        self.filter(())
+        self.filter(Now(Moment(0, 0), ()))
 
-    def filter(self, gone: Collection[str]) -> WorkFilter:
-        """The filter of the store at this moment, with the owners whose processes have ended."""
+    def filter(self, now: Now) -> WorkFilter:
+        """The filter of the store at this moment, from which ages count."""
+        at = datetime.fromtimestamp(now.moment.wall / 1000, UTC)
         return WorkFilter(
             state=None if self.state is None else one_of("state", self.state, _STATES),
             kind=self.type or self.connector,
             tenant_id=self.tenant,
             source=self.source,
             error=self.error,
-            since=time_ms("since", self.since) or 0,
-            before=time_ms("before", self.before),
+            since=time_ms("since", self.since, now=at) or 0,
+            before=time_ms("before", self.before, now=at),
             only_ingestion=self.connector is not None,
-            gone=tuple(gone),
+            gone=tuple(now.gone),
         )
 
 
@@ -224,7 +226,7 @@ async def list_jobs(operator: Operator, query: JobQuery) -> dict[str, Any]:
         text = f"there is no job {named(*assignment_and_tenant(last))} any more{FROM_START}"
         raise OperationError(text, "not_found")
     oldest_first = one_of("sort", query.sort, _ORDERS)
-    page = await store.work.search(query.filter(now.gone), after=last, limit=query.limit, oldest_first=oldest_first)
+    page = await store.work.search(query.filter(now), after=last, limit=query.limit, oldest_first=oldest_first)
     jobs = operator.redactor.tree([job_fields(item, now) for item in page.items])
     return {"jobs": jobs, "next": quote(page.after) or None, **await counts_in(store, now)}
 

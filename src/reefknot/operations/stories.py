@@ -30,6 +30,7 @@ from reefknot.core.audit.event import (
     TimeoutOccurred,
     timestamp_ms,
 )
+from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import InvalidMessage, StepRequest, read_assignment
 from reefknot.core.retry.backoff import delay_before
 from reefknot.core.retry.book import Request
@@ -123,10 +124,10 @@ class Storyteller:
         """An attempt that failed, and the decision about it; none when the job was refused without another attempt."""
         if self._is_told(number):
             return
-        failure = record.failure.failure()
+        failure = record.failure
         attempt = self._new(at, number, outcome)
-        attempt.code, attempt.failure_type = record.failure.code, failure.failure_type.value
-        attempt.classification = failure.category.name.lower()
+        attempt.code, attempt.failure_type = failure.code, failure.failure_type.value
+        attempt.classification = _category(failure.code)
         attempt.http_status, attempt.message = failure.http_status, failure.message
         attempt.decision = "again" if record.answer == "again" else "stop"
         attempt.reason = None if record.answer == "again" else record.answer
@@ -136,7 +137,7 @@ class Storyteller:
             _begin(attempt, ended_ms, record.history.elapsed)
         if record.delay is not None:
             attempt.wait_s = record.delay
-            attempt.wait_from = "server hint" if (failure.retry_after or 0.0) > _own_wait(record) else "own backoff"
+            attempt.wait_from = _wait_from(record)
             self._due_ms = None if ended_ms is None else ended_ms + round(record.delay * 1000)
 
     def _ended(self, event: Completed) -> None:
@@ -191,7 +192,7 @@ class Storyteller:
                 source=self._item.source or None,
                 request=_request(self._item),
             )
-        except ReefknotError:  # a source that is not configured here
+        except (ReefknotError, KeyError):  # a source that is not configured here, or a code of another version
             return field, None
         origin, recorded = origins[field], getattr(record.policy, field)
         return field, origin.layer.value if origin.value == (inf if recorded is None else recorded) else None
@@ -211,10 +212,24 @@ def _request(item: WorkItem) -> Request:
     )
 
 
-def _own_wait(record: DecisionRecord) -> float:
-    """The wait of the policy's own backoff, without a server's hint."""
-    policy, history = record.policy.policy(), record.history
-    return delay_before(history.attempts - 1, policy, draw=record.draw, previous=history.previous_delay)
+def _category(code: str) -> str | None:
+    """The category of an error code; None for a code of another version."""
+    found = ErrorCode.__members__.get(code.lower())
+    return None if found is None else found.category.name.lower()
+
+
+def _wait_from(record: DecisionRecord) -> str | None:
+    """What a wait comes from; None for a policy that cannot be followed here, as one with a strategy of another
+    package."""
+    hint, history = record.failure.retry_after, record.history
+    if not hint:
+        return "own backoff"
+    try:
+        policy = record.policy.policy()
+        own = delay_before(history.attempts - 1, policy, draw=record.draw, previous=history.previous_delay)
+    except ReefknotError:
+        return None
+    return "server hint" if hint > own else "own backoff"
 
 
 def _begin(attempt: AttemptStory, ended_ms: int, seconds: float) -> None:

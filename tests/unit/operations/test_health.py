@@ -150,7 +150,8 @@ def test_a_secret_in_a_text_that_is_found_is_hidden(tmp_path: Path) -> None:
         ("{enabled: false, host: 0.0.0.0}", "ok"),
         ("{host: localhost}", "ok"),
         ("{host: '::1'}", "ok"),
-        ("{host: 0.0.0.0, tls_certificate: a.pem, tls_key: b.pem, operator_token: 'env:T'}", "ok"),
+        ("{host: ops.lan, tls_certificate: a.pem, tls_key: b.pem, operator_token: 'env:T'}", "ok"),
+        ("{host: '::', tls_certificate: a, tls_key: b, reader_token: 'env:T', allowed_hosts: [ops.lan]}", "ok"),
     ],
 )
 def test_a_dashboard_for_this_host_or_with_tls_and_token_is_well(tmp_path: Path, section: str, level: str) -> None:
@@ -161,7 +162,7 @@ def test_a_dashboard_for_this_host_or_with_tls_and_token_is_well(tmp_path: Path,
     ("section", "lacks"),
     [
         (DashboardSection(host="0.0.0.0"), "tls_certificate and tls_key and operator_token or reader_token"),
-        (DashboardSection(host="::", operator_token="env:T"), "tls_certificate and tls_key are missing"),
+        (DashboardSection(host="::", operator_token="env:T"), "tls_certificate and tls_key and allowed_hosts are"),
         (DashboardSection(host="ops.example.org", tls_certificate="a", tls_key="b"), "reader_token are missing"),
     ],
 )
