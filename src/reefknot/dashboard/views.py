@@ -25,7 +25,7 @@ Found = dict[str, Any]
 
 ROWS = 50
 GROUPS = 100
-VERIFIED, REPLAYED = 20_000, 2_000
+VERIFIED, REPLAYED = 10_000, 2_000
 """The newest events that a page verifies or replays: a fifth of a second beside the work of this process."""
 
 
