@@ -124,7 +124,7 @@ def refusal_of(error: Exception, redactor: Redactor) -> HttpRefusal:
             return HttpRefusal(status, kind, _text(error, redactor), error.parameter, redactor(error.accepted))
         case OperationError():
             status = _STATUS_OF_KIND.get(error.kind, 500)
-            waits = RETRY_AFTER_S if status == 503 else None
+            waits = _seconds(error) if status == 503 else None
             return HttpRefusal(status, error.kind, _text(error, redactor), retry_after=waits)
         case StorePermissionError():
             return HttpRefusal(403, "forbidden", _text(error, redactor))
@@ -150,4 +150,5 @@ def _text(error: Exception, redactor: Redactor) -> str:
 
 
 def _seconds(error: Exception) -> int:
-    return max(1, round(getattr(error, "retry_after", RETRY_AFTER_S)))
+    in_ms = getattr(error, "retry_after_ms", RETRY_AFTER_S * 1000)
+    return max(1, round(getattr(error, "retry_after", in_ms / 1000)))
