@@ -160,3 +160,6 @@ async def filled(folder: Path, *, items: int = ITEMS, events: int = EVENTS) -> P
     await store.close()
     fill(path, items, events)
     return path
+
+
+# ---- questions -------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ the records that it has; then it is deleted. So the totals of a store never go d
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self
@@ -18,7 +18,7 @@ import msgspec
 from msgspec import structs
 
 from reefknot.app.presence import STORE_S, Status, living_systems
-from reefknot.audit.journal import observed
+from reefknot.audit.journal import Journal, observed
 from reefknot.core.work import WorkState
 from reefknot.ports.clock import Clock
 from reefknot.ports.store import Store
@@ -57,6 +57,10 @@ class Activity:
         self.record_id = new_id()
         self.workers: Sequence[Worker] = ()
         """The workers whose levels and destinations are told."""
+        self.looked_at: Callable[[], int] = int
+        """When this system last looked at its alerts (ms UTC); 0 for never."""
+        self._journal = Journal(store.audit)
+        self._lost = 0
         self._earlier = ActivityRecord()
         """What this system has counted under an id that others closed."""
         self._written = ActivityRecord()
@@ -92,6 +96,8 @@ class Activity:
             "buckets": shown,
             "rates": rates,
             "levels": {worker.worker_id: worker.level_reasons() for worker in self.workers},
+            "looked_at": self.looked_at(),
+            "audit_buffered": self._journal.buffered,
             "destinations": [one for worker in self.workers for one in worker.troubled_destinations()],
         }
 
@@ -103,6 +109,9 @@ class Activity:
         turn = 0
         while True:
             try:
+                lost, self._lost = self._journal.lost - self._lost, self._journal.lost
+                if lost > 0:
+                    self.counters.count({"audit_lost": lost}, {"audit_lost": lost})
                 async with asyncio.timeout(STORE_S):
                     if turn % SAMPLE_EVERY == 0:
                         self.counters.sample(sampled(await self._store.work.snapshot(), self._worst_level()))

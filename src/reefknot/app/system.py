@@ -22,6 +22,7 @@ import msgspec
 
 from reefknot.app import presence
 from reefknot.app.activity import Activity
+from reefknot.app.alerts import running_activity
 from reefknot.app.audit_copies import kept_events
 from reefknot.app.block_settings import block_settings, blocks_for, check_logins
 from reefknot.app.ingestion import running_ingestion, sync_entries
@@ -403,12 +404,12 @@ async def running_system(
     # Beside everything else: a folder may have many files, and a disk may be slow.
     Thread(target=remove_spare_files, args=(block_settings(settings).fs,), name="spare files", daemon=True).start()
     options, working = options_of(settings), worker_settings(settings)
-    async with AsyncExitStack() as opened:
-        store = await opened.enter_async_context(open_store(url, **options))
+    async with open_store(url, **options) as store, AsyncExitStack() as opened:
         books = await opened.enter_async_context(kept_events(store, settings, secrets=secrets))
         clock = SteadyClock(store.clock)
-        activity = await opened.enter_async_context(Activity(store, clock))
         journal = Journal(store.audit, redactor=Redactor(secrets))
+        alerts = None if own_work_only else settings.configuration.alerts
+        activity = await opened.enter_async_context(running_activity(store, clock, journal, alerts=alerts))
         build = partial(
             System,
             store,

@@ -42,6 +42,7 @@ NOUNS = {
     "dashboard": ("reefknot.cli.dashboard:app", "Serve the pages and the HTTP API of a store."),
     "job": ("reefknot.cli.job:app", "List, show, cancel and retry jobs."),
     "quarantine": ("reefknot.cli.quarantine:app", "List, requeue, discard and purge quarantined jobs."),
+    "alert": ("reefknot.cli.alert:app", "List the alerts that running systems have raised."),
     "schedule": ("reefknot.cli.ingestion.schedule:app", "List, run, pause and resume schedules."),
     "source": (
         "reefknot.cli.ingestion.source:app",

@@ -35,7 +35,7 @@ def dashboard(
     *,
     host: Annotated[str | None, arg("Address to listen on. Default: dashboard.host, or 127.0.0.1.")] = None,
     port: Annotated[int | None, arg("Port; 0 takes a free one. Default: dashboard.port, or 8321 if free.")] = None,
-    read_only: Annotated[bool, arg("Let nobody do anything but read.")] = False,
+    read_only: Annotated[bool, arg("Refuse every action: pages and API only read.")] = False,
     seconds: For = None,
     log: LogFlags = LOG,
     options: StoreFlags = STORE,

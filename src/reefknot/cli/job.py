@@ -91,7 +91,11 @@ def list_(
 
         def text() -> None:
             _put_jobs(found["jobs"], wide=wide)
-            _say_totals(found, found["next"])
+            _say_totals(found)
+            if found["next"] is not None:
+                is_cut = len(found["jobs"]) < limit
+                why = "the search has read as much as one page may, and goes on" if is_cut else "there may be more"
+                say(f"{why}: --after {found['next']}")
 
         show(found, text, json=options.json)
 
@@ -106,13 +110,11 @@ def _put_jobs(jobs: list[dict[str, Any]], *, wide: bool) -> None:
     put_jobs(columns, map(_row, jobs), tenants, styles=styles, whole=whole, optional=optional, wide=wide)
 
 
-def _say_totals(counts: dict[str, Any], following: str | None) -> None:
+def _say_totals(counts: dict[str, Any]) -> None:
     totals = ", ".join(f"{number} {name}" for name, number in counts["states"].items() if number)
     waiting = f"; {counts['waiting_for_router']} waiting for a router" if counts["waiting_for_router"] else ""
     oldest = f"; the oldest due one has waited {age(counts['oldest_due_s'])}" if counts["oldest_due_s"] else ""
     say(f"total: {totals or 'none with a worker'}{waiting}{oldest}")
-    if following is not None:
-        say(f"there may be more: --after {following}")
 
 
 def _row(one: dict[str, Any]) -> tuple[str, ...]:

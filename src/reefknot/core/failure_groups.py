@@ -7,6 +7,7 @@ from job to job. It is stable: the same failure has it in every process and in t
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from hashlib import sha256
 
 import msgspec
@@ -44,7 +45,12 @@ _VARIABLE = re.compile(
 
 def normalised(message: str) -> str:
     """A message with times, addresses, quoted names, paths, ids and numbers replaced by what they are."""
-    found = _VARIABLE.sub(lambda match: f"<{match.lastgroup}>", message[:LONGEST_MESSAGE])
+    return _normalised(message[:LONGEST_MESSAGE])
+
+
+@lru_cache(maxsize=1024)  # most failures of one cause have one message
+def _normalised(message: str) -> str:
+    found = _VARIABLE.sub(lambda match: f"<{match.lastgroup}>", message)
     return " ".join(found.split())
 
 

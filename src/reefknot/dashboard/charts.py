@@ -35,8 +35,7 @@ class Span(Struct, frozen=True):
     begins: float
     ends: float
     kind: str
-    """The class of its colour: succeeded, failed, waiting, running."""
-    label: str = ""
+    """The class of its colour: succeeded, failed, waiting, running, other."""
 
 
 def lines(series: Sequence[Series], *, title: str, unit: str, step_s: float) -> str:
@@ -87,12 +86,11 @@ def waits(schedule: Sequence[tuple[float, float]], *, title: str) -> str:
         x, bar = LEFT + place * width + width * 0.15, max(1.0, width * 0.7)
         words = f"retry {place + 1}: {seconds(low)}" + ("" if low == high else f" to {seconds(high)}")
         y_low, y_high = _y(low, top), _y(high, top)
-        floor = HEIGHT - BOTTOM
+        sure, jitter = max(0.8, HEIGHT - BOTTOM - y_low), max(0.0, y_low - y_high)
         parts.append(
-            f'<g class="wait"><title>{escape(words)}</title>'
-            f'<rect class="sure" x="{x:.1f}" y="{y_low:.1f}" width="{bar:.1f}" height="{max(0.8, floor - y_low):.1f}"/>'
-            f'<rect class="jitter" x="{x:.1f}" y="{y_high:.1f}" width="{bar:.1f}" height="{max(0.0, y_low - y_high):.1f}"/>'
-            "</g>"
+            f"<g><title>{escape(words)}</title>"
+            f'<rect class="sure" x="{x:.1f}" y="{y_low:.1f}" width="{bar:.1f}" height="{sure:.1f}"/>'
+            f'<rect class="jitter" x="{x:.1f}" y="{y_high:.1f}" width="{bar:.1f}" height="{jitter:.1f}"/></g>'
         )
         if place % every == 0:
             parts.append(_text(x + bar / 2, HEIGHT - 6, str(place + 1), anchor="middle"))
@@ -103,33 +101,33 @@ def waits(schedule: Sequence[tuple[float, float]], *, title: str) -> str:
     return _svg(title, words or "no waits", parts)
 
 
-def timeline(rows: Sequence[tuple[str, Sequence[Span]]], *, title: str, width: int = 860) -> str:
-    """Rows of spans over one axis of seconds since the first of them began."""
+def timeline(rows: Sequence[tuple[str, str, Sequence[Span]]], *, title: str, width: int = 860) -> str:
+    """Rows of spans over one axis of seconds since the first began; each row has a name, and words about it."""
     shown = rows[:MOST_ROWS]
-    spans = [span for _, row in shown for span in row]
+    spans = [span for _, _, row in shown for span in row]
     start = min((span.begins for span in spans), default=0.0)
     whole = max(0.001, max((span.ends for span in spans), default=0.0) - start)
-    left, row_height, top = 92, 24, 8
+    left, row_height, top = 84, 22, 8
     height = top + row_height * max(1, len(shown)) + 24
-    scale = (width - left - 76) / whole
-    parts = [
-        _text(left + scale * whole * part, height - 6, seconds(whole * part), anchor="middle" if part else "start")
-        for part in (0, 0.25, 0.5, 0.75, 1)
-    ]
-    parts += [
-        f'<line class="grid" x1="{left + scale * whole * part:.1f}" x2="{left + scale * whole * part:.1f}" y1="{top}" '
-        f'y2="{height - 20}"/>'
-        for part in (0, 0.25, 0.5, 0.75, 1)
-    ]
+    scale = (width - left - 28) / whole
+    parts = []
+    for part in (0, 0.25, 0.5, 0.75, 1):
+        x = left + scale * whole * part
+        parts.append(_text(x, height - 6, seconds(whole * part), anchor="middle" if part else "start"))
+        parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{height - 20}"/>')
     words = []
-    for number, (name, row) in enumerate(shown):
+    for number, (name, about, row) in enumerate(shown):
         y = top + number * row_height
         parts.append(_text(left - 8, y + 15, name, anchor="end", kind="row-name"))
-        for span in row:
-            parts.append(_span(span, left + (span.begins - start) * scale, y, scale))
-            words.append(
-                f"{name} {span.kind} after {seconds(span.begins - start)} for {seconds(span.ends - span.begins)}"
-            )
+        parts += [_span(span, left + (span.begins - start) * scale, y, scale) for span in row]
+        if row:
+            first, last = (left + (at - start) * scale for at in (row[0].begins, row[-1].ends))
+            is_late = (first + last) / 2 > (left + width) / 2  # words stand where there is room: before, or behind
+            parts.append(_text(first - 6 if is_late else last + 6, y + 15, about, anchor="end" if is_late else "start"))
+        words += [
+            f"{name} {one.kind} after {seconds(one.begins - start)} for {seconds(one.ends - one.begins)}" for one in row
+        ]
+        words.append(f"{name}: {about}")
     return _svg(title, "; ".join(words) or "nothing yet", parts, width=width, height=height, kind="chart wide")
 
 
@@ -137,9 +135,10 @@ def meter(value: float, limit: float, *, title: str) -> str:
     """A small bar that is full at `limit`."""
     share = min(1.0, max(0.0, value / limit)) if limit > 0 else 0.0
     level = "high" if share >= 0.9 else "raised" if share >= 0.7 else "low"
+    words = escape(title)
     return (
         f'<svg class="meter {level}" viewBox="0 0 100 8" width="100" height="8" role="img" preserveAspectRatio="none" '
-        f'aria-label="{escape(title)}"><title>{escape(title)}</title><rect class="track" width="100" height="8" rx="2"/>'
+        f'aria-label="{words}"><title>{words}</title><rect class="track" width="100" height="8" rx="2"/>'
         f'<rect class="fill" width="{share * 100:.1f}" height="8" rx="2"/></svg>'
     )
 
@@ -215,15 +214,14 @@ def _text(x: float, y: float, words: str, *, anchor: str = "start", kind: str = 
 
 def _span(span: Span, x: float, y: float, scale: float) -> str:
     width = max(2.0, (span.ends - span.begins) * scale)
-    words = f"{span.kind}, {seconds(span.ends - span.begins)}" + (f": {span.label}" if span.label else "")
+    words = f"{span.kind}, {seconds(span.ends - span.begins)}"
     if span.kind == "waiting":
-        middle = f'<line class="span waiting" x1="{x:.1f}" x2="{x + width:.1f}" y1="{y + 11}" y2="{y + 11}"/>'
+        shape = f'<line class="span waiting" x1="{x:.1f}" x2="{x + width:.1f}" y1="{y + 11}" y2="{y + 11}"/>'
     else:
-        middle = (
+        shape = (
             f'<rect class="span {escape(span.kind)}" x="{x:.1f}" y="{y + 3}" width="{width:.1f}" height="16" rx="2"/>'
         )
-    label = _text(x + width + 4, y + 15, span.label) if span.label else ""
-    return f"<g><title>{escape(words)}</title>{middle}{label}</g>"
+    return f"<g><title>{escape(words)}</title>{shape}</g>"
 
 
 def _cut(series: Series) -> Series:

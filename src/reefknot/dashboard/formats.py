@@ -19,21 +19,20 @@ from reefknot.dashboard.charts import Series, Span
 from reefknot.runtime.log import printable
 
 _KINDS = {
-    "good": ("healthy", "succeeded", "ok", "accepted", "resolved", "recovered", "closed", "verified"),
-    "warn": ("warning", "degraded", "overloaded", "cooling", "resting", "probing", "recovering", "needs attention")
-    + ("retrying", "rejected", "deferred", "half_open", "never synced", "other connector", "kept elsewhere"),
-    "bad": ("failed", "quarantined", "critical", "full", "problem", "dropped", "unreadable", "open", "raised", "active")
-    + ("timeout", "error"),
-    "busy": ("running", "syncing", "leaving"),
-    "still": ("paused", "draining", "drained", "cancelled", "discarded", "off", "not configured"),
+    "good": "healthy succeeded ok accepted resolved recovered closed",
+    "warn": "warning degraded overloaded cooling resting probing recovering needs_attention retrying rejected deferred "
+    "half_open never_synced other_connector kept_elsewhere",
+    "bad": "failed quarantined critical full problem dropped unreadable open raised timeout error",
+    "busy": "running syncing leaving",
+    "still": "paused draining drained cancelled discarded off not_configured",
 }
-KIND_OF = {word: kind for kind, words in _KINDS.items() for word in words}
+KIND_OF = {word: kind for kind, words in _KINDS.items() for word in words.split()}
 LONGEST_JSON = 20_000
 
 
 def kind_of(word: object) -> str:
     """The class of a word of state; a word that nobody knows has none."""
-    return KIND_OF.get(str(word).lower(), "")
+    return KIND_OF.get(str(word).lower().replace(" ", "_"), "")
 
 
 def relative(at: str) -> str:
@@ -64,6 +63,12 @@ def _moment(at: str) -> datetime | None:
     except (ValueError, TypeError):
         return None
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+
+
+def seconds_at(at: str) -> float:
+    """A time as seconds since 1970, 0 for what is no time."""
+    moment = _moment(at)
+    return 0.0 if moment is None else moment.timestamp()
 
 
 def iso(ms: float) -> str:
@@ -130,12 +135,12 @@ def path(base: str, *parts: str, **asked: Any) -> str:
 
 
 def without(asked: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """What is asked, without these names."""
+    """The parameters, without these."""
     return {name: value for name, value in asked.items() if name not in names}
 
 
 def with_(asked: Mapping[str, Any], **more: Any) -> dict[str, Any]:
-    """What is asked, and more."""
+    """The parameters, and more."""
     return {**asked, **more}
 
 
@@ -183,9 +188,11 @@ def chart(kind: str, series: Sequence[Mapping[str, Any]], *, title: str, unit: s
     return draw(rows, title=title, unit=unit, step_s=step_s)
 
 
-def timeline(rows: Sequence[tuple[str, Sequence[Mapping[str, Any]]]], *, title: str) -> str:
-    """A timeline of rows of spans."""
-    return charts.timeline([(name, [Span(**span) for span in spans]) for name, spans in rows], title=title)
+def timeline(rows: Sequence[tuple[str, str, Sequence[Mapping[str, Any]]]], *, title: str) -> str:
+    """A timeline of rows: their name, what they are about, and their spans."""
+    return charts.timeline(
+        [(name, about, [Span(**span) for span in spans]) for name, about, spans in rows], title=title
+    )
 
 
 FILTERS: dict[str, Callable[..., Any]] = {

@@ -10,8 +10,8 @@ are bounded, and all of them end with the site.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TYPE_CHECKING
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Struct
@@ -90,7 +90,7 @@ class LiveViews:
             text = f"too many live views are open: {self.viewers} viewers of {len(self._views)} views; close some tabs"
             raise OperationError(text, "temporary")
 
-    async def follow(self, key: ViewKey) -> AsyncIterator[bytes]:
+    async def follow(self, key: ViewKey) -> AsyncGenerator[bytes]:
         """The messages of a view, from its newest on, until the site closes."""
         self.check_room(key)
         view = self._views.get(key)
@@ -102,7 +102,7 @@ class LiveViews:
         try:
             while not self._site.closing.is_set():
                 if view.version == seen:
-                    await self._pause(view.waiters, PING_S)
+                    await self._pause(PING_S, view.waiters)
                 if view.version == seen:
                     yield _PING
                 else:
@@ -111,12 +111,12 @@ class LiveViews:
         finally:
             view.viewers -= 1
 
-    async def _pause(self, waiters: Waiters, seconds: float) -> None:
-        """Wait for a change or the end of the site, at most so long."""
-        with waiters.listening(_CHANGE) as changed:
-            closing = asyncio.ensure_future(self._site.closing.wait())
+    async def _pause(self, seconds: float, waiters: Waiters | None = None) -> None:
+        """Wait for the end of the site, or for a change, at most so long."""
+        with (waiters or Waiters()).listening(_CHANGE) as changed:
+            closing: asyncio.Future[Any] = asyncio.ensure_future(self._site.closing.wait())
             try:
-                await asyncio.wait({changed, closing}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait([changed, closing], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 closing.cancel()
 
@@ -131,9 +131,9 @@ class LiveViews:
                 seen, began = self._mark, loop.time()
                 await self._renew(view)
                 rest = min(LONGEST_REST_S, max(SHORTEST_REST_S, REST_PER_RENDERING * (loop.time() - began)))
-                await self._pause(Waiters(), rest)
+                await self._pause(rest)
                 if self._mark == seen and view.viewers:
-                    await self._pause(self._changes, max(0.0, REFRESH_S - rest))
+                    await self._pause(max(0.0, REFRESH_S - rest), self._changes)
         finally:
             del self._views[view.key]
 
@@ -153,7 +153,7 @@ class LiveViews:
                 if await self._has_changed():
                     self._mark += 1
                     self._changes.wake(_CHANGE)
-                await self._pause(Waiters(), SHORTEST_REST_S / 2)
+                await self._pause(SHORTEST_REST_S / 2)
         finally:
             self._watching = False
 
@@ -165,5 +165,5 @@ class LiveViews:
                 end = await end_of(log)
                 return await log.wait(end.sequence, REFRESH_S)
         except Exception:
-            await self._pause(Waiters(), REFRESH_S)
+            await self._pause(REFRESH_S)
             return True

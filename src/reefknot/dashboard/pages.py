@@ -8,7 +8,7 @@ escaped by the templates, always; the only markup that they take as it is are th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
     from starlette.routing import BaseRoute
 
-    from reefknot.dashboard.site import Refusal, Site
+    from reefknot.dashboard.site import HttpRefusal, Site
     from reefknot.dashboard.views import View
 
 LOADING_S = 20.0
@@ -52,8 +52,14 @@ class PageRenderer:
         async with asyncio.timeout(LOADING_S):
             found = await view.load(self._site.operator(request), asked)
         live_url = f"/live?{query_text({'view': view.name, **asked})}" if view.is_live else ""
-        values = self._values(view.name, asked, state.role) | {"live_url": live_url, "actor": state.actor, **found}
-        return self._templates.get_template(f"{view.name}.html").render(values), 400 if found.get("errors") else 200
+        values = self._values(view.parent or view.name, asked, state.role) | {
+            "live_url": live_url,
+            "actor": state.actor,
+            **found,
+        }
+        return self._templates.get_template(f"{view.template or view.name}.html").render(values), 400 if found.get(
+            "errors"
+        ) else 200
 
     async def fragment(self, key: ViewKey) -> str:
         """The parts of a page that are live, as they are now."""
@@ -61,10 +67,10 @@ class PageRenderer:
         site = self._site
         found = await view.load(Operator(site.store, site.redactor, None, site.settings, site.shown), asked)
         template = self._templates.get_template(f"{view.name}.html")
-        context = template.new_context(self._values(view.name, asked, key.role) | found)
+        context = template.new_context(self._values(view.parent or view.name, asked, key.role) | found)
         return "".join(template.blocks["live"](context))
 
-    def error(self, refusal: Refusal, request: Request) -> str:
+    def error(self, refusal: HttpRefusal, request: Request) -> str:
         """The page of a request that was refused."""
         role = getattr(request.state, "role", None)
         values = self._values("", {}, role) | {"live_url": "", "actor": None, "refusal": refusal}
@@ -102,7 +108,11 @@ def routes(site: Site) -> list[BaseRoute]:
     live = LiveViews(site, renderer.fragment)
 
     class EventStream(StreamingResponse):
-        """A stream of events that lets go of a browser which takes nothing."""
+        """A stream of live messages, which lets go of a browser that takes nothing."""
+
+        def __init__(self, messages: AsyncGenerator[bytes]) -> None:
+            super().__init__(messages, media_type="text/event-stream")
+            self._messages = messages
 
         async def stream_response(self, send: Any) -> None:
             async def send_in_time(message: Any) -> None:
@@ -114,7 +124,7 @@ def routes(site: Site) -> list[BaseRoute]:
             except TimeoutError:
                 return
             finally:
-                await self.body_iterator.aclose()  # type: ignore[union-attr]
+                await self._messages.aclose()
 
     def route_of(view: View) -> Route:
         async def show(request: Request) -> Response:
@@ -130,7 +140,7 @@ def routes(site: Site) -> list[BaseRoute]:
             return Response("view: unknown; accepted: a page that is live\n", 400, media_type="text/plain")
         key = ViewKey(view.name, request.state.role, tuple(asked_of(view, request.query_params).items()))
         live.check_room(key)
-        return EventStream(live.follow(key), media_type="text/event-stream")
+        return EventStream(live.follow(key))
 
     return [*map(route_of, views.VIEWS), Route("/live", stream, methods=["GET"])]
 
@@ -140,7 +150,7 @@ def asked_of(view: View, given: Mapping[str, str]) -> dict[str, str]:
     return {name: str(given[name])[:LONGEST_VALUE] for name in view.parameters if given.get(name)}
 
 
-def error_page(site: Site, request: Request, refusal: Refusal) -> Response:
+def error_page(site: Site, request: Request, refusal: HttpRefusal) -> Response:
     """The page that says what went wrong, and what to do."""
     from starlette.responses import HTMLResponse
 

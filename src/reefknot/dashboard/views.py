@@ -10,9 +10,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from reefknot.core.work import WorkState
-from reefknot.dashboard.formats import amount, duration, percent
+from reefknot.dashboard.formats import amount, duration, percent, seconds_at
 from reefknot.errors import OperationError, ParameterError
 
 if TYPE_CHECKING:
@@ -37,6 +38,10 @@ class View(Struct, frozen=True):
     key: str = ""
     """The letter that leads to it after `g`; a page without one is not in the navigation."""
     is_live: bool = True
+    parent: str = ""
+    """The page of the navigation that it belongs to."""
+    template: str = ""
+    """The name of the template, where it is not that of the page."""
 
 
 def checked(make: Callable[..., Q], asked: Asked, **more: Any) -> tuple[Q | None, dict[str, str]]:
@@ -47,11 +52,6 @@ def checked(make: Callable[..., Q], asked: Asked, **more: Any) -> tuple[Q | None
         return None, {error.parameter: str(error)}
 
 
-def only(asked: Asked, *names: str) -> dict[str, str]:
-    """The parameters of these names."""
-    return {name: asked[name] for name in names if name in asked}
-
-
 # ---- overview --------------------------------------------------------------------------------------------------------
 
 
@@ -59,17 +59,13 @@ async def _overview(operator: Operator, asked: Asked) -> Found:
     from reefknot.operations.overview import overview
 
     found = await overview(operator)
-    return {"title": "Overview", "view": found, "charts": _charts(found), "alerts": await _alerts(operator)}
+    return {"title": "Overview", "view": found, "charts": _charts(found)}
 
 
-async def _alerts(operator: Operator) -> Found:
-    from importlib.util import find_spec
-
-    if find_spec("reefknot.operations.alerts") is None:
-        return {"alerts": []}
+async def _alerts(operator: Operator, asked: Asked) -> Found:
     from reefknot.operations.alerts import list_alerts
 
-    return await list_alerts(operator)
+    return {"title": "Alerts", "found": await list_alerts(operator)}
 
 
 def _charts(found: Found) -> list[Found]:
@@ -94,7 +90,12 @@ def _charts(found: Found) -> list[Found]:
         {"name": "recovered share", "values": _shares(series["recovered"], series["given_up"])},
     ]
     return [
-        chart("Admissions", "stacked", "per second", rows("accepted", "deferred", "degraded", "rejected", "dropped", per_second=True)),
+        chart(
+            "Admissions",
+            "stacked",
+            "per second",
+            rows("accepted", "deferred", "degraded", "rejected", "dropped", per_second=True),
+        ),
         chart("Jobs ended", "stacked", "per second", rows("succeeded", "failed", per_second=True)),
         chart("Retries", "lines", "per second", rows("retries", "throttled", "given_up", per_second=True)),
         chart("Recovered share", "lines", "", recovered, percent),
@@ -130,7 +131,29 @@ async def _job(operator: Operator, asked: Asked) -> Found:
     from reefknot.operations.jobs import job_story
 
     story = await job_story(operator, asked["id"], asked.get("tenant"))
-    return {"title": f"Job {asked['id']}", "job": story}
+    return {"title": f"Job {asked['id']}", "job": story, "rows": _rows(story)}
+
+
+def _rows(story: Found) -> list[tuple[str, str, list[Found]]]:
+    """The timeline of a job: a row for each attempt, with the wait that follows. Of an attempt whose start is not on
+    record, the bar begins where it was due, and is grey."""
+    rows: list[tuple[str, str, list[Found]]] = []
+    submitted, now = seconds_at(story["created_at"]), seconds_at(story["created_at"]) + story["total_s"]
+    for one in story["attempts"]:
+        ends = now if one["ended_at"] is None else seconds_at(one["ended_at"])
+        due = submitted if one["due_at"] is None else seconds_at(one["due_at"])
+        begins = min(ends, due if one["started_at"] is None else seconds_at(one["started_at"]))
+        outcome = {"succeeded": "succeeded", "running": "running"}.get(one["outcome"], "failed")
+        kind = outcome if one["started_at"] is not None or outcome == "running" else "other"
+        label = one["code"] or one["outcome"]
+        words = label if one["wait_s"] is None else f"{label}, waits {duration(one['wait_s'])}"
+        spans = [{"begins": begins, "ends": ends, "kind": kind}]
+        if one["started_at"] is not None and begins - due > 0.001:
+            spans.insert(0, {"begins": due, "ends": begins, "kind": "waiting"})
+        if one["wait_s"] is not None:
+            spans.append({"begins": ends, "ends": ends + one["wait_s"], "kind": "waiting"})
+        rows.append((f"attempt {one['number']}", words, spans))
+    return rows
 
 
 # ---- quarantine ------------------------------------------------------------------------------------------------------
@@ -146,8 +169,7 @@ async def _quarantine(operator: Operator, asked: Asked) -> Found:
     found: Found = {"title": "Quarantine", "stats": stats, "errors": errors, "groups": None, "jobs": None}
     if query is not None:
         found["jobs"] = await list_quarantined(operator, query)
-        wide = QuarantineQuery(**{name: text for name, text in asked.items() if name != "after"}, limit=GROUPS)
-        found["groups"] = await quarantine_groups(operator, wide)
+        found["groups"] = await quarantine_groups(operator, replace(query, after="", limit=GROUPS))
     return found
 
 
@@ -173,8 +195,8 @@ async def _workers(operator: Operator, asked: Asked) -> Found:
     return {"title": "Workers", "found": await running_systems(operator)}
 
 
-_QUESTION = ("target", "source", "error", "status", "failure_type", "exception", "message")
-_QUESTION += ("retry_after", "retry_count", "timeout_ms")
+_FAILURE = ("error", "status", "failure_type", "exception", "message", "retry_after")
+_QUESTION = ("target", "source", *_FAILURE, "retry_count", "timeout_ms")
 
 
 async def _policies(operator: Operator, asked: Asked) -> Found:
@@ -206,14 +228,95 @@ async def _health(operator: Operator, asked: Asked) -> Found:
     return {"title": "Health", "found": await examine_store(operator)}
 
 
+# ---- sources ---------------------------------------------------------------------------------------------------------
+
+
+async def _sources(operator: Operator, asked: Asked) -> Found:
+    from reefknot.operations.schedules import list_schedules
+    from reefknot.operations.sources import list_sources
+
+    schedules = [one for one in (await list_schedules(operator))["schedules"] if one["kind"] == "schedule"]
+    return {"title": "Sources", "found": await list_sources(operator), "schedules": schedules}
+
+
+# ---- audit -----------------------------------------------------------------------------------------------------------
+
+_AUDIT = (
+    "type",
+    "work",
+    "tenant",
+    "actor",
+    "key",
+    "category",
+    "correlation",
+    "trace",
+    "text",
+    "since",
+    "until",
+    "after",
+)
+
+
+async def _audit(operator: Operator, asked: Asked) -> Found:
+    from reefknot.core.audit.event import EVENT_TYPES
+    from reefknot.operations.audit import EventQuery, audit_head, search_events
+
+    found: Found = {"events": [], "next": None}
+    errors: dict[str, str] = {}
+    try:
+        found = await search_events(operator, EventQuery(**asked, limit=ROWS))
+    except ParameterError as error:
+        errors = {error.parameter: str(error)}
+    types = sorted(str(kind.__struct_config__.tag) for kind in EVENT_TYPES)
+    heads = (await audit_head(operator))["heads"]
+    return {"title": "Audit", "found": found, "errors": errors, "types": types, "heads": heads}
+
+
+async def _verify(operator: Operator, asked: Asked) -> Found:
+    from reefknot.operations.audit import verify_events
+
+    found = await verify_events(operator)
+    wrong, total = found["mismatches"], found["mismatches_total"]
+    summary = f"{total} mismatches" if total else "Every hash follows from the one before it"
+    fine = "No event was changed, removed, swapped or inserted, as far as the chain can tell."
+    return _check("Verify", "verify", found, summary=summary, wrong=wrong, fine=fine)
+
+
+async def _replay(operator: Operator, asked: Asked) -> Found:
+    from reefknot.operations.audit import replay_events
+
+    found = await replay_events(operator)
+    total = found["differences_total"]
+    summary = f"{total} differences" if total else f"{amount(found['decisions'])} decisions, decided alike again"
+    fine = "Each recorded decision follows from its recorded inputs and policies. Nothing was executed."
+    return _check("Replay", "replay", found, summary=summary, wrong=found["differences"], fine=fine)
+
+
+def _check(title: str, verb: str, found: Found, **more: Any) -> Found:
+    return {"title": title, "verb": verb, "found": found, "ok": found["ok"], **more}
+
+
 VIEWS: tuple[View, ...] = (
     View("overview", "/", "Overview", _overview, key="o"),
+    View("alerts", "/alerts", "Alerts", _alerts, parent="overview"),
     View("work", "/work", "Work", _work, _WORK, key="w"),
-    View("job", "/work/{id:path}", "Job", _job, ("id", "tenant")),
+    View("job", "/work/{id:path}", "Job", _job, ("id", "tenant"), parent="work"),
     View("quarantine", "/quarantine", "Quarantine", _quarantine, _QUARANTINE, key="q"),
-    View("quarantined", "/quarantine/{id:path}", "Quarantined job", _quarantined, ("id", "tenant"), is_live=False),
+    View(
+        "quarantined",
+        "/quarantine/{id:path}",
+        "Quarantined job",
+        _quarantined,
+        ("id", "tenant"),
+        is_live=False,
+        parent="quarantine",
+    ),
     View("policies", "/policies", "Policies", _policies, _QUESTION, key="p", is_live=False),
     View("workers", "/workers", "Workers", _workers, key="k"),
+    View("sources", "/sources", "Sources", _sources, key="s"),
+    View("audit", "/audit", "Audit", _audit, _AUDIT, key="a"),
+    View("verify", "/audit/verify", "Verify", _verify, is_live=False, parent="audit", template="check"),
+    View("replay", "/audit/replay", "Replay", _replay, is_live=False, parent="audit", template="check"),
     View("health", "/health", "Health", _health, key="h", is_live=False),
 )
 BY_NAME = {view.name: view for view in VIEWS}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Mapping
+from datetime import UTC, datetime
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, unquote
@@ -11,7 +12,7 @@ from urllib.parse import quote, unquote
 import msgspec
 from msgspec import Struct
 
-from reefknot.core.messages import Cancel, encode
+from reefknot.core.messages import Cancel, InvalidMessage, encode, written_assignment
 from reefknot.core.results import answer_of
 from reefknot.core.time import Moment
 from reefknot.core.work import (
@@ -25,15 +26,17 @@ from reefknot.core.work import (
     record_id,
     visible_state,
 )
-from reefknot.errors import OperationError
+from reefknot.errors import KeyConflictError, OperationError, QueueFullError
 from reefknot.operations import bulk
 from reefknot.operations.bulk import SILENT, BulkListener, BulkVerb, change_jobs, named, tenant_hint
 from reefknot.operations.values import ParameterUseError, check_limit, check_texts, one_of, time_ms, time_text
 from reefknot.ports.work_queue import WorkFilter
 from reefknot.runtime.log import printable
 from reefknot.runtime.processes import owner_is_gone
+from reefknot.runtime.seeds import new_id
 
 if TYPE_CHECKING:
+    from reefknot.core.audit.event import AnyEvent
     from reefknot.core.redaction import Redactor
     from reefknot.operations.operator import Operator
     from reefknot.ports.audit_log import AuditLog, KeptEntry
@@ -193,20 +196,21 @@ class JobQuery(Struct, frozen=True, kw_only=True):
                 "connector", "not together with another type, which its jobs have; give one of them"
             )
         one_of("sort", self.sort, _ORDERS)
-        self.filter(())
+        self.filter(Now(Moment(0, 0), ()))
 
-    def filter(self, gone: Collection[str]) -> WorkFilter:
-        """The filter of the store at this moment, with the owners whose processes have ended."""
+    def filter(self, now: Now) -> WorkFilter:
+        """The filter of the store at this moment, from which ages count."""
+        at = datetime.fromtimestamp(now.moment.wall / 1000, UTC)
         return WorkFilter(
             state=None if self.state is None else one_of("state", self.state, _STATES),
             kind=self.type or self.connector,
             tenant_id=self.tenant,
             source=self.source,
             error=self.error,
-            since=time_ms("since", self.since) or 0,
-            before=time_ms("before", self.before),
+            since=time_ms("since", self.since, now=at) or 0,
+            before=time_ms("before", self.before, now=at),
             only_ingestion=self.connector is not None,
-            gone=tuple(gone),
+            gone=tuple(now.gone),
         )
 
 
@@ -222,7 +226,7 @@ async def list_jobs(operator: Operator, query: JobQuery) -> dict[str, Any]:
         text = f"there is no job {named(*assignment_and_tenant(last))} any more{FROM_START}"
         raise OperationError(text, "not_found")
     oldest_first = one_of("sort", query.sort, _ORDERS)
-    page = await store.work.search(query.filter(now.gone), after=last, limit=query.limit, oldest_first=oldest_first)
+    page = await store.work.search(query.filter(now), after=last, limit=query.limit, oldest_first=oldest_first)
     jobs = operator.redactor.tree([job_fields(item, now) for item in page.items])
     return {"jobs": jobs, "next": quote(page.after) or None, **await counts_in(store, now)}
 
@@ -254,26 +258,76 @@ async def find_job(operator: Operator, job: str, tenant: str | None = None) -> F
 async def show_job(operator: Operator, job: str, tenant: str | None = None) -> dict[str, Any]:
     """Everything about one job: state, attempts, history, audited events and result. Secrets are hidden."""
     found = await find_job(operator, job, tenant)
-    bodies = [_event_fields(one) for one in found.kept]
-    # Without the inputs of their decisions, which `audit tail --json` shows.
-    events = [{name: one[name] for name in sorted(one) if name != "decision"} for one in bodies]
-    return {**found.fields(operator.redactor), "events": operator.redactor.tree(events)}
+    return {**found.fields(operator.redactor), "events": _shown(found.kept, operator.redactor)}
 
 
-async def _events(log: AuditLog, job: str, tenant: str | None) -> list[KeptEntry]:
+async def job_story(operator: Operator, job: str, tenant: str | None = None) -> dict[str, Any]:
+    """
+    The whole story of one job for a timeline: its attempts, each with its decision and its wait, and its events.
+
+    It is told from the first `MOST_EVENTS` events; `is_cut` says that there are more. What the events do not tell is
+    None: see `reefknot.operations.stories`. Secrets are hidden.
+    """
+    from reefknot.operations.stories import attempts_of
+
+    store, redactor, settings = operator.store, operator.redactor, operator.settings
+    item = await store.work.get(record_id(job, tenant))
+    if item is None:
+        raise _absent(job, tenant)
+    kept = await _events(store.audit, job, tenant, MOST_EVENTS + 1)
+    now, is_cut = await now_in(store), len(kept) > MOST_EVENTS
+    readable = [event for one in kept[:MOST_EVENTS] if (event := _event(one)) is not None]
+    told = attempts_of(item, readable, None if settings is None else settings.book)
+    fields: Any = redactor.tree(job_fields(item, now))
+    ended = item.updated_at if is_over(item) else None
+    names = ("id", "tenant_id", "type", "state", "class", "reason", "created_at", "deadline_at", "due_at", "age_s")
+    return {
+        **{name: fields[name] for name in names},
+        "source": item.source or None,
+        "ended_at": time_text(ended),
+        "total_s": max(0, (now.moment.wall if ended is None else ended) - item.created_at) / 1000,
+        "idempotency_key": None if told.idempotency_key is None else redactor(told.idempotency_key),
+        "trace_id": item.trace_id,
+        "correlation_id": item.correlation_id,
+        "worker": fields["worker"] or told.worker_id,
+        **{name: getattr(item, name) for name in ("generation", "snoozes", "interruptions", "crashes")},
+        "attempts": redactor.tree([msgspec.to_builtins(one) for one in told.attempts]),
+        "events": _shown(kept[:MOST_EVENTS], redactor),
+        "is_cut": is_cut,
+    }
+
+
+def _event(kept: KeptEntry) -> AnyEvent | None:
+    """The event of an entry; None for a damaged one."""
+    from reefknot.core.audit.event import decode
+
+    try:
+        return decode(kept.entry.body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def _shown(kept: list[KeptEntry], redactor: Redactor) -> list[dict[str, Any]]:
+    """Events without the inputs of their decisions, which `audit tail --json` shows."""
+    bodies = map(_event_fields, kept)
+    shown: Any = redactor.tree([{name: one[name] for name in sorted(one) if name != "decision"} for one in bodies])
+    return list(shown)
+
+
+async def _events(log: AuditLog, job: str, tenant: str | None, most: int = MOST_EVENTS) -> list[KeptEntry]:
     """The first events of a job. Those of another tenant's job with the same id are left out; of a damaged event nobody
     can tell."""
     from reefknot.ports.audit_log import AuditQuery
 
     found: list[KeptEntry] = []
     after, size = 0, 5 * MOST_EVENTS
-    while len(found) < MOST_EVENTS:
+    while len(found) < most:
         page = await log.read(AuditQuery(work_id=job, after=after, limit=size))
         found += [one for one in page if _tenant_of(one) in (tenant or None, ...)]
         if len(page) < size:
             break
         after = page[-1].sequence
-    return found[:MOST_EVENTS]
+    return found[:most]
 
 
 class _EventTenant(Struct):
@@ -308,6 +362,45 @@ def _event_fields(kept: KeptEntry) -> dict[str, Any]:
 def _absent(job: str, tenant: str | None) -> OperationError:
     text = f"there is no job {named(job, tenant)}; `reefknot job list` lists all jobs{tenant_hint(tenant)}"
     return OperationError(text, "not_found")
+
+
+# ---- submit ----------------------------------------------------------------------------------------------------------
+
+
+class SubmissionRefusedError(OperationError):
+    """A queue has no room for a submission; it may have in `retry_after_ms`."""
+
+    def __init__(self, message: str, *, retry_after_ms: int) -> None:
+        super().__init__(message, "temporary")
+        self.retry_after_ms = retry_after_ms
+
+
+async def submit_job(operator: Operator, assignment: Mapping[str, Any]) -> dict[str, Any]:
+    """
+    Submit one assignment, with the fields that a line of a file for `reefknot submit` has.
+
+    An id that is there already with the same content is the same job, and stays as it was: `created` is False. With
+    another content it is refused, as is a submission for which no queue has room.
+    """
+    from reefknot.app.stores import client_of
+
+    store, settings = operator.store, operator.settings
+    found = written_assignment(assignment, new_id(), new_id())
+    if isinstance(found, InvalidMessage):
+        field, _, problem = operator.redactor(found.message).partition(": ")
+        raise ParameterUseError(field, problem)
+    size = 1000
+    if settings is not None:
+        configuration = settings.configuration
+        size = configuration.router.max_queue_size or configuration.worker.queue.v2.max_queue_size
+    try:
+        handle = await client_of(store, store.clock, size).hand_in(found)
+    except QueueFullError as error:
+        raise SubmissionRefusedError(str(error), retry_after_ms=max(1, round(error.retry_after * 1000))) from None
+    except KeyConflictError as error:
+        raise OperationError(f"assignment_id: {error}", "conflict") from None
+    fields = {"id": handle.assignment_id, "tenant_id": handle.tenant_id, "state": await handle.status()}
+    return {**fields, "created": handle.is_new}
 
 
 # ---- cancel ----------------------------------------------------------------------------------------------------------

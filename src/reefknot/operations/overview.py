@@ -10,25 +10,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from reefknot.app.activity import store_activity
+from reefknot.app.alerts import stored_alerts
 from reefknot.app.presence import living_systems
 from reefknot.core.audit.event import Completed, decode, timestamp_ms
 from reefknot.core.overload.admission import OverloadStatus
 from reefknot.core.routing import WorkerState
-from reefknot.core.work import ROUTER, WorkState
+from reefknot.core.work import ROUTER
+from reefknot.operations.alerts import active_alerts
+from reefknot.operations.jobs import job_counts
 from reefknot.operations.systems import status_of, workers_of
 from reefknot.operations.values import time_text
 from reefknot.ports.audit_log import AuditQuery
-from reefknot.runtime.processes import owner_is_gone
 from reefknot.telemetry.metrics import DECISIONS, RATE_S, STEP_S, STEPS, series
 
 if TYPE_CHECKING:
     from reefknot.app.presence import Status
     from reefknot.operations.operator import Operator
     from reefknot.ports.audit_log import KeptEntry
-    from reefknot.ports.store import Store
 
 MOST_ENDS = 8
-MOST_RUNNING = 10_000
 MOST_BREAKERS = 100
 
 _LAST_ENDS = AuditQuery(event_type="completed", newest_first=True, limit=MOST_ENDS)
@@ -46,9 +46,10 @@ async def overview(operator: Operator) -> dict[str, Any]:
     systems = await living_systems(store)
     activity = await store_activity(store, systems)
     columns = series(activity.buckets, now / 1000)
-    jobs = await _job_counts(store)
+    jobs = await job_counts(operator)
     workers = workers_of(systems)
     levels = _levels(systems, workers)
+    record, _ = await stored_alerts(store)
     shown: dict[str, Any] = {
         "at": time_text(now),
         **jobs,
@@ -65,6 +66,11 @@ async def overview(operator: Operator) -> dict[str, Any]:
         "retries": _retries(columns),
         **_destinations(systems),
         "quarantine": {"size": jobs["states"]["quarantined"], "added": round(sum(columns["quarantined"]))},
+        "alerts": active_alerts(record, systems)["alerts"],
+        "audit": {
+            "buffered": sum(_told(one, "audit_buffered", 0) for one in systems),
+            "lost": round(sum(columns["audit_lost"])),
+        },
         "series": {
             "step_s": STEP_S,
             "from": time_text((now // (STEP_S * 1000) - STEPS + 1) * STEP_S * 1000),
@@ -94,27 +100,6 @@ def _retries(columns: dict[str, list[float]]) -> dict[str, Any]:
         "given_up": given_up,
         "throttled": round(sum(columns["throttled"])),
         "recovered_share": round(recovered / (recovered + given_up), 4) if recovered + given_up else None,
-    }
-
-
-# ---- jobs ------------------------------------------------------------------------------------------------------------
-
-
-async def _job_counts(store: Store) -> dict[str, Any]:
-    snapshot = await store.work.snapshot()
-    gone = [one for one in await store.leases.owners() if owner_is_gone(one)]
-    states = {state.value: 0 for state in WorkState}
-    for counts in snapshot.counts.values():
-        for state, number in counts.items():
-            states[state.value] += number
-    running = len(await store.work.find(state=WorkState.RUNNING, gone=gone, limit=MOST_RUNNING))
-    waiting = max(0, states["running"] - running)
-    states["running"] -= waiting
-    states["pending"] += waiting
-    return {
-        "states": states,
-        "waiting_for_router": snapshot.counts.get(ROUTER, {}).get(WorkState.PENDING, 0),
-        "oldest_due_s": snapshot.oldest_due_ms / 1000,
     }
 
 

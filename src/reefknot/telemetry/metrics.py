@@ -36,7 +36,18 @@ from reefknot.runtime.log import printable
 STEP_S = 10
 STEPS = 90
 DECISIONS = ("accepted", "rejected", "dropped", "deferred", "degraded")
-COUNTED = (*DECISIONS, "ended", "succeeded", "failed", "retries", "recovered", "given_up", "throttled", "quarantined")
+COUNTED = (
+    *DECISIONS,
+    "ended",
+    "succeeded",
+    "failed",
+    "retries",
+    "recovered",
+    "given_up",
+    "throttled",
+    "quarantined",
+    "audit_lost",
+)
 """Series that count what happened in each step."""
 SAMPLED = ("queued", "oldest_s", "quarantine", "level")
 """Series of a value as it was in each step. `level` is that of the worst worker: 0 healthy, 3 critical."""
@@ -86,9 +97,11 @@ class EventCounters:
     def observe(self, event: Event) -> None:
         """Count an event."""
         counted = _counted(event)
-        if counted is None:
-            return
-        totals, series = counted
+        if counted is not None:
+            self.count(*counted)
+
+    def count(self, totals: Mapping[str, float], series: Mapping[str, float]) -> None:
+        """Add to totals, and to series of this step."""
         now = self._wall()
         with self._lock:
             self.changes += 1

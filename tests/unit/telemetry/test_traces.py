@@ -22,12 +22,15 @@ from opentelemetry.trace import NoOpTracerProvider
 import reefknot as rk
 from reefknot.app.system import System, running_system
 from reefknot.config.settings import Settings, load_settings
+from reefknot.core.failure import FailureType
 from reefknot.core.messages import AssignmentOptions, Correlation, ExecAssignment, ExecResult, Job
-from reefknot.errors import ParameterError
+from reefknot.errors import ParameterError, SourceError
+from reefknot.ports.connector import FetchRequest, Page
 from reefknot.retrying.retrier import Retrier
 from reefknot.runtime.tracing import current_trace_id, current_traceparent, tracing
 from reefknot.telemetry import traces
 from reefknot.testing import run_virtual
+from tests.unit.ingestion.world import World, in_world, page
 from tests.unit.retrying.flaky import AsyncFlaky, Flaky
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -379,6 +382,39 @@ def test_a_job_that_is_cancelled_while_it_runs_ends_its_attempt_and_itself(
     assert working(system_settings, limited).status.value == "cancelled"
     tree = ("reefknot.submit traced.flaky", [("reefknot.job traced.flaky", ["reefknot.attempt"])])
     assert spans.tree() == [tree]
+
+
+# ---- sources ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_sync_is_a_span_with_its_attempts_and_each_attempt_has_its_pages(spans: Spans) -> None:
+    async def story(world: World) -> None:
+        calls = 0
+
+        async def fetch(request: FetchRequest) -> Page:
+            nonlocal calls
+            calls += 1
+            if calls == 2:
+                raise ConnectionError("connection refused, password=hunter2")
+            number = int(request.cursor or "0")
+            return page(f"a{number}", cursor=str(number + 1), is_last=number >= 1)
+
+        async def fetch_item(request: FetchRequest) -> Page:
+            raise SourceError("no such folder", FailureType.PERMANENT)
+
+        await world.start(world.source(fetch), world.source(fetch_item, name="other"))
+        await world.job("sync")
+        await world.job("broken", source="other")
+        await asyncio.sleep(300)
+
+    in_world(story)
+
+    pages = [["reefknot.page"] * 2, ["reefknot.page"]]
+    good = ("reefknot.sync local_files", [("reefknot.attempt", one) for one in pages])
+    bad = ("reefknot.sync local_files", [("reefknot.attempt", ["reefknot.page"])])
+    assert sorted(spans.tree(), key=str) == sorted([bad, good], key=str)
+    assert sorted(spans.outcomes("reefknot.sync local_files")) == ["quarantined", "recovered"]
+    assert "hunter2" not in "".join(one.to_json() for one in spans.all())
 
 
 # ---- the tracer ------------------------------------------------------------------------------------------------------

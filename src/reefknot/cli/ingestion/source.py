@@ -74,6 +74,11 @@ MOST_ITEMS = 1000
 DRAIN_S = 5.0
 
 
+def _check_name(address: StoreAddress, name: str) -> None:
+    """Refuse the name of no source before the store is opened: there may be none yet."""
+    named_source(operations.configured_sources(address.operator(None)), name)
+
+
 def _load_modules(modules: Sequence[str] | None) -> None:
     """Import the modules of one's own connectors."""
     if modules:
@@ -160,6 +165,7 @@ def show_source(
 ) -> None:
     """Show a source: settings, state, and the documents that could be read only in part. Secrets are hidden."""
     address = address_of(options)
+    _check_name(address, name)
     fields = looked(address, lambda at: operations.show_source(at, name, limit=limit))
     view.put_source(fields, json=options.json)
 
@@ -377,7 +383,7 @@ def _set_paused(
     change: Callable[..., Awaitable[dict[str, Any]]], name: str, because: str, options: OperatorFlags
 ) -> None:
     address, dry_run = address_of(options), options.dry_run
-    named_source(operations.configured_sources(address.operator(None)), name)  # also where there is no store yet
+    _check_name(address, name)
     fields = with_store(address, lambda store: change(address.operator(store), name, because=because, dry_run=dry_run))
     paused, is_new = fields["paused"], fields["paused"] != fields["was_paused"]
     done = "would be" if dry_run else "is" if is_new else "was already"

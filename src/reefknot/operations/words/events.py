@@ -86,6 +86,10 @@ def describe(event: events.AnyEvent) -> tuple[str, str] | None:
             return "breaker", f"{event.name} is {event.state}{waits}"
         case events.OperatorAction():
             return "operator", f"{event.actor}: {event.action} {event.subject or ''}".rstrip()
+        case events.AlertRaised():
+            return "alert", f"{event.alert}: {event.text}"
+        case events.AlertResolved():
+            return "alert over", f"{event.alert}: {event.text}"
         case events.TakenOver():
             return "taken over", f"key {event.idempotency_key}: by {event.owner}, from {event.previous_owner}"
         case _:
