@@ -34,7 +34,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 step = @printf '\n== %s\n' '$(1)'
 
-.PHONY: help venv run test bench faults mutants soak fmt lint house map types collect pytest coverage clean
+.PHONY: help venv run test bench faults mutants soak fmt lint house map docs dist types collect pytest coverage clean
 
 help: ## this list
 	@grep -E '^[a-z]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
@@ -104,6 +104,12 @@ house: $(STAMP) ## the rules for sizes, names, docstrings and import cycles; ARG
 map: $(STAMP) ## draw the tree of modules and the graph of imports in docs/architecture.md anew
 	@$(BIN)/python -m tools.draw_map
 
+docs: $(STAMP) ## the documents as a site in site/; a broken link is an error
+	@$(BIN)/mkdocs build --strict
+
+dist: $(STAMP) ## wheel and sdist in dist/, tried in fresh environments, with each extra alone too; three minutes
+	@$(BIN)/python -m tools.make_dist $(ARGS)
+
 types: $(STAMP) ## mypy strict, and pyright on tests/typing
 	$(call step,types: mypy)
 	@$(BIN)/mypy $(CODE)
@@ -127,5 +133,5 @@ coverage: $(STAMP) ## the branch coverage of the core by its own tests
 	@$(BIN)/coverage report
 
 clean: ## remove what was made, .venv too
-	@rm -rf .venv build dist htmlcov mutants .coverage .coverage.* .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	@rm -rf .venv build dist site htmlcov mutants .coverage .coverage.* .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	@find src tests tools bench examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

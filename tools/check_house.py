@@ -30,7 +30,8 @@ MODULE_FLOOR = 60
 IMPORTERS_OF_A_SMALL_MODULE = 4
 FUNCTION_CEILING = 60
 PACKAGE_CEILING = 16
-PACKAGE_CEILINGS = {"reefknot.cli": 25}  # a file per noun, and the words of the command line are many
+# A file per noun of the command line, whose words are many.
+PACKAGE_CEILINGS = {"reefknot.cli": 25, "reefknot.operations": 18}
 
 # A docstring's first word names a thing. These point at one that the reader has not met yet, or ask.
 PRONOUNS = frozenset({"it", "its", "they", "those", "these", "whoever", "whose", "nobody", "somebody", "one"})

@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from reefknot.errors import NameTakenError as NameTakenError
     from reefknot.errors import NoStoreError as NoStoreError
     from reefknot.errors import NotJsonError as NotJsonError
+    from reefknot.errors import OperationError as OperationError
     from reefknot.errors import OutcomeUnknownError as OutcomeUnknownError
     from reefknot.errors import ParameterError as ParameterError
     from reefknot.errors import ParameterTypeError as ParameterTypeError
@@ -140,7 +141,7 @@ _HOMES = {
         "AsyncioOnlyError AttemptTimeoutError AuditUnavailableError BreakerOpenError ConfigurationError "
         "ConfigurationMissingError DeadlineExceededError EventLoopRunningError IdempotencyError "
         "IllegalMoveError KeyConflictError KeyInProgressError KeyQuotaError KeyTooLongError LeaseLostError "
-        "LoopMisuseError NameTakenError "
+        "LoopMisuseError NameTakenError OperationError "
         "NoStoreError NotJsonError OutcomeUnknownError ParameterError ParameterTypeError QueueFullError "
         "RecordedFailureError ReefknotError RejectedError ResultPendingError ResultTooLargeError RetryAfter "
         "RetryError SourceError StalePositionError StoreCorruptError StoreError StoreFullError StoreLockedError "

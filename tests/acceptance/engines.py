@@ -13,9 +13,11 @@ import os
 
 ON_NATS = frozenset(
     {
+        "test_alerts",
         "test_audit_trail",
         "test_blocking_steps",
         "test_crash_suspects",
+        "test_dashboard",
         "test_job_retry",
         "test_latency",
         "test_live_views",
@@ -60,6 +62,9 @@ SQLITE_ONLY = {
     "test_a_check_of_the_configuration_finds_settings_that_a_connector_does_not_accept": _SAME,
     "test_a_file_that_cannot_be_extended_is_left_alone_with_the_line_to_add": _SAME,
     "test_a_dry_run_shows_the_lines_and_writes_nothing": _SAME,
+    "test_limits_that_make_no_sense_are_mistakes_with_their_place": _SAME,
+    "test_a_webhook_that_is_no_url_is_a_mistake": _SAME,
+    "test_a_store_that_goes_away_is_told_and_found_again_when_it_is_back": _FILE,
     "test_before_anything_has_run_schedules_are_listed_and_a_list_makes_no_store": _FILE,
     "test_a_time_zone_without_cron_is_told_with_its_line_and_column_as_a_flag_is_refused": _SAME,
 }
@@ -79,9 +84,11 @@ REPRESENTATIVE = frozenset(
         "test_failures_of_one_cause_are_one_group_and_an_edited_payload_is_a_new_version",
         "test_the_retries_of_all_processes_are_one_answer_that_survives_them",
         "test_a_sync_keeps_what_is_new_and_tells_what_it_did",
+        "test_a_sync_that_is_asked_for_waits_for_a_system_that_runs_it_once",
         "test_two_systems_over_one_store_run_each_due_time_once_and_a_pause_holds_for_both",
         "test_a_job_goes_from_process_to_process_in_one_trace_and_on_to_the_server_it_calls",
         "test_through_a_pipe_top_prints_one_view_without_escapes",
+        "test_a_system_serves_its_own_store_and_work_is_done_through_the_api",
     }
 )
 IS_ALL = os.environ.get("REEFKNOT_ACCEPTANCE_ON_NATS") == "all"

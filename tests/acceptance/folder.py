@@ -46,6 +46,9 @@ PRODUCT = ("-m", "reefknot")
 PATIENCE_S = 30.0
 ROOT = Path(__file__).parents[2]
 
+NO_DASHBOARD = {"REEFKNOT__DASHBOARD__ENABLED": "false"}
+"""For systems of tests that are not about it: they start and end a little faster."""
+
 
 class Folder:
     """A folder with a configuration, and commands that run in it: on the usual store, or on `engine`."""
@@ -97,7 +100,8 @@ class Folder:
         streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | given
         process: subprocess.Popen[str]
         path = os.pathsep.join([str(ROOT), self._environment.get("PYTHONPATH", "")])
-        environment = self._environment | ({} if program == PRODUCT else {"PYTHONPATH": path})
+        off = NO_DASHBOARD if words[:1] == ("up",) else {}
+        environment = off | self._environment | ({} if program == PRODUCT else {"PYTHONPATH": path})
         if program[0] != "-m" or before or "preexec_fn" in given:
             command = [*before, sys.executable, *program, *words]
             process = subprocess.Popen(command, cwd=self.path, env=environment, text=True, **streams)

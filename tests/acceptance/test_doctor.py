@@ -14,6 +14,7 @@ from tests.acceptance.test_nats_commands import (
     MISCONFIGURED,
     UNREACHABLE,
     Person,
+    ask,
     edit,
     free_port,
     other_server,
@@ -24,6 +25,8 @@ from tests.nats_servers import kill
 
 __all__ = ["person", "url"]
 DAMAGED = 65
+AROUND = ["python", "extras"]
+"""What is checked where nothing is configured, before the store."""
 
 
 def findings(person: Person, *words: str, code: int = FINE) -> dict[str, dict[str, Any]]:
@@ -47,7 +50,8 @@ def test_a_file_that_is_well(person: Person) -> None:
     found = findings(person, "--engine", "sqlite:a.db")
 
     assert {one["level"] for one in found.values()} == {"ok"}
-    assert set(found) == {"library", "file", "disk", "schema", "durability", "content"}
+    of_the_file = ["library", "file", "disk", "schema", "durability", "content"]
+    assert list(found) == [*AROUND, *of_the_file, "leases", "audit"]
     assert "nothing to do" in person("doctor", "--engine", "sqlite:a.db").stderr
 
 
@@ -115,13 +119,13 @@ def test_a_stream_that_somebody_changed_is_a_problem(person: Person, url: str) -
 
 def test_a_server_that_cannot_be_used_is_one_problem(person: Person, tmp_path: Path) -> None:
     nowhere = findings(person, "--engine", f"nats://127.0.0.1:{free_port()}", code=UNREACHABLE)
-    assert list(nowhere) == ["server"]
+    assert list(nowhere) == [*AROUND, "server"]
     with other_server(tmp_path / "plain", "") as url:
         plain = findings(person, "--engine", url, code=MISCONFIGURED)
-    assert list(plain) == ["server", "jetstream"]
+    assert list(plain) == [*AROUND, "server", "jetstream"]
     with running_nats(tmp_path / "nats", token="right-token") as (server,):
         wrong = findings(person, "--engine", f"nats://127.0.0.1:{server.port}", code=FORBIDDEN)
-    assert list(wrong) == ["server"]
+    assert list(wrong) == [*AROUND, "server"]
 
 
 def test_replicas_are_compared_and_one_that_is_away_is_named(person: Person, nats_cluster: list[NatsServer]) -> None:
@@ -136,3 +140,57 @@ def test_replicas_are_compared_and_one_that_is_away_is_named(person: Person, nat
     kill(nats_cluster[2])
     until(lambda: f"{nats_cluster[2].name} is" in person("doctor").stdout)  # after the election of new leaders
     assert findings(person)["replicas"]["level"] == "warning"
+
+
+def test_looking_changes_nothing_beside_the_file(person: Person) -> None:
+    person.done("submit", "--type", "own.hello", "--engine", "sqlite:a.db")
+    before = {one.name: one.read_bytes() for one in person.folder.glob("a.db*")}
+
+    findings(person, "--engine", "sqlite:a.db")
+
+    assert {one.name: one.read_bytes() for one in person.folder.glob("a.db*")} == before
+
+
+def test_the_configuration_its_secrets_and_its_dashboard_are_findings_too(person: Person) -> None:
+    (person.folder / "reefknot.yaml").write_text("secrets: {api: 'env:NO_SUCH_VARIABLE'}\n")
+    person.done("submit", "--type", "own.hello")
+
+    found = findings(person)
+
+    assert found["config"]["text"].endswith("reefknot.yaml, no warnings")
+    assert found["dashboard"]["text"] == "on 127.0.0.1, for this host alone"
+    ended = person("doctor")
+    assert (
+        "warning  secrets     secrets.api: env:NO_SUCH_VARIABLE: there is no such environment variable; set"
+        in ended.stdout
+    )
+    assert "1 warning" in ended.stderr
+    assert ended.returncode == FINE
+
+
+def test_logins_are_only_tried_on_request(person: Person) -> None:
+    url = f"postgresql://shop:xyzzy@127.0.0.1:{free_port()}/shop"
+    (person.folder / "reefknot.yaml").write_text(f"blocks: {{sql: {{connections: {{shop: '{url}'}}}}}}\n")
+
+    assert "logins" not in findings(person)
+    ended = person("doctor", "--logins")
+    assert "ok       logins " in ended.stdout
+    assert "its login will be checked by the first step" in ended.stderr
+    assert "xyzzy" not in ended.stdout + ended.stderr
+
+
+def test_a_stream_of_peers_that_nobody_takes_from_is_a_warning(person: Person, url: str) -> None:
+    server, _, name = url.rpartition("/")
+    person.done("submit", "--type", "own.hello", "--engine", url)
+    assert "shared" not in findings(person, "--engine", url)
+    subjects = [f"{name}.caf.exec.assign.v1"]
+    stream = {"name": f"{name}_assign", "subjects": subjects, "retention": "workqueue", "storage": "file"}
+    assert "error" not in ask(server, f"$JS.API.STREAM.CREATE.{name}_assign", stream)
+
+    found = findings(person, "--engine", url)["shared"]
+    (person.folder / "reefknot.yaml").write_text("router: {shared_subject: ours}\n")
+    taken = findings(person, "--engine", url)["shared"]
+
+    assert (found["level"], taken["level"]) == ("warning", "ok")
+    assert found["way_out"].endswith(f"nats stream rm {name}_assign")
+    assert taken["text"] == f"{name}_assign keeps 0 assignments of peers"

@@ -18,7 +18,7 @@ import apsw
 import pytest
 
 from reefknot.app import open_store
-from reefknot.cli.audit_source import StoreSource
+from reefknot.app.audit_verification import StoreSource
 from reefknot.core.audit.chain import Head, Removal, anchor_body, link
 from reefknot.core.audit.event import OperatorAction, encode, timestamp
 from reefknot.ports.audit_log import AuditEntry

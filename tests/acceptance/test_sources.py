@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 import os
 import signal
 import stat
+from collections.abc import Awaitable, Callable
 from getpass import getuser
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from reefknot.app.stores import open_store, options_of
+from reefknot.config.settings import load_settings
+from reefknot.core.redaction import Redactor
+from reefknot.errors import OperationError
+from reefknot.operations.operator import Operator
+from reefknot.operations.sources import pause_source, run_source
 from tests.acceptance.folder import Folder, until
 
 WIKI = '''\
@@ -535,3 +543,53 @@ def test_no_folder_for_steps_may_hold_the_documents(wiki: WikiFolder) -> None:
     wiki.config.write_text("ingestion: {documents: files/documents.db}\n" + wiki.config.read_text())
     done = wiki("config", "check")
     assert (done.code, "the documents of sources" in done.err) == (78, True)
+
+
+# ---- syncs that are asked for ----------------------------------------------------------------------------------------
+
+
+def asked(wiki: WikiFolder, operation: Callable[..., Awaitable[dict[str, Any]]], **given: Any) -> dict[str, Any]:
+    """The answer of an operation on the wiki, from a process that runs no connector."""
+
+    async def ask() -> dict[str, Any]:
+        settings = load_settings(str(wiki.config), environ=os.environ, cwd=wiki.path)
+        async with open_store(wiki.engine, **options_of(settings), tidy=False) as store:
+            operator = Operator(store, Redactor(()), "ann", settings, wiki.engine)
+            return await operation(operator, "wiki", **given)
+
+    return asyncio.run(ask())
+
+
+def test_a_sync_that_is_asked_for_waits_for_a_system_that_runs_it_once(wiki: WikiFolder) -> None:
+    assert run(wiki) == 0
+    wiki.wiki(a="reef knot", b="sheet bend", c="bowline")
+    waiting = asked(wiki, run_source)
+    assert (waiting["running_system"], waiting["existing"]) == (False, False)
+    assert "no system runs over this store" in waiting["note"]
+
+    (wiki.path / "slow").touch()
+    wiki.up("--module", "wiki")
+    until(lambda: (wiki.path / "begun").exists())
+    until(lambda: bool(asked(wiki, run_source)["running_system"]))  # a system reports every second
+    again = asked(wiki, run_source, full=True)
+    assert (again["job"], again["existing"], again["full"]) == (waiting["job"], True, False)
+    assert (again["running_system"], again["note"]) == (
+        True,
+        "a sync of it is under way; ask for a full one when that has ended",
+    )
+    (wiki.path / "slow").unlink()
+    until(lambda: wiki.json("job", "show", waiting["job"])["state"] == "succeeded")
+    (found,) = wiki.json("source", "list")["sources"]
+    assert (found["documents"], found["cursor"], found["sync_job"]) == (3, "c", waiting["job"])
+    lines = wiki("audit", "export", "-", "--type", "operator_action").out.splitlines()
+    done = [json.loads(line)["event"] for line in lines]
+    assert [(one["action"], one["actor"]) for one in done] == [("source.run", getuser()), ("source.run", "ann")]
+
+
+def test_a_paused_source_is_not_asked_for_a_sync(wiki: WikiFolder) -> None:
+    assert run(wiki) == 0
+    asked(wiki, pause_source, because="the server moves")
+    with pytest.raises(OperationError, match="wiki is paused by ann because the server moves; first: ") as refused:
+        asked(wiki, run_source)
+    assert refused.value.kind == "conflict"
+    assert "wiki is paused by ann because the server moves" in wiki("source", "run", "wiki", "--module", "wiki").err

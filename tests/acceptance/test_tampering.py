@@ -19,7 +19,8 @@ import apsw
 import pytest
 
 from reefknot.app import open_store
-from reefknot.cli.audit_source import StoreSource, exported
+from reefknot.app.audit_verification import StoreSource
+from reefknot.cli.audit_files import exported
 from reefknot.core.audit.chain import Head, LogLine, Mismatch, event_line, link, read_line, verify_lines
 from reefknot.core.audit.event import OperatorAction, encode, timestamp_ms
 from reefknot.ports.audit_log import AuditEntry

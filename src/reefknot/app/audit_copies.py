@@ -57,6 +57,20 @@ class CopyCursor(Struct, frozen=True):
     sequence: int
 
 
+def cursor_of(copy: Path) -> Path:
+    """The file beside a copy that says how far it is."""
+    return copy.with_name(f"{copy.name}.copied")
+
+
+def read_cursor(cursor: Path) -> CopyCursor | None:
+    """The position that such a file holds; None when nothing was copied, or it cannot be read."""
+    try:
+        with cursor.open("rb") as file:
+            return msgspec.json.decode(file.read(MOST_CURSOR_BYTES), type=CopyCursor)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
 class Copier:
     """Follows a log and appends every event to one sink. With a `cursor` file it resumes after a restart."""
 
@@ -102,14 +116,12 @@ class Copier:
         return len(page)
 
     async def _read_cursor(self) -> None:
-        if self._cursor is None:
+        cursor = None if self._cursor is None else read_cursor(self._cursor)
+        if cursor is None:
             return
-        with suppress(OSError, msgspec.DecodeError):
-            with self._cursor.open("rb") as file:
-                cursor = msgspec.json.decode(file.read(MOST_CURSOR_BYTES), type=CopyCursor)
-            end = await end_of(self._log)
-            if cursor.chain == end.log and cursor.sequence <= end.sequence:  # else it is another store
-                self._after, self._is_first = cursor.sequence, False
+        end = await end_of(self._log)
+        if cursor.chain == end.log and cursor.sequence <= end.sequence:  # else it is another store
+            self._after, self._is_first = cursor.sequence, False
 
     async def _write_cursor(self) -> None:
         """Save the cursor after the copy: a crash in between copies a page twice, which the events' ids tell."""
@@ -293,7 +305,7 @@ async def _copy_to_file(log: AuditLog, path: Path, wanted: JsonLinesFile, ending
     while not (ending.is_set() and failures):
         try:
             async with _open_file(path, wanted) as sink:
-                await Copier(log, sink, cursor=path.with_name(f"{path.name}.copied")).run(ending)
+                await Copier(log, sink, cursor=cursor_of(path)).run(ending)
             return
         except StoreError as error:
             await _pause(error, failures, ending)

@@ -1,7 +1,8 @@
 """
 `examine`: findings about a store: can it be used, is it as it should be, and what does it promise.
 
-Nothing is made, changed or repaired. What cannot be known from here is said, not guessed.
+Nothing is made, changed or repaired. What cannot be known from here is said, not guessed. A store that others work on
+is read beside them: no check holds a lock that a writer waits for, and the check of a file's content has a time limit.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import shutil
 from collections.abc import AsyncIterator, Mapping
 from datetime import datetime
 from pathlib import Path
-from time import perf_counter, time
+from time import monotonic, perf_counter, time
 from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import Struct, json
 
+from reefknot.core.work import WorkState
 from reefknot.errors import (
     StoreCorruptError,
     StoreError,
@@ -24,12 +26,13 @@ from reefknot.errors import (
     StoreUnavailableError,
     StoreVersionError,
 )
-from reefknot.runtime.database_urls import NATS_PREFIXES, sqlite_path
+from reefknot.runtime.database_urls import NATS_PREFIXES, SQLITE_PREFIX, sqlite_path
 from reefknot.runtime.log import error_text, printable
 
 if TYPE_CHECKING:
     from reefknot.engines.jetstream.connection import Connection, NatsOptions
     from reefknot.engines.jetstream.streams import StreamInfo
+    from reefknot.ports.store import Store
 
 Level = Literal["ok", "warning", "problem"]
 Cause = Literal["", "unreachable", "locked", "forbidden", "misconfigured", "damaged"]
@@ -44,6 +47,16 @@ MONITOR_S = 3.0
 MONITOR_BYTES = 4 << 20
 QUICK_CHECK = 10
 """Most damages that the quick check of a file lists."""
+CHECK_S = 60.0
+"""Time limit of the quick check of a file."""
+OPEN_CHECK_S = 0.1
+"""The same for a store that is open, whose findings a page shows."""
+LOCKED_S = 2.0
+"""How long a file that others have locked is waited for."""
+CHECK_STEPS = 10_000
+"""Steps of SQLite's machine between two looks at the clock: well under a millisecond."""
+WAL_RESET_FIXED = (3, 51, 3)
+"""The first version of SQLite in which two connections that write and checkpoint at once cannot damage the file."""
 
 
 class Finding(Struct, frozen=True):
@@ -56,13 +69,36 @@ class Finding(Struct, frozen=True):
     cause: Cause = ""
 
 
-async def examine(url: str, *, nats: Mapping[str, Any] | None = None, monitor: str | None = None) -> list[Finding]:
-    """All findings about the store at this URL. `monitor` is the URL of a NATS server's monitoring port."""
+async def examine(
+    url: str, *, nats: Mapping[str, Any] | None = None, monitor: str | None = None, takes_shared: bool = False
+) -> list[Finding]:
+    """
+    All findings about the store at this URL.
+
+    `monitor` is the URL of a NATS server's monitoring port; with `takes_shared` the workers of the configuration take
+    assignments from the subject that peers share.
+    """
     if not url.startswith(NATS_PREFIXES):
-        return await asyncio.to_thread(lambda: list(_file_findings(sqlite_path(url))))
+        return await asyncio.to_thread(_file_findings, sqlite_path(url), CHECK_S)
     from reefknot.engines.jetstream.connection import options_from_url
 
-    return [one async for one in _server_findings(options_from_url(url, **(nats or {})), monitor)]
+    options = options_from_url(url, **(nats or {}))
+    return [one async for one in _server_findings(options, monitor, takes_shared)]
+
+
+async def examine_open(store: Store, *, monitor: str | None = None, takes_shared: bool = False) -> list[Finding]:
+    """All findings about a store that is open here, soon enough for a page."""
+    if store.identity.startswith(SQLITE_PREFIX):
+        return await asyncio.to_thread(_file_findings, sqlite_path(store.identity), OPEN_CHECK_S)
+    if store.identity.startswith("nats:"):
+        from reefknot.engines.jetstream import JetStreamStore
+
+        assert isinstance(store, JetStreamStore), store
+        counts = (await store.work.snapshot()).counts.values()
+        open_jobs = sum(one.get(WorkState.PENDING, 0) + one.get(WorkState.RUNNING, 0) for one in counts)
+        return [one async for one in _server_findings(store.options, monitor, takes_shared, open_jobs)]
+    text = "in the memory of this process, and ends with it"
+    return [Finding("durability", "warning", text, "name a file or a server: --engine sqlite:PATH")]
 
 
 def _problem(check: str, error: StoreError) -> Finding:
@@ -79,13 +115,13 @@ def _problem(check: str, error: StoreError) -> Finding:
 # ---- SQLite ----------------------------------------------------------------------------------------------------------
 
 
-def _file_findings(path: str) -> list[Finding]:
-    """Findings about the file of a store, read without changing it."""
+def _file_findings(path: str, seconds: float) -> list[Finding]:
+    """Findings about the file of a store, read without changing it. The check of its content ends after `seconds`."""
     import apsw
 
-    from reefknot.runtime.sqlite_files import is_writable, translated
+    from reefknot.runtime.sqlite_files import is_frozen, is_writable
 
-    findings = [Finding("library", "ok", f"SQLite {apsw.sqlite_lib_version()}")]
+    findings = [library_finding(apsw.sqlite_lib_version())]
     file = Path(path)
     if not file.is_file() or file.stat().st_size == 0:
         text, way_out = f"there is no store at {path} yet", "`reefknot submit`, `up` and `worker start` make one"
@@ -96,25 +132,49 @@ def _file_findings(path: str) -> list[Finding]:
         text, way_out = f"{path} may be read and not written", "give this user the right to write it, and its folder"
         findings.append(Finding("file", "warning", text, way_out))
     findings.append(_disk(file))
+    was_frozen = is_frozen(path)
+    content = _content_findings(path, seconds)
+    if was_frozen and not is_frozen(path):  # it was read without locks, and somebody has opened it meanwhile
+        content = _content_findings(path, seconds)
+    return findings + content
+
+
+def _content_findings(path: str, seconds: float) -> list[Finding]:
+    import apsw
+
+    from reefknot.engines.sqlite.connection import check_version
+    from reefknot.runtime.sqlite_files import open_read_only, translated
+
     try:
-        connection = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY)
+        connection = open_read_only(path, patience=LOCKED_S, check=lambda one: check_version(one, path))
         try:
-            findings += _content(connection, path)
+            return _content(connection, path, seconds)
         finally:
             connection.close()
+    except StoreCorruptError as error:
+        return [_problem("content", error)]
     except StoreError as error:
-        findings.append(_problem("schema", error))
+        return [_problem("schema", error)]
     except apsw.Error as error:
         found = translated(error, path)
-        findings.append(_problem("content", found if isinstance(found, StoreError) else _unreadable(path, found)))
-    return findings
+        return [_problem("content", found if isinstance(found, StoreError) else _unreadable(path, found))]
+
+
+def library_finding(version: str) -> Finding:
+    """The version of SQLite that reefknot is linked with, and whether it has the race that damages files."""
+    found = tuple(int(part) for part in version.split(".") if part.isdecimal())
+    if found >= WAL_RESET_FIXED:
+        return Finding("library", "ok", f"SQLite {version}")
+    fixed = ".".join(map(str, WAL_RESET_FIXED))
+    text = f"SQLite {version}: two processes that write at once may, very rarely, damage the file (fixed in {fixed})"
+    return Finding("library", "warning", text, "pip install --upgrade apsw")
 
 
 def _unreadable(path: str, error: Exception) -> StoreError:
     return StoreUnavailableError(path, f"it cannot be read ({error_text(error)})", "check the file and its disk")
 
 
-def _content(connection: Any, path: str) -> list[Finding]:
+def _content(connection: Any, path: str, seconds: float) -> list[Finding]:
     from reefknot.engines.sqlite.connection import VERSION, check_version
 
     found = check_version(connection, path)
@@ -123,17 +183,38 @@ def _content(connection: Any, path: str) -> list[Finding]:
     else:
         text = f"version {found}; this program writes {VERSION}"
         schema = Finding("schema", "warning", text, "`reefknot store backup`, then `reefknot store migrate`")
-    mode = connection.pragma("journal_mode")
     durability = Finding("durability", "ok", "WAL, every commit synced: what is acknowledged survives a power cut")
-    if mode != "wal":
-        text = f"the journal mode is {mode}, not wal"
+    if not _has_wal_mode(path):
+        text = f"the journal mode is {connection.pragma('journal_mode')}, not wal"
         durability = Finding("durability", "warning", text, "the next process that opens the store sets it back")
-    damages = [row[0] for row in connection.execute(f"PRAGMA quick_check({QUICK_CHECK})")]
-    content = Finding("content", "ok", "the quick check finds nothing; `reefknot store check` looks at everything")
+    return [schema, durability, _quick_check(connection, seconds)]
+
+
+def _has_wal_mode(path: str) -> bool:
+    """Whether the header of the file says so; a connection to a file that nobody has open does not tell."""
+    with open(path, "rb") as file:
+        return file.read(20)[18:] == b"\x02\x02"
+
+
+def _quick_check(connection: Any, seconds: float) -> Finding:
+    """The quick check of a file. It reads beside writers, and is given up after `seconds`."""
+    import apsw
+
+    until = monotonic() + seconds
+    connection.set_progress_handler(lambda: monotonic() > until, CHECK_STEPS)
+    damages: list[str] = []
+    try:
+        damages.extend(row[0] for row in connection.execute(f"PRAGMA quick_check({QUICK_CHECK})"))
+    except apsw.InterruptError:
+        if not damages:
+            text = (
+                f"the quick check found nothing in {seconds:g} s and was ended; `reefknot store check` goes to the end"
+            )
+            return Finding("content", "ok", text)
     if damages != ["ok"]:
         way_out = "restore a backup beside it and compare both, before anything else is written"
-        content = Finding("content", "problem", "; ".join(damages), way_out, "damaged")
-    return [schema, durability, content]
+        return Finding("content", "problem", "; ".join(damages), way_out, "damaged")
+    return Finding("content", "ok", "the quick check finds nothing; `reefknot store check` looks at everything")
 
 
 def _disk(file: Path) -> Finding:
@@ -158,8 +239,10 @@ def _size(number: float) -> str:
 # ---- NATS ------------------------------------------------------------------------------------------------------------
 
 
-async def _server_findings(options: NatsOptions, monitor: str | None) -> AsyncIterator[Finding]:
-    """Findings about a server or cluster, and the streams of a store there."""
+async def _server_findings(
+    options: NatsOptions, monitor: str | None, takes_shared: bool, open_jobs: int | None = None
+) -> AsyncIterator[Finding]:
+    """Findings about a server or cluster, and the streams of a store there, over a connection of their own."""
     from reefknot.engines.jetstream.connection import Connection
 
     connection = Connection(options)
@@ -176,7 +259,9 @@ async def _server_findings(options: NatsOptions, monitor: str | None) -> AsyncIt
         except StoreError as error:
             yield _problem("jetstream", error)
             return
-        for finding in await _store_findings(connection):
+        for finding in await _store_findings(connection, open_jobs):
+            yield finding
+        for finding in await _shared_assignments(connection, takes_shared):
             yield finding
         yield await asyncio.to_thread(_syncing, monitor)
         yield _guarantee(options)
@@ -216,7 +301,7 @@ async def _jetstream(connection: Connection) -> Finding:
     return Finding("jetstream", "ok", text)
 
 
-async def _store_findings(connection: Connection) -> list[Finding]:
+async def _store_findings(connection: Connection, open_jobs: int | None) -> list[Finding]:
     """Findings about the streams of the store, and what is in them."""
     from reefknot.engines.jetstream.connection import RefusedError
     from reefknot.engines.jetstream.streams import (
@@ -261,7 +346,8 @@ async def _store_findings(connection: Connection) -> list[Finding]:
         found.append(info)
     if len(found) == 2:
         try:
-            findings += [await _clock(connection, names.state), await _open_work(connection, names)]
+            number = await _open_jobs(connection, names) if open_jobs is None else open_jobs
+            findings += [await _clock(connection, names.state), _mirror(number)]
             findings.append(await _outboxes(connection, names))
         except (StoreError, TimeoutError) as error:
             way_out = "check the server's load and log"
@@ -317,17 +403,42 @@ async def _clock(connection: Connection, stream: str) -> Finding:
     return Finding("clock", "ok", text)
 
 
-async def _open_work(connection: Connection, names: Any) -> Finding:
+async def _open_jobs(connection: Connection, names: Any) -> int:
+    """The number of jobs that have not ended, counted at the server."""
     from reefknot.engines.jetstream.reads import LATEST, scan
     from reefknot.engines.jetstream.streams import OPEN
 
     start = {**LATEST, "headers_only": True}
     found = await scan(connection, names.state, [names.all_work(OPEN)], start=start)
-    number = sum(one.headers.get("Nats-Msg-Size") != "0" for one in found)  # without a body it is a tombstone
+    return sum(one.headers.get("Nats-Msg-Size") != "0" for one in found)  # without a body it is a tombstone
+
+
+def _mirror(number: int) -> Finding:
     text = f"{number} open jobs, which every process of the store mirrors"
     if number > MIRRORED:
         return Finding("mirror", "warning", text, "start more workers, or divide the work: nats://HOST/NAME")
     return Finding("mirror", "ok", text)
+
+
+async def _shared_assignments(connection: Connection, takes_shared: bool) -> list[Finding]:
+    """The stream that keeps assignments of peers on the shared subject, if there is one."""
+    from reefknot.engines.jetstream.connection import RefusedError
+    from reefknot.engines.jetstream.streams import NOT_FOUND, stream_info
+
+    name = f"{connection.options.name}_assign"
+    try:
+        info = await stream_info(connection, name)
+    except RefusedError as error:
+        return [] if error.number == NOT_FOUND else [_problem("shared", error)]
+    except StoreError as error:
+        return [_problem("shared", error)]
+    number = info.state.get("messages", 0)
+    text = f"{name} keeps {number} {'assignment' if number == 1 else 'assignments'} of peers"
+    if takes_shared:
+        return [Finding("shared", "ok", text)]
+    text += ", and no worker of this configuration takes them"
+    way_out = f"set router.shared_subject to ours; if no peer uses it any more: nats stream rm {name}"
+    return [Finding("shared", "warning", text, way_out)]
 
 
 async def _outboxes(connection: Connection, names: Any) -> Finding:

@@ -83,6 +83,12 @@ def router_names(systems: list[Status]) -> set[str]:
     return {one["router"]["router_id"] for one in systems if one["router"]}
 
 
+def free_names(kind: str, count: int, taken: set[str]) -> list[str]:
+    """`worker-1`, `worker-2`, …, without those that a system which runs here already has."""
+    names = (f"{kind}-{number}" for number in range(1, count + len(taken) + 1))
+    return [name for name in names if name not in taken][:count]
+
+
 async def has_router(store: Store) -> bool:
     """Whether a living router works over this store."""
     return bool(router_names(await living_systems(store)))

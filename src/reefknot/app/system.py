@@ -21,6 +21,8 @@ from typing import Any, NoReturn
 import msgspec
 
 from reefknot.app import presence
+from reefknot.app.activity import Activity
+from reefknot.app.alerts import running_activity
 from reefknot.app.audit_copies import kept_events
 from reefknot.app.block_settings import block_settings, blocks_for, check_logins
 from reefknot.app.ingestion import running_ingestion, sync_entries
@@ -86,6 +88,7 @@ class System:
         secrets: tuple[str, ...] = (),
         reload: PolicyReload | None = None,
         own_work_only: bool = False,
+        activity: Activity | None = None,
     ) -> None:
         """
         Build the parts over an open store; `start` runs them.
@@ -93,7 +96,7 @@ class System:
         `workers` are their names; `router` is the router's name, None for no router. `routing` are the router's
         settings; without them its queue has the workers' bounds. With `hears_shared` the workers also take what comes
         over the shared subject. With `own_work_only` the system runs what is submitted through it, and leaves all other
-        work of the store to others.
+        work of the store to others. With an `activity`, the status has what it counts.
         """
         clock = SteadyClock(clock)
         self.store = store
@@ -126,6 +129,9 @@ class System:
         self._draining: dict[str, asyncio.Task[int]] = {}
         self.ingestion: IngestionOrchestrator | None = None
         """The orchestrator that runs beside the workers, if there is one."""
+        self._activity = activity
+        if activity is not None:
+            activity.workers = self.workers
         self._reload = reload
         self._reloading: set[asyncio.Task[ReloadOutcome]] = set()
 
@@ -247,6 +253,7 @@ class System:
             "retries_v2": self.settings.retries_v2,
             "queue_v2": self.settings.queue_v2,
             "reload": msgspec.to_builtins(self._reload.latest) if self._reload else None,
+            "activity": self._activity and self._activity.status(),
         }
 
     # ---- for others -------------------------------------------------------------------------------------------------
@@ -397,9 +404,12 @@ async def running_system(
     # Beside everything else: a folder may have many files, and a disk may be slow.
     Thread(target=remove_spare_files, args=(block_settings(settings).fs,), name="spare files", daemon=True).start()
     options, working = options_of(settings), worker_settings(settings)
-    async with open_store(url, **options) as store, kept_events(store, settings, secrets=secrets) as books:
+    async with open_store(url, **options) as store, AsyncExitStack() as opened:
+        books = await opened.enter_async_context(kept_events(store, settings, secrets=secrets))
         clock = SteadyClock(store.clock)
         journal = Journal(store.audit, redactor=Redactor(secrets))
+        alerts = None if own_work_only else settings.configuration.alerts
+        activity = await opened.enter_async_context(running_activity(store, clock, journal, alerts=alerts))
         build = partial(
             System,
             store,
@@ -412,6 +422,7 @@ async def running_system(
             secrets=secrets,
             reload=reread and PolicyReload(settings, reread, books=books, journal=journal, clock=clock),
             own_work_only=own_work_only,
+            activity=activity,
         )
         system = await _started(build, store, workers, router, own_work_only=own_work_only)
         with LoopWatch(system.workers, store.leases, others=system.ingestion_claims):
@@ -438,8 +449,8 @@ async def _started(
         names = workers
         if isinstance(names, int):
             queued = {worker_of(name) for name in await store.work.open_classes()} if own_work_only else set()
-            names = _free("worker", names, presence.worker_names(living) | queued)
-        name = _free("router", 1, presence.router_names(living))[0] if router == "" else router
+            names = presence.free_names("worker", names, presence.worker_names(living) | queued)
+        name = presence.free_names("router", 1, presence.router_names(living))[0] if router == "" else router
         system = build(workers=names, router=name)
         try:
             await system.start()
@@ -482,9 +493,3 @@ async def _stop(system: System, drain: float) -> BaseException | None:
         stopping.cancel()
         failed.cancel()
         await asyncio.wait([stopping, failed], timeout=FAILED_STOP_S)
-
-
-def _free(kind: str, count: int, taken: set[str]) -> list[str]:
-    """`worker-1`, `worker-2`, …, without those that a system which runs here already has."""
-    names = (f"{kind}-{number}" for number in range(1, count + len(taken) + 1))
-    return [name for name in names if name not in taken][:count]

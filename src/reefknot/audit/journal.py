@@ -13,7 +13,8 @@ bounded buffer. Only when no sink takes the events does the append fail.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -94,6 +95,10 @@ class OnFailure(StrEnum):
     FAIL_CLOSED = "fail_closed"
 
 
+Observer = Callable[[Event], None]
+"""Counts or traces the events of a log. It is called in the thread that writes them, and does not wait."""
+
+
 class _Backlog:
     """Entries that wait for one sink. Beyond the bound the oldest are dropped and counted."""
 
@@ -117,6 +122,7 @@ class _LogState(_Backlog):
         self.most_buffered = MOST_BUFFERED
         self.paused_until = 0.0
         self.quiet_until = 0.0
+        self.observers: list[Observer] = []
 
 
 _states: WeakKeyDictionary[AuditSink, _LogState] = WeakKeyDictionary()
@@ -126,6 +132,17 @@ def configure(sink: AuditSink, *, on_failure: OnFailure | str, most_buffered: in
     """Set the defaults of journals that are made for this log from now on."""
     state = _states.setdefault(sink, _LogState())
     state.on_failure, state.most_buffered = choice("on_audit_failure", on_failure, OnFailure), most_buffered
+
+
+@contextmanager
+def observed(sink: AuditSink, observer: Observer) -> Iterator[None]:
+    """Show every event for this log to an observer, in this process and for as long as the block lasts."""
+    observers = _states.setdefault(sink, _LogState()).observers
+    observers.append(observer)
+    try:
+        yield
+    finally:
+        observers.remove(observer)
 
 
 class Journal:
@@ -168,6 +185,11 @@ class Journal:
         return [self._entry(event) for event in events]
 
     def _entry(self, event: Event) -> AuditEntry:
+        for observe in self._state.observers:
+            try:
+                observe(event)
+            except Exception as error:  # a mistake in counting must not reach the work
+                logger().error("an event was not observed (%s)", error_text(error))
         at = timestamp_ms(event.timestamp)
         at = int(clock.wall() * 1000) if at is None else at
         redactor = process_redactor(self._redactor)

@@ -39,8 +39,10 @@ NOUNS = {
     "worker": ("reefknot.cli.parts:worker_app", "Start a worker; list, drain, pause, resume and reload workers."),
     "router": ("reefknot.cli.parts:router_app", "Start a router; show and reload running routers."),
     "top": ("reefknot.cli.top:app", "Show queues, workers, retries per second and the last ends, live."),
+    "dashboard": ("reefknot.cli.dashboard:app", "Serve the pages and the HTTP API of a store."),
     "job": ("reefknot.cli.job:app", "List, show, cancel and retry jobs."),
     "quarantine": ("reefknot.cli.quarantine:app", "List, requeue, discard and purge quarantined jobs."),
+    "alert": ("reefknot.cli.alert:app", "List the alerts that running systems have raised."),
     "schedule": ("reefknot.cli.ingestion.schedule:app", "List, run, pause and resume schedules."),
     "source": (
         "reefknot.cli.ingestion.source:app",
@@ -289,6 +291,27 @@ FLAGS = {
     "key": "KEY",
     "words": "WORDS",
     "limit": "--limit",
+    "name": "NAME",
+    "state": "--state",
+    "type": "--type",
+    "tenant": "--tenant",
+    "connector": "--connector",
+    "error": "--error",
+    "reason": "--reason",
+    "fingerprint": "--fingerprint",
+    "since": "--since",
+    "before": "--before",
+    "sort": "--sort",
+    "after": "--after",
+    "all": "--all",
+    "because": "--because",
+    "payload": "--payload",
+    "status": "--status",
+    "baseline": "--baseline",
+    "until": "--until",
+    "worker": "WORKER",
+    "router": "ROUTER",
+    "seconds": "--seconds",
 }
 """The flag that sets a parameter of the library."""
 
@@ -316,7 +339,7 @@ def exit_for(error: Exception) -> tuple[Exit, list[str]]:
             return Exit.MISCONFIGURED, [relative(line) for line in str(error).splitlines()]
         case ParameterError():
             flag = FLAGS.get(error.parameter, error.parameter)
-            text = str(error).removeprefix(f"{error.parameter}=")
+            text = str(error).removeprefix(f"{error.parameter}=").removeprefix(f"{error.parameter}: ")
             return Exit.USAGE, [f"reefknot: {flag}: {text}"]
         case StoreCorruptError():
             return Exit.MISMATCH, [f"reefknot: {error}"]

@@ -10,39 +10,42 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import msgspec
+from cyclopts import Parameter
 
 from reefknot.cli.app import CommandError, Exit, UnknownOptionError, examples, noun
-from reefknot.cli.audit_events import FILTER, EventFilter, FilterFlags, put_events
-from reefknot.cli.audit_source import (
+from reefknot.cli.audit_files import (
     CSV,
     JSONL,
-    PAGE,
-    KeptHeads,
     audit_source,
+    events_of,
     export_pages,
     head_file_of,
     heads_for,
-    pages_of,
+    json_line,
 )
-from reefknot.cli.options import STORE, StoreFlags, arg, check_number, one_of, unwritable
+from reefknot.cli.options import STORE, StoreFlags, arg, check_number, one_of, time_arg, unwritable
 from reefknot.cli.output import plural, progress, put, put_table, reader_is_gone, say, show
 from reefknot.cli.store import address_of, with_store
 from reefknot.core.audit.analysis import FAILED_ONCE, Analyser, Analysis, Pattern
 from reefknot.core.audit.chain import Head
 from reefknot.core.audit.event import decode
-from reefknot.ports.audit_log import AuditLog, ChainReport, KeptEntry, MultiChainLog, end_of
+from reefknot.operations.audit import EventFilter, EventQuery, replayed, verification
+from reefknot.operations.values import ParameterUseError
+from reefknot.operations.words.events import text_line
+from reefknot.ports.audit_log import PAGE, AuditLog, ChainReport, KeptEntry, MultiChainLog, end_of, pages_of
 from reefknot.runtime.database_urls import SQLITE_PREFIX, sqlite_path
 from reefknot.runtime.files import output_file
 
 if TYPE_CHECKING:
     from cyclopts import Token
 
-    from reefknot.core.audit.replay import Replayer
+    from reefknot.app.audit_verification import KeptHeads
     from reefknot.ports.store import Store
 
 app = noun("audit", "audit tail --follow --type retry_exhausted")
@@ -58,8 +61,51 @@ File = Annotated[
     Path | None,
     arg("Exported file, JSON-lines log, or file of a store, instead of --engine.", converter=_file),
 ]
-MOST_SHOWN = 1000
-"""Mismatches and differences that are listed; all of them are counted."""
+# ---- filter ----------------------------------------------------------------------------------------------------------
+
+_TIME = "a time such as 2026-01-25T21:15:00Z, or an age: 90s, 15m, 2h, 7d."
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class FilterFlags:
+    """Options that choose events. All that are given must match."""
+
+    type_: Annotated[str | None, arg("Only this event type, such as retry_attempt.", "--type")] = None
+    category: Annotated[str | None, arg("Only this retry category, in any of its spellings.")] = None
+    work: Annotated[str | None, arg("Only the events of this assignment, by its id.")] = None
+    key: Annotated[str | None, arg("Only this idempotency key.")] = None
+    tenant: Annotated[str | None, arg("Only the events of this tenant.")] = None
+    by_actor: Annotated[str | None, arg("Only what this actor did: a name given with --as, or a user.", "--actor")] = (
+        None
+    )
+    correlation: Annotated[str | None, arg("Only this correlation id.")] = None
+    trace: Annotated[str | None, arg("Only this trace id.")] = None
+    since: Annotated[str | None, time_arg(f"Only events since {_TIME}")] = None
+    until: Annotated[str | None, time_arg(f"Only events before {_TIME}")] = None
+
+    def chosen(self) -> EventFilter:
+        """The filter for these flags."""
+        asked = EventQuery(
+            type=self.type_,
+            category=self.category,
+            work=self.work,
+            key=self.key,
+            tenant=self.tenant,
+            actor=self.by_actor,
+            correlation=self.correlation,
+            trace=self.trace,
+            since=self.since,
+            until=self.until,
+        )
+        try:
+            return EventFilter.of(asked)
+        except ParameterUseError as error:  # one of them names a second parameter
+            raise ParameterUseError(error.parameter, error.accepted.replace("since=", "--since ")) from None
+
+
+FILTER = FilterFlags()
+
 
 # ---- tail ------------------------------------------------------------------------------------------------------------
 
@@ -82,7 +128,7 @@ def tail(
     """Show the last events, and with --follow new ones as they are written. With --json, one event per line."""
     check_number("--lines", lines, 0, sys.maxsize, f"a whole number from 0 to {sys.maxsize}")
     check_number("--for", for_, 0, 86400, "seconds, from 0 to 86400")
-    wanted = EventFilter.of(only)
+    wanted = only.chosen()
 
     async def work(store: Store) -> None:
         end = (await end_of(store.audit)).sequence
@@ -127,6 +173,24 @@ async def follow_log(log: AuditLog, wanted: EventFilter, *, after: int, seconds:
         after = end
 
 
+def put_events(events: list[KeptEntry], *, json: bool) -> None:
+    """Print a line per event, and flush."""
+    for one in events:
+        if json:
+            print(safe_json_line(one))
+        else:
+            put(text_line(one))
+    sys.stdout.flush()
+
+
+def safe_json_line(one: KeptEntry) -> str:
+    """The line of an event for a terminal: characters that cannot be printed are escapes."""
+    from json import dumps
+
+    text = json_line(one).decode("utf-8", "replace").rstrip("\n")
+    return "".join(char if char.isprintable() else dumps(char)[1:-1] for char in text)
+
+
 # ---- verify and replay -----------------------------------------------------------------------------------------------
 
 
@@ -155,7 +219,8 @@ def verify(
 
     async def work() -> tuple[str, list[ChainReport]]:
         async with audit_source(file, options) as source:
-            return source.name, await source.reports(kept)
+            with progress("verifying", source.size) as advance:
+                return source.name, await source.reports(kept, advance)
 
     name, reports = asyncio.run(work())
     others = kept.others(one.head.chain for one in reports)
@@ -164,77 +229,39 @@ def verify(
             f"{kept.file} has heads of {plural(len(others), 'other chain')} too: of other stores, or of a log that was "
             "removed and begun anew."
         )
-    if len(reports) > 1:
-        return _show_chains(name, reports, kept, json=options.json)
-    end, mismatches = reports[0].head, reports[0].mismatches
-    heads = kept.of(end.chain if kept.configured else "")
-    chosen = kept.file if heads else None
-    proven = None if mismatches or not heads else max(one.sequence for one in heads)
-    data: dict[str, Any] = {
-        "ok": not mismatches,
-        "source": name,
-        **msgspec.structs.asdict(end),
-        "compared_with": None if chosen is None else str(chosen),
-        "proven_up_to": proven,
-        "mismatches": msgspec.to_builtins(mismatches[:MOST_SHOWN]),
-        "mismatches_total": len(mismatches),
-    }
-
-    def text() -> None:
-        for one in mismatches[:MOST_SHOWN]:
-            put(f"event {one.sequence}: {one.problem}")
-        if mismatches:
-            verdict = plural(len(mismatches), "mismatch", "mismatches")
-        elif proven is None:
-            verdict = CONSISTENT
-        else:
-            verdict = f"OK, nothing up to event {proven} was changed since its head was kept"
-        put(f"{name}: {verdict}; chain {end.chain} ends at event {end.sequence}")
-
-    show(data, text, json=options.json)
-    if chosen is None:
-        say(WITHOUT_HEAD)
-    elif proven is not None and end.sequence > proven:
-        say(f"Events {proven + 1} to {end.sequence} are newer than the head: for them, {CONSISTENT}.")
-    return Exit.MISMATCH if mismatches else Exit.FINE
+    found = verification(name, reports, kept)
+    show(found, lambda: _put_verification(found), json=options.json)
+    for line in _what_is_not_proven(found, kept):
+        say(line)
+    return Exit.FINE if found["ok"] else Exit.MISMATCH
 
 
-def _show_chains(name: str, reports: Sequence[ChainReport], kept: KeptHeads, *, json: bool) -> int:
-    """Print the verification of a log with several chains; returns the exit code."""
-    heads = [kept.heads_of(one.head.chain) for one in reports]
-    bare = heads.count([])
-    mismatches = [(one.head.chain, found) for one in reports for found in one.mismatches]
-    data = {
-        "ok": not mismatches,
-        "source": name,
-        "chains": [
-            {
-                **msgspec.structs.asdict(one.head),
-                "proven_up_to": None if one.mismatches or not ours else ours[0].sequence,
-                "mismatches_total": len(one.mismatches),
-            }
-            for one, ours in zip(reports, heads, strict=True)
-        ],
-        "compared_with": str(kept.file) if bare < len(reports) else None,
-        "mismatches": [{"chain": chain, **msgspec.structs.asdict(found)} for chain, found in mismatches[:MOST_SHOWN]],
-        "mismatches_total": len(mismatches),
-    }
-
-    def text() -> None:
-        for chain, found in mismatches[:MOST_SHOWN]:
-            put(f"chain {chain}, event {found.sequence}: {found.problem}")
-        verdict = CONSISTENT
-        if mismatches:
-            verdict = plural(len(mismatches), "mismatch", "mismatches")
-        elif not bare:
+def _put_verification(found: dict[str, Any]) -> None:
+    for one in found["mismatches"]:
+        put(f"{'chain ' + one['chain'] + ', ' if 'chain' in one else ''}event {one['sequence']}: {one['problem']}")
+    chains, verdict = found.get("chains"), CONSISTENT
+    if found["mismatches_total"]:
+        verdict = plural(found["mismatches_total"], "mismatch", "mismatches")
+    elif chains is not None:
+        if all(one["proven_up_to"] is not None for one in chains):
             verdict = "OK, nothing up to the heads was changed since they were kept"
-        put(f"{name}: {verdict}; {len(reports)} chains")
+    elif found["proven_up_to"] is not None:
+        verdict = f"OK, nothing up to event {found['proven_up_to']} was changed since its head was kept"
+    end = f"{len(chains)} chains" if chains else f"chain {found['chain']} ends at event {found['sequence']}"
+    put(f"{found['source']}: {verdict}; {end}")
 
-    show(data, text, json=json)
-    if bare:
-        some = f"No head was kept of {plural(bare, 'chain')}: for these, {CONSISTENT}."
-        say(WITHOUT_HEAD if bare == len(reports) else some)
-    return Exit.MISMATCH if mismatches else Exit.FINE
+
+def _what_is_not_proven(found: dict[str, Any], kept: KeptHeads) -> Iterator[str]:
+    """Sentences about the events that no head vouches for."""
+    if found["compared_with"] is None:
+        yield WITHOUT_HEAD
+    elif "chains" in found:
+        bare = [one["chain"] for one in found["chains"] if not kept.heads_of(one["chain"])]
+        if bare:
+            yield f"No head was kept of {plural(len(bare), 'chain')}: for these, {CONSISTENT}."
+    elif found["proven_up_to"] is not None and found["sequence"] > found["proven_up_to"]:
+        newer = f"{found['proven_up_to'] + 1} to {found['sequence']}"
+        yield f"Events {newer} are newer than the head: for them, {CONSISTENT}."
 
 
 @app.command(name="head", help_epilogue=examples("audit head", "audit head --engine sqlite:state.db"))
@@ -258,63 +285,40 @@ def head_(file: File = None, /, *, options: StoreFlags = STORE) -> None:
 def replay(file: File = None, /, *, options: StoreFlags = STORE) -> int:
     """Decide every audited decision again and list each difference (exit code 65). Nothing is executed."""
     from reefknot.config.dialects import load_all
-    from reefknot.core.audit.replay import Replayer
 
     for problem in load_all():  # a decision by a registered strategy can only be repeated with that strategy
         say(f"warning: {problem}")
-    replayer = Replayer()
-    name, total, differences = asyncio.run(_replay(replayer, file, options))
-    again = replayer.result()
-    data = {
-        "ok": not total,
-        "source": name,
-        "events": again.events,
-        "decisions": again.decisions,
-        "decisions_by_kind": again.kinds,
-        "differences_total": total,
-        "differences": differences,
-        "books": again.books,
-        "books_missing": list(again.books_missing),
-        "undecided": again.undecided,
-        "undecided_by": again.undecided_by,
-        "rules_missing": list(again.rules_missing),
-    }
 
-    def text() -> None:
-        for one in differences:
-            decisions = f"recorded: {one['recorded']}; decided now: {one['decided']}"
-            put(f"event {one['sequence']} ({one['event_type']}): {decisions}")
-        verdict = plural(total, "difference") if total else "no differences"
-        kinds = ", ".join(f"{kind} {number}" for kind, number in again.kinds.items())
-        left = f"; {again.undecided} could not be decided again" if again.undecided else ""
-        put(f"{name}: {again.decisions} decisions in {again.events} events{kinds and f' ({kinds})'}; {verdict}{left}")
+    async def work() -> dict[str, Any]:
+        async with audit_source(file, options) as source:
+            return await replayed(source.name, events_of(source, "replaying"))
 
-    show(data, text, json=options.json)
-    if again.books_missing:
-        some = ", ".join(one[:12] for one in again.books_missing[:3])
+    again = asyncio.run(work())
+    show(again, lambda: _put_replay(again), json=options.json)
+    if again["books_missing"]:
+        some = ", ".join(one[:12] for one in again["books_missing"][:3])
         say(
-            f"Missing from the log: {len(again.books_missing)} of the policy books that were in force ({some}); every "
-            "decision has its own policy, so the replay is complete."
+            f"Missing from the log: {len(again['books_missing'])} of the policy books that were in force ({some}); "
+            "every decision has its own policy, so the replay is complete."
         )
-    if again.undecided:
-        causes = ", ".join(f"{cause}: {number}" for cause, number in again.undecided_by.items())
-        missing = ", ".join(one[:12] for one in again.rules_missing[:3])
+    if again["undecided"]:
+        causes = ", ".join(f"{cause}: {number}" for cause, number in again["undecided_by"].items())
+        missing = ", ".join(one[:12] for one in again["rules_missing"][:3])
         rules = f" Rules that are not in the log before their admissions: {missing}." if missing else ""
         say(f"Not decided again, for lack of inputs: {causes}. Only the chain vouches for these.{rules}")
-    return Exit.MISMATCH if total else Exit.FINE
+    return Exit.FINE if again["ok"] else Exit.MISMATCH
 
 
-async def _replay(replayer: Replayer, file: Path | None, options: StoreFlags) -> tuple[str, int, list[dict[str, Any]]]:
-    """The source's name, the number of differences, and the first of them."""
-    total, first = 0, []
-    async with audit_source(file, options) as source:
-        async for sequence, body in source.events("replaying"):
-            for one in replayer.add(body):
-                total += 1
-                if total <= MOST_SHOWN:
-                    decisions = {"recorded": one.recorded, "decided": one.decided}
-                    first.append({"sequence": sequence, "event_type": one.event_type, **decisions})
-        return source.name, total, first
+def _put_replay(again: dict[str, Any]) -> None:
+    for one in again["differences"]:
+        decisions = f"recorded: {one['recorded']}; decided now: {one['decided']}"
+        put(f"event {one['sequence']} ({one['event_type']}): {decisions}")
+    total = again["differences_total"]
+    verdict = plural(total, "difference") if total else "no differences"
+    kinds = ", ".join(f"{kind} {number}" for kind, number in again["decisions_by_kind"].items())
+    left = f"; {again['undecided']} could not be decided again" if again["undecided"] else ""
+    done = f"{again['decisions']} decisions in {again['events']} events{kinds and f' ({kinds})'}"
+    put(f"{again['source']}: {done}; {verdict}{left}")
 
 
 # ---- export ----------------------------------------------------------------------------------------------------------
@@ -346,7 +350,7 @@ def export(
     if str(file).startswith("-") and file != STDOUT:
         raise UnknownOptionError(str(file))
     chosen = one_of("--format", form, {JSONL: JSONL, CSV: CSV})
-    wanted = EventFilter.of(only)
+    wanted = only.chosen()
     is_whole = chosen == JSONL and wanted.is_everything
     head_file = head_file_of(file) if is_whole and _is_regular(file) else None
     _check_targets([one for one in (file, head_file) if one is not None and _is_regular(one)], force=force)
@@ -473,7 +477,7 @@ def analyse(
     library that succeeds at once is not audited: a rate of these, marked with *, is that of
     operations that failed at least once.
     """
-    wanted = EventFilter.of(only)
+    wanted = only.chosen()
     result, unreadable = asyncio.run(_analyse(file, options, Analyser(threshold=threshold), wanted))
     data = {**msgspec.to_builtins(result), "unreadable": unreadable}
     show(data, lambda: _put_analysis(result, unreadable), json=options.json)
@@ -495,7 +499,7 @@ async def _analyse(
     """The analysis of the chosen events, and the number of unreadable ones."""
     unreadable = 0
     async with audit_source(file, options) as source:
-        async for _, body in source.events("analysing", wanted):
+        async for _, body in events_of(source, "analysing", wanted):
             try:
                 event = decode(body)
             except msgspec.DecodeError:

@@ -16,7 +16,6 @@ from reefknot.cli.app import CommandError, Exit, examples, noun
 from reefknot.cli.options import COMMON, CommonFlags, FileName, Json, arg, file_arg, load, one_of, settings
 from reefknot.cli.output import (
     json_text,
-    jsonable,
     plural,
     prints_to_stderr,
     put,
@@ -29,6 +28,7 @@ from reefknot.cli.output import (
     table_width,
 )
 from reefknot.errors import ConfigurationError, ParameterError
+from reefknot.operations.values import shown_value
 
 if TYPE_CHECKING:
     from reefknot.config.settings import Settings
@@ -332,20 +332,3 @@ def _leaves(value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str
                 yield from _leaves(item, (*path, index))
         case _:
             yield path, value
-
-
-def shown_value(path: tuple[str | int, ...], value: Any) -> Any:
-    """The value with secrets hidden; a reference to a secret is shown."""
-    from reefknot.config.secrets import is_reference
-    from reefknot.core.redaction import HIDDEN, redact
-
-    if isinstance(value, list):
-        return [shown_value(path, item) for item in value]
-    if is_reference(value) or value is None or isinstance(value, bool):
-        return jsonable(value)
-    if path[0] == "secrets":
-        return HIDDEN
-    named = next((str(part) for part in reversed(path) if isinstance(part, str)), "")
-    if redact(f"{named}: {value}").endswith(HIDDEN) and not redact(str(value)).endswith(HIDDEN):
-        return HIDDEN
-    return redact(value) if isinstance(value, str) else jsonable(value)

@@ -24,11 +24,12 @@ from cyclopts import Parameter
 
 from reefknot.cli import output
 from reefknot.cli.options import arg, one_of
-from reefknot.cli.output import data, plural, queue_depth
+from reefknot.cli.output import data, queue_depth
 from reefknot.core.audit import event as events
 from reefknot.core.audit.analysis import epoch_seconds
-from reefknot.core.messages import AckStatus, ResultStatus
+from reefknot.core.messages import ResultStatus
 from reefknot.errors import StoreError
+from reefknot.operations.words.events import describe
 from reefknot.ports.audit_log import AuditLog, AuditQuery, KeptEntry
 
 # ---- the log ---------------------------------------------------------------------------------------------------------
@@ -83,75 +84,9 @@ LOG = LogFlags()
 PAGE = 1000
 LINES_A_SECOND = 20
 LONGEST_WAIT_S = 0.25
-LONGEST_TEXT = 160
 
 PrintLine = Callable[[str, str], None]
 """Prints a line; its first argument is the kind."""
-
-
-def describe(event: events.AnyEvent) -> tuple[str, str] | None:
-    """Kind and sentence of an event; None for an event that people need not see live."""
-    match event:
-        case events.RetryAttempt():
-            failure = _failure(event.exception_type, event.exception_message)
-            return "retry", f"attempt {event.attempt_number} failed: {failure}; again in {event.delay_seconds:.2f} s"
-        case events.RetryRecovered():
-            return "recovered", f"after {event.total_attempts} attempts in {event.elapsed_seconds:.2f} s"
-        case events.RetryExhausted() | events.RetryRefused():
-            failure = _failure(event.final_exception_type, event.final_exception_message)
-            return "given up", f"after {plural(event.total_attempts, 'attempt')} ({event.reason.value}): {failure}"
-        case events.Admission():
-            return _describe_admission(event)
-        case events.Routing():
-            return None if event.worker_id is not None else ("rejected", f"no worker accepts it: {event.reason}")
-        case events.Dropped():
-            return "dropped", f"{event.reason} ({event.resource_class})"
-        case events.Quarantined():
-            return "quarantined", f"{event.reason}; waits for an operator: reefknot quarantine list"
-        case events.Requeued():
-            return "requeued", event.reason
-        case events.TimeoutOccurred():
-            return ("timed out", f"after {event.timeout_seconds:g} s") if event.whole else None
-        case events.BreakerEvent():
-            waits = "" if event.wait_seconds is None else f" for {event.wait_seconds:.3g} s"
-            return "breaker", f"{event.name} is {event.state}{waits}"
-        case events.OperatorAction():
-            return "operator", f"{event.actor}: {event.action} {event.subject or ''}".rstrip()
-        case events.TakenOver():
-            return "taken over", f"key {event.idempotency_key}: by {event.owner}, from {event.previous_owner}"
-        case _:
-            return None
-
-
-def describe_routine(event: events.AnyEvent) -> str:
-    """A sentence about an event that every assignment has, for its own story; empty for the others."""
-    match event:
-        case events.Submitted():
-            return f"by {event.actor} on {event.host}, process {event.process}"
-        case events.Routing():
-            return f"to {event.worker_id}"
-        case events.Admission():
-            return f"{event.status} by {event.worker_id}, {event.queue_depth} waiting"
-        case events.Completed():
-            took = "" if event.duration_ms is None else f" in {event.duration_ms / 1000:.3f} s"
-            return f"{event.status} after {plural(event.attempts or 0, 'attempt')}{took}"
-        case _:
-            return ""
-
-
-def _describe_admission(event: events.Admission) -> tuple[str, str] | None:
-    inputs = event.inputs or {}
-    if event.status == AckStatus.ACCEPTED.value:
-        message = str(inputs.get("message", ""))
-        kind = next((word for word in ("deferred", "degraded") if word in message), None)
-        return None if kind is None else (kind, message)
-    depth = f" ({event.resource_class}, {event.queue_depth} waiting)" if event.queue_depth is not None else ""
-    return "rejected", f"{event.reason or event.status}{depth}"
-
-
-def _failure(kind: str, message: str) -> str:
-    text = f"{kind}: {message}" if message else kind
-    return text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 1] + "…"
 
 
 def feed_line(event: events.AnyEvent, kind: str, words: str) -> str:

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, get_origin
 
@@ -19,6 +19,9 @@ from cyclopts import Parameter
 
 from reefknot.cli.app import CommandError, Exit
 from reefknot.cli.output import say
+from reefknot.errors import ParameterError
+from reefknot.operations import values
+from reefknot.operations.values import unknown_word
 from reefknot.runtime.log import printable
 
 if TYPE_CHECKING:
@@ -148,14 +151,7 @@ def one_of(flag: str, given: str, accepted: dict[str, T]) -> T:
 
 def unknown(flag: str, given: str, accepted: Iterable[str], *, also: str = "", prefix: str = "") -> CommandError:
     """The error for an unknown word, with a suggestion. A `prefix` that all accepted words share is no likeness."""
-    from reefknot.core.checks import suggest
-
-    words = list(accepted)
-    shown = given if len(given) <= 60 else given[:59] + "…"
-    hint = suggest(given.removeprefix(prefix), [word.removeprefix(prefix) for word in words])
-    hint = hint.replace("did you mean '", f"did you mean '{prefix}", 1)
-    listed = ", ".join(words) or "none is configured"
-    return CommandError(f"{flag}: {printable(shown)!r} is unknown; accepted: {listed}{also}{hint}")
+    return CommandError(f"{flag}: {unknown_word(given, accepted, also=also, prefix=prefix)}")
 
 
 _AGO_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -187,24 +183,10 @@ def moment_of(flag: str, text: str) -> datetime:
 
 def time_ms(flag: str, text: str | None, *, now: datetime | None = None) -> int | None:
     """The time that a flag names, absolute or as an age, in milliseconds UTC."""
-    import re
-
-    from reefknot.core.audit.analysis import epoch_seconds
-
-    if text is None:
-        return None
-    ago = re.match(r"(\d{1,9}(?:\.\d{1,3})?)([smhd])\Z", text)
-    if ago is not None:
-        try:
-            at = (now or datetime.now(UTC)) - timedelta(seconds=float(ago[1]) * _AGO_UNITS[ago[2]])
-        except OverflowError:
-            return 0
-        return int(at.timestamp() * 1000)
-    seconds = epoch_seconds(text)
-    if seconds is None:
-        accepted = "a time such as 2026-01-25T21:15:00Z, or an age: 90s, 15m, 2h, 7d"
-        raise CommandError(f"{flag}: {text[:60]!r} is not accepted: {accepted}")
-    return int(seconds * 1000)
+    try:
+        return values.time_ms(flag, text, now=now)
+    except ParameterError as error:
+        raise CommandError(f"{flag}: {(text or '')[:60]!r} is not accepted: {error.accepted}") from None
 
 
 # ---- settings --------------------------------------------------------------------------------------------------------

@@ -13,15 +13,16 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
-from enum import Enum
 from errno import EIO
 from io import BufferedWriter, FileIO, TextIOWrapper
-from math import isfinite
 from select import select
 from typing import Any, TextIO
 
-from reefknot.core.retry.policy import LONGEST_WAIT
+from reefknot.operations import values
 from reefknot.runtime.log import printable
+
+age, seconds, long_seconds, time_text = values.age, values.seconds, values.long_seconds, values.time_text
+plural, queue_depth, jsonable = values.plural, values.queue_depth, values.jsonable
 
 STDOUT, STDERR = 1, 2
 """Numbers of the descriptors that every process inherits."""
@@ -39,7 +40,6 @@ GAP = 3
 """Blanks between two columns of a table."""
 STYLES = {"bold": "1", "dim": "2", "cyan": "36"}
 """Styles of a table's column, as terminals know them."""
-_UNITS = ((86_400, "d"), (3600, "h"), (60, "min"))
 
 
 # ---- streams ---------------------------------------------------------------------------------------------------------
@@ -235,23 +235,6 @@ def put_json(value: object, *, first: Mapping[str, Iterable[str]] | None = None)
         sys.stdout.writelines(pieces)
         text = "," + text[1:]
     print(text)
-
-
-def jsonable(value: object) -> Any:
-    """The value in JSON's types: enums as text, infinity as null."""
-    match value:
-        case Enum():
-            return value.value
-        case float():
-            return value if isfinite(value) else None
-        case dict():
-            return {str(key): jsonable(one) for key, one in value.items()}
-        case list() | tuple():
-            return [jsonable(one) for one in value]
-        case None | bool() | int() | str():
-            return value
-        case _:
-            return str(value)
 
 
 def json_text(value: object) -> str:
@@ -456,54 +439,3 @@ def progress(label: str, total: int) -> Iterator[Advance]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(label, total=max(total, 1))
         yield lambda done: bar.advance(task, done)
-
-
-# ---- times and counts in words ---------------------------------------------------------------------------------------
-
-
-def seconds(value: float | None) -> str:
-    """`100 ms`, `1.5 s`, `1800 s`; `no limit` for none."""
-    if value is None or value >= LONGEST_WAIT:
-        return "no limit"
-    if 0 < value < 1:
-        return f"{value * 1000:.4g} ms"
-    return f"{value:.3f}".rstrip("0").rstrip(".") + " s"
-
-
-def long_seconds(value: float) -> str:
-    """A computed duration in the largest fitting unit: `30 min` for 1800 s."""
-    for size, unit in _UNITS:
-        if value >= 2 * size:
-            return f"{value / size:.3g} {unit}"
-    return seconds(float(f"{value:.4g}"))
-
-
-def age(value: float) -> str:
-    """`3.2 s`, `4 min`: time since, or time left."""
-    return long_seconds(max(0.0, round(value, 1)))
-
-
-def time_text(milliseconds: int | None) -> str | None:
-    """A stored time as ISO 8601 in UTC, to the millisecond."""
-    if milliseconds is None:
-        return None
-    from datetime import UTC, datetime
-
-    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def plural(count: int, one: str, many: str | None = None) -> str:
-    """`1 retry`, `3 retries`."""
-    return f"{count} {one if count == 1 else many or one + 's'}"
-
-
-def queue_depth(depth: int, size: int | None) -> str:
-    """
-    `3 of 10`: the taken places of a queue.
-
-    A step that is to be retried returns to the queue whether there is room or not: a queue may hold as many more as its
-    class has slots, and those are counted apart.
-    """
-    if size is None:
-        return f"{depth}, unbounded"
-    return f"{depth} of {size}" if depth <= size else f"{size} of {size} and {depth - size} back for a retry"

@@ -7,10 +7,9 @@ A part runs over the same store as the others; a store that only this process ca
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from json import dumps
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
@@ -26,7 +25,6 @@ from reefknot.cli.options import (
     arg,
     check_number,
     check_seconds,
-    unknown,
 )
 from reefknot.cli.output import (
     age,
@@ -39,7 +37,6 @@ from reefknot.cli.output import (
     relative,
     say,
     show,
-    time_text,
 )
 from reefknot.cli.serve import (
     DrainSeconds,
@@ -55,22 +52,28 @@ from reefknot.cli.store import (
     StoreAddress,
     address_of,
     address_to_read,
-    has_part,
-    polled,
     shown_url,
-    systems_with,
     with_store,
 )
 from reefknot.cli.watch import Watch, repeated
-from reefknot.core.routing import WorkerState, worker_state
 from reefknot.errors import StoreError
+from reefknot.operations import systems as operations
+from reefknot.operations.systems import (
+    LONGEST_DRAIN_S,
+    WORKER_COMMANDS,
+    command_worker,
+    has_part,
+    list_routers,
+    list_workers,
+    names_of,
+    reload_report,
+    reloaded,
+    status_of,
+)
 from reefknot.runtime.log import printable
 
 if TYPE_CHECKING:
     from reefknot.app.system import System
-    from reefknot.ports.store import Store
-
-OBEY_WAIT_S = 5.0
 
 worker_app = noun("worker", "worker start --module app", "worker list")
 router_app = noun("router", "router start", "router status")
@@ -200,31 +203,13 @@ async def _counts(kind: str, system: System) -> dict[str, int]:
 # ---- running workers -------------------------------------------------------------------------------------------------
 
 
-def _state_of(worker: Mapping[str, Any]) -> str:
-    return worker_state(draining=worker["draining"], leaving=worker["leaving"])
-
-
-def _status_of(state: str, level: str) -> str:
-    """The word for a worker in a class: its load level while it runs, else its state."""
-    return level if state == WorkerState.RUNNING else state
-
-
-def workers_of(systems: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The workers of these systems, each with its state and its process."""
-    return [
-        {"state": _state_of(worker), **worker, "pid": one["pid"], "host": one["host"], "system_id": one["system_id"]}
-        for one in systems
-        for worker in one["workers"]
-    ]
-
-
 def worker_rows(workers: list[dict[str, Any]]) -> list[tuple[str, ...]]:
     """A row for each resource class of each worker: worker, class, status, queued, running, oldest, process."""
     return [
         (
             worker["worker_id"],
             name,
-            _status_of(worker["state"], state["status"]),
+            status_of(worker["state"], state["status"]),
             queue_depth(state["depth"], state["size"]),
             f"{state['active']} of {state['capacity']}",
             age(state["oldest_age_s"]) if state["depth"] else "",
@@ -243,16 +228,15 @@ def list_(*, wide: Wide = False, watch: Watch = None, options: StoreFlags = STOR
 
 
 def _list_workers(address: StoreAddress, *, wide: bool, json: bool) -> None:
-    systems = with_store(address, lambda store: systems_with("worker", store, address))
-    workers = workers_of(systems)
+    found = with_store(address, lambda store: list_workers(address.operator(store)))
 
     def text() -> None:
-        rows = worker_rows(workers)
+        rows = worker_rows(found["workers"])
         columns = ("worker", "class", "status", "queued", "running", "oldest", "process")
         whole, optional = ("worker", "class", "status", "running", "process"), ("process", "oldest")
         put_table(columns, rows, styles=("cyan", "", "bold"), whole=whole, optional=optional, wide=wide)
 
-    show({"workers": workers}, text, json=json)
+    show(found, text, json=json)
 
 
 @worker_app.command(help_epilogue=examples("worker drain worker-2", "worker drain --dry-run"))
@@ -264,22 +248,45 @@ def drain(
     options: OperatorFlags = OPERATOR,
 ) -> int:
     """Drain a worker: running steps finish, nothing new is accepted, and queued work goes to the other workers."""
-    check_number("--seconds", seconds, 0, 86_400, "from 0 to 86400")
+    check_number("--seconds", seconds, 0, LONGEST_DRAIN_S, f"from 0 to {LONGEST_DRAIN_S}")
     effect = f"draining; no new work is accepted, queued work goes to others, running steps have {seconds:g} s"
-    return WorkerCommand("drain", "drained", effect, WorkerState.DRAINING).send(worker, options, seconds=seconds)
+    return _command("drain", worker, effect, options, seconds=seconds)
 
 
 @worker_app.command(help_epilogue=examples("worker pause worker-2"))
 def pause(worker: WorkerId = None, /, *, options: OperatorFlags = OPERATOR) -> int:
     """Pause a worker: it accepts and starts nothing until it is resumed, and keeps its queue."""
-    effect = "paused; no new work is accepted, and queued work waits"
-    return WorkerCommand("pause", "paused", effect, WorkerState.PAUSED).send(worker, options)
+    return _command("pause", worker, "paused; no new work is accepted, and queued work waits", options)
 
 
 @worker_app.command(help_epilogue=examples("worker resume worker-2"))
 def resume(worker: WorkerId = None, /, *, options: OperatorFlags = OPERATOR) -> int:
     """Resume a paused or drained worker."""
-    return WorkerCommand("resume", "resumed", "running again", WorkerState.RUNNING).send(worker, options)
+    return _command("resume", worker, "running again", options)
+
+
+def _command(verb: str, worker: str | None, effect: str, options: OperatorFlags, *, seconds: float = 30.0) -> int:
+    """Send a command to workers, wait until it is obeyed, and return the exit code."""
+    address, dry_run = address_of(options), options.dry_run
+    found = with_store(
+        address,
+        lambda store: command_worker(address.operator(store), verb, worker, seconds=seconds, dry_run=dry_run),
+    )
+    names, participle = ", ".join(found["workers"]), WORKER_COMMANDS[verb].participle
+    if options.json:
+        put_json(found)
+    elif dry_run:
+        put(f"{names} would be {participle}")
+    elif found[participle]:
+        put(f"{names}: {effect}")
+    if not found[participle] and not dry_run:
+        say(f"{names}: {_not_obeyed()}; see: reefknot worker list")
+        return Exit.TEMPORARY
+    return Exit.FINE
+
+
+def _not_obeyed() -> str:
+    return f"the command is stored, but not obeyed within {operations.OBEY_WAIT_S:g} s"
 
 
 @worker_app.command(name="reload", help_epilogue=examples("worker reload", "worker reload worker-2"))
@@ -301,67 +308,27 @@ def reload_router(
 
 def _reload(part: str, name: str | None, options: OperatorFlags) -> int:
     """Have the processes of these parts read their configuration again; 78 when one refuses it."""
-    address = address_of(options)
-    systems = with_store(address, lambda store: _reloaded(store, address, part, name, dry_run=options.dry_run))
-    outcomes = [one.get("reload") or {} for one in systems.values()]
-    refused = any(one.get("problems") for one in outcomes)
-    silent = [number for number, one in systems.items() if not one.get("reload")]
+    address, dry_run = address_of(options), options.dry_run
+    found = with_store(address, lambda store: reloaded(address.operator(store), part, name, dry_run=dry_run))
     if options.json:
-        reports = [{"system_id": number, **(one.get("reload") or {})} for number, one in systems.items()]
-        put_json({"systems": reports, "actor": address.actor, "dry_run": options.dry_run})
-    for one in systems.values():
-        _say_reload(part, one, dry_run=options.dry_run, json=options.json)
-    if refused:
+        put_json(reload_report(address.actor, found, dry_run=dry_run))
+    for one in found.values():
+        _say_reload(part, one, dry_run=dry_run, json=options.json)
+    if any((one["reload"] or {}).get("problems") for one in found.values()):
         return Exit.MISCONFIGURED
-    return Exit.TEMPORARY if silent and not options.dry_run else Exit.FINE
-
-
-async def _reloaded(
-    store: Store, address: StoreAddress, part: str, name: str | None, *, dry_run: bool
-) -> dict[str, dict[str, Any]]:
-    """The status of every addressed system, by its id. `reload` is there when it has obeyed."""
-    systems = await systems_with(part, store, address)
-    known = {number for one in systems for number in _names_of(part, one)}
-    if name is not None and name not in known:
-        raise unknown(part.upper(), name, sorted(known))
-    addressed = [one for one in systems if (name in _names_of(part, one) if name else _names_of(part, one))]
-    found = {one["system_id"]: {**one, "reload": None} for one in addressed}
-    if dry_run:
-        return found
-    body, event = dumps({"part": part, "name": name}), address.event(f"{part}.reload", name or "*")
-    sequence = await store.control.post("reload", target="router", body=body, sender=address.actor, events=[event])
-
-    async def look() -> bool:
-        from reefknot.app.presence import living_systems
-
-        living = {one["system_id"]: one for one in await living_systems(store)}
-        for number in [number for number in found if number not in living]:
-            del found[number]  # it has ended meanwhile
-        for number, status in found.items():
-            outcome = living[number].get("reload")
-            if outcome and outcome["sequence"] >= sequence:
-                status["reload"] = outcome
-        return all(one["reload"] for one in found.values())
-
-    await polled(look, OBEY_WAIT_S)
-    return found
-
-
-def _names_of(part: str, system: dict[str, Any]) -> list[str]:
-    if part == "worker":
-        return [one["worker_id"] for one in system["workers"]]
-    return [system["router"]["router_id"]] if system["router"] else []
+    silent = not all(one["reload"] for one in found.values())
+    return Exit.TEMPORARY if silent and not dry_run else Exit.FINE
 
 
 def _say_reload(part: str, system: dict[str, Any], *, dry_run: bool, json: bool) -> None:
     """Print the outcome of one system: mistakes on stderr, the rest on stdout unless that is for JSON."""
     from reefknot.app.reload import ReloadOutcome
 
-    names = f"{', '.join(_names_of(part, system))} (pid {system['pid']})"
+    names = f"{', '.join(names_of(part, system))} (pid {system['pid']})"
     if dry_run:
         text = "would reload its policies"
     elif not system["reload"]:
-        say(f"{names}: the command is stored, but not obeyed within {OBEY_WAIT_S:g} s")
+        say(f"{names}: {_not_obeyed()}")
         return
     else:
         outcome = msgspec.convert(system["reload"], ReloadOutcome)
@@ -370,56 +337,6 @@ def _say_reload(part: str, system: dict[str, Any], *, dry_run: bool, json: bool)
         text = outcome.sentence()
     if not json:
         put(f"{names}: {text}")
-
-
-class WorkerCommand(NamedTuple):
-    """A command to one worker or to all, and the status that shows that it was obeyed."""
-
-    verb: str
-    participle: str
-    effect: str
-    state: WorkerState
-    """The state that an obedient worker reports."""
-
-    def send(self, worker: str | None, options: OperatorFlags, **details: Any) -> int:
-        """Send the command, wait until it is obeyed, and return the exit code."""
-        address, dry_run = address_of(options), options.dry_run
-        workers, obeyed = with_store(address, lambda store: self._post(store, address, worker, details, dry_run))
-        names = ", ".join(workers)
-        if options.json:
-            put_json({"workers": workers, self.participle: obeyed, "actor": address.actor, "dry_run": dry_run})
-        elif dry_run:
-            put(f"{names} would be {self.participle}")
-        elif obeyed:
-            put(f"{names}: {self.effect}")
-        if not obeyed and not dry_run:
-            say(f"{names}: the command is stored, but not obeyed within {OBEY_WAIT_S:g} s; see: reefknot worker list")
-            return Exit.TEMPORARY
-        return Exit.FINE
-
-    async def _post(
-        self, store: Store, address: StoreAddress, worker: str | None, details: dict[str, Any], dry_run: bool
-    ) -> tuple[list[str], bool]:
-        """The addressed workers, and whether all of them obeyed."""
-        systems = await systems_with("worker", store, address)
-        known = [one["worker_id"] for each in systems for one in each["workers"]]
-        if worker is not None and worker not in known:
-            raise unknown("WORKER", worker, known)
-        workers = known if worker is None else [worker]
-        if dry_run:
-            return workers, False
-        event = address.event(f"worker.{self.verb}", worker or "*", **details)
-        body = dumps({"worker_id": worker, **details})
-        await store.control.post(self.verb, target="router", body=body, sender=address.actor, events=[event])
-        return workers, await polled(lambda: self._obeyed(store, workers), OBEY_WAIT_S)
-
-    async def _obeyed(self, store: Store, names: list[str]) -> bool:
-        """Whether every worker reports the wanted status. One that is gone meanwhile need not."""
-        from reefknot.app.presence import living_systems
-
-        living = await living_systems(store)
-        reported = {one["worker_id"]: _state_of(one) for each in living for one in each["workers"]}
-        return all(reported.get(name, self.state) == self.state for name in names)
 
 
 # ---- running routers -------------------------------------------------------------------------------------------------
@@ -433,24 +350,17 @@ def status(*, watch: Watch = None, options: StoreFlags = STORE) -> None:
 
 
 def _show_routers(address: StoreAddress, *, json: bool) -> None:
-    async def work(store: Store) -> tuple[list[dict[str, Any]], dict[str, int]]:
-        from reefknot.cli.job import now_in, visible_counts
-
-        found = await systems_with("router", store, address)
-        counts = await visible_counts(store, await store.work.snapshot(), await now_in(store))
-        return found, {state: number for state, number in counts.items() if number}
-
-    systems, submitted = with_store(address, work)
-    routers = [_router_fields(one) for one in systems if one["router"]]
+    found = with_store(address, lambda store: list_routers(address.operator(store)))
+    submitted = found["handed_in"]
 
     def text() -> None:
-        for one in routers:
+        for one in found["routers"]:
             _put_router(one)
         if submitted:
-            counts = ", ".join(f"{number} {state}" for state, number in sorted(submitted.items()) if number)
+            counts = ", ".join(f"{number} {state}" for state, number in sorted(submitted.items()))
             put(f"submitted so far: {counts}")
 
-    show({"routers": routers, "handed_in": submitted}, text, json=json)
+    show(found, text, json=json)
 
 
 def _put_router(router: dict[str, Any]) -> None:
@@ -464,7 +374,7 @@ def _put_router(router: dict[str, Any]) -> None:
         (
             worker,
             name,
-            _status_of(health["state"], health["status"]),
+            status_of(health["state"], health["status"]),
             str(health["queue_depth"]),
             f"{health['active']} of {health['capacity']}",
         )
@@ -472,13 +382,3 @@ def _put_router(router: dict[str, Any]) -> None:
         for worker, health in by_worker.items()
     ]
     put_table(("worker", "class", "status", "queued", "running"), sorted(rows), styles=("cyan", "", "bold"))
-
-
-def _router_fields(system: dict[str, Any]) -> dict[str, Any]:
-    return {
-        **{name: system[name] for name in ("system_id", "pid", "host")},
-        "started": system["started_at"],
-        "started_at": time_text(system["started_at"]),
-        **{name: system[name] for name in ("at", "retries_v2", "queue_v2", "blocks")},
-        **system["router"],
-    }

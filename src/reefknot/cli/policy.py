@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from sys import float_info
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import msgspec
 from cyclopts import Parameter
 
-from reefknot.cli import policy_view as view
 from reefknot.cli.app import CommandError, examples, noun
 from reefknot.cli.options import (
     COMMON,
@@ -28,29 +25,34 @@ from reefknot.cli.options import (
     StoreFlags,
     Wide,
     arg,
-    check_number,
     file_arg,
     is_unconfigured,
-    one_of,
     settings,
     unknown,
 )
-from reefknot.cli.output import prints_to_stderr, put, put_document, put_table, relative, say, show
-from reefknot.core.failure import ErrorCode, Failure, FailureType
-from reefknot.core.redaction import Redactor
-from reefknot.core.retry.book import Book, FieldOrigin, Request
+from reefknot.cli.output import (
+    GAP,
+    long_seconds,
+    prints_to_stderr,
+    put,
+    put_document,
+    put_table,
+    relative,
+    say,
+    seconds,
+    show,
+    table_width,
+)
+from reefknot.core.failure import FailureType
+from reefknot.core.retry.book import Book, FieldOrigin, FieldValue, ResolvedPolicy
+from reefknot.core.retry.explain import PlannedWait
 from reefknot.core.retry.policy import RetryPolicy
+from reefknot.operations import policies as operations
+from reefknot.operations.policies import ActiveBook, PolicyQuestion
+from reefknot.operations.words import policies as words
 
 if TYPE_CHECKING:
-    from reefknot.config.layers import Gate
-    from reefknot.config.settings import Settings
-    from reefknot.core.overload.source_health import HealthRules
     from reefknot.core.retry.tuning import CurrentPolicy
-
-CONTROL_FLOW_EXCEPTIONS = frozenset(
-    {"KeyboardInterrupt", "SystemExit", "GeneratorExit", "CancelledError", "asyncio.CancelledError"}
-)
-"""Exceptions that are never retried and never classified, whatever a policy says."""
 
 # ---- options ---------------------------------------------------------------------------------------------------------
 
@@ -72,31 +74,6 @@ class FailureFlags:
     message: Annotated[str | None, arg("Error message.")] = None
     retry_after: Annotated[float | None, arg("Seconds that the server asked to wait.")] = None
 
-    @property
-    def is_control_flow(self) -> bool:
-        return (self.exception or "").removeprefix("builtins.") in CONTROL_FLOW_EXCEPTIONS
-
-    def failure(self, redact: Redactor) -> Failure | None:
-        """The described failure, without secrets; None without any flag."""
-        if self == NO_FAILURE:
-            return None
-        from reefknot.config.book import failure_from_facts
-
-        code = None if self.error is None else _error_code(self.error)
-        types = {kind.value: kind for kind in FailureType}
-        kind = None if self.failure_type is None else one_of("--failure-type", self.failure_type, types)
-        if self.status is not None and not 300 <= self.status <= 599:
-            raise CommandError(f"--status: {self.status} is not a failure; accepted: a status from 300 to 599")
-        check_number("--retry-after", self.retry_after, 0, float_info.max, "seconds, 0 or more")
-        return failure_from_facts(
-            code=code,
-            http_status=self.status,
-            failure_type=kind,
-            exception=None if self.exception is None else redact.values_out_of(self.exception),
-            message=redact(self.message or ""),
-            retry_after=self.retry_after,
-        )
-
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True)
@@ -106,42 +83,29 @@ class RequestFlags:
     retry_count: Annotated[int | None, arg("Retries that the request asks for, over every policy.")] = None
     timeout_ms: Annotated[int | None, arg("The request's time budget, in milliseconds.")] = None
 
-    def request(self) -> Request:
-        from reefknot.config.book import request_of
-
-        return request_of(retry_count=self.retry_count, timeout_ms=self.timeout_ms)
-
 
 NO_FAILURE, NO_REQUEST = FailureFlags(), RequestFlags()
 
 
-def _error_code(given: str) -> ErrorCode:
-    names = {code.name: code for code in ErrorCode if code is not ErrorCode.none}
-    numbers = {str(code.value): code for code in names.values()}
-    return numbers.get(given) or one_of("--error", given, names)
+def _question(
+    target: str | None, source: str | None, flags: FailureFlags, request: RequestFlags, **more: Any
+) -> PolicyQuestion:
+    _require_target(target, source)
+    return PolicyQuestion(target=target, source=source, **asdict(flags), **asdict(request), **more)
+
+
+def _require_target(target: str | None, source: str | None) -> None:
+    if target is None and source is None:
+        raise CommandError(f"--target is missing; accepted: {operations.TARGETS}")
 
 
 # ---- the book --------------------------------------------------------------------------------------------------------
 
 
-class ActiveBook(NamedTuple):
-    """The policy book in force, the gate that decides whether workers follow it, and what hides the file's secrets."""
-
-    book: Book
-    gate: Gate
-    redactor: Redactor
-    settings: Settings | None = None
-    """None where nothing is configured."""
-
-    @property
-    def gate_text(self) -> str:
-        return "on" if self.gate else "off"
-
-
 def active_book(config: str | None, modules: Sequence[str] | None = None) -> ActiveBook:
     """The book and the gate; with the modules of one's own steps, as a worker that loads them has it."""
-    active = _written_book(config)
-    return active._replace(book=active.book.with_blocks(_own_limits(modules))) if modules else active
+    found = None if is_unconfigured(config) else settings(config)
+    return operations.active_book(found, limits=_own_limits(modules) if modules else None)
 
 
 def _own_limits(modules: Sequence[str]) -> dict[str, Mapping[str, float]]:
@@ -154,42 +118,6 @@ def _own_limits(modules: Sequence[str]) -> dict[str, Mapping[str, float]]:
     return own_limits(blocks)
 
 
-def _written_book(config: str | None) -> ActiveBook:
-    """The book and the gate. Secrets that cannot be read here are skipped: what was not read cannot be shown."""
-    if is_unconfigured(config):
-        from reefknot.config.layers import RETRIES, gate
-        from reefknot.core.retry.defaults import builtin_book
-
-        return ActiveBook(builtin_book(), gate(RETRIES, os.environ, None), Redactor())
-    from reefknot.config.secrets import secret_texts
-
-    found = settings(config)
-    secrets, _ = secret_texts(found.tree, found.path, environ=os.environ)
-    return ActiveBook(found.book, found.retries_gate, Redactor(secrets), found)
-
-
-def known_target(book: Book, target: str | None, source: str | None = None) -> str:
-    """The target as the book spells it. A block may have any name; an unknown connector or operation is refused."""
-    from reefknot.core.retry.defaults import operation_target
-
-    if source is not None and source not in book.sources:
-        raise unknown("--source", source, sorted(book.sources))
-    if target is None:
-        if source is None:
-            raise CommandError("--target is missing; accepted: block:TYPE, connector:TYPE or operation:NAME")
-        return f"connector:{book.sources[source][0]}"
-    kind, colon, name = target.partition(":")
-    if kind not in ("block", "connector", "operation") or not colon or not name or not name.isprintable():
-        also = "" if target in book.targets else "; a target is block:TYPE, connector:TYPE or operation:NAME"
-        raise unknown("--target", target, sorted(book.targets), also=also)
-    if kind == "operation":
-        target = operation_target(name)
-    known = view.all_targets(book)
-    if kind != "block" and target not in known:
-        raise unknown("--target", target, sorted(one for one in known if one.startswith(f"{kind}:")), prefix=f"{kind}:")
-    return target
-
-
 # ---- commands --------------------------------------------------------------------------------------------------------
 
 app = noun("policy", "policy explain --target block:http --status 429")
@@ -200,9 +128,8 @@ EXPLAIN = "reefknot policy explain --target"
 def list_policies(*, kind: Kind = None, wide: Wide = False, common: CommonFlags = COMMON) -> None:
     """List every target and source with its policy, and where it is defined."""
     active = active_book(common.config)
-    rows = view.policy_rows(active.book, kind)
-    data = {"gate": active.gate_text, "policies": [row.as_json() for row in rows]}
-    show(data, lambda: view.put_policies(rows, wide=wide), json=common.json)
+    rows = operations.policy_rows(active.book, kind)
+    show(operations.policies_json(active, rows), lambda: put_policies(rows, wide=wide), json=common.json)
 
 
 @app.command(name="show", help_epilogue=examples("policy show connector:imap_mailbox"))
@@ -216,34 +143,23 @@ def show_policy(
 ) -> None:
     """Show one target's policy field by field: its value, the layer and source that set it, and what it overrides."""
     active = active_book(common.config, module)
-    name = known_target(active.book, target, source)
-    policy = active.book.resolve(name, source=source)
-    overrides = view.overrides_of(active.book, name, source)
-    data: dict[str, Any] = {
-        "target": name,
-        "source": source,
-        "gate": active.gate_text,
-        "policy": view.policy_json(policy, policy.provenance),
-        "overrides": {
-            view.condition_name(condition): {field: view.value_json(one) for field, one in fields.items()}
-            for condition, fields in overrides.items()
-        },
-    }
+    _require_target(target, source)
+    row = operations.policy_row(active, target, source)
 
     def text() -> None:
-        put(view.headline(name, policy))
+        put(words.headline(row.target, row.policy))
         put()
-        view.put_policy(policy, policy.provenance, wide=wide)
+        put_policy(row.policy, row.policy.provenance, wide=wide)
         rows = [
-            (view.condition_name(condition), field, view.field_text(field, one.value), relative(one.source))
-            for condition, fields in overrides.items()
+            (words.condition_name(condition), field, words.field_text(field, one.value), relative(one.source))
+            for condition, fields in row.overrides.items()
             for field, one in fields.items()
         ]
         if rows:
             put()
             put_table(("for failures", "field", "value", "source"), rows, styles=("cyan", "", "bold"))
 
-    show(data, text, json=common.json)
+    show(operations.policy_row_json(active, row), text, json=common.json)
 
 
 @app.command(
@@ -269,62 +185,13 @@ def explain(
 
     The answer "stop" is an answer: the exit code is 0.
     """
-    from reefknot.core.retry.explain import explain as decided
-
     active = active_book(common.config, module)
-    name = known_target(active.book, target, source)
-    failure = flags.failure(active.redactor) or _unknown_failure()
-    if baseline:
-        failure, policy, provenance = _baseline(active.book, name, request.request(), failure)
-    else:
-        resolved = active.book.resolve(name, failure, source=source, request=request.request())
-        policy, provenance = resolved, resolved.provenance
-    explanation = decided(name, policy, failure, seed=seed)
-    reason = view.RETRYABLE if explanation.reason is None else explanation.reason.value
-    schedule = explanation.schedule
-    if flags.is_control_flow:
-        reason, schedule = view.CONTROL_FLOW, ()
-    in_ingestion = name.startswith("connector:") and not flags.is_control_flow
-    health = _health_rules(active) if in_ingestion else None
-    answer = view.PolicyAnswer(name, failure, policy, provenance, reason, schedule, active.gate, health)
-    show(view.answer_json(answer), lambda: view.put_answer(answer, wide=wide), json=common.json)
-
-
-def _health_rules(active: ActiveBook) -> HealthRules:
-    """The rules by which a source is held to be down."""
-    from reefknot.app.sources import health_rules
-    from reefknot.core.overload.source_health import HealthRules
-
-    return HealthRules() if active.settings is None else health_rules(active.settings)
-
-
-def _unknown_failure() -> Failure:
-    from reefknot.config.book import failure_from_facts
-
-    say("No failure given: this explains an unknown one. Describe it with --error, --status, --exception, …")
-    return failure_from_facts()
-
-
-def _baseline(
-    book: Book, name: str, request: Request, failure: Failure
-) -> tuple[Failure, RetryPolicy, Mapping[str, FieldOrigin]]:
-    """The failure as the baseline classifies it, and the baseline's policy for it. Its time is that of the book."""
-    from reefknot.core.failure import ErrorCategory
-    from reefknot.core.retry.defaults import BASELINE_RETRIES, baseline, without_retry_after
-
-    if not name.startswith("block:"):
-        raise CommandError(f"--baseline: {name} has none; the gate worker.retries.v2 governs blocks alone")
-    failure = without_retry_after(failure)
-    time = view.baseline_time(book, name)
-    policy = baseline(
-        BASELINE_RETRIES if request.retries is None else request.retries,
-        timeout=time.value if request.time_budget is None else request.time_budget,
-        retryable=failure.category is not ErrorCategory.CANCELLATION,
-    )
-    provenance = view.baseline_provenance(
-        policy, time, counted=request.retries is not None, timed=request.time_budget is not None
-    )
-    return failure, policy, provenance
+    question = _question(target, source, flags, request, seed=seed, baseline=baseline)
+    operations.known_target(active.book, target, source)
+    if not question.has_failure:
+        say("No failure given: this explains an unknown one. Describe it with --error, --status, --exception, …")
+    answer = operations.explained(active, question)
+    show(operations.answer_json(answer), lambda: put_answer(answer, wide=wide), json=common.json)
 
 
 @app.command(help_epilogue=examples("policy schedule connector:github_repository --seed 7"))
@@ -339,28 +206,18 @@ def schedule(
     common: CommonFlags = COMMON,
 ) -> None:
     """Draw the waits of a target as bars: the range that jitter allows for each, and the elapsed time."""
-    from reefknot.core.retry.explain import explain as decided
-    from reefknot.core.retry.explain import schedule as planned
-
     active = active_book(common.config, module)
-    name = known_target(active.book, target, source)
-    failure = flags.failure(active.redactor)
-    policy = active.book.resolve(name, failure, source=source, request=request.request())
-    if failure is None:
-        waits = tuple(planned(policy, seed=seed, key=name)) if policy.retryable else ()
-    else:
-        waits = decided(name, policy, failure, seed=seed).schedule
+    found = operations.planned(active, _question(target, source, flags, request, seed=seed))
 
     def text() -> None:
-        put(view.headline(name, policy))
+        put(words.headline(found.target, found.policy))
         put()
-        if waits:
-            view.put_schedule(waits)
+        if found.waits:
+            put_schedule(found.waits)
         else:
             put("Not retried, so there are no waits.")
 
-    data = {"target": name, "max_attempts": policy.max_attempts, "schedule": msgspec.to_builtins(waits)}
-    show(data, text, json=common.json)
+    show(found.as_json(), text, json=common.json)
 
 
 @app.command(help_epilogue=examples("policy check reefknot.yaml staging.yaml"))
@@ -407,12 +264,13 @@ def tune(*, connector: ConnectorName = None, options: StoreFlags = STORE) -> Non
     Nothing is changed: the proposals are printed as YAML for `retry_policies:`, with their reasons and effects.
     """
     from reefknot.cli.ingestion import telemetry
-    from reefknot.cli.store import address_of
+    from reefknot.cli.store import address_of, looked
     from reefknot.core.retry.tuning import tune as answers
+    from reefknot.operations.telemetry import connector_metrics
 
     address = address_of(options)
     book = active_book(options.config).book
-    counted = telemetry.stored(address, connector)
+    counted = looked(address, lambda at: connector_metrics(at, connector))
     found = [
         telemetry.TunedConnector(
             name,
@@ -450,3 +308,118 @@ def _current(book: Book, connector: str) -> CurrentPolicy:
         None if limited.base_delay == usual.base_delay else round(limited.base_delay),
         permanent_failures_no_retry=not by_type[FailureType.PERMANENT].retryable,
     )
+
+
+# ---- printing --------------------------------------------------------------------------------------------------------
+
+BAR_WIDTH = 36
+NARROWEST_BAR = 10
+MOST_DRAWN = 20
+
+
+def put_policies(rows: Sequence[operations.PolicyRow], *, wide: bool = False) -> None:
+    """A table with a line per target and source."""
+    table = [
+        (
+            row.target if row.source is None else f"  source {row.source}",
+            words.count(row.policy.max_attempts),
+            words.growth(row.policy),
+            words.limits(row.policy),
+            ", ".join(sorted(map(words.condition_name, row.overrides))),
+            _origin(row.policy),
+        )
+        for row in rows
+    ]
+    columns = ("target", "attempts", "waits", "time limit", "overrides for", "defined in")
+    whole, optional = ("target", "attempts"), ("overrides for", "defined in")
+    put_table(columns, table, styles=("cyan", "bold"), whole=whole, optional=optional, wide=wide)
+
+
+def _origin(policy: ResolvedPolicy) -> str:
+    found = operations.origins(policy)
+    if found[0].startswith("built-in:"):
+        return "built-in"
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    return f"{relative(found[0])}{more}"
+
+
+def put_policy(policy: RetryPolicy, provenance: Mapping[str, FieldOrigin], *, wide: bool = False) -> None:
+    """A table with a line per field: value, layer, source, and what was overridden."""
+    rows = [
+        (
+            name,
+            words.field_text(name, field.value),
+            field.layer.value,
+            relative(field.source).removeprefix("built-in: "),
+            [_overridden(name, one) for one in field.overrode if one.value != field.value],
+        )
+        for name, field in operations.with_provenance(policy, provenance).items()
+        if name != "retries"  # "4 attempts (1 + 3 retries)" has it
+    ]
+    columns = ("field", "value", "layer", "source", "overrides")
+    styles = ("", "bold", "cyan", "", "dim")
+    put_table(columns, rows, styles=styles, whole=("field", "layer"), optional=("overrides",), wide=wide)
+
+
+def _overridden(name: str, one: FieldValue) -> str:
+    value = words.count(one.value) if name == "max_attempts" else words.field_text(name, one.value)
+    return f"{value}, {relative(one.source)}"
+
+
+def put_answer(answer: words.PolicyAnswer, *, wide: bool = False) -> None:
+    """The answer for people: the sentence first, then the policy, the waits and the gate."""
+    put(words.sentence(answer))
+    put()
+    put_policy(answer.policy, answer.provenance, wide=wide)
+    if answer.schedule:
+        put()
+        put_schedule(answer.schedule)
+    if answer.target.startswith("block:"):
+        put()
+        advice = (
+            ", so workers use the baseline (explained with --baseline); "
+            "turn it on with worker.retries.v2.enabled: true, or WORKER_RETRIES_V2_ENABLED=true"
+        )
+        state, more = ("on", "") if answer.gate else ("off", advice)
+        put(f"gate worker.retries.v2: {state} ({relative(answer.gate.origin)}){more}")
+    if answer.health is not None:
+        put()
+        rows = words.in_ingestion(answer, answer.health).items()
+        put_table(("in ingestion", "what happens"), rows, styles=("cyan",), whole=("in ingestion",))
+
+
+def put_schedule(schedule: Sequence[PlannedWait]) -> None:
+    """A line per wait: its range, its bar, and the elapsed time when the next attempt starts, were attempts instant."""
+    longest = max((wait.max for wait in schedule), default=0.0)
+    seeded = any(wait.delay is not None for wait in schedule)
+    rows, waits_drawn, low, high, drawn = [], [], 0.0, 0.0, 0.0
+    for wait in schedule:
+        low, high, drawn = low + wait.min, high + wait.max, drawn + (wait.delay or 0.0)
+        if wait.retry >= MOST_DRAWN:
+            continue
+        elapsed = f"{long_seconds(low)} – {long_seconds(high)}" if high > low else long_seconds(high)
+        row = [str(wait.retry + 1), words.span(wait.min, wait.max), elapsed]
+        rows.append([*row, seconds(wait.delay), long_seconds(drawn)] if seeded else row)
+        waits_drawn.append(wait)
+    columns = ["retry", "wait", "elapsed", *(["drawn", "sum"] if seeded else [])]
+    cells = zip(columns, *rows, strict=True)
+    room = table_width() - sum(max(map(len, column)) + GAP for column in cells)
+    width = max(NARROWEST_BAR, min(BAR_WIDTH, room - 1))
+    for row, wait in zip(rows, waits_drawn, strict=True):
+        row.insert(2, bar(wait, longest, width))
+    columns.insert(2, f"0 … {seconds(longest)}")
+    put_table(columns, rows, styles=("", "", "cyan"), whole=columns)
+    if len(schedule) > MOST_DRAWN:
+        put(f"… and {len(schedule) - MOST_DRAWN} more, {long_seconds(low)} – {long_seconds(high)} in total")
+
+
+def bar(wait: PlannedWait, longest: float, width: int = BAR_WIDTH) -> str:
+    """The range of one wait on a line from 0 to the longest of all; `◆` marks the seed's draw."""
+    if longest <= 0:
+        return "│" + " " * width
+    first = min(width - 1, int(wait.min / longest * width))
+    last = max(first + 1, round(wait.max / longest * width))
+    cells = ["·"] * first + ["█"] * (last - first) + [" "] * (width - last)
+    if wait.delay is not None:
+        cells[min(width - 1, int(wait.delay / longest * width))] = "◆"
+    return "│" + "".join(cells)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
-from urllib.parse import quote, unquote
 
 from cyclopts import Parameter
-from msgspec import Struct
 
-from reefknot.cli import job_actions
 from reefknot.cli.app import CommandError, Exit, examples, noun
-from reefknot.cli.job import job_details, put_details, state_in_words
-from reefknot.cli.job_actions import BulkAction, PayloadEdit, named, put_payload, tenant_hint
+from reefknot.cli.job import put_details
+from reefknot.cli.job_actions import put_edit, put_payload, read_payload, reported
 from reefknot.cli.options import (
     OPERATOR,
     STORE,
@@ -24,21 +21,32 @@ from reefknot.cli.options import (
     Tenant,
     Wide,
     arg,
-    check_filters,
-    check_whole,
     file_arg,
     time_arg,
-    time_ms,
 )
-from reefknot.cli.output import put_jobs, put_table, say, show, time_text
+from reefknot.cli.output import put_jobs, put_table, say, show
 from reefknot.cli.store import StoreAddress, address_of, address_to_read, with_store
 from reefknot.cli.watch import Watch, repeated
-from reefknot.core.failure_groups import failure_summary
-from reefknot.core.work import WorkItem, WorkState, record_id
-from reefknot.ports.work_queue import ALL, QuarantineFilter
+from reefknot.operations.quarantine import (
+    DISCARD,
+    PURGE,
+    REQUEUE,
+    QuarantineQuery,
+    check_reason,
+    discard_jobs,
+    edit_and_requeue,
+    editable_payload,
+    list_quarantined,
+    purge_jobs,
+    quarantine_groups,
+    quarantine_stats,
+    requeue_jobs,
+    show_quarantined,
+)
 
 if TYPE_CHECKING:
-    from reefknot.ports.store import Store
+    from reefknot.operations.bulk import BulkListener
+    from reefknot.operations.operator import Operator
 
 app = noun("quarantine", "quarantine list")
 
@@ -60,10 +68,25 @@ class QuarantineFlags:
     before: Annotated[str | None, time_arg("Only jobs quarantined before a time, or an age: 90s, 15m, 2h, 7d.")] = None
     fingerprint: Annotated[str | None, arg("Only jobs of this group of `quarantine stats --group`.")] = None
 
-    def filter(self, ids: tuple[str, ...] = ()) -> QuarantineFilter:
-        check_filters(type=self.type, source=self.source, reason=self.reason, fingerprint=self.fingerprint)
-        before = time_ms("--before", self.before)
-        return QuarantineFilter(ids, self.type, self.source, self.reason, before, self.fingerprint)
+    def query(self, ids: tuple[str, ...] = (), tenant: str | None = None, **more: Any) -> QuarantineQuery:
+        return QuarantineQuery(
+            ids=ids,
+            tenant=tenant,
+            type=self.type,
+            source=self.source,
+            reason=self.reason,
+            before=self.before,
+            fingerprint=self.fingerprint,
+            **more,
+        )
+
+    def selected(self, ids: tuple[str, ...], tenant: str | None, *, all_: bool) -> QuarantineQuery:
+        """The selected jobs of an action. No selection is an error: it must not mean all of them."""
+        if not ids and tenant is None and self == NO_FILTER and not all_:
+            raise CommandError(
+                "select jobs by ids, a filter (--type, --source, --reason, --before, --fingerprint), or --all"
+            )
+        return self.query(ids, tenant, all=all_)
 
 
 NO_FILTER = QuarantineFlags()
@@ -83,59 +106,41 @@ def list_(
     options: StoreFlags = STORE,
 ) -> None:
     """List quarantined jobs by id, each with its reason."""
-    check_whole("--limit", limit)
-    address, wanted = address_of(options), flags.filter()
+    query, address = flags.query(limit=limit, after=after), address_of(options)
     if group:
-        repeated(watch, lambda: _put_groups(address, wanted, limit, json=options.json))
+        repeated(watch, lambda: _put_groups(address, query, json=options.json))
         return
-    repeated(watch, lambda: _list(address, wanted, limit, after, wide=wide, json=options.json))
+    repeated(watch, lambda: _list(address, query, wide=wide, json=options.json))
 
 
-def _list(address: StoreAddress, wanted: QuarantineFilter, limit: int, after: str, *, wide: bool, json: bool) -> None:
-    items = with_store(address, lambda store: store.quarantine.find(wanted, after=unquote(after), limit=limit))
-    following = quote(items[-1].id) if len(items) == limit else None
-    has_source = any(item.source for item in items)
+def _list(address: StoreAddress, query: QuarantineQuery, *, wide: bool, json: bool) -> None:
+    answer = with_store(address, lambda store: list_quarantined(address.operator(store), query))
+    items, following = answer["items"], answer["next"]
+    has_source = any(item["source"] for item in items)
 
-    def row(item: WorkItem) -> tuple[str, ...]:
-        since, reason = time_text(item.updated_at) or "", address.redactor(item.reason)
-        failure = failure_summary(item).failure_type
-        source = (item.source,) if has_source else ()
-        return item.assignment_id, item.kind, *source, str(item.attempts), failure, since, reason
+    def row(item: dict[str, Any]) -> tuple[str, ...]:
+        source = (item["source"] or "",) if has_source else ()
+        failure, since = item["failure_type"] or "", item["since"] or ""
+        return item["id"], item["type"], *source, str(item["attempts"]), failure, since, item["reason"]
 
     def text() -> None:
         columns = ("job", "type", *(("source",) if has_source else ()), "attempts", "failure", "since", "reason")
-        tenants = [item.tenant_id or "" for item in items]
+        tenants = [item["tenant_id"] or "" for item in items]
         whole, optional = ("job", "tenant", "since"), ("attempts", "since", "failure", "source")
         put_jobs(columns, map(row, items), tenants, styles=("cyan",), whole=whole, optional=optional, wide=wide)
         say(f"{len(items)} shown" + (f"; there may be more: --after {following}" if following else ""))
-        if not is_on and not items and wanted.source is None:  # it is not about the jobs of sources
+        if not answer["quarantine_failed"] and not items and query.source is None:  # it is not about jobs of sources
             say(
                 "worker.quarantine_failed is off here: assignments that fail are not quarantined. "
                 "`job list --state failed` lists them, `job retry` runs them again"
             )
 
-    is_on = address.settings is not None and address.settings.configuration.worker.quarantine_failed
-    fields = {"items": [_fields(item, address) for item in items], "next": following, "quarantine_failed": is_on}
-    show(fields, text, json=json)
+    show(answer, text, json=json)
 
 
-def _put_groups(address: StoreAddress, wanted: QuarantineFilter, limit: int, *, json: bool) -> None:
-    found = with_store(address, lambda store: store.quarantine.groups(wanted))
-    groups = found.groups()
-    fields = [
-        {
-            "fingerprint": one.fingerprint,
-            "count": one.count,
-            "failure_type": one.failure_type or None,
-            "code": one.code or None,
-            "message": address.redactor(one.message),
-            "oldest_at": time_text(one.oldest_at),
-            "newest_at": time_text(one.newest_at),
-            "types": one.kinds,
-            "sources": one.sources,
-        }
-        for one in groups[:limit]
-    ]
+def _put_groups(address: StoreAddress, query: QuarantineQuery, *, json: bool) -> None:
+    answer = with_store(address, lambda store: quarantine_groups(address.operator(store), query))
+    total, groups, ungrouped = answer.pop("total"), answer["groups"], answer["ungrouped"]
 
     def row(one: dict[str, Any]) -> tuple[str, ...]:
         of = ", ".join(one["sources"] or one["types"])
@@ -143,12 +148,12 @@ def _put_groups(address: StoreAddress, wanted: QuarantineFilter, limit: int, *, 
 
     def text() -> None:
         columns = ("fingerprint", "count", "failure", "of", "newest", "message")
-        put_table(columns, map(row, fields), styles=("cyan",), whole=("fingerprint",), optional=("newest", "of"))
-        say(f"{len(fields)} of {len(groups)} groups shown; the jobs of one: quarantine list --fingerprint FINGERPRINT")
-        if found.ungrouped:
-            say(f"{found.ungrouped} more jobs are in none of them: there are too many different failures")
+        put_table(columns, map(row, groups), styles=("cyan",), whole=("fingerprint",), optional=("newest", "of"))
+        say(f"{len(groups)} of {total} groups shown; the jobs of one: quarantine list --fingerprint FINGERPRINT")
+        if ungrouped:
+            say(f"{ungrouped} more jobs are in none of them: there are too many different failures")
 
-    show({"groups": fields, "ungrouped": found.ungrouped}, text, json=json)
+    show(answer, text, json=json)
 
 
 @app.command(
@@ -167,45 +172,31 @@ def show_item(
 ) -> None:
     """Show one quarantined job: payload, reason, failure, history. Secrets are hidden."""
     address = address_to_read(options)
-    item = with_store(address, lambda store: store.quarantine.show(record_id(job, tenant)))
-    if item is None:
-        text = f"{named(job, tenant)} is not in quarantine; `quarantine list` shows what is{tenant_hint(tenant)}"
-        raise CommandError(text, Exit.FAILED)
     if payload_only:
-        put_payload(item, address)
+        put_payload(with_store(address, lambda store: editable_payload(address.operator(store), job, tenant)))
         return
-    fields = {**_fields(item, address), **job_details(item, address.redactor)}
+    fields = with_store(address, lambda store: show_quarantined(address.operator(store), job, tenant))
     show(fields, lambda: put_details(fields), json=options.json)
 
 
 @app.command(help_epilogue=examples("quarantine stats --json", "quarantine stats --group"))
 def stats(*, group: Group = False, limit: Limit = 50, options: StoreFlags = STORE) -> None:
     """Count quarantined jobs by type, source and reason."""
-    check_whole("--limit", limit)
-    address = address_to_read(options)
+    query, address = QuarantineQuery(limit=limit), address_to_read(options)
     if group:
-        _put_groups(address, ALL, limit, json=options.json)
+        _put_groups(address, query, json=options.json)
         return
-    found = with_store(address, lambda store: store.quarantine.stats())
-    reasons = {address.redactor(reason): number for reason, number in found.by_reason.items()}
-    oldest = time_text(found.oldest_at)
-    data = {
-        "total": found.total,
-        "by_type": found.by_kind,
-        "by_source": found.by_source,
-        "by_reason": reasons,
-        "oldest_at": oldest,
-    }
+    found = with_store(address, lambda store: quarantine_stats(address.operator(store)))
 
     def text() -> None:
-        rows = [("type", name, str(number)) for name, number in found.by_kind.items()]
-        rows += [("source", name, str(number)) for name, number in found.by_source.items() if name]
-        rows += [("reason", name, str(number)) for name, number in reasons.items()]
-        put_table(("by", "", "jobs"), [*rows, ("total", "", str(found.total))], styles=("cyan",))
-        if oldest:
-            say(f"the oldest was quarantined at {oldest}")
+        rows = [("type", name, str(number)) for name, number in found["by_type"].items()]
+        rows += [("source", name, str(number)) for name, number in found["by_source"].items() if name]
+        rows += [("reason", name, str(number)) for name, number in found["by_reason"].items()]
+        put_table(("by", "", "jobs"), [*rows, ("total", "", str(found["total"]))], styles=("cyan",))
+        if found["oldest_at"]:
+            say(f"the oldest was quarantined at {found['oldest_at']}")
 
-    show(data, text, json=options.json)
+    show(found, text, json=options.json)
 
 
 # ---- requeue, discard, purge -----------------------------------------------------------------------------------------
@@ -234,14 +225,25 @@ def requeue(
     if payload is not None:
         if len(ids) != 1 or flags != NO_FILTER or all_:
             raise CommandError("--payload: accepted with the id of one job, whose payload it is, and without a filter")
-        return PayloadEdit(_selected(ids, tenant, flags, all_=False), because, options).run(payload)
-    action = BulkAction("quarantine.requeue", "requeued", options, because=because, requeues="taken out of quarantine")
-    return action.run(
-        _selected(ids, tenant, flags, all_=all_),
-        lambda store, chosen, events: store.quarantine.requeue(
-            QuarantineFilter(chosen), who=action.address.actor, why=because, events=events
+        return _edit(ids[0], tenant, read_payload(payload), because, options)
+    query, address = flags.selected(ids, tenant, all_=all_), address_of(options)
+
+    def operation(operator: Operator, listener: BulkListener) -> Awaitable[dict[str, Any]]:
+        return requeue_jobs(operator, query, because=because, dry_run=options.dry_run, listener=listener)
+
+    return reported(address, REQUEUE, operation, options, by_ids=bool(ids))
+
+
+def _edit(job: str, tenant: str | None, payload: dict[str, Any], because: str, options: OperatorFlags) -> int:
+    address, dry_run = address_of(options), options.dry_run
+    answer = with_store(
+        address,
+        lambda store: edit_and_requeue(
+            address.operator(store), job, tenant=tenant, payload=payload, because=because, dry_run=dry_run
         ),
     )
+    put_edit(answer, json=options.json)
+    return Exit.FINE
 
 
 @app.command(help_epilogue=examples("quarantine discard order-7 --because 'the order was withdrawn'"))
@@ -254,19 +256,15 @@ def discard(
     options: OperatorFlags = OPERATOR,
 ) -> int:
     """Give jobs up for good, with the reason. They stay in the store as discarded."""
-    selected = _selected(ids, tenant, flags, all_=all_)
-    if not because.strip() and not options.dry_run:
-        text = (
-            "--because: a reason is required, for whoever asks later; for example: --because 'the order was withdrawn'"
-        )
-        raise CommandError(text)
-    action = BulkAction("quarantine.discard", "discarded", options, because=because)
-    return action.run(
-        selected,
-        lambda store, chosen, events: store.quarantine.discard(
-            QuarantineFilter(chosen), who=action.address.actor, reason=because, events=events
-        ),
-    )
+    query = flags.selected(ids, tenant, all_=all_)
+    if not options.dry_run:
+        check_reason(because)
+    address = address_of(options)
+
+    def operation(operator: Operator, listener: BulkListener) -> Awaitable[dict[str, Any]]:
+        return discard_jobs(operator, query, because=because, dry_run=options.dry_run, listener=listener)
+
+    return reported(address, DISCARD, operation, options, by_ids=bool(ids))
 
 
 @app.command(
@@ -283,64 +281,9 @@ def purge(
     options: OperatorFlags = OPERATOR,
 ) -> int:
     """Delete jobs, payloads included. Only the audit log remembers them."""
-    return BulkAction("quarantine.purge", "purged", options, because=because).run(
-        _selected(ids, tenant, flags, all_=all_),
-        lambda store, chosen, events: store.quarantine.purge(QuarantineFilter(chosen), events=events),
-    )
+    query, address = flags.selected(ids, tenant, all_=all_), address_of(options)
 
+    def operation(operator: Operator, listener: BulkListener) -> Awaitable[dict[str, Any]]:
+        return purge_jobs(operator, query, because=because, dry_run=options.dry_run, listener=listener)
 
-class QuarantinedJobs(Struct, frozen=True):
-    """The selected jobs of a quarantine, in the order of their ids."""
-
-    which: QuarantineFilter
-
-    @property
-    def ids(self) -> tuple[str, ...]:
-        return self.which.ids
-
-    async def count(self, store: Store) -> dict[str, int]:
-        return await store.quarantine.count(self.which)
-
-    async def chunks(self, store: Store) -> AsyncIterator[list[WorkItem]]:
-        after = ""
-        while chunk := await store.quarantine.find(self.which, after=after, limit=job_actions.CHUNK):
-            after = chunk[-1].id
-            yield chunk
-
-    async def missing(self, store: Store, item: WorkItem | None) -> str:
-        if item is not None and item.state is WorkState.QUARANTINED:
-            return "does not match the filter; `quarantine show` shows what it is"
-        state = "there is no such job" if item is None else f"it is {await state_in_words(store, item)}"
-        return f"is not in quarantine: {state}; `quarantine list` shows what is"
-
-
-def _selected(ids: tuple[str, ...], tenant: str | None, flags: QuarantineFlags, *, all_: bool) -> QuarantinedJobs:
-    """The selected jobs. No selection is an error: it must not mean all of them."""
-    if tenant is not None and not ids:
-        raise CommandError("--tenant: accepted with the ids of jobs, whose tenant it is; give ids")
-    if ids and all_:
-        raise CommandError("--all: not together with ids, which name the jobs; give one of them")
-    if not ids and flags == NO_FILTER and not all_:
-        raise CommandError(
-            "select jobs by ids, a filter (--type, --source, --reason, --before, --fingerprint), or --all"
-        )
-    return QuarantinedJobs(flags.filter(tuple(dict.fromkeys(record_id(one, tenant) for one in ids))))
-
-
-def _fields(item: WorkItem, address: StoreAddress) -> dict[str, Any]:
-    failure = failure_summary(item)
-    return {
-        "id": item.assignment_id,
-        "tenant_id": item.tenant_id,
-        "type": item.kind,
-        "source": item.source or None,
-        "class": item.resource_class.partition("@")[0],
-        "attempts": item.attempts,
-        "crashes": item.crashes,
-        "reason": address.redactor(item.reason),
-        "failure_type": failure.failure_type or None,
-        "message": address.redactor(failure.message),
-        "fingerprint": failure.fingerprint,
-        "since": time_text(item.updated_at),
-        "created_at": time_text(item.created_at),
-    }
+    return reported(address, PURGE, operation, options, by_ids=bool(ids))

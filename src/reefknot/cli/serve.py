@@ -31,13 +31,14 @@ from reefknot.cli.options import SYSTEM, SystemFlags, arg, check_seconds, check_
 from reefknot.cli.output import data, prints_to_stderr, put, relative, say
 from reefknot.cli.store import shown_url
 from reefknot.core.work import WorkState
-from reefknot.runtime.log import printable
+from reefknot.runtime.log import error_text, printable
 
 if TYPE_CHECKING:
     from reefknot.app.reload import ReloadOutcome
     from reefknot.app.system import System
     from reefknot.config.schema import BlocksSection
     from reefknot.config.settings import Settings
+    from reefknot.dashboard.server import Serving
     from reefknot.ingestion.attempt import SyncSummary
     from reefknot.ingestion.sources import IngestionSource
 
@@ -138,8 +139,9 @@ LAST_MOMENT_S = 1.0
 class Shutdown:
     """Shutdown request by a signal, and the exit code that follows from it; and reloads by SIGHUP."""
 
-    def __init__(self, requested: asyncio.Event) -> None:
+    def __init__(self, requested: asyncio.Event, *, runs_steps: bool = True) -> None:
         self.requested = requested
+        self._runs_steps = runs_steps
         self.code: Exit | None = None
         self._system: System | None = None
         self._is_asked = False
@@ -154,7 +156,7 @@ class Shutdown:
         self._system = system
 
     def on_signal(self, signal: Signals) -> None:
-        if signal == SIGHUP and not self._has_terminal:
+        if signal == SIGHUP and not self._has_terminal and self._runs_steps:
             self._reload()
             return
         if self.code is not None:
@@ -162,7 +164,7 @@ class Shutdown:
                 return
             self._stop_at_once(self.code)
         self.code = _CODES[signal]
-        say("shutting down; running steps may finish (a second signal stops at once)")
+        say("shutting down" + "; running steps may finish (a second signal stops at once)" * self._runs_steps)
         self.requested.set()
 
     def on_repeated_signal(self, number: int, _frame: object) -> None:
@@ -182,7 +184,7 @@ class Shutdown:
         with suppress(Exception):  # then it counts as a crash
             if self._system is not None:
                 self._system.give_back_now()
-        say("stopped at once; accepted work is in the store")
+        say("stopped at once" + "; accepted work is in the store" * self._runs_steps)
 
     def _reload(self) -> None:
         """Reload now. However many signals come during a reload, one more follows it, which sees the last change."""
@@ -207,10 +209,11 @@ class Shutdown:
 
 
 @contextmanager
-def shutdown_on_signals() -> Iterator[Shutdown]:
-    """Inside, SIGINT, SIGTERM and SIGHUP go to `Shutdown`. A SIGHUP that is ignored, as by `nohup`, stays ignored."""
+def shutdown_on_signals(*, runs_steps: bool = True) -> Iterator[Shutdown]:
+    """Inside, SIGINT, SIGTERM and SIGHUP go to `Shutdown`. A SIGHUP that is ignored, as by `nohup`, stays ignored. A
+    command that runs no steps has none to wait for, and nothing to reload."""
     loop = asyncio.get_running_loop()
-    shutdown = Shutdown(asyncio.Event())
+    shutdown = Shutdown(asyncio.Event(), runs_steps=runs_steps)
     handled = []
     for signal in _CODES:
         try:
@@ -269,8 +272,28 @@ def up(*, seconds: For = None, drain: DrainSeconds = None, log: LogFlags = LOG, 
     check_seconds("--drain", drain)
     with log.applied(feed=True), prints_to_stderr():
         start = startup(options.engine, options.config, options.workers)
-        session = UpSession(start, **parts_of(options), as_json=options.json)
-        return asyncio.run(session.serve(seconds, drain=drain))
+        with dashboard_socket(start.settings) as served:
+            session = UpSession(start, **parts_of(options), as_json=options.json, dashboard=served)
+            return asyncio.run(session.serve(seconds, drain=drain))
+
+
+@contextmanager
+def dashboard_socket(found: Settings) -> Iterator[Serving | None]:
+    """The socket of the dashboard, bound before the system starts, so that a port in use is told at once; None when it
+    is switched off, or its packages are missing, which a line says."""
+    from reefknot.dashboard.server import missing_extra, prepare
+
+    lacking = missing_extra()
+    if not found.configuration.dashboard.enabled or lacking:
+        if found.configuration.dashboard.enabled and lacking:
+            say(f"no dashboard: {lacking}")
+        yield None
+        return
+    served = prepare(found)
+    try:
+        yield served
+    finally:
+        served.socket.close()
 
 
 def parts_of(options: SystemFlags) -> dict[str, Any]:
@@ -288,6 +311,7 @@ class UpSession(Struct, frozen=True):
     as_json: bool = False
     print_line: PrintLine | None = None
     welcome: bool = True
+    dashboard: Serving | None = None
 
     async def serve(self, seconds: float | None, *, drain: float | None = None, beside: Beside | None = None) -> int:
         """Run until the time is over, a signal comes, or `beside` returns; the result is the exit code."""
@@ -295,8 +319,9 @@ class UpSession(Struct, frozen=True):
         counts: dict[str, int] = {}
 
         async def stopped(system: System) -> None:
-            following.cancel()
-            await asyncio.gather(following, return_exceptions=True)
+            for one in (following, dashboard):
+                one.cancel()
+            await asyncio.gather(following, dashboard, return_exceptions=True)
             await feed.catch_up()
             feed.end()
             counts.update(await _summary(system, feed))
@@ -314,15 +339,39 @@ class UpSession(Struct, frozen=True):
                 if self.welcome:
                     self._welcome(system, seconds)
                 following = asyncio.create_task(feed.follow(), name="live feed")  # goes on during the drain
+                dashboard = asyncio.create_task(self._serve_dashboard(system), name="dashboard")  # so does this
                 others = [self._print_levels(system), shutdown.requested.wait(), system.store_failed()]
                 guests = [beside(system)] if beside else []
                 try:
                     await until_first_ends(asyncio.shield(following), *others, *guests, timeout=seconds)
                 except BaseException:
                     following.cancel()
+                    dashboard.cancel()
                     raise
         self._put_summary({**counts, "elapsed_s": round(monotonic() - began, 3)})
         return Exit.FINE if shutdown.code is None else shutdown.code
+
+    async def _serve_dashboard(self, system: System) -> None:
+        """Serve pages and API until this is cancelled. Whatever goes wrong with them, the system goes on."""
+        if self.dashboard is None:
+            return
+        from reefknot.core.redaction import Redactor
+        from reefknot.dashboard.server import serving
+        from reefknot.dashboard.site import Site
+
+        site = Site(
+            system.store,
+            access=self.dashboard.access,
+            redactor=Redactor(self.start.secrets),
+            settings=self.start.settings,
+            shown=shown_url(self.start.url),
+        )
+        try:
+            async with serving(site, self.dashboard):
+                say(f"dashboard: {self.dashboard.link}")
+                await site.closing.wait()
+        except Exception as error:
+            say(f"the dashboard is not served any more: {error_text(error)}")
 
     async def _print_levels(self, system: System) -> None:
         levels = LevelChanges(self._print)

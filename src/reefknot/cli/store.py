@@ -103,20 +103,17 @@ class StoreAddress(Struct, frozen=True):
 
         return actor_name(self.named_actor)
 
-    def operator(self, store: Store) -> Operator:
-        """The operator of this command, at its open store."""
+    def operator(self, store: Store | None) -> Operator:
+        """The operator of this command, at its open store; at none for what needs none."""
         from reefknot.operations.operator import Operator
 
-        return Operator(store, self.redactor, self.named_actor, self.settings, self.shown)
+        return Operator(store, self.redactor, self.named_actor, self.settings, self.shown)  # type: ignore[arg-type]
 
     def event(
         self, action: str, subject: str | None = None, *, tenant_id: str | None = None, **details: Any
     ) -> AuditEntry:
         """The audit entry of an operator's action; see `Operator.event`."""
-        from reefknot.operations.operator import Operator
-
-        operator = Operator(None, self.redactor, self.named_actor)  # type: ignore[arg-type] # an event needs no store
-        return operator.event(action, subject, tenant_id=tenant_id, **details)
+        return self.operator(None).event(action, subject, tenant_id=tenant_id, **details)
 
 
 def shown_url(url: str) -> str:
@@ -241,40 +238,16 @@ def with_store(
     return asyncio.run(main())
 
 
-_POLL_S = 0.1
+def looked(address: StoreAddress, look: Callable[[Operator], Awaitable[R]]) -> R:
+    """The answer of `look(operator)`; while no store has been made, at an empty one: nothing has run yet."""
+    from reefknot.app.stores import open_store
 
+    async def main() -> R:
+        at = open_store("memory:", tidy=False) if address.is_unmade() else opened(address)
+        async with at as store:
+            return await look(address.operator(store))
 
-async def polled(look: Callable[[], Awaitable[R]], seconds: float, *, enough: Callable[[R], object] = bool) -> R:
-    """The first result of `look` that is enough, else the last one within these seconds."""
-    found = await look()
-    for _ in range(int(seconds / _POLL_S)):
-        if enough(found):
-            break
-        await asyncio.sleep(_POLL_S)
-        found = await look()
-    return found
-
-
-# ---- running systems -------------------------------------------------------------------------------------------------
-
-
-def has_part(systems: list[dict[str, Any]], part: str, *, for_all: bool = False) -> bool:
-    """True when one of the systems has the part, `worker` or `router`; with `for_all`, one for work of everybody: a
-    `run` is only for its own."""
-    able = [one for one in systems if not (for_all and one.get("own_work_only"))]
-    return any(one["workers"] if part == "worker" else one["router"] for one in able)
-
-
-async def systems_with(part: str, store: Store, address: StoreAddress) -> list[dict[str, Any]]:
-    """The status of every running system. With no `part` (worker or router) among them, an error that says how to
-    start one. A system reports before it says that it is ready, so nothing has to be waited for."""
-    from reefknot.app.presence import living_systems
-
-    found = await living_systems(store)
-    if not has_part(found, part):
-        ways = f"reefknot up --engine {address.shown} (or, alone: reefknot {part} start --engine {address.shown})"
-        raise CommandError(f"no {part} is running on {address.shown}; start one with: {ways}", Exit.UNREACHABLE)
-    return found
+    return asyncio.run(main())
 
 
 # ---- reefknot store --------------------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ import msgspec
 
 from reefknot.cli.app import CommandError, Exit, noun
 from reefknot.cli.assignments import InvalidLine, assignments, display_name, repeated_key, require_file
-from reefknot.cli.job_actions import named
 from reefknot.cli.live_output import LOG, LogFlags
 from reefknot.cli.options import (
     LONGEST_S,
@@ -28,10 +27,12 @@ from reefknot.cli.options import (
     time_arg,
 )
 from reefknot.cli.output import put, put_jobs, relative, say
-from reefknot.cli.store import StoreAddress, address_of, has_part, shown_url
+from reefknot.cli.store import StoreAddress, address_of, shown_url
 from reefknot.core.messages import ExecAssignment, ExecResult, InvalidMessage, written_assignment
 from reefknot.core.work import WorkState, record_id
 from reefknot.errors import KeyConflictError, QueueFullError, ResultPendingError
+from reefknot.operations.bulk import named
+from reefknot.operations.systems import has_part
 from reefknot.runtime.log import printable
 from reefknot.runtime.seeds import new_id
 
@@ -235,7 +236,7 @@ class Submission:
 
     async def _say_what_exists(self, client: Client, handles: list[Handle]) -> None:
         """Say which jobs were there already. They keep their due times, and ended ones do not run again."""
-        from reefknot.cli.job import job_fields, now_in
+        from reefknot.operations.jobs import job_fields, now_in
 
         known = [one for one in handles if not one.is_new]
         if not known:

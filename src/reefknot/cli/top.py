@@ -4,25 +4,14 @@ from __future__ import annotations
 
 import sys
 from datetime import UTC, datetime
-from time import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from reefknot.cli.app import noun
-from reefknot.cli.job import job_counts
 from reefknot.cli.options import STORE, StoreFlags, arg
-from reefknot.cli.output import age, plural, put, put_json, put_table, relative, time_text
-from reefknot.cli.parts import worker_rows, workers_of
+from reefknot.cli.output import age, plural, put, put_json, put_table, relative
+from reefknot.cli.parts import worker_rows
 from reefknot.cli.store import StoreAddress, address_to_read, with_store
 from reefknot.cli.watch import check_every, repeated, seconds_arg
-from reefknot.ports.audit_log import AuditQuery
-
-if TYPE_CHECKING:
-    from reefknot.ports.audit_log import KeptEntry
-    from reefknot.ports.store import Store
-
-WINDOW_S = 10
-MOST_COUNTED = 5000
-MOST_ENDS = 8
 
 app = noun(
     "top",
@@ -44,63 +33,18 @@ def top(
     check_every("--every", every)
     address = address_to_read(options)
 
+    def view() -> dict[str, Any]:
+        from reefknot.operations.overview import overview
+
+        return with_store(address, lambda store: overview(address.operator(store)))
+
     def draw() -> None:
-        _put_view(with_store(address, _view), address)
+        _put_view(view(), address)
 
     if options.json:
-        put_json(address.redactor.tree(with_store(address, _view)))
+        put_json(view())
     else:
         repeated(None if once or not sys.stdout.isatty() else every, draw)
-
-
-async def _view(store: Store) -> dict[str, Any]:
-    """Everything that `top` shows, read from the store."""
-    from reefknot.app.presence import living_systems
-
-    now = int(time() * 1000)
-    systems = await living_systems(store)
-    return {
-        "at": time_text(now),
-        **await job_counts(store),
-        "window_s": WINDOW_S,
-        "ended_per_s": await _rate(store, "completed", now),
-        "retries_per_s": await _rate(store, "retry_attempt", now),
-        "routers": sum(bool(one["router"]) for one in systems),
-        "workers": workers_of(systems),
-        "last_ends": [_end(kept) for kept in await store.audit.read(_LAST_ENDS)],
-    }
-
-
-_LAST_ENDS = AuditQuery(event_type="completed", newest_first=True, limit=MOST_ENDS)
-
-
-async def _rate(store: Store, event_type: str, now: int) -> float:
-    """Events of this type per second, over the last seconds."""
-    query = AuditQuery(event_type=event_type, since=now - WINDOW_S * 1000, newest_first=True, limit=MOST_COUNTED)
-    return len(await store.audit.read(query)) / WINDOW_S
-
-
-def _end(kept: KeptEntry) -> dict[str, Any]:
-    """The end of a job by its event. Of one that was damaged, what the store has beside its body."""
-    import msgspec
-
-    from reefknot.core.audit.event import Completed, decode, timestamp_ms
-
-    try:
-        event = decode(kept.entry.body)
-    except msgspec.DecodeError:
-        event = None
-    if not isinstance(event, Completed) or timestamp_ms(event.timestamp) is None:
-        unknown = dict.fromkeys(("tenant_id", "attempts", "worker_id"))
-        return {"at": time_text(kept.entry.at), "id": kept.entry.work_id, "status": "unreadable", **unknown}
-    return {
-        "at": event.timestamp,
-        "id": event.work_id,
-        "tenant_id": event.tenant_id,
-        "status": event.status,
-        "attempts": event.attempts,
-        "worker_id": event.worker_id,
-    }
 
 
 def _put_view(view: dict[str, Any], address: StoreAddress) -> None:
@@ -111,10 +55,9 @@ def _put_view(view: dict[str, Any], address: StoreAddress) -> None:
     states = ", ".join(f"{number} {name}" for name, number in view["states"].items() if number)
     oldest = f"; the oldest due one waits {age(view['oldest_due_s'])}" if view["oldest_due_s"] else ""
     put(f"jobs   {states or 'none yet'}{oldest}")
-    ended, retries = view["ended_per_s"], view["retries_per_s"]
-    most = MOST_COUNTED / WINDOW_S
     put(
-        f"rates  {_at_most(ended, most)} ended/s, {_at_most(retries, most)} retries/s, over the last {WINDOW_S} s;"
+        f"rates  {view['ended_per_s']:.1f} ended/s, {view['retries_per_s']:.1f} retries/s,"
+        f" over the last {view['window_s']} s;"
         f" {plural(view['routers'], 'router')}, {plural(len(view['workers']), 'worker')}"
     )
     put()
@@ -131,10 +74,6 @@ def _put_view(view: dict[str, Any], address: StoreAddress) -> None:
         put_table(titles, ends, styles=("", "cyan", "bold"), whole=("ended", "status"))
     else:
         put("no job has ended yet")
-
-
-def _at_most(rate: float, most: float) -> str:
-    return f"{most:g} or more" if rate >= most else f"{rate:.1f}"
 
 
 def _end_row(one: dict[str, Any], address: StoreAddress) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from reefknot.config.dialects import DialectReader, accepted_strategies
 from reefknot.config.layers import Tree
 from reefknot.config.reading.session import KeyPath, Problem, shortened
 from reefknot.config.schema import MAPPING, TEXT, Configuration, TimetableKeys
-from reefknot.config.secrets import NATS_SECRETS
+from reefknot.config.secrets import SECRET_KEYS
 from reefknot.core.checks import suggest
 from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.redaction import redact
@@ -38,6 +38,8 @@ def checked(tree: Tree) -> tuple[Configuration, Book]:
     written = _retry_part(kept)
     book = reader.book(book_hash(kept), written if any(written.values()) else None)
     problems += [*reader.problems, *_queue_problems(tree, configuration), *_unresolvable(tree, book)]
+    if configuration.alerts.rules or configuration.alerts.webhook:
+        problems += _alert_problems(tree, configuration)
     if configuration.sources or configuration.schedules:
         problems += _timetable_problems(tree, configuration)
     if not problems:  # only a book that resolves has a horizon
@@ -128,7 +130,7 @@ def _path(location: KeyPath, value: Any) -> KeyPath:
 def _message(path: KeyPath, found: Any) -> str:
     context = found.get("ctx", {})
     given = found.get("input")
-    if len(path) > 1 and (path[0] == "secrets" or (path[0] == "nats" and path[1] in NATS_SECRETS)):
+    if len(path) > 1 and (path[0] == "secrets" or path in SECRET_KEYS):
         return "what is written here is not accepted; accepted: a reference, env:NAME or file:PATH"
     match found["type"]:
         case "extra_forbidden":
@@ -244,6 +246,23 @@ def _queue_problems(tree: Tree, configuration: Configuration) -> Iterator[Proble
 
 
 LONGEST_SCHEDULE_NAME = 200
+
+
+def _alert_problems(tree: Tree, configuration: Configuration) -> Iterator[Problem]:
+    """Limits with which an alert would be raised and resolved by the same value."""
+    from reefknot.core import alerts
+
+    for name, limits in configuration.alerts.rules.items():
+        rule = alerts.with_limits(alerts.RULES[name], alerts.AlertLimits(**limits.model_dump()))
+        if alerts.clear_is_beyond(rule):
+            side = "at least" if rule.below else "at most"
+            accepted = f"{side} the threshold, {rule.threshold:g}: an alert is resolved where it is not raised"
+            yield tree.problem(
+                ("alerts", "rules", name, "clear"), f"{rule.clear:g} is not accepted; accepted: {accepted}"
+            )
+    webhook = configuration.alerts.webhook
+    if webhook is not None and not webhook.lower().startswith(("http://", "https://")):
+        yield tree.problem(("alerts", "webhook"), "not accepted; accepted: a URL that begins with https:// or http://")
 
 
 def _timetable_problems(tree: Tree, configuration: Configuration) -> Iterator[Problem]:

@@ -26,6 +26,12 @@ MOST_SECRET_BYTES = 64 * 1024
 ACCEPTED = "a reference: env:NAME or file:PATH"
 NATS_SECRETS = ("token", "password")
 """Keys of the section `nats` that name a secret."""
+SECRET_KEYS = (
+    *(("nats", name) for name in NATS_SECRETS),
+    ("dashboard", "operator_token"),
+    ("dashboard", "reader_token"),
+)
+"""Keys outside of the section `secrets` that name a secret."""
 
 
 class SecretText:
@@ -117,8 +123,8 @@ def secret_texts(
     folder = Path.cwd() if path is None else path.parent
     found, problems = resolve_section(tree, environ=environ, folder=folder)
     texts = [secret.reveal() for secret in found.values()]
-    for key in NATS_SECRETS:
-        outcome = resolve_at(tree, ("nats", key), environ=environ, folder=folder)
+    for key in SECRET_KEYS:
+        outcome = resolve_at(tree, key, environ=environ, folder=folder)
         if isinstance(outcome, Problem):
             problems += (outcome,)
         elif outcome is not None:

@@ -7,6 +7,7 @@ from job to job. It is stable: the same failure has it in every process and in t
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from hashlib import sha256
 
 import msgspec
@@ -44,7 +45,12 @@ _VARIABLE = re.compile(
 
 def normalised(message: str) -> str:
     """A message with times, addresses, quoted names, paths, ids and numbers replaced by what they are."""
-    found = _VARIABLE.sub(lambda match: f"<{match.lastgroup}>", message[:LONGEST_MESSAGE])
+    return _normalised(message[:LONGEST_MESSAGE])
+
+
+@lru_cache(maxsize=1024)  # most failures of one cause have one message
+def _normalised(message: str) -> str:
+    found = _VARIABLE.sub(lambda match: f"<{match.lastgroup}>", message)
     return " ".join(found.split())
 
 
@@ -77,6 +83,17 @@ def failure_summary(item: WorkItem) -> FailureSummary:
     except (msgspec.DecodeError, UnicodeEncodeError):
         return FailureSummary(message=item.reason)
     return found if found.message else structs.replace(found, message=item.reason)
+
+
+def has_error(item: WorkItem, text: str) -> bool:
+    """Whether the reason of an item, or the code, type or message of its last failure, contains this text."""
+    found = FailureSummary()
+    if item.failure is not None:
+        try:
+            found = _summaries.decode(item.failure)
+        except (msgspec.DecodeError, UnicodeEncodeError):
+            found = FailureSummary()
+    return any(text in one for one in (item.reason, found.code, found.failure_type, found.message))
 
 
 def fingerprint_of(item: WorkItem) -> str:

@@ -24,12 +24,15 @@ from reefknot.engines.work_table import QuarantineTable, WorkTable
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.work_queue import (
     ALL,
+    EVERYTHING,
     CrashEvents,
     Enqueued,
     Held,
     QuarantineFilter,
     QuarantineStats,
     Settlement,
+    WorkFilter,
+    WorkPage,
     WorkSnapshot,
 )
 from reefknot.runtime.changes import Waiters
@@ -168,6 +171,7 @@ class TableWorkQueue(ABC):
         since: int = 0,
         oldest_first: bool = False,
         gone: Collection[str] | None = None,
+        match: WorkFilter = EVERYTHING,
     ) -> list[WorkItem]:
         return await self.look(
             lambda now: self.table.find(
@@ -180,8 +184,23 @@ class TableWorkQueue(ABC):
                 since=since,
                 oldest_first=oldest_first,
                 gone=gone,
+                match=match,
             )
         )
+
+    async def search(
+        self, which: WorkFilter = EVERYTHING, *, after: str = "", limit: int = 100, oldest_first: bool = False
+    ) -> WorkPage:
+        found = await self.find(
+            state=which.state,
+            after=after,
+            limit=limit,
+            since=which.since,
+            oldest_first=oldest_first,
+            gone=which.gone,
+            match=which,
+        )
+        return WorkPage(found, found[-1].id if len(found) == limit else "")
 
     async def snapshot(self) -> WorkSnapshot:
         return await self.look(lambda now: self.table.snapshot(now=now))

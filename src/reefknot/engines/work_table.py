@@ -35,6 +35,7 @@ from reefknot.engines.work_items import LEASES_TOPIC, WorkItems
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.work_queue import (
     ALL,
+    EVERYTHING,
     FIRST_FENCE,
     CrashEvents,
     Enqueued,
@@ -42,6 +43,7 @@ from reefknot.ports.work_queue import (
     QuarantineFilter,
     QuarantineStats,
     Settlement,
+    WorkFilter,
     WorkSnapshot,
     events_to_keep,
     refuse_classes_with_gone,
@@ -298,6 +300,7 @@ class WorkTable(WorkItems):
         since: int = 0,
         oldest_first: bool = False,
         gone: Collection[str] | None = None,
+        match: WorkFilter = EVERYTHING,
     ) -> list[WorkItem]:
         refuse_classes_with_gone(classes, gone)
         if after and after not in self.items:
@@ -306,7 +309,10 @@ class WorkTable(WorkItems):
         found = [
             self._with_lease(item)
             for item in self.items.values()
-            if kind in (None, item.kind) and item.created_at >= since and first < self._order[item.id] < last
+            if kind in (None, item.kind)
+            and item.created_at >= since
+            and first < self._order[item.id] < last
+            and match.matches(item)
         ]
         if state is not None:
             shown = {

@@ -179,6 +179,8 @@ class JobRunner:
     async def _sync(self, job: IngestionJob, source: IngestionSource, connector: Connector) -> SyncSummary:
         """Fetch and keep page after page. A job with a payload of its own does not move the cursor of its source."""
         position = await self._position(source) if job.is_sync else Position()
+        is_anew = job.is_sync and await self._begins_anew(source)
+        cursor = "" if is_anew else position.cursor
         known, summary = self._documents.known(source.name), SyncSummary()
         kept: set[str] = set()
         failed: set[str] = set()
@@ -186,11 +188,14 @@ class JobRunner:
         while idle < MOST_IDLE_PAGES:
             if self.is_stopping:
                 raise StoppingError
-            request = FetchRequest(position.cursor, known, source.page_size, job.payload)
+            request = FetchRequest(cursor, known, source.page_size, job.payload)
             page = await self._fetch(connector, request, source)
             await self._submit_failed(source, page.failures, summary.failed)  # first: the cursor passes them by
-            idle = idle + 1 if page.cursor == position.cursor and not page.documents and not page.deleted else 0
+            idle = idle + 1 if page.cursor == cursor and not page.documents and not page.deleted else 0
             position = await self._keep(job, source, page, position)
+            cursor = position.cursor
+            if is_anew:
+                is_anew = await self._has_begun(source)
             summary = summary.with_page(page)
             if len(kept) < MOST_LOCATIONS:
                 kept.update(one.location for one in page.documents)
@@ -211,6 +216,17 @@ class JobRunner:
     async def _position(self, source: IngestionSource) -> Position:
         with self._timeouts.timeout(STORE_S):
             return await self._documents.position(source.name)
+
+    async def _begins_anew(self, source: IngestionSource) -> bool:
+        """Whether somebody has asked for all of the source; see `SourceRecord.begin_anew`."""
+        with self._timeouts.timeout(STORE_S):
+            return (await self._records.read(source.name)).begin_anew
+
+    async def _has_begun(self, source: IngestionSource) -> bool:
+        """Note that the first page of a sync from the beginning is kept: what follows goes on behind it."""
+        with self._timeouts.timeout(STORE_S):
+            changed = await self._records.change(source.name, lambda one: structs.replace(one, begin_anew=False))
+        return changed.begin_anew
 
     async def _fetch(self, connector: Connector, request: FetchRequest, source: IngestionSource) -> Page:
         with spanned("reefknot.page", {"reefknot.source": source.name}):

@@ -62,6 +62,8 @@ class SourceRecord(Struct, frozen=True, omit_defaults=True):
     """The end of the last sync that succeeded (ms UTC)."""
     paused_by: str = ""
     paused_because: str = ""
+    begin_anew: bool = False
+    """Whether the next sync reads the source from the beginning, and not behind its cursor."""
 
     def elsewhere(self, here: str, *, is_local: bool) -> str:
         """
@@ -136,6 +138,11 @@ def _read(body: str) -> SourceRecord:
 def with_health(change: Callable[[SourceHealth], SourceHealth], **more: Any) -> Change:
     """A change of the health, and of `more` fields."""
     return lambda record: structs.replace(record, health=change(record.health), **more)
+
+
+def beginning_anew(record: SourceRecord, *, moves: bool = False) -> SourceRecord:
+    """The record of a source whose next sync reads all of it; with `moves`, wherever it is synced next."""
+    return structs.replace(record, begin_anew=True, documents="" if moves else record.documents)
 
 
 def condition_event(name: str, record: SourceRecord, now: int) -> BreakerEvent:

@@ -7,9 +7,10 @@ has done so. Every body becomes a link of the log's chain in the same atomic ste
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+import msgspec
 from msgspec import Struct
 
 if TYPE_CHECKING:
@@ -71,6 +72,14 @@ class AuditQuery(Struct, frozen=True):
 
 
 EVERYTHING = AuditQuery()
+PAGE = 1000
+"""Events per page of a long read."""
+
+
+class ReadableLog(Protocol):
+    """A log to read from."""
+
+    async def read(self, query: AuditQuery = EVERYTHING) -> list[KeptEntry]: ...
 
 
 @runtime_checkable
@@ -161,3 +170,18 @@ async def end_of(log: AuditLog) -> LogEnd:
         return await log.end()
     head = await log.head()
     return LogEnd(head.chain, head.sequence)
+
+
+async def pages_of(
+    log: ReadableLog, query: AuditQuery | None = None, *, until: int | None = None
+) -> AsyncIterator[list[KeptEntry]]:
+    """The matching entries, page by page, up to the sequence number `until`."""
+    query = msgspec.structs.replace(query or AuditQuery(), limit=PAGE)
+    while True:
+        page = await log.read(query)
+        wanted = [one for one in page if until is None or one.sequence <= until]
+        if wanted:
+            yield wanted
+        if len(page) < PAGE or len(wanted) < len(page):
+            return
+        query = msgspec.structs.replace(query, after=page[-1].sequence)

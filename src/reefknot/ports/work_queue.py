@@ -17,10 +17,10 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from reefknot.core.failure_groups import FailureGroups
+from reefknot.core.failure_groups import FailureGroups, has_error
 from reefknot.core.overload.admission import Reject
 from reefknot.core.overload.submission import SubmissionRules
-from reefknot.core.work import CRASH_LIMIT, Settled, WorkItem, WorkState
+from reefknot.core.work import CRASH_LIMIT, Settled, WorkItem, WorkState, is_ingestion
 from reefknot.errors import ParameterError
 from reefknot.ports.audit_log import AuditEntry
 
@@ -105,6 +105,50 @@ def events_to_keep(
         return events
     refused = {item.assignment_id for item in items} - {item.assignment_id for item in accepted}
     return [event for event in events if event.work_id not in refused] if accepted else ()
+
+
+class WorkFilter(Struct, frozen=True):
+    """A filter for all work of a store. All given fields must match; an empty filter matches all."""
+
+    state: WorkState | None = None
+    """With `gone`, the visible one (`visible_state`)."""
+    kind: str | None = None
+    tenant_id: str | None = None
+    source: str | None = None
+    error: str | None = None
+    """A text in the reason, or in the last failure's code, type or message."""
+    since: int = 0
+    """The earliest creation, ms UTC."""
+    before: int | None = None
+    """Created before, ms UTC."""
+    only_ingestion: bool = False
+    """Whether only jobs of sources are meant, which no assignment is."""
+    gone: tuple[str, ...] | None = None
+    """Owners whose processes have ended."""
+
+    def matches(self, item: WorkItem) -> bool:
+        """Whether the item matches in everything but its state."""
+        return (
+            self.kind in (None, item.kind)
+            and self.tenant_id in (None, item.tenant_id)
+            and self.source in (None, item.source)
+            and item.created_at >= self.since
+            and (self.before is None or item.created_at < self.before)
+            and not (self.only_ingestion and not is_ingestion(item))
+            and (self.error is None or has_error(item, self.error))
+        )
+
+
+EVERYTHING = WorkFilter()
+
+
+class WorkPage(Struct, frozen=True):
+    """A page of a search."""
+
+    items: list[WorkItem]
+    after: str = ""
+    """The id after which the next page begins; empty when there is none. With fewer items than asked for, the search
+    has read as much as one page may, and what it has not read may match."""
 
 
 def refuse_classes_with_gone(classes: Collection[str], gone: Collection[str] | None) -> None:
@@ -231,6 +275,16 @@ class WorkQueue(Protocol):
         Behind an id that is gone there is nothing. With `classes`, only open items of these resource classes. `since`
         leaves out what was created before (ms UTC). With `gone`, owners whose processes have ended, `state` means
         `visible_state`; `classes` are refused then (`ParameterError`).
+        """
+
+    async def search(
+        self, which: WorkFilter = EVERYTHING, *, after: str = "", limit: int = 100, oldest_first: bool = False
+    ) -> WorkPage:
+        """
+        Items that match a filter, the newest first, without payloads; `after` is that of the page before.
+
+        A search reads a bounded number of items, and says where the next one goes on. Behind an id that is gone there
+        is nothing.
         """
 
     async def snapshot(self) -> WorkSnapshot:

@@ -6,9 +6,11 @@ the destination failed nor how long it takes.
 """
 
 from collections import OrderedDict
+from itertools import islice
 from math import exp2
+from typing import Any
 
-from reefknot.core.overload.breaker import Breaker, Permit
+from reefknot.core.overload.breaker import Breaker, BreakerState, Permit
 from reefknot.core.overload.submission import running_mean
 from reefknot.core.retry.decide import ThrottleView
 from reefknot.core.retry.throttle import RetryThrottle
@@ -26,6 +28,9 @@ HALF_LIFE_S = 5.0
 """The time without an answer after which a service time counts half: a slow destination is asked again some day."""
 TENANT_SEEN_S = 10.0
 MOST_TENANTS = 1000
+MOST_LOOKED_AT = 200
+MOST_TROUBLED = 20
+"""Bounds of `troubled`: destinations that a status is made from, and that it has."""
 LEAST_FOR_A_TOKEN = 5
 """Calls in ten seconds that are worth one saved token, where a worker's share of the fleet's is less than one."""
 
@@ -149,3 +154,15 @@ class Destinations:
         else:
             self._known.move_to_end(name)
         return found
+
+    def troubled(self, now: float) -> list[dict[str, Any]]:
+        """Lately used destinations whose breaker is not closed, or whose throttle is out of tokens."""
+        found = []
+        for name, place in islice(reversed(self._known.items()), MOST_LOOKED_AT):
+            state = place.breaker.state(now)
+            view = place.view(now)
+            throttled = view is not None and view.acting and view.tokens < 1.0
+            if throttled or state is not BreakerState.CLOSED:
+                tokens = None if view is None else round(view.tokens, 2)
+                found.append({"name": name, "breaker": state.value, "throttled": throttled, "tokens": tokens})
+        return found[:MOST_TROUBLED]

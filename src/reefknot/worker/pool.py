@@ -184,6 +184,17 @@ class Pool:
         self._held = held(self._held, self.status(), self._clock.now())
         return self._held.status
 
+    def level_reason(self) -> str:
+        """The reason of a level that people are told; empty while the pool is healthy."""
+        if self.held_status() is OverloadStatus.HEALTHY:
+            return ""
+        if self._isolation.is_on:
+            return "a job that may have crashed a worker runs alone"
+        size, depth = self.rules.size, self.depth()
+        taken = f"{depth} of {size} places in the queue are taken"
+        raw = level(depth, size, self.rules.thresholds)
+        return taken if raw is self._held.status else f"{taken}; it was {self._held.status.value} a moment ago"
+
     def view(self, arrival: Arrival, *, draining: bool) -> QueueView:
         """The snapshot that admission decides by: the raw depth before the arrival."""
         depth = self.depth()

@@ -262,6 +262,16 @@ class Worker:
         draining, leaving = self.intake.draining, self.leaving.is_on
         return WorkerSnapshot(self.worker_id, draining, leaving, classes, self.steps.counters.snapshot())
 
+    def level_reasons(self) -> dict[str, str]:
+        """The reasons of the levels of the classes that are not healthy."""
+        reasons = {name: pool.level_reason() for name, pool in self.pools.items()}
+        return {name: reason for name, reason in reasons.items() if reason}
+
+    def troubled_destinations(self) -> list[dict[str, Any]]:
+        """The destinations of this worker's steps whose breaker is not closed, or whose retries are throttled."""
+        safe, troubled = self._context.redactor, self.steps.destinations.troubled(self._clock.now())
+        return [{"worker_id": self.worker_id, **one, "name": safe(one["name"])} for one in troubled]
+
     # ---- messages ---------------------------------------------------------------------------------------------------
 
     async def _listen(self, deliveries: AsyncIterator[Delivery]) -> None:

@@ -18,8 +18,7 @@ import pytest
 
 from reefknot.app import open_store
 from reefknot.cli.app import CommandError
-from reefknot.cli.audit import follow_log
-from reefknot.cli.audit_events import EventFilter, FilterFlags
+from reefknot.cli.audit import FilterFlags, follow_log
 from reefknot.cli.options import time_ms
 from reefknot.core.audit.chain import Head, link
 from reefknot.core.audit.event import (
@@ -98,7 +97,7 @@ def test_following_shows_what_comes_and_ends_by_itself(
 ) -> None:
     async def main() -> None:
         async with open_store(f"sqlite:{store}") as opened:
-            wanted = EventFilter.of(FilterFlags(type_="retry_attempt"))
+            wanted = FilterFlags(type_="retry_attempt").chosen()
             following = asyncio.create_task(follow_log(opened.audit, wanted, after=6, seconds=0.2, json=True))
             await asyncio.sleep(0)
             await opened.audit.append([entry(STORY[4]), entry(attempt(20))])

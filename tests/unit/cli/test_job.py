@@ -8,6 +8,8 @@ import apsw
 import pytest
 
 from reefknot.core.work import TryAgain, WorkDone, WorkFailed
+from reefknot.engines.sqlite import work_rows
+from reefknot.ingestion.jobs import IngestionJob
 from tests.unit.cli import work_items
 from tests.unit.cli.running import Commands
 
@@ -51,6 +53,36 @@ def test_a_list_narrows_by_state_and_type_and_goes_on_where_it_ended(rk: Command
     assert ids("--after", first["next"]) == ["a"]
     gone = rk("job", "list", "--after", "purged")
     assert (gone.code, "no job 'purged' any more; start again without --after" in gone.err) == (1, True)
+
+
+def test_a_list_narrows_by_tenant_source_connector_error_and_age(rk: Commands, store: Path) -> None:
+    work_items.submitted(store, "a")
+    work_items.accepted(store, "b", WorkFailed('{"code": "HTTP_ERROR", "message": "it answered 503"}', None, "spent"))
+    work_items.failed_job(store, IngestionJob("notes/1", "local_files", "notes"))
+    work_items.accepted(store, "acme|c", WorkDone(), kind="local_files")
+
+    def ids(*words: str) -> list[str]:
+        return [one["id"] for one in rk("job", "list", "--json", *words).json["jobs"]]
+
+    assert ids("--source", "notes") == ids("--connector", "local_files") == ["notes/1"]
+    assert ids("--error", "answered 503") == ids("--error", "spent") == ["b"]
+    assert ids("--before", "1h") == []
+    assert ids("--since", "1h", "--before", "2999-01-01T00:00:00Z", "--type", "fs.blob_get") == ["b", "a"]
+    for words in (("--tenant", ""), ("--error", " "), ("--before", "soon"), ("--connector", "x", "--type", "y")):
+        ended = rk("job", "list", *words)
+        assert (ended.code, ended.err.startswith(f"reefknot: {words[0]}: ")) == (2, True), ended.err
+
+
+def test_a_list_that_ends_at_the_bound_of_its_search_says_so_and_goes_on(
+    rk: Commands, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work_items.accepted(store, "old", WorkFailed(None, None, "rare"))
+    work_items.submitted(store, "a", "b", "c")
+    monkeypatch.setattr(work_rows, "SCANNED", (2,))
+    monkeypatch.setattr(work_rows, "_LEAST_SHARE", 1)
+    first = rk("job", "list", "--error", "rare")
+    assert "the search has read as much as one page may, and goes on: --after b" in first.err
+    assert "old" in rk("job", "list", "--error", "rare", "--after", "b").out
 
 
 def test_a_job_that_waits_for_its_retry_says_when_it_is_due(rk: Commands, store: Path) -> None:

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from reefknot.cli.policy_view import FIELDS
 from reefknot.config.book import PolicyBook
 from reefknot.core.failure import ErrorCode, FailureType
 from reefknot.core.retry.defaults import RetryCategory
+from reefknot.operations.policies import FIELDS
 from tests.unit.cli.running import Commands
 
 SOURCES = """

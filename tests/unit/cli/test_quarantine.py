@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from reefknot.cli import job_actions
 from reefknot.core.audit.event import OperatorAction
 from reefknot.core.work import Quarantine, WorkDone, WorkItem
 from reefknot.engines.sqlite.quarantine import SqliteQuarantine
 from reefknot.ingestion.jobs import IngestionJob
+from reefknot.operations import bulk
 from tests.unit.cli import work_items
 from tests.unit.cli.running import Commands
 
@@ -185,7 +185,7 @@ def test_control_without_a_requeue_the_old_result_stays(rk: Commands) -> None:
 def test_a_bulk_action_goes_in_pages_and_tells_every_id_of_a_dry_run_and_of_the_change(
     rk: Commands, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_actions, "CHUNK", 2)
+    monkeypatch.setattr(bulk, "CHUNK", 2)
     for name in ("c", "d\u200be", "f"):
         work_items.quarantined(store, name)
     asked: list[int] = []
@@ -207,7 +207,7 @@ def test_a_bulk_action_goes_in_pages_and_tells_every_id_of_a_dry_run_and_of_the_
 def test_a_dry_run_for_people_reads_no_more_than_it_shows(
     rk: Commands, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_actions, "MOST_SHOWN", 1)
+    monkeypatch.setattr(bulk, "MOST_SHOWN", 1)
     ended = rk("quarantine", "purge", "--all", "--dry-run")
 
     assert ended.out == "a would be purged\n… and 1 more\n"
@@ -314,7 +314,7 @@ def test_a_requeued_job_of_a_source_that_is_not_configured_is_said_to_wait(rk: C
 def test_a_filter_counts_the_jobs_that_wait_and_the_others_are_picked_up(
     rk: Commands, of_sources: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_actions, "CHUNK", 1)
+    monkeypatch.setattr(bulk, "CHUNK", 1)
     dry = rk("quarantine", "requeue", "--all", "--dry-run")
     assert "3 jobs would wait for gone, lost (not configured here" in dry.err
     assert PICKED_UP not in dry.err

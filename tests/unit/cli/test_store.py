@@ -211,7 +211,7 @@ def test_where_the_store_or_the_secrets_may_be_wrong_everything_is_checked(rk: C
 
 
 def test_every_section_without_a_warning_is_a_plain_one() -> None:
-    assert set(Configuration.model_fields) - PLAIN_SECTIONS == {"dashboard", "nats"}
+    assert set(Configuration.model_fields) - PLAIN_SECTIONS == {"nats"}
 
 
 def test_who_looks_finds_the_configured_store_and_hides_its_secrets(rk: Commands) -> None:

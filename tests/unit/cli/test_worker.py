@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from reefknot.cli import parts
+from reefknot.operations import systems
 from tests.unit.cli import work_items
 from tests.unit.cli.running import Commands
 
 
 @pytest.fixture
 def store(rk: Commands, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(parts, "OBEY_WAIT_S", 0.1)
+    monkeypatch.setattr(systems, "OBEY_WAIT_S", 0.1)
     path = rk.folder / ".reefknot" / "state.db"
     work_items.submitted(path, "x")
     return path

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from reefknot.core import failure_groups
-from reefknot.core.failure_groups import FailureGroups, failure_summary, fingerprint_of, normalised
+from reefknot.core.failure_groups import FailureGroups, failure_summary, fingerprint_of, has_error, normalised
 from reefknot.core.work import WorkItem, vanished_reason
 
 
@@ -115,3 +115,15 @@ def test_no_message_takes_long(piece: str) -> None:
     normalised(piece * 100_000)
 
     assert time.process_time() - began < 1.0
+
+
+def test_a_text_is_looked_for_in_the_reason_and_in_what_a_failure_says() -> None:
+    found = item("it answered 503")
+    for text in ("not_retry", "HTTP_ERROR", "permanent", "answered 503"):
+        assert has_error(found, text)
+    for text in ("message", "imap", "answered 504"):
+        assert not has_error(found, text)
+    assert has_error(WorkItem("a", "t", reason="gone"), "gone")
+    odd = WorkItem("a", "t", reason="gone", failure="no JSON")
+    assert has_error(odd, "gone")
+    assert not has_error(odd, "JSON")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from math import isinf
 from pathlib import Path
 from shlex import quote
@@ -20,14 +20,6 @@ from msgspec import structs, to_builtins
 
 from reefknot.cli.app import CommandError, Exit, examples, noun
 from reefknot.cli.ingestion import source_view as view
-from reefknot.cli.ingestion.source_documents import (
-    check_kept,
-    configured_names,
-    documents_file,
-    export_lines,
-    forget_source,
-    open_for_reading,
-)
 from reefknot.cli.options import (
     COMMON,
     OPERATOR,
@@ -38,10 +30,8 @@ from reefknot.cli.options import (
     StoreFlags,
     Wide,
     arg,
-    check_whole,
     file_arg,
     settings,
-    unknown,
     unwritable,
 )
 from reefknot.cli.output import (
@@ -55,15 +45,17 @@ from reefknot.cli.output import (
     say,
     show,
 )
-from reefknot.cli.store import StoreAddress, address_of, opened, with_store
+from reefknot.cli.store import StoreAddress, address_of, looked, opened, with_store
 from reefknot.cli.watch import Watch, repeated
 from reefknot.core.work import WorkItem, WorkState
+from reefknot.errors import OperationError
+from reefknot.operations import sources as operations
+from reefknot.operations.sources import named_source
 
 if TYPE_CHECKING:
     from reefknot.app.sources import ConfiguredSource
     from reefknot.config.settings import Settings
     from reefknot.ingestion.orchestrator import IngestionOrchestrator
-    from reefknot.ports.connector import Document
 
 app = noun(
     "source",
@@ -82,13 +74,9 @@ MOST_ITEMS = 1000
 DRAIN_S = 5.0
 
 
-def named(sources: Sequence[ConfiguredSource], name: str) -> ConfiguredSource:
-    """The configured source of this name, or an error that lists the names."""
-    found = next((one for one in sources if one.name == name), None)
-    if found is None:
-        also = "; `source add` adds one, and `source list` shows what is left of one that was taken out"
-        raise unknown("NAME", name, [one.name for one in sources], also=also)
-    return found
+def _check_name(address: StoreAddress, name: str) -> None:
+    """Refuse the name of no source before the store is opened: there may be none yet."""
+    named_source(operations.configured_sources(address.operator(None)), name)
 
 
 def _load_modules(modules: Sequence[str] | None) -> None:
@@ -162,28 +150,9 @@ def list_(*, wide: Wide = False, watch: Watch = None, options: StoreFlags = STOR
     address = address_of(options)
 
     def draw() -> None:
-        rows = asyncio.run(_rows(address))
-        view.put_sources(rows, wide=wide, json=options.json)
+        view.put_sources(looked(address, operations.list_sources), wide=wide, json=options.json)
 
     repeated(watch, draw)
-
-
-async def _rows(address: StoreAddress) -> list[view.SourceRow]:
-    from reefknot.app.sources import sources_of
-    from reefknot.ingestion.sources import statuses
-
-    sources = [] if address.settings is None else sources_of(address.settings)
-    counts: dict[str, Any] = {}
-    place = ""
-    if documents_file(address).exists():
-        async with open_for_reading(address) as documents:
-            counts, place = await documents.counts(), await documents.identity()
-    if address.is_unmade():  # no sync has run yet
-        return view.rows(sources, [], counts, address.redactor)
-    async with opened(address) as store:
-        found = await statuses(store, [one.name for one in sources], with_others=True)
-        here = view.Here(place, isinf(store.reached_for))
-        return view.rows(sources, found, counts, address.redactor, here=here, now=store.moment().wall)
 
 
 @app.command(name="show", help_epilogue=examples("source show notes"))
@@ -195,23 +164,10 @@ def show_source(
     options: StoreFlags = STORE,
 ) -> None:
     """Show a source: settings, state, and the documents that could be read only in part. Secrets are hidden."""
-    from reefknot.app.sources import sources_of
-    from reefknot.cli.config import shown_value
-
-    check_whole("--limit", limit)
     address = address_of(options)
-    source = named([] if address.settings is None else sources_of(address.settings), name)
-
-    async def work() -> tuple[view.SourceRow, list[Document]]:
-        row = next(one for one in await _rows(address) if one.name == name)
-        if not row.problems:
-            return row, []
-        async with open_for_reading(address) as documents:
-            return row, await documents.problems(name, limit=limit)
-
-    row, problems = asyncio.run(work())
-    shown = {key: shown_value(("sources", name, key), value) for key, value in source.settings.items()}
-    view.put_source(row, shown, problems, json=options.json)
+    _check_name(address, name)
+    fields = looked(address, lambda at: operations.show_source(at, name, limit=limit))
+    view.put_source(fields, json=options.json)
 
 
 @app.command(name="test", help_epilogue=examples("source test", "source test mail"))
@@ -230,7 +186,7 @@ def try_sources(
     configured = settings(common.config)
     _load_modules(module)
     sources = sources_of(configured)
-    chosen = [named(sources, name) for name in dict.fromkeys(names)] or sources
+    chosen = [named_source(sources, name) for name in dict.fromkeys(names)] or sources
     if not chosen:
         raise CommandError("no source is configured; `source add` adds one", Exit.MISCONFIGURED)
 
@@ -295,7 +251,7 @@ def run(
     if address.settings is None:
         raise CommandError("no source is configured; `source add` adds one", Exit.MISCONFIGURED)
     _load_modules(module)
-    source = named(sources_of(address.settings), name)
+    source = named_source(sources_of(address.settings), name)
     check_sources(address.settings, only={name}, strict=True)
     if options.dry_run:
         put(f"{name} would be synced{' from the beginning' if full else ''}: {source.connector}, {source.schedule}")
@@ -348,7 +304,7 @@ async def _synced(address: StoreAddress, source: ConfiguredSource, *, full: bool
     limits = ingestion_settings(address.settings)
     async with (
         open_store(address.url, **options_of(address.settings), tidy=False) as store,
-        open_documents(documents_file(address)) as documents,
+        open_documents(operations.documents_file(address.operator(None))) as documents,
     ):
         orchestrator = IngestionOrchestrator(
             job_queue=JobQueue(store),
@@ -361,8 +317,9 @@ async def _synced(address: StoreAddress, source: ConfiguredSource, *, full: bool
         )
         await orchestrator.records.refresh()
         record = orchestrator.records.known(source.name)
-        here = view.Here(await documents.identity(), isinf(store.reached_for))
-        view.refuse_sync(source, record, here, full=full)
+        here = operations.Here(await documents.identity(), isinf(store.reached_for))
+        if (refused := operations.sync_refusal(source, record, here, full=full)) is not None:
+            raise OperationError(*refused)
         if full:
             await documents.forget(source.name, documents=record.is_of_other(source.connector))
             await orchestrator.records.change(
@@ -407,67 +364,44 @@ async def _is_busy(orchestrator: IngestionOrchestrator, name: str, sync: WorkIte
         return True
     if orchestrator.records.known(name).health.opens_at(now) is not None:  # nothing of this source begins now
         return False
-    return any(view.is_under_way(one, now) for one in await orchestrator.jobs.list(name, limit=MOST_ITEMS))
+    return any(operations.is_under_way(one, now) for one in await orchestrator.jobs.list(name, limit=MOST_ITEMS))
 
 
 @app.command(help_epilogue=examples("source pause mail --because 'the server moves'"))
 def pause(name: Name, /, *, because: Because = "", options: OperatorFlags = OPERATOR) -> None:
     """Pause a source: none of its jobs begins until it is resumed. Its documents stay."""
-    _set_paused(name, True, because, options)
+    _set_paused(operations.pause_source, name, because, options)
 
 
 @app.command(help_epilogue=examples("source resume mail"))
 def resume(name: Name, /, *, because: Because = "", options: OperatorFlags = OPERATOR) -> None:
     """Resume a paused source."""
-    _set_paused(name, False, because, options)
+    _set_paused(operations.resume_source, name, because, options)
 
 
-def _set_paused(name: str, paused: bool, because: str, options: OperatorFlags) -> None:
-    from reefknot.app.sources import sources_of
-    from reefknot.ingestion.sources import SourceRecord, SourceRecords
-    from reefknot.ports.store import Store
-
-    address = address_of(options)
-    named([] if address.settings is None else sources_of(address.settings), name)
-    action = "pause" if paused else "resume"
-    by = {"paused_by": address.actor, "paused_because": address.redactor(because.strip())[:500]} if paused else {}
-
-    def changed(record: SourceRecord) -> SourceRecord:
-        health = structs.replace(record.health, paused=paused)
-        return structs.replace(record, health=health, **({"paused_by": "", "paused_because": ""} | by))
-
-    async def work(store: Store) -> bool:
-        records = SourceRecords(store)
-        record = await records.read(name)
-        is_new = record.health.paused != paused
-        if is_new and not options.dry_run:
-            event = address.event(f"source.{action}", name, **({"reason": because.strip()} if because else {}))
-            await records.change(name, changed, events=[event])
-        return is_new
-
-    is_new = with_store(address, work)
-    done = "would be" if options.dry_run else "is" if is_new else "was already"
+def _set_paused(
+    change: Callable[..., Awaitable[dict[str, Any]]], name: str, because: str, options: OperatorFlags
+) -> None:
+    address, dry_run = address_of(options), options.dry_run
+    _check_name(address, name)
+    fields = with_store(address, lambda store: change(address.operator(store), name, because=because, dry_run=dry_run))
+    paused, is_new = fields["paused"], fields["paused"] != fields["was_paused"]
+    done = "would be" if dry_run else "is" if is_new else "was already"
     state = "paused" if paused else "running" if not is_new else "resumed"
-    fields = {"name": name, "paused": paused, "changed": is_new and not options.dry_run}
     show(fields, lambda: put(f"{name} {done} {state}"), json=options.json)
 
 
 @app.command(help_epilogue=examples("source forget notes --because 'the folder is gone' --dry-run"))
 def forget(name: Name, /, *, because: Because, options: OperatorFlags = OPERATOR) -> int:
     """Remove what is left of a source that is not configured any more: documents, cursor, jobs. It is audited."""
-    reason = because.strip()[:500]
-    if not reason:
-        raise CommandError("--because: give the reason; it is audited")
-    address = address_of(options)
-    if name in configured_names(address):
-        text = f"{name} is configured; remove it from the configuration first"
-        raise CommandError(f"{text}, or read all of it again: reefknot source run {name} --full")
-    left = asyncio.run(forget_source(address, name, reason, dry_run=options.dry_run))
-    fields = {"name": name, "documents": left.documents, "jobs": left.jobs, "forgotten": not options.dry_run}
-    done = "would be" if options.dry_run else "is"
-    jobs = f" and {plural(left.jobs, 'job')}" if left.jobs else ""
-    text = f"{name} {done} forgotten, with {plural(left.documents, 'document')}{jobs}"
-    show(fields | {"actor": address.actor}, lambda: put(text), json=options.json)
+    address, dry_run = address_of(options), options.dry_run
+    fields = with_store(
+        address, lambda store: operations.forget_source(address.operator(store), name, because=because, dry_run=dry_run)
+    )
+    done = "would be" if dry_run else "is"
+    jobs = f" and {plural(fields['jobs'], 'job')}" if fields["jobs"] else ""
+    text = f"{name} {done} forgotten, with {plural(fields['documents'], 'document')}{jobs}"
+    show(fields, lambda: put(text), json=options.json)
     return Exit.FINE
 
 
@@ -484,20 +418,13 @@ def search(
     options: StoreFlags = STORE,
 ) -> int:
     """Search title, text and location of all documents, best first. Exits with 1 when nothing is found."""
-    check_whole("--limit", limit)
     address = address_of(options)
-
-    async def work() -> tuple[list[Any], list[str]]:
-        async with open_for_reading(address, source) as documents:
-            known = sorted(await documents.counts())
-            check_kept("--source", source, known, address)
-            return list(await documents.search(" ".join(words), source=source, limit=limit)), known
-
-    hits, known = asyncio.run(work())
-    view.put_hits(hits, limit, json=options.json)
-    if not hits and not options.json:
-        say(f"nothing is found in {source or ', '.join(known) or 'no documents: none are kept yet'}")
-    return Exit.FINE if hits else Exit.FAILED
+    search = operations.search_documents(address.operator(None), " ".join(words), source=source, limit=limit)
+    found = asyncio.run(search)
+    view.put_hits(found, limit, json=options.json)
+    if not found["hits"] and not options.json:
+        say(f"nothing is found in {', '.join(found['searched']) or 'no documents: none are kept yet'}")
+    return Exit.FINE if found["hits"] else Exit.FAILED
 
 
 @app.command(help_epilogue=examples("source export > documents.jsonl", "source export notes --output notes.jsonl"))
@@ -511,14 +438,14 @@ def export(
     """Export documents with their text as lines of JSON, one for each document. --json changes nothing."""
     from reefknot.runtime.files import output_file
 
-    address = address_of(options)
+    operator = address_of(options).operator(None)
     if output is None or output == "-":
         stream = data()
-        asyncio.run(export_lines(address, name, lambda line: stream.write(line + "\n")))
+        asyncio.run(view.export_lines(operator, name, lambda line: stream.write(line + "\n")))
         return
 
     def to_file(file: IO[bytes]) -> int:
-        return asyncio.run(export_lines(address, name, lambda line: file.write(line.encode() + b"\n")))
+        return asyncio.run(view.export_lines(operator, name, lambda line: file.write(line.encode() + b"\n")))
 
     try:
         with output_file(output) as file:

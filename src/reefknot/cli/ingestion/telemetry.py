@@ -7,22 +7,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Struct
 
-from reefknot.cli.app import CommandError, Exit, examples, noun
-from reefknot.cli.options import OPERATOR, STORE, ConnectorName, OperatorFlags, StoreFlags, Wide, arg, unknown
+from reefknot.cli.app import CommandError, examples, noun
+from reefknot.cli.options import OPERATOR, STORE, ConnectorName, OperatorFlags, StoreFlags, Wide, arg
 from reefknot.cli.output import plural, put, put_document, put_table, say, seconds, show
-from reefknot.cli.store import StoreAddress, address_of, with_store
+from reefknot.cli.store import address_of, looked
 from reefknot.cli.watch import Watch, repeated
 from reefknot.core.retry.tuning import ConnectorCounts, TuningAnswer, Verdict, proposed_values
-
-if TYPE_CHECKING:
-    from reefknot.ingestion.telemetry import ConnectorMetrics
-    from reefknot.ports.store import Store
+from reefknot.errors import ParameterError
+from reefknot.ingestion.telemetry import ConnectorMetrics
+from reefknot.operations import telemetry as operations
 
 app = noun("telemetry", "telemetry show", "telemetry show --json")
 
@@ -30,43 +29,7 @@ NOTHING_COUNTED = (
     "nothing is counted: no job of a source has run over this store, or none since `telemetry reset`; "
     "`source run` runs one, and so does `up` with a schedule"
 )
-_RESET_TRIES = 50
 _CONNECTOR = re.compile(r"[a-z][a-z0-9_]{2,63}")  # what a configuration accepts
-
-
-def stored(address: StoreAddress, connector: str | None = None) -> dict[str, ConnectorMetrics]:
-    """
-    The counts of every connector that has any, or of one, which may have none.
-
-    A store that has not been made yet has no counts. A name that is no connector's is refused.
-    """
-    from reefknot.ingestion.telemetry import ConnectorMetrics, DamagedMetricsError, stored_metrics
-
-    async def read(store: Store) -> dict[str, ConnectorMetrics]:
-        try:
-            return await stored_metrics(store.values)
-        except DamagedMetricsError as error:
-            way_out = f"`telemetry reset {error.connector}` starts its counts anew"
-            raise CommandError(f"{error}; {way_out}", Exit.MISMATCH) from None
-
-    found = {} if address.is_unmade() else dict(sorted(with_store(address, read).items()))
-    if connector is None:
-        return found
-    _check_connector("--connector", connector, address, found)
-    return {connector: found.get(connector, ConnectorMetrics())}
-
-
-def _check_connector(flag: str, name: str, address: StoreAddress, counted: Iterable[str]) -> None:
-    """Refuse what is no connector: one is built in, in the configuration, or has counts."""
-    from reefknot.connectors.registry import BUILTIN
-
-    known = {*BUILTIN, *counted}
-    if address.settings is not None:
-        written = address.settings.configuration
-        known |= {*written.retry_policies, *written.ingestion.connectors}
-        known |= {source.connector for source in written.sources.values()}
-    if name not in known:
-        raise unknown(flag, name, sorted(known))
 
 
 @app.command(name="show", help_epilogue=examples("telemetry show", "telemetry show --connector imap_mailbox --json"))
@@ -82,20 +45,14 @@ def show_metrics(
     address = address_of(options)
 
     def look() -> None:
-        found = stored(address, connector)
-        fields: dict[str, Any] = {"retry_metrics": {name: one.as_written() for name, one in found.items()}}
-        if details:
-            fields["details"] = {name: _details(one) for name, one in found.items()}
-        show(fields, lambda: _put(found, details=details, wide=wide), json=options.json)
+        fields = looked(address, lambda at: operations.show_telemetry(at, connector=connector, details=True))
+        found = msgspec.convert(fields["details"], dict[str, ConnectorMetrics])
+        shown = fields if details else {"retry_metrics": fields["retry_metrics"]}
+        show(shown, lambda: _put(found, details=details, wide=wide), json=options.json)
         if not any(one.executions for one in found.values()):
             say(NOTHING_COUNTED)
 
     repeated(watch, look)
-
-
-def _details(metrics: ConnectorMetrics) -> dict[str, Any]:
-    """All counts, as they are kept."""
-    return {name: getattr(metrics, name) for name in metrics.__struct_fields__}
 
 
 def _put(found: Mapping[str, ConnectorMetrics], *, details: bool, wide: bool) -> None:
@@ -136,50 +93,18 @@ def _by_executions(successes: Mapping[str, int]) -> str:
     return ", ".join(f"{plural(one, 'execution')}: {plural(number, 'job')}" for one, number in ordered) or "-"
 
 
-def _found_by_name(address: StoreAddress) -> dict[str, ConnectorMetrics | None]:
-    """The counts by connector; None for a record that cannot be read, which a reset is for as well."""
-    from reefknot.ingestion.telemetry import PREFIX, DamagedMetricsError, decoded_metrics
-
-    async def read(store: Store) -> dict[str, ConnectorMetrics | None]:
-        found: dict[str, ConnectorMetrics | None] = {}
-        for one in await store.values.list(PREFIX):
-            name = one.name.removeprefix(PREFIX)
-            try:
-                found[name] = decoded_metrics(name, one.body)
-            except DamagedMetricsError:
-                found[name] = None
-        return found
-
-    return {} if address.is_unmade() else with_store(address, read)
-
-
 @app.command(help_epilogue=examples("telemetry reset imap_mailbox"))
 def reset(
     connector: Annotated[str, arg("Connector whose counts begin anew.")], /, *, options: OperatorFlags = OPERATOR
 ) -> None:
     """Begin the counts of a connector anew, so that they tell of its present policy alone. The reset is audited."""
-    from reefknot.ingestion.telemetry import PREFIX
-
-    address = address_of(options)
-    found = _found_by_name(address)
-    _check_connector("CONNECTOR", connector, address, found)
-    is_news = connector in found
-
-    async def work(store: Store) -> None:
-        metrics = found[connector]
-        counts = None if metrics is None else msgspec.to_builtins(metrics.as_written())
-        event = address.event("telemetry.reset", connector, counts=counts)
-        for _ in range(_RESET_TRIES):  # a system that runs adds to the counts every second
-            value = await store.values.get(PREFIX + connector)
-            if value is None or await store.values.delete(PREFIX + connector, version=value.version, events=[event]):
-                return
-        raise CommandError(f"the counts of {connector} are changed all the time; try again", Exit.TEMPORARY)
-
-    if is_news and not options.dry_run:
-        with_store(address, work)
-    fields = {"connector": connector, "changed": is_news, "actor": address.actor, "dry_run": options.dry_run}
-    begins = f"{'would begin' if options.dry_run else 'begins'} anew"
-    show(fields, lambda: put(f"{connector} {begins if is_news else 'has no counts'}"), json=options.json)
+    address, dry_run = address_of(options), options.dry_run
+    try:
+        fields = looked(address, lambda at: operations.reset_telemetry(at, connector, dry_run=dry_run))
+    except ParameterError as error:  # an argument here, not the flag of this name
+        raise CommandError(f"CONNECTOR: {error.accepted}") from None
+    begins = f"{'would begin' if dry_run else 'begins'} anew"
+    show(fields, lambda: put(f"{connector} {begins if fields['changed'] else 'has no counts'}"), json=options.json)
 
 
 # ---- proposals of `policy tune` --------------------------------------------------------------------------------------

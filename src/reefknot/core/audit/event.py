@@ -400,6 +400,27 @@ class LogRepaired(Event, frozen=True, tag="log_repaired", kw_only=True):
     removed_bytes: int
 
 
+class _OfAlert(Event, frozen=True, kw_only=True):
+    alert: str
+    value: float
+    threshold: float
+    since: str
+    """When the alert was raised."""
+    text: str
+
+
+class AlertRaised(_OfAlert, frozen=True, tag="alert_raised", kw_only=True):
+    """A value that running systems watch has been beyond its threshold for as long as its rule says."""
+
+    event_code: str = "RK-801"
+
+
+class AlertResolved(_OfAlert, frozen=True, tag="alert_resolved", kw_only=True):
+    """The value of an alert is within its limits again, or the rule of the alert was switched off."""
+
+    event_code: str = "RK-802"
+
+
 AnyEvent: TypeAlias = (
     RetryAttempt
     | RetryExhausted
@@ -421,6 +442,8 @@ AnyEvent: TypeAlias = (
     | RulesStored
     | Anchor
     | LogRepaired
+    | AlertRaised
+    | AlertResolved
 )
 EVENT_TYPES: tuple[type[Event], ...] = get_args(AnyEvent)
 EVENT_CODES: dict[str, str] = {

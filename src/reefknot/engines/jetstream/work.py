@@ -26,10 +26,12 @@ from reefknot.errors import StoreUnavailableError
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.work_queue import (
     ALL,
+    EVERYTHING,
     CrashEvents,
     Held,
     QuarantineFilter,
     QuarantineStats,
+    WorkFilter,
     WorkSnapshot,
     refuse_classes_with_gone,
 )
@@ -164,6 +166,7 @@ class JetStreamWorkQueue(TableWorkQueue):
         since: int = 0,
         oldest_first: bool = False,
         gone: Collection[str] | None = None,
+        match: WorkFilter = EVERYTHING,
     ) -> list[WorkItem]:
         refuse_classes_with_gone(classes, gone)
         last = await self._place(after) if after else None
@@ -176,6 +179,7 @@ class JetStreamWorkQueue(TableWorkQueue):
                 (state is None or shown is state)
                 and kind in (None, item.kind)
                 and item.created_at >= since
+                and match.matches(item)
                 and (not classes or (item.state in _OPEN and item.resource_class in classes))
                 and (last is None or (place > last if oldest_first else place < last))
             )

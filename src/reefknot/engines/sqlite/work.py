@@ -33,10 +33,13 @@ from reefknot.engines.sqlite.transaction import Transaction, each
 from reefknot.engines.sqlite.writer import write_apart
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.work_queue import (
+    EVERYTHING,
     CrashEvents,
     Enqueued,
     Held,
     Settlement,
+    WorkFilter,
+    WorkPage,
     WorkSnapshot,
     events_to_keep,
     refuse_classes_with_gone,
@@ -228,6 +231,13 @@ class SqliteWorkQueue:
         lost = None if gone is None else rows.LostClaims(rows.listed(gone), self._context.now().steady)
         wanted = rows.Wanted(state, kind, tuple(classes), after, limit, since, oldest_first, lost)
         return await self._context.read(partial(rows.page, wanted=wanted))
+
+    async def search(
+        self, which: WorkFilter = EVERYTHING, *, after: str = "", limit: int = 100, oldest_first: bool = False
+    ) -> WorkPage:
+        lost = None if which.gone is None else rows.LostClaims(rows.listed(which.gone), self._context.now().steady)
+        wanted = rows.Wanted(which.state, which.kind, (), after, limit, which.since, oldest_first, lost, which)
+        return await self._context.read(partial(rows.searched, wanted=wanted))
 
     async def snapshot(self) -> WorkSnapshot:
         now = self._context.now()

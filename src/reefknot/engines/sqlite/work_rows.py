@@ -6,9 +6,10 @@ from typing import Any
 import apsw
 from msgspec import Struct, json, structs
 
-from reefknot.core.work import Budget, HistoryEntry, WorkItem, WorkState
+from reefknot.core.work import INGEST, Budget, HistoryEntry, WorkItem, WorkState
 from reefknot.engines.sqlite.connection import query
 from reefknot.engines.sqlite.transaction import Transaction
+from reefknot.ports.work_queue import EVERYTHING, WorkFilter, WorkPage
 
 _FIELDS = WorkItem.__struct_fields__
 FULL = ", ".join(_FIELDS)
@@ -56,6 +57,20 @@ WITH RECURSIVE kinds(name) AS (
 ) SELECT name FROM kinds WHERE name IS NOT NULL
 """
 _PAGE = "SELECT seq FROM work WHERE {} ORDER BY seq {} LIMIT ?"
+# In one row: a hundred thousand of them would cost more to hand over than to read.
+_SCAN = (
+    "SELECT count(*), {3}(seq), json_group_array(seq) FILTER (WHERE is_match) "
+    "FROM (SELECT seq, {0} AS is_match FROM work WHERE {1} ORDER BY seq {2} LIMIT ?)"
+)
+SCANNED = (500, 4_500, 20_000)
+"""The rows that a search reads in each of its looks, in the order of the table: some 10 ms for all of them."""
+LOOKED_UP = (500, 4_500, 5_000)
+"""The rows that a search reads in each of its looks where an index leads to them one by one."""
+_LEAST_SHARE = 50
+_HAS_ERROR = (
+    "(instr(reason, ?) > 0 OR iif(json_valid(failure), instr(failure ->> 'code', ?) > 0 "
+    "OR instr(failure ->> 'failure_type', ?) > 0 OR instr(failure ->> 'message', ?) > 0, false))"
+)
 _CREATED_FROM = "SELECT seq, created_at FROM work WHERE seq >= ? ORDER BY seq LIMIT 1"
 _OF_STATE = "state = ? AND kind = ?"
 # The rule of `core.work.visible_state`: running work that nobody is at.
@@ -68,6 +83,11 @@ _OF_CLASS = {
     WorkState.RUNNING: ("state = 'running'",),
 }
 _BY_SEQ = _AS_ONE_ROW + "(SELECT * FROM work WHERE seq IN (SELECT value FROM json_each(?)) ORDER BY seq {})"  # noqa: S608
+
+
+Way = tuple[str, tuple[str | int, ...]]
+"""A condition, and its values."""
+_ALL_ROWS: Way = ("true", ())
 
 
 class LostClaims(Struct, frozen=True):
@@ -88,6 +108,7 @@ class Wanted(Struct, frozen=True):
     since: int = 0
     oldest_first: bool = False
     lost: LostClaims | None = None
+    match: WorkFilter = EVERYTHING
 
 
 CLASS_TOPIC = "work in "
@@ -156,6 +177,80 @@ def page(connection: apsw.Connection, wanted: Wanted) -> list[WorkItem]:
         connection.execute("COMMIT")
 
 
+def searched(connection: apsw.Connection, wanted: Wanted) -> WorkPage:
+    """
+    A page of the items that match the filter of a search, without payloads, all of one snapshot.
+
+    Rows are read in the order of the page, each with the answer whether it matches: few at first, then more, and no
+    more than `SCANNED` or `LOOKED_UP` in all. Of several ways each has its share of the rows; what lies beyond the
+    nearest end of a share is left to the next look.
+    """
+    connection.execute("BEGIN")
+    try:
+        bounds, values = _bounds(connection, wanted)
+        ways = _ways_to(connection, wanted) if None not in values else []
+        found, end = list[int](), None
+        sizes = SCANNED if ways == [_ALL_ROWS] else LOOKED_UP
+        for size in sizes if ways else ():
+            read, end = _scanned(connection, wanted, ways, (bounds, values, end), size)
+            found += read
+            if end is None or len(found) >= wanted.limit:
+                break
+        chosen = found[: wanted.limit]
+        last = chosen[-1] if len(found) >= wanted.limit else end
+        after = "" if last is None else query(connection, "SELECT id FROM work WHERE seq = ?", last).get
+        order = "ASC" if wanted.oldest_first else "DESC"
+        items = _decoded(connection, _BY_SEQ.format(order), (json.encode(chosen).decode(),)) if chosen else []
+        return WorkPage(items, after)
+    finally:
+        connection.execute("COMMIT")
+
+
+def _scanned(
+    connection: apsw.Connection,
+    wanted: Wanted,
+    ways: list[Way],
+    bounds: tuple[str, list[int | None], int | None],
+    size: int,
+) -> tuple[list[int], int | None]:
+    """The matching rows among the next `size` rows of these ways, and the row up to which they are complete; None for
+    all. The bounds are those of the page, and the row up to which was read before."""
+    where, values, start = bounds
+    side, order, furthest = (">", "ASC", "max") if wanted.oldest_first else ("<", "DESC", "min")
+    nearest = min if wanted.oldest_first else max
+    matches, of_match = _conditions(wanted.match)
+    if start is not None:
+        where, values = f"{where} AND seq {side} ?", [*values, start]
+    share, found, ends = max(_LEAST_SHARE, size // len(ways)), list[int](), list[int]()
+    for way, of_way in ways:
+        statement = _SCAN.format(matches, way + where, order, furthest)
+        number, last, of_part = query(connection, statement, *of_match, *of_way, *values, share).get
+        found += json.decode(of_part, type=list[int])
+        if number == share:
+            ends.append(last)
+    found.sort(reverse=not wanted.oldest_first)
+    end = nearest(ends) if ends else None
+    return found if end is None else [seq for seq in found if nearest(seq, end) == seq], end
+
+
+def _conditions(match: WorkFilter) -> Way:
+    """The conditions of a filter that no index leads to."""
+    parts, values = ["true"], list[str | int]()
+    if match.tenant_id is not None:
+        parts.append("tenant_id IS ?")
+        values.append(match.tenant_id)
+    if match.source is not None:
+        parts.append("source = ?")
+        values.append(match.source)
+    if match.only_ingestion:
+        parts.append("substr(resource_class, 1, ?) = ? AND instr(resource_class, '@') = 0")
+        values += [len(INGEST), INGEST]
+    if match.error is not None:
+        parts.append(_HAS_ERROR)
+        values += [match.error] * 4
+    return " AND ".join(parts), tuple(values)
+
+
 def _bounds(connection: apsw.Connection, wanted: Wanted) -> tuple[str, list[int | None]]:
     """Conditions for a page that is not the first, or since a time. An `after` that is gone has the value None."""
     bounds, values = "", list[int | None]()
@@ -165,6 +260,9 @@ def _bounds(connection: apsw.Connection, wanted: Wanted) -> tuple[str, list[int 
     if wanted.since:
         bounds += " AND seq >= ? AND created_at >= ?"
         values += [_first_since(connection, wanted.since), wanted.since]
+    if wanted.match.before is not None:
+        bounds += " AND seq < ? AND created_at < ?"
+        values += [_first_since(connection, wanted.match.before), wanted.match.before]
     return bounds, values
 
 
@@ -178,9 +276,6 @@ def _first_since(connection: apsw.Connection, since: int) -> int:
     return low
 
 
-Way = tuple[str, tuple[str | int, ...]]
-
-
 def _ways_to(connection: apsw.Connection, wanted: Wanted) -> list[Way]:
     """Conditions that together meet what is wanted, each of them the beginning of an index."""
     if wanted.classes:
@@ -190,7 +285,7 @@ def _ways_to(connection: apsw.Connection, wanted: Wanted) -> list[Way]:
         values = () if wanted.kind is None else (wanted.kind,)
         return [(f"{one} AND resource_class = ?{kind}", (name, *values)) for one in places for name in wanted.classes]
     if wanted.state is None and wanted.kind is None:
-        return [("true", ())]
+        return [_ALL_ROWS]
     ways: list[Way] = []
     for state in WorkState if wanted.state is None else (wanted.state,):
         kinds = [wanted.kind] if wanted.kind is not None else column(connection, _KINDS, str(state))

@@ -2,10 +2,11 @@
 
 from typing import Any
 
-from reefknot.core.work import ROUTER, WorkItem, WorkState
+from reefknot.core.work import ROUTER, Settled, WorkFailed, WorkItem, WorkState
 from reefknot.engines.clocks import VirtualClock
 from reefknot.errors import ParameterError
 from reefknot.ports.store import Store
+from reefknot.ports.work_queue import Settlement, WorkFilter
 from reefknot.testing.conformance.harness import story, wall_ms
 
 
@@ -94,3 +95,72 @@ class ListingContract:
         except ParameterError as error:
             refused = error.parameter
         assert refused == "classes"
+
+    @story()
+    async def test_a_search_finds_what_matches_every_field_in_pages_of_any_size(
+        self, store: Store, clock: VirtualClock
+    ) -> None:
+        started = wall_ms(clock)
+        await _work_to_search(store, clock)
+
+        async def found(limit: int, *, oldest_first: bool = False, **fields: Any) -> str:
+            names, after = "", ""
+            while True:
+                which = WorkFilter(**fields)
+                page = await store.work.search(which, after=after, limit=limit, oldest_first=oldest_first)
+                assert all(not item.payload for item in page.items)
+                assert len(page.items) <= limit
+                names += "".join(item.assignment_id for item in page.items)
+                after = page.after
+                if not after:
+                    return names
+
+        wanted: list[tuple[str, dict[str, Any]]] = [
+            ("fedcba", {}),
+            ("fda", {"tenant_id": "acme"}),
+            ("da", {"tenant_id": "acme", "state": WorkState.FAILED}),
+            ("", {"tenant_id": "nobody"}),
+            ("cb", {"source": "notes"}),
+            ("c", {"source": "notes", "kind": "imap_mailbox"}),
+            ("ec", {"kind": "imap_mailbox"}),
+            ("c", {"kind": "imap_mailbox", "only_ingestion": True}),
+            ("cb", {"only_ingestion": True}),
+            ("cba", {"before": started + 3000}),
+            ("fe", {"since": started + 4000}),
+            ("ed", {"since": started + 3000, "before": started + 5000}),
+            ("a", {"error": "spent"}),
+            ("ea", {"error": "HTTP_ERROR"}),
+            ("a", {"error": "perma"}),
+            ("d", {"error": 'answered "503"\nnö'}),
+            ("", {"error": "message"}),
+            ("a", {"error": "refused", "tenant_id": "acme", "kind": "t1", "state": WorkState.FAILED}),
+            ("cb", {"state": WorkState.PENDING, "gone": ()}),
+            ("fcb", {"state": WorkState.PENDING, "gone": ("w",)}),
+            ("f", {"state": WorkState.PENDING, "gone": ("w",), "tenant_id": "acme"}),
+            ("f", {"state": WorkState.RUNNING, "gone": ()}),
+        ]
+        for names, fields in wanted:
+            for limit in (1, 2, 100):
+                assert await found(limit, **fields) == names, (fields, limit)
+                assert await found(limit, oldest_first=True, **fields) == names[::-1], (fields, limit)
+        assert (await store.work.search(after="gone")).items == []
+
+
+async def _work_to_search(store: Store, clock: VirtualClock) -> None:
+    """Items a to f, each a second after the one before it."""
+    refused = '{"code": "HTTP_ERROR", "failure_type": "permanent", "message": "the order was refused"}'
+    answered = '{"code": "NETWORK_ERROR", "message": "it answered \\"503\\"\\nn\u00f6"}'
+    ends: dict[str, tuple[WorkItem, Settled | None]] = {
+        "a": (WorkItem("acme|a", "t1", tenant_id="acme"), WorkFailed(refused, None, "attempts_spent")),
+        "b": (WorkItem("b", "local_files", "ingest.notes", "notes"), None),
+        "c": (WorkItem("c", "imap_mailbox", "ingest.notes", "notes"), None),
+        "d": (WorkItem("acme|d", "t1", tenant_id="acme"), WorkFailed(answered)),
+        "e": (WorkItem("e", "imap_mailbox"), WorkFailed("no JSON", None, "HTTP_ERROR, they said")),
+        "f": (WorkItem("acme|f", "t2", tenant_id="acme", payload=b"p"), None),
+    }
+    for item, settled in ends.values():
+        await store.work.enqueue([item])
+        for claimed in await store.work.claim(1, owner="w", classes=["cpu"], lease=60):
+            if settled is not None:
+                assert await store.work.settle([Settlement(claimed.id, "w", claimed.fence, settled)]) == [True]
+        clock.advance(1)

@@ -1,0 +1,312 @@
+"""
+`AlertWatch`: running systems look at their store every ten seconds, and tell once when a value is beyond its limits.
+
+All systems over a store measure the same values (`measured`) and share one state, the value `alerts`. Who changes it
+does so by compare-and-set together with the event, so of many systems one tells, once; a system that starts finds the
+state as it is. A webhook is an assignment like any other, submitted under an id that is made of the alert and its time:
+it is retried, survives a crash, and is one job whoever submits it.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+from msgspec import Struct, structs
+
+from reefknot.app.activity import Activity, store_activity
+from reefknot.app.presence import STORE_S, Status, living_systems
+from reefknot.app.stores import client_of
+from reefknot.audit.journal import Journal, envelope
+from reefknot.config.schema import AlertsSection
+from reefknot.core import alerts as core
+from reefknot.core.alerts import AlertLimits, AlertState, AlertThresholds, next_state, with_limits
+from reefknot.core.audit.event import AlertRaised, AlertResolved, timestamp
+from reefknot.errors import KeyConflictError
+from reefknot.ports.clock import Clock
+from reefknot.ports.store import Store
+from reefknot.ports.value_store import StoredValue
+from reefknot.ports.work_queue import WorkSnapshot
+from reefknot.router.client import Client
+from reefknot.runtime.log import RepeatedErrors, error_text, logger
+from reefknot.telemetry.metrics import ActivityRecord, series
+
+NAME = "alerts"
+LOOK_EVERY_S = 10.0
+NOTED_EVERY_S = 300.0
+"""How often the time of a look that changed nothing is written."""
+MOST_RESOLVED = 20
+MINUTE_STEPS = 6
+FIVE_MINUTES_STEPS = 30
+WEBHOOK_DEADLINE_MS = 3_600_000
+
+
+class RecordedAlert(Struct, frozen=True, omit_defaults=True):
+    """An alert that was alert. Times are milliseconds UTC; `value` is that of the last thing told of it."""
+
+    alert: str
+    value: float
+    threshold: float
+    since: int
+    text: str
+    resolved_at: int | None = None
+    webhook_due: bool = False
+
+    @property
+    def state(self) -> str:
+        return "raised" if self.resolved_at is None else "resolved"
+
+
+class AlertsRecord(Struct, frozen=True, omit_defaults=True):
+    """The alerts of a store: those that are active, by name, and the last ones that were resolved, newest first."""
+
+    looked_at: int = 0
+    active: dict[str, RecordedAlert] = {}
+    resolved: tuple[RecordedAlert, ...] = ()
+
+
+_records = msgspec.json.Decoder(AlertsRecord)
+
+
+def rules_of(section: AlertsSection) -> dict[str, AlertThresholds]:
+    """The rules in force: the built-in ones with the configured limits, without those that are switched off."""
+    limits = {name: AlertLimits(**rule.model_dump()) for name, rule in section.rules.items()}
+    none = AlertLimits()
+    return {
+        name: with_limits(rule, limits.get(name, none))  # type: ignore[call-overload] # the names are those of a Literal
+        for name, rule in core.RULES.items()
+        if section.enabled and limits.get(name, none).enabled  # type: ignore[call-overload] # as above
+    }
+
+
+async def stored_alerts(store: Store) -> tuple[AlertsRecord, int]:
+    """The alerts of a store, and the version of their value."""
+    found = await store.values.get(NAME)
+    return (AlertsRecord(), 0) if found is None else (_decoded(found), found.version)
+
+
+def _decoded(value: StoredValue) -> AlertsRecord:
+    """The alerts of a value. One that cannot be read counts as empty, and is written anew."""
+    try:
+        return _records.decode(value.body)
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        return AlertsRecord()
+
+
+def looked_at(record: AlertsRecord, systems: Sequence[Status]) -> int | None:
+    """The time of the last look of any system (ms UTC); None when none ever looked."""
+    looks = [(one.get("activity") or {}).get("looked_at") or 0 for one in systems]
+    return max([record.looked_at, *looks]) or None
+
+
+# ---- values ----------------------------------------------------------------------------------------------------------
+
+
+async def measured_now(store: Store, systems: Sequence[Status]) -> dict[str, float | None]:
+    """The value of every rule at this moment."""
+    async with asyncio.timeout(STORE_S):
+        activity, snapshot = await store_activity(store, systems), await store.work.snapshot()
+    return measured(activity, snapshot, systems, store.moment().wall / 1000)
+
+
+def measured(
+    activity: ActivityRecord, snapshot: WorkSnapshot, systems: Sequence[Status], now: float
+) -> dict[str, float | None]:
+    """The value of every rule; None for one that says nothing yet."""
+    columns = series(activity.buckets, now)
+    ended = {name: sum(columns[name][-FIVE_MINUTES_STEPS:]) for name in ("succeeded", "failed")}
+    waiting = sum((one.get("activity") or {}).get("audit_buffered", 0) for one in systems)
+    return {
+        core.QUARANTINE_GROWTH: sum(columns["quarantined"]),
+        core.RETRY_RATE: sum(columns["retries"][-MINUTE_STEPS:]),
+        core.SUCCESS_RATE: _success_rate(**ended),
+        core.OLDEST_AGE: snapshot.oldest_due_ms / 1000,
+        core.CRITICAL_WORKERS: sum(_is_critical(worker) for one in systems for worker in one["workers"]),
+        core.AUDIT_OUTAGE: waiting + sum(columns["audit_lost"]),
+    }
+
+
+def _success_rate(succeeded: float, failed: float) -> float | None:
+    """The share of ends that were good. Without a failure it is whole, and with few ends it says nothing."""
+    if not failed:
+        return 1.0
+    return succeeded / (succeeded + failed) if succeeded + failed >= core.LEAST_ENDS else None
+
+
+def _is_critical(worker: Mapping[str, Any]) -> bool:
+    return any(one["status"] == "critical" for one in worker["classes"].values())
+
+
+# ---- watching --------------------------------------------------------------------------------------------------------
+
+
+class AlertWebhook(Struct, frozen=True):
+    """A URL that is told of every alert, by a step of its own."""
+
+    url: str
+    client: Client
+
+    async def submit(self, alert: RecordedAlert) -> None:
+        """Submit the step. Its id is made of the alert, its time and its state, so it is one job."""
+        name = f"alert-{alert.alert}-{alert.since}-{alert.state}"
+        since = timestamp(alert.since / 1000)
+        body = {"alert": alert.alert, "state": alert.state, "value": alert.value, "threshold": alert.threshold}
+        payload = {"url": self.url, "method": "POST", "body": {**body, "since": since, "text": alert.text}}
+        assignment = {
+            "assignment_id": name,
+            "request_id": name,
+            "job": {"type": "http.request", "payload": payload},
+            "options": {"deadline_ms": WEBHOOK_DEADLINE_MS},
+        }
+        try:
+            await self.client.hand_in(assignment)
+        except KeyConflictError as error:  # by a system with another webhook: it is told already
+            logger().warning("alert %s was sent elsewhere already (%s)", alert.alert, error_text(error))
+
+
+class AlertWatch:
+    """Looks at the values of a store, for one running system."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        *,
+        rules: Mapping[str, AlertThresholds],
+        journal: Journal,
+        webhook: AlertWebhook | None = None,
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._rules = rules
+        self._journal = journal
+        self._webhook = webhook
+        self._errors = RepeatedErrors()
+        self._beyond: dict[str, float | None] = {}
+        self._is_first = True
+        self.looked_at = 0
+        """The time of the last look (ms UTC)."""
+
+    async def run(self) -> None:
+        """Look until cancelled, or once without rules. A failed look is logged, and the next comes in its time."""
+        while True:
+            try:
+                async with asyncio.timeout(STORE_S):
+                    await self.look()
+            except Exception as error:
+                self._errors.log("the alerts were not looked at", error, self._clock.now())
+            if not self._rules and not self._is_first:
+                return
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    async def look(self) -> None:
+        """Measure, next_state, and tell what changed, unless another system was faster."""
+        systems = await living_systems(self._store)
+        values = await measured_now(self._store, systems)
+        now = self._clock.wall()
+        self.looked_at = int(now * 1000)
+        record, version = await stored_alerts(self._store)
+        changes, beyond = self._changes(record, values, now)
+        if changes or self.looked_at - record.looked_at > NOTED_EVERY_S * 1000:
+            changed = _with(structs.replace(record, looked_at=self.looked_at), changes)
+            entries = self._journal.entries([self._event(one) for one in changes])
+            kept = await self._store.values.put(NAME, _encoded(changed), version=version, events=entries)
+            if kept is None:
+                return  # another system told something: the next look measures anew
+            record, version = changed, kept.version
+            for one in changes:
+                self._log(one)
+        self._beyond, self._is_first = beyond, False
+        if self._webhook is not None:
+            await self._submit_due(record, version, self._webhook)
+
+    def _changes(
+        self, record: AlertsRecord, values: Mapping[str, float | None], now: float
+    ) -> tuple[list[RecordedAlert], dict[str, float | None]]:
+        """The alerts that this look raises and resolves; and since when each value has been beyond its threshold."""
+        changed, beyond = [], {}
+        for name, rule in self._rules.items():
+            known, value = record.active.get(name), values[name]
+            state = AlertState(active=known is not None, beyond_since=self._beyond.get(name))
+            after = next_state(rule, state, value, now)
+            beyond[name] = after.beyond_since
+            if after.active == state.active or value is None:
+                continue
+            shown = round(value, 4)
+            due = self._webhook is not None
+            if known is None:
+                changed.append(RecordedAlert(name, shown, rule.threshold, int(now * 1000), rule.text(value), None, due))
+            else:
+                over = {"text": f"{rule.what}: {shown:g}{rule.unit} again", "resolved_at": int(now * 1000)}
+                changed.append(structs.replace(known, value=shown, webhook_due=due, **over))
+        if self._is_first:  # a rule that was switched off since: nobody else would ever resolve its alert
+            off = [one for name, one in record.active.items() if name not in self._rules]
+            text = "its rule was switched off"
+            changed += [structs.replace(one, text=text, resolved_at=int(now * 1000), webhook_due=False) for one in off]
+        return changed, beyond
+
+    def _event(self, alert: RecordedAlert) -> AlertRaised | AlertResolved:
+        kind = AlertRaised if alert.resolved_at is None else AlertResolved
+        at = alert.since if alert.resolved_at is None else alert.resolved_at
+        return kind(
+            **envelope(wall=at / 1000),
+            alert=alert.alert,
+            value=alert.value,
+            threshold=alert.threshold,
+            since=timestamp(alert.since / 1000),
+            text=alert.text,
+        )
+
+    def _log(self, alert: RecordedAlert) -> None:
+        extra = {"alert": alert.alert, "value": alert.value, "threshold": alert.threshold, "state": alert.state}
+        if alert.resolved_at is None:
+            logger().warning("alert %s: %s; reefknot alert list says what to do", alert.alert, alert.text, extra=extra)
+        else:
+            logger().info("alert %s is resolved: %s", alert.alert, alert.text, extra=extra)
+
+    async def _submit_due(self, record: AlertsRecord, version: int, webhook: AlertWebhook) -> None:
+        """Submit what is due. It stays due until that is noted, and a second submission is the same job."""
+        due = [one for one in (*record.active.values(), *record.resolved) if one.webhook_due]
+        for one in due:
+            await webhook.submit(one)
+        if not due:
+            return
+        done = structs.replace(
+            record,
+            active={name: structs.replace(one, webhook_due=False) for name, one in record.active.items()},
+            resolved=tuple(structs.replace(one, webhook_due=False) for one in record.resolved),
+        )
+        await self._store.values.put(NAME, _encoded(done), version=version)
+
+
+@asynccontextmanager
+async def running_activity(
+    store: Store, clock: Clock, journal: Journal, *, alerts: AlertsSection | None
+) -> AsyncIterator[Activity]:
+    """Count the events of this process, and watch the rules of `alerts`, for as long as the block lasts."""
+    async with Activity(store, clock) as activity:
+        if alerts is None:
+            yield activity
+            return
+        webhook = alerts.webhook and AlertWebhook(alerts.webhook, client_of(store, clock))
+        watch = AlertWatch(store, clock, rules=rules_of(alerts), journal=journal, webhook=webhook or None)
+        activity.looked_at = lambda: watch.looked_at
+        task = asyncio.get_running_loop().create_task(watch.run(), name="system alerts")
+        try:
+            yield activity
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+def _with(record: AlertsRecord, changed: Sequence[RecordedAlert]) -> AlertsRecord:
+    """The record after these were alert."""
+    active = {name: one for name, one in record.active.items() if name not in {new.alert for new in changed}}
+    active |= {one.alert: one for one in changed if one.resolved_at is None}
+    over = [one for one in changed if one.resolved_at is not None]
+    return structs.replace(record, active=active, resolved=(*over, *record.resolved)[:MOST_RESOLVED])
+
+
+def _encoded(record: AlertsRecord) -> str:
+    return msgspec.json.encode(record).decode()

@@ -1,0 +1,283 @@
+"""
+Charts as SVG text: counters of the last minutes, the attempts of a job, the waits of a policy.
+
+Pure functions. Every text is escaped here, because templates take the SVG as it is. Nothing has a `style` attribute or
+a colour of its own: classes name them, so that the strict content policy holds and both colour schemes are drawn by one
+sheet. Every chart says in words what it shows, for those who do not see it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from msgspec import Struct
+
+WIDTH, HEIGHT = 400, 168
+LEFT, RIGHT, TOP, BOTTOM = 46, 8, 10, 22
+MOST_POINTS = 360
+MOST_ROWS = 100
+KINDS = 6
+"""Kinds of lines and areas that the sheet tells apart by colour and by pattern."""
+
+
+class Series(Struct, frozen=True):
+    """A named row of numbers, the oldest first. None where nothing is known."""
+
+    name: str
+    values: Sequence[float | None]
+
+
+class Span(Struct, frozen=True):
+    """A stretch of time in a row of a timeline: an attempt, or the wait before it."""
+
+    begins: float
+    ends: float
+    kind: str
+    """The class of its colour: succeeded, failed, waiting, running, other."""
+
+
+def lines(series: Sequence[Series], *, title: str, unit: str, step_s: float) -> str:
+    """A chart of lines over time, the newest value at the right edge."""
+    shown = [_cut(one) for one in series]
+    top = _ceiling(max((value for one in shown for value in one.values if value is not None), default=0.0))
+    parts = [_grid(top, unit), _time_axis(_length(shown) * step_s)]
+    for number, one in enumerate(shown):
+        for run in _runs(one.values, top):
+            name = escape(one.name)
+            kind = f"line kind-{number % KINDS + 1}"
+            parts.append(f'<polyline class="{kind}" points="{run}"><title>{name}</title></polyline>')
+    return _svg(title, _in_words(shown, unit), parts)
+
+
+def stacked(series: Sequence[Series], *, title: str, unit: str, step_s: float) -> str:
+    """A chart of stacked bars over time, the newest bar at the right edge."""
+    shown = [_cut(one) for one in series]
+    length = _length(shown)
+    sums = [sum(_at(one.values, place) for one in shown) for place in range(length)]
+    top = _ceiling(max(sums, default=0.0))
+    parts = [_grid(top, unit), _time_axis(length * step_s)]
+    width = (WIDTH - LEFT - RIGHT) / max(1, length)
+    floors = [0.0] * length
+    for number, one in enumerate(shown):
+        boxes = []
+        for place in range(length):
+            value = _at(one.values, place)
+            if value > 0:
+                x, y = LEFT + place * width, _y(floors[place] + value, top)
+                height = _y(floors[place], top) - y
+                boxes.append(f"M{x:.1f} {y:.1f}h{max(0.6, width - 0.6):.1f}v{height:.1f}h-{max(0.6, width - 0.6):.1f}z")
+                floors[place] += value
+        if boxes:
+            kind = f"area kind-{number % KINDS + 1}"
+            parts.append(f'<path class="{kind}" d="{"".join(boxes)}"><title>{escape(one.name)}</title></path>')
+    return _svg(title, _in_words(shown, unit), parts)
+
+
+def waits(schedule: Sequence[tuple[float, float]], *, title: str) -> str:
+    """The waits before each retry as bars from the shortest to the longest possible one, in seconds."""
+    shown = [(max(0.0, _finite(low)), max(0.0, _finite(high))) for low, high in schedule[:MOST_ROWS]]
+    top = _ceiling(max((high for _, high in shown), default=0.0))
+    parts = [_grid(top, "s")]
+    width = (WIDTH - LEFT - RIGHT) / max(1, len(shown))
+    every = max(1, math.ceil(len(shown) / 10))
+    for place, (low, high) in enumerate(shown):
+        x, bar = LEFT + place * width + width * 0.15, max(1.0, width * 0.7)
+        words = f"retry {place + 1}: {seconds(low)}" + ("" if low == high else f" to {seconds(high)}")
+        y_low, y_high = _y(low, top), _y(high, top)
+        sure, jitter = max(0.8, HEIGHT - BOTTOM - y_low), max(0.0, y_low - y_high)
+        parts.append(
+            f"<g><title>{escape(words)}</title>"
+            f'<rect class="sure" x="{x:.1f}" y="{y_low:.1f}" width="{bar:.1f}" height="{sure:.1f}"/>'
+            f'<rect class="jitter" x="{x:.1f}" y="{y_high:.1f}" width="{bar:.1f}" height="{jitter:.1f}"/></g>'
+        )
+        if place % every == 0:
+            parts.append(_text(x + bar / 2, HEIGHT - 6, str(place + 1), anchor="middle"))
+    words = "; ".join(
+        f"before retry {place + 1} {seconds(low)}" + ("" if low == high else f" to {seconds(high)}")
+        for place, (low, high) in enumerate(shown)
+    )
+    return _svg(title, words or "no waits", parts)
+
+
+def timeline(rows: Sequence[tuple[str, str, Sequence[Span]]], *, title: str, width: int = 860) -> str:
+    """Rows of spans over one axis of seconds since the first began; each row has a name, and words about it."""
+    shown = rows[:MOST_ROWS]
+    spans = [span for _, _, row in shown for span in row]
+    start = min((span.begins for span in spans), default=0.0)
+    whole = max(0.001, max((span.ends for span in spans), default=0.0) - start)
+    left, row_height, top = 84, 22, 8
+    height = top + row_height * max(1, len(shown)) + 24
+    scale = (width - left - 28) / whole
+    parts = []
+    for part in (0, 0.25, 0.5, 0.75, 1):
+        x = left + scale * whole * part
+        parts.append(_text(x, height - 6, seconds(whole * part), anchor="middle" if part else "start"))
+        parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{height - 20}"/>')
+    words = []
+    for number, (name, about, row) in enumerate(shown):
+        y = top + number * row_height
+        parts.append(_text(left - 8, y + 15, name, anchor="end", kind="row-name"))
+        parts += [_span(span, left + (span.begins - start) * scale, y, scale) for span in row]
+        if row:
+            first, last = (left + (at - start) * scale for at in (row[0].begins, row[-1].ends))
+            is_late = (first + last) / 2 > (left + width) / 2  # words stand where there is room: before, or behind
+            parts.append(_text(first - 6 if is_late else last + 6, y + 15, about, anchor="end" if is_late else "start"))
+        words += [
+            f"{name} {one.kind} after {seconds(one.begins - start)} for {seconds(one.ends - one.begins)}" for one in row
+        ]
+        words.append(f"{name}: {about}")
+    return _svg(title, "; ".join(words) or "nothing yet", parts, width=width, height=height, kind="chart wide")
+
+
+def meter(value: float, limit: float, *, title: str) -> str:
+    """A small bar that is full at `limit`."""
+    share = min(1.0, max(0.0, value / limit)) if limit > 0 else 0.0
+    level = "high" if share >= 0.9 else "raised" if share >= 0.7 else "low"
+    words = escape(title)
+    return (
+        f'<svg class="meter {level}" viewBox="0 0 100 8" width="100" height="8" role="img" preserveAspectRatio="none" '
+        f'aria-label="{words}"><title>{words}</title><rect class="track" width="100" height="8" rx="2"/>'
+        f'<rect class="fill" width="{share * 100:.1f}" height="8" rx="2"/></svg>'
+    )
+
+
+def seconds(value: float) -> str:
+    """A duration as people say it: `250 ms`, `4.2 s`, `3 min 20 s`, `2 h 5 min`, `3 d 4 h`."""
+    if not math.isfinite(value):
+        return "without end"
+    value = max(0.0, value)
+    if value == 0:
+        return "0 s"
+    if value < 0.0995:
+        return f"{value * 1000:.3g} ms"
+    if value < 0.9995:
+        return f"{value * 1000:.0f} ms"
+    if value < 59.95:
+        return f"{value:.1f}".removesuffix(".0") + " s"
+    whole = round(value)
+    for unit, size, smaller, part in (("min", 60, "s", 1), ("h", 3600, "min", 60), ("d", 86_400, "h", 3600)):
+        if whole < size * (60 if unit != "h" else 24) or unit == "d":
+            rest = whole % size // part
+            return f"{whole // size} {unit}" + (f" {rest} {smaller}" if rest else "")
+    return f"{whole} s"
+
+
+def number(value: float) -> str:
+    """A number on an axis or in a tile: `0`, `0.25`, `40`, `1.2k`, `3M`."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:.3g}{letter}"
+    return f"{value:.3g}"
+
+
+# ---- parts -----------------------------------------------------------------------------------------------------------
+
+
+def _svg(
+    title: str, words: str, parts: Iterable[str], *, width: int = WIDTH, height: int = HEIGHT, kind: str = "chart"
+) -> str:
+    return (
+        f'<svg class="{kind}" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
+        f'aria-label="{escape(title)}: {escape(words)}"><title>{escape(title)}</title><desc>{escape(words)}</desc>'
+        f"{''.join(parts)}</svg>"
+    )
+
+
+def _grid(top: float, unit: str) -> str:
+    """The horizontal lines with their numbers; the highest with the unit."""
+    parts = []
+    for share in (0.0, 0.5, 1.0):
+        y = _y(top * share, top)
+        value = seconds(top * share) if unit == "s" else number(top * share)
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(_text(LEFT - 6, y + 4, value, anchor="end"))
+    return "".join(parts)
+
+
+def _time_axis(whole_s: float) -> str:
+    """Labels below: how long ago, at the left edge, in the thirds, and `now`."""
+    inner = WIDTH - LEFT - RIGHT
+    parts = []
+    for share in (0.0, 1 / 3, 2 / 3, 1.0):
+        ago = whole_s * (1 - share)
+        words = "now" if share == 1.0 else f"−{seconds(ago)}"
+        anchor = "start" if share == 0.0 else "end" if share == 1.0 else "middle"
+        parts.append(_text(LEFT + inner * share, HEIGHT - 6, words, anchor=anchor))
+    return "".join(parts)
+
+
+def _text(x: float, y: float, words: str, *, anchor: str = "start", kind: str = "label") -> str:
+    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
+
+
+def _span(span: Span, x: float, y: float, scale: float) -> str:
+    width = max(2.0, (span.ends - span.begins) * scale)
+    words = f"{span.kind}, {seconds(span.ends - span.begins)}"
+    if span.kind == "waiting":
+        shape = f'<line class="span waiting" x1="{x:.1f}" x2="{x + width:.1f}" y1="{y + 11}" y2="{y + 11}"/>'
+    else:
+        shape = (
+            f'<rect class="span {escape(span.kind)}" x="{x:.1f}" y="{y + 3}" width="{width:.1f}" height="16" rx="2"/>'
+        )
+    return f"<g><title>{escape(words)}</title>{shape}</g>"
+
+
+def _cut(series: Series) -> Series:
+    """The newest points, and numbers only where there are finite ones."""
+    values = list(series.values)[-MOST_POINTS:]
+    return Series(
+        series.name, [None if value is None or not math.isfinite(value) else float(value) for value in values]
+    )
+
+
+def _finite(value: float) -> float:
+    return value if math.isfinite(value) else 0.0
+
+
+def _length(series: Sequence[Series]) -> int:
+    return max((len(one.values) for one in series), default=0)
+
+
+def _at(values: Sequence[float | None], place: int) -> float:
+    value = values[place] if place < len(values) else None
+    return max(0.0, value or 0.0)
+
+
+def _y(value: float, top: float) -> float:
+    return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (value / top)
+
+
+def _runs(values: Sequence[float | None], top: float) -> list[str]:
+    """Points of connected lines; a gap ends one, and a lone point becomes a short dash."""
+    step = (WIDTH - LEFT - RIGHT) / max(1, len(values) - 1)
+    runs: list[list[str]] = [[]]
+    for place, value in enumerate(values):
+        if value is None:
+            runs.append([])
+        else:
+            runs[-1].append(f"{LEFT + place * step:.1f},{_y(max(0.0, value), top):.1f}")
+    return [" ".join(run if len(run) > 1 else run * 2) for run in runs if run]
+
+
+def _ceiling(value: float) -> float:
+    """The next round number for the top of an axis: 1, 2, 4, 5 or 10 times a power of ten."""
+    if value <= 0:
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(value))
+    return next(step * power for step in (1, 2, 4, 5, 10, 20) if step * power >= value * 0.999999)
+
+
+def _in_words(series: Sequence[Series], unit: str) -> str:
+    words = []
+    for one in series:
+        known = [value for value in one.values if value is not None]
+        if known:
+            last, most = _amount(known[-1], unit), _amount(max(known), unit)
+            words.append(f"{one.name}: {last} now, at most {most}")
+    return "; ".join(words) or "nothing recorded yet"
+
+
+def _amount(value: float, unit: str) -> str:
+    return seconds(value) if unit == "s" else f"{number(value)} {unit}".strip()

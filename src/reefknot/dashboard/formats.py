@@ -1,0 +1,221 @@
+"""
+Formats of what pages show: times, durations, numbers, states, addresses and commands, as templates call them.
+
+Charts become markup here, and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from json import dumps
+from shlex import quote as shell_quoted
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from reefknot import clock
+from reefknot.dashboard import charts
+from reefknot.dashboard.charts import Series, Span
+from reefknot.runtime.log import printable
+
+_KINDS = {
+    "good": "healthy succeeded ok accepted resolved recovered closed",
+    "warn": "warning degraded overloaded cooling resting probing recovering needs_attention retrying rejected deferred "
+    "half_open never_synced other_connector kept_elsewhere",
+    "bad": "failed quarantined critical full problem dropped unreadable open raised timeout error",
+    "busy": "running syncing leaving",
+    "still": "paused draining drained cancelled discarded off not_configured",
+}
+KIND_OF = {word: kind for kind, words in _KINDS.items() for word in words.split()}
+LONGEST_JSON = 20_000
+
+
+def kind_of(word: object) -> str:
+    """The class of a word of state; a word that nobody knows has none."""
+    return KIND_OF.get(str(word).lower().replace(" ", "_"), "")
+
+
+def relative(at: str) -> str:
+    """A time as its distance from now: `12 s ago`, `in 3 min`; the script keeps it up to date."""
+    moment = _moment(at)
+    if moment is None:
+        return at
+    distance = clock.wall() - moment.timestamp()
+    size = abs(distance)
+    if size < 1.5:
+        return "now"
+    for limit, unit, word in ((90, 1, "s"), (5400, 60, "min"), (129_600, 3600, "h"), (float("inf"), 86_400, "d")):
+        if size < limit:
+            words = f"{round(size / unit)} {word}"
+            break
+    return f"{words} ago" if distance > 0 else f"in {words}"
+
+
+def absolute(at: str) -> str:
+    """A time in full, in UTC."""
+    moment = _moment(at)
+    return at if moment is None else f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _moment(at: str) -> datetime | None:
+    try:
+        moment = datetime.fromisoformat(at)
+    except (ValueError, TypeError):
+        return None
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+
+
+def seconds_at(at: str) -> float:
+    """A time as seconds since 1970, 0 for what is no time."""
+    moment = _moment(at)
+    return 0.0 if moment is None else moment.timestamp()
+
+
+def iso(ms: float) -> str:
+    """A time in milliseconds since 1970 as ISO 8601."""
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")
+
+
+def duration(value: float | None) -> str:
+    """Seconds as people say them; nothing for none."""
+    return "" if value is None else charts.seconds(value)
+
+
+def amount(value: float | None) -> str:
+    """A number for a tile."""
+    return (
+        "–"
+        if value is None
+        else charts.number(value)
+        if abs(value) >= 10_000
+        else f"{value:,.3g}"
+        if value % 1
+        else f"{value:,.0f}"
+    )
+
+
+def percent(value: float | None) -> str:
+    """A share from 0 to 1 in percent."""
+    return "–" if value is None else f"{value * 100:.3g} %"
+
+
+def short(text: object, most: int = 80) -> str:
+    """A text in one line of at most so many characters, control characters escaped."""
+    return printable(str(text), most=most)
+
+
+def as_json(value: object) -> str:
+    """A value as indented JSON, cut when nobody would read all of it."""
+    text = dumps(value, indent=2, ensure_ascii=False, default=str)
+    return text if len(text) <= LONGEST_JSON else f"{text[:LONGEST_JSON]}\n… {len(text) - LONGEST_JSON} characters more"
+
+
+def command(*words: object, **flags: object) -> str:
+    """The command line that does the same; flags without a value are left out."""
+    parts = ["reefknot", *(shell_quoted(printable(str(word))) for word in words)]
+    for name, value in flags.items():
+        flag = f"--{name.rstrip('_').replace('_', '-')}"
+        if value is True:
+            parts.append(flag)
+        elif value not in (None, "", False):
+            parts.append(f"{flag} {shell_quoted(printable(str(value)))}")
+    return " ".join(parts)
+
+
+def query_text(asked: Mapping[str, Any]) -> str:
+    """The query of a URL, without what is not asked."""
+    return urlencode({name: value for name, value in asked.items() if value not in (None, "")})
+
+
+def path(base: str, *parts: str, **asked: Any) -> str:
+    """A path of this server with a query."""
+    whole = "/".join((base.rstrip("/"), *(quote(part, safe="") for part in parts)))
+    query = query_text(asked)
+    return f"{whole or '/'}?{query}" if query else whole or "/"
+
+
+def without(asked: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """The parameters, without these."""
+    return {name: value for name, value in asked.items() if name not in names}
+
+
+def with_(asked: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    """The parameters, and more."""
+    return {**asked, **more}
+
+
+def job_path(job: str, tenant: str | None = None) -> str:
+    """The address of a job's page."""
+    return path("/work", job, tenant=tenant)
+
+
+def named_jobs(job: str, tenant: str | None) -> dict[str, Any]:
+    """The body of an action on one job."""
+    return {"ids": [job], **({"tenant": tenant} if tenant else {})}
+
+
+_SECONDS = frozenset({"base_delay", "max_delay", "time_budget", "attempt_timeout", "max_elapsed", "max_retry_after"})
+
+
+def setting(value: object, name: str = "") -> str:
+    """The value of a policy's field in words."""
+    match value:
+        case None:
+            return "no limit"
+        case bool():
+            return "yes" if value else "no"
+        case int() | float():
+            return charts.seconds(value) if name in _SECONDS else f"{value:g}"
+        case _:
+            return short(value, 200)
+
+
+def _drawn(draw: Callable[..., str]) -> Callable[..., Any]:
+    """A chart as markup: all texts in it are escaped by `charts`."""
+
+    def markup(*args: Any, **kwargs: Any) -> Any:
+        from markupsafe import Markup
+
+        return Markup(draw(*args, **kwargs))  # noqa: S704 - the charts escape every text
+
+    return markup
+
+
+def chart(kind: str, series: Sequence[Mapping[str, Any]], *, title: str, unit: str, step_s: float) -> str:
+    """A chart of named rows of numbers."""
+    rows = [Series(one["name"], one["values"]) for one in series]
+    draw = charts.stacked if kind == "stacked" else charts.lines
+    return draw(rows, title=title, unit=unit, step_s=step_s)
+
+
+def timeline(rows: Sequence[tuple[str, str, Sequence[Mapping[str, Any]]]], *, title: str) -> str:
+    """A timeline of rows: their name, what they are about, and their spans."""
+    return charts.timeline(
+        [(name, about, [Span(**span) for span in spans]) for name, about, spans in rows], title=title
+    )
+
+
+FILTERS: dict[str, Callable[..., Any]] = {
+    "relative": relative,
+    "absolute": absolute,
+    "iso": iso,
+    "duration": duration,
+    "amount": amount,
+    "percent": percent,
+    "short": short,
+    "json": as_json,
+    "setting": setting,
+}
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "kind_of": kind_of,
+    "command": command,
+    "path": path,
+    "without": without,
+    "with_": with_,
+    "job_path": job_path,
+    "named_jobs": named_jobs,
+    "chart": _drawn(chart),
+    "timeline": _drawn(timeline),
+    "waits": _drawn(charts.waits),
+    "meter": _drawn(charts.meter),
+}

@@ -1,0 +1,170 @@
+"""
+Live updates: each view that is watched is rendered by one task, and the same bytes go to all of its viewers.
+
+A view is rendered when an event was written, and every five seconds for what has no event, at most once a second. A
+view that is slow to render rests longer: all views together take a small share of the processor, whoever watches. A
+viewer has no queue of its own: when it is slow, it gets the newest state and misses those in between. Views and viewers
+are bounded, and all of them end with the site.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec import Struct
+
+from reefknot.dashboard.site import refusal_of
+from reefknot.errors import OperationError
+from reefknot.ports.audit_log import end_of
+from reefknot.runtime.changes import Waiters
+from reefknot.runtime.tasks import run_in_background
+
+if TYPE_CHECKING:
+    from reefknot.dashboard.site import Site
+
+REFRESH_S = 5.0
+SHORTEST_REST_S = 1.0
+LONGEST_REST_S = 10.0
+REST_PER_RENDERING = 30
+"""A view rests for so many times as long as its rendering took."""
+RENDERING_S = 15.0
+PING_S = 15.0
+MOST_VIEWS = 32
+MOST_VIEWERS = 200
+_PING = b": ping\n\n"
+_CHANGE = "change"
+
+
+class ViewKey(Struct, frozen=True):
+    """A view as its viewers share it: the page, the role, and the query."""
+
+    name: str
+    role: str
+    asked: tuple[tuple[str, str], ...] = ()
+
+
+Render = Callable[[ViewKey], Awaitable[str]]
+
+
+class LiveView:
+    """A watched view: the newest message for its viewers, and their number."""
+
+    def __init__(self, key: ViewKey) -> None:
+        self.key = key
+        self.viewers = 0
+        self.version = 0
+        self.message = b""
+        self.waiters = Waiters()
+
+    def publish(self, event: str, text: str) -> None:
+        """Hand viewers a new message, unless it is the one that they have."""
+        message = b"event: %b\ndata: %b\n\n" % (event.encode(), msgspec.json.encode(text))
+        if message != self.message:
+            self.message = message
+            self.version += 1
+            self.waiters.wake(_CHANGE)
+
+
+class LiveViews:
+    """The watched views of a site."""
+
+    def __init__(self, site: Site, render: Render) -> None:
+        self._site = site
+        self._render = render
+        self._views: dict[ViewKey, LiveView] = {}
+        self._changes = Waiters()
+        self._mark = 0
+        self._watching = False
+
+    @property
+    def viewers(self) -> int:
+        """Browsers that watch now."""
+        return sum(view.viewers for view in self._views.values())
+
+    def check_room(self, key: ViewKey) -> None:
+        """Refuse a viewer for whom there is no room."""
+        if self.viewers >= MOST_VIEWERS or (key not in self._views and len(self._views) >= MOST_VIEWS):
+            text = f"too many live views are open: {self.viewers} viewers of {len(self._views)} views; close some tabs"
+            raise OperationError(text, "temporary")
+
+    async def follow(self, key: ViewKey) -> AsyncGenerator[bytes]:
+        """The messages of a view, from its newest on, until the site closes."""
+        self.check_room(key)
+        view = self._views.get(key)
+        if view is None:
+            view = self._views[key] = LiveView(key)
+            run_in_background(self._keep(view), "dashboard: a live view")
+        view.viewers += 1
+        seen = 0
+        try:
+            while not self._site.closing.is_set():
+                if view.version == seen:
+                    await self._pause(PING_S, view.waiters)
+                if view.version == seen:
+                    yield _PING
+                else:
+                    seen = view.version
+                    yield view.message
+        finally:
+            view.viewers -= 1
+
+    async def _pause(self, seconds: float, waiters: Waiters | None = None) -> None:
+        """Wait for the end of the site, or for a change, at most so long."""
+        with (waiters or Waiters()).listening(_CHANGE) as changed:
+            closing: asyncio.Future[Any] = asyncio.ensure_future(self._site.closing.wait())
+            try:
+                await asyncio.wait([changed, closing], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                closing.cancel()
+
+    async def _keep(self, view: LiveView) -> None:
+        """Render a view for as long as somebody watches it."""
+        loop = asyncio.get_running_loop()
+        if not self._watching:
+            self._watching = True
+            run_in_background(self._watch(), "dashboard: the watch over the log")
+        try:
+            while view.viewers and not self._site.closing.is_set():
+                seen, began = self._mark, loop.time()
+                await self._renew(view)
+                rest = min(LONGEST_REST_S, max(SHORTEST_REST_S, REST_PER_RENDERING * (loop.time() - began)))
+                await self._pause(rest)
+                if self._mark == seen and view.viewers:
+                    await self._pause(max(0.0, REFRESH_S - rest), self._changes)
+        finally:
+            del self._views[view.key]
+
+    async def _renew(self, view: LiveView) -> None:
+        try:
+            async with asyncio.timeout(RENDERING_S):
+                text = await self._render(view.key)
+        except Exception as error:
+            self._site.heed(error)
+            view.publish("problem", refusal_of(error, self._site.redactor).message)
+        else:
+            view.publish("fragment", text)
+
+    async def _watch(self) -> None:
+        """Wake all views after an event, for as long as there are views."""
+        try:
+            while self._views and not self._site.closing.is_set():
+                if await self._has_changed():
+                    self._mark += 1
+                    self._changes.wake(_CHANGE)
+                await self._pause(SHORTEST_REST_S / 2)
+        finally:
+            self._watching = False
+
+    async def _has_changed(self) -> bool:
+        """Wait for an event; a store that cannot be asked counts as changed, after a while."""
+        log = self._site.store.audit
+        try:
+            async with asyncio.timeout(RENDERING_S):
+                end = await end_of(log)
+                return await log.wait(end.sequence, REFRESH_S)
+        except Exception:
+            await self._pause(REFRESH_S)
+            return True

@@ -1,0 +1,403 @@
+"""
+Access to the dashboard: which hosts and origins are answered, who may do what, and the headers of every response.
+
+A browser that was lured to another site is the attacker here: it can send requests to this machine, and by DNS
+rebinding under a name of that site's own. So a request has to name this server in `Host`, must not come from another
+origin, and needs a token that no other site knows. The token comes once, in the body of the login; a session that is
+random, too, stands for it in a cookie. Every request that is not GET or HEAD needs the role of an operator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import secrets
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from hashlib import sha256
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import quote
+
+from msgspec import Struct, json
+
+from reefknot import clock
+from reefknot.core.messages import LARGEST_MESSAGE
+from reefknot.runtime.log import error_text, logger, printable
+
+if TYPE_CHECKING:
+    from reefknot.core.redaction import Redactor
+
+Role = Literal["operator", "reader"]
+OPERATOR: Role = "operator"
+READER: Role = "reader"
+
+SESSION_S = 12 * 3600.0
+MOST_SESSIONS = 256
+MOST_FAILURES = 10
+FAILURES_S = 60.0
+"""So many wrong tokens of one address are looked at in so many seconds; more are refused unseen."""
+MOST_CLIENTS = 1024
+LONGEST_NAME = 200
+BODY_S = 15.0
+"""Longest time for the body of a request to arrive."""
+MOST_BODY_BYTES = LARGEST_MESSAGE
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
+
+CONTENT_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+_HEADERS = (
+    (b"content-security-policy", CONTENT_POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    # Not "no-referrer": browsers would send `Origin: null` with our own forms.
+    (b"referrer-policy", b"same-origin"),
+    (b"x-frame-options", b"DENY"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+)
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+# ---- who may -------------------------------------------------------------------------------------------------------
+
+
+class LoginSession(Struct, frozen=True):
+    """A login: the role of its token, the name that was typed, and when it ends."""
+
+    role: Role
+    actor: str | None
+    ends_at: float
+
+
+class ThrottledError(Exception):
+    """An address has sent too many wrong tokens."""
+
+    def __init__(self, *, retry_after: float) -> None:
+        super().__init__(f"too many wrong tokens from this address; try again in {retry_after:.0f} s")
+        self.retry_after = max(1, round(retry_after))
+
+
+class SiteAccess:
+    """The tokens and sessions of one server, and the names by which it is called. Everything in it is bounded."""
+
+    def __init__(
+        self,
+        *,
+        operator_token: str | None = None,
+        reader_token: str | None = None,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        allowed_hosts: Iterable[str] = (),
+        tls: bool = False,
+    ) -> None:
+        """A token that is None gives nobody that role. `port` is the bound one."""
+        tokens: dict[Role, str | None] = {OPERATOR: operator_token, READER: reader_token}
+        self._tokens: dict[Role, bytes] = {role: _digest(text) for role, text in tokens.items() if text is not None}
+        self._sessions: OrderedDict[bytes, LoginSession] = OrderedDict()
+        self._failures: OrderedDict[str, list[float]] = OrderedDict()
+        self.tls = tls
+        self.port = port
+        self.own_hosts, self.proxied_hosts = host_names(host, port, allowed_hosts, tls=tls)
+
+    @property
+    def cookie(self) -> str:
+        """The name of the session's cookie. Cookies of one host are shared by its ports, so the port is in it."""
+        return f"reefknot_session_{self.port}"
+
+    def login(self, token: str, name: str | None, client: str) -> str | None:
+        """The secret of a new session, None for a wrong token."""
+        role = self.role_of(token, client)
+        if role is None:
+            return None
+        secret = secrets.token_urlsafe(32)
+        while len(self._sessions) >= MOST_SESSIONS:
+            self._sessions.popitem(last=False)
+        claimed = printable((name or "").strip(), most=LONGEST_NAME) or None
+        self._sessions[_digest(secret)] = LoginSession(role, claimed, clock.now() + SESSION_S)
+        return secret
+
+    def logout(self, secret: str) -> None:
+        self._sessions.pop(_digest(secret), None)
+
+    def session(self, secret: str) -> LoginSession | None:
+        """The session of a cookie, None when it has ended or never was."""
+        key = _digest(secret)
+        found = self._sessions.get(key)
+        if found is not None and found.ends_at <= clock.now():
+            del self._sessions[key]
+            return None
+        return found
+
+    def role_of(self, token: str, client: str) -> Role | None:
+        """The role that a token gives, None for a wrong one, which is counted and logged."""
+        now = clock.now()
+        failed = [at for at in self._failures.get(client, ()) if now - at < FAILURES_S]
+        if len(failed) >= MOST_FAILURES:
+            raise ThrottledError(retry_after=failed[0] + FAILURES_S - now)
+        given = _digest(token)
+        matches: list[Role] = [role for role, known in self._tokens.items() if hmac.compare_digest(known, given)]
+        if matches:
+            return matches[0]
+        self._failures[client] = [*failed, now]
+        self._failures.move_to_end(client)
+        while len(self._failures) > MOST_CLIENTS:
+            self._failures.popitem(last=False)
+        logger().warning("dashboard: a wrong token from %s", printable(client, most=60))
+        return None
+
+
+def _digest(secret: str) -> bytes:
+    return sha256(secret.encode("utf-8", "surrogatepass")).digest()
+
+
+# ---- hosts and origins -----------------------------------------------------------------------------------------------
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches the address. A name other than localhost may mean any address."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def host_names(host: str, port: int, allowed: Iterable[str], *, tls: bool) -> tuple[frozenset[str], frozenset[str]]:
+    """The values of `Host` that mean this server: by its address, and by `allowed_hosts`, which a proxy may serve."""
+    usual_port = port == (443 if tls else 80)
+    shown = f"[{host}]" if ":" in host and not host.startswith("[") else host
+    names = {shown.lower(), *(LOOPBACK_NAMES if is_loopback(host) or is_wildcard(host) else ())}
+    own = {f"{name}:{port}" for name in names} | (names if usual_port else set())
+    others = set()
+    for name in (one.lower() for one in allowed):
+        has_port = name.rpartition(":")[2].isdecimal() and not name.endswith("]")
+        others |= {name} if has_port else {name, f"{name}:{port}"}
+    return frozenset(own), frozenset(others)
+
+
+def is_wildcard(host: str) -> bool:
+    """Whether the address stands for all addresses of the machine."""
+    return host in ("0.0.0.0", "::", "[::]")  # noqa: S104 - looked for, not bound
+
+
+def forbidden_host(access: SiteAccess, headers: dict[str, list[str]]) -> str | None:
+    """The reason to refuse a request by its `Host`, None when it names this server."""
+    given = headers.get("host", [])
+    if len(given) != 1:
+        return "a request names its host once"
+    if given[0].lower() not in access.own_hosts | access.proxied_hosts:
+        return (
+            f"host {printable(given[0], most=80)!r} is not served here; open the address that was printed at the "
+            "start, or add the name to dashboard.allowed_hosts"
+        )
+    return None
+
+
+def forbidden_origin(access: SiteAccess, method: str, headers: dict[str, list[str]], *, is_data: bool) -> str | None:
+    """
+    The reason to refuse a request by the site that it comes from, None when it comes from here or from no site.
+
+    Another site may lead to a page by a link, a plain navigation; everything else of it is refused.
+    """
+    sites, origins = headers.get("sec-fetch-site", []), headers.get("origin", [])
+    reads = method in ("GET", "HEAD")
+    if any(site not in ("same-origin", "none") for site in sites) and not (reads and not is_data):
+        return "requests from another site are refused"
+    if len(origins) > 1 or any(not _is_own_origin(access, one, headers["host"][0]) for one in origins):
+        return "requests from another origin are refused"
+    return None
+
+
+def _is_own_origin(access: SiteAccess, origin: str, host: str) -> bool:
+    scheme, separator, name = origin.lower().partition("://")
+    schemes = ("http", "https") if host.lower() in access.proxied_hosts else ("https" if access.tls else "http",)
+    return bool(separator) and scheme in schemes and name == host.lower()
+
+
+# ---- the guard -------------------------------------------------------------------------------------------------------
+
+
+class RequestRefusedError(Exception):
+    """A request that goes no further."""
+
+    def __init__(self, status: int, message: str, *, retry_after: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.retry_after = retry_after
+
+
+class RequestGuard:
+    """ASGI middleware in front of every route: host, origin, token, role, size of the body, headers of the response."""
+
+    def __init__(
+        self, app: Callable[[Scope, Receive, Send], Awaitable[None]], *, access: SiteAccess, redactor: Redactor
+    ) -> None:
+        self._app = app
+        self._access = access
+        self._redactor = redactor
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        answer = Answer(scope, send)
+        try:
+            self._admit(scope)
+            await self._app(scope, Body(scope, receive).receive, answer.send)
+        except RequestRefusedError as error:
+            await answer.refuse(error)
+        except ThrottledError as error:
+            await answer.refuse(RequestRefusedError(429, str(error), retry_after=error.retry_after))
+        except Exception as error:
+            logger().error("dashboard: internal error: %s", self._redactor(error_text(error)))
+            await answer.refuse(
+                RequestRefusedError(500, "internal error; see the log of the server, and please report it")
+            )
+
+    def _admit(self, scope: Scope) -> None:
+        """Let the request in with its role and its name in the state, or raise."""
+        access, method, path = self._access, scope["method"], scope["path"]
+        headers = _headers(scope)
+        reason = forbidden_host(access, headers) or forbidden_origin(access, method, headers, is_data=is_data(path))
+        if reason is not None:
+            raise RequestRefusedError(403, reason)
+        state = scope.setdefault("state", {})
+        state["role"] = state["actor"] = None
+        if is_open(path):
+            return
+        self._identify(state, scope, headers)
+        if state["role"] is None:
+            raise RequestRefusedError(401, "a token is needed; log in, or send it as Authorization: Bearer TOKEN")
+        if method not in ("GET", "HEAD") and state["role"] != OPERATOR and path != "/logout":
+            raise RequestRefusedError(403, "the role of this token may read only; actions need the operator's token")
+
+    def _identify(self, state: MutableMapping[str, Any], scope: Scope, headers: dict[str, list[str]]) -> None:
+        """Set the role by the bearer token, or by the cookie's session. A cookie comes by itself, so a request with
+        effects has to say as well which site it comes from; every browser says so."""
+        access = self._access
+        bearer = headers.get("authorization", [])
+        if bearer:
+            scheme, _, token = bearer[0].partition(" ")
+            is_bearer = len(bearer) == 1 and scheme.lower() == "bearer"
+            state["role"] = access.role_of(token.strip(), client_of(scope)) if is_bearer else None
+            return
+        session = access.session(cookie_of(headers, access.cookie))
+        if session is None:
+            return
+        if scope["method"] not in ("GET", "HEAD") and not (headers.get("origin") or headers.get("sec-fetch-site")):
+            raise RequestRefusedError(403, "a request with a cookie and effects says where it comes from: send Origin")
+        state["role"], state["actor"] = session.role, session.actor
+
+
+def is_open(path: str) -> bool:
+    """Whether a path is for everybody: the login, and the files that are no data."""
+    return path == "/login" or path.startswith("/static/")
+
+
+def is_data(path: str) -> bool:
+    """Whether a path is for programs and scripts: no link of another site leads to it."""
+    return path.startswith(("/api/", "/live", "/metrics"))
+
+
+def client_of(scope: Scope) -> str:
+    return str((scope.get("client") or ("unknown",))[0])
+
+
+def cookie_of(headers: dict[str, list[str]], name: str) -> str:
+    """The value of a cookie, "" when there is none."""
+    for line in headers.get("cookie", []):
+        for pair in line.split(";"):
+            key, _, value = pair.strip().partition("=")
+            if key == name:
+                return value
+    return ""
+
+
+def _headers(scope: Scope) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name, value in scope["headers"]:
+        found.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
+    return found
+
+
+class Body:
+    """The body of a request, bounded in size and time."""
+
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        self._receive = receive
+        self._size = 0
+        self._ends_at = asyncio.get_running_loop().time() + BODY_S
+        self._is_read = False
+        for length in _headers(scope).get("content-length", []):
+            if not length.isdecimal() or int(length) > MOST_BODY_BYTES:
+                raise RequestRefusedError(413, f"the body is too large; accepted: at most {MOST_BODY_BYTES} bytes")
+
+    async def receive(self) -> Message:
+        if self._is_read:  # from here on, only the end of the connection is waited for
+            return await self._receive()
+        try:
+            async with asyncio.timeout_at(self._ends_at):
+                message = await self._receive()
+        except TimeoutError:
+            raise RequestRefusedError(408, f"the body did not arrive within {BODY_S:g} s") from None
+        self._size += len(message.get("body", b""))
+        if self._size > MOST_BODY_BYTES:
+            raise RequestRefusedError(413, f"the body is too large; accepted: at most {MOST_BODY_BYTES} bytes")
+        self._is_read = not message.get("more_body", False)
+        return message
+
+
+class Answer:
+    """The response of a request: the headers of every response, and the refusal where nothing was sent yet."""
+
+    def __init__(self, scope: Scope, send: Send) -> None:
+        self._scope = scope
+        self._send = send
+        self._has_begun = False
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._has_begun = True
+            caching = b"no-cache" if self._scope["path"].startswith("/static/") else b"no-store"
+            ours = (*_HEADERS, (b"cache-control", caching))
+            names = {name for name, _ in ours}
+            kept = [one for one in message.get("headers", ()) if one[0].lower() not in names]
+            message["headers"] = [*kept, *ours]
+        await self._send(message)
+
+    async def refuse(self, error: RequestRefusedError) -> None:
+        """Tell why: as JSON to programs, as the login to a browser that is not logged in, else as text."""
+        if self._has_begun:
+            return
+        path = self._scope["path"]
+        headers: list[tuple[bytes, bytes]] = []
+        if error.status == 401 and self._scope["method"] in ("GET", "HEAD") and not is_data(path):
+            asked = self._scope.get("query_string", b"").decode("latin-1")
+            onward = quote(f"{quote(path)}?{asked}" if asked else quote(path), safe="/")
+            await self._put(303, b"text/plain", b"", [(b"location", f"/login?next={onward}".encode())])
+            return
+        if error.status == 401:
+            headers.append((b"www-authenticate", b'Bearer realm="reefknot"'))
+        if error.retry_after is not None:
+            headers.append((b"retry-after", str(error.retry_after).encode()))
+        if path.startswith("/api/"):
+            body = json.encode({"error": {"kind": KINDS.get(error.status, "invalid"), "message": str(error)}})
+            await self._put(error.status, b"application/json", body, headers)
+        else:
+            await self._put(error.status, b"text/plain; charset=utf-8", f"{error}\n".encode(), headers)
+
+    async def _put(self, status: int, kind: bytes, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+        length = (b"content-length", str(len(body)).encode())
+        all_headers = [(b"content-type", kind), length, *headers]
+        await self.send({"type": "http.response.start", "status": status, "headers": all_headers})
+        is_head = self._scope["method"] == "HEAD"
+        await self.send({"type": "http.response.body", "body": b"" if is_head else body})
+
+
+KINDS = {401: "unauthorized", 403: "forbidden", 408: "temporary", 413: "too_large", 429: "throttled", 500: "internal"}
+"""The kind of a refusal in the API, by its status."""

@@ -1,0 +1,330 @@
+"""
+The server: its socket, the application that it serves, and its life inside the event loop of a command.
+
+The socket is bound before anything heavy is imported, so that a port in use is told at once. The server has no signal
+handlers and no log of its own, and ends with the command: streams to browsers are closed first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import secrets
+import socket
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, nullcontext, suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+
+from reefknot.dashboard.security import RequestGuard, SiteAccess, is_loopback, is_wildcard
+from reefknot.dashboard.site import HttpRefusal, Site, refusal_of
+from reefknot.errors import ConfigurationError, OperationError, ReefknotError
+from reefknot.runtime.log import printable
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from uvicorn import Server
+
+    from reefknot.config.schema import DashboardSection
+    from reefknot.config.settings import Settings
+
+DEFAULT_PORT = 8321
+MOST_CONNECTIONS = 256
+MOST_HEADER_BYTES = 32 * 1024
+HEADER_S = 10.0
+"""Longest time from the begin of a connection, or the end of a response, to the end of the next request's headers."""
+GRACE_S = 2
+SHORTEST_TOKEN = 16
+NEEDED = ("starlette", "uvicorn", "jinja2", "sse_starlette")
+STATIC = Path(__file__).with_name("static")
+
+# ---- the application -------------------------------------------------------------------------------------------------
+
+
+def build_app(site: Site) -> Starlette:
+    """The application of a site: pages, static files, the API, metrics and the login, all behind the guard."""
+    from starlette.applications import Starlette
+    from starlette.exceptions import HTTPException
+    from starlette.middleware import Middleware
+    from starlette.routing import BaseRoute, Mount
+    from starlette.staticfiles import StaticFiles
+
+    from reefknot.dashboard import api, login, pages
+
+    static = Mount("/static", StaticFiles(directory=STATIC))
+    routes: list[BaseRoute] = [*login.routes(site), *api.routes(site), static, *pages.routes(site)]
+
+    async def refuse(request: Request, error: Exception) -> Response:
+        site.heed(error)
+        return refused(site, request, refusal_of(error, site.redactor))
+
+    async def refuse_http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        text = _HTTP_TEXTS.get(error.status_code, error.detail)
+        refusal = HttpRefusal(error.status_code, _HTTP_KINDS.get(error.status_code, "invalid"), text)
+        return refused(site, request, refusal, error.headers)
+
+    handlers: dict[Any, Any] = dict.fromkeys((ReefknotError, TimeoutError, ConnectionError), refuse)
+    app = Starlette(
+        routes=routes,
+        middleware=[Middleware(RequestGuard, access=site.access, redactor=site.redactor)],
+        exception_handlers={**handlers, HTTPException: refuse_http},
+    )
+    app.router.redirect_slashes = False
+    return app
+
+
+_HTTP_TEXTS = {404: "there is nothing at this address", 405: "this address does not take that method; see Allow"}
+_HTTP_KINDS = {404: "not_found", 405: "wrong_method"}
+
+
+def refused(site: Site, request: Request, refusal: HttpRefusal, headers: Mapping[str, str] | None = None) -> Response:
+    """The response to a request that failed: JSON of the API, text of the metrics, a page elsewhere."""
+    from starlette.responses import JSONResponse, PlainTextResponse
+
+    from reefknot.dashboard import pages
+
+    all_headers = {**(headers or {}), **refusal.headers}
+    if request.url.path.startswith("/api/"):
+        return JSONResponse(refusal.tree(), refusal.status, all_headers)
+    if request.url.path == "/metrics":
+        return PlainTextResponse(f"{refusal.message}\n", refusal.status, all_headers)
+    response = pages.error_page(site, request, refusal)
+    response.headers.update(all_headers)
+    return response
+
+
+# ---- address and tokens ----------------------------------------------------------------------------------------------
+
+
+class Serving(Struct, frozen=True):
+    """A bound socket, and the access to what will be served on it."""
+
+    socket: socket.socket
+    access: SiteAccess
+    url: str
+    token: str | None
+    """The operator's token when this start made it; a configured one is never shown."""
+    certificate: tuple[str, str] | None = None
+
+    @property
+    def link(self) -> str:
+        """The address to open, with the token behind `#` when nobody configured it."""
+        return self.url if self.token is None else f"{self.url}#token={self.token}"
+
+
+def prepare(
+    settings: Settings | None, *, host: str | None = None, port: int | None = None, read_only: bool = False
+) -> Serving:
+    """Check the section `dashboard`, bind its socket and make the tokens; whatever cannot be served is refused."""
+    from reefknot.config.schema import DashboardSection
+
+    section = DashboardSection() if settings is None else settings.configuration.dashboard
+    host = host or section.host
+    tokens = _configured_tokens(settings)
+    certificate = _certificate(section, settings)
+    _check_reach(host, section, tokens, certificate)
+    made = None
+    if "operator" not in tokens and not read_only:
+        tokens["operator"] = made = secrets.token_urlsafe(32)
+    if read_only:
+        tokens.pop("operator", None)
+        if "reader" not in tokens:
+            tokens["reader"] = made = secrets.token_urlsafe(32)
+    bound = listening_socket(host, section.port if port is None else port)
+    number = bound.getsockname()[1]
+    access = SiteAccess(
+        operator_token=tokens.get("operator"),
+        reader_token=tokens.get("reader"),
+        host=host,
+        port=number,
+        allowed_hosts=section.allowed_hosts,
+        tls=certificate is not None,
+    )
+    shown = f"[{host}]" if ":" in host else host
+    return Serving(bound, access, f"http{'s' * access.tls}://{shown}:{number}/", made, certificate)
+
+
+def _configured_tokens(settings: Settings | None) -> dict[str, str]:
+    """The tokens that the configuration names; one that cannot be read or is short is an error."""
+    from reefknot.config.reading.session import Problem
+    from reefknot.config.secrets import resolve_at
+
+    found: dict[str, str] = {}
+    problems: list[object] = []
+    for role in ("operator", "reader"):
+        path = ("dashboard", f"{role}_token")
+        if settings is None:
+            continue
+        secret = resolve_at(settings.tree, path, environ=os.environ, folder=settings.folder)
+        if isinstance(secret, Problem):
+            problems.append(secret)
+        elif secret is not None:
+            found[role] = secret.reveal().strip()
+            if len(found[role]) < SHORTEST_TOKEN:
+                text = f"the token is too short; accepted: at least {SHORTEST_TOKEN} characters, best random ones"
+                problems.append(settings.tree.problem(path, text))
+    if problems:
+        raise ConfigurationError(problems)
+    if len(found) == 2 and found["operator"] == found["reader"]:
+        raise OperationError(
+            "dashboard: operator_token and reader_token are the same; give each its own", "misconfigured"
+        )
+    return found
+
+
+def _certificate(section: DashboardSection, settings: Settings | None) -> tuple[str, str] | None:
+    """The files of certificate and key, None without TLS."""
+    if (section.tls_certificate is None) != (section.tls_key is None):
+        text = "dashboard: tls_certificate and tls_key belong together; set both, or none of them"
+        raise OperationError(text, "misconfigured")
+    if section.tls_certificate is None or section.tls_key is None or settings is None:
+        return None
+    certificate, key = (str(settings.folder / one) for one in (section.tls_certificate, section.tls_key))
+    import ssl
+
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key)
+    except (OSError, ssl.SSLError) as error:
+        text = f"dashboard: tls_certificate {certificate} and tls_key {key} cannot be used: {error}"
+        raise OperationError(printable(text), "misconfigured") from None
+    return certificate, key
+
+
+def _check_reach(
+    host: str, section: DashboardSection, tokens: Mapping[str, str], certificate: tuple[str, str] | None
+) -> None:
+    """Refuse an address that others reach, unless TLS and tokens are configured."""
+    if is_loopback(host):
+        return
+    missing = [] if certificate else ["dashboard.tls_certificate", "dashboard.tls_key"]
+    missing += [] if tokens else ["dashboard.operator_token (or reader_token)"]
+    if is_wildcard(host) and not section.allowed_hosts:
+        missing.append("dashboard.allowed_hosts (the names by which browsers call it)")
+    if missing:
+        text = (
+            f"the dashboard is not served on {printable(host, most=80)} without TLS and a configured token, because "
+            f"other machines reach that address; set {', '.join(missing)}, or serve it on 127.0.0.1, for example "
+            "behind an SSH tunnel"
+        )
+        raise OperationError(text, "misconfigured")
+
+
+def listening_socket(host: str, port: int | None) -> socket.socket:
+    """A socket that listens. Without a chosen port it is 8321, or a free one when that is taken."""
+    try:
+        return _listening(host, DEFAULT_PORT if port is None else port)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE and port is None:
+            return _listening(host, 0)
+        shown = f"{printable(host, most=80)}:{DEFAULT_PORT if port is None else port}"
+        if error.errno == errno.EADDRINUSE:
+            text = (
+                f"the dashboard cannot be served on {shown}: the port is in use, perhaps by another reefknot; choose "
+                "another with --port or dashboard.port (0 takes a free one), or stop the other program"
+            )
+            raise OperationError(text, "temporary") from None
+        reason = (error.strerror or type(error).__name__).lower()
+        text = (
+            f"the dashboard cannot be served on {shown}: {reason}; check --host and --port, or dashboard.host and port"
+        )
+        raise OperationError(text, "misconfigured") from None
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    plain = host.strip("[]")
+    (family, kind, protocol, _, address), *_ = socket.getaddrinfo(plain, port, type=socket.SOCK_STREAM)
+    bound = socket.socket(family, kind, protocol)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.setblocking(False)
+        bound.bind(address)
+        bound.listen(128)
+    except OSError:
+        bound.close()
+        raise
+    return bound
+
+
+# ---- serving ---------------------------------------------------------------------------------------------------------
+
+
+def missing_extra() -> str | None:
+    """The sentence about packages that are not installed; None when the dashboard can be served."""
+    absent = [name for name in NEEDED if find_spec(name) is None]
+    if not absent:
+        return None
+    return (
+        f"the dashboard needs the extra 'dashboard': pip install 'reefknot[dashboard]' (missing: {', '.join(absent)})"
+    )
+
+
+@asynccontextmanager
+async def serving(site: Site, how: Serving) -> AsyncIterator[None]:
+    """Serve the site inside the running loop for as long as the block lasts."""
+    server = await asyncio.to_thread(_server, site, how)  # the imports take a while, and the loop has work
+    task = asyncio.create_task(server.serve(sockets=[how.socket]), name="dashboard")
+    try:
+        yield
+    finally:
+        site.closing.set()
+        server.should_exit = True
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait([task], timeout=GRACE_S + 2)
+        task.cancel()
+        how.socket.close()
+
+
+def _server(site: Site, how: Serving) -> Server:
+    import uvicorn
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    class BoundedProtocol(H11Protocol):
+        """HTTP/1.1 that does not wait for ever for the headers of a request."""
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._expect_request()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            self._expect_request()
+
+        def _expect_request(self) -> None:
+            before = self.cycle
+            if before is None or before.response_complete:  # else the next one is being answered already
+                self.loop.call_later(HEADER_S, lambda: self.transport.close() if self.cycle is before else None)
+
+    class EmbeddedServer(uvicorn.Server):
+        """A server inside a command, whose signals are the command's."""
+
+        def capture_signals(self) -> Any:
+            return nullcontext()
+
+    certificate, key = how.certificate or (None, None)
+    config = uvicorn.Config(
+        build_app(site),
+        http=BoundedProtocol,
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        log_config=None,
+        log_level="critical",
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        limit_concurrency=MOST_CONNECTIONS,
+        timeout_keep_alive=5,
+        timeout_graceful_shutdown=GRACE_S,
+        h11_max_incomplete_event_size=MOST_HEADER_BYTES,
+        ssl_certfile=certificate,
+        ssl_keyfile=key,
+    )
+    config.load()
+    return EmbeddedServer(config)

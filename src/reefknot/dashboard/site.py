@@ -1,0 +1,154 @@
+"""
+`Site`: what the pages and the API of one server share: the open store, what may be shown, and who asks.
+
+`refusal_of` turns an error of an operation into a status and a sentence, the same for a page and for the API.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+
+from reefknot.errors import (
+    ConfigurationError,
+    IdempotencyError,
+    KeyInProgressError,
+    NameTakenError,
+    OperationError,
+    ParameterError,
+    RejectedError,
+    StoreError,
+    StoreLockedError,
+    StorePermissionError,
+    StoreUnavailableError,
+)
+from reefknot.operations.operator import Operator
+from reefknot.runtime.log import error_text, logger, printable
+
+if TYPE_CHECKING:
+    from starlette.requests import HTTPConnection
+
+    from reefknot.config.settings import Settings
+    from reefknot.core.redaction import Redactor
+    from reefknot.dashboard.security import SiteAccess
+    from reefknot.ports.store import Store
+
+RETRY_AFTER_S = 5
+LONGEST_MESSAGE = 2000
+
+
+class Site:
+    """The parts that every page and every route of the API uses."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        access: SiteAccess,
+        redactor: Redactor,
+        settings: Settings | None = None,
+        shown: str = "",
+        on_lost: Callable[[], None] | None = None,
+    ) -> None:
+        """`on_lost` is called when the store was found to be gone; whoever opened it may put another one here."""
+        self.store = store
+        self.access = access
+        self.redactor = redactor
+        self.settings = settings
+        self.shown = shown
+        """The URL of the store for messages, without credentials."""
+        self.closing = asyncio.Event()
+        """Set when the server ends: what streams to a browser ends then."""
+        self.page_renderer: Any = None
+        """The templates of the pages, once they are mounted."""
+        self._on_lost = on_lost
+
+    def plain_operator(self) -> Operator:
+        """The operator of what is asked by nobody in particular, such as a view that many browsers share."""
+        return Operator(self.store, self.redactor, None, self.settings, self.shown)
+
+    def operator(self, request: HTTPConnection) -> Operator:
+        """The operator of a request: the name that was typed at the login, else the user of this process."""
+        named = getattr(request.state, "actor", None)
+        return Operator(self.store, self.redactor, named, self.settings, self.shown)
+
+    def heed(self, error: Exception) -> None:
+        """Note an error of a request: a store that is gone is opened anew, where that is possible."""
+        is_gone = isinstance(error, StoreUnavailableError) and not isinstance(error, StoreLockedError)
+        if is_gone and self._on_lost is not None:
+            self._on_lost()
+
+
+class HttpRefusal(Struct, frozen=True, omit_defaults=True):
+    """An error as a page or the API tells it."""
+
+    status: int
+    kind: str
+    message: str
+    parameter: str | None = None
+    accepted: str | None = None
+    retry_after: int | None = None
+
+    def tree(self) -> dict[str, Any]:
+        """The body of the API's answer."""
+        given = {"parameter": self.parameter, "accepted": self.accepted}
+        told = {name: text for name, text in given.items() if text is not None}
+        return {"error": {"kind": self.kind, "message": self.message, **told}}
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers that the status asks for."""
+        return {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+
+
+STATUS_OF_KIND = {
+    "invalid": 400,
+    "not_found": 404,
+    "conflict": 409,
+    "forbidden": 403,
+    "unreachable": 503,
+    "temporary": 503,
+    "misconfigured": 500,
+}
+
+
+def refusal_of(error: Exception, redactor: Redactor) -> HttpRefusal:
+    """The status and the sentence of an error. One that nobody foresaw is told as such, without its text."""
+    match error:
+        case ParameterError():
+            kind = getattr(error, "kind", "invalid")
+            status = STATUS_OF_KIND.get(kind, 400)
+            return HttpRefusal(status, kind, _text(error, redactor), error.parameter, redactor(error.accepted))
+        case OperationError():
+            status = STATUS_OF_KIND.get(error.kind, 500)
+            waits = _seconds(error) if status == 503 else None
+            return HttpRefusal(status, error.kind, _text(error, redactor), retry_after=waits)
+        case StorePermissionError():
+            return HttpRefusal(403, "forbidden", _text(error, redactor))
+        case StoreError():
+            return HttpRefusal(503, "unreachable", _text(error, redactor), retry_after=RETRY_AFTER_S)
+        case RejectedError():
+            return HttpRefusal(503, "temporary", _text(error, redactor), retry_after=_seconds(error))
+        case KeyInProgressError() | NameTakenError() | IdempotencyError():
+            return HttpRefusal(409, "conflict", _text(error, redactor))
+        case ConfigurationError():
+            return HttpRefusal(500, "misconfigured", _text(error, redactor))
+        case TimeoutError() | ConnectionError():
+            text = "the store did not answer in time; check its disk or its server, and try again"
+            return HttpRefusal(503, "unreachable", text, retry_after=RETRY_AFTER_S)
+        case _:
+            logger().error("dashboard: internal error: %s", redactor(error_text(error)))
+            text = f"internal error: {type(error).__name__}; its text is in the log of the server, please report it"
+            return HttpRefusal(500, "internal", text)
+
+
+def _text(error: Exception, redactor: Redactor) -> str:
+    return printable(redactor(str(error)), most=LONGEST_MESSAGE)
+
+
+def _seconds(error: Exception) -> int:
+    in_ms = getattr(error, "retry_after_ms", RETRY_AFTER_S * 1000)
+    return max(1, round(getattr(error, "retry_after", in_ms / 1000)))

@@ -1,0 +1,362 @@
+// Live fragments, actions with their confirmation, keyboard shortcuts. Every page reads fine without this script.
+"use strict";
+(() => {
+  const one = (choice, within = document) => within.querySelector(choice);
+  const all = (choice, within = document) => Array.from(within.querySelectorAll(choice));
+
+  // ---- times: relative ones grow older between two updates -----------------------------------------------------------
+
+  const ago = (seconds) => {
+    const future = seconds < 0;
+    const s = Math.abs(seconds);
+    const words = s < 1.5 ? "now" : s < 90 ? `${Math.round(s)} s` : s < 5400 ? `${Math.round(s / 60)} min`
+      : s < 129600 ? `${Math.round(s / 3600)} h` : `${Math.round(s / 86400)} d`;
+    return words === "now" ? words : future ? `in ${words}` : `${words} ago`;
+  };
+  const tick = () => {
+    for (const time of all("time[data-relative]")) {
+      const words = ago((Date.now() - Date.parse(time.dateTime)) / 1000);
+      if (time.textContent !== words && words !== "NaN d") time.textContent = words;
+    }
+  };
+
+  // ---- live: new fragments go into the old ones, so that focus, scroll and open details stay ----------------------------
+
+  const keyOf = (node) => (node.nodeType === 1 ? node.id || node.getAttribute("data-key") : null);
+
+  function takeAttributes(from, to) {
+    const keeps = (name) => (from.nodeName === "DETAILS" && name === "open") || (from.nodeName === "INPUT" && name === "checked");
+    for (const { name } of Array.from(from.attributes)) if (!to.hasAttribute(name) && !keeps(name)) from.removeAttribute(name);
+    for (const { name, value } of to.attributes) {
+      if (from.getAttribute(name) !== value && !keeps(name)) from.setAttribute(name, value);
+    }
+  }
+
+  function morph(from, to) {
+    if (from.isEqualNode(to)) return;
+    if (from.nodeType !== 1) { from.data = to.data; return; }
+    takeAttributes(from, to);
+    if (from.nodeName === "TEXTAREA") return;
+    const keyed = new Map(Array.from(from.children).filter(keyOf).map((child) => [keyOf(child), child]));
+    let current = from.firstChild;
+    for (const wanted of Array.from(to.childNodes)) {
+      const key = keyOf(wanted);
+      const match = key ? keyed.get(key) : null;
+      if (match && match.nodeName === wanted.nodeName) {
+        if (match === current) current = current.nextSibling;
+        else from.insertBefore(match, current);
+        morph(match, wanted);
+      } else if (!key && current && !keyOf(current) && current.nodeName === wanted.nodeName) {
+        const next = current.nextSibling;
+        morph(current, wanted);
+        current = next;
+      } else {
+        from.insertBefore(document.importNode(wanted, true), current);
+      }
+    }
+    while (current) {
+      const next = current.nextSibling;
+      current.remove();
+      current = next;
+    }
+  }
+
+  const isTypedIn = (region) => {
+    const active = document.activeElement;
+    const selection = document.getSelection();
+    return (region.contains(active) && /^(INPUT|TEXTAREA|SELECT)$/.test(active.nodeName))
+      || (selection && !selection.isCollapsed && region.contains(selection.anchorNode));
+  };
+
+  function take(html) {
+    const fresh = new DOMParser().parseFromString(html, "text/html");
+    for (const region of all("[data-live]")) {
+      const wanted = one(`[data-live="${region.dataset.live}"]`, fresh);
+      if (wanted && !isTypedIn(region)) morph(region, wanted);
+    }
+    tick();
+  }
+
+  const live = { source: null, wait: 1000, timer: null };
+
+  function tell(state, words) {
+    const shown = one("#live-state");
+    if (shown) { shown.dataset.state = state; shown.textContent = { live: "live", lost: "not live", wait: "connecting" }[state]; }
+    const banner = one("#lost");
+    if (banner) {
+      banner.hidden = state !== "lost";
+      one("#lost-why").textContent = words || "The connection to the server is lost.";
+    }
+  }
+
+  function connect() {
+    const url = document.body.dataset.liveUrl;
+    if (!url || live.source) return;
+    live.source = new EventSource(url);
+    live.source.addEventListener("fragment", (event) => {
+      live.wait = 1000;
+      tell("live");
+      take(JSON.parse(event.data));
+    });
+    live.source.addEventListener("problem", (event) => tell("lost", JSON.parse(event.data)));
+    live.source.onerror = async () => {
+      disconnect();
+      tell("lost");
+      live.timer = setTimeout(connect, live.wait * (0.75 + Math.random() / 2));
+      live.wait = Math.min(30000, live.wait * 2);
+      try {
+        const response = await fetch(location.href, { method: "HEAD", redirect: "manual", credentials: "same-origin" });
+        if (response.type === "opaqueredirect") tell("lost", "The session has ended: load the page again to log in.");
+      } catch { /* the server is away: the banner says so already */ }
+    };
+  }
+
+  function disconnect() {
+    clearTimeout(live.timer);
+    if (live.source) live.source.close();
+    live.source = null;
+  }
+
+  // A page in the background costs the system nothing.
+  let hiding = null;
+  document.addEventListener("visibilitychange", () => {
+    clearTimeout(hiding);
+    if (document.hidden) hiding = setTimeout(disconnect, 60000);
+    else { clearTimeout(live.timer); connect(); }
+  });
+  addEventListener("pagehide", disconnect);
+  addEventListener("pageshow", (event) => { if (event.persisted) connect(); });
+
+  // ---- answers -------------------------------------------------------------------------------------------------------
+
+  const made = (name, words, kind) => {
+    const node = document.createElement(name);
+    if (words !== undefined) node.textContent = words;
+    if (kind) node.className = kind;
+    return node;
+  };
+
+  const quoted = (word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replace(/'/g, "'\\''")}'`);
+
+  function cliOf(words) {
+    const box = made("div", undefined, "cli");
+    const copy = made("button", "copy");
+    copy.type = "button";
+    copy.dataset.copy = "";
+    box.append(made("code", words), copy);
+    return box;
+  }
+
+  function say({ title, lines = [], cli, bad = false }) {
+    const box = made("div", undefined, bad ? "told bad" : "told");
+    const head = made("div", undefined, "acts-row");
+    const close = made("button", "dismiss", "small");
+    close.type = "button";
+    close.addEventListener("click", () => box.remove());
+    head.append(made("strong", title), close);
+    box.append(head, ...lines.map((line) => made("p", line)));
+    if (cli) box.append(cliOf(cli));
+    const status = one("#status");
+    status.append(box);
+    while (status.children.length > 3) status.firstChild.remove();
+    if (!bad) setTimeout(() => box.remove(), 20000);
+  }
+
+  document.addEventListener("click", async (event) => {
+    const button = event.target.closest("[data-copy]");
+    if (!button) return;
+    const code = one("code", button.parentElement);
+    try {
+      await navigator.clipboard.writeText(code.textContent);
+      button.textContent = "copied";
+    } catch {
+      document.getSelection().selectAllChildren(code);
+      button.textContent = "selected";
+    }
+    setTimeout(() => { button.textContent = "copy"; }, 1500);
+  });
+
+  // ---- actions: a dialog with the count before, the reason, and the command that does the same -----------------------------
+
+  async function post(url, body) {
+    const response = await fetch(url, {
+      method: "POST",
+      credentials: "same-origin",
+      headers: { "Content-Type": "application/json", Accept: "application/json" },
+      body: JSON.stringify(body),
+    });
+    const text = await response.text();
+    let answer = {};
+    try { answer = JSON.parse(text); } catch { answer = { error: { message: text.slice(0, 500) } }; }
+    if (!response.ok) {
+      const error = new Error((answer.error && answer.error.message) || `the server answered with status ${response.status}`);
+      error.status = response.status;
+      throw error;
+    }
+    return answer;
+  }
+
+  function summary(answer) {
+    const lines = [];
+    if (typeof answer.count === "number") lines.push(`${answer.count} ${answer.count === 1 ? "job" : "jobs"}`);
+    for (const name of ["by_type"]) {
+      const counts = answer[name];
+      if (counts && typeof counts === "object") {
+        const words = Object.entries(counts).map(([kind, number]) => `${number} ${kind}`);
+        if (words.length) lines.push(words.join(", "));
+      }
+    }
+    if (answer.was && answer.state) lines.push(answer.was === answer.state ? `now ${answer.was}` : `${answer.was} → ${answer.state}`);
+    for (const name of ["missing"]) {
+      if (Array.isArray(answer[name]) && answer[name].length) lines.push(`${name.replace("_", " ")}: ${answer[name].join(", ")}`);
+    }
+    for (const name of ["reasons", "hints"]) if (Array.isArray(answer[name])) lines.push(...answer[name]);
+    return lines;
+  }
+
+  const dialog = one("#act");
+  let acting = null;
+
+  function edited(button) {
+    const field = button.dataset.edit && one(button.dataset.edit);
+    if (!field) return {};
+    const problem = one(`#${field.getAttribute("aria-describedby")}`);
+    try {
+      const value = JSON.parse(field.value);
+      problem.hidden = true;
+      field.removeAttribute("aria-invalid");
+      return { [field.name]: value };
+    } catch (error) {
+      problem.textContent = `not JSON: ${error.message}; accepted: a JSON object, such as {"url": "https://example.org"}`;
+      problem.hidden = false;
+      field.setAttribute("aria-invalid", "true");
+      field.focus();
+      return null;
+    }
+  }
+
+  const reasonOf = () => one("#act-because").value.trim();
+
+  function twin() {
+    const because = reasonOf();
+    return acting.cli + (because && acting.because !== "none" ? ` --because ${quoted(because)}` : "");
+  }
+
+  const showTwin = () => { one("#act-cli code").textContent = twin(); };
+
+  async function begin(button) {
+    const extra = edited(button);
+    if (extra === null) return;
+    const data = button.dataset;
+    acting = { title: data.act, url: data.url, cli: data.cli, because: data.because || "none", event: data.event,
+      body: { ...JSON.parse(data.body || "{}"), ...extra }, from: button };
+    one("#act-title").textContent = acting.title;
+    one("#act-effect").textContent = data.effect || "";
+    one("#act-effect").hidden = !data.effect;
+    one("#act-because").value = "";
+    one("#act-because").required = acting.because === "required";
+    one("#act-because-field").hidden = acting.because === "none";
+    one("#act-because-kind").textContent = acting.because === "required" ? "Reason (needed)" : "Reason (optional)";
+    one("#act-problem").hidden = true;
+    one("#act-event").textContent = acting.event;
+    const go = one("#act-go");
+    go.className = data.risky === undefined ? "main" : "main risky-main";
+    go.textContent = data.verb || acting.title;
+    showTwin();
+    const counts = one("#act-counts");
+    counts.replaceChildren();
+    counts.hidden = data.preview === undefined;
+    go.disabled = data.preview !== undefined;
+    dialog.showModal();
+    if (acting.because !== "none") one("#act-because").focus();
+    else go.focus();
+    if (data.preview === undefined) return;
+    counts.append(made("p", "counting …", "note"));
+    const mine = acting;
+    try {
+      const because = acting.because === "required" ? { because: "dry run" } : {};
+      const answer = await post(acting.url, { ...acting.body, ...because, dry_run: true });
+      if (mine !== acting) return;
+      const lines = summary(answer);
+      counts.replaceChildren(...lines.map((line, place) => made("p", line, place ? "note" : "count")));
+      if (Array.isArray(answer.diff)) counts.append(made("pre", answer.diff.join("\n") || "the payload is the same"));
+      go.disabled = answer.count === 0;
+      if (answer.count === 0) counts.append(made("p", "nothing matches any more", "note"));
+    } catch (error) {
+      if (mine !== acting) return;
+      counts.replaceChildren();
+      problem(error.message);
+    }
+    if (acting.because === "none" && !go.disabled) go.focus();
+  }
+
+  function problem(words) {
+    const field = one("#act-problem");
+    field.textContent = words;
+    field.hidden = false;
+  }
+
+  async function perform() {
+    const because = reasonOf();
+    if (acting.because === "required" && !because) {
+      problem("a reason is needed: it is kept in the audit log");
+      one("#act-because").focus();
+      return;
+    }
+    const go = one("#act-go");
+    go.disabled = true;
+    try {
+      const answer = await post(acting.url, { ...acting.body, ...(because ? { because } : {}) });
+      const actor = answer.actor ? ` by ${answer.actor}` : "";
+      dialog.close();
+      say({ title: `${acting.title}: done`, lines: [...summary(answer), `audited as ${acting.event}${actor}`], cli: twin() });
+      document.dispatchEvent(new CustomEvent("acted"));
+      if (!document.body.dataset.liveUrl) setTimeout(() => location.reload(), 1200);
+    } catch (error) {
+      problem(error.status === 401 ? "the session has ended: open the login page and give the token again" : error.message);
+    }
+    go.disabled = false;
+  }
+
+  if (dialog) {
+    document.addEventListener("click", (event) => {
+      const button = event.target.closest("button[data-act]");
+      if (button) begin(button);
+    });
+    one("#act-because").addEventListener("input", showTwin);
+    one("#act form").addEventListener("submit", (event) => { event.preventDefault(); perform(); });
+    one("#act-cancel").addEventListener("click", () => dialog.close());
+    dialog.addEventListener("close", () => { if (acting && acting.from.isConnected) acting.from.focus(); });
+  }
+
+  // ---- keyboard ------------------------------------------------------------------------------------------------------
+
+  let waiting = 0;
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, textarea, select, dialog[open]")) return;
+    const help = one("#keys");
+    if (event.key === "?" && help) { event.preventDefault(); help.showModal(); return; }
+    if (event.key === "/") {
+      const field = one("form.filter input:not([type=hidden]), form.filter select");
+      if (field) { event.preventDefault(); field.focus(); }
+      return;
+    }
+    if (event.key === "g") { waiting = Date.now(); return; }
+    if (waiting && Date.now() - waiting < 1500) {
+      const link = one(`nav a[data-go="${CSS.escape(event.key)}"]`);
+      if (link) { event.preventDefault(); link.click(); }
+    }
+    waiting = 0;
+  });
+  document.addEventListener("click", (event) => {
+    if (event.target.closest("[data-keys]")) one("#keys").showModal();
+    const shut = event.target.closest("[data-shut]");
+    if (shut) shut.closest("dialog").close();
+  });
+
+  const current = one("nav [aria-current]");
+  if (current) current.parentElement.parentElement.parentElement.scrollLeft = current.offsetLeft - 40;
+  tick();
+  setInterval(tick, 1000);
+  connect();
+})();

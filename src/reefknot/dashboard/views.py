@@ -1,0 +1,324 @@
+"""
+Views: for each page, its address, the parameters that it knows, and the operations whose answers it shows.
+
+A filter that is not accepted is no failure of the page: the error stands beside its field, with what is accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from reefknot.core.work import WorkState
+from reefknot.dashboard.formats import amount, duration, percent, seconds_at
+from reefknot.errors import OperationError, ParameterError
+
+if TYPE_CHECKING:
+    from reefknot.operations.operator import Operator
+
+Q = TypeVar("Q")
+Asked = Mapping[str, str]
+Found = dict[str, Any]
+
+ROWS = 50
+GROUPS = 100
+VERIFIED, REPLAYED = 10_000, 2_000
+"""The newest events that a page verifies or replays: a fifth of a second beside the work of this process."""
+
+
+class View(Struct, frozen=True):
+    """A page: the name of its template, its address and title, and what it loads."""
+
+    name: str
+    path: str
+    title: str
+    load: Callable[[Operator, Asked], Awaitable[Found]]
+    parameters: tuple[str, ...] = ()
+    key: str = ""
+    """The letter that leads to it after `g`; a page without one is not in the navigation."""
+    is_live: bool = True
+    parent: str = ""
+    """The page of the navigation that it belongs to."""
+    template: str = ""
+    """The name of the template, where it is not that of the page."""
+
+
+def checked(make: Callable[..., Q], asked: Asked, **more: Any) -> tuple[Q | None, dict[str, str]]:
+    """The query that was asked for, or the error beside the name of its field."""
+    try:
+        return make(**asked, **more), {}
+    except ParameterError as error:
+        return None, {error.parameter: str(error)}
+
+
+# ---- overview --------------------------------------------------------------------------------------------------------
+
+
+async def _overview(operator: Operator, asked: Asked) -> Found:
+    from reefknot.operations.overview import overview
+
+    found = await overview(operator)
+    return {"title": "Overview", "view": found, "charts": _charts(found)}
+
+
+async def _alerts(operator: Operator, asked: Asked) -> Found:
+    from reefknot.operations.alerts import list_alerts
+
+    return {"title": "Alerts", "found": await list_alerts(operator)}
+
+
+def _charts(found: Found) -> list[Found]:
+    """The series of the last 15 minutes, as charts with their legends."""
+    series, step = found["series"], found["series"]["step_s"]
+
+    def rows(*names: str, per_second: bool = False) -> list[Found]:
+        return [
+            {"name": name.replace("_", " "), "values": [None if one is None else one / step for one in series[name]]}
+            if per_second
+            else {"name": name.replace("_", " "), "values": series[name]}
+            for name in names
+        ]
+
+    def chart(title: str, kind: str, unit: str, shown: list[Found], told: Callable[[float], str] = amount) -> Found:
+        for one in shown:
+            known = [value for value in one["values"] if value is not None]
+            one["now"] = told(known[-1]) if known else "–"
+        return {"title": title, "kind": kind, "unit": unit, "series": shown, "step_s": step}
+
+    recovered = [
+        {"name": "recovered share", "values": _shares(series["recovered"], series["given_up"])},
+    ]
+    return [
+        chart(
+            "Admissions",
+            "stacked",
+            "per second",
+            rows("accepted", "deferred", "degraded", "rejected", "dropped", per_second=True),
+        ),
+        chart("Jobs ended", "stacked", "per second", rows("succeeded", "failed", per_second=True)),
+        chart("Retries", "lines", "per second", rows("retries", "throttled", "given_up", per_second=True)),
+        chart("Recovered share", "lines", "", recovered, percent),
+        chart("Queued", "lines", "jobs", rows("queued")),
+        chart("Oldest due job", "lines", "s", [{"name": "waits for", "values": series["oldest_s"]}], duration),
+        chart("In quarantine", "lines", "jobs", [{"name": "in quarantine", "values": series["quarantine"]}]),
+        chart("Worst load level", "lines", "", [{"name": "level, 0 healthy to 3 critical", "values": series["level"]}]),
+    ]
+
+
+def _shares(recovered: list[float], given_up: list[float]) -> list[float | None]:
+    """The share of retried work that recovered, in each step with an end."""
+    both = zip(recovered, given_up, strict=True)
+    return [good / (good + bad) if good is not None and bad is not None and good + bad else None for good, bad in both]
+
+
+# ---- work ------------------------------------------------------------------------------------------------------------
+
+_WORK = ("state", "type", "connector", "source", "tenant", "error", "since", "before", "sort", "after")
+
+
+async def _work(operator: Operator, asked: Asked) -> Found:
+    from reefknot.operations.jobs import JobQuery, list_jobs
+
+    query, errors = checked(JobQuery, asked, limit=ROWS)
+    found = await list_jobs(operator, JobQuery(limit=1) if query is None else query)
+    if errors:
+        found["jobs"] = []
+    return {"title": "Work", "found": found, "errors": errors, "states": [state.value for state in WorkState]}
+
+
+async def _job(operator: Operator, asked: Asked) -> Found:
+    from reefknot.operations.jobs import job_story
+
+    story = await job_story(operator, asked["id"], asked.get("tenant"))
+    return {"title": f"Job {asked['id']}", "job": story, "rows": _rows(story)}
+
+
+def _rows(story: Found) -> list[tuple[str, str, list[Found]]]:
+    """The timeline of a job: a row for each attempt, with the wait that follows. Of an attempt whose start is not on
+    record, the bar begins where it was due, and is grey."""
+    rows: list[tuple[str, str, list[Found]]] = []
+    submitted, now = seconds_at(story["created_at"]), seconds_at(story["created_at"]) + story["total_s"]
+    for one in story["attempts"]:
+        ends = now if one["ended_at"] is None else seconds_at(one["ended_at"])
+        due = submitted if one["due_at"] is None else seconds_at(one["due_at"])
+        begins = min(ends, due if one["started_at"] is None else seconds_at(one["started_at"]))
+        outcome = {"succeeded": "succeeded", "running": "running"}.get(one["outcome"], "failed")
+        kind = outcome if one["started_at"] is not None or outcome == "running" else "other"
+        label = one["code"] or one["outcome"]
+        words = label if one["wait_s"] is None else f"{label}, waits {duration(one['wait_s'])}"
+        spans = [{"begins": begins, "ends": ends, "kind": kind}]
+        if one["started_at"] is not None and begins - due > 0.001:
+            spans.insert(0, {"begins": due, "ends": begins, "kind": "waiting"})
+        if one["wait_s"] is not None:
+            spans.append({"begins": ends, "ends": ends + one["wait_s"], "kind": "waiting"})
+        rows.append((f"attempt {one['number']}", words, spans))
+    return rows
+
+
+# ---- quarantine ------------------------------------------------------------------------------------------------------
+
+_QUARANTINE = ("type", "source", "reason", "fingerprint", "before", "after")
+
+
+async def _quarantine(operator: Operator, asked: Asked) -> Found:
+    from reefknot.operations.quarantine import QuarantineQuery, list_quarantined, quarantine_groups, quarantine_stats
+
+    query, errors = checked(QuarantineQuery, asked, limit=ROWS)
+    stats = await quarantine_stats(operator)
+    found: Found = {"title": "Quarantine", "stats": stats, "errors": errors, "groups": None, "jobs": None}
+    if query is not None:
+        found["jobs"] = await list_quarantined(operator, query)
+        found["groups"] = await quarantine_groups(operator, replace(query, after="", limit=GROUPS))
+    return found
+
+
+async def _quarantined(operator: Operator, asked: Asked) -> Found:
+    from reefknot.operations.quarantine import editable_payload, show_quarantined
+
+    job, tenant = asked["id"], asked.get("tenant")
+    found = await show_quarantined(operator, job, tenant)
+    try:
+        editable = await editable_payload(operator, job, tenant)
+        refusal = ""
+    except (OperationError, ParameterError) as error:
+        editable, refusal = {}, str(error)
+    return {"title": f"Quarantined {job}", "job": found, "editable": editable, "not_editable": refusal}
+
+
+# ---- workers, policies, health ---------------------------------------------------------------------------------------
+
+
+async def _workers(operator: Operator, asked: Asked) -> Found:
+    from reefknot.operations.systems import running_systems
+
+    return {"title": "Workers", "found": await running_systems(operator)}
+
+
+_FAILURE = ("error", "status", "failure_type", "exception", "message", "retry_after")
+_QUESTION = ("target", "source", *_FAILURE, "retry_count", "timeout_ms")
+
+
+async def _policies(operator: Operator, asked: Asked) -> Found:
+    from reefknot.operations.policies import explain_failure, list_policies, policy_waits, question_of, show_policy
+
+    listed = list_policies(operator.settings)
+    targets = list(dict.fromkeys(one["target"] for one in listed["policies"]))
+    sources = [one["source"] for one in listed["policies"] if one["source"]]
+    found: Found = {"title": "Policies", "targets": targets, "sources": sources, "found": None, "errors": {}}
+    found |= {"answer": None, "shown_policy": None, "schedule": []}
+    if not asked:
+        return found | {"found": listed}
+    try:
+        question = question_of(asked)
+        found["shown_policy"] = show_policy(operator.settings, question.target, question.source)
+        waits = policy_waits(operator.settings, question, redactor=operator.redactor)
+        found["schedule"] = [(one["min"], one["max"]) for one in waits["schedule"]]
+        if question.has_failure or question.is_control_flow:
+            found["answer"] = explain_failure(operator.settings, question, redactor=operator.redactor)
+    except ParameterError as error:
+        found["errors"] = {error.parameter: str(error)}
+        found["found"] = listed
+    return found
+
+
+async def _health(operator: Operator, asked: Asked) -> Found:
+    from reefknot.operations.health import examine_store
+
+    return {"title": "Health", "found": await examine_store(operator)}
+
+
+# ---- sources ---------------------------------------------------------------------------------------------------------
+
+
+async def _sources(operator: Operator, asked: Asked) -> Found:
+    from reefknot.operations.schedules import list_schedules
+    from reefknot.operations.sources import list_sources
+
+    schedules = [one for one in (await list_schedules(operator))["schedules"] if one["kind"] == "schedule"]
+    return {"title": "Sources", "found": await list_sources(operator), "schedules": schedules}
+
+
+# ---- audit -----------------------------------------------------------------------------------------------------------
+
+_AUDIT = (
+    "type",
+    "work",
+    "tenant",
+    "actor",
+    "key",
+    "category",
+    "correlation",
+    "trace",
+    "text",
+    "since",
+    "until",
+    "after",
+)
+
+
+async def _audit(operator: Operator, asked: Asked) -> Found:
+    from reefknot.core.audit.event import EVENT_TYPES
+    from reefknot.operations.audit import EventQuery, audit_head, search_events
+
+    found: Found = {"events": [], "next": None}
+    errors: dict[str, str] = {}
+    try:
+        found = await search_events(operator, EventQuery(**asked, limit=ROWS))
+    except ParameterError as error:
+        errors = {error.parameter: str(error)}
+    types = sorted(str(kind.__struct_config__.tag) for kind in EVENT_TYPES)
+    heads = (await audit_head(operator))["heads"]
+    return {"title": "Audit", "found": found, "errors": errors, "types": types, "heads": heads}
+
+
+async def _verify(operator: Operator, asked: Asked) -> Found:
+    from reefknot.operations.audit import verify_events
+
+    found = await verify_events(operator, most=VERIFIED)
+    wrong, total = found["mismatches"], found["mismatches_total"]
+    summary = f"{total} mismatches" if total else "Every hash follows from the one before it"
+    fine = "No event was changed, removed, swapped or inserted, as far as the chain can tell."
+    return _check("Verify", "verify", found, summary=summary, wrong=wrong, fine=fine)
+
+
+async def _replay(operator: Operator, asked: Asked) -> Found:
+    from reefknot.operations.audit import replay_events
+
+    found = await replay_events(operator, most=REPLAYED)
+    total = found["differences_total"]
+    summary = f"{total} differences" if total else f"{amount(found['decisions'])} decisions, decided alike again"
+    fine = "Each recorded decision follows from its recorded inputs and policies. Nothing was executed."
+    return _check("Replay", "replay", found, summary=summary, wrong=found["differences"], fine=fine)
+
+
+def _check(title: str, verb: str, found: Found, **more: Any) -> Found:
+    return {"title": title, "verb": verb, "found": found, "ok": found["ok"], **more}
+
+
+VIEWS: tuple[View, ...] = (
+    View("overview", "/", "Overview", _overview, key="o"),
+    View("alerts", "/alerts", "Alerts", _alerts, parent="overview"),
+    View("work", "/work", "Work", _work, _WORK, key="w"),
+    View("job", "/work/{id:path}", "Job", _job, ("id", "tenant"), parent="work"),
+    View("quarantine", "/quarantine", "Quarantine", _quarantine, _QUARANTINE, key="q"),
+    View(
+        "quarantined",
+        "/quarantine/{id:path}",
+        "Quarantined job",
+        _quarantined,
+        ("id", "tenant"),
+        is_live=False,
+        parent="quarantine",
+    ),
+    View("policies", "/policies", "Policies", _policies, _QUESTION, key="p", is_live=False),
+    View("workers", "/workers", "Workers", _workers, key="k"),
+    View("sources", "/sources", "Sources", _sources, key="s"),
+    View("audit", "/audit", "Audit", _audit, _AUDIT, key="a"),
+    View("verify", "/audit/verify", "Verify", _verify, is_live=False, parent="audit", template="check"),
+    View("replay", "/audit/replay", "Replay", _replay, is_live=False, parent="audit", template="check"),
+    View("health", "/health", "Health", _health, key="h", is_live=False),
+)
+BY_NAME = {view.name: view for view in VIEWS}

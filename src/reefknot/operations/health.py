@@ -1,0 +1,361 @@
+"""
+`examine_store`: everything that `reefknot doctor` checks, each finding with its remedy.
+
+The findings are about this interpreter and the extras in it, the configuration and its secrets, the store
+(`reefknot.app.doctor`), and what the processes over the store left behind. Nothing is made, changed or repaired, and no
+finding holds a secret. A warning is something to look at; only a problem makes the answer not `ok`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import stat
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from ipaddress import ip_address
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from reefknot.app.doctor import Finding, examine, examine_open
+from reefknot.app.presence import STORE_S, living_systems
+from reefknot.config.reading.session import KeyPath, Problem, dotted
+from reefknot.config.secrets import NATS_SECRETS, resolve_at
+from reefknot.core.redaction import Redactor
+from reefknot.errors import ConfigurationError, StoreError
+from reefknot.operations.operator import Operator
+from reefknot.ports.audit_log import end_of
+from reefknot.runtime.database_urls import SQLITE_PREFIX
+from reefknot.runtime.log import error_text, printable
+from reefknot.runtime.processes import owner_is_gone
+
+if TYPE_CHECKING:
+    from reefknot.config.settings import Settings
+    from reefknot.ports.store import Store
+
+EXTRAS: Mapping[str, tuple[str, ...]] = {
+    "dashboard": ("jinja2", "sse_starlette", "starlette", "uvicorn"),
+    "http": ("httpx2",),
+    "ingest": ("httpx2", "watchfiles"),
+    "metrics": ("prometheus_client",),
+    "nats": ("nats", "nkeys"),
+    "otel": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
+    "sql": ("psycopg",),
+}
+"""By extra: the modules that it brings."""
+BEHIND = 1000
+"""Events that a copy of the audit log may be behind without a warning."""
+MOST_NAMED = 5
+SECRET_FILES: tuple[KeyPath, ...] = (("nats", "credentials"), ("nats", "tls_key"), ("dashboard", "tls_key"))
+"""Places of the configuration that name a file which is a secret itself."""
+
+
+async def examine_store(operator: Operator, *, monitor: str | None = None, logins: bool = False) -> dict[str, Any]:
+    """
+    The findings about the open store of an operator, and about all around it; others go on working meanwhile.
+
+    `monitor` is the URL of a NATS server's monitoring port; with `logins`, the SQL connections of the configuration are
+    tried as well.
+    """
+    settings = operator.settings
+    findings = await _surroundings(settings, logins=logins)
+    findings += await examine_open(operator.store, monitor=monitor, takes_shared=_takes_shared(settings))
+    findings += await _activity(operator.store, settings)
+    return _report(findings, operator.shown, operator.redactor)
+
+
+async def examine_address(
+    url: str,
+    settings: Settings | None,
+    *,
+    shown: str,
+    redactor: Redactor,
+    monitor: str | None = None,
+    logins: bool = False,
+) -> dict[str, Any]:
+    """
+    The findings of `examine_store` about a store that is not open, and that perhaps cannot be opened.
+
+    It is opened only when nothing speaks against it: to see who holds leases. A file is opened for reading.
+    """
+    from reefknot.app.stores import open_store, options_of
+
+    options: Any = {} if settings is None else options_of(settings)
+    nats = options.get("nats", {})
+    findings = await _surroundings(settings, logins=logins)
+    found = await examine(url, nats=nats, monitor=monitor, takes_shared=_takes_shared(settings))
+    findings += found
+    if _can_be_opened(found):
+        options["nats"] = {**nats, "creates": False}
+        try:
+            async with open_store(url, **options, tidy=False, read_only=url.startswith(SQLITE_PREFIX)) as store:
+                findings += await _activity(store, settings)
+        except StoreError as error:
+            findings.append(Finding("leases", "warning", f"not known: {error.problem}", error.way_out))
+    return _report(findings, shown, redactor)
+
+
+def _can_be_opened(found: list[Finding]) -> bool:
+    """Whether the store is there, whole, and of this program's version: opening must not make or migrate anything."""
+    wanted = {one.check: one.level for one in found}
+    is_there = wanted.get("schema") == "ok" or {one.level for one in found if one.check == "stream"} == {"ok"}
+    return is_there and "problem" not in wanted.values()
+
+
+def _takes_shared(settings: Settings | None) -> bool:
+    return settings is not None and settings.configuration.router.shared_subject == "ours"
+
+
+def _report(findings: list[Finding], shown: str, redactor: Redactor) -> dict[str, Any]:
+    safe = [msgspec.structs.replace(one, text=redactor(one.text), way_out=redactor(one.way_out)) for one in findings]
+    ok = not any(one.level == "problem" for one in safe)
+    return {"ok": ok, "store": shown, "findings": msgspec.to_builtins(safe)}
+
+
+async def _surroundings(settings: Settings | None, *, logins: bool) -> list[Finding]:
+    """Findings about the interpreter, the extras, and the configuration."""
+    findings = [_python(), extras_finding(settings)]
+    if settings is not None:
+        findings += await asyncio.to_thread(lambda: list(_configuration(settings)))
+        if logins:
+            findings.append(await _logins(settings))
+    return findings
+
+
+# ---- interpreter and extras ------------------------------------------------------------------------------------------
+
+
+def _python() -> Finding:
+    from reefknot import __version__
+
+    text = f"{platform.python_implementation()} {platform.python_version()} on {platform.system()}"
+    return Finding("python", "ok", f"{text}; reefknot {__version__}")
+
+
+def extras_finding(settings: Settings | None, *, is_there: Any = None) -> Finding:
+    """The extras that are installed, and those that are not; a warning when the configuration needs one of them."""
+    is_there = is_there or _is_installed
+    missing = [extra for extra, modules in EXTRAS.items() if not all(map(is_there, modules))]
+    installed = [extra for extra in EXTRAS if extra not in missing]
+    text = f"installed: {', '.join(installed) or 'none'}"
+    if not missing:
+        return Finding("extras", "ok", text)
+    text += f"; not installed: {', '.join(missing)}"
+    needed = {} if settings is None else {one: why for one, why in _needed(settings).items() if one in missing}
+    if needed:
+        text += f"; {' and '.join(f'{why} needs {one}' for one, why in needed.items())}"
+        return Finding("extras", "warning", text, f"pip install 'reefknot[{','.join(needed)}]'")
+    return Finding("extras", "ok", text, f"pip install 'reefknot[{','.join(missing)}]' adds them")
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # its parent is missing
+        return False
+
+
+def _needed(settings: Settings) -> dict[str, str]:
+    """By extra: what in the configuration needs it."""
+    configuration = settings.configuration
+    needed: dict[str, str] = {}
+    if (configuration.engine or "").startswith(("nats://", "tls://")):
+        needed["nats"] = "engine"
+    if "dashboard" in configuration.model_fields_set and configuration.dashboard.enabled:
+        needed["dashboard"] = "dashboard"
+    for name, source in configuration.sources.items():
+        if source.connector == "github_repository":
+            needed.setdefault("ingest", f"sources.{name}")
+    sql = configuration.blocks.sql
+    for name, entry in ({} if sql is None else sql.connections).items():
+        if not (entry if isinstance(entry, str) else entry.url).startswith(SQLITE_PREFIX):
+            needed.setdefault("sql", f"blocks.sql.connections.{name}")
+    return needed
+
+
+# ---- configuration and secrets ---------------------------------------------------------------------------------------
+
+
+def _configuration(settings: Settings) -> Iterator[Finding]:
+    """Findings about the checked configuration: its warnings, its secrets, its dashboard."""
+    from reefknot.app.block_settings import block_settings
+    from reefknot.app.sources import check_sources
+
+    warnings = list(settings.warnings)
+    try:
+        block_settings(settings)
+        warnings += check_sources(settings, strict=False) if settings.configuration.sources else []
+    except ConfigurationError as error:
+        text = "; ".join(str(error).splitlines())
+        yield Finding("config", "problem", text, "`reefknot config check` shows each with its line", "misconfigured")
+    for warning in warnings:
+        yield Finding("config", "warning", warning)
+    if not warnings:
+        shown = "no file: built-in values" if settings.path is None else f"{settings.path}, no warnings"
+        yield Finding("config", "ok", shown)
+    yield from _secrets(settings)
+    yield from _dashboard(settings)
+
+
+def _secret_places(settings: Settings) -> Iterator[KeyPath]:
+    """The places of the configuration that refer to a secret."""
+    yield from (("secrets", name) for name in settings.configuration.secrets)
+    yield from (("nats", key) for key in NATS_SECRETS)
+    yield from (("dashboard", key) for key in ("operator_token", "reader_token"))
+
+
+def _secrets(settings: Settings) -> Iterator[Finding]:
+    """Whether every secret can be read from here, and whether others can read its file."""
+    number = 0
+    for path in _secret_places(settings):
+        found = resolve_at(settings.tree, tuple(map(str, path)), environ=os.environ, folder=settings.folder)
+        if found is None:
+            continue
+        number += 1
+        if isinstance(found, Problem):
+            way_out = "set it for the processes that need it; this one may be another user's"
+            yield Finding("secrets", "warning", f"{found.path}: {found.message}", way_out)
+    for name, file in _secret_files(settings):
+        yield from _exposed(name, file)
+    if number:
+        yield Finding("secrets", "ok", f"{number} {'reference' if number == 1 else 'references'} in the configuration")
+
+
+def _secret_files(settings: Settings) -> Iterator[tuple[str, Path]]:
+    """The files of secrets, with the places that name them."""
+    for path in (*_secret_places(settings), *SECRET_FILES):
+        written: Any = settings.tree.value
+        for name in path:
+            written = written.get(name) if isinstance(written, dict) else None
+        if isinstance(written, str):
+            if path in SECRET_FILES:
+                yield dotted(path), settings.folder / written
+            elif written.startswith("file:"):
+                yield dotted(path), settings.folder / written.removeprefix("file:")
+
+
+def _exposed(name: str, file: Path) -> Iterator[Finding]:
+    """A finding for a file that cannot be read, or that every user of this host can read."""
+    try:
+        mode = file.stat().st_mode
+    except OSError as error:
+        text = f"{name}: {file} cannot be read ({error_text(error)})"
+        yield Finding("secrets", "warning", text, "make it, or correct its path")
+        return
+    if mode & stat.S_IROTH:
+        yield Finding(
+            "secrets", "warning", f"{name}: {file} can be read by every user of this host", f"chmod 600 {file}"
+        )
+
+
+def _dashboard(settings: Settings) -> Iterator[Finding]:
+    """Whether the dashboard may be reached from elsewhere, and is then protected."""
+    section = settings.configuration.dashboard
+    if not section.enabled:
+        yield Finding("dashboard", "ok", "switched off")
+        return
+    if is_loopback(section.host):
+        yield Finding("dashboard", "ok", f"on {section.host}, for this host alone")
+        return
+    lacks = []
+    if section.tls_certificate is None or section.tls_key is None:
+        lacks.append("tls_certificate and tls_key")
+    if section.operator_token is None and section.reader_token is None:
+        lacks.append("operator_token or reader_token")
+    if section.host.strip("[]") in ("0.0.0.0", "::") and not section.allowed_hosts:  # noqa: S104 - it is looked for
+        lacks.append("allowed_hosts")
+    if lacks:
+        text = f"{section.host} is reached from other hosts, and {' and '.join(lacks)} are missing"
+        way_out = "set them in the section dashboard, or set host to 127.0.0.1: it is not served like this"
+        yield Finding("dashboard", "problem", text, way_out, "misconfigured")
+    else:
+        yield Finding("dashboard", "ok", f"on {section.host}, with TLS and a token")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this host can reach the address. A name other than localhost may be anything."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+async def _logins(settings: Settings) -> Finding:
+    """The logins of the SQL connections for reading, tried at their servers."""
+    from reefknot.app.block_settings import check_logins
+
+    try:
+        await check_logins(settings)
+    except ConfigurationError as error:
+        text = "; ".join(str(error).splitlines())
+        return Finding("logins", "problem", text, "grant the login less, or give it `access: write`", "misconfigured")
+    return Finding("logins", "ok", "no connection for reading may do more than read, as far as its server answers")
+
+
+# ---- what processes left behind --------------------------------------------------------------------------------------
+
+
+async def _activity(store: Store, settings: Settings | None) -> list[Finding]:
+    """Findings about the processes over an open store: leases of dead ones, and events that were not written."""
+    try:
+        async with asyncio.timeout(STORE_S):
+            systems = await living_systems(store)
+            findings = [await _leases(store, systems)]
+            findings.append(_events(systems))
+            findings += await _copies(store, settings)
+    except (StoreError, TimeoutError) as error:
+        way_out = "look at the load of its disk or server"
+        return [
+            Finding("leases", "problem", f"the store does not answer ({error_text(error)})", way_out, "unreachable")
+        ]
+    return findings
+
+
+async def _leases(store: Store, systems: list[dict[str, Any]]) -> Finding:
+    """Leases whose holders are gone: the work waits until a running system takes it over, or the lease runs out."""
+    owners = await store.leases.owners()
+    gone = [owner for owner in owners if owner_is_gone(owner)]
+    if not gone:
+        held = "no work is held" if not owners else f"work is held by {len(owners)}, none of them gone"
+        return Finding("leases", "ok", held)
+    named = ", ".join(printable(owner.rpartition("@")[0], most=60) for owner in gone[:MOST_NAMED])
+    more = f" and {len(gone) - MOST_NAMED} more" if len(gone) > MOST_NAMED else ""
+    text = f"work is held by processes that are gone: {named}{more}"
+    if systems:
+        return Finding("leases", "warning", text, "a running system takes it over within seconds; look again")
+    return Finding("leases", "warning", text, "`reefknot up` takes it over")
+
+
+def _events(systems: list[dict[str, Any]]) -> Finding:
+    """Events that running systems could not write to the log yet, or dropped."""
+    told = [one.get("audit") or {} for one in systems]
+    waiting, lost = (sum(int(one.get(name, 0)) for one in told) for name in ("buffered", "lost"))
+    if lost:
+        text = f"{lost} events were lost while the log could not be written; {waiting} wait"
+        return Finding("audit", "warning", text, "look at the disk; audit.on_failure: fail_closed stops work instead")
+    if waiting:
+        text = f"{waiting} events wait in memory: the log cannot be written"
+        return Finding("audit", "warning", text, "look at the disk or server of the store")
+    return Finding("audit", "ok", "no running system holds events back, or has lost one")
+
+
+async def _copies(store: Store, settings: Settings | None) -> list[Finding]:
+    """The number of events that the file which copies the audit log does not have yet."""
+    from reefknot.app.audit_copies import cursor_of, read_cursor
+
+    if settings is None or settings.configuration.audit.jsonl is None:
+        return []
+    file = settings.folder / settings.configuration.audit.jsonl.path
+    end = await end_of(store.audit)
+    cursor = await asyncio.to_thread(read_cursor, cursor_of(file))
+    copied = cursor.sequence if cursor is not None and cursor.chain == end.log else 0
+    behind = max(0, end.sequence - copied)
+    text = f"{file} is at most {behind} events behind the store"
+    if behind > BEHIND:
+        return [Finding("copies", "warning", text, "`reefknot up` copies them; if one runs, look at its log")]
+    return [Finding("copies", "ok", text)]

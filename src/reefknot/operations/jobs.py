@@ -1,0 +1,551 @@
+"""Jobs as operators see them: list, show, cancel and retry. A job is an assignment with its state and its story."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Collection, Mapping
+from datetime import UTC, datetime
+from types import EllipsisType
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import quote, unquote
+
+import msgspec
+from msgspec import Struct
+
+from reefknot.core.messages import Cancel, InvalidMessage, encode, written_assignment
+from reefknot.core.results import answer_of
+from reefknot.core.time import Moment
+from reefknot.core.work import (
+    ROUTER,
+    WorkItem,
+    WorkState,
+    assignment_and_tenant,
+    can_retry,
+    is_ingestion,
+    is_over,
+    record_id,
+    visible_state,
+)
+from reefknot.errors import KeyConflictError, OperationError, QueueFullError
+from reefknot.operations import bulk
+from reefknot.operations.bulk import SILENT, BulkListener, BulkVerb, change_jobs, named, tenant_hint
+from reefknot.operations.values import ParameterUseError, check_limit, check_texts, one_of, time_ms, time_text
+from reefknot.ports.work_queue import WorkFilter
+from reefknot.runtime.log import printable
+from reefknot.runtime.processes import owner_is_gone
+from reefknot.runtime.seeds import new_id
+
+if TYPE_CHECKING:
+    from reefknot.core.audit.event import AnyEvent
+    from reefknot.core.redaction import Redactor
+    from reefknot.operations.operator import Operator
+    from reefknot.ports.audit_log import AuditLog, KeptEntry
+    from reefknot.ports.store import Store
+    from reefknot.ports.work_queue import WorkSnapshot
+
+MOST_EVENTS = 100
+MOST_RUNNING = 100_000
+"""Running jobs that are counted one by one; there are as many as slots."""
+CANCEL_WAIT_S = 5.0
+POLL_S = 0.1
+FROM_START = "; start again with the first page"
+_OPEN = (WorkState.PENDING, WorkState.RUNNING)
+_STATES = {one.value: one for one in WorkState}
+_ORDERS = {"newest": False, "oldest": True}
+_ENDED_BADLY = {one.value: one for one in (WorkState.FAILED, WorkState.CANCELLED)}
+
+# ---- the moment of a look --------------------------------------------------------------------------------------------
+
+
+class Now(NamedTuple):
+    """The moment of a look at a store, and the owners whose processes have ended by then."""
+
+    moment: Moment
+    gone: Collection[str]
+
+
+async def now_in(store: Store) -> Now:
+    """The moment, and the owners of running work that are gone."""
+    owners = [one for one in await store.leases.owners() if owner_is_gone(one)]
+    return Now(store.moment(), owners)
+
+
+async def state_in_words(store: Store, item: WorkItem) -> str:
+    """The visible state of a job in a message."""
+    now = await now_in(store)
+    return visible_state(item, now.moment, gone=now.gone).value
+
+
+# ---- fields ----------------------------------------------------------------------------------------------------------
+
+
+def job_fields(item: WorkItem, now: Now) -> dict[str, Any]:
+    """The fields of a job that a list shows."""
+    state, now_ms = visible_state(item, now.moment, gone=now.gone), now.moment.wall
+    waits = state is WorkState.PENDING
+    is_lost = waits and item.state is WorkState.RUNNING and item.resource_class != ROUTER
+    name, _, worker = item.resource_class.partition("@")
+    gone = "its orchestrator is gone" if is_ingestion(item) else "its worker is gone"
+    return {
+        "id": item.assignment_id,
+        "tenant_id": item.tenant_id,
+        "type": item.kind,
+        "state": state.value,
+        "class": None if item.resource_class == ROUTER else name,
+        "worker": worker or None,
+        "attempts": item.attempts,
+        "priority": item.priority,
+        "reason": gone if is_lost else item.reason or None,
+        "due_at": time_text(item.due_at) if waits else None,
+        "due_in_s": max(0.0, (item.due_at - now_ms) / 1000) if waits else None,
+        "deadline_at": time_text(item.deadline_at),
+        "age_s": max(0.0, (now_ms - item.created_at) / 1000),
+        "created_at": time_text(item.created_at),
+        "updated_at": time_text(item.updated_at),
+    }
+
+
+def job_details(item: WorkItem, redactor: Redactor) -> dict[str, Any]:
+    """
+    The fields of a job that a list leaves out.
+
+    The result of an assignment is the stored one, else what its caller is told. A job of a source has no caller.
+    """
+    names = ("correlation_id", "trace_id", "generation", "snoozes", "interruptions", "crashes")
+    ingestion = is_ingestion(item)
+    answer = answer_of(item) if item.result is None and not ingestion else None
+    return {
+        **{name: getattr(item, name) for name in names},
+        "source": item.source or None,
+        "ingestion_job" if ingestion else "assignment": _decoded(item.payload or None, redactor),
+        "failure": _decoded(item.failure, redactor),
+        "result": _decoded(item.result if answer is None else encode(answer), redactor),
+        "history": [
+            {"at": time_text(entry.at), "what": entry.what, "why": redactor(entry.why), "who": entry.who}
+            for entry in item.history
+            if not (is_over(item) and entry.at > item.updated_at)  # due later than its end: that never came
+        ],
+    }
+
+
+def _decoded(text: str | bytes | None, redactor: Redactor) -> Any:
+    if text is None:
+        return None
+    try:
+        return redactor.tree(msgspec.json.decode(text))
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return redactor(text if isinstance(text, str) else text.decode("utf-8", "replace"))
+
+
+# ---- counts and lists ------------------------------------------------------------------------------------------------
+
+
+async def visible_counts(store: Store, snapshot: WorkSnapshot, now: Now) -> dict[str, int]:
+    """The number of jobs in each visible state."""
+    states = {state.value: 0 for state in WorkState}
+    for counts in snapshot.counts.values():
+        for state, number in counts.items():
+            states[state.value] += number
+    running = len(await store.work.find(state=WorkState.RUNNING, gone=now.gone, limit=MOST_RUNNING))
+    waiting = max(0, states["running"] - running)  # claimed, but by a router, or by a worker that is gone
+    states["running"] -= waiting
+    states["pending"] += waiting
+    return states
+
+
+async def counts_in(store: Store, now: Now | None = None) -> dict[str, Any]:
+    """The number of jobs in each visible state, and the age of the oldest due one."""
+    now = now or await now_in(store)
+    snapshot = await store.work.snapshot()
+    return {
+        "states": await visible_counts(store, snapshot, now),
+        "waiting_for_router": snapshot.counts.get(ROUTER, {}).get(WorkState.PENDING, 0),
+        "oldest_due_s": snapshot.oldest_due_ms / 1000,
+    }
+
+
+async def job_counts(operator: Operator) -> dict[str, Any]:
+    """The number of jobs in each visible state at this moment, and the age of the oldest due one."""
+    return await counts_in(operator.store)
+
+
+class JobQuery(Struct, frozen=True, kw_only=True):
+    """A page of the list of jobs, as a person asks for it. A job must match every given field."""
+
+    state: str | None = None
+    type: str | None = None
+    tenant: str | None = None
+    source: str | None = None
+    connector: str | None = None
+    error: str | None = None
+    """A text in the reason, or in the last failure's code, type or message."""
+    since: str | None = None
+    """The earliest submission: a time, or an age."""
+    before: str | None = None
+    """The latest submission."""
+    sort: str = "newest"
+    limit: int = 50
+    after: str = ""
+    """The `next` of the page before."""
+
+    def __post_init__(self) -> None:
+        check_limit(self.limit)
+        check_texts(type=self.type, tenant=self.tenant, source=self.source, connector=self.connector, error=self.error)
+        if self.connector is not None and self.type not in (None, self.connector):
+            raise ParameterUseError(
+                "connector", "not together with another type, which its jobs have; give one of them"
+            )
+        one_of("sort", self.sort, _ORDERS)
+        self.filter(Now(Moment(0, 0), ()))
+
+    def filter(self, now: Now) -> WorkFilter:
+        """The filter of the store at this moment, from which ages count."""
+        at = datetime.fromtimestamp(now.moment.wall / 1000, UTC)
+        return WorkFilter(
+            state=None if self.state is None else one_of("state", self.state, _STATES),
+            kind=self.type or self.connector,
+            tenant_id=self.tenant,
+            source=self.source,
+            error=self.error,
+            since=time_ms("since", self.since, now=at) or 0,
+            before=time_ms("before", self.before, now=at),
+            only_ingestion=self.connector is not None,
+            gone=tuple(now.gone),
+        )
+
+
+async def list_jobs(operator: Operator, query: JobQuery) -> dict[str, Any]:
+    """
+    A page of jobs, and the number of all jobs in each state.
+
+    With fewer jobs than asked for and a `next`, the search has read as much as one page may: `next` goes on.
+    """
+    store, last = operator.store, unquote(query.after)
+    now = await now_in(store)
+    if last and await store.work.get(last) is None:
+        text = f"there is no job {named(*assignment_and_tenant(last))} any more{FROM_START}"
+        raise OperationError(text, "not_found")
+    oldest_first = one_of("sort", query.sort, _ORDERS)
+    page = await store.work.search(query.filter(now), after=last, limit=query.limit, oldest_first=oldest_first)
+    jobs = operator.redactor.tree([job_fields(item, now) for item in page.items])
+    return {"jobs": jobs, "next": quote(page.after) or None, **await counts_in(store, now)}
+
+
+# ---- one job ---------------------------------------------------------------------------------------------------------
+
+
+class FoundJob(NamedTuple):
+    """A job with its first audited events, and the moment of the look."""
+
+    item: WorkItem
+    kept: list[KeptEntry]
+    now: Now
+
+    def fields(self, redactor: Redactor) -> dict[str, Any]:
+        """Everything about the job but its events."""
+        return {**job_fields(self.item, self.now), **job_details(self.item, redactor)}
+
+
+async def find_job(operator: Operator, job: str, tenant: str | None = None) -> FoundJob:
+    """A job and its events; an unknown one is refused."""
+    store = operator.store
+    found = await store.work.get(record_id(job, tenant))
+    if found is None:
+        raise _absent(job, tenant)
+    return FoundJob(found, await _events(store.audit, job, tenant), await now_in(store))
+
+
+async def show_job(operator: Operator, job: str, tenant: str | None = None) -> dict[str, Any]:
+    """Everything about one job: state, attempts, history, audited events and result. Secrets are hidden."""
+    found = await find_job(operator, job, tenant)
+    return {**found.fields(operator.redactor), "events": _shown(found.kept, operator.redactor)}
+
+
+async def job_story(operator: Operator, job: str, tenant: str | None = None) -> dict[str, Any]:
+    """
+    The whole story of one job for a timeline: its attempts, each with its decision and its wait, and its events.
+
+    It is told from the first `MOST_EVENTS` events; `is_cut` says that there are more. What the events do not tell is
+    None: see `reefknot.operations.stories`. Secrets are hidden.
+    """
+    from reefknot.operations.stories import attempts_of
+
+    store, redactor, settings = operator.store, operator.redactor, operator.settings
+    item = await store.work.get(record_id(job, tenant))
+    if item is None:
+        raise _absent(job, tenant)
+    kept = await _events(store.audit, job, tenant, MOST_EVENTS + 1)
+    now, is_cut = await now_in(store), len(kept) > MOST_EVENTS
+    readable = [event for one in kept[:MOST_EVENTS] if (event := _event(one)) is not None]
+    told = attempts_of(item, readable, None if settings is None else settings.book)
+    fields: Any = redactor.tree(job_fields(item, now))
+    ended = item.updated_at if is_over(item) else None
+    names = ("id", "tenant_id", "type", "state", "class", "reason", "created_at", "deadline_at", "due_at", "age_s")
+    return {
+        **{name: fields[name] for name in names},
+        "source": item.source or None,
+        "ended_at": time_text(ended),
+        "total_s": max(0, (now.moment.wall if ended is None else ended) - item.created_at) / 1000,
+        "idempotency_key": None if told.idempotency_key is None else redactor(told.idempotency_key),
+        "trace_id": item.trace_id,
+        "correlation_id": item.correlation_id,
+        "worker": fields["worker"] or told.worker_id,
+        **{name: getattr(item, name) for name in ("generation", "snoozes", "interruptions", "crashes")},
+        "attempts": redactor.tree([msgspec.to_builtins(one) for one in told.attempts]),
+        "events": _shown(kept[:MOST_EVENTS], redactor),
+        "is_cut": is_cut,
+    }
+
+
+def _event(kept: KeptEntry) -> AnyEvent | None:
+    """The event of an entry; None for a damaged one."""
+    from reefknot.core.audit.event import decode
+
+    try:
+        return decode(kept.entry.body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def _shown(kept: list[KeptEntry], redactor: Redactor) -> list[dict[str, Any]]:
+    """Events without the inputs of their decisions, which `audit tail --json` shows."""
+    bodies = map(_event_fields, kept)
+    shown: Any = redactor.tree([{name: one[name] for name in sorted(one) if name != "decision"} for one in bodies])
+    return list(shown)
+
+
+async def _events(log: AuditLog, job: str, tenant: str | None, most: int = MOST_EVENTS) -> list[KeptEntry]:
+    """The first events of a job. Those of another tenant's job with the same id are left out; of a damaged event nobody
+    can tell."""
+    from reefknot.ports.audit_log import AuditQuery
+
+    found: list[KeptEntry] = []
+    after, size = 0, 5 * MOST_EVENTS
+    while len(found) < most:
+        page = await log.read(AuditQuery(work_id=job, after=after, limit=size))
+        found += [one for one in page if _tenant_of(one) in (tenant or None, ...)]
+        if len(page) < size:
+            break
+        after = page[-1].sequence
+    return found[:most]
+
+
+class _EventTenant(Struct):
+    """The tenant of an event."""
+
+    tenant_id: str | None = None
+
+
+_tenant = msgspec.json.Decoder(_EventTenant).decode
+
+
+def _tenant_of(kept: KeptEntry) -> str | EllipsisType | None:
+    """The tenant of an event; `...` for an event that was damaged."""
+    try:
+        return _tenant(kept.entry.body).tenant_id or None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return ...
+
+
+def _event_fields(kept: KeptEntry) -> dict[str, Any]:
+    """The fields of an event, with the defaults that it leaves out; of a damaged one those that the store has beside
+    its body, which may be another tenant's."""
+    from reefknot.core.audit.event import BRIEF_DEFAULTS
+
+    if _tenant_of(kept) is ...:
+        at, kind = time_text(kept.entry.at), kept.entry.event_type
+        return {"timestamp": at, "event_type": kind, "sequence": kept.sequence, "unreadable": True}
+    found: dict[str, Any] = msgspec.json.decode(kept.entry.body)
+    return BRIEF_DEFAULTS.get(str(found.get("event_type")), {}) | found
+
+
+def _absent(job: str, tenant: str | None) -> OperationError:
+    text = f"there is no job {named(job, tenant)}; `reefknot job list` lists all jobs{tenant_hint(tenant)}"
+    return OperationError(text, "not_found")
+
+
+# ---- submit ----------------------------------------------------------------------------------------------------------
+
+
+class SubmissionRefusedError(OperationError):
+    """A queue has no room for a submission; it may have in `retry_after_ms`."""
+
+    def __init__(self, message: str, *, retry_after_ms: int) -> None:
+        super().__init__(message, "temporary")
+        self.retry_after_ms = retry_after_ms
+
+
+async def submit_job(operator: Operator, assignment: Mapping[str, Any]) -> dict[str, Any]:
+    """
+    Submit one assignment, with the fields that a line of a file for `reefknot submit` has.
+
+    An id that is there already with the same content is the same job, and stays as it was: `created` is False. With
+    another content it is refused, as is a submission for which no queue has room.
+    """
+    from reefknot.app.stores import client_of
+
+    store, settings = operator.store, operator.settings
+    found = written_assignment(assignment, new_id(), new_id())
+    if isinstance(found, InvalidMessage):
+        field, _, problem = operator.redactor(found.message).partition(": ")
+        raise ParameterUseError(field, problem)
+    size = 1000
+    if settings is not None:
+        configuration = settings.configuration
+        size = configuration.router.max_queue_size or configuration.worker.queue.v2.max_queue_size
+    try:
+        handle = await client_of(store, store.clock, size).hand_in(found)
+    except QueueFullError as error:
+        raise SubmissionRefusedError(str(error), retry_after_ms=max(1, round(error.retry_after * 1000))) from None
+    except KeyConflictError as error:
+        raise OperationError(f"assignment_id: {error}", "conflict") from None
+    fields = {"id": handle.assignment_id, "tenant_id": handle.tenant_id, "state": await handle.status()}
+    return {**fields, "created": handle.is_new}
+
+
+# ---- cancel ----------------------------------------------------------------------------------------------------------
+
+
+async def cancel_job(
+    operator: Operator, job: str, *, tenant: str | None = None, because: str = "", dry_run: bool = False
+) -> dict[str, Any]:
+    """
+    Cancel a job wherever it is; a job that has ended is refused.
+
+    The answer has its states before and after. A router that does not answer in time obeys later: both are the same
+    then.
+    """
+    why = because.strip() or f"cancelled by {operator.actor}"
+    before, after = await _cancel(operator, Cancel(job, why, tenant), dry_run=dry_run)
+    fields = {"id": job, "tenant_id": tenant, "was": before, "state": after, "cancelled": after == "cancelled"}
+    return {**fields, "actor": operator.actor, "dry_run": dry_run}
+
+
+async def _cancel(operator: Operator, cancel: Cancel, *, dry_run: bool) -> tuple[str, str]:
+    """The states before and after. The router that has the job cancels it; without any, the store does at once."""
+    from reefknot.app.stores import client_of
+
+    store, job, work_id, reason = operator.store, cancel.assignment_id, cancel.record_id, cancel.reason or ""
+    found = await store.work.get(work_id)
+    if found is None:
+        raise _absent(job, cancel.tenant_id)
+    now = await now_in(store)
+    before = visible_state(found, now.moment, gone=now.gone)
+    if before not in _OPEN:
+        raise OperationError(f"{printable(job)} is {before.value}: there is nothing to cancel", "conflict")
+    if dry_run:
+        return before.value, before.value
+    client = client_of(store, store.clock)
+    event = operator.event("job.cancel", job, tenant_id=cancel.tenant_id, reason=reason)
+    if await client.cancel(job, reason, tenant_id=cancel.tenant_id, who=operator.actor, events=[event]):
+        return before.value, "cancelled"
+    found = await store.work.get(work_id)
+    for _ in range(int(CANCEL_WAIT_S / POLL_S)):
+        if found is None or found.state not in _OPEN:
+            break
+        await asyncio.sleep(POLL_S)
+        found = await store.work.get(work_id)
+    if found is None:
+        return before.value, "gone"
+    return before.value, visible_state(found, now.moment, gone=now.gone).value
+
+
+# ---- retry -----------------------------------------------------------------------------------------------------------
+
+RETRY = BulkVerb("job.retry", "retried", requeues="retried")
+
+
+class RetryQuery(Struct, frozen=True, kw_only=True):
+    """The jobs to retry: named ones, or those that ended without success and match every given field."""
+
+    ids: tuple[str, ...] = ()
+    tenant: str | None = None
+    """The tenant of the named jobs."""
+    state: str | None = None
+    type: str | None = None
+    reason: str | None = None
+    before: str | None = None
+    """The latest end: a time, or an age."""
+    all: bool = False
+
+    def __post_init__(self) -> None:
+        if self.tenant is not None and not self.ids:
+            raise ParameterUseError("tenant", "accepted with the ids of jobs, whose tenant it is; give ids")
+        if self.ids and (self.all or self.state is not None):
+            text = "not together with ids, which name the jobs whatever their state; give one of them"
+            raise ParameterUseError("all" if self.all else "state", text)
+        if not self.ids and not self.has_filter and not self.all:
+            text = "select jobs by ids, a filter (state, type, reason, before), or all"
+            raise OperationError(text, "invalid")
+        self.selection()
+
+    @property
+    def has_filter(self) -> bool:
+        """Whether one of the fields selects."""
+        return any(one is not None for one in (self.state, self.type, self.reason, self.before))
+
+    def selection(self) -> EndedJobs:
+        """The jobs that are selected at this moment."""
+        check_texts(type=self.type, reason=self.reason)
+        states = _ENDED_BADLY.values() if self.state is None else [one_of("state", self.state, _ENDED_BADLY)]
+        names = tuple(dict.fromkeys(record_id(one, self.tenant) for one in self.ids))
+        return EndedJobs(names, tuple(states), self.type, self.reason, time_ms("before", self.before))
+
+
+async def retry_jobs(
+    operator: Operator, query: RetryQuery, *, because: str = "", dry_run: bool = False, listener: BulkListener = SILENT
+) -> dict[str, Any]:
+    """Run failed, timed-out or cancelled jobs again, under their own ids and with a fresh retry budget."""
+    work, who = operator.store.work, operator.actor
+    return await change_jobs(
+        operator,
+        RETRY,
+        query.selection(),
+        lambda chosen, events: work.retry(chosen, who=who, why=because, events=events),
+        because=because,
+        dry_run=dry_run,
+        listener=listener,
+    )
+
+
+class EndedJobs(Struct, frozen=True):
+    """The selected jobs that ended without success, the newest first."""
+
+    ids: tuple[str, ...]
+    states: tuple[WorkState, ...]
+    """The states that a filter selects. A job that is named may also be in quarantine."""
+    kind: str | None
+    reason: str | None
+    before: int | None
+
+    def _matches(self, item: WorkItem) -> bool:
+        return (
+            (item.state in self.states or (bool(self.ids) and can_retry(item)))
+            and self.kind in (None, item.kind)
+            and (self.reason is None or self.reason in item.reason)
+            and (self.before is None or item.updated_at < self.before)
+        )
+
+    async def count(self, store: Store) -> dict[str, int]:
+        return await bulk.counted(self.chunks(store))
+
+    async def chunks(self, store: Store) -> AsyncIterator[list[WorkItem]]:
+        if self.ids:
+            named_ones = [await store.work.get(one) for one in self.ids]
+            if found := [item for item in named_ones if item is not None and self._matches(item)]:
+                yield found
+            return
+        for state in self.states:
+            after = ""
+            while page := await store.work.find(state=state, kind=self.kind, after=after, limit=bulk.CHUNK):
+                after = page[-1].id
+                if found := [item for item in page if self._matches(item)]:
+                    yield found
+
+    async def missing(self, store: Store, item: WorkItem | None) -> str:
+        if item is None:
+            return "cannot be retried: there is no such job; `job list` lists all jobs"
+        state = await state_in_words(store, item)
+        if can_retry(item):
+            return f"does not match the filter: it is {state}"
+        return f"cannot be retried: it is {state}; accepted: failed, cancelled, quarantined"

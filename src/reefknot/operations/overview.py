@@ -1,0 +1,180 @@
+"""
+`overview`: a store and its systems at a glance, and their last 15 minutes.
+
+Counts and series come from what running systems keep of themselves (`app/activity.py`), never from reading the log: the
+answer takes the same time whatever the store holds, and may be asked for every second.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from reefknot.app.activity import store_activity
+from reefknot.app.alerts import stored_alerts
+from reefknot.app.presence import living_systems
+from reefknot.core.audit.event import Completed, decode, timestamp_ms
+from reefknot.core.overload.admission import OverloadStatus
+from reefknot.core.routing import WorkerState
+from reefknot.core.work import ROUTER
+from reefknot.operations.alerts import active_alerts
+from reefknot.operations.jobs import job_counts
+from reefknot.operations.systems import status_of, workers_of
+from reefknot.operations.values import time_text
+from reefknot.ports.audit_log import AuditQuery
+from reefknot.telemetry.metrics import DECISIONS, RATE_S, STEP_S, STEPS, series
+
+if TYPE_CHECKING:
+    from reefknot.app.presence import Status
+    from reefknot.operations.operator import Operator
+    from reefknot.ports.audit_log import KeptEntry
+
+MOST_ENDS = 8
+MOST_BREAKERS = 100
+
+_LAST_ENDS = AuditQuery(event_type="completed", newest_first=True, limit=MOST_ENDS)
+
+
+async def overview(operator: Operator) -> dict[str, Any]:
+    """
+    Everything that operators see first: jobs, workers, rates, admissions, retries, quarantine, and their series.
+
+    `series` has one number for each step of `step_s` seconds from `from` on. Counts are per step; `queued`, `oldest_s`,
+    `quarantine` and `level` are values as they were.
+    """
+    store = operator.store
+    now = store.moment().wall
+    systems = await living_systems(store)
+    activity = await store_activity(store, systems)
+    columns = series(activity.buckets, now / 1000)
+    jobs = await job_counts(operator)
+    workers = workers_of(systems)
+    levels = _levels(systems, workers)
+    record, _ = await stored_alerts(store)
+    shown: dict[str, Any] = {
+        "at": time_text(now),
+        **jobs,
+        "window_s": RATE_S,
+        "ended_per_s": _rate(systems, "ended"),
+        "retries_per_s": _rate(systems, "retries"),
+        "routers": sum(bool(one["router"]) for one in systems),
+        "workers": workers,
+        "last_ends": [_end(kept) for kept in await store.audit.read(_LAST_ENDS)],
+        "systems": len(systems),
+        "levels": levels,
+        "classes": _classes(levels, jobs["waiting_for_router"]),
+        "admissions": {name: round(sum(columns[name])) for name in DECISIONS},
+        "retries": _retries(columns),
+        **_destinations(systems),
+        "quarantine": {"size": jobs["states"]["quarantined"], "added": round(sum(columns["quarantined"]))},
+        "alerts": active_alerts(record, systems)["alerts"],
+        "audit": {
+            "buffered": sum(_reported(one, "audit_buffered", 0) for one in systems),
+            "lost": round(sum(columns["audit_lost"])),
+        },
+        "series": {
+            "step_s": STEP_S,
+            "from": time_text((now // (STEP_S * 1000) - STEPS + 1) * STEP_S * 1000),
+            **columns,
+        },
+    }
+    hidden: Any = operator.redactor.tree(shown)
+    return dict(hidden)
+
+
+def _rate(systems: list[Status], name: str) -> float:
+    """The sum of a rate over the living systems."""
+    return float(round(sum(_reported(one, "rates", {}).get(name, 0.0) for one in systems), 1))
+
+
+def _reported(system: Status, name: str, default: Any) -> Any:
+    """A part of what a system tells of its activity; the default for a system of an earlier version."""
+    return (system.get("activity") or {}).get(name, default)
+
+
+def _retries(columns: dict[str, list[float]]) -> dict[str, Any]:
+    """The retries of the last 15 minutes. `recovered_share` is of the retried work that has ended, None without any."""
+    recovered, given_up = round(sum(columns["recovered"])), round(sum(columns["given_up"]))
+    return {
+        "granted": round(sum(columns["retries"])),
+        "recovered": recovered,
+        "given_up": given_up,
+        "throttled": round(sum(columns["throttled"])),
+        "recovered_share": round(recovered / (recovered + given_up), 4) if recovered + given_up else None,
+    }
+
+
+def _end(kept: KeptEntry) -> dict[str, Any]:
+    """The end of a job by its event. Of one that was damaged, what the store has beside its body."""
+    import msgspec
+
+    try:
+        event = decode(kept.entry.body)
+    except msgspec.DecodeError:
+        event = None
+    if not isinstance(event, Completed) or timestamp_ms(event.timestamp) is None:
+        unknown = dict.fromkeys(("tenant_id", "attempts", "worker_id"))
+        return {"at": time_text(kept.entry.at), "id": kept.entry.work_id, "status": "unreadable", **unknown}
+    return {
+        "at": event.timestamp,
+        "id": event.work_id,
+        "tenant_id": event.tenant_id,
+        "status": event.status,
+        "attempts": event.attempts,
+        "worker_id": event.worker_id,
+    }
+
+
+# ---- workers ---------------------------------------------------------------------------------------------------------
+
+
+def _levels(systems: list[Status], workers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The load level of each class of each worker, with the reason of one that is not healthy."""
+    reasons: dict[str, dict[str, str]] = {}
+    for system in systems:
+        reasons |= _reported(system, "levels", {})
+    found = []
+    for worker in workers:
+        for name, state in worker["classes"].items():
+            status = status_of(worker["state"], state["status"])
+            reason = reasons.get(worker["worker_id"], {}).get(name, "")
+            found.append(
+                {
+                    "worker_id": worker["worker_id"],
+                    "class": name,
+                    "level": state["status"],
+                    "status": status,
+                    "reason": reason if status == state["status"] else f"an operator asked for it: {status}",
+                    **{one: state[one] for one in ("depth", "size", "active", "capacity", "oldest_age_s")},
+                }
+            )
+    return found
+
+
+def _classes(levels: list[dict[str, Any]], waiting_for_router: int) -> dict[str, dict[str, Any]]:
+    """The resource classes of all workers together; `router` is the work that no worker has accepted yet."""
+    classes: dict[str, dict[str, Any]] = {}
+    for one in levels:
+        into = classes.setdefault(
+            one["class"],
+            {"queued": 0, "active": 0, "capacity": 0, "oldest_age_s": 0.0, "level": OverloadStatus.HEALTHY.value},
+        )
+        into["queued"] += one["depth"]
+        into["active"] += one["active"]
+        into["capacity"] += one["capacity"] if one["status"] != WorkerState.PAUSED else 0
+        into["oldest_age_s"] = max(into["oldest_age_s"], one["oldest_age_s"] if one["depth"] else 0.0)
+        worst = max(OverloadStatus(into["level"]), OverloadStatus(one["level"]), key=lambda level: level.severity)
+        into["level"] = worst.value
+    router = {"queued": waiting_for_router, "active": 0, "capacity": 0, "oldest_age_s": 0.0, "level": "healthy"}
+    return dict(sorted(classes.items())) | {ROUTER: router}
+
+
+def _destinations(systems: list[Status]) -> dict[str, Any]:
+    """The destinations whose retries are throttled, and the breakers that are not closed."""
+    troubled = [one for system in systems for one in _reported(system, "destinations", [])][:MOST_BREAKERS]
+    throttled = [{name: one[name] for name in ("name", "worker_id", "tokens")} for one in troubled if one["throttled"]]
+    breakers = [
+        {"name": one["name"], "worker_id": one["worker_id"], "state": one["breaker"]}
+        for one in troubled
+        if one["breaker"] != "closed"
+    ]
+    return {"throttled": throttled, "breakers": breakers}

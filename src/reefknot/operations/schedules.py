@@ -1,0 +1,187 @@
+"""
+Schedules: the timetables of schedules and sources with what came of them, and schedules run, paused and resumed.
+
+A source has its own actions; its timetable is listed beside those of schedules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
+
+from reefknot.core.work import WorkState, record_id
+from reefknot.errors import OperationError, RejectedError
+from reefknot.operations.jobs import state_in_words
+from reefknot.operations.values import ParameterUseError, time_text, unknown_word
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from reefknot.config.schema import TimetableKeys
+    from reefknot.core.schedules import Timetable
+    from reefknot.ingestion.schedules import ScheduleState
+    from reefknot.operations.operator import Operator
+    from reefknot.ports.audit_log import AuditEntry
+    from reefknot.ports.store import Store
+
+LONGEST_REASON = 500
+
+
+async def list_schedules(operator: Operator) -> dict[str, Any]:
+    """Schedules and sources with their timetables, due times, and the outcome of the last job."""
+    return {"schedules": [await _fields(operator, name, kind) for name, kind in _kinds(operator).items()]}
+
+
+async def run_schedule(operator: Operator, name: str, *, dry_run: bool = False) -> dict[str, Any]:
+    """Submit the assignment of a schedule now, beside its timetable, paused or not."""
+    from reefknot.app.schedules import schedule_entries
+    from reefknot.app.stores import client_of
+    from reefknot.ingestion.schedules import run_now
+
+    check_schedule(operator, name, "run")
+    job, store, settings = None, operator.store, operator.settings
+    if not dry_run:
+        assert settings is not None, "it has the schedule"
+        configuration = settings.configuration
+        size = configuration.router.max_queue_size or configuration.worker.queue.v2.max_queue_size
+        entries = schedule_entries(settings, client_of(store, store.clock, size))
+        (entry,) = [one for one in entries if one.name == name]
+        try:
+            job = await run_now(store, entry, events=[operator.event("schedule.run", name)])
+        except RejectedError as error:
+            raise OperationError(f"{name}: not submitted, {error}", "temporary") from error
+    return {"name": name, "job": job, "actor": operator.actor, "dry_run": dry_run}
+
+
+async def pause_schedule(operator: Operator, name: str, *, because: str, dry_run: bool = False) -> dict[str, Any]:
+    """Pause a timetable for all processes: its due times are passed over until it is resumed."""
+    check_schedule(operator, name, "pause", because=because)
+    reason = because.strip()[:LONGEST_REASON]
+    event = operator.event("schedule.pause", name, reason=reason)
+    return await _set_paused(operator, name, operator.redactor(reason), [event], paused=True, dry_run=dry_run)
+
+
+async def resume_schedule(operator: Operator, name: str, *, dry_run: bool = False) -> dict[str, Any]:
+    """Resume a paused timetable with its next due time; what was due meanwhile is passed over."""
+    event = operator.event("schedule.resume", name)
+    return await _set_paused(operator, name, "", [event], paused=False, dry_run=dry_run)
+
+
+async def _set_paused(
+    operator: Operator, name: str, why: str, events: Sequence[AuditEntry], *, paused: bool, dry_run: bool
+) -> dict[str, Any]:
+    """Pause or resume a timetable, unless it is so already."""
+    from reefknot.ingestion import schedules
+
+    check_schedule(operator, name, "pause" if paused else "resume")
+    known = (await schedules.read_state(operator.store, name))[0]
+    is_news = (known is not None and known.paused) != paused
+    if is_news and not dry_run:
+        if paused:
+            await schedules.pause(operator.store, name, who=operator.actor, why=why, events=events)
+        else:
+            await schedules.resume(operator.store, name, events=events)
+    fields = await _fields(operator, name, "schedule")
+    return {**fields, "changed": is_news, "actor": operator.actor, "dry_run": dry_run}
+
+
+# ---- one schedule ----------------------------------------------------------------------------------------------------
+
+
+async def _fields(operator: Operator, name: str, kind: str) -> dict[str, Any]:
+    """A schedule or source as JSON shows it."""
+    from reefknot.app.schedules import timetable_of
+    from reefknot.core.schedules import due_text
+    from reefknot.ingestion.schedules import ScheduleState, read_state, time_of
+
+    timetable, store = timetable_of(_keys(operator)[name]), operator.store
+    now, outcome = time_of(store), ""
+    state = (await read_state(store, name))[0] or ScheduleState(now)
+    if kind == "source":
+        state, outcome = await _of_source(store, name, state)
+    outcome = outcome or await _outcome(operator, name, state)
+    following = _next_due(timetable, state, now)
+    return {
+        "name": name,
+        "kind": kind,
+        "timetable": _times_of_source(operator, name) if kind == "source" else str(timetable),
+        "missed": timetable.missed,
+        "next_due": None if following is None else due_text(following),
+        "last_due": None if state.submitted is None else due_text(state.submitted),
+        "last_outcome": operator.redactor(outcome) or None,
+        "missed_count": state.missed,
+        "last_error": operator.redactor(state.last_error) or None,
+        "paused": state.paused,
+        "paused_by": state.paused_by or None,
+        "why": state.why or None,
+    }
+
+
+def _times_of_source(operator: Operator, name: str) -> str:
+    """The times of a source's syncs in words, as the list of sources has them: it may be watched for changes, too."""
+    from reefknot.operations.sources import configured_sources, named_source
+
+    return named_source(configured_sources(operator), name).schedule
+
+
+def _next_due(timetable: Timetable, state: ScheduleState, now: datetime) -> datetime | None:
+    from reefknot.core.schedules import next_due
+
+    return None if state.paused else next_due(timetable, max(state.last_due, now))
+
+
+async def _of_source(store: Store, name: str, state: ScheduleState) -> tuple[ScheduleState, str]:
+    """The timetable of a source, paused when the source is, and the outcome of its last sync."""
+    from reefknot.ingestion.sources import statuses
+
+    (status,) = await statuses(store, [name])
+    record, sync = status.record, status.sync
+    paused = replace(state, paused=record.health.paused, paused_by=record.paused_by, why=record.paused_because)
+    if sync is None:
+        return paused, ""
+    if sync.state is WorkState.PENDING and sync.attempts:
+        due = max(sync.due_at, record.health.opens_at(store.moment().wall) or 0)
+        return paused, f"retry at {time_text(due)}"
+    return paused, await state_in_words(store, sync)
+
+
+async def _outcome(operator: Operator, name: str, state: ScheduleState) -> str:
+    """The state of the job that was submitted last, or why there is none."""
+    from reefknot.ingestion.schedules import submission_id
+
+    if state.last_error:
+        return f"not submitted: {state.last_error}"
+    schedules = {} if operator.settings is None else operator.settings.configuration.schedules
+    if state.submitted is None or name not in schedules:  # a source has a list of its own
+        return ""
+    tenant = schedules[name].assignment.get("tenant_id")
+    item = await operator.store.work.get(record_id(submission_id(name, state.submitted), tenant))
+    return "submitted" if item is None else await state_in_words(operator.store, item)
+
+
+def _keys(operator: Operator) -> dict[str, TimetableKeys]:
+    """The configured sources and schedules; no name is both."""
+    if operator.settings is None:
+        return {}
+    configuration = operator.settings.configuration
+    return {**configuration.schedules, **configuration.sources}
+
+
+def _kinds(operator: Operator) -> dict[str, str]:
+    """By name: `schedule` or `source`."""
+    sources = {} if operator.settings is None else operator.settings.configuration.sources
+    return {name: "source" if name in sources else "schedule" for name in _keys(operator)}
+
+
+def check_schedule(operator: Operator, name: str, action: str, *, because: str | None = None) -> None:
+    """Refuse a name that is none of a schedule, and a blank reason; sources have actions of their own."""
+    if because is not None and not because.strip():
+        raise ParameterUseError("because", "give the reason; it is shown in the list and audited")
+    kinds = _kinds(operator)
+    if name not in kinds:
+        raise ParameterUseError("name", unknown_word(name, [one for one, kind in kinds.items() if kind == "schedule"]))
+    if kinds[name] == "source":
+        text = f"{name} is a source; {action} it with: reefknot source {action} {name}"
+        raise OperationError(text, "invalid")

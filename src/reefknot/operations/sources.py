@@ -1,0 +1,535 @@
+"""
+Sources of documents: listed with what to do, shown, asked for a sync, paused, resumed, searched and forgotten.
+
+A sync is asked for by a job in the queue, as a timetable does it: a system that runs fetches, never the process that
+asks. Documents and cursors are in a file of their own, which nobody has to lock to read it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from math import isinf
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+from msgspec import Struct, structs
+
+from reefknot.core.audit.event import FailureRecord
+from reefknot.core.overload.source_health import SourceCondition
+from reefknot.core.schedules import next_due
+from reefknot.core.work import WorkItem, WorkState, is_over
+from reefknot.errors import OperationError
+from reefknot.operations.values import (
+    ParameterUseError,
+    check_limit,
+    plural,
+    shown_value,
+    time_text,
+    unknown_word,
+)
+from reefknot.ports.documents import SourceCounts
+from reefknot.ports.work_queue import QuarantineFilter
+from reefknot.runtime.log import printable
+from reefknot.runtime.seeds import new_id
+
+if TYPE_CHECKING:
+    from reefknot.app.sources import ConfiguredSource
+    from reefknot.core.redaction import Redactor
+    from reefknot.engines.documents import SqliteDocuments
+    from reefknot.ingestion.sources import SourceRecord, SourceStatus
+    from reefknot.operations.operator import Operator
+    from reefknot.ports.store import Store
+
+NEEDS_ATTENTION, NEVER_SYNCED, NOT_CONFIGURED = "needs attention", "never synced", "not configured"
+ELSEWHERE, OTHER_CONNECTOR, RETRYING = "kept elsewhere", "other connector", "retrying"
+LONGEST_CURSOR_SHOWN = 200
+LONGEST_REASON = 500
+ENDED_AT_ONCE = 200
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+# ---- the configured sources and their documents ----------------------------------------------------------------------
+
+
+def configured_sources(operator: Operator) -> list[ConfiguredSource]:
+    """The configured sources; none where nothing is configured."""
+    from reefknot.app.sources import sources_of
+
+    return [] if operator.settings is None else sources_of(operator.settings)
+
+
+def named_source(sources: Iterable[ConfiguredSource], name: str) -> ConfiguredSource:
+    """The configured source of this name, or an error that lists the names."""
+    known = {one.name: one for one in sources}
+    if name not in known:
+        also = "; `source add` adds one, and `source list` shows what is left of one that was taken out"
+        raise ParameterUseError("name", unknown_word(name, known, also=also))
+    return known[name]
+
+
+def documents_file(operator: Operator) -> Path:
+    """The file of the documents."""
+    from reefknot.app.sources import documents_path
+
+    return documents_path(operator.settings, operator.shown or operator.store.identity)
+
+
+@asynccontextmanager
+async def open_for_reading(
+    operator: Operator, wanted: str | None = None, *, parameter: str = "name"
+) -> AsyncIterator[SqliteDocuments]:
+    """The documents, for reading: a file that is not there is an error that says how it comes to be."""
+    from reefknot.app.sources import open_documents
+
+    file = documents_file(operator)
+    if not file.is_file():
+        check_kept(operator, wanted, (), parameter=parameter)
+        shown = str(file).removeprefix(os.getcwd() + os.sep)
+        raise OperationError(f"there are no documents yet ({shown}); `source run NAME` syncs a source", "unreachable")
+    async with open_documents(file, create=False, for_reading=True) as documents:
+        yield documents
+
+
+def check_kept(operator: Operator, name: str | None, kept: Sequence[str], *, parameter: str = "name") -> None:
+    """Refuse a source of which nothing is kept: one that was never synced, or that nobody knows."""
+    if name is None or name in kept:
+        return
+    configured = [one.name for one in configured_sources(operator)]
+    if name in configured:
+        raise OperationError(f"{name} has no documents yet: reefknot source run {name}", "not_found")
+    raise ParameterUseError(parameter, unknown_word(name, dict.fromkeys([*configured, *kept])))
+
+
+async def search_documents(
+    operator: Operator, words: str, *, source: str | None = None, limit: int = 20
+) -> dict[str, Any]:
+    """The documents that have all of these words, best first, and the names of the sources that were searched."""
+    check_limit(limit)
+    async with open_for_reading(operator, source, parameter="source") as documents:
+        known = sorted(await documents.counts())
+        check_kept(operator, source, known, parameter="source")
+        found = await documents.search(words, source=source, limit=limit)
+    hits = [structs.asdict(hit) | {"modified_at": time_text(hit.modified_at)} for hit in found]
+    return {"hits": hits, "searched": known if source is None else [source]}
+
+
+# ---- the list --------------------------------------------------------------------------------------------------------
+
+
+class SourceRow(Struct, frozen=True):
+    """A source in the list. Times are ISO 8601."""
+
+    name: str
+    connector: str
+    schedule: str
+    state: str
+    documents: int
+    problems: int
+    quarantined: int
+    last_sync: str | None
+    next_due: str | None
+    to_do: list[str] = []
+    cursor: str | None = None
+    """The beginning of the cursor: where the next sync goes on."""
+    cooldown_until: str | None = None
+    """The time before which no job of it begins."""
+    sync_job: str | None = None
+    """The id of the latest sync."""
+
+
+class Here(NamedTuple):
+    """The place of the documents that an operator reads, and whether the store is a file of this host."""
+
+    documents: str = ""
+    is_local: bool = True
+
+    def obstacle(self, source: ConfiguredSource, record: SourceRecord) -> tuple[str, str] | None:
+        """The state of a source that is left alone here, and what can be done; None for one that can be synced."""
+        full = f"reefknot source run {source.name} --full"
+        if record.is_of_other(source.connector):
+            text = (
+                f"what is kept of it is of the connector {record.connector}, and it is {source.connector} now. Give it "
+                f"another name; or begin anew, without the documents that are there: {full}"
+            )
+            return OTHER_CONNECTOR, text
+        if place := record.elsewhere(self.documents, is_local=self.is_local):
+            text = f"its documents and its cursor are in another place: {place}, perhaps on another host. Sync it there"
+            return ELSEWHERE, f"{text}, or keep them here from now on: {full}"
+        return None
+
+
+class _Kept(NamedTuple):
+    """The documents' side of the list: counts and cursors by source, and the place they are in."""
+
+    counts: Mapping[str, SourceCounts] = {}
+    cursors: Mapping[str, str] = {}
+    place: str = ""
+
+
+async def list_sources(operator: Operator) -> dict[str, Any]:
+    """The configured sources in their order, then those that only have documents or jobs."""
+    from reefknot.ingestion.sources import statuses
+
+    store, sources, kept = operator.store, configured_sources(operator), await _kept(operator)
+    found = await statuses(store, [one.name for one in sources], with_others=True)
+    here = Here(kept.place, isinf(store.reached_for))
+    rows = _rows(sources, found, kept, operator.redactor, here=here, now=store.moment().wall)
+    return {"sources": msgspec.to_builtins(rows)}
+
+
+async def show_source(operator: Operator, name: str, *, limit: int = 20) -> dict[str, Any]:
+    """A source with its settings, and the documents that could be read only in part. Secrets are hidden."""
+    check_limit(limit)
+    source = named_source(configured_sources(operator), name)
+    listed = (await list_sources(operator))["sources"]
+    row: dict[str, Any] = next(one for one in listed if one["name"] == name)
+    problems: list[dict[str, str]] = []
+    if row["problems"]:
+        async with open_for_reading(operator) as documents:
+            found = await documents.problems(name, limit=limit)
+        problems = [{"id": one.id, "location": one.location, "problem": one.problem} for one in found]
+    shown = {key: shown_value(("sources", name, key), value) for key, value in source.settings.items()}
+    return row | {"settings": shown, "problem_documents": problems}
+
+
+async def _kept(operator: Operator) -> _Kept:
+    if not documents_file(operator).exists():
+        return _Kept()
+    async with open_for_reading(operator) as documents:
+        counts = await documents.counts()
+        cursors = {name: (await documents.position(name)).cursor for name in counts}
+        return _Kept(counts, cursors, await documents.identity())
+
+
+def _rows(
+    sources: Sequence[ConfiguredSource],
+    statuses: Sequence[SourceStatus],
+    kept: _Kept,
+    redact: Redactor,
+    *,
+    here: Here,
+    now: int,
+) -> list[SourceRow]:
+    found, known = [], {one.name: one for one in statuses}
+    for one in sources:
+        status = known.pop(one.name)
+        row = _row(one, status, kept.counts.get(one.name), redact, now)
+        obstacle = here.obstacle(one, status.record)
+        found.append(row if obstacle is None else structs.replace(row, state=obstacle[0], to_do=[obstacle[1]]))
+    others = sorted({*known, *kept.counts} - {one.name for one in sources})
+    found += [_left(name, known.get(name), kept.counts.get(name)) for name in others]
+    return [structs.replace(one, cursor=_shown_cursor(kept.cursors.get(one.name), redact)) for one in found]
+
+
+def _shown_cursor(cursor: str | None, redact: Redactor) -> str | None:
+    return printable(redact(cursor), most=LONGEST_CURSOR_SHOWN) if cursor else None
+
+
+def _left(name: str, status: SourceStatus | None, count: SourceCounts | None) -> SourceRow:
+    """A source that is not configured any more, by what is left of it."""
+    kept = count or SourceCounts()
+    open_jobs, quarantined = (status.open_jobs, status.quarantined) if status else (0, 0)
+    left = [plural(kept.documents, "document")] if kept.documents else []
+    left += [plural(open_jobs, "open job")] if open_jobs else []
+    left += [plural(quarantined, "job in quarantine", "jobs in quarantine")] if quarantined else []
+    forget = f"reefknot source forget {name} --because TEXT"
+    words = ", ".join(left) or "its cursor"
+    to_do = [f"it is not configured any more, and nobody runs its jobs; left are: {words}. To remove that: {forget}"]
+    last = time_text(kept.kept_at)
+    return SourceRow(name, "", "", NOT_CONFIGURED, kept.documents, kept.problems, quarantined, last, None, to_do)
+
+
+def _row(
+    source: ConfiguredSource, status: SourceStatus, count: SourceCounts | None, redact: Redactor, now: int
+) -> SourceRow:
+    health = status.record.health
+    condition = health.condition(now)
+    following = None if condition is SourceCondition.PAUSED else _following(source, status, now)
+    return SourceRow(
+        source.name,
+        source.connector,
+        source.schedule,
+        _state(status, condition),
+        count.documents if count else 0,
+        count.problems if count else 0,
+        status.quarantined,
+        time_text(status.record.synced_at or None),
+        time_text(following),
+        _to_do(source, status, count, redact, now),
+        cooldown_until=time_text(health.opens_at(now)),
+        sync_job=status.record.sync_job or None,
+    )
+
+
+def _state(status: SourceStatus, condition: SourceCondition) -> str:
+    if condition is not SourceCondition.HEALTHY:
+        return condition.value
+    if status.quarantined:
+        return NEEDS_ATTENTION
+    if status.sync is not None and status.sync.failure and not is_over(status.sync):
+        return RETRYING
+    return condition.value if status.record.synced_at else NEVER_SYNCED
+
+
+def _following(source: ConfiguredSource, status: SourceStatus, now: int) -> int | None:
+    """The time of the next sync: that of a retry that waits, or by the timetable."""
+    sync = status.sync
+    if sync is not None and sync.state is WorkState.PENDING:
+        return max(sync.due_at, status.record.health.opens_at(now) or 0)
+    due = next_due(source.timetable, _EPOCH + timedelta(milliseconds=now))
+    return None if due is None else (due - _EPOCH) // timedelta(milliseconds=1)
+
+
+def _to_do(
+    source: ConfiguredSource, status: SourceStatus, count: SourceCounts | None, redact: Redactor, now: int
+) -> list[str]:
+    """Lines on what a person can do about this source, and on what happens by itself."""
+    name, health = source.name, status.record.health
+    if status.sync is None and count is None and not health.paused:
+        return [f"it has no documents yet: reefknot source run {name}"]
+    failure = redact(failure_of(status.sync))
+    lines = _health_lines(name, status.record, failure, redact, now)
+    if failure and status.sync is not None and status.sync.state is WorkState.PENDING:
+        again = time_text(_following(source, status, now))
+        lines.append(f"its sync failed ({failure}) and is tried again at {again}")
+    if status.sync is not None and status.sync.state is WorkState.QUARANTINED:
+        lines.append(f"its sync failed: {failure or redact(status.sync.reason)}; then: reefknot source run {name}")
+        others = status.quarantined - 1
+    else:
+        others = status.quarantined
+    if others > 0:
+        lines.append(f"{plural(others, 'item')} could not be read: reefknot quarantine list --source {name}")
+    if count is not None and count.problems:
+        lines.append(f"{plural(count.problems, 'document')} could be read only in part: reefknot source show {name}")
+    return lines
+
+
+def _health_lines(name: str, record: SourceRecord, failure: str, redact: Redactor, now: int) -> list[str]:
+    """Why none, or few, of the jobs of a source begin."""
+    health = record.health
+    match health.condition(now):
+        case SourceCondition.PAUSED:
+            return [f"paused{_by_and_why(record)}: reefknot source resume {name}"]
+        case SourceCondition.COOLING:
+            until, why = time_text(health.cools_until), redact(health.cooling_reason)
+            return [f"no job begins before {until} ({why}); it goes on by itself then"]
+        case SourceCondition.RESTING:
+            until = time_text(health.rests_until)
+            return [f"it does not answer ({failure or 'several jobs failed'}); it is tried again at {until}"]
+        case SourceCondition.PROBING | SourceCondition.RECOVERING:
+            return ["it did not answer for a while, and is tried with few jobs at first"]
+        case SourceCondition.HEALTHY:
+            return []
+
+
+def _by_and_why(record: SourceRecord) -> str:
+    by = f" by {record.paused_by}" if record.paused_by else ""
+    return by + (f" because {record.paused_because}" if record.paused_because else "")
+
+
+def failure_of(item: WorkItem | None) -> str:
+    """The message of a job's last failure."""
+    if item is None or not item.failure:
+        return ""
+    return msgspec.json.decode(item.failure, type=FailureRecord).message
+
+
+# ---- syncs -----------------------------------------------------------------------------------------------------------
+
+
+def sync_refusal(source: ConfiguredSource, record: SourceRecord, here: Here, *, full: bool) -> tuple[str, str] | None:
+    """The text and the kind of a refusal to sync: somebody has paused the source, or its cursor is in another place or
+    another connector's. None: it can be synced."""
+    name, obstacle = source.name, here.obstacle(source, record)
+    if obstacle is not None and not full:
+        state, text = obstacle
+        return f"{name}: {text}", "misconfigured" if state == OTHER_CONNECTOR else "temporary"
+    if record.health.paused:
+        return f"{name} is paused{_by_and_why(record)}; first: reefknot source resume {name}", "temporary"
+    return None
+
+
+async def run_source(operator: Operator, name: str, *, full: bool = False, dry_run: bool = False) -> dict[str, Any]:
+    """
+    Ask for a sync by a system that runs, now or later. The answer names its job.
+
+    A sync that is due or runs already is that job: a source is not fetched twice at once.
+    """
+    from reefknot.app.presence import living_systems
+    from reefknot.ingestion.jobs import JobQueue
+    from reefknot.ingestion.sources import SourceRecords, beginning_anew, request_sync
+
+    if operator.settings is None:
+        raise OperationError("no source is configured; `source add` adds one", "misconfigured")
+    source = named_source(configured_sources(operator), name)
+    store, records, jobs = operator.store, SourceRecords(operator.store), JobQueue(operator.store)
+    record = await records.read(name)
+    latest = await jobs.get(record.sync_job) if record.sync_job else None
+    moves = await _refuse_request(operator, source, record, latest, full=full)
+    is_open = latest is not None and is_under_way(latest, store.moment().wall)
+    job: str | None = record.sync_job if is_open else None
+    if not is_open and not dry_run:
+        event, given = operator.event("source.run", name, full=full), f"{name}@{new_id()}"
+        if full:
+            await records.change(name, partial(beginning_anew, moves=moves), events=[event])
+        else:
+            await store.audit.append([event])
+        who, connector = operator.actor, source.connector
+        job = await request_sync(jobs, records, name, connector, job_id=given, trigger="manual", who=who)
+    systems = [one for one in await living_systems(store) if not one.get("own_work_only")]
+    running = any(name in one.get("sources", ()) for one in systems)
+    return {
+        "source": name,
+        "job": job,
+        "queued": not dry_run,
+        "existing": is_open,
+        "full": full and not is_open,
+        "running_system": running,
+        "note": _note(name, operator, is_open=is_open, full=full, running=running, systems=len(systems)),
+        "actor": operator.actor,
+        "dry_run": dry_run,
+    }
+
+
+async def _refuse_request(
+    operator: Operator, source: ConfiguredSource, record: SourceRecord, latest: WorkItem | None, *, full: bool
+) -> bool:
+    """
+    Refuse a sync that no system would begin: of a source that is paused, cools or rests, or of another connector.
+
+    Over a store on NATS the documents may be on another host, and only a system there knows its own place. Returns
+    whether the documents are in another place, and the sync moves them here.
+    """
+    store, redact = operator.store, operator.redactor
+    here = Here(await _place(operator)) if isinf(store.reached_for) else Here(record.documents, is_local=False)
+    is_of_other = record.is_of_other(source.connector)
+    refused = sync_refusal(source, record, here, full=full and not is_of_other)
+    if refused is not None:
+        raise OperationError(refused[0], "conflict")
+    now = store.moment().wall
+    if record.health.opens_at(now) is not None:
+        lines = _health_lines(source.name, record, redact(failure_of(latest)), redact, now)
+        raise OperationError(f"{source.name}: {lines[0]}", "conflict")
+    return here.obstacle(source, record) is not None
+
+
+async def _place(operator: Operator) -> str:
+    """The place of the documents here; empty before there are any."""
+    if not documents_file(operator).is_file():
+        return ""
+    async with open_for_reading(operator) as documents:
+        return await documents.identity()
+
+
+def _note(name: str, operator: Operator, *, is_open: bool, full: bool, running: bool, systems: int) -> str | None:
+    """Hints on what to start, or to ask for later, so that the sync is run as it was asked for."""
+    notes = []
+    if is_open and full:
+        notes.append("a sync of it is under way; ask for a full one when that has ended")
+    if not running:
+        start = f"reefknot up --engine {operator.shown}" if operator.shown else "reefknot up"
+        why = f"the systems that run do not have {name}" if systems else "no system runs over this store"
+        notes.append(
+            f"{why}: the job waits; {'restart one with this configuration' if systems else 'start one'}: {start}"
+        )
+    return "; ".join(notes) or None
+
+
+def is_under_way(item: WorkItem, now: int) -> bool:
+    """Whether a job runs, or is due."""
+    return not is_over(item) and (item.state is WorkState.RUNNING or item.due_at <= now)
+
+
+# ---- pause, resume, forget -------------------------------------------------------------------------------------------
+
+
+async def pause_source(operator: Operator, name: str, *, because: str = "", dry_run: bool = False) -> dict[str, Any]:
+    """Pause a source: none of its jobs begins until it is resumed. Its documents stay."""
+    return await _set_paused(operator, name, True, because, dry_run=dry_run)
+
+
+async def resume_source(operator: Operator, name: str, *, because: str = "", dry_run: bool = False) -> dict[str, Any]:
+    """Resume a paused source."""
+    return await _set_paused(operator, name, False, because, dry_run=dry_run)
+
+
+async def _set_paused(operator: Operator, name: str, paused: bool, because: str, *, dry_run: bool) -> dict[str, Any]:
+    from reefknot.ingestion.sources import SourceRecords
+
+    named_source(configured_sources(operator), name)
+    reason = because.strip()[:LONGEST_REASON]
+    by = {"paused_by": operator.actor, "paused_because": operator.redactor(reason)} if paused else {}
+
+    def changed(record: SourceRecord) -> SourceRecord:
+        health = structs.replace(record.health, paused=paused)
+        return structs.replace(record, health=health, **({"paused_by": "", "paused_because": ""} | by))
+
+    records = SourceRecords(operator.store)
+    was_paused = (await records.read(name)).health.paused
+    changes = was_paused != paused and not dry_run
+    if changes:
+        action = "source.pause" if paused else "source.resume"
+        event = operator.event(action, name, **({"reason": reason} if reason else {}))
+        await records.change(name, changed, events=[event])
+    fields = {"name": name, "paused": paused, "changed": changes, "was_paused": was_paused}
+    return {**fields, "actor": operator.actor, "dry_run": dry_run}
+
+
+async def forget_source(operator: Operator, name: str, *, because: str, dry_run: bool = False) -> dict[str, Any]:
+    """End the jobs, then delete the record, then the documents: cut off, the next call finds the rest again."""
+    from reefknot.app.sources import open_documents
+    from reefknot.ingestion.sources import PREFIX, statuses
+
+    reason = because.strip()[:LONGEST_REASON]
+    if not reason:
+        raise ParameterUseError("because", "give the reason; it is audited")
+    configured = {one.name for one in configured_sources(operator)}
+    if name in configured:
+        text = f"{name} is configured; remove it from the configuration first"
+        raise OperationError(f"{text}, or read all of it again: reefknot source run {name} --full", "invalid")
+    store = operator.store
+    async with AsyncExitStack() as stack:
+        file = documents_file(operator)
+        kept = open_documents(file, create=False, for_reading=dry_run) if file.is_file() else None
+        documents = None if kept is None else await stack.enter_async_context(kept)
+        counts = {} if documents is None else await documents.counts()
+        records = {one.name.removeprefix(PREFIX): one for one in await store.values.list(PREFIX)}
+        found = {one.name: one for one in await statuses(store, [], with_others=True)}
+        known = counts.keys() | records.keys() | found.keys()
+        if name not in known:
+            left_of = ", ".join(sorted(known - configured)) or "none"
+            text = f"nothing is left of a source {name!r}; accepted: a source that is not configured any more"
+            raise ParameterUseError("name", f"{text} ({left_of})")
+        jobs = sum((found[name].open_jobs, found[name].quarantined)) if name in found else 0
+        number = counts[name].documents if name in counts else 0
+        if not dry_run:
+            await _end_jobs(store, name, who=operator.actor, reason=reason)
+            event = operator.event("source.forget", name, reason=reason, documents=number, jobs=jobs)
+            record = records.get(name)
+            if record is None:
+                await store.audit.append([event])
+            elif not await store.values.delete(record.name, version=record.version, events=[event]):
+                raise OperationError(f"{name} was changed meanwhile: a system still runs it; try again", "temporary")
+            if documents is not None:
+                await documents.forget(name, documents=True)
+    return {"name": name, "documents": number, "jobs": jobs, "forgotten": not dry_run, "actor": operator.actor}
+
+
+async def _end_jobs(store: Store, name: str, *, who: str, reason: str) -> None:
+    """Cancel the open jobs of a source, and discard those in quarantine."""
+    from reefknot.ingestion.jobs import JobQueue, class_of
+
+    jobs = JobQueue(store)
+    for state in (WorkState.PENDING, WorkState.RUNNING):
+        while page := await store.work.find(state=state, classes=(class_of(name),), limit=ENDED_AT_ONCE):
+            ended = [await jobs.cancel(one.assignment_id, reason=reason, who=who) for one in page]
+            if not any(ended):
+                break
+    while page := await store.quarantine.find(QuarantineFilter(source=name), limit=ENDED_AT_ONCE):
+        which = QuarantineFilter(ids=tuple(one.id for one in page))
+        if not await store.quarantine.discard(which, who=who, reason=reason):
+            break

@@ -1,0 +1,259 @@
+"""
+Stories: the attempts of one job, put together from its audited events, for a timeline.
+
+An attempt ends when the decision about its failure is taken, or with the job: both are audited. When it began is known
+of the first attempt (its decision counts the time from there) and of the last one (a result has the milliseconds of the
+last execution). Of any other attempt only the time it was due at is known, and `started_at` is None: a timeline that
+made it up would hide the time in a queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec import Struct
+
+from reefknot.core.audit.event import (
+    Admission,
+    AnyEvent,
+    Completed,
+    DecisionRecord,
+    IdempotencyEvent,
+    Requeued,
+    RetryAttempt,
+    RetryExhausted,
+    RetryRefused,
+    Routing,
+    TimeoutOccurred,
+    timestamp_ms,
+)
+from reefknot.core.failure import ErrorCode
+from reefknot.core.messages import InvalidMessage, StepRequest, read_assignment
+from reefknot.core.retry.backoff import delay_before
+from reefknot.core.retry.book import Request
+from reefknot.core.work import WorkItem, WorkState, is_ingestion, is_over
+from reefknot.errors import ReefknotError
+from reefknot.operations.values import time_text
+
+if TYPE_CHECKING:
+    from reefknot.core.retry.book import Book
+
+DECIDED_BY = {
+    "again": "base_delay",
+    "not_retryable": "retryable",
+    "attempts_spent": "max_attempts",
+    "budget_spent": "time_budget",
+    "hint_too_long": "max_retry_after",
+}
+"""The field of the policy that an answer comes from. Throttle, breakers and callers are no part of a policy."""
+
+
+class AttemptStory(Struct, kw_only=True):
+    """An attempt of a job, as far as its events tell."""
+
+    number: int
+    generation: int
+    """Counts how often an operator, or a lost worker, returned the job to the queue before."""
+    due_at: str | None = None
+    started_at: str | None = None
+    ended_at: str | None = None
+    duration_s: float | None = None
+    outcome: str = "running"
+    """`retried`, `failed`, `succeeded` or `running`."""
+    timed_out_after_s: float | None = None
+    code: str | None = None
+    failure_type: str | None = None
+    classification: str | None = None
+    """The category of the code, such as `network`."""
+    http_status: int | None = None
+    message: str | None = None
+    decision: str | None = None
+    """`again` or `stop`; None where nothing had to be decided."""
+    reason: str | None = None
+    layer: str | None = None
+    """The policy layer that the decisive field comes from; None when nobody can tell."""
+    field: str | None = None
+    wait_s: float | None = None
+    wait_from: str | None = None
+    """`own backoff` or `server hint`."""
+    worker_id: str | None = None
+
+
+class Storyteller:
+    """Reads the events of a job in their order, and keeps its attempts."""
+
+    def __init__(self, item: WorkItem, book: Book | None) -> None:
+        """`book` are the policies that are configured here; a decision by other ones is told without its layer."""
+        self.attempts: list[AttemptStory] = []
+        self.idempotency_key: str | None = None
+        self.worker_id: str | None = None
+        self._item = item
+        self._book = book
+        self._generation = 0
+        self._due_ms: int | None = item.due_at if item.history and item.history[0].what == "due" else None
+        self._timed_out: dict[int, float] = {}
+
+    def hear(self, event: AnyEvent) -> None:
+        """Take the next event into account."""
+        match event:
+            case Admission(status="accepted" | "degraded", worker_id=str(worker)) | Routing(worker_id=str(worker)):
+                self.worker_id = worker
+            case IdempotencyEvent(idempotency_key=key):
+                self.idempotency_key = self.idempotency_key or key
+            case TimeoutOccurred(attempt_number=number, timeout_seconds=seconds):
+                self._timed_out[number] = seconds
+            case RetryAttempt(attempt_number=number, decision=record):
+                self._failed(event.timestamp, number, record, "retried")
+            case (
+                RetryExhausted(total_attempts=number, decision=record)
+                | RetryRefused(total_attempts=number, decision=record)
+            ):
+                self._failed(event.timestamp, number, record, "failed")
+            case Requeued(generation=generation):
+                self._generation = self._generation + 1 if generation is None else generation
+                self._due_ms = None
+            case Completed():
+                self._ended(event)
+            case _:
+                pass
+
+    def _failed(self, at: str, number: int, record: DecisionRecord, outcome: str) -> None:
+        """An attempt that failed, and the decision about it; none when the job was refused without another attempt."""
+        if self._is_told(number):
+            return
+        failure = record.failure
+        attempt = self._new(at, number, outcome)
+        attempt.code, attempt.failure_type = failure.code, failure.failure_type.value
+        attempt.classification = _category(failure.code)
+        attempt.http_status, attempt.message = failure.http_status, failure.message
+        attempt.decision = "again" if record.answer == "again" else "stop"
+        attempt.reason = None if record.answer == "again" else record.answer
+        attempt.field, attempt.layer = self._layer(record)
+        ended_ms = timestamp_ms(at)
+        if record.history.attempts == 1 and record.history.elapsed and ended_ms is not None:
+            _begin(attempt, ended_ms, record.history.elapsed)
+        if record.delay is not None:
+            attempt.wait_s = record.delay
+            attempt.wait_from = _wait_from(record)
+            self._due_ms = None if ended_ms is None else ended_ms + round(record.delay * 1000)
+
+    def _ended(self, event: Completed) -> None:
+        """The end of the job. The attempt that it ends with is told already when a decision was taken about it."""
+        if event.status in ("success", "error") and not self._is_told(event.attempts or 0):
+            self._new(event.timestamp, event.attempts or 0, "succeeded" if event.status == "success" else "failed")
+
+    def _is_told(self, number: int) -> bool:
+        """Whether the attempt of this number is known. There is none of number 0: the job ended without one."""
+        last = self.attempts[-1] if self.attempts else None
+        return number == 0 or (last is not None and (last.generation, last.number) == (self._generation, number))
+
+    def _new(self, at: str, number: int, outcome: str) -> AttemptStory:
+        attempt = AttemptStory(
+            number=number,
+            generation=self._generation,
+            due_at=time_text(self._due_ms),
+            ended_at=at,
+            outcome=outcome,
+            timed_out_after_s=self._timed_out.pop(number, None),
+            worker_id=self.worker_id,
+        )
+        self.attempts.append(attempt)
+        return attempt
+
+    def finish(self) -> None:
+        """Take what the stored job tells beside its events: the attempt that runs now, and how long the last one
+        took."""
+        item = self._item
+        if item.state is WorkState.RUNNING and "@" in item.resource_class:
+            running = self._new("", item.attempts + 1, "running")
+            running.ended_at = None
+            return
+        last = self.attempts[-1] if self.attempts else None
+        took = _last_execution_ms(item)
+        if last is not None and last.ended_at and took is not None and last.outcome in ("succeeded", "failed"):
+            ended_ms = timestamp_ms(last.ended_at)
+            if last.started_at is None and ended_ms is not None:
+                _begin(last, ended_ms, took / 1000)
+
+    def _layer(self, record: DecisionRecord) -> tuple[str | None, str | None]:
+        """The field of the policy that decided, and its layer in the configured policies, if they are those of the
+        decision and give the same value."""
+        field = DECIDED_BY.get(record.answer)
+        if field is None or self._book is None or record.book_hash != self._book.hash:
+            return field, None
+        kind = "connector" if is_ingestion(self._item) else "block"
+        try:
+            origins = self._book.origins(
+                f"{kind}:{self._item.kind}",
+                record.failure.failure(),
+                source=self._item.source or None,
+                request=_request(self._item),
+            )
+        except (ReefknotError, KeyError):  # a source that is not configured here, or a code of another version
+            return field, None
+        origin, recorded = origins[field], getattr(record.policy, field)
+        return field, origin.layer.value if origin.value == (inf if recorded is None else recorded) else None
+
+
+def _request(item: WorkItem) -> Request:
+    """The retry options of an assignment; none for a job of a source."""
+    found = None if is_ingestion(item) else read_assignment(item.payload)
+    if found is None or isinstance(found, InvalidMessage):
+        return Request()
+    retry, limit_ms = found.options.retry, found.options.attempt_timeout_ms
+    return Request(
+        retries=found.retries,
+        base_delay=None if retry is None or retry.backoff_ms is None else retry.backoff_ms / 1000,
+        time_budget=StepRequest.of(found).timeout_ms / 1000,
+        attempt_timeout=None if limit_ms is None else limit_ms / 1000,
+    )
+
+
+def _category(code: str) -> str | None:
+    """The category of an error code; None for a code of another version."""
+    found = ErrorCode.__members__.get(code.lower())
+    return None if found is None else found.category.name.lower()
+
+
+def _wait_from(record: DecisionRecord) -> str | None:
+    """The origin of a wait; None for a policy that cannot be followed here, as one with a strategy of another
+    package."""
+    hint, history = record.failure.retry_after, record.history
+    if not hint:
+        return "own backoff"
+    try:
+        policy = record.policy.policy()
+        own = delay_before(history.attempts - 1, policy, draw=record.draw, previous=history.previous_delay)
+    except ReefknotError:
+        return None
+    return "server hint" if hint > own else "own backoff"
+
+
+def _begin(attempt: AttemptStory, ended_ms: int, seconds: float) -> None:
+    attempt.started_at, attempt.duration_s = time_text(ended_ms - round(seconds * 1000)), round(seconds, 6)
+
+
+class _Latency(Struct):
+    latency_ms: float | None = None
+
+
+def _last_execution_ms(item: WorkItem) -> float | None:
+    """The milliseconds of the last execution, which the stored result of an assignment has."""
+    if item.result is None or not is_over(item):
+        return None
+    try:
+        return msgspec.json.decode(item.result, type=_Latency).latency_ms
+    except (msgspec.DecodeError, UnicodeEncodeError):
+        return None
+
+
+def attempts_of(item: WorkItem, events: Sequence[AnyEvent], book: Book | None) -> Storyteller:
+    """The story of a job, from its events in their order."""
+    teller = Storyteller(item, book)
+    for event in events:
+        teller.hear(event)
+    teller.finish()
+    return teller

@@ -1,0 +1,223 @@
+"""
+Systems that run over a store: their workers and routers, and the commands to them.
+
+A command is a message in the store. Every router reads it and tells its own workers, so that whoever can open the store
+can drain a worker on another machine. The answer says whether all of them obeyed within a few seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from json import dumps
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from reefknot.app.presence import living_systems
+from reefknot.core.routing import WorkerState, worker_state
+from reefknot.errors import OperationError, ParameterError
+from reefknot.operations.values import ParameterUseError, time_text, unknown_word
+
+if TYPE_CHECKING:
+    from reefknot.operations.operator import Operator
+
+R = TypeVar("R")
+
+OBEY_WAIT_S = 5.0
+LONGEST_DRAIN_S = 86_400
+PARTS = ("worker", "router")
+_POLL_S = 0.1
+
+# ---- running systems -------------------------------------------------------------------------------------------------
+
+
+async def running_systems(operator: Operator) -> dict[str, Any]:
+    """The workers and the routers that run, none of either when nothing does."""
+    systems = await living_systems(operator.store)
+    return {"workers": workers_of(systems), "routers": routers_of(systems)}
+
+
+async def list_workers(operator: Operator) -> dict[str, Any]:
+    """The workers with their resource classes. When none is running, an error that says how to start one."""
+    return {"workers": workers_of(await systems_with("worker", operator))}
+
+
+async def list_routers(operator: Operator) -> dict[str, Any]:
+    """The routers, each with its load and the workers that it sees, and the number of jobs in each state that any job
+    has; an error when no router is running."""
+    from reefknot.operations.jobs import job_counts
+
+    routers = routers_of(await systems_with("router", operator))
+    counts = (await job_counts(operator))["states"]
+    return {"routers": routers, "handed_in": {state: number for state, number in counts.items() if number}}
+
+
+async def systems_with(part: str, operator: Operator) -> list[dict[str, Any]]:
+    """The status of every running system. With no `part` (worker or router) among them, an error that says how to
+    start one. A system reports before it says that it is ready, so nothing has to be waited for."""
+    found = await living_systems(operator.store)
+    if not has_part(found, part):
+        shown = operator.shown
+        ways = f"reefknot up --engine {shown} (or, alone: reefknot {part} start --engine {shown})"
+        raise OperationError(f"no {part} is running on {shown}; start one with: {ways}", "unreachable")
+    return found
+
+
+def has_part(systems: list[dict[str, Any]], part: str, *, for_all: bool = False) -> bool:
+    """True when one of the systems has the part, `worker` or `router`; with `for_all`, one for work of everybody: a
+    `run` is only for its own."""
+    able = [one for one in systems if not (for_all and one.get("own_work_only"))]
+    return any(one["workers"] if part == "worker" else one["router"] for one in able)
+
+
+def workers_of(systems: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The workers of these systems, each with its state and its process."""
+    return [
+        {"state": _state_of(worker), **worker, "pid": one["pid"], "host": one["host"], "system_id": one["system_id"]}
+        for one in systems
+        for worker in one["workers"]
+    ]
+
+
+def routers_of(systems: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The routers of these systems, each with its process and the gates in force."""
+    return [
+        {
+            **{name: system[name] for name in ("system_id", "pid", "host")},
+            "started": system["started_at"],
+            "started_at": time_text(system["started_at"]),
+            **{name: system[name] for name in ("at", "retries_v2", "queue_v2", "blocks")},
+            **system["router"],
+        }
+        for system in systems
+        if system["router"]
+    ]
+
+
+def _state_of(worker: Mapping[str, Any]) -> str:
+    return worker_state(draining=worker["draining"], leaving=worker["leaving"])
+
+
+def status_of(state: str, level: str) -> str:
+    """The word for a worker in a class: its load level while it runs, else its state."""
+    return level if state == WorkerState.RUNNING else state
+
+
+async def polled(look: Callable[[], Awaitable[R]], seconds: float, *, enough: Callable[[R], object] = bool) -> R:
+    """The first result of `look` that is enough, else the last one within these seconds."""
+    found = await look()
+    for _ in range(int(seconds / _POLL_S)):
+        if enough(found):
+            break
+        await asyncio.sleep(_POLL_S)
+        found = await look()
+    return found
+
+
+# ---- commands to workers ---------------------------------------------------------------------------------------------
+
+
+class WorkerCommand(NamedTuple):
+    """A command to one worker or to all: its participle, and the state that an obedient worker reports."""
+
+    participle: str
+    state: WorkerState
+
+
+WORKER_COMMANDS = {
+    "drain": WorkerCommand("drained", WorkerState.DRAINING),
+    "pause": WorkerCommand("paused", WorkerState.PAUSED),
+    "resume": WorkerCommand("resumed", WorkerState.RUNNING),
+}
+
+
+async def command_worker(
+    operator: Operator, verb: str, worker: str | None = None, *, seconds: float = 30.0, dry_run: bool = False
+) -> dict[str, Any]:
+    """
+    Drain, pause or resume one worker, or all of them, and wait until they obey.
+
+    A drained worker gives its running steps these `seconds`. The answer has the names, and under the participle
+    (`drained`, `paused`, `resumed`) whether all of them have obeyed; a command that is not obeyed yet stays in force.
+    """
+    if verb not in WORKER_COMMANDS:
+        raise ParameterUseError("verb", unknown_word(verb, WORKER_COMMANDS))
+    command = WORKER_COMMANDS[verb]
+    if not 0 <= seconds <= LONGEST_DRAIN_S:
+        raise ParameterError("seconds", seconds, f"from 0 to {LONGEST_DRAIN_S}")
+    systems = await systems_with("worker", operator)
+    known = [one["worker_id"] for each in systems for one in each["workers"]]
+    if worker is not None and worker not in known:
+        raise ParameterUseError("worker", unknown_word(worker, known))
+    workers, obeyed = known if worker is None else [worker], False
+    if not dry_run:
+        details: dict[str, Any] = {"seconds": seconds} if command.state is WorkerState.DRAINING else {}
+        body = dumps({"worker_id": worker, **details})
+        event = operator.event(f"worker.{verb}", worker or "*", **details)
+        control = operator.store.control
+        await control.post(verb, target="router", body=body, sender=operator.actor, events=[event])
+        obeyed = await polled(lambda: _are_all(operator, workers, command.state), OBEY_WAIT_S)
+    return {"workers": workers, command.participle: obeyed, "actor": operator.actor, "dry_run": dry_run}
+
+
+async def _are_all(operator: Operator, names: list[str], state: WorkerState) -> bool:
+    """Whether every worker reports this state. One that is gone meanwhile need not."""
+    reported = {one["worker_id"]: one["state"] for one in workers_of(await living_systems(operator.store))}
+    return all(reported.get(name, state) == state for name in names)
+
+
+# ---- reloading -------------------------------------------------------------------------------------------------------
+
+
+async def reload_parts(
+    operator: Operator, part: str, name: str | None = None, *, dry_run: bool = False
+) -> dict[str, Any]:
+    """
+    Have the processes of these parts (`worker` or `router`) read their configuration again.
+
+    The answer has an entry for each addressed system: its id alone while it has not obeyed, else the outcome too.
+    """
+    found = await reloaded(operator, part, name, dry_run=dry_run)
+    return reload_report(operator.actor, found, dry_run=dry_run)
+
+
+def reload_report(actor: str, found: Mapping[str, dict[str, Any]], *, dry_run: bool) -> dict[str, Any]:
+    """The answer about these systems, as `reloaded` found them."""
+    reports = [{"system_id": number, **(one["reload"] or {})} for number, one in found.items()]
+    return {"systems": reports, "actor": actor, "dry_run": dry_run}
+
+
+async def reloaded(operator: Operator, part: str, name: str | None, *, dry_run: bool) -> dict[str, dict[str, Any]]:
+    """The status of every addressed system, by its id. `reload` is there when it has obeyed."""
+    if part not in PARTS:
+        raise ParameterUseError("part", unknown_word(part, PARTS))
+    systems = await systems_with(part, operator)
+    known = {number for one in systems for number in names_of(part, one)}
+    if name is not None and name not in known:
+        raise ParameterUseError(part, unknown_word(name, sorted(known)))
+    addressed = [one for one in systems if (name in names_of(part, one) if name else names_of(part, one))]
+    found = {one["system_id"]: {**one, "reload": None} for one in addressed}
+    if dry_run:
+        return found
+    store, event = operator.store, operator.event(f"{part}.reload", name or "*")
+    body = dumps({"part": part, "name": name})
+    sequence = await store.control.post("reload", target="router", body=body, sender=operator.actor, events=[event])
+
+    async def look() -> bool:
+        living = {one["system_id"]: one for one in await living_systems(store)}
+        for number in [number for number in found if number not in living]:
+            del found[number]  # it has ended meanwhile
+        for number, status in found.items():
+            outcome = living[number].get("reload")
+            if outcome and outcome["sequence"] >= sequence:
+                status["reload"] = outcome
+        return all(one["reload"] for one in found.values())
+
+    await polled(look, OBEY_WAIT_S)
+    return found
+
+
+def names_of(part: str, system: dict[str, Any]) -> list[str]:
+    """The names of the workers, or of the router, of a system."""
+    if part == "worker":
+        return [one["worker_id"] for one in system["workers"]]
+    return [system["router"]["router_id"]] if system["router"] else []

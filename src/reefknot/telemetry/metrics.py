@@ -1,0 +1,298 @@
+"""
+`EventCounters`: what a process has decided, counted from its audit events.
+
+Every event passes the journal, so no part of the system counts by itself: totals since the start with bounded labels,
+and the last 15 minutes in buckets of 10 seconds. An `ActivityRecord` is their stored form. Records of several processes
+are added up; the sum has the same bounds.
+
+A total is named `metric|label|label`. Counted are decisions: one whose write the store refused, as after a lost lease,
+counts as well.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from threading import Lock
+
+from msgspec import Struct
+
+from reefknot.core.audit.event import (
+    Admission,
+    BreakerEvent,
+    Completed,
+    Dropped,
+    Event,
+    IdempotencyEvent,
+    Quarantined,
+    RetryAttempt,
+    RetryExhausted,
+    RetryRecovered,
+    RetryRefused,
+    TakenOver,
+    TimeoutOccurred,
+)
+from reefknot.core.failure import ErrorCode
+from reefknot.core.retry.decide import Reason
+from reefknot.runtime.log import printable
+
+STEP_S = 10
+STEPS = 90
+DECISIONS = ("accepted", "rejected", "dropped", "deferred", "degraded")
+COUNTED = (
+    *DECISIONS,
+    "ended",
+    "succeeded",
+    "failed",
+    "retries",
+    "recovered",
+    "given_up",
+    "throttled",
+    "quarantined",
+    "audit_lost",
+)
+"""Series that count what happened in each step. Given up are failures of work that had been retried."""
+SAMPLED = ("queued", "oldest_s", "quarantine", "level")
+"""Series of a value as it was in each step. `level` is that of the worst worker: 0 healthy, 3 critical."""
+KEPT_S = 20
+"""Seconds that are also counted one by one, for the rates of the last `RATE_S` seconds."""
+RATE_S = 10
+RECENT_STEPS = 3
+MOST_BLOCKS = 50
+LONGEST_LABEL = 80
+OTHER = "other"
+WAIT_BOUNDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+JOB_BOUNDS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0, 60.0, 300.0, 3600.0)
+_CODES = frozenset(one.wire for one in ErrorCode)
+_STATUSES = frozenset({"success", "error", "timeout", "cancelled"})
+_KEY_ACTIONS = frozenset({"record", "release", "unknown", "forget", "hit", "in_progress", "conflict", "unrecorded"})
+_BREAKER_STATES = frozenset({"closed", "open", "half_open", "healthy", "cooling", "resting", "probing", "recovering"})
+
+Buckets = dict[int, dict[str, float]]
+
+
+class ActivityRecord(Struct, frozen=True, omit_defaults=True):
+    """The counters of one process, or the sum of several. `at` is when they last changed (ms UTC)."""
+
+    at: int = 0
+    totals: dict[str, float] = {}
+    buckets: Buckets = {}
+    """By the number of the step since the epoch."""
+    closed: bool = False
+    """Whether the process that counted this is gone, so that the record can be added to those of the ended ones."""
+    folded: tuple[str, ...] = ()
+    """The records that are part of this sum, as long as they may still be there by themselves."""
+
+
+class EventCounters:
+    """Counts events, from any thread. `wall` gives the time of a step."""
+
+    def __init__(self, wall: Callable[[], float]) -> None:
+        self._wall = wall
+        self._lock = Lock()
+        self._totals: dict[str, float] = {}
+        self._buckets: Buckets = {}
+        self._seconds: Buckets = {}
+        self._blocks: set[str] = set()
+        self.changes = 0
+        """Grows with every count."""
+
+    def observe(self, event: Event) -> None:
+        """Count an event."""
+        counted = _counted(event)
+        if counted is not None:
+            self.count(*counted)
+
+    def count(self, totals: Mapping[str, float], series: Mapping[str, float]) -> None:
+        """Add to totals, and to series of this step."""
+        now = self._wall()
+        with self._lock:
+            self.changes += 1
+            for name, number in totals.items():
+                known = self._bounded(name)
+                self._totals[known] = self._totals.get(known, 0) + number
+            for buckets, step, kept in (
+                (self._buckets, int(now // STEP_S), STEPS),
+                (self._seconds, int(now), KEPT_S),
+            ):
+                bucket = _bucket(buckets, step, kept)
+                for name in series:
+                    bucket[name] = bucket.get(name, 0) + series[name]
+
+    def _bounded(self, name: str) -> str:
+        metric, *labels = name.split("|")
+        if metric != "retry_attempts" or labels[0] in self._blocks:
+            return name
+        if len(self._blocks) >= MOST_BLOCKS:
+            return "|".join((metric, OTHER, *labels[1:]))
+        self._blocks.add(labels[0])
+        return name
+
+    def sample(self, values: Mapping[str, float]) -> None:
+        """Note values of this step. They count as a change when the last noted ones differ."""
+        with self._lock:
+            step = int(self._wall() // STEP_S)
+            before = _last_sampled(self._buckets, step)
+            _bucket(self._buckets, step, STEPS).update(values)
+            self.changes += before != dict(values)
+
+    def record(self) -> ActivityRecord:
+        """Everything counted so far, as it is stored."""
+        with self._lock:
+            buckets = {step: dict(bucket) for step, bucket in self._buckets.items()}
+            return ActivityRecord(int(self._wall() * 1000), dict(self._totals), buckets)
+
+    def recent(self) -> tuple[Buckets, dict[str, float]]:
+        """The last steps, and what happened per second within the last `RATE_S` seconds."""
+        with self._lock:
+            now = self._wall()
+            last = int(now // STEP_S)
+            seconds = [one for second, one in self._seconds.items() if second > now - RATE_S]
+            rates = {name: sum(one.get(name, 0) for one in seconds) / RATE_S for name in ("ended", "retries")}
+            return {step: dict(one) for step, one in self._buckets.items() if step > last - RECENT_STEPS}, rates
+
+
+def _bucket(buckets: Buckets, step: int, kept: int) -> dict[str, float]:
+    """The bucket of this step; those that are too old go."""
+    found = buckets.get(step)
+    if found is None:
+        for old in [one for one in buckets if one <= step - kept]:
+            del buckets[old]
+        found = buckets[step] = {}
+    return found
+
+
+def _last_sampled(buckets: Buckets, step: int) -> dict[str, float]:
+    steps = [one for one in buckets if one <= step and SAMPLED[0] in buckets[one]]
+    return {name: value for name, value in buckets[max(steps)].items() if name in SAMPLED} if steps else {}
+
+
+# ---- counting --------------------------------------------------------------------------------------------------------
+
+_Counts = tuple[dict[str, float], dict[str, float]]
+
+
+def _counted(event: Event) -> _Counts | None:
+    """The totals and the series that an event adds to; None when it is not counted."""
+    match event:
+        case RetryAttempt():
+            block, code = _label(event.operation), _known(event.decision.failure.code, _CODES)
+            waits = _observed("retry_wait", event.delay_seconds, WAIT_BOUNDS)
+            return {f"retry_attempts|{block}|{code}": 1, **waits}, {"retries": 1}
+        case RetryExhausted() | RetryRefused():
+            retried = {"given_up": 1.0} if event.total_attempts > 1 else {}
+            throttled = {"throttled": 1.0} if event.reason is Reason.THROTTLED else {}
+            return {f"retry_given_up|{event.reason.value}": 1}, retried | throttled
+        case RetryRecovered():
+            return {"retry_recovered": 1}, {"recovered": 1}
+        case Admission():
+            decision, number = _decision(event)
+            return {f"admissions|{decision}": number}, {decision: number}
+        case Dropped():
+            return {"admissions|dropped": 1}, {"dropped": 1}
+        case Completed():
+            return _ended(event)
+        case Quarantined():
+            return {"quarantined": 1}, {"quarantined": 1}
+        case IdempotencyEvent():
+            return {f"idempotency|{_known(event.action, _KEY_ACTIONS)}": 1}, {}
+        case TakenOver():
+            return {"idempotency|taken_over": 1}, {}
+        case TimeoutOccurred():
+            return {"timeouts": 1}, {}
+        case BreakerEvent() if event.wait_seconds is None or event.name.startswith("source:"):
+            return {f"breaker_changes|{_known(event.state, _BREAKER_STATES)}": 1}, {}
+        case _:
+            return None
+
+
+def _decision(event: Admission) -> tuple[str, float]:
+    """The decision of an admission, and how many submissions it tells of."""
+    inputs = event.inputs or {}
+    if event.status != "accepted":
+        refused = inputs.get("refused")
+        return "rejected", sum(refused.values()) if isinstance(refused, dict) else 1
+    message = str(inputs.get("message", ""))
+    if message.startswith("Assignment deferred"):
+        return "deferred", 1
+    return ("degraded" if message.startswith("Assignment accepted with degradation") else "accepted"), 1
+
+
+def _ended(event: Completed) -> _Counts:
+    status = _known(event.status, _STATUSES)
+    totals: dict[str, float] = {f"jobs|{status}": 1}
+    if event.duration_ms is not None:
+        totals |= _observed("job_seconds", event.duration_ms / 1000, JOB_BOUNDS)
+    ends: dict[str, float] = {"ended": 1}
+    if status != "cancelled":
+        ends["succeeded" if status == "success" else "failed"] = 1
+    return totals, ends
+
+
+def _observed(name: str, value: float, bounds: tuple[float, ...]) -> dict[str, float]:
+    """An observation of a histogram: the bucket that it falls in, and the sum."""
+    bound = next((f"{one:g}" for one in bounds if value <= one), "+Inf")
+    return {f"{name}|{bound}": 1, f"{name}_sum": value}
+
+
+def _known(text: str, known: frozenset[str]) -> str:
+    return text if text in known else OTHER
+
+
+def _label(text: str | None) -> str:
+    return printable(text or "unknown", most=LONGEST_LABEL).replace("|", "_")
+
+
+# ---- sums ------------------------------------------------------------------------------------------------------------
+
+
+def added(records: Iterable[ActivityRecord]) -> ActivityRecord:
+    """The sum of records: counts are added, of sampled values the highest counts. Blocks beyond the bound are one."""
+    totals: dict[str, float] = {}
+    buckets: Buckets = {}
+    blocks: set[str] = set()
+    at = 0
+    for record in records:
+        at = max(at, record.at)
+        for name, number in record.totals.items():
+            metric, *labels = name.split("|")
+            if metric == "retry_attempts" and labels:
+                if labels[0] not in blocks and len(blocks) >= MOST_BLOCKS:
+                    name = "|".join((metric, OTHER, *labels[1:]))
+                else:
+                    blocks.add(labels[0])
+            totals[name] = totals.get(name, 0) + number
+        for step, bucket in record.buckets.items():
+            into = buckets.setdefault(step, {})
+            for name, number in bucket.items():
+                into[name] = max(into.get(name, 0), number) if name in SAMPLED else into.get(name, 0) + number
+    newest = max(buckets, default=0)
+    return ActivityRecord(at, totals, {step: one for step, one in buckets.items() if step > newest - STEPS})
+
+
+def less(record: ActivityRecord, earlier: ActivityRecord) -> ActivityRecord:
+    """The record without what was in an earlier one of the same process."""
+    totals = {name: number - earlier.totals.get(name, 0) for name, number in record.totals.items()}
+    buckets: Buckets = {}
+    for step, bucket in record.buckets.items():
+        old = earlier.buckets.get(step, {})
+        buckets[step] = {
+            name: number if name in SAMPLED else number - old.get(name, 0) for name, number in bucket.items()
+        }
+    return ActivityRecord(record.at, {name: one for name, one in totals.items() if one}, buckets)
+
+
+def series(buckets: Buckets, now: float, *, steps: int = STEPS) -> dict[str, list[float]]:
+    """
+    The last steps up to now, by name, the oldest first.
+
+    A sampled value holds until the next one: a system at rest notes none.
+    """
+    last = int(now // STEP_S)
+    shown = range(last - steps + 1, last + 1)
+    result: dict[str, list[float]] = {name: [buckets.get(step, {}).get(name, 0) for step in shown] for name in COUNTED}
+    for name in SAMPLED:
+        value = 0.0
+        column: list[float] = []
+        for step in shown:
+            value = buckets.get(step, {}).get(name, value)
+            column.append(value)
+        result[name] = column
+    return result

@@ -1,0 +1,190 @@
+"""The dashboard as people start it: beside a system, alone over a store, and with a store that goes away."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.acceptance.folder import PATIENCE_S, Folder, until
+
+CERTIFICATE = Path(__file__).parents[1] / "integration" / "localhost.pem"
+SERVED = {"REEFKNOT__DASHBOARD__ENABLED": "true", "REEFKNOT__DASHBOARD__PORT": "0"}
+
+
+class Address(NamedTuple):
+    """The address that a start has printed, and its token."""
+
+    url: str
+    token: str
+
+    def request(self, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
+        """Status and JSON of an answer."""
+        data = None if body is None else json.dumps(body).encode()
+        told = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json", **headers}
+        asked = urllib.request.Request(f"{self.url}api/v1{path}", data, told)
+        trusting = ssl.create_default_context(cafile=str(CERTIFICATE))
+        try:
+            with urllib.request.urlopen(asked, timeout=PATIENCE_S, context=trusting) as answer:
+                return answer.status, json.loads(answer.read())
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, json.loads(error.read())
+
+
+def served(process: subprocess.Popen[str]) -> Address:
+    """The address in what a process says."""
+    assert process.stderr is not None
+    lines = []
+    while line := process.stderr.readline():
+        lines.append(line)
+        if found := re.search(r"(https?://\S+/)(?:#token=(\S+))?$", line) if "dashboard" in line else None:
+            return Address(found[1], found[2] or "")
+    raise AssertionError(lines)
+
+
+def started(folder: Folder, *words: str) -> subprocess.Popen[str]:
+    for name, value in SERVED.items():
+        folder.set_variable(name, value)
+    return folder.start(*words)
+
+
+def test_a_system_serves_its_own_store_and_work_is_done_through_the_api(folder: Folder) -> None:
+    process = started(folder, "up", "--module", "naps")
+    address = served(process)
+
+    assert address.request("/jobs")[1]["jobs"] == []
+    status, workers = address.request("/workers")
+    assert (status, [one["worker_id"] for one in workers["workers"]]) == (200, ["worker-1"])
+    folder.wait("held")
+    until(lambda: "held" in folder.begun())
+    status, job = address.request("/jobs/held")
+    assert (status, job["state"]) == (200, "running")
+    status, answer = address.request("/jobs/held/cancel", {"because": "not needed"})
+    assert (status, answer["cancelled"]) == (200, True)
+    assert address.request("/jobs/held/cancel", {})[0] == 409
+    assert address.request("/jobs/unknown")[0] == 404
+
+    process.send_signal(signal.SIGINT)
+    code, _, err = folder.ends(process)
+    assert code == 130, err
+    assert "not served" not in err
+
+
+def test_an_open_connection_does_not_keep_a_system_from_ending(folder: Folder) -> None:
+    process = started(folder, "up")
+    address = served(process)
+    port = int(address.url.rsplit(":", 1)[1].rstrip("/"))
+    with (
+        socket.create_connection(("127.0.0.1", port), PATIENCE_S) as idle,
+        socket.create_connection(("127.0.0.1", port), PATIENCE_S) as halfway,
+    ):
+        halfway.sendall(b"GET /api/v1/jobs HTTP/1.1\r\nHost: 127.0.0.1")
+        idle.sendall(b"")
+        begun = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        assert folder.ends(process)[0] == 130
+        assert time.monotonic() - begun < 10, "and not the drain of half a minute"
+
+
+def test_a_store_that_goes_away_is_told_and_found_again_when_it_is_back(folder: Folder) -> None:
+    assert folder("submit", "--type", "fs.blob_get", "--id", "kept").code == 0
+    process = started(folder, "dashboard")
+    address = served(process)
+    assert address.request("/jobs/kept")[0] == 200
+
+    store, away = folder.path / ".reefknot", folder.path / "away"
+    shutil.copytree(store, away)
+    shutil.rmtree(store)
+    until(lambda: address.request("/jobs/kept")[0] == 503)
+    status, answer = address.request("/jobs/kept")
+    assert (status, answer["error"]["kind"]) == (503, "unreachable")
+    assert "state.db" in answer["error"]["message"]
+
+    away.rename(store)
+    until(lambda: address.request("/jobs/kept")[0] == 200)
+    process.send_signal(signal.SIGTERM)
+    assert folder.ends(process)[0] == 143
+
+
+def test_a_reader_may_look_and_not_act(folder: Folder) -> None:
+    assert folder("submit", "--type", "fs.blob_get", "--id", "kept").code == 0
+    process = started(folder, "dashboard", "--read-only")
+    address = served(process)
+
+    assert address.request("/jobs/kept")[0] == 200
+    status, answer = address.request("/jobs/kept/cancel", {})
+
+    assert (status, answer["error"]["kind"]) == (403, "forbidden")
+    assert folder.json("job", "show", "kept")["state"] == "pending"
+
+
+def test_a_wrong_token_and_a_wrong_host_are_told_what_to_do(folder: Folder) -> None:
+    assert folder("submit", "--type", "fs.blob_get", "--id", "kept").code == 0
+    process = started(folder, "dashboard")
+    address = served(process)
+
+    status, answer = address._replace(token="wrong").request("/jobs")
+    assert (status, answer["error"]["kind"]) == (401, "unauthorized")
+    assert "Authorization: Bearer TOKEN" in answer["error"]["message"]
+    status, answer = address.request("/jobs", Host="evil.example")
+    assert status == 403
+    assert "add the name to dashboard.allowed_hosts" in answer["error"]["message"]
+
+
+def test_over_tls_with_a_configured_token_it_is_served_on_another_address(folder: Folder) -> None:
+    assert folder("submit", "--type", "fs.blob_get", "--id", "kept").code == 0
+    folder.set_variable("TOKEN", "a-token-that-is-long-enough")
+    (folder.path / "reefknot.yaml").write_text(
+        f"dashboard: {{host: 0.0.0.0, port: 0, allowed_hosts: [localhost], operator_token: env:TOKEN, "
+        f"tls_certificate: {CERTIFICATE}, tls_key: {CERTIFICATE}}}\n"
+    )
+    process = folder.start("dashboard")
+    found = served(process)
+    assert (found.url.startswith("https://0.0.0.0:"), found.token) == (True, "")
+
+    address = Address(found.url.replace("0.0.0.0", "localhost"), "a-token-that-is-long-enough")
+    assert address.request("/jobs/kept")[0] == 200
+    assert address._replace(token="wrong").request("/jobs")[0] == 401
+
+
+def test_filters_with_bad_syntax_are_refused_with_what_is_accepted(folder: Folder) -> None:
+    assert folder("submit", "--type", "fs.blob_get", "--id", "kept").code == 0
+    address = served(started(folder, "dashboard"))
+
+    status, answer = address.request("/jobs?since=yesterday")
+    assert (status, answer["error"]["parameter"]) == (400, "since")
+    assert "an age: 90s, 15m, 2h, 7d" in answer["error"]["accepted"]
+    status, answer = address.request("/jobs?status=failed")
+    assert (status, answer["error"]["parameter"]) == (400, "status")
+    assert "accepted here: state, type" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize("words", [("job", "list"), ("quarantine", "list"), ("policy", "list"), ("telemetry", "show")])
+def test_answers_are_the_json_of_the_command_line(folder: Folder, words: tuple[str, str]) -> None:
+    assert folder("submit", "--type", "fs.blob_get", "--id", "kept").code == 0
+    address = served(started(folder, "dashboard"))
+    paths = {"job": "/jobs", "quarantine": "/quarantine", "policy": "/policies", "telemetry": "/telemetry"}
+
+    told, answer = folder.json(*words), address.request(paths[words[0]])[1]
+
+    moving = ("age_s", "due_in_s", "oldest_due_s")
+    assert _without(answer, moving) == _without(told, moving)
+
+
+def _without(value: Any, names: tuple[str, ...]) -> Any:
+    """A tree without these keys, which tell the moment of the look."""
+    if isinstance(value, dict):
+        return {key: _without(one, names) for key, one in value.items() if key not in names}
+    return [_without(one, names) for one in value] if isinstance(value, list) else value

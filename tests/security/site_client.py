@@ -1,0 +1,114 @@
+"""Requests to the dashboard's application in process, byte by byte: also those that no client would send."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+from reefknot.app import open_store
+from reefknot.config.settings import Settings
+from reefknot.core.redaction import Redactor
+from reefknot.dashboard.security import SiteAccess
+from reefknot.dashboard.server import build_app
+from reefknot.dashboard.site import Site
+from tests.unit.cli import work_items
+
+PORT = 8321
+HOST = f"127.0.0.1:{PORT}"
+ORIGIN = f"http://{HOST}"
+OPERATOR, READER = "operator-token-of-a-test", "reader-token-of-the-test"
+
+Headers = Iterable[tuple[str, str]]
+
+
+class Answered(NamedTuple):
+    """The answer to a request."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def text(self) -> str:
+        return self.body.decode()
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+def access(**more: Any) -> SiteAccess:
+    given: dict[str, Any] = {"operator_token": OPERATOR, "reader_token": READER, "port": PORT}
+    return SiteAccess(**given | more)
+
+
+@asynccontextmanager
+async def opened_site(path: Path, settings: Settings | None = None, **more: Any) -> AsyncIterator[Site]:
+    """A site over the store in this file."""
+    async with open_store(f"sqlite:{path}", tidy=False) as store:
+        yield Site(store, access=access(**more), redactor=Redactor(()), settings=settings, shown=f"sqlite:{path}")
+
+
+def bearer(token: str = OPERATOR) -> tuple[str, str]:
+    return ("Authorization", f"Bearer {token}")
+
+
+async def ask(
+    app: Any, method: str, target: str, headers: Headers = (), body: bytes = b"", host: str | None = HOST
+) -> Answered:
+    """The answer of an application to one request; `host` is None for one without that header."""
+    path, _, query = target.partition("?")
+    given = [*([] if host is None else [("Host", host)]), *headers]
+    scope = {
+        "type": "http",
+        "method": method,
+        "path": unquote(path, errors="surrogateescape"),
+        "raw_path": path.encode(),
+        "query_string": query.encode(),
+        "headers": [(name.lower().encode(), value.encode("latin-1")) for name, value in given],
+        "client": ("127.0.0.1", 50000),
+        "server": ("127.0.0.1", PORT),
+        "scheme": "http",
+        "http_version": "1.1",
+        "root_path": "",
+    }
+    messages: list[Any] = []
+    told = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> Any:
+        if told:
+            return told.pop()
+        await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        messages.append(message)
+
+    async with asyncio.timeout(20):
+        await app(scope, receive, send)
+    begin = messages[0]
+    answered = {name.decode("latin-1"): value.decode("latin-1") for name, value in begin["headers"]}
+    return Answered(begin["status"], answered, b"".join(one.get("body", b"") for one in messages[1:]))
+
+
+def build(site: Site) -> Any:
+    return build_app(site)
+
+
+async def login(app: Any, token: str = OPERATOR, name: str = "") -> tuple[str, str]:
+    """The header with the cookie of a new session."""
+    form = [("Content-Type", "application/x-www-form-urlencoded"), ("Origin", ORIGIN)]
+    answered = await ask(app, "POST", "/login", form, f"token={token}&name={name}".encode())
+    assert answered.status == 303, answered
+    return ("Cookie", answered.headers["set-cookie"].partition(";")[0])
+
+
+def stored_work(path: Path) -> None:
+    """A store with a job in each state that a look can meet."""
+    work_items.submitted(path, "waiting", "with/slash", "ümlaut ☃")
+    work_items.quarantined(path, "held")
+    work_items.quarantined(path, "held too", "crash_suspect")

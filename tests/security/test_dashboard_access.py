@@ -1,0 +1,472 @@
+"""Hosts, origins, tokens and roles: what another site, another machine or a reader must not reach."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reefknot import clock
+from reefknot.dashboard import security
+from reefknot.dashboard.api_routes import ROUTES
+from reefknot.dashboard.api_types import PREFIX
+from reefknot.dashboard.login import own_path
+from reefknot.dashboard.security import CONTENT_POLICY, MOST_BODY_BYTES, MOST_FAILURES, MOST_SESSIONS, is_loopback
+from reefknot.dashboard.site import Site
+from tests.security.site_client import (
+    HOST,
+    OPERATOR,
+    ORIGIN,
+    PORT,
+    READER,
+    Answered,
+    access,
+    ask,
+    bearer,
+    build,
+    login,
+    opened_site,
+)
+
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
+GOOD_HOSTS = (HOST, f"localhost:{PORT}", f"[::1]:{PORT}", f"LOCALHOST:{PORT}")
+BAD_HOSTS = (
+    "evil.example",
+    f"evil.example:{PORT}",
+    "127.0.0.1.evil",
+    "127.0.0.1:9999",
+    "127.0.0.1",
+    "localhost",
+    "",
+    None,
+)
+CROSS = {
+    "origin of another site": (("Origin", "http://evil.example"),),
+    "origin with another port": (("Origin", "http://127.0.0.1:9999"),),
+    "origin with another scheme": (("Origin", f"https://{HOST}"),),
+    "opaque origin": (("Origin", "null"),),
+    "no origin at all in the header": (("Origin", ""),),
+    "two origins": (("Origin", ORIGIN), ("Origin", "http://evil.example")),
+    "fetched by another site": (("Sec-Fetch-Site", "cross-site"),),
+    "fetched by another port": (("Sec-Fetch-Site", "same-site"),),
+}
+OWN = {
+    "none": (),
+    "same": (("Origin", ORIGIN),),
+    "fetched by ourselves": (("Sec-Fetch-Site", "same-origin"), ("Origin", ORIGIN)),
+    "typed": (("Sec-Fetch-Site", "none"),),
+}
+PAGES = ("/", "/jobs", "/quarantine", "/logout", "/live", "/metrics", "/no/such/page", "/static/login.js", "/login")
+PATHS = sorted({f"{PREFIX}{route.path}" for route in ROUTES} | set(PAGES) | {f"{PREFIX}/openapi.json"})
+
+
+class Recorder:
+    """Stands behind the guard in place of all routes, and notes what gets through."""
+
+    def __init__(self, site: Site) -> None:
+        self.reached: list[tuple[str, str]] = []
+        self.app = build(site)
+        self.app.router = self._reached
+
+    async def _reached(self, scope: Any, receive: Any, send: Any) -> None:
+        self.reached.append((scope["method"], scope["path"]))
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def lets_through(self, method: str, path: str, headers: Any, host: str | None) -> bool:
+        before = len(self.reached)
+        await ask(self.app, method, path, headers, host=host)
+        return len(self.reached) > before
+
+
+def is_plain_look(method: str, path: str, kind: str) -> bool:
+    """Whether this is a link of another site to a page, which is allowed: it reads nothing and does nothing."""
+    is_page = not path.startswith((PREFIX, "/live", "/metrics"))
+    return method in ("GET", "HEAD") and is_page and kind.startswith("fetched")
+
+
+async def forbidden_that_gets_through(site: Site) -> tuple[list[Any], int]:
+    """Every request of the matrix that must not reach a route and does, and the number of those that may and do."""
+    recorder, found, fine = Recorder(site), [], 0
+    session = recorder_session(site)
+    for method, path, credentials in product(METHODS, PATHS, (bearer(), session)):
+        headers = (credentials,)
+        through = [host for host in BAD_HOSTS if await recorder.lets_through(method, path, headers, host)]
+        found += [(method, path, "host", host) for host in through]
+        for kind, cross in CROSS.items():
+            got_through = await recorder.lets_through(method, path, (*headers, *cross), HOST)
+            if got_through and not is_plain_look(method, path, kind):
+                found.append((method, path, "origin", kind))
+        for own in OWN.values():
+            fine += await recorder.lets_through(method, path, (*headers, *own), HOST)
+    return found, fine
+
+
+def recorder_session(site: Site) -> tuple[str, str]:
+    secret = site.access.login(OPERATOR, None, "127.0.0.1")
+    return ("Cookie", f"{site.access.cookie}={secret}")
+
+
+def in_site(work: Any, **more: Any) -> Any:
+    """The result of `work(site)`, over an empty store in memory."""
+    from reefknot.app import open_store
+    from reefknot.core.redaction import Redactor
+
+    async def main() -> Any:
+        async with open_store("memory:") as store:
+            return await work(Site(store, access=access(**more), redactor=Redactor(()), shown="memory:"))
+
+    return asyncio.run(main())
+
+
+def test_no_request_of_another_host_or_origin_reaches_a_route() -> None:
+    found, fine = in_site(forbidden_that_gets_through)
+
+    assert not found
+    # A bearer's four, and a cookie's: without any word of an origin it may only read.
+    reading = 2 * 8 * len(PATHS)
+    acting = 6 * 7 * len(PATHS) + 6 * sum(security.is_open(path) for path in PATHS)
+    assert fine == reading + acting
+
+
+@pytest.mark.parametrize("guard", ["forbidden_host", "forbidden_origin"])
+def test_the_matrix_sees_a_guard_that_is_taken_away(guard: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control."""
+    monkeypatch.setattr(security, guard, lambda *_, **__: None)
+
+    found, _ = in_site(forbidden_that_gets_through)
+
+    assert {one[2] for one in found} == {guard.removeprefix("forbidden_")}
+
+
+@pytest.mark.parametrize("host", GOOD_HOSTS)
+def test_every_name_of_the_own_machine_is_answered(host: str) -> None:
+    async def work(site: Site) -> bool:
+        return await Recorder(site).lets_through("GET", "/", (bearer(),), host)
+
+    assert in_site(work)
+
+
+def test_a_name_that_is_allowed_is_answered_with_and_without_the_port_and_behind_tls() -> None:
+    async def work(site: Site) -> list[bool]:
+        recorder = Recorder(site)
+        asked = [("ops.example", "https://ops.example"), (f"ops.example:{PORT}", f"http://ops.example:{PORT}")]
+        asked += [("ops.example", "https://evil.example"), ("other.example", "https://other.example")]
+        return [
+            await recorder.lets_through("POST", "/logout", (bearer(), ("Origin", origin)), host)
+            for host, origin in asked
+        ]
+
+    assert in_site(work, allowed_hosts=["Ops.example"]) == [True, True, False, False]
+
+
+# ---- tokens and roles ------------------------------------------------------------------------------------------------
+
+NOBODY = {
+    "no token": (),
+    "wrong token": (bearer("wrong"),),
+    "empty token": (bearer(""),),
+    "token as basic": (("Authorization", f"Basic {OPERATOR}"),),
+    "two tokens": (bearer(), bearer("wrong")),
+    "a cookie that nobody gave": (("Cookie", f"reefknot_session_{PORT}=guessed"),),
+    "the token as a cookie": (("Cookie", f"reefknot_session_{PORT}={OPERATOR}"),),
+    "a session of another port": (("Cookie", "reefknot_session_1=guessed"),),
+}
+
+
+def test_without_a_token_nothing_but_the_login_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(security, "MOST_FAILURES", 10**9)
+
+    async def work(site: Site) -> list[Any]:
+        recorder = Recorder(site)
+        tried = product(METHODS, PATHS, NOBODY.items())
+        return [
+            (method, path, kind)
+            for method, path, (kind, headers) in tried
+            if await recorder.lets_through(method, path, headers, HOST) and not security.is_open(path)
+        ]
+
+    assert in_site(work) == []
+
+
+def test_a_token_in_the_address_is_no_token() -> None:
+    async def work(site: Site) -> list[int]:
+        app = build(site)
+        asked = [f"{PREFIX}/jobs?token={OPERATOR}", f"{PREFIX}/jobs?access_token={OPERATOR}"]
+        return [(await ask(app, "GET", one)).status for one in asked]
+
+    assert in_site(work) == [401, 401]
+
+
+def test_a_reader_reaches_no_action() -> None:
+    async def work(site: Site) -> tuple[list[Any], int]:
+        recorder, secret = Recorder(site), site.access.login(READER, None, "127.0.0.1")
+        cookie = ("Cookie", f"{site.access.cookie}={secret}")
+        found, read = [], 0
+        for method, path, credentials in product(METHODS, PATHS, (bearer(READER), cookie)):
+            if security.is_open(path) or path == "/logout":
+                continue
+            through = await recorder.lets_through(method, path, (credentials, ("Origin", ORIGIN)), HOST)
+            if through and method not in ("GET", "HEAD"):
+                found.append((method, path))
+            read += through
+        return found, read
+
+    found, read = in_site(work)
+
+    assert not found
+    assert read == 2 * 2 * sum(not security.is_open(path) and path != "/logout" for path in PATHS)
+
+
+@pytest.mark.parametrize("token", [OPERATOR, READER, "wrong", ""])
+def test_metrics_are_for_whoever_has_a_token(token: str) -> None:
+    from prometheus_client.parser import text_string_to_metric_families
+
+    async def work(site: Site) -> Answered:
+        return await ask(build(site), "GET", "/metrics", [bearer(token)])
+
+    answered = in_site(work)
+
+    if token not in (OPERATOR, READER):
+        assert answered.status == 401
+        assert "www-authenticate" in answered.headers
+        return
+    assert answered.headers["content-type"].startswith("text/plain; version=0.0.4")
+    names = {one.name for one in text_string_to_metric_families(answered.text)}
+    assert {"reefknot_retry_attempts", "reefknot_queue_depth"} <= names
+
+
+@pytest.mark.parametrize("token", [OPERATOR, READER])
+def test_every_action_of_the_api_needs_the_operators_token(token: str) -> None:
+    async def work(site: Site) -> list[int]:
+        app, actions = build(site), [route for route in ROUTES if not route.is_read]
+        asked = [f"{PREFIX}{route.path}".replace("{", "").replace("}", "") for route in actions]
+        as_json = ("Content-Type", "application/json")
+        return [(await ask(app, "POST", path, (bearer(token), as_json), b'{"no": 1}')).status for path in asked]
+
+    statuses = in_site(work)
+
+    assert len(statuses) > 10
+    assert set(statuses) == ({400} if token == OPERATOR else {403})
+
+
+def test_a_session_is_not_the_token_and_ends_with_the_logout() -> None:
+    async def work(site: Site) -> None:
+        app = build(site)
+        form = [("Content-Type", "application/x-www-form-urlencoded"), ("Origin", ORIGIN)]
+        answered = await ask(app, "POST", "/login?x=1", form, f"token={OPERATOR}&name=Ada&next=/quarantine".encode())
+        set_cookie = answered.headers["set-cookie"]
+
+        assert (answered.status, answered.headers["location"]) == (303, "/quarantine")
+        assert OPERATOR not in set_cookie
+        assert {"HttpOnly", "Path=/", "SameSite=strict"} <= set(set_cookie.split("; "))
+        assert set_cookie.startswith(f"reefknot_session_{PORT}=")
+
+        cookie = ("Cookie", set_cookie.partition(";")[0])
+        assert (await ask(app, "GET", f"{PREFIX}/jobs", [cookie])).status == 200
+        assert (await ask(app, "POST", "/logout", [cookie, ("Origin", ORIGIN)])).status == 303
+        assert (await ask(app, "GET", f"{PREFIX}/jobs", [cookie])).status == 401
+
+    in_site(work)
+
+
+def test_an_action_carries_the_name_that_was_typed_at_the_login(tmp_path: Path) -> None:
+    from tests.security.site_client import stored_work
+
+    stored_work(tmp_path / "state.db")
+
+    async def work() -> Answered:
+        async with opened_site(tmp_path / "state.db") as site:
+            app = build(site)
+            headers = [await login(app, name="Ada%0ALovelace"), ("Origin", ORIGIN)]
+            return await ask(app, "POST", f"{PREFIX}/jobs/waiting/cancel", headers)
+
+    answered = asyncio.run(work())
+
+    assert (answered.status, answered.json["actor"]) == (200, "Ada\\nLovelace")
+
+
+def test_sessions_end_and_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, now = access(), 1000.0
+    monkeypatch.setattr(clock, "now", lambda: now)
+    first = mine.login(OPERATOR, None, "a") or ""
+    assert mine.session(first) is not None
+
+    now += security.SESSION_S
+    assert mine.session(first) is None
+
+    many = [mine.login(OPERATOR, None, "a") or "" for _ in range(MOST_SESSIONS + 10)]
+    living = [mine.session(one) is not None for one in many]
+    assert living == [False] * 10 + [True] * MOST_SESSIONS
+
+
+def test_wrong_tokens_are_throttled_by_address_and_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(clock, "now", lambda: now)
+
+    async def work(site: Site) -> list[Answered]:
+        app = build(site)
+        wrong = [await ask(app, "GET", f"{PREFIX}/jobs", [bearer("wrong-guess")]) for _ in range(MOST_FAILURES + 1)]
+        return [*wrong, await ask(app, "GET", f"{PREFIX}/jobs", [bearer()])]
+
+    *wrong, last_wrong, right = in_site(work)
+
+    assert {one.status for one in wrong} == {401}
+    assert (last_wrong.status, right.status) == (429, 429), "whoever guesses does not hear when it was right"
+    assert last_wrong.headers["retry-after"] == "60"
+    assert last_wrong.json["error"]["kind"] == "throttled"
+    assert sum("a wrong token from 127.0.0.1" in one for one in caplog.messages) == MOST_FAILURES
+    assert "wrong-guess" not in caplog.text
+
+    mine = access()
+    for number in range(MOST_FAILURES):
+        assert mine.role_of("wrong", "a") is None, number
+    assert mine.role_of(OPERATOR, "b") == "operator"
+    with pytest.raises(security.ThrottledError):
+        mine.role_of(OPERATOR, "a")
+    now += security.FAILURES_S
+    assert mine.role_of(OPERATOR, "a") == "operator"
+
+
+def test_the_memory_of_failed_logins_is_bounded() -> None:
+    mine = access()
+
+    for number in range(security.MOST_CLIENTS + 50):
+        mine.role_of("wrong", f"address {number}")
+
+    assert len(mine._failures) == security.MOST_CLIENTS
+
+
+# ---- responses -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/login"),
+        ("GET", "/"),
+        ("GET", f"{PREFIX}/jobs"),
+        ("GET", f"{PREFIX}/nothing"),
+        ("GET", "/static/login.js"),
+        ("GET", "/static/nothing.js"),
+        ("POST", "/login"),
+        ("DELETE", f"{PREFIX}/jobs"),
+    ],
+)
+def test_every_response_has_the_headers(method: str, path: str) -> None:
+    async def work(site: Site) -> list[Answered]:
+        app = build(site)
+        return [
+            await ask(app, method, path, headers, host=host) for headers in ((), (bearer(),)) for host in (HOST, "evil")
+        ]
+
+    for answered in in_site(work):
+        headers = answered.headers
+        assert headers["content-security-policy"] == CONTENT_POLICY
+        assert "unsafe" not in CONTENT_POLICY
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["referrer-policy"] == "same-origin"
+        assert headers["cross-origin-opener-policy"] == "same-origin"
+        assert headers["cross-origin-resource-policy"] == "same-origin"
+        assert headers["cache-control"] == ("no-cache" if path.startswith("/static/") else "no-store")
+        assert "server" not in headers
+
+
+def test_the_login_page_has_no_inline_code_and_escapes_where_it_goes_on() -> None:
+    async def work(site: Site) -> Answered:
+        return await ask(build(site), "GET", "/login?next=/jobs%22%3E%3Cscript%3Ealert(1)%3C/script%3E")
+
+    page = in_site(work).text
+
+    assert "<script>" not in page
+    assert "onload" not in page
+    assert " style=" not in page
+    assert "/jobs&quot;&gt;&lt;script&gt;" in page
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "//evil.example",
+        "https://evil.example",
+        "/\\evil.example",
+        "\\\\evil",
+        "/login",
+        "",
+        "/a\r\nSet-Cookie: x",
+        "/" * 3000,
+    ],
+)
+def test_a_login_leads_to_no_other_site(given: str) -> None:
+    assert own_path(given) == "/"
+
+
+def test_a_browser_without_a_session_is_led_to_the_login_and_a_program_is_told() -> None:
+    async def work(site: Site) -> list[Answered]:
+        app = build(site)
+        return [await ask(app, "GET", one) for one in ("/jobs?state=failed&type=a%20b", f"{PREFIX}/jobs", "/live")]
+
+    page, program, stream = in_site(work)
+
+    assert (page.status, page.headers["location"]) == (303, "/login?next=/jobs%3Fstate%3Dfailed%26type%3Da%2520b")
+    assert (program.status, program.headers["www-authenticate"]) == (401, 'Bearer realm="reefknot"')
+    assert program.json["error"]["kind"] == "unauthorized"
+    assert stream.status == 401
+
+
+def test_a_body_beyond_the_limit_is_refused_by_its_length_and_by_its_bytes() -> None:
+    async def work(site: Site) -> list[Answered]:
+        app, path = build(site), f"{PREFIX}/jobs/retry"
+        told = (bearer(), ("Content-Length", str(MOST_BODY_BYTES + 1)))
+        lied = (bearer(), ("Content-Length", "10"), ("Content-Type", "application/json"))
+        odd = (bearer(), ("Content-Length", "-1"))
+        return [
+            await ask(app, "POST", path, told),
+            await ask(app, "POST", path, lied, b" " * (MOST_BODY_BYTES + 1)),
+            await ask(app, "POST", path, odd),
+        ]
+
+    for answered in in_site(work):
+        assert answered.status == 413
+        assert answered.json["error"]["kind"] == "too_large"
+
+
+def test_a_body_that_does_not_arrive_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(security, "BODY_S", 0.01)
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    async def work(site: Site) -> int:
+        body = security.Body({"headers": []}, receive)
+        with pytest.raises(security.RequestRefusedError) as told:
+            await body.receive()
+        return told.value.status
+
+    assert in_site(work) == 408
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [
+        ("127.0.0.1", True),
+        ("127.8.8.8", True),
+        ("::1", True),
+        ("[::1]", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("10.0.0.1", False),
+        ("example.org", False),
+        ("localhost.evil.example", False),
+        ("127.0.0.1.evil", False),
+        ("2130706433", False),
+    ],
+)
+def test_an_address_is_loopback_only_when_nobody_else_can_reach_it(host: str, loopback: bool) -> None:
+    assert is_loopback(host) is loopback

@@ -1,0 +1,348 @@
+"""What requests bring: no look changes a store, no hostile text breaks an answer or gets into it as code."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import apsw
+import msgspec
+import pytest
+
+from reefknot.config.settings import Settings, load_settings
+from reefknot.dashboard import api
+from reefknot.dashboard.api_routes import ROUTES
+from reefknot.dashboard.api_types import PREFIX, ApiRoute
+from reefknot.operations import jobs
+from tests.security.site_client import ORIGIN, Answered, ask, bearer, build, login, opened_site, stored_work
+
+CONFIGURED = """
+sources:
+  notes: {connector: local_filesystem, path: ., every: 1h}
+schedules:
+  nightly: {cron: "0 3 * * *", assignment: {job: {type: own.step, payload: {}}}}
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    (tmp_path / "reefknot.yaml").write_text(CONFIGURED)
+    stored_work(tmp_path / "state.db")
+    return tmp_path / "state.db"
+
+
+def settings(path: Path) -> Settings:
+    return load_settings(str(path.parent / "reefknot.yaml"), environ={}, cwd=path.parent)
+
+
+# ---- looks change nothing --------------------------------------------------------------------------------------------
+
+
+def dump(path: Path) -> dict[str, list[Any]]:
+    """Every row of every table."""
+    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+    try:
+        names = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        return {name: sorted(map(repr, connection.execute(f'SELECT * FROM "{name}"'))) for name in names}
+    finally:
+        connection.close()
+
+
+VALUES = {"job": "held", "name": "notes", "key": "a-key", "worker": "worker-1", "router": "router"}
+
+
+def filled(route: ApiRoute) -> str:
+    path = route.path
+    for name, value in VALUES.items():
+        path = path.replace(f"{{{name}}}", quote(value, safe=""))
+    needs_target = route.path.startswith("/policies/")
+    return f"{PREFIX}{path}" + ("?target=block:http" if needs_target else "")
+
+
+def looks(app: Any) -> Iterator[str]:
+    """Every address that a look can go to: those of the table, and those of the pages."""
+    yield from (filled(route) for route in ROUTES if route.is_read)
+    yield f"{PREFIX}/openapi.json"
+    for route in app.router.routes:
+        methods = getattr(route, "methods", None) or ()
+        if "GET" in methods and not route.path.startswith(PREFIX) and route.path != "/live":
+            yield route.path.replace("{job:path}", "held").replace("{job}", "held").replace("{name}", "notes")
+
+
+async def look_at_everything(path: Path) -> list[tuple[str, str, int]]:
+    """Ask for everything, with every method that may not change anything; the addresses and their statuses."""
+    async with opened_site(path, settings(path)) as site:
+        app = build(site)
+        cookie = await login(app)
+        return [
+            (method, target, (await ask(app, method, target, [cookie])).status)
+            for target in looks(app)
+            for method in ("GET", "HEAD", "OPTIONS", "TRACE")
+        ]
+
+
+def test_no_look_changes_the_store(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(path.parent)
+    before = dump(path)
+
+    asked = asyncio.run(look_at_everything(path))
+
+    assert dump(path) == before
+    assert len(asked) >= 4 * 20
+    assert {status for method, _, status in asked if method == "GET"} <= {200, 303, 404}
+    assert sum(status == 200 for method, _, status in asked if method == "GET") >= 15
+    assert {status for method, _, status in asked if method in ("OPTIONS", "TRACE")} <= {403, 405}
+
+
+def test_a_look_that_cancels_would_be_seen(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: one route whose question is an action."""
+
+    def cancels(route: ApiRoute) -> ApiRoute:
+        call = lambda operator, *_: jobs.cancel_job(operator, "waiting")  # noqa: E731
+        return msgspec.structs.replace(route, call=call) if route.name == "quarantine_stats" else route
+
+    monkeypatch.setattr(api, "ROUTES", tuple(map(cancels, ROUTES)))
+    before = dump(path)
+
+    asyncio.run(look_at_everything(path))
+
+    assert dump(path) != before
+
+
+# ---- hostile texts ---------------------------------------------------------------------------------------------------
+
+_MARKUP = (
+    "<script>alert(1)</script>",
+    '"><script>alert(1)</script>',
+    "'><img src=x onerror=alert(1)>",
+    "<svg/onload=alert(1)>",
+    "</title><script>alert(1)</script>",
+    "</textarea><script>alert(1)</script>",
+    "<!--<script>",
+    "<marquee>",
+    "]]><script>alert(1)</script>",
+    "javascript:alert(1)",
+    "data:text/html,<script>alert(1)</script>",
+    "{{7*7}}",
+    "{% raw %}",
+    "${7*7}",
+    "#{7*7}",
+    "<%= 7*7 %>",
+    "{{''.__class__}}",
+    '" autofocus onfocus=alert(1) x="',
+    "&lt;script&gt;",
+    "&#60;script&#62;",
+    "<iframe srcdoc='x'>",
+    "<a href='javascript:alert(1)'>x</a>",
+    "<base href=//evil.example>",
+    "<meta http-equiv=refresh content=0>",
+    "<style>*{display:none}</style>",
+    "＜script＞",
+)
+_INJECTIONS = (
+    "' OR 1=1 --",
+    "'; DROP TABLE work; --",
+    '" OR ""="',
+    "1; ATTACH DATABASE 'x' AS y",
+    "%",
+    "_",
+    "*",
+    "a > b",
+    "subject.>",
+    "$(touch x)",
+    "`touch x`",
+    "; touch x",
+    "| touch x",
+    "a\nb",
+    "a\r\nSet-Cookie: x=1",
+    "a\r\n\r\n<html>",
+    "\x1b[31mred\x1b[0m",
+    "\x1b]0;title\x07",
+    "a\tb",
+    "\x7f",
+    "\u202eevil",
+    "\u2028",
+    "\u200b",
+    "\ufeffbom",
+    "\N{PILE OF POO}" * 30,
+)
+_PATHS = (
+    "../../../etc/passwd",
+    "..%2f..%2fetc%2fpasswd",
+    "..\\..\\windows",
+    "/etc/passwd",
+    "//evil.example",
+    ".",
+    "..",
+    "...",
+    "a/b/c",
+    "a//b",
+    "/",
+    "a/",
+    "a b",
+    " ",
+    "%00",
+    "%2e%2e",
+    "%",
+    "%zz",
+    "?",
+    "#",
+    "a?b=c",
+    "a#b",
+    "file:///etc/passwd",
+    "CON",
+    "~root",
+)
+_ODD = (
+    "null",
+    "true",
+    "0",
+    "-1",
+    "1e309",
+    "NaN",
+    "9" * 400,
+    "0x10",
+    "[]",
+    "{}",
+    '{"a": 1}',
+    "a" * 4000,
+    "ü" * 2000,
+    "__proto__",
+    "constructor",
+    "undefined",
+    "٣",
+    "²",
+    "1970-01-01",
+    "99999-01-01T00:00:00Z",
+    "-15m",
+    "15 m",
+    "1" * 9 + "d",
+    "2026-01-25T21:15:00+99:99",
+    "é" + "\u0301" * 100,
+)
+HOSTILE = (*_MARKUP, *_INJECTIONS, *_PATHS, *_ODD)
+
+
+def test_there_are_a_hundred_hostile_texts() -> None:
+    assert len(set(HOSTILE)) == 100
+
+
+def texts_of(kind: type[msgspec.Struct]) -> list[str]:
+    """The fields that take a text."""
+    return [one.name for one in msgspec.structs.fields(kind) if str in getattr(one.type, "__args__", (one.type,))]
+
+
+def hostile_requests(route: ApiRoute, text: str) -> Iterator[tuple[str, bytes]]:
+    """Addresses and bodies of a route with the text in each place that takes one."""
+    path = f"{PREFIX}{route.path}"
+    for name in route.path_names:
+        path = path.replace(f"{{{name}}}", quote(text, safe=""))
+    others = [name for name in texts_of(route.parameters) if name not in route.path_names]
+    dry: dict[str, Any] = {} if route.is_read else {"dry_run": True}
+    yield path, b"" if route.is_read else json.dumps(dry).encode()
+    if others:
+        yield f"{path}?" + "&".join(f"{name}={quote(text, safe='')}" for name in others[:1]), json.dumps(dry).encode()
+        every = "&".join(f"{name}={quote(text, safe='')}" for name in others)
+        yield f"{path}?{every}", json.dumps(dry).encode()
+    if route.body is not None:
+        yield path, json.dumps({**dry, **dict.fromkeys(texts_of(route.body), text)}).encode()
+        yield path, json.dumps({**dry, text: text}).encode()
+
+
+def check(answered: Answered, text: str, target: str) -> None:
+    """No answer is an internal error, and none holds the text as markup."""
+    assert answered.status in (200, 400, 404, 409, 503), (target, answered)
+    assert answered.headers["content-type"] == "application/json", target
+    json.loads(answered.body)
+    assert all(name not in answered.headers for name in ("set-cookie", "location")), target
+
+
+def test_no_hostile_text_makes_an_internal_error_of_the_api(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(path.parent)
+    headers = [bearer(), ("Content-Type", "application/json")]
+
+    async def work() -> int:
+        number = 0
+        async with opened_site(path, settings(path)) as site:
+            app = build(site)
+            for route in (one for one in ROUTES if texts_of(one.parameters) or one.body is not None):
+                for turn, text in enumerate(HOSTILE):
+                    first, *others = hostile_requests(route, text)
+                    chosen = [others[turn % len(others)]] if others else []  # each place has its turn
+                    for target, body in (first, *chosen):
+                        check(await ask(app, route.method, target, headers, body), text, target)
+                        number += 1
+        return number
+
+    assert asyncio.run(work()) > 3000
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        (b"{", "the body is not JSON"),
+        (b"\xff\xfe", "the body is not JSON"),
+        (b'{"ids": [1]}', "ids[0]: expected str, got int"),
+        (b'{"ids": "a"}', "ids: expected array, got str"),
+        (b'{"dry_run": 1}', "dry_run: expected bool, got int"),
+        (b'{"dryrun": true}', "dryrun: unknown field; accepted: ids, "),
+        (b'{"all": true, "all": false}', "all: the key stands twice"),
+        (b'{"all": NaN}', "NaN is no JSON value"),
+        (b'{"a": 1' + b"0" * 5000 + b"}", "the body is not JSON"),
+        (b"[]", "the body: expected object, got array"),
+        (b"null", "the body: expected object, got null"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"reason": "  ", "all": true}', "reason='  ' is not accepted"),
+        (b'{"ids": ["a"], "all": true}', "all: not together with ids"),
+        (b"{}", "select jobs by ids, a filter"),
+    ],
+    ids=lambda value: value[:20].decode("latin-1") if isinstance(value, bytes) else "",
+)
+def test_a_body_that_is_not_accepted_is_refused_by_the_name_of_its_field(body: bytes, named: str, path: Path) -> None:
+    async def work() -> Answered:
+        async with opened_site(path) as site:
+            headers = [bearer(), ("Content-Type", "application/json; charset=utf-8")]
+            return await ask(build(site), "POST", f"{PREFIX}/quarantine/requeue", headers, body)
+
+    answered = asyncio.run(work())
+
+    assert answered.status == 400
+    assert named in answered.json["error"]["message"]
+    assert answered.json["error"]["kind"] == "invalid"
+
+
+def test_ids_with_slashes_blanks_and_other_letters_are_found(path: Path) -> None:
+    async def work() -> list[Answered]:
+        async with opened_site(path) as site:
+            app, ids = build(site), ("with/slash", "ümlaut ☃", "held too")
+            return [await ask(app, "GET", f"{PREFIX}/jobs/{quote(one, safe='')}", [bearer()]) for one in ids]
+
+    answered = asyncio.run(work())
+
+    assert [one.status for one in answered] == [200, 200, 200]
+    assert [one.json["id"] for one in answered] == ["with/slash", "ümlaut ☃", "held too"]
+
+
+def test_pages_show_hostile_texts_as_texts(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(path.parent)
+
+    async def work() -> list[tuple[str, str, Answered]]:
+        async with opened_site(path, settings(path)) as site:
+            app = build(site)
+            cookie, found = await login(app), []
+            pages = [one for one in looks(app) if not one.startswith(PREFIX)]
+            for text in _MARKUP:
+                for page in [*pages, "/nothing/"]:
+                    target = f"{page}?job={quote(text)}&state={quote(text)}&type={quote(text)}&target={quote(text)}"
+                    found.append((text, target, await ask(app, "GET", target, [cookie, ("Origin", ORIGIN)])))
+        return found
+
+    for text, target, answered in asyncio.run(work()):
+        assert answered.status < 500, target
+        if answered.headers.get("content-type", "").startswith("text/html"):
+            assert "<script>alert" not in answered.text, (text, target)
+            assert not any(mark in answered.text for mark in (text,) if "<" in mark), (text, target)

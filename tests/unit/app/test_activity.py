@@ -1,0 +1,254 @@
+"""The activity of all systems over a store: kept over their ends, added up once, and cheap for those at rest."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from reefknot.app import activity
+from reefknot.app.activity import ENDED, PREFIX, SILENT_S, Activity, fold_left, store_activity
+from reefknot.audit.journal import Journal, envelope, observed
+from reefknot.core.audit.event import Quarantined
+from reefknot.engines.clocks import LoopClock, SystemClock, VirtualLoop
+from reefknot.engines.memory import MemoryStore
+from reefknot.ports.store import Store
+from reefknot.ports.value_store import StoredValue
+from reefknot.telemetry.metrics import ActivityRecord
+from reefknot.testing import run_virtual
+
+
+async def work(store: Store, times: int = 1) -> None:
+    """So many events of a system."""
+    await Journal(store.audit).write(*(Quarantined(**envelope(wall=1.0), reason="spent") for _ in range(times)))
+
+
+async def total(store: Store) -> float:
+    return (await store_activity(store)).totals.get("quarantined", 0)
+
+
+async def names(store: Store) -> list[str]:
+    return [one.name for one in await store.values.list(PREFIX)]
+
+
+async def later_ms(store: Store) -> int:
+    return store.moment().wall + int(SILENT_S * 1000) + 5000
+
+
+def test_what_systems_counted_is_there_after_their_ends_and_takes_one_value() -> None:
+    async def main() -> tuple[float, list[str]]:
+        store = MemoryStore(SystemClock())
+        for _ in range(3):
+            async with Activity(store, SystemClock()) as one:
+                await work(store, 2)
+                await one.write()
+                assert await total(store) % 2 == 0
+        return await total(store), await names(store)
+
+    assert asyncio.run(main()) == (6, [ENDED])
+
+
+def test_a_system_that_counted_nothing_writes_nothing() -> None:
+    async def main() -> list[str]:
+        store = MemoryStore(SystemClock())
+        async with Activity(store, SystemClock()):
+            pass
+        return await names(store)
+
+    assert asyncio.run(main()) == []
+
+
+def test_a_system_at_rest_writes_nothing_more() -> None:
+    """An hour without work: one value, written once."""
+
+    async def main() -> int:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        clock = LoopClock(loop)
+        store = MemoryStore(clock)
+        async with Activity(store, clock):
+            await work(store)
+            await asyncio.sleep(20)
+            (first,) = await store.values.list(PREFIX)
+            await asyncio.sleep(3600)
+            (last,) = await store.values.list(PREFIX)
+            return last.version - first.version
+
+    assert run_virtual(main()) == 0
+
+
+async def killed(store: Store, times: int = 1) -> Activity:
+    """A system that was killed after its record was written."""
+    one = Activity(store, SystemClock())
+    with observed(store.audit, one.counters.observe):
+        await work(store, times)
+        await one.write()
+    return one
+
+
+def test_a_killed_systems_record_is_added_to_the_ended_ones_after_a_while() -> None:
+    async def main() -> tuple[int, int, float, list[str]]:
+        store = MemoryStore(SystemClock())
+        await killed(store, 3)
+        at_once = await fold_left(store, store.moment().wall)
+        later = await fold_left(store, await later_ms(store))
+        return at_once, later, await total(store), await names(store)
+
+    assert asyncio.run(main()) == (0, 1, 3, [ENDED])
+
+
+def test_a_living_systems_record_stays_by_itself() -> None:
+    async def main() -> int:
+        store = MemoryStore(SystemClock())
+        one = await killed(store)
+        body = json.dumps({"system_id": "s", "started_at": 1, "activity": one.status()})
+        await store.control.report("s", body, keep=300)
+        return await fold_left(store, await later_ms(store))
+
+    assert asyncio.run(main()) == 0
+
+
+class Halts(Exception):
+    """The process of a folder ends here."""
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_whoever_dies_while_folding_leaves_every_count_once(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The writes of a fold are: close the record, add it to the sum, delete it. Any of them may be the last."""
+
+    async def main() -> tuple[float, float, list[str]]:
+        store = MemoryStore(SystemClock())
+        await killed(store, 3)
+        writes = 0
+
+        def dying(write: Any) -> Any:
+            async def written(*args: Any, **more: Any) -> Any:
+                nonlocal writes
+                if writes == at:
+                    raise Halts
+                writes += 1
+                return await write(*args, **more)
+
+            return written
+
+        with monkeypatch.context() as patched:
+            patched.setattr(store.values, "put", dying(store.values.put))
+            patched.setattr(store.values, "delete", dying(store.values.delete))
+            with pytest.raises(Halts):
+                await fold_left(store, await later_ms(store))
+        between = await total(store)
+        await fold_left(store, await later_ms(store))
+        return between, await total(store), await names(store)
+
+    assert asyncio.run(main()) == (3, 3, [ENDED])
+
+
+def test_without_the_names_of_the_folded_records_the_sum_would_double(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: a sum that forgets which records it has counts one twice whose folder died before deleting it."""
+
+    async def main() -> float:
+        store = MemoryStore(SystemClock())
+        await killed(store, 3)
+        encoded = activity._encoded
+        forgets = lambda record: encoded(msgspec.structs.replace(record, folded=()))  # noqa: E731 - it is one line
+        monkeypatch.setattr(activity, "_encoded", forgets)
+
+        async def halts(*_: Any, **__: Any) -> bool:
+            raise Halts
+
+        with monkeypatch.context() as patched:
+            patched.setattr(store.values, "delete", halts)
+            with pytest.raises(Halts):
+                await fold_left(store, await later_ms(store))
+        await fold_left(store, await later_ms(store))
+        return await total(store)
+
+    assert asyncio.run(main()) == 6
+
+
+def test_two_systems_that_fold_at_once_add_a_record_once() -> None:
+    async def main() -> tuple[float, list[str]]:
+        store = MemoryStore(SystemClock())
+        for _ in range(5):
+            await killed(store)
+        now = await later_ms(store)
+        await asyncio.gather(*(fold_left(store, now) for _ in range(4)))
+        await fold_left(store, now)
+        return await total(store), await names(store)
+
+    assert asyncio.run(main()) == (5, [ENDED])
+
+
+def test_a_late_folder_does_not_add_what_others_added_deleted_and_forgot() -> None:
+    """It saw the closed record before; since then the sum has got it, it is gone, and the sum names it no more."""
+
+    async def main() -> float:
+        store = MemoryStore(SystemClock())
+        first = await killed(store, 3)
+        (value,) = await store.values.list(PREFIX)
+        seen = (first.record_id, msgspec.json.decode(value.body, type=ActivityRecord), value.version)
+        await fold_left(store, await later_ms(store))
+        await killed(store)
+        await fold_left(store, await later_ms(store))
+        found = await store.values.get(ENDED)
+        assert found is not None
+        assert first.record_id not in found.body
+        await activity._fold(store, [seen])
+        return await total(store)
+
+    assert asyncio.run(main()) == 4
+
+
+def test_a_system_that_was_taken_for_dead_goes_on_under_a_new_id_and_loses_nothing() -> None:
+    async def main() -> list[float]:
+        store = MemoryStore(SystemClock())
+        async with Activity(store, SystemClock()) as one:
+            await work(store, 2)
+            await one.write()
+            await fold_left(store, await later_ms(store))
+            seen = [await total(store)]
+            await work(store, 5)
+            await one.write()
+            await one.write()
+            seen.append(await total(store))
+        return [*seen, await total(store)]
+
+    assert asyncio.run(main()) == [2, 7, 7]
+
+
+def test_a_write_whose_answer_was_lost_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> float:
+        store = MemoryStore(SystemClock())
+        async with Activity(store, SystemClock()) as one:
+            await work(store, 2)
+            put = store.values.put
+
+            async def lost(*args: Any, **more: Any) -> StoredValue | None:
+                await put(*args, **more)
+                raise TimeoutError
+
+            with monkeypatch.context() as patched:
+                patched.setattr(store.values, "put", lost)
+                with pytest.raises(TimeoutError):
+                    await one.write()
+            await work(store)
+            await one.write()
+            await one.write()
+        return await total(store)
+
+    assert asyncio.run(main()) == 3
+
+
+def test_a_record_that_cannot_be_read_stops_nothing() -> None:
+    async def main() -> float:
+        store = MemoryStore(SystemClock())
+        await store.values.put(f"{PREFIX}broken", "no json", version=0)
+        await store.values.put(ENDED, "[]", version=0)
+        await killed(store, 2)
+        await fold_left(store, await later_ms(store))
+        return await total(store)
+
+    assert asyncio.run(main()) == 2

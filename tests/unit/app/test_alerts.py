@@ -1,0 +1,273 @@
+"""`AlertWatch`: systems over one store tell an alert once, together with its event, and resolve it once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from typing import Any
+
+import pytest
+
+from reefknot.app import alerts as watching
+from reefknot.app.activity import Activity, store_activity
+from reefknot.app.alerts import AlertWatch, AlertWebhook, measured, measured_now, rules_of, stored_alerts
+from reefknot.app.stores import client_of
+from reefknot.audit.journal import Journal, envelope
+from reefknot.config.schema import AlertRule, AlertsSection
+from reefknot.core.alerts import RULES, AlertThresholds
+from reefknot.core.audit.event import Completed, Quarantined, decode
+from reefknot.engines.clocks import SystemClock, VirtualClock
+from reefknot.engines.memory import MemoryStore
+from reefknot.ports.audit_log import AuditQuery
+from reefknot.ports.store import Store
+from reefknot.ports.work_queue import WorkSnapshot
+from reefknot.telemetry.metrics import ActivityRecord
+
+RULE = AlertThresholds("oldest_age", threshold=10, clear=5, for_seconds=0, what="age", advice="look", unit=" s")
+
+
+class Ages:
+    """The oldest age that all systems measure."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.age = 0.0
+
+        async def measured(*_: object) -> dict[str, float | None]:
+            return {**dict.fromkeys(RULES), "oldest_age": self.age}
+
+        monkeypatch.setattr(watching, "measured_now", measured)
+
+
+@pytest.fixture
+def ages(monkeypatch: pytest.MonkeyPatch) -> Ages:
+    return Ages(monkeypatch)
+
+
+def interleaved(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All systems read the state before the first of them writes it."""
+    get = store.values.get
+
+    async def slow(name: str) -> Any:
+        found = await get(name)
+        await asyncio.sleep(0)
+        return found
+
+    monkeypatch.setattr(store.values, "get", slow)
+
+
+def watch(store: Store, clock: VirtualClock | None = None, **more: Any) -> AlertWatch:
+    more.setdefault("rules", {"oldest_age": RULE})
+    return AlertWatch(store, clock or SystemClock(), journal=Journal(store.audit), **more)
+
+
+async def told(store: Store) -> list[tuple[str, str]]:
+    events = [decode(one.entry.body) for one in await store.audit.read(AuditQuery())]
+    return [(event.event_type, event.text) for event in events if event.event_code in ("RK-801", "RK-802")]  # type: ignore[union-attr] # both have it
+
+
+def test_of_many_systems_one_tells_once(
+    ages: Ages, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> list[tuple[str, str]]:
+        store = MemoryStore(SystemClock())
+        interleaved(store, monkeypatch)
+        systems = [watch(store) for _ in range(5)]
+        for ages.age in (3, 20, 20, 8, 20, 4, 4):
+            await asyncio.gather(*(one.look() for one in systems))
+        record, _ = await stored_alerts(store)
+        assert (list(record.active), [one.alert for one in record.resolved]) == ([], ["oldest_age"])
+        return await told(store)
+
+    with caplog.at_level(logging.INFO, "reefknot"):
+        assert asyncio.run(main()) == [
+            ("alert_raised", "age: 20 s (above 10 s)"),
+            ("alert_resolved", "age: 4 s again"),
+        ]
+    lines = [(one.levelname, one.getMessage()) for one in caplog.records]
+    assert lines == [
+        ("WARNING", "alert oldest_age: age: 20 s (above 10 s); reefknot alert list says what to do"),
+        ("INFO", "alert oldest_age is resolved: age: 4 s again"),
+    ]
+
+
+def test_without_the_version_each_system_would_tell(ages: Ages, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: a store that takes every write has the event once for each system."""
+
+    async def main() -> int:
+        store = MemoryStore(SystemClock())
+        get, put = store.values.get, store.values.put
+        interleaved(store, monkeypatch)
+
+        async def careless(name: str, body: str, *, version: int, **more: Any) -> Any:
+            found = await get(name)
+            return await put(name, body, version=0 if found is None else found.version, **more)
+
+        monkeypatch.setattr(store.values, "put", careless)
+        systems = [watch(store) for _ in range(3)]
+        ages.age = 20
+        await asyncio.gather(*(one.look() for one in systems))
+        return len(await told(store))
+
+    assert asyncio.run(main()) == 3
+
+
+def test_a_system_that_starts_finds_the_state_as_it_is(ages: Ages) -> None:
+    async def main() -> list[str]:
+        store = MemoryStore(SystemClock())
+        for ages.age in (20, 20, 4):
+            await watch(store).look()
+        return [kind for kind, _ in await told(store)]
+
+    assert asyncio.run(main()) == ["alert_raised", "alert_resolved"]
+
+
+def test_an_alert_whose_rule_was_switched_off_is_resolved_by_the_next_system_that_starts(ages: Ages) -> None:
+    async def main() -> list[tuple[str, str]]:
+        store = MemoryStore(SystemClock())
+        ages.age = 20
+        await watch(store).look()
+        without = watch(store, rules={})
+        await without.run()
+        return (await told(store))[1:]
+
+    assert asyncio.run(main()) == [("alert_resolved", "its rule was switched off")]
+
+
+def test_the_time_of_a_look_is_written_every_few_minutes_only(ages: Ages) -> None:
+    async def main() -> list[int]:
+        clock = VirtualClock()
+        store = MemoryStore(clock)
+        one, versions = watch(store, clock), []
+        for _ in range(61):
+            await one.look()
+            versions.append((await stored_alerts(store))[1])
+            clock.advance(10)
+        return versions
+
+    assert len(set(asyncio.run(main()))) == 2
+
+
+def test_a_webhook_is_one_job_for_each_change_whoever_submits_it(ages: Ages, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One system dies after submitting, before it is noted; another one submits the same job."""
+
+    async def main() -> list[dict[str, Any]]:
+        clock = SystemClock()
+        store = MemoryStore(clock)
+        webhook = AlertWebhook("https://example.org/hook", client_of(store, clock))
+        ages.age = 20
+        put = store.values.put
+
+        async def dies(name: str, body: str, **more: Any) -> Any:
+            if not more.get("events"):
+                raise OSError("killed")
+            return await put(name, body, **more)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(store.values, "put", dies)
+            with pytest.raises(OSError, match="killed"):
+                await watch(store, webhook=webhook).look()
+        second = watch(store, webhook=webhook)
+        for ages.age in (20, 20, 3, 3):
+            await second.look()
+        items = await store.work.find(limit=10)
+        payloads = [await store.work.get(one.id) for one in reversed(items)]
+        return [json.loads(one.payload)["job"] for one in payloads if one is not None]
+
+    first, second = asyncio.run(main())
+    assert first["type"] == second["type"] == "http.request"
+    assert first["payload"]["url"] == "https://example.org/hook"
+    assert (first["payload"]["body"]["state"], second["payload"]["body"]["state"]) == ("raised", "resolved")
+    assert set(first["payload"]["body"]) == {"alert", "state", "value", "threshold", "since", "text"}
+    assert first["payload"]["body"]["since"] == second["payload"]["body"]["since"]
+
+
+def test_a_damaged_state_is_written_anew(ages: Ages) -> None:
+    async def main() -> int:
+        store = MemoryStore(SystemClock())
+        await store.values.put("alerts", '{"active": 7}', version=0)
+        ages.age = 20
+        await watch(store).look()
+        return len((await stored_alerts(store))[0].active)
+
+    assert asyncio.run(main()) == 1
+
+
+def test_a_look_that_fails_is_logged_and_the_next_one_comes(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        store = MemoryStore(SystemClock())
+        one = watch(store)
+        monkeypatch.setattr(watching, "LOOK_EVERY_S", 0.0)
+        looks = 0
+
+        async def look() -> None:
+            nonlocal looks
+            looks += 1
+            if looks == 1:
+                raise OSError("away")
+            raise asyncio.CancelledError
+
+        monkeypatch.setattr(one, "look", look)
+        with pytest.raises(asyncio.CancelledError):
+            await one.run()
+
+    asyncio.run(main())
+    assert "the alerts were not looked at" in caplog.text
+
+
+# ---- values ----------------------------------------------------------------------------------------------------------
+
+WORKER = {"worker_id": "w", "classes": {"io": {"status": "critical"}, "cpu": {"status": "healthy"}}}
+
+
+@pytest.mark.parametrize(
+    ("succeeded", "failed", "rate"), [(0, 0, 1.0), (19, 0, 1.0), (10, 9, None), (10, 10, 0.5), (0, 20, 0.0)]
+)
+def test_a_success_rate_needs_ends_to_say_anything(succeeded: float, failed: float, rate: float | None) -> None:
+    activity = ActivityRecord(buckets={100: {"succeeded": succeeded, "failed": failed}})
+
+    assert measured(activity, WorkSnapshot({}), [], 1010.0)["success_rate"] == rate
+
+
+def test_each_value_has_its_window() -> None:
+    """Steps are ten seconds: a minute of retries, fifteen of quarantine, five of ends."""
+    buckets = {step: {"retries": 1.0, "quarantined": 1.0, "failed": 1.0, "audit_lost": 1.0} for step in range(1, 201)}
+    systems: list[dict[str, Any]] = [
+        {"workers": [WORKER], "activity": {"audit_buffered": 4}},
+        {"workers": [], "activity": None},
+    ]
+    values = measured(ActivityRecord(buckets=buckets), WorkSnapshot({}, 12_500), systems, 2005.0)
+
+    assert values == {
+        "quarantine_growth": 90,
+        "retry_rate": 6,
+        "success_rate": 0.0,
+        "oldest_age": 12.5,
+        "critical_workers": 1,
+        "audit_outage": 94,
+    }
+
+
+def test_values_come_from_what_systems_counted() -> None:
+    async def main() -> tuple[float | None, float | None]:
+        store = MemoryStore(SystemClock())
+        async with Activity(store, SystemClock()) as one:
+            ends = [Completed(**envelope(wall=1.0, work_id=str(n)), status="error") for n in range(20)]
+            await Journal(store.audit).write(Quarantined(**envelope(wall=1.0), reason="spent"), *ends)
+            await one.write()
+            values = await measured_now(store, [])
+            assert (await store_activity(store)).totals["jobs|error"] == 20
+        return values["quarantine_growth"], values["success_rate"]
+
+    assert asyncio.run(main()) == (1, 0.0)
+
+
+def test_configured_rules_replace_limits_and_switch_off() -> None:
+    section = AlertsSection(rules={"retry_rate": AlertRule(threshold=100), "oldest_age": AlertRule(enabled=False)})
+    rules = rules_of(section)
+
+    assert set(rules) == set(RULES) - {"oldest_age"}
+    assert (rules["retry_rate"].threshold, rules["retry_rate"].clear) == (100, 50)
+    assert rules_of(AlertsSection(enabled=False)) == {}

@@ -1,0 +1,106 @@
+"""Alert rules: an alert is raised once beyond the threshold for a while, and resolved once within `clear`."""
+
+from __future__ import annotations
+
+import pytest
+
+from reefknot.core.alerts import (
+    RULES,
+    AlertLimits,
+    AlertState,
+    AlertThresholds,
+    clear_is_beyond,
+    next_state,
+    with_limits,
+)
+
+ABOVE = AlertThresholds("rate", threshold=10, clear=5, for_seconds=30, what="retries", advice="look", unit=" a minute")
+BELOW = AlertThresholds("share", threshold=0.9, clear=0.95, for_seconds=0, what="share", advice="look", below=True)
+
+
+def judged(rule: AlertThresholds, *looks: tuple[float, float | None]) -> list[bool]:
+    """Whether the alert is active after each look, given as time and value."""
+    state, seen = AlertState(), []
+    for now, value in looks:
+        state = next_state(rule, state, value, now)
+        seen.append(state.active)
+    return seen
+
+
+def test_a_value_beyond_the_threshold_raises_the_alert_after_its_time() -> None:
+    assert judged(ABOVE, (0, 11), (10, 11), (29, 11), (30, 11)) == [False, False, False, True]
+
+
+def test_a_value_that_came_back_in_between_begins_anew() -> None:
+    assert judged(ABOVE, (0, 11), (20, 10), (31, 11), (60, 11), (61, 11)) == [False, False, False, False, True]
+
+
+def test_a_value_at_the_threshold_is_not_beyond_it() -> None:
+    assert judged(ABOVE, (0, 10), (100, 10)) == [False, False]
+
+
+def test_between_the_two_limits_nothing_changes() -> None:
+    """A value that flutters around the threshold is told once."""
+    looks = [(0.0, 11.0), (30.0, 11.0), *((40.0 + at, 6.0 + at % 2 * 6) for at in range(10)), (60.0, 5.0), (70.0, 6.0)]
+
+    assert judged(ABOVE, *looks) == [False, *[True] * 11, False, False]
+
+
+def test_a_rule_that_wants_more_is_raised_below_and_resolved_above() -> None:
+    assert judged(BELOW, (0, 0.9), (1, 0.89), (2, 0.94), (3, 0.95)) == [False, True, True, False]
+
+
+def test_a_value_that_cannot_be_measured_changes_nothing() -> None:
+    assert judged(ABOVE, (0, 11), (10, None), (30, 11), (40, None), (50, 5)) == [False, False, True, True, False]
+
+
+def test_a_clock_that_went_back_neither_raises_early_nor_waits_for_ever() -> None:
+    assert judged(ABOVE, (1000, 11), (500, 11), (529, 11), (530, 11)) == [False, False, False, True]
+
+
+def test_a_look_that_changes_nothing_returns_the_same_state() -> None:
+    quiet, waiting = AlertState(), AlertState(beyond_since=5.0)
+
+    assert next_state(ABOVE, quiet, 3, 10) is quiet
+    assert next_state(ABOVE, waiting, 11, 10) is waiting
+    assert next_state(ABOVE, waiting, 3, 10) == quiet
+
+
+def test_the_text_has_the_value_and_the_threshold_with_their_unit() -> None:
+    assert ABOVE.text(12345.6) == "retries: 12346 a minute (above 10 a minute)"
+    assert BELOW.text(0.51234) == "share: 0.512 (below 0.9)"
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_every_built_in_rule_is_resolved_where_it_is_not_raised(name: str) -> None:
+    rule = RULES[name]
+
+    assert rule.name == name
+    assert not clear_is_beyond(rule)
+    assert not rule.is_beyond(rule.clear)
+
+
+@pytest.mark.parametrize(
+    ("rule", "limits", "threshold", "clear", "seconds"),
+    [
+        (ABOVE, AlertLimits(), 10, 5, 30),
+        (ABOVE, AlertLimits(threshold=100), 100, 50, 30),
+        (ABOVE, AlertLimits(threshold=100, clear=99), 100, 99, 30),
+        (ABOVE, AlertLimits(clear=1, for_seconds=0), 10, 1, 0),
+        (BELOW, AlertLimits(threshold=0.5), 0.5, pytest.approx(0.5278, abs=0.001), 0),
+        (RULES["critical_workers"], AlertLimits(threshold=2), 2, 2, 30),
+    ],
+)
+def test_configured_limits_replace_the_built_in_ones(
+    rule: AlertThresholds, limits: AlertLimits, threshold: float, clear: float, seconds: float
+) -> None:
+    """Where only the threshold is given, `clear` keeps its share of it."""
+    changed = with_limits(rule, limits)
+
+    assert (changed.threshold, changed.clear, changed.for_seconds) == (threshold, clear, seconds)
+    assert not clear_is_beyond(changed)
+
+
+def test_a_clear_on_the_wrong_side_is_found() -> None:
+    assert clear_is_beyond(with_limits(ABOVE, AlertLimits(clear=11)))
+    assert clear_is_beyond(with_limits(BELOW, AlertLimits(clear=0.8)))

@@ -1,0 +1,242 @@
+"""The story of one job: each attempt with its decision and its wait, and nothing that no event tells."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from reefknot.audit.journal import Journal
+from reefknot.core.audit.event import (
+    Admission,
+    AnyEvent,
+    Completed,
+    DecisionRecord,
+    IdempotencyEvent,
+    Requeued,
+    RetryAttempt,
+    RetryExhausted,
+    RetryRefused,
+    Routing,
+    Submitted,
+    TimeoutOccurred,
+    timestamp,
+)
+from reefknot.core.failure import ErrorCode, Failure, FailureType
+from reefknot.core.messages import AssignmentOptions, ExecAssignment, Job, encode
+from reefknot.core.retry.book import Request
+from reefknot.core.retry.decide import History, decide
+from reefknot.core.retry.policy import RetryPolicy
+from reefknot.core.work import WorkDone, WorkItem
+from reefknot.errors import OperationError
+from reefknot.operations import jobs
+from reefknot.operations.jobs import job_story
+from reefknot.ports.work_queue import Settlement
+from tests.unit.operations.operator_scene import SECRET, OperatorScene, in_scene
+
+NOON = 1_769_342_400.0
+FAILURE = Failure(ErrorCode.http_error, FailureType.TRANSIENT, "the service answered 503", http_status=503)
+
+
+def about(second: float) -> dict[str, Any]:
+    return {"timestamp": timestamp(NOON + second), "work_id": "order-7"}
+
+
+def decided(attempts: int, elapsed: float, *, policy: RetryPolicy | None = None, **failure: Any) -> DecisionRecord:
+    policy = policy or RetryPolicy(3, 1.0, jitter="none")
+    history, failed = History(attempts, elapsed), structs.replace(FAILURE, **failure)
+    return DecisionRecord.of(decide(policy, history, failed, 0.0), policy, history, failed, 0.0)
+
+
+def retried(second: float, number: int, record: DecisionRecord) -> RetryAttempt:
+    assert record.delay is not None
+    told: Any = {"exception_type": "HTTP_ERROR", "exception_message": "503", "delay_seconds": record.delay}
+    return RetryAttempt(**about(second), **told, attempt_number=number, max_attempts=3, decision=record)
+
+
+def stopped(
+    second: float, number: int, record: DecisionRecord, kind: type[RetryExhausted | RetryRefused] = RetryExhausted
+) -> AnyEvent:
+    told: Any = {"final_exception_type": "HTTP_ERROR", "final_exception_message": "503", "reason": record.answer}
+    return kind(**about(second), **told, total_attempts=number, decision=record)
+
+
+BEGUN: list[AnyEvent] = [
+    Submitted(**about(0), actor="ann"),
+    Routing(**about(0.1), worker_id="worker-1"),
+    Admission(**about(0.2), worker_id="worker-1", resource_class="io"),
+]
+
+
+async def told(scene: OperatorScene, events: list[AnyEvent], *, result: str | None = None) -> dict[str, Any]:
+    """The story of a job that ended, with these events."""
+    store = scene.world.store
+    options = AssignmentOptions(retry_count=2)
+    body = encode(ExecAssignment("order-7", "r", Job("http.request", {"url": "x"}), options=options))
+    await store.work.assign(
+        [WorkItem("order-7", "http.request", "io@worker-1", payload=body)], start={"order-7"}, owner="w"
+    )
+    item = await store.work.get("order-7")
+    assert item is not None
+    if result is not None:
+        assert await store.work.settle([Settlement("order-7", "w", item.fence, WorkDone(result))]) == [True]
+    await store.audit.append(Journal(None, redactor=scene.operator.redactor).entries(events))
+    return await job_story(scene.operator, "order-7")
+
+
+def test_each_attempt_has_its_decision_its_wait_and_what_is_known_of_its_time(tmp_path: Path) -> None:
+    async def story(scene: OperatorScene) -> None:
+        found = await told(
+            scene,
+            [
+                *BEGUN,
+                retried(1.0, 1, decided(1, 0.75)),
+                TimeoutOccurred(**about(3.0), attempt_number=2, timeout_seconds=0.5),
+                retried(3.0, 2, decided(2, 2.5, retry_after=30.0)),
+                IdempotencyEvent(**about(34), idempotency_key="charge:7", action="record"),
+                Completed(**about(34.5), status="success", attempts=3, duration_ms=34_500),
+            ],
+            result='{"latency_ms": 1250.0}',
+        )
+        first, second, third = found["attempts"]
+        assert (first["number"], first["started_at"], first["ended_at"], first["duration_s"]) == (
+            1,
+            timestamp(NOON + 0.25),
+            timestamp(NOON + 1),
+            0.75,
+        )
+        assert (first["outcome"], first["decision"], first["reason"]) == ("retried", "again", None)
+        assert (first["code"], first["failure_type"], first["http_status"], first["classification"]) == (
+            "HTTP_ERROR",
+            "transient",
+            503,
+            "network",
+        )
+        assert (first["wait_s"], first["wait_from"], first["worker_id"]) == (1.0, "own backoff", "worker-1")
+        assert (second["due_at"], second["started_at"], second["duration_s"]) == (timestamp(NOON + 2), None, None)
+        assert (second["wait_from"], second["timed_out_after_s"]) == ("server hint", 0.5)
+        assert (third["outcome"], third["started_at"], third["duration_s"]) == (
+            "succeeded",
+            timestamp(NOON + 33.25),
+            1.25,
+        )
+        assert (found["state"], found["idempotency_key"], found["worker"], found["is_cut"]) == (
+            "succeeded",
+            "charge:7",
+            "worker-1",
+            False,
+        )
+        assert found["ended_at"] is not None
+        assert [one["event_type"] for one in found["events"]][:3] == ["submitted", "routing", "admission"]
+
+    in_scene(tmp_path, story)
+
+
+def test_a_hint_that_is_shorter_than_the_own_backoff_is_not_what_is_waited_for(tmp_path: Path) -> None:
+    async def story(scene: OperatorScene) -> None:
+        found = await told(scene, [*BEGUN, retried(1.0, 1, decided(1, 0.5, retry_after=0.25))])
+        assert found["attempts"][0]["wait_from"] == "own backoff"
+        assert found["attempts"][0]["wait_s"] == 1.0
+        running = found["attempts"][1]
+        assert (running["outcome"], running["number"], running["started_at"], running["ended_at"]) == (
+            "running",
+            1,
+            None,
+            None,
+        )
+        assert found["ended_at"] is None
+
+    in_scene(tmp_path, story)
+
+
+def test_the_end_of_a_job_that_gave_up_is_told_once_and_a_requeue_begins_a_generation(tmp_path: Path) -> None:
+    async def story(scene: OperatorScene) -> None:
+        record = decided(3, 9.0)
+        found = await told(
+            scene,
+            [
+                *BEGUN,
+                stopped(9, 3, record),
+                Completed(**about(9), status="error", attempts=3),
+                Requeued(**about(60), reason="by ann", generation=1),
+                Completed(**about(61), status="success", attempts=1),
+            ],
+            result='{"latency_ms": "odd"}',
+        )
+        one, two = found["attempts"]
+        assert (one["outcome"], one["decision"], one["reason"], one["field"]) == (
+            "failed",
+            "stop",
+            "attempts_spent",
+            "max_attempts",
+        )
+        assert (one["generation"], two["generation"], two["number"], two["outcome"]) == (0, 1, 1, "succeeded")
+        assert two["started_at"] is None, "a result that cannot be read tells no time"
+
+    in_scene(tmp_path, story)
+
+
+def test_what_another_version_wrote_is_told_as_far_as_it_is_understood(tmp_path: Path) -> None:
+    async def story(scene: OperatorScene) -> None:
+        known = decided(1, 0.5, retry_after=2.0)
+        failure = structs.replace(known.failure, code="OUT_OF_LUCK")
+        policy = structs.replace(known.policy, strategy="lunar", base_delay=77.0)
+        found = await told(scene, [*BEGUN, retried(1, 1, structs.replace(known, failure=failure, policy=policy))])
+        (first, _) = found["attempts"]
+        assert (first["code"], first["classification"], first["wait_s"], first["wait_from"]) == (
+            "OUT_OF_LUCK",
+            None,
+            2.0,
+            None,
+        )
+
+    in_scene(tmp_path, story)
+
+
+def test_a_job_that_was_refused_without_an_attempt_has_none(tmp_path: Path) -> None:
+    async def story(scene: OperatorScene) -> None:
+        record = decided(1, 0.0, failure_type=FailureType.PERMANENT, policy=RetryPolicy(1, 1.0, retryable=False))
+        events = [*BEGUN, stopped(1, 0, record, RetryRefused), Completed(**about(1), status="error", attempts=0)]
+        found = await told(scene, events, result="{}")
+        assert found["attempts"] == []
+        assert [one["event_type"] for one in found["events"]][-1] == "completed"
+
+    in_scene(tmp_path, story)
+
+
+def test_the_layer_is_that_of_the_configured_book_if_it_is_the_one_that_decided(tmp_path: Path) -> None:
+    config = "worker: {retries: {v2: {enabled: true, block_policies: {http.request: {base_delay_ms: 250}}}}}\n"
+
+    async def story(scene: OperatorScene) -> None:
+        assert scene.operator.settings is not None
+        book = scene.operator.settings.book
+        policy = book.resolve("block:http.request", FAILURE, request=Request(retries=2))
+        again = decided(1, 0.5, policy=policy)
+        other = structs.replace(again, book_hash="0" * 64)
+        changed = structs.replace(again, policy=structs.replace(again.policy, base_delay=77.0))
+        found = await told(scene, [*BEGUN, retried(1, 1, again), retried(2, 2, other), retried(3, 3, changed)])
+        layers = [(one["field"], one["layer"]) for one in found["attempts"][:3]]
+        assert layers == [("base_delay", "target"), ("base_delay", None), ("base_delay", None)]
+
+    in_scene(tmp_path, story, config)
+
+
+def test_a_story_is_bounded_redacted_and_only_of_its_own_tenant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "MOST_EVENTS", 4)
+
+    async def story(scene: OperatorScene) -> None:
+        events = [retried(n, n, decided(1, 0.5, message=f"no entry with {SECRET}")) for n in range(1, 7)]
+        others = [structs.replace(one, tenant_id="acme") for one in events]
+        found = await told(scene, [*others, *events])
+        assert (len(found["events"]), found["is_cut"]) == (4, True)
+        assert [one["number"] for one in found["attempts"]][:4] == [1, 2, 3, 4]
+        assert SECRET not in str(found)
+        with pytest.raises(OperationError, match="no job 'order-7' of tenant 'acme'") as absent:
+            await job_story(scene.operator, "order-7", "acme")
+        assert absent.value.kind == "not_found"
+
+    in_scene(tmp_path, story)
