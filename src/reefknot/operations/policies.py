@@ -405,7 +405,7 @@ def answer_json(answer: PolicyAnswer) -> dict[str, Any]:
         "reason": answer.reason,
         "gate": "on" if answer.gate else "off",
         "policy": policy_json(answer.policy, answer.provenance),
-        "schedule": msgspec.to_builtins(answer.schedule),
+        "schedule": jsonable(msgspec.to_builtins(answer.schedule)),
         **ingestion,
     }
 
@@ -487,7 +487,7 @@ class PlannedWaits(Struct, frozen=True):
     waits: tuple[PlannedWait, ...]
 
     def as_json(self) -> dict[str, Any]:
-        attempts, waits = self.policy.max_attempts, msgspec.to_builtins(self.waits)
+        attempts, waits = self.policy.max_attempts, jsonable(msgspec.to_builtins(self.waits))
         return {"target": self.target, "max_attempts": attempts, "schedule": waits}
 
 

@@ -219,7 +219,7 @@ def _category(code: str) -> str | None:
 
 
 def _wait_from(record: DecisionRecord) -> str | None:
-    """What a wait comes from; None for a policy that cannot be followed here, as one with a strategy of another
+    """The origin of a wait; None for a policy that cannot be followed here, as one with a strategy of another
     package."""
     hint, history = record.failure.retry_after, record.history
     if not hint:
