@@ -142,6 +142,7 @@ class LiveViews:
             async with asyncio.timeout(RENDERING_S):
                 text = await self._render(view.key)
         except Exception as error:
+            self._site.heed(error)
             view.publish("problem", refusal_of(error, self._site.redactor).message)
         else:
             view.publish("fragment", text)
