@@ -221,6 +221,24 @@ def test_a_reader_reaches_no_action() -> None:
     assert read == 2 * 2 * sum(not security.is_open(path) and path != "/logout" for path in PATHS)
 
 
+@pytest.mark.parametrize("token", [OPERATOR, READER, "wrong", ""])
+def test_metrics_are_for_whoever_has_a_token(token: str) -> None:
+    from prometheus_client.parser import text_string_to_metric_families
+
+    async def work(site: Site) -> Answered:
+        return await ask(build(site), "GET", "/metrics", [bearer(token)])
+
+    answered = in_site(work)
+
+    if token not in (OPERATOR, READER):
+        assert answered.status == 401
+        assert "www-authenticate" in answered.headers
+        return
+    assert answered.headers["content-type"].startswith("text/plain; version=0.0.4")
+    names = {one.name for one in text_string_to_metric_families(answered.text)}
+    assert {"reefknot_retry_attempts", "reefknot_queue_depth"} <= names
+
+
 @pytest.mark.parametrize("token", [OPERATOR, READER])
 def test_every_action_of_the_api_needs_the_operators_token(token: str) -> None:
     async def work(site: Site) -> list[int]:
@@ -352,7 +370,7 @@ def test_every_response_has_the_headers(method: str, path: str) -> None:
         assert headers["content-security-policy"] == CONTENT_POLICY
         assert "unsafe" not in CONTENT_POLICY
         assert headers["x-content-type-options"] == "nosniff"
-        assert headers["referrer-policy"] == "no-referrer"
+        assert headers["referrer-policy"] == "same-origin"
         assert headers["cross-origin-opener-policy"] == "same-origin"
         assert headers["cross-origin-resource-policy"] == "same-origin"
         assert headers["cache-control"] == ("no-cache" if path.startswith("/static/") else "no-store")

@@ -269,7 +269,7 @@ def test_no_hostile_text_makes_an_internal_error_of_the_api(path: Path, monkeypa
         number = 0
         async with opened_site(path, settings(path)) as site:
             app = build(site)
-            for route in (one for one in ROUTES if one.path != "/doctor"):
+            for route in (one for one in ROUTES if texts_of(one.parameters) or one.body is not None):
                 for turn, text in enumerate(HOSTILE):
                     first, *others = hostile_requests(route, text)
                     chosen = [others[turn % len(others)]] if others else []  # each place has its turn
@@ -278,7 +278,7 @@ def test_no_hostile_text_makes_an_internal_error_of_the_api(path: Path, monkeypa
                         number += 1
         return number
 
-    assert asyncio.run(work()) > 4000
+    assert asyncio.run(work()) > 3000
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,11 @@ import msgspec
 from msgspec import Struct, ValidationError
 
 from reefknot.dashboard.api_routes import ROUTES
-from reefknot.dashboard.api_types import PREFIX, ApiRoute, FreeObject
+from reefknot.dashboard.api_types import PREFIX, ApiRoute, WrittenAssignment
 from reefknot.dashboard.openapi import openapi_document
 from reefknot.dashboard.site import HttpRefusal, Site, refusal_of
 from reefknot.errors import OperationError, ParameterError, ReefknotError, shown
+from reefknot.operations.metrics import CONTENT_TYPE, metrics_text
 from reefknot.operations.values import ParameterUseError
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ OPERATION_S = 30.0
 """Longest time of one operation."""
 MOST_PARAMETERS = 50
 LONGEST_PARAMETER = 4096
-DEEPEST_BODY = 200
 _JSON = "application/json"
 
 
@@ -49,7 +49,11 @@ class RequestError(Exception):
 
 
 def routes(site: Site) -> list[BaseRoute]:
-    """The routes below `/api/v1`. They are matched here, by the path before it is decoded: an id may hold slashes."""
+    """
+    The routes below `/api/v1`, and `/metrics`.
+
+    Those of the API are matched here, by the path before it is decoded: an id may hold slashes.
+    """
     from starlette.responses import Response
     from starlette.routing import Route
 
@@ -73,8 +77,12 @@ def routes(site: Site) -> list[BaseRoute]:
             refusal = api_refusal(error, route, site)
             return put(msgspec.json.encode(refusal.tree()), refusal.status, refusal.headers)
 
+    async def metrics(request: Request) -> Response:
+        async with asyncio.timeout(OPERATION_S):
+            return Response(await metrics_text(site.operator(request)), media_type=CONTENT_TYPE)
+
     # Every method comes here, so that a wrong one is answered with those that the path takes.
-    return [Route(f"{PREFIX}/{{rest:path}}", answer, methods=_ALL_METHODS)]
+    return [Route(f"{PREFIX}/{{rest:path}}", answer, methods=_ALL_METHODS), Route("/metrics", metrics, methods=["GET"])]
 
 
 _ALL_METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"]
@@ -225,7 +233,7 @@ def body_of(kind: type[Struct], media_type: str | None, body: bytes) -> Any:
 
 
 def _checked_body(kind: type[Struct], value: Any) -> Any:
-    if kind is FreeObject:
+    if kind is WrittenAssignment:
         if not isinstance(value, dict):
             raise OperationError("the body: an object is accepted", "invalid")
         return value

@@ -29,8 +29,22 @@ from reefknot.dashboard.api_types import (
     SyncBody,
     TelemetryParameters,
     WorkerParameters,
+    WrittenAssignment,
 )
-from reefknot.operations import health, idempotency, jobs, policies, quarantine, schedules, sources, systems, telemetry
+from reefknot.operations import (
+    alerts,
+    audit,
+    health,
+    idempotency,
+    jobs,
+    overview,
+    policies,
+    quarantine,
+    schedules,
+    sources,
+    systems,
+    telemetry,
+)
 
 _BULK = {
     "tenant_ids": "array",
@@ -62,11 +76,48 @@ def _post(path: str, name: str, summary: str, call: Call, answer: dict[str, str]
     return ApiRoute(method="POST", path=path, name=name, summary=summary, call=call, answer=answer, **more)
 
 
-async def _workers(operator: Any, _given: Any, _body: Any) -> dict[str, Any]:
-    return {"workers": (await systems.running_systems(operator))["workers"]}
+def _running(part: str) -> Call:
+    """The question for the workers or the routers that run. That none does is an answer, too."""
 
+    async def call(operator: Any, *_: Any) -> dict[str, Any]:
+        return {part: (await systems.running_systems(operator))[part]}
+
+    return call
+
+
+_OVERVIEW = (
+    _get(
+        "/overview",
+        "overview",
+        "Jobs, workers, rates, admissions, retries and quarantine at a glance, with the last 15 minutes.",
+        lambda operator, *_: overview.overview(operator),
+        {"at": "string", "states": "object", "workers": "array", "series": "object"},
+    ),
+    _get(
+        "/alerts",
+        "list_alerts",
+        "The alerts that are active, the last ones that were resolved, and every rule with its value now.",
+        lambda operator, *_: alerts.list_alerts(operator),
+        {"alerts": "array", "resolved": "array", "rules": "array", "watched": "boolean"},
+    ),
+    _get(
+        "/doctor",
+        "doctor",
+        "The findings about the store and all around it, each with its remedy.",
+        lambda operator, *_: health.examine_store(operator),
+        {"ok": "boolean", "store": "string", "findings": "array"},
+    ),
+)
 
 _JOBS = (
+    _post(
+        "/jobs",
+        "submit_job",
+        "Submit an assignment. The same id with the same content is the same job.",
+        lambda operator, _, body: jobs.submit_job(operator, body),
+        {"id": "string", "tenant_id": "string?", "state": "string", "created": "boolean"},
+        body=WrittenAssignment,
+    ),
     _get(
         "/jobs",
         "list_jobs",
@@ -89,6 +140,14 @@ _JOBS = (
         {**_JOB, "history": "array", "events": "array"},
         parameters=JobParameters,
     ),
+    _get(
+        "/jobs/{job}/story",
+        "job_story",
+        "The story of one job for a timeline: its attempts, each with its decision and its wait, and its events.",
+        lambda operator, given, _: jobs.job_story(operator, given.job, given.tenant),
+        {"id": "string", "state": "string", "attempts": "array", "events": "array", "total_s": "number"},
+        parameters=JobParameters,
+    ),
     _post(
         "/jobs/{job}/cancel",
         "cancel_job",
@@ -109,6 +168,17 @@ _JOBS = (
         body=RetryBody,
     ),
 )
+
+
+def _bulk_action(verb: str, participle: str, summary: str, operation: Any) -> ApiRoute:
+    """An action on quarantined jobs: named ones, a group, or those that match a filter."""
+
+    def call(operator: Any, _: Any, body: Any) -> Any:
+        return operation(operator, body, because=body.because, dry_run=body.dry_run)
+
+    answer = {participle: "array", **_BULK}
+    return _post(f"/quarantine/{verb}", f"{verb}_jobs", summary, call, answer, body=QuarantineBody)
+
 
 _QUARANTINE = (
     _get(
@@ -166,30 +236,9 @@ _QUARANTINE = (
         parameters=JobParameters,
         body=EditBody,
     ),
-    _post(
-        "/quarantine/requeue",
-        "requeue_jobs",
-        "Queue quarantined jobs again: named ones, a group, or those that match a filter.",
-        lambda operator, _, body: quarantine.requeue_jobs(operator, body, because=body.because, dry_run=body.dry_run),
-        {"requeued": "array", **_BULK},
-        body=QuarantineBody,
-    ),
-    _post(
-        "/quarantine/discard",
-        "discard_jobs",
-        "Give quarantined jobs up for good, with a reason. They stay in the store.",
-        lambda operator, _, body: quarantine.discard_jobs(operator, body, because=body.because, dry_run=body.dry_run),
-        {"discarded": "array", **_BULK},
-        body=QuarantineBody,
-    ),
-    _post(
-        "/quarantine/purge",
-        "purge_jobs",
-        "Delete quarantined jobs, payloads included.",
-        lambda operator, _, body: quarantine.purge_jobs(operator, body, because=body.because, dry_run=body.dry_run),
-        {"purged": "array", **_BULK},
-        body=QuarantineBody,
-    ),
+    _bulk_action("requeue", "requeued", "Queue quarantined jobs again.", quarantine.requeue_jobs),
+    _bulk_action("discard", "discarded", "Give quarantined jobs up for good, with a reason.", quarantine.discard_jobs),
+    _bulk_action("purge", "purged", "Delete quarantined jobs, payloads included.", quarantine.purge_jobs),
 )
 
 
@@ -230,7 +279,18 @@ def _reload_action(part: str, parameters: type[Struct]) -> tuple[ApiRoute, ApiRo
 
 _SYSTEMS = (
     _get(
-        "/workers", "list_workers", "The workers that run, with their resource classes.", _workers, {"workers": "array"}
+        "/workers",
+        "list_workers",
+        "The workers that run, with their resource classes.",
+        _running("workers"),
+        {"workers": "array"},
+    ),
+    _get(
+        "/routers",
+        "list_routers",
+        "The routers that run, with their load and the workers that they see.",
+        _running("routers"),
+        {"routers": "array"},
     ),
     *_worker_action("drain", "drained", "Drain"),
     *_worker_action("pause", "paused", "Pause"),
@@ -277,6 +337,15 @@ _POLICIES = (
 _SCHEDULE = {"name": "string", "paused": "boolean", "changed": "boolean", "actor": "string", "dry_run": "boolean"}
 _PAUSED = {"name": "string", "paused": "boolean", "changed": "boolean", "was_paused": "boolean"}
 
+
+def _source_action(verb: str, summary: str, operation: Any) -> ApiRoute:
+    def call(operator: Any, given: Any, body: Any) -> Any:
+        return operation(operator, given.name, because=body.because, dry_run=body.dry_run)
+
+    types = {"parameters": NamedParameters, "body": ActionBody}
+    return _post(f"/sources/{{name}}/{verb}", f"{verb}_source", summary, call, _PAUSED, **types)
+
+
 _INGESTION = (
     _get(
         "/sources",
@@ -302,28 +371,8 @@ _INGESTION = (
         parameters=NamedParameters,
         body=SyncBody,
     ),
-    _post(
-        "/sources/{name}/pause",
-        "pause_source",
-        "Pause a source: none of its jobs begins until it is resumed.",
-        lambda operator, given, body: sources.pause_source(
-            operator, given.name, because=body.because, dry_run=body.dry_run
-        ),
-        _PAUSED,
-        parameters=NamedParameters,
-        body=ActionBody,
-    ),
-    _post(
-        "/sources/{name}/resume",
-        "resume_source",
-        "Resume a paused source.",
-        lambda operator, given, body: sources.resume_source(
-            operator, given.name, because=body.because, dry_run=body.dry_run
-        ),
-        _PAUSED,
-        parameters=NamedParameters,
-        body=ActionBody,
-    ),
+    _source_action("pause", "Pause a source: none of its jobs begins until it is resumed.", sources.pause_source),
+    _source_action("resume", "Resume a paused source.", sources.resume_source),
     _get(
         "/schedules",
         "list_schedules",
@@ -388,14 +437,45 @@ _KEYS = (
     ),
 )
 
-_HEALTH = (
+_AUDIT = (
     _get(
-        "/doctor",
-        "doctor",
-        "The findings about the store and all around it, each with its remedy.",
-        lambda operator, *_: health.examine_store(operator),
-        {"ok": "boolean", "store": "string", "findings": "array"},
+        "/audit",
+        "search_events",
+        "A page of audited events, newest first, each with its fields and in words.",
+        lambda operator, given, _: audit.search_events(operator, given),
+        {"events": "array", "next": "string?", "looked_at": "integer"},
+        parameters=audit.EventQuery,
+    ),
+    _get(
+        "/audit/head",
+        "audit_head",
+        "The heads of all chains. Kept elsewhere, they prove later what the log held now.",
+        lambda operator, *_: audit.audit_head(operator),
+        {"heads": "array"},
+    ),
+    _get(
+        "/audit/verify",
+        "verify_events",
+        "The verification of the hash chains, and of a long log its newest part.",
+        lambda operator, *_: audit.verify_events(operator),
+        {
+            "ok": "boolean",
+            "source": "string",
+            "mismatches": "array",
+            "mismatches_total": "integer",
+            "covered": "object",
+        },
+    ),
+    _get(
+        "/audit/replay",
+        "replay_events",
+        "Every audited decision decided again, with each difference.",
+        lambda operator, *_: audit.replay_events(operator),
+        {"ok": "boolean", "events": "integer", "decisions": "integer", "differences": "array", "covered": "object"},
     ),
 )
 
-ROUTES: tuple[ApiRoute, ...] = (*_JOBS, *_QUARANTINE, *_SYSTEMS, *_INGESTION, *_POLICIES, *_KEYS, *_HEALTH)
+ROUTES: tuple[ApiRoute, ...] = (
+    *(*_OVERVIEW, *_JOBS, *_QUARANTINE, *_SYSTEMS),
+    *(*_INGESTION, *_POLICIES, *_KEYS, *_AUDIT),
+)

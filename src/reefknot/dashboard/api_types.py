@@ -13,6 +13,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from reefknot.core.messages import AssignmentOptions, Correlation, Job
 from reefknot.operations import jobs, quarantine
 
 PREFIX = "/api/v1"
@@ -21,8 +22,21 @@ Call = Callable[[Any, Any, Any], Any]
 """From operator, parameters and body to the answer, or to what can be awaited for it."""
 
 
-class FreeObject(Struct, frozen=True):
-    """A body whose fields the operation checks."""
+class WrittenAssignment(Struct, frozen=True, kw_only=True):
+    """
+    An assignment as a person writes it. Without an id it gets a new one.
+
+    The fields stand here for the document; the operation checks them, with words of its own.
+    """
+
+    job: Job
+    assignment_id: str | None = None
+    request_id: str | None = None
+    tenant_id: str | None = None
+    options: AssignmentOptions = AssignmentOptions()
+    resource_class: str | None = None
+    correlation: Correlation | None = None
+    metadata: dict[str, Any] | None = None
 
 
 class NoParameters(Struct, frozen=True):

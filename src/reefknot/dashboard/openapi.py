@@ -33,9 +33,14 @@ _STATUSES = {
     "404": "What the path names is unknown.",
     "409": "The state does not allow it.",
     "429": "Too many wrong tokens; see Retry-After.",
+    "500": "The configuration does not allow it, or the server has a bug; its log has more.",
     "503": "The store or the system does not answer; see Retry-After.",
 }
-_BODY_STATUSES = {"413": "The body is too large.", "415": "The body is no application/json."}
+_BODY_STATUSES = {
+    "408": "The body did not arrive in time.",
+    "413": "The body is too large.",
+    "415": "The body is no application/json.",
+}
 _DESCRIPTION = (
     "The same questions and actions as on the command line, with the same JSON. A token comes as "
     "`Authorization: Bearer TOKEN`; that of a reader may use GET only."

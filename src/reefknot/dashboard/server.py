@@ -12,10 +12,8 @@ import errno
 import os
 import secrets
 import socket
-import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, nullcontext, suppress
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,11 +55,10 @@ def build_app(site: Site) -> Starlette:
     from starlette.routing import BaseRoute, Mount
     from starlette.staticfiles import StaticFiles
 
-    from reefknot.dashboard import api, login
+    from reefknot.dashboard import api, login, pages
 
-    routes: list[BaseRoute] = [*login.routes(site), *api.routes(site), Mount("/static", StaticFiles(directory=STATIC))]
-    if find_spec("reefknot.dashboard.views") is not None:
-        routes += import_module("reefknot.dashboard.pages").routes(site)
+    static = Mount("/static", StaticFiles(directory=STATIC))
+    routes: list[BaseRoute] = [*login.routes(site), *api.routes(site), static, *pages.routes(site)]
 
     async def refuse(request: Request, error: Exception) -> Response:
         site.heed(error)
@@ -91,13 +88,14 @@ def refused(site: Site, request: Request, refusal: HttpRefusal, headers: Mapping
     """The response to a request that failed: JSON of the API, text of the metrics, a page elsewhere."""
     from starlette.responses import JSONResponse, PlainTextResponse
 
+    from reefknot.dashboard import pages
+
     all_headers = {**(headers or {}), **refusal.headers}
     if request.url.path.startswith("/api/"):
         return JSONResponse(refusal.tree(), refusal.status, all_headers)
-    pages = sys.modules.get("reefknot.dashboard.pages")
-    if pages is None or not hasattr(pages, "error_page") or request.url.path == "/metrics":
+    if request.url.path == "/metrics":
         return PlainTextResponse(f"{refusal.message}\n", refusal.status, all_headers)
-    response: Response = pages.error_page(site, request, refusal)
+    response = pages.error_page(site, request, refusal)
     response.headers.update(all_headers)
     return response
 

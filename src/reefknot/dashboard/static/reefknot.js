@@ -99,11 +99,15 @@
       take(JSON.parse(event.data));
     });
     live.source.addEventListener("problem", (event) => tell("lost", JSON.parse(event.data)));
-    live.source.onerror = () => {
+    live.source.onerror = async () => {
       disconnect();
       tell("lost");
       live.timer = setTimeout(connect, live.wait * (0.75 + Math.random() / 2));
       live.wait = Math.min(30000, live.wait * 2);
+      try {
+        const response = await fetch(location.href, { method: "HEAD", redirect: "manual", credentials: "same-origin" });
+        if (response.type === "opaqueredirect") tell("lost", "The session has ended: load the page again to log in.");
+      } catch { /* the server is away: the banner says so already */ }
     };
   }
 
@@ -350,7 +354,8 @@
     if (shut) shut.closest("dialog").close();
   });
 
-  document.documentElement.dataset.script = "on";
+  const current = one("nav [aria-current]");
+  if (current) current.parentElement.parentElement.parentElement.scrollLeft = current.offsetLeft - 40;
   tick();
   setInterval(tick, 1000);
   connect();

@@ -1,0 +1,63 @@
+"""
+A real Chromium, and a real `reefknot up` in a process of its own whose dashboard it looks at.
+
+Both are started once for each process of the tests. A machine without Chromium fails these tests: a page that nobody
+has looked at is not known to work.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, sync_playwright
+
+from tests.browser.running import RunningSystem, Watched
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    assert program is not None, "there is no Chromium: install the package chromium (tools/system_packages.sh)"
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
+        yield started
+        started.close()
+
+
+@pytest.fixture(scope="session")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSystem]:
+    """A system that runs, with its dashboard."""
+    with RunningSystem.prepared(tmp_path_factory.mktemp("system")) as running:
+        yield running
+
+
+@pytest.fixture
+def visit(browser: Browser, system: RunningSystem) -> Iterator[Callable[..., Watched]]:
+    """Open a browser window that is logged in; whatever it complains about fails the test at its end."""
+    opened: list[Watched] = []
+
+    def open_window(role: str = "operator", **more: Any) -> Watched:
+        window = Watched(browser, system, role, **more)
+        opened.append(window)
+        return window
+
+    yield open_window
+    for window in opened:
+        window.close()
+
+
+@pytest.fixture(scope="session")
+def screenshots(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the screenshots: that of the documents when they are to be renewed."""
+    if os.environ.get("REEFKNOT_SCREENSHOTS") == "write":
+        folder = ROOT / "docs" / "images"
+        folder.mkdir(exist_ok=True)
+        return folder
+    return tmp_path_factory.mktemp("screenshots")

@@ -1,0 +1,197 @@
+"""A running system, and a browser window that is watched for everything it complains about."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+from urllib.request import Request, urlopen
+
+from playwright.sync_api import Browser, Page
+
+OPERATOR, READER = "operator-token-of-a-test", "reader-token-of-a-test"
+PATIENCE_S = 60.0
+MOST_MS = 30_000
+"""The longest wait for a page; one that is right never takes it."""
+
+CONFIG = """\
+worker:
+  quarantine_failed: true
+  retries:
+    v2:
+      enabled: true
+      default_policy: {max_attempts: 3, base_delay_ms: 50, max_delay_ms: 200, jitter_type: equal}
+      error_classification:
+        network_errors: {retryable: {network_error: true}, max_attempts: 3}
+  queue: {v2: {enabled: true, max_queue_size: 200}}
+sources:
+  notes: {connector: local_files, path: notes}
+schedules:
+  nightly: {cron: "0 3 * * *", assignment: {job: {type: own.flaky, payload: {failures: 0}}}}
+dashboard:
+  port: 0
+  operator_token: env:TEST_OPERATOR_TOKEN
+  reader_token: env:TEST_READER_TOKEN
+"""
+MODULE = """\
+import asyncio
+import reefknot as rk
+
+seen = {}
+
+@rk.block("own.flaky")
+async def flaky(inputs, context):
+    seen[context.assignment_id] = seen.get(context.assignment_id, 0) + 1
+    if seen[context.assignment_id] <= inputs.get("failures", 0):
+        raise ConnectionError(inputs.get("text", "the gateway hung up"))
+    return {"ok": True}
+
+@rk.block("own.broken")
+async def broken(inputs, context):
+    if inputs.get("text"):
+        raise ValueError(inputs["text"])
+    return {"mended": True}
+
+@rk.block("own.nap")
+async def nap(inputs, context):
+    await asyncio.sleep(inputs.get("seconds", 60))
+    return {}
+"""
+
+
+class RunningSystem:
+    """`reefknot up` in a folder, as a process of its own, and its HTTP API."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.url = ""
+        self._process: subprocess.Popen[str] | None = None
+
+    @classmethod
+    def prepared(cls, folder: Path, *, port: int = 0) -> RunningSystem:
+        """A system in this folder, with all that it needs there; `port` 0 is a free one."""
+        (folder / "notes").mkdir(exist_ok=True)
+        (folder / "notes" / "a.md").write_text("# a reef knot\n")
+        (folder / "reefknot.yaml").write_text(CONFIG.replace("port: 0", f"port: {port}"))
+        (folder / "steps.py").write_text(MODULE)
+        return cls(folder)
+
+    def __enter__(self) -> RunningSystem:
+        kept = {name: text for name, text in os.environ.items() if not name.startswith(("REEFKNOT", "WORKER_"))}
+        tokens = {"TEST_OPERATOR_TOKEN": OPERATOR, "TEST_READER_TOKEN": READER}
+        log = self.folder / "up.log"
+        with log.open("w") as file:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "reefknot", "up", "--drain", "0", "--module", "steps"],
+                cwd=self.folder,
+                env=kept | tokens | {"PYTHONUTF8": "1", "COLUMNS": "200"},
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                text=True,
+            )
+
+        def is_served() -> bool:
+            assert self._process is not None
+            assert self._process.poll() is None, log.read_text()
+            lines = [line for line in log.read_text().splitlines() if line.startswith("dashboard: http")]
+            self.url = lines[0].removeprefix("dashboard: ").strip().rstrip("/") if lines else ""
+            return bool(self.url)
+
+        until(is_served)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None:
+            self._process.send_signal(signal.SIGKILL)
+            self._process.wait()
+
+    def kill(self) -> None:
+        """End the process as a power cut would."""
+        self.__exit__()
+
+    def ask(self, path: str, body: dict[str, Any] | None = None, *, token: str = OPERATOR, **asked: str) -> Any:
+        """An answer of the HTTP API."""
+        query = f"?{urlencode(asked)}" if asked else ""
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+        request = Request(f"{self.url}/api/v1{path}{query}", data, headers)  # noqa: S310
+        with urlopen(request, timeout=PATIENCE_S) as response:  # noqa: S310
+            return json.load(response)
+
+    def submit(self, name: str, block: str, payload: dict[str, Any] | None = None, **more: Any) -> str:
+        """Submit a job, and give its id."""
+        job = {"type": block, "payload": payload or {}}
+        self.ask("/jobs", {"assignment_id": name, "request_id": f"r-{name}", "job": job, **more})
+        return name
+
+    def job(self, name: str, **asked: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.ask(f"/jobs/{quote(name, safe='')}", **asked)
+        return found
+
+    def ended(self, name: str, state: str, **asked: str) -> None:
+        """Wait until a job is in this state."""
+        until(lambda: self.job(name, **asked)["state"] == state)
+
+    def actions(self) -> list[dict[str, Any]]:
+        """The audited actions of operators, the newest first."""
+        found = self.ask("/audit", type="operator_action", limit="50")
+        return [one["event"] for one in found["events"]]
+
+
+class Watched:
+    """A window: console messages, failed scripts, dialogs and violations of the content policy are collected."""
+
+    def __init__(self, browser: Browser, system: RunningSystem, role: str, **more: Any) -> None:
+        self.system = system
+        self.complaints: list[str] = []
+        self.expected = ""
+        """A text that a complaint may have."""
+        self._context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}} | more)
+        self._context.set_default_timeout(MOST_MS)
+        self._context.add_init_script(
+            "window.violations = []; document.addEventListener('securitypolicyviolation', "
+            "(event) => { violations.push(event.violatedDirective); console.error('policy', event.violatedDirective); });"
+        )
+        self.page: Page = self._context.new_page()
+        self.page.on("console", lambda message: self._hear(message.type, message.text))
+        self.page.on("pageerror", lambda error: self.complaints.append(f"script: {error}"))
+        self.page.on("dialog", lambda dialog: (self.complaints.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        token = OPERATOR if role == "operator" else READER
+        if more.get("java_script_enabled", True):
+            self.page.goto(f"{system.url}/login#token={token}")
+        else:
+            self.page.goto(f"{system.url}/login")
+            self.page.fill("input[name=token]", token)
+            self.page.click("button[type=submit]")
+        self.page.wait_for_url(f"{system.url}/")
+
+    def _hear(self, kind: str, text: str) -> None:
+        if kind in ("error", "warning"):
+            self.complaints.append(f"{kind}: {text}")
+
+    def goto(self, path: str, *, live: bool = False) -> Page:
+        """A page, and with `live` as soon as its live stream has begun."""
+        self.page.goto(f"{self.system.url}{path}")
+        if live:
+            self.page.wait_for_selector("#live-state[data-state=live]")
+        return self.page
+
+    def close(self) -> None:
+        self._context.close()
+        assert [one for one in self.complaints if not self.expected or self.expected not in one] == []
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """A bounded wait for another process."""
+    ends = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < ends, "it did not come to that"
+        time.sleep(0.05)
