@@ -41,7 +41,7 @@ HEADER_S = 10.0
 """Longest time from the begin of a connection, or the end of a response, to the end of the next request's headers."""
 GRACE_S = 2
 SHORTEST_TOKEN = 16
-NEEDED = ("starlette", "uvicorn", "jinja2", "sse_starlette")
+NEEDED = ("starlette", "uvicorn", "jinja2")
 STATIC = Path(__file__).with_name("static")
 
 # ---- the application -------------------------------------------------------------------------------------------------

@@ -95,8 +95,8 @@ class HttpRefusal(Struct, frozen=True, omit_defaults=True):
     def tree(self) -> dict[str, Any]:
         """The body of the API's answer."""
         given = {"parameter": self.parameter, "accepted": self.accepted}
-        told = {name: text for name, text in given.items() if text is not None}
-        return {"error": {"kind": self.kind, "message": self.message, **told}}
+        reported = {name: text for name, text in given.items() if text is not None}
+        return {"error": {"kind": self.kind, "message": self.message, **reported}}
 
     @property
     def headers(self) -> dict[str, str]:
