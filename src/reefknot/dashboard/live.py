@@ -103,13 +103,13 @@ class LiveViews:
         seen = 0
         try:
             while not self._site.closing.is_set():
-                if view.version == seen:
-                    await self._pause(PING_S, view.waiters)
-                if view.version == seen:
-                    yield _PING
-                else:
+                if view.version != seen:
                     seen = view.version
                     yield view.message
+                    continue
+                await self._pause(PING_S, view.waiters)
+                if view.version == seen and not self._site.closing.is_set():
+                    yield _PING
         finally:
             view.viewers -= 1
 
@@ -144,6 +144,7 @@ class LiveViews:
             async with asyncio.timeout(RENDERING_S):
                 text, took = await self._render(view.key)
         except Exception as error:
+            self._site.heed(error)
             view.publish("problem", refusal_of(error, self._site.redactor).message)
             return 0.0
         view.publish("fragment", text)
