@@ -1,20 +1,16 @@
 """
-A store of a size, as operators meet it, and how long each of their questions takes on it.
+A store of a size as operators meet it, and how long each of their questions takes on it.
 
 `filled` makes a store with so many jobs, of several states, types, tenants and sources, and so many events, which tell
-of those jobs; `python -m bench.operators` prints p50 and p95 of every question. The bodies of the events are real ones.
+of those jobs; `percentiles` asks a question many times. The bodies of the events are real ones.
 """
 
 from __future__ import annotations
 
-import argparse
-import asyncio
-import sys
-import tempfile
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from time import perf_counter, time
-from typing import Any
+from typing import Any, NamedTuple
 
 import apsw
 
@@ -23,10 +19,12 @@ from reefknot.core.audit.event import (
     Completed,
     DecisionRecord,
     Event,
+    IdempotencyEvent,
     RetryAttempt,
     RetryRecovered,
     Routing,
     Submitted,
+    TimeoutOccurred,
     encode,
 )
 from reefknot.core.failure import ErrorCode, Failure, FailureType
@@ -35,11 +33,18 @@ from reefknot.core.retry.policy import RetryPolicy
 from reefknot.engines.clocks import SystemClock
 from reefknot.engines.sqlite import SqliteStore
 from reefknot.engines.sqlite.connection import add_key_hash
+from reefknot.operations.jobs import JobQuery, job_counts, job_story, list_jobs
+from reefknot.operations.operator import Operator
+from reefknot.operations.quarantine import (
+    QuarantineQuery,
+    list_quarantined,
+    quarantine_groups,
+    quarantine_stats,
+    requeue_jobs,
+)
 
 ITEMS = 100_000
 EVENTS = 1_000_000
-MOST_S = 0.1
-"""The longest p95 of a question."""
 RARE_TENANT, RARE_SOURCE, RARE_ERROR = "tenant-rare", "source-rare", "the rare failure"
 """What few of the oldest jobs have: the longest way for a filter."""
 
@@ -61,16 +66,18 @@ INSERT INTO work (ready, id, kind, resource_class, source, tenant_id, correlatio
     reason, failure, result, budget, history, admission, pool, payload)
 SELECT state = 'pending', iif(tenant IS NULL, '', tenant || '|') || 'job-' || i,
     iif(is_ingestion, 'local_files', 'demo.step' || (i % 8)),
-    iif(is_ingestion, 'ingest.' || iif(is_rare, 'source-rare', 'notes'), iif(state = 'pending', 'router', 'io@worker-1')),
+    CASE WHEN is_ingestion THEN 'ingest.' || iif(is_rare, 'source-rare', 'notes') WHEN state = 'pending' THEN 'router'
+        ELSE 'io@worker-1' END,
     iif(is_ingestion, iif(is_rare, 'source-rare', 'notes'), ''), tenant, 'c-' || i, NULL, 0, state,
     ?2 - (?1 - i) * 100, ?2 - (?1 - i) * 100, ?2 - (?1 - i) * 100 + 40, 0, 1, 0, 0, 0, '', 1, 0, 0,
     iif(state IN ('failed', 'quarantined'), 'attempts_spent', ''),
-    iif(state IN ('failed', 'quarantined'), json_object('code', 'HTTP_ERROR', 'failure_type', 'transient', 'http_status',
-        503, 'message', iif(is_rare, 'the rare failure', 'the service answered 503 (' || (i % 40) || ')')), NULL),
+    iif(state IN ('failed', 'quarantined'), json_object('code', 'HTTP_ERROR', 'failure_type', 'transient',
+        'http_status', 503, 'message',
+        iif(is_rare, 'the rare failure', 'the service answered 503 (' || (i % 40) || ')')), NULL),
     iif(state = 'succeeded', '{"outputs":{"n":1}}', NULL), '[0,null,null,null,0,null]',
     '[[' || (?2 - (?1 - i) * 100) || ',"attempt 1","transient","worker-1"]]', '', 'io',
-    CAST('{"assignment_id":"job-' || i || '","request_id":"c-' || i || '","job":{"type":"demo.step","payload":{"n":' || i
-        || ',"text":"' || hex(zeroblob(100)) || '"}}}' AS BLOB)
+    CAST('{"assignment_id":"job-' || i || '","request_id":"c-' || i || '","job":{"type":"demo.step","payload":{"n":'
+        || i || ',"text":"' || hex(zeroblob(100)) || '"}}}' AS BLOB)
 FROM made
 """
 _EVENTS = """
@@ -95,7 +102,7 @@ INSERT INTO open_work SELECT 'io', 'submitted', 0, ifnull(tenant_id, ''), count(
 
 
 def _templates() -> list[Event]:
-    """The events of a job that failed three times and then succeeded."""
+    """The ten events of a job that failed three times and then succeeded."""
     about: dict[str, Any] = {"timestamp": _AT, "work_id": _ID}
     policy = RetryPolicy(max_attempts=5, base_delay=0.5)
     failure = Failure(ErrorCode.http_error, FailureType.TRANSIENT, "the service answered 503", http_status=503)
@@ -119,7 +126,9 @@ def _templates() -> list[Event]:
         Submitted(**about, actor="somebody", host="here", process=7),
         Routing(**about, worker_id="worker-1"),
         Admission(**about, worker_id="worker-1", resource_class="io"),
+        TimeoutOccurred(**about, attempt_number=1, timeout_seconds=0.5, operation="demo.step"),
         *retries,
+        IdempotencyEvent(**about, idempotency_key=_ID, action="record"),
         RetryRecovered(**about, total_attempts=4, elapsed_seconds=2.2),
         Completed(**about, status="success", operation="demo.step", attempts=4, duration_ms=2300),
     ]
@@ -163,3 +172,63 @@ async def filled(folder: Path, *, items: int = ITEMS, events: int = EVENTS) -> P
 
 
 # ---- questions -------------------------------------------------------------------------------------------------------
+
+Question = Callable[[Operator], Awaitable[dict[str, Any]]]
+
+FILTERS: tuple[dict[str, Any], ...] = (
+    {},
+    {"state": "succeeded"},
+    {"state": "pending"},
+    {"type": "demo.step1"},
+    {"tenant": "tenant-1"},
+    {"tenant": RARE_TENANT},
+    {"tenant": RARE_TENANT, "state": "succeeded"},
+    {"tenant": RARE_TENANT, "type": "demo.step1"},
+    {"source": "notes"},
+    {"source": RARE_SOURCE},
+    {"connector": "local_files"},
+    {"error": "answered 503"},
+    {"error": RARE_ERROR},
+    {"error": RARE_ERROR, "state": "failed"},
+    {"since": "1h"},
+    {"before": "1h", "tenant": RARE_TENANT},
+    {"sort": "oldest", "error": "of nobody"},
+)
+
+
+def _listing(fields: dict[str, Any]) -> Question:
+    return lambda operator: list_jobs(operator, JobQuery(**fields))
+
+
+def questions(items: int = ITEMS) -> dict[str, Question]:
+    """The questions about work and quarantine, by name, for a store with so many jobs."""
+    lists = {"jobs by " + (" and ".join(map(" ".join, fields.items())) or "nothing"): fields for fields in FILTERS}
+    middle, all_ = f"job-{items // 20 * 10}", QuarantineQuery(all=True)
+    return {
+        **{name: _listing(fields) for name, fields in lists.items()},
+        "counts of jobs": job_counts,
+        "story of a job": lambda operator: job_story(operator, middle),
+        "quarantine list": lambda operator: list_quarantined(operator, QuarantineQuery()),
+        "quarantine groups": lambda operator: quarantine_groups(operator, QuarantineQuery()),
+        "quarantine stats": quarantine_stats,
+        "requeue of all, as a dry run": lambda operator: requeue_jobs(operator, all_, dry_run=True),
+    }
+
+
+class Percentiles(NamedTuple):
+    """Seconds of a question."""
+
+    p50: float
+    p95: float
+
+
+async def percentiles(ask: Callable[[], Awaitable[object]], times: int) -> Percentiles:
+    """The seconds of a question that is asked so often, after once for the caches."""
+    await ask()
+    taken = []
+    for _ in range(times):
+        began = perf_counter()
+        await ask()
+        taken.append(perf_counter() - began)
+    taken.sort()
+    return Percentiles(taken[len(taken) // 2], taken[min(len(taken) - 1, len(taken) * 95 // 100)])

@@ -67,9 +67,9 @@ if TYPE_CHECKING:
     from reefknot.errors import LeaseLostError as LeaseLostError
     from reefknot.errors import LoopMisuseError as LoopMisuseError
     from reefknot.errors import NameTakenError as NameTakenError
-    from reefknot.errors import OperationError as OperationError
     from reefknot.errors import NoStoreError as NoStoreError
     from reefknot.errors import NotJsonError as NotJsonError
+    from reefknot.errors import OperationError as OperationError
     from reefknot.errors import OutcomeUnknownError as OutcomeUnknownError
     from reefknot.errors import ParameterError as ParameterError
     from reefknot.errors import ParameterTypeError as ParameterTypeError

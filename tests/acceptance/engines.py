@@ -13,6 +13,7 @@ import os
 
 ON_NATS = frozenset(
     {
+        "test_alerts",
         "test_audit_trail",
         "test_blocking_steps",
         "test_crash_suspects",
@@ -61,6 +62,8 @@ SQLITE_ONLY = {
     "test_a_check_of_the_configuration_finds_settings_that_a_connector_does_not_accept": _SAME,
     "test_a_file_that_cannot_be_extended_is_left_alone_with_the_line_to_add": _SAME,
     "test_a_dry_run_shows_the_lines_and_writes_nothing": _SAME,
+    "test_limits_that_make_no_sense_are_mistakes_with_their_place": _SAME,
+    "test_a_webhook_that_is_no_url_is_a_mistake": _SAME,
     "test_a_store_that_goes_away_is_told_and_found_again_when_it_is_back": _FILE,
     "test_before_anything_has_run_schedules_are_listed_and_a_list_makes_no_store": _FILE,
     "test_a_time_zone_without_cron_is_told_with_its_line_and_column_as_a_flag_is_refused": _SAME,

@@ -33,6 +33,11 @@ async def flaky(inputs, context):
     logging.getLogger("own").info("it came\\nthrough")
     return {}
 """
+FAILING = """
+@rk.block("own.failing")
+async def failing(inputs, context):
+    raise ConnectionError("never")
+"""
 FAILS_LATER = """\
 import asyncio
 import os
@@ -262,10 +267,31 @@ def test_every_line_on_stderr_is_json_when_asked_for(folder: Folder, words: tupl
         assert set(line) >= {"level", "logger", "message"}
 
 
+def test_every_decision_is_one_line_of_json_with_its_fields_where_stderr_is_no_terminal(folder: Folder) -> None:
+    (folder.path / "odd.py").write_text(FLAKY + FAILING)
+    names = {"lucky": "own.flaky", "unlucky": "own.failing"}
+    lines = [{"assignment_id": name, "tenant_id": "acme", "job": {"type": kind}} for name, kind in names.items()]
+    (folder.path / "work.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    _, _, err = folder.ends(folder.start("run", "work.jsonl", "--module", "odd", "--log-level", "info"))
+    told = [json.loads(line) for line in err.splitlines() if line.startswith("{")]
+    decided = [one for one in told if "decision" in one]
+
+    def of(name: str) -> list[tuple[object, ...]]:
+        return [(one["level"], one["decision"], one["attempt"]) for one in decided if one["work_id"] == name]
+
+    assert of("lucky") == [("warning", "retry", 1), ("info", "recovered", 2)], err
+    retries = [("warning", "retry", number) for number in (1, 2)]
+    assert of("unlucky") == [*retries, ("error", "give_up", 3)], err
+    assert {one["tenant_id"] for one in decided} == {"acme"}
+    assert decided[0].keys() >= {"error_code", "failure_type", "wait_s", "reason", "target", "layer", "trace_id"}
+    (end,) = [one for one in decided if one["decision"] == "give_up"]
+    assert (end["reason"], end["quarantined"], end["layer"]) == ("attempts_spent", True, "global")
+
+
 def test_lines_of_ones_own_steps_obey_the_level_and_stay_on_a_line(folder: Folder) -> None:
     (folder.path / "odd.py").write_text(FLAKY)
     (folder.path / "work.jsonl").write_text('{"job": {"type": "own.flaky"}}\n')
-    words = ("run", "work.jsonl", "--module", "odd", "--new")
+    words = ("run", "work.jsonl", "--module", "odd", "--new", "--log-format", "text")
     _, _, info = folder.ends(folder.start(*words, "--log-level", "info"))
     _, _, usual = folder.ends(folder.start(*words))
 
@@ -279,7 +305,9 @@ def test_audited_events_are_all_logged_when_the_configuration_says_so(folder: Fo
     config.write_text(config.read_text() + "audit: {log: true}\n")
     (folder.path / "odd.py").write_text(FLAKY)
     (folder.path / "work.jsonl").write_text('{"assignment_id": "lucky", "job": {"type": "own.flaky"}}\n')
-    _, _, err = folder.ends(folder.start("run", "work.jsonl", "--module", "odd", "--log-level", "error"))
+    _, _, err = folder.ends(
+        folder.start("run", "work.jsonl", "--module", "odd", "--log-level", "error", "--log-format", "text")
+    )
     logged = Counter(re.findall(r'reefknot\.audit: .*?"event_type":"([^"]+)"', err))
 
     audited = [json.loads(line)["event"] for line in folder("audit", "tail", "--json").out.splitlines()]

@@ -11,10 +11,12 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
+import reefknot.app.alerts
 import reefknot.app.system
 import reefknot.core.work
 import reefknot.execution.isolation
 import reefknot.router.health
+import reefknot.telemetry.metrics
 import reefknot.worker.loop_watch
 from reefknot.app.system import System
 from reefknot.blocks.threads import FunctionThreads, _FunctionCall
@@ -84,6 +86,13 @@ def without_holding_keys() -> None:
     setattr(reefknot.worker.loop_watch, "extend_keys", lambda *_: None)  # noqa: B010 - a name that it only imports
 
 
+def with_quick_looks() -> None:
+    """Look at alerts five times a second, with a minute of two steps of three seconds. This saves a test minutes too."""
+    reefknot.app.alerts.LOOK_EVERY_S = 0.2
+    reefknot.app.alerts.MINUTE_STEPS = 2
+    reefknot.telemetry.metrics.STEP_S = 3
+
+
 WITHOUT: dict[str, Callable[[], None]] = {
     "isolation": without_isolation,
     "long-leases": with_short_leases,
@@ -93,6 +102,7 @@ WITHOUT: dict[str, Callable[[], None]] = {
     "living-processes": without_looking_for_processes,
     "return-times": without_return_times,
     "held-keys": without_holding_keys,
+    "slow-looks": with_quick_looks,
 }
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ the records that it has; then it is deleted. So the totals of a store never go d
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
+from math import inf
 from types import TracebackType
 from typing import Any, Self
 
@@ -31,9 +32,9 @@ from reefknot.worker.service import Worker
 
 PREFIX = "activity/"
 ENDED = f"{PREFIX}ended"
+LOOK_EVERY_S = 0.5
 WRITE_EVERY_S = 5.0
-SAMPLE_EVERY = 2
-"""Writes between two samples of the queue."""
+SAMPLE_EVERY_S = 10.0
 SILENT_S = 60.0
 """How long a record of a system that does not report any more stays by itself."""
 CLOSE_S = 3.0
@@ -46,10 +47,9 @@ _record = msgspec.json.Decoder(ActivityRecord)
 class Activity:
     """The counters of one system, in the store. Use it as a context: it counts, and writes, for as long as that."""
 
-    def __init__(self, store: Store, clock: Clock, *, write_every: float = WRITE_EVERY_S) -> None:
+    def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
         self._clock = clock
-        self._every = write_every
         self._errors = RepeatedErrors()
         self._counting = AsyncExitStack()
         self._task: asyncio.Task[None] | None = None
@@ -66,6 +66,10 @@ class Activity:
         self._written = ActivityRecord()
         self._version = 0
         self._changes = 0
+        """The changes that were written, and those that the last look has seen."""
+        self._seen = 0
+        self._written_at = -inf
+        self._sampled_at = -inf
 
     async def __aenter__(self) -> Self:
         self._counting.enter_context(observed(self._store.audit, self.counters.observe))
@@ -106,21 +110,28 @@ class Activity:
         return max((pool.held_status().severity for pool in pools), default=0)
 
     async def _run(self) -> None:
-        turn = 0
         while True:
             try:
-                lost, self._lost = self._journal.lost - self._lost, self._journal.lost
-                if lost > 0:
-                    self.counters.count({"audit_lost": lost}, {"audit_lost": lost})
                 async with asyncio.timeout(STORE_S):
-                    if turn % SAMPLE_EVERY == 0:
-                        self.counters.sample(sampled(await self._store.work.snapshot(), self._worst_level()))
-                        await fold_left(self._store, int(self._clock.wall() * 1000), but=self.record_id)
-                    await self.write()
+                    await self._look()
             except Exception as error:
                 self._errors.log("the activity of this system cannot be written", error, self._clock.now())
-            turn += 1
-            await asyncio.sleep(self._every)
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    async def _look(self) -> None:
+        """Sample now and then; write what has changed: every few seconds, and soon after the last change."""
+        now, wall = self._clock.now(), self._clock.wall()
+        lost, self._lost = self._journal.lost - self._lost, self._journal.lost
+        if lost > 0:
+            self.counters.count({"audit_lost": lost}, {"audit_lost": lost})
+        if now - self._sampled_at >= SAMPLE_EVERY_S:
+            self._sampled_at = now
+            self.counters.sample(sampled(await self._store.work.snapshot(), self._worst_level()))
+            await fold_left(self._store, int(wall * 1000), but=self.record_id)
+        is_quiet, self._seen = self.counters.changes == self._seen, self.counters.changes
+        if is_quiet or now - self._written_at >= WRITE_EVERY_S:
+            self._written_at = now
+            await self.write()
 
     def _current(self) -> ActivityRecord:
         return less(self.counters.record(), self._earlier)
@@ -188,8 +199,8 @@ async def store_activity(store: Store, systems: Sequence[Status] = ()) -> Activi
         records.pop(name, None)
     for status in systems:
         shown = status.get("activity") or {}
-        name = shown.get("id")
-        if name is not None and name not in ended.folded:
+        name = str(shown.get("id", ""))
+        if name and name not in ended.folded:
             fresh = {int(step): one for step, one in shown.get("buckets", {}).items()}
             known = records.get(name, ActivityRecord())
             records[name] = structs.replace(known, buckets=known.buckets | fresh)

@@ -21,7 +21,7 @@ from reefknot.app.stores import client_of
 from reefknot.audit.journal import Journal, envelope
 from reefknot.config.schema import AlertsSection
 from reefknot.core import alerts as core
-from reefknot.core.alerts import AlertLimits, AlertState, AlertThresholds, judge, with_limits
+from reefknot.core.alerts import AlertLimits, AlertState, AlertThresholds, next_state, with_limits
 from reefknot.core.audit.event import AlertRaised, AlertResolved, timestamp
 from reefknot.errors import KeyConflictError
 from reefknot.ports.clock import Clock
@@ -42,8 +42,8 @@ FIVE_MINUTES_STEPS = 30
 WEBHOOK_DEADLINE_MS = 3_600_000
 
 
-class ToldAlert(Struct, frozen=True, omit_defaults=True):
-    """An alert that was told. Times are milliseconds UTC; `value` is that of the last thing told of it."""
+class RecordedAlert(Struct, frozen=True, omit_defaults=True):
+    """An alert that was alert. Times are milliseconds UTC; `value` is that of the last thing told of it."""
 
     alert: str
     value: float
@@ -62,8 +62,8 @@ class AlertsRecord(Struct, frozen=True, omit_defaults=True):
     """The alerts of a store: those that are active, by name, and the last ones that were resolved, newest first."""
 
     looked_at: int = 0
-    active: dict[str, ToldAlert] = {}
-    resolved: tuple[ToldAlert, ...] = ()
+    active: dict[str, RecordedAlert] = {}
+    resolved: tuple[RecordedAlert, ...] = ()
 
 
 _records = msgspec.json.Decoder(AlertsRecord)
@@ -147,12 +147,12 @@ class AlertWebhook(Struct, frozen=True):
     url: str
     client: Client
 
-    async def submit(self, told: ToldAlert) -> None:
+    async def submit(self, alert: RecordedAlert) -> None:
         """Submit the step. Its id is made of the alert, its time and its state, so it is one job."""
-        name = f"alert-{told.alert}-{told.since}-{told.state}"
-        since = timestamp(told.since / 1000)
-        body = {"alert": told.alert, "state": told.state, "value": told.value, "threshold": told.threshold}
-        payload = {"url": self.url, "method": "POST", "body": {**body, "since": since, "text": told.text}}
+        name = f"alert-{alert.alert}-{alert.since}-{alert.state}"
+        since = timestamp(alert.since / 1000)
+        body = {"alert": alert.alert, "state": alert.state, "value": alert.value, "threshold": alert.threshold}
+        payload = {"url": self.url, "method": "POST", "body": {**body, "since": since, "text": alert.text}}
         assignment = {
             "assignment_id": name,
             "request_id": name,
@@ -162,7 +162,7 @@ class AlertWebhook(Struct, frozen=True):
         try:
             await self.client.hand_in(assignment)
         except KeyConflictError as error:  # by a system with another webhook: it is told already
-            logger().warning("alert %s was sent elsewhere already (%s)", told.alert, error_text(error))
+            logger().warning("alert %s was sent elsewhere already (%s)", alert.alert, error_text(error))
 
 
 class AlertWatch:
@@ -201,42 +201,42 @@ class AlertWatch:
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def look(self) -> None:
-        """Measure, judge, and tell what changed, unless another system was faster."""
+        """Measure, next_state, and tell what changed, unless another system was faster."""
         systems = await living_systems(self._store)
         values = await measured_now(self._store, systems)
         now = self._clock.wall()
         self.looked_at = int(now * 1000)
         record, version = await stored_alerts(self._store)
-        told, beyond = self._told(record, values, now)
-        if told or self.looked_at - record.looked_at > NOTED_EVERY_S * 1000:
-            changed = _with(structs.replace(record, looked_at=self.looked_at), told)
-            entries = self._journal.entries([self._event(one) for one in told])
+        changes, beyond = self._changes(record, values, now)
+        if changes or self.looked_at - record.looked_at > NOTED_EVERY_S * 1000:
+            changed = _with(structs.replace(record, looked_at=self.looked_at), changes)
+            entries = self._journal.entries([self._event(one) for one in changes])
             kept = await self._store.values.put(NAME, _encoded(changed), version=version, events=entries)
             if kept is None:
-                return  # another system told something: the next look judges anew
+                return  # another system told something: the next look measures anew
             record, version = changed, kept.version
-            for one in told:
+            for one in changes:
                 self._log(one)
         self._beyond, self._is_first = beyond, False
         if self._webhook is not None:
             await self._submit_due(record, version, self._webhook)
 
-    def _told(
+    def _changes(
         self, record: AlertsRecord, values: Mapping[str, float | None], now: float
-    ) -> tuple[list[ToldAlert], dict[str, float | None]]:
+    ) -> tuple[list[RecordedAlert], dict[str, float | None]]:
         """The alerts that this look raises and resolves; and since when each value has been beyond its threshold."""
         changed, beyond = [], {}
         for name, rule in self._rules.items():
             known, value = record.active.get(name), values[name]
             state = AlertState(active=known is not None, beyond_since=self._beyond.get(name))
-            after = judge(rule, state, value, now)
+            after = next_state(rule, state, value, now)
             beyond[name] = after.beyond_since
             if after.active == state.active or value is None:
                 continue
             shown = round(value, 4)
             due = self._webhook is not None
             if known is None:
-                changed.append(ToldAlert(name, shown, rule.threshold, int(now * 1000), rule.text(value), None, due))
+                changed.append(RecordedAlert(name, shown, rule.threshold, int(now * 1000), rule.text(value), None, due))
             else:
                 over = {"text": f"{rule.what}: {shown:g}{rule.unit} again", "resolved_at": int(now * 1000)}
                 changed.append(structs.replace(known, value=shown, webhook_due=due, **over))
@@ -246,24 +246,24 @@ class AlertWatch:
             changed += [structs.replace(one, text=text, resolved_at=int(now * 1000), webhook_due=False) for one in off]
         return changed, beyond
 
-    def _event(self, told: ToldAlert) -> AlertRaised | AlertResolved:
-        kind = AlertRaised if told.resolved_at is None else AlertResolved
-        at = told.since if told.resolved_at is None else told.resolved_at
+    def _event(self, alert: RecordedAlert) -> AlertRaised | AlertResolved:
+        kind = AlertRaised if alert.resolved_at is None else AlertResolved
+        at = alert.since if alert.resolved_at is None else alert.resolved_at
         return kind(
             **envelope(wall=at / 1000),
-            alert=told.alert,
-            value=told.value,
-            threshold=told.threshold,
-            since=timestamp(told.since / 1000),
-            text=told.text,
+            alert=alert.alert,
+            value=alert.value,
+            threshold=alert.threshold,
+            since=timestamp(alert.since / 1000),
+            text=alert.text,
         )
 
-    def _log(self, told: ToldAlert) -> None:
-        extra = {"alert": told.alert, "value": told.value, "threshold": told.threshold, "state": told.state}
-        if told.resolved_at is None:
-            logger().warning("alert %s: %s; reefknot alert list says what to do", told.alert, told.text, extra=extra)
+    def _log(self, alert: RecordedAlert) -> None:
+        extra = {"alert": alert.alert, "value": alert.value, "threshold": alert.threshold, "state": alert.state}
+        if alert.resolved_at is None:
+            logger().warning("alert %s: %s; reefknot alert list says what to do", alert.alert, alert.text, extra=extra)
         else:
-            logger().info("alert %s is resolved: %s", told.alert, told.text, extra=extra)
+            logger().info("alert %s is resolved: %s", alert.alert, alert.text, extra=extra)
 
     async def _submit_due(self, record: AlertsRecord, version: int, webhook: AlertWebhook) -> None:
         """Submit what is due. It stays due until that is noted, and a second submission is the same job."""
@@ -300,11 +300,11 @@ async def running_activity(
             await asyncio.gather(task, return_exceptions=True)
 
 
-def _with(record: AlertsRecord, told: Sequence[ToldAlert]) -> AlertsRecord:
-    """The record after these were told."""
-    active = {name: one for name, one in record.active.items() if name not in {new.alert for new in told}}
-    active |= {one.alert: one for one in told if one.resolved_at is None}
-    over = [one for one in told if one.resolved_at is not None]
+def _with(record: AlertsRecord, changed: Sequence[RecordedAlert]) -> AlertsRecord:
+    """The record after these were alert."""
+    active = {name: one for name, one in record.active.items() if name not in {new.alert for new in changed}}
+    active |= {one.alert: one for one in changed if one.resolved_at is None}
+    over = [one for one in changed if one.resolved_at is not None]
     return structs.replace(record, active=active, resolved=(*over, *record.resolved)[:MOST_RESOLVED])
 
 

@@ -1,10 +1,6 @@
 """
 Output of a command that runs for long: log lines on stderr, and the live feed of its system on stdout.
 
-Log lines are text or JSON, each with its date, time and zone. The handler is on the root logger, so that lines of one's
-own steps look the same and obey the same level. Every line is without configured secrets and control characters. Events
-that `audit.log` copies are shown whatever the level is: they were asked for by name.
-
 Lines of the feed come from the audit log, so nothing is shown that is not audited: events in words, as they are
 written, and changes of a worker's load level. At most `LINES_A_SECOND` are printed; the rest is counted by kind, and
 the counts are printed instead.
@@ -20,9 +16,8 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from json import dumps
 from time import monotonic
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import msgspec
 from cyclopts import Parameter
@@ -36,15 +31,11 @@ from reefknot.core.messages import ResultStatus
 from reefknot.errors import StoreError
 from reefknot.operations.words.events import describe
 from reefknot.ports.audit_log import AuditLog, AuditQuery, KeptEntry
-from reefknot.runtime.log import printable
-from reefknot.runtime.redaction import redact
 
 # ---- the log ---------------------------------------------------------------------------------------------------------
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
-FORMATS = {"text": False, "json": True}
-_AUDIT = "reefknot.audit"
-_USUAL = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+FORMATS = {form: form for form in ("auto", "text", "json")}
 
 
 @Parameter(name="*")
@@ -55,102 +46,37 @@ class LogFlags:
     log_level: Annotated[str, arg("Least level of log lines: debug, info, warning, error. Default: warning.")] = (
         "warning"
     )
-    log_format: Annotated[str, arg("Form of log lines: text or json. Default: text.")] = "text"
+    log_format: Annotated[
+        str, arg("Form of log lines: text, json, or auto: text on a terminal, else json. Default: auto.")
+    ] = "auto"
 
     @contextmanager
     def applied(self, *, feed: bool = False) -> Iterator[None]:
         """
         Print log lines on stderr while the block lasts, and export traces if the environment asks for them.
 
-        With a live `feed`, attempts are not logged: it has them.
+        With a live `feed`, attempts are not logged: it has them. Where JSON is asked for by name, the command's own
+        messages are such lines too.
         """
+        from reefknot.telemetry.logs import message_line, printed
         from reefknot.telemetry.traces import exported
 
         level = one_of("--log-level", self.log_level, LEVELS)
-        as_json = one_of("--log-format", self.log_format, FORMATS)
-        handler = _Stderr()
-        handler.setFormatter(JsonLines() if as_json else TextLines())
-        if feed:
-            handler.addFilter(lambda record: not hasattr(record, "retry_attempt"))
-        root, audit = logging.getLogger(), logging.getLogger(_AUDIT)
-        before = root.level, audit.level
-        root.addHandler(handler)
-        root.setLevel(level)
-        audit.setLevel(min(level, logging.INFO))
-        try:
-            with output.messages_as(_message_line) if as_json else nullcontext(), exported():
-                yield
-        finally:
-            root.removeHandler(handler)
-            root.setLevel(before[0])
-            audit.setLevel(before[1])
+        form = one_of("--log-format", self.log_format, FORMATS)
+        as_json = form == "json" or (form == "auto" and not _is_terminal(sys.stderr))
+        own = output.messages_as(message_line) if form == "json" else nullcontext()
+        with printed(level, as_json=as_json, feed=feed), own, exported():
+            yield
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    try:
+        return stream is not None and stream.isatty()
+    except ValueError:  # it was closed
+        return False
 
 
 LOG = LogFlags()
-
-
-class TextLines(logging.Formatter):
-    """`2026-01-25T21:15:00.123+01:00 WARNING reefknot: …`, a traceback below it."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        keep = chr(10) if getattr(record, "is_traceback", False) else ""  # its lines are indented
-        text = printable(redact(record.getMessage()), keep=keep)
-        line = f"{stamp(record.created)} {record.levelname} {record.name}: {text}"
-        trace = _traceback(record)
-        return f"{line}\n{printable(trace, keep=chr(10))}" if trace else line
-
-
-class JsonLines(logging.Formatter):
-    """Lines of JSON, each an object: `time`, `level`, `logger`, `message`, and what was given as `extra`."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        fields = {
-            "time": stamp(record.created),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-            **{name: value for name, value in vars(record).items() if name not in _USUAL},
-        }
-        trace = _traceback(record)
-        return dumps(_redacted(fields | {"traceback": trace} if trace else fields))
-
-
-def _redacted(value: Any) -> Any:
-    """The value as JSON has it, every text in it without configured secrets."""
-    match value:
-        case dict():
-            return {redact(str(name)): _redacted(one) for name, one in value.items()}
-        case list() | tuple():
-            return [_redacted(one) for one in value]
-        case None | bool() | int() | float():
-            return value
-        case _:
-            return redact(str(value))
-
-
-def stamp(seconds: float) -> str:
-    """A moment as ISO 8601 in the zone of this machine, to the millisecond."""
-    return datetime.fromtimestamp(seconds).astimezone().isoformat(timespec="milliseconds")
-
-
-def _traceback(record: logging.LogRecord) -> str:
-    return redact(logging.Formatter().formatException(record.exc_info)) if record.exc_info else ""
-
-
-def _message_line(text: str) -> str:
-    """A message of the command itself as a line of the log: then everything on stderr is JSON."""
-    record = logging.makeLogRecord({"name": "reefknot.cli", "levelname": "INFO", "msg": "%s", "args": (text,)})
-    return JsonLines().format(record)
-
-
-class _Stderr(logging.Handler):
-    """Lines on stderr. A closed stderr is ignored: the exit code still tells how the command ended."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            print(self.format(record), file=sys.stderr, flush=True)
-        except Exception:  # logging must not end the work
-            return
 
 
 # ---- the live feed ---------------------------------------------------------------------------------------------------

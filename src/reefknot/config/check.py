@@ -38,7 +38,7 @@ def checked(tree: Tree) -> tuple[Configuration, Book]:
     written = _retry_part(kept)
     book = reader.book(book_hash(kept), written if any(written.values()) else None)
     problems += [*reader.problems, *_queue_problems(tree, configuration), *_unresolvable(tree, book)]
-    if configuration.alerts.rules:
+    if configuration.alerts.rules or configuration.alerts.webhook:
         problems += _alert_problems(tree, configuration)
     if configuration.sources or configuration.schedules:
         problems += _timetable_problems(tree, configuration)

@@ -145,7 +145,7 @@ class AlertState(Struct, frozen=True):
     """Since when the value has been beyond the threshold; None while it is not, and once the alert is active."""
 
 
-def judge(rule: AlertThresholds, state: AlertState, value: float | None, now: float) -> AlertState:
+def next_state(rule: AlertThresholds, state: AlertState, value: float | None, now: float) -> AlertState:
     """The state after a look. It is the same object when nothing changed."""
     if value is None:
         return state

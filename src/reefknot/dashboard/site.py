@@ -104,7 +104,7 @@ class HttpRefusal(Struct, frozen=True, omit_defaults=True):
         return {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
 
 
-_STATUS_OF_KIND = {
+STATUS_OF_KIND = {
     "invalid": 400,
     "not_found": 404,
     "conflict": 409,
@@ -120,10 +120,10 @@ def refusal_of(error: Exception, redactor: Redactor) -> HttpRefusal:
     match error:
         case ParameterError():
             kind = getattr(error, "kind", "invalid")
-            status = _STATUS_OF_KIND.get(kind, 400)
+            status = STATUS_OF_KIND.get(kind, 400)
             return HttpRefusal(status, kind, _text(error, redactor), error.parameter, redactor(error.accepted))
         case OperationError():
-            status = _STATUS_OF_KIND.get(error.kind, 500)
+            status = STATUS_OF_KIND.get(error.kind, 500)
             waits = _seconds(error) if status == 503 else None
             return HttpRefusal(status, error.kind, _text(error, redactor), retry_after=waits)
         case StorePermissionError():

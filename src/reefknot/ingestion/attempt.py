@@ -33,6 +33,7 @@ from reefknot.core.retry.decide import Again, Decision, History, Reason, Stop, d
 from reefknot.core.retry.policy import RetryPolicy
 from reefknot.core.work import Interrupted, Quarantine, Settled, Snooze, TryAgain, WorkDone, WorkItem
 from reefknot.errors import SourceError, StalePositionError, StoreError
+from reefknot.execution.decision_log import ERROR, DecisionLog
 from reefknot.execution.events import end_event, quarantined_event, recovered_event, retry_event, snooze_event
 from reefknot.execution.failures import failure_json, failure_with_place, is_ctrl_c, is_stopped, traceback_text
 from reefknot.execution.tracing import WorkTrace, spanned
@@ -123,6 +124,7 @@ class JobRunner:
         self._records = context.records
         self._clock = context.clock
         self._timeouts = context.timeouts
+        self._log = DecisionLog("", redact, context.clock)
         self.is_stopping = False
         self.page_kept: Callable[[IngestionSource, SyncSummary], None] = lambda source, summary: None
         """Called after every page of a sync, for a progress bar."""
@@ -311,6 +313,7 @@ class JobRunner:
         if item.attempts:
             history = History(item.attempts, _elapsed(item, began, wall), item.budget.last_delay)
             events.append(recovered_event(item, wall, history))
+            self._log.recovered(item, attempts=item.attempts + 1, elapsed=history.elapsed)
         self._record(item, "succeeded", wall - began)
         more = {"synced_at": now} if is_sync else {}
         await self._change_health(source, lambda health: after_answer(health, now, limit=limit), **more)
@@ -335,12 +338,13 @@ class JobRunner:
             trace.attempt_failed(failure, decision)
         put_off = await self._report_to_source(item, source, failure, decision, policy)
         if put_off is not None:
-            event = snooze_event(item, wall, f"source:{source.name}", max(0.0, put_off.due_at / 1000 - wall))
-            return JobReport(put_off, (event,))
+            wait = max(0.0, put_off.due_at / 1000 - wall)
+            self._log.put_off(item, put_off.reason, wait)
+            return JobReport(put_off, (snooze_event(item, wall, f"source:{source.name}", wait),))
         record = DecisionRecord.of(decision, policy, history, failure, chosen, verdict=verdict)
         if isinstance(decision, Again):
             return self._again(item, failure, decision, policy, record, text, began)
-        return self._given_up(item, failure, decision, policy, record, text)
+        return self._given_up(item, failure, decision, policy, record, text, began)
 
     async def _report_to_source(
         self, item: WorkItem, source: IngestionSource, failure: Failure, decision: Decision, policy: RetryPolicy
@@ -388,17 +392,16 @@ class JobRunner:
     ) -> JobReport:
         wall, delay, retry = self._clock.wall(), decision.delay, item.attempts + 1
         kind = failure.failure_type.value
-        logger().info(
-            "Scheduling retry",
-            extra={
-                "ingestion_job_id": item.assignment_id,
-                "job_type": item.kind,
-                "attempt": retry,
-                "max_attempts": policy.retries,
-                "delay_seconds": int(delay),
-                "failure_type": kind,
-            },
-        )
+        fields = {
+            "ingestion_job_id": item.assignment_id,
+            "job_type": item.kind,
+            "attempt": retry,
+            "max_attempts": policy.retries,
+            "delay_seconds": int(delay),
+            "failure_type": kind,
+        }
+        told = "Scheduling retry", fields
+        self._log.decided(item, decision, policy, failure, attempts=retry, told=told)
         self._context.telemetry.record(
             item.id,
             duration=0.0,
@@ -414,7 +417,7 @@ class JobRunner:
             began_at=int(began * 1000),
             delay=delay,
         )
-        return JobReport(again, (retry_event(item, wall, retry, record),))
+        return JobReport(again, (retry_event(item, wall, retry, record, began=began),))
 
     def _given_up(
         self,
@@ -424,23 +427,23 @@ class JobRunner:
         policy: RetryPolicy,
         record: DecisionRecord,
         text: str,
+        began: float,
     ) -> JobReport:
         wall, reason = self._clock.wall(), decision.reason
-        logger().info(
-            "Retry budget exhausted, quarantining job",
-            extra={
-                "ingestion_job_id": item.assignment_id,
-                "job_type": item.kind,
-                "attempts": item.attempts,
-                "max_attempts": policy.retries if policy.retryable else 0,
-            },
-        )
+        fields = {
+            "ingestion_job_id": item.assignment_id,
+            "job_type": item.kind,
+            "attempts": item.attempts,
+            "max_attempts": policy.retries if policy.retryable else 0,
+        }
+        told = "Retry budget exhausted, quarantining job", fields
+        self._log.decided(item, decision, policy, failure, attempts=item.attempts + 1, quarantined=True, told=told)
         kind = failure.failure_type.value
         metadata = {"job_type": item.kind, "attempt": item.attempts + 1, "failure_type": kind}
         self._context.telemetry.record(item.id, status="quarantined", metadata=metadata)
         why = f"{reason.value}: {failure.message}"
         events = (
-            end_event(item, wall, item.attempts + 1, reason, record),
+            end_event(item, wall, item.attempts + 1, reason, record, began=began),
             quarantined_event(item, wall, why, failure),
         )
         return JobReport(Quarantine(why, text), events)
@@ -449,6 +452,7 @@ class JobRunner:
         """The quarantine of a job that cannot be run at all."""
         failure = classify(reason, code=ErrorCode.internal_error)
         event = quarantined_event(item, self._clock.wall(), reason, failure)
+        self._log.ended(item, reason, attempts=item.attempts, level=ERROR)
         await self._change_health(source, probe_released)
         return JobReport(Quarantine(reason, failure_json(failure)), (event,))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from reefknot.app.alerts import AlertsRecord, ToldAlert, looked_at, measured_now, rules_of, stored_alerts
+from reefknot.app.alerts import AlertsRecord, RecordedAlert, looked_at, measured_now, rules_of, stored_alerts
 from reefknot.app.presence import living_systems
 from reefknot.config.schema import AlertsSection
 from reefknot.core.alerts import RULES
@@ -57,15 +57,15 @@ def active_alerts(record: AlertsRecord, systems: list[Status]) -> dict[str, Any]
     return {"alerts": [_fields(one) for one in active], "watched": watched}
 
 
-def _fields(told: ToldAlert) -> dict[str, Any]:
-    rule = RULES.get(told.alert)
+def _fields(alert: RecordedAlert) -> dict[str, Any]:
+    rule = RULES.get(alert.alert)
     return {
-        "alert": told.alert,
-        "state": told.state,
-        "value": told.value,
-        "threshold": told.threshold,
-        "since": time_text(told.since),
-        "resolved_at": time_text(told.resolved_at),
-        "text": told.text,
+        "alert": alert.alert,
+        "state": alert.state,
+        "value": alert.value,
+        "threshold": alert.threshold,
+        "since": time_text(alert.since),
+        "resolved_at": time_text(alert.resolved_at),
+        "text": alert.text,
         "advice": "" if rule is None else rule.advice,
     }

@@ -184,16 +184,16 @@ def _configuration(settings: Settings) -> Iterator[Finding]:
     from reefknot.app.block_settings import block_settings
     from reefknot.app.sources import check_sources
 
-    warnings = list(settings.warnings)
+    warnings, mistake = list(settings.warnings), ""
     try:
         block_settings(settings)
         warnings += check_sources(settings, strict=False) if settings.configuration.sources else []
     except ConfigurationError as error:
-        text = "; ".join(str(error).splitlines())
-        yield Finding("config", "problem", text, "`reefknot config check` shows each with its line", "misconfigured")
+        mistake = "; ".join(str(error).splitlines())
+        yield Finding("config", "problem", mistake, "`reefknot config check` shows each with its line", "misconfigured")
     for warning in warnings:
         yield Finding("config", "warning", warning)
-    if not warnings:
+    if not warnings and not mistake:
         shown = "no file: built-in values" if settings.path is None else f"{settings.path}, no warnings"
         yield Finding("config", "ok", shown)
     yield from _secrets(settings)

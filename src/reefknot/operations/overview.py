@@ -68,7 +68,7 @@ async def overview(operator: Operator) -> dict[str, Any]:
         "quarantine": {"size": jobs["states"]["quarantined"], "added": round(sum(columns["quarantined"]))},
         "alerts": active_alerts(record, systems)["alerts"],
         "audit": {
-            "buffered": sum(_told(one, "audit_buffered", 0) for one in systems),
+            "buffered": sum(_reported(one, "audit_buffered", 0) for one in systems),
             "lost": round(sum(columns["audit_lost"])),
         },
         "series": {
@@ -83,10 +83,10 @@ async def overview(operator: Operator) -> dict[str, Any]:
 
 def _rate(systems: list[Status], name: str) -> float:
     """The sum of a rate over the living systems."""
-    return float(round(sum(_told(one, "rates", {}).get(name, 0.0) for one in systems), 1))
+    return float(round(sum(_reported(one, "rates", {}).get(name, 0.0) for one in systems), 1))
 
 
-def _told(system: Status, name: str, default: Any) -> Any:
+def _reported(system: Status, name: str, default: Any) -> Any:
     """A part of what a system tells of its activity; the default for a system of an earlier version."""
     return (system.get("activity") or {}).get(name, default)
 
@@ -131,19 +131,19 @@ def _levels(systems: list[Status], workers: list[dict[str, Any]]) -> list[dict[s
     """The load level of each class of each worker, with the reason of one that is not healthy."""
     reasons: dict[str, dict[str, str]] = {}
     for system in systems:
-        reasons |= _told(system, "levels", {})
+        reasons |= _reported(system, "levels", {})
     found = []
     for worker in workers:
         for name, state in worker["classes"].items():
-            told = status_of(worker["state"], state["status"])
+            status = status_of(worker["state"], state["status"])
             reason = reasons.get(worker["worker_id"], {}).get(name, "")
             found.append(
                 {
                     "worker_id": worker["worker_id"],
                     "class": name,
                     "level": state["status"],
-                    "status": told,
-                    "reason": reason if told == state["status"] else f"an operator asked for it: {told}",
+                    "status": status,
+                    "reason": reason if status == state["status"] else f"an operator asked for it: {status}",
                     **{one: state[one] for one in ("depth", "size", "active", "capacity", "oldest_age_s")},
                 }
             )
@@ -170,7 +170,7 @@ def _classes(levels: list[dict[str, Any]], waiting_for_router: int) -> dict[str,
 
 def _destinations(systems: list[Status]) -> dict[str, Any]:
     """The destinations whose retries are throttled, and the breakers that are not closed."""
-    troubled = [one for system in systems for one in _told(system, "destinations", [])][:MOST_BREAKERS]
+    troubled = [one for system in systems for one in _reported(system, "destinations", [])][:MOST_BREAKERS]
     throttled = [{name: one[name] for name in ("name", "worker_id", "tokens")} for one in troubled if one["throttled"]]
     breakers = [
         {"name": one["name"], "worker_id": one["worker_id"], "state": one["breaker"]}

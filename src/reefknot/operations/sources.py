@@ -475,7 +475,8 @@ async def _set_paused(operator: Operator, name: str, paused: bool, because: str,
         action = "source.pause" if paused else "source.resume"
         event = operator.event(action, name, **({"reason": reason} if reason else {}))
         await records.change(name, changed, events=[event])
-    return {"name": name, "paused": paused, "changed": changes, "was_paused": was_paused}
+    fields = {"name": name, "paused": paused, "changed": changes, "was_paused": was_paused}
+    return {**fields, "actor": operator.actor, "dry_run": dry_run}
 
 
 async def forget_source(operator: Operator, name: str, *, because: str, dry_run: bool = False) -> dict[str, Any]:

@@ -7,8 +7,8 @@
 exception: whatever an attempt referred to is free again before the wait begins.
 
 A retry is told by one log line, bounded by the budget of lines of its name, and by a hook; the end by a note on the
-exception and a hook. Call arguments go to hooks alone. A hook that raises is logged and changes nothing; an async one
-is awaited by async callers (`await_hooks`).
+exception and a hook, and for those who debug by a line too. Call arguments go to hooks alone. A hook that raises is
+logged and changes nothing; an async one is awaited by async callers (`await_hooks`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from reefknot.retrying.plan import Plan, retry_switch
 from reefknot.retrying.types import RetryEvent
 from reefknot.runtime import seeds
 from reefknot.runtime.log import NO_LINES, budget_of, log_callback_failure, logger, printable, seconds
-from reefknot.runtime.tracing import CallTrace, tracing
+from reefknot.runtime.tracing import CallTrace, current_trace_id, tracing
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -59,6 +59,7 @@ _EXHAUSTED = frozenset(
 )
 """Reasons that mark the exception, so that an outer retry does not multiply the attempts."""
 
+DEBUG = 10
 _NOTHING: dict[str, object] = {}
 """Keyword arguments of a call that has none, such as a loop."""
 
@@ -137,13 +138,20 @@ class CallState:
         throttle = self.plan.throttle
         if throttle is not None and throttle.tokens < throttle.cap:
             throttle.feed()
+        if self.attempts:
+            self._report_recovery()
         if self.trace is not None:
             self.trace.succeeded(self.attempts + 1)
-        if not self.attempts:
-            return
+
+    def _report_recovery(self) -> None:
         self.plan.statistics.retries += self.attempts
-        if self.plan.on_recover is not None:
-            self._call_hook(self.plan.on_recover, "on_recover", self._event(self.attempts + 1))
+        is_logged = self.plan.log is not False and _logger_of(self.plan).isEnabledFor(DEBUG)
+        if is_logged or self.plan.on_recover is not None:
+            event = self._event(self.attempts + 1)
+            if is_logged:
+                self._log_end(event, "recovered", f"succeeded at attempt {event.attempt}")
+            if self.plan.on_recover is not None:
+                self._call_hook(self.plan.on_recover, "on_recover", event)
 
     def record_failure(self, error: Exception) -> float | None:
         """Take in a failed attempt: returns the seconds to wait before the next, or None: the error is the caller's."""
@@ -292,8 +300,19 @@ class CallState:
         if failure.code is ErrorCode.cancelled_by_timeout and len(self._records) > 1:
             error.add_note(f"the attempt before failed with {self._records[-2][0]}")
         _annotate(error, event, policy)
+        if self.plan.log is not False and _logger_of(self.plan).isEnabledFor(DEBUG):
+            self._log_end(event, "give_up", f"attempt {event.attempt} failed with {failure}; {WHY[decision.reason]}")
         if self.plan.on_give_up is not None:
             self._call_hook(self.plan.on_give_up, "on_give_up", event)
+
+    def _log_end(self, event: RetryEvent, decision: str, text: str) -> None:
+        """Log the end of a call, for those who debug: the caller has the value or the exception."""
+        budget = self.plan.log_budget
+        left_out = (self._budget() if budget is None else budget).take(clock.now())
+        if left_out is not None:
+            rest = f" ({left_out} such lines left out)" if left_out else ""
+            line = printable(f"{event.name}: {text}{rest}", most=500)
+            _logger_of(self.plan).debug("%s", line, extra=_fields(event, decision))
 
     def _end(self, error: Exception, reason: Reason) -> None:
         """Count the end, and give it to a result that goes to the caller as it is."""
@@ -387,5 +406,21 @@ def _log_retry(plan: Plan, error: Exception, event: RetryEvent, left_out: int) -
         printable(str(event.failure), most=300),
         seconds(event.delay or 0.0),
         f" ({left_out} such lines left out)" if left_out else "",
-        extra={"retry_name": event.name, "retry_attempt": event.attempt, "retry_delay": event.delay},
+        extra=_fields(event, "retry"),
     )
+
+
+def _fields(event: RetryEvent, decision: str) -> dict[str, object]:
+    """The fields of a log line, under the names that lines about jobs have too."""
+    failure = event.failure
+    return {
+        "decision": decision,
+        "operation": printable(event.name, most=100),
+        "attempt": event.attempt,
+        "max_attempts": event.max_attempts,
+        "wait_s": event.delay,
+        "reason": None if event.reason is None else event.reason.value,
+        "error_code": None if failure is None else failure.code.wire,
+        "failure_type": None if failure is None else failure.failure_type.value,
+        "trace_id": current_trace_id(),
+    }

@@ -48,7 +48,7 @@ COUNTED = (
     "quarantined",
     "audit_lost",
 )
-"""Series that count what happened in each step."""
+"""Series that count what happened in each step. Given up are failures of work that had been retried."""
 SAMPLED = ("queued", "oldest_s", "quarantine", "level")
 """Series of a value as it was in each step. `level` is that of the worst worker: 0 healthy, 3 critical."""
 KEPT_S = 20
@@ -177,8 +177,9 @@ def _counted(event: Event) -> _Counts | None:
             waits = _observed("retry_wait", event.delay_seconds, WAIT_BOUNDS)
             return {f"retry_attempts|{block}|{code}": 1, **waits}, {"retries": 1}
         case RetryExhausted() | RetryRefused():
+            retried = {"given_up": 1.0} if event.total_attempts > 1 else {}
             throttled = {"throttled": 1.0} if event.reason is Reason.THROTTLED else {}
-            return {f"retry_given_up|{event.reason.value}": 1}, {"given_up": 1, **throttled}
+            return {f"retry_given_up|{event.reason.value}": 1}, retried | throttled
         case RetryRecovered():
             return {"retry_recovered": 1}, {"recovered": 1}
         case Admission():

@@ -29,6 +29,7 @@ from reefknot.core.retry.defaults import BASELINE_RETRIES, baseline, without_ret
 from reefknot.core.retry.policy import RetryPolicy
 from reefknot.core.work import Quarantine, Returned, Snooze, TryAgain, WorkDone, WorkFailed, WorkItem
 from reefknot.errors import KeyInProgressError, shown
+from reefknot.execution.decision_log import DecisionLog
 from reefknot.execution.events import (
     breaker_event,
     end_event,
@@ -63,7 +64,6 @@ from reefknot.worker.records import (
     AttemptReport,
     Counters,
     RunningStep,
-    StepLog,
     as_text,
     result_of,
     sendable,
@@ -109,7 +109,7 @@ class StepRunner:
         self._books = BookHistory(context.settings.book.with_blocks(self._limits))
         self._clock = context.clock
         self._redactor = context.redactor
-        self._log = StepLog(context.worker_id, context.redactor)
+        self._log = DecisionLog(context.worker_id, context.redactor, context.clock)
         self.destinations = Destinations(context.settings.throttle)
         self._key_waits = KeyWaits()
         self.counters = Counters()
@@ -203,6 +203,7 @@ class StepRunner:
         message = message or EXPIRED_MESSAGE
         step = StepResult(StepStatus.TIMEOUT, ErrorCode.cancelled_by_timeout, error_message=message)
         event = expired_event(attempt.assignment, self._clock.wall(), item.attempts)
+        self._log.ended(attempt.assignment, message, attempts=item.attempts)
         failure = classify(message, code=ErrorCode.cancelled_by_timeout)
         return self._ended(attempt, step, WorkFailed(failure_json(failure), None, EXPIRED), (event,), ran=False)
 
@@ -228,7 +229,9 @@ class StepRunner:
         if waited + refused.retry_after < policy.time_budget and self._fits(item, refused.retry_after):
             due = int((wall + refused.retry_after) * 1000) + 1
             event = snooze_event(attempt.assignment, wall, destination.breaker.name, refused.retry_after)
-            return AttemptReport(Snooze(due, "the circuit breaker of its destination is open"), (event,))
+            reason = "the circuit breaker of its destination is open"
+            self._log.put_off(attempt.assignment, reason, refused.retry_after)
+            return AttemptReport(Snooze(due, reason), (event,))
         message = "the circuit breaker of its destination is open for longer than the assignment has"
         step = StepResult(StepStatus.ERROR, ErrorCode.resource_unavailable, error_message=message)
         return self._stopped(attempt, step, item.attempts, breaker_open=True)
@@ -242,7 +245,8 @@ class StepRunner:
         decision = decide(policy, history, failure, 0.0, verdict=verdict, breaker_open=breaker_open)
         record = DecisionRecord.of(decision, policy, history, failure, 0.0, verdict=verdict, breaker_open=breaker_open)
         assert isinstance(decision, Stop)
-        reason = decision.reason
+        reason, is_aside = decision.reason, self._sets_aside("")
+        self._log.decided(attempt.assignment, decision, policy, failure, attempts=attempts, quarantined=is_aside)
         event = end_event(attempt.assignment, self._clock.wall(), attempts, reason, record)
         return self._gave_up(attempt, step, failure, reason, (event,), ran=False)
 
@@ -378,6 +382,7 @@ class StepRunner:
             budget = attempt.item.budget
             history = History(attempt.item.attempts, attempt.elapsed(wall), budget.last_delay)
             events.append(recovered_event(attempt.assignment, wall, history))
+            self._log.recovered(attempt.assignment, attempts=attempt.number, elapsed=history.elapsed)
         if attempt.trace is not None:
             attempt.trace.attempt_succeeded()
         return self._ended(attempt, step, WorkDone(), tuple(events))
@@ -399,34 +404,31 @@ class StepRunner:
         view = None if throttle is None else destination.view(self._clock.now())
         decision = decide(policy, history, failure, chosen, verdict=ran.verdict, throttle=view)
         record = DecisionRecord.of(decision, policy, history, failure, chosen, verdict=ran.verdict, throttle=view)
-        self._log.decided(
-            assignment,
-            decision,
-            policy,
-            failure,
-            attempts=attempt.number,
-            now=self._clock.now(),
-            traceback=ran.traceback,
-        )
+        is_aside = isinstance(decision, Stop) and self._sets_aside(ran.unknown)
+        number, trace = attempt.number, ran.traceback
+        self._log.decided(assignment, decision, policy, failure, attempts=number, traceback=trace, quarantined=is_aside)
         if attempt.trace is not None:
             attempt.trace.attempt_failed(failure, decision)
         if isinstance(decision, Again):
             if throttle is not None:
                 throttle.spend()
             self.counters.retry(failure.code.wire, assignment.job.type, decision.delay)
-            events.append(retry_event(assignment, wall, attempt.number, record))
+            events.append(retry_event(assignment, wall, attempt.number, record, began=attempt.began))
             due, began = int((wall + decision.delay) * 1000), int(attempt.began * 1000)
-            delay_ms = int(decision.delay * 1000)
-            kind = failure.failure_type.value
+            delay_ms, kind = int(decision.delay * 1000), failure.failure_type.value
             kept = failure_json(failure, ran.traceback)
             again = TryAgain(due, kept, kind, delay_ms, began_at=began, delay=decision.delay)
             return AttemptReport(again, tuple(events))
-        events.append(end_event(assignment, wall, attempt.number, decision.reason, record))
+        events.append(end_event(assignment, wall, attempt.number, decision.reason, record, began=attempt.began))
         self.counters.throttled += decision.reason is Reason.THROTTLED
         step = ended_step(ran.step, decision.reason, policy, failure)
         return self._gave_up(
             attempt, step, failure, decision.reason, tuple(events), unknown=ran.unknown, traceback=ran.traceback
         )
+
+    def _sets_aside(self, unknown: str) -> bool:
+        """Whether what ends without success waits for a person; always, with the outcome of a guarded key unknown."""
+        return bool(unknown) or self._settings.quarantine_failed
 
     def _fits(self, item: WorkItem, delay: float) -> bool:
         """Whether the wait ends before the assignment's own deadline."""
@@ -450,7 +452,7 @@ class StepRunner:
             step = msgspec.structs.replace(step, status=StepStatus.TIMEOUT, error_code=code)
         text = failure_json(failure, traceback)
         settled: WorkFailed | Quarantine = WorkFailed(text, None, reason.value)
-        if unknown or self._settings.quarantine_failed:
+        if self._sets_aside(unknown):
             why = f"{UNKNOWN_OUTCOME}: {unknown}" if unknown else reason.value
             settled = Quarantine(why, text)
             events = (*events, quarantined_event(attempt.assignment, self._clock.wall(), why, failure, key=unknown))

@@ -1,8 +1,7 @@
 """
-Records of an assignment by its worker: stored form, wire result, events, log lines and counters.
+Records of an assignment by its worker: stored form, wire result, events and counters.
 
-Log lines are bounded (ten at once, then one a second) and redacted. Counters are plain numbers of this process: events
-are the record, and no decision looks at either.
+Counters are plain numbers of this process: events are the record, and no decision looks at either.
 """
 
 import asyncio
@@ -21,7 +20,7 @@ from reefknot.core.audit.event import (
 )
 from reefknot.core.canonical import canonical
 from reefknot.core.checks import LARGEST_FLOAT, is_number
-from reefknot.core.failure import ErrorCode, Failure, FailureType
+from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import (
     LARGEST_MESSAGE,
     AckStatus,
@@ -44,14 +43,9 @@ from reefknot.core.overload.admission import (
     QueueView,
     RejectReason,
 )
-from reefknot.core.redaction import Redactor
 from reefknot.core.results import assignment_of
-from reefknot.core.retry.decide import Again, Decision, Reason
-from reefknot.core.retry.policy import RetryPolicy
 from reefknot.core.work import Settled, WorkItem
 from reefknot.errors import shown
-from reefknot.retrying.call import WHY
-from reefknot.runtime.log import LogBudget, logger, printable, seconds
 
 _ROOM = 64 * 1024
 """Beside its outputs a result has little in it."""
@@ -241,78 +235,6 @@ def _consequential(view: QueueView, arrival: Arrival) -> QueueView | None:
     if arrival.deadline_ms is None:
         view = msgspec.structs.replace(view, concurrency=1, service_times_known=0, mean_service_ms=0.0)
     return None if view == QueueView() else view
-
-
-INFO, WARNING = 20, 30
-_MAY_BE_BUGS = (FailureType.UNKNOWN, FailureType.PERMANENT)
-LONGEST = 600
-
-
-class StepLog:
-    """The log lines of one worker's decisions, bounded and redacted."""
-
-    def __init__(self, worker_id: str, redactor: Redactor) -> None:
-        self._worker_id = worker_id
-        self._redactor = redactor
-        self._lines = LogBudget()
-
-    def decided(
-        self,
-        assignment: ExecAssignment,
-        decision: Decision,
-        policy: RetryPolicy,
-        failure: Failure,
-        *,
-        attempts: int,
-        now: float,
-        traceback: str = "",
-    ) -> None:
-        """
-        Log a decision. `attempts` is how many there were.
-
-        The end of a step that raised, other than by an outage, may be a bug: its traceback follows.
-        """
-        delay, reason = (decision.delay, None) if isinstance(decision, Again) else (None, decision.reason)
-        if traceback and reason is not None and failure.failure_type in _MAY_BE_BUGS:
-            self._raised(assignment, traceback, now)
-        level = INFO if reason is Reason.NOT_RETRYABLE else WARNING
-        log = logger()
-        if not log.isEnabledFor(level):
-            return
-        left_out = self._lines.take(now)
-        if left_out is None:
-            return
-        what = f"trying again in {seconds(delay or 0.0)} s" if reason is None else WHY[reason]
-        rest = f" ({left_out} such lines left out)" if left_out else ""
-        line = (
-            f"{self._worker_id}: {assignment.job.type} {assignment.assignment_id}: "
-            f"attempt {attempts} of {policy.max_attempts} failed with {failure}; {what}{rest}"
-        )
-        log.log(
-            level,
-            "%s",
-            printable(self._redactor(line), most=LONGEST),
-            extra={
-                "assignment_id": self._redactor(assignment.assignment_id),
-                "job_type": self._redactor(assignment.job.type),
-                "error_code": failure.code.wire,
-                "retryable": policy.retryable,
-                "retry_attempt": attempts,
-                "retry_delay": delay,
-                "reason": None if reason is None else reason.value,
-            },
-        )
-
-    def _raised(self, assignment: ExecAssignment, traceback: str, now: float) -> None:
-        """Log a traceback, indented, so that no line of it reads like one of the log's own."""
-        if self._lines.take(now) is None:
-            return
-        name = self._redactor(assignment.assignment_id)
-        head = printable(f"{self._worker_id}: {assignment.job.type} {name}: its step raised", most=200)
-        text = "\n    ".join([head, *map(printable, traceback.splitlines())])
-        logger().warning(
-            "%s", text, extra={"assignment_id": name, "job_type": assignment.job.type, "is_traceback": True}
-        )
 
 
 class RetryCounts(Struct, frozen=True):

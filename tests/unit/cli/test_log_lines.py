@@ -9,9 +9,10 @@ import re
 import pytest
 
 from reefknot.cli.app import CommandError
-from reefknot.cli.live_output import JsonLines, LogFlags, TextLines
+from reefknot.cli.live_output import LogFlags
 from reefknot.cli.output import say
 from reefknot.runtime.redaction import add_secrets, remove_secrets
+from reefknot.telemetry.logs import JsonLines, TextLines
 from tests.unit.cli.running import Commands
 
 STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}[+-]\d\d:\d\d"
@@ -23,7 +24,7 @@ def logged(capsys: pytest.CaptureFixture[str], flags: LogFlags, *, feed: bool = 
     with flags.applied(feed=feed):
         for level in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR):
             OURS.log(level, "at %s", logging.getLevelName(level).lower())
-        OURS.warning("tried again", extra={"retry_attempt": 1, "assignment_id": "a"})
+        OURS.warning("tried again", extra={"decision": "retry", "attempt": 1, "work_id": "a"})
         logging.getLogger("reefknot.audit").info("audited")
         say("a message")
     return capsys.readouterr().err.splitlines()
@@ -41,7 +42,7 @@ def logged(capsys: pytest.CaptureFixture[str], flags: LogFlags, *, feed: bool = 
 def test_lines_from_a_level_on_are_printed_and_audited_events_always(
     level: str, kept: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lines = logged(capsys, LogFlags(log_level=level))
+    lines = logged(capsys, LogFlags(log_level=level, log_format="text"))
 
     assert lines.pop() == "a message"
     assert [line.split(": ", 1)[1] for line in lines] == [*kept, "audited"]
@@ -52,7 +53,7 @@ def test_as_json_messages_are_lines_too_and_a_retry_has_its_fields(capsys: pytes
     lines = [json.loads(line) for line in logged(capsys, LogFlags(log_format="json"))]
 
     assert [line["message"] for line in lines] == ["at warning", "at error", "tried again", "audited", "a message"]
-    assert (lines[2]["retry_attempt"], lines[2]["assignment_id"], lines[2]["level"]) == (1, "a", "warning")
+    assert (lines[2]["attempt"], lines[2]["work_id"], lines[2]["level"]) == (1, "a", "warning")
     assert lines[-1]["logger"] == "reefknot.cli"
     assert all(re.fullmatch(STAMP, line["time"]) for line in lines)
 

@@ -116,7 +116,7 @@ def shown(folder: Path, *words: str) -> dict[str, Any]:
 @pytest.mark.parametrize("quarantine", ["false", "true"])
 def test_the_traceback_of_a_bug_is_shown_with_the_job_and_once_in_the_log(folder: Path, quarantine: str) -> None:
     (folder / "reefknot.yaml").write_text(CONFIGURATION.format(quarantine=quarantine))
-    ran = command(folder, "run", work(folder, "own.bug"), "--module", "steps.py")
+    ran = command(folder, "run", work(folder, "own.bug"), "--module", "steps.py", "--log-format", "text")
     raised = 'return order["lines"] * order["price"]'
 
     assert ran.returncode == 1

@@ -10,7 +10,7 @@ from reefknot.core.alerts import (
     AlertState,
     AlertThresholds,
     clear_is_beyond,
-    judge,
+    next_state,
     with_limits,
 )
 
@@ -22,7 +22,7 @@ def judged(rule: AlertThresholds, *looks: tuple[float, float | None]) -> list[bo
     """Whether the alert is active after each look, given as time and value."""
     state, seen = AlertState(), []
     for now, value in looks:
-        state = judge(rule, state, value, now)
+        state = next_state(rule, state, value, now)
         seen.append(state.active)
     return seen
 
@@ -61,9 +61,9 @@ def test_a_clock_that_went_back_neither_raises_early_nor_waits_for_ever() -> Non
 def test_a_look_that_changes_nothing_returns_the_same_state() -> None:
     quiet, waiting = AlertState(), AlertState(beyond_since=5.0)
 
-    assert judge(ABOVE, quiet, 3, 10) is quiet
-    assert judge(ABOVE, waiting, 11, 10) is waiting
-    assert judge(ABOVE, waiting, 3, 10) == quiet
+    assert next_state(ABOVE, quiet, 3, 10) is quiet
+    assert next_state(ABOVE, waiting, 11, 10) is waiting
+    assert next_state(ABOVE, waiting, 3, 10) == quiet
 
 
 def test_the_text_has_the_value_and_the_threshold_with_their_unit() -> None:

@@ -194,6 +194,19 @@ def test_warnings_of_the_configuration_are_findings(tmp_path: Path) -> None:
     assert (found["level"], found["text"]) == ("warning", settings.warnings[0])
 
 
+def test_a_mistake_that_only_a_step_can_see_is_a_problem(tmp_path: Path) -> None:
+    settings = written(tmp_path, "blocks: {fs: {roots: [.]}}\n")
+
+    async def main() -> list[dict[str, Any]]:
+        async with rk.open_store(f"sqlite:{tmp_path / 'state.db'}", tidy=False) as store:
+            report = await examine_store(Operator(store, Redactor(()), settings=settings))
+            return [one for one in report["findings"] if one["check"] == "config"]
+
+    (found,) = asyncio.run(main())
+    assert (found["level"], found["cause"]) == ("problem", "misconfigured")
+    assert "blocks.fs.roots" in found["text"]
+
+
 # ---- the store -------------------------------------------------------------------------------------------------------
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from reefknot.app.activity import Activity
-from reefknot.app.alerts import AlertsRecord, ToldAlert
+from reefknot.app.alerts import AlertsRecord, RecordedAlert
 from reefknot.app.system import System
 from reefknot.audit.journal import Journal, envelope
 from reefknot.core.audit.event import Admission, Completed, Dropped, Quarantined, RetryRecovered
@@ -113,7 +113,7 @@ def test_breakers_and_throttles_are_told_without_secrets() -> None:
 def test_active_alerts_are_part_of_it() -> None:
     async def main() -> list[dict[str, Any]]:
         store = MemoryStore(SystemClock())
-        told = ToldAlert("retry_rate", 70, 60, 1_700_000_000_000, "retries per minute: 70 (above 60)")
+        told = RecordedAlert("retry_rate", 70, 60, 1_700_000_000_000, "retries per minute: 70 (above 60)")
         body = msgspec.json.encode(AlertsRecord(active={"retry_rate": told})).decode()
         await store.values.put("alerts", body, version=0)
         found: list[dict[str, Any]] = (await seen(store))["alerts"]

@@ -380,7 +380,34 @@ def test_a_retry_logs_one_line(caplog: pytest.LogCaptureFixture, virtual_time: V
     rk.retry(attempts=3, base_delay=0.5, jitter="none", name="fetch")(Flaky(ConnectionError("refused")))()
     assert lines(caplog) == ["fetch: attempt 1 of 3 failed with ConnectionError: refused; trying again in 0.5 s"]
     extra = vars(caplog.records[0])
-    assert (extra["retry_name"], extra["retry_attempt"], extra["retry_delay"]) == ("fetch", 1, 0.5)
+    fields = {
+        "decision": "retry",
+        "operation": "fetch",
+        "attempt": 1,
+        "max_attempts": 3,
+        "wait_s": 0.5,
+        "reason": None,
+        "error_code": "NETWORK_ERROR",
+        "failure_type": "transient",
+        "trace_id": None,
+    }
+    assert {name: extra[name] for name in fields} == fields
+
+
+def test_who_debugs_sees_recoveries_and_ends_as_one_line_each(
+    caplog: pytest.LogCaptureFixture, no_wait: VirtualClock
+) -> None:
+    with caplog.at_level(logging.DEBUG, "reefknot"):
+        rk.retry(attempts=3, name="fetch")(Flaky(ConnectionError("refused")))()
+        rk.Retrier(attempts=1, name="fetch").run(Always())
+        rk.Retrier(attempts=1, name="quiet", log=False).run(Always())
+        rk.retry(name="fine")(Flaky())()
+    told = [(one.levelname, vars(one)["decision"], vars(one)["reason"]) for one in caplog.records]
+    assert told == [("WARNING", "retry", None), ("DEBUG", "recovered", None), ("DEBUG", "give_up", "attempts_spent")]
+    assert [one.getMessage() for one in caplog.records[1:]] == [
+        "fetch: succeeded at attempt 2",
+        "fetch: attempt 1 failed with ConnectionError: call 1; gave up: all attempts are spent",
+    ]
 
 
 def test_neither_success_nor_the_last_failure_logs_a_line(
@@ -539,7 +566,8 @@ def test_log_turns_lines_off_or_gives_them_a_level_or_a_logger(
     mine = logging.getLogger("mine")
     for log in (False, "debug", logging.ERROR, mine, logging.LoggerAdapter(mine, {}), True):
         rk.retry(log=log)(Flaky(ConnectionError()))()
-    assert [(record.name, record.levelname) for record in caplog.records] == [
+    retries = [record for record in caplog.records if vars(record)["decision"] == "retry"]
+    assert [(record.name, record.levelname) for record in retries] == [
         ("reefknot", "DEBUG"),
         ("reefknot", "ERROR"),
         ("mine", "WARNING"),

@@ -68,10 +68,10 @@ def retry(block: str | None = "http.request", delay: float = 0.3) -> RetryAttemp
     )
 
 
-def given_up(kind: type[RetryExhausted | RetryRefused], reason: Reason) -> Event:
+def given_up(kind: type[RetryExhausted | RetryRefused], reason: Reason, attempts: int = 2) -> Event:
     decision = DecisionRecord.of(Stop(reason), RetryPolicy(), History(1, 0.0, 0.0), FAILURE, 0.5)
     more: dict[str, Any] = {"final_exception_type": "E", "final_exception_message": "", "decision": decision}
-    return kind(**ABOUT, total_attempts=1, reason=reason, **more)
+    return kind(**ABOUT, total_attempts=attempts, reason=reason, **more)
 
 
 @pytest.mark.parametrize(
@@ -88,6 +88,7 @@ def given_up(kind: type[RetryExhausted | RetryRefused], reason: Reason) -> Event
             {"retry_given_up|throttled": 1},
             {"given_up": 1, "throttled": 1},
         ),
+        (given_up(RetryRefused, Reason.NOT_RETRYABLE, 1), {"retry_given_up|not_retryable": 1}, {}),
         (RetryRecovered(**ABOUT, total_attempts=2, elapsed_seconds=1.0), {"retry_recovered": 1}, {"recovered": 1}),
         (Admission(**ABOUT), {"admissions|accepted": 1}, {"accepted": 1}),
         (

@@ -8,13 +8,14 @@ import pytest
 from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import StepResult, StepStatus
 from reefknot.core.redaction import Redactor
-from reefknot.worker.records import Counters, StepLog, sendable
+from reefknot.execution.decision_log import DecisionLog
+from reefknot.worker.records import Counters, sendable
 from reefknot.worker.settings import default_settings
 from tests.workshop import DENIED, REFUSED, Shop, Step, http, with_shop, work
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
-    return [one for one in caplog.records if hasattr(one, "retry_attempt")]
+    return [one for one in caplog.records if hasattr(one, "decision")]
 
 
 def test_each_retry_is_one_line_with_its_wait(caplog: pytest.LogCaptureFixture) -> None:
@@ -29,11 +30,58 @@ def test_each_retry_is_one_line_with_its_wait(caplog: pytest.LogCaptureFixture) 
     assert first.getMessage().startswith("w1: test.step a: attempt 1 of ")
     assert "refused; trying again in " in first.getMessage()
     assert (first.levelname, first.name) == ("WARNING", "reefknot")
-    fields = {"assignment_id": "a", "job_type": "test.step", "error_code": "NETWORK_ERROR", "retryable": True}
+    fields = {
+        "decision": "retry",
+        "work_id": "a",
+        "tenant_id": None,
+        "job_type": "test.step",
+        "trace_id": None,
+        "error_code": "NETWORK_ERROR",
+        "failure_type": "transient",
+        "retryable": True,
+        "reason": None,
+        "attempt": 1,
+        "target": "block:test.step",
+        "layer": "builtin",
+        "quarantined": False,
+    }
     assert {name: getattr(first, name) for name in fields} == fields
-    assert (first.__dict__["retry_attempt"], second.__dict__["retry_attempt"]) == (1, 2)
-    assert first.__dict__["retry_delay"] >= 0.0
-    assert first.__dict__["reason"] is None
+    assert second.__dict__["attempt"] == 2
+    assert first.__dict__["wait_s"] >= 0.0
+
+
+def test_a_recovery_is_information_and_what_needs_a_person_is_an_error(caplog: pytest.LogCaptureFixture) -> None:
+    async def story(shop: Shop) -> None:
+        await shop.worker("w1", Step(REFUSED), settings=default_settings(quarantine_failed=True))
+        await shop.send(work("aside", retry_count=0))
+        await asyncio.sleep(10)
+        await shop.worker("w2", Step(REFUSED, StepResult()))
+
+    async def recovery(shop: Shop) -> None:
+        await shop.worker("w1", Step(REFUSED, StepResult()))
+        await shop.send(work("a"))
+        await asyncio.sleep(60)
+
+    with caplog.at_level(logging.INFO, "reefknot"):
+        with_shop(story)
+        with_shop(recovery)
+    aside, retried, recovered = (one.__dict__ for one in said(caplog))
+    assert (aside["levelname"], aside["decision"], aside["quarantined"]) == ("ERROR", "give_up", True)
+    assert (retried["levelname"], retried["decision"]) == ("WARNING", "retry")
+    assert (recovered["levelname"], recovered["decision"], recovered["attempt"]) == ("INFO", "recovered", 2)
+    assert recovered["elapsed_s"] >= 0.0
+    assert "w1: test.step a: succeeded at attempt 2, after " in recovered["message"]
+
+
+def test_work_that_expired_is_a_line_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    async def story(shop: Shop) -> None:
+        await shop.worker("w1", Step(REFUSED, seconds=1.0))
+        await shop.send(work("a", deadline_ms=1100, timeout_ms=60_000, retry_count=5))
+        await asyncio.sleep(60)
+
+    with caplog.at_level(logging.INFO, "reefknot"):
+        with_shop(story)
+    assert [one.__dict__["decision"] for one in said(caplog)][-1] == "give_up"
 
 
 def test_a_failure_that_is_not_one_to_retry_is_information(caplog: pytest.LogCaptureFixture) -> None:
@@ -57,7 +105,7 @@ def test_the_end_of_the_time_budget_is_told(caplog: pytest.LogCaptureFixture) ->
 
     with caplog.at_level(logging.INFO, "reefknot"):
         with_shop(story)
-    assert said(caplog)[-1].__dict__["reason"] == "budget_spent"
+    assert (said(caplog)[-1].__dict__["reason"], said(caplog)[-1].levelname) == ("budget_spent", "ERROR")
     assert "would not fit into the deadline" in said(caplog)[-1].getMessage()
 
 
@@ -92,7 +140,7 @@ def test_no_line_holds_a_configured_secret(caplog: pytest.LogCaptureFixture) -> 
     async def story(shop: Shop) -> None:
         worker = await shop.worker("w1", Step(ConnectionError("no hunter2 here")))
         worker.steps._redactor = Redactor(("hunter2",))
-        worker.steps._log = StepLog("w1", worker.steps._redactor)
+        worker.steps._log = DecisionLog("w1", worker.steps._redactor, worker.steps._clock)
         await shop.send(work("a-hunter2", retry_count=1))
         await asyncio.sleep(60)
 

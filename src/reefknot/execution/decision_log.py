@@ -1,0 +1,153 @@
+"""
+The log lines of decisions about stored work: one line for each, with the same fields wherever it was made.
+
+    retry       another attempt was granted                                  warning
+    give up     no further attempt: spent, or put into quarantine            error
+                no further attempt: not retryable, and nobody has to act     info
+    recovered   it succeeded after failures                                  info
+    put off     it waits without spending an attempt                         debug
+
+A success at the first try has no line. Each kind of line is bounded (ten at once, then one a second) and says how many
+were left out. Texts are redacted and without control characters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from reefknot.core.failure import Failure, FailureType
+from reefknot.core.messages import ExecAssignment
+from reefknot.core.retry.book import ResolvedPolicy
+from reefknot.core.retry.decide import Again, Decision, Reason
+from reefknot.core.retry.policy import RetryPolicy
+from reefknot.core.work import WorkItem
+from reefknot.ports.clock import Clock
+from reefknot.retrying.call import WHY
+from reefknot.runtime.log import LogBudget, logger, printable, seconds
+from reefknot.runtime.tracing import current_trace_id
+
+DEBUG, INFO, WARNING, ERROR = 10, 20, 30, 40
+LONGEST = 600
+_MAY_BE_BUGS = (FailureType.UNKNOWN, FailureType.PERMANENT)
+_DECIDING_FIELD = {
+    Reason.NOT_RETRYABLE: "retryable",
+    Reason.ATTEMPTS_SPENT: "max_attempts",
+    Reason.BUDGET_SPENT: "time_budget",
+    Reason.HINT_TOO_LONG: "max_retry_after",
+}
+"""The field of the policy that a decision comes from; of a retry, that is its wait."""
+
+
+class DecisionLog:
+    """The lines of one worker or orchestrator. `name` begins each of them; an empty one is left out."""
+
+    def __init__(self, name: str, redactor: Callable[[str], str], clock: Clock) -> None:
+        self._name = name
+        self._clock = clock
+        self._redactor = redactor
+        self._lines: dict[str, LogBudget] = {}
+
+    def decided(
+        self,
+        work: ExecAssignment | WorkItem,
+        decision: Decision,
+        policy: RetryPolicy,
+        failure: Failure,
+        *,
+        attempts: int,
+        traceback: str = "",
+        quarantined: bool = False,
+        told: tuple[str, dict[str, Any]] | None = None,
+    ) -> None:
+        """
+        Log the decision about a failed attempt. `attempts` is how many there were.
+
+        The end of a step that raised, other than by an outage, may be a bug: its traceback follows. `told` is another
+        message and more fields, for a reader who looks for these: then the sentence is the field `detail`.
+        """
+        wait, reason = (decision.delay, None) if isinstance(decision, Again) else (None, decision.reason)
+        if traceback and reason is not None and failure.failure_type in _MAY_BE_BUGS:
+            self._raised(work, traceback)
+        kind, level = ("retry", WARNING) if reason is None else ("give_up", ERROR)
+        if reason is Reason.NOT_RETRYABLE and not quarantined:
+            level = INFO
+        what = f"trying again in {seconds(wait or 0.0)} s" if reason is None else WHY[reason]
+        sentence = f"attempt {attempts} of {policy.max_attempts} failed with {failure}; {what}"
+        fields = {
+            "attempt": attempts,
+            "max_attempts": policy.max_attempts,
+            "error_code": failure.code.wire,
+            "failure_type": failure.failure_type.value,
+            "retryable": policy.retryable,
+            "wait_s": wait,
+            "reason": None if reason is None else reason.value,
+            "quarantined": quarantined,
+            **_provenance(policy, reason),
+        }
+        self._write(kind, level, work, sentence, fields, told)
+
+    def recovered(self, work: ExecAssignment | WorkItem, *, attempts: int, elapsed: float) -> None:
+        """Log a success that came after failures."""
+        sentence = f"succeeded at attempt {attempts}, after {seconds(elapsed)} s"
+        self._write("recovered", INFO, work, sentence, {"attempt": attempts, "elapsed_s": round(elapsed, 3)})
+
+    def ended(self, work: ExecAssignment | WorkItem, reason: str, *, attempts: int, level: int = WARNING) -> None:
+        """Log an end that no attempt led to: its time was over, or it cannot be run at all."""
+        self._write("give_up", level, work, reason, {"attempt": attempts, "reason": reason[:100]})
+
+    def put_off(self, work: ExecAssignment | WorkItem, reason: str, wait: float) -> None:
+        """Log that it waits without spending an attempt."""
+        sentence = f"put off for {seconds(wait)} s: {reason}"
+        self._write("put_off", DEBUG, work, sentence, {"wait_s": wait, "reason": reason[:100]})
+
+    def _write(
+        self,
+        kind: str,
+        level: int,
+        work: ExecAssignment | WorkItem,
+        sentence: str,
+        fields: dict[str, Any],
+        told: tuple[str, dict[str, Any]] | None = None,
+    ) -> None:
+        log = logger()
+        if not log.isEnabledFor(level):
+            return
+        left_out = self._lines.setdefault(kind, LogBudget()).take(self._clock.now())
+        if left_out is None:
+            return
+        about = self._about(work)
+        rest = f" ({left_out} such lines left out)" if left_out else ""
+        line = f"{about['job_type']} {about['work_id']}: {sentence}{rest}"
+        line = printable(self._redactor(f"{self._name}: {line}" if self._name else line), most=LONGEST)
+        named, more = told or (line, {})
+        extra = {"decision": kind, **about, **fields, **more}
+        log.log(level, "%s", named, extra=extra | {"detail": line} if told else extra)
+
+    def _about(self, work: ExecAssignment | WorkItem) -> dict[str, Any]:
+        job_type = work.kind if isinstance(work, WorkItem) else work.job.type
+        about = {
+            "work_id": work.assignment_id,
+            "tenant_id": work.tenant_id,
+            "job_type": job_type,
+            "trace_id": work.trace_id or current_trace_id(),
+        }
+        return {name: None if one is None else printable(self._redactor(one)) for name, one in about.items()}
+
+    def _raised(self, work: ExecAssignment | WorkItem, traceback: str) -> None:
+        """Log a traceback, indented, so that no line of it reads like one of the log's own."""
+        if self._lines.setdefault("traceback", LogBudget()).take(self._clock.now()) is None:
+            return
+        about = self._about(work)
+        head = printable(f"{self._name}: {about['job_type']} {about['work_id']}: its step raised", most=200)
+        text = "\n    ".join([head, *map(printable, traceback.splitlines())])
+        logger().warning("%s", text, extra={**about, "is_traceback": True})
+
+
+def _provenance(policy: RetryPolicy, reason: Reason | None) -> dict[str, str | None]:
+    """The target that the policy was resolved for, and the layer that decided."""
+    if not isinstance(policy, ResolvedPolicy):
+        return {"target": None, "layer": None}
+    field = "base_delay" if reason is None else _DECIDING_FIELD.get(reason, "")
+    origin = policy.provenance.get(field)
+    return {"target": policy.target, "layer": None if origin is None else origin.layer.value}

@@ -1,0 +1,163 @@
+"""Alerts where operators meet them: failing work raises one, its end resolves it, and a webhook is told of both."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from tests.acceptance.folder import Folder, until
+
+QUICK = ("-m", "tests.acceptance.weakened", "slow-looks")
+FAILING = """\
+import reefknot as rk
+
+@rk.block("own.flaky")
+async def flaky(inputs, context):
+    raise ConnectionError("the service is away")
+"""
+
+
+class Hook(BaseHTTPRequestHandler):
+    """A receiver of webhooks that keeps what it is told."""
+
+    told: list[dict[str, Any]]
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        self.told.append(json.loads(body))
+        self.send_response(204)
+        self.end_headers()
+
+    def log_message(self, *words: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def hook(folder: Folder) -> Iterator[list[dict[str, Any]]]:
+    """What a server on this host is told, which the configuration names as the webhook."""
+    handler = type("OwnHook", (Hook,), {"told": []})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        (folder.path / "failing.py").write_text(FAILING)
+        with (folder.path / "reefknot.yaml").open("a") as file:
+            file.write(
+                "  http: {allow: [127.0.0.1]}\n"
+                "alerts:\n"
+                "  rules:\n"
+                "    retry_rate: {threshold: 2, clear: 1, for_seconds: 0}\n"
+                "    quarantine_growth: {enabled: false}\n"
+                "    success_rate: {enabled: false}\n"
+                f"  webhook: http://127.0.0.1:{server.server_port}/alerts\n"
+            )
+        yield handler.told  # type: ignore[attr-defined] # it is there
+        server.shutdown()
+
+
+def events(folder: Folder, code: str) -> list[dict[str, Any]]:
+    """The events of alerts with this code."""
+    lines = folder("audit", "tail", "--lines", "1000", "--json").out.splitlines()
+    found = [json.loads(line)["event"] for line in lines]
+    return [one for one in found if one.get("event_code") == code]
+
+
+def retry(folder: Folder) -> None:
+    """Two jobs with two retries each: enough to raise the alert once, and too few to raise it again."""
+    for number in range(2):
+        assert folder("submit", "--type", "own.flaky", "--inputs", "{}", "--id", f"job-{number}").code == 0
+
+
+def test_two_systems_tell_an_alert_once_and_its_end_once_and_the_webhook_hears_both(
+    folder: Folder, hook: list[dict[str, Any]]
+) -> None:
+    for _ in range(2):
+        folder.up("--module", "failing", program=QUICK)
+    retry(folder)
+
+    until(lambda: [one["state"] for one in hook] == ["raised", "resolved"])
+    found = folder.json("alert", "list")
+    assert (found["alerts"], [one["alert"] for one in found["resolved"]]) == ([], ["retry_rate"])
+    assert found["watched"]
+    (raised,), (resolved,) = events(folder, "RK-801"), events(folder, "RK-802")
+    assert (raised["alert"], raised["threshold"], raised["value"] > 2) == ("retry_rate", 2, True)
+    assert resolved["since"] == raised["since"] == hook[0]["since"]
+    assert hook[0] == {
+        "alert": "retry_rate",
+        "state": "raised",
+        "value": raised["value"],
+        "threshold": 2,
+        "since": raised["since"],
+        "text": raised["text"],
+    }
+    steps = [one["id"] for one in folder.json("job", "list", "--type", "http.request")["jobs"]]
+    assert len(steps) == 2
+    assert all(one.startswith("alert-retry_rate-") for one in steps)
+
+
+def test_an_alert_that_was_raised_is_there_after_its_system_ended(folder: Folder, hook: list[dict[str, Any]]) -> None:
+    """Nobody looks then: the list says so, and how old it is."""
+    process = folder.up("--module", "failing", program=QUICK)
+    retry(folder)
+    until(lambda: bool(hook))
+    process.kill()
+    process.communicate()
+
+    done = folder("alert", "list")
+    assert done.code == 0
+    assert "retry_rate" in done.out
+    assert "the last look was" in done.err
+    assert "no system is running now; start one with: reefknot up" in done.err
+
+
+def test_without_a_system_the_list_says_that_nobody_has_looked(folder: Folder) -> None:
+    folder.nap("one", 0)
+    done = folder("alert", "list")
+
+    assert (done.code, done.out) == (0, "no alert is active\n")
+    assert "no system has looked yet" in done.err
+    found = folder.json("alert", "list")
+    assert (found["alerts"], found["looked_at"], found["watched"]) == ([], None, False)
+    assert [one["alert"] for one in found["rules"]] == [
+        "quarantine_growth",
+        "retry_rate",
+        "success_rate",
+        "oldest_age",
+        "critical_workers",
+        "audit_outage",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        (
+            "retry_rate: {threshold: 5, clear: 6}",
+            "alerts.rules.retry_rate.clear: 6 is not accepted; accepted: at most the",
+        ),
+        ("success_rate: {clear: 0.5}", "alerts.rules.success_rate.clear: 0.5 is not accepted; accepted: at least the"),
+        ("retry_speed: {threshold: 5}", "did you mean 'retry_rate'"),
+        ("retry_rate: {threshold: -1}", "-1 is out of bounds"),
+    ],
+)
+def test_limits_that_make_no_sense_are_mistakes_with_their_place(folder: Folder, rules: str, message: str) -> None:
+    with (folder.path / "reefknot.yaml").open("a") as file:
+        file.write(f"alerts:\n  rules:\n    {rules}\n")
+    done = folder("config", "check")
+
+    assert done.code == 78
+    assert message in done.err
+    assert "reefknot.yaml:" in done.err
+
+
+def test_a_webhook_that_is_no_url_is_a_mistake(folder: Folder) -> None:
+    with (folder.path / "reefknot.yaml").open("a") as file:
+        file.write("alerts: {webhook: 'ftp://user:hunter2@example.org'}\n")
+    done = folder("config", "check")
+
+    assert done.code == 78
+    assert "alerts.webhook" in done.err
+    assert "hunter2" not in done.err

@@ -1,0 +1,274 @@
+"""
+Every action of an operator has a command and, where it can be done from afar, a route of the HTTP API: twins. Both do
+the same operation, and both leave the same event, with the name of who asked; a dry run leaves none.
+
+A new route or a new audited command that is not in the table is found here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from inspect import isawaitable
+from pathlib import Path
+from shutil import copytree
+from typing import Any
+
+import pytest
+from msgspec import Struct
+
+from reefknot.app.stores import open_store, options_of
+from reefknot.cli.app import NOUNS, application
+from reefknot.config.settings import load_settings
+from reefknot.core.audit.event import OperatorAction
+from reefknot.core.idempotency import Claimed, Done, Unknown
+from reefknot.core.redaction import Redactor
+from reefknot.core.work import WorkFailed
+from reefknot.dashboard.api import body_of, parameters_of
+from reefknot.dashboard.api_routes import ROUTES
+from reefknot.dashboard.openapi import openapi_document
+from reefknot.ingestion.jobs import IngestionJob, JobQueue
+from reefknot.ingestion.sources import SourceRecords
+from reefknot.ingestion.telemetry import TelemetryRecorder
+from reefknot.operations import jobs, systems
+from reefknot.operations.operator import Operator
+from reefknot.ports.store import Store
+from tests.acceptance.folder import Folder
+from tests.unit.cli.audit_events import in_store
+from tests.unit.cli.work_items import accepted, events, quarantined, reported_running, submitted
+
+CONFIG = """
+sources:
+  notes: {connector: local_files, path: files}
+schedules:
+  nightly: {cron: "0 3 * * *", assignment: {job: {type: own.nap, payload: {seconds: 0}}}}
+"""
+
+
+class Twin(Struct, frozen=True):
+    """An action: its command, its event, and the route that does the same."""
+
+    command: tuple[str, ...]
+    action: str
+    subject: str | None
+    route: str = ""
+    """The id of the operation in the OpenAPI document; empty where there is no route, and `why` says why."""
+    path: dict[str, str] = {}
+    body: dict[str, Any] = {}
+    before: tuple[str, ...] = ()
+    """A command that makes the action possible."""
+    why: str = ""
+
+
+FILE = "it is about the file of the store, on the host where that is"
+RARE = "it is rare, and cannot be taken back"
+BECAUSE = ("--because", "x")
+WHY = {"because": "x"}
+TWINS = (
+    Twin(("job", "cancel", "waiting"), "job.cancel", "waiting", "cancel_job", {"job": "waiting"}),
+    Twin(("job", "retry", "failed"), "job.retry", "failed", "retry_jobs", body={"ids": ["failed"]}),
+    Twin(("quarantine", "requeue", "kept"), "quarantine.requeue", "kept", "requeue_jobs", body={"ids": ["kept"]}),
+    Twin(
+        ("quarantine", "discard", "kept", *BECAUSE),
+        "quarantine.discard",
+        "kept",
+        "discard_jobs",
+        body={"ids": ["kept"], **WHY},
+    ),
+    Twin(("quarantine", "purge", "kept"), "quarantine.purge", "kept", "purge_jobs", body={"ids": ["kept"]}),
+    Twin(
+        ("quarantine", "requeue", "kept", "--payload", "edited.json"),
+        "quarantine.requeue",
+        "kept",
+        "edit_and_requeue",
+        {"job": "kept"},
+        {"payload": {"path": "b.txt"}},
+    ),
+    Twin(("worker", "drain", "worker-1"), "worker.drain", "worker-1", "drain_worker", {"worker": "worker-1"}),
+    Twin(("worker", "drain"), "worker.drain", "*", "drain_workers"),
+    Twin(("worker", "pause", "worker-1"), "worker.pause", "worker-1", "pause_worker", {"worker": "worker-1"}),
+    Twin(("worker", "pause"), "worker.pause", "*", "pause_workers"),
+    Twin(("worker", "resume", "worker-1"), "worker.resume", "worker-1", "resume_worker", {"worker": "worker-1"}),
+    Twin(("worker", "resume"), "worker.resume", "*", "resume_workers"),
+    Twin(("worker", "reload", "worker-1"), "worker.reload", "worker-1", "reload_worker", {"worker": "worker-1"}),
+    Twin(("worker", "reload"), "worker.reload", "*", "reload_workers"),
+    Twin(("router", "reload", "router"), "router.reload", "router", "reload_router", {"router": "router"}),
+    Twin(("router", "reload"), "router.reload", "*", "reload_routers"),
+    Twin(("source", "run", "notes"), "source.run", "notes", "run_source", {"name": "notes"}),
+    Twin(("source", "pause", "notes"), "source.pause", "notes", "pause_source", {"name": "notes"}),
+    Twin(
+        ("source", "resume", "notes"),
+        "source.resume",
+        "notes",
+        "resume_source",
+        {"name": "notes"},
+        before=("source", "pause", "notes"),
+    ),
+    Twin(("schedule", "run", "nightly"), "schedule.run", "nightly", "run_schedule", {"name": "nightly"}),
+    Twin(
+        ("schedule", "pause", "nightly", *BECAUSE),
+        "schedule.pause",
+        "nightly",
+        "pause_schedule",
+        {"name": "nightly"},
+        WHY,
+    ),
+    Twin(
+        ("schedule", "resume", "nightly"),
+        "schedule.resume",
+        "nightly",
+        "resume_schedule",
+        {"name": "nightly"},
+        before=("schedule", "pause", "nightly", *BECAUSE),
+    ),
+    Twin(("source", "forget", "gone", *BECAUSE), "source.forget", "gone", why=RARE),
+    Twin(("telemetry", "reset", "local_files"), "telemetry.reset", "local_files", why=RARE),
+    Twin(("idempotency", "forget", "order"), "idempotency.forget", "order", why=RARE),
+    Twin(("idempotency", "resolve", "charge", "--released"), "idempotency.resolve", "charge", why=RARE),
+    Twin(("store", "backup", "copy.db"), "store.backup", "copy.db", why=FILE),
+    Twin(("store", "migrate"), "store.migrate", None, why=FILE),
+    Twin(("store", "compact"), "store.compact", None, why=FILE),
+)
+NOT_AUDITED = {"submit_job": "a submission is an event by itself, whoever submits"}
+WITHOUT_EFFECT_HERE = {"store.migrate": "the file has the current version", "store.backup": "it takes no --dry-run"}
+
+
+def named(twin: Twin) -> str:
+    return " ".join(twin.command)
+
+
+# ---- the table is complete -------------------------------------------------------------------------------------------
+
+
+def test_every_route_with_an_effect_has_a_command() -> None:
+    paths = openapi_document()["paths"]
+    changing = {one["operationId"] for each in paths.values() for method, one in each.items() if method != "get"}
+    in_table = {twin.route for twin in TWINS if twin.route}
+    assert changing - NOT_AUDITED.keys() == in_table, "a route and the table differ: add the action to TWINS"
+    assert all(bool(twin.route) != bool(twin.why) for twin in TWINS)
+
+
+def test_every_audited_command_is_in_the_table() -> None:
+    found = set()
+    for noun in NOUNS:
+        app = application().parse_commands([noun])[1][-1]
+        for verb in [one for one in app if not one.startswith("-")]:
+            command = application().parse_commands([noun, verb])[1][-1]
+            if any("--as" in one.names for one in command.assemble_argument_collection()):
+                found.add((noun, verb))
+    assert found == {twin.command[:2] for twin in TWINS}
+
+
+# ---- the events ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def store_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a store that has something for every action."""
+    path = tmp_path_factory.mktemp("filled") / "state.db"
+
+    async def fill(store: Store) -> None:
+        done = await store.idempotency.claim("order", owner="w")
+        unknown = await store.idempotency.claim("charge", owner="w", guard=True)
+        assert isinstance(done, Claimed)
+        assert isinstance(unknown, Claimed)
+        await store.idempotency.finish(done.claim, Done("7"))
+        await store.idempotency.finish(unknown.claim, Unknown())
+        await JobQueue(store).enqueue(IngestionJob("gone@1", "local_files", "gone"))
+        recorder = TelemetryRecorder(store.values)
+        recorder.record("one", status="succeeded", metadata={"job_type": "local_files"})
+        await recorder.flush()
+
+    in_store(path, fill)
+    submitted(path, "waiting")
+    accepted(path, "failed", WorkFailed("attempts_spent", "{}"))
+    quarantined(path, "kept")
+    return path.parent
+
+
+@pytest.fixture
+def filled(folder: Folder, store_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
+    """A copy of that store; nobody obeys, so nothing waits for it."""
+    monkeypatch.setattr(systems, "OBEY_WAIT_S", 0.0)
+    monkeypatch.setattr(jobs, "CANCEL_WAIT_S", 0.0)
+    config = folder.path / "reefknot.yaml"
+    config.write_text(config.read_text() + CONFIG)
+    (folder.path / "edited.json").write_text('{"path": "b.txt"}')
+    copytree(store_folder, folder.path / ".reefknot")
+    return folder
+
+
+def make_possible(folder: Folder, twin: Twin) -> None:
+    """Do what comes before the action. A status is one of a system that runs for five seconds only."""
+    if twin.before:
+        assert folder(*twin.before).code == 0
+    if twin.command[0] in ("worker", "router"):
+        reported_running(folder.path / ".reefknot" / "state.db", "worker-1")
+
+
+def actions(folder: Folder) -> list[OperatorAction]:
+    path = folder.path / ".reefknot" / "state.db"
+    return [one for one in events(path) if isinstance(one, OperatorAction)]
+
+
+def by_route(folder: Folder, twin: Twin, **more: Any) -> Any:
+    """Call the route as the API does, with the body of a request."""
+    (route,) = [one for one in ROUTES if one.name == twin.route]
+
+    async def call() -> Any:
+        config = folder.path / "reefknot.yaml"
+        settings = load_settings(str(config), environ=os.environ, cwd=folder.path)
+        async with open_store(folder.engine, **options_of(settings), tidy=False) as store:
+            operator = Operator(store, Redactor(()), "ann", settings, folder.engine)
+            parameters = parameters_of(route, twin.path, b"")
+            body = json.dumps(twin.body | more).encode()
+            found = route.call(operator, parameters, route.body and body_of(route.body, "application/json", body))
+            return await found if isawaitable(found) else found
+
+    return asyncio.run(call())
+
+
+def is_audited(folder: Folder, twin: Twin) -> bool:
+    """Whether the last action is the twin's, by the actor that was named."""
+    done = actions(folder)[-1:]
+    return [(one.action, one.actor) for one in done] == [(twin.action, "ann")] and (
+        twin.subject is None or Path(done[0].subject or "").name == twin.subject
+    )
+
+
+@pytest.mark.parametrize("twin", [one for one in TWINS if one.action != "store.migrate"], ids=named)
+def test_a_command_leaves_its_event_and_a_dry_run_none(filled: Folder, twin: Twin) -> None:
+    make_possible(filled, twin)
+    if twin.action not in WITHOUT_EFFECT_HERE:
+        before = actions(filled)
+        assert filled(*twin.command, "--as", "ann", "--dry-run").code == 0
+        assert actions(filled) == before
+    make_possible(filled, twin)
+    done = filled(*twin.command, "--as", "ann")
+    assert is_audited(filled, twin), done.err
+
+
+@pytest.mark.parametrize("twin", [one for one in TWINS if one.route], ids=named)
+def test_a_route_leaves_the_event_of_its_command_and_a_dry_run_none(filled: Folder, twin: Twin) -> None:
+    make_possible(filled, twin)
+    before = actions(filled)
+    by_route(filled, twin, dry_run=True)
+    assert actions(filled) == before
+    make_possible(filled, twin)
+    answer = by_route(filled, twin)
+    assert answer["actor"] == "ann"
+    assert is_audited(filled, twin), answer
+
+
+def test_an_operation_that_keeps_no_event_is_noticed(filled: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control of the two tests above."""
+    change = SourceRecords.change
+
+    async def silent(self: SourceRecords, name: str, changed: Any, **_: Any) -> Any:
+        return await change(self, name, changed)
+
+    monkeypatch.setattr(SourceRecords, "change", silent)
+    (twin,) = [one for one in TWINS if one.action == "source.pause"]
+    assert by_route(filled, twin)["changed"] is True
+    assert not is_audited(filled, twin)
