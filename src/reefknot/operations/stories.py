@@ -122,7 +122,7 @@ class Storyteller:
 
     def _failed(self, at: str, number: int, record: DecisionRecord, outcome: str, took_s: float | None) -> None:
         """An attempt that failed, and the decision about it; none when the job was refused without another attempt."""
-        if self._is_told(number):
+        if self._is_known(number):
             return
         failure = record.failure
         attempt = self._new(at, number, outcome)
@@ -144,10 +144,10 @@ class Storyteller:
 
     def _ended(self, event: Completed) -> None:
         """The end of the job. The attempt that it ends with is told already when a decision was taken about it."""
-        if event.status in ("success", "error") and not self._is_told(event.attempts or 0):
+        if event.status in ("success", "error") and not self._is_known(event.attempts or 0):
             self._new(event.timestamp, event.attempts or 0, "succeeded" if event.status == "success" else "failed")
 
-    def _is_told(self, number: int) -> bool:
+    def _is_known(self, number: int) -> bool:
         """Whether the attempt of this number is known. There is none of number 0: the job ended without one."""
         last = self.attempts[-1] if self.attempts else None
         return number == 0 or (last is not None and (last.generation, last.number) == (self._generation, number))
