@@ -102,13 +102,13 @@ class LiveViews:
         seen = 0
         try:
             while not self._site.closing.is_set():
-                if view.version == seen:
-                    await self._pause(PING_S, view.waiters)
-                if view.version == seen:
-                    yield _PING
-                else:
+                if view.version != seen:
                     seen = view.version
                     yield view.message
+                    continue
+                await self._pause(PING_S, view.waiters)
+                if view.version == seen and not self._site.closing.is_set():
+                    yield _PING
         finally:
             view.viewers -= 1
 
