@@ -50,7 +50,7 @@ seen = {}
 async def flaky(inputs, context):
     seen[context.assignment_id] = seen.get(context.assignment_id, 0) + 1
     if seen[context.assignment_id] <= inputs.get("failures", 0):
-        raise ConnectionError("the gateway hung up")
+        raise ConnectionError(inputs.get("text", "the gateway hung up"))
     return {"ok": True}
 
 @rk.block("own.broken")
@@ -73,6 +73,15 @@ class RunningSystem:
         self.folder = folder
         self.url = ""
         self._process: subprocess.Popen[str] | None = None
+
+    @classmethod
+    def prepared(cls, folder: Path, *, port: int = 0) -> RunningSystem:
+        """A system in this folder, with all that it needs there; `port` 0 is a free one."""
+        (folder / "notes").mkdir(exist_ok=True)
+        (folder / "notes" / "a.md").write_text("# a reef knot\n")
+        (folder / "reefknot.yaml").write_text(CONFIG.replace("port: 0", f"port: {port}"))
+        (folder / "steps.py").write_text(MODULE)
+        return cls(folder)
 
     def __enter__(self) -> RunningSystem:
         kept = {name: text for name, text in os.environ.items() if not name.startswith(("REEFKNOT", "WORKER_"))}

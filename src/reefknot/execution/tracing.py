@@ -35,7 +35,7 @@ from reefknot.runtime.redaction import redact
 from reefknot.runtime.tracing import ATTEMPT, failure_attributes, tracing
 
 if TYPE_CHECKING:
-    from reefknot.runtime.tracing import Span, Tracer
+    from reefknot.runtime.tracing import Tracer, TraceSpan
 
 LONGEST_TEXT = 300
 
@@ -73,7 +73,7 @@ class WorkTrace:
         if trace_id == self.trace_id:
             del about["trace_id"]  # only another one is worth an attribute
         self._about = {f"reefknot.{field}": _text(str(value)) for field, value in about.items() if value is not None}
-        self._span: Span | None = None
+        self._span: TraceSpan | None = None
 
     @property
     def trace_id(self) -> str:

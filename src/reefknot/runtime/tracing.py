@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     Attributes: TypeAlias = Mapping[str, str | int | float | bool | None]
     """Attributes of a span; those that are None are left out."""
 
-    class Span(Protocol):
+    class TraceSpan(Protocol):
         """A span that has begun."""
 
         @property
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
         """A tracing library, behind this seam."""
 
         def start(
-            self, name: str, attributes: Attributes, *, kind: str = "internal", parent: Span | str | None = None
-        ) -> Span:
+            self, name: str, attributes: Attributes, *, kind: str = "internal", parent: TraceSpan | str | None = None
+        ) -> TraceSpan:
             """Begin a span below `parent`; without one, below the current span."""
 
         def current(self) -> str | None:
@@ -85,8 +85,8 @@ class CallTrace:
     def __init__(self, tracer: Tracer, name: str) -> None:
         self._tracer = tracer
         self._name = name[:LONGEST_NAME]
-        self._operation: Span | None = None
-        self._attempt: Span | None = None
+        self._operation: TraceSpan | None = None
+        self._attempt: TraceSpan | None = None
 
     def attempt_started(self, number: int) -> None:
         """Begin the span of an attempt, and before the first one that of the operation."""

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span as OtelSpan
     from opentelemetry.trace import SpanContext, TracerProvider
 
-    from reefknot.runtime.tracing import Attributes, Span
+    from reefknot.runtime.tracing import Attributes, TraceSpan
 
 INSTALL = "pip install 'reefknot[otel]'"
 FLUSH_S = 3.0
@@ -109,7 +109,7 @@ class OtelTracer:
             own.id_generator = _with_chosen_ids(own.id_generator)
 
     def start(
-        self, name: str, attributes: Attributes, *, kind: str = "internal", parent: Span | str | None = None
+        self, name: str, attributes: Attributes, *, kind: str = "internal", parent: TraceSpan | str | None = None
     ) -> OtelSpanAdapter:
         """Begin a span below `parent`; without one, below the current span."""
         above: Context | None = None
