@@ -58,13 +58,13 @@ class DecisionLog:
         attempts: int,
         traceback: str = "",
         quarantined: bool = False,
-        told: tuple[str, dict[str, Any]] | None = None,
+        specified: tuple[str, dict[str, Any]] | None = None,
     ) -> None:
         """
         Log the decision about a failed attempt. `attempts` is how many there were.
 
-        The end of a step that raised, other than by an outage, may be a bug: its traceback follows. `told` is another
-        message and more fields, for a reader who looks for these: then the sentence is the field `detail`.
+        The end of a step that raised, other than by an outage, may be a bug: its traceback follows. `specified`
+        is a message with its fields that a reader looks for: then the sentence is the field `detail`.
         """
         wait, reason = (decision.delay, None) if isinstance(decision, Again) else (None, decision.reason)
         if traceback and reason is not None and failure.failure_type in _MAY_BE_BUGS:
@@ -85,7 +85,7 @@ class DecisionLog:
             "quarantined": quarantined,
             **_provenance(policy, reason),
         }
-        self._write(kind, level, work, sentence, fields, told)
+        self._write(kind, level, work, sentence, fields, specified)
 
     def recovered(self, work: ExecAssignment | WorkItem, *, attempts: int, elapsed: float) -> None:
         """Log a success that came after failures."""
@@ -108,7 +108,7 @@ class DecisionLog:
         work: ExecAssignment | WorkItem,
         sentence: str,
         fields: dict[str, Any],
-        told: tuple[str, dict[str, Any]] | None = None,
+        specified: tuple[str, dict[str, Any]] | None = None,
     ) -> None:
         log = logger()
         if not log.isEnabledFor(level):
@@ -120,9 +120,9 @@ class DecisionLog:
         rest = f" ({left_out} such lines left out)" if left_out else ""
         line = f"{about['job_type']} {about['work_id']}: {sentence}{rest}"
         line = printable(self._redactor(f"{self._name}: {line}" if self._name else line), most=LONGEST)
-        named, more = told or (line, {})
+        named, more = specified or (line, {})
         extra = {"decision": kind, **about, **fields, **more}
-        log.log(level, "%s", named, extra=extra | {"detail": line} if told else extra)
+        log.log(level, "%s", named, extra=extra | {"detail": line} if specified else extra)
 
     def _about(self, work: ExecAssignment | WorkItem) -> dict[str, Any]:
         job_type = work.kind if isinstance(work, WorkItem) else work.job.type
