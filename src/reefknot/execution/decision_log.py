@@ -116,32 +116,37 @@ class DecisionLog:
         left_out = self._lines.setdefault(kind, LogBudget()).take(self._clock.now())
         if left_out is None:
             return
-        about = self._about(work)
         rest = f" ({left_out} such lines left out)" if left_out else ""
-        line = f"{about['job_type']} {about['work_id']}: {sentence}{rest}"
-        line = printable(self._redactor(f"{self._name}: {line}" if self._name else line), most=LONGEST)
+        line = self._sentence(work, f"{sentence}{rest}", LONGEST)
         named, more = told or (line, {})
-        extra = {"decision": kind, **about, **fields, **more}
-        log.log(level, "%s", named, extra=extra | {"detail": line} if told else extra)
+        extra = {"decision": kind, **_about(work), **fields, **more} | ({"detail": line} if told else {})
+        log.log(level, "%s", named, extra={name: self._clean(value) for name, value in extra.items()})
 
-    def _about(self, work: ExecAssignment | WorkItem) -> dict[str, Any]:
-        job_type = work.kind if isinstance(work, WorkItem) else work.job.type
-        about = {
-            "work_id": work.assignment_id,
-            "tenant_id": work.tenant_id,
-            "job_type": job_type,
-            "trace_id": work.trace_id or current_trace_id(),
-        }
-        return {name: None if one is None else printable(self._redactor(one)) for name, one in about.items()}
+    def _sentence(self, work: ExecAssignment | WorkItem, text: str, most: int) -> str:
+        about = _about(work)
+        line = f"{about['job_type']} {about['work_id']}: {text}"
+        return printable(self._redactor(f"{self._name}: {line}" if self._name else line), most=most)
+
+    def _clean(self, value: Any) -> Any:
+        return printable(self._redactor(value)) if isinstance(value, str) else value
 
     def _raised(self, work: ExecAssignment | WorkItem, traceback: str) -> None:
         """Log a traceback, indented, so that no line of it reads like one of the log's own."""
         if self._lines.setdefault("traceback", LogBudget()).take(self._clock.now()) is None:
             return
-        about = self._about(work)
-        head = printable(f"{self._name}: {about['job_type']} {about['work_id']}: its step raised", most=200)
+        head = self._sentence(work, "its step raised", 200)
         text = "\n    ".join([head, *map(printable, traceback.splitlines())])
+        about = {name: self._clean(value) for name, value in _about(work).items()}
         logger().warning("%s", text, extra={**about, "is_traceback": True})
+
+
+def _about(work: ExecAssignment | WorkItem) -> dict[str, str | None]:
+    return {
+        "work_id": work.assignment_id,
+        "tenant_id": work.tenant_id,
+        "job_type": work.kind if isinstance(work, WorkItem) else work.job.type,
+        "trace_id": work.trace_id or current_trace_id(),
+    }
 
 
 def _provenance(policy: RetryPolicy, reason: Reason | None) -> dict[str, str | None]:
