@@ -25,33 +25,12 @@ CODE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\((?![a-z]+:|#)([^)\s#]+)(#[^)\s]*)?\)")
 MOVED = {"README.md": "index.md", "CHANGELOG.md": "changelog.md"}
 """Pages of the repository that are not in docs/, and their places on the site."""
-COMING = (
-    *("guides/alerts.md", "guides/dashboard.md", "guides/traces-and-logs.md"),
-    *("reference/http-api.md", "reference/metrics.md"),
-)
-"""Pages that other branches bring; they are left out of the navigation until then."""
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Link to headings as the repository's host does."""
     config.mdx_configs.setdefault("toc", {})["slugify"] = slug
-    docs = Path(config.docs_dir)
-    config.nav = _without(config.nav, {one for one in COMING if not (docs / one).exists()})
     return config
-
-
-def _without(nav: object, missing: set[str]) -> list[object] | None:
-    """The navigation without these pages."""
-    if not isinstance(nav, list):
-        return None
-    kept: list[object] = []
-    for entry in nav:
-        ((title, target),) = entry.items()
-        if isinstance(target, list):
-            kept.append({title: _without(target, missing)})
-        elif target not in missing:
-            kept.append(entry)
-    return kept
 
 
 def slug(title: str, separator: str) -> str:

@@ -21,7 +21,7 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -112,7 +112,7 @@ def collect(wheel: Path, folder: Path) -> Path:
     """All packages that an environment may need, in one folder. uv has a cache of its own."""
     if UV is None:
         wanted = [f"{wheel}[{ALL}]", BACKEND]
-        run([*PIP, "download", "--quiet", "--dest", str(folder), *CONSTRAINTS, *wanted], cwd=ROOT)
+        run([*PIP, "wheel", "--quiet", "--wheel-dir", str(folder), *CONSTRAINTS, *wanted], cwd=ROOT)
     return folder
 
 
@@ -153,8 +153,12 @@ def main(chosen: list[str]) -> int:
             packages = collect(wheel, folder / "packages")
             with ThreadPoolExecutor(AT_ONCE) as pool:
                 jobs = [pool.submit(tried, name, file, _made(folder / name), packages) for name, file in files.items()]
-                for job in jobs:
-                    print(job.result(), flush=True)
+                try:
+                    for job in as_completed(jobs):
+                        print(job.result(), flush=True)
+                except DistError:
+                    pool.shutdown(cancel_futures=True)
+                    raise
     except DistError as error:
         print(error, file=sys.stderr)
         return 1

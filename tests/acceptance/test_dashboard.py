@@ -12,6 +12,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -82,16 +83,27 @@ def test_a_system_serves_its_own_store_and_work_is_done_through_the_api(folder: 
     assert "not served" not in err
 
 
-def test_an_open_connection_does_not_keep_a_system_from_ending(folder: Folder) -> None:
+def test_open_connections_do_not_keep_a_system_from_ending(folder: Folder) -> None:
+    """One that says nothing, one that stops in the middle of its headers, and one that follows a live page."""
     process = started(folder, "up")
     address = served(process)
     port = int(address.url.rsplit(":", 1)[1].rstrip("/"))
-    with (
-        socket.create_connection(("127.0.0.1", port), PATIENCE_S) as idle,
-        socket.create_connection(("127.0.0.1", port), PATIENCE_S) as halfway,
-    ):
-        halfway.sendall(b"GET /api/v1/jobs HTTP/1.1\r\nHost: 127.0.0.1")
+    head = (
+        f"GET /live?view=overview HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nAuthorization: Bearer {address.token}\r\n\r\n"
+    )
+    with ExitStack() as stack:
+        idle, halfway, live = (
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), PATIENCE_S)) for _ in range(3)
+        )
         idle.sendall(b"")
+        halfway.sendall(head[:40].encode())
+        live.sendall(head.encode())
+        answer = b""
+        while b"event:" not in answer:
+            part = live.recv(4096)
+            assert part, answer
+            answer += part
+        assert b" 200 OK" in answer
         begun = time.monotonic()
         process.send_signal(signal.SIGINT)
         assert folder.ends(process)[0] == 130

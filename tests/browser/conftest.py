@@ -9,18 +9,14 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, sync_playwright
 
-from tests.browser.running import CONFIG, MODULE, OPERATOR, READER, RunningSystem, Watched
+from tests.browser.running import RunningSystem, Watched
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,12 +34,7 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="session")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSystem]:
     """A system that runs, with its dashboard."""
-    folder = tmp_path_factory.mktemp("system")
-    (folder / "notes").mkdir()
-    (folder / "notes" / "a.md").write_text("# a reef knot\n")
-    (folder / "reefknot.yaml").write_text(CONFIG)
-    (folder / "steps.py").write_text(MODULE)
-    with RunningSystem(folder) as running:
+    with RunningSystem.prepared(tmp_path_factory.mktemp("system")) as running:
         yield running
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -12,7 +13,12 @@ from typing import Any
 
 import pytest
 
+from reefknot.app import open_store
 from reefknot.app.nats_servers import NatsServer
+from reefknot.config.settings import load_settings
+from reefknot.core.redaction import Redactor
+from reefknot.operations.audit import EventQuery, audit_head, replay_events, search_events, verify_events
+from reefknot.operations.operator import Operator
 from reefknot.runtime.seeds import new_id
 from tests.warm_commands import run_warm
 
@@ -186,3 +192,30 @@ def test_an_empty_log_has_a_head_of_nothing(shell: Shell) -> None:
     assert shell.json("verify")["ok"]
     assert shell.json("export", "log.jsonl")["events"] == 0
     assert shell.audit("tail") == ""
+
+
+def test_of_several_chains_the_newest_events_of_each_are_verified_searched_and_replayed(shell: Shell) -> None:
+    """The control is a head that was kept with another hash: only it shows that a chain was written anew."""
+    for number in (9, 4):
+        shell.write(number)
+    configuration = shell.folder / "reefknot.yaml"
+    configuration.write_text("audit: {heads: {path: kept.heads}}\n")
+    settings = load_settings(str(configuration), environ={}, cwd=shell.folder)
+
+    async def answers() -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], list[dict[str, Any]]]:
+        async with open_store(shell.url, tidy=False) as store:
+            operator = Operator(store, Redactor(()), "ann", settings, shell.url)
+            found = await search_events(operator, EventQuery(type="operator_action", limit=50))
+            heads = (await audit_head(operator))["heads"]
+            return found, await verify_events(operator, most=6), await replay_events(operator, most=6), heads
+
+    found, verified, again, heads = asyncio.run(answers())
+    assert [one["sequence"] for one in found["events"]] == list(range(13, 0, -1))
+    assert (verified["ok"], [one["sequence"] for one in verified["chains"]]) == (True, [9, 4])
+    assert verified["covered"] == {"events": 6, "first": None, "last": 13, "whole": False}
+    assert (again["ok"], again["events"], again["covered"]["first"]) == (True, 6, 8)
+
+    (shell.folder / "kept.heads").write_text("".join(json.dumps(one) + "\n" for one in heads))
+    assert [one["proven_up_to"] for one in asyncio.run(answers())[1]["chains"]] == [9, 4]
+    (shell.folder / "kept.heads").write_text(json.dumps(heads[0] | {"hash": "0" * 64}) + "\n")
+    assert [one["mismatches_total"] for one in asyncio.run(answers())[1]["chains"]] == [1, 0]

@@ -11,11 +11,12 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from hashlib import sha256
 from pathlib import Path
+from time import thread_time
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from reefknot.dashboard import views
-from reefknot.dashboard.formats import FILTERS, FUNCTIONS, query_text
+from reefknot.dashboard.formats import FILTERS, FUNCTIONS, query_text, visible
 from reefknot.dashboard.live import LiveViews, ViewKey
 from reefknot.dashboard.security import OPERATOR
 from reefknot.operations.operator import Operator
@@ -61,14 +62,15 @@ class PageRenderer:
             "errors"
         ) else 200
 
-    async def fragment(self, key: ViewKey) -> str:
-        """The parts of a page that are live, as they are now."""
+    async def fragment(self, key: ViewKey) -> tuple[str, float]:
+        """The parts of a page that are live, as they are now, and the seconds that their template took."""
         view, asked = views.BY_NAME[key.name], dict(key.asked)
         site = self._site
         found = await view.load(Operator(site.store, site.redactor, None, site.settings, site.shown), asked)
         template = self._templates.get_template(f"{view.name}.html")
+        began = thread_time()
         context = template.new_context(self._values(view.parent or view.name, asked, key.role) | found)
-        return "".join(template.blocks["live"](context))
+        return "".join(template.blocks["live"](context)), thread_time() - began
 
     def error(self, refusal: HttpRefusal, request: Request) -> str:
         """The page of a request that was refused."""
@@ -89,6 +91,7 @@ def environment() -> Environment:
         loader=FileSystemLoader(_HERE / "templates"),
         autoescape=True,
         undefined=StrictUndefined,
+        finalize=visible,
         trim_blocks=True,
         lstrip_blocks=True,
         auto_reload=False,

@@ -244,7 +244,9 @@ class RequestGuard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            return
+            if scope["type"] == "lifespan":
+                await self._app(scope, receive, send)
+            return  # nothing here speaks over WebSockets
         answer = Answer(scope, send)
         try:
             self._admit(scope)

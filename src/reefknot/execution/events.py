@@ -36,7 +36,10 @@ def _operation(work: ExecAssignment | WorkItem) -> str:
     return work.kind if isinstance(work, WorkItem) else work.job.type
 
 
-def retry_event(work: ExecAssignment | WorkItem, wall: float, attempts: int, record: DecisionRecord) -> RetryAttempt:
+def retry_event(
+    work: ExecAssignment | WorkItem, wall: float, attempts: int, record: DecisionRecord, *, began: float
+) -> RetryAttempt:
+    """The event of an execution that failed and will be retried; `began` is its start, wall time."""
     return RetryAttempt(
         **about(work, wall),
         operation=_operation(work),
@@ -46,12 +49,20 @@ def retry_event(work: ExecAssignment | WorkItem, wall: float, attempts: int, rec
         exception_type=record.failure.code,
         exception_message=record.failure.message,
         decision=record,
+        attempt_seconds=_seconds(began, wall),
     )
 
 
 def end_event(
-    work: ExecAssignment | WorkItem, wall: float, attempts: int, reason: Reason, record: DecisionRecord
+    work: ExecAssignment | WorkItem,
+    wall: float,
+    attempts: int,
+    reason: Reason,
+    record: DecisionRecord,
+    *,
+    began: float | None = None,
 ) -> RetryExhausted | RetryRefused:
+    """The event of work that is given up; `began` is the start of its last execution, None without one."""
     kind = RetryRefused if reason in REFUSED else RetryExhausted
     return kind(
         **about(work, wall),
@@ -61,7 +72,12 @@ def end_event(
         final_exception_message=record.failure.message,
         reason=reason,
         decision=record,
+        attempt_seconds=None if began is None else _seconds(began, wall),
     )
+
+
+def _seconds(began: float, wall: float) -> float:
+    return round(max(0.0, wall - began), 3)
 
 
 def recovered_event(work: ExecAssignment | WorkItem, wall: float, history: History) -> RetryRecovered:

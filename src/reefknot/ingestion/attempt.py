@@ -344,7 +344,7 @@ class JobRunner:
         record = DecisionRecord.of(decision, policy, history, failure, chosen, verdict=verdict)
         if isinstance(decision, Again):
             return self._again(item, failure, decision, policy, record, text, began)
-        return self._given_up(item, failure, decision, policy, record, text)
+        return self._given_up(item, failure, decision, policy, record, text, began)
 
     async def _report_to_source(
         self, item: WorkItem, source: IngestionSource, failure: Failure, decision: Decision, policy: RetryPolicy
@@ -417,7 +417,7 @@ class JobRunner:
             began_at=int(began * 1000),
             delay=delay,
         )
-        return JobReport(again, (retry_event(item, wall, retry, record),))
+        return JobReport(again, (retry_event(item, wall, retry, record, began=began),))
 
     def _given_up(
         self,
@@ -427,6 +427,7 @@ class JobRunner:
         policy: RetryPolicy,
         record: DecisionRecord,
         text: str,
+        began: float,
     ) -> JobReport:
         wall, reason = self._clock.wall(), decision.reason
         fields = {
@@ -442,7 +443,7 @@ class JobRunner:
         self._context.telemetry.record(item.id, status="quarantined", metadata=metadata)
         why = f"{reason.value}: {failure.message}"
         events = (
-            end_event(item, wall, item.attempts + 1, reason, record),
+            end_event(item, wall, item.attempts + 1, reason, record, began=began),
             quarantined_event(item, wall, why, failure),
         )
         return JobReport(Quarantine(why, text), events)

@@ -41,6 +41,8 @@ SCANNED = 1000
 SCAN_S = 0.12
 """How long such a search goes on reading for one page."""
 READ_S = 10.0
+REPLAYED_AT_ONCE = 100
+"""Events that a replay decides before others have their turn."""
 NumberedBody = tuple[int, bytes]
 """The sequence number of an event, and its body."""
 
@@ -331,7 +333,11 @@ async def replayed(name: str, events: AsyncIterator[NumberedBody], *, earlier: S
     replayer, total, first = Replayer(), 0, []
     for body in earlier:
         replayer.add(body)
+    number = 0
     async for sequence, body in events:
+        number += 1
+        if number % REPLAYED_AT_ONCE == 0:
+            await asyncio.sleep(0)  # whoever shares this loop is not kept waiting
         for one in replayer.add(body):
             total += 1
             if total <= MOST_SHOWN:

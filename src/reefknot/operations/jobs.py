@@ -277,7 +277,7 @@ async def job_story(operator: Operator, job: str, tenant: str | None = None) -> 
     kept = await _events(store.audit, job, tenant, MOST_EVENTS + 1)
     now, is_cut = await now_in(store), len(kept) > MOST_EVENTS
     readable = [event for one in kept[:MOST_EVENTS] if (event := _event(one)) is not None]
-    told = attempts_of(item, readable, None if settings is None else settings.book)
+    found = attempts_of(item, readable, None if settings is None else settings.book)
     fields: Any = redactor.tree(job_fields(item, now))
     ended = item.updated_at if is_over(item) else None
     names = ("id", "tenant_id", "type", "state", "class", "reason", "created_at", "deadline_at", "due_at", "age_s")
@@ -286,12 +286,12 @@ async def job_story(operator: Operator, job: str, tenant: str | None = None) -> 
         "source": item.source or None,
         "ended_at": time_text(ended),
         "total_s": max(0, (now.moment.wall if ended is None else ended) - item.created_at) / 1000,
-        "idempotency_key": None if told.idempotency_key is None else redactor(told.idempotency_key),
+        "idempotency_key": None if found.idempotency_key is None else redactor(found.idempotency_key),
         "trace_id": item.trace_id,
         "correlation_id": item.correlation_id,
-        "worker": fields["worker"] or told.worker_id,
+        "worker": fields["worker"] or found.worker_id,
         **{name: getattr(item, name) for name in ("generation", "snoozes", "interruptions", "crashes")},
-        "attempts": redactor.tree([msgspec.to_builtins(one) for one in told.attempts]),
+        "attempts": redactor.tree([msgspec.to_builtins(one) for one in found.attempts]),
         "events": _shown(kept[:MOST_EVENTS], redactor),
         "is_cut": is_cut,
     }

@@ -48,6 +48,8 @@ CONTROL_FLOW_EXCEPTIONS = frozenset(
 )
 """Exceptions that are never retried and never classified, whatever a policy says."""
 KINDS = ("block", "connector", "operation")
+NO_SECRETS = Redactor()
+"""For answers that have no text of others in them: then no secret need be read."""
 TARGETS = "block:TYPE, connector:TYPE or operation:NAME"
 
 # ---- the book --------------------------------------------------------------------------------------------------------
@@ -146,7 +148,7 @@ def list_policies(settings: Settings | None, kind: str | None = None) -> dict[st
     """Every target and source with its policy, and where it is defined; all of them, or those of one kind."""
     if kind is not None and kind not in KINDS:
         raise ParameterUseError("kind", unknown_word(kind, KINDS))
-    active = active_book(settings)
+    active = active_book(settings, redactor=NO_SECRETS)
     return policies_json(active, policy_rows(active.book, kind))
 
 
@@ -221,7 +223,7 @@ def _by_position(source: str) -> tuple[str, ...]:
 def show_policy(settings: Settings | None, target: str | None = None, source: str | None = None) -> dict[str, Any]:
     """The policy of a target, or of a source of it: for each field its value, the layer and source that set it, and
     what it overrides."""
-    active = active_book(settings)
+    active = active_book(settings, redactor=NO_SECRETS)
     return policy_row_json(active, policy_row(active, target, source))
 
 

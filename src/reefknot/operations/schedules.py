@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from reefknot.config.schema import TimetableKeys
     from reefknot.core.schedules import Timetable
     from reefknot.ingestion.schedules import ScheduleState
+    from reefknot.ingestion.sources import SourceStatus
     from reefknot.operations.operator import Operator
     from reefknot.ports.audit_log import AuditEntry
     from reefknot.ports.store import Store
@@ -31,7 +32,12 @@ LONGEST_REASON = 500
 
 async def list_schedules(operator: Operator) -> dict[str, Any]:
     """Schedules and sources with their timetables, due times, and the outcome of the last job."""
-    return {"schedules": [await _fields(operator, name, kind) for name, kind in _kinds(operator).items()]}
+    from reefknot.ingestion.sources import statuses
+
+    kinds = _kinds(operator)
+    sources = [name for name, kind in kinds.items() if kind == "source"]
+    known = {one.name: one for one in await statuses(operator.store, sources)} if sources else {}
+    return {"schedules": [await _fields(operator, name, known.get(name)) for name in kinds]}
 
 
 async def run_schedule(operator: Operator, name: str, *, dry_run: bool = False) -> dict[str, Any]:
@@ -83,15 +89,15 @@ async def _set_paused(
             await schedules.pause(operator.store, name, who=operator.actor, why=why, events=events)
         else:
             await schedules.resume(operator.store, name, events=events)
-    fields = await _fields(operator, name, "schedule")
+    fields = await _fields(operator, name)
     return {**fields, "changed": is_news, "actor": operator.actor, "dry_run": dry_run}
 
 
 # ---- one schedule ----------------------------------------------------------------------------------------------------
 
 
-async def _fields(operator: Operator, name: str, kind: str) -> dict[str, Any]:
-    """A schedule or source as JSON shows it."""
+async def _fields(operator: Operator, name: str, source: SourceStatus | None = None) -> dict[str, Any]:
+    """A schedule as JSON shows it, or the timetable of a source, whose status is given."""
     from reefknot.app.schedules import timetable_of
     from reefknot.core.schedules import due_text
     from reefknot.ingestion.schedules import ScheduleState, read_state, time_of
@@ -99,14 +105,14 @@ async def _fields(operator: Operator, name: str, kind: str) -> dict[str, Any]:
     timetable, store = timetable_of(_keys(operator)[name]), operator.store
     now, outcome = time_of(store), ""
     state = (await read_state(store, name))[0] or ScheduleState(now)
-    if kind == "source":
-        state, outcome = await _of_source(store, name, state)
+    if source is not None:
+        state, outcome = await _of_source(store, source, state)
     outcome = outcome or await _outcome(operator, name, state)
     following = _next_due(timetable, state, now)
     return {
         "name": name,
-        "kind": kind,
-        "timetable": _times_of_source(operator, name) if kind == "source" else str(timetable),
+        "kind": "schedule" if source is None else "source",
+        "timetable": str(timetable) if source is None else _times_of_source(operator, name),
         "missed": timetable.missed,
         "next_due": None if following is None else due_text(following),
         "last_due": None if state.submitted is None else due_text(state.submitted),
@@ -132,11 +138,8 @@ def _next_due(timetable: Timetable, state: ScheduleState, now: datetime) -> date
     return None if state.paused else next_due(timetable, max(state.last_due, now))
 
 
-async def _of_source(store: Store, name: str, state: ScheduleState) -> tuple[ScheduleState, str]:
+async def _of_source(store: Store, status: SourceStatus, state: ScheduleState) -> tuple[ScheduleState, str]:
     """The timetable of a source, paused when the source is, and the outcome of its last sync."""
-    from reefknot.ingestion.sources import statuses
-
-    (status,) = await statuses(store, [name])
     record, sync = status.record, status.sync
     paused = replace(state, paused=record.health.paused, paused_by=record.paused_by, why=record.paused_because)
     if sync is None:

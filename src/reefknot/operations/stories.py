@@ -1,10 +1,10 @@
 """
 Stories: the attempts of one job, put together from its audited events, for a timeline.
 
-An attempt ends when the decision about its failure is taken, or with the job: both are audited. When it began is known
-of the first attempt (its decision counts the time from there) and of the last one (a result has the milliseconds of the
-last execution). Of any other attempt only the time it was due at is known, and `started_at` is None: a timeline that
-made it up would hide the time in a queue.
+An attempt ends when the decision about its failure is taken, or with the job: both are audited, and the decision says
+how long the execution took. Events of earlier versions do not: there, only the start of the first attempt (its decision
+counts the time from it) and of the last one (a result has its milliseconds) is known, and `started_at` of any other is
+None: a timeline that made it up would hide the time in a queue.
 """
 
 from __future__ import annotations
@@ -106,12 +106,12 @@ class Storyteller:
             case TimeoutOccurred(attempt_number=number, timeout_seconds=seconds):
                 self._timed_out[number] = seconds
             case RetryAttempt(attempt_number=number, decision=record):
-                self._failed(event.timestamp, number, record, "retried")
+                self._failed(event.timestamp, number, record, "retried", event.attempt_seconds)
             case (
                 RetryExhausted(total_attempts=number, decision=record)
                 | RetryRefused(total_attempts=number, decision=record)
             ):
-                self._failed(event.timestamp, number, record, "failed")
+                self._failed(event.timestamp, number, record, "failed", event.attempt_seconds)
             case Requeued(generation=generation):
                 self._generation = self._generation + 1 if generation is None else generation
                 self._due_ms = None
@@ -120,9 +120,9 @@ class Storyteller:
             case _:
                 pass
 
-    def _failed(self, at: str, number: int, record: DecisionRecord, outcome: str) -> None:
+    def _failed(self, at: str, number: int, record: DecisionRecord, outcome: str, took_s: float | None) -> None:
         """An attempt that failed, and the decision about it; none when the job was refused without another attempt."""
-        if self._is_told(number):
+        if self._is_known(number):
             return
         failure = record.failure
         attempt = self._new(at, number, outcome)
@@ -133,8 +133,10 @@ class Storyteller:
         attempt.reason = None if record.answer == "again" else record.answer
         attempt.field, attempt.layer = self._layer(record)
         ended_ms = timestamp_ms(at)
-        if record.history.attempts == 1 and record.history.elapsed and ended_ms is not None:
-            _begin(attempt, ended_ms, record.history.elapsed)
+        if took_s is None and record.history.attempts == 1:  # written by an earlier version
+            took_s = record.history.elapsed or None
+        if took_s is not None and ended_ms is not None:
+            _begin(attempt, ended_ms, took_s)
         if record.delay is not None:
             attempt.wait_s = record.delay
             attempt.wait_from = _wait_from(record)
@@ -142,10 +144,10 @@ class Storyteller:
 
     def _ended(self, event: Completed) -> None:
         """The end of the job. The attempt that it ends with is told already when a decision was taken about it."""
-        if event.status in ("success", "error") and not self._is_told(event.attempts or 0):
+        if event.status in ("success", "error") and not self._is_known(event.attempts or 0):
             self._new(event.timestamp, event.attempts or 0, "succeeded" if event.status == "success" else "failed")
 
-    def _is_told(self, number: int) -> bool:
+    def _is_known(self, number: int) -> bool:
         """Whether the attempt of this number is known. There is none of number 0: the job ended without one."""
         last = self.attempts[-1] if self.attempts else None
         return number == 0 or (last is not None and (last.generation, last.number) == (self._generation, number))

@@ -413,13 +413,13 @@ class StepRunner:
             if throttle is not None:
                 throttle.spend()
             self.counters.retry(failure.code.wire, assignment.job.type, decision.delay)
-            events.append(retry_event(assignment, wall, attempt.number, record))
+            events.append(retry_event(assignment, wall, attempt.number, record, began=attempt.began))
             due, began = int((wall + decision.delay) * 1000), int(attempt.began * 1000)
             delay_ms, kind = int(decision.delay * 1000), failure.failure_type.value
             kept = failure_json(failure, ran.traceback)
             again = TryAgain(due, kept, kind, delay_ms, began_at=began, delay=decision.delay)
             return AttemptReport(again, tuple(events))
-        events.append(end_event(assignment, wall, attempt.number, decision.reason, record))
+        events.append(end_event(assignment, wall, attempt.number, decision.reason, record, began=attempt.began))
         self.counters.throttled += decision.reason is Reason.THROTTLED
         step = ended_step(ran.step, decision.reason, policy, failure)
         return self._gave_up(

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import apsw
 import pytest
 
+from reefknot.config.settings import load_settings
+from reefknot.core.redaction import Redactor
 from reefknot.core.work import TryAgain, WorkDone, WorkFailed
 from reefknot.engines.sqlite import work_rows
 from reefknot.ingestion.jobs import IngestionJob
+from reefknot.operations.jobs import job_story
+from reefknot.operations.operator import Operator
 from tests.unit.cli import work_items
+from tests.unit.cli.audit_events import in_store
 from tests.unit.cli.running import Commands
 
 
@@ -178,3 +184,46 @@ def test_a_retry_takes_ids_or_a_selection_by_state_and_not_both(rk: Commands, st
     assert (ended.code, "not together with ids" in ended.err) == (2, True)
     assert work_items.item(store, "x").state.value == "failed"
     assert rk("job", "retry", *words).code == 0
+
+
+V2 = """\
+worker: {retries: {v2: {enabled: true, block_policies: {own.flaky: {base_delay_ms: 1, max_delay_ms: 5}}}}}
+"""
+FLAKY = """\
+import reefknot
+
+calls = 0
+
+@reefknot.block("own.flaky")
+async def flaky(inputs, context):
+    global calls
+    calls += 1
+    if calls < 3:
+        raise ConnectionError("the line is down")
+    return {"calls": calls}
+"""
+
+
+def test_the_story_of_a_job_that_a_worker_ran_has_its_attempts_and_the_layer_that_decided(
+    rk: Commands, store: Path
+) -> None:
+    rk.write(V2)
+    module = str(rk.write(FLAKY, "flaky_steps.py"))
+    line = {"assignment_id": "a", "job": {"type": "own.flaky"}}
+    file = str(rk.write(json.dumps(line) + "\n", "work.jsonl"))
+    assert rk("run", file, "--module", module).code == 0
+    settings = load_settings(str(rk.folder / "reefknot.yaml"), environ={}, cwd=rk.folder)
+
+    found = in_store(store, lambda one: job_story(Operator(one, Redactor(), None, settings), "a"))
+    told = [(one["number"], one["outcome"], one["decision"], one["layer"]) for one in found["attempts"]]
+    assert told == [(1, "retried", "again", "target"), (2, "retried", "again", "target"), (3, "succeeded", None, None)]
+    first, second, last = found["attempts"]
+    assert (first["classification"], first["failure_type"], first["wait_from"]) == (
+        "network",
+        "transient",
+        "own backoff",
+    )
+    assert (first["worker_id"], found["worker"], found["state"]) == ("worker-1", "worker-1", "succeeded")
+    assert first["started_at"] <= first["ended_at"] <= second["ended_at"] <= last["ended_at"]
+    assert second["due_at"] >= first["ended_at"]
+    assert all(one["started_at"] and one["duration_s"] >= 0 for one in found["attempts"])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sqlite3
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +24,7 @@ from reefknot.core.audit.event import (
     OperatorAction,
     Routing,
     Submitted,
+    encode,
     timestamp,
 )
 from reefknot.core.redaction import Redactor
@@ -168,8 +170,6 @@ def test_an_event_has_its_fields_and_a_sentence(path: Path) -> None:
 
 
 def test_every_kind_of_event_has_a_sentence() -> None:
-    from reefknot.core.audit.event import encode
-
     more = [BookStored(timestamp="", book_hash="ab", content={}), BreakerEvent(timestamp="", name="api", state="open")]
     said = [in_words(encode(event)) for event in [*TRAIL, *STORY, *more]]
 
@@ -313,3 +313,22 @@ def test_the_newest_decisions_are_decided_again_with_the_books_of_earlier_events
     change(path, """UPDATE audit SET body = replace(body, '"delay":1.0', '"delay":9.0') WHERE sequence IN (2, 8)""")
     found = asked(path, lambda operator: replay_events(operator, most=4))
     assert [one["sequence"] for one in found["differences"]] == [8], "the second event is not covered"
+
+
+def test_a_replay_lets_others_have_their_turn() -> None:
+    """The events are there at once, so that only the replay itself can give way."""
+    body = encode(attempt(1))
+
+    async def events() -> AsyncIterator[tuple[int, bytes]]:
+        for number in range(1000):
+            yield number, body
+
+    async def beside() -> int:
+        replaying, turns = asyncio.create_task(audit.replayed("here", events())), 0
+        while not replaying.done():
+            await asyncio.sleep(0)
+            turns += 1
+        assert replaying.result()["decisions"] == 1000
+        return turns
+
+    assert asyncio.run(beside()) >= 10

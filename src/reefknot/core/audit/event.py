@@ -153,6 +153,8 @@ class RetryAttempt(_OfOperation, frozen=True, tag="retry_attempt", kw_only=True)
     exception_type: str
     exception_message: str
     decision: DecisionRecord
+    attempt_seconds: float | None = None
+    """Duration of the execution that failed."""
 
 
 class _GivenUp(_OfOperation, frozen=True, kw_only=True):
@@ -161,6 +163,8 @@ class _GivenUp(_OfOperation, frozen=True, kw_only=True):
     final_exception_message: str
     reason: Reason
     decision: DecisionRecord
+    attempt_seconds: float | None = None
+    """Duration of the last execution; None when the work was given up without another one."""
 
 
 class RetryExhausted(_GivenUp, frozen=True, tag="retry_exhausted", kw_only=True):

@@ -1,0 +1,146 @@
+"""Actions by clicking: the count before, the effect, its audit event, and the command that does the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from playwright.sync_api import Page
+
+from tests.browser.running import RunningSystem, Watched, until
+
+Visit = Callable[..., Watched]
+
+
+def confirmed(page: Page, *, because: str = "") -> str:
+    """Confirm the open dialog; the text of the answer."""
+    page.wait_for_selector("#act[open]")
+    if because:
+        page.fill("#act-because", because)
+    page.wait_for_selector("#act-go:enabled")
+    answer = page.locator(".told", has_text=f"{page.inner_text('#act-title')}: done").last
+    page.click("#act-go")
+    answer.wait_for()
+    return answer.inner_text()
+
+
+def audited(system: RunningSystem, action: str, **fields: Any) -> None:
+    """Wait for the audit event of an action, which may come with the next write."""
+    until(lambda: any(fields.items() <= {**one, **(one["details"] or {})}.items() and one["action"] == action
+                      for one in system.actions()))  # fmt: skip
+
+
+def test_a_group_is_requeued_with_its_count_before(system: RunningSystem, visit: Visit) -> None:
+    for number in range(3):
+        system.submit(f"group-{number}", "own.flaky", {"failures": 4, "text": "the depot is shut"})
+    for number in range(3):
+        system.ended(f"group-{number}", "quarantined")
+    found = system.ask("/quarantine/groups", type="own.flaky")["groups"]
+    fingerprint = next(one["fingerprint"] for one in found if "depot" in one["message"])
+    count = next(one["count"] for one in found if one["fingerprint"] == fingerprint)
+
+    page = visit().goto(f"/quarantine?fingerprint={fingerprint}", live=True)
+    page.click("button[data-act^='Requeue the group']")
+    page.wait_for_selector("#act .count")
+    assert page.inner_text("#act .count") == f"{count} jobs"
+    assert f"{count} own.flaky" in page.inner_text("#act-counts")
+    assert page.inner_text("#act-cli code") == f"reefknot quarantine requeue --fingerprint {fingerprint}"
+    page.fill("#act-because", "it's mended")
+    twin = f"reefknot quarantine requeue --fingerprint {fingerprint} --because 'it'\\''s mended'"
+    assert page.inner_text("#act-cli code") == twin
+
+    told = confirmed(page)
+    assert f"{count} jobs" in told
+    assert "audited as quarantine.requeue" in told
+    assert twin in told
+    system.ended("group-0", "succeeded")
+    audited(system, "quarantine.requeue", count=count, reason="it's mended")
+    page.wait_for_selector("text=No quarantined job matches this filter")
+
+
+def test_a_job_is_edited_and_requeued(system: RunningSystem, visit: Visit) -> None:
+    system.submit("odd-order", "own.broken", {"text": "no such customer"}, tenant_id="acme")
+    system.ended("odd-order", "quarantined", tenant="acme")
+    page = visit().goto("/quarantine/odd-order?tenant=acme")
+    page.fill("#payload", '{"text": ')
+    page.click("button[data-edit]")
+    assert "not JSON" in page.inner_text("#payload-problem")
+    assert page.get_attribute("#payload", "aria-invalid") == "true"
+
+    page.fill("#payload", '{"text": ""}')
+    page.click("button[data-edit]")
+    page.wait_for_selector("#act[open] pre")
+    assert '-  "text": "no such customer"' in page.inner_text("#act pre")
+    confirmed(page, because="the customer was renamed")
+    system.ended("odd-order~2", "succeeded", tenant="acme")
+    assert system.job("odd-order", tenant="acme")["state"] == "discarded"
+
+
+def test_a_job_is_discarded_only_with_a_reason(system: RunningSystem, visit: Visit) -> None:
+    system.submit("withdrawn", "own.broken", {"text": "withdrawn by the customer"})
+    system.ended("withdrawn", "quarantined")
+    page = visit().goto("/work/withdrawn", live=True)
+    page.click("button[data-act^='Discard']")
+    page.wait_for_selector("#act-go:enabled")
+    assert page.get_attribute("#act-because", "required") is not None
+    page.click("#act-go")
+    assert page.evaluate("document.querySelector('#act').open")
+    assert system.job("withdrawn")["state"] == "quarantined"
+
+    confirmed(page, because="the customer took it back")
+    page.wait_for_selector(".state:text('discarded')")
+    audited(system, "quarantine.discard", reason="the customer took it back")
+
+
+def test_a_running_job_is_cancelled(system: RunningSystem, visit: Visit) -> None:
+    system.submit("endless", "own.nap", {"seconds": 600})
+    system.ended("endless", "running")
+    page = visit().goto("/work/endless", live=True)
+    page.click("button[data-act^='Cancel job']")
+    told = confirmed(page, because="nobody waits for it")
+    assert "running → cancelled" in told
+    page.wait_for_selector(".state:text('cancelled')")
+    audited(system, "job.cancel", subject="endless")
+    page.click("button[data-act^='Retry job']")
+    confirmed(page)
+    until(lambda: system.job("endless")["state"] in ("pending", "running"))
+    system.ask("/jobs/endless/cancel", {})
+
+
+def test_a_worker_is_drained_and_resumed(system: RunningSystem, visit: Visit) -> None:
+    page = visit().goto("/workers", live=True)
+    worker = system.ask("/workers")["workers"][0]["worker_id"]
+    page.click(f"button[data-act='Drain worker {worker}']")
+    assert page.inner_text("#act-cli code") == f"reefknot worker drain {worker}"
+    confirmed(page)
+    page.wait_for_selector(".state:text('draining'), .state:text('drained')")
+    audited(system, "worker.drain", subject=worker)
+    page.click(f"button[data-act='Resume worker {worker}']")
+    confirmed(page)
+    page.wait_for_selector(".named .state:text('running')")
+
+
+def test_a_source_is_paused_and_resumed(system: RunningSystem, visit: Visit) -> None:
+    page = visit().goto("/sources", live=True)
+    page.click("button[data-act='Pause source notes']")
+    confirmed(page, because="the disk is being moved")
+    page.wait_for_selector("tr[data-key='source/notes'] .state:text('paused')")
+    audited(system, "source.pause", subject="notes")
+    page.click("button[data-act='Resume source notes']")
+    confirmed(page)
+    page.wait_for_selector("tr[data-key='source/notes'] button[data-act='Pause source notes']")
+    page.click("button[data-act='Run schedule nightly now']")
+    assert "schedule.run" in confirmed(page)
+
+
+def test_a_refused_action_says_why_and_keeps_the_dialog(system: RunningSystem, visit: Visit) -> None:
+    system.submit("gone-meanwhile", "own.broken", {"text": "gone meanwhile"})
+    system.ended("gone-meanwhile", "quarantined")
+    window = visit()
+    window.expected = "Failed to load resource"
+    page = window.goto("/quarantine/gone-meanwhile")
+    system.ask("/quarantine/discard", {"ids": ["gone-meanwhile"], "because": "somebody else was faster"})
+    page.click("button[data-edit]")
+    page.wait_for_selector("#act-problem:visible")
+    assert "quarantine" in page.inner_text("#act-problem")
+    assert page.evaluate("document.querySelector('#act').open")

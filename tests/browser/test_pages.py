@@ -1,0 +1,215 @@
+"""Every page in a real browser, while a system in another process runs work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from urllib.request import Request, urlopen
+
+import pytest
+from playwright.sync_api import Browser
+
+from reefknot.dashboard.security import CONTENT_POLICY
+from tests.browser.running import OPERATOR, RunningSystem, Watched
+
+Visit = Callable[..., Watched]
+
+NAMES = {
+    "/": "overview",
+    "/alerts": "alerts",
+    "/work": "work",
+    "/work/story": "job",
+    "/quarantine": "quarantine",
+    "/quarantine/stuck?tenant=acme": "quarantined",
+    "/policies": "policies",
+    "/policies?target=block:http&status=429": "what-if",
+    "/workers": "workers",
+    "/sources": "sources",
+    "/audit": "audit",
+    "/audit/verify": "verify",
+    "/audit/replay": "replay",
+    "/health": "health",
+}
+NOT_LIVE = ("/quarantine/", "/policies", "/audit/", "/health")
+
+
+def is_live(path: str) -> bool:
+    return not path.startswith(NOT_LIVE)
+
+
+@pytest.fixture(scope="module")
+def worked(system: RunningSystem) -> RunningSystem:
+    """A system with jobs of several ends: one recovered, some in quarantine, one that runs."""
+    system.submit("story", "own.flaky", {"failures": 2})
+    system.submit("stuck", "own.broken", {"text": "the order is empty"}, tenant_id="acme")
+    for number in range(5):
+        system.submit(f"fine-{number}", "own.flaky")
+        system.submit(f"given-up-{number}", "own.flaky", {"failures": 9})
+    system.submit("long", "own.nap", {"seconds": 600})
+    system.ended("story", "succeeded")
+    system.ended("stuck", "quarantined", tenant="acme")
+    system.ended("given-up-4", "quarantined")
+    return system
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_page_is_drawn_without_a_complaint_and_fits_a_phone(
+    worked: RunningSystem, visit: Visit, screenshots: Path, scheme: str
+) -> None:
+    """Console, scripts and the content policy are watched; 360 pixels are enough for each page."""
+    window = visit(color_scheme=scheme)
+    for width in (1280, 360):
+        window.page.set_viewport_size({"width": width, "height": 900})
+        for path, name in NAMES.items():
+            page = window.goto(path, live=is_live(path) and width == 1280)
+            assert page.locator("h1").count() == 1
+            wide, inner = page.evaluate("[document.documentElement.scrollWidth, window.innerWidth]")
+            assert wide <= inner, f"{path} is {wide} pixels wide in a window of {inner}"
+            page.screenshot(path=screenshots / f"{name}-{width}-{scheme}.png", full_page=width == 1280)
+    background = window.page.evaluate("getComputedStyle(document.body).backgroundColor")
+    bright = sum(int(part) for part in background.strip("rgb()").split(",")) > 384
+    assert bright == (scheme == "light")
+
+
+def test_the_content_policy_is_strict_on_every_page(worked: RunningSystem) -> None:
+    for path in NAMES:
+        request = Request(worked.url + path, headers={"Authorization": f"Bearer {OPERATOR}"})
+        with urlopen(request) as response:
+            assert response.headers["Content-Security-Policy"] == CONTENT_POLICY
+            text = response.read().decode()
+        assert "unsafe" not in CONTENT_POLICY
+        assert " style=" not in text
+        assert "<style" not in text
+        assert text.count("<script") == 1, path
+        assert ' onclick="' not in text
+
+
+def test_a_page_follows_the_work_and_keeps_focus_scroll_and_open_details(worked: RunningSystem, visit: Visit) -> None:
+    window = visit()
+    page = window.goto("/audit", live=True)
+    details = page.locator("tbody tr").nth(3).locator("details")
+    key = page.locator("tbody tr").nth(3).get_attribute("data-key")
+    details.locator("summary").click()
+    page.evaluate("window.scrollTo(0, 120)")
+    first = page.locator("tbody tr").first.get_attribute("data-key")
+
+    worked.submit("followed", "own.flaky")
+
+    page.wait_for_function("first => document.querySelector('tbody tr').dataset.key !== first", arg=first)
+    assert page.locator(f"tr[data-key='{key}'] details").get_attribute("open") is not None
+    focused = "document.activeElement.closest('tr')?.dataset.key"
+    assert page.evaluate(focused) == key
+    assert page.evaluate("window.scrollY") == 120
+
+
+def test_the_overview_counts_what_another_process_does(worked: RunningSystem, visit: Visit) -> None:
+    page = visit().goto("/", live=True)
+    tile = page.locator("a.tile[href='/quarantine'] b")
+    before = int(tile.inner_text().replace(",", ""))
+
+    worked.submit("one-more", "own.broken", {"text": "one more that fails"})
+
+    page.wait_for_function(
+        "before => Number(document.querySelector(\"a.tile[href='/quarantine'] b\").textContent) > before", arg=before
+    )
+    assert page.locator("svg.chart").count() >= 6
+    assert page.locator("svg.chart title").count() >= 6
+
+
+def test_a_text_that_somebody_types_survives_updates(worked: RunningSystem, visit: Visit) -> None:
+    """The filter is no part of what is replaced, and a selection inside a live part holds its update back."""
+    page = visit().goto("/work", live=True)
+    page.fill("input[name=type]", "own.fl")
+    worked.submit("typed", "own.flaky")
+    page.wait_for_selector("text=typed")
+    assert page.input_value("input[name=type]") == "own.fl"
+
+
+def test_a_filter_is_in_the_address_and_a_bad_one_is_told_beside_its_field(worked: RunningSystem, visit: Visit) -> None:
+    window = visit()
+    window.expected = "400"
+    page = window.goto("/work")
+    page.select_option("select[name=state]", "quarantined")
+    page.fill("input[name=tenant]", "acme")
+    page.click("text=Filter")
+    page.wait_for_url("**/work?state=quarantined*tenant=acme*")
+    assert page.locator("tbody tr").count() >= 1
+    assert set(page.locator("tbody td[data-name=Tenant]").all_inner_texts()) == {"acme"}
+
+    page = window.goto("/work?since=yesterday")
+    field = page.locator("input[name=since]")
+    assert field.get_attribute("aria-invalid") == "true"
+    assert "15m, 2h, 7d" in page.locator(f"#{field.get_attribute('aria-describedby')}").inner_text()
+    assert field.input_value() == "yesterday"
+
+
+def test_what_is_not_there_says_what_to_do(worked: RunningSystem, visit: Visit) -> None:
+    window = visit()
+    window.expected = "404"
+    page = window.goto("/work/nobody")
+    assert "there is no job 'nobody'" in page.inner_text("main")
+    assert "reefknot job list" in page.inner_text("main")
+    page = window.goto("/nowhere")
+    assert "there is nothing at this address" in page.inner_text("main")
+
+
+def test_pages_read_fine_without_a_script(worked: RunningSystem, visit: Visit) -> None:
+    page = visit(java_script_enabled=False).goto("/work")
+    assert page.locator("tbody tr").count() >= 5
+    assert page.locator("noscript span").is_visible()
+
+
+def test_a_keyboard_is_enough(worked: RunningSystem, visit: Visit) -> None:
+    page = visit().goto("/", live=True)
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "main"
+    for keys, path in {"w": "/work", "q": "/quarantine", "p": "/policies", "k": "/workers", "s": "/sources"}.items():
+        page.keyboard.press("g")
+        page.keyboard.press(keys)
+        page.wait_for_url(f"**{path}")
+    page.keyboard.press("?")
+    assert page.locator("#keys").is_visible()
+    page.keyboard.press("Escape")
+    assert not page.locator("#keys").is_visible()
+    page.keyboard.press("g")
+    page.keyboard.press("q")
+    page.wait_for_url("**/quarantine")
+    page.keyboard.press("/")
+    assert page.evaluate("document.activeElement.name") == "type"
+    page.keyboard.type("own.broken")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/quarantine?type=own.broken*")
+    for _ in range(60):  # a focus that is visible goes through everything that can be used
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.dataset.verb") == "Requeue":
+            break
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#act[open] .count")
+    page.keyboard.press("Escape")
+    assert page.evaluate("document.activeElement.dataset.verb") == "Requeue"
+
+
+def test_a_reader_sees_no_action(worked: RunningSystem, visit: Visit) -> None:
+    window = visit("reader")
+    for path in NAMES:
+        page = window.goto(path, live=path in ("/quarantine", "/workers"))
+        assert page.locator("[data-act], #act, textarea").count() == 0, path
+    assert "reader" in page.inner_text("footer")
+
+
+def test_a_lost_connection_and_an_ended_session_are_told(browser: Browser, tmp_path: Path) -> None:
+    """A system that dies, and one that is started again at the same address, where nobody is logged in."""
+    with RunningSystem.prepared(tmp_path) as mortal:
+        window = Watched(browser, mortal, "operator")
+        window.expected = "Failed to load resource"
+        page = window.goto("/workers", live=True)
+        mortal.kill()
+        page.wait_for_selector("#lost:visible")
+        assert page.inner_text("#live-state") == "not live"
+    with RunningSystem.prepared(tmp_path, port=int(mortal.url.rpartition(":")[2])):
+        page.wait_for_selector("#lost-why:has-text('session has ended')")
+        window.close()

@@ -1,0 +1,196 @@
+"""The server of the dashboard over real sockets: its bounds, its end, and a store that does not answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import apsw
+import pytest
+
+from reefknot.app import open_store
+from reefknot.core.redaction import Redactor
+from reefknot.dashboard import server
+from reefknot.dashboard.security import SiteAccess
+from reefknot.dashboard.server import listening_socket, prepare, serving
+from reefknot.dashboard.site import Site
+from reefknot.engines.sqlite import SqliteStore
+from reefknot.errors import OperationError, StoreLockedError, StoreReplacedError
+from tests.unit.cli import work_items
+
+PATIENCE_S = 30
+
+
+class Talk(NamedTuple):
+    """A connection to the server."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    head: str
+    """The headers of a request that is let in."""
+
+    async def ask(self, line: str, more: str = "", body: bytes = b"") -> bytes:
+        """The whole answer to one request, on a connection that ends with it."""
+        self.writer.write(f"{line} HTTP/1.1\r\n{self.head}Connection: close\r\n{more}\r\n".encode() + body)
+        async with asyncio.timeout(PATIENCE_S):
+            return await self.reader.read()
+
+
+Connect = Callable[[], Awaitable[Talk]]
+
+
+@asynccontextmanager
+async def served(url: str) -> AsyncIterator[tuple[Site, Connect]]:
+    """A site over a store, and what connects to it."""
+    writers: list[asyncio.StreamWriter] = []
+    async with open_store(url, tidy=False) as store:
+        how = prepare(None, port=0)
+        site = Site(store, access=how.access, redactor=Redactor(()), shown=url)
+        port = how.socket.getsockname()[1]
+
+        async def connect() -> Talk:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writers.append(writer)
+            return Talk(reader, writer, f"Host: 127.0.0.1:{port}\r\nAuthorization: Bearer {how.token}\r\n")
+
+        async with serving(site, how):
+            yield site, connect
+            for writer in writers:
+                writer.close()
+
+
+def test_headers_that_do_not_end_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "HEADER_S", 0.2)
+
+    async def main() -> None:
+        async with served("memory:") as (_, connect):
+            silent, slow = await connect(), await connect()
+            slow.writer.write(b"GET / HTTP/1.1\r\nHost: ")
+            async with asyncio.timeout(PATIENCE_S):
+                assert await silent.reader.read() == b""
+                assert await slow.reader.read() == b""
+            monkeypatch.undo()
+            assert b" 200 OK" in await (await connect()).ask("GET /api/v1/jobs")
+
+    asyncio.run(main())
+
+
+def test_an_answer_takes_as_long_as_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time for headers is not the time for the operation."""
+    monkeypatch.setattr(server, "HEADER_S", 1.0)
+
+    async def main() -> None:
+        async with served("memory:") as (site, connect):
+            snapshot = site.store.work.snapshot
+
+            async def late() -> Any:
+                await asyncio.sleep(1.2)
+                return await snapshot()
+
+            monkeypatch.setattr(site.store.work, "snapshot", late)
+            assert b" 200 OK" in await (await connect()).ask("GET /api/v1/jobs")
+
+    asyncio.run(main())
+
+
+def test_headers_and_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MOST_CONNECTIONS", 3)
+
+    async def main() -> None:
+        async with served("memory:") as (_, connect):
+            large = await (await connect()).ask("GET /", f"X: {'x' * server.MOST_HEADER_BYTES}\r\n")
+            assert b" 400 " in large
+            held = [await connect() for _ in range(3)]
+            refused = await (await connect()).ask("GET /api/v1/jobs")
+            assert b" 503 " in refused
+            for one in held:
+                one.writer.close()
+                await one.writer.wait_closed()
+            for _ in range(1000):  # until the server has heard of it
+                answer = await (await connect()).ask("GET /api/v1/jobs")
+                if b" 503 " not in answer:
+                    break
+            assert b" 200 OK" in answer
+
+    asyncio.run(main())
+
+
+def test_a_body_in_chunks_is_bounded_too() -> None:
+    async def main() -> None:
+        async with served("memory:") as (_, connect):
+            chunk = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
+            talk = await connect()
+            headers = "Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n"
+            answer = await talk.ask("POST /api/v1/jobs/retry", headers, chunk * 17)
+            assert b" 413 " in answer
+
+    asyncio.run(main())
+
+
+def test_the_server_ends_while_connections_are_open() -> None:
+    async def main() -> float:
+        loop = asyncio.get_running_loop()
+        async with served("memory:") as (_, connect):
+            talk = await connect()
+            talk.writer.write(f"GET /live?view=overview HTTP/1.1\r\n{talk.head}\r\n".encode())
+            async with asyncio.timeout(PATIENCE_S):
+                assert b" 200 OK" in await talk.reader.readline()
+            began = loop.time()
+        return loop.time() - began
+
+    assert asyncio.run(main()) < PATIENCE_S
+
+
+def test_a_locked_store_is_503_with_a_time_to_try_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "state.db"
+    work_items.submitted(path, "known")
+    defaults: dict[str, Any] = SqliteStore.__init__.__kwdefaults__ or {}
+    monkeypatch.setitem(defaults, "patience", 0.2)
+
+    async def main() -> None:
+        async with served(f"sqlite:{path}") as (_, connect):
+            other = apsw.Connection(str(path))
+            try:
+                other.execute("BEGIN IMMEDIATE")
+                answer = await (await connect()).ask("POST /api/v1/jobs/known/cancel", "Content-Length: 0\r\n")
+            finally:
+                other.close()
+            assert b" 503 " in answer
+            assert b"retry-after: 5" in answer
+            assert b"locked for too long" in answer
+            again = await (await connect()).ask("POST /api/v1/jobs/known/cancel", "Content-Length: 0\r\n")
+            assert b" 200 OK" in again
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("error", "is_lost"),
+    [
+        (StoreReplacedError("sqlite:x", "is gone", "start again"), True),
+        (StoreLockedError("sqlite:x", "is locked", "try again"), False),
+        (OperationError("no", "invalid"), False),
+    ],
+)
+def test_only_a_store_that_is_gone_is_opened_anew(error: Exception, is_lost: bool) -> None:
+    told: list[bool] = []
+    site = Site(None, access=SiteAccess(), redactor=Redactor(()), on_lost=lambda: told.append(True))  # type: ignore[arg-type]
+
+    site.loss = "the store sqlite:x is gone: check the disk"
+    refusal = site.refusal(error)
+
+    assert told == [True] * is_lost
+    assert (refusal.message == site.loss) is is_lost
+
+
+def test_a_free_port_is_taken_only_where_nobody_chose_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    with listening_socket("127.0.0.1", 0) as first:
+        taken = first.getsockname()[1]
+        monkeypatch.setattr(server, "DEFAULT_PORT", taken)
+        with listening_socket("127.0.0.1", None) as second:
+            assert second.getsockname()[1] != taken
+        with pytest.raises(OperationError, match="the port is in use"):
+            listening_socket("127.0.0.1", taken)
