@@ -3,7 +3,8 @@ The log lines of decisions about stored work: one line for each, with the same f
 
     retry       another attempt was granted                                  warning
     give up     no further attempt: spent, or put into quarantine            error
-                no further attempt: not retryable, and nobody has to act     info
+                its time was over                                            warning
+                not retryable, and nobody has to act                         info
     recovered   it succeeded after failures                                  info
     put off     it waits without spending an attempt                         debug
 
@@ -58,12 +59,12 @@ class DecisionLog:
         attempts: int,
         traceback: str = "",
         quarantined: bool = False,
-        told: tuple[str, dict[str, Any]] | None = None,
+        named: tuple[str, dict[str, Any]] | None = None,
     ) -> None:
         """
         Log the decision about a failed attempt. `attempts` is how many there were.
 
-        The end of a step that raised, other than by an outage, may be a bug: its traceback follows. `told` is another
+        The end of a step that raised, other than by an outage, may be a bug: its traceback follows. `named` is another
         message and more fields, for a reader who looks for these: then the sentence is the field `detail`.
         """
         wait, reason = (decision.delay, None) if isinstance(decision, Again) else (None, decision.reason)
@@ -85,7 +86,7 @@ class DecisionLog:
             "quarantined": quarantined,
             **_provenance(policy, reason),
         }
-        self._write(kind, level, work, sentence, fields, told)
+        self._write(kind, level, work, sentence, fields, named)
 
     def recovered(self, work: ExecAssignment | WorkItem, *, attempts: int, elapsed: float) -> None:
         """Log a success that came after failures."""
@@ -108,7 +109,7 @@ class DecisionLog:
         work: ExecAssignment | WorkItem,
         sentence: str,
         fields: dict[str, Any],
-        told: tuple[str, dict[str, Any]] | None = None,
+        named: tuple[str, dict[str, Any]] | None = None,
     ) -> None:
         log = logger()
         if not log.isEnabledFor(level):
@@ -118,9 +119,9 @@ class DecisionLog:
             return
         rest = f" ({left_out} such lines left out)" if left_out else ""
         line = self._sentence(work, f"{sentence}{rest}", LONGEST)
-        named, more = told or (line, {})
-        extra = {"decision": kind, **_about(work), **fields, **more} | ({"detail": line} if told else {})
-        log.log(level, "%s", named, extra={name: self._clean(value) for name, value in extra.items()})
+        message, more = named or (line, {})
+        extra = {"decision": kind, **_about(work), **fields, **more} | ({"detail": line} if named else {})
+        log.log(level, "%s", message, extra={name: self._clean(value) for name, value in extra.items()})
 
     def _sentence(self, work: ExecAssignment | WorkItem, text: str, most: int) -> str:
         about = _about(work)
