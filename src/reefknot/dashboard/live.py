@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Struct
 
-from reefknot.dashboard.site import refusal_of
 from reefknot.errors import OperationError
 from reefknot.ports.audit_log import end_of
 from reefknot.runtime.changes import Waiters
@@ -103,13 +102,13 @@ class LiveViews:
         seen = 0
         try:
             while not self._site.closing.is_set():
-                if view.version == seen:
-                    await self._pause(PING_S, view.waiters)
-                if view.version == seen:
-                    yield _PING
-                else:
+                if view.version != seen:
                     seen = view.version
                     yield view.message
+                    continue
+                await self._pause(PING_S, view.waiters)
+                if view.version == seen and not self._site.closing.is_set():
+                    yield _PING
         finally:
             view.viewers -= 1
 
@@ -144,8 +143,7 @@ class LiveViews:
             async with asyncio.timeout(RENDERING_S):
                 text, took = await self._render(view.key)
         except Exception as error:
-            self._site.heed(error)
-            view.publish("problem", refusal_of(error, self._site.redactor).message)
+            view.publish("problem", self._site.refusal(error).message)
             return 0.0
         view.publish("fragment", text)
         return took

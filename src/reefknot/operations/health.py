@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from reefknot.ports.store import Store
 
 EXTRAS: Mapping[str, tuple[str, ...]] = {
-    "dashboard": ("jinja2", "sse_starlette", "starlette", "uvicorn"),
+    "dashboard": ("jinja2", "starlette", "uvicorn"),
     "http": ("httpx2",),
     "ingest": ("httpx2", "watchfiles"),
     "metrics": ("prometheus_client",),
