@@ -10,11 +10,11 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from urllib.parse import quote, urlencode
 from urllib.request import Request, urlopen
 
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Dialog, Page
 
 OPERATOR, READER = "operator-token-of-a-test", "reader-token-of-a-test"
 PATIENCE_S = 60.0
@@ -83,7 +83,7 @@ class RunningSystem:
         (folder / "steps.py").write_text(MODULE)
         return cls(folder)
 
-    def __enter__(self) -> RunningSystem:
+    def __enter__(self) -> Self:
         kept = {name: text for name, text in os.environ.items() if not name.startswith(("REEFKNOT", "WORKER_"))}
         tokens = {"TEST_OPERATOR_TOKEN": OPERATOR, "TEST_READER_TOKEN": READER}
         log = self.folder / "up.log"
@@ -117,13 +117,13 @@ class RunningSystem:
         """End the process as a power cut would."""
         self.__exit__()
 
-    def ask(self, path: str, body: dict[str, Any] | None = None, *, token: str = OPERATOR, **asked: str) -> Any:
-        """An answer of the HTTP API."""
+    def ask(self, path: str, body: Any = None, **asked: str) -> Any:
+        """An answer of the HTTP API, to the operator."""
         query = f"?{urlencode(asked)}" if asked else ""
         data = None if body is None else json.dumps(body).encode()
-        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
-        request = Request(f"{self.url}/api/v1{path}{query}", data, headers)  # noqa: S310
-        with urlopen(request, timeout=PATIENCE_S) as response:  # noqa: S310
+        headers = {"Authorization": f"Bearer {OPERATOR}", "Content-Type": "application/json"}
+        request = Request(f"{self.url}/api/v1{path}{query}", data, headers)
+        with urlopen(request, timeout=PATIENCE_S) as response:
             return json.load(response)
 
     def submit(self, name: str, block: str, payload: dict[str, Any] | None = None, **more: Any) -> str:
@@ -157,13 +157,12 @@ class Watched:
         self._context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}} | more)
         self._context.set_default_timeout(MOST_MS)
         self._context.add_init_script(
-            "window.violations = []; document.addEventListener('securitypolicyviolation', "
-            "(event) => { violations.push(event.violatedDirective); console.error('policy', event.violatedDirective); });"
+            "document.addEventListener('securitypolicyviolation', (event) => console.error(event.violatedDirective))"
         )
         self.page: Page = self._context.new_page()
         self.page.on("console", lambda message: self._hear(message.type, message.text))
         self.page.on("pageerror", lambda error: self.complaints.append(f"script: {error}"))
-        self.page.on("dialog", lambda dialog: (self.complaints.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        self.page.on("dialog", self._refuse)
         token = OPERATOR if role == "operator" else READER
         if more.get("java_script_enabled", True):
             self.page.goto(f"{system.url}/login#token={token}")
@@ -176,6 +175,10 @@ class Watched:
     def _hear(self, kind: str, text: str) -> None:
         if kind in ("error", "warning"):
             self.complaints.append(f"{kind}: {text}")
+
+    def _refuse(self, dialog: Dialog) -> None:
+        self.complaints.append(f"dialog: {dialog.message}")
+        dialog.dismiss()
 
     def goto(self, path: str, *, live: bool = False) -> Page:
         """A page, and with `live` as soon as its live stream has begun."""

@@ -14,6 +14,8 @@ from html import escape
 
 from msgspec import Struct
 
+from reefknot.runtime.log import printable
+
 WIDTH, HEIGHT = 400, 168
 LEFT, RIGHT, TOP, BOTTOM = 46, 8, 10, 22
 MOST_POINTS = 360
@@ -45,7 +47,7 @@ def lines(series: Sequence[Series], *, title: str, unit: str, step_s: float) -> 
     parts = [_grid(top, unit), _time_axis(_length(shown) * step_s)]
     for number, one in enumerate(shown):
         for run in _runs(one.values, top):
-            name = escape(one.name)
+            name = _safe(one.name)
             kind = f"line kind-{number % KINDS + 1}"
             parts.append(f'<polyline class="{kind}" points="{run}"><title>{name}</title></polyline>')
     return _svg(title, _in_words(shown, unit), parts)
@@ -71,7 +73,7 @@ def stacked(series: Sequence[Series], *, title: str, unit: str, step_s: float) -
                 floors[place] += value
         if boxes:
             kind = f"area kind-{number % KINDS + 1}"
-            parts.append(f'<path class="{kind}" d="{"".join(boxes)}"><title>{escape(one.name)}</title></path>')
+            parts.append(f'<path class="{kind}" d="{"".join(boxes)}"><title>{_safe(one.name)}</title></path>')
     return _svg(title, _in_words(shown, unit), parts)
 
 
@@ -88,7 +90,7 @@ def waits(schedule: Sequence[tuple[float, float]], *, title: str) -> str:
         y_low, y_high = _y(low, top), _y(high, top)
         sure, jitter = max(0.8, HEIGHT - BOTTOM - y_low), max(0.0, y_low - y_high)
         parts.append(
-            f"<g><title>{escape(words)}</title>"
+            f"<g><title>{_safe(words)}</title>"
             f'<rect class="sure" x="{x:.1f}" y="{y_low:.1f}" width="{bar:.1f}" height="{sure:.1f}"/>'
             f'<rect class="jitter" x="{x:.1f}" y="{y_high:.1f}" width="{bar:.1f}" height="{jitter:.1f}"/></g>'
         )
@@ -135,7 +137,7 @@ def meter(value: float, limit: float, *, title: str) -> str:
     """A small bar that is full at `limit`."""
     share = min(1.0, max(0.0, value / limit)) if limit > 0 else 0.0
     level = "high" if share >= 0.9 else "raised" if share >= 0.7 else "low"
-    words = escape(title)
+    words = _safe(title)
     return (
         f'<svg class="meter {level}" viewBox="0 0 100 8" width="100" height="8" role="img" preserveAspectRatio="none" '
         f'aria-label="{words}"><title>{words}</title><rect class="track" width="100" height="8" rx="2"/>'
@@ -175,12 +177,17 @@ def number(value: float) -> str:
 # ---- parts -----------------------------------------------------------------------------------------------------------
 
 
+def _safe(text: str) -> str:
+    """A text for an element or an attribute, with control characters as escapes."""
+    return escape(printable(text))
+
+
 def _svg(
     title: str, words: str, parts: Iterable[str], *, width: int = WIDTH, height: int = HEIGHT, kind: str = "chart"
 ) -> str:
     return (
         f'<svg class="{kind}" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
-        f'aria-label="{escape(title)}: {escape(words)}"><title>{escape(title)}</title><desc>{escape(words)}</desc>'
+        f'aria-label="{_safe(title)}: {_safe(words)}"><title>{_safe(title)}</title><desc>{_safe(words)}</desc>'
         f"{''.join(parts)}</svg>"
     )
 
@@ -209,7 +216,7 @@ def _time_axis(whole_s: float) -> str:
 
 
 def _text(x: float, y: float, words: str, *, anchor: str = "start", kind: str = "label") -> str:
-    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
+    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{_safe(words)}</text>'
 
 
 def _span(span: Span, x: float, y: float, scale: float) -> str:
@@ -219,9 +226,9 @@ def _span(span: Span, x: float, y: float, scale: float) -> str:
         shape = f'<line class="span waiting" x1="{x:.1f}" x2="{x + width:.1f}" y1="{y + 11}" y2="{y + 11}"/>'
     else:
         shape = (
-            f'<rect class="span {escape(span.kind)}" x="{x:.1f}" y="{y + 3}" width="{width:.1f}" height="16" rx="2"/>'
+            f'<rect class="span {_safe(span.kind)}" x="{x:.1f}" y="{y + 3}" width="{width:.1f}" height="16" rx="2"/>'
         )
-    return f"<g><title>{escape(words)}</title>{shape}</g>"
+    return f"<g><title>{_safe(words)}</title>{shape}</g>"
 
 
 def _cut(series: Series) -> Series:

@@ -30,6 +30,14 @@ KIND_OF = {word: kind for kind, words in _KINDS.items() for word in words.split(
 LONGEST_JSON = 20_000
 
 
+def visible(value: Any) -> Any:
+    """A value as a template puts it out: of a text, control characters and those that change its direction are written
+    as escapes, so that no text looks like another one. Lines stay lines."""
+    if type(value) is not str or value.isprintable():
+        return value
+    return "\n".join(printable(line) for line in value.split("\n"))
+
+
 def kind_of(word: object) -> str:
     """The class of a word of state; a word that nobody knows has none."""
     return KIND_OF.get(str(word).lower().replace(" ", "_"), "")

@@ -1,0 +1,142 @@
+"""Charts: what is drawn, what is said in words, and that no text gets out of its place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from reefknot.dashboard import charts
+from reefknot.dashboard.charts import MOST_POINTS, MOST_ROWS, Series, Span
+
+HOSTILE = '</svg><script>alert("1")</script>&\'\x1b\u202e'
+DRAWN: dict[str, Callable[[str], str]] = {
+    "lines": lambda text: charts.lines([Series(text, [1, None, 2])], title=text, unit=text, step_s=10),
+    "stacked": lambda text: charts.stacked([Series(text, [1, 0, 2])], title=text, unit=text, step_s=10),
+    "waits": lambda text: charts.waits([(1, 2), (2, 4)], title=text),
+    "timeline": lambda text: charts.timeline([(text, text, [Span(0, 1, text), Span(1, 2, "waiting")])], title=text),
+    "meter": lambda text: charts.meter(1, 2, title=text),
+}
+
+
+def elements(drawn: str) -> list[ET.Element]:
+    return list(ET.fromstring(drawn).iter())
+
+
+def named(drawn: str, tag: str, kind: str = "") -> list[ET.Element]:
+    return [one for one in elements(drawn) if one.tag == tag and kind in one.get("class", "")]
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_every_text_is_escaped(name: str) -> None:
+    plain, hostile = (elements(DRAWN[name](text)) for text in ("plain", HOSTILE))
+    assert [one.tag for one in hostile] == [one.tag for one in plain]
+    assert "script" not in {one.tag for one in hostile}
+    shown = "".join(text for one in hostile for text in (one.text or "", *one.attrib.values()))
+    assert shown.isprintable()
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_no_chart_has_a_style_of_its_own(name: str) -> None:
+    """The content policy refuses a style that is not in the sheet."""
+    assert not {one.tag for one in elements(DRAWN[name]("plain"))} & {"style", "script"}
+    assert all("style" not in one.attrib and "fill" not in one.attrib for one in elements(DRAWN[name]("plain")))
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_every_chart_is_told_in_words(name: str) -> None:
+    whole = elements(DRAWN[name]("a title"))[0]
+    assert whole.get("role") == "img"
+    assert (whole.get("aria-label") or "").startswith("a title")
+
+
+def test_the_words_of_a_chart_have_the_last_and_the_largest_value() -> None:
+    drawn = charts.lines([Series("retries", [1, 5, 2])], title="Retries", unit="per second", step_s=10)
+    assert elements(drawn)[0].get("aria-label") == "Retries: retries: 2 per second now, at most 5 per second"
+
+
+def test_a_gap_ends_a_line() -> None:
+    drawn = charts.lines([Series("a", [1, 2, None, 3, 4])], title="", unit="", step_s=10)
+    assert len(named(drawn, "polyline")) == 2
+
+
+def test_a_lone_value_is_a_line_too() -> None:
+    (line,) = named(charts.lines([Series("a", [None, 3, None])], title="", unit="", step_s=10), "polyline")
+    assert len((line.get("points") or "").split()) == 2
+
+
+def test_nothing_recorded_is_drawn_as_an_empty_chart() -> None:
+    for values in ([], [None, None], [math.nan, math.inf]):
+        drawn = charts.lines([Series("a", values)], title="A", unit="", step_s=10)
+        assert "nothing recorded yet" in drawn
+        assert named(drawn, "polyline") == []
+
+
+def test_stacked_values_stand_on_each_other() -> None:
+    """1 below 3: the second begins where the first ends, at a quarter of the height."""
+    first, second = named(charts.stacked([Series("a", [1]), Series("b", [3])], title="", unit="", step_s=10), "path")
+
+    def top_and_height(path: ET.Element) -> tuple[float, float]:
+        _, top, _ = path.get("d", "").replace("M", "").replace("h", " ").replace("v", " ").split(" ", 2)
+        height = path.get("d", "").partition("v")[2].partition("h")[0]
+        return float(top), float(height)
+
+    (top, height), (above, rise) = top_and_height(first), top_and_height(second)
+    assert above + rise == pytest.approx(top, abs=0.11)
+    assert rise == pytest.approx(3 * height, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0 s"),
+        (0.0004, "0.4 ms"),
+        (0.25, "250 ms"),
+        (0.9996, "1 s"),
+        (4.21, "4.2 s"),
+        (59.96, "1 min"),
+        (200, "3 min 20 s"),
+        (3600, "1 h"),
+        (7500, "2 h 5 min"),
+        (86_400 * 3 + 4 * 3600, "3 d 4 h"),
+        (math.inf, "without end"),
+        (-3, "0 s"),
+    ],
+)
+def test_durations_as_people_say_them(value: float, text: str) -> None:
+    assert charts.seconds(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "top"),
+    [(0, 1), (0.3, 0.4), (1, 1), (1.2, 2), (3, 4), (4.5, 5), (7, 10), (11, 20), (90, 100), (950, 1000)],
+)
+def test_an_axis_ends_at_a_round_number(value: float, top: float) -> None:
+    labels = [one.text for one in named(charts.lines([Series("a", [value])], title="", unit="x", step_s=1), "text")]
+    assert charts.number(top) in labels
+
+
+def test_a_meter_is_full_at_its_limit_and_never_beyond() -> None:
+    for value, limit, width in ((0, 10, 0), (5, 10, 50), (15, 10, 100), (3, 0, 0)):
+        (bar,) = named(charts.meter(value, limit, title="queue"), "rect", "fill")
+        assert float(bar.get("width", "-1")) == width
+
+
+def test_charts_of_any_length_are_bounded() -> None:
+    many = [Series("a", [float(number) for number in range(100_000)])]
+    (line,) = named(charts.lines(many, title="", unit="", step_s=1), "polyline")
+    assert len(line.get("points", "").split()) == MOST_POINTS
+    assert len(named(charts.waits([(1.0, 2.0)] * 5000, title=""), "rect", "sure")) == MOST_ROWS
+    rows = [("a", "b", [Span(0, 1, "failed")])] * 5000
+    assert len(named(charts.timeline(rows, title=""), "rect", "span")) == MOST_ROWS
+
+
+def test_attempts_stand_on_one_axis_of_time() -> None:
+    """The second begins at the half of four seconds."""
+    rows = [("attempt 1", "timeout", [Span(10, 11, "failed")]), ("attempt 2", "", [Span(12, 14, "succeeded")])]
+    first, second = named(charts.timeline(rows, title="Attempts"), "rect", "span")
+    left, width = float(first.get("x", "")), float(first.get("width", ""))
+    assert float(second.get("x", "")) == pytest.approx(left + 2 * width, abs=0.2)
+    assert float(second.get("width", "")) == pytest.approx(2 * width, abs=0.2)
