@@ -25,6 +25,8 @@ class Received:
     is_error: bool
     began: int
     ended: int
+    pid: int
+    """The process that sent it."""
 
 
 class Receiver:
@@ -44,8 +46,9 @@ class Receiver:
             self.services |= {
                 one.value.string_value for one in resource.resource.attributes if one.key == "service.name"
             }
+            pid = next(one.value.int_value for one in resource.resource.attributes if one.key == "process.pid")
             for scope in resource.scope_spans:
-                self.spans += [_received(span) for span in scope.spans]
+                self.spans += [_received(span, pid) for span in scope.spans]
 
     def named(self, name: str) -> list[Received]:
         return sorted((one for one in self.spans if one.name == name), key=lambda one: one.began)
@@ -55,11 +58,11 @@ class Receiver:
         return sorted(found, key=lambda one: one.began)
 
 
-def _received(span: Any) -> Received:
+def _received(span: Any, pid: int) -> Received:
     values = {one.key: getattr(one.value, one.value.WhichOneof("value")) for one in span.attributes}
     ids = span.trace_id.hex(), span.span_id.hex(), span.parent_span_id.hex()
     is_error = span.status.code == span.status.STATUS_CODE_ERROR
-    return Received(span.name, *ids, values, is_error, span.start_time_unix_nano, span.end_time_unix_nano)
+    return Received(span.name, *ids, values, is_error, span.start_time_unix_nano, span.end_time_unix_nano, pid)
 
 
 @contextmanager

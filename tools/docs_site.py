@@ -25,33 +25,17 @@ CODE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\((?![a-z]+:|#)([^)\s#]+)(#[^)\s]*)?\)")
 MOVED = {"README.md": "index.md", "CHANGELOG.md": "changelog.md"}
 """Pages of the repository that are not in docs/, and their places on the site."""
-COMING = (
-    *("guides/alerts.md", "guides/dashboard.md", "guides/traces-and-logs.md"),
-    *("reference/http-api.md", "reference/metrics.md"),
-)
-"""Pages that other branches bring; they are left out of the navigation until then."""
+STYLE = """\
+.wy-nav-content { max-width: 1000px; }
+.wy-table-responsive table td, .wy-table-responsive table th { white-space: normal; }
+"""
+"""Tables of sentences are wider than the theme's page, and have to wrap."""
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Link to headings as the repository's host does."""
     config.mdx_configs.setdefault("toc", {})["slugify"] = slug
-    docs = Path(config.docs_dir)
-    config.nav = _without(config.nav, {one for one in COMING if not (docs / one).exists()})
     return config
-
-
-def _without(nav: object, missing: set[str]) -> list[object] | None:
-    """The navigation without these pages."""
-    if not isinstance(nav, list):
-        return None
-    kept: list[object] = []
-    for entry in nav:
-        ((title, target),) = entry.items()
-        if isinstance(target, list):
-            kept.append({title: _without(target, missing)})
-        elif target not in missing:
-            kept.append(entry)
-    return kept
 
 
 def slug(title: str, separator: str) -> str:
@@ -65,7 +49,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     added = {place: (root / name).read_text(encoding="utf-8") for name, place in MOVED.items()}
     added["decisions/index.md"] = _decisions(root / "docs" / "decisions")
     added["examples/index.md"] = _examples(root / "examples")
-    added["assets/code.css"] = str(HtmlFormatter(style="tango").get_style_defs(".codehilite"))
+    added["assets/site.css"] = f"{STYLE}{HtmlFormatter(style='tango').get_style_defs('.codehilite')}\n"
     for place, content in added.items():
         files.append(File.generated(config, place, content=content))
     for file in sorted((root / "examples").glob("*.py")):

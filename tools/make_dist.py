@@ -112,7 +112,7 @@ def collect(wheel: Path, folder: Path) -> Path:
     """All packages that an environment may need, in one folder. uv has a cache of its own."""
     if UV is None:
         wanted = [f"{wheel}[{ALL}]", BACKEND]
-        run([*PIP, "download", "--quiet", "--dest", str(folder), *CONSTRAINTS, *wanted], cwd=ROOT)
+        run([*PIP, "wheel", "--quiet", "--wheel-dir", str(folder), *CONSTRAINTS, *wanted], cwd=ROOT)
     return folder
 
 

@@ -154,6 +154,7 @@ def metrics() -> str:
 
 
 def otel() -> str:
+    Path("files").mkdir(exist_ok=True)
     Path("reefknot.yaml").write_text(SETTLED + "blocks: {fs: {roots: [files]}}\n")
     job = {"type": "fs.blob_put", "payload": {"path": "b.txt", "content": "aye"}}
     Path("put.jsonl").write_text(json.dumps({"job": job}) + "\n")

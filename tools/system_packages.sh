@@ -12,6 +12,7 @@ has_venv() {
 has_git() { command -v git >/dev/null 2>&1; }
 has_dovecot() { command -v dovecot >/dev/null 2>&1 || [ -x /usr/sbin/dovecot ]; }
 has_chromium() { command -v chromium >/dev/null 2>&1; }
+has_systemd() { command -v systemd-analyze >/dev/null 2>&1; }
 has_redis() { command -v redis-server >/dev/null 2>&1; }
 
 case "${1:-}" in
@@ -21,6 +22,7 @@ case "${1:-}" in
         "has_git|git|the check of tracked files"
         "has_dovecot|dovecot-imapd|the IMAP server that tests start"
         "has_chromium|chromium|the browser that tests drive"
+        "has_systemd|systemd|the check of the unit that is shipped"
     )
     without=1
     ;;

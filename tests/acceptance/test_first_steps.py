@@ -203,7 +203,13 @@ def test_a_source_without_what_its_connector_needs_is_refused_with_its_line(shel
     assert "reefknot.yaml:1:11: sources.code.repository" in done.stderr
 
 
-PACKAGES = {"nats-py": "nats"}
+PACKAGES = {
+    "nats-py": "nats",
+    "prometheus-client": "prometheus_client",
+    "opentelemetry-api": "opentelemetry",
+    "opentelemetry-sdk": "opentelemetry",
+    "opentelemetry-exporter-otlp-proto-http": "opentelemetry",
+}
 """Modules that have another name than what installs them."""
 
 

@@ -17,7 +17,7 @@ from signal import SIGINT
 import pytest
 
 from reefknot.telemetry.traces import FLUSH_S
-from tests.acceptance.folder import Folder
+from tests.acceptance.folder import Folder, until
 from tests.otlp_receiver import Receiver, receiving
 
 CANARY = "zander-Trockenfisch_9!"
@@ -120,6 +120,17 @@ def test_no_span_holds_a_secret_of_the_configuration_or_a_token(folder: Folder, 
     assert b"Traceback" not in sent
 
 
+def test_a_text_that_is_no_secret_of_the_configuration_is_sent(folder: Folder, receiver: Receiver) -> None:
+    """The control: the canary would be seen."""
+    prepare(folder, flaky("a", failures=9))
+    (folder.path / "reefknot.yaml").write_text(CONFIG.partition("\n")[2])
+    folder.set_variable("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
+
+    run(folder)
+
+    assert CANARY.encode() in b"".join(receiver.bodies)
+
+
 def test_a_job_goes_from_process_to_process_in_one_trace_and_on_to_the_server_it_calls(
     folder: Folder, receiver: Receiver
 ) -> None:
@@ -145,6 +156,42 @@ def test_a_job_goes_from_process_to_process_in_one_trace_and_on_to_the_server_it
     assert job.attributes["reefknot.outcome"] == attempt.attributes["reefknot.outcome"] == "succeeded"
     assert [one["traceparent"] for one in receiver.headers] == [f"00-{attempt.trace_id}-{attempt.span_id}-01"]
     assert receiver.services == {"shop"}
+
+
+def test_the_attempts_of_two_workers_are_children_of_one_job(folder: Folder, receiver: Receiver) -> None:
+    """The first worker makes the first attempt and goes away; the second one makes the second, and ends the job."""
+    prepare(folder)
+    (folder.path / "reefknot.yaml").write_text(CONFIG.replace("base_delay_ms: 10", "base_delay_ms: 2000"))
+    folder.set_variable("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
+    router, first = folder.part("router"), folder.part("worker", "--module", "shop", "--worker-id", "first")
+    assert folder("submit", "--type", "own.flaky", "--inputs", '{"failures": 1}', "--id", "a").code == 0
+    until(lambda: bool(folder.json("job", "show", "a")["attempts"]))
+    first.send_signal(SIGINT)
+    folder.ends(first)
+    second = folder.part("worker", "--module", "shop", "--worker-id", "second")
+    until(lambda: bool(folder.json("job", "show", "a")["state"] == "succeeded"))
+    for part in (second, router):
+        part.send_signal(SIGINT)
+        folder.ends(part)
+
+    (job,) = receiver.named("reefknot.job own.flaky")
+    attempts = receiver.children(job)
+    assert [one.attributes["reefknot.outcome"] for one in attempts] == ["retried", "succeeded"]
+    assert attempts[0].pid != attempts[1].pid == job.pid
+    assert job.began <= attempts[0].began
+    assert job.attributes["reefknot.outcome"] == "recovered"
+
+
+def test_up_sends_its_spans_at_its_end(folder: Folder, receiver: Receiver) -> None:
+    prepare(folder)
+    folder.set_variable("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
+    system = folder.start("up", "--module", "shop")
+    assert folder("submit", "--type", "own.flaky", "--id", "a", "--wait", "--timeout", "30").code == 0
+    system.send_signal(SIGINT)
+    folder.ends(system)
+
+    (job,) = receiver.named("reefknot.job own.flaky")
+    assert [one.name for one in receiver.children(job)] == ["reefknot.attempt"] * 3
 
 
 def test_without_the_variables_nothing_is_sent_and_a_callers_traceparent_still_goes_to_the_server(
@@ -195,7 +242,7 @@ def test_what_prevents_traces_is_told_and_the_work_is_done(
 
     assert (code, "1 succeeded" in out) == (0, True), err
     assert warning in err
-    assert ("WARNING" in err) == bool(warning), err
+    assert ('"level": "warning"' in err) == bool(warning), err
     assert receiver.bodies == []
 
 

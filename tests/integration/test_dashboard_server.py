@@ -179,9 +179,11 @@ def test_only_a_store_that_is_gone_is_opened_anew(error: Exception, is_lost: boo
     told: list[bool] = []
     site = Site(None, access=SiteAccess(), redactor=Redactor(()), on_lost=lambda: told.append(True))  # type: ignore[arg-type]
 
-    site.heed(error)
+    site.loss = "the store sqlite:x is gone: check the disk"
+    refusal = site.refusal(error)
 
     assert told == [True] * is_lost
+    assert (refusal.message == site.loss) is is_lost
 
 
 def test_a_free_port_is_taken_only_where_nobody_chose_one(monkeypatch: pytest.MonkeyPatch) -> None:

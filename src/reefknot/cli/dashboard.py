@@ -131,15 +131,26 @@ class StoreKeeper:
         while True:
             try:
                 async with opened(self._address) as store:
-                    if self.site is not None:
-                        self.site.store = store
-                        logger().warning("dashboard: the store is back")
-                    if not first.done():
-                        first.set_result(store)
-                    self.lost.clear()
+                    self._found(store, first)
                     await self.lost.wait()
+                    self._say_lost("its connection or its file was lost")
             except Exception as error:
                 if not first.done():
                     raise
-                logger().warning("dashboard: the store is gone: %s", self._address.redactor(error_text(error)))
+                self._say_lost(error_text(error))
             await asyncio.sleep(REOPEN_EVERY_S)
+
+    def _found(self, store: Store, first: asyncio.Future[Store]) -> None:
+        if self.site is not None:
+            self.site.store, self.site.loss = store, ""
+            logger().warning("dashboard: the store is back")
+        if not first.done():
+            first.set_result(store)
+        self.lost.clear()
+
+    def _say_lost(self, why: str) -> None:
+        shown, reason = self._address.shown, self._address.redactor(why)
+        text = f"the store {shown} is gone: {reason}; it is opened again as soon as it is back"
+        if self.site is not None and self.site.loss != text:
+            self.site.loss = text
+            logger().warning("dashboard: %s", text)

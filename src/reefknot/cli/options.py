@@ -134,13 +134,6 @@ def check_seconds(flag: str, value: float | None) -> None:
     check_number(flag, value, 0, LONGEST_S, "seconds, 0 or more")
 
 
-def check_filters(**given: str | None) -> None:
-    """Refuse the text of a filter that is empty or blank: no job has it, and every reason contains it."""
-    for name, text in given.items():
-        if text is not None and not text.strip():
-            raise CommandError(f"--{name}: {text!r} is not accepted: a text to select by; leave --{name} out for all")
-
-
 def one_of(flag: str, given: str, accepted: dict[str, T]) -> T:
     """The value that a word stands for, or an error that lists the accepted words."""
     found = accepted.get(given.lower().replace("-", "_"))

@@ -22,7 +22,7 @@ from msgspec import Struct, ValidationError
 from reefknot.dashboard.api_routes import ROUTES
 from reefknot.dashboard.api_types import PREFIX, ApiRoute, WrittenAssignment
 from reefknot.dashboard.openapi import openapi_document
-from reefknot.dashboard.site import HttpRefusal, Site, refusal_of
+from reefknot.dashboard.site import HttpRefusal, Site
 from reefknot.errors import OperationError, ParameterError, ReefknotError, shown
 from reefknot.operations.metrics import CONTENT_TYPE, metrics_text
 from reefknot.operations.values import ParameterUseError
@@ -73,7 +73,6 @@ def routes(site: Site) -> list[BaseRoute]:
         except RequestError as error:
             return put(msgspec.json.encode(error.refusal.tree()), error.refusal.status, error.headers)
         except (ReefknotError, TimeoutError, ConnectionError) as error:
-            site.heed(error)
             refusal = api_refusal(error, route, site)
             return put(msgspec.json.encode(refusal.tree()), refusal.status, refusal.headers)
 
@@ -101,7 +100,7 @@ async def _answer(site: Site, route: ApiRoute, request: Request, in_path: dict[s
 
 def api_refusal(error: Exception, route: ApiRoute | None, site: Site) -> HttpRefusal:
     """The refusal of an operation. What a path names and nobody knows is not found, as an address is not."""
-    found = refusal_of(error, site.redactor)
+    found = site.refusal(error)
     in_path = route is not None and isinstance(error, ParameterError) and error.parameter in route.path_names
     status, kind = (404, "not_found") if in_path and found.status == 400 else (found.status, found.kind)
     message = found.message.replace("give --tenant", "give tenant=")

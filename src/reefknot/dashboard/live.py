@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Struct
 
-from reefknot.dashboard.site import refusal_of
 from reefknot.errors import OperationError
 from reefknot.ports.audit_log import end_of
 from reefknot.runtime.changes import Waiters
@@ -146,8 +145,7 @@ class LiveViews:
             async with asyncio.timeout(RENDERING_S):
                 text, took = await self._render(view.key)
         except Exception as error:
-            self._site.heed(error)
-            view.publish("problem", refusal_of(error, self._site.redactor).message)
+            view.publish("problem", self._site.refusal(error).message)
             return 0.0
         view.publish("fragment", text)
         return took

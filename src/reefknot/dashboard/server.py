@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from reefknot.dashboard.security import RequestGuard, SiteAccess, is_loopback, is_wildcard
-from reefknot.dashboard.site import HttpRefusal, Site, refusal_of
+from reefknot.dashboard.site import HttpRefusal, Site
 from reefknot.errors import ConfigurationError, OperationError, ReefknotError
 from reefknot.runtime.log import printable
 
@@ -41,7 +41,7 @@ HEADER_S = 10.0
 """Longest time from the begin of a connection, or the end of a response, to the end of the next request's headers."""
 GRACE_S = 2
 SHORTEST_TOKEN = 16
-NEEDED = ("starlette", "uvicorn", "jinja2", "sse_starlette")
+NEEDED = ("starlette", "uvicorn", "jinja2")
 STATIC = Path(__file__).with_name("static")
 
 # ---- the application -------------------------------------------------------------------------------------------------
@@ -61,8 +61,7 @@ def build_app(site: Site) -> Starlette:
     routes: list[BaseRoute] = [*login.routes(site), *api.routes(site), static, *pages.routes(site)]
 
     async def refuse(request: Request, error: Exception) -> Response:
-        site.heed(error)
-        return refused(site, request, refusal_of(error, site.redactor))
+        return refused(site, request, site.refusal(error))
 
     async def refuse_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)

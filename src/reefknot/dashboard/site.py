@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from reefknot.errors import (
     ConfigurationError,
@@ -60,6 +60,8 @@ class Site:
         self.settings = settings
         self.shown = shown
         """The URL of the store for messages, without credentials."""
+        self.loss = ""
+        """The sentence about a store that is gone, from whoever opens it again; empty while it is open."""
         self.closing = asyncio.Event()
         """Set when the server ends: what streams to a browser ends then."""
         self.page_renderer: Any = None
@@ -75,11 +77,15 @@ class Site:
         named = getattr(request.state, "actor", None)
         return Operator(self.store, self.redactor, named, self.settings, self.shown)
 
-    def heed(self, error: Exception) -> None:
-        """Note an error of a request: a store that is gone is opened anew, where that is possible."""
+    def refusal(self, error: Exception) -> HttpRefusal:
+        """The status and the sentence of an error. A store that is gone is opened anew, where that is possible."""
+        found = refusal_of(error, self.redactor)
         is_gone = isinstance(error, StoreUnavailableError) and not isinstance(error, StoreLockedError)
         if is_gone and self._on_lost is not None:
+            if self.loss:  # the store that was closed meanwhile cannot tell why
+                found = structs.replace(found, message=self.redactor(self.loss))
             self._on_lost()
+        return found
 
 
 class HttpRefusal(Struct, frozen=True, omit_defaults=True):
@@ -95,8 +101,8 @@ class HttpRefusal(Struct, frozen=True, omit_defaults=True):
     def tree(self) -> dict[str, Any]:
         """The body of the API's answer."""
         given = {"parameter": self.parameter, "accepted": self.accepted}
-        told = {name: text for name, text in given.items() if text is not None}
-        return {"error": {"kind": self.kind, "message": self.message, **told}}
+        reported = {name: text for name, text in given.items() if text is not None}
+        return {"error": {"kind": self.kind, "message": self.message, **reported}}
 
     @property
     def headers(self) -> dict[str, str]:

@@ -15,7 +15,7 @@ from msgspec import Struct, structs
 
 from reefknot.audit.journal import envelope
 from reefknot.core.audit.event import BreakerEvent
-from reefknot.core.overload.source_health import SourceHealth
+from reefknot.core.overload.source_health import SourceCondition, SourceHealth
 from reefknot.core.retry.decide import Reason
 from reefknot.core.work import WorkItem, WorkState, is_over
 from reefknot.errors import StoreUnavailableError
@@ -126,6 +126,12 @@ class SourceRecords:
                 return changed
             await self.read(name)
         raise StoreUnavailableError(PREFIX + name, "other processes change it all the time", "try again")
+
+
+async def source_conditions(store: Store, now: int) -> dict[str, SourceCondition]:
+    """The condition of every source that has run, by name."""
+    values = await store.values.list(PREFIX)
+    return {one.name.removeprefix(PREFIX): _read(one.body).health.condition(now) for one in values}
 
 
 def _read(body: str) -> SourceRecord:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from reefknot.app.activity import store_activity
 from reefknot.app.doctor import Finding, examine, examine_open
 from reefknot.app.presence import STORE_S, living_systems
 from reefknot.config.reading.session import KeyPath, Problem, dotted
@@ -31,13 +32,14 @@ from reefknot.ports.audit_log import end_of
 from reefknot.runtime.database_urls import SQLITE_PREFIX
 from reefknot.runtime.log import error_text, printable
 from reefknot.runtime.processes import owner_is_gone
+from reefknot.telemetry.metrics import series
 
 if TYPE_CHECKING:
     from reefknot.config.settings import Settings
     from reefknot.ports.store import Store
 
 EXTRAS: Mapping[str, tuple[str, ...]] = {
-    "dashboard": ("jinja2", "sse_starlette", "starlette", "uvicorn"),
+    "dashboard": ("jinja2", "starlette", "uvicorn"),
     "http": ("httpx2",),
     "ingest": ("httpx2", "watchfiles"),
     "metrics": ("prometheus_client",),
@@ -306,7 +308,7 @@ async def _activity(store: Store, settings: Settings | None) -> list[Finding]:
         async with asyncio.timeout(STORE_S):
             systems = await living_systems(store)
             findings = [await _leases(store, systems)]
-            findings.append(_events(systems))
+            findings.append(await _events(store, systems))
             findings += await _copies(store, settings)
     except (StoreError, TimeoutError) as error:
         way_out = "look at the load of its disk or server"
@@ -331,17 +333,21 @@ async def _leases(store: Store, systems: list[dict[str, Any]]) -> Finding:
     return Finding("leases", "warning", text, "`reefknot up` takes it over")
 
 
-def _events(systems: list[dict[str, Any]]) -> Finding:
-    """Events that running systems could not write to the log yet, or dropped."""
-    told = [one.get("audit") or {} for one in systems]
-    waiting, lost = (sum(int(one.get(name, 0)) for one in told) for name in ("buffered", "lost"))
-    if lost:
-        text = f"{lost} events were lost while the log could not be written; {waiting} wait"
+async def _events(store: Store, systems: list[dict[str, Any]]) -> Finding:
+    """Events that running systems could not write to the log yet, and those that were lost."""
+    activity = await store_activity(store, systems)
+    waiting = sum((one.get("activity") or {}).get("audit_buffered", 0) for one in systems)
+    lately = int(sum(series(activity.buckets, store.moment().wall / 1000)["audit_lost"]))
+    lost = max(lately, int(activity.totals.get("audit_lost", 0)))
+    if lately:
+        text = f"{lately} events were lost lately, because the log could not be written; {waiting} wait in memory"
         return Finding("audit", "warning", text, "look at the disk; audit.on_failure: fail_closed stops work instead")
     if waiting:
         text = f"{waiting} events wait in memory: the log cannot be written"
         return Finding("audit", "warning", text, "look at the disk or server of the store")
-    return Finding("audit", "ok", "no running system holds events back, or has lost one")
+    return Finding(
+        "audit", "ok", f"no running system holds events back; {lost or 'none'} lost since the store was made"
+    )
 
 
 async def _copies(store: Store, settings: Settings | None) -> list[Finding]:

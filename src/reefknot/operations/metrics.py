@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MOST_WORKERS = 100
 MOST_CLASSES = 64
-BREAKER_STATES = ("open", "half_open")
+BREAKER_STATES = ("open", "half_open", "cooling", "resting", "probing", "recovering")
+"""States of a breaker that is not closed: of a destination the first two, of a source the others."""
 KEY_ACTIONS = ("hit", "conflict", "record", "release", "in_progress", "unknown", "unrecorded", "taken_over", "forget")
 STATUSES = ("success", "error", "timeout", "cancelled")
 

@@ -7,15 +7,18 @@ answer takes the same time whatever the store holds, and may be asked for every 
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 from reefknot.app.activity import store_activity
 from reefknot.app.alerts import stored_alerts
-from reefknot.app.presence import living_systems
+from reefknot.app.presence import STORE_S, living_systems
 from reefknot.core.audit.event import Completed, decode, timestamp_ms
 from reefknot.core.overload.admission import OverloadStatus
+from reefknot.core.overload.source_health import SourceCondition
 from reefknot.core.routing import WorkerState
 from reefknot.core.work import ROUTER
+from reefknot.ingestion.sources import source_conditions
 from reefknot.operations.alerts import active_alerts
 from reefknot.operations.jobs import job_counts
 from reefknot.operations.systems import status_of, workers_of
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from reefknot.app.presence import Status
     from reefknot.operations.operator import Operator
     from reefknot.ports.audit_log import KeptEntry
+    from reefknot.ports.store import Store
 
 MOST_ENDS = 8
 MOST_BREAKERS = 100
@@ -64,7 +68,7 @@ async def overview(operator: Operator) -> dict[str, Any]:
         "classes": _classes(levels, jobs["waiting_for_router"]),
         "admissions": {name: round(sum(columns[name])) for name in DECISIONS},
         "retries": _retries(columns),
-        **_destinations(systems),
+        **_destinations(systems, await _source_breakers(store, now)),
         "quarantine": {"size": jobs["states"]["quarantined"], "added": round(sum(columns["quarantined"]))},
         "alerts": active_alerts(record, systems)["alerts"],
         "audit": {
@@ -168,8 +172,8 @@ def _classes(levels: list[dict[str, Any]], waiting_for_router: int) -> dict[str,
     return dict(sorted(classes.items())) | {ROUTER: router}
 
 
-def _destinations(systems: list[Status]) -> dict[str, Any]:
-    """The destinations whose retries are throttled, and the breakers that are not closed."""
+def _destinations(systems: list[Status], of_sources: list[dict[str, Any]]) -> dict[str, Any]:
+    """The destinations whose retries are throttled, and the breakers that are not closed, those of sources included."""
     troubled = [one for system in systems for one in _reported(system, "destinations", [])][:MOST_BREAKERS]
     throttled = [{name: one[name] for name in ("name", "worker_id", "tokens")} for one in troubled if one["throttled"]]
     breakers = [
@@ -177,4 +181,13 @@ def _destinations(systems: list[Status]) -> dict[str, Any]:
         for one in troubled
         if one["breaker"] != "closed"
     ]
-    return {"throttled": throttled, "breakers": breakers}
+    return {"throttled": throttled, "breakers": breakers + of_sources}
+
+
+async def _source_breakers(store: Store, now: int) -> list[dict[str, Any]]:
+    """The sources that are not healthy. One that an operator paused has no breaker that holds it."""
+    fine = (SourceCondition.HEALTHY, SourceCondition.PAUSED)
+    async with asyncio.timeout(STORE_S):
+        conditions = await source_conditions(store, now)
+    troubled = [(name, one) for name, one in conditions.items() if one not in fine]
+    return [{"name": f"source:{name}", "worker_id": None, "state": one.value} for name, one in troubled[:MOST_BREAKERS]]

@@ -9,8 +9,10 @@ A total is named `metric|label|label`. Counted are decisions: one whose write th
 counts as well.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from threading import Lock
+from typing import Any
 
 from msgspec import Struct
 
@@ -54,6 +56,7 @@ SAMPLED = ("queued", "oldest_s", "quarantine", "level")
 KEPT_S = 20
 """Seconds that are also counted one by one, for the rates of the last `RATE_S` seconds."""
 RATE_S = 10
+RATED = ("ended", "retries")
 RECENT_STEPS = 3
 MOST_BLOCKS = 50
 LONGEST_LABEL = 80
@@ -96,27 +99,32 @@ class EventCounters:
 
     def observe(self, event: Event) -> None:
         """Count an event."""
-        counted = _counted(event)
-        if counted is not None:
-            self.count(*counted)
+        counted = _COUNTED_BY.get(type(event))
+        if counted is None:
+            return
+        counts = counted(event)
+        if counts is not None:
+            self.count(*counts)
 
     def count(self, totals: Mapping[str, float], series: Mapping[str, float]) -> None:
         """Add to totals, and to series of this step."""
         now = self._wall()
         with self._lock:
             self.changes += 1
+            known = self._totals
             for name, number in totals.items():
-                known = self._bounded(name)
-                self._totals[known] = self._totals.get(known, 0) + number
-            for buckets, step, kept in (
-                (self._buckets, int(now // STEP_S), STEPS),
-                (self._seconds, int(now), KEPT_S),
-            ):
-                bucket = _bucket(buckets, step, kept)
-                for name in series:
-                    bucket[name] = bucket.get(name, 0) + series[name]
+                if name not in known:
+                    name = self._bounded(name)
+                known[name] = known.get(name, 0) + number
+            bucket = _bucket(self._buckets, int(now // STEP_S), STEPS)
+            for name, number in series.items():
+                bucket[name] = bucket.get(name, 0) + number
+                if name in RATED:
+                    second = _bucket(self._seconds, int(now), KEPT_S)
+                    second[name] = second.get(name, 0) + number
 
     def _bounded(self, name: str) -> str:
+        """The name of a total that is new: with the block `other` when there are too many blocks already."""
         metric, *labels = name.split("|")
         if metric != "retry_attempts" or labels[0] in self._blocks:
             return name
@@ -145,7 +153,7 @@ class EventCounters:
             now = self._wall()
             last = int(now // STEP_S)
             seconds = [one for second, one in self._seconds.items() if second > now - RATE_S]
-            rates = {name: sum(one.get(name, 0) for one in seconds) / RATE_S for name in ("ended", "retries")}
+            rates = {name: sum(one.get(name, 0) for one in seconds) / RATE_S for name in RATED}
             return {step: dict(one) for step, one in self._buckets.items() if step > last - RECENT_STEPS}, rates
 
 
@@ -166,70 +174,86 @@ def _last_sampled(buckets: Buckets, step: int) -> dict[str, float]:
 
 # ---- counting --------------------------------------------------------------------------------------------------------
 
-_Counts = tuple[dict[str, float], dict[str, float]]
+_Counts = tuple[Mapping[str, float], Mapping[str, float]]
+"""Totals and series that an event adds to."""
+_DECIDED: dict[str, _Counts] = {one: ({f"admissions|{one}": 1}, {one: 1}) for one in DECISIONS}
 
 
-def _counted(event: Event) -> _Counts | None:
-    """The totals and the series that an event adds to; None when it is not counted."""
-    match event:
-        case RetryAttempt():
-            block, code = _label(event.operation), _known(event.decision.failure.code, _CODES)
-            waits = _observed("retry_wait", event.delay_seconds, WAIT_BOUNDS)
-            return {f"retry_attempts|{block}|{code}": 1, **waits}, {"retries": 1}
-        case RetryExhausted() | RetryRefused():
-            retried = {"given_up": 1.0} if event.total_attempts > 1 else {}
-            throttled = {"throttled": 1.0} if event.reason is Reason.THROTTLED else {}
-            return {f"retry_given_up|{event.reason.value}": 1}, retried | throttled
-        case RetryRecovered():
-            return {"retry_recovered": 1}, {"recovered": 1}
-        case Admission():
-            decision, number = _decision(event)
-            return {f"admissions|{decision}": number}, {decision: number}
-        case Dropped():
-            return {"admissions|dropped": 1}, {"dropped": 1}
-        case Completed():
-            return _ended(event)
-        case Quarantined():
-            return {"quarantined": 1}, {"quarantined": 1}
-        case IdempotencyEvent():
-            return {f"idempotency|{_known(event.action, _KEY_ACTIONS)}": 1}, {}
-        case TakenOver():
-            return {"idempotency|taken_over": 1}, {}
-        case TimeoutOccurred():
-            return {"timeouts": 1}, {}
-        case BreakerEvent() if event.wait_seconds is None or event.name.startswith("source:"):
-            return {f"breaker_changes|{_known(event.state, _BREAKER_STATES)}": 1}, {}
-        case _:
-            return None
+class _Histogram:
+    """The totals of a histogram: the bucket that a value falls in, and the sum."""
+
+    def __init__(self, name: str, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self._names = [f"{name}|{one:g}" for one in bounds] + [f"{name}|+Inf"]
+        self._sum = f"{name}_sum"
+
+    def observed(self, value: float) -> dict[str, float]:
+        return {self._names[bisect_left(self._bounds, value)]: 1, self._sum: value}
 
 
-def _decision(event: Admission) -> tuple[str, float]:
-    """The decision of an admission, and how many submissions it tells of."""
+_WAITS = _Histogram("retry_wait", WAIT_BOUNDS)
+_DURATIONS = _Histogram("job_seconds", JOB_BOUNDS)
+
+
+def _retry(event: RetryAttempt) -> _Counts:
+    name = f"retry_attempts|{_label(event.operation)}|{_known(event.decision.failure.code, _CODES)}"
+    return {name: 1, **_WAITS.observed(event.delay_seconds)}, {"retries": 1}
+
+
+def _given_up(event: RetryExhausted | RetryRefused) -> _Counts:
+    retried = {"given_up": 1.0} if event.total_attempts > 1 else {}
+    throttled = {"throttled": 1.0} if event.reason is Reason.THROTTLED else {}
+    return {f"retry_given_up|{event.reason.value}": 1}, retried | throttled
+
+
+def _admission(event: Admission) -> _Counts:
+    """The decision of an admission; a refused submission tells how many there were since the last such event."""
     inputs = event.inputs or {}
-    if event.status != "accepted":
-        refused = inputs.get("refused")
-        return "rejected", sum(refused.values()) if isinstance(refused, dict) else 1
-    message = str(inputs.get("message", ""))
+    if event.status == "accepted":
+        message = inputs.get("message")
+        return _DECIDED["accepted" if message is None else _decision(str(message))]
+    refused = inputs.get("refused")
+    number = sum(refused.values()) if isinstance(refused, dict) else 1
+    return {"admissions|rejected": number}, {"rejected": number}
+
+
+def _decision(message: str) -> str:
     if message.startswith("Assignment deferred"):
-        return "deferred", 1
-    return ("degraded" if message.startswith("Assignment accepted with degradation") else "accepted"), 1
+        return "deferred"
+    return "degraded" if message.startswith("Assignment accepted with degradation") else "accepted"
 
 
 def _ended(event: Completed) -> _Counts:
     status = _known(event.status, _STATUSES)
     totals: dict[str, float] = {f"jobs|{status}": 1}
     if event.duration_ms is not None:
-        totals |= _observed("job_seconds", event.duration_ms / 1000, JOB_BOUNDS)
-    ends: dict[str, float] = {"ended": 1}
-    if status != "cancelled":
-        ends["succeeded" if status == "success" else "failed"] = 1
-    return totals, ends
+        totals |= _DURATIONS.observed(event.duration_ms / 1000)
+    if status == "cancelled":
+        return totals, {"ended": 1}
+    return totals, {"ended": 1, "succeeded" if status == "success" else "failed": 1}
 
 
-def _observed(name: str, value: float, bounds: tuple[float, ...]) -> dict[str, float]:
-    """An observation of a histogram: the bucket that it falls in, and the sum."""
-    bound = next((f"{one:g}" for one in bounds if value <= one), "+Inf")
-    return {f"{name}|{bound}": 1, f"{name}_sum": value}
+def _breaker(event: BreakerEvent) -> _Counts | None:
+    """A change of state. That work waits for an open breaker is none, but that of a source has its wait with it."""
+    if event.wait_seconds is None or event.name.startswith("source:"):
+        return {f"breaker_changes|{_known(event.state, _BREAKER_STATES)}": 1}, {}
+    return None
+
+
+_COUNTED_BY: dict[type[Event], Callable[[Any], _Counts | None]] = {
+    RetryAttempt: _retry,
+    RetryExhausted: _given_up,
+    RetryRefused: _given_up,
+    RetryRecovered: lambda _: ({"retry_recovered": 1}, {"recovered": 1}),
+    Admission: _admission,
+    Dropped: lambda _: _DECIDED["dropped"],
+    Completed: _ended,
+    Quarantined: lambda _: ({"quarantined": 1}, {"quarantined": 1}),
+    IdempotencyEvent: lambda event: ({f"idempotency|{_known(event.action, _KEY_ACTIONS)}": 1}, {}),
+    TakenOver: lambda _: ({"idempotency|taken_over": 1}, {}),
+    TimeoutOccurred: lambda _: ({"timeouts": 1}, {}),
+    BreakerEvent: _breaker,
+}
 
 
 def _known(text: str, known: frozenset[str]) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from reefknot import clock
-from reefknot.audit.journal import Journal, OnFailure, envelope
+from reefknot.audit.journal import Journal, OnFailure, envelope, observed
 from reefknot.core.audit.chain import Head
 from reefknot.core.audit.event import (
     Admission,
@@ -419,3 +419,37 @@ def test_what_leaves_its_correlation_to_the_submission_is_found_by_it_all_the_sa
     entries = Journal(None, redactor=redactor).entries(events)
     assert [(one.correlation_id, one.trace_id, one.work_id) for one in entries] == [("c", "t", "w")] * 5
     assert [b'"correlation_id"' in one.body for one in entries] == [True, False, False, False, True]
+
+
+# ---- observers -------------------------------------------------------------------------------------------------------
+
+
+def test_an_observer_sees_every_event_for_its_log_however_it_is_written_and_no_others() -> None:
+    async def main() -> list[str]:
+        store = MemoryStore(VirtualClock())
+        seen: list[str] = []
+        with observed(store.audit, lambda one: seen.append(_key(one))):  # type: ignore[arg-type] # all of them are
+            await Journal(store.audit).write(event("written"))
+            Journal(store.audit).entries([event("kept with a change")])
+            Journal(store.audit).write_soon(event("soon"))
+            await Journal(Log()).write(event("of another log"))
+            await asyncio.sleep(0)
+        await Journal(store.audit).write(event("afterwards"))
+        return seen
+
+    assert asyncio.run(main()) == ["written", "kept with a change", "soon"]
+
+
+def test_a_mistake_of_an_observer_reaches_the_log_and_never_the_work(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> list[str]:
+        log = Log()
+
+        def breaks(_: Event) -> None:
+            raise ZeroDivisionError
+
+        with observed(log, breaks):
+            await Journal(log).write(event("a"))
+        return log.said
+
+    assert asyncio.run(main()) == ["a"]
+    assert "an event was not observed" in caplog.text

@@ -27,6 +27,7 @@ from reefknot.operations.health import EXTRAS, examine_address, examine_store, e
 from reefknot.operations.operator import Operator
 from reefknot.ports.store import Store
 from reefknot.runtime.processes import process_mark
+from reefknot.telemetry.metrics import STEP_S
 from reefknot.testing.conformance.harness import event
 from tests.rows import for_each_row
 from tests.unit.app.test_presence import gone_process, reported
@@ -270,21 +271,25 @@ def test_work_that_a_dead_process_holds_is_a_warning_with_the_command_that_takes
 
 
 @for_each_row(
-    ("audit", "expected"),
+    ("activity", "expected"),
     [
-        ({}, ("ok", "no running system holds events back")),
-        ({"audit": None}, ("ok", "no running system holds events back")),
-        ({"audit": {"buffered": 7, "lost": 0}}, ("warning", "7 events wait in memory")),
-        ({"audit": {"buffered": 7, "lost": 3}}, ("warning", "3 events were lost")),
+        ({}, ("ok", "no running system holds events back; none lost")),
+        ({"activity": None}, ("ok", "no running system holds events back; none lost")),
+        ({"activity": {"audit_buffered": 7}}, ("warning", "7 events wait in memory")),
+        (
+            {"activity": {"id": "s", "audit_buffered": 7, "buckets": {"NOW": {"audit_lost": 3}}}},
+            ("warning", "3 events"),
+        ),
     ],
 )
 def test_events_that_a_running_system_holds_back_or_lost_are_a_warning(
-    tmp_path: Path, audit: dict[str, Any], expected: tuple[str, str]
+    tmp_path: Path, activity: dict[str, Any], expected: tuple[str, str]
 ) -> None:
     async def work(store: Store) -> None:
         for system in await living_systems(store):
             await store.control.withdraw(system["system_id"])
-        await reported(store, **audit)
+        step = str(int(store.moment().wall / 1000 // STEP_S))
+        await reported(store, **json.loads(json.dumps(activity).replace("NOW", step)))
 
     found = examined(tmp_path, work=work)["audit"]
 

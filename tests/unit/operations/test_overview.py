@@ -13,9 +13,11 @@ from reefknot.app.alerts import AlertsRecord, RecordedAlert
 from reefknot.app.system import System
 from reefknot.audit.journal import Journal, envelope
 from reefknot.core.audit.event import Admission, Completed, Dropped, Quarantined, RetryRecovered
+from reefknot.core.overload.source_health import SourceHealth
 from reefknot.core.redaction import Redactor
 from reefknot.engines.clocks import SystemClock
 from reefknot.engines.memory import MemoryStore
+from reefknot.ingestion.sources import SourceRecords, with_health
 from reefknot.operations.operator import Operator
 from reefknot.operations.overview import overview
 from reefknot.ports.store import Store
@@ -108,6 +110,22 @@ def test_breakers_and_throttles_are_told_without_secrets() -> None:
     view = asyncio.run(main())
     assert [(one["state"], "hunter2" in one["name"]) for one in view["breakers"]] == [("open", False)]
     assert view["throttled"] == [{"name": "b.example", "worker_id": "worker-1", "tokens": 0.2}]
+
+
+def test_a_source_whose_breaker_holds_its_jobs_is_a_breaker_that_is_not_closed() -> None:
+    async def main() -> list[dict[str, Any]]:
+        store = MemoryStore(SystemClock())
+        later = store.moment().wall + 60_000
+        for name, health in {
+            "mail": SourceHealth(cools_until=later),
+            "notes": SourceHealth(),
+            "vault": SourceHealth(paused=True),
+        }.items():
+            await SourceRecords(store).change(name, with_health(lambda _, health=health: health))  # type: ignore[misc] # its default
+        found: list[dict[str, Any]] = (await seen(store))["breakers"]
+        return found
+
+    assert asyncio.run(main()) == [{"name": "source:mail", "worker_id": None, "state": "cooling"}]
 
 
 def test_active_alerts_are_part_of_it() -> None:

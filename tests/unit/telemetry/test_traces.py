@@ -23,7 +23,7 @@ import reefknot as rk
 from reefknot.app.system import System, running_system
 from reefknot.config.settings import Settings, load_settings
 from reefknot.core.failure import FailureType
-from reefknot.core.messages import AssignmentOptions, Correlation, ExecAssignment, ExecResult, Job
+from reefknot.core.messages import AssignmentOptions, Correlation, ExecAssignment, ExecResult, Job, assign_subject
 from reefknot.errors import ParameterError, SourceError
 from reefknot.ports.connector import FetchRequest, Page
 from reefknot.retrying.retrier import Retrier
@@ -339,6 +339,25 @@ def test_a_job_without_a_traceparent_is_a_trace_of_its_own_with_one_root(
     working(system_settings, work)
     assert spans.tree() == [("reefknot.job traced.flaky", ["reefknot.attempt"] * 2)]
     assert len({one.context.trace_id for one in spans.all()}) == 1
+
+
+@pytest.mark.parametrize("is_traced", [True, False])
+def test_a_router_sends_the_span_as_a_header_that_workers_of_others_understand(
+    spans: Spans, system_settings: Settings, is_traced: bool
+) -> None:
+    if not is_traced:
+        traces.disable()
+
+    async def work(system: System) -> dict[str, str]:
+        heard = system.store.transport().subscribe(assign_subject("worker-1"))
+        await (await system.submit(job("a", traceparent=TRACEPARENT)))
+        async with asyncio.timeout(10):
+            return dict((await anext(aiter(heard))).headers)
+
+    headers = working(system_settings, work)
+    assert headers["trace_id"] == TRACEPARENT[3:35]
+    assert headers["traceparent"][:36] == TRACEPARENT[:36]
+    assert (headers["traceparent"] == TRACEPARENT) is not is_traced
 
 
 def test_ends_without_an_attempt_are_recorded_too(spans: Spans, system_settings: Settings) -> None:

@@ -170,3 +170,33 @@ def test_the_tenants_of_a_destination_are_bounded(monkeypatch: pytest.MonkeyPatc
         report(crowded, f"t{number}", 0.0)
     assert list(crowded._tenants) == ["t7", "t8", "t9"]
     assert len(crowded._failing) == 3
+
+
+def test_destinations_in_trouble_are_those_whose_breaker_is_open_or_whose_tokens_are_spent() -> None:
+    places = Destinations(ThrottleSettings(tokens=2.0, per_second=0.0))
+    places.at("fine").counted(1.0, ok=True)
+    broken, busy = places.at("broken"), places.at("busy")
+    for _ in range(OPENS_AFTER):
+        broken.report(Permit(0), 1.0, ok=False, tenant="")
+    for _ in range(150):
+        busy.counted(1.0, ok=False)
+    assert busy.throttle is not None
+    for _ in range(2):
+        busy.throttle.spend()
+
+    assert places.troubled(1.0) == [
+        {"name": "busy", "breaker": "closed", "throttled": True, "tokens": 0.0},
+        {"name": "broken", "breaker": "open", "throttled": False, "tokens": 2.0},
+    ]
+    assert [one["breaker"] for one in places.troubled(100.0)] == ["half_open"]
+
+
+def test_only_the_lately_used_destinations_are_looked_at_and_few_are_shown() -> None:
+    places = Destinations(ThrottleSettings())
+    for number in range(destinations.MOST_LOOKED_AT + 5):
+        place = places.at(str(number))
+        for _ in range(OPENS_AFTER):
+            place.report(Permit(0), 1.0, ok=False, tenant="")
+
+    found = [one["name"] for one in places.troubled(1.0)]
+    assert (len(found), found[0]) == (destinations.MOST_TROUBLED, str(destinations.MOST_LOOKED_AT + 4))

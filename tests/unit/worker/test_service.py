@@ -469,3 +469,20 @@ def test_a_queue_that_fills_and_empties_is_told_to_routers_at_once_and_to_people
         assert told[-1] is OverloadStatus.HEALTHY, "it lasted"
 
     with_shop(story)
+
+
+def test_a_level_that_is_not_healthy_comes_with_its_reason_until_it_is_left() -> None:
+    async def story(shop: Shop) -> None:
+        worker = await shop.worker("w1", Step(seconds=0.2), concurrency=ONE, rules=Rules(size=2))
+        assert worker.level_reasons() == {}
+        await shop.send(*(work(str(number)) for number in range(3)))
+        assert worker.level_reasons() == {"cpu": "2 of 2 places in the queue are taken"}
+        await asyncio.sleep(1)
+        left = "0 of 2 places in the queue are taken; it was critical a moment ago"
+        assert worker.level_reasons() == {"cpu": left}
+        for _ in range(8):
+            await asyncio.sleep(1)
+            reasons = worker.level_reasons()
+        assert reasons == {}
+
+    with_shop(story)
