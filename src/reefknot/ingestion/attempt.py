@@ -400,8 +400,7 @@ class JobRunner:
             "delay_seconds": int(delay),
             "failure_type": kind,
         }
-        told = "Scheduling retry", fields
-        self._log.decided(item, decision, policy, failure, attempts=retry, told=told)
+        self._log.decided(item, decision, policy, failure, attempts=retry, named=("Scheduling retry", fields))
         self._context.telemetry.record(
             item.id,
             duration=0.0,
@@ -436,8 +435,8 @@ class JobRunner:
             "attempts": item.attempts,
             "max_attempts": policy.retries if policy.retryable else 0,
         }
-        told = "Retry budget exhausted, quarantining job", fields
-        self._log.decided(item, decision, policy, failure, attempts=item.attempts + 1, quarantined=True, told=told)
+        named = "Retry budget exhausted, quarantining job", fields
+        self._log.decided(item, decision, policy, failure, attempts=item.attempts + 1, quarantined=True, named=named)
         kind = failure.failure_type.value
         metadata = {"job_type": item.kind, "attempt": item.attempts + 1, "failure_type": kind}
         self._context.telemetry.record(item.id, status="quarantined", metadata=metadata)
