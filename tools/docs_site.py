@@ -25,6 +25,11 @@ CODE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\((?![a-z]+:|#)([^)\s#]+)(#[^)\s]*)?\)")
 MOVED = {"README.md": "index.md", "CHANGELOG.md": "changelog.md"}
 """Pages of the repository that are not in docs/, and their places on the site."""
+STYLE = """\
+.wy-nav-content { max-width: 1000px; }
+.wy-table-responsive table td, .wy-table-responsive table th { white-space: normal; }
+"""
+"""Tables of sentences are wider than the theme's page, and have to wrap."""
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -44,7 +49,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     added = {place: (root / name).read_text(encoding="utf-8") for name, place in MOVED.items()}
     added["decisions/index.md"] = _decisions(root / "docs" / "decisions")
     added["examples/index.md"] = _examples(root / "examples")
-    added["assets/code.css"] = str(HtmlFormatter(style="tango").get_style_defs(".codehilite"))
+    added["assets/site.css"] = f"{STYLE}{HtmlFormatter(style='tango').get_style_defs('.codehilite')}\n"
     for place, content in added.items():
         files.append(File.generated(config, place, content=content))
     for file in sorted((root / "examples").glob("*.py")):

@@ -25,7 +25,7 @@ from urllib.error import URLError
 from urllib.request import ProxyHandler, build_opener
 
 COMMAND = str(Path(sys.executable).parent / "reefknot")
-TIMEOUT_S = 60
+TIMEOUT_S = 120
 SETTLED = "worker: {retries: {v2: {enabled: true}}, queue: {v2: {enabled: true}}}\n"
 
 
@@ -154,6 +154,7 @@ def metrics() -> str:
 
 
 def otel() -> str:
+    Path("files").mkdir(exist_ok=True)
     Path("reefknot.yaml").write_text(SETTLED + "blocks: {fs: {roots: [files]}}\n")
     job = {"type": "fs.blob_put", "payload": {"path": "b.txt", "content": "aye"}}
     Path("put.jsonl").write_text(json.dumps({"job": job}) + "\n")
@@ -170,7 +171,7 @@ def dashboard() -> str:
     try:
         while process.poll() is None:
             try:
-                with build_opener(ProxyHandler({})).open(f"http://127.0.0.1:{port}/login", timeout=5) as answer:
+                with build_opener(ProxyHandler({})).open(f"http://127.0.0.1:{port}/login", timeout=TIMEOUT_S) as answer:
                     return f"{answer.status}: {answer.read().decode()}"
             except URLError:
                 time.sleep(0.05)

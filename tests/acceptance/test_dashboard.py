@@ -16,8 +16,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pytest
-
 from tests.acceptance.folder import PATIENCE_S, Folder, until
 
 CERTIFICATE = Path(__file__).parents[1] / "integration" / "localhost.pem"
@@ -142,7 +140,7 @@ def test_a_reader_may_look_and_not_act(folder: Folder) -> None:
     assert folder.json("job", "show", "kept")["state"] == "pending"
 
 
-def test_a_wrong_token_and_a_wrong_host_are_told_what_to_do(folder: Folder) -> None:
+def test_a_wrong_token_host_or_filter_is_told_with_what_to_do(folder: Folder) -> None:
     assert folder("submit", "--type", "fs.blob_get", "--id", "kept").code == 0
     process = started(folder, "dashboard")
     address = served(process)
@@ -153,6 +151,12 @@ def test_a_wrong_token_and_a_wrong_host_are_told_what_to_do(folder: Folder) -> N
     status, answer = address.request("/jobs", Host="evil.example")
     assert status == 403
     assert "add the name to dashboard.allowed_hosts" in answer["error"]["message"]
+    status, answer = address.request("/jobs?since=yesterday")
+    assert (status, answer["error"]["parameter"]) == (400, "since")
+    assert "an age: 90s, 15m, 2h, 7d" in answer["error"]["accepted"]
+    status, answer = address.request("/jobs?status=failed")
+    assert (status, answer["error"]["parameter"]) == (400, "status")
+    assert "accepted here: state, type" in answer["error"]["message"]
 
 
 def test_over_tls_with_a_configured_token_it_is_served_on_another_address(folder: Folder) -> None:
@@ -169,34 +173,3 @@ def test_over_tls_with_a_configured_token_it_is_served_on_another_address(folder
     address = Address(found.url.replace("0.0.0.0", "localhost"), "a-token-that-is-long-enough")
     assert address.request("/jobs/kept")[0] == 200
     assert address._replace(token="wrong").request("/jobs")[0] == 401
-
-
-def test_filters_with_bad_syntax_are_refused_with_what_is_accepted(folder: Folder) -> None:
-    assert folder("submit", "--type", "fs.blob_get", "--id", "kept").code == 0
-    address = served(started(folder, "dashboard"))
-
-    status, answer = address.request("/jobs?since=yesterday")
-    assert (status, answer["error"]["parameter"]) == (400, "since")
-    assert "an age: 90s, 15m, 2h, 7d" in answer["error"]["accepted"]
-    status, answer = address.request("/jobs?status=failed")
-    assert (status, answer["error"]["parameter"]) == (400, "status")
-    assert "accepted here: state, type" in answer["error"]["message"]
-
-
-@pytest.mark.parametrize("words", [("job", "list"), ("quarantine", "list"), ("policy", "list"), ("telemetry", "show")])
-def test_answers_are_the_json_of_the_command_line(folder: Folder, words: tuple[str, str]) -> None:
-    assert folder("submit", "--type", "fs.blob_get", "--id", "kept").code == 0
-    address = served(started(folder, "dashboard"))
-    paths = {"job": "/jobs", "quarantine": "/quarantine", "policy": "/policies", "telemetry": "/telemetry"}
-
-    told, answer = folder.json(*words), address.request(paths[words[0]])[1]
-
-    moving = ("age_s", "due_in_s", "oldest_due_s")
-    assert _without(answer, moving) == _without(told, moving)
-
-
-def _without(value: Any, names: tuple[str, ...]) -> Any:
-    """A tree without these keys, which tell the moment of the look."""
-    if isinstance(value, dict):
-        return {key: _without(one, names) for key, one in value.items() if key not in names}
-    return [_without(one, names) for one in value] if isinstance(value, list) else value

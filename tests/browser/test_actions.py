@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from playwright.sync_api import Page
 
 from tests.browser.running import RunningSystem, Watched, until
 
 Visit = Callable[..., Watched]
+
+pytestmark = pytest.mark.slow
 
 
 def confirmed(page: Page, *, because: str = "") -> str:

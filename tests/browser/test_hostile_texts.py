@@ -26,6 +26,8 @@ from reefknot.runtime.log import printable
 from tests.browser.running import OPERATOR, READER, RunningSystem, Watched
 from tests.security.test_dashboard_input import HOSTILE
 
+pytestmark = pytest.mark.slow
+
 HARMLESS = "plain"
 FEW = 3
 """Rows of a table that are enough to see each of its fields."""
@@ -143,7 +145,6 @@ def dialogs_of(page: Page, text: str) -> list[str]:
     return heard
 
 
-@pytest.mark.slow
 def test_a_browser_shows_each_text_as_it_is(pages: HostilePages, bare: Page) -> None:
     names = list(views.BY_NAME)
     for number, text in enumerate(HOSTILE):
@@ -179,7 +180,6 @@ def test_a_page_that_trusts_a_field_is_caught(pages: HostilePages, bare: Page) -
     assert dialogs_of(bare, broken.render("work", "<img src=x onerror=alert(1)>")) != []
 
 
-@pytest.mark.slow
 def test_hostile_jobs_of_a_running_system_are_only_shown(system: RunningSystem, visit: Callable[..., Watched]) -> None:
     """Ids, tenants and messages as submitters send them, in pages as they are served."""
     markup = [text for text in HOSTILE if "<" in text and text.isprintable()]

@@ -14,6 +14,8 @@ from tests.browser.running import OPERATOR, RunningSystem, Watched
 
 Visit = Callable[..., Watched]
 
+pytestmark = pytest.mark.slow
+
 NAMES = {
     "/": "overview",
     "/alerts": "alerts",
@@ -52,7 +54,6 @@ def worked(system: RunningSystem) -> RunningSystem:
     return system
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_page_is_drawn_without_a_complaint_and_fits_a_phone(
     worked: RunningSystem, visit: Visit, screenshots: Path, scheme: str
@@ -191,6 +192,16 @@ def test_a_keyboard_is_enough(worked: RunningSystem, visit: Visit) -> None:
     page.wait_for_selector("#act[open] .count")
     page.keyboard.press("Escape")
     assert page.evaluate("document.activeElement.dataset.verb") == "Requeue"
+
+
+def test_the_token_does_not_stay_in_the_address(worked: RunningSystem, visit: Visit) -> None:
+    """Neither at the login, nor when somebody who is logged in opens the printed address again."""
+    window = visit()
+    assert window.page.url == f"{worked.url}/"
+    window.goto("/#token=anything")
+    window.page.wait_for_url(f"{worked.url}/")
+    assert window.page.evaluate("history.length") <= 4
+    assert window.page.context.cookies()[0]["httpOnly"]
 
 
 def test_a_reader_sees_no_action(worked: RunningSystem, visit: Visit) -> None:

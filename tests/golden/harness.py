@@ -45,6 +45,7 @@ RULES: list[tuple[str, str]] = [
     # Times: 2026-07-01T21:15:00.123Z with or without fraction and zone, except the example that help and errors give;
     # 21:15:00 alone; milliseconds since 1970, of these years.
     (r"(?!2026-01-25[T ]21:15:00)\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|\+00:00)?", "<time>"),
+    (r"http://127\.0\.0\.1:\d+/#token=[\w-]{43}", "<dashboard>"),
     (r"(?<![\d:.T])\d\d:\d\d:\d\d(?:\.\d+)?(?![\d:])", "<clock>"),
     (r"(?<![\w.-])1[6-9]\d{11}(?![\w.])", "<ms>"),
     # Hashes of events depend on times; ids are the seed of the process and a number; chains are named by chance.
@@ -127,6 +128,13 @@ class Folder:
         target.write_bytes(text.encode() if isinstance(text, str) else text)
 
     def run(self, line: str) -> Ended:
+        """Run one command line. A dashboard would print a port and a token of its own: systems are run without."""
+        with pytest.MonkeyPatch.context() as patch:
+            if line.startswith("up "):
+                patch.setenv("REEFKNOT__DASHBOARD__ENABLED", "false")
+            return self._run(line)
+
+    def _run(self, line: str) -> Ended:
         """
         Run one command line, without the program's name, as a shell would split it.
 

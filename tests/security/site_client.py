@@ -6,7 +6,9 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -109,6 +111,17 @@ async def login(app: Any, token: str = OPERATOR, name: str = "") -> tuple[str, s
 
 def stored_work(path: Path) -> None:
     """A store with a job in each state that a look can meet."""
-    work_items.submitted(path, "waiting", "with/slash", "ümlaut ☃")
-    work_items.quarantined(path, "held")
-    work_items.quarantined(path, "held too", "crash_suspect")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(_stored())
+
+
+@cache
+def _stored() -> bytes:
+    """The file of that store, which is made once."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "state.db")
+        work_items.submitted(path, "waiting", "with/slash", "ümlaut ☃")
+        work_items.quarantined(path, "held")
+        work_items.quarantined(path, "held too", "crash_suspect")
+        assert not Path(f"{path}-wal").exists(), "everything is in the one file"
+        return path.read_bytes()

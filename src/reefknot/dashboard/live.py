@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 REFRESH_S = 5.0
 SHORTEST_REST_S = 1.0
 LONGEST_REST_S = 10.0
-REST_PER_RENDERING = 50
-"""A view rests for so many times as long as its template took, times the number of views: loading takes about as long
-again, so that all views together take some four percent of a processor."""
+SHARE = 0.01
+"""The share of a processor that all live views together take, as far as their costs are known beforehand."""
+SENDING_S = 0.0003
+"""About the time to send a message to one viewer."""
 RENDERING_S = 15.0
 PING_S = 15.0
 MOST_VIEWS = 32
@@ -130,7 +131,8 @@ class LiveViews:
             while view.viewers and not self._site.closing.is_set():
                 seen = self._mark
                 took = await self._renew(view)
-                rest = min(LONGEST_REST_S, max(SHORTEST_REST_S, REST_PER_RENDERING * took * len(self._views)))
+                cost = 2 * took + SENDING_S * view.viewers  # loading takes about as long as the template
+                rest = min(LONGEST_REST_S, max(SHORTEST_REST_S, cost * len(self._views) / SHARE))
                 await self._pause(rest)
                 if self._mark == seen and view.viewers:
                     await self._pause(max(0.0, REFRESH_S - rest), self._changes)

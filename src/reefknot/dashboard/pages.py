@@ -13,13 +13,11 @@ from hashlib import sha256
 from pathlib import Path
 from time import thread_time
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 from reefknot.dashboard import views
 from reefknot.dashboard.formats import FILTERS, FUNCTIONS, query_text, visible
 from reefknot.dashboard.live import LiveViews, ViewKey
 from reefknot.dashboard.security import OPERATOR
-from reefknot.operations.operator import Operator
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -35,8 +33,6 @@ SENDING_S = 15.0
 """Longest time for a browser to take a live message; one that takes longer is let go."""
 LONGEST_VALUE = 500
 _HERE = Path(__file__).parent
-_renderers: WeakKeyDictionary[Site, PageRenderer] = WeakKeyDictionary()
-"""The templates of each site, for the pages of errors."""
 
 
 class PageRenderer:
@@ -65,8 +61,7 @@ class PageRenderer:
     async def fragment(self, key: ViewKey) -> tuple[str, float]:
         """The parts of a page that are live, as they are now, and the seconds that their template took."""
         view, asked = views.BY_NAME[key.name], dict(key.asked)
-        site = self._site
-        found = await view.load(Operator(site.store, site.redactor, None, site.settings, site.shown), asked)
+        found = await view.load(self._site.plain_operator(), asked)
         template = self._templates.get_template(f"{view.name}.html")
         began = thread_time()
         context = template.new_context(self._values(view.parent or view.name, asked, key.role) | found)
@@ -107,7 +102,7 @@ def routes(site: Site) -> list[BaseRoute]:
     from starlette.responses import HTMLResponse, Response, StreamingResponse
     from starlette.routing import Route
 
-    renderer = _renderers[site] = PageRenderer(site)
+    renderer = site.page_renderer = PageRenderer(site)
     live = LiveViews(site, renderer.fragment)
 
     class EventStream(StreamingResponse):
@@ -157,7 +152,7 @@ def error_page(site: Site, request: Request, refusal: HttpRefusal) -> Response:
     """The page that says what went wrong, and what to do."""
     from starlette.responses import HTMLResponse
 
-    return HTMLResponse(_renderers[site].error(refusal, request), refusal.status)
+    return HTMLResponse(site.page_renderer.error(refusal, request), refusal.status)
 
 
 def _static_version() -> str:

@@ -25,8 +25,10 @@ Found = dict[str, Any]
 
 ROWS = 50
 GROUPS = 100
-VERIFIED, REPLAYED = 10_000, 2_000
-"""The newest events that a page verifies or replays: a fifth of a second beside the work of this process."""
+VERIFIED, REPLAYED = 5_000, 1_000
+"""The newest events that a page verifies or replays: a tenth of a second beside the work of this process."""
+MOST_WRONG = 100
+"""Mismatches, or differences, that a page shows."""
 
 
 class View(Struct, frozen=True):
@@ -281,7 +283,7 @@ async def _verify(operator: Operator, asked: Asked) -> Found:
     wrong, total = found["mismatches"], found["mismatches_total"]
     summary = f"{total} mismatches" if total else "Every hash follows from the one before it"
     fine = "No event was changed, removed, swapped or inserted, as far as the chain can tell."
-    return _check("Verify", "verify", found, summary=summary, wrong=wrong, fine=fine)
+    return _check("Verify", "verify", found, summary=summary, wrong=wrong[:MOST_WRONG], fine=fine)
 
 
 async def _replay(operator: Operator, asked: Asked) -> Found:
@@ -291,11 +293,12 @@ async def _replay(operator: Operator, asked: Asked) -> Found:
     total = found["differences_total"]
     summary = f"{total} differences" if total else f"{amount(found['decisions'])} decisions, decided alike again"
     fine = "Each recorded decision follows from its recorded inputs and policies. Nothing was executed."
-    return _check("Replay", "replay", found, summary=summary, wrong=found["differences"], fine=fine)
+    return _check("Replay", "replay", found, summary=summary, wrong=found["differences"][:MOST_WRONG], fine=fine)
 
 
 def _check(title: str, verb: str, found: Found, **more: Any) -> Found:
-    return {"title": title, "verb": verb, "found": found, "ok": found["ok"], **more}
+    few = {name: one[:MOST_WRONG] if isinstance(one, list) else one for name, one in found.items()}
+    return {"title": title, "verb": verb, "found": few, "ok": found["ok"], **more}
 
 
 VIEWS: tuple[View, ...] = (

@@ -3,7 +3,8 @@ The log lines of decisions about stored work: one line for each, with the same f
 
     retry       another attempt was granted                                  warning
     give up     no further attempt: spent, or put into quarantine            error
-                no further attempt: not retryable, and nobody has to act     info
+                its time was over                                            warning
+                not retryable, and nobody has to act                         info
     recovered   it succeeded after failures                                  info
     put off     it waits without spending an attempt                         debug
 
@@ -58,13 +59,13 @@ class DecisionLog:
         attempts: int,
         traceback: str = "",
         quarantined: bool = False,
-        specified: tuple[str, dict[str, Any]] | None = None,
+        named: tuple[str, dict[str, Any]] | None = None,
     ) -> None:
         """
         Log the decision about a failed attempt. `attempts` is how many there were.
 
-        The end of a step that raised, other than by an outage, may be a bug: its traceback follows. `specified`
-        is a message with its fields that a reader looks for: then the sentence is the field `detail`.
+        The end of a step that raised, other than by an outage, may be a bug: its traceback follows. `named` is another
+        message and more fields, for a reader who looks for these: then the sentence is the field `detail`.
         """
         wait, reason = (decision.delay, None) if isinstance(decision, Again) else (None, decision.reason)
         if traceback and reason is not None and failure.failure_type in _MAY_BE_BUGS:
@@ -85,7 +86,7 @@ class DecisionLog:
             "quarantined": quarantined,
             **_provenance(policy, reason),
         }
-        self._write(kind, level, work, sentence, fields, specified)
+        self._write(kind, level, work, sentence, fields, named)
 
     def recovered(self, work: ExecAssignment | WorkItem, *, attempts: int, elapsed: float) -> None:
         """Log a success that came after failures."""
@@ -108,7 +109,7 @@ class DecisionLog:
         work: ExecAssignment | WorkItem,
         sentence: str,
         fields: dict[str, Any],
-        specified: tuple[str, dict[str, Any]] | None = None,
+        named: tuple[str, dict[str, Any]] | None = None,
     ) -> None:
         log = logger()
         if not log.isEnabledFor(level):
@@ -116,32 +117,37 @@ class DecisionLog:
         left_out = self._lines.setdefault(kind, LogBudget()).take(self._clock.now())
         if left_out is None:
             return
-        about = self._about(work)
         rest = f" ({left_out} such lines left out)" if left_out else ""
-        line = f"{about['job_type']} {about['work_id']}: {sentence}{rest}"
-        line = printable(self._redactor(f"{self._name}: {line}" if self._name else line), most=LONGEST)
-        named, more = specified or (line, {})
-        extra = {"decision": kind, **about, **fields, **more}
-        log.log(level, "%s", named, extra=extra | {"detail": line} if specified else extra)
+        line = self._sentence(work, f"{sentence}{rest}", LONGEST)
+        message, more = named or (line, {})
+        extra = {"decision": kind, **_about(work), **fields, **more} | ({"detail": line} if named else {})
+        log.log(level, "%s", message, extra={name: self._clean(value) for name, value in extra.items()})
 
-    def _about(self, work: ExecAssignment | WorkItem) -> dict[str, Any]:
-        job_type = work.kind if isinstance(work, WorkItem) else work.job.type
-        about = {
-            "work_id": work.assignment_id,
-            "tenant_id": work.tenant_id,
-            "job_type": job_type,
-            "trace_id": work.trace_id or current_trace_id(),
-        }
-        return {name: None if one is None else printable(self._redactor(one)) for name, one in about.items()}
+    def _sentence(self, work: ExecAssignment | WorkItem, text: str, most: int) -> str:
+        about = _about(work)
+        line = f"{about['job_type']} {about['work_id']}: {text}"
+        return printable(self._redactor(f"{self._name}: {line}" if self._name else line), most=most)
+
+    def _clean(self, value: Any) -> Any:
+        return printable(self._redactor(value)) if isinstance(value, str) else value
 
     def _raised(self, work: ExecAssignment | WorkItem, traceback: str) -> None:
         """Log a traceback, indented, so that no line of it reads like one of the log's own."""
         if self._lines.setdefault("traceback", LogBudget()).take(self._clock.now()) is None:
             return
-        about = self._about(work)
-        head = printable(f"{self._name}: {about['job_type']} {about['work_id']}: its step raised", most=200)
+        head = self._sentence(work, "its step raised", 200)
         text = "\n    ".join([head, *map(printable, traceback.splitlines())])
+        about = {name: self._clean(value) for name, value in _about(work).items()}
         logger().warning("%s", text, extra={**about, "is_traceback": True})
+
+
+def _about(work: ExecAssignment | WorkItem) -> dict[str, str | None]:
+    return {
+        "work_id": work.assignment_id,
+        "tenant_id": work.tenant_id,
+        "job_type": work.kind if isinstance(work, WorkItem) else work.job.type,
+        "trace_id": work.trace_id or current_trace_id(),
+    }
 
 
 def _provenance(policy: RetryPolicy, reason: Reason | None) -> dict[str, str | None]:

@@ -400,7 +400,7 @@ class JobRunner:
             "delay_seconds": int(delay),
             "failure_type": kind,
         }
-        self._log.decided(item, decision, policy, failure, attempts=retry, specified=("Scheduling retry", fields))
+        self._log.decided(item, decision, policy, failure, attempts=retry, named=("Scheduling retry", fields))
         self._context.telemetry.record(
             item.id,
             duration=0.0,
@@ -435,13 +435,14 @@ class JobRunner:
             "attempts": item.attempts,
             "max_attempts": policy.retries if policy.retryable else 0,
         }
-        line, retry = ("Retry budget exhausted, quarantining job", fields), item.attempts + 1
-        self._log.decided(item, decision, policy, failure, attempts=retry, quarantined=True, specified=line)
-        metadata = {"job_type": item.kind, "attempt": retry, "failure_type": failure.failure_type.value}
+        named = "Retry budget exhausted, quarantining job", fields
+        self._log.decided(item, decision, policy, failure, attempts=item.attempts + 1, quarantined=True, named=named)
+        kind = failure.failure_type.value
+        metadata = {"job_type": item.kind, "attempt": item.attempts + 1, "failure_type": kind}
         self._context.telemetry.record(item.id, status="quarantined", metadata=metadata)
         why = f"{reason.value}: {failure.message}"
         events = (
-            end_event(item, wall, retry, reason, record, began=began),
+            end_event(item, wall, item.attempts + 1, reason, record, began=began),
             quarantined_event(item, wall, why, failure),
         )
         return JobReport(Quarantine(why, text), events)

@@ -109,7 +109,7 @@ class StepRunner:
         self._books = BookHistory(context.settings.book.with_blocks(self._limits))
         self._clock = context.clock
         self._redactor = context.redactor
-        self._log = DecisionLog(context.worker_id, context.redactor, context.clock)
+        self.log = DecisionLog(context.worker_id, context.redactor, context.clock)
         self.destinations = Destinations(context.settings.throttle)
         self._key_waits = KeyWaits()
         self.counters = Counters()
@@ -203,7 +203,7 @@ class StepRunner:
         message = message or EXPIRED_MESSAGE
         step = StepResult(StepStatus.TIMEOUT, ErrorCode.cancelled_by_timeout, error_message=message)
         event = expired_event(attempt.assignment, self._clock.wall(), item.attempts)
-        self._log.ended(attempt.assignment, message, attempts=item.attempts)
+        self.log.ended(attempt.assignment, message, attempts=item.attempts)
         failure = classify(message, code=ErrorCode.cancelled_by_timeout)
         return self._ended(attempt, step, WorkFailed(failure_json(failure), None, EXPIRED), (event,), ran=False)
 
@@ -230,7 +230,7 @@ class StepRunner:
             due = int((wall + refused.retry_after) * 1000) + 1
             event = snooze_event(attempt.assignment, wall, destination.breaker.name, refused.retry_after)
             reason = "the circuit breaker of its destination is open"
-            self._log.put_off(attempt.assignment, reason, refused.retry_after)
+            self.log.put_off(attempt.assignment, reason, refused.retry_after)
             return AttemptReport(Snooze(due, reason), (event,))
         message = "the circuit breaker of its destination is open for longer than the assignment has"
         step = StepResult(StepStatus.ERROR, ErrorCode.resource_unavailable, error_message=message)
@@ -246,7 +246,7 @@ class StepRunner:
         record = DecisionRecord.of(decision, policy, history, failure, 0.0, verdict=verdict, breaker_open=breaker_open)
         assert isinstance(decision, Stop)
         reason, is_aside = decision.reason, self._sets_aside("")
-        self._log.decided(attempt.assignment, decision, policy, failure, attempts=attempts, quarantined=is_aside)
+        self.log.decided(attempt.assignment, decision, policy, failure, attempts=attempts, quarantined=is_aside)
         event = end_event(attempt.assignment, self._clock.wall(), attempts, reason, record)
         return self._gave_up(attempt, step, failure, reason, (event,), ran=False)
 
@@ -382,7 +382,7 @@ class StepRunner:
             budget = attempt.item.budget
             history = History(attempt.item.attempts, attempt.elapsed(wall), budget.last_delay)
             events.append(recovered_event(attempt.assignment, wall, history))
-            self._log.recovered(attempt.assignment, attempts=attempt.number, elapsed=history.elapsed)
+            self.log.recovered(attempt.assignment, attempts=attempt.number, elapsed=history.elapsed)
         if attempt.trace is not None:
             attempt.trace.attempt_succeeded()
         return self._ended(attempt, step, WorkDone(), tuple(events))
@@ -406,7 +406,7 @@ class StepRunner:
         record = DecisionRecord.of(decision, policy, history, failure, chosen, verdict=ran.verdict, throttle=view)
         is_aside = isinstance(decision, Stop) and self._sets_aside(ran.unknown)
         number, trace = attempt.number, ran.traceback
-        self._log.decided(assignment, decision, policy, failure, attempts=number, traceback=trace, quarantined=is_aside)
+        self.log.decided(assignment, decision, policy, failure, attempts=number, traceback=trace, quarantined=is_aside)
         if attempt.trace is not None:
             attempt.trace.attempt_failed(failure, decision)
         if isinstance(decision, Again):

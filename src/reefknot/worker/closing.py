@@ -39,6 +39,7 @@ from reefknot.core.work import (
     WorkState,
     is_workers,
 )
+from reefknot.execution.decision_log import ERROR
 from reefknot.execution.events import expired_event, quarantined_event
 from reefknot.execution.settling import Settling
 from reefknot.execution.tracing import WorkTrace, assignment_trace
@@ -104,8 +105,9 @@ class Closing:
         try:
             work = self._started.pop((item.id, item.fence), None) or AcceptedWork.read(item)
         except msgspec.DecodeError as error:
-            work = AcceptedWork.stand_in(item)
-            self._report(item, self._set_aside(item, work, f"{UNREADABLE_WORK}: {error}"), pool, work)
+            work, reason = AcceptedWork.stand_in(item), f"{UNREADABLE_WORK}: {error}"
+            self._steps.log.ended(item, reason, attempts=item.attempts, level=ERROR)
+            self._report(item, self._set_aside(item, work, reason), pool, work)
             return False
         trace = assignment_trace(item, work.assignment)
         try:
@@ -216,9 +218,12 @@ class Closing:
         result = None if item is None else answer_of(item)
         if item is None or result is None:
             return False
-        trace = None if again or item.result is not None else assignment_trace(item, assignment_of(item))
-        if trace is not None:  # cancelled, dropped, expired or crashed: no attempt has told it
-            trace.ended_with(result, quarantined=item.state is WorkState.QUARANTINED)
+        if not again and item.result is None:  # cancelled, dropped, expired or crashed: no attempt has told it
+            is_aside, trace = item.state is WorkState.QUARANTINED, assignment_trace(item, assignment_of(item))
+            if is_aside:
+                self._steps.log.ended(item, f"quarantined: {item.reason}", attempts=item.attempts, level=ERROR)
+            if trace is not None:
+                trace.ended_with(result, quarantined=is_aside)
         if item.result is None and self._context.settings.queue_v2:
             pool = self._pools.get(item.resource_class.rpartition("@")[0]) or next(iter(self._pools.values()))
             depth = AcceptedWork.read(item).admitted.queue_depth if item.payload and item.admission else 0

@@ -140,7 +140,7 @@ def test_no_line_holds_a_configured_secret(caplog: pytest.LogCaptureFixture) -> 
     async def story(shop: Shop) -> None:
         worker = await shop.worker("w1", Step(ConnectionError("no hunter2 here")))
         worker.steps._redactor = Redactor(("hunter2",))
-        worker.steps._log = DecisionLog("w1", worker.steps._redactor, worker.steps._clock)
+        worker.steps.log = DecisionLog("w1", worker.steps._redactor, worker.steps._clock)
         await shop.send(work("a-hunter2", retry_count=1))
         await asyncio.sleep(60)
 

@@ -39,7 +39,15 @@ def item(name: str = "a", resource_class: str = "cpu@w1") -> WorkItem:
     )
 
 
-def test_kept_work_that_cannot_be_read_gets_a_result_and_an_event() -> None:
+def errors(caplog: pytest.LogCaptureFixture) -> list[tuple[object, ...]]:
+    decided = [vars(one) for one in caplog.records if hasattr(one, "decision")]
+    return [(one["levelname"], one["decision"], one["work_id"], one["tenant_id"], one["trace_id"]) for one in decided]
+
+
+ASIDE = ("ERROR", "give_up", "a", "t", "trace")
+
+
+def test_kept_work_that_cannot_be_read_gets_a_result_and_an_event(caplog: pytest.LogCaptureFixture) -> None:
     async def story(shop: Shop) -> None:
         await shop.store.work.enqueue([item()])
         await shop.worker("w1")
@@ -55,9 +63,10 @@ def test_kept_work_that_cannot_be_read_gets_a_result_and_an_event() -> None:
         assert [one.status for one in shop.results] == [ResultStatus.ERROR] * 2, "who asks again is answered again"
 
     with_shop(story)
+    assert errors(caplog) == [ASIDE]
 
 
-def test_what_crashed_too_often_is_answered_even_if_it_cannot_be_read() -> None:
+def test_what_crashed_too_often_is_answered_even_if_it_cannot_be_read(caplog: pytest.LogCaptureFixture) -> None:
     async def story(shop: Shop) -> None:
         store = shop.store
         assert isinstance(store, MemoryStore)
@@ -72,6 +81,7 @@ def test_what_crashed_too_often_is_answered_even_if_it_cannot_be_read() -> None:
         assert "vanished 3 times" in (shop.result("a").error_message or "")
 
     with_shop(story)
+    assert errors(caplog) == [ASIDE]
 
 
 def test_a_mistake_of_the_workers_own_is_an_event_and_its_text_is_kept_out_of_the_log(

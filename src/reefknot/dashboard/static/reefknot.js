@@ -354,6 +354,8 @@
     if (shut) shut.closest("dialog").close();
   });
 
+  // Somebody who is logged in and opens the printed address again: its token does not stay in the window.
+  if (/(^#|&)token=/.test(location.hash)) history.replaceState(null, "", location.pathname + location.search);
   const current = one("nav [aria-current]");
   if (current) current.parentElement.parentElement.parentElement.scrollLeft = current.offsetLeft - 40;
   tick();

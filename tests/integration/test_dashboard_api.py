@@ -1,0 +1,183 @@
+"""The HTTP API and the command line are two surfaces of the same operations: the same JSON, the same audit."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from reefknot.config.settings import load_settings
+from reefknot.dashboard.api_types import PREFIX
+from tests.security.site_client import Answered, ask, bearer, build, opened_site, stored_work
+from tests.unit.cli import work_items
+from tests.unit.cli.running import Commands
+
+CONFIGURED = """
+worker: {retries: {v2: {enabled: true}}, queue: {v2: {enabled: true}}}
+sources:
+  notes: {connector: local_filesystem, path: ., every: 1h}
+schedules:
+  nightly: {cron: "0 3 * * *", assignment: {job: {type: own.step, payload: {}}}}
+"""
+MOVING = ("age_s", "due_in_s", "oldest_due_s", "at", "next_due", "looked_s", "heads_missing", "covered", "text")
+"""Fields that tell the moment of the look, or that only one of the surfaces has."""
+
+
+@pytest.fixture
+def rk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Commands:
+    commands = Commands(tmp_path, monkeypatch, capsys)
+    commands.write(CONFIGURED)
+    stored_work(commands.folder / ".reefknot" / "state.db")
+    return commands
+
+
+def api(rk: Commands, method: str, path: str, body: Any = None) -> Answered:
+    store = rk.folder / ".reefknot" / "state.db"
+    settings = load_settings(str(rk.folder / "reefknot.yaml"), environ={}, cwd=rk.folder)
+    headers = [bearer(), ("Content-Type", "application/json")]
+
+    async def main() -> Answered:
+        async with opened_site(store, settings) as site:
+            data = b"" if body is None else json.dumps(body).encode()
+            return await ask(build(site), method, f"{PREFIX}{path}", headers, data)
+
+    return asyncio.run(main())
+
+
+def without(value: Any, names: tuple[str, ...] = MOVING) -> Any:
+    if isinstance(value, dict):
+        return {key: without(one, names) for key, one in value.items() if key not in names}
+    return [without(one, names) for one in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize(
+    ("words", "path"),
+    [
+        ("job list", "/jobs"),
+        ("job list --state quarantined --sort oldest --limit 1", "/jobs?state=quarantined&sort=oldest&limit=1"),
+        ("job show held", "/jobs/held"),
+        ("quarantine list", "/quarantine"),
+        ("quarantine list --reason crash", "/quarantine?reason=crash"),
+        ("quarantine stats", "/quarantine/stats"),
+        ("quarantine show held", "/quarantine/jobs/held"),
+        ("policy list --kind block", "/policies?kind=block"),
+        ("policy show block:http", "/policies/show?target=block:http"),
+        ("policy explain --target block:http --status 429", "/policies/explain?target=block:http&status=429"),
+        ("policy schedule block:http --seed 7", "/policies/waits?target=block:http&seed=7"),
+        ("schedule list", "/schedules"),
+        ("source list", "/sources"),
+        ("source show notes", "/sources/notes"),
+        ("telemetry show", "/telemetry"),
+        ("idempotency stats", "/idempotency/stats"),
+        ("audit verify", "/audit/verify"),
+        ("alert list", "/alerts"),
+        ("doctor", "/doctor"),
+    ],
+)
+def test_an_answer_is_the_json_of_its_command(rk: Commands, words: str, path: str) -> None:
+    printed, answered = rk(*words.split(), "--json"), api(rk, "GET", path)
+
+    assert (printed.code, answered.status) == (0, 200), (printed.err, answered.body)
+    moving = (*MOVING, *(("value",) if words == "alert list" else ()))
+    assert without(answered.json, moving) == without(printed.json, moving)
+
+
+@pytest.mark.parametrize(
+    ("words", "path", "body"),
+    [
+        ("job cancel waiting --because x", "/jobs/waiting/cancel", {"because": "x"}),
+        ("quarantine requeue held --because x", "/quarantine/requeue", {"ids": ["held"], "because": "x"}),
+        ("quarantine discard --reason crash --because x", "/quarantine/discard", {"reason": "crash", "because": "x"}),
+        ("quarantine purge --all", "/quarantine/purge", {"all": True}),
+        ("source pause notes", "/sources/notes/pause", {}),
+        ("schedule pause nightly --because x", "/schedules/nightly/pause", {"because": "x"}),
+    ],
+)
+def test_an_action_is_that_of_its_command_and_audited_alike(rk: Commands, words: str, path: str, body: Any) -> None:
+    store = rk.folder / ".reefknot" / "state.db"
+    dry = api(rk, "POST", path, {**body, "dry_run": True})
+    before = len(work_items.operator_actions(store))
+    assert (dry.status, before) == (200, 0), dry.body
+
+    printed = rk(*words.split(), "--dry-run", "--json")
+    answered = api(rk, "POST", path, body)
+
+    assert answered.status == 200, answered.body
+    assert printed.code == 0, printed.err
+    assert set(printed.json) <= set(answered.json)
+    name = ".".join(words.split()[:2])
+    assert [action for _, action in work_items.operator_actions(store)] == [name]
+
+
+def test_a_job_is_submitted_once_and_conflicts_are_told(rk: Commands) -> None:
+    assignment = {"assignment_id": "a/b", "job": {"type": "fs.blob_get", "payload": {"path": "a.txt"}}}
+
+    first, again = (api(rk, "POST", "/jobs", assignment) for _ in range(2))
+    other = api(rk, "POST", "/jobs", {**assignment, "job": {"type": "fs.blob_get", "payload": {"path": "b.txt"}}})
+    odd = api(rk, "POST", "/jobs", {"job": {"typ": "fs.blob_get"}})
+
+    assert (first.status, first.json["created"]) == (200, True)
+    assert (again.status, again.json["created"]) == (200, False)
+    assert (other.status, other.json["error"]["kind"]) == (409, "conflict")
+    assert (odd.status, odd.json["error"]["parameter"]) == (400, "job.typ")
+    assert api(rk, "GET", f"/jobs/{quote('a/b', safe='')}").json["state"] == "pending"
+
+
+def test_a_payload_is_edited_and_the_job_goes_on_as_its_next_version(rk: Commands) -> None:
+    shown = api(rk, "GET", "/quarantine/jobs/held/payload")
+    answered = api(rk, "POST", "/quarantine/jobs/held/edit", {"payload": {"path": "b.txt"}, "because": "wrong file"})
+
+    assert shown.json["payload"]["path"] == "a.txt"
+    assert (answered.status, answered.json["requeued"]) == (200, ["held~2"])
+    assert api(rk, "GET", "/jobs/held~2").json["state"] == "pending"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "kind"),
+    [
+        ("GET", "/jobs/unknown", 404, "not_found"),
+        ("GET", "/jobs/held?tenant=other", 404, "not_found"),
+        ("GET", "/quarantine/jobs/waiting", 404, "not_found"),
+        ("GET", "/sources/unknown", 404, "not_found"),
+        ("GET", "/idempotency/keys/unknown", 404, "not_found"),
+        ("POST", "/schedules/unknown/run", 404, "not_found"),
+        ("POST", "/jobs/held/cancel", 409, "conflict"),
+        ("POST", "/workers/drain", 503, "unreachable"),
+        ("POST", "/workers/worker-1/pause", 503, "unreachable"),
+        ("GET", "/policies/show?target=connector:unknown", 400, "invalid"),
+        ("GET", "/policies/explain?target=block:http&status=99", 400, "invalid"),
+        ("GET", "/jobs?limit=1&limit=2", 400, "invalid"),
+        ("GET", "/jobs?limit=", 400, "invalid"),
+        ("GET", "/jobs?%ff=1", 400, "invalid"),
+        ("GET", "/audit?after=x", 400, "invalid"),
+        ("GET", "/jobs/%ff", 400, "invalid"),
+        ("GET", "/jobs/", 404, "not_found"),
+        ("GET", "//jobs", 404, "not_found"),
+        ("DELETE", "/jobs/held", 405, "wrong_method"),
+        ("GET", "/jobs/retry/all", 404, "not_found"),
+        ("PATCH", "/openapi.json", 404, "not_found"),
+    ],
+)
+def test_a_refusal_has_its_status_and_says_what_is_accepted(
+    rk: Commands, method: str, path: str, status: int, kind: str
+) -> None:
+    answered = api(rk, method, path)
+
+    assert (answered.status, answered.json["error"]["kind"]) == (status, kind), answered.body
+    assert answered.json["error"]["message"]
+    assert ("retry-after" in answered.headers) is (status == 503)
+    assert ("allow" in answered.headers) is (status == 405)
+    assert "--" not in answered.json["error"]["message"].replace("--engine", "")
+
+
+def test_a_worker_that_is_unknown_is_not_found(rk: Commands) -> None:
+    work_items.reported_running(rk.folder / ".reefknot" / "state.db", "worker-1")
+
+    answered = api(rk, "POST", "/workers/worker-9/pause", {"dry_run": True})
+
+    assert (answered.status, answered.json["error"]["kind"]) == (404, "not_found")
+    assert "accepted: worker-1" in answered.json["error"]["message"]
