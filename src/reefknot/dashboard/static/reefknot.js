@@ -355,7 +355,11 @@
   });
 
   // Somebody who is logged in and opens the printed address again: its token does not stay in the window.
-  if (/(^#|&)token=/.test(location.hash)) history.replaceState(null, "", location.pathname + location.search);
+  const forgetToken = () => {
+    if (/(^#|&)token=/.test(location.hash)) history.replaceState(null, "", location.pathname + location.search);
+  };
+  addEventListener("hashchange", forgetToken);
+  forgetToken();
   const current = one("nav [aria-current]");
   if (current) current.parentElement.parentElement.parentElement.scrollLeft = current.offsetLeft - 40;
   tick();
