@@ -25,7 +25,7 @@ from urllib.error import URLError
 from urllib.request import ProxyHandler, build_opener
 
 COMMAND = str(Path(sys.executable).parent / "reefknot")
-TIMEOUT_S = 60
+TIMEOUT_S = 120
 SETTLED = "worker: {retries: {v2: {enabled: true}}, queue: {v2: {enabled: true}}}\n"
 
 
@@ -171,7 +171,7 @@ def dashboard() -> str:
     try:
         while process.poll() is None:
             try:
-                with build_opener(ProxyHandler({})).open(f"http://127.0.0.1:{port}/login", timeout=5) as answer:
+                with build_opener(ProxyHandler({})).open(f"http://127.0.0.1:{port}/login", timeout=TIMEOUT_S) as answer:
                     return f"{answer.status}: {answer.read().decode()}"
             except URLError:
                 time.sleep(0.05)

@@ -60,9 +60,11 @@ try_container() {
     expect 10001 "$(inside id -u)" "user"
     expect 700 "$(inside stat --format %a /var/lib/reefknot)" "rights of the state"
     inside reefknot --version
-    shown="$(inside sh -c 'reefknot up --for 3 & sleep 1.5; reefknot router status --json >/dev/null; echo "health: $?"; wait; echo "end: $?"' 2>/dev/null)"
-    grep --only-matching "health: 0" <<<"$shown"
-    grep --only-matching "end: 0" <<<"$shown"
+    # What the container's command, its health check and its stop signal do, one after the other.
+    shown="$(inside sh -c 'reefknot up --drain 25 --log-format json >/dev/null 2>&1 & pid=$!
+        for _ in $(seq 300); do reefknot router status --json >/dev/null 2>&1 && echo healthy && break; sleep 0.1; done
+        kill -TERM $pid; wait $pid; echo "end: $?"')"
+    expect "healthy end: 143" "$(tr "\n" " " <<<"$shown" | sed "s/ *$//")" "health check and stop"
     inside reefknot doctor
     expect 69 "$(inside sh -c 'reefknot router status >/dev/null 2>&1; echo $?')" "health check when nothing runs"
     buildah "${storage[@]}" rm "$name" >/dev/null

@@ -128,6 +128,13 @@ class Folder:
         target.write_bytes(text.encode() if isinstance(text, str) else text)
 
     def run(self, line: str) -> Ended:
+        """Run one command line. A dashboard would print a port and a token of its own: systems are run without."""
+        with pytest.MonkeyPatch.context() as patch:
+            if line.startswith("up "):
+                patch.setenv("REEFKNOT__DASHBOARD__ENABLED", "false")
+            return self._run(line)
+
+    def _run(self, line: str) -> Ended:
         """
         Run one command line, without the program's name, as a shell would split it.
 

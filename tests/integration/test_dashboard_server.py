@@ -194,3 +194,22 @@ def test_a_free_port_is_taken_only_where_nobody_chose_one(monkeypatch: pytest.Mo
             assert second.getsockname()[1] != taken
         with pytest.raises(OperationError, match="the port is in use"):
             listening_socket("127.0.0.1", taken)
+
+
+def test_a_server_that_fails_ends_its_task_with_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    import uvicorn
+
+    async def fail(*_: Any, **__: Any) -> None:
+        raise OSError("the socket was taken away")
+
+    monkeypatch.setattr(uvicorn.Server, "startup", fail)
+
+    async def main() -> None:
+        async with open_store("memory:") as store:
+            how = prepare(None, port=0)
+            site = Site(store, access=how.access, redactor=Redactor(()))
+            async with serving(site, how) as task:
+                with pytest.raises(OSError, match="taken away"):
+                    await asyncio.shield(task)
+
+    asyncio.run(main())

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct, structs
 
-from reefknot.app.activity import Activity, store_activity
+from reefknot.app.activity import CLOSE_S, Activity, store_activity
 from reefknot.app.presence import STORE_S, Status, living_systems
 from reefknot.app.stores import client_of
 from reefknot.audit.journal import Journal, envelope
@@ -200,6 +200,19 @@ class AlertWatch:
                 return
             await asyncio.sleep(LOOK_EVERY_S)
 
+    async def close(self) -> None:
+        """Note the time of the last look, for whoever asks while no system is running."""
+        if self._store.failure is not None or not self.looked_at:
+            return
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                record, version = await stored_alerts(self._store)
+                if record.looked_at < self.looked_at:
+                    noted = structs.replace(record, looked_at=self.looked_at)
+                    await self._store.values.put(NAME, _encoded(noted), version=version)
+        except Exception as error:
+            self._errors.log("the time of the last look at alerts was not kept", error, self._clock.now())
+
     async def look(self) -> None:
         """Measure, next_state, and tell what changed, unless another system was faster."""
         systems = await living_systems(self._store)
@@ -298,6 +311,7 @@ async def running_activity(
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+            await watch.close()
 
 
 def _with(record: AlertsRecord, changed: Sequence[RecordedAlert]) -> AlertsRecord:

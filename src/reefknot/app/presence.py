@@ -119,9 +119,14 @@ def _names(status: Status) -> dict[str, set[str]]:
 async def release_dead_leases(store: Store) -> int:
     """End the leases of dead processes, so that the next claim can have their work. Returns how many there were."""
     async with asyncio.timeout(STORE_S):
-        gone = [owner for owner in await store.leases.owners() if owner_is_gone(owner)]
-        gone += [owner for owner in await _silent_owners(store) if owner not in gone]
+        gone = await dead_owners(store)
         return await store.leases.end(gone) if gone else 0
+
+
+async def dead_owners(store: Store) -> list[str]:
+    """The owners of running work whose processes are gone, or silent on another host."""
+    gone = [owner for owner in await store.leases.owners() if owner_is_gone(owner)]
+    return gone + [owner for owner in await _silent_owners(store) if owner not in gone]
 
 
 async def _silent_owners(store: Store) -> list[str]:

@@ -82,9 +82,9 @@ async def _serve(address: StoreAddress, served: Serving, seconds: float | None, 
                 on_lost=keeper.lost.set,
             )
             keeper.site = site
-            async with serving(site, served):
+            async with serving(site, served) as server:
                 _announce(served, address, seconds, json=json)
-                await until_first_ends(shutdown.requested.wait(), timeout=seconds)
+                await until_first_ends(shutdown.requested.wait(), asyncio.shield(server), timeout=seconds)
         finally:
             await keeper.stop()
     return Exit.FINE if shutdown.code is None else shutdown.code

@@ -367,9 +367,9 @@ class UpSession(Struct, frozen=True):
             shown=shown_url(self.start.url),
         )
         try:
-            async with serving(site, self.dashboard):
+            async with serving(site, self.dashboard) as server:
                 say(f"dashboard: {self.dashboard.link}")
-                await site.closing.wait()
+                await asyncio.shield(server)
         except Exception as error:
             say(f"the dashboard is not served any more: {error_text(error)}")
 

@@ -265,18 +265,20 @@ def missing_extra() -> str | None:
 
 
 @asynccontextmanager
-async def serving(site: Site, how: Serving) -> AsyncIterator[None]:
-    """Serve the site inside the running loop for as long as the block lasts."""
+async def serving(site: Site, how: Serving) -> AsyncIterator[asyncio.Task[None]]:
+    """Serve the site inside the running loop for as long as the block lasts. The task ends before that only by an
+    error of the server."""
     server = await asyncio.to_thread(_server, site, how)  # the imports take a while, and the loop has work
     task = asyncio.create_task(server.serve(sockets=[how.socket]), name="dashboard")
     try:
-        yield
+        yield task
     finally:
         site.closing.set()
         server.should_exit = True
         with suppress(asyncio.CancelledError):
             await asyncio.wait([task], timeout=GRACE_S + 2)
         task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
         how.socket.close()
 
 

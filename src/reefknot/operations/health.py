@@ -22,7 +22,7 @@ import msgspec
 
 from reefknot.app.activity import store_activity
 from reefknot.app.doctor import Finding, examine, examine_open
-from reefknot.app.presence import STORE_S, living_systems
+from reefknot.app.presence import STORE_S, dead_owners, living_systems
 from reefknot.config.reading.session import KeyPath, Problem, dotted
 from reefknot.config.secrets import NATS_SECRETS, resolve_at
 from reefknot.core.redaction import Redactor
@@ -31,7 +31,6 @@ from reefknot.operations.operator import Operator
 from reefknot.ports.audit_log import end_of
 from reefknot.runtime.database_urls import SQLITE_PREFIX
 from reefknot.runtime.log import error_text, printable
-from reefknot.runtime.processes import owner_is_gone
 from reefknot.telemetry.metrics import series
 
 if TYPE_CHECKING:
@@ -81,7 +80,8 @@ async def examine_address(
     """
     The findings of `examine_store` about a store that is not open, and that perhaps cannot be opened.
 
-    It is opened only when nothing speaks against it: to see who holds leases. A file is opened for reading.
+    It is opened only when nothing speaks against it: to see who holds leases. A file is opened for reading; a store on
+    NATS as by every command, which copies events that dead processes left into the audit stream.
     """
     from reefknot.app.stores import open_store, options_of
 
@@ -321,7 +321,7 @@ async def _activity(store: Store, settings: Settings | None) -> list[Finding]:
 async def _leases(store: Store, systems: list[dict[str, Any]]) -> Finding:
     """Leases whose holders are gone: the work waits until a running system takes it over, or the lease runs out."""
     owners = await store.leases.owners()
-    gone = [owner for owner in owners if owner_is_gone(owner)]
+    gone = await dead_owners(store)
     if not gone:
         held = "no work is held" if not owners else f"work is held by {len(owners)}, none of them gone"
         return Finding("leases", "ok", held)

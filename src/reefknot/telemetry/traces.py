@@ -44,6 +44,8 @@ _PROTOCOL = "http/protobuf"
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _SAMPLED = 1
+_last: object = None
+"""The provider that an earlier command in this process has set; it has been shut down."""
 
 
 # ---- on and off ------------------------------------------------------------------------------------------------------
@@ -302,8 +304,9 @@ def _set_up(exporter: str) -> SpanProcessor | None:
     """Turn tracing on. Returns the processor to flush; None when the program's own provider is used."""
     from opentelemetry import trace
 
+    global _last
     own = _global_provider()
-    if own is not None:  # as with `opentelemetry-instrument`: it has an exporter already
+    if own is not None and own is not _last:  # as with `opentelemetry-instrument`: it has an exporter already
         enable(own)
         return None
     from opentelemetry.sdk.resources import Resource
@@ -318,7 +321,9 @@ def _set_up(exporter: str) -> SpanProcessor | None:
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     processor = BatchSpanProcessor(_exporter(exporter))
     provider.add_span_processor(processor)
-    trace.set_tracer_provider(provider)  # so that spans of one's own steps are seen too
+    if own is None:
+        trace.set_tracer_provider(provider)  # so that spans of one's own steps are seen too
+        _last = provider
     enable(provider)
     return processor
 

@@ -148,6 +148,23 @@ def test_the_time_of_a_look_is_written_every_few_minutes_only(ages: Ages) -> Non
     assert len(set(asyncio.run(main()))) == 2
 
 
+def test_a_system_that_ends_leaves_the_time_of_its_last_look(ages: Ages) -> None:
+    async def main() -> tuple[int, int]:
+        clock = VirtualClock()
+        store = MemoryStore(clock)
+        one = watch(store, clock)
+        await one.close()
+        assert await store.values.get("alerts") is None, "it never looked"
+        for _ in range(3):
+            await one.look()
+            clock.advance(10)
+        await one.close()
+        return one.looked_at, (await stored_alerts(store))[0].looked_at
+
+    last, noted = asyncio.run(main())
+    assert last == noted
+
+
 def test_a_webhook_is_one_job_for_each_change_whoever_submits_it(ages: Ages, monkeypatch: pytest.MonkeyPatch) -> None:
     """One system dies after submitting, before it is noted; another one submits the same job."""
 

@@ -28,9 +28,10 @@ from reefknot.operations.operator import Operator
 from reefknot.ports.store import Store
 from reefknot.runtime.processes import process_mark
 from reefknot.telemetry.metrics import STEP_S
+from reefknot.testing import run_virtual
 from reefknot.testing.conformance.harness import event
 from tests.rows import for_each_row
-from tests.unit.app.test_presence import gone_process, reported
+from tests.unit.app.test_presence import ELSEWHERE, gone_process, reported
 
 ROOT = Path(__file__).resolve().parents[3]
 Found = dict[str, dict[str, Any]]
@@ -268,6 +269,24 @@ def test_work_that_a_dead_process_holds_is_a_warning_with_the_command_that_takes
         assert "worker-1#5" in opened["text"]
     else:
         assert (opened["level"], opened["text"]) == ("ok", "work is held by 1, none of them gone")
+
+
+def test_work_of_a_silent_process_on_another_host_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> list[dict[str, Any]]:
+        async with rk.open_store("memory:") as store:
+            monkeypatch.setattr(type(store), "reached_for", 60.0)
+            await store.work.enqueue([WorkItem("a", "x", "c")])
+            await store.work.claim(1, owner=f"worker-9#1@{ELSEWHERE}", classes=("c",), lease=600)
+            operator = Operator(store, Redactor(()))
+            early = by_check(await examine_store(operator))["leases"]
+            await asyncio.sleep(10)
+            late = by_check(await examine_store(operator))["leases"]
+            await reported(store, process=ELSEWHERE)
+            return [early, late, by_check(await examine_store(operator))["leases"]]
+
+    early, late, heard = run_virtual(main())
+    assert (early["level"], late["level"], heard["level"]) == ("ok", "warning", "ok")
+    assert "worker-9#1" in late["text"]
 
 
 @for_each_row(

@@ -499,6 +499,54 @@ def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -
         traces.enable()
 
 
+URL = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "warning"),
+    [
+        ({}, ""),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": " "}, ""),
+        ({**URL, "OTEL_SDK_DISABLED": "TRUE"}, ""),
+        ({**URL, "OTEL_TRACES_EXPORTER": "none"}, ""),
+        (
+            {"OTEL_TRACES_EXPORTER": "zipkin"},
+            "OTEL_TRACES_EXPORTER: 'zipkin' is not accepted; accepted: otlp, console, none",
+        ),
+        (
+            {**URL, "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"},
+            "OTEL_EXPORTER_OTLP_PROTOCOL: 'grpc' is not accepted; accepted: http/protobuf",
+        ),
+        (
+            {**URL, "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "grpc", "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"},
+            "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL: 'grpc' is not accepted; accepted: http/protobuf",
+        ),
+    ],
+)
+def test_variables_that_ask_for_no_traces_turn_nothing_on_and_odd_ones_are_a_warning(
+    variables: dict[str, str], warning: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with traces.exported(variables):
+        assert tracing.tracer is None
+    expected = [f"no traces are written: {warning}"] if warning else []
+    assert [one.getMessage() for one in caplog.records] == expected
+
+
+def test_what_the_sdk_refuses_is_a_warning_and_the_command_goes_on(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(name: str) -> object:
+        raise ValueError("OTEL_BSP_MAX_QUEUE_SIZE must be positive, password=hunter2")
+
+    monkeypatch.setattr(traces, "_exporter", refuse)
+    monkeypatch.setattr(trace, "get_tracer_provider", trace.ProxyTracerProvider)
+    with traces.exported(URL):
+        assert tracing.tracer is None
+    (line,) = [one.getMessage() for one in caplog.records]
+    text = "no traces are written: ValueError: OTEL_BSP_MAX_QUEUE_SIZE must be positive, password=[redacted]"
+    assert line == text
+
+
 def test_lines_about_a_collector_that_is_gone_are_bounded() -> None:
     bounded = traces.BoundedLines()
     lines = [logging.makeLogRecord({"created": 1000.0 + number / 100}) for number in range(200)]
