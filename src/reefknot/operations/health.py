@@ -222,7 +222,7 @@ def _secrets(settings: Settings) -> Iterator[Finding]:
         if isinstance(found, Problem):
             way_out = "set it for the processes that need it; this one may be another user's"
             reference, _, reason = found.message.rpartition(": ")
-            # In parentheses, because a name of a secret before a colon would make the redactor take what follows for one.
+            # In parentheses: behind the name of a secret and a colon, the redactor takes out what follows.
             yield Finding("secrets", "warning", f"{found.path} ({reference}): {reason}", way_out)
     for name, file in _secret_files(settings):
         yield from _exposed(name, file)
