@@ -177,19 +177,27 @@ NOBODY = {
 }
 
 
+async def reached_by_nobody(site: Site) -> list[Any]:
+    """What is reached without a token, beside the login and what is no data."""
+    recorder = Recorder(site)
+    return [
+        (method, path, kind)
+        for method, path, (kind, headers) in product(METHODS, PATHS, NOBODY.items())
+        if await recorder.lets_through(method, path, headers, HOST) and not security.is_open(path)
+    ]
+
+
 def test_without_a_token_nothing_but_the_login_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(security, "MOST_FAILURES", 10**9)
 
-    async def work(site: Site) -> list[Any]:
-        recorder = Recorder(site)
-        tried = product(METHODS, PATHS, NOBODY.items())
-        return [
-            (method, path, kind)
-            for method, path, (kind, headers) in tried
-            if await recorder.lets_through(method, path, headers, HOST) and not security.is_open(path)
-        ]
+    assert in_site(reached_by_nobody) == []
 
-    assert in_site(work) == []
+
+def test_a_token_that_is_not_compared_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control."""
+    monkeypatch.setattr(security.SiteAccess, "role_of", lambda *_: "operator")
+
+    assert {"wrong token", "empty token"} <= {kind for _, _, kind in in_site(reached_by_nobody)}
 
 
 def test_a_token_in_the_address_is_no_token() -> None:
@@ -201,24 +209,32 @@ def test_a_token_in_the_address_is_no_token() -> None:
     assert in_site(work) == [401, 401]
 
 
+async def reached_by_readers(site: Site) -> tuple[list[Any], int]:
+    """The actions that a reader reaches, and the number of looks."""
+    recorder, secret = Recorder(site), site.access.login(READER, None, "127.0.0.1")
+    cookie = ("Cookie", f"{site.access.cookie}={secret}")
+    actions, looks = [], 0
+    for method, path, credentials in product(METHODS, PATHS, (bearer(READER), cookie)):
+        if security.is_open(path) or path == "/logout":
+            continue
+        if await recorder.lets_through(method, path, (credentials, ("Origin", ORIGIN)), HOST):
+            actions += [] if method in ("GET", "HEAD") else [(method, path)]
+            looks += method in ("GET", "HEAD")
+    return actions, looks
+
+
 def test_a_reader_reaches_no_action() -> None:
-    async def work(site: Site) -> tuple[list[Any], int]:
-        recorder, secret = Recorder(site), site.access.login(READER, None, "127.0.0.1")
-        cookie = ("Cookie", f"{site.access.cookie}={secret}")
-        found, read = [], 0
-        for method, path, credentials in product(METHODS, PATHS, (bearer(READER), cookie)):
-            if security.is_open(path) or path == "/logout":
-                continue
-            through = await recorder.lets_through(method, path, (credentials, ("Origin", ORIGIN)), HOST)
-            if through and method not in ("GET", "HEAD"):
-                found.append((method, path))
-            read += through
-        return found, read
+    actions, looks = in_site(reached_by_readers)
 
-    found, read = in_site(work)
+    assert not actions
+    assert looks == 2 * 2 * sum(not security.is_open(path) and path != "/logout" for path in PATHS)
 
-    assert not found
-    assert read == 2 * 2 * sum(not security.is_open(path) and path != "/logout" for path in PATHS)
+
+def test_a_role_that_is_not_compared_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control."""
+    monkeypatch.setattr(security, "OPERATOR", "reader")
+
+    assert in_site(reached_by_readers)[0]
 
 
 @pytest.mark.parametrize("token", [OPERATOR, READER, "wrong", ""])

@@ -53,6 +53,7 @@ COUNTED = (
 """Series that count what happened in each step. Given up are failures of work that had been retried."""
 SAMPLED = ("queued", "oldest_s", "quarantine", "level")
 """Series of a value as it was in each step. `level` is that of the worst worker: 0 healthy, 3 critical."""
+_SAMPLED = frozenset(SAMPLED)
 KEPT_S = 20
 """Seconds that are also counted one by one, for the rates of the last `RATE_S` seconds."""
 RATE_S = 10
@@ -284,9 +285,13 @@ def added(records: Iterable[ActivityRecord]) -> ActivityRecord:
                     blocks.add(labels[0])
             totals[name] = totals.get(name, 0) + number
         for step, bucket in record.buckets.items():
-            into = buckets.setdefault(step, {})
+            into = buckets.get(step)
+            if into is None:
+                buckets[step] = dict(bucket)
+                continue
             for name, number in bucket.items():
-                into[name] = max(into.get(name, 0), number) if name in SAMPLED else into.get(name, 0) + number
+                before = into.get(name, 0)
+                into[name] = before + number if name not in _SAMPLED else max(before, number)
     newest = max(buckets, default=0)
     return ActivityRecord(at, totals, {step: one for step, one in buckets.items() if step > newest - STEPS})
 
