@@ -7,9 +7,11 @@ has looked at is not known to work.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +24,39 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
+def chromium() -> Iterator[tuple[Browser, asyncio.AbstractEventLoop]]:
+    """The browser, and the loop in which its driver works."""
     program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     assert program is not None, "there is no Chromium: install the package chromium (tools/system_packages.sh)"
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
-        yield started
+        loop = asyncio.get_running_loop()
+        with running(None):
+            yield started, loop
         started.close()
+
+
+@pytest.fixture
+def browser(chromium: tuple[Browser, asyncio.AbstractEventLoop]) -> Iterator[Browser]:
+    started, loop = chromium
+    with running(loop):
+        yield started
+
+
+@contextmanager
+def running(loop: asyncio.AbstractEventLoop | None) -> Iterator[None]:
+    """
+    Name this thread's running loop for a while.
+
+    The driver's loop stays in this thread for as long as the browser is open. Other tests of this process must not take
+    it for their own: theirs would refuse to start.
+    """
+    before = asyncio._get_running_loop()
+    asyncio._set_running_loop(loop)
+    try:
+        yield
+    finally:
+        asyncio._set_running_loop(before)
 
 
 @pytest.fixture(scope="session")

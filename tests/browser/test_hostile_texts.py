@@ -111,11 +111,16 @@ def pages(system: RunningSystem) -> HostilePages:
         return HostilePages(pool.submit(lambda: asyncio.run(answers())).result())
 
 
+# Texts without a character that means anything to a parser are shown together: they are many, and pages are long.
+ACTIVE = [text for text in HOSTILE if set(text) & set("<>&\"'`=\r\n")]
+TEXTS = [*ACTIVE, " ".join(text for text in HOSTILE if text not in ACTIVE)]
+
+
 def test_no_text_becomes_an_element_or_a_link_elsewhere(pages: HostilePages) -> None:
     for name in views.BY_NAME:
         usual = Elements(pages.render(name, HARMLESS)).found
         assert len(usual) > 40
-        for text in HOSTILE:
+        for text in TEXTS:
             found = Elements(pages.render(name, text))
             assert found.found == usual, (name, text)
             assert all(link.startswith(("/", "#")) and not link.startswith("//") for link in found.links), (name, text)

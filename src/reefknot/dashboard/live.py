@@ -10,6 +10,7 @@ are bounded, and all of them end with the site.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
@@ -26,11 +27,13 @@ if TYPE_CHECKING:
 
 REFRESH_S = 5.0
 SHORTEST_REST_S = 1.0
-LONGEST_REST_S = 10.0
+LONGEST_REST_S = 5.0
 SHARE = 0.01
 """The share of a processor that all live views together take, as far as their costs are known beforehand."""
 SENDING_S = 0.0003
 """About the time to send a message to one viewer."""
+LOOKED_AT = 8
+"""The last renderings by which the cost of a view is known. The quickest counts: others waited for their turn."""
 RENDERING_S = 15.0
 PING_S = 15.0
 MOST_VIEWS = 32
@@ -48,7 +51,7 @@ class ViewKey(Struct, frozen=True):
 
 
 Render = Callable[[ViewKey], Awaitable[tuple[str, float]]]
-"""From a view to its text, and the seconds that its template took."""
+"""From a view to its text, and the seconds that this took."""
 
 
 class LiveView:
@@ -59,6 +62,7 @@ class LiveView:
         self.viewers = 0
         self.version = 0
         self.message = b""
+        self.took: deque[float] = deque(maxlen=LOOKED_AT)
         self.waiters = Waiters()
 
     def publish(self, event: str, text: str) -> None:
@@ -130,8 +134,8 @@ class LiveViews:
         try:
             while view.viewers and not self._site.closing.is_set():
                 seen = self._mark
-                took = await self._renew(view)
-                cost = 2 * took + SENDING_S * view.viewers  # loading takes about as long as the template
+                await self._renew(view)
+                cost = min(view.took, default=0.0) + SENDING_S * view.viewers
                 rest = min(LONGEST_REST_S, max(SHORTEST_REST_S, cost * len(self._views) / SHARE))
                 await self._pause(rest)
                 if self._mark == seen and view.viewers:
@@ -139,16 +143,16 @@ class LiveViews:
         finally:
             del self._views[view.key]
 
-    async def _renew(self, view: LiveView) -> float:
-        """Render a view for its viewers; returns the seconds that its template took."""
+    async def _renew(self, view: LiveView) -> None:
+        """Render a view for its viewers."""
         try:
             async with asyncio.timeout(RENDERING_S):
                 text, took = await self._render(view.key)
         except Exception as error:
             view.publish("problem", self._site.refusal(error).message)
-            return 0.0
-        view.publish("fragment", text)
-        return took
+        else:
+            view.took.append(took)
+            view.publish("fragment", text)
 
     async def _watch(self) -> None:
         """Wake all views after an event, for as long as there are views."""

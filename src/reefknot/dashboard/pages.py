@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from hashlib import sha256
 from pathlib import Path
-from time import thread_time
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from reefknot.dashboard import views
@@ -59,13 +59,13 @@ class PageRenderer:
         ) else 200
 
     async def fragment(self, key: ViewKey) -> tuple[str, float]:
-        """The parts of a page that are live, as they are now, and the seconds that their template took."""
+        """The parts of a page that are live, as they are now, and the seconds that it took."""
         view, asked = views.BY_NAME[key.name], dict(key.asked)
+        began = perf_counter()
         found = await view.load(self._site.plain_operator(), asked)
         template = self._templates.get_template(f"{view.name}.html")
-        began = thread_time()
         context = template.new_context(self._values(view.parent or view.name, asked, key.role) | found)
-        return "".join(template.blocks["live"](context)), thread_time() - began
+        return "".join(template.blocks["live"](context)), perf_counter() - began
 
     def error(self, refusal: HttpRefusal, request: Request) -> str:
         """The page of a request that was refused."""

@@ -12,6 +12,7 @@ import pytest
 from reefknot.core.redaction import Redactor
 from reefknot.dashboard import live
 from reefknot.dashboard.live import LiveViews, ViewKey
+from reefknot.dashboard.site import HttpRefusal, refusal_of
 from reefknot.errors import OperationError, StoreUnavailableError
 from reefknot.runtime.changes import Waiters
 from reefknot.testing import run_virtual
@@ -32,13 +33,17 @@ class Scene:
             closing=asyncio.Event(),
             redactor=Redactor(()),
             store=SimpleNamespace(audit=self.log),
-            heed=self.heeded.append,
+            refusal=self._refusal,
         )
         self.rendered: list[float] = []
         self.content: Callable[[], str] = lambda: f"event {self.log.sequence}"
         self.took = took
         site: Any = self.site
         self.views = LiveViews(site, self._render)
+
+    def _refusal(self, error: Exception) -> HttpRefusal:
+        self.heeded.append(error)
+        return refusal_of(error, Redactor(()))
 
     async def _head(self) -> Any:
         if self.log.is_away:
@@ -140,13 +145,13 @@ def test_a_slow_viewer_gets_the_newest_state() -> None:
 
 def test_a_view_that_takes_long_rests_longer() -> None:
     async def story() -> None:
-        scene = Scene(took=0.02)
+        scene = Scene(took=0.05)
         stream = scene.views.follow(WORK)
         for _ in range(4):
             await next_of(stream)
             scene.write()
         gaps = [later - before for before, later in zip(scene.rendered, scene.rendered[1:], strict=False)]
-        assert min(gaps) >= 2 * 0.02 / live.SHARE
+        assert min(gaps) >= 0.05 / live.SHARE
         scene.site.closing.set()
 
     run_virtual(story())

@@ -77,6 +77,14 @@
     tick();
   }
 
+  // An effect of one's own is shown at once; the stream may take some seconds while the system is busy.
+  async function renew() {
+    try {
+      const response = await fetch(location.href, { credentials: "same-origin" });
+      if (response.ok) take(await response.text());
+    } catch { /* the stream will tell */ }
+  }
+
   const live = { source: null, wait: 1000, timer: null };
 
   function tell(state, words) {
@@ -310,8 +318,8 @@
       const actor = answer.actor ? ` by ${answer.actor}` : "";
       dialog.close();
       say({ title: `${acting.title}: done`, lines: [...summary(answer), `audited as ${acting.event}${actor}`], cli: twin() });
-      document.dispatchEvent(new CustomEvent("acted"));
-      if (!document.body.dataset.liveUrl) setTimeout(() => location.reload(), 1200);
+      if (document.body.dataset.liveUrl) renew();
+      else setTimeout(() => location.reload(), 1200);
     } catch (error) {
       problem(error.status === 401 ? "the session has ended: open the login page and give the token again" : error.message);
     }
@@ -355,7 +363,11 @@
   });
 
   // Somebody who is logged in and opens the printed address again: its token does not stay in the window.
-  if (/(^#|&)token=/.test(location.hash)) history.replaceState(null, "", location.pathname + location.search);
+  const forgetToken = () => {
+    if (/(^#|&)token=/.test(location.hash)) history.replaceState(null, "", location.pathname + location.search);
+  };
+  addEventListener("hashchange", forgetToken);
+  forgetToken();
   const current = one("nav [aria-current]");
   if (current) current.parentElement.parentElement.parentElement.scrollLeft = current.offsetLeft - 40;
   tick();
