@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from reefknot.app.activity import store_activity
+from reefknot.app.activity import reported, store_activity
 from reefknot.app.doctor import Finding, examine, examine_open
 from reefknot.app.presence import STORE_S, dead_owners, living_systems
 from reefknot.config.reading.session import KeyPath, Problem, dotted
@@ -335,7 +335,7 @@ async def _leases(store: Store, systems: list[dict[str, Any]]) -> Finding:
 async def _events(store: Store, systems: list[dict[str, Any]]) -> Finding:
     """Events that running systems could not write to the log yet, and those that were lost."""
     activity = await store_activity(store, systems)
-    waiting = sum((one.get("activity") or {}).get("audit_buffered", 0) for one in systems)
+    waiting = sum(reported(one, "audit_buffered", 0) for one in systems)
     lately = int(sum(series(activity.buckets, store.moment().wall / 1000)["audit_lost"]))
     lost = max(lately, int(activity.totals.get("audit_lost", 0)))
     if lately:

@@ -349,13 +349,12 @@ def _tenant_of(kept: KeptEntry) -> str | EllipsisType | None:
 def _event_fields(kept: KeptEntry) -> dict[str, Any]:
     """The fields of an event, with the defaults that it leaves out; of a damaged one those that the store has beside
     its body, which may be another tenant's."""
-    from reefknot.core.audit.event import BRIEF_DEFAULTS
+    from reefknot.operations.words.events import event_fields
 
     if _tenant_of(kept) is ...:
         at, kind = time_text(kept.entry.at), kept.entry.event_type
         return {"timestamp": at, "event_type": kind, "sequence": kept.sequence, "unreadable": True}
-    found: dict[str, Any] = msgspec.json.decode(kept.entry.body)
-    return BRIEF_DEFAULTS.get(str(found.get("event_type")), {}) | found
+    return event_fields(kept.entry.body)
 
 
 def _absent(job: str, tenant: str | None) -> OperationError:
