@@ -111,7 +111,7 @@ EVERY_LINE += "run_name='__main__')"
 
 
 def on_a_full_disk(folder: Folder, *program: str) -> subprocess.Popen[str]:
-    process = folder.start("up", *NAPS, "--for", "5", program=(*program, "full"))
+    process = folder.start("up", *NAPS, "--for", "5", "--log-format", "text", program=(*program, "full"))
     assert process.stderr is not None
     assert process.stderr.readline().startswith("up ")
     (folder.path / "full").touch()
