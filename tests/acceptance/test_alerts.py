@@ -131,6 +131,14 @@ def test_without_a_system_the_list_says_that_nobody_has_looked(folder: Folder) -
     ]
 
 
+def test_the_list_has_the_rules_of_the_configuration(folder: Folder, hook: list[dict[str, Any]]) -> None:
+    folder.nap("one", 0)
+    rules = {one["alert"]: one for one in folder.json("alert", "list")["rules"]}
+
+    assert (rules["retry_rate"]["threshold"], rules["retry_rate"]["clear"]) == (2, 1)
+    assert (rules["retry_rate"]["enabled"], rules["success_rate"]["enabled"]) == (True, False)
+
+
 @pytest.mark.parametrize(
     ("rules", "message"),
     [
