@@ -268,6 +268,7 @@ async def job_story(operator: Operator, job: str, tenant: str | None = None) -> 
     None: see `reefknot.operations.stories`. Secrets are hidden.
     """
     from reefknot.operations.stories import attempts_of
+    from reefknot.operations.words.events import in_words
 
     store, redactor, settings = operator.store, operator.redactor, operator.settings
     item = await store.work.get(record_id(job, tenant))
@@ -291,7 +292,10 @@ async def job_story(operator: Operator, job: str, tenant: str | None = None) -> 
         "worker": fields["worker"] or found.worker_id,
         **{name: getattr(item, name) for name in ("generation", "snoozes", "interruptions", "crashes")},
         "attempts": redactor.tree([msgspec.to_builtins(one) for one in found.attempts]),
-        "events": _shown(kept[:MOST_EVENTS], redactor),
+        "events": [
+            {**shown, "sentence": redactor(in_words(one.entry.body)[1])}
+            for shown, one in zip(_shown(kept[:MOST_EVENTS], redactor), kept, strict=False)
+        ],
         "is_cut": is_cut,
     }
 

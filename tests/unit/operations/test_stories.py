@@ -131,6 +131,7 @@ def test_each_attempt_has_its_decision_its_wait_and_what_is_known_of_its_time(tm
         )
         assert found["ended_at"] is not None
         assert [one["event_type"] for one in found["events"]][:3] == ["submitted", "routing", "admission"]
+        assert [one["sentence"] for one in found["events"]][1] == "to worker-1"
 
     in_scene(tmp_path, story)
 
