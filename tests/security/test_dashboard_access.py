@@ -14,8 +14,9 @@ from reefknot.dashboard import security
 from reefknot.dashboard.api_routes import ROUTES
 from reefknot.dashboard.api_types import PREFIX
 from reefknot.dashboard.login import own_path
-from reefknot.dashboard.security import CONTENT_POLICY, MOST_BODY_BYTES, MOST_FAILURES, MOST_SESSIONS, is_loopback
+from reefknot.dashboard.security import CONTENT_POLICY, MOST_BODY_BYTES, MOST_FAILURES, MOST_SESSIONS
 from reefknot.dashboard.site import Site
+from reefknot.runtime.addresses import is_loopback
 from tests.security.site_client import (
     HOST,
     OPERATOR,

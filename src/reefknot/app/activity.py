@@ -184,6 +184,11 @@ def sampled(snapshot: WorkSnapshot, level: int) -> dict[str, float]:
 # ---- all systems -----------------------------------------------------------------------------------------------------
 
 
+def reported(system: Status, name: str, default: Any) -> Any:
+    """A part of what a system reports of its activity; the default for a system of an earlier version."""
+    return (system.get("activity") or {}).get(name, default)
+
+
 async def store_activity(store: Store, systems: Sequence[Status] = ()) -> ActivityRecord:
     """
     The sum of all records of a store.
@@ -198,10 +203,9 @@ async def store_activity(store: Store, systems: Sequence[Status] = ()) -> Activi
     for name in ended.folded:
         records.pop(name, None)
     for status in systems:
-        shown = status.get("activity") or {}
-        name = str(shown.get("id", ""))
+        name = str(reported(status, "id", ""))
         if name and name not in ended.folded:
-            fresh = {int(step): one for step, one in shown.get("buckets", {}).items()}
+            fresh = {int(step): one for step, one in reported(status, "buckets", {}).items()}
             known = records.get(name, ActivityRecord())
             records[name] = structs.replace(known, buckets=known.buckets | fresh)
     return added([ended, *(records[name] for name in sorted(records))])
@@ -213,7 +217,7 @@ async def fold_left(store: Store, now_ms: int, *, but: str = "") -> int:
     old = [(one, record) for one in values if (record := _decoded(one)).closed or now_ms - record.at > SILENT_S * 1000]
     if not old:
         return 0
-    living = {(one.get("activity") or {}).get("id") for one in await living_systems(store)}
+    living = {reported(one, "id", None) for one in await living_systems(store)}
     closed = []
     for value, record in old:
         name, version = value.name.removeprefix(PREFIX), value.version

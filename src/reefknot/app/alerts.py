@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct, structs
 
-from reefknot.app.activity import CLOSE_S, Activity, store_activity
+from reefknot.app.activity import CLOSE_S, Activity, reported, store_activity
 from reefknot.app.presence import STORE_S, Status, living_systems
 from reefknot.app.stores import client_of
 from reefknot.audit.journal import Journal, envelope
@@ -43,7 +43,7 @@ WEBHOOK_DEADLINE_MS = 3_600_000
 
 
 class RecordedAlert(Struct, frozen=True, omit_defaults=True):
-    """An alert that was alert. Times are milliseconds UTC; `value` is that of the last thing told of it."""
+    """An alert that was raised, perhaps resolved. Times are milliseconds UTC; `value` is that of the last change."""
 
     alert: str
     value: float
@@ -96,7 +96,7 @@ def _decoded(value: StoredValue) -> AlertsRecord:
 
 def looked_at(record: AlertsRecord, systems: Sequence[Status]) -> int | None:
     """The time of the last look of any system (ms UTC); None when none ever looked."""
-    looks = [(one.get("activity") or {}).get("looked_at") or 0 for one in systems]
+    looks = [reported(one, "looked_at", 0) or 0 for one in systems]
     return max([record.looked_at, *looks]) or None
 
 
@@ -116,7 +116,7 @@ def measured(
     """The value of every rule; None for one that says nothing yet."""
     columns = series(activity.buckets, now)
     ended = {name: sum(columns[name][-FIVE_MINUTES_STEPS:]) for name in ("succeeded", "failed")}
-    waiting = sum((one.get("activity") or {}).get("audit_buffered", 0) for one in systems)
+    waiting = sum(reported(one, "audit_buffered", 0) for one in systems)
     return {
         core.QUARANTINE_GROWTH: sum(columns["quarantined"]),
         core.RETRY_RATE: sum(columns["retries"][-MINUTE_STEPS:]),
@@ -214,7 +214,7 @@ class AlertWatch:
             self._errors.log("the time of the last look at alerts was not kept", error, self._clock.now())
 
     async def look(self) -> None:
-        """Measure, next_state, and tell what changed, unless another system was faster."""
+        """Measure, judge, and record and log what changed, unless another system was faster."""
         systems = await living_systems(self._store)
         values = await measured_now(self._store, systems)
         now = self._clock.wall()
@@ -315,7 +315,7 @@ async def running_activity(
 
 
 def _with(record: AlertsRecord, changed: Sequence[RecordedAlert]) -> AlertsRecord:
-    """The record after these were alert."""
+    """The record after these changes."""
     active = {name: one for name, one in record.active.items() if name not in {new.alert for new in changed}}
     active |= {one.alert: one for one in changed if one.resolved_at is None}
     over = [one for one in changed if one.resolved_at is not None]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -40,8 +39,6 @@ from reefknot.operations.jobs import (
 from reefknot.operations.values import age
 
 if TYPE_CHECKING:
-    from reefknot.operations.bulk import BulkListener
-    from reefknot.operations.operator import Operator
     from reefknot.ports.audit_log import KeptEntry
 
 app = noun("job", "job list --state pending")
@@ -258,9 +255,4 @@ def retry(
         before=flags.before,
         all=all_,
     )
-    address = address_of(options)
-
-    def operation(operator: Operator, listener: BulkListener) -> Awaitable[dict[str, Any]]:
-        return retry_jobs(operator, query, because=because, dry_run=options.dry_run, listener=listener)
-
-    return reported(address, RETRY, operation, options, by_ids=bool(ids))
+    return reported(RETRY, retry_jobs, query, because=because, options=options)

@@ -17,7 +17,7 @@ import msgspec
 
 from reefknot.cli.app import CommandError, Exit
 from reefknot.cli.output import progress, put, put_document, put_json, say
-from reefknot.cli.store import StoreAddress, with_store
+from reefknot.cli.store import address_of, with_store
 from reefknot.core.messages import LARGEST_MESSAGE
 from reefknot.core.work import assignment_and_tenant
 from reefknot.operations import bulk
@@ -26,10 +26,9 @@ from reefknot.operations.quarantine import payload_text
 
 if TYPE_CHECKING:
     from reefknot.cli.options import OperatorFlags
-    from reefknot.operations.operator import Operator
+    from reefknot.operations.jobs import RetryQuery
+    from reefknot.operations.quarantine import QuarantineQuery
 
-Operation = Callable[["Operator", BulkListener], Awaitable[dict[str, Any]]]
-"""An action on many jobs."""
 _ANSWERED = ("missing", "count", "actor", "dry_run", "unconfigured_sources")
 """The fields of an answer that `--json` prints after the ids."""
 
@@ -54,12 +53,17 @@ class ChangedJobs:
 
 
 def reported(
-    address: StoreAddress, verb: BulkVerb, operation: Operation, options: OperatorFlags, *, by_ids: bool
+    verb: BulkVerb,
+    operation: Callable[..., Awaitable[dict[str, Any]]],
+    query: RetryQuery | QuarantineQuery,
+    *,
+    because: str,
+    options: OperatorFlags,
 ) -> int:
-    """Run an action on many jobs and report it; the result is the exit code. `by_ids`: the jobs are named."""
+    """Run an action on many jobs, such as `requeue_jobs`, and report it; the result is the exit code."""
     from tempfile import TemporaryFile
 
-    would_be = "would be" if options.dry_run else "to be"
+    address, would_be = address_of(options), "would be" if options.dry_run else "to be"
     with TemporaryFile("w+", encoding="utf-8") as lines, ExitStack() as bar:
         changed = ChangedJobs(lines)
         bars: list[Callable[[int], None]] = []
@@ -68,7 +72,7 @@ def reported(
             if total := sum(counts.values()):
                 kinds = ", ".join(f"{number} {kind}" for kind, number in counts.items())
                 say(f"{total} {would_be} {verb.participle}: {kinds}")
-            elif not by_ids:
+            elif not query.ids:
                 say("no job matches")
             bars.append(bar.enter_context(progress(verb.name.rpartition(".")[2], total)))
 
@@ -76,7 +80,8 @@ def reported(
             bars[0](number)
 
         listener = BulkListener(on_count, advance, changed.add, is_brief=not options.json)
-        answer = with_store(address, lambda store: operation(address.operator(store), listener))
+        how = {"because": because, "dry_run": options.dry_run, "listener": listener}
+        answer = with_store(address, lambda store: operation(address.operator(store), query, **how))
         bar.close()
         for line in answer["reasons"]:
             say(line)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
@@ -43,10 +42,6 @@ from reefknot.operations.quarantine import (
     requeue_jobs,
     show_quarantined,
 )
-
-if TYPE_CHECKING:
-    from reefknot.operations.bulk import BulkListener
-    from reefknot.operations.operator import Operator
 
 app = noun("quarantine", "quarantine list")
 
@@ -226,12 +221,8 @@ def requeue(
         if len(ids) != 1 or flags != NO_FILTER or all_:
             raise CommandError("--payload: accepted with the id of one job, whose payload it is, and without a filter")
         return _edit(ids[0], tenant, read_payload(payload), because, options)
-    query, address = flags.selected(ids, tenant, all_=all_), address_of(options)
-
-    def operation(operator: Operator, listener: BulkListener) -> Awaitable[dict[str, Any]]:
-        return requeue_jobs(operator, query, because=because, dry_run=options.dry_run, listener=listener)
-
-    return reported(address, REQUEUE, operation, options, by_ids=bool(ids))
+    query = flags.selected(ids, tenant, all_=all_)
+    return reported(REQUEUE, requeue_jobs, query, because=because, options=options)
 
 
 def _edit(job: str, tenant: str | None, payload: dict[str, Any], because: str, options: OperatorFlags) -> int:
@@ -259,12 +250,7 @@ def discard(
     query = flags.selected(ids, tenant, all_=all_)
     if not options.dry_run:
         check_reason(because)
-    address = address_of(options)
-
-    def operation(operator: Operator, listener: BulkListener) -> Awaitable[dict[str, Any]]:
-        return discard_jobs(operator, query, because=because, dry_run=options.dry_run, listener=listener)
-
-    return reported(address, DISCARD, operation, options, by_ids=bool(ids))
+    return reported(DISCARD, discard_jobs, query, because=because, options=options)
 
 
 @app.command(
@@ -281,9 +267,5 @@ def purge(
     options: OperatorFlags = OPERATOR,
 ) -> int:
     """Delete jobs, payloads included. Only the audit log remembers them."""
-    query, address = flags.selected(ids, tenant, all_=all_), address_of(options)
-
-    def operation(operator: Operator, listener: BulkListener) -> Awaitable[dict[str, Any]]:
-        return purge_jobs(operator, query, because=because, dry_run=options.dry_run, listener=listener)
-
-    return reported(address, PURGE, operation, options, by_ids=bool(ids))
+    query = flags.selected(ids, tenant, all_=all_)
+    return reported(PURGE, purge_jobs, query, because=because, options=options)

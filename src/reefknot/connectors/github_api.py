@@ -10,7 +10,6 @@ import asyncio
 import ssl
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from ipaddress import ip_address
 from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
@@ -309,16 +308,6 @@ def origin_of(parts: SplitResult) -> tuple[str, str, int | None]:
         return parts.scheme, (parts.hostname or "").lower(), parts.port or default
     except ValueError:
         return parts.scheme, (parts.hostname or "").lower(), -1
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host is this machine by its very name or address."""
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def path_of(*parts: Any) -> str:

@@ -13,10 +13,10 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Struct
 
-from reefknot.connectors.github_api import is_loopback
 from reefknot.core.checks import suggest, text, whole_number
 from reefknot.errors import ParameterError, ParameterTypeError
 from reefknot.ports.connector import SourceContext, UnknownSettingError
+from reefknot.runtime.addresses import is_loopback
 
 KINDS = ("files", "issues", "pull_requests")
 MOST_PATTERNS = 200

@@ -9,7 +9,6 @@ import re
 from collections.abc import Mapping
 from datetime import date, datetime
 from enum import StrEnum
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from reefknot.connectors.imap_protocol import MessageInfo
 from reefknot.core.checks import choice, text, whole_number
 from reefknot.errors import ParameterError, ParameterTypeError
 from reefknot.ports.connector import UnknownSettingError
+from reefknot.runtime.addresses import is_loopback
 
 KEYS = (
     *("host", "port", "tls", "tls_ca", "user", "password", "folders", "exclude"),
@@ -105,18 +105,11 @@ def _host(given: object, tls: Tls) -> str:
     host = text("host", given, "the name or address of the IMAP server, such as imap.example.org")
     if not _HOST.fullmatch(host) or ".." in host:
         raise ParameterError("host", host, "the name or address of the IMAP server alone, such as imap.example.org")
-    if tls is Tls.NONE and not _is_loopback(host):
+    if tls is Tls.NONE and not is_loopback(host):
         raise ParameterError(
             "tls", "none", "implicit or starttls; none only for a server on this machine, such as 127.0.0.1"
         )
     return host
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
 
 
 def _tls_ca(given: object, tls: Tls, folder: Path) -> Path | None:

@@ -12,7 +12,7 @@ from string import Template
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
 
-from reefknot.dashboard.security import SESSION_S, client_of
+from reefknot.dashboard.security import SESSION_S, client_address
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -76,7 +76,7 @@ def routes(site: Site) -> list[BaseRoute]:
         except ValueError:
             fields = {}
         onward = own_path(fields.get("next", "/"))
-        secret = access.login(fields.get("token", "").strip(), fields.get("name"), client_of(request.scope))
+        secret = access.login(fields.get("token", "").strip(), fields.get("name"), client_address(request.scope))
         if secret is None:
             return page(WRONG, onward, 403)
         response = RedirectResponse(onward, 303)

@@ -15,7 +15,6 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from hashlib import sha256
-from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
@@ -23,6 +22,7 @@ from msgspec import Struct, json
 
 from reefknot import clock
 from reefknot.core.messages import LARGEST_MESSAGE
+from reefknot.runtime.addresses import is_loopback, is_wildcard
 from reefknot.runtime.log import error_text, logger, printable
 
 if TYPE_CHECKING:
@@ -158,16 +158,6 @@ def _digest(secret: str) -> bytes:
 # ---- hosts and origins -----------------------------------------------------------------------------------------------
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches the address. A name other than localhost may mean any address."""
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
-
-
 def host_names(host: str, port: int, allowed: Iterable[str], *, tls: bool) -> tuple[frozenset[str], frozenset[str]]:
     """The values of `Host` that mean this server: by its address, and by `allowed_hosts`, which a proxy may serve."""
     usual_port = port == (443 if tls else 80)
@@ -179,11 +169,6 @@ def host_names(host: str, port: int, allowed: Iterable[str], *, tls: bool) -> tu
         has_port = name.rpartition(":")[2].isdecimal() and not name.endswith("]")
         others |= {name} if has_port else {name, f"{name}:{port}"}
     return frozenset(own), frozenset(others)
-
-
-def is_wildcard(host: str) -> bool:
-    """Whether the address stands for all addresses of the machine."""
-    return host in ("0.0.0.0", "::", "[::]")  # noqa: S104 - looked for, not bound
 
 
 def forbidden_host(access: SiteAccess, headers: dict[str, list[str]]) -> str | None:
@@ -286,7 +271,7 @@ class RequestGuard:
         if bearer:
             scheme, _, token = bearer[0].partition(" ")
             is_bearer = len(bearer) == 1 and scheme.lower() == "bearer"
-            state["role"] = access.role_of(token.strip(), client_of(scope)) if is_bearer else None
+            state["role"] = access.role_of(token.strip(), client_address(scope)) if is_bearer else None
             return
         session = access.session(cookie_of(headers, access.cookie))
         if session is None:
@@ -306,7 +291,7 @@ def is_data(path: str) -> bool:
     return path.startswith(("/api/", "/live", "/metrics"))
 
 
-def client_of(scope: Scope) -> str:
+def client_address(scope: Scope) -> str:
     return str((scope.get("client") or ("unknown",))[0])
 
 

@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from reefknot.dashboard.security import RequestGuard, SiteAccess, is_loopback, is_wildcard
+from reefknot.dashboard.security import RequestGuard, SiteAccess
 from reefknot.dashboard.site import HttpRefusal, Site
 from reefknot.errors import ConfigurationError, OperationError, ReefknotError
+from reefknot.runtime.addresses import is_loopback
 from reefknot.runtime.log import printable
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ def prepare(
     host = host or section.host
     tokens = _configured_tokens(settings)
     certificate = _certificate(section, settings)
-    _check_reach(host, section, tokens, certificate)
+    _check_reach(host, section)
     made = None
     if "operator" not in tokens and not read_only:
         tokens["operator"] = made = secrets.token_urlsafe(32)
@@ -196,16 +197,13 @@ def _certificate(section: DashboardSection, settings: Settings | None) -> tuple[
     return certificate, key
 
 
-def _check_reach(
-    host: str, section: DashboardSection, tokens: Mapping[str, str], certificate: tuple[str, str] | None
-) -> None:
+def _check_reach(host: str, section: DashboardSection) -> None:
     """Refuse an address that others reach, unless TLS and tokens are configured."""
+    from reefknot.operations.health import missing_protection
+
     if is_loopback(host):
         return
-    missing = [] if certificate else ["dashboard.tls_certificate", "dashboard.tls_key"]
-    missing += [] if tokens else ["dashboard.operator_token (or reader_token)"]
-    if is_wildcard(host) and not section.allowed_hosts:
-        missing.append("dashboard.allowed_hosts (the names by which browsers call it)")
+    missing = [f"dashboard.{name}" for name in missing_protection(section, host)]
     if missing:
         text = (
             f"the dashboard is not served on {printable(host, most=80)} without TLS and a configured token, because "

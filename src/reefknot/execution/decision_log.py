@@ -20,7 +20,7 @@ from typing import Any
 from reefknot.core.failure import Failure, FailureType
 from reefknot.core.messages import ExecAssignment
 from reefknot.core.retry.book import ResolvedPolicy
-from reefknot.core.retry.decide import Again, Decision, Reason
+from reefknot.core.retry.decide import DECIDING_FIELD, Again, Decision, Reason
 from reefknot.core.retry.policy import RetryPolicy
 from reefknot.core.work import WorkItem
 from reefknot.ports.clock import Clock
@@ -31,13 +31,6 @@ from reefknot.runtime.tracing import current_trace_id
 DEBUG, INFO, WARNING, ERROR = 10, 20, 30, 40
 LONGEST = 600
 _MAY_BE_BUGS = (FailureType.UNKNOWN, FailureType.PERMANENT)
-_DECIDING_FIELD = {
-    Reason.NOT_RETRYABLE: "retryable",
-    Reason.ATTEMPTS_SPENT: "max_attempts",
-    Reason.BUDGET_SPENT: "time_budget",
-    Reason.HINT_TOO_LONG: "max_retry_after",
-}
-"""The field of the policy that a decision comes from; of a retry, that is its wait."""
 
 
 class DecisionLog:
@@ -154,6 +147,6 @@ def _provenance(policy: RetryPolicy, reason: Reason | None) -> dict[str, str | N
     """The target that the policy was resolved for, and the layer that decided."""
     if not isinstance(policy, ResolvedPolicy):
         return {"target": None, "layer": None}
-    field = "base_delay" if reason is None else _DECIDING_FIELD.get(reason, "")
+    field = DECIDING_FIELD.get("again" if reason is None else reason, "")
     origin = policy.provenance.get(field)
     return {"target": policy.target, "layer": None if origin is None else origin.layer.value}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from reefknot.app.activity import reported
 from reefknot.app.alerts import AlertsRecord, RecordedAlert, looked_at, measured_now, rules_of, stored_alerts
 from reefknot.app.presence import living_systems
 from reefknot.config.schema import AlertsSection
@@ -53,7 +54,7 @@ async def list_alerts(operator: Operator) -> dict[str, Any]:
 def active_alerts(record: AlertsRecord, systems: list[Status]) -> dict[str, Any]:
     """The active alerts, and whether a running system watches them."""
     active = sorted(record.active.values(), key=lambda one: (one.since, one.alert))
-    watched = any((one.get("activity") or {}).get("looked_at") for one in systems)
+    watched = any(reported(one, "looked_at", 0) for one in systems)
     return {"alerts": [_fields(one) for one in active], "watched": watched}
 
 

@@ -14,13 +14,12 @@ import platform
 import stat
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
-from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from reefknot.app.activity import store_activity
+from reefknot.app.activity import reported, store_activity
 from reefknot.app.doctor import Finding, examine, examine_open
 from reefknot.app.presence import STORE_S, dead_owners, living_systems
 from reefknot.config.reading.session import KeyPath, Problem, dotted
@@ -29,11 +28,13 @@ from reefknot.core.redaction import Redactor
 from reefknot.errors import ConfigurationError, StoreError
 from reefknot.operations.operator import Operator
 from reefknot.ports.audit_log import end_of
+from reefknot.runtime.addresses import is_loopback, is_wildcard
 from reefknot.runtime.database_urls import SQLITE_PREFIX
 from reefknot.runtime.log import error_text, printable
 from reefknot.telemetry.metrics import series
 
 if TYPE_CHECKING:
+    from reefknot.config.schema import DashboardSection
     from reefknot.config.settings import Settings
     from reefknot.ports.store import Store
 
@@ -266,13 +267,7 @@ def _dashboard(settings: Settings) -> Iterator[Finding]:
     if is_loopback(section.host):
         yield Finding("dashboard", "ok", f"on {section.host}, for this host alone")
         return
-    lacks = []
-    if section.tls_certificate is None or section.tls_key is None:
-        lacks.append("tls_certificate and tls_key")
-    if section.operator_token is None and section.reader_token is None:
-        lacks.append("operator_token or reader_token")
-    if section.host.strip("[]") in ("0.0.0.0", "::") and not section.allowed_hosts:  # noqa: S104 - it is looked for
-        lacks.append("allowed_hosts")
+    lacks = missing_protection(section, section.host)
     if lacks:
         text = f"{section.host} is reached from other hosts, and {' and '.join(lacks)} are missing"
         way_out = "set them in the section dashboard, or set host to 127.0.0.1: it is not served like this"
@@ -281,14 +276,14 @@ def _dashboard(settings: Settings) -> Iterator[Finding]:
         yield Finding("dashboard", "ok", f"on {section.host}, with TLS and a token")
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this host can reach the address. A name other than localhost may be anything."""
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
+def missing_protection(section: DashboardSection, host: str) -> list[str]:
+    """The settings of the section `dashboard` without which it is not served on an address that other hosts reach."""
+    has_tls = section.tls_certificate is not None and section.tls_key is not None
+    has_token = section.operator_token is not None or section.reader_token is not None
+    has_name = bool(section.allowed_hosts) or not is_wildcard(host)
+    lacks = [] if has_tls else ["tls_certificate", "tls_key"]
+    lacks += [] if has_token else ["operator_token or reader_token"]
+    return lacks if has_name else [*lacks, "allowed_hosts"]
 
 
 async def _logins(settings: Settings) -> Finding:
@@ -340,7 +335,7 @@ async def _leases(store: Store, systems: list[dict[str, Any]]) -> Finding:
 async def _events(store: Store, systems: list[dict[str, Any]]) -> Finding:
     """Events that running systems could not write to the log yet, and those that were lost."""
     activity = await store_activity(store, systems)
-    waiting = sum((one.get("activity") or {}).get("audit_buffered", 0) for one in systems)
+    waiting = sum(reported(one, "audit_buffered", 0) for one in systems)
     lately = int(sum(series(activity.buckets, store.moment().wall / 1000)["audit_lost"]))
     lost = max(lately, int(activity.totals.get("audit_lost", 0)))
     if lately:

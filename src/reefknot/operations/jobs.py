@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Collection, Mapping
 from datetime import UTC, datetime
 from types import EllipsisType
@@ -29,6 +28,7 @@ from reefknot.core.work import (
 from reefknot.errors import KeyConflictError, OperationError, QueueFullError
 from reefknot.operations import bulk
 from reefknot.operations.bulk import SILENT, BulkListener, BulkVerb, change_jobs, named, tenant_hint
+from reefknot.operations.operator import polled
 from reefknot.operations.values import ParameterUseError, check_limit, check_texts, one_of, time_ms, time_text
 from reefknot.ports.work_queue import WorkFilter
 from reefknot.runtime.log import printable
@@ -47,7 +47,6 @@ MOST_EVENTS = 100
 MOST_RUNNING = 100_000
 """Running jobs that are counted one by one; there are as many as slots."""
 CANCEL_WAIT_S = 5.0
-POLL_S = 0.1
 FROM_START = "; start again with the first page"
 _OPEN = (WorkState.PENDING, WorkState.RUNNING)
 _STATES = {one.value: one for one in WorkState}
@@ -350,13 +349,12 @@ def _tenant_of(kept: KeptEntry) -> str | EllipsisType | None:
 def _event_fields(kept: KeptEntry) -> dict[str, Any]:
     """The fields of an event, with the defaults that it leaves out; of a damaged one those that the store has beside
     its body, which may be another tenant's."""
-    from reefknot.core.audit.event import BRIEF_DEFAULTS
+    from reefknot.operations.words.events import event_fields
 
     if _tenant_of(kept) is ...:
         at, kind = time_text(kept.entry.at), kept.entry.event_type
         return {"timestamp": at, "event_type": kind, "sequence": kept.sequence, "unreadable": True}
-    found: dict[str, Any] = msgspec.json.decode(kept.entry.body)
-    return BRIEF_DEFAULTS.get(str(found.get("event_type")), {}) | found
+    return event_fields(kept.entry.body)
 
 
 def _absent(job: str, tenant: str | None) -> OperationError:
@@ -439,15 +437,10 @@ async def _cancel(operator: Operator, cancel: Cancel, *, dry_run: bool) -> tuple
     event = operator.event("job.cancel", job, tenant_id=cancel.tenant_id, reason=reason)
     if await client.cancel(job, reason, tenant_id=cancel.tenant_id, who=operator.actor, events=[event]):
         return before.value, "cancelled"
-    found = await store.work.get(work_id)
-    for _ in range(int(CANCEL_WAIT_S / POLL_S)):
-        if found is None or found.state not in _OPEN:
-            break
-        await asyncio.sleep(POLL_S)
-        found = await store.work.get(work_id)
-    if found is None:
-        return before.value, "gone"
-    return before.value, visible_state(found, now.moment, gone=now.gone).value
+    found = await polled(
+        lambda: store.work.get(work_id), CANCEL_WAIT_S, enough=lambda one: one is None or one.state not in _OPEN
+    )
+    return before.value, "gone" if found is None else await state_in_words(store, found)
 
 
 # ---- retry -----------------------------------------------------------------------------------------------------------

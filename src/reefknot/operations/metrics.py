@@ -17,7 +17,7 @@ from reefknot.core.overload.admission import OverloadStatus
 from reefknot.core.retry.decide import Reason
 from reefknot.errors import OperationError
 from reefknot.operations.overview import overview
-from reefknot.telemetry.metrics import DECISIONS, JOB_BOUNDS, WAIT_BOUNDS
+from reefknot.telemetry.metrics import DECISIONS, JOB_BOUNDS, KEY_ACTIONS, STATUSES, WAIT_BOUNDS
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -29,8 +29,6 @@ MOST_WORKERS = 100
 MOST_CLASSES = 64
 BREAKER_STATES = ("open", "half_open", "cooling", "resting", "probing", "recovering")
 """States of a breaker that is not closed: of a destination the first two, of a source the others."""
-KEY_ACTIONS = ("hit", "conflict", "record", "release", "in_progress", "unknown", "unrecorded", "taken_over", "forget")
-STATUSES = ("success", "error", "timeout", "cancelled")
 
 _Values = Mapping[tuple[str, ...], float]
 

@@ -3,12 +3,14 @@
 
 Every operation takes an operator first, and returns what JSON can carry: the command line prints it, the HTTP API sends
 it, a page draws it. A request that cannot be fulfilled raises `OperationError`, a value that is not accepted
-`ParameterError`; neither knows of exit codes or HTTP statuses.
+`ParameterError`; neither knows of exit codes or HTTP statuses. Who asks others to act waits until they have (`polled`).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import Struct
 
@@ -24,7 +26,10 @@ if TYPE_CHECKING:
     from reefknot.ports.audit_log import AuditEntry
     from reefknot.ports.store import Store
 
+R = TypeVar("R")
+
 LONGEST_ACTOR = 200
+_POLL_S = 0.1
 
 
 class Operator(Struct, frozen=True):
@@ -74,3 +79,14 @@ def actor_name(claimed: str | None) -> str:
         return getuser()
     except (KeyError, OSError, ImportError):
         return "unknown"
+
+
+async def polled(look: Callable[[], Awaitable[R]], seconds: float, *, enough: Callable[[R], object] = bool) -> R:
+    """The first result of `look` that is enough, else the last one within these seconds."""
+    found = await look()
+    for _ in range(int(seconds / _POLL_S)):
+        if enough(found):
+            break
+        await asyncio.sleep(_POLL_S)
+        found = await look()
+    return found

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from reefknot.app.activity import store_activity
+from reefknot.app.activity import reported, store_activity
 from reefknot.app.alerts import stored_alerts
 from reefknot.app.presence import STORE_S, living_systems
 from reefknot.core.audit.event import Completed, decode, timestamp_ms
@@ -72,7 +72,7 @@ async def overview(operator: Operator) -> dict[str, Any]:
         "quarantine": {"size": jobs["states"]["quarantined"], "added": round(sum(columns["quarantined"]))},
         "alerts": active_alerts(record, systems)["alerts"],
         "audit": {
-            "buffered": sum(_reported(one, "audit_buffered", 0) for one in systems),
+            "buffered": sum(reported(one, "audit_buffered", 0) for one in systems),
             "lost": round(sum(columns["audit_lost"])),
         },
         "series": {
@@ -87,12 +87,7 @@ async def overview(operator: Operator) -> dict[str, Any]:
 
 def _rate(systems: list[Status], name: str) -> float:
     """The sum of a rate over the living systems."""
-    return float(round(sum(_reported(one, "rates", {}).get(name, 0.0) for one in systems), 1))
-
-
-def _reported(system: Status, name: str, default: Any) -> Any:
-    """A part of what a system tells of its activity; the default for a system of an earlier version."""
-    return (system.get("activity") or {}).get(name, default)
+    return float(round(sum(reported(one, "rates", {}).get(name, 0.0) for one in systems), 1))
 
 
 def _retries(columns: dict[str, list[float]]) -> dict[str, Any]:
@@ -135,7 +130,7 @@ def _levels(systems: list[Status], workers: list[dict[str, Any]]) -> list[dict[s
     """The load level of each class of each worker, with the reason of one that is not healthy."""
     reasons: dict[str, dict[str, str]] = {}
     for system in systems:
-        reasons |= _reported(system, "levels", {})
+        reasons |= reported(system, "levels", {})
     found = []
     for worker in workers:
         for name, state in worker["classes"].items():
@@ -174,7 +169,7 @@ def _classes(levels: list[dict[str, Any]], waiting_for_router: int) -> dict[str,
 
 def _destinations(systems: list[Status], of_sources: list[dict[str, Any]]) -> dict[str, Any]:
     """The destinations whose retries are throttled, and the breakers that are not closed, those of sources included."""
-    troubled = [one for system in systems for one in _reported(system, "destinations", [])][:MOST_BREAKERS]
+    troubled = [one for system in systems for one in reported(system, "destinations", [])][:MOST_BREAKERS]
     throttled = [{name: one[name] for name in ("name", "worker_id", "tokens")} for one in troubled if one["throttled"]]
     breakers = [
         {"name": one["name"], "worker_id": one["worker_id"], "state": one["breaker"]}

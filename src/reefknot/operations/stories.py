@@ -34,21 +34,13 @@ from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import InvalidMessage, StepRequest, read_assignment
 from reefknot.core.retry.backoff import delay_before
 from reefknot.core.retry.book import Request
+from reefknot.core.retry.decide import DECIDING_FIELD
 from reefknot.core.work import WorkItem, WorkState, is_ingestion, is_over
 from reefknot.errors import ReefknotError
 from reefknot.operations.values import time_text
 
 if TYPE_CHECKING:
     from reefknot.core.retry.book import Book
-
-DECIDED_BY = {
-    "again": "base_delay",
-    "not_retryable": "retryable",
-    "attempts_spent": "max_attempts",
-    "budget_spent": "time_budget",
-    "hint_too_long": "max_retry_after",
-}
-"""The field of the policy that an answer comes from. Throttle, breakers and callers are no part of a policy."""
 
 
 class AttemptStory(Struct, kw_only=True):
@@ -183,7 +175,7 @@ class Storyteller:
     def _layer(self, record: DecisionRecord) -> tuple[str | None, str | None]:
         """The field of the policy that decided, and its layer in the configured policies, if they are those of the
         decision and give the same value."""
-        field = DECIDED_BY.get(record.answer)
+        field = DECIDING_FIELD.get(record.answer)
         if field is None or self._book is None or record.book_hash != self._book.hash:
             return field, None
         kind = "connector" if is_ingestion(self._item) else "block"

@@ -7,25 +7,22 @@ can drain a worker on another machine. The answer says whether all of them obeye
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from json import dumps
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reefknot.app.presence import living_systems
 from reefknot.core.routing import WorkerState, worker_state
 from reefknot.errors import OperationError, ParameterError
+from reefknot.operations.operator import polled
 from reefknot.operations.values import ParameterUseError, time_text, unknown_word
 
 if TYPE_CHECKING:
     from reefknot.operations.operator import Operator
 
-R = TypeVar("R")
-
 OBEY_WAIT_S = 5.0
 LONGEST_DRAIN_S = 86_400
 PARTS = ("worker", "router")
-_POLL_S = 0.1
 
 # ---- running systems -------------------------------------------------------------------------------------------------
 
@@ -100,17 +97,6 @@ def _state_of(worker: Mapping[str, Any]) -> str:
 def status_of(state: str, level: str) -> str:
     """The word for a worker in a class: its load level while it runs, else its state."""
     return level if state == WorkerState.RUNNING else state
-
-
-async def polled(look: Callable[[], Awaitable[R]], seconds: float, *, enough: Callable[[R], object] = bool) -> R:
-    """The first result of `look` that is enough, else the last one within these seconds."""
-    found = await look()
-    for _ in range(int(seconds / _POLL_S)):
-        if enough(found):
-            break
-        await asyncio.sleep(_POLL_S)
-        found = await look()
-    return found
 
 
 # ---- commands to workers ---------------------------------------------------------------------------------------------

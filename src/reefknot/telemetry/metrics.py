@@ -10,7 +10,7 @@ counts as well.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from threading import Lock
 from typing import Any
 
@@ -65,8 +65,8 @@ OTHER = "other"
 WAIT_BOUNDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 JOB_BOUNDS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0, 60.0, 300.0, 3600.0)
 _CODES = frozenset(one.wire for one in ErrorCode)
-_STATUSES = frozenset({"success", "error", "timeout", "cancelled"})
-_KEY_ACTIONS = frozenset({"record", "release", "unknown", "forget", "hit", "in_progress", "conflict", "unrecorded"})
+STATUSES = ("success", "error", "timeout", "cancelled")
+KEY_ACTIONS = ("hit", "conflict", "record", "release", "in_progress", "unknown", "unrecorded", "taken_over", "forget")
 _BREAKER_STATES = frozenset({"closed", "open", "half_open", "healthy", "cooling", "resting", "probing", "recovering"})
 
 Buckets = dict[int, dict[str, float]]
@@ -225,7 +225,7 @@ def _decision(message: str) -> str:
 
 
 def _ended(event: Completed) -> _Counts:
-    status = _known(event.status, _STATUSES)
+    status = _known(event.status, STATUSES)
     totals: dict[str, float] = {f"jobs|{status}": 1}
     if event.duration_ms is not None:
         totals |= _DURATIONS.observed(event.duration_ms / 1000)
@@ -250,14 +250,14 @@ _COUNTED_BY: dict[type[Event], Callable[[Any], _Counts | None]] = {
     Dropped: lambda _: _DECIDED["dropped"],
     Completed: _ended,
     Quarantined: lambda _: ({"quarantined": 1}, {"quarantined": 1}),
-    IdempotencyEvent: lambda event: ({f"idempotency|{_known(event.action, _KEY_ACTIONS)}": 1}, {}),
+    IdempotencyEvent: lambda event: ({f"idempotency|{_known(event.action, KEY_ACTIONS)}": 1}, {}),
     TakenOver: lambda _: ({"idempotency|taken_over": 1}, {}),
     TimeoutOccurred: lambda _: ({"timeouts": 1}, {}),
     BreakerEvent: _breaker,
 }
 
 
-def _known(text: str, known: frozenset[str]) -> str:
+def _known(text: str, known: Collection[str]) -> str:
     return text if text in known else OTHER
 
 

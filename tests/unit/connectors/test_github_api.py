@@ -13,11 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reefknot.connectors.github_api import ApiAnswer, GithubApi, _bounded_body, failure_of, is_loopback, origin_of
+from reefknot.connectors.github_api import ApiAnswer, GithubApi, _bounded_body, failure_of, origin_of
 from reefknot.connectors.github_content import CommitTree, TreeEntry
 from reefknot.core.failure import FailureType
 from reefknot.errors import SourceError
 from reefknot.retrying.failures import failure_from
+from reefknot.runtime.addresses import is_loopback
 from reefknot.testing import virtual_time
 
 

@@ -23,9 +23,10 @@ from reefknot.config.schema import DashboardSection
 from reefknot.config.settings import Settings, load_settings
 from reefknot.core.redaction import Redactor
 from reefknot.core.work import WorkItem
-from reefknot.operations.health import EXTRAS, examine_address, examine_store, extras_finding, is_loopback
+from reefknot.operations.health import EXTRAS, examine_address, examine_store, extras_finding
 from reefknot.operations.operator import Operator
 from reefknot.ports.store import Store
+from reefknot.runtime.addresses import is_loopback
 from reefknot.runtime.processes import process_mark
 from reefknot.telemetry.metrics import STEP_S
 from reefknot.testing import run_virtual

@@ -14,7 +14,7 @@ from reefknot.core.audit.event import OperatorAction
 from reefknot.core.redaction import Redactor
 from reefknot.errors import OperationError, ParameterError
 from reefknot.operations import systems
-from reefknot.operations.operator import Operator
+from reefknot.operations.operator import Operator, polled
 from reefknot.operations.systems import (
     command_worker,
     list_routers,
@@ -185,5 +185,5 @@ def test_a_poll_ends_with_the_last_look_when_nothing_is_enough() -> None:
         looks.append(len(looks))
         return looks[-1]
 
-    assert asyncio.run(systems.polled(look, 0.2, enough=lambda found: found > 99)) == 2
-    assert asyncio.run(systems.polled(look, 9.0, enough=lambda found: found > 2)) == 3
+    assert asyncio.run(polled(look, 0.2, enough=lambda found: found > 99)) == 2
+    assert asyncio.run(polled(look, 9.0, enough=lambda found: found > 2)) == 3

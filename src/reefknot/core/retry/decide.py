@@ -42,6 +42,17 @@ REFUSED = frozenset(
 """Reasons for which a retry is refused though the policy's attempts and time are not spent."""
 
 
+DECIDING_FIELD: dict[str, str] = {
+    "again": "base_delay",
+    Reason.NOT_RETRYABLE: "retryable",
+    Reason.ATTEMPTS_SPENT: "max_attempts",
+    Reason.BUDGET_SPENT: "time_budget",
+    Reason.HINT_TOO_LONG: "max_retry_after",
+}
+"""The field of a policy that an answer comes from: `again` or a reason. Throttle, breakers and callers are no part of a
+policy."""
+
+
 class Again(Struct, frozen=True, gc=False):
     """Another attempt, after `delay` seconds."""
 
