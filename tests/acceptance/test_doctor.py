@@ -161,7 +161,7 @@ def test_the_configuration_its_secrets_and_its_dashboard_are_findings_too(person
     assert found["dashboard"]["text"] == "on 127.0.0.1, for this host alone"
     ended = person("doctor")
     assert (
-        "warning  secrets     secrets.api: env:NO_SUCH_VARIABLE: there is no such environment variable; set"
+        "warning  secrets     secrets.api (env:NO_SUCH_VARIABLE): there is no such environment variable; set"
         in ended.stdout
     )
     assert "1 warning" in ended.stderr

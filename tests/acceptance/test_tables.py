@@ -38,6 +38,7 @@ TABLES: dict[str, list[tuple[str, ...]]] = {
     "telemetry._put": [("telemetry", "show")],
     "idempotency.show_key": [("idempotency", "show", "order-7")],
     "idempotency.stats": [("idempotency", "stats")],
+    "alert._put": [("alert", "list")],
     "audit._put_analysis": [("audit", "analyse")],
     "parts._list_workers.text": [("worker", "list")],
     "top._put_view": [("top", "--once")],
@@ -78,6 +79,7 @@ blocks:
 sources:
   vault: {connector: obsidian_vault, path: vault, every: 1h}
   offline: {connector: local_files, path: no-such-folder, cron: "0 7 * * 1-5"}
+alerts: {rules: {quarantine_growth: {threshold: 0, for_seconds: 0}}}
 schedules:
   nightly: {cron: "30 2 * * *", time_zone: Europe/Berlin, assignment: {job: {type: own.flaky}}}
 """
@@ -130,6 +132,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             asyncio.run(keep_a_key(path))
             until(lambda: "worker-1" in run(path, "router", "status").stdout)
             until(lambda: "local_files" in run(path, "telemetry", "show").stdout)
+            until(lambda: "quarantine_growth" in run(path, "alert", "list").stdout)
             yield path
         finally:
             system.kill()
@@ -180,7 +183,7 @@ def terminals(folder: Path) -> dict[int, dict[tuple[str, ...], Shown]]:
 
 SENTENCE = re.compile(
     r"Retried: |Not retried: |gate |[a-z]+:\S+: |retries per minute|\d+ events|router "
-    r"|submitted so far|reefknot top|jobs  |rates  |\d{4}-|\S+: (its|it|no|paused|\d+) |\d+ documents? could "
+    r"|submitted so far|reefknot top|jobs  |rates  |\d{4}-|\S+: (its|it|no|paused|reefknot|\d+) |\d+ documents? could "
 )
 """Lines of text around a table. A terminal breaks them."""
 

@@ -87,7 +87,7 @@ def without_holding_keys() -> None:
 
 
 def with_quick_looks() -> None:
-    """Look at alerts five times a second, with a minute of two steps of three seconds. This saves a test minutes too."""
+    """Look at alerts five times a second, with a minute of two steps of three seconds: this saves tests minutes."""
     reefknot.app.alerts.LOOK_EVERY_S = 0.2
     reefknot.app.alerts.MINUTE_STEPS = 2
     reefknot.telemetry.metrics.STEP_S = 3

@@ -11,9 +11,10 @@ from typing import Any
 
 from reefknot.cli.app import examples, noun
 from reefknot.cli.options import STORE, StoreFlags, Wide
-from reefknot.cli.output import age, put, put_table, say, show
+from reefknot.cli.output import put, put_table, say, show
 from reefknot.cli.store import address_to_read, with_store
 from reefknot.cli.watch import Watch, repeated
+from reefknot.operations.values import age
 
 app = noun("alert", "alert list", "alert list --json")
 

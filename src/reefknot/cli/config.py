@@ -16,7 +16,6 @@ from reefknot.cli.app import CommandError, Exit, examples, noun
 from reefknot.cli.options import COMMON, CommonFlags, FileName, Json, arg, file_arg, load, one_of, settings
 from reefknot.cli.output import (
     json_text,
-    plural,
     prints_to_stderr,
     put,
     put_document,
@@ -28,7 +27,7 @@ from reefknot.cli.output import (
     table_width,
 )
 from reefknot.errors import ConfigurationError, ParameterError
-from reefknot.operations.values import shown_value
+from reefknot.operations.values import plural, shown_value
 
 if TYPE_CHECKING:
     from reefknot.config.settings import Settings

@@ -22,7 +22,7 @@ from reefknot.cli.options import (
     arg,
     time_arg,
 )
-from reefknot.cli.output import age, put, put_document, put_fields, put_jobs, put_json, say, show
+from reefknot.cli.output import put, put_document, put_fields, put_jobs, put_json, say, show
 from reefknot.cli.store import address_of, address_to_read, with_store
 from reefknot.cli.watch import Watch, repeated
 from reefknot.errors import OperationError
@@ -37,6 +37,7 @@ from reefknot.operations.jobs import (
     retry_jobs,
     show_job,
 )
+from reefknot.operations.values import age
 
 if TYPE_CHECKING:
     from reefknot.operations.bulk import BulkListener

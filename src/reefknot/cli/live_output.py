@@ -24,11 +24,12 @@ from cyclopts import Parameter
 
 from reefknot.cli import output
 from reefknot.cli.options import arg, one_of
-from reefknot.cli.output import data, queue_depth
+from reefknot.cli.output import data
 from reefknot.core.audit import event as events
 from reefknot.core.audit.analysis import epoch_seconds
 from reefknot.core.messages import ResultStatus
 from reefknot.errors import StoreError
+from reefknot.operations.values import queue_depth
 from reefknot.operations.words.events import describe
 from reefknot.ports.audit_log import AuditLog, AuditQuery, KeptEntry
 

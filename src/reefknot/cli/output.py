@@ -18,11 +18,8 @@ from io import BufferedWriter, FileIO, TextIOWrapper
 from select import select
 from typing import Any, TextIO
 
-from reefknot.operations import values
+from reefknot.operations.values import jsonable
 from reefknot.runtime.log import printable
-
-age, seconds, long_seconds, time_text = values.age, values.seconds, values.long_seconds, values.time_text
-plural, queue_depth, jsonable = values.plural, values.queue_depth, values.jsonable
 
 STDOUT, STDERR = 1, 2
 """Numbers of the descriptors that every process inherits."""

@@ -26,18 +26,7 @@ from reefknot.cli.options import (
     check_number,
     check_seconds,
 )
-from reefknot.cli.output import (
-    age,
-    data,
-    prints_to_stderr,
-    put,
-    put_json,
-    put_table,
-    queue_depth,
-    relative,
-    say,
-    show,
-)
+from reefknot.cli.output import data, prints_to_stderr, put, put_json, put_table, relative, say, show
 from reefknot.cli.serve import (
     DrainSeconds,
     For,
@@ -70,6 +59,7 @@ from reefknot.operations.systems import (
     reloaded,
     status_of,
 )
+from reefknot.operations.values import age, queue_depth
 from reefknot.runtime.log import printable
 
 if TYPE_CHECKING:

@@ -30,25 +30,14 @@ from reefknot.cli.options import (
     settings,
     unknown,
 )
-from reefknot.cli.output import (
-    GAP,
-    long_seconds,
-    prints_to_stderr,
-    put,
-    put_document,
-    put_table,
-    relative,
-    say,
-    seconds,
-    show,
-    table_width,
-)
+from reefknot.cli.output import GAP, prints_to_stderr, put, put_document, put_table, relative, say, show, table_width
 from reefknot.core.failure import FailureType
 from reefknot.core.retry.book import Book, FieldOrigin, FieldValue, ResolvedPolicy
 from reefknot.core.retry.explain import PlannedWait
 from reefknot.core.retry.policy import RetryPolicy
 from reefknot.operations import policies as operations
 from reefknot.operations.policies import ActiveBook, PolicyQuestion
+from reefknot.operations.values import long_seconds, seconds
 from reefknot.operations.words import policies as words
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from reefknot.cli.app import CommandError, Exit, noun
 from reefknot.cli.assignments import STDIN, AssignmentLine, InvalidLine, assignments, display_name, require_file, survey
 from reefknot.cli.live_output import LOG, LogFlags
 from reefknot.cli.options import SYSTEM, FileName, SystemFlags, arg, check_whole, file_arg, unwritable
-from reefknot.cli.output import Advance, data, plural, prints_to_stderr, progress, put, say
+from reefknot.cli.output import Advance, data, prints_to_stderr, progress, put, say
 from reefknot.cli.serve import (
     Shutdown,
     Startup,
@@ -42,6 +42,7 @@ from reefknot.core.redaction import Redactor
 from reefknot.core.results import answer_of
 from reefknot.core.work import WorkState, is_workers
 from reefknot.errors import KeyConflictError, QueueFullError
+from reefknot.operations.values import plural
 from reefknot.runtime.files import output_file
 from reefknot.runtime.log import printable
 

@@ -8,10 +8,11 @@ from typing import Annotated, Any
 
 from reefknot.cli.app import noun
 from reefknot.cli.options import STORE, StoreFlags, arg
-from reefknot.cli.output import age, plural, put, put_json, put_table, relative
+from reefknot.cli.output import put, put_json, put_table, relative
 from reefknot.cli.parts import worker_rows
 from reefknot.cli.store import StoreAddress, address_to_read, with_store
 from reefknot.cli.watch import check_every, repeated, seconds_arg
+from reefknot.operations.values import age, plural
 
 app = noun(
     "top",

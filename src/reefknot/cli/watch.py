@@ -21,7 +21,8 @@ from cyclopts import Parameter
 
 from reefknot.cli.app import CommandError, Exit, exit_for
 from reefknot.cli.options import arg, check_number
-from reefknot.cli.output import OutputError, plural, reader_is_gone, say, wrapped
+from reefknot.cli.output import OutputError, reader_is_gone, say, wrapped
+from reefknot.operations.values import plural
 from reefknot.runtime.log import printable
 
 if TYPE_CHECKING:

@@ -84,10 +84,10 @@ def _charts(found: Found) -> list[Found]:
             for name in names
         ]
 
-    def chart(title: str, kind: str, unit: str, shown: list[Found], told: Callable[[float], str] = amount) -> Found:
+    def chart(title: str, kind: str, unit: str, shown: list[Found], in_words: Callable[[float], str] = amount) -> Found:
         for one in shown:
             known = [value for value in one["values"] if value is not None]
-            one["now"] = told(known[-1]) if known else "–"
+            one["now"] = in_words(known[-1]) if known else "–"
         return {"title": title, "kind": kind, "unit": unit, "series": shown, "step_s": step}
 
     recovered = [

@@ -24,7 +24,7 @@ from reefknot.app.activity import store_activity
 from reefknot.app.doctor import Finding, examine, examine_open
 from reefknot.app.presence import STORE_S, dead_owners, living_systems
 from reefknot.config.reading.session import KeyPath, Problem, dotted
-from reefknot.config.secrets import NATS_SECRETS, resolve_at
+from reefknot.config.secrets import NATS_SECRETS, is_reference, resolve_at
 from reefknot.core.redaction import Redactor
 from reefknot.errors import ConfigurationError, StoreError
 from reefknot.operations.operator import Operator
@@ -207,6 +207,8 @@ def _secret_places(settings: Settings) -> Iterator[KeyPath]:
     yield from (("secrets", name) for name in settings.configuration.secrets)
     yield from (("nats", key) for key in NATS_SECRETS)
     yield from (("dashboard", key) for key in ("operator_token", "reader_token"))
+    for name, source in settings.tree.value.get("sources", {}).items():
+        yield from (("sources", name, key) for key, written in source.items() if is_reference(written))
 
 
 def _secrets(settings: Settings) -> Iterator[Finding]:
@@ -219,7 +221,9 @@ def _secrets(settings: Settings) -> Iterator[Finding]:
         number += 1
         if isinstance(found, Problem):
             way_out = "set it for the processes that need it; this one may be another user's"
-            yield Finding("secrets", "warning", f"{found.path}: {found.message}", way_out)
+            reference, _, reason = found.message.rpartition(": ")
+            # In parentheses: behind the name of a secret and a colon, the redactor takes out what follows.
+            yield Finding("secrets", "warning", f"{found.path} ({reference}): {reason}", way_out)
     for name, file in _secret_files(settings):
         yield from _exposed(name, file)
     if number:

@@ -10,7 +10,6 @@ import pytest
 from reefknot.app import open_store
 from reefknot.cli import live_output
 from reefknot.cli.live_output import LevelChanges, LiveFeed
-from reefknot.cli.output import queue_depth
 from reefknot.core.audit.event import (
     Admission,
     AnyEvent,
@@ -24,6 +23,7 @@ from reefknot.core.audit.event import (
     TimeoutOccurred,
 )
 from reefknot.errors import StoreUnavailableError
+from reefknot.operations.values import queue_depth
 from reefknot.operations.words.events import describe
 from reefknot.ports.audit_log import AuditQuery, KeptEntry
 from tests.unit.cli.audit_events import STORY, attempt, entry

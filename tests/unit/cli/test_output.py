@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reefknot.cli import watch
-from reefknot.cli.output import OutputError, cell_len, jsonable, progress, put, put_json, put_table, say, wrapped
+from reefknot.cli.output import OutputError, cell_len, progress, put, put_json, put_table, say, wrapped
 from reefknot.core.retry.policy import Jitter
 from reefknot.errors import StoreLockedError
+from reefknot.operations.values import jsonable
 from reefknot.runtime.log import printable
 from tests.unit.cli.running import Commands
 

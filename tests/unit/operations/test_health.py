@@ -113,7 +113,9 @@ def test_a_library_with_the_race_that_damages_files_is_a_warning(version: str, l
 
 
 def test_a_secret_that_cannot_be_read_here_is_a_warning_and_a_file_for_all_eyes_too(tmp_path: Path) -> None:
-    settings = written(tmp_path, "secrets: {api: 'env:NO_SUCH_VARIABLE', mail: 'file:mail.txt'}\n")
+    text = "secrets: {api: 'env:NO_SUCH_VARIABLE', mail: 'file:mail.txt'}\n"
+    source = "{connector: github_repository, repository: a/b, token: 'env:NO_TOKEN'}"
+    settings = written(tmp_path, f"{text}sources: {{product: {source}}}\n")
     file = tmp_path / "mail.txt"
     file.write_text("xyzzy-the-password")
     file.chmod(0o644)
@@ -126,12 +128,13 @@ def test_a_secret_that_cannot_be_read_here_is_a_warning_and_a_file_for_all_eyes_
     found = [one for one in report["findings"] if one["check"] == "secrets" and one["level"] == "warning"]
 
     assert report["ok"]
-    assert "secrets.api: env:NO_SUCH_VARIABLE: there is no such environment variable" in found[0]["text"]
-    assert found[1]["way_out"] == f"chmod 600 {file}"
-    assert len(found) == 2
+    assert "secrets.api (env:NO_SUCH_VARIABLE): there is no such environment variable" in found[0]["text"]
+    assert "sources.product.token (env:NO_TOKEN): there is no such environment variable" in found[1]["text"]
+    assert found[2]["way_out"] == f"chmod 600 {file}"
+    assert len(found) == 3
     assert "xyzzy" not in json.dumps(report)
     file.chmod(0o600)
-    assert len([one for one in asyncio.run(main())["findings"] if one["level"] == "warning"]) == 1
+    assert len([one for one in asyncio.run(main())["findings"] if one["level"] == "warning"]) == 2
 
 
 def test_a_secret_in_a_text_that_is_found_is_hidden(tmp_path: Path) -> None:

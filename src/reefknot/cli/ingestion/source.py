@@ -34,23 +34,14 @@ from reefknot.cli.options import (
     settings,
     unwritable,
 )
-from reefknot.cli.output import (
-    data,
-    plural,
-    prints_to_stderr,
-    put,
-    put_document,
-    put_json,
-    relative,
-    say,
-    show,
-)
+from reefknot.cli.output import data, prints_to_stderr, put, put_document, put_json, relative, say, show
 from reefknot.cli.store import StoreAddress, address_of, looked, opened, with_store
 from reefknot.cli.watch import Watch, repeated
 from reefknot.core.work import WorkItem, WorkState
 from reefknot.errors import OperationError
 from reefknot.operations import sources as operations
 from reefknot.operations.sources import named_source
+from reefknot.operations.values import plural
 
 if TYPE_CHECKING:
     from reefknot.app.sources import ConfiguredSource

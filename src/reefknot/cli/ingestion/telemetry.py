@@ -15,13 +15,14 @@ from msgspec import Struct
 
 from reefknot.cli.app import CommandError, examples, noun
 from reefknot.cli.options import OPERATOR, STORE, ConnectorName, OperatorFlags, StoreFlags, Wide, arg
-from reefknot.cli.output import plural, put, put_document, put_table, say, seconds, show
+from reefknot.cli.output import put, put_document, put_table, say, show
 from reefknot.cli.store import address_of, looked
 from reefknot.cli.watch import Watch, repeated
 from reefknot.core.retry.tuning import ConnectorCounts, TuningAnswer, Verdict, proposed_values
 from reefknot.errors import ParameterError
 from reefknot.ingestion.telemetry import ConnectorMetrics
 from reefknot.operations import telemetry as operations
+from reefknot.operations.values import plural, seconds
 
 app = noun("telemetry", "telemetry show", "telemetry show --json")
 
