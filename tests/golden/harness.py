@@ -37,7 +37,7 @@ _HOST = re.escape(socket.gethostname())
 _USER = re.escape(own_identity().user)
 _MEASURED = (
     "elapsed_s|elapsed_seconds|elapsed|latency_ms|oldest_age_s|oldest_due_s|age_s|due_in_s|lease_seconds_left"
-    "|heard_at|heartbeat_at|probed_at"
+    "|heard_at|heartbeat_at|probed_at|attempt_seconds"
 )
 """Fields that hold a measured time, in seconds or milliseconds."""
 _LENGTH = r"\d+(?:\.\d+)? (?:ms|s|min)\b"
