@@ -277,8 +277,9 @@ async def job_story(operator: Operator, job: str, tenant: str | None = None) -> 
     kept = await _events(store.audit, job, tenant, MOST_EVENTS + 1)
     now, is_cut = await now_in(store), len(kept) > MOST_EVENTS
     readable = [event for one in kept[:MOST_EVENTS] if (event := _event(one)) is not None]
-    found = attempts_of(item, readable, None if settings is None else settings.book)
     fields: Any = redactor.tree(job_fields(item, now))
+    runs = fields["state"] == WorkState.RUNNING.value
+    found = attempts_of(item, readable, None if settings is None else settings.book, runs=runs)
     ended = item.updated_at if is_over(item) else None
     names = ("id", "tenant_id", "type", "state", "class", "reason", "created_at", "deadline_at", "due_at", "age_s")
     return {

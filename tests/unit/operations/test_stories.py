@@ -143,7 +143,7 @@ def test_a_hint_that_is_shorter_than_the_own_backoff_is_not_what_is_waited_for(t
         assert (running["outcome"], running["number"], running["started_at"], running["ended_at"]) == (
             "running",
             1,
-            None,
+            timestamp(scene.world.clock.wall()),
             None,
         )
         assert found["ended_at"] is None
@@ -174,6 +174,25 @@ def test_the_end_of_a_job_that_gave_up_is_told_once_and_a_requeue_begins_a_gener
         )
         assert (one["generation"], two["generation"], two["number"], two["outcome"]) == (0, 1, 1, "succeeded")
         assert two["started_at"] is None, "a result that cannot be read tells no time"
+
+    in_scene(tmp_path, story)
+
+
+def test_an_attempt_that_was_cancelled_while_it_ran_is_told(tmp_path: Path) -> None:
+    async def story(scene: OperatorScene) -> None:
+        ended = Completed(**about(12), status="cancelled", attempts=2, attempt_seconds=9.5)
+        found = await told(scene, [*BEGUN, retried(1.0, 1, decided(1, 0.5)), ended], result="{}")
+        _, cancelled = found["attempts"]
+        assert (cancelled["number"], cancelled["outcome"], cancelled["duration_s"]) == (2, "cancelled", 9.5)
+        assert (cancelled["started_at"], cancelled["ended_at"]) == (timestamp(NOON + 2.5), timestamp(NOON + 12))
+
+    in_scene(tmp_path, story)
+
+
+def test_a_job_that_was_cancelled_before_it_ran_has_no_attempt(tmp_path: Path) -> None:
+    async def story(scene: OperatorScene) -> None:
+        found = await told(scene, [*BEGUN, Completed(**about(12), status="cancelled", attempts=0)], result="{}")
+        assert found["attempts"] == []
 
     in_scene(tmp_path, story)
 
