@@ -55,6 +55,11 @@ def assignment_and_tenant(record: str) -> tuple[str, str | None]:
     return name, tenant.replace("%7C", "|").replace("%25", "%") or None
 
 
+def step_key(record: str, generation: int) -> str:
+    """The idempotency key that a step is handed: the same in all attempts of a run, another one after a requeue."""
+    return f"{record}/{generation}"
+
+
 class WorkState(StrEnum):
     PENDING = "pending"
     RUNNING = "running"

@@ -70,11 +70,13 @@ BEGUN: list[AnyEvent] = [
 ]
 
 
-async def told(scene: OperatorScene, events: list[AnyEvent], *, result: str | None = None) -> dict[str, Any]:
+async def told(
+    scene: OperatorScene, events: list[AnyEvent], *, result: str | None = None, payload: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """The story of a job that ended, with these events."""
     store = scene.world.store
     options = AssignmentOptions(retry_count=2)
-    body = encode(ExecAssignment("order-7", "r", Job("http.request", {"url": "x"}), options=options))
+    body = encode(ExecAssignment("order-7", "r", Job("http.request", payload or {"url": "x"}), options=options))
     await store.work.assign(
         [WorkItem("order-7", "http.request", "io@worker-1", payload=body)], start={"order-7"}, owner="w"
     )
@@ -193,6 +195,43 @@ def test_a_job_that_was_cancelled_before_it_ran_has_no_attempt(tmp_path: Path) -
     async def story(scene: OperatorScene) -> None:
         found = await told(scene, [*BEGUN, Completed(**about(12), status="cancelled", attempts=0)], result="{}")
         assert found["attempts"] == []
+
+    in_scene(tmp_path, story)
+
+
+@pytest.mark.parametrize(
+    ("payload", "key"),
+    [
+        ({"url": "x"}, ("order-7/0", "step")),
+        ({"url": "x", "headers": {"Idempotency-Key": "mine-1"}}, ("mine-1", "header")),
+        ({"url": "x", "headers": ["odd"]}, ("order-7/0", "step")),
+    ],
+)
+def test_the_key_is_the_one_that_the_request_sends(
+    tmp_path: Path, payload: dict[str, Any], key: tuple[str, str]
+) -> None:
+    async def story(scene: OperatorScene) -> None:
+        found = await told(scene, BEGUN, payload=payload)
+        assert (found["idempotency_key"], found["idempotency_key_from"]) == key
+        assert found["assignment"]["job"]["payload"] == payload
+
+    in_scene(tmp_path, story)
+
+
+def test_history_and_events_are_told_in_sentences_by_time(tmp_path: Path) -> None:
+    """A worker's admission is written before the router's choice, which it follows."""
+
+    async def story(scene: OperatorScene) -> None:
+        submitted, routing, admission = BEGUN
+        routing = structs.replace(routing, timestamp=admission.timestamp)
+        found = await told(scene, [submitted, admission, routing, retried(1.0, 1, decided(1, 0.75))])
+        assert [(one["what"], one["sentence"]) for one in found["lines"]] == [
+            ("submitted", "by ann on , process 0"),
+            ("routing", "to worker-1"),
+            ("admission", "accepted by worker-1, 0 waiting"),
+            ("retry_attempt", "attempt 1 failed: HTTP_ERROR: 503; again in 1.00 s"),
+        ]
+        assert found["lines"][0]["at"] == timestamp(NOON)
 
     in_scene(tmp_path, story)
 
