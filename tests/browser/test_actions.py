@@ -140,7 +140,7 @@ def test_the_effect_of_an_action_needs_no_live_stream(system: RunningSystem, vis
 
 def test_the_focus_stays_among_the_rows_when_one_of_them_leaves(system: RunningSystem, visit: Visit) -> None:
     for number in range(3):
-        system.submit(f"row-{number}", "own.flaky", {"failures": 3, "text": "a row that leaves"})
+        system.submit(f"row-{number}", "own.flaky", {"failures": 4, "text": "a row that leaves"})
     for number in range(3):
         system.ended(f"row-{number}", "quarantined")
     page = visit().goto("/quarantine?type=own.flaky", live=True)
