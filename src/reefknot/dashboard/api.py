@@ -13,6 +13,7 @@ import inspect
 import json
 import re
 from collections.abc import Mapping
+from math import isfinite
 from typing import TYPE_CHECKING, Any, get_origin
 from urllib.parse import parse_qsl, unquote_to_bytes
 
@@ -228,7 +229,34 @@ def body_of(kind: type[Struct], media_type: str | None, body: bytes) -> Any:
         if isinstance(error, ReefknotError):
             raise
         raise OperationError(f"the body is not JSON: {error}", "invalid") from None
+    _check_values(value)
     return _checked_body(kind, value)
+
+
+def _check_values(value: Any) -> None:
+    """Refuse what Python reads and nobody can store: half of a surrogate pair, and a number beyond all bounds."""
+    waiting = [("", value)]
+    while waiting:
+        place, one = waiting.pop()
+        match one:
+            case str() if not _is_text(one):
+                raise ParameterUseError(
+                    place or "the body", "half of a surrogate pair; accepted: text of whole characters"
+                )
+            case float() if not isfinite(one):
+                raise ParameterUseError(place or "the body", "the number is too large; accepted: up to about 1.8e308")
+            case dict():
+                for name, below in one.items():
+                    if not _is_text(name):
+                        waiting.append((place, name))
+                        break
+                    waiting.append((f"{place}.{shown(name)[1:-1]}".lstrip("."), below))
+            case list():
+                waiting += [(f"{place}[{number}]", below) for number, below in enumerate(one)]
+
+
+def _is_text(value: str) -> bool:
+    return value.isascii() or not any("\ud800" <= one <= "\udfff" for one in value)
 
 
 def _checked_body(kind: type[Struct], value: Any) -> Any:

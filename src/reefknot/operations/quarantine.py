@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 # ---- selection -------------------------------------------------------------------------------------------------------
 
 
-class QuarantineQuery(Struct, frozen=True, kw_only=True):
-    """Jobs in quarantine, as a person asks for them: named ones, or those that match every given field."""
+class QuarantineChoice(Struct, frozen=True, kw_only=True):
+    """Jobs in quarantine that an action is for, as a person asks for them: named ones, or those that match every given field."""
 
     ids: tuple[str, ...] = ()
     tenant: str | None = None
@@ -54,12 +54,8 @@ class QuarantineQuery(Struct, frozen=True, kw_only=True):
     fingerprint: str | None = None
     all: bool = False
     """Whether an action without ids and filter is meant for all jobs."""
-    limit: int = 50
-    after: str = ""
-    """The `next` of the page before."""
 
     def __post_init__(self) -> None:
-        check_limit(self.limit)
         if self.tenant is not None and not self.ids:
             raise ParameterUseError("tenant", "accepted with the ids of jobs, whose tenant it is; give ids")
         if self.ids and self.all:
@@ -83,6 +79,18 @@ class QuarantineQuery(Struct, frozen=True, kw_only=True):
             text = "select jobs by ids, a filter (type, source, reason, before, fingerprint), or all"
             raise OperationError(text, "invalid")
         return QuarantinedJobs(self.filter())
+
+
+class QuarantineQuery(QuarantineChoice, frozen=True, kw_only=True):
+    """A page of the jobs in quarantine. An action knows no pages: it is for all jobs that it names."""
+
+    limit: int = 50
+    after: str = ""
+    """The `next` of the page before."""
+
+    def __post_init__(self) -> None:
+        check_limit(self.limit)
+        QuarantineChoice.__post_init__(self)
 
 
 class QuarantinedJobs(Struct, frozen=True):
@@ -199,7 +207,7 @@ PURGE = BulkVerb("quarantine.purge", "purged")
 
 async def requeue_jobs(
     operator: Operator,
-    query: QuarantineQuery,
+    query: QuarantineChoice,
     *,
     because: str = "",
     dry_run: bool = False,
@@ -221,7 +229,7 @@ async def requeue_jobs(
 
 async def discard_jobs(
     operator: Operator,
-    query: QuarantineQuery,
+    query: QuarantineChoice,
     *,
     because: str = "",
     dry_run: bool = False,
@@ -252,7 +260,7 @@ def check_reason(because: str) -> None:
 
 async def purge_jobs(
     operator: Operator,
-    query: QuarantineQuery,
+    query: QuarantineChoice,
     *,
     because: str = "",
     dry_run: bool = False,
