@@ -26,7 +26,7 @@ from reefknot.dashboard.openapi import openapi_document
 from reefknot.dashboard.site import HttpRefusal, Site
 from reefknot.errors import OperationError, ParameterError, ReefknotError, shown
 from reefknot.operations.metrics import CONTENT_TYPE, metrics_text
-from reefknot.operations.values import ParameterUseError
+from reefknot.operations.values import ParameterUseError, check_limit
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -37,6 +37,8 @@ OPERATION_S = 30.0
 """Longest time of one operation."""
 MOST_PARAMETERS = 50
 LONGEST_PARAMETER = 4096
+MOST_LISTED = 1000
+"""Entries of one page of a list."""
 _JSON = "application/json"
 
 
@@ -78,7 +80,7 @@ def routes(site: Site) -> list[BaseRoute]:
             return put(msgspec.json.encode(refusal.tree()), refusal.status, refusal.headers)
 
     async def metrics(request: Request) -> Response:
-        async with asyncio.timeout(OPERATION_S):
+        async with asyncio.timeout(OPERATION_S), site.reading(request):
             return Response(await metrics_text(site.operator(request)), media_type=CONTENT_TYPE)
 
     # Every method comes here, so that a wrong one is answered with those that the path takes.
@@ -95,8 +97,15 @@ async def _answer(site: Site, route: ApiRoute, request: Request, in_path: dict[s
         None if route.body is None else body_of(route.body, request.headers.get("content-type"), await request.body())
     )
     async with asyncio.timeout(OPERATION_S):
-        found = route.call(site.operator(request), parameters, body)
-        return await found if inspect.isawaitable(found) else found
+        if route.is_read:
+            async with site.reading(request):
+                return await _called(site, route, request, parameters, body)
+        return await _called(site, route, request, parameters, body)
+
+
+async def _called(site: Site, route: ApiRoute, request: Request, parameters: Any, body: Any) -> Any:
+    found = route.call(site.operator(request), parameters, body)
+    return await found if inspect.isawaitable(found) else found
 
 
 def api_refusal(error: Exception, route: ApiRoute | None, site: Site) -> HttpRefusal:
@@ -153,6 +162,8 @@ def parameters_of(route: ApiRoute, in_path: dict[str, str], query: bytes) -> Any
             raise ParameterUseError(name, "is given twice; give it once")
         texts[name] = value
     found = {name: _value(name, value, fields[name].type) for name, value in texts.items()}
+    if isinstance(limit := found.get("limit"), int):
+        check_limit(limit, MOST_LISTED)
     return made(route.parameters, found)
 
 
@@ -253,6 +264,8 @@ def _check_values(value: Any) -> None:
                     waiting.append((f"{place}.{shown(name)[1:-1]}".lstrip("."), below))
             case list():
                 waiting += [(f"{place}[{number}]", below) for number, below in enumerate(one)]
+            case _:
+                pass
 
 
 def _is_text(value: str) -> bool:

@@ -46,7 +46,7 @@ class PageRenderer:
     async def page(self, view: View, asked: Mapping[str, str], request: Request) -> tuple[str, int]:
         """A whole page and its status."""
         state = request.state
-        async with asyncio.timeout(LOADING_S):
+        async with asyncio.timeout(LOADING_S), self._site.reading(request):
             found = await view.load(self._site.operator(request), asked)
         live_url = f"/live?{query_text({'view': view.name, **asked})}" if view.is_live else ""
         values = self._values(view.parent or view.name, asked, state.role) | {

@@ -27,6 +27,7 @@ from reefknot.errors import OperationError
 from reefknot.operations import bulk
 from reefknot.operations.bulk import SILENT, BulkListener, BulkVerb, UnclaimedJobs, change_jobs, named, tenant_hint
 from reefknot.operations.jobs import job_details, state_in_words
+from reefknot.operations.operator import in_slices
 from reefknot.operations.values import ParameterUseError, check_limit, check_texts, time_ms, time_text
 from reefknot.ports.work_queue import QuarantineFilter
 from reefknot.runtime.log import printable
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class QuarantineChoice(Struct, frozen=True, kw_only=True):
-    """Jobs in quarantine that an action is for, as a person asks for them: named ones, or those that match every given field."""
+    """Jobs in quarantine, as a person asks for them: named ones, or those that match every given field."""
 
     ids: tuple[str, ...] = ()
     tenant: str | None = None
@@ -126,7 +127,7 @@ async def list_quarantined(operator: Operator, query: QuarantineQuery) -> dict[s
     items = await operator.store.quarantine.find(query.filter(), after=unquote(query.after), limit=query.limit)
     settings = operator.settings
     return {
-        "items": [_fields(item, operator) for item in items],
+        "items": await in_slices(lambda item: _fields(item, operator), items),
         "next": quote(items[-1].id) if len(items) == query.limit else None,
         "quarantine_failed": settings is not None and settings.configuration.worker.quarantine_failed,
     }
