@@ -11,7 +11,7 @@ STAMP := .venv/.made
 EXTRAS := dev,bench,all
 # `make run` needs no tools: a fresh clone gets a small environment, and one that has all of it uses that.
 RUN_STAMP := .venv/.run
-RUN_EXTRAS := http
+RUN_EXTRAS := http,dashboard,metrics
 CODE := $(wildcard src tests tools bench examples)
 ARGS ?=
 SEEDS ?= 5000

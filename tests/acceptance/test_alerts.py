@@ -131,6 +131,17 @@ def test_without_a_system_the_list_says_that_nobody_has_looked(folder: Folder) -
     ]
 
 
+def test_the_list_shows_the_limits_that_are_configured(folder: Folder) -> None:
+    with (folder.path / "reefknot.yaml").open("a") as file:
+        file.write("alerts: {rules: {retry_rate: {threshold: 7, clear: 3}, success_rate: {threshold: 0.99}}}\n")
+    folder.nap("one", 0)
+    rules = {one["alert"]: one for one in folder.json("alert", "list")["rules"]}
+
+    assert (rules["retry_rate"]["threshold"], rules["retry_rate"]["clear"]) == (7, 3)
+    assert (rules["success_rate"]["clear"], rules["success_rate"]["resolved_when"]) == (1, "at 1")
+    assert rules["critical_workers"]["resolved_when"] == "at 0"
+
+
 @pytest.mark.parametrize(
     ("rules", "message"),
     [
@@ -139,6 +150,11 @@ def test_without_a_system_the_list_says_that_nobody_has_looked(folder: Folder) -
             "alerts.rules.retry_rate.clear: 6 is not accepted; accepted: at most the",
         ),
         ("success_rate: {clear: 0.5}", "alerts.rules.success_rate.clear: 0.5 is not accepted; accepted: at least the"),
+        (
+            "success_rate: {threshold: 95}",
+            "alerts.rules.success_rate.threshold: 95 is not accepted; accepted: at most 1",
+        ),
+        ("success_rate: {clear: 1.045}", "alerts.rules.success_rate.clear: 1.045 is not accepted; accepted: at most 1"),
         ("retry_speed: {threshold: 5}", "did you mean 'retry_rate'"),
         ("retry_rate: {threshold: -1}", "-1 is out of bounds"),
     ],

@@ -98,8 +98,8 @@ def test_a_changed_event_is_found_in_the_copy_and_the_store_is_intact(told: str)
 def test_the_store_is_kept_and_the_printed_commands_work_in_it(told: str, kept: Path) -> None:
     assert f"cd {kept}" in told
     printed = re.findall(r"^   \S*reefknot ([a-z].*)$", told.rpartition("are kept.")[2], re.MULTILINE)
-    assert printed == ["top", "job list", "job show invoice-1", "audit tail", "up"]
-    for words in ("top", "job list", "job show invoice-1", "audit tail", "up --for 0.1", "audit replay"):
+    assert printed == ["top", "job show invoice-1", "audit tail", "dashboard", "up"]
+    for words in ("top", "job show invoice-1", "audit tail", "dashboard --for 0.1", "up --for 0.1", "audit replay"):
         done = run_warm(*words.split(), cwd=kept, env=os.environ)
         assert done.returncode == 0, done.stderr
 
@@ -168,7 +168,7 @@ def test_make_run_installs_only_what_the_show_needs(tmp_path: Path) -> None:
         shutil.copy(ROOT / name, tmp_path)
     shutil.copytree(ROOT / "tools", tmp_path / "tools", ignore=shutil.ignore_patterns("__pycache__"))
 
-    assert re.findall(r"make_venv\.sh (\S+)", planned(tmp_path, "run")) == ["http"]
+    assert re.findall(r"make_venv\.sh (\S+)", planned(tmp_path, "run")) == ["http,dashboard,metrics"]
     assert set(re.findall(r"make_venv\.sh (\S+)", planned(tmp_path, "test"))) == {"dev,bench,all"}
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from reefknot.cli.app import examples, noun
 from reefknot.cli.options import STORE, StoreFlags, Wide
 from reefknot.cli.output import put, put_table, say, show
-from reefknot.cli.store import address_to_read, with_store
+from reefknot.cli.store import address_of, with_store
 from reefknot.cli.watch import Watch, repeated
 from reefknot.operations.values import age
 
@@ -22,7 +22,7 @@ app = noun("alert", "alert list", "alert list --json")
 @app.command(name="list", help_epilogue=examples("alert list", "alert list --watch", "alert list --json"))
 def list_(*, wide: Wide = False, watch: Watch = None, options: StoreFlags = STORE) -> None:
     """List the alerts that are active, with what to do, and the last ones that were resolved."""
-    address = address_to_read(options)
+    address = address_of(options)  # with its settings: they have the limits
 
     def draw() -> None:
         from reefknot.operations.alerts import list_alerts

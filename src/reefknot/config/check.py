@@ -254,7 +254,13 @@ def _alert_problems(tree: Tree, configuration: Configuration) -> Iterator[Proble
 
     for name, limits in configuration.alerts.rules.items():
         rule = alerts.with_limits(alerts.RULES[name], alerts.AlertLimits(**limits.model_dump()))
-        if alerts.clear_is_beyond(rule):
+        for key in ("threshold", "clear"):
+            if rule.most is not None and getattr(rule, key) > rule.most:
+                text = (
+                    f"{getattr(rule, key):g} is not accepted; accepted: at most {rule.most:g}, as the value is a share"
+                )
+                yield tree.problem(("alerts", "rules", name, key), text)
+        if alerts.clear_is_beyond(rule) and (rule.most is None or rule.threshold <= rule.most):
             side = "at least" if rule.below else "at most"
             accepted = f"{side} the threshold, {rule.threshold:g}: an alert is resolved where it is not raised"
             yield tree.problem(

@@ -32,6 +32,8 @@ class AlertThresholds(Struct, frozen=True):
     """The next step of whoever is told."""
     unit: str = ""
     below: bool = False
+    most: float | None = None
+    """The greatest value that there can be; None for one without a bound."""
 
     def is_beyond(self, value: float) -> bool:
         """Whether the value is worse than the threshold."""
@@ -74,6 +76,7 @@ RULES: dict[str, AlertThresholds] = {
             what="share of jobs that succeeded within 5 minutes",
             advice="reefknot job list --state failed shows the last failures",
             below=True,
+            most=1,
         ),
         AlertThresholds(
             OLDEST_AGE,
@@ -118,7 +121,8 @@ def with_limits(rule: AlertThresholds, limits: AlertLimits) -> AlertThresholds:
     """
     The rule with other limits.
 
-    Without a `clear`, that of a changed threshold keeps its share of it; it is never beyond the threshold.
+    Without a `clear`, that of a changed threshold keeps its share of it; it is never beyond the threshold, nor beyond
+    the greatest value that there can be.
     """
     threshold = rule.threshold if limits.threshold is None else limits.threshold
     clear = limits.clear
@@ -127,6 +131,7 @@ def with_limits(rule: AlertThresholds, limits: AlertLimits) -> AlertThresholds:
     elif clear is None:
         clear = threshold * rule.clear / rule.threshold if rule.threshold else threshold
         clear = max(clear, threshold) if rule.below else min(clear, threshold)
+        clear = clear if rule.most is None else min(clear, rule.most)
     seconds = rule.for_seconds if limits.for_seconds is None else limits.for_seconds
     return structs.replace(rule, threshold=threshold, clear=clear, for_seconds=seconds)
 
@@ -134,6 +139,14 @@ def with_limits(rule: AlertThresholds, limits: AlertLimits) -> AlertThresholds:
 def clear_is_beyond(rule: AlertThresholds) -> bool:
     """Whether the alert of a rule would be resolved by values that raise it."""
     return rule.clear < rule.threshold if rule.below else rule.clear > rule.threshold
+
+
+def resolved_text(rule: AlertThresholds) -> str:
+    """The values that resolve the alert of a rule, in words."""
+    at = f"at {_shown(rule.clear)}{rule.unit}"
+    if rule.clear == (rule.most if rule.below else 0):
+        return at
+    return f"{at} or {'above' if rule.below else 'below'}"
 
 
 class AlertState(Struct, frozen=True):

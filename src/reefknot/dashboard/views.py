@@ -204,13 +204,15 @@ _QUESTION = ("target", "source", *_FAILURE, "retry_count", "timeout_ms")
 
 
 async def _policies(operator: Operator, asked: Asked) -> Found:
-    from reefknot.operations.policies import explain_failure, list_policies, policy_waits, question_of, show_policy
+    from reefknot.operations import policies
+    from reefknot.operations.policies import list_policies, policy_waits, question_of, show_policy
+    from reefknot.operations.words.policies import in_ingestion, sentence
 
     listed = list_policies(operator.settings)
     targets = list(dict.fromkeys(one["target"] for one in listed["policies"]))
     sources = [one["source"] for one in listed["policies"] if one["source"]]
     found: Found = {"title": "Policies", "targets": targets, "sources": sources, "found": None, "errors": {}}
-    found |= {"answer": None, "shown_policy": None, "schedule": []}
+    found |= {"answer": None, "sentence": "", "effects": {}, "shown_policy": None, "schedule": []}
     if not asked:
         return found | {"found": listed}
     try:
@@ -219,7 +221,9 @@ async def _policies(operator: Operator, asked: Asked) -> Found:
         waits = policy_waits(operator.settings, question, redactor=operator.redactor)
         found["schedule"] = [(one["min"], one["max"]) for one in waits["schedule"]]
         if question.has_failure or question.is_control_flow:
-            found["answer"] = explain_failure(operator.settings, question, redactor=operator.redactor)
+            answer = policies.explained(policies.active_book(operator.settings, redactor=operator.redactor), question)
+            found |= {"answer": policies.answer_json(answer), "sentence": sentence(answer)}
+            found["effects"] = {} if answer.health is None else in_ingestion(answer, answer.health)
     except ParameterError as error:
         found["errors"] = {error.parameter: str(error)}
         found["found"] = listed

@@ -239,6 +239,7 @@ class Show(Tour):
             self.system = subprocess.Popen(
                 [sys.executable, "-m", "reefknot", "up"],
                 cwd=self.folder,
+                env={**os.environ, "REEFKNOT__DASHBOARD__ENABLED": "false"},  # the visitor starts one at the end
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
@@ -415,7 +416,7 @@ def _say_what_is_kept(show: Show) -> None:
     name = "reefknot" if shutil.which("reefknot") else quote(str(Path(sys.executable).with_name("reefknot")))
     show.line("")
     show.line(f"Configuration, store and log are kept. Go on with: cd {quote(str(show.folder))}", "bold")
-    for words in ("top", "job list", "job show invoice-1", "audit tail", "up"):
+    for words in ("top", "job show invoice-1", "audit tail", "dashboard", "up"):
         show.line(f"{name} {words}", "cyan")
 
 

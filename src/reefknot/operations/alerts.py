@@ -8,7 +8,7 @@ from reefknot.app.activity import reported
 from reefknot.app.alerts import AlertsRecord, RecordedAlert, looked_at, measured_now, rules_of, stored_alerts
 from reefknot.app.presence import living_systems
 from reefknot.config.schema import AlertsSection
-from reefknot.core.alerts import RULES
+from reefknot.core.alerts import RULES, resolved_text
 from reefknot.operations.values import time_text
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ async def list_alerts(operator: Operator) -> dict[str, Any]:
                 "value": None if values[name] is None else round(values[name] or 0.0, 4),
                 **{one: getattr(rules.get(name, rule), one) for one in ("threshold", "clear", "for_seconds")},
                 "raised_when": "below" if rule.below else "above",
+                "resolved_when": resolved_text(rules.get(name, rule)),
                 "what": rule.what,
             }
             for name, rule in RULES.items()

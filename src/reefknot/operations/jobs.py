@@ -114,7 +114,7 @@ def job_details(item: WorkItem, redactor: Redactor) -> dict[str, Any]:
     ingestion = is_ingestion(item)
     answer = answer_of(item) if item.result is None and not ingestion else None
     return {
-        **{name: getattr(item, name) for name in names},
+        **{name: redactor.tree(getattr(item, name)) for name in names},
         "source": item.source or None,
         "ingestion_job" if ingestion else "assignment": _decoded(item.payload or None, redactor),
         "failure": _decoded(item.failure, redactor),
@@ -242,7 +242,8 @@ class FoundJob(NamedTuple):
 
     def fields(self, redactor: Redactor) -> dict[str, Any]:
         """Everything about the job but its events."""
-        return {**job_fields(self.item, self.now), **job_details(self.item, redactor)}
+        hidden: Any = redactor.tree(job_fields(self.item, self.now))
+        return {**hidden, **job_details(self.item, redactor)}
 
 
 async def find_job(operator: Operator, job: str, tenant: str | None = None) -> FoundJob:
@@ -268,6 +269,7 @@ async def job_story(operator: Operator, job: str, tenant: str | None = None) -> 
     None: see `reefknot.operations.stories`. Secrets are hidden.
     """
     from reefknot.operations.stories import attempts_of
+    from reefknot.operations.words.events import in_words
 
     store, redactor, settings = operator.store, operator.redactor, operator.settings
     item = await store.work.get(record_id(job, tenant))
@@ -286,12 +288,15 @@ async def job_story(operator: Operator, job: str, tenant: str | None = None) -> 
         "ended_at": time_text(ended),
         "total_s": max(0, (now.moment.wall if ended is None else ended) - item.created_at) / 1000,
         "idempotency_key": None if found.idempotency_key is None else redactor(found.idempotency_key),
-        "trace_id": item.trace_id,
-        "correlation_id": item.correlation_id,
+        "trace_id": redactor.tree(item.trace_id),
+        "correlation_id": redactor.tree(item.correlation_id),
         "worker": fields["worker"] or found.worker_id,
         **{name: getattr(item, name) for name in ("generation", "snoozes", "interruptions", "crashes")},
         "attempts": redactor.tree([msgspec.to_builtins(one) for one in found.attempts]),
-        "events": _shown(kept[:MOST_EVENTS], redactor),
+        "events": [
+            {**shown, "sentence": redactor(in_words(one.entry.body)[1])}
+            for shown, one in zip(_shown(kept[:MOST_EVENTS], redactor), kept, strict=False)
+        ],
         "is_cut": is_cut,
     }
 

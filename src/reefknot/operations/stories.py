@@ -35,7 +35,7 @@ from reefknot.core.messages import InvalidMessage, StepRequest, read_assignment
 from reefknot.core.retry.backoff import delay_before
 from reefknot.core.retry.book import Request
 from reefknot.core.retry.decide import DECIDING_FIELD
-from reefknot.core.work import WorkItem, WorkState, is_ingestion, is_over
+from reefknot.core.work import ROUTER, WorkItem, WorkState, is_ingestion, is_over
 from reefknot.errors import ReefknotError
 from reefknot.operations.values import time_text
 
@@ -161,7 +161,7 @@ class Storyteller:
         """Take what the stored job tells beside its events: the attempt that runs now, and how long the last one
         took."""
         item = self._item
-        if item.state is WorkState.RUNNING and "@" in item.resource_class:
+        if item.state is WorkState.RUNNING and item.resource_class != ROUTER:
             running = self._new("", item.attempts + 1, "running")
             running.ended_at = None
             return

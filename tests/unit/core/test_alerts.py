@@ -11,6 +11,7 @@ from reefknot.core.alerts import (
     AlertThresholds,
     clear_is_beyond,
     next_state,
+    resolved_text,
     with_limits,
 )
 
@@ -89,6 +90,8 @@ def test_every_built_in_rule_is_resolved_where_it_is_not_raised(name: str) -> No
         (ABOVE, AlertLimits(clear=1, for_seconds=0), 10, 1, 0),
         (BELOW, AlertLimits(threshold=0.5), 0.5, pytest.approx(0.5278, abs=0.001), 0),
         (RULES["critical_workers"], AlertLimits(threshold=2), 2, 2, 30),
+        (RULES["success_rate"], AlertLimits(threshold=0.99), 0.99, 1, 60),
+        (RULES["success_rate"], AlertLimits(threshold=1), 1, 1, 60),
     ],
 )
 def test_configured_limits_replace_the_built_in_ones(
@@ -104,3 +107,24 @@ def test_configured_limits_replace_the_built_in_ones(
 def test_a_clear_on_the_wrong_side_is_found() -> None:
     assert clear_is_beyond(with_limits(ABOVE, AlertLimits(clear=11)))
     assert clear_is_beyond(with_limits(BELOW, AlertLimits(clear=0.8)))
+
+
+def test_a_share_that_is_whole_resolves_an_alert_whatever_the_threshold_is() -> None:
+    """Of a threshold of 0.99, `clear` would be 1.045, which no share ever is."""
+    rule = with_limits(RULES["success_rate"], AlertLimits(threshold=0.99, for_seconds=0))
+
+    assert judged(rule, (0, 0.98), (10, 0.995), (20, 1.0)) == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("name", "limits", "text"),
+    [
+        ("critical_workers", AlertLimits(), "at 0"),
+        ("critical_workers", AlertLimits(threshold=2), "at 2 or below"),
+        ("oldest_age", AlertLimits(), "at 60 s or below"),
+        ("success_rate", AlertLimits(), "at 0.95 or above"),
+        ("success_rate", AlertLimits(threshold=0.99), "at 1"),
+    ],
+)
+def test_what_resolves_an_alert_is_said_in_words(name: str, limits: AlertLimits, text: str) -> None:
+    assert resolved_text(with_limits(RULES[name], limits)) == text

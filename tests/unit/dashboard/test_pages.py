@@ -88,6 +88,17 @@ def test_every_page_of_an_empty_store_answers_and_names_a_command_to_type(tmp_pa
             assert 'class="empty"' in answered.text, target
 
 
+def test_what_if_answers_in_the_words_of_explain_with_what_ingestion_does(tmp_path: Path) -> None:
+    targets = ("/policies?target=block:http&status=429", "/policies?target=connector:imap_mailbox&status=503")
+    limited, outage = answers(tmp_path / "state.db", *targets).values()
+
+    assert "Retried: up to" in limited.text
+    assert "http_error 429 (rate_limited)" in limited.text
+    assert "In ingestion" not in limited.text
+    assert "each failure spends an attempt" in outage.text
+    assert "open its breaker" in outage.text
+
+
 def test_every_command_that_a_page_shows_is_one_of_the_command_line(tmp_path: Path) -> None:
     """Twins of actions and commands to type are parsed as the command line would."""
     path = tmp_path / "state.db"

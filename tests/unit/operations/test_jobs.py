@@ -17,6 +17,7 @@ from reefknot.operations.jobs import (
     SubmissionRefusedError,
     cancel_job,
     job_counts,
+    job_story,
     list_jobs,
     retry_jobs,
     show_job,
@@ -65,6 +66,17 @@ def test_a_list_takes_every_filter_and_hides_secrets(tmp_path: Path) -> None:
         assert SECRET not in str(found)
         assert (found["states"]["failed"], found["next"]) == (1, None)
         assert (await job_counts(scene.operator))["states"] == found["states"]
+
+    in_scene(tmp_path, story)
+
+
+def test_one_job_is_shown_without_secrets_in_any_of_its_fields(tmp_path: Path) -> None:
+    async def story(scene: OperatorScene) -> None:
+        spoilt = WorkItem("a", "local_files", correlation_id=SECRET, trace_id=f"t {SECRET}")
+        await kept(scene, spoilt, WorkFailed("{}", None, f"attempts_spent, {SECRET}"))
+        for found in (await show_job(scene.operator, "a"), await job_story(scene.operator, "a")):
+            assert SECRET not in str(found)
+            assert "attempts_spent" in found["reason"]
 
     in_scene(tmp_path, story)
 

@@ -29,10 +29,11 @@ from reefknot.core.messages import AssignmentOptions, ExecAssignment, Job, encod
 from reefknot.core.retry.book import Request
 from reefknot.core.retry.decide import History, decide
 from reefknot.core.retry.policy import RetryPolicy
-from reefknot.core.work import WorkDone, WorkItem
+from reefknot.core.work import WorkDone, WorkItem, WorkState
 from reefknot.errors import OperationError
 from reefknot.operations import jobs
 from reefknot.operations.jobs import job_story
+from reefknot.operations.stories import attempts_of
 from reefknot.ports.work_queue import Settlement
 from tests.unit.operations.operator_scene import SECRET, OperatorScene, in_scene
 
@@ -130,6 +131,7 @@ def test_each_attempt_has_its_decision_its_wait_and_what_is_known_of_its_time(tm
         )
         assert found["ended_at"] is not None
         assert [one["event_type"] for one in found["events"]][:3] == ["submitted", "routing", "admission"]
+        assert [one["sentence"] for one in found["events"]][1] == "to worker-1"
 
     in_scene(tmp_path, story)
 
@@ -149,6 +151,17 @@ def test_a_hint_that_is_shorter_than_the_own_backoff_is_not_what_is_waited_for(t
         assert found["ended_at"] is None
 
     in_scene(tmp_path, story)
+
+
+def test_an_attempt_of_a_source_runs_and_a_job_that_a_router_holds_has_none() -> None:
+    classes = ("ingest:notes", "io@worker-1", "router")
+    held = [WorkItem("one", "kind", name, state=WorkState.RUNNING) for name in classes]
+
+    assert [[one.outcome for one in attempts_of(item, [], None).attempts] for item in held] == [
+        ["running"],
+        ["running"],
+        [],
+    ]
 
 
 def test_the_end_of_a_job_that_gave_up_is_told_once_and_a_requeue_begins_a_generation(tmp_path: Path) -> None:
