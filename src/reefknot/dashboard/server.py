@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
+from reefknot.dashboard.connections import ListeningSocket
 from reefknot.dashboard.security import RequestGuard, SiteAccess
 from reefknot.dashboard.site import HttpRefusal, Site
 from reefknot.errors import ConfigurationError, OperationError, ReefknotError
@@ -106,7 +107,7 @@ def refused(site: Site, request: Request, refusal: HttpRefusal, headers: Mapping
 class Serving(Struct, frozen=True):
     """A bound socket, and the access to what will be served on it."""
 
-    socket: socket.socket
+    socket: ListeningSocket
     access: SiteAccess
     url: str
     token: str | None
@@ -230,7 +231,7 @@ def _check_reach(host: str, section: DashboardSection) -> None:
         raise OperationError(text, "misconfigured")
 
 
-def listening_socket(host: str, port: int | None, *, has_flags: bool = True) -> socket.socket:
+def listening_socket(host: str, port: int | None, *, has_flags: bool = True) -> ListeningSocket:
     """A socket that listens. Without a chosen port it is 8321, or a free one when that is taken."""
     try:
         return _listening(host, DEFAULT_PORT if port is None else port)
@@ -251,10 +252,11 @@ def listening_socket(host: str, port: int | None, *, has_flags: bool = True) -> 
         raise OperationError(text, "misconfigured") from None
 
 
-def _listening(host: str, port: int) -> socket.socket:
+def _listening(host: str, port: int) -> ListeningSocket:
     plain = host.strip("[]")
     (family, kind, protocol, _, address), *_ = socket.getaddrinfo(plain, port, type=socket.SOCK_STREAM)
-    bound = socket.socket(family, kind, protocol)
+    bound = ListeningSocket(family, kind, protocol)
+    bound.most = MOST_CONNECTIONS
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.setblocking(False)
@@ -302,15 +304,29 @@ def _server(site: Site, how: Serving) -> Server:
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
     class BoundedProtocol(H11Protocol):
-        """HTTP/1.1 that does not wait for ever for the headers of a request."""
+        """HTTP/1.1 that does not wait for ever for the headers of a request, and tells who waits for an answer."""
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
+            self._connection = how.socket.found(transport.get_extra_info("socket").fileno())
+            if self._connection is not None:
+                self._connection.is_secured = True
             self._expect_request()
+
+        def handle_events(self) -> None:
+            super().handle_events()
+            self._mark()
 
         def on_response_complete(self) -> None:
             super().on_response_complete()
+            self._mark()
             self._expect_request()
+
+        def _mark(self) -> None:
+            if self._connection is not None:
+                cycle = self.cycle
+                is_whole = cycle is not None and not cycle.response_complete and not cycle.more_body
+                how.socket.mark(self._connection, is_answered=is_whole)
 
         def _expect_request(self) -> None:
             before = self.cycle
@@ -335,7 +351,7 @@ def _server(site: Site, how: Serving) -> Server:
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        limit_concurrency=MOST_CONNECTIONS,
+        backlog=64,  # so many are accepted in one turn of the loop
         timeout_keep_alive=5,
         timeout_graceful_shutdown=GRACE_S,
         h11_max_incomplete_event_size=MOST_HEADER_BYTES,

@@ -30,7 +30,7 @@ from reefknot.core.work import (
 from reefknot.errors import KeyConflictError, OperationError, QueueFullError
 from reefknot.operations import bulk
 from reefknot.operations.bulk import SILENT, BulkListener, BulkVerb, change_jobs, named, tenant_hint
-from reefknot.operations.operator import polled
+from reefknot.operations.operator import in_slices, polled
 from reefknot.operations.values import ParameterUseError, check_limit, check_texts, one_of, time_ms, time_text
 from reefknot.ports.work_queue import WorkFilter
 from reefknot.runtime.log import printable
@@ -228,7 +228,7 @@ async def list_jobs(operator: Operator, query: JobQuery) -> dict[str, Any]:
         raise OperationError(text, "not_found")
     oldest_first = one_of("sort", query.sort, _ORDERS)
     page = await store.work.search(query.filter(now), after=last, limit=query.limit, oldest_first=oldest_first)
-    jobs = operator.redactor.tree([job_fields(item, now) for item in page.items])
+    jobs = await in_slices(lambda item: operator.redactor.tree(job_fields(item, now)), page.items)
     return {"jobs": jobs, "next": quote(page.after) or None, **await counts_in(store, now)}
 
 
