@@ -31,9 +31,9 @@ from reefknot.core.audit.event import (
     timestamp_ms,
 )
 from reefknot.core.failure import ErrorCode
-from reefknot.core.messages import InvalidMessage, StepRequest, read_assignment
+from reefknot.core.messages import DEFAULT_TIMEOUT_MS, InvalidMessage, read_assignment
 from reefknot.core.retry.backoff import delay_before
-from reefknot.core.retry.book import Request
+from reefknot.core.retry.book import Layer, Request
 from reefknot.core.versions import next_version, replaced_reason
 from reefknot.core.work import WorkItem, WorkState, attempts_begun, is_ingestion, is_over, step_key
 from reefknot.errors import ReefknotError
@@ -196,18 +196,24 @@ class Storyteller:
         field = DECIDED_BY.get(record.answer)
         if field is None or self._book is None or record.book_hash != self._book.hash:
             return field, None
-        kind = "connector" if is_ingestion(self._item) else "block"
+        request, failure = _request(self._item), record.failure.failure
+        by_default = field == "time_budget" and request.time_budget is None and not is_ingestion(self._item)
         try:
             origins = self._book.origins(
-                f"{kind}:{self._item.kind}",
-                record.failure.failure(),
+                f"{'connector' if is_ingestion(self._item) else 'block'}:{self._item.kind}",
+                None if by_default else failure(),  # a worker takes the time of a step before anything failed
                 source=self._item.source or None,
-                request=_request(self._item),
+                request=request,
             )
         except (ReefknotError, KeyError):  # a source that is not configured here, or a code of another version
             return field, None
-        origin, recorded = origins[field], getattr(record.policy, field)
-        return field, origin.layer.value if origin.value == (inf if recorded is None else recorded) else None
+        layer, value = origins[field].layer, origins[field].value
+        if by_default and value in (None, inf):
+            layer, value = Layer.BUILTIN, DEFAULT_TIMEOUT_MS / 1000
+        recorded = inf if (found := getattr(record.policy, field)) is None else found
+        if field == "time_budget" and self._item.deadline_at is not None and recorded < value:
+            return "deadline", Layer.REQUEST.value
+        return field, layer.value if value == recorded else None
 
 
 def _request(item: WorkItem) -> Request:
@@ -219,7 +225,7 @@ def _request(item: WorkItem) -> Request:
     return Request(
         retries=found.retries,
         base_delay=None if retry is None or retry.backoff_ms is None else retry.backoff_ms / 1000,
-        time_budget=StepRequest.of(found).timeout_ms / 1000,
+        time_budget=None if found.given_timeout_ms is None else found.given_timeout_ms / 1000,
         attempt_timeout=None if limit_ms is None else limit_ms / 1000,
     )
 
