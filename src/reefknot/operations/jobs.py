@@ -178,7 +178,7 @@ class JobQuery(Struct, frozen=True, kw_only=True):
     source: str | None = None
     connector: str | None = None
     error: str | None = None
-    """A text in the reason, or in the last failure's code, type or message."""
+    """A text in the reason, or in the last failure's code, type or message, in capital or small letters."""
     since: str | None = None
     """The earliest submission: a time, or an age."""
     before: str | None = None
