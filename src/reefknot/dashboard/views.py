@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from reefknot.core.work import WorkState
-from reefknot.dashboard.formats import amount, duration, job_path, percent, seconds_at
+from reefknot.dashboard.formats import amount, duration, job_path, percent, seconds_at, short
 from reefknot.errors import OperationError, ParameterError
 
 if TYPE_CHECKING:
@@ -213,6 +213,7 @@ _QUESTION = ("target", "source", *_FAILURE, "retry_count", "timeout_ms")
 
 
 async def _policies(operator: Operator, asked: Asked) -> Found:
+    from reefknot.core.checks import suggest
     from reefknot.operations import policies
     from reefknot.operations.policies import list_policies, policy_waits, question_of, show_policy
     from reefknot.operations.systems import running_systems
@@ -241,6 +242,13 @@ async def _policies(operator: Operator, asked: Asked) -> Found:
             found["effects"] = {} if answer.health is None else in_ingestion(answer, answer.health)
     except ParameterError as error:
         found["errors"] = {error.parameter: str(error)}
+        if error.parameter == "target" and "target" in asked:
+            near = suggest(asked["target"].rpartition(":")[2], [one.partition(":")[2] for one in targets])
+            whole = next((one for one in targets if f"'{one.partition(':')[2]}'" in near), "")
+            hint = (
+                f"did you mean {whole}?" if whole else f"accepted: {policies.TARGETS}; those listed below, or a block"
+            )
+            found["errors"] = {"target": f"{short(asked['target'], 60)} is unknown; {hint}"}
         found["found"] = listed
     return found
 
