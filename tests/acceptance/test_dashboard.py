@@ -9,6 +9,7 @@ import signal
 import socket
 import ssl
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -108,6 +109,26 @@ def test_open_connections_do_not_keep_a_system_from_ending(folder: Folder) -> No
         assert time.monotonic() - begun < 10, "and not the drain of half a minute"
 
 
+def test_looks_at_the_health_leave_a_system_its_store(folder: Folder) -> None:
+    """The look must not give back the locks on the file: the next outside client would take its log away."""
+    process = started(folder, "up")
+    address = served(process)
+    page = urllib.request.Request(f"{address.url}health", headers={"Authorization": f"Bearer {address.token}"})
+    with urllib.request.urlopen(page, timeout=PATIENCE_S) as answer:
+        assert answer.status == 200
+    assert address.request("/doctor")[0] == 200
+    client = (
+        "import sqlite3; c = sqlite3.connect('.reefknot/state.db'); c.execute('SELECT count(*) FROM work'); c.close()"
+    )
+    subprocess.run([sys.executable, "-c", client], cwd=folder.path, check=True, timeout=PATIENCE_S)
+
+    assert (folder.path / ".reefknot" / "state.db-wal").exists()
+    assert address.request("/jobs", {"assignment_id": "after", "job": {"type": "fs.blob_get"}})[0] == 200
+    until(lambda: address.request("/jobs/after")[1]["state"] not in ("pending", "running"))
+    process.send_signal(signal.SIGINT)
+    assert folder.ends(process)[0] == 130
+
+
 def test_a_store_that_goes_away_is_told_and_found_again_when_it_is_back(folder: Folder) -> None:
     assert folder("submit", "--type", "fs.blob_get", "--id", "kept").code == 0
     process = started(folder, "dashboard")
@@ -147,7 +168,12 @@ def test_a_wrong_token_host_or_filter_is_told_with_what_to_do(folder: Folder) ->
 
     status, answer = address._replace(token="wrong").request("/jobs")
     assert (status, answer["error"]["kind"]) == (401, "unauthorized")
-    assert "Authorization: Bearer TOKEN" in answer["error"]["message"]
+    assert "this token is not accepted" in answer["error"]["message"]
+    status, answer = address.request("/jobs", Authorization="")
+    assert (status, answer["error"]["message"].startswith("a token is needed")) == (401, True)
+    status, answer = address.request("/jobs?state=nosuch")
+    assert answer["error"]["message"].startswith("state: 'nosuch' is unknown; accepted: ")
+    assert (status, answer["error"]["accepted"].split(", ")[0]) == (400, "pending")
     status, answer = address.request("/jobs", Host="evil.example")
     assert status == 403
     assert "add the name to dashboard.allowed_hosts" in answer["error"]["message"]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ import apsw
 import pytest
 
 from reefknot.app import open_store
+from reefknot.config.settings import load_settings
 from reefknot.core.redaction import Redactor
 from reefknot.dashboard import server
 from reefknot.dashboard.security import SiteAccess
@@ -22,6 +24,7 @@ from reefknot.errors import OperationError, StoreLockedError, StoreReplacedError
 from tests.unit.cli import work_items
 
 PATIENCE_S = 30
+FORM = "Content-Type: application/x-www-form-urlencoded\r\n"
 
 
 class Talk(NamedTuple):
@@ -37,6 +40,13 @@ class Talk(NamedTuple):
         self.writer.write(f"{line} HTTP/1.1\r\n{self.head}Connection: close\r\n{more}\r\n".encode() + body)
         async with asyncio.timeout(PATIENCE_S):
             return await self.reader.read()
+
+
+async def until_end(reader: asyncio.StreamReader) -> None:
+    """Wait until the other side ends a connection, without a word."""
+    async with asyncio.timeout(PATIENCE_S):
+        with suppress(ConnectionError):
+            assert await reader.read() == b""
 
 
 Connect = Callable[[], Awaitable[Talk]]
@@ -103,17 +113,70 @@ def test_headers_and_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) ->
         async with served("memory:") as (_, connect):
             large = await (await connect()).ask("GET /", f"X: {'x' * server.MOST_HEADER_BYTES}\r\n")
             assert b" 400 " in large
-            held = [await connect() for _ in range(3)]
-            refused = await (await connect()).ask("GET /api/v1/jobs")
-            assert b" 503 " in refused
-            for one in held:
-                one.writer.close()
-                await one.writer.wait_closed()
-            for _ in range(1000):  # until the server has heard of it
-                answer = await (await connect()).ask("GET /api/v1/jobs")
-                if b" 503 " not in answer:
-                    break
-            assert b" 200 OK" in answer
+            silent, halfway, slow = [await connect() for _ in range(3)]
+            halfway.writer.write(b"GET / HTTP/1.1\r\nHost: ")
+            slow.writer.write(f"POST /login HTTP/1.1\r\n{slow.head}{FORM}Content-Length: 9\r\n\r\n12".encode())
+            for ended in (silent, halfway, slow):
+                assert b" 200 OK" in await (await connect()).ask("GET /api/v1/jobs")
+                await until_end(ended.reader)
+                await connect()  # for the one that was answered, so that the next one needs room
+
+    asyncio.run(main())
+
+
+def test_connections_that_are_being_answered_stay_and_those_beyond_are_closed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(server, "MOST_CONNECTIONS", 3)
+
+    async def main() -> None:
+        async with served("memory:") as (_, connect):
+            live = [await connect() for _ in range(3)]
+            for one in live:
+                one.writer.write(f"GET /live?view=overview HTTP/1.1\r\n{one.head}\r\n".encode())
+                async with asyncio.timeout(PATIENCE_S):
+                    assert b" 200 OK" in await one.reader.readline()
+            for _ in range(5):
+                with pytest.raises((ConnectionError, AssertionError)):  # closed before or after it was written to
+                    assert await (await connect()).ask("GET /api/v1/jobs")
+            assert [one.writer.is_closing() or one.reader.at_eof() for one in live] == [False] * 3
+
+    asyncio.run(main())
+    told = [one for one in caplog.messages if "connections are open" in one]
+    assert len(told) == 1, "once in a minute"
+
+
+def test_idle_connections_take_few_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process runs steps as well, and they need descriptors."""
+    monkeypatch.setattr(server, "MOST_CONNECTIONS", 20)
+
+    async def main() -> None:
+        async with served("memory:") as (_, connect):
+            before = len(os.listdir("/proc/self/fd"))
+            held = [await connect() for _ in range(300)]
+            assert b" 200 OK" in await (await connect()).ask("GET /api/v1/jobs")
+            most = len(os.listdir("/proc/self/fd")) - before - len(held)  # those of the clients are in this process
+            assert most <= 25
+
+    asyncio.run(main())
+
+
+def test_a_handshake_that_does_not_end_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from reefknot.dashboard import connections
+
+    monkeypatch.setattr(connections, "SECURED_S", 0.2)
+    pem = Path(__file__).with_name("localhost.pem")
+    (tmp_path / "reefknot.yaml").write_text(f"dashboard: {{tls_certificate: {pem}, tls_key: {pem}}}")
+    settings = load_settings(str(tmp_path / "reefknot.yaml"), environ={}, cwd=tmp_path)
+
+    async def main() -> None:
+        async with open_store("memory:", tidy=False) as store:
+            how = prepare(settings, port=0)
+            site = Site(store, access=how.access, redactor=Redactor(()), shown="memory:")
+            async with serving(site, how):
+                reader, writer = await asyncio.open_connection("127.0.0.1", how.socket.getsockname()[1])
+                await until_end(reader)
+                writer.close()
 
     asyncio.run(main())
 

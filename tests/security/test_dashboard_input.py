@@ -299,6 +299,12 @@ def test_no_hostile_text_makes_an_internal_error_of_the_api(path: Path, monkeypa
         (b'{"reason": "  ", "all": true}', "reason='  ' is not accepted"),
         (b'{"ids": ["a"], "all": true}', "all: not together with ids"),
         (b"{}", "select jobs by ids, a filter"),
+        (b'{"all": true, "limit": 1}', "limit: unknown field; accepted: ids, "),
+        (b'{"all": true, "after": "a"}', "after: unknown field; accepted: ids, "),
+        (b'{"ids": ["a", "\\ud800"]}', "ids[1]: half of a surrogate pair"),
+        (b'{"because": "\xed\xa0\x80", "ids": ["a"]}', "because: half of a surrogate pair"),
+        (b'{"\\udfff": 1}', "the body: half of a surrogate pair"),
+        (b'{"before": 1e400}', "before: the number is too large"),
     ],
     ids=lambda value: value[:20].decode("latin-1") if isinstance(value, bytes) else "",
 )
@@ -313,6 +319,50 @@ def test_a_body_that_is_not_accepted_is_refused_by_the_name_of_its_field(body: b
     assert answered.status == 400
     assert named in answered.json["error"]["message"]
     assert answered.json["error"]["kind"] == "invalid"
+
+
+@pytest.mark.parametrize("verb", ["requeue", "discard", "purge"])
+def test_no_action_on_the_quarantine_takes_a_page_and_then_all_jobs(verb: str, path: Path) -> None:
+    async def work() -> tuple[Answered, int]:
+        async with opened_site(path) as site:
+            headers = [bearer(), ("Content-Type", "application/json")]
+            body = b'{"type": "own.step", "all": true, "limit": 1, "because": "x"}'
+            answered = await ask(build(site), "POST", f"{PREFIX}/quarantine/{verb}", headers, body)
+            return answered, (await site.store.quarantine.stats()).total
+
+    answered, total = asyncio.run(work())
+
+    assert (answered.status, answered.json["error"]["parameter"], total) == (400, "limit", 2)
+
+
+_HALF = "\ud800"
+
+
+@pytest.mark.parametrize(
+    ("place", "fields"),
+    [
+        ("assignment_id", {"assignment_id": _HALF, "job": {"type": "own.step"}}),
+        ("tenant_id", {"tenant_id": f"a{_HALF}", "job": {"type": "own.step"}}),
+        ("resource_class", {"resource_class": _HALF, "job": {"type": "own.step"}}),
+        ("job.type", {"job": {"type": _HALF}}),
+        ("job.payload.list[1].deep", {"job": {"type": "own.step", "payload": {"list": [1, {"deep": _HALF}]}}}),
+        ("job.payload", {"job": {"type": "own.step", "payload": {_HALF: 1}}}),
+        ("job.payload.n", {"job": {"type": "own.step", "payload": {"n": float("inf")}}}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_submission_that_cannot_be_stored_is_refused_with_the_place(
+    place: str, fields: dict[str, Any], path: Path
+) -> None:
+    async def work() -> Answered:
+        async with opened_site(path) as site:
+            headers = [bearer(), ("Content-Type", "application/json")]
+            body = json.dumps(fields).replace("Infinity", "1e400").encode()
+            return await ask(build(site), "POST", f"{PREFIX}/jobs", headers, body)
+
+    answered = asyncio.run(work())
+
+    assert (answered.status, answered.json["error"]["parameter"]) == (400, place)
 
 
 def test_ids_with_slashes_blanks_and_other_letters_are_found(path: Path) -> None:

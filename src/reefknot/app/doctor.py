@@ -8,6 +8,7 @@ is read beside them: no check holds a lock that a writer waits for, and the chec
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 from collections.abc import AsyncIterator, Mapping
 from datetime import datetime
@@ -27,6 +28,7 @@ from reefknot.errors import (
     StoreVersionError,
 )
 from reefknot.runtime.database_urls import NATS_PREFIXES, SQLITE_PREFIX, sqlite_path
+from reefknot.runtime.files import is_open_here
 from reefknot.runtime.log import error_text, printable
 
 if TYPE_CHECKING:
@@ -176,6 +178,7 @@ def _unreadable(path: str, error: Exception) -> StoreError:
 
 def _content(connection: Any, path: str, seconds: float) -> list[Finding]:
     from reefknot.engines.sqlite.connection import VERSION, check_version
+    from reefknot.runtime.sqlite_files import is_frozen
 
     found = check_version(connection, path)
     if found == VERSION:
@@ -184,14 +187,21 @@ def _content(connection: Any, path: str, seconds: float) -> list[Finding]:
         text = f"version {found}; this program writes {VERSION}"
         schema = Finding("schema", "warning", text, "`reefknot store backup`, then `reefknot store migrate`")
     durability = Finding("durability", "ok", "WAL, every commit synced: what is acknowledged survives a power cut")
-    if not _has_wal_mode(path):
-        text = f"the journal mode is {connection.pragma('journal_mode')}, not wal"
+    mode = connection.pragma("journal_mode")
+    if mode != "wal" and not (is_frozen(path) and _has_wal_mode(path)):
+        text = f"the journal mode is {mode}, not wal"
         durability = Finding("durability", "warning", text, "the next process that opens the store sets it back")
     return [schema, durability, _quick_check(connection, seconds)]
 
 
 def _has_wal_mode(path: str) -> bool:
-    """Whether the header of the file says so; a connection to a file that nobody has open does not tell."""
+    """
+    Whether the header of a file that nobody has open says so; a connection to such a file does not tell.
+
+    Of a file that is open here, closing this second descriptor would give back the locks that SQLite has on it.
+    """
+    if is_open_here(os.stat(path)):
+        return True  # as its connection has set it
     with open(path, "rb") as file:
         return file.read(20)[18:] == b"\x02\x02"
 

@@ -32,7 +32,7 @@ from reefknot.blocks.inputs import Inputs, Refusal, answers_refusals, invalid, t
 from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import StepResult
 from reefknot.ports.block import BlockContext
-from reefknot.runtime.files import is_ours, remove_left
+from reefknot.runtime.files import is_open_here, is_ours, remove_left
 
 BENEATH = 0x08 | 0x04 | 0x02  # RESOLVE_BENEATH, RESOLVE_NO_SYMLINKS, RESOLVE_NO_MAGICLINKS
 _OPENAT2 = 437  # the same on every architecture but Alpha
@@ -238,6 +238,7 @@ def remove_spare_files(settings: FsSettings) -> int:
 
 def _get(file: FsPath, folders: Folders) -> dict[str, Any]:
     most = folders.settings.max_bytes
+    _refuse_store(file)
     with _closing(_open_root(file.root)) as root, _closing(open_beneath(root, file.parts, os.O_RDONLY)) as descriptor:
         about = os.fstat(descriptor)
         _check_regular(about.st_mode, file.shown)
@@ -249,6 +250,14 @@ def _get(file: FsPath, folders: Folders) -> dict[str, Any]:
     outputs = text_or_base64(content, text="content", base64="base64")
     modified = datetime.fromtimestamp(about.st_mtime, UTC).isoformat()
     return {"path": file.shown, **outputs, "size": len(content), "modified": modified}
+
+
+def _refuse_store(file: FsPath) -> None:
+    """Refuse a file of the store that this process has open: reading it would take its locks."""
+    *folders, name = file.parts
+    with _closing(_open_root(file.root)) as root, folder_beneath(root, folders) as folder:
+        if is_open_here(os.stat(name, dir_fd=folder, follow_symlinks=False)):
+            raise Refusal(ErrorCode.permission_denied, f"path: {file.shown} belongs to the store of this process")
 
 
 def _delete(file: FsPath) -> dict[str, Any]:

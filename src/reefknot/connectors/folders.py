@@ -26,6 +26,7 @@ from reefknot import clock
 from reefknot.connectors.file_selection import FolderSettings, Parts, Patterns, location_of, name_of, parts_of
 from reefknot.core.failure import FailureType
 from reefknot.errors import SourceError
+from reefknot.runtime.files import is_open_here
 
 DEEPEST = 100
 """Folders within each other; a deeper one is not read."""
@@ -165,12 +166,14 @@ class OpenFolder:
         return True
 
     def read(self, parts: Parts) -> FileContent | None:
-        """The file, read once more when it changed meanwhile; None when there is no regular file."""
+        """The file, read once more when it changed meanwhile; None for what is no regular file, and for the store that
+        is open here."""
         base, rest = self._place(parts)
         if not rest:
             return None
         folder = self._folder(base, rest[:-1])
-        if not stat.S_ISREG(os.stat(rest[-1], dir_fd=folder, follow_symlinks=False).st_mode):
+        about = os.stat(rest[-1], dir_fd=folder, follow_symlinks=False)
+        if not stat.S_ISREG(about.st_mode) or is_open_here(about):
             return None
         descriptor = os.open(rest[-1], _FILE, dir_fd=folder)
         try:

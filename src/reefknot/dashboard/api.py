@@ -13,6 +13,7 @@ import inspect
 import json
 import re
 from collections.abc import Mapping
+from math import isfinite
 from typing import TYPE_CHECKING, Any, get_origin
 from urllib.parse import parse_qsl, unquote_to_bytes
 
@@ -25,7 +26,7 @@ from reefknot.dashboard.openapi import openapi_document
 from reefknot.dashboard.site import HttpRefusal, Site
 from reefknot.errors import OperationError, ParameterError, ReefknotError, shown
 from reefknot.operations.metrics import CONTENT_TYPE, metrics_text
-from reefknot.operations.values import ParameterUseError
+from reefknot.operations.values import ParameterUseError, check_limit
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -36,6 +37,8 @@ OPERATION_S = 30.0
 """Longest time of one operation."""
 MOST_PARAMETERS = 50
 LONGEST_PARAMETER = 4096
+MOST_LISTED = 1000
+"""Entries of one page of a list."""
 _JSON = "application/json"
 
 
@@ -77,7 +80,7 @@ def routes(site: Site) -> list[BaseRoute]:
             return put(msgspec.json.encode(refusal.tree()), refusal.status, refusal.headers)
 
     async def metrics(request: Request) -> Response:
-        async with asyncio.timeout(OPERATION_S):
+        async with asyncio.timeout(OPERATION_S), site.reading(request):
             return Response(await metrics_text(site.operator(request)), media_type=CONTENT_TYPE)
 
     # Every method comes here, so that a wrong one is answered with those that the path takes.
@@ -94,8 +97,15 @@ async def _answer(site: Site, route: ApiRoute, request: Request, in_path: dict[s
         None if route.body is None else body_of(route.body, request.headers.get("content-type"), await request.body())
     )
     async with asyncio.timeout(OPERATION_S):
-        found = route.call(site.operator(request), parameters, body)
-        return await found if inspect.isawaitable(found) else found
+        if route.is_read:
+            async with site.reading(request):
+                return await _called(site, route, request, parameters, body)
+        return await _called(site, route, request, parameters, body)
+
+
+async def _called(site: Site, route: ApiRoute, request: Request, parameters: Any, body: Any) -> Any:
+    found = route.call(site.operator(request), parameters, body)
+    return await found if inspect.isawaitable(found) else found
 
 
 def api_refusal(error: Exception, route: ApiRoute | None, site: Site) -> HttpRefusal:
@@ -152,6 +162,8 @@ def parameters_of(route: ApiRoute, in_path: dict[str, str], query: bytes) -> Any
             raise ParameterUseError(name, "is given twice; give it once")
         texts[name] = value
     found = {name: _value(name, value, fields[name].type) for name, value in texts.items()}
+    if isinstance(limit := found.get("limit"), int):
+        check_limit(limit, MOST_LISTED)
     return made(route.parameters, found)
 
 
@@ -228,7 +240,36 @@ def body_of(kind: type[Struct], media_type: str | None, body: bytes) -> Any:
         if isinstance(error, ReefknotError):
             raise
         raise OperationError(f"the body is not JSON: {error}", "invalid") from None
+    _check_values(value)
     return _checked_body(kind, value)
+
+
+def _check_values(value: Any) -> None:
+    """Refuse what Python reads and nobody can store: half of a surrogate pair, and a number beyond all bounds."""
+    waiting = [("", value)]
+    while waiting:
+        place, one = waiting.pop()
+        match one:
+            case str() if not _is_text(one):
+                raise ParameterUseError(
+                    place or "the body", "half of a surrogate pair; accepted: text of whole characters"
+                )
+            case float() if not isfinite(one):
+                raise ParameterUseError(place or "the body", "the number is too large; accepted: up to about 1.8e308")
+            case dict():
+                for name, below in one.items():
+                    if not _is_text(name):
+                        waiting.append((place, name))
+                        break
+                    waiting.append((f"{place}.{shown(name)[1:-1]}".lstrip("."), below))
+            case list():
+                waiting += [(f"{place}[{number}]", below) for number, below in enumerate(one)]
+            case _:
+                pass
+
+
+def _is_text(value: str) -> bool:
+    return value.isascii() or not any("\ud800" <= one <= "\udfff" for one in value)
 
 
 def _checked_body(kind: type[Struct], value: Any) -> Any:

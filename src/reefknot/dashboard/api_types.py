@@ -112,7 +112,7 @@ class RetryBody(jobs.RetryQuery, frozen=True, kw_only=True, forbid_unknown_field
     dry_run: bool = False
 
 
-class QuarantineBody(quarantine.QuarantineQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class QuarantineBody(quarantine.QuarantineChoice, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The quarantined jobs that an action is for."""
 
     because: str = ""

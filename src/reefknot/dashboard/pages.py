@@ -50,7 +50,7 @@ class PageRenderer:
     async def page(self, view: View, asked: Mapping[str, str], request: Request) -> tuple[str, int]:
         """A whole page and its status; with 303, the address of the page to look at instead."""
         state = request.state
-        async with asyncio.timeout(LOADING_S):
+        async with asyncio.timeout(LOADING_S), self._site.reading(request):
             found = await view.load(self._site.operator(request), asked)
         if "moved_to" in found:
             return found["moved_to"], 303

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
+from reefknot.dashboard.connections import ListeningSocket
 from reefknot.dashboard.security import RequestGuard, SiteAccess
 from reefknot.dashboard.site import HttpRefusal, Site
 from reefknot.errors import ConfigurationError, OperationError, ReefknotError
@@ -106,12 +107,16 @@ def refused(site: Site, request: Request, refusal: HttpRefusal, headers: Mapping
 class Serving(Struct, frozen=True):
     """A bound socket, and the access to what will be served on it."""
 
-    socket: socket.socket
+    socket: ListeningSocket
     access: SiteAccess
     url: str
     token: str | None
-    """The operator's token when this start made it; a configured one is never shown."""
+    """The token when this start made it; a configured one is never shown."""
     certificate: tuple[str, str] | None = None
+    token_from: str = ""
+    """The setting and the reference of a configured token."""
+    is_moved: bool = False
+    """Whether the usual port is in use, so that a free one was taken."""
 
     @property
     def link(self) -> str:
@@ -120,9 +125,18 @@ class Serving(Struct, frozen=True):
 
 
 def prepare(
-    settings: Settings | None, *, host: str | None = None, port: int | None = None, read_only: bool = False
+    settings: Settings | None,
+    *,
+    host: str | None = None,
+    port: int | None = None,
+    read_only: bool = False,
+    has_flags: bool = True,
 ) -> Serving:
-    """Check the section `dashboard`, bind its socket and make the tokens; whatever cannot be served is refused."""
+    """
+    Check the section `dashboard`, bind its socket and make the tokens; whatever cannot be served is refused.
+
+    With `has_flags`, the command has `--host` and `--port`, which an error may advise.
+    """
     from reefknot.config.schema import DashboardSection
 
     section = DashboardSection() if settings is None else settings.configuration.dashboard
@@ -137,7 +151,8 @@ def prepare(
         tokens.pop("operator", None)
         if "reader" not in tokens:
             tokens["reader"] = made = secrets.token_urlsafe(32)
-    bound = listening_socket(host, section.port if port is None else port)
+    chosen = section.port if port is None else port
+    bound = listening_socket(host, chosen, has_flags=has_flags)
     number = bound.getsockname()[1]
     access = SiteAccess(
         operator_token=tokens.get("operator"),
@@ -148,7 +163,10 @@ def prepare(
         tls=certificate is not None,
     )
     shown = f"[{host}]" if ":" in host else host
-    return Serving(bound, access, f"http{'s' * access.tls}://{shown}:{number}/", made, certificate)
+    setting = "reader_token" if read_only else "operator_token"
+    token_from = "" if made else f"dashboard.{setting} ({getattr(section, setting)})"
+    url = f"http{'s' * access.tls}://{shown}:{number}/"
+    return Serving(bound, access, url, made, certificate, token_from, chosen is None and number != DEFAULT_PORT)
 
 
 def _configured_tokens(settings: Settings | None) -> dict[str, str]:
@@ -213,7 +231,7 @@ def _check_reach(host: str, section: DashboardSection) -> None:
         raise OperationError(text, "misconfigured")
 
 
-def listening_socket(host: str, port: int | None) -> socket.socket:
+def listening_socket(host: str, port: int | None, *, has_flags: bool = True) -> ListeningSocket:
     """A socket that listens. Without a chosen port it is 8321, or a free one when that is taken."""
     try:
         return _listening(host, DEFAULT_PORT if port is None else port)
@@ -222,22 +240,23 @@ def listening_socket(host: str, port: int | None) -> socket.socket:
             return _listening(host, 0)
         shown = f"{printable(host, most=80)}:{DEFAULT_PORT if port is None else port}"
         if error.errno == errno.EADDRINUSE:
+            ways = "--port or dashboard.port" if has_flags else "dashboard.port or REEFKNOT__DASHBOARD__PORT"
             text = (
                 f"the dashboard cannot be served on {shown}: the port is in use, perhaps by another reefknot; choose "
-                "another with --port or dashboard.port (0 takes a free one), or stop the other program"
+                f"another with {ways} (0 takes a free one), or stop the other program"
             )
             raise OperationError(text, "temporary") from None
         reason = (error.strerror or type(error).__name__).lower()
-        text = (
-            f"the dashboard cannot be served on {shown}: {reason}; check --host and --port, or dashboard.host and port"
-        )
+        ways = "--host and --port, or dashboard.host and port" if has_flags else "dashboard.host and dashboard.port"
+        text = f"the dashboard cannot be served on {shown}: {reason}; check {ways}"
         raise OperationError(text, "misconfigured") from None
 
 
-def _listening(host: str, port: int) -> socket.socket:
+def _listening(host: str, port: int) -> ListeningSocket:
     plain = host.strip("[]")
     (family, kind, protocol, _, address), *_ = socket.getaddrinfo(plain, port, type=socket.SOCK_STREAM)
-    bound = socket.socket(family, kind, protocol)
+    bound = ListeningSocket(family, kind, protocol)
+    bound.most = MOST_CONNECTIONS
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.setblocking(False)
@@ -285,15 +304,29 @@ def _server(site: Site, how: Serving) -> Server:
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
     class BoundedProtocol(H11Protocol):
-        """HTTP/1.1 that does not wait for ever for the headers of a request."""
+        """HTTP/1.1 that does not wait for ever for the headers of a request, and tells who waits for an answer."""
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
+            self._connection = how.socket.found(transport.get_extra_info("socket").fileno())
+            if self._connection is not None:
+                self._connection.is_secured = True
             self._expect_request()
+
+        def handle_events(self) -> None:
+            super().handle_events()
+            self._mark()
 
         def on_response_complete(self) -> None:
             super().on_response_complete()
+            self._mark()
             self._expect_request()
+
+        def _mark(self) -> None:
+            if self._connection is not None:
+                cycle = self.cycle
+                is_whole = cycle is not None and not cycle.response_complete and not cycle.more_body
+                how.socket.mark(self._connection, is_answered=is_whole)
 
         def _expect_request(self) -> None:
             before = self.cycle
@@ -318,7 +351,7 @@ def _server(site: Site, how: Serving) -> Server:
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        limit_concurrency=MOST_CONNECTIONS,
+        backlog=64,  # so many are accepted in one turn of the loop
         timeout_keep_alive=5,
         timeout_graceful_shutdown=GRACE_S,
         h11_max_incomplete_event_size=MOST_HEADER_BYTES,

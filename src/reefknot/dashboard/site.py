@@ -7,7 +7,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct, structs
@@ -37,7 +40,20 @@ if TYPE_CHECKING:
     from reefknot.ports.store import Store
 
 RETRY_AFTER_S = 5
+MOST_AT_ONCE = {"operator": 2, "reader": 1}
+"""Questions that are answered at the same time, by role: readers do not keep an operator waiting."""
+MOST_WAITING = 64
+TURN_S = 5.0
+"""Longest time to wait for a turn."""
+LONGEST_REST_S = 1.0
 LONGEST_MESSAGE = 2000
+
+
+class BusyError(OperationError):
+    """A question that has to wait for too many others."""
+
+    def __init__(self) -> None:
+        super().__init__("too many questions are asked at the same time; ask again in a moment", "temporary")
 
 
 class Site:
@@ -67,6 +83,8 @@ class Site:
         self.page_renderer: Any = None
         """The templates of the pages, once they are mounted."""
         self._on_lost = on_lost
+        self._turns: dict[str, asyncio.Semaphore] = {}
+        self._waiting: Counter[str] = Counter()
 
     def plain_operator(self) -> Operator:
         """The operator of what is asked by nobody in particular, such as a view that many browsers share."""
@@ -76,6 +94,32 @@ class Site:
         """The operator of a request: the name that was typed at the login, else the user of this process."""
         named = getattr(request.state, "actor", None)
         return Operator(self.store, self.redactor, named, self.settings, self.shown)
+
+    @asynccontextmanager
+    async def reading(self, request: HTTPConnection) -> AsyncIterator[None]:
+        """
+        The turn of a question. Few have one at a time: the steps of this process have the same loop and the same store.
+
+        After a question its place rests, for as long as it took: whatever is asked, half of the time is for others.
+        """
+        role = getattr(request.state, "role", None) or ""
+        turns = self._turns.setdefault(role, asyncio.Semaphore(MOST_AT_ONCE.get(role, 1)))
+        if self._waiting[role] >= MOST_WAITING:
+            raise BusyError
+        self._waiting[role] += 1
+        try:
+            async with asyncio.timeout(TURN_S):
+                await turns.acquire()
+        except TimeoutError:
+            raise BusyError from None
+        finally:
+            self._waiting[role] -= 1
+        began = perf_counter()
+        try:
+            yield
+        finally:
+            rest = min(perf_counter() - began, LONGEST_REST_S)
+            asyncio.get_running_loop().call_later(rest, turns.release)
 
     def refusal(self, error: Exception) -> HttpRefusal:
         """The status and the sentence of an error. A store that is gone is opened anew, where that is possible."""

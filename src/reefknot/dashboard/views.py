@@ -149,7 +149,7 @@ def _rows(story: Found) -> list[tuple[str, str, list[Found]]]:
         ends = now if one["ended_at"] is None else seconds_at(one["ended_at"])
         due = submitted if one["due_at"] is None else seconds_at(one["due_at"])
         begins = min(ends, due if one["started_at"] is None else seconds_at(one["started_at"]))
-        outcome = {"succeeded": "succeeded", "running": "running"}.get(one["outcome"], "failed")
+        outcome = {one: one for one in ("succeeded", "running", "cancelled")}.get(one["outcome"], "failed")
         kind = outcome if one["started_at"] is not None or outcome == "running" else "other"
         label = one["code"] or one["outcome"]
         words = label if one["wait_s"] is None else f"{label}, waits {duration(one['wait_s'])}"

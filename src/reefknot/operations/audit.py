@@ -20,6 +20,7 @@ from reefknot.app.audit_verification import KeptHeads, StoreSource, configured_h
 from reefknot.core.audit.analysis import canonical_category
 from reefknot.core.audit.event import EVENT_TYPES, timestamp_ms
 from reefknot.errors import OperationError, ParameterError
+from reefknot.operations.operator import in_slices
 from reefknot.operations.values import ParameterUseError, check_limit, check_texts, time_ms, time_text, unknown_word
 from reefknot.operations.words.events import event_fields, in_words
 from reefknot.ports.audit_log import AuditQuery, ChainReport, KeptEntry, end_of, pages_of
@@ -166,7 +167,7 @@ async def search_events(operator: Operator, query: EventQuery) -> dict[str, Any]
     except TimeoutError:
         text = f"the store did not find them within {READ_S:g} s; narrow the search, or try again"
         raise OperationError(text, "temporary") from None
-    events = [operator.redactor.tree(_event(kept)) for kept in found]
+    events = await in_slices(lambda kept: operator.redactor.tree(_event(kept)), found)
     return {"events": events, "next": None if following is None else str(following), "looked_at": looked_at}
 
 

@@ -9,7 +9,8 @@ it, a page draws it. A request that cannot be fulfilled raises `OperationError`,
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import Struct
@@ -27,8 +28,11 @@ if TYPE_CHECKING:
     from reefknot.ports.store import Store
 
 R = TypeVar("R")
+T = TypeVar("T")
 
 LONGEST_ACTOR = 200
+SLICE_S = 0.002
+"""How long a list is worked on before others have their turn."""
 _POLL_S = 0.1
 
 
@@ -79,6 +83,18 @@ def actor_name(claimed: str | None) -> str:
         return getuser()
     except (KeyError, OSError, ImportError):
         return "unknown"
+
+
+async def in_slices(make: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    """What `make` makes of each item. Whoever shares this loop has as much time in between as this takes."""
+    made: list[R] = []
+    began = perf_counter()
+    for item in items:
+        made.append(make(item))
+        if perf_counter() - began > SLICE_S:
+            await asyncio.sleep(SLICE_S)
+            began = perf_counter()
+    return made
 
 
 async def polled(look: Callable[[], Awaitable[R]], seconds: float, *, enough: Callable[[R], object] = bool) -> R:

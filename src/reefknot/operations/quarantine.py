@@ -27,6 +27,7 @@ from reefknot.errors import OperationError
 from reefknot.operations import bulk
 from reefknot.operations.bulk import SILENT, BulkListener, BulkVerb, UnclaimedJobs, change_jobs, named, tenant_hint
 from reefknot.operations.jobs import job_details, state_in_words
+from reefknot.operations.operator import in_slices
 from reefknot.operations.values import ParameterUseError, check_limit, check_texts, time_ms, time_text
 from reefknot.ports.work_queue import QuarantineFilter
 from reefknot.runtime.log import printable
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 # ---- selection -------------------------------------------------------------------------------------------------------
 
 
-class QuarantineQuery(Struct, frozen=True, kw_only=True):
+class QuarantineChoice(Struct, frozen=True, kw_only=True):
     """Jobs in quarantine, as a person asks for them: named ones, or those that match every given field."""
 
     ids: tuple[str, ...] = ()
@@ -54,12 +55,8 @@ class QuarantineQuery(Struct, frozen=True, kw_only=True):
     fingerprint: str | None = None
     all: bool = False
     """Whether an action without ids and filter is meant for all jobs."""
-    limit: int = 50
-    after: str = ""
-    """The `next` of the page before."""
 
     def __post_init__(self) -> None:
-        check_limit(self.limit)
         if self.tenant is not None and not self.ids:
             raise ParameterUseError("tenant", "accepted with the ids of jobs, whose tenant it is; give ids")
         if self.ids and self.all:
@@ -83,6 +80,18 @@ class QuarantineQuery(Struct, frozen=True, kw_only=True):
             text = "select jobs by ids, a filter (type, source, reason, before, fingerprint), or all"
             raise OperationError(text, "invalid")
         return QuarantinedJobs(self.filter())
+
+
+class QuarantineQuery(QuarantineChoice, frozen=True, kw_only=True):
+    """A page of the jobs in quarantine. An action knows no pages: it is for all jobs that it names."""
+
+    limit: int = 50
+    after: str = ""
+    """The `next` of the page before."""
+
+    def __post_init__(self) -> None:
+        check_limit(self.limit)
+        QuarantineChoice.__post_init__(self)
 
 
 class QuarantinedJobs(Struct, frozen=True):
@@ -118,7 +127,7 @@ async def list_quarantined(operator: Operator, query: QuarantineQuery) -> dict[s
     items = await operator.store.quarantine.find(query.filter(), after=unquote(query.after), limit=query.limit)
     settings = operator.settings
     return {
-        "items": [_fields(item, operator) for item in items],
+        "items": await in_slices(lambda item: _fields(item, operator), items),
         "next": quote(items[-1].id) if len(items) == query.limit else None,
         "quarantine_failed": settings is not None and settings.configuration.worker.quarantine_failed,
     }
@@ -201,7 +210,7 @@ PURGE = BulkVerb("quarantine.purge", "purged")
 
 async def requeue_jobs(
     operator: Operator,
-    query: QuarantineQuery,
+    query: QuarantineChoice,
     *,
     because: str = "",
     dry_run: bool = False,
@@ -223,7 +232,7 @@ async def requeue_jobs(
 
 async def discard_jobs(
     operator: Operator,
-    query: QuarantineQuery,
+    query: QuarantineChoice,
     *,
     because: str = "",
     dry_run: bool = False,
@@ -254,7 +263,7 @@ def check_reason(because: str) -> None:
 
 async def purge_jobs(
     operator: Operator,
-    query: QuarantineQuery,
+    query: QuarantineChoice,
     *,
     because: str = "",
     dry_run: bool = False,

@@ -16,15 +16,45 @@ import fcntl
 import os
 import re
 import stat
+import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from errno import EEXIST
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
+from weakref import WeakKeyDictionary
 
 PRIVATE = 0o600
 _GROUP_SHARES = 0o060
 _SQLITE = b"SQLite format 3\0"
+
+
+# ---- files that are open here ----------------------------------------------------------------------------------------
+
+_open_here: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+_opening = threading.Lock()
+
+
+def note_open(connection: Any, path: str) -> None:
+    """Note that this connection has a store open, for as long as it lives."""
+    with _opening:
+        _open_here[connection] = path
+
+
+def is_open_here(about: os.stat_result) -> bool:
+    """
+    Whether a file belongs to a store that this process has open. Such a file must not be opened by other means.
+
+    When a process closes any descriptor of a file, POSIX takes all its locks on that file, also those of SQLite. The
+    next process to leave the store would then remove its log.
+    """
+    with _opening:
+        paths = set(_open_here.values())
+    for name in (f"{path}{end}" for path in paths for end in ("", "-wal", "-shm")):
+        with suppress(OSError):
+            if os.path.samestat(os.stat(name), about):
+                return True
+    return False
 
 
 # ---- private files -------------------------------------------------------------------------------------------------
@@ -95,8 +125,9 @@ def whole_file(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
 def _refuse_database(path: Path) -> None:
     if not path.is_file():  # a pipe is not opened: it may have no other end
         return
-    with open(path, "rb") as file:
-        if file.read(len(_SQLITE)) == _SQLITE:
+    is_open = is_open_here(path.stat())
+    with nullcontext() if is_open else open(path, "rb") as file:
+        if file is None or file.read(len(_SQLITE)) == _SQLITE:
             raise FileExistsError(EEXIST, "is a database, which is not replaced; name another file", str(path))
 
 

@@ -28,7 +28,7 @@ from reefknot.errors import (
     StoreUnavailableError,
     StoreVersionError,
 )
-from reefknot.runtime.files import make_store_private
+from reefknot.runtime.files import make_store_private, note_open
 
 T = TypeVar("T")
 
@@ -77,6 +77,7 @@ def _opened(path: str, patience: float, opener: Opener, synchronous: str, *, cre
     if create:
         _make_file(path)
     connection = opener(path, _READ_WRITE if create else apsw.SQLITE_OPEN_READWRITE)
+    note_open(connection, path)
     try:
         connection.set_busy_handler(busy_handler(patience))
         _enable_wal(connection, path)
@@ -104,6 +105,8 @@ def open_read_only(path: str, *, patience: float, check: Callable[[apsw.Connecti
         query = "" if not is_frozen(path) else "&vfs=unix-none" if _has_log(path) else "&immutable=1"
         flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
         connection = apsw.Connection(f"file:{quote(path)}?mode=ro{query}", flags=flags)
+        if not query:
+            note_open(connection, path)
         try:
             connection.set_busy_handler(busy_handler(patience))
             connection.execute("PRAGMA temp_store = MEMORY; PRAGMA query_only = ON")
