@@ -156,8 +156,8 @@ TAKEN: dict[str, tuple[str, dict[str, Any]]] = {
     "overview-dark": ("/", {"color_scheme": "dark"}),
     "work": ("/work", {}),
     "job": ("/work/order-10399?tenant=acme", {}),
-    "job-phone": ("/work/order-10399?tenant=acme", {**PHONE, "color_scheme": "dark"}),
     "quarantine": ("/quarantine", {}),
+    "quarantine-phone": ("/quarantine", {**PHONE, "color_scheme": "dark"}),
     "requeue": ("/quarantine", {}),
     "policies": ("/policies?target=block:http&status=429", {}),
 }

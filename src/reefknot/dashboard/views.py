@@ -245,9 +245,7 @@ async def _policies(operator: Operator, asked: Asked) -> Found:
         if error.parameter == "target" and "target" in asked:
             near = suggest(asked["target"].rpartition(":")[2], [one.partition(":")[2] for one in targets])
             whole = next((one for one in targets if f"'{one.partition(':')[2]}'" in near), "")
-            hint = (
-                f"did you mean {whole}?" if whole else f"accepted: {policies.TARGETS}; those listed below, or a block"
-            )
+            hint = f"did you mean {whole}?" if whole else f"accepted: {policies.TARGETS}; listed below"
             found["errors"] = {"target": f"{short(asked['target'], 60)} is unknown; {hint}"}
         found["found"] = listed
     return found
@@ -320,7 +318,7 @@ async def _verify(operator: Operator, asked: Asked) -> Found:
 
 
 def _proof(found: Found) -> list[str]:
-    """How far kept heads vouch for the log, in sentences."""
+    """Sentences about the part of the log that kept heads vouch for."""
     accidents = "the hashes are consistent, which shows accidents and not intent"
     missing = [f"The heads of audit.heads are not there: {found['heads_missing']}"] if found["heads_missing"] else []
     if found["compared_with"] is None:
