@@ -13,11 +13,15 @@ from hashlib import sha256
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from msgspec import structs
 
 from reefknot.dashboard import views
 from reefknot.dashboard.formats import FILTERS, FUNCTIONS, query_text, visible
 from reefknot.dashboard.live import LiveViews, ViewKey
 from reefknot.dashboard.security import OPERATOR
+from reefknot.operations.values import ParameterUseError
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -71,8 +75,14 @@ class PageRenderer:
 
     def error(self, refusal: HttpRefusal, request: Request) -> str:
         """The page of a request that was refused."""
+        from reefknot.operations.bulk import tenant_hint
+
         role = getattr(request.state, "role", None)
-        values = self._values("", {}, role) | {"live_url": "", "actor": None, "refusal": refusal}
+        path = quote(request.scope["path"])
+        asks_tenant = refusal.status == 404 and path.startswith(("/work/", "/quarantine/"))
+        told = structs.replace(refusal, message=refusal.message.removesuffix(tenant_hint(None)))
+        own = {"live_url": "", "actor": None, "refusal": told, "path_of_page": path if asks_tenant else ""}
+        values = self._values("", {}, role) | own
         return self._templates.get_template("error.html").render(values)
 
     def _values(self, current: str, asked: Mapping[str, str], role: str | None) -> dict[str, Any]:
@@ -128,6 +138,7 @@ def routes(site: Site) -> list[BaseRoute]:
 
     def route_of(view: View) -> Route:
         async def show(request: Request) -> Response:
+            check_names(view, request)
             asked = asked_of(view, {**request.query_params, **request.path_params})
             text, status = await renderer.page(view, asked, request)
             return RedirectResponse(text, 303) if status == 303 else HTMLResponse(text, status)
@@ -138,7 +149,10 @@ def routes(site: Site) -> list[BaseRoute]:
         view = views.BY_NAME.get(request.query_params.get("view", ""))
         if view is None or not view.is_live:
             return Response("view: unknown; accepted: a page that is live\n", 400, media_type="text/plain")
-        key = ViewKey(view.name, request.state.role, tuple(asked_of(view, request.query_params).items()))
+        asked = asked_of(view, request.query_params)
+        if missing := [name for name in ("id", "name") if f"{{{name}" in view.path and name not in asked]:
+            return Response(f"{missing[0]}: is missing\n", 400, media_type="text/plain")
+        key = ViewKey(view.name, request.state.role, tuple(asked.items()))
         live.check_room(key)
         return EventStream(live.follow(key))
 
@@ -148,6 +162,14 @@ def routes(site: Site) -> list[BaseRoute]:
 def asked_of(view: View, given: Mapping[str, str]) -> dict[str, str]:
     """The parameters that a view knows, in its order, each cut to a length that no honest one has."""
     return {name: str(given[name])[:LONGEST_VALUE] for name in view.parameters if given.get(name)}
+
+
+def check_names(view: View, request: Request) -> None:
+    """Refuse a parameter that the page does not know: a filter that is misspelled must not show everything."""
+    known = [name for name in view.parameters if name not in request.path_params]
+    for name in request.query_params:
+        if name not in known:
+            raise ParameterUseError(name[:LONGEST_VALUE], f"is unknown; accepted: {', '.join(known) or 'no parameter'}")
 
 
 def error_page(site: Site, request: Request, refusal: HttpRefusal) -> Response:

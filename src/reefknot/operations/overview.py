@@ -11,7 +11,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from reefknot.app.activity import reported, store_activity
-from reefknot.app.alerts import stored_alerts
+from reefknot.app.alerts import measured_now, stored_alerts
 from reefknot.app.presence import STORE_S, living_systems
 from reefknot.core.audit.event import Completed, decode, timestamp_ms
 from reefknot.core.overload.admission import OverloadStatus
@@ -54,6 +54,7 @@ async def overview(operator: Operator) -> dict[str, Any]:
     workers = workers_of(systems)
     levels = _levels(systems, workers)
     record, _ = await stored_alerts(store)
+    values = await measured_now(store, systems) if record.active else {}
     shown: dict[str, Any] = {
         "at": time_text(now),
         **jobs,
@@ -70,7 +71,7 @@ async def overview(operator: Operator) -> dict[str, Any]:
         "retries": _retries(columns),
         **_destinations(systems, await _source_breakers(store, now)),
         "quarantine": {"size": jobs["states"]["quarantined"], "added": round(sum(columns["quarantined"]))},
-        "alerts": active_alerts(record, systems)["alerts"],
+        "alerts": active_alerts(record, systems, values)["alerts"],
         "audit": {
             "buffered": sum(reported(one, "audit_buffered", 0) for one in systems),
             "lost": round(sum(columns["audit_lost"])),

@@ -147,9 +147,11 @@ async def list_quarantined(operator: Operator, query: QuarantineQuery) -> dict[s
 
 
 async def quarantine_groups(operator: Operator, query: QuarantineQuery) -> dict[str, Any]:
-    """The first groups of quarantined jobs by the fingerprint of their failure, and the number of all groups."""
+    """The first groups of quarantined jobs by the fingerprint of their failure, and the numbers of all groups and of
+    the jobs in them."""
     found = await operator.store.quarantine.groups(query.filter())
     groups = found.groups()
+    jobs = sum(one.count for one in groups) + found.ungrouped
     fields = [
         {
             "fingerprint": one.fingerprint,
@@ -164,7 +166,7 @@ async def quarantine_groups(operator: Operator, query: QuarantineQuery) -> dict[
         }
         for one in groups[: query.limit]
     ]
-    return {"groups": fields, "ungrouped": found.ungrouped, "total": len(groups)}
+    return {"groups": fields, "ungrouped": found.ungrouped, "total": len(groups), "jobs": jobs}
 
 
 async def quarantine_stats(operator: Operator) -> dict[str, Any]:

@@ -168,12 +168,14 @@ def test_a_live_fragment_is_the_live_part_of_its_page(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     stored_work(path)
 
+    (tmp_path / "reefknot.yaml").write_text(CONFIG)
+
     async def story() -> None:
-        async with opened_site(path) as site:
+        async with opened_site(path, load_settings(environ={}, cwd=tmp_path)) as site:
             renderer = pages.PageRenderer(site)
             for view in views.VIEWS:
                 if view.is_live:
-                    asked = (("id", "held"),) if "id" in view.parameters else ()
+                    asked = tuple(one for one in (("id", "held"), ("name", "notes")) if one[0] in view.parameters)
                     text, took = await renderer.fragment(ViewKey(view.name, "operator", asked))
                     assert text.count("data-live=") == 1
                     assert "<html" not in text
@@ -183,7 +185,8 @@ def test_a_live_fragment_is_the_live_part_of_its_page(tmp_path: Path) -> None:
 
 
 def test_an_unknown_view_has_no_stream(tmp_path: Path) -> None:
-    found = answers(tmp_path / "state.db", "/live", "/live?view=nothing", "/live?view=health")
+    wanting = ("/live", "/live?view=nothing", "/live?view=health", "/live?view=job", "/live?view=source")
+    found = answers(tmp_path / "state.db", *wanting)
     assert {one.status for one in found.values()} == {400}
 
 
