@@ -18,6 +18,7 @@ from reefknot.dashboard import views
 from reefknot.dashboard.formats import FILTERS, FUNCTIONS, query_text, visible
 from reefknot.dashboard.live import LiveViews, ViewKey
 from reefknot.dashboard.security import OPERATOR
+from reefknot.errors import OperationError
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -126,7 +127,10 @@ def routes(site: Site) -> list[BaseRoute]:
 
     def route_of(view: View) -> Route:
         async def show(request: Request) -> Response:
-            asked = asked_of(view, {**request.query_params, **request.path_params})
+            in_path = {name: text for name, text in request.path_params.items() if text}
+            asked = asked_of(view, {**request.query_params, **in_path})
+            if view.is_of_one and "id" not in asked:
+                raise OperationError("no job is named in this address; the lists lead to each one", "not_found")
             text, status = await renderer.page(view, asked, request)
             return HTMLResponse(text, status)
 
@@ -136,7 +140,10 @@ def routes(site: Site) -> list[BaseRoute]:
         view = views.BY_NAME.get(request.query_params.get("view", ""))
         if view is None or not view.is_live:
             return Response("view: unknown; accepted: a page that is live\n", 400, media_type="text/plain")
-        key = ViewKey(view.name, request.state.role, tuple(asked_of(view, request.query_params).items()))
+        asked = asked_of(view, request.query_params)
+        if view.is_of_one and "id" not in asked:
+            return Response("id: missing; accepted: the id of a job\n", 400, media_type="text/plain")
+        key = ViewKey(view.name, request.state.role, tuple(asked.items()))
         live.check_room(key)
         return EventStream(live.follow(key))
 
