@@ -14,6 +14,7 @@ inherit that, and never end.
 from __future__ import annotations
 
 import gc
+import os
 import signal
 
 import hypothesis  # noqa: F401
@@ -21,6 +22,9 @@ import hypothesis  # noqa: F401
 from tests.nats_servers import nats_cluster, nats_server, own_nats_server
 
 __all__ = ["nats_cluster", "nats_server", "own_nats_server"]
+
+
+os.environ["REEFKNOT_LOG_FORMAT"] = "text"  # tests read what services say; those of the forms ask for one by name
 
 
 def pytest_configure() -> None:

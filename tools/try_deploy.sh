@@ -30,7 +30,8 @@ try_unit() {
     cd "$home"
     # The variables are those that systemd gives a service of that user.
     # shellcheck disable=SC2086 # the words of the command
-    "${somebody[@]}" env -i PATH=/usr/local/bin:/usr/bin:/bin HOME="$home" STATE_DIRECTORY="$home" $command >"$work/log" 2>&1 &
+    "${somebody[@]}" env -i PATH=/usr/local/bin:/usr/bin:/bin HOME="$home" STATE_DIRECTORY="$home" \
+        DASHBOARD_TOKEN="$(openssl rand -hex 32)" $command >"$work/log" 2>&1 &
     pid=$!
     for _ in $(seq 300); do
         grep -q worker-1 "$work/log" && break
@@ -61,7 +62,8 @@ try_container() {
     expect 700 "$(inside stat --format %a /var/lib/reefknot)" "rights of the state"
     inside reefknot --version
     # What the container's command, its health check and its stop signal do, one after the other.
-    shown="$(inside sh -c 'reefknot up --drain 25 --log-format json >/dev/null 2>&1 & pid=$!
+    shown="$(inside sh -c 'export DASHBOARD_TOKEN="$(head -c 24 /dev/urandom | base64)"
+        reefknot up --drain 25 --log-format json >/dev/null 2>&1 & pid=$!
         for _ in $(seq 300); do reefknot router status --json >/dev/null 2>&1 && echo healthy && break; sleep 0.1; done
         kill -TERM $pid; wait $pid; echo "end: $?"')"
     expect "healthy end: 143" "$(tr "\n" " " <<<"$shown" | sed "s/ *$//")" "health check and stop"

@@ -64,6 +64,7 @@ class Folder:
         (path / "naps.py").write_text(MODULE)
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("REEFKNOT", "WORKER_"))}
         self._environment = kept | {"PYTHONWARNINGS": "error", "PYTHONUTF8": "1", "COLUMNS": "200"}
+        self._environment["REEFKNOT_LOG_FORMAT"] = "text"
         if engine:
             self.set_variable("REEFKNOT__ENGINE", engine)
         self._started: list[subprocess.Popen[str]] = []

@@ -168,7 +168,12 @@ def test_a_wrong_token_host_or_filter_is_told_with_what_to_do(folder: Folder) ->
 
     status, answer = address._replace(token="wrong").request("/jobs")
     assert (status, answer["error"]["kind"]) == (401, "unauthorized")
-    assert "Authorization: Bearer TOKEN" in answer["error"]["message"]
+    assert "this token is not accepted" in answer["error"]["message"]
+    status, answer = address.request("/jobs", Authorization="")
+    assert (status, answer["error"]["message"].startswith("a token is needed")) == (401, True)
+    status, answer = address.request("/jobs?state=nosuch")
+    assert answer["error"]["message"].startswith("state: 'nosuch' is unknown; accepted: ")
+    assert (status, answer["error"]["accepted"].split(", ")[0]) == (400, "pending")
     status, answer = address.request("/jobs", Host="evil.example")
     assert status == 403
     assert "add the name to dashboard.allowed_hosts" in answer["error"]["message"]

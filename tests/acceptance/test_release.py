@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import signal
 import subprocess
 import sys
 import tomllib
+import urllib.request
 import zipfile
 from collections.abc import Iterator
 from configparser import RawConfigParser
@@ -21,6 +23,7 @@ from tools.smoke_test import FEATURES
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
+TOKEN = "token-of-the-deployed-dashboard"
 UNIT = DEPLOY / "reefknot.service"
 TIMEOUT_S = 60
 
@@ -111,7 +114,7 @@ def started(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     configuration.write_text(text.replace("/var/lib/reefknot", str(tmp_path)) + "  port: 0\n")
     command = unit()["Service"]["ExecStart"].replace("/etc/reefknot/reefknot.yaml", str(configuration))
     words = [sys.executable, "-m", "reefknot", *shlex.split(command)[1:]]
-    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    environment = os.environ | {"PYTHONUNBUFFERED": "1", "DASHBOARD_TOKEN": TOKEN}
     with (tmp_path / "output").open("w") as output:
         process = subprocess.Popen(words, cwd=tmp_path, env=environment, stdout=output, stderr=output, text=True)
     try:
@@ -125,8 +128,15 @@ def test_the_command_of_the_unit_runs_and_ends_in_order_at_sigterm(
     started: subprocess.Popen[str], tmp_path: Path
 ) -> None:
     output = tmp_path / "output"
-    until(lambda: "worker-1" in output.read_text() or started.poll() is not None)
+    until(lambda: "log in with" in output.read_text() or started.poll() is not None)
     assert started.poll() is None, output.read_text()
+    lines = [json.loads(line) for line in output.read_text().splitlines()]
+    (url,) = [line["url"] for line in lines if "url" in line]
+    asked = urllib.request.Request(f"{url}api/v1/workers", headers={"Authorization": f"Bearer {TOKEN}"})
+    with urllib.request.urlopen(asked, timeout=TIMEOUT_S) as answer:
+        assert [one["worker_id"] for one in json.load(answer)["workers"]] == ["worker-1"]
+    assert "log in with the token of dashboard.operator_token (env:DASHBOARD_TOKEN)" in lines[-1]["message"]
+    assert TOKEN not in output.read_text()
 
     started.send_signal(signal.SIGTERM)
 

@@ -63,7 +63,7 @@ FACTS = {
     "submitted": {"actor", "host", "process"},
     "routing": {"inputs"},
     "admission": {"inputs", "worker_id"},
-    "completed": {"duration_ms", "worker_id", "result_hash"},
+    "completed": {"duration_ms", "worker_id", "result_hash", "attempt_seconds"},
     "timeout_occurred": {"timeout_seconds", "whole", "additional_context", "retry_category"},
     "retry_attempt": {"additional_context", "retry_category", "attempt_seconds"},
     "retry_exhausted": {"additional_context", "retry_category", "attempt_seconds"},

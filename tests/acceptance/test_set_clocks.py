@@ -38,7 +38,12 @@ class Machine:
         (path / "reefknot.yaml").write_text(CONFIG)
         (path / "own.py").write_text(MODULE)
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("REEFKNOT", "WORKER_"))}
-        self._environment = kept | {"PYTHONWARNINGS": "error", "PYTHONUTF8": "1", "COLUMNS": "200"}
+        self._environment = kept | {
+            "PYTHONWARNINGS": "error",
+            "PYTHONUTF8": "1",
+            "COLUMNS": "200",
+            "REEFKNOT_LOG_FORMAT": "text",
+        }
         self.started: list[subprocess.Popen[str]] = []
 
     def set(self, seconds: float) -> None:

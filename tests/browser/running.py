@@ -91,7 +91,7 @@ class RunningSystem:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "reefknot", "up", "--drain", "0", "--module", "steps"],
                 cwd=self.folder,
-                env=kept | tokens | {"PYTHONUTF8": "1", "COLUMNS": "200"},
+                env=kept | tokens | {"PYTHONUTF8": "1", "COLUMNS": "200", "REEFKNOT_LOG_FORMAT": "text"},
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,

@@ -74,9 +74,84 @@ def test_a_job_is_edited_and_requeued(system: RunningSystem, visit: Visit) -> No
     page.click("button[data-edit]")
     page.wait_for_selector("#act[open] pre")
     assert '-  "text": "no such customer"' in page.inner_text("#act pre")
-    confirmed(page, because="the customer was renamed")
+    told = confirmed(page, because="the customer was renamed")
+    assert "job odd-order~2" in told
+    page.wait_for_url("**/work/odd-order~2?tenant=acme")
     system.ended("odd-order~2", "succeeded", tenant="acme")
     assert system.job("odd-order", tenant="acme")["state"] == "discarded"
+    assert page.locator(".told a").get_attribute("href") == "/work/odd-order~2?tenant=acme"
+
+
+def test_an_action_on_a_quarantined_job_ends_on_the_story_of_that_job(system: RunningSystem, visit: Visit) -> None:
+    """A slash in an id, and a page whose job is in quarantine no longer."""
+    system.submit("bill/12", "own.broken", {"text": "paid twice"})
+    system.ended("bill/12", "quarantined")
+    window = visit()
+    page = window.goto("/quarantine/bill%2F12")
+    page.click("button[data-act^='Discard']")
+    assert "audited as quarantine.discard" in confirmed(page, because="the bank took it back")
+    page.wait_for_url("**/work/bill%2F12")
+    page.wait_for_selector(".state:text('discarded')")
+
+    page = window.goto("/quarantine/bill%2F12")
+    assert page.url.endswith("/work/bill%2F12")
+
+
+def test_a_typed_payload_arrives_as_it_was_typed(system: RunningSystem, visit: Visit) -> None:
+    """A key that is there twice is refused, and a long number is not rounded."""
+    system.submit("long-number", "own.broken", {"text": "no such account"})
+    system.ended("long-number", "quarantined")
+    window = visit()
+    window.expected = "Failed to load resource"
+    page = window.goto("/quarantine/long-number")
+    page.fill("#payload", '{"text": "", "text": "which of them?"}')
+    page.click("button[data-edit]")
+    page.wait_for_selector("#act-problem:visible")
+    assert "twice" in page.inner_text("#act-problem")
+    page.keyboard.press("Escape")
+
+    page.fill("#payload", '{"text": "", "account": 12345678901234567891}')
+    page.click("button[data-edit]")
+    page.wait_for_selector("#act[open] pre")
+    assert '"account": 12345678901234567891' in page.inner_text("#act pre")
+    confirmed(page)
+    page.wait_for_url("**/work/long-number~2")
+
+
+def test_the_effect_of_an_action_needs_no_live_stream(system: RunningSystem, visit: Visit) -> None:
+    """A stream that is slow, or away, does not keep the old state and its button on the page."""
+    system.submit("no-stream", "own.nap", {"seconds": 600})
+    system.ended("no-stream", "running")
+    window = visit()
+    window.expected = "Failed to load resource"
+    window.page.route("**/live?*", lambda route: route.abort())
+    page = window.goto("/work/no-stream")
+    page.click("button[data-act^='Cancel job']")
+    confirmed(page, because="nobody waits for it")
+    page.wait_for_selector(".page-head .state:text('cancelled')")
+
+    page = window.goto("/workers")
+    worker = system.ask("/workers")["workers"][0]["worker_id"]
+    for verb, state in (("Pause", "paused"), ("Resume", "running")):
+        page.click(f"button[data-act='{verb} worker {worker}']")
+        confirmed(page)
+        page.wait_for_selector(f".named .state:text('{state}')")
+
+
+def test_the_focus_stays_among_the_rows_when_one_of_them_leaves(system: RunningSystem, visit: Visit) -> None:
+    for number in range(3):
+        system.submit(f"row-{number}", "own.flaky", {"failures": 4, "text": "a row that leaves"})
+    for number in range(3):
+        system.ended(f"row-{number}", "quarantined")
+    page = visit().goto("/quarantine?type=own.flaky", live=True)
+    page.focus("tr[data-key='row-1/'] button[data-verb=Requeue]")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#act-go:enabled")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".told")
+    page.wait_for_selector("tr[data-key='row-1/']", state="detached")
+    assert page.evaluate("document.activeElement.closest('tr')?.dataset.key") == "row-2/"
+    assert page.evaluate("document.activeElement.dataset.verb") == "Requeue"
 
 
 def test_a_job_is_discarded_only_with_a_reason(system: RunningSystem, visit: Visit) -> None:

@@ -209,14 +209,22 @@ def test_a_keyboard_is_enough(worked: RunningSystem, visit: Visit) -> None:
     assert page.evaluate("document.activeElement.dataset.verb") == "Requeue"
 
 
-def test_the_token_does_not_stay_in_the_address(worked: RunningSystem, visit: Visit) -> None:
-    """Neither at the login, nor when somebody who is logged in opens the printed address again."""
-    window = visit()
+def test_an_address_with_a_token_is_for_its_role_and_loses_its_token(worked: RunningSystem, visit: Visit) -> None:
+    """At the login, and when somebody who is logged in opens a printed address."""
+    window = visit("reader")
     assert window.page.url == f"{worked.url}/"
-    window.goto("/#token=anything")
-    window.page.wait_for_url(f"{worked.url}/")
-    assert window.page.evaluate("history.length") <= 4
+    assert "reader" in window.page.inner_text("footer")
+    window.goto(f"/#token={OPERATOR}")
+    window.page.wait_for_selector("footer:has-text('operator')")
+    assert window.page.url == f"{worked.url}/"
+    assert OPERATOR not in window.page.evaluate("JSON.stringify(history.state) + location.href")
     assert window.page.context.cookies()[0]["httpOnly"]
+
+    window.expected = "403"
+    window.goto("/#token=one-of-yesterday")
+    window.page.wait_for_selector(".told:has-text('is not accepted')")
+    assert "one-of-yesterday" not in window.page.url
+    assert "operator" in window.page.inner_text("footer")
 
 
 def test_a_reader_sees_no_action(worked: RunningSystem, visit: Visit) -> None:

@@ -33,9 +33,10 @@ SHELL = frozenset({"console", "bash", "sh", "shell"})
 HIDDEN = re.compile(r"<!-- run\n(?P<content>.*?)^-->\s*\Z", re.DOTALL | re.MULTILINE)
 NAMED_FILE = re.compile(r"file=(?P<name>\w+\.\w+)")
 REASON = re.compile(r"^\s*<!-- no-run: \S.* -->\s*$")
-COMMAND = re.compile(r"^\$ (?P<command>(?:reefknot|rk)(?:\s.*)?)$")
+VARIABLES = r"(?:[A-Z0-9_]+=[^\s;&|]* )*"
+COMMAND = re.compile(rf"^\$ (?P<command>{VARIABLES}(?:reefknot|rk)(?:\s.*)?)$")
 FOR_A_SHELL = re.compile(r"[|&;<>()$`*?~#]")
-BARE_COMMAND = re.compile(r"^(?P<command>(?:reefknot|rk)(?:\s.*)?)$")
+BARE_COMMAND = re.compile(rf"^(?P<command>{VARIABLES}(?:reefknot|rk)(?:\s.*)?)$")
 
 
 class PageError(Exception):
@@ -60,15 +61,16 @@ class Fence:
     file: str = ""
 
 
-def fences(text: str) -> Iterator[Fence]:
+def fences(text: str, *, opted_out: bool = False) -> Iterator[Fence]:
     """
-    The fences to run, hidden ones included.
+    The fences to run, hidden ones included; or those that have `opted_out`.
 
     One that opts out without a reason is an error, and so is a word that means nothing here.
     """
     lines = text.splitlines()
     for token in MarkdownIt().parse(text):
-        if token.type == "html_block" and token.map is not None and token.content.startswith("<!-- run"):
+        is_hidden = token.type == "html_block" and token.content.startswith("<!-- run")
+        if is_hidden and token.map is not None and not opted_out:
             hidden = HIDDEN.match(token.content)
             if hidden is None:
                 raise PageError(f"line {token.map[0] + 1}: <!-- run is a line of its own, and so is its -->")
@@ -82,6 +84,10 @@ def fences(text: str) -> Iterator[Fence]:
         if words == ["no-run"]:
             if start == 0 or not REASON.match(lines[start - 1]):
                 raise PageError(f"line {start + 1}: no-run needs a line before it: <!-- no-run: reason -->")
+            if opted_out:
+                yield Fence(language, token.content, start + 2)
+            continue
+        if opted_out:
             continue
         file = NAMED_FILE.fullmatch(" ".join(words))
         if words and file is None:
@@ -138,7 +144,8 @@ def run_in_shell(command: str) -> int:
 
 def run_commands(fence: Fence, page: Path) -> None:
     for line, command in commands(fence):
-        code = run_in_shell(command) if FOR_A_SHELL.search(command) else run_here(shlex.split(command))
+        needs_shell = FOR_A_SHELL.search(command) or not command.startswith(("reefknot", "rk"))
+        code = run_in_shell(command) if needs_shell else run_here(shlex.split(command))
         if code != 0:
             raise SnippetError(f"{page.name}:{line}: `{command}` exited with {code}")
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from cyclopts import CycloptsError
 
-from tests.docs.run_page import PageError, commands, fences
+from reefknot.cli.app import application, with_default_watch
+from tests.docs.run_page import SHELL, PageError, commands, fences
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNNER = Path(__file__).with_name("run_page.py")
@@ -37,7 +41,7 @@ def run_page(page: Path, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, str(RUNNER), str(page)],
         cwd=folder,
-        env=os.environ | {"PYTHONWARNINGS": "error"},
+        env=os.environ | {"PYTHONWARNINGS": "error", "REEFKNOT_LOG_FORMAT": "auto"},
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
@@ -75,6 +79,41 @@ def test_every_snippet_of_the_page_runs(page: Path, tmp_path: Path) -> None:
     done = run_page(page, tmp_path / "cwd")
 
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+
+
+def refused(text: str) -> list[str]:
+    """The commands that are not run, and that the command line does not take."""
+    found = []
+    for fence in fences(text, opted_out=True):
+        for line, command in commands(fence) if fence.language in SHELL else ():
+            words = shlex.split(re.sub(r"^(?:[A-Z0-9_]+=\S* )+", "", command), comments=True)
+            ends = [number for number, word in enumerate(words) if word in ("|", "&&", "&", ">", ">>", "2>", "<", ";")]
+            try:
+                application().parse_args(
+                    with_default_watch(words[1 : min(ends, default=None)]), exit_on_error=False, print_error=False
+                )
+            except CycloptsError as error:
+                found.append(f"{line}: {command}: {error}")
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_a_command_that_cannot_run_here_is_one_all_the_same(page: Path) -> None:
+    assert refused(page.read_text(encoding="utf-8")) == []
+
+
+def test_a_command_that_is_not_run_and_is_none_is_caught() -> None:
+    text = "<!-- no-run: it lasts -->\n```console no-run\n$ A=1 reefknot worker start {} --module x\n```\n"
+
+    assert len(refused(text.format("canary"))) == 1
+    assert refused(text.format("--worker-id canary")) == [], "the control"
+
+
+def test_variables_before_a_command_are_set_for_it(tmp_path: Path) -> None:
+    page = "```console\n$ WORKER_RETRIES_V2_ENABLED={} reefknot config show\n```\n"
+
+    assert run_text(page.format("true"), tmp_path).returncode == 0
+    assert "exited with 78" in run_text(page.format("maybe"), tmp_path).stderr
 
 
 def test_a_broken_snippet_is_caught_with_its_line(tmp_path: Path) -> None:

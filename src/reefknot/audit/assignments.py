@@ -30,7 +30,7 @@ from reefknot.core.audit.event import (
 from reefknot.core.messages import ExecAssignment, ExecResult
 from reefknot.core.overload.admission import ADMISSION_VERSION, Rules, rules_content
 from reefknot.core.results import answer_of
-from reefknot.core.work import CRASH_LIMIT, WorkItem, WorkState, is_ingestion
+from reefknot.core.work import CRASH_LIMIT, WorkItem, WorkState, attempts_begun, is_ingestion, runs_now
 from reefknot.ports.clock import Clock
 from reefknot.runtime.processes import own_identity
 
@@ -101,13 +101,16 @@ def ended_event(item: WorkItem, wall: float, *, cancelled: str | None = None) ->
     """
     The event of an item that ended without a stored result.
 
-    With `cancelled`, the reason, the item is given as it was before.
+    With `cancelled`, the reason, the item is given as it was before; an attempt that ran then has begun, and counts.
     """
+    attempts = attempts_begun(item)
+    ran = max(0.0, round(wall - item.updated_at / 1000, 6)) if runs_now(item) else None
     if cancelled is not None:
         item = msgspec.structs.replace(item, state=WorkState.CANCELLED, reason=cancelled, result=None)
     result = answer_of(item)
     assert result is not None
-    return completed_event(result, None, wall, since_ms=item.created_at, attempts=item.attempts)
+    ended = completed_event(result, None, wall, since_ms=item.created_at, attempts=attempts)
+    return msgspec.structs.replace(ended, attempt_seconds=ran)
 
 
 def vanished_events(item: WorkItem, wall: float) -> list[Event]:

@@ -101,7 +101,7 @@ class FilterFlags:
         try:
             return EventFilter.of(asked)
         except ParameterUseError as error:  # one of them names a second parameter
-            raise ParameterUseError(error.parameter, error.accepted.replace("since=", "--since ")) from None
+            raise ParameterUseError(error.parameter, error.problem.replace("since=", "--since ")) from None
 
 
 FILTER = FilterFlags()

@@ -9,7 +9,7 @@ from reefknot.cli.app import CommandError, Exit, noun
 from reefknot.cli.live_output import LOG, LogFlags
 from reefknot.cli.options import STORE, StoreFlags, arg, check_number, check_seconds
 from reefknot.cli.output import flush_stdout, put_json, relative, say
-from reefknot.cli.serve import For, shutdown_on_signals, until_first_ends, until_text
+from reefknot.cli.serve import For, say_address, shutdown_on_signals, until_first_ends, until_text
 from reefknot.cli.store import StoreAddress, address_of, opened
 from reefknot.runtime.log import error_text, logger
 
@@ -58,7 +58,7 @@ def dashboard(
     address = address_of(options)
     served = prepare(address.settings, host=host, port=port, read_only=read_only)
     try:
-        with log.applied():
+        with log.applied(is_service=True):
             return asyncio.run(_serve(address, served, seconds, json=options.json))
     finally:
         served.socket.close()
@@ -96,9 +96,8 @@ def _announce(served: Serving, address: StoreAddress, seconds: float | None, *, 
         put_json({"url": served.url, "token": served.token, "store": address.shown})
         flush_stdout()
         return
-    say(f"dashboard of {relative(address.shown.removeprefix('sqlite:'))} {until_text(seconds)}: {served.link}")
-    if served.token is None:
-        say("log in with the token that the configuration names")
+    say(f"serving {relative(address.shown.removeprefix('sqlite:'))} {until_text(seconds)}")
+    say_address(served)
 
 
 class StoreKeeper:

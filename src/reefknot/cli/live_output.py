@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
@@ -36,6 +37,7 @@ from reefknot.ports.audit_log import AuditLog, AuditQuery, KeptEntry
 # ---- the log ---------------------------------------------------------------------------------------------------------
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+FORM_VARIABLE = "REEFKNOT_LOG_FORMAT"
 FORMATS = {form: form for form in ("auto", "text", "json")}
 
 
@@ -48,29 +50,40 @@ class LogFlags:
         "warning"
     )
     log_format: Annotated[
-        str, arg("Form of log lines: text, json, or auto: text on a terminal, else json. Default: auto.")
-    ] = "auto"
+        str | None,
+        arg(
+            "Form of log lines: text, json, or auto: text on a terminal, else json. Default: REEFKNOT_LOG_FORMAT, or "
+            "auto."
+        ),
+    ] = None
+
+    @property
+    def form(self) -> str:
+        """The form that is asked for: by the option, else by the environment."""
+        if self.log_format is None:
+            return one_of(FORM_VARIABLE, os.environ.get(FORM_VARIABLE) or "auto", FORMATS)
+        return one_of("--log-format", self.log_format, FORMATS)
 
     @contextmanager
-    def applied(self, *, feed: bool = False) -> Iterator[None]:
+    def applied(self, *, feed: bool = False, is_service: bool = False) -> Iterator[None]:
         """
         Print log lines on stderr while the block lasts, and export traces if the environment asks for them.
 
-        With a live `feed`, attempts are not logged: it has them. Where JSON is asked for by name, the command's own
-        messages are such lines too.
+        With a live `feed`, attempts are not logged as text: it has them. Where lines of a service are JSON, its own
+        messages are, too; those of other commands only when JSON is asked for by name.
         """
         from reefknot.telemetry.logs import message_line, printed
         from reefknot.telemetry.traces import exported
 
         level = one_of("--log-level", self.log_level, LEVELS)
-        form = one_of("--log-format", self.log_format, FORMATS)
-        as_json = form == "json" or (form == "auto" and not _is_terminal(sys.stderr))
-        own = output.messages_as(message_line) if form == "json" else nullcontext()
-        with printed(level, as_json=as_json, feed=feed), own, exported():
+        form = self.form
+        as_json = form == "json" or (form == "auto" and not is_terminal(sys.stderr))
+        own = output.messages_as(message_line) if form == "json" or (as_json and is_service) else nullcontext()
+        with printed(level, as_json=as_json, feed=feed and not as_json), own, exported():
             yield
 
 
-def _is_terminal(stream: TextIO | None) -> bool:
+def is_terminal(stream: TextIO | None) -> bool:
     try:
         return stream is not None and stream.isatty()
     except ValueError:  # it was closed

@@ -163,11 +163,20 @@ def drop_output() -> None:
 # ---- lines -----------------------------------------------------------------------------------------------------------
 
 
-_message_form: Callable[[str], str] = printable
+MessageForm = Callable[[str, str | None], str]
+"""Makes a line of a message and its address."""
+
+
+def _plain(text: str, url: str | None) -> str:
+    """The message as a line for people, and the address at its end."""
+    return printable(text if url is None else f"{text}: {url}")
+
+
+_message_form: MessageForm = _plain
 
 
 @contextmanager
-def messages_as(form: Callable[[str], str]) -> Iterator[None]:
+def messages_as(form: MessageForm) -> Iterator[None]:
     """Write messages in this form while the block lasts, such as lines of JSON. After an error the form stays, for the
     messages that tell of it, until `plain_messages` is called."""
     global _message_form
@@ -179,13 +188,18 @@ def messages_as(form: Callable[[str], str]) -> Iterator[None]:
 def plain_messages() -> None:
     """Write messages as plain lines again."""
     global _message_form
-    _message_form = printable
+    _message_form = _plain
 
 
-def say(text: str) -> None:
-    """Write a message to stderr. A closed stderr is ignored: the exit code still tells how the command ended."""
+def say(text: str, *, url: str | None = None) -> None:
+    """
+    Write a message to stderr. A closed stderr is ignored: the exit code still tells how the command ended.
+
+    `url` is an address that is shown as it is, with the token that the command has made: behind the message, and as
+    JSON in a field of its own.
+    """
     try:
-        print(_message_form(text), file=sys.stderr)
+        print(_message_form(text, url), file=sys.stderr)
     except OSError:
         return
 

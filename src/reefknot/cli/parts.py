@@ -96,7 +96,7 @@ def start_worker(
     The exit code is 75 when a worker with this id is running already.
     """
     parts = {"workers": (worker_id,) if worker_id else 1, "router": None, "modules": tuple(module or ()), "seed": seed}
-    with log.applied():
+    with log.applied(is_service=True):
         return _start("worker", worker_id, options, seconds, drain, parts)
 
 
@@ -118,7 +118,7 @@ def start_router(
     The exit code is 75 when a router with this id is running already.
     """
     parts = {"workers": (), "router": router_id or "", "seed": seed}
-    with log.applied():
+    with log.applied(is_service=True):
         return _start("router", router_id, options, seconds, None, parts)
 
 

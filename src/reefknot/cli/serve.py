@@ -26,7 +26,15 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 from msgspec import Struct
 
 from reefknot.cli.app import Exit, noun
-from reefknot.cli.live_output import LOG, LevelChanges, LiveFeed, LogFlags, PrintLine, local_time
+from reefknot.cli.live_output import (
+    LOG,
+    LevelChanges,
+    LiveFeed,
+    LogFlags,
+    PrintLine,
+    is_terminal,
+    local_time,
+)
 from reefknot.cli.options import SYSTEM, SystemFlags, arg, check_seconds, check_whole, load, settings
 from reefknot.cli.output import data, prints_to_stderr, put, relative, say
 from reefknot.cli.store import shown_url
@@ -258,7 +266,8 @@ app = noun(
     "up",
     "up",
     "up --for 60 --workers 2 --module app",
-    help="Start a router and workers in one process, over one store. Ctrl-C shuts them down in order.",
+    help="Start a router and workers in one process, over one store, with the dashboard beside them: its address is "
+    "printed, and the section `dashboard` of the configuration has its port. Ctrl-C shuts them down in order.",
 )
 
 Beside = Callable[["System"], Awaitable[None]]
@@ -270,10 +279,11 @@ def up(*, seconds: For = None, drain: DrainSeconds = None, log: LogFlags = LOG, 
     """Run a router and workers until Ctrl-C or SIGTERM, and print retries, rejections and overload as they happen."""
     check_seconds("--for", seconds)
     check_seconds("--drain", drain)
-    with log.applied(feed=True), prints_to_stderr():
+    with log.applied(feed=True, is_service=True), prints_to_stderr():
         start = startup(options.engine, options.config, options.workers)
+        has_feed = options.json or log.form != "json" or is_terminal(data())  # else the log has it
         with dashboard_socket(start.settings) as served:
-            session = UpSession(start, **parts_of(options), as_json=options.json, dashboard=served)
+            session = UpSession(start, **parts_of(options), as_json=options.json, dashboard=served, feed=has_feed)
             return asyncio.run(session.serve(seconds, drain=drain))
 
 
@@ -289,11 +299,21 @@ def dashboard_socket(found: Settings) -> Iterator[Serving | None]:
             say(f"no dashboard: {lacking}")
         yield None
         return
-    served = prepare(found)
+    served = prepare(found, has_flags=False)
     try:
         yield served
     finally:
         served.socket.close()
+
+
+def say_address(served: Serving) -> None:
+    """Say where the pages are, and with which token: one that was made for this start is part of the address, of a
+    configured one its setting is named."""
+    if served.is_moved:
+        say("the dashboard's usual port is in use, so it has a free one")
+    say("dashboard", url=served.link)
+    if served.token is None:
+        say(f"log in with the token of {served.token_from}")
 
 
 def parts_of(options: SystemFlags) -> dict[str, Any]:
@@ -312,6 +332,8 @@ class UpSession(Struct, frozen=True):
     print_line: PrintLine | None = None
     welcome: bool = True
     dashboard: Serving | None = None
+    feed: bool = True
+    """Whether events are printed; changes of load, syncs and the summary are messages then."""
 
     async def serve(self, seconds: float | None, *, drain: float | None = None, beside: Beside | None = None) -> int:
         """Run until the time is over, a signal comes, or `beside` returns; the result is the exit code."""
@@ -368,13 +390,13 @@ class UpSession(Struct, frozen=True):
         )
         try:
             async with serving(site, self.dashboard) as server:
-                say(f"dashboard: {self.dashboard.link}")
+                say_address(self.dashboard)
                 await asyncio.shield(server)
         except Exception as error:
             say(f"the dashboard is not served any more: {error_text(error)}")
 
     async def _print_levels(self, system: System) -> None:
-        levels = LevelChanges(self._print)
+        levels = LevelChanges(self._print if self.feed else lambda _, line: say(line))
         while True:
             if not self.as_json:
                 levels.update(system.snapshot())
@@ -383,7 +405,11 @@ class UpSession(Struct, frozen=True):
     def _print_sync(self, source: IngestionSource, summary: SyncSummary) -> None:
         counts = {"kept": summary.kept, "deleted": summary.deleted, "could not be read": summary.failed}
         words = ", ".join(f"{number} {what}" for what, number in counts.items() if number)
-        self._print("synced", f"{local_time(datetime.now(UTC))}  {'synced':<12} {source.name}: documents: {words}")
+        line = f"{local_time(datetime.now(UTC))}  {'synced':<12} {source.name}: documents: {words}"
+        if self.feed:
+            self._print("synced", line)
+        else:
+            say(line)
 
     def _welcome(self, system: System, seconds: float | None) -> None:
         names = ", ".join(worker.worker_id for worker in system.workers)
@@ -399,6 +425,8 @@ class UpSession(Struct, frozen=True):
         if self.print_line is not None:
             self.print_line(kind, line)
             return
+        if not self.feed:
+            return
         with suppress(BrokenPipeError):
             print(line if self.as_json else printable(line), file=data(), flush=True)
 
@@ -409,7 +437,8 @@ class UpSession(Struct, frozen=True):
         parts = [
             f"{number} {name.replace('_', ' ')}" for name, number in summary.items() if name != "elapsed_s" and number
         ]
-        put(f"up for {summary['elapsed_s']:.1f} s: {', '.join(parts) or 'nothing was submitted'}")
+        tell = put if self.feed else say
+        tell(f"up for {summary['elapsed_s']:.1f} s: {', '.join(parts) or 'nothing was submitted'}")
 
 
 def _example(reach: BlocksSection) -> str:

@@ -55,6 +55,11 @@ def assignment_and_tenant(record: str) -> tuple[str, str | None]:
     return name, tenant.replace("%7C", "|").replace("%25", "%") or None
 
 
+def step_key(record: str, generation: int) -> str:
+    """The idempotency key that a step is handed: the same in all attempts of a run, another one after a requeue."""
+    return f"{record}/{generation}"
+
+
 class WorkState(StrEnum):
     PENDING = "pending"
     RUNNING = "running"
@@ -428,9 +433,20 @@ def vanished_reason(crashes: int) -> str:
 
 
 def cancel(item: WorkItem, now: Moment, *, reason: str, who: str) -> WorkItem:
-    """The item after a person cancelled it. A running attempt loses its lease, and so cannot report any more."""
+    """The item after a person cancelled it. A running attempt loses its lease, and so cannot report any more; it
+    counts."""
     noted = _with_history(item, now, "cancelled", reason, who)
-    return _ended(noted, WorkState.CANCELLED, now, attempts=item.attempts, reason=reason)
+    return _ended(noted, WorkState.CANCELLED, now, attempts=attempts_begun(item), reason=reason)
+
+
+def runs_now(item: WorkItem) -> bool:
+    """Whether an attempt of the item was begun and has not ended. It began with the claim, the item's last change."""
+    return item.state is WorkState.RUNNING and item.resource_class != ROUTER
+
+
+def attempts_begun(item: WorkItem) -> int:
+    """The attempts that ended, and the one that runs."""
+    return item.attempts + runs_now(item)
 
 
 def is_suspect(item: WorkItem) -> bool:

@@ -45,10 +45,12 @@ class PageRenderer:
         self._shared = {"pages": [one for one in views.VIEWS if one.key], "static_version": _static_version()}
 
     async def page(self, view: View, asked: Mapping[str, str], request: Request) -> tuple[str, int]:
-        """A whole page and its status."""
+        """A whole page and its status; with 303, the address of the page to look at instead."""
         state = request.state
         async with asyncio.timeout(LOADING_S), self._site.reading(request):
             found = await view.load(self._site.operator(request), asked)
+        if "moved_to" in found:
+            return found["moved_to"], 303
         live_url = f"/live?{query_text({'view': view.name, **asked})}" if view.is_live else ""
         values = self._values(view.parent or view.name, asked, state.role) | {
             "live_url": live_url,
@@ -100,7 +102,7 @@ def environment() -> Environment:
 
 def routes(site: Site) -> list[BaseRoute]:
     """The routes of all pages, and of their live streams."""
-    from starlette.responses import HTMLResponse, Response, StreamingResponse
+    from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
     from starlette.routing import Route
 
     renderer = site.page_renderer = PageRenderer(site)
@@ -132,7 +134,7 @@ def routes(site: Site) -> list[BaseRoute]:
             if view.is_of_one and "id" not in asked:
                 raise OperationError("no job is named in this address; the lists lead to each one", "not_found")
             text, status = await renderer.page(view, asked, request)
-            return HTMLResponse(text, status)
+            return RedirectResponse(text, 303) if status == 303 else HTMLResponse(text, status)
 
         return Route(view.path, show, methods=["GET"])
 

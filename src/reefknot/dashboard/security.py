@@ -36,7 +36,7 @@ SESSION_S = 12 * 3600.0
 MOST_SESSIONS = 256
 MOST_FAILURES = 10
 FAILURES_S = 60.0
-"""So many wrong tokens of one address are looked at in so many seconds; more are refused unseen."""
+"""So many wrong tokens of one address are answered and logged in so many seconds; more are only told to wait."""
 MOST_CLIENTS = 1024
 LONGEST_NAME = 200
 BODY_S = 15.0
@@ -134,15 +134,20 @@ class SiteAccess:
         return found
 
     def role_of(self, token: str, client: str) -> Role | None:
-        """The role that a token gives, None for a wrong one, which is counted and logged."""
-        now = clock.now()
-        failed = [at for at in self._failures.get(client, ()) if now - at < FAILURES_S]
-        if len(failed) >= MOST_FAILURES:
-            raise ThrottledError(retry_after=failed[0] + FAILURES_S - now)
+        """
+        The role that a token gives, None for a wrong one, which is counted and logged.
+
+        A right one is accepted whatever was sent before: all programs of one machine have the same address. Tokens are
+        too long to be guessed, so the bound is for the log, and for whoever sends an old one again and again.
+        """
         given = _digest(token)
         matches: list[Role] = [role for role, known in self._tokens.items() if hmac.compare_digest(known, given)]
         if matches:
             return matches[0]
+        now = clock.now()
+        failed = [at for at in self._failures.get(client, ()) if now - at < FAILURES_S]
+        if len(failed) >= MOST_FAILURES:
+            raise ThrottledError(retry_after=failed[0] + FAILURES_S - now)
         self._failures[client] = [*failed, now]
         self._failures.move_to_end(client)
         while len(self._failures) > MOST_CLIENTS:
@@ -259,7 +264,7 @@ class RequestGuard:
             return
         self._identify(state, scope, headers)
         if state["role"] is None:
-            raise RequestRefusedError(401, "a token is needed; log in, or send it as Authorization: Bearer TOKEN")
+            raise RequestRefusedError(401, _REFUSED if any(headers.get("authorization", [])) else _MISSING)
         if method not in ("GET", "HEAD") and state["role"] != OPERATOR and path != "/logout":
             raise RequestRefusedError(403, "the role of this token may read only; actions need the operator's token")
 
@@ -279,6 +284,13 @@ class RequestGuard:
         if scope["method"] not in ("GET", "HEAD") and not (headers.get("origin") or headers.get("sec-fetch-site")):
             raise RequestRefusedError(403, "a request with a cookie and effects says where it comes from: send Origin")
         state["role"], state["actor"] = session.role, session.actor
+
+
+_MISSING = "a token is needed; log in, or send it as Authorization: Bearer TOKEN"
+_REFUSED = (
+    "this token is not accepted: `up` and `dashboard` make a new one with each start, unless dashboard.operator_token "
+    "names one; it is sent as Authorization: Bearer TOKEN"
+)
 
 
 def is_open(path: str) -> bool:

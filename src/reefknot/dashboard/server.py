@@ -111,8 +111,12 @@ class Serving(Struct, frozen=True):
     access: SiteAccess
     url: str
     token: str | None
-    """The operator's token when this start made it; a configured one is never shown."""
+    """The token when this start made it; a configured one is never shown."""
     certificate: tuple[str, str] | None = None
+    token_from: str = ""
+    """The setting and the reference of a configured token."""
+    is_moved: bool = False
+    """Whether the usual port is in use, so that a free one was taken."""
 
     @property
     def link(self) -> str:
@@ -121,9 +125,18 @@ class Serving(Struct, frozen=True):
 
 
 def prepare(
-    settings: Settings | None, *, host: str | None = None, port: int | None = None, read_only: bool = False
+    settings: Settings | None,
+    *,
+    host: str | None = None,
+    port: int | None = None,
+    read_only: bool = False,
+    has_flags: bool = True,
 ) -> Serving:
-    """Check the section `dashboard`, bind its socket and make the tokens; whatever cannot be served is refused."""
+    """
+    Check the section `dashboard`, bind its socket and make the tokens; whatever cannot be served is refused.
+
+    With `has_flags`, the command has `--host` and `--port`, which an error may advise.
+    """
     from reefknot.config.schema import DashboardSection
 
     section = DashboardSection() if settings is None else settings.configuration.dashboard
@@ -138,7 +151,8 @@ def prepare(
         tokens.pop("operator", None)
         if "reader" not in tokens:
             tokens["reader"] = made = secrets.token_urlsafe(32)
-    bound = listening_socket(host, section.port if port is None else port)
+    chosen = section.port if port is None else port
+    bound = listening_socket(host, chosen, has_flags=has_flags)
     number = bound.getsockname()[1]
     access = SiteAccess(
         operator_token=tokens.get("operator"),
@@ -149,7 +163,10 @@ def prepare(
         tls=certificate is not None,
     )
     shown = f"[{host}]" if ":" in host else host
-    return Serving(bound, access, f"http{'s' * access.tls}://{shown}:{number}/", made, certificate)
+    setting = "reader_token" if read_only else "operator_token"
+    token_from = "" if made else f"dashboard.{setting} ({getattr(section, setting)})"
+    url = f"http{'s' * access.tls}://{shown}:{number}/"
+    return Serving(bound, access, url, made, certificate, token_from, chosen is None and number != DEFAULT_PORT)
 
 
 def _configured_tokens(settings: Settings | None) -> dict[str, str]:
@@ -214,7 +231,7 @@ def _check_reach(host: str, section: DashboardSection) -> None:
         raise OperationError(text, "misconfigured")
 
 
-def listening_socket(host: str, port: int | None) -> ListeningSocket:
+def listening_socket(host: str, port: int | None, *, has_flags: bool = True) -> ListeningSocket:
     """A socket that listens. Without a chosen port it is 8321, or a free one when that is taken."""
     try:
         return _listening(host, DEFAULT_PORT if port is None else port)
@@ -223,15 +240,15 @@ def listening_socket(host: str, port: int | None) -> ListeningSocket:
             return _listening(host, 0)
         shown = f"{printable(host, most=80)}:{DEFAULT_PORT if port is None else port}"
         if error.errno == errno.EADDRINUSE:
+            ways = "--port or dashboard.port" if has_flags else "dashboard.port or REEFKNOT__DASHBOARD__PORT"
             text = (
                 f"the dashboard cannot be served on {shown}: the port is in use, perhaps by another reefknot; choose "
-                "another with --port or dashboard.port (0 takes a free one), or stop the other program"
+                f"another with {ways} (0 takes a free one), or stop the other program"
             )
             raise OperationError(text, "temporary") from None
         reason = (error.strerror or type(error).__name__).lower()
-        text = (
-            f"the dashboard cannot be served on {shown}: {reason}; check --host and --port, or dashboard.host and port"
-        )
+        ways = "--host and --port, or dashboard.host and port" if has_flags else "dashboard.host and dashboard.port"
+        text = f"the dashboard cannot be served on {shown}: {reason}; check {ways}"
         raise OperationError(text, "misconfigured") from None
 
 

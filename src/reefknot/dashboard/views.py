@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from reefknot.core.work import WorkState
-from reefknot.dashboard.formats import amount, duration, percent, seconds_at
+from reefknot.dashboard.formats import amount, duration, job_path, percent, seconds_at
 from reefknot.errors import OperationError, ParameterError
 
 if TYPE_CHECKING:
@@ -32,7 +32,8 @@ MOST_WRONG = 100
 
 
 class View(Struct, frozen=True):
-    """A page: the name of its template, its address and title, and what it loads."""
+    """A page: the name of its template, its address and title, and what it loads. What was loaded may be `moved_to`,
+    the address of the page that shows it by now."""
 
     name: str
     path: str
@@ -152,7 +153,7 @@ def _rows(story: Found) -> list[tuple[str, str, list[Found]]]:
         ends = now if one["ended_at"] is None else seconds_at(one["ended_at"])
         due = submitted if one["due_at"] is None else seconds_at(one["due_at"])
         begins = min(ends, due if one["started_at"] is None else seconds_at(one["started_at"]))
-        outcome = {"succeeded": "succeeded", "running": "running"}.get(one["outcome"], "failed")
+        outcome = {one: one for one in ("succeeded", "running", "cancelled")}.get(one["outcome"], "failed")
         kind = outcome if one["started_at"] is not None or outcome == "running" else "other"
         label = one["code"] or one["outcome"]
         words = label if one["wait_s"] is None else f"{label}, waits {duration(one['wait_s'])}"
@@ -183,10 +184,17 @@ async def _quarantine(operator: Operator, asked: Asked) -> Found:
 
 
 async def _quarantined(operator: Operator, asked: Asked) -> Found:
+    from reefknot.operations.jobs import show_job
     from reefknot.operations.quarantine import editable_payload, show_quarantined
 
     job, tenant = asked["id"], asked.get("tenant")
-    found = await show_quarantined(operator, job, tenant)
+    try:
+        found = await show_quarantined(operator, job, tenant)
+    except OperationError as error:
+        if error.kind != "not_found":
+            raise
+        await show_job(operator, job, tenant)
+        return {"moved_to": job_path(job, tenant)}
     try:
         editable = await editable_payload(operator, job, tenant)
         refusal = ""

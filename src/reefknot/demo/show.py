@@ -237,7 +237,7 @@ class Show(Tour):
         begin = log.stat().st_size if log.exists() else 0
         with log.open("ab") as file:
             self.system = subprocess.Popen(
-                [sys.executable, "-m", "reefknot", "up"],
+                [sys.executable, "-m", "reefknot", "up", "--log-format", "text"],
                 cwd=self.folder,
                 env={**os.environ, "REEFKNOT__DASHBOARD__ENABLED": "false"},  # the visitor starts one at the end
                 stdin=subprocess.DEVNULL,

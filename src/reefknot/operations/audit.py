@@ -213,7 +213,7 @@ def _event(kept: KeptEntry) -> dict[str, Any]:
 
 
 def _safe_event(kept: KeptEntry, redactor: Redactor) -> dict[str, Any]:
-    """The same without secrets. The id of its work leads to the work, so only configured secrets are taken out of it."""
+    """An event without secrets. The id of its work is for use: only configured secrets are taken out of it."""
     event = _event(kept)
     hidden: Any = redactor.tree(event)
     if isinstance(work := event["event"].get("work_id"), str):

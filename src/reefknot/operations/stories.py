@@ -2,9 +2,9 @@
 Stories: the attempts of one job, put together from its audited events, for a timeline.
 
 An attempt ends when the decision about its failure is taken, or with the job: both are audited, and the decision says
-how long the execution took. Events of earlier versions do not: there, only the start of the first attempt (its decision
-counts the time from it) and of the last one (a result has its milliseconds) is known, and `started_at` of any other is
-None: a timeline that made it up would hide the time in a queue.
+how long the execution took; the attempt that runs now began with its claim. Events of earlier versions do not say it:
+there, only the start of the first attempt (its decision counts the time from it) and of the last one (a result has its
+milliseconds) is known, and `started_at` of any other is None: a start that was made up would hide the time in a queue.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from reefknot.core.messages import InvalidMessage, StepRequest, read_assignment
 from reefknot.core.retry.backoff import delay_before
 from reefknot.core.retry.book import Request
 from reefknot.core.retry.decide import DECIDING_FIELD
-from reefknot.core.work import ROUTER, WorkItem, WorkState, is_ingestion, is_over
+from reefknot.core.work import WorkItem, attempts_begun, is_ingestion, is_over
 from reefknot.errors import ReefknotError
 from reefknot.operations.values import time_text
 
@@ -54,7 +54,7 @@ class AttemptStory(Struct, kw_only=True):
     ended_at: str | None = None
     duration_s: float | None = None
     outcome: str = "running"
-    """`retried`, `failed`, `succeeded` or `running`."""
+    """`retried`, `failed`, `succeeded`, `cancelled` or `running`."""
     timed_out_after_s: float | None = None
     code: str | None = None
     failure_type: str | None = None
@@ -77,13 +77,15 @@ class AttemptStory(Struct, kw_only=True):
 class Storyteller:
     """Reads the events of a job in their order, and keeps its attempts."""
 
-    def __init__(self, item: WorkItem, book: Book | None) -> None:
-        """`book` are the policies that are configured here; a decision by other ones is told without its layer."""
+    def __init__(self, item: WorkItem, book: Book | None, *, runs: bool) -> None:
+        """`book` are the policies that are configured here; a decision by other ones is told without its layer. `runs`:
+        an attempt of the job runs now."""
         self.attempts: list[AttemptStory] = []
         self.idempotency_key: str | None = None
         self.worker_id: str | None = None
         self._item = item
         self._book = book
+        self._runs = runs
         self._generation = 0
         self._due_ms: int | None = item.due_at if item.history and item.history[0].what == "due" else None
         self._timed_out: dict[int, float] = {}
@@ -106,7 +108,7 @@ class Storyteller:
                 self._failed(event.timestamp, number, record, "failed", event.attempt_seconds)
             case Requeued(generation=generation):
                 self._generation = self._generation + 1 if generation is None else generation
-                self._due_ms = None
+                self._due_ms = timestamp_ms(event.timestamp)
             case Completed():
                 self._ended(event)
             case _:
@@ -135,8 +137,12 @@ class Storyteller:
             self._due_ms = None if ended_ms is None else ended_ms + round(record.delay * 1000)
 
     def _ended(self, event: Completed) -> None:
-        """The end of the job. The attempt that it ends with is told already when a decision was taken about it."""
-        if event.status in ("success", "error") and not self._is_known(event.attempts or 0):
+        """The end of the job. The attempt that it ends with is told already when a decision was taken about it; one
+        that was stopped has its duration here."""
+        ended_ms = timestamp_ms(event.timestamp)
+        if event.attempt_seconds is not None and ended_ms is not None:
+            _begin(self._new(event.timestamp, event.attempts or 0, "cancelled"), ended_ms, event.attempt_seconds)
+        elif event.status in ("success", "error") and not self._is_known(event.attempts or 0):
             self._new(event.timestamp, event.attempts or 0, "succeeded" if event.status == "success" else "failed")
 
     def _is_known(self, number: int) -> bool:
@@ -161,9 +167,9 @@ class Storyteller:
         """Take what the stored job tells beside its events: the attempt that runs now, and how long the last one
         took."""
         item = self._item
-        if item.state is WorkState.RUNNING and item.resource_class != ROUTER:
-            running = self._new("", item.attempts + 1, "running")
-            running.ended_at = None
+        if self._runs:
+            running = self._new("", attempts_begun(item), "running")
+            running.started_at, running.ended_at = time_text(item.updated_at), None
             return
         last = self.attempts[-1] if self.attempts else None
         took = _last_execution_ms(item)
@@ -244,9 +250,9 @@ def _last_execution_ms(item: WorkItem) -> float | None:
         return None
 
 
-def attempts_of(item: WorkItem, events: Sequence[AnyEvent], book: Book | None) -> Storyteller:
+def attempts_of(item: WorkItem, events: Sequence[AnyEvent], book: Book | None, *, runs: bool) -> Storyteller:
     """The story of a job, from its events in their order."""
-    teller = Storyteller(item, book)
+    teller = Storyteller(item, book, runs=runs)
     for event in events:
         teller.hear(event)
     teller.finish()

@@ -7,6 +7,7 @@ A refusal names the parameter, never the flag: the command line puts its flag in
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from enum import Enum
@@ -32,7 +33,9 @@ class ParameterUseError(ParameterError):
     def __init__(self, parameter: str, problem: str) -> None:
         Exception.__init__(self, f"{parameter}: {problem}")
         self.parameter = parameter
-        self.accepted = problem
+        self.problem = problem
+        named = re.search(r"accepted(?: here)?: (.*?)(?:; did you mean .*)?$", problem)
+        self.accepted = named[1] if named else problem
 
 
 def one_of(parameter: str, given: str, accepted: dict[str, T]) -> T:

@@ -27,7 +27,7 @@ from reefknot.core.retry.classify import classify
 from reefknot.core.retry.decide import Again, History, Reason, Stop, decide
 from reefknot.core.retry.defaults import BASELINE_RETRIES, baseline, without_retry_after
 from reefknot.core.retry.policy import RetryPolicy
-from reefknot.core.work import Quarantine, Returned, Snooze, TryAgain, WorkDone, WorkFailed, WorkItem
+from reefknot.core.work import Quarantine, Returned, Snooze, TryAgain, WorkDone, WorkFailed, WorkItem, step_key
 from reefknot.errors import KeyInProgressError, shown
 from reefknot.execution.decision_log import DecisionLog
 from reefknot.execution.events import (
@@ -282,7 +282,7 @@ class StepRunner:
         context = BlockContext(
             assignment.assignment_id,
             attempt.number,
-            f"{assignment.record_id}/{item.generation}",
+            step_key(assignment.record_id, item.generation),
             seconds,
             assignment.tenant_id,
             assignment.trace_id,

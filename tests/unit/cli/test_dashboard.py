@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,9 +43,15 @@ def taken() -> Iterator[int]:
 # ---- the port --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("words", [("dashboard", "--port", "{}"), ("up", "--for", "0")])
+@pytest.mark.parametrize(
+    ("words", "ways"),
+    [
+        (("dashboard", "--port", "{}"), "--port or dashboard.port"),
+        (("up", "--for", "0"), "dashboard.port or REEFKNOT__DASHBOARD__PORT"),
+    ],
+)
 def test_a_port_in_use_that_somebody_chose_is_an_error(
-    rk: Commands, store: Path, taken: int, words: tuple[str, ...]
+    rk: Commands, store: Path, taken: int, words: tuple[str, ...], ways: str
 ) -> None:
     rk.environment.setenv("REEFKNOT__DASHBOARD__PORT", str(taken))
 
@@ -51,7 +59,7 @@ def test_a_port_in_use_that_somebody_chose_is_an_error(
 
     assert ended.code == 75
     assert f"127.0.0.1:{taken}: the port is in use" in ended.err
-    assert "choose another with --port or dashboard.port (0 takes a free one)" in ended.err
+    assert f"choose another with {ways} (0 takes a free one)" in ended.err
 
 
 def test_the_usual_port_in_use_is_replaced_by_a_free_one(
@@ -59,11 +67,29 @@ def test_the_usual_port_in_use_is_replaced_by_a_free_one(
 ) -> None:
     monkeypatch.setattr(server, "DEFAULT_PORT", taken)
 
-    ended = rk("dashboard", "--for", "0", "--json")
+    ended, told, system = rk("dashboard", "--for", "0", "--json"), rk("dashboard", "--for", "0"), rk("up", "--for", "1")
 
-    assert ended.code == 0
+    assert ended.code == told.code == system.code == 0
     assert ended.json["url"].startswith("http://127.0.0.1:")
     assert f":{taken}/" not in ended.json["url"]
+    for one in (told, system):
+        lines = [line for line in one.err.splitlines() if "dashboard" in line]
+        assert lines[0] == "the dashboard's usual port is in use, so it has a free one"
+        assert lines[1].startswith("dashboard: http://127.0.0.1:")
+
+
+@pytest.mark.parametrize("words", [("dashboard", "--for", "0"), ("up", "--for", "1")], ids=["dashboard", "up"])
+def test_the_address_has_the_token_that_was_made_also_as_a_line_of_json(
+    rk: Commands, store: Path, words: tuple[str, ...]
+) -> None:
+    rk.environment.setenv("REEFKNOT__DASHBOARD__PORT", "0")
+
+    as_text, as_json = rk(*words, "--log-format", "text"), rk(*words, "--log-format", "json")
+
+    assert re.search(r"^dashboard: http://127\.0\.0\.1:\d+/#token=[\w-]{43}$", as_text.err, re.MULTILINE)
+    lines = [json.loads(line) for line in as_json.err.splitlines()]
+    (address,) = [line["url"] for line in lines if line["message"] == "dashboard"]
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/#token=[\w-]{43}", address)
 
 
 @pytest.mark.parametrize(
@@ -162,12 +188,14 @@ def test_a_configured_token_is_never_printed(rk: Commands, store: Path) -> None:
     rk.environment.setenv("TOKEN", TOKEN)
 
     told, as_json = rk("dashboard", "--for", "0"), rk("dashboard", "--for", "0", "--json")
+    lines, system = rk("dashboard", "--for", "0", "--log-format", "json"), rk("up", "--for", "1")
 
-    assert told.code == as_json.code == 0
-    assert "log in with the token that the configuration names" in told.err
+    assert told.code == as_json.code == lines.code == system.code == 0
+    for one in (told, lines, system):
+        assert "log in with the token of dashboard.operator_token (env:TOKEN)" in one.err
     assert as_json.json["token"] is None
-    assert TOKEN not in told.err + told.out + as_json.out + as_json.err
-    assert "#token" not in told.err
+    assert TOKEN not in "".join(one.err + one.out for one in (told, as_json, lines, system))
+    assert "#token" not in told.err + lines.err + system.err
 
 
 def test_each_start_makes_another_token(rk: Commands, store: Path) -> None:

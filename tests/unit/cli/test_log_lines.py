@@ -58,8 +58,45 @@ def test_as_json_messages_are_lines_too_and_a_retry_has_its_fields(capsys: pytes
     assert all(re.fullmatch(STAMP, line["time"]) for line in lines)
 
 
-def test_beside_a_live_feed_attempts_are_not_logged(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "tried again" not in " ".join(logged(capsys, LogFlags(), feed=True))
+def test_beside_a_live_feed_attempts_are_not_logged_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "tried again" not in " ".join(logged(capsys, LogFlags(log_format="text"), feed=True))
+    assert "tried again" in " ".join(logged(capsys, LogFlags(log_format="json"), feed=True))
+
+
+@pytest.mark.parametrize("words", [("up",), ("worker", "start"), ("router", "start"), ("dashboard",)], ids=" ".join)
+def test_without_a_terminal_everything_that_a_service_says_is_a_line_of_json(
+    rk: Commands, words: tuple[str, ...]
+) -> None:
+    rk.environment.delenv("REEFKNOT_LOG_FORMAT")
+    rk.environment.setenv("REEFKNOT__DASHBOARD__PORT", "0")
+    assert rk("submit", "--type", "fs.blob_get", "--id", "one").code == 0
+
+    ended = rk(*words, "--for", "0")
+
+    assert ended.code == 0
+    assert all(json.loads(line)["message"] for line in ended.err.splitlines())
+    assert ended.err
+
+
+def test_a_system_that_is_asked_for_json_logs_its_decisions_and_keeps_its_feed_for_terminals(rk: Commands) -> None:
+    rk.environment.setenv("REEFKNOT__DASHBOARD__ENABLED", "false")
+    inputs = json.dumps({"path": "missing.txt"})
+    assert rk("submit", "--type", "fs.blob_get", "--inputs", inputs, "--id", "lost").code == 0
+
+    ended = rk("up", "--for", "2", "--log-format", "json", "--log-level", "info")
+
+    lines = [json.loads(line) for line in ended.err.splitlines()]
+    assert [line["work_id"] for line in lines if line.get("decision") == "give_up"] == ["lost"]
+    assert ended.out == ""
+    assert "1 failed" in lines[-1]["message"]
+
+
+def test_the_form_can_be_chosen_by_the_environment(rk: Commands) -> None:
+    rk.environment.setenv("REEFKNOT_LOG_FORMAT", "json")
+    assert json.loads(rk("up", "--for", "0").err.splitlines()[0])["logger"] == "reefknot.cli"
+    rk.environment.setenv("REEFKNOT_LOG_FORMAT", "xml")
+    ended = rk("up", "--for", "0")
+    assert (ended.code, "REEFKNOT_LOG_FORMAT: 'xml' is unknown" in ended.err) == (2, True)
 
 
 def test_logging_is_as_before_afterwards(capsys: pytest.CaptureFixture[str]) -> None:

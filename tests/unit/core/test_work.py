@@ -239,6 +239,13 @@ def test_a_cancelled_item_says_who_and_why(item: WorkItem) -> None:
     assert called_off.history == (HistoryEntry(51_000, "cancelled", "enough", "ann"),)
 
 
+def test_an_attempt_that_ran_when_the_item_was_cancelled_counts() -> None:
+    """A submission that a router holds is not run."""
+    held = structs.replace(running(), resource_class=ROUTER)
+    for item, begun in ((fresh(), 0), (held, 0), (running(), 1), (running(attempts=2), 3)):
+        assert cancel(item, LATER, reason="enough", who="ann").attempts == begun
+
+
 def test_a_requeued_item_starts_anew_under_its_own_id() -> None:
     item = requeue(structs.replace(aside(), crashes=3, snoozes=1, interruptions=1), LATER, who="ann")
     assert (item.id, item.state, item.due_at, item.generation) == ("a", S.PENDING, 51_000, 1)

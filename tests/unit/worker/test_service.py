@@ -8,7 +8,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from reefknot.core.audit.event import Dropped, OperatorAction, Quarantined, Requeued, RetryAttempt, TimeoutOccurred
+from reefknot.core.audit.event import (
+    Completed,
+    Dropped,
+    OperatorAction,
+    Quarantined,
+    Requeued,
+    RetryAttempt,
+    TimeoutOccurred,
+)
 from reefknot.core.messages import CANCEL, FLEET, Cancel, Fleet, ResultStatus, encode
 from reefknot.core.overload.admission import OverloadStatus, RejectionPolicy, Rules
 from reefknot.core.work import WorkItem, WorkState
@@ -82,6 +90,10 @@ def test_running_work_is_cancelled_where_it_is() -> None:
         assert worker.pools["cpu"].active == 0
         await asyncio.sleep(100)
         assert shop.result("a").error_code == "CANCELLED_BY_USER"
+        ended = await shop.events(Completed)
+        assert [(one.status, one.attempts, one.attempt_seconds) for one in ended] == [  # type: ignore[union-attr]
+            ("cancelled", 1, pytest.approx(1.0, abs=0.1))
+        ]
 
     with_shop(story)
 

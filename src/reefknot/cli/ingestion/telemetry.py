@@ -19,10 +19,9 @@ from reefknot.cli.output import put, put_document, put_table, say, show
 from reefknot.cli.store import address_of, looked
 from reefknot.cli.watch import Watch, repeated
 from reefknot.core.retry.tuning import ConnectorCounts, TuningAnswer, Verdict, proposed_values
-from reefknot.errors import ParameterError
 from reefknot.ingestion.telemetry import ConnectorMetrics
 from reefknot.operations import telemetry as operations
-from reefknot.operations.values import plural, seconds
+from reefknot.operations.values import ParameterUseError, plural, seconds
 
 app = noun("telemetry", "telemetry show", "telemetry show --json")
 
@@ -102,8 +101,8 @@ def reset(
     address, dry_run = address_of(options), options.dry_run
     try:
         fields = looked(address, lambda at: operations.reset_telemetry(at, connector, dry_run=dry_run))
-    except ParameterError as error:  # an argument here, not the flag of this name
-        raise CommandError(f"CONNECTOR: {error.accepted}") from None
+    except ParameterUseError as error:  # an argument here, not the flag of this name
+        raise CommandError(f"CONNECTOR: {error.problem}") from None
     begins = f"{'would begin' if dry_run else 'begins'} anew"
     show(fields, lambda: put(f"{connector} {begins if fields['changed'] else 'has no counts'}"), json=options.json)
 

@@ -288,7 +288,8 @@ RESULT_DIGITS = 32
 
 class Completed(_OfEveryAssignment, frozen=True, tag="completed", kw_only=True):
     """
-    An assignment ended. `duration_ms` counts from its submission, `attempts` its executions.
+    An assignment ended. `duration_ms` counts from its submission, `attempts` its executions. `attempt_seconds` is there
+    when it was ended while an execution ran: how long that one had run.
 
     `result_hash` is the first half of the SHA-256 of the stored result; an end without one (cancelled, dropped,
     expired) has none.
@@ -301,6 +302,7 @@ class Completed(_OfEveryAssignment, frozen=True, tag="completed", kw_only=True):
     duration_ms: int | None = None
     worker_id: str | None = None
     result_hash: str = ""
+    attempt_seconds: float | None = None
 
 
 class Quarantined(Event, frozen=True, tag="quarantined", kw_only=True):

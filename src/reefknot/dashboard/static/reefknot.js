@@ -70,19 +70,49 @@
 
   function take(html) {
     const fresh = new DOMParser().parseFromString(html, "text/html");
+    const focused = document.activeElement;
+    const place = placeOf(focused);
     for (const region of all("[data-live]")) {
       const wanted = one(`[data-live="${region.dataset.live}"]`, fresh);
       if (wanted && !isTypedIn(region)) morph(region, wanted);
     }
+    if (!focused.isConnected) focusNear(place);
     tick();
   }
 
-  // An effect of one's own is shown at once; the stream may take some seconds while the system is busy.
+  // Where the focus goes when its row leaves: to the same button of the next row, else to the content.
+  const placeOf = (element) => {
+    const row = element.closest("tr[data-key]");
+    if (!row) return { verb: element.dataset.verb, keys: [] };
+    const rows = Array.from(row.parentElement.children);
+    const at = rows.indexOf(row);
+    return { verb: element.dataset.verb, keys: [...rows.slice(at), ...rows.slice(0, at).reverse()].map(keyOf) };
+  };
+
+  function focusNear({ verb, keys }) {
+    for (const key of keys) {
+      const row = one(`tr[data-key="${CSS.escape(key)}"]`);
+      const near = row && ((verb && one(`[data-verb="${CSS.escape(verb)}"]`, row)) || one("button, a", row));
+      if (near) { near.focus(); return; }
+    }
+    one("#main").focus({ preventScroll: true });
+  }
+
+  // An effect of one's own is shown at once, and again a little later, for what a worker does only after it was told.
+  const AGAIN_MS = [0, 400, 1000, 2000, 4000];
+  let renewal = 0;
+
   async function renew() {
-    try {
-      const response = await fetch(location.href, { credentials: "same-origin" });
-      if (response.ok) take(await response.text());
-    } catch { /* the stream will tell */ }
+    const mine = ++renewal;
+    for (const wait of AGAIN_MS) {
+      await new Promise((done) => { setTimeout(done, wait); });
+      if (mine !== renewal) return;
+      try {
+        const response = await fetch(location.href, { credentials: "same-origin" });
+        const html = await response.text();
+        if (response.ok && mine === renewal) take(html);
+      } catch { /* the stream will tell */ }
+    }
   }
 
   const live = { source: null, wait: 1000, timer: null };
@@ -155,7 +185,7 @@
     return box;
   }
 
-  function say({ title, lines = [], cli, bad = false }) {
+  function say({ title, lines = [], link, cli, bad = false }) {
     const box = made("div", undefined, bad ? "told bad" : "told");
     const head = made("div", undefined, "acts-row");
     const close = made("button", "dismiss", "small");
@@ -163,11 +193,30 @@
     close.addEventListener("click", () => box.remove());
     head.append(made("strong", title), close);
     box.append(head, ...lines.map((line) => made("p", line)));
+    if (link) {
+      const leads = made("a", link.words);
+      leads.href = link.path;
+      box.append(leads);
+    }
     if (cli) box.append(cliOf(cli));
     const status = one("#status");
     status.append(box);
     while (status.children.length > 3) status.firstChild.remove();
     if (!bad) setTimeout(() => box.remove(), 20000);
+  }
+
+  // An answer that outlives its page: the next one tells it.
+  const KEPT = "reefknot-told";
+  function sayThere(path, told) {
+    try { sessionStorage.setItem(KEPT, JSON.stringify(told)); } catch { /* the page itself shows the effect */ }
+    location.assign(path);
+  }
+  function sayKept() {
+    try {
+      const told = sessionStorage.getItem(KEPT);
+      sessionStorage.removeItem(KEPT);
+      if (told) say(JSON.parse(told));
+    } catch { /* nothing was kept */ }
   }
 
   document.addEventListener("click", async (event) => {
@@ -186,12 +235,20 @@
 
   // ---- actions: a dialog with the count before, the reason, and the command that does the same -----------------------------
 
-  async function post(url, body) {
+  // A payload that somebody typed is sent as it was typed: no long number is rounded, and the server sees a key that is
+  // there twice.
+  function bodyOf(fields, typed) {
+    const text = JSON.stringify(fields);
+    if (!typed) return text;
+    return `${text.slice(0, -1)}${text === "{}" ? "" : ","}${JSON.stringify(typed.name)}:${typed.text}}`;
+  }
+
+  async function post(url, fields, typed) {
     const response = await fetch(url, {
       method: "POST",
       credentials: "same-origin",
       headers: { "Content-Type": "application/json", Accept: "application/json" },
-      body: JSON.stringify(body),
+      body: bodyOf(fields, typed),
     });
     const text = await response.text();
     let answer = {};
@@ -227,13 +284,13 @@
 
   function edited(button) {
     const field = button.dataset.edit && one(button.dataset.edit);
-    if (!field) return {};
+    if (!field) return undefined;
     const problem = one(`#${field.getAttribute("aria-describedby")}`);
     try {
-      const value = JSON.parse(field.value);
+      JSON.parse(field.value);
       problem.hidden = true;
       field.removeAttribute("aria-invalid");
-      return { [field.name]: value };
+      return { name: field.name, text: field.value };
     } catch (error) {
       problem.textContent = `not JSON: ${error.message}; accepted: a JSON object, such as {"url": "https://example.org"}`;
       problem.hidden = false;
@@ -253,11 +310,11 @@
   const showTwin = () => { one("#act-cli code").textContent = twin(); };
 
   async function begin(button) {
-    const extra = edited(button);
-    if (extra === null) return;
+    const typed = edited(button);
+    if (typed === null) return;
     const data = button.dataset;
     acting = { title: data.act, url: data.url, cli: data.cli, because: data.because || "none", event: data.event,
-      body: { ...JSON.parse(data.body || "{}"), ...extra }, from: button };
+      body: JSON.parse(data.body || "{}"), typed, from: button, place: placeOf(button), then: data.then };
     one("#act-title").textContent = acting.title;
     one("#act-effect").textContent = data.effect || "";
     one("#act-effect").hidden = !data.effect;
@@ -283,7 +340,7 @@
     const mine = acting;
     try {
       const because = acting.because === "required" ? { because: "dry run" } : {};
-      const answer = await post(acting.url, { ...acting.body, ...because, dry_run: true });
+      const answer = await post(acting.url, { ...acting.body, ...because, dry_run: true }, acting.typed);
       if (mine !== acting) return;
       const lines = summary(answer);
       counts.replaceChildren(...lines.map((line, place) => made("p", line, place ? "note" : "count")));
@@ -304,6 +361,14 @@
     field.hidden = false;
   }
 
+  // The job that runs instead of an edited one.
+  function successor(answer) {
+    if (!answer.replaces || !Array.isArray(answer.requeued) || !answer.requeued.length) return undefined;
+    const [id] = answer.requeued;
+    const tenant = answer.tenant_ids && answer.tenant_ids[0];
+    return { words: `job ${id}`, path: `/work/${encodeURIComponent(id)}${tenant ? `?tenant=${encodeURIComponent(tenant)}` : ""}` };
+  }
+
   async function perform() {
     const because = reasonOf();
     if (acting.because === "required" && !because) {
@@ -314,12 +379,13 @@
     const go = one("#act-go");
     go.disabled = true;
     try {
-      const answer = await post(acting.url, { ...acting.body, ...(because ? { because } : {}) });
+      const answer = await post(acting.url, { ...acting.body, ...(because ? { because } : {}) }, acting.typed);
       const actor = answer.actor ? ` by ${answer.actor}` : "";
+      const link = successor(answer);
+      const told = { title: `${acting.title}: done`, lines: [...summary(answer), `audited as ${acting.event}${actor}`], link, cli: twin() };
       dialog.close();
-      say({ title: `${acting.title}: done`, lines: [...summary(answer), `audited as ${acting.event}${actor}`], cli: twin() });
-      if (document.body.dataset.liveUrl) renew();
-      else setTimeout(() => location.reload(), 1200);
+      if (acting.then) sayThere(link ? link.path : acting.then, told);
+      else { say(told); renew(); }
     } catch (error) {
       problem(error.status === 401 ? "the session has ended: open the login page and give the token again" : error.message);
     }
@@ -334,7 +400,11 @@
     one("#act-because").addEventListener("input", showTwin);
     one("#act form").addEventListener("submit", (event) => { event.preventDefault(); perform(); });
     one("#act-cancel").addEventListener("click", () => dialog.close());
-    dialog.addEventListener("close", () => { if (acting && acting.from.isConnected) acting.from.focus(); });
+    dialog.addEventListener("close", () => {
+      if (!acting) return;
+      if (acting.from.isConnected) acting.from.focus();
+      else focusNear(acting.place);
+    });
   }
 
   // ---- keyboard ------------------------------------------------------------------------------------------------------
@@ -362,12 +432,23 @@
     if (shut) shut.closest("dialog").close();
   });
 
-  // Somebody who is logged in and opens the printed address again: its token does not stay in the window.
-  const forgetToken = () => {
-    if (/(^#|&)token=/.test(location.hash)) history.replaceState(null, "", location.pathname + location.search);
-  };
-  addEventListener("hashchange", forgetToken);
-  forgetToken();
+  // The printed address, opened by somebody who is logged in: its token leaves the window at once, and its role is taken.
+  async function takeToken() {
+    const token = new URLSearchParams(location.hash.slice(1)).get("token");
+    if (!token) return;
+    history.replaceState(null, "", location.pathname + location.search);
+    const name = document.body.dataset.actor || "";
+    const body = new URLSearchParams({ token, name, next: "/" });
+    try {
+      const response = await fetch("/login", { method: "POST", redirect: "manual", credentials: "same-origin", body });
+      if (response.type === "opaqueredirect") { location.reload(); return; }
+      const why = response.status === 403 ? "Each start makes a new one, unless one is configured." : `The server answered with status ${response.status}.`;
+      say({ title: "The token of this address is not accepted", lines: [why, "You are still logged in as before."], bad: true });
+    } catch { /* the banner says that the server is away */ }
+  }
+  addEventListener("hashchange", takeToken);
+  takeToken();
+  sayKept();
   const current = one("nav [aria-current]");
   if (current) current.parentElement.parentElement.parentElement.scrollLeft = current.offsetLeft - 40;
   tick();

@@ -1,0 +1,51 @@
+"""The page of one job: its timeline, its payload and result, and who did what with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.browser.running import RunningSystem, Watched
+
+Visit = Callable[..., Watched]
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_job_that_was_cancelled_while_it_ran_shows_the_attempt(system: RunningSystem, visit: Visit) -> None:
+    system.submit("nap-to-stop", "own.nap", {"seconds": 600})
+    page = visit().goto("/work/nap-to-stop", live=True)
+    page.wait_for_selector("rect.span.running")
+    assert '"seconds": 600' in page.inner_text("#payload")
+    assert "It has not ended." in page.inner_text("section:has(h2:text-is('Result'))")
+    system.ask("/jobs/nap-to-stop/cancel", {"because": "enough"})
+    system.ended("nap-to-stop", "cancelled")
+    page.wait_for_selector("rect.span.cancelled")
+    assert "1 attempt in" in page.inner_text("section:has(h2:text-is('Timeline'))")
+    assert "cancelled" in page.inner_text("tr[data-key='0-1']")
+    assert "cancelled after 1 attempt in" in page.inner_text("section:has(h2:text-is('Events'))")
+
+
+def test_payload_result_key_and_who_did_what_are_on_the_page(system: RunningSystem, visit: Visit) -> None:
+    system.submit("bill/12", "own.broken", {"text": "the order is empty"})
+    system.ended("bill/12", "quarantined")
+    edited = {"payload": {"text": ""}, "because": "the order was completed"}
+    system.ask("/quarantine/jobs/bill%2F12/edit", edited)
+    system.ended("bill/12~2", "succeeded")
+
+    page = visit().goto("/work/bill%2F12")
+    assert '"text": "the order is empty"' in page.inner_text("#payload")
+    assert '"error_code"' in page.inner_text("#result")
+    assert "bill/12/0" in page.inner_text("dl.facts")
+    told = page.inner_text("section:has(h2:text-is('Events'))")
+    assert ": replaced by bill/12~2" in told.split("discarded by ", 1)[1]
+    assert "given up" not in told, "the type is the name, as in the audit log"
+    assert "retry refused after 1 attempt (not_retryable)" in told
+    assert told.index("submitted by ") < told.index("routing to ") < told.index("admission accepted by ")
+
+    page.click("a:text-is('bill/12~2')")
+    page.wait_for_selector("h1:has-text('bill/12~2')")
+    assert '"mended": true' in page.inner_text("#result")
+    assert "the order was completed" in page.inner_text("section:has(h2:text-is('Events'))")
+    assert page.locator("a:text-is('bill/12')").count() == 1
