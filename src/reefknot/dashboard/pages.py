@@ -147,7 +147,7 @@ def routes(site: Site) -> list[BaseRoute]:
             return Response("id: missing; accepted: the id of a job\n", 400, media_type="text/plain")
         key = ViewKey(view.name, request.state.role, tuple(asked.items()))
         live.check_room(key)
-        return EventStream(live.follow(key))
+        return EventStream(live.follow(key, request.state.is_valid))
 
     return [*map(route_of, views.VIEWS), Route("/live", stream, methods=["GET"])]
 
