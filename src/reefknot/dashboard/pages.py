@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from reefknot.dashboard.site import HttpRefusal, Site
     from reefknot.dashboard.views import View
 
-LOADING_S = 20.0
+LOADING_S = 5.0
 SENDING_S = 15.0
 """Longest time for a browser to take a live message; one that takes longer is let go."""
 LONGEST_VALUE = 500
@@ -47,7 +47,7 @@ class PageRenderer:
     async def page(self, view: View, asked: Mapping[str, str], request: Request) -> tuple[str, int]:
         """A whole page and its status; with 303, the address of the page to look at instead."""
         state = request.state
-        async with asyncio.timeout(LOADING_S), self._site.reading(request):
+        async with self._site.reading(request), asyncio.timeout(LOADING_S):
             found = await view.load(self._site.operator(request), asked)
         if "moved_to" in found:
             return found["moved_to"], 303
