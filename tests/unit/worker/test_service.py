@@ -379,6 +379,29 @@ def test_work_that_expires_in_the_queue_says_so_without_waiting_for_a_slot() -> 
     with_shop(story)
 
 
+def test_a_retry_that_expires_in_the_queue_counts_only_the_attempts_that_were_made() -> None:
+    """It fails once; then another step has the only slot until the deadline is over."""
+
+    async def story(shop: Shop) -> None:
+        step = Step(REFUSED, seconds=0)
+        await shop.worker("w1", step, Step(seconds=60, name="own.long"), concurrency=ONE)
+        await shop.send(work("a", deadline_ms=3000, retry={"max_attempts": 5, "backoff_ms": 1000}))
+        await asyncio.sleep(0.1)
+        await shop.send(work("b", job="own.long"))
+        await asyncio.sleep(100)
+        result = shop.result("a")
+        assert (result.status, result.retries_used, len(step.times("a"))) == (ResultStatus.TIMEOUT, 0, 1)
+        item = await shop.store.work.get("a")
+        assert item is not None
+        assert (item.attempts, item.reason) == (1, "expired while queued")
+        (late,) = (one for one in await shop.events(TimeoutOccurred) if one.work_id == "a")
+        assert (late.attempt_number, late.timeout_seconds) == (1, 3.0)  # type: ignore[union-attr]
+        (ended,) = (one for one in await shop.events(Completed) if one.work_id == "a")
+        assert ended.attempts == 1  # type: ignore[union-attr]
+
+    with_shop(story)
+
+
 def test_priorities_go_first_and_from_overloaded_on_the_newest() -> None:
     async def story(shop: Shop) -> None:
         step = Step(seconds=1)
