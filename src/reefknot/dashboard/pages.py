@@ -155,7 +155,9 @@ def routes(site: Site) -> list[BaseRoute]:
             return Response("view: unknown; accepted: a page that is live\n", 400, media_type="text/plain")
         asked = asked_of(view, request.query_params)
         if missing := [name for name in ("id", "name") if f"{{{name}" in view.path and name not in asked]:
-            return Response(f"{missing[0]}: is missing\n", 400, media_type="text/plain")
+            return Response(
+                f"{missing[0]}: missing; accepted: that of a job or a source\n", 400, media_type="text/plain"
+            )
         key = ViewKey(view.name, request.state.role, tuple(asked.items()))
         live.check_room(key)
         return EventStream(live.follow(key, request.state.is_valid))
@@ -170,7 +172,7 @@ def asked_of(view: View, given: Mapping[str, str]) -> dict[str, str]:
 
 def check_names(view: View, request: Request) -> None:
     """Refuse a parameter that the page does not know: a filter that is misspelled must not show everything."""
-    known = [name for name in view.parameters if name not in request.path_params]
+    known = [name for name in view.parameters if not request.path_params.get(name)]
     for name in request.query_params:
         if name not in known:
             raise ParameterUseError(name[:LONGEST_VALUE], f"is unknown; accepted: {', '.join(known) or 'no parameter'}")
