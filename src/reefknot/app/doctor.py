@@ -2,7 +2,7 @@
 `examine`: findings about a store: can it be used, is it as it should be, and what does it promise.
 
 Nothing is made, changed or repaired. What cannot be known from here is said, not guessed. A store that others work on
-is read beside them: no check holds a lock that a writer waits for, and the check of a file's content has a time limit.
+is read beside them: no check holds a lock for longer than a moment, and the check of a file's content has a time limit.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from reefknot.errors import (
 )
 from reefknot.runtime.database_urls import NATS_PREFIXES, SQLITE_PREFIX, sqlite_path
 from reefknot.runtime.log import error_text, printable
+from reefknot.runtime.open_files import open_in_store
 
 if TYPE_CHECKING:
     from reefknot.engines.jetstream.connection import Connection, NatsOptions
@@ -79,7 +80,9 @@ async def examine(
     assignments from the subject that peers share.
     """
     if not url.startswith(NATS_PREFIXES):
-        return await asyncio.to_thread(_file_findings, sqlite_path(url), CHECK_S)
+        path = sqlite_path(url)
+        locked = await asyncio.to_thread(_lock_findings, path)
+        return await asyncio.to_thread(_file_findings, path, CHECK_S) + locked
     from reefknot.engines.jetstream.connection import options_from_url
 
     options = options_from_url(url, **(nats or {}))
@@ -139,6 +142,21 @@ def _file_findings(path: str, seconds: float) -> list[Finding]:
     return findings + content
 
 
+def _lock_findings(path: str) -> list[Finding]:
+    """Whether somebody keeps the file locked, so that nobody else can write it; readers do not notice."""
+    from reefknot.runtime.sqlite_files import check_unlocked, is_frozen, is_writable
+
+    if not Path(path).is_file() or is_frozen(path) or not is_writable(path):
+        return []
+    try:
+        check_unlocked(path, LOCKED_S)
+    except StoreLockedError as error:
+        return [_problem("lock", error)]
+    except StoreError:
+        return []  # the other checks tell more
+    return []
+
+
 def _content_findings(path: str, seconds: float) -> list[Finding]:
     import apsw
 
@@ -184,14 +202,24 @@ def _content(connection: Any, path: str, seconds: float) -> list[Finding]:
         text = f"version {found}; this program writes {VERSION}"
         schema = Finding("schema", "warning", text, "`reefknot store backup`, then `reefknot store migrate`")
     durability = Finding("durability", "ok", "WAL, every commit synced: what is acknowledged survives a power cut")
-    if not _has_wal_mode(path):
+    if not _has_wal_mode(connection, path):
         text = f"the journal mode is {connection.pragma('journal_mode')}, not wal"
         durability = Finding("durability", "warning", text, "the next process that opens the store sets it back")
     return [schema, durability, _quick_check(connection, seconds)]
 
 
-def _has_wal_mode(path: str) -> bool:
-    """Whether the header of the file says so; a connection to a file that nobody has open does not tell."""
+def _has_wal_mode(connection: Any, path: str) -> bool:
+    """
+    Whether the file has a write-ahead log.
+
+    Of a file that nobody has open, the connection does not tell, and its header is read. Of one that is open, the
+    connection tells; were the file opened here and closed again, the system would drop the locks that this process
+    holds on it, and another one that closes it would take itself for the last, and remove the log.
+    """
+    from reefknot.runtime.sqlite_files import is_frozen
+
+    if not is_frozen(path) or open_in_store(path):
+        return bool(connection.pragma("journal_mode") == "wal")
     with open(path, "rb") as file:
         return file.read(20)[18:] == b"\x02\x02"
 

@@ -94,6 +94,8 @@ async def _answer(site: Site, route: ApiRoute, request: Request, in_path: dict[s
         None if route.body is None else body_of(route.body, request.headers.get("content-type"), await request.body())
     )
     async with asyncio.timeout(OPERATION_S):
+        if not route.is_read:
+            await site.check_unlocked()
         found = route.call(site.operator(request), parameters, body)
         return await found if inspect.isawaitable(found) else found
 

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from reefknot.ports.store import Store
 
 RETRY_AFTER_S = 5
+LOCKED_S = 4.0
+"""How long an action waits for a file that others have locked."""
 LONGEST_MESSAGE = 2000
 
 
@@ -76,6 +78,14 @@ class Site:
         """The operator of a request: the name that was typed at the login, else the user of this process."""
         named = getattr(request.state, "actor", None)
         return Operator(self.store, self.redactor, named, self.settings, self.shown)
+
+    async def check_unlocked(self) -> None:
+        """Refuse an action on a file that somebody keeps locked: soon, and before anything was changed."""
+        from reefknot.runtime.database_urls import SQLITE_PREFIX, sqlite_path
+        from reefknot.runtime.sqlite_files import check_unlocked
+
+        if self.store.identity.startswith(SQLITE_PREFIX) and not getattr(self.store, "read_only", False):
+            await asyncio.to_thread(check_unlocked, sqlite_path(self.store.identity), LOCKED_S)
 
     def refusal(self, error: Exception) -> HttpRefusal:
         """The status and the sentence of an error. A store that is gone is opened anew, where that is possible."""
