@@ -66,9 +66,13 @@ def events(folder: Folder, code: str) -> list[dict[str, Any]]:
 
 
 def retry(folder: Folder) -> None:
-    """Two jobs with two retries each: enough to raise the alert once, and too few to raise it again."""
-    for number in range(2):
-        assert folder("submit", "--type", "own.flaky", "--inputs", "{}", "--id", f"job-{number}").code == 0
+    """Two jobs at once with two retries each: enough to raise the alert once, and too few to raise it again."""
+    jobs = [
+        {"assignment_id": f"job-{number}", "request_id": f"job-{number}", "job": {"type": "own.flaky", "payload": {}}}
+        for number in range(2)
+    ]
+    (folder.path / "flaky.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in jobs))
+    assert folder("submit", "flaky.jsonl").code == 0
 
 
 def test_two_systems_tell_an_alert_once_and_its_end_once_and_the_webhook_hears_both(

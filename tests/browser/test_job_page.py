@@ -49,3 +49,32 @@ def test_payload_result_key_and_who_did_what_are_on_the_page(system: RunningSyst
     assert '"mended": true' in page.inner_text("#result")
     assert "the order was completed" in page.inner_text("section:has(h2:text-is('Events'))")
     assert page.locator("a:text-is('bill/12')").count() == 1
+
+
+@pytest.mark.parametrize("width", [1280, 360])
+def test_the_timeline_of_two_runs_is_readable(system: RunningSystem, visit: Visit, width: int) -> None:
+    """Every word and every bar is inside of the card, and bars of the second run begin after those of the first."""
+    name = f"two-runs-{width}"
+    system.submit(name, "own.flaky", {"failures": 5})
+    system.ended(name, "quarantined")
+    system.ask("/quarantine/requeue", {"ids": [name]})
+    system.ended(name, "succeeded")
+    page = visit(viewport={"width": width, "height": 900}).goto(f"/work/{name}")
+    rows = page.locator(".timeline .row p b").all_inner_texts()
+    assert rows == [*(f"run 1, attempt {number}" for number in range(1, 5)), "run 2, attempt 1", "run 2, attempt 2"]
+    card = page.locator("section:has(.timeline)").bounding_box()
+    assert card is not None
+    bars = []
+    for one in page.locator(".timeline p, .timeline text, .timeline rect.span").all():
+        box = one.bounding_box()
+        assert box is not None
+        assert card["x"] <= box["x"], one.inner_text()
+        assert box["x"] + box["width"] <= card["x"] + card["width"] + 1
+        assert box["height"] >= 10, "not too small to be read"
+        if one.evaluate("element => element.tagName") == "rect":
+            bars.append(box["x"])
+    assert len(bars) == 6
+    assert bars == sorted(bars)
+    assert bars[4] > bars[3]
+    waits = page.locator(".timeline .row").nth(4).locator("line.waiting").bounding_box()
+    assert waits is None or waits["x"] >= bars[3] - 1, "the second run waits from its requeue on"

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable
 from functools import lru_cache
 from hashlib import sha256
+from string import ascii_uppercase
 
 import msgspec
 from msgspec import Struct, structs
@@ -86,14 +87,24 @@ def failure_summary(item: WorkItem) -> FailureSummary:
 
 
 def has_error(item: WorkItem, text: str) -> bool:
-    """Whether the reason of an item, or the code, type or message of its last failure, contains this text."""
+    """Whether the reason of an item, or the code, type or message of its last failure, contains this text. Capital and
+    small letters of ASCII are the same."""
     found = FailureSummary()
     if item.failure is not None:
         try:
             found = _summaries.decode(item.failure)
         except (msgspec.DecodeError, UnicodeEncodeError):
             found = FailureSummary()
-    return any(text in one for one in (item.reason, found.code, found.failure_type, found.message))
+    texts = (item.reason, found.code, found.failure_type, found.message)
+    return any(in_small(text) in in_small(one) for one in texts)
+
+
+_SMALL = {ord(letter): letter.lower() for letter in ascii_uppercase}
+
+
+def in_small(text: str) -> str:
+    """A text with the capital letters of ASCII as small ones: what every store can do."""
+    return text.translate(_SMALL)
 
 
 def fingerprint_of(item: WorkItem) -> str:

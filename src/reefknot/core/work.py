@@ -162,6 +162,8 @@ class WorkFailed(Struct, frozen=True):
     failure: str | None = None
     result: str | None = None
     reason: str = ""
+    ran: bool = True
+    """False: its time was over before the step ran again. Spends no attempt."""
 
 
 class WorkRejected(Struct, frozen=True):
@@ -380,9 +382,9 @@ def settle(item: WorkItem, settled: Settled, now: Moment) -> WorkItem:
     match settled:
         case WorkDone(result=result):
             return _ended(item, WorkState.SUCCEEDED, now, attempts=item.attempts + 1, result=result)
-        case WorkFailed(failure=failure, result=result, reason=reason):
+        case WorkFailed(failure=failure, result=result, reason=reason, ran=ran):
             noted = _with_history(item, now, "failed", reason)
-            number = item.attempts + 1
+            number = item.attempts + ran
             return _ended(noted, WorkState.FAILED, now, attempts=number, result=result, failure=failure, reason=reason)
         case WorkRejected(result=result, reason=reason):
             noted = _with_history(item, now, "rejected", reason)

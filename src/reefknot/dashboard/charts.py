@@ -107,34 +107,98 @@ def waits(schedule: Sequence[tuple[float, float]], *, title: str) -> str:
     return _svg(title, words or "no waits", parts)
 
 
-def timeline(rows: Sequence[tuple[str, str, Sequence[Span]]], *, title: str, width: int = 860) -> str:
-    """Rows of spans over one axis of seconds since the first began; each row has a name, and words about it."""
+def timeline(
+    rows: Sequence[tuple[str, str, Sequence[Span]]], *, title: str, begins: float | None = None, ends: float = 0.0
+) -> str:
+    """
+    Rows of spans over one axis of seconds; each row has a name, and words about it.
+
+    The axis goes from `begins`, or from the first span, to `ends`, or to the last span. A stretch in which nothing runs
+    is cut when it is so long that nothing else could be read. Words stand beside the bars, or above them on a narrow
+    page, and every position is a share of the width: nothing has to be scrolled to.
+    """
     shown = rows[:MOST_ROWS]
     spans = [span for _, _, row in shown for span in row]
-    start = min((span.begins for span in spans), default=0.0)
-    whole = max(0.001, max((span.ends for span in spans), default=0.0) - start)
-    left, row_height, top = 84, 22, 8
-    height = top + row_height * max(1, len(shown)) + 24
-    scale = (width - left - 28) / whole
+    start = min([span.begins for span in spans] if begins is None else [begins, *(span.begins for span in spans)])
+    axis = _Axis.of(spans, start, max([ends, *(span.ends for span in spans)]))
+    marks = "".join(f'<rect class="break" x="{at:.2f}%" width="{CUT:.2f}%" height="100%"/>' for at in axis.cuts_at)
+    ticks = axis.ticks()
+    grid = marks + "".join(f'<line class="grid" x1="{at:.2f}%" x2="{at:.2f}%" y2="100%"/>' for at, _, _ in ticks)
     parts = []
-    for part in (0, 0.25, 0.5, 0.75, 1):
-        x = left + scale * whole * part
-        parts.append(_text(x, height - 6, seconds(whole * part), anchor="middle" if part else "start"))
-        parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{height - 20}"/>')
-    words = []
-    for number, (name, about, row) in enumerate(shown):
-        y = top + number * row_height
-        parts.append(_text(left - 8, y + 15, name, anchor="end", kind="row-name"))
-        parts += [_span(span, left + (span.begins - start) * scale, y, scale) for span in row]
-        if row:
-            first, last = (left + (at - start) * scale for at in (row[0].begins, row[-1].ends))
-            is_late = (first + last) / 2 > (left + width) / 2  # words stand where there is room: before, or behind
-            parts.append(_text(first - 6 if is_late else last + 6, y + 15, about, anchor="end" if is_late else "start"))
-        words += [
-            f"{name} {one.kind} after {seconds(one.begins - start)} for {seconds(one.ends - one.begins)}" for one in row
-        ]
-        words.append(f"{name}: {about}")
-    return _svg(title, "; ".join(words) or "nothing yet", parts, width=width, height=height, kind="chart wide")
+    for name, about, row in shown:
+        words = "; ".join(
+            f"{one.kind} after {seconds(one.begins - start)} for {seconds(one.ends - one.begins)}" for one in row
+        )
+        bars = "".join(_span(span, axis.at(span.begins), axis.at(span.ends)) for span in row)
+        parts.append(
+            f'<div class="row"><p><b>{_safe(name)}</b> {_safe(about)}</p><svg class="bars" role="img" '
+            f'aria-label="{_safe(f"{name}: {words}")}">{grid}{bars}</svg></div>'
+        )
+    signs = [(at + CUT / 2, "//", "middle") for at in axis.cuts_at]
+    labels = "".join(_share_text(at, words, anchor) for at, words, anchor in [*ticks, *signs])
+    parts.append(
+        f'<div class="row"><p>since submission</p><svg class="bars" aria-hidden="true">{marks}{labels}</svg></div>'
+    )
+    return f'<div class="timeline" role="group" aria-label="{_safe(title)}">{"".join(parts)}</div>'
+
+
+CUT = 12.0
+"""The width of a stretch that is cut, in percent."""
+MOST_CUTS = 3
+TOO_LONG = 3.0
+"""How much longer than all the rest an idle stretch has to be to be cut."""
+CLOSEST = 22.0
+"""The least distance of two labels, in percent."""
+
+
+class _Axis(Struct, frozen=True):
+    """An axis of time from 0 to 100 percent, without the idle stretches that are cut."""
+
+    begins: float
+    ends: float
+    cuts: tuple[tuple[float, float], ...] = ()
+
+    @classmethod
+    def of(cls, spans: Sequence[Span], begins: float, ends: float) -> _Axis:
+        """The axis over these spans; whatever waits is idle."""
+        gaps, until = [], begins
+        for span in sorted((one for one in spans if one.kind != "waiting"), key=lambda one: one.begins):
+            gaps.append((until, span.begins))
+            until = max(until, span.ends)
+        rest, cuts = ends - begins, []
+        for gap in sorted([*gaps, (until, ends)], key=lambda one: one[0] - one[1])[:MOST_CUTS]:
+            length = gap[1] - gap[0]
+            if not 0 < TOO_LONG * (rest - length) < length:
+                break
+            rest -= length
+            cuts.append(gap)
+        return cls(begins, ends, tuple(sorted(cuts)))
+
+    def at(self, moment: float) -> float:
+        """The place of a moment."""
+        idle = sum(end - begin for begin, end in self.cuts)
+        scale = (100 - CUT * len(self.cuts)) / max(0.001, self.ends - self.begins - idle)
+        place = (moment - self.begins) * scale
+        for begin, end in self.cuts:
+            share = min(1.0, max(0.0, (moment - begin) / (end - begin)))
+            place += share * (CUT - (end - begin) * scale)
+        return min(100.0, max(0.0, place))
+
+    @property
+    def cuts_at(self) -> list[float]:
+        return [self.at(begin) for begin, _ in self.cuts]
+
+    def ticks(self) -> list[tuple[float, str, str]]:
+        """Places with their labels and how these are anchored: the ends of the axis and of what is cut, and others
+        where there is room."""
+        chosen = {self.begins: "start"}
+        for begin, end in self.cuts:
+            chosen |= {end: "start"} | ({begin: "end"} if self.at(begin) >= CLOSEST else {})
+        whole = self.ends - self.begins
+        for moment in (self.ends, *(self.begins + whole * part for part in (0.5, 0.25, 0.75))):
+            if all(abs(self.at(moment) - self.at(one)) >= CLOSEST for one in chosen):
+                chosen[moment] = "end" if moment == self.ends else "middle"
+        return [(self.at(one), seconds(one - self.begins), anchor) for one, anchor in sorted(chosen.items())]
 
 
 def meter(value: float, limit: float, *, title: str) -> str:
@@ -223,15 +287,19 @@ def _text(x: float, y: float, words: str, *, anchor: str = "start", kind: str = 
     return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{_safe(words)}</text>'
 
 
-def _span(span: Span, x: float, y: float, scale: float) -> str:
-    width = max(2.0, (span.ends - span.begins) * scale)
+def _share_text(at: float, words: str, anchor: str) -> str:
+    return f'<text class="label" x="{at:.2f}%" y="14" text-anchor="{anchor}">{_safe(words)}</text>'
+
+
+def _span(span: Span, begins: float, ends: float) -> str:
+    """A bar, or the dashes of a wait, between two places in percent; a bar is never too narrow to be seen."""
     words = f"{span.kind}, {seconds(span.ends - span.begins)}"
     if span.kind == "waiting":
-        shape = f'<line class="span waiting" x1="{x:.1f}" x2="{x + width:.1f}" y1="{y + 11}" y2="{y + 11}"/>'
+        shape = f'<line class="span waiting" x1="{begins:.2f}%" x2="{ends:.2f}%" y1="10" y2="10"/>'
     else:
-        shape = (
-            f'<rect class="span {_safe(span.kind)}" x="{x:.1f}" y="{y + 3}" width="{width:.1f}" height="16" rx="2"/>'
-        )
+        width = max(0.6, ends - begins)
+        x = min(begins, 100 - width)
+        shape = f'<rect class="span {_safe(span.kind)}" x="{x:.2f}%" y="2" width="{width:.2f}%" height="16"/>'
     return f"<g><title>{_safe(words)}</title>{shape}</g>"
 
 

@@ -233,11 +233,13 @@ def chart(kind: str, series: Sequence[Mapping[str, Any]], *, title: str, unit: s
     return draw(rows, title=title, unit=unit, step_s=step_s)
 
 
-def timeline(rows: Sequence[tuple[str, str, Sequence[Mapping[str, Any]]]], *, title: str) -> str:
-    """A timeline of rows: their name, what they are about, and their spans."""
-    return charts.timeline(
-        [(name, about, [Span(**span) for span in spans]) for name, about, spans in rows], title=title
-    )
+def timeline(
+    rows: Sequence[tuple[str, str, Sequence[Mapping[str, Any]]]], *, title: str, begins: str, total_s: float
+) -> str:
+    """A timeline of rows: their name, what they are about, and their spans; so many seconds from `begins` on."""
+    start = seconds_at(begins)
+    drawn = [(name, about, [Span(**span) for span in spans]) for name, about, spans in rows]
+    return charts.timeline(drawn, title=title, begins=start, ends=start + total_s)
 
 
 FILTERS: dict[str, Callable[..., Any]] = {

@@ -137,29 +137,47 @@ async def _job(operator: Operator, asked: Asked) -> Found:
     from reefknot.operations.jobs import job_story
 
     story = await job_story(operator, asked["id"], asked.get("tenant"))
-    return {"title": f"Job {asked['id']}", "job": story, "rows": _rows(story)}
+    return {"title": f"Job {asked['id']}", "job": story, "rows": timeline_rows(story)}
 
 
-def _rows(story: Found) -> list[tuple[str, str, list[Found]]]:
-    """The timeline of a job: a row for each attempt, with the wait that follows. Of an attempt whose start is not on
-    record, the bar begins where it was due, and is grey."""
+def timeline_rows(story: Found) -> list[tuple[str, str, list[Found]]]:
+    """The timeline of a job: a row for each attempt, with the wait before it, and one for the next. Of an attempt whose
+    start is not on record, the bar begins where it was due, and is grey."""
     rows: list[tuple[str, str, list[Found]]] = []
-    submitted, now = seconds_at(story["created_at"]), seconds_at(story["created_at"]) + story["total_s"]
+    free = seconds_at(story["created_at"])
+    now, run = free + story["total_s"], 0
     for one in story["attempts"]:
         ends = now if one["ended_at"] is None else seconds_at(one["ended_at"])
-        due = submitted if one["due_at"] is None else seconds_at(one["due_at"])
-        begins = min(ends, due if one["started_at"] is None else seconds_at(one["started_at"]))
-        outcome = {one: one for one in ("succeeded", "running", "cancelled")}.get(one["outcome"], "failed")
-        kind = outcome if one["started_at"] is not None or outcome == "running" else "other"
-        label = one["code"] or one["outcome"]
-        words = label if one["wait_s"] is None else f"{label}, waits {duration(one['wait_s'])}"
+        due = free if one["due_at"] is None else seconds_at(one["due_at"])
+        if one["generation"] != run:  # nothing waited between the end of a run and the requeue
+            run, free = one["generation"], due
+        begins = min(ends, max(free, due if one["started_at"] is None else seconds_at(one["started_at"])))
+        outcome = {kind: kind for kind in ("succeeded", "running", "cancelled")}.get(one["outcome"], "failed")
+        kind = "other" if one["started_at"] is None else outcome
         spans = [{"begins": begins, "ends": ends, "kind": kind}]
-        if one["started_at"] is not None and begins - due > 0.001:
-            spans.insert(0, {"begins": due, "ends": begins, "kind": "waiting"})
-        if one["wait_s"] is not None:
-            spans.append({"begins": ends, "ends": ends + one["wait_s"], "kind": "waiting"})
-        rows.append((f"attempt {one['number']}", words, spans))
+        waited = begins - free > 0.001
+        if waited:
+            spans.insert(0, {"begins": free, "ends": begins, "kind": "waiting"})
+        words = [one["code"] or one["outcome"]]
+        ran = one["duration_s"] or ends - begins
+        words.append(
+            "start not recorded"
+            if kind == "other"
+            else f"{'for' if one['outcome'] == 'running' else 'ran'} {duration(ran) if ran else 'under 1 ms'}"
+        )
+        words += [f"after a wait of {duration(begins - free)}"] if waited else []
+        rows.append((_attempt(story, run, one["number"]), ", ".join(words), spans))
+        free = ends
+    if rows and story["state"] == "pending":
+        due = max(now, seconds_at(story["due_at"] or ""))
+        free = max([free, *(seconds_at(one["at"]) for one in story["history"] if one["what"] == "requeued")])
+        rows.append(("next attempt", "waits", [{"begins": min(free, due), "ends": due, "kind": "waiting"}]))
     return rows
+
+
+def _attempt(story: Found, run: int, number: int) -> str:
+    """The name of an attempt, with its run where there are several."""
+    return f"run {run + 1}, attempt {number}" if story["generation"] else f"attempt {number}"
 
 
 # ---- quarantine ------------------------------------------------------------------------------------------------------

@@ -91,12 +91,13 @@ def recovered_event(work: ExecAssignment | WorkItem, wall: float, history: Histo
     )
 
 
-def expired_event(work: ExecAssignment, wall: float, attempts: int) -> TimeoutOccurred:
+def expired_event(work: ExecAssignment, wall: float, attempts: int, limit_ms: int | None) -> TimeoutOccurred:
+    """Work whose time was over before it ran, or ran again. `limit_ms` is that time."""
     return TimeoutOccurred(
         **about(work, wall),
         operation=_operation(work),
         attempt_number=attempts,
-        timeout_seconds=(work.options.deadline_ms or 0) / 1000,
+        timeout_seconds=(limit_ms or 0) / 1000,
         whole=True,
     )
 

@@ -14,7 +14,6 @@ from msgspec import Struct
 from reefknot.core.messages import Cancel, InvalidMessage, encode, written_assignment
 from reefknot.core.results import answer_of
 from reefknot.core.time import Moment
-from reefknot.core.versions import next_version, replaced_reason
 from reefknot.core.work import (
     ROUTER,
     WorkItem,
@@ -24,12 +23,11 @@ from reefknot.core.work import (
     is_ingestion,
     is_over,
     record_id,
-    step_key,
     visible_state,
 )
 from reefknot.errors import KeyConflictError, OperationError, QueueFullError
 from reefknot.operations import bulk
-from reefknot.operations.bulk import SILENT, BulkListener, BulkVerb, change_jobs, named, tenant_hint
+from reefknot.operations.bulk import SILENT, BulkListener, BulkVerb, change_jobs, given_filters, named, tenant_hint
 from reefknot.operations.operator import in_slices, polled
 from reefknot.operations.values import ParameterUseError, check_limit, check_texts, one_of, time_ms, time_text
 from reefknot.ports.work_queue import WorkFilter
@@ -179,7 +177,7 @@ class JobQuery(Struct, frozen=True, kw_only=True):
     source: str | None = None
     connector: str | None = None
     error: str | None = None
-    """A text in the reason, or in the last failure's code, type or message."""
+    """A text in the reason, or in the last failure's code, type or message, in capital or small letters."""
     since: str | None = None
     """The earliest submission: a time, or an age."""
     before: str | None = None
@@ -270,7 +268,7 @@ async def job_story(operator: Operator, job: str, tenant: str | None = None) -> 
     It is told from the first `MOST_EVENTS` events; `is_cut` says that there are more. What the events do not tell is
     None: see `reefknot.operations.stories`. Secrets are hidden.
     """
-    from reefknot.operations.stories import attempts_of
+    from reefknot.operations.stories import attempts_of, key_of, lines_of, versions_of
 
     store, redactor, settings = operator.store, operator.redactor, operator.settings
     item = await store.work.get(record_id(job, tenant))
@@ -286,7 +284,7 @@ async def job_story(operator: Operator, job: str, tenant: str | None = None) -> 
     names = ("id", "tenant_id", "type", "state", "class", "reason", "created_at", "deadline_at", "due_at", "age_s")
     details = job_details(item, redactor)
     events = _shown(kept[:MOST_EVENTS], redactor)
-    key, key_from = _key(item, found.idempotency_key, details.get("assignment"))
+    key, key_from = key_of(item, found.idempotency_key, details.get("assignment"))
     return {
         **{name: fields[name] for name in names},
         **details,
@@ -294,63 +292,13 @@ async def job_story(operator: Operator, job: str, tenant: str | None = None) -> 
         "total_s": max(0, (now.moment.wall if ended is None else ended) - item.created_at) / 1000,
         "idempotency_key": None if key is None else redactor(key),
         "idempotency_key_from": key_from,
-        **_versions(item),
+        **versions_of(item),
         "worker": fields["worker"] or found.worker_id,
         "attempts": redactor.tree([msgspec.to_builtins(one) for one in found.attempts]),
         "events": events,
-        "lines": _lines(details["history"], kept[:MOST_EVENTS], events, redactor),
+        "lines": lines_of(details["history"], kept[:MOST_EVENTS], events, redactor),
         "is_cut": is_cut,
     }
-
-
-def _key(item: WorkItem, guarded: str | None, assignment: Any) -> tuple[str | None, str | None]:
-    """The idempotency key of a job, and where it is used. One that a request sends in a header of its own comes before
-    the one that every step is handed."""
-    if guarded is not None:
-        return guarded, "guarded"
-    if is_ingestion(item):
-        return None, None
-    try:
-        headers = assignment["job"]["payload"]["headers"].items() if item.kind == "http.request" else ()
-        sent = [str(value) for name, value in headers if name.lower() == "idempotency-key"]
-    except (AttributeError, KeyError, TypeError):  # not what the block accepts: it never sent anything
-        sent = []
-    return (sent[0], "header") if sent else (step_key(item.id, item.generation), "step")
-
-
-def _versions(item: WorkItem) -> dict[str, str | None]:
-    """The version of the job that runs instead of it, and the one that it replaces."""
-    name, last = item.assignment_id, item.history[-1] if item.history else None
-    is_replaced = item.state is WorkState.DISCARDED and last is not None and last.why == replaced_reason(name)
-    before = [one.why.partition(": ")[0] for one in item.history if one.what == "replaces"]
-    replaces = next((one for one in before if next_version(one) == name), None)
-    return {"replaced_by": next_version(name) if is_replaced else None, "replaces": replaces}
-
-
-_FIRST = ("submitted", "routing", "admission")
-"""What comes first among events of the same millisecond: a worker writes its admission, then the router its choice."""
-
-
-def _lines(
-    history: list[dict[str, Any]], kept: list[KeptEntry], events: list[dict[str, Any]], redactor: Redactor
-) -> list[dict[str, Any]]:
-    """History and events in the order of time, each in a sentence; those of an event with its fields."""
-    from reefknot.operations.words.events import in_words
-
-    lines = [
-        {
-            "at": one["at"],
-            "what": one["what"],
-            "sentence": ": ".join(part for part in (f"by {one['who']}" if one["who"] else "", one["why"]) if part),
-            "event": None,
-        }
-        for one in history
-    ]
-    for entry, fields in zip(kept, events, strict=True):
-        _, words = in_words(entry.entry.body)
-        at, what = str(fields.get("timestamp", "")), str(fields.get("event_type", ""))
-        lines.append({"at": at, "what": what, "sentence": redactor(words), "event": fields})
-    return sorted(lines, key=lambda one: (one["at"], _FIRST.index(one["what"]) if one["what"] in _FIRST else 9))
 
 
 def _event(kept: KeptEntry) -> AnyEvent | None:
@@ -553,6 +501,7 @@ async def retry_jobs(
         query.selection(),
         lambda chosen, events: work.retry(chosen, who=who, why=because, events=events),
         because=because,
+        filters=given_filters(query, ("state", "type", "reason", "before")),
         dry_run=dry_run,
         listener=listener,
     )

@@ -92,14 +92,17 @@ def _rate(systems: list[Status], name: str) -> float:
 
 
 def _retries(columns: dict[str, list[float]]) -> dict[str, Any]:
-    """The retries of the last 15 minutes. `recovered_share` is of the retried work that has ended, None without any."""
-    recovered, given_up = round(sum(columns["recovered"])), round(sum(columns["given_up"]))
+    """
+    The retries of the last 15 minutes. `given_up` is what `reefknot_retry_given_up_total` counts: jobs that failed or
+    went to quarantine, retried or not. `recovered_share` is of the retried ones that have ended, None without any.
+    """
+    recovered, lost = round(sum(columns["recovered"])), round(sum(columns["unrecovered"]))
     return {
         "granted": round(sum(columns["retries"])),
         "recovered": recovered,
-        "given_up": given_up,
+        "given_up": round(sum(columns["given_up"])),
         "throttled": round(sum(columns["throttled"])),
-        "recovered_share": round(recovered / (recovered + given_up), 4) if recovered + given_up else None,
+        "recovered_share": round(recovered / (recovered + lost), 4) if recovered + lost else None,
     }
 
 

@@ -25,7 +25,16 @@ from reefknot.core.versions import next_record, next_version, replaced_reason
 from reefknot.core.work import ROUTER, WorkItem, WorkState, assignment_and_tenant, is_ingestion, record_id
 from reefknot.errors import OperationError
 from reefknot.operations import bulk
-from reefknot.operations.bulk import SILENT, BulkListener, BulkVerb, UnclaimedJobs, change_jobs, named, tenant_hint
+from reefknot.operations.bulk import (
+    SILENT,
+    BulkListener,
+    BulkVerb,
+    UnclaimedJobs,
+    change_jobs,
+    given_filters,
+    named,
+    tenant_hint,
+)
 from reefknot.operations.jobs import job_details, state_in_words
 from reefknot.operations.operator import in_slices
 from reefknot.operations.values import ParameterUseError, check_limit, check_texts, time_ms, time_text
@@ -38,6 +47,10 @@ if TYPE_CHECKING:
     from reefknot.ports.store import Store
 
 # ---- selection -------------------------------------------------------------------------------------------------------
+
+
+FILTERS = ("type", "source", "reason", "before", "fingerprint")
+"""The fields of a choice that select jobs which are not named."""
 
 
 class QuarantineChoice(Struct, frozen=True, kw_only=True):
@@ -225,6 +238,7 @@ async def requeue_jobs(
             QuarantineFilter(chosen), who=operator.actor, why=because, events=events
         ),
         because=because,
+        filters=given_filters(query, FILTERS),
         dry_run=dry_run,
         listener=listener,
     )
@@ -249,6 +263,7 @@ async def discard_jobs(
             QuarantineFilter(chosen), who=operator.actor, reason=because, events=events
         ),
         because=because,
+        filters=given_filters(query, FILTERS),
         dry_run=dry_run,
         listener=listener,
     )
@@ -276,6 +291,7 @@ async def purge_jobs(
         query.selection(),
         lambda chosen, events: operator.store.quarantine.purge(QuarantineFilter(chosen), events=events),
         because=because,
+        filters=given_filters(query, FILTERS),
         dry_run=dry_run,
         listener=listener,
     )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Struct
@@ -31,16 +31,20 @@ from reefknot.core.audit.event import (
     timestamp_ms,
 )
 from reefknot.core.failure import ErrorCode
-from reefknot.core.messages import InvalidMessage, StepRequest, read_assignment
+from reefknot.core.messages import DEFAULT_TIMEOUT_MS, InvalidMessage, read_assignment
 from reefknot.core.retry.backoff import delay_before
-from reefknot.core.retry.book import Request
+from reefknot.core.retry.book import Layer, Request
 from reefknot.core.retry.decide import DECIDING_FIELD
-from reefknot.core.work import WorkItem, attempts_begun, is_ingestion, is_over
+from reefknot.core.versions import next_version, replaced_reason
+from reefknot.core.work import WorkItem, WorkState, attempts_begun, is_ingestion, is_over, step_key
 from reefknot.errors import ReefknotError
 from reefknot.operations.values import time_text
+from reefknot.operations.words.events import in_words
 
 if TYPE_CHECKING:
+    from reefknot.core.redaction import Redactor
     from reefknot.core.retry.book import Book
+    from reefknot.ports.audit_log import KeptEntry
 
 
 class AttemptStory(Struct, kw_only=True):
@@ -184,18 +188,24 @@ class Storyteller:
         field = DECIDING_FIELD.get(record.answer)
         if field is None or self._book is None or record.book_hash != self._book.hash:
             return field, None
-        kind = "connector" if is_ingestion(self._item) else "block"
+        request, failure = _request(self._item), record.failure.failure
+        by_default = field == "time_budget" and request.time_budget is None and not is_ingestion(self._item)
         try:
             origins = self._book.origins(
-                f"{kind}:{self._item.kind}",
-                record.failure.failure(),
+                f"{'connector' if is_ingestion(self._item) else 'block'}:{self._item.kind}",
+                None if by_default else failure(),  # a worker takes the time of a step before anything failed
                 source=self._item.source or None,
-                request=_request(self._item),
+                request=request,
             )
         except (ReefknotError, KeyError):  # a source that is not configured here, or a code of another version
             return field, None
-        origin, recorded = origins[field], getattr(record.policy, field)
-        return field, origin.layer.value if origin.value == (inf if recorded is None else recorded) else None
+        layer, value = origins[field].layer, origins[field].value
+        if by_default and value in (None, inf):
+            layer, value = Layer.BUILTIN, DEFAULT_TIMEOUT_MS / 1000
+        recorded = inf if (found := getattr(record.policy, field)) is None else found
+        if field == "time_budget" and self._item.deadline_at is not None and recorded < value:
+            return "deadline", Layer.REQUEST.value
+        return field, layer.value if value == recorded else None
 
 
 def _request(item: WorkItem) -> Request:
@@ -207,7 +217,7 @@ def _request(item: WorkItem) -> Request:
     return Request(
         retries=found.retries,
         base_delay=None if retry is None or retry.backoff_ms is None else retry.backoff_ms / 1000,
-        time_budget=StepRequest.of(found).timeout_ms / 1000,
+        time_budget=None if found.given_timeout_ms is None else found.given_timeout_ms / 1000,
         attempt_timeout=None if limit_ms is None else limit_ms / 1000,
     )
 
@@ -257,3 +267,57 @@ def attempts_of(item: WorkItem, events: Sequence[AnyEvent], book: Book | None, *
         teller.hear(event)
     teller.finish()
     return teller
+
+
+# ---- beside the attempts ---------------------------------------------------------------------------------------------
+
+
+def key_of(item: WorkItem, guarded: str | None, assignment: Any) -> tuple[str | None, str | None]:
+    """The idempotency key of a job, and where it is used. One that a request sends in a header of its own comes before
+    the one that every step is handed."""
+    if guarded is not None:
+        return guarded, "guarded"
+    if is_ingestion(item):
+        return None, None
+    try:
+        headers = assignment["job"]["payload"]["headers"].items() if item.kind == "http.request" else ()
+        sent = [str(value) for name, value in headers if name.lower() == "idempotency-key"]
+    except (AttributeError, KeyError, TypeError):  # not what the block accepts: it never sent anything
+        sent = []
+    return (sent[0], "header") if sent else (step_key(item.id, item.generation), "step")
+
+
+def versions_of(item: WorkItem) -> dict[str, str | None]:
+    """The version of the job that runs instead of it, and the one that it replaces."""
+    name, last = item.assignment_id, item.history[-1] if item.history else None
+    is_replaced = item.state is WorkState.DISCARDED and last is not None and last.why == replaced_reason(name)
+    before = [one.why.partition(": ")[0] for one in item.history if one.what == "replaces"]
+    replaces = next((one for one in before if next_version(one) == name), None)
+    return {"replaced_by": next_version(name) if is_replaced else None, "replaces": replaces}
+
+
+_FIRST = ("submitted", "routing", "admission")
+"""What comes first among events of the same millisecond: a worker writes its admission, then the router its choice."""
+
+
+def lines_of(
+    history: list[dict[str, Any]], kept: list[KeptEntry], events: list[dict[str, Any]], redactor: Redactor
+) -> list[dict[str, Any]]:
+    """History and events in the order of time, each in a sentence; those of an event with its fields. What an event
+    tells is not told again."""
+    told = {"retry", *(one.get("event_type") for one in events)}
+    lines = [
+        {
+            "at": one["at"],
+            "what": one["what"],
+            "sentence": ": ".join(part for part in (f"by {one['who']}" if one["who"] else "", one["why"]) if part),
+            "event": None,
+        }
+        for one in history
+        if one["what"] not in told
+    ]
+    for entry, fields in zip(kept, events, strict=True):
+        _, words = in_words(entry.entry.body)
+        at, what = str(fields.get("timestamp", "")), str(fields.get("event_type", ""))
+        lines.append({"at": at, "what": what, "sentence": redactor(words), "event": fields})
+    return sorted(lines, key=lambda one: (one["at"], _FIRST.index(one["what"]) if one["what"] in _FIRST else 9))

@@ -116,7 +116,7 @@ class WorkFilter(Struct, frozen=True):
     tenant_id: str | None = None
     source: str | None = None
     error: str | None = None
-    """A text in the reason, or in the last failure's code, type or message."""
+    """A text in the reason, or in the last failure's code, type or message, in capital or small letters."""
     since: int = 0
     """The earliest creation, ms UTC."""
     before: int | None = None

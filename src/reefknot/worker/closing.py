@@ -149,7 +149,12 @@ class Closing:
             result = self._with_overload(report.result, pool, work.admitted.queue_depth)
             body = encode(result)
             ended = completed_event(
-                result, body, self._clock.wall(), since_ms=item.created_at, worker_id=self._context.worker_id
+                result,
+                body,
+                self._clock.wall(),
+                since_ms=item.created_at,
+                attempts=item.attempts if isinstance(settled, WorkFailed) and not settled.ran else None,
+                worker_id=self._context.worker_id,
             )
             events = (*events, ended)
             if isinstance(settled, WorkDone):
@@ -248,7 +253,7 @@ class Closing:
             return False
         event = OperatorAction(
             **about_item(item, self._clock.wall()),
-            actor="cancel message",
+            actor=self._context.worker_id,  # who asked has an event of their own
             action="cancel",
             subject=cancel.assignment_id,
             details={"reason": reason},
@@ -273,7 +278,8 @@ class Closing:
         if item.attempts:  # an attempt says it better: it knows the last error
             pool.put(msgspec.structs.replace(late, due=0.0, expires=float("inf")))
             return
-        event = expired_event(assignment_of(item), self._clock.wall(), item.attempts)
+        late_one = assignment_of(item)
+        event = expired_event(late_one, self._clock.wall(), item.attempts, late_one.options.deadline_ms)
         if await self._cancel(item, pool, EXPIRED, event):
             self._steps.counters.expired += 1
             await self.publish_result(late.id)

@@ -119,7 +119,7 @@ def test_no_message_takes_long(piece: str) -> None:
 
 def test_a_text_is_looked_for_in_the_reason_and_in_what_a_failure_says() -> None:
     found = item("it answered 503")
-    for text in ("not_retry", "HTTP_ERROR", "permanent", "answered 503"):
+    for text in ("not_retry", "HTTP_ERROR", "permanent", "answered 503", "Http_Error", "IT ANSWERED"):
         assert has_error(found, text)
     for text in ("message", "imap", "answered 504"):
         assert not has_error(found, text)

@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from reefknot.dashboard import charts
-from reefknot.dashboard.charts import MOST_POINTS, MOST_ROWS, Series, Span
+from reefknot.dashboard.charts import CUT, MOST_POINTS, MOST_ROWS, Series, Span
 
 HOSTILE = '</svg><script>alert("1")</script>&\'\x1b\u202e'
 DRAWN: dict[str, Callable[[str], str]] = {
@@ -48,8 +48,14 @@ def test_no_chart_has_a_style_of_its_own(name: str) -> None:
 @pytest.mark.parametrize("name", DRAWN)
 def test_every_chart_is_told_in_words(name: str) -> None:
     whole = elements(DRAWN[name]("a title"))[0]
-    assert whole.get("role") == "img"
+    assert whole.get("role") == ("group" if name == "timeline" else "img")
     assert (whole.get("aria-label") or "").startswith("a title")
+
+
+def test_each_row_of_a_timeline_is_told_in_words() -> None:
+    drawn = charts.timeline([("attempt 1", "", [Span(0, 2, "waiting"), Span(2, 3, "failed")])], title="")
+    (bars,) = [one for one in elements(drawn) if one.get("role") == "img"]
+    assert bars.get("aria-label") == "attempt 1: waiting after 0 s for 2 s; failed after 2 s for 1 s"
 
 
 def test_the_words_of_a_chart_have_the_last_and_the_largest_value() -> None:
@@ -137,6 +143,43 @@ def test_attempts_stand_on_one_axis_of_time() -> None:
     """The second begins at the half of four seconds."""
     rows = [("attempt 1", "timeout", [Span(10, 11, "failed")]), ("attempt 2", "", [Span(12, 14, "succeeded")])]
     first, second = named(charts.timeline(rows, title="Attempts"), "rect", "span")
-    left, width = float(first.get("x", "")), float(first.get("width", ""))
-    assert float(second.get("x", "")) == pytest.approx(left + 2 * width, abs=0.2)
-    assert float(second.get("width", "")) == pytest.approx(2 * width, abs=0.2)
+    (left, width), (x, twice) = place(first), place(second)
+    assert x == pytest.approx(left + 2 * width, abs=0.2)
+    assert twice == pytest.approx(2 * width, abs=0.2)
+
+
+def place(bar: ET.Element) -> tuple[float, float]:
+    """The begin and the width of a bar in percent."""
+    return float(bar.get("x", "").removesuffix("%")), float(bar.get("width", "").removesuffix("%"))
+
+
+def labels(drawn: str) -> list[str]:
+    return [one.text or "" for one in named(drawn, "text", "label")]
+
+
+def test_a_long_time_in_the_queue_is_cut_so_that_attempts_can_be_read() -> None:
+    """Ten minutes in a queue, then two attempts of a second each, with two seconds between them."""
+    rows = [
+        ("attempt 1", "", [Span(100, 700, "waiting"), Span(700, 701, "failed")]),
+        ("attempt 2", "", [Span(701, 703, "waiting"), Span(703, 704, "succeeded")]),
+    ]
+    drawn = charts.timeline(rows, title="", begins=100, ends=704)
+    first, second = (place(one) for one in named(drawn, "rect", "span"))
+    assert first == pytest.approx((CUT, (100 - CUT) / 4), abs=0.1)
+    assert second == pytest.approx((100 - (100 - CUT) / 4, (100 - CUT) / 4), abs=0.1)
+    assert len(named(drawn, "rect", "break")) == 3, "in both rows and in the axis"
+    assert labels(drawn) == ["0 s", "10 min", "10 min 4 s", "//"]
+
+
+def test_a_time_in_the_queue_that_leaves_room_is_not_cut() -> None:
+    rows = [("attempt 1", "", [Span(0, 5, "waiting"), Span(5, 7, "failed")])]
+    drawn = charts.timeline(rows, title="", begins=0, ends=7)
+    assert place(*named(drawn, "rect", "span")) == pytest.approx((500 / 7, 200 / 7), abs=0.1)
+    assert named(drawn, "rect", "break") == []
+
+
+def test_the_axis_ends_where_the_job_ended() -> None:
+    """An attempt of a second, and the job was cancelled a second later, while it waited."""
+    drawn = charts.timeline([("attempt 1", "", [Span(10, 11, "failed")])], title="", begins=10, ends=12)
+    assert place(*named(drawn, "rect", "span")) == pytest.approx((0, 50), abs=0.1)
+    assert labels(drawn)[-1] == "2 s"

@@ -71,14 +71,22 @@ BEGUN: list[AnyEvent] = [
 
 
 async def told(
-    scene: OperatorScene, events: list[AnyEvent], *, result: str | None = None, payload: dict[str, Any] | None = None
+    scene: OperatorScene,
+    events: list[AnyEvent],
+    *,
+    result: str | None = None,
+    payload: dict[str, Any] | None = None,
+    options: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The story of a job that ended, with these events."""
     store = scene.world.store
-    options = AssignmentOptions(retry_count=2)
-    body = encode(ExecAssignment("order-7", "r", Job("http.request", payload or {"url": "x"}), options=options))
+    asked = AssignmentOptions(retry_count=2, **options or {})
+    body = encode(ExecAssignment("order-7", "r", Job("http.request", payload or {"url": "x"}), options=asked))
+    deadline = int(scene.world.clock.wall() * 1000) + asked.deadline_ms if asked.deadline_ms else None
     await store.work.assign(
-        [WorkItem("order-7", "http.request", "io@worker-1", payload=body)], start={"order-7"}, owner="w"
+        [WorkItem("order-7", "http.request", "io@worker-1", payload=body, deadline_at=deadline)],
+        start={"order-7"},
+        owner="w",
     )
     item = await store.work.get("order-7")
     assert item is not None
@@ -280,6 +288,29 @@ def test_the_layer_is_that_of_the_configured_book_if_it_is_the_one_that_decided(
         assert layers == [("base_delay", "target"), ("base_delay", None), ("base_delay", None)]
 
     in_scene(tmp_path, story, config)
+
+
+@pytest.mark.parametrize(
+    ("options", "seconds", "decided_by"),
+    [
+        ({}, 30.0, ("time_budget", "builtin")),
+        ({"timeout_ms": 12_000}, 12.0, ("time_budget", "request")),
+        ({"deadline_ms": 9_000}, 8.5, ("deadline", "request")),
+        ({}, 12.0, ("time_budget", None)),
+    ],
+)
+def test_the_time_is_that_of_the_request_only_if_it_sets_one(
+    tmp_path: Path, options: dict[str, Any], seconds: float, decided_by: tuple[str, str | None]
+) -> None:
+    async def story(scene: OperatorScene) -> None:
+        assert scene.operator.settings is not None
+        policy = scene.operator.settings.book.resolve("block:http.request", FAILURE)
+        spent = decided(1, seconds, policy=policy.replace(time_budget=seconds))
+        assert spent.answer == "budget_spent"
+        found = await told(scene, [*BEGUN, stopped(40, 1, spent)], options=options)
+        assert (found["attempts"][0]["field"], found["attempts"][0]["layer"]) == decided_by
+
+    in_scene(tmp_path, story)
 
 
 def test_a_story_is_bounded_redacted_and_only_of_its_own_tenant(

@@ -76,7 +76,7 @@ def test_queued_work_is_cancelled_and_never_runs() -> None:
         assert result.error_message == "changed my mind"
         assert step.times("b") == []
         (event,) = await shop.events(OperatorAction)
-        assert (event.work_id, event.action) == ("b", "cancel")  # type: ignore[union-attr]
+        assert (event.actor, event.work_id, event.action) == ("w1", "b", "cancel")  # type: ignore[union-attr]
 
     with_shop(story)
 
@@ -375,6 +375,29 @@ def test_work_that_expires_in_the_queue_says_so_without_waiting_for_a_slot() -> 
         assert step.times("b") == []
         (event,) = await shop.events(TimeoutOccurred)
         assert event.work_id == "b"
+
+    with_shop(story)
+
+
+def test_a_retry_that_expires_in_the_queue_counts_only_the_attempts_that_were_made() -> None:
+    """It fails once; then another step has the only slot until the deadline is over."""
+
+    async def story(shop: Shop) -> None:
+        step = Step(REFUSED, seconds=0)
+        await shop.worker("w1", step, Step(seconds=60, name="own.long"), concurrency=ONE)
+        await shop.send(work("a", deadline_ms=3000, retry={"max_attempts": 5, "backoff_ms": 1000}))
+        await asyncio.sleep(0.1)
+        await shop.send(work("b", job="own.long"))
+        await asyncio.sleep(100)
+        result = shop.result("a")
+        assert (result.status, result.retries_used, len(step.times("a"))) == (ResultStatus.TIMEOUT, 0, 1)
+        item = await shop.store.work.get("a")
+        assert item is not None
+        assert (item.attempts, item.reason) == (1, "expired while queued")
+        (late,) = (one for one in await shop.events(TimeoutOccurred) if one.work_id == "a")
+        assert (late.attempt_number, late.timeout_seconds) == (1, 3.0)  # type: ignore[union-attr]
+        (ended,) = (one for one in await shop.events(Completed) if one.work_id == "a")
+        assert ended.attempts == 1  # type: ignore[union-attr]
 
     with_shop(story)
 

@@ -6,6 +6,7 @@ from typing import Any
 import apsw
 from msgspec import Struct, json, structs
 
+from reefknot.core.failure_groups import in_small
 from reefknot.core.work import INGEST, Budget, HistoryEntry, WorkItem, WorkState
 from reefknot.engines.sqlite.connection import query
 from reefknot.engines.sqlite.transaction import Transaction
@@ -68,8 +69,8 @@ LOOKED_UP = (500, 4_500, 5_000)
 """The rows that a search reads in each of its looks where an index leads to them one by one."""
 _LEAST_SHARE = 50
 _HAS_ERROR = (
-    "(instr(reason, ?) > 0 OR iif(json_valid(failure), instr(failure ->> 'code', ?) > 0 "
-    "OR instr(failure ->> 'failure_type', ?) > 0 OR instr(failure ->> 'message', ?) > 0, false))"
+    "(instr(lower(reason), ?) > 0 OR iif(json_valid(failure), instr(lower(failure ->> 'code'), ?) > 0 "
+    "OR instr(lower(failure ->> 'failure_type'), ?) > 0 OR instr(lower(failure ->> 'message'), ?) > 0, false))"
 )
 _CREATED_FROM = "SELECT seq, created_at FROM work WHERE seq >= ? ORDER BY seq LIMIT 1"
 _OF_STATE = "state = ? AND kind = ?"
@@ -247,7 +248,7 @@ def _conditions(match: WorkFilter) -> Way:
         values += [len(INGEST), INGEST]
     if match.error is not None:
         parts.append(_HAS_ERROR)
-        values += [match.error] * 4
+        values += [in_small(match.error)] * 4
     return " AND ".join(parts), tuple(values)
 
 

@@ -130,6 +130,7 @@ class ListingContract:
             ("ed", {"since": started + 3000, "before": started + 5000}),
             ("a", {"error": "spent"}),
             ("ea", {"error": "HTTP_ERROR"}),
+            ("ea", {"error": "http_Error"}),
             ("a", {"error": "perma"}),
             ("d", {"error": 'answered "503"\nnö'}),
             ("", {"error": "message"}),
