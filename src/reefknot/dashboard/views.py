@@ -182,7 +182,7 @@ def _attempt(story: Found, run: int, number: int) -> str:
 
 # ---- quarantine ------------------------------------------------------------------------------------------------------
 
-_QUARANTINE = ("type", "source", "reason", "fingerprint", "before", "after")
+_QUARANTINE = ("type", "source", "tenant", "reason", "error", "fingerprint", "since", "before", "after")
 
 
 async def _quarantine(operator: Operator, asked: Asked) -> Found:

@@ -204,6 +204,21 @@ def test_a_job_that_is_not_there_is_told_in_the_words_of_pages(tmp_path: Path) -
         assert 'no/body" class="acts-row"' in answered.text
 
 
+def test_the_quarantine_is_filtered_and_its_counts_are_those_of_the_filter(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    stored_work(path)
+    everything, none, young, old = answers(
+        path, "/quarantine", "/quarantine?tenant=nobody", "/quarantine?since=1h&error=", "/quarantine?error=of+nobody"
+    ).values()
+    assert "in the order of their ids" in everything.text
+    assert "jobs in quarantine" in everything.text
+    for empty in (none, old):
+        assert "No quarantined job matches this filter" in empty.text
+        assert re.search(r"<b>0</b><span>jobs that match, of \d", empty.text)
+    assert re.search(r"<b>[1-9]\d*</b><span>jobs that match, of \d", young.text)
+    assert "--since 1h" in young.text
+
+
 def test_a_source_has_a_page_with_its_settings(tmp_path: Path) -> None:
     known, unknown = answers(tmp_path / "state.db", "/sources/notes", "/sources/nobody").values()
     assert known.status == 200
