@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
+from reefknot.dashboard import api_types, pages
 from reefknot.dashboard import site as sites
 from reefknot.dashboard.api_types import PREFIX
 from reefknot.dashboard.site import BusyError, Site
+from reefknot.operations import health
 from reefknot.operations.operator import SLICE_S, in_slices
 from tests.security.site_client import READER, ask, bearer, build, opened_site, stored_work
 
@@ -106,6 +108,42 @@ def test_a_page_of_the_api_has_at_most_a_thousand_entries(path: Path) -> None:
                 assert (await ask(app, "GET", f"{PREFIX}/{target}?limit=1000", [bearer()])).status == 200
                 refused = await ask(app, "GET", f"{PREFIX}/{target}?limit=1001", [bearer()])
                 assert (refused.status, refused.json["error"]["parameter"]) == (400, "limit"), target
+
+    asyncio.run(main())
+
+
+def test_a_store_that_does_not_answer_is_told_soon(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the page of the health says so, beside all that it knows."""
+    assert max(api_types.LOOK_S, pages.LOADING_S) <= 5
+    assert health.LOOK_S < pages.LOADING_S
+    monkeypatch.setattr(api_types, "LOOK_S", 0.1)
+    monkeypatch.setattr(pages, "LOADING_S", 0.1)
+    monkeypatch.setattr(health, "LOOK_S", 0.1)
+    asked: list[str] = []
+
+    async def never(*_: Any, **__: Any) -> Any:
+        asked.append("asked")
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        async with opened_site(path) as site:
+            app = build(site)
+            monkeypatch.setattr(site.store.leases, "owners", never)
+            for target in (f"{PREFIX}/jobs", "/work"):
+                refused = await ask(app, "GET", target, [bearer()])
+                assert (refused.status, refused.headers["retry-after"]) == (503, "5"), target
+                assert "the store did not answer in time; check its disk or its server" in refused.text
+            assert len(asked) == 2
+            monkeypatch.setattr(pages, "LOADING_S", 5.0)
+            monkeypatch.setattr(api_types, "LOOK_S", 5.0)
+            found = await ask(app, "GET", f"{PREFIX}/doctor", [bearer()])
+            findings = {one["check"]: one for one in found.json["findings"]}
+            assert (found.status, found.json["ok"]) == (200, False)
+            assert findings["python"]["level"] == "ok"
+            assert "did not answer within" in findings["store"]["text"]
+            page = await ask(app, "GET", "/health", [bearer()])
+            assert page.status == 200
+            assert "did not answer within" in page.text
 
     asyncio.run(main())
 

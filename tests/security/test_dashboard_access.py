@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,14 @@ from typing import Any
 import pytest
 
 from reefknot import clock
-from reefknot.dashboard import security
+from reefknot.config.settings import load_settings
+from reefknot.dashboard import live, security
 from reefknot.dashboard.api_routes import ROUTES
 from reefknot.dashboard.api_types import PREFIX
 from reefknot.dashboard.login import own_path
 from reefknot.dashboard.security import CONTENT_POLICY, MOST_BODY_BYTES, MOST_FAILURES, MOST_SESSIONS
 from reefknot.dashboard.site import Site
+from reefknot.errors import ConfigurationError
 from reefknot.runtime.addresses import is_loopback
 from tests.security.site_client import (
     HOST,
@@ -304,6 +307,76 @@ def test_an_action_carries_the_name_that_was_typed_at_the_login(tmp_path: Path) 
     answered = asyncio.run(work())
 
     assert (answered.status, answered.json["actor"]) == (200, "Ada\\nLovelace")
+
+
+def test_logins_of_readers_end_no_session_of_an_operator() -> None:
+    mine = access()
+    operators = mine.login(OPERATOR, None, "a") or ""
+    readers = [mine.login(READER, None, "a") or "" for _ in range(MOST_SESSIONS + 10)]
+    assert mine.session(operators) is not None
+    assert sum(mine.session(one) is not None for one in readers) == MOST_SESSIONS
+
+
+def test_of_several_cookies_of_the_name_the_right_one_counts() -> None:
+    """Another server of this host may have set one, for a longer path."""
+
+    async def work(site: Site) -> None:
+        app = build(site)
+        name, value = await login(app)
+        both = (name, f"reefknot_session_{PORT}=wrong; {value}; a=b")
+        assert (await ask(app, "GET", f"{PREFIX}/jobs", [both])).status == 200
+        assert (await ask(app, "POST", "/logout", [both, ("Origin", ORIGIN)])).status == 303
+        assert (await ask(app, "GET", f"{PREFIX}/jobs", [(name, value)])).status == 401
+
+    in_site(work)
+
+
+@pytest.mark.parametrize("ending", ["logout", "time"])
+def test_a_live_stream_ends_with_its_session(ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And so does not one that came with the token itself."""
+    monkeypatch.setattr(live, "PING_S", 0.05)
+
+    async def work(site: Site) -> None:
+        app, now = build(site), clock.now()
+        cookie = await login(app)
+        streams = [asyncio.create_task(ask(app, "GET", "/live?view=workers", [one])) for one in (cookie, bearer())]
+        await asyncio.sleep(0)
+        if ending == "logout":
+            assert (await ask(app, "POST", "/logout", [cookie, ("Origin", ORIGIN)])).status == 303
+        else:
+            monkeypatch.setattr(clock, "now", lambda: now + 2 * security.SESSION_S)
+        async with asyncio.timeout(15):
+            await streams[0]
+        assert not streams[1].done()
+        site.closing.set()
+        assert (await streams[1]).status == 200
+
+    in_site(work)
+
+
+@pytest.mark.parametrize(
+    ("tls", "host", "stays"),
+    [
+        (True, "dash.example.org", True),
+        (False, "dash.example.org", False),
+        (True, f"localhost:{PORT}", False),  # it would be for all servers of this machine
+    ],
+)
+def test_with_tls_a_browser_is_told_to_come_back_over_tls(tls: bool, host: str, stays: bool) -> None:
+    async def work(site: Site) -> Answered:
+        return await ask(build(site), "GET", "/login", host=host)
+
+    headers = in_site(work, tls=tls, allowed_hosts=["dash.example.org"]).headers
+    assert ("strict-transport-security" in headers) is stays
+
+
+@pytest.mark.parametrize("name", ["*", "*.example.org", "https://dash.example.org", "a b", "", "dash/x", "a:b"])
+def test_a_host_that_no_browser_sends_is_refused_by_the_configuration(name: str, tmp_path: Path) -> None:
+    (tmp_path / "reefknot.yaml").write_text(
+        json.dumps({"dashboard": {"allowed_hosts": ["dash.example.org:8443", name]}})
+    )
+    with pytest.raises(ConfigurationError, match=r"allowed_hosts.*accepted: a host's name such as dash.example.org"):
+        load_settings(str(tmp_path / "reefknot.yaml"), environ={}, cwd=tmp_path)
 
 
 def test_sessions_end_and_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

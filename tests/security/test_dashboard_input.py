@@ -7,14 +7,14 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import apsw
 import msgspec
 import pytest
 
 from reefknot.config.settings import Settings, load_settings
-from reefknot.dashboard import api
+from reefknot.dashboard import api, formats
 from reefknot.dashboard.api_routes import ROUTES
 from reefknot.dashboard.api_types import PREFIX, ApiRoute
 from reefknot.operations import jobs
@@ -375,6 +375,37 @@ def test_ids_with_slashes_blanks_and_other_letters_are_found(path: Path) -> None
 
     assert [one.status for one in answered] == [200, 200, 200]
     assert [one.json["id"] for one in answered] == ["with/slash", "ümlaut ☃", "held too"]
+
+
+@pytest.mark.parametrize("target", ["/work/", "/quarantine/", "/work/?tenant=a", "/live?view=job"])
+def test_the_page_of_no_job_is_no_internal_error(target: str, path: Path) -> None:
+    async def work() -> Answered:
+        async with opened_site(path) as site:
+            return await ask(build(site), "GET", target, [bearer()])
+
+    answered = asyncio.run(work())
+
+    assert answered.status == (400 if "live" in target else 404)
+    assert "job" in answered.text
+
+
+@pytest.mark.parametrize("job", [".", "..", "...", "a/..", "%2e"])
+def test_the_links_to_a_job_lead_to_it_in_every_browser(job: str, path: Path) -> None:
+    """A browser takes the parts `.` and `..` out of a path, also when they are percent-encoded."""
+    link = formats.job_path(job, "t.1")
+    assert not {unquote(part) for part in link.partition("?")[0].split("/")} & {".", ".."}
+
+    async def work() -> Answered:
+        async with opened_site(path) as site:
+            app, headers = build(site), [bearer(), ("Content-Type", "application/json")]
+            body = json.dumps({"assignment_id": job, "tenant_id": "t.1", "job": {"type": "own.step"}}).encode()
+            assert (await ask(app, "POST", f"{PREFIX}/jobs", headers, body)).status == 200
+            return await ask(app, "GET", link, headers)
+
+    answered = asyncio.run(work())
+
+    assert answered.status == 200
+    assert f"Job {job}" in answered.text
 
 
 def test_pages_show_hostile_texts_as_texts(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

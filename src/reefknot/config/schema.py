@@ -5,6 +5,7 @@ Models of the written form only; the policy words get their meaning in `dialects
 unset, because "not given" differs from "given: none".
 """
 
+import re
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag
@@ -390,6 +391,15 @@ def _secret_reference(text: str) -> str:
     return text
 
 
+def _host_name(text: str) -> str:
+    if re.fullmatch(r"(\[[0-9a-fA-F:.]{2,45}\]|[A-Za-z0-9][A-Za-z0-9._-]{0,252})(:[0-9]{1,5})?", text) is None:
+        why = "each name is written out; " if "*" in text else ""
+        accepted = "a host's name such as dash.example.org, with or without :PORT"
+        raise PydanticCustomError("not_accepted", "", {"accepted": accepted, "why": why})
+    return text
+
+
+HostName = Annotated[str, AfterValidator(_host_name)]
 EngineUrl = Annotated[str, AfterValidator(_engine_url)]
 SecretReference = Annotated[str, AfterValidator(_secret_reference)]
 DatabaseUrl = Annotated[
@@ -494,7 +504,7 @@ class DashboardSection(Section):
     host: Annotated[str, Field(min_length=1, max_length=255)] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65_535, description="0: a free one")] | None = None
     allowed_hosts: Annotated[
-        list[str], Field(description="names by which a browser may call it, beside the address itself")
+        list[HostName], Field(description="names by which a browser may call it, beside the address itself")
     ] = []
     operator_token: SecretReference | None = None
     reader_token: SecretReference | None = None

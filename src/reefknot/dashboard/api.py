@@ -13,6 +13,7 @@ import inspect
 import json
 import re
 from collections.abc import Mapping
+from contextlib import nullcontext
 from math import isfinite
 from typing import TYPE_CHECKING, Any, get_origin
 from urllib.parse import parse_qsl, unquote_to_bytes
@@ -21,7 +22,7 @@ import msgspec
 from msgspec import Struct, ValidationError
 
 from reefknot.dashboard.api_routes import ROUTES
-from reefknot.dashboard.api_types import PREFIX, ApiRoute, WrittenAssignment
+from reefknot.dashboard.api_types import LOOK_S, PREFIX, ApiRoute, WrittenAssignment
 from reefknot.dashboard.openapi import openapi_document
 from reefknot.dashboard.site import HttpRefusal, Site
 from reefknot.errors import OperationError, ParameterError, ReefknotError, shown
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from starlette.responses import Response
     from starlette.routing import BaseRoute
 
-OPERATION_S = 30.0
-"""Longest time of one operation."""
 MOST_PARAMETERS = 50
 LONGEST_PARAMETER = 4096
 MOST_LISTED = 1000
@@ -80,7 +79,7 @@ def routes(site: Site) -> list[BaseRoute]:
             return put(msgspec.json.encode(refusal.tree()), refusal.status, refusal.headers)
 
     async def metrics(request: Request) -> Response:
-        async with asyncio.timeout(OPERATION_S), site.reading(request):
+        async with site.reading(request), asyncio.timeout(LOOK_S):
             return Response(await metrics_text(site.operator(request)), media_type=CONTENT_TYPE)
 
     # Every method comes here, so that a wrong one is answered with those that the path takes.
@@ -96,16 +95,9 @@ async def _answer(site: Site, route: ApiRoute, request: Request, in_path: dict[s
     body = (
         None if route.body is None else body_of(route.body, request.headers.get("content-type"), await request.body())
     )
-    async with asyncio.timeout(OPERATION_S):
-        if route.is_read:
-            async with site.reading(request):
-                return await _called(site, route, request, parameters, body)
-        return await _called(site, route, request, parameters, body)
-
-
-async def _called(site: Site, route: ApiRoute, request: Request, parameters: Any, body: Any) -> Any:
-    found = route.call(site.operator(request), parameters, body)
-    return await found if inspect.isawaitable(found) else found
+    async with site.reading(request) if route.is_read else nullcontext(), asyncio.timeout(route.seconds):
+        found = route.call(site.operator(request), parameters, body)
+        return await found if inspect.isawaitable(found) else found
 
 
 def api_refusal(error: Exception, route: ApiRoute | None, site: Site) -> HttpRefusal:

@@ -11,6 +11,7 @@ from typing import Any
 from msgspec import Struct
 
 from reefknot.dashboard.api_types import (
+    ACTION_S,
     ActionBody,
     ApiRoute,
     Call,
@@ -117,6 +118,7 @@ _JOBS = (
         lambda operator, _, body: jobs.submit_job(operator, body),
         {"id": "string", "tenant_id": "string?", "state": "string", "created": "boolean"},
         body=WrittenAssignment,
+        longest=10.0,
     ),
     _get(
         "/jobs",
@@ -465,6 +467,7 @@ _AUDIT = (
             "mismatches_total": "integer",
             "covered": "object",
         },
+        longest=ACTION_S,
     ),
     _get(
         "/audit/replay",
@@ -472,6 +475,7 @@ _AUDIT = (
         "Every audited decision decided again, with each difference.",
         lambda operator, *_: audit.replay_events(operator),
         {"ok": "boolean", "events": "integer", "decisions": "integer", "differences": "array", "covered": "object"},
+        longest=ACTION_S,
     ),
 )
 

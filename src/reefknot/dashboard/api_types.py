@@ -17,6 +17,8 @@ from reefknot.core.messages import AssignmentOptions, Correlation, Job
 from reefknot.operations import jobs, quarantine
 
 PREFIX = "/api/v1"
+LOOK_S = 5.0
+ACTION_S = 30.0
 
 Call = Callable[[Any, Any, Any], Any]
 """From operator, parameters and body to the answer, or to what can be awaited for it."""
@@ -56,6 +58,13 @@ class ApiRoute(Struct, frozen=True, kw_only=True, dict=True):
     """The fields of the answer, each with its kind; see `openapi`."""
     parameters: type[Struct] = NoParameters
     body: type[Struct] | None = None
+    longest: float | None = None
+    """The seconds that it may take, where they are not the usual ones."""
+
+    @property
+    def seconds(self) -> float:
+        """The longest time of the operation. Nobody waits long for a look at a store that does not answer."""
+        return self.longest or (LOOK_S if self.is_read else ACTION_S)
 
     @property
     def is_read(self) -> bool:

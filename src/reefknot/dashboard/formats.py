@@ -137,7 +137,10 @@ def query_text(asked: Mapping[str, Any]) -> str:
 
 
 def path(base: str, *parts: str, **asked: Any) -> str:
-    """A path of this server with a query."""
+    """A path of this server with a query. Browsers take `.` and `..` out of paths: at the end they become an id in the
+    query."""
+    if parts and parts[-1] in (".", ".."):
+        return f"{path(base, *parts[:-1]).rstrip('/')}/?{query_text({'id': parts[-1], **asked})}"
     whole = "/".join((base.rstrip("/"), *(quote(part, safe="") for part in parts)))
     query = query_text(asked)
     return f"{whole or '/'}?{query}" if query else whole or "/"

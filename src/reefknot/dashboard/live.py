@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Struct
 
+from reefknot.dashboard.security import OPERATOR
 from reefknot.errors import OperationError
 from reefknot.ports.audit_log import end_of
 from reefknot.runtime.changes import Waiters
@@ -92,12 +93,14 @@ class LiveViews:
 
     def check_room(self, key: ViewKey) -> None:
         """Refuse a viewer for whom there is no room."""
-        if self.viewers >= MOST_VIEWERS or (key not in self._views and len(self._views) >= MOST_VIEWS):
-            text = f"too many live views are open: {self.viewers} viewers of {len(self._views)} views; close some tabs"
+        views = [one for one in self._views.values() if key.role == OPERATOR or one.key.role == key.role]
+        viewers, part = sum(one.viewers for one in views), 1 if key.role == OPERATOR else 2  # half is for operators
+        if viewers >= MOST_VIEWERS // part or (key not in self._views and len(views) >= MOST_VIEWS // part):
+            text = f"too many live views are open: {viewers} viewers of {len(views)} views; close some tabs"
             raise OperationError(text, "temporary")
 
-    async def follow(self, key: ViewKey) -> AsyncGenerator[bytes]:
-        """The messages of a view, from its newest on, until the site closes."""
+    async def follow(self, key: ViewKey, is_valid: Callable[[], bool] = lambda: True) -> AsyncGenerator[bytes]:
+        """The messages of a view, from its newest on, until the site closes, or the session of the viewer ends."""
         self.check_room(key)
         view = self._views.get(key)
         if view is None:
@@ -106,13 +109,13 @@ class LiveViews:
         view.viewers += 1
         seen = 0
         try:
-            while not self._site.closing.is_set():
+            while not self._site.closing.is_set() and is_valid():
                 if view.version != seen:
                     seen = view.version
                     yield view.message
                     continue
                 await self._pause(PING_S, view.waiters)
-                if view.version == seen and not self._site.closing.is_set():
+                if view.version == seen and not self._site.closing.is_set() and is_valid():
                     yield _PING
         finally:
             view.viewers -= 1

@@ -12,7 +12,7 @@ from string import Template
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
 
-from reefknot.dashboard.security import SESSION_S, client_address
+from reefknot.dashboard.security import SESSION_S, client_address, cookies_of
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -87,7 +87,8 @@ def routes(site: Site) -> list[BaseRoute]:
         return response
 
     async def logout(request: Request) -> Response:
-        access.logout(request.cookies.get(access.cookie, ""))
+        for secret in cookies_of({"cookie": request.headers.getlist("cookie")}, access.cookie):
+            access.logout(secret)
         response = RedirectResponse("/login", 303)
         response.delete_cookie(access.cookie, path="/", httponly=True, samesite="strict")
         return response

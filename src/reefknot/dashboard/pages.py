@@ -21,6 +21,7 @@ from reefknot.dashboard import views
 from reefknot.dashboard.formats import FILTERS, FUNCTIONS, query_text, visible
 from reefknot.dashboard.live import LiveViews, ViewKey
 from reefknot.dashboard.security import OPERATOR
+from reefknot.errors import OperationError
 from reefknot.operations.values import ParameterUseError
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from reefknot.dashboard.site import HttpRefusal, Site
     from reefknot.dashboard.views import View
 
-LOADING_S = 20.0
+LOADING_S = 5.0
 SENDING_S = 15.0
 """Longest time for a browser to take a live message; one that takes longer is let go."""
 LONGEST_VALUE = 500
@@ -50,7 +51,7 @@ class PageRenderer:
     async def page(self, view: View, asked: Mapping[str, str], request: Request) -> tuple[str, int]:
         """A whole page and its status; with 303, the address of the page to look at instead."""
         state = request.state
-        async with asyncio.timeout(LOADING_S), self._site.reading(request):
+        async with self._site.reading(request), asyncio.timeout(LOADING_S):
             found = await view.load(self._site.operator(request), asked)
         if "moved_to" in found:
             return found["moved_to"], 303
@@ -139,7 +140,10 @@ def routes(site: Site) -> list[BaseRoute]:
     def route_of(view: View) -> Route:
         async def show(request: Request) -> Response:
             check_names(view, request)
-            asked = asked_of(view, {**request.query_params, **request.path_params})
+            in_path = {name: text for name, text in request.path_params.items() if text}
+            asked = asked_of(view, {**request.query_params, **in_path})
+            if view.is_of_one and "id" not in asked:
+                raise OperationError("no job is named in this address; the lists lead to each one", "not_found")
             text, status = await renderer.page(view, asked, request)
             return RedirectResponse(text, 303) if status == 303 else HTMLResponse(text, status)
 
@@ -154,7 +158,7 @@ def routes(site: Site) -> list[BaseRoute]:
             return Response(f"{missing[0]}: is missing\n", 400, media_type="text/plain")
         key = ViewKey(view.name, request.state.role, tuple(asked.items()))
         live.check_room(key)
-        return EventStream(live.follow(key))
+        return EventStream(live.follow(key, request.state.is_valid))
 
     return [*map(route_of, views.VIEWS), Route("/live", stream, methods=["GET"])]
 

@@ -34,6 +34,7 @@ READER: Role = "reader"
 
 SESSION_S = 12 * 3600.0
 MOST_SESSIONS = 256
+"""Sessions of one role."""
 MOST_FAILURES = 10
 FAILURES_S = 60.0
 """So many wrong tokens of one address are answered and logged in so many seconds; more are only told to wait."""
@@ -57,6 +58,8 @@ _HEADERS = (
     (b"cross-origin-opener-policy", b"same-origin"),
     (b"cross-origin-resource-policy", b"same-origin"),
 )
+_STAY_SECURE = (b"strict-transport-security", b"max-age=2592000")
+"""With TLS, a browser comes back over TLS only, for a month. It would do so for all ports of a name."""
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -115,8 +118,9 @@ class SiteAccess:
         if role is None:
             return None
         secret = secrets.token_urlsafe(32)
-        while len(self._sessions) >= MOST_SESSIONS:
-            self._sessions.popitem(last=False)
+        mine = [key for key, one in self._sessions.items() if one.role == role]
+        for oldest in mine[: max(0, len(mine) - MOST_SESSIONS + 1)]:  # of this role alone: readers end no operator's
+            del self._sessions[oldest]
         claimed = printable((name or "").strip(), most=LONGEST_NAME) or None
         self._sessions[_digest(secret)] = LoginSession(role, claimed, clock.now() + SESSION_S)
         return secret
@@ -237,7 +241,7 @@ class RequestGuard:
             if scope["type"] == "lifespan":
                 await self._app(scope, receive, send)
             return  # nothing here speaks over WebSockets
-        answer = Answer(scope, send)
+        answer = Answer(scope, send, tls=self._access.tls)
         try:
             self._admit(scope)
             await self._app(scope, Body(scope, receive).receive, answer.send)
@@ -260,6 +264,7 @@ class RequestGuard:
             raise RequestRefusedError(403, reason)
         state = scope.setdefault("state", {})
         state["role"] = state["actor"] = None
+        state["is_valid"] = _always
         if is_open(path):
             return
         self._identify(state, scope, headers)
@@ -278,12 +283,14 @@ class RequestGuard:
             is_bearer = len(bearer) == 1 and scheme.lower() == "bearer"
             state["role"] = access.role_of(token.strip(), client_address(scope)) if is_bearer else None
             return
-        session = access.session(cookie_of(headers, access.cookie))
-        if session is None:
+        found = [(one, secret) for secret in cookies_of(headers, access.cookie) if (one := access.session(secret))]
+        if not found:
             return
+        session, secret = found[0]
         if scope["method"] not in ("GET", "HEAD") and not (headers.get("origin") or headers.get("sec-fetch-site")):
             raise RequestRefusedError(403, "a request with a cookie and effects says where it comes from: send Origin")
         state["role"], state["actor"] = session.role, session.actor
+        state["is_valid"] = lambda: access.session(secret) is not None
 
 
 _MISSING = "a token is needed; log in, or send it as Authorization: Bearer TOKEN"
@@ -307,14 +314,15 @@ def client_address(scope: Scope) -> str:
     return str((scope.get("client") or ("unknown",))[0])
 
 
-def cookie_of(headers: dict[str, list[str]], name: str) -> str:
-    """The value of a cookie, "" when there is none."""
-    for line in headers.get("cookie", []):
-        for pair in line.split(";"):
-            key, _, value = pair.strip().partition("=")
-            if key == name:
-                return value
-    return ""
+def cookies_of(headers: dict[str, list[str]], name: str) -> list[str]:
+    """The values of all cookies of a name. Another server of this host may have set one that is none of ours."""
+    pairs = (pair.strip().partition("=") for line in headers.get("cookie", []) for pair in line.split(";"))
+    return [value for key, _, value in pairs if key == name]
+
+
+def _always() -> bool:
+    """Whether a request stays valid that brought the token itself, or needs none."""
+    return True
 
 
 def _headers(scope: Scope) -> dict[str, list[str]]:
@@ -351,19 +359,25 @@ class Body:
         return message
 
 
+def _is_for_this_machine(scope: Scope) -> bool:
+    """Whether a request is for a name that other servers of this machine have as well."""
+    return any(one.lower().startswith(LOOPBACK_NAMES) for one in _headers(scope).get("host", []))
+
+
 class Answer:
     """The response of a request: the headers of every response, and the refusal where nothing was sent yet."""
 
-    def __init__(self, scope: Scope, send: Send) -> None:
+    def __init__(self, scope: Scope, send: Send, *, tls: bool = False) -> None:
         self._scope = scope
         self._send = send
+        self._headers = (*_HEADERS, _STAY_SECURE) if tls and not _is_for_this_machine(scope) else _HEADERS
         self._has_begun = False
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self._has_begun = True
             caching = b"no-cache" if self._scope["path"].startswith("/static/") else b"no-store"
-            ours = (*_HEADERS, (b"cache-control", caching))
+            ours = (*self._headers, (b"cache-control", caching))
             names = {name for name, _ in ours}
             kept = [one for one in message.get("headers", ()) if one[0].lower() not in names]
             message["headers"] = [*kept, *ours]

@@ -49,6 +49,11 @@ class View(Struct, frozen=True):
     template: str = ""
     """The name of the template, where it is not that of the page."""
 
+    @property
+    def is_of_one(self) -> bool:
+        """Whether the page is of one job, by its id."""
+        return "{id:" in self.path
+
 
 def checked(make: Callable[..., Q], asked: Asked, **more: Any) -> tuple[Q | None, dict[str, str]]:
     """The query that was asked for, or the error beside the name of its field."""

@@ -27,6 +27,7 @@ from reefknot.ports.audit_log import AuditQuery, ChainReport, KeptEntry, end_of,
 from reefknot.runtime.database_urls import SQLITE_PREFIX, sqlite_path
 
 if TYPE_CHECKING:
+    from reefknot.core.redaction import Redactor
     from reefknot.operations.operator import Operator
 
 MOST_SHOWN = 1000
@@ -167,7 +168,7 @@ async def search_events(operator: Operator, query: EventQuery) -> dict[str, Any]
     except TimeoutError:
         text = f"the store did not find them within {READ_S:g} s; narrow the search, or try again"
         raise OperationError(text, "temporary") from None
-    events = await in_slices(lambda kept: operator.redactor.tree(_event(kept)), found)
+    events = await in_slices(lambda kept: _safe_event(kept, operator.redactor), found)
     return {"events": events, "next": None if following is None else str(following), "looked_at": looked_at}
 
 
@@ -209,6 +210,15 @@ def _event(kept: KeptEntry) -> dict[str, Any]:
     fields, (kind, sentence) = event_fields(kept.entry.body), in_words(kept.entry.body)
     at = {"timestamp": time_text(kept.entry.at), "event_type": kept.entry.event_type}
     return {"sequence": kept.sequence, "hash": kept.hash, "kind": kind, "sentence": sentence, "event": at | fields}
+
+
+def _safe_event(kept: KeptEntry, redactor: Redactor) -> dict[str, Any]:
+    """An event without secrets. The id of its work is for use: only configured secrets are taken out of it."""
+    event = _event(kept)
+    hidden: Any = redactor.tree(event)
+    if isinstance(work := event["event"].get("work_id"), str):
+        hidden["event"]["work_id"] = redactor.values_out_of(work)
+    return dict(hidden)
 
 
 # ---- verification ----------------------------------------------------------------------------------------------------

@@ -54,18 +54,30 @@ MOST_NAMED = 5
 SECRET_FILES: tuple[KeyPath, ...] = (("nats", "credentials"), ("nats", "tls_key"), ("dashboard", "tls_key"))
 """Places of the configuration that name a file which is a secret itself."""
 
+LOOK_S = 3.0
+"""How long an open store is looked at."""
+
 
 async def examine_store(operator: Operator, *, monitor: str | None = None, logins: bool = False) -> dict[str, Any]:
     """
     The findings about the open store of an operator, and about all around it; others go on working meanwhile.
+
+    That the store does not answer is a finding, too.
 
     `monitor` is the URL of a NATS server's monitoring port; with `logins`, the SQL connections of the configuration are
     tried as well.
     """
     settings = operator.settings
     findings = await _surroundings(settings, logins=logins)
-    findings += await examine_open(operator.store, monitor=monitor, takes_shared=_takes_shared(settings))
-    findings += await _activity(operator.store, settings)
+    try:
+        async with asyncio.timeout(LOOK_S):
+            findings += await examine_open(operator.store, monitor=monitor, takes_shared=_takes_shared(settings))
+            findings += await _activity(operator.store, settings)
+    except StoreError as error:
+        findings.append(Finding("store", "problem", error.problem, error.way_out, "unreachable"))
+    except TimeoutError:
+        text, way_out = f"it did not answer within {LOOK_S:g} s", "check its disk or its server, and look again"
+        findings.append(Finding("store", "problem", text, way_out, "unreachable"))
     return _report(findings, operator.shown, operator.redactor)
 
 

@@ -104,6 +104,21 @@ def job_fields(item: WorkItem, now: Now) -> dict[str, Any]:
     }
 
 
+def safe_job_fields(item: WorkItem, now: Now, redactor: Redactor) -> dict[str, Any]:
+    """The fields of a job in a list, without secrets. An id is for use: only configured secrets are taken out of it."""
+    hidden: Any = redactor.tree(job_fields(item, now))
+    return {**hidden, **safe_ids(item, redactor)}
+
+
+def safe_ids(item: WorkItem, redactor: Redactor) -> dict[str, str | None]:
+    """The id and the tenant of a job, by which it is asked for."""
+    tenant = item.tenant_id
+    return {
+        "id": redactor.values_out_of(item.assignment_id),
+        "tenant_id": None if tenant is None else redactor.values_out_of(tenant),
+    }
+
+
 def job_details(item: WorkItem, redactor: Redactor) -> dict[str, Any]:
     """
     The fields of a job that a list leaves out.
@@ -226,7 +241,7 @@ async def list_jobs(operator: Operator, query: JobQuery) -> dict[str, Any]:
         raise OperationError(text, "not_found")
     oldest_first = one_of("sort", query.sort, _ORDERS)
     page = await store.work.search(query.filter(now), after=last, limit=query.limit, oldest_first=oldest_first)
-    jobs = await in_slices(lambda item: operator.redactor.tree(job_fields(item, now)), page.items)
+    jobs = await in_slices(lambda item: safe_job_fields(item, now, operator.redactor), page.items)
     return {"jobs": jobs, "next": quote(page.after) or None, **await counts_in(store, now)}
 
 
@@ -242,8 +257,7 @@ class FoundJob(NamedTuple):
 
     def fields(self, redactor: Redactor) -> dict[str, Any]:
         """Everything about the job but its events."""
-        hidden: Any = redactor.tree(job_fields(self.item, self.now))
-        return {**hidden, **job_details(self.item, redactor)}
+        return {**safe_job_fields(self.item, self.now, redactor), **job_details(self.item, redactor)}
 
 
 async def find_job(operator: Operator, job: str, tenant: str | None = None) -> FoundJob:
@@ -277,7 +291,7 @@ async def job_story(operator: Operator, job: str, tenant: str | None = None) -> 
     kept = await _events(store.audit, job, tenant, MOST_EVENTS + 1)
     now, is_cut = await now_in(store), len(kept) > MOST_EVENTS
     readable = [event for one in kept[:MOST_EVENTS] if (event := _event(one)) is not None]
-    fields: Any = redactor.tree(job_fields(item, now))
+    fields = safe_job_fields(item, now, redactor)
     runs = fields["state"] == WorkState.RUNNING.value
     found = attempts_of(item, readable, None if settings is None else settings.book, runs=runs)
     ended = item.updated_at if is_over(item) else None
@@ -418,7 +432,7 @@ async def cancel_job(
     The answer has its states before and after. A router that does not answer in time obeys later: both are the same
     then.
     """
-    why = because.strip() or f"cancelled by {operator.actor}"
+    why = operator.reason(because.strip()) or f"cancelled by {operator.actor}"
     before, after = await _cancel(operator, Cancel(job, why, tenant), dry_run=dry_run)
     fields = {"id": job, "tenant_id": tenant, "was": before, "state": after, "cancelled": after == "cancelled"}
     return {**fields, "actor": operator.actor, "dry_run": dry_run}
@@ -494,7 +508,7 @@ async def retry_jobs(
     operator: Operator, query: RetryQuery, *, because: str = "", dry_run: bool = False, listener: BulkListener = SILENT
 ) -> dict[str, Any]:
     """Run failed, timed-out or cancelled jobs again, under their own ids and with a fresh retry budget."""
-    work, who = operator.store.work, operator.actor
+    work, who, because = operator.store.work, operator.actor, operator.reason(because)
     return await change_jobs(
         operator,
         RETRY,

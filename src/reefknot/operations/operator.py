@@ -31,6 +31,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 LONGEST_ACTOR = 200
+LONGEST_REASON = 500
 SLICE_S = 0.002
 """How long a list is worked on before others have their turn."""
 _POLL_S = 0.1
@@ -52,6 +53,10 @@ class Operator(Struct, frozen=True):
     def actor(self) -> str:
         """The actor of an audited action."""
         return actor_name(self.named_actor)
+
+    def reason(self, because: str) -> str:
+        """The reason of an action as it may be kept: without secrets, and not longer than a reason is."""
+        return self.redactor(because)[:LONGEST_REASON]
 
     def event(
         self, action: str, subject: str | None = None, *, tenant_id: str | None = None, **details: Any
@@ -86,7 +91,7 @@ def actor_name(claimed: str | None) -> str:
 
 
 async def in_slices(make: Callable[[T], R], items: Iterable[T]) -> list[R]:
-    """What `make` makes of each item. Whoever shares this loop has as much time in between as this takes."""
+    """The list of what `make` makes of each item. Others on this loop have as much time in between as this takes."""
     made: list[R] = []
     began = perf_counter()
     for item in items:

@@ -35,7 +35,7 @@ from reefknot.operations.bulk import (
     named,
     tenant_hint,
 )
-from reefknot.operations.jobs import job_details, state_in_words
+from reefknot.operations.jobs import job_details, safe_ids, state_in_words
 from reefknot.operations.operator import in_slices
 from reefknot.operations.values import ParameterUseError, check_limit, check_texts, time_ms, time_text
 from reefknot.ports.work_queue import QuarantineFilter
@@ -210,8 +210,7 @@ async def _in_quarantine(operator: Operator, job: str, tenant: str | None) -> Wo
 def _fields(item: WorkItem, operator: Operator) -> dict[str, Any]:
     failure = failure_summary(item)
     return {
-        "id": item.assignment_id,
-        "tenant_id": item.tenant_id,
+        **safe_ids(item, operator.redactor),
         "type": item.kind,
         "source": item.source or None,
         "class": item.resource_class.partition("@")[0],
@@ -242,6 +241,7 @@ async def requeue_jobs(
     listener: BulkListener = SILENT,
 ) -> dict[str, Any]:
     """Queue jobs again, under their own ids and with a fresh retry budget."""
+    because = operator.reason(because)
     return await change_jobs(
         operator,
         REQUEUE,
@@ -265,6 +265,7 @@ async def discard_jobs(
     listener: BulkListener = SILENT,
 ) -> dict[str, Any]:
     """Give jobs up for good, with the reason. They stay in the store as discarded."""
+    because = operator.reason(because)
     if not dry_run:
         check_reason(because)
     return await change_jobs(
@@ -297,6 +298,7 @@ async def purge_jobs(
     listener: BulkListener = SILENT,
 ) -> dict[str, Any]:
     """Delete jobs, payloads included. Only the audit log remembers them."""
+    because = operator.reason(because)
     return await change_jobs(
         operator,
         PURGE,
@@ -343,7 +345,7 @@ async def edit_and_requeue(
     body, redacted = _with_payload(item, payload), operator.redactor.tree
     old, successor = item.assignment_id, next_version(item.assignment_id)
     if not dry_run:
-        await _replace(operator, item, body, because)
+        await _replace(operator, item, body, operator.reason(because))
     lines = payload_text(redacted(_payload_of(item))).splitlines(), payload_text(redacted(payload)).splitlines()
     return {
         "requeued": [successor],

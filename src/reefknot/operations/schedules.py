@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from reefknot.ports.audit_log import AuditEntry
     from reefknot.ports.store import Store
 
-LONGEST_REASON = 500
-
 
 async def list_schedules(operator: Operator) -> dict[str, Any]:
     """Schedules and sources with their timetables, due times, and the outcome of the last job."""
@@ -64,9 +62,9 @@ async def run_schedule(operator: Operator, name: str, *, dry_run: bool = False) 
 async def pause_schedule(operator: Operator, name: str, *, because: str, dry_run: bool = False) -> dict[str, Any]:
     """Pause a timetable for all processes: its due times are passed over until it is resumed."""
     check_schedule(operator, name, "pause", because=because)
-    reason = because.strip()[:LONGEST_REASON]
+    reason = operator.reason(because.strip())
     event = operator.event("schedule.pause", name, reason=reason)
-    return await _set_paused(operator, name, operator.redactor(reason), [event], paused=True, dry_run=dry_run)
+    return await _set_paused(operator, name, reason, [event], paused=True, dry_run=dry_run)
 
 
 async def resume_schedule(operator: Operator, name: str, *, dry_run: bool = False) -> dict[str, Any]:

@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 NEEDS_ATTENTION, NEVER_SYNCED, NOT_CONFIGURED = "needs attention", "never synced", "not configured"
 ELSEWHERE, OTHER_CONNECTOR, RETRYING = "kept elsewhere", "other connector", "retrying"
 LONGEST_CURSOR_SHOWN = 200
-LONGEST_REASON = 500
 ENDED_AT_ONCE = 200
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -461,8 +460,8 @@ async def _set_paused(operator: Operator, name: str, paused: bool, because: str,
     from reefknot.ingestion.sources import SourceRecords
 
     named_source(configured_sources(operator), name)
-    reason = because.strip()[:LONGEST_REASON]
-    by = {"paused_by": operator.actor, "paused_because": operator.redactor(reason)} if paused else {}
+    reason = operator.reason(because.strip())
+    by = {"paused_by": operator.actor, "paused_because": reason} if paused else {}
 
     def changed(record: SourceRecord) -> SourceRecord:
         health = structs.replace(record.health, paused=paused)
@@ -484,7 +483,7 @@ async def forget_source(operator: Operator, name: str, *, because: str, dry_run:
     from reefknot.app.sources import open_documents
     from reefknot.ingestion.sources import PREFIX, statuses
 
-    reason = because.strip()[:LONGEST_REASON]
+    reason = operator.reason(because.strip())
     if not reason:
         raise ParameterUseError("because", "give the reason; it is audited")
     configured = {one.name for one in configured_sources(operator)}

@@ -195,6 +195,42 @@ def test_views_and_viewers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     run_virtual(story())
 
 
+def test_half_of_the_places_are_for_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "MOST_VIEWS", 6)
+    monkeypatch.setattr(live, "MOST_VIEWERS", 8)
+
+    async def story() -> None:
+        scene = Scene()
+        streams = [scene.views.follow(ViewKey("work", "reader", (("type", str(place)),))) for place in range(3)]
+        streams += [scene.views.follow(ViewKey("work", "reader", (("type", "0"),)))]
+        for one in streams:
+            await next_of(one)
+        for key in (ViewKey("audit", "reader"), ViewKey("work", "reader", (("type", "0"),))):
+            with pytest.raises(OperationError, match="too many live views"):
+                scene.views.check_room(key)
+        scene.views.check_room(ViewKey("audit", "operator"))
+        scene.site.closing.set()
+
+    run_virtual(story())
+
+
+def test_a_stream_ends_with_the_session_of_its_viewer_and_sends_nothing_more() -> None:
+    async def story() -> None:
+        scene, valid = Scene(), True
+        mine, other = scene.views.follow(WORK, lambda: valid), scene.views.follow(WORK)
+        assert "event 0" in await next_of(mine)
+        assert "event 0" in await next_of(other)
+        valid = False
+        scene.write()
+        with pytest.raises(StopAsyncIteration):
+            await next_of(mine)
+        assert "event 1" in await next_of(other)
+        assert scene.views.viewers == 1
+        scene.site.closing.set()
+
+    run_virtual(story())
+
+
 def test_all_streams_end_with_the_site() -> None:
     async def story() -> None:
         scene = Scene()
