@@ -81,8 +81,8 @@ class PageRenderer:
         role = getattr(request.state, "role", None)
         path = quote(request.scope["path"])
         asks_tenant = refusal.status == 404 and path.startswith(("/work/", "/quarantine/"))
-        told = structs.replace(refusal, message=refusal.message.removesuffix(tenant_hint(None)))
-        own = {"live_url": "", "actor": None, "refusal": told, "path_of_page": path if asks_tenant else ""}
+        shown = structs.replace(refusal, message=refusal.message.removesuffix(tenant_hint(None)))
+        own = {"live_url": "", "actor": None, "refusal": shown, "path_of_page": path if asks_tenant else ""}
         values = self._values("", {}, role) | own
         return self._templates.get_template("error.html").render(values)
 

@@ -187,7 +187,7 @@ def _attempt(story: Found, run: int, number: int) -> str:
 
 # ---- quarantine ------------------------------------------------------------------------------------------------------
 
-_QUARANTINE = ("type", "source", "reason", "fingerprint", "before", "after")
+_QUARANTINE = ("type", "source", "tenant", "reason", "error", "fingerprint", "since", "before", "after")
 
 
 async def _quarantine(operator: Operator, asked: Asked) -> Found:
@@ -294,7 +294,11 @@ async def _sources(operator: Operator, asked: Asked) -> Found:
 async def _source(operator: Operator, asked: Asked) -> Found:
     from reefknot.operations.sources import show_source
 
-    return {"title": f"Source {asked['name']}", "one": await show_source(operator, asked["name"])}
+    name = asked["name"]
+    try:
+        return {"title": f"Source {name}", "one": await show_source(operator, name)}
+    except ParameterError as error:
+        raise OperationError(str(error), "not_found") from None
 
 
 # ---- audit -----------------------------------------------------------------------------------------------------------
@@ -337,10 +341,10 @@ async def _verify(operator: Operator, asked: Asked) -> Found:
     wrong, total = found["mismatches"], found["mismatches_total"]
     summary = f"{total} mismatches" if total else "Every hash follows from the one before it"
     fine = "No event was changed, removed, swapped or inserted, as far as the chain can tell."
-    return _check("Verify", "verify", found, summary=summary, wrong=wrong[:MOST_WRONG], fine=fine, notes=_proof(found))
+    return _check("Verify", "verify", found, summary=summary, wrong=wrong[:MOST_WRONG], fine=fine, notes=proof(found))
 
 
-def _proof(found: Found) -> list[str]:
+def proof(found: Found) -> list[str]:
     """Sentences about the part of the log that kept heads vouch for."""
     accidents = "the hashes are consistent, which shows accidents and not intent"
     missing = [f"The heads of audit.heads are not there: {found['heads_missing']}"] if found["heads_missing"] else []

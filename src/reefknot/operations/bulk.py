@@ -199,7 +199,8 @@ async def change_jobs(
 
 def given_filters(query: Any, names: Iterable[str]) -> dict[str, str]:
     """The fields of a query that select its jobs, as they were typed: they are audited with the action."""
-    return {name: getattr(query, name) for name in names if getattr(query, name) is not None}
+    selecting = [name for name in names if not (name == "tenant" and query.ids)]  # it belongs to the names then
+    return {name: getattr(query, name) for name in selecting if getattr(query, name) is not None}
 
 
 def _events(

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 # ---- selection -------------------------------------------------------------------------------------------------------
 
 
-FILTERS = ("type", "source", "reason", "before", "fingerprint")
+FILTERS = ("type", "source", "tenant", "reason", "error", "since", "before", "fingerprint")
 """The fields of a choice that select jobs which are not named."""
 
 
@@ -58,11 +58,15 @@ class QuarantineChoice(Struct, frozen=True, kw_only=True):
 
     ids: tuple[str, ...] = ()
     tenant: str | None = None
-    """The tenant of the named jobs."""
+    """The tenant of the named jobs; without ids, that of every job."""
     type: str | None = None
     source: str | None = None
     reason: str | None = None
     """A text in the reason."""
+    error: str | None = None
+    """A text in the reason or in the failure, in capital or small letters."""
+    since: str | None = None
+    """The earliest quarantining: a time, or an age."""
     before: str | None = None
     """The latest quarantining: a time, or an age."""
     fingerprint: str | None = None
@@ -70,8 +74,6 @@ class QuarantineChoice(Struct, frozen=True, kw_only=True):
     """Whether an action without ids and filter is meant for all jobs."""
 
     def __post_init__(self) -> None:
-        if self.tenant is not None and not self.ids:
-            raise ParameterUseError("tenant", "accepted with the ids of jobs, whose tenant it is; give ids")
         if self.ids and self.all:
             raise ParameterUseError("all", "not together with ids, which name the jobs; give one of them")
         self.filter()
@@ -83,14 +85,24 @@ class QuarantineChoice(Struct, frozen=True, kw_only=True):
 
     def filter(self) -> QuarantineFilter:
         """The filter of the store at this moment."""
-        check_texts(type=self.type, source=self.source, reason=self.reason, fingerprint=self.fingerprint)
-        ids, before = dict.fromkeys(record_id(one, self.tenant) for one in self.ids), time_ms("before", self.before)
-        return QuarantineFilter(tuple(ids), self.type, self.source, self.reason, before, self.fingerprint)
+        texts = {"type": self.type, "source": self.source, "reason": self.reason, "fingerprint": self.fingerprint}
+        check_texts(**texts, tenant=self.tenant, error=self.error)
+        return QuarantineFilter(
+            tuple(dict.fromkeys(record_id(one, self.tenant) for one in self.ids)),
+            self.type,
+            self.source,
+            self.reason,
+            time_ms("before", self.before),
+            self.fingerprint,
+            time_ms("since", self.since),
+            None if self.ids else self.tenant,
+            self.error,
+        )
 
     def selection(self) -> QuarantinedJobs:
         """The jobs of an action. No selection is an error: it must not mean all of them."""
         if not self.ids and not self.all and not self.has_filter:
-            text = "select jobs by ids, a filter (type, source, reason, before, fingerprint), or all"
+            text = f"select jobs by ids, a filter ({', '.join(FILTERS)}), or all"
             raise OperationError(text, "invalid")
         return QuarantinedJobs(self.filter())
 

@@ -149,7 +149,9 @@ def test_no_selection_never_means_all_jobs(tmp_path: Path) -> None:
         ({"before": "soon"}, "before"),
         ({"reason": ""}, "reason"),
         ({"limit": 0}, "limit"),
-        ({"tenant": "acme"}, "tenant"),
+        ({"tenant": " "}, "tenant"),
+        ({"error": ""}, "error"),
+        ({"since": "soon"}, "since"),
         ({"ids": ("a",), "all": True}, "all"),
     ],
 )
