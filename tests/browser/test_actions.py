@@ -84,17 +84,17 @@ def test_a_job_is_edited_and_requeued(system: RunningSystem, visit: Visit) -> No
 
 def test_an_action_on_a_quarantined_job_ends_on_the_story_of_that_job(system: RunningSystem, visit: Visit) -> None:
     """A slash in an id, and a page whose job is in quarantine no longer."""
-    system.submit("bill/12", "own.broken", {"text": "paid twice"})
-    system.ended("bill/12", "quarantined")
+    system.submit("receipt/12", "own.broken", {"text": "paid twice"})
+    system.ended("receipt/12", "quarantined")
     window = visit()
-    page = window.goto("/quarantine/bill%2F12")
+    page = window.goto("/quarantine/receipt%2F12")
     page.click("button[data-act^='Discard']")
     assert "audited as quarantine.discard" in confirmed(page, because="the bank took it back")
-    page.wait_for_url("**/work/bill%2F12")
+    page.wait_for_url("**/work/receipt%2F12")
     page.wait_for_selector(".state:text('discarded')")
 
-    page = window.goto("/quarantine/bill%2F12")
-    assert page.url.endswith("/work/bill%2F12")
+    page = window.goto("/quarantine/receipt%2F12")
+    assert page.url.endswith("/work/receipt%2F12")
 
 
 def test_a_typed_payload_arrives_as_it_was_typed(system: RunningSystem, visit: Visit) -> None:

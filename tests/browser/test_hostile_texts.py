@@ -34,6 +34,7 @@ FEW = 3
 ASKED = {
     "job": {"id": "hostile-0"},
     "quarantined": {"id": "hostile-0"},
+    "source": {"name": "notes"},
     "policies": {"target": "block:http", "status": "429"},
 }
 
