@@ -115,7 +115,7 @@ class Folder:
             "TZ": "UTC",
             "LOGNAME": "tester",
             "LANG": "C.UTF-8",
-            "REEFKNOT_LOG_FORMAT": "text",  # as a terminal shows it; tests/unit/cli/test_log_lines.py has the other form
+            "REEFKNOT_LOG_FORMAT": "text",  # as a terminal shows it; test_log_lines.py has the other form
         }
         for name, value in settled.items():
             monkeypatch.setenv(name, value)
