@@ -158,7 +158,7 @@ TAKEN: dict[str, tuple[str, dict[str, Any]]] = {
     "job": ("/work/order-10399?tenant=acme", {}),
     "quarantine": ("/quarantine", {}),
     "quarantine-phone": ("/quarantine", {**PHONE, "color_scheme": "dark"}),
-    "requeue": ("/quarantine", {}),
+    "requeue": ("/quarantine", {"viewport": {"width": 1100, "height": 700}}),
     "policies": ("/policies?target=block:http&status=429", {}),
 }
 
