@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import apsw
+
 from reefknot.app.nats_servers import NatsServer, running_nats
 from tests.acceptance.folder import until
 from tests.acceptance.test_nats_commands import (
@@ -25,6 +27,7 @@ from tests.nats_servers import kill
 
 __all__ = ["person", "url"]
 DAMAGED = 65
+LOCKED = 75
 AROUND = ["python", "extras"]
 """What is checked where nothing is configured, before the store."""
 
@@ -45,20 +48,47 @@ def monitoring_url(server: NatsServer) -> str:
 
 
 def test_a_file_that_is_well(person: Person) -> None:
-    person.done("submit", "--type", "own.hello", "--engine", "sqlite:a.db")
+    person.done("submit", "--type", "own.hello", "--id", "one", "--engine", "sqlite:a.db")
+    person.done("job", "cancel", "one", "--engine", "sqlite:a.db")
 
     found = findings(person, "--engine", "sqlite:a.db")
 
     assert {one["level"] for one in found.values()} == {"ok"}
     of_the_file = ["library", "file", "disk", "schema", "durability", "content"]
-    assert list(found) == [*AROUND, *of_the_file, "leases", "audit"]
+    assert list(found) == [*AROUND, *of_the_file, "systems", "leases", "audit"]
     assert "nothing to do" in person("doctor", "--engine", "sqlite:a.db").stderr
 
 
-def test_a_file_that_is_not_there_is_a_warning_and_is_not_made(person: Person) -> None:
-    found = findings(person, "--engine", "sqlite:a.db")
+def test_a_job_that_waits_while_nothing_runs_is_a_warning(person: Person) -> None:
+    person.done("submit", "--type", "own.hello", "--engine", "sqlite:a.db")
 
-    assert found["file"]["level"] == "warning"
+    found = findings(person, "--engine", "sqlite:a.db")["systems"]
+
+    assert (found["level"], found["text"]) == ("warning", "1 job waits, and no worker is running")
+    assert "`reefknot up`" in found["way_out"]
+    assert "1 warning" in person("doctor", "--engine", "sqlite:a.db").stderr
+
+
+def test_a_file_that_somebody_keeps_locked_is_a_problem(person: Person) -> None:
+    """Readers do not notice: in WAL mode, only who wants to write has to wait."""
+    person.done("submit", "--type", "own.hello", "--engine", "sqlite:a.db")
+    holder = apsw.Connection(str(person.folder / "a.db"))
+    try:
+        holder.execute("BEGIN EXCLUSIVE").fetchall()
+        found = findings(person, "--engine", "sqlite:a.db", code=LOCKED)["lock"]
+        assert (found["level"], found["cause"]) == ("problem", "locked")
+        holder.execute("ROLLBACK").fetchall()
+        assert "lock" not in findings(person, "--engine", "sqlite:a.db"), "the control: nobody keeps it any more"
+    finally:
+        holder.close()
+
+
+def test_a_file_that_is_not_there_is_a_warning_and_a_problem_when_it_was_named(person: Person) -> None:
+    found = findings(person)
+    named = findings(person, "--engine", "sqlite:a.db", code=UNREACHABLE)
+
+    assert (found["file"]["level"], named["file"]["level"]) == ("warning", "problem")
+    assert named["file"]["way_out"] == "check the name in --engine"
     assert not (person.folder / "a.db").exists()
 
 
@@ -80,7 +110,7 @@ def test_a_store_on_nats_that_is_well(person: Person, url: str, nats_server: Nat
 
     found = findings(person, "--engine", url, "--monitor", monitoring_url(nats_server))
 
-    assert {name for name, one in found.items() if one["level"] != "ok"} == {"sync", "bound"}
+    assert {name for name, one in found.items() if one["level"] != "ok"} == {"sync", "bound", "systems"}
     assert "1 open jobs" in found["mirror"]["text"]
     assert found["outbox"]["text"] == "every event is in the audit stream"
     assert found["sync"]["text"].startswith("every 120 s: a power cut of the server may lose")
@@ -164,7 +194,7 @@ def test_the_configuration_its_secrets_and_its_dashboard_are_findings_too(person
         "warning  secrets     secrets.api (env:NO_SUCH_VARIABLE): there is no such environment variable; set"
         in ended.stdout
     )
-    assert "1 warning" in ended.stderr
+    assert "2 warnings" in ended.stderr, "the job waits, too"
     assert ended.returncode == FINE
 
 

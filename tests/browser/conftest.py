@@ -8,19 +8,15 @@ has looked at is not known to work.
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
 from tests.browser.running import RunningSystem, Watched
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="session")
@@ -79,13 +75,3 @@ def visit(browser: Browser, system: RunningSystem) -> Iterator[Callable[..., Wat
     yield open_window
     for window in opened:
         window.close()
-
-
-@pytest.fixture(scope="session")
-def screenshots(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the screenshots: that of the documents when they are to be renewed."""
-    if os.environ.get("REEFKNOT_SCREENSHOTS") == "write":
-        folder = ROOT / "docs" / "images"
-        folder.mkdir(exist_ok=True)
-        return folder
-    return tmp_path_factory.mktemp("screenshots")

@@ -75,12 +75,12 @@ class RunningSystem:
         self._process: subprocess.Popen[str] | None = None
 
     @classmethod
-    def prepared(cls, folder: Path, *, port: int = 0) -> RunningSystem:
+    def prepared(cls, folder: Path, *, port: int = 0, config: str = CONFIG, module: str = MODULE) -> RunningSystem:
         """A system in this folder, with all that it needs there; `port` 0 is a free one."""
         (folder / "notes").mkdir(exist_ok=True)
         (folder / "notes" / "a.md").write_text("# a reef knot\n")
-        (folder / "reefknot.yaml").write_text(CONFIG.replace("port: 0", f"port: {port}"))
-        (folder / "steps.py").write_text(MODULE)
+        (folder / "reefknot.yaml").write_text(config.replace("port: 0", f"port: {port}"))
+        (folder / "steps.py").write_text(module)
         return cls(folder)
 
     def __enter__(self) -> Self:

@@ -190,6 +190,7 @@ def test_a_worker_is_drained_and_resumed(system: RunningSystem, visit: Visit) ->
     worker = system.ask("/workers")["workers"][0]["worker_id"]
     page.click(f"button[data-act='Drain worker {worker}']")
     assert page.inner_text("#act-cli code") == f"reefknot worker drain {worker}"
+    assert "the only worker that runs" in page.inner_text("#act-effect")
     confirmed(page)
     page.wait_for_selector(".state:text('draining'), .state:text('drained')")
     audited(system, "worker.drain", subject=worker)

@@ -78,3 +78,10 @@ def test_the_timeline_of_two_runs_is_readable(system: RunningSystem, visit: Visi
     assert bars[4] > bars[3]
     waits = page.locator(".timeline .row").nth(4).locator("line.waiting").bounding_box()
     assert waits is None or waits["x"] >= bars[3] - 1, "the second run waits from its requeue on"
+
+
+def test_an_error_is_found_in_small_letters(system: RunningSystem, visit: Visit) -> None:
+    system.submit("shouted", "own.broken", {"text": "the LEDGER is shut"})
+    system.ended("shouted", "quarantined")
+    page = visit().goto("/work?error=ledger+is")
+    assert page.locator("a:text-is('shouted')").count() == 1

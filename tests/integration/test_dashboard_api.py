@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import apsw
 import pytest
 
 from reefknot.config.settings import load_settings
+from reefknot.dashboard import site
 from reefknot.dashboard.api_types import PREFIX
 from tests.security.site_client import Answered, ask, bearer, build, opened_site, stored_work
 from tests.unit.cli import work_items
@@ -174,10 +176,38 @@ def test_a_refusal_has_its_status_and_says_what_is_accepted(
     assert "--" not in answered.json["error"]["message"].replace("--engine", "")
 
 
+def test_an_action_on_a_file_that_somebody_keeps_locked_is_refused_soon_and_changes_nothing(
+    rk: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store itself waits for much longer, and whether a write that nobody waits for was kept is not known."""
+    monkeypatch.setattr(site, "LOCKED_S", 0.2)
+    file, settings = rk.folder / ".reefknot" / "state.db", None
+
+    async def main() -> list[Answered]:
+        async with opened_site(file, settings) as opened:
+            app, holder = build(opened), apsw.Connection(str(file))
+            try:
+                holder.execute("BEGIN EXCLUSIVE").fetchall()
+                headers = [bearer(), ("Content-Type", "application/json")]
+                refused = await ask(app, "POST", f"{PREFIX}/jobs/waiting/cancel", headers, b"{}")
+                read = await ask(app, "GET", f"{PREFIX}/jobs/waiting", headers)
+                holder.execute("ROLLBACK").fetchall()
+                return [refused, read, await ask(app, "POST", f"{PREFIX}/jobs/waiting/cancel", headers, b"{}")]
+            finally:
+                holder.close()
+
+    refused, read, done = asyncio.run(main())
+    assert (refused.status, read.status, done.status) == (503, 200, 200)
+    assert "another process kept it locked for too long" in refused.json["error"]["message"]
+    assert read.json["state"] == "pending"
+    assert done.json["cancelled"]
+
+
 def test_a_worker_that_is_unknown_is_not_found(rk: Commands) -> None:
     work_items.reported_running(rk.folder / ".reefknot" / "state.db", "worker-1")
 
     answered = api(rk, "POST", "/workers/worker-9/pause", {"dry_run": True})
 
     assert (answered.status, answered.json["error"]["kind"]) == (404, "not_found")
-    assert "accepted: worker-1" in answered.json["error"]["message"]
+    assert "'worker-9' is unknown; accepted: worker-1" in answered.json["error"]["message"]
+    assert answered.json["error"]["accepted"] == "worker-1"

@@ -2,7 +2,7 @@
 `examine`: findings about a store: can it be used, is it as it should be, and what does it promise.
 
 Nothing is made, changed or repaired. What cannot be known from here is said, not guessed. A store that others work on
-is read beside them: no check holds a lock that a writer waits for, and the check of a file's content has a time limit.
+is read beside them: no check holds a lock for longer than a moment, and the check of a file's content has a time limit.
 """
 
 from __future__ import annotations
@@ -81,7 +81,9 @@ async def examine(
     assignments from the subject that peers share.
     """
     if not url.startswith(NATS_PREFIXES):
-        return await asyncio.to_thread(_file_findings, sqlite_path(url), CHECK_S)
+        path = sqlite_path(url)
+        locked = await asyncio.to_thread(_lock_findings, path)
+        return await asyncio.to_thread(_file_findings, path, CHECK_S) + locked
     from reefknot.engines.jetstream.connection import options_from_url
 
     options = options_from_url(url, **(nats or {}))
@@ -139,6 +141,21 @@ def _file_findings(path: str, seconds: float) -> list[Finding]:
     if was_frozen and not is_frozen(path):  # it was read without locks, and somebody has opened it meanwhile
         content = _content_findings(path, seconds)
     return findings + content
+
+
+def _lock_findings(path: str) -> list[Finding]:
+    """Whether somebody keeps the file locked, so that nobody else can write it; readers do not notice."""
+    from reefknot.runtime.sqlite_files import check_unlocked, is_frozen, is_writable
+
+    if not Path(path).is_file() or is_frozen(path) or not is_writable(path):
+        return []
+    try:
+        check_unlocked(path, LOCKED_S)
+    except StoreLockedError as error:
+        return [_problem("lock", error)]
+    except StoreError:
+        return []  # the other checks tell more
+    return []
 
 
 def _content_findings(path: str, seconds: float) -> list[Finding]:

@@ -48,6 +48,7 @@ def doctor(
             redactor=address.redactor,
             monitor=monitor,
             logins=logins,
+            is_named=address.is_named,
         )
     )
     findings = report["findings"]

@@ -28,6 +28,7 @@ from reefknot.cli.store import StoreAddress, address_of, address_to_read, with_s
 from reefknot.cli.watch import Watch, repeated
 from reefknot.operations.quarantine import (
     DISCARD,
+    FILTERS,
     PURGE,
     REQUEUE,
     QuarantineQuery,
@@ -46,7 +47,7 @@ from reefknot.operations.quarantine import (
 app = noun("quarantine", "quarantine list")
 
 Id = Annotated[str, arg("Assignment id.")]
-TenantOfIds = Annotated[str | None, arg("Tenant of the named jobs. Default: none.")]
+TenantOfIds = Annotated[str | None, arg("Tenant of the named jobs; without ids, all quarantined jobs of it.")]
 All = Annotated[bool, arg("Select all quarantined jobs.", "--all")]
 Because = Annotated[str, arg("Reason, for the job's history and the audit log.")]
 Group = Annotated[bool, arg("Group jobs by the fingerprint of their failure: one group for one cause.")]
@@ -60,6 +61,8 @@ class QuarantineFlags:
     type: Annotated[str | None, arg("Only steps of this type.")] = None
     source: Annotated[str | None, arg("Only jobs of this source.")] = None
     reason: Annotated[str | None, arg("Only jobs whose reason contains this text.")] = None
+    error: Annotated[str | None, arg("Only jobs whose reason or failure contains this text.")] = None
+    since: Annotated[str | None, time_arg("Only jobs quarantined since a time, or an age: 90s, 15m, 2h, 7d.")] = None
     before: Annotated[str | None, time_arg("Only jobs quarantined before a time, or an age: 90s, 15m, 2h, 7d.")] = None
     fingerprint: Annotated[str | None, arg("Only jobs of this group of `quarantine stats --group`.")] = None
 
@@ -70,6 +73,8 @@ class QuarantineFlags:
             type=self.type,
             source=self.source,
             reason=self.reason,
+            error=self.error,
+            since=self.since,
             before=self.before,
             fingerprint=self.fingerprint,
             **more,
@@ -78,9 +83,7 @@ class QuarantineFlags:
     def selected(self, ids: tuple[str, ...], tenant: str | None, *, all_: bool) -> QuarantineQuery:
         """The selected jobs of an action. No selection is an error: it must not mean all of them."""
         if not ids and tenant is None and self == NO_FILTER and not all_:
-            raise CommandError(
-                "select jobs by ids, a filter (--type, --source, --reason, --before, --fingerprint), or --all"
-            )
+            raise CommandError(f"select jobs by ids, a filter ({', '.join(f'--{name}' for name in FILTERS)}), or --all")
         return self.query(ids, tenant, all=all_)
 
 
@@ -93,6 +96,7 @@ NO_FILTER = QuarantineFlags()
 def list_(
     *,
     flags: QuarantineFlags = NO_FILTER,
+    tenant: Annotated[str | None, arg("Only jobs of this tenant.")] = None,
     group: Group = False,
     limit: Limit = 50,
     after: Annotated[str, arg("Continue after the cursor that the last page gave as `next`.")] = "",
@@ -101,7 +105,7 @@ def list_(
     options: StoreFlags = STORE,
 ) -> None:
     """List quarantined jobs by id, each with its reason."""
-    query, address = flags.query(limit=limit, after=after), address_of(options)
+    query, address = flags.query(tenant=tenant, limit=limit, after=after), address_of(options)
     if group:
         repeated(watch, lambda: _put_groups(address, query, json=options.json))
         return

@@ -96,6 +96,8 @@ async def _answer(site: Site, route: ApiRoute, request: Request, in_path: dict[s
         None if route.body is None else body_of(route.body, request.headers.get("content-type"), await request.body())
     )
     async with site.reading(request) if route.is_read else nullcontext(), asyncio.timeout(route.seconds):
+        if not route.is_read:
+            await site.check_unlocked()
         found = route.call(site.operator(request), parameters, body)
         return await found if inspect.isawaitable(found) else found
 

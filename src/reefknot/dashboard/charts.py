@@ -20,6 +20,8 @@ WIDTH, HEIGHT = 400, 168
 LEFT, RIGHT, TOP, BOTTOM = 46, 8, 10, 22
 MOST_POINTS = 360
 MOST_ROWS = 100
+MOST_NUMBERED = 8
+"""Bars from which on there is no room for a number above each."""
 KINDS = 6
 """Kinds of lines and areas that the sheet tells apart by colour and by pattern."""
 
@@ -96,6 +98,8 @@ def waits(schedule: Sequence[tuple[float, float]], *, title: str) -> str:
         )
         if place % every == 0:
             parts.append(_text(x + bar / 2, HEIGHT - 6, str(place + 1), anchor="middle"))
+        if len(shown) <= MOST_NUMBERED:
+            parts.append(_text(x + bar / 2, max(9.0, y_high - 4), seconds(high), anchor="middle"))
     words = "; ".join(
         f"before retry {place + 1} {seconds(low)}" + ("" if low == high else f" to {seconds(high)}")
         for place, (low, high) in enumerate(shown)

@@ -6,9 +6,10 @@ Charts become markup here, and nowhere else.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from json import dumps
+from json import dumps, loads
 from shlex import quote as shell_quoted
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -165,6 +166,42 @@ def named_jobs(job: str, tenant: str | None) -> dict[str, Any]:
     return {"ids": [job], **({"tenant": tenant} if tenant else {})}
 
 
+_POSITION = re.compile(r"(?P<file>.+?):(?P<line>\d+)(:\d+)?")
+
+
+def places(sources: Sequence[str]) -> str:
+    """The places where something is set, without folders, and each file once: `reefknot.yaml:6, 8`."""
+    lines: dict[str, list[str]] = {}
+    for source in sources:
+        found = _POSITION.fullmatch(source)
+        name = (found["file"] if found else source).removeprefix("built-in: ").rpartition("/")[2]
+        of_file = lines.setdefault(name, [])
+        if found and found["line"] not in of_file:
+            of_file.append(found["line"])
+    return "; ".join(f"{name}:{', '.join(numbers)}" if numbers else name for name, numbers in lines.items())
+
+
+MOST_PARTS = 4
+
+
+def cursor_words(cursor: str | None) -> str:
+    """The cursor of a source for people: of JSON, its fields; of a long one, the number of its entries."""
+    if not cursor:
+        return ""
+    try:
+        found = loads(cursor)
+    except ValueError:
+        return short(cursor, 60)
+    if not isinstance(found, dict):
+        return short(cursor, 60)
+    parts = [f"{name} {_part(value)}" for name, value in list(found.items())[:MOST_PARTS]]
+    return ", ".join(parts) + (" …" if len(found) > MOST_PARTS else "")
+
+
+def _part(value: object) -> str:
+    return f"({len(value)} entries)" if isinstance(value, dict | list) else short(value, 24)
+
+
 _SECONDS = frozenset({"base_delay", "max_delay", "time_budget", "attempt_timeout", "max_elapsed", "max_retry_after"})
 
 
@@ -218,6 +255,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "short": short,
     "json": as_json,
     "setting": setting,
+    "cursor": cursor_words,
 }
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "kind_of": kind_of,
@@ -227,6 +265,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "with_": with_,
     "job_path": job_path,
     "named_jobs": named_jobs,
+    "places": places,
     "chart": _drawn(chart),
     "timeline": _drawn(timeline),
     "waits": _drawn(charts.waits),

@@ -13,12 +13,16 @@ from hashlib import sha256
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from msgspec import structs
 
 from reefknot.dashboard import views
 from reefknot.dashboard.formats import FILTERS, FUNCTIONS, query_text, visible
 from reefknot.dashboard.live import LiveViews, ViewKey
 from reefknot.dashboard.security import OPERATOR
 from reefknot.errors import OperationError
+from reefknot.operations.values import ParameterUseError
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -72,8 +76,14 @@ class PageRenderer:
 
     def error(self, refusal: HttpRefusal, request: Request) -> str:
         """The page of a request that was refused."""
+        from reefknot.operations.bulk import tenant_hint
+
         role = getattr(request.state, "role", None)
-        values = self._values("", {}, role) | {"live_url": "", "actor": None, "refusal": refusal}
+        path = quote(request.scope["path"])
+        asks_tenant = refusal.status == 404 and path.startswith(("/work/", "/quarantine/"))
+        shown = structs.replace(refusal, message=refusal.message.removesuffix(tenant_hint(None)))
+        own = {"live_url": "", "actor": None, "refusal": shown, "path_of_page": path if asks_tenant else ""}
+        values = self._values("", {}, role) | own
         return self._templates.get_template("error.html").render(values)
 
     def _values(self, current: str, asked: Mapping[str, str], role: str | None) -> dict[str, Any]:
@@ -129,6 +139,7 @@ def routes(site: Site) -> list[BaseRoute]:
 
     def route_of(view: View) -> Route:
         async def show(request: Request) -> Response:
+            check_names(view, request)
             in_path = {name: text for name, text in request.path_params.items() if text}
             asked = asked_of(view, {**request.query_params, **in_path})
             if view.is_of_one and "id" not in asked:
@@ -143,8 +154,10 @@ def routes(site: Site) -> list[BaseRoute]:
         if view is None or not view.is_live:
             return Response("view: unknown; accepted: a page that is live\n", 400, media_type="text/plain")
         asked = asked_of(view, request.query_params)
-        if view.is_of_one and "id" not in asked:
-            return Response("id: missing; accepted: the id of a job\n", 400, media_type="text/plain")
+        if missing := [name for name in ("id", "name") if f"{{{name}" in view.path and name not in asked]:
+            return Response(
+                f"{missing[0]}: missing; accepted: that of a job or a source\n", 400, media_type="text/plain"
+            )
         key = ViewKey(view.name, request.state.role, tuple(asked.items()))
         live.check_room(key)
         return EventStream(live.follow(key, request.state.is_valid))
@@ -155,6 +168,14 @@ def routes(site: Site) -> list[BaseRoute]:
 def asked_of(view: View, given: Mapping[str, str]) -> dict[str, str]:
     """The parameters that a view knows, in its order, each cut to a length that no honest one has."""
     return {name: str(given[name])[:LONGEST_VALUE] for name in view.parameters if given.get(name)}
+
+
+def check_names(view: View, request: Request) -> None:
+    """Refuse a parameter that the page does not know: a filter that is misspelled must not show everything."""
+    known = [name for name in view.parameters if not request.path_params.get(name)]
+    for name in request.query_params:
+        if name not in known:
+            raise ParameterUseError(name[:LONGEST_VALUE], f"is unknown; accepted: {', '.join(known) or 'no parameter'}")
 
 
 def error_page(site: Site, request: Request, refusal: HttpRefusal) -> Response:

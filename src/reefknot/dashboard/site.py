@@ -46,6 +46,8 @@ MOST_WAITING = 64
 TURN_S = 5.0
 """Longest time to wait for a turn."""
 LONGEST_REST_S = 1.0
+LOCKED_S = 4.0
+"""How long an action waits for a file that others have locked."""
 LONGEST_MESSAGE = 2000
 
 
@@ -120,6 +122,14 @@ class Site:
         finally:
             rest = min(perf_counter() - began, LONGEST_REST_S)
             asyncio.get_running_loop().call_later(rest, turns.release)
+
+    async def check_unlocked(self) -> None:
+        """Refuse an action on a file that somebody keeps locked: soon, and before anything was changed."""
+        from reefknot.runtime.database_urls import SQLITE_PREFIX, sqlite_path
+        from reefknot.runtime.sqlite_files import check_unlocked
+
+        if self.store.identity.startswith(SQLITE_PREFIX) and not getattr(self.store, "read_only", False):
+            await asyncio.to_thread(check_unlocked, sqlite_path(self.store.identity), LOCKED_S)
 
     def refusal(self, error: Exception) -> HttpRefusal:
         """The status and the sentence of an error. A store that is gone is opened anew, where that is possible."""

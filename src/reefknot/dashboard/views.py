@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from reefknot.core.work import WorkState
-from reefknot.dashboard.formats import amount, duration, job_path, percent, seconds_at
+from reefknot.dashboard.formats import amount, duration, job_path, percent, seconds_at, short
 from reefknot.errors import OperationError, ParameterError
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ ROWS = 50
 GROUPS = 100
 VERIFIED, REPLAYED = 5_000, 1_000
 """The newest events that a page verifies or replays: a tenth of a second beside the work of this process."""
+WAITS_IN_WORDS = 12
 MOST_WRONG = 100
 """Mismatches, or differences, that a page shows."""
 
@@ -186,7 +187,7 @@ def _attempt(story: Found, run: int, number: int) -> str:
 
 # ---- quarantine ------------------------------------------------------------------------------------------------------
 
-_QUARANTINE = ("type", "source", "reason", "fingerprint", "before", "after")
+_QUARANTINE = ("type", "source", "tenant", "reason", "error", "fingerprint", "since", "before", "after")
 
 
 async def _quarantine(operator: Operator, asked: Asked) -> Found:
@@ -235,28 +236,40 @@ _QUESTION = ("target", "source", *_FAILURE, "retry_count", "timeout_ms")
 
 
 async def _policies(operator: Operator, asked: Asked) -> Found:
+    from reefknot.core.checks import suggest
     from reefknot.operations import policies
     from reefknot.operations.policies import list_policies, policy_waits, question_of, show_policy
-    from reefknot.operations.words.policies import in_ingestion, sentence
+    from reefknot.operations.systems import running_systems
+    from reefknot.operations.words.policies import in_ingestion, sentence, span
 
-    listed = list_policies(operator.settings)
-    targets = list(dict.fromkeys(one["target"] for one in listed["policies"]))
+    listed, running = list_policies(operator.settings), await running_systems(operator)
+    own = sorted({f"block:{name}" for one in running["routers"] for name in one["blocks"]})
+    targets = list(dict.fromkeys([*(one["target"] for one in listed["policies"]), *own]))
     sources = [one["source"] for one in listed["policies"] if one["source"]]
     found: Found = {"title": "Policies", "targets": targets, "sources": sources, "found": None, "errors": {}}
     found |= {"answer": None, "sentence": "", "effects": {}, "shown_policy": None, "schedule": []}
+    found["waits_in_words"] = []
     if not asked:
         return found | {"found": listed}
     try:
+        if f"block:{asked.get('target')}" in targets:
+            found["asked"] = asked = {**asked, "target": f"block:{asked['target']}"}
         question = question_of(asked)
         found["shown_policy"] = show_policy(operator.settings, question.target, question.source)
         waits = policy_waits(operator.settings, question, redactor=operator.redactor)
         found["schedule"] = [(one["min"], one["max"]) for one in waits["schedule"]]
+        found["waits_in_words"] = [span(*one) for one in found["schedule"][:WAITS_IN_WORDS]]
         if question.has_failure or question.is_control_flow:
             answer = policies.explained(policies.active_book(operator.settings, redactor=operator.redactor), question)
             found |= {"answer": policies.answer_json(answer), "sentence": sentence(answer)}
             found["effects"] = {} if answer.health is None else in_ingestion(answer, answer.health)
     except ParameterError as error:
         found["errors"] = {error.parameter: str(error)}
+        if error.parameter == "target" and "target" in asked:
+            near = suggest(asked["target"].rpartition(":")[2], [one.partition(":")[2] for one in targets])
+            whole = next((one for one in targets if f"'{one.partition(':')[2]}'" in near), "")
+            hint = f"did you mean {whole}?" if whole else f"accepted: {policies.TARGETS}; listed below"
+            found["errors"] = {"target": f"{short(asked['target'], 60)} is unknown; {hint}"}
         found["found"] = listed
     return found
 
@@ -276,6 +289,16 @@ async def _sources(operator: Operator, asked: Asked) -> Found:
 
     schedules = [one for one in (await list_schedules(operator))["schedules"] if one["kind"] == "schedule"]
     return {"title": "Sources", "found": await list_sources(operator), "schedules": schedules}
+
+
+async def _source(operator: Operator, asked: Asked) -> Found:
+    from reefknot.operations.sources import show_source
+
+    name = asked["name"]
+    try:
+        return {"title": f"Source {name}", "one": await show_source(operator, name)}
+    except ParameterError as error:
+        raise OperationError(str(error), "not_found") from None
 
 
 # ---- audit -----------------------------------------------------------------------------------------------------------
@@ -318,7 +341,30 @@ async def _verify(operator: Operator, asked: Asked) -> Found:
     wrong, total = found["mismatches"], found["mismatches_total"]
     summary = f"{total} mismatches" if total else "Every hash follows from the one before it"
     fine = "No event was changed, removed, swapped or inserted, as far as the chain can tell."
-    return _check("Verify", "verify", found, summary=summary, wrong=wrong[:MOST_WRONG], fine=fine)
+    return _check("Verify", "verify", found, summary=summary, wrong=wrong[:MOST_WRONG], fine=fine, notes=proof(found))
+
+
+def proof(found: Found) -> list[str]:
+    """Sentences about the part of the log that kept heads vouch for."""
+    accidents = "the hashes are consistent, which shows accidents and not intent"
+    missing = [f"The heads of audit.heads are not there: {found['heads_missing']}"] if found["heads_missing"] else []
+    if found["compared_with"] is None:
+        hint = "Whoever can write the log can write its hashes anew; audit.heads keeps heads in a second place."
+        return [*missing, f"Compared with no head that was kept elsewhere: {accidents}. {hint}"]
+    notes = [f"Compared with the heads in {found['compared_with']}."]
+    for one in found.get("chains", [found]):
+        chain = f" of chain {one['chain']}" if "chains" in found else ""
+        proven, last = one["proven_up_to"], one["sequence"]
+        if proven is None:
+            if not one["mismatches_total"]:
+                notes.append(f"No head was kept{chain}: {accidents}.")
+            continue
+        notes.append(
+            f"Proven{chain}: nothing up to event {amount(proven)} of {amount(last)} was changed since its head."
+        )
+        if last > proven:
+            notes.append(f"Events {amount(proven + 1)} to {amount(last)}{chain} are newer than it: {accidents}.")
+    return missing + notes
 
 
 async def _replay(operator: Operator, asked: Asked) -> Found:
@@ -328,7 +374,9 @@ async def _replay(operator: Operator, asked: Asked) -> Found:
     total = found["differences_total"]
     summary = f"{total} differences" if total else f"{amount(found['decisions'])} decisions, decided alike again"
     fine = "Each recorded decision follows from its recorded inputs and policies. Nothing was executed."
-    return _check("Replay", "replay", found, summary=summary, wrong=found["differences"][:MOST_WRONG], fine=fine)
+    return _check(
+        "Replay", "replay", found, summary=summary, wrong=found["differences"][:MOST_WRONG], fine=fine, notes=[]
+    )
 
 
 def _check(title: str, verb: str, found: Found, **more: Any) -> Found:
@@ -338,7 +386,7 @@ def _check(title: str, verb: str, found: Found, **more: Any) -> Found:
 
 VIEWS: tuple[View, ...] = (
     View("overview", "/", "Overview", _overview, key="o"),
-    View("alerts", "/alerts", "Alerts", _alerts, parent="overview"),
+    View("alerts", "/alerts", "Alerts", _alerts, key="l"),
     View("work", "/work", "Work", _work, _WORK, key="w"),
     View("job", "/work/{id:path}", "Job", _job, ("id", "tenant"), parent="work"),
     View("quarantine", "/quarantine", "Quarantine", _quarantine, _QUARANTINE, key="q"),
@@ -354,6 +402,7 @@ VIEWS: tuple[View, ...] = (
     View("policies", "/policies", "Policies", _policies, _QUESTION, key="p", is_live=False),
     View("workers", "/workers", "Workers", _workers, key="k"),
     View("sources", "/sources", "Sources", _sources, key="s"),
+    View("source", "/sources/{name}", "Source", _source, ("name",), parent="sources"),
     View("audit", "/audit", "Audit", _audit, _AUDIT, key="a"),
     View("verify", "/audit/verify", "Verify", _verify, is_live=False, parent="audit", template="check"),
     View("replay", "/audit/replay", "Replay", _replay, is_live=False, parent="audit", template="check"),

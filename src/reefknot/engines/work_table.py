@@ -17,7 +17,7 @@ from math import inf
 from msgspec import structs
 
 from reefknot.core import work as core
-from reefknot.core.failure_groups import FailureGroups, fingerprint_of
+from reefknot.core.failure_groups import FailureGroups, fingerprint_of, has_error
 from reefknot.core.overload.admission import Accept, Arrival, Reject
 from reefknot.core.overload.submission import (
     Displace,
@@ -462,5 +462,8 @@ def matches(which: QuarantineFilter, item: WorkItem) -> bool:
         and which.source in (None, item.source)
         and (which.reason_contains is None or which.reason_contains in item.reason)
         and (which.before is None or item.updated_at < which.before)
+        and (which.since is None or item.updated_at >= which.since)
+        and which.tenant_id in (None, item.tenant_id)
+        and (which.error is None or has_error(item, which.error))
         and (which.fingerprint is None or which.fingerprint == fingerprint_of(item))
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from reefknot.app.activity import reported
@@ -31,7 +32,7 @@ async def list_alerts(operator: Operator) -> dict[str, Any]:
     rules = rules_of(section)
     now, looked = store.moment().wall, looked_at(record, systems)
     shown = {
-        **active_alerts(record, systems),
+        **active_alerts(record, systems, values),
         "resolved": [_fields(one) for one in record.resolved],
         "looked_at": time_text(looked),
         "looked_s": None if looked is None else max(0.0, (now - looked) / 1000),
@@ -39,7 +40,7 @@ async def list_alerts(operator: Operator) -> dict[str, Any]:
             {
                 "alert": name,
                 "enabled": name in rules,
-                "value": None if values[name] is None else round(values[name] or 0.0, 4),
+                "value": _rounded(values[name]),
                 **{one: getattr(rules.get(name, rule), one) for one in ("threshold", "clear", "for_seconds")},
                 "raised_when": "below" if rule.below else "above",
                 "resolved_when": resolved_text(rules.get(name, rule)),
@@ -52,11 +53,16 @@ async def list_alerts(operator: Operator) -> dict[str, Any]:
     return dict(hidden)
 
 
-def active_alerts(record: AlertsRecord, systems: list[Status]) -> dict[str, Any]:
-    """The active alerts, and whether a running system watches them."""
+def active_alerts(record: AlertsRecord, systems: list[Status], values: Mapping[str, float | None]) -> dict[str, Any]:
+    """The active alerts, each with its value of this moment beside that of its raise, and whether a running system
+    watches them."""
     active = sorted(record.active.values(), key=lambda one: (one.since, one.alert))
     watched = any(reported(one, "looked_at", 0) for one in systems)
-    return {"alerts": [_fields(one) for one in active], "watched": watched}
+    return {"alerts": [_fields(one) | {"now": _rounded(values.get(one.alert))} for one in active], "watched": watched}
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
 
 
 def _fields(alert: RecordedAlert) -> dict[str, Any]:

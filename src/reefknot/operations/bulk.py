@@ -8,7 +8,7 @@ The number of jobs is known before the first is changed: a caller hears it (`Bul
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from shlex import quote
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -155,6 +155,7 @@ async def change_jobs(
     act: Act,
     *,
     because: str = "",
+    filters: Mapping[str, str] | None = None,
     dry_run: bool = False,
     listener: BulkListener = SILENT,
 ) -> dict[str, Any]:
@@ -176,7 +177,7 @@ async def change_jobs(
             changed.add(ids[:MOST_SHOWN])
             changed.count = sum(counts.values())
             break
-        done = ids if dry_run else await act(ids, _events(operator, verb, chunk, because))
+        done = ids if dry_run else await act(ids, _events(operator, verb, chunk, because, filters or {}))
         changed.add(done)
         unclaimed.add(item for item in chunk if item.id in set(done))
         listener.advance(len(chunk))
@@ -196,7 +197,15 @@ async def change_jobs(
     }
 
 
-def _events(operator: Operator, verb: BulkVerb, items: list[WorkItem], because: str) -> list[AuditEntry]:
+def given_filters(query: Any, names: Iterable[str]) -> dict[str, str]:
+    """The fields of a query that select its jobs, as they were typed: they are audited with the action."""
+    selecting = [name for name in names if not (name == "tenant" and query.ids)]  # it belongs to the names then
+    return {name: getattr(query, name) for name in selecting if getattr(query, name) is not None}
+
+
+def _events(
+    operator: Operator, verb: BulkVerb, items: list[WorkItem], because: str, filters: Mapping[str, str]
+) -> list[AuditEntry]:
     """Audit entries: one for the action, and one per job that goes back to the queue."""
     from reefknot import clock
     from reefknot.audit.journal import Journal, about_item
@@ -208,6 +217,8 @@ def _events(operator: Operator, verb: BulkVerb, items: list[WorkItem], because: 
     details: dict[str, Any] = {"count": len(items), "ids": [item.assignment_id for item in items]}
     if any(tenants):
         details["tenant_ids"] = tenants
+    if filters:
+        details["filter"] = dict(filters)
     if because:
         details["reason"] = because
     events = [operator.event(verb.name, subject, tenant_id=tenant, **details)]

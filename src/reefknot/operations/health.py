@@ -25,6 +25,7 @@ from reefknot.app.presence import STORE_S, dead_owners, living_systems
 from reefknot.config.reading.session import KeyPath, Problem, dotted
 from reefknot.config.secrets import NATS_SECRETS, is_reference, resolve_at
 from reefknot.core.redaction import Redactor
+from reefknot.core.work import WorkState
 from reefknot.errors import ConfigurationError, StoreError
 from reefknot.operations.operator import Operator
 from reefknot.ports.audit_log import end_of
@@ -89,9 +90,12 @@ async def examine_address(
     redactor: Redactor,
     monitor: str | None = None,
     logins: bool = False,
+    is_named: bool = False,
 ) -> dict[str, Any]:
     """
     The findings of `examine_store` about a store that is not open, and that perhaps cannot be opened.
+
+    One that `is_named` by the operator and is missing is a problem: elsewhere it means that nothing has run yet.
 
     It is opened only when nothing speaks against it: to see who holds leases. A file is opened for reading; a store on
     NATS as by every command, which copies events that dead processes left into the audit stream.
@@ -102,7 +106,7 @@ async def examine_address(
     nats = options.get("nats", {})
     findings = await _surroundings(settings, logins=logins)
     found = await examine(url, nats=nats, monitor=monitor, takes_shared=_takes_shared(settings))
-    findings += found
+    findings += [_named_problem(one) for one in found] if is_named else found
     if _can_be_opened(found):
         options["nats"] = {**nats, "creates": False}
         try:
@@ -111,6 +115,13 @@ async def examine_address(
         except StoreError as error:
             findings.append(Finding("leases", "warning", f"not known: {error.problem}", error.way_out))
     return _report(findings, shown, redactor)
+
+
+def _named_problem(found: Finding) -> Finding:
+    """The finding about a file that is missing although it was named: it may be a slip in the name."""
+    if (found.check, found.level) != ("file", "warning") or not found.text.endswith(" yet"):
+        return found
+    return Finding("file", "problem", found.text.removesuffix(" yet"), "check the name in --engine", "unreachable")
 
 
 def _can_be_opened(found: list[Finding]) -> bool:
@@ -318,7 +329,7 @@ async def _activity(store: Store, settings: Settings | None) -> list[Finding]:
     try:
         async with asyncio.timeout(STORE_S):
             systems = await living_systems(store)
-            findings = [await _leases(store, systems)]
+            findings = [await _waiting(store, systems), await _leases(store, systems)]
             findings.append(await _events(store, systems))
             findings += await _copies(store, settings)
     except (StoreError, TimeoutError) as error:
@@ -327,6 +338,19 @@ async def _activity(store: Store, settings: Settings | None) -> list[Finding]:
             Finding("leases", "problem", f"the store does not answer ({error_text(error)})", way_out, "unreachable")
         ]
     return findings
+
+
+async def _waiting(store: Store, systems: list[dict[str, Any]]) -> Finding:
+    """Whether somebody runs the jobs that wait."""
+    counts = (await store.work.snapshot()).counts.values()
+    number = sum(states.get(one, 0) for states in counts for one in (WorkState.PENDING, WorkState.RUNNING))
+    jobs = f"{number} job{'' if number == 1 else 's'}"
+    has_workers = any(one["workers"] for one in systems)
+    if number and not has_workers:
+        text = f"{jobs} {'waits' if number == 1 else 'wait'}, and no worker is running"
+        return Finding("systems", "warning", text, "`reefknot up` starts a system that runs them")
+    running = f"{len(systems)} running" if systems else "none is running"
+    return Finding("systems", "ok", f"{running}, {jobs if number else 'no job'} open")
 
 
 async def _leases(store: Store, systems: list[dict[str, Any]]) -> Finding:

@@ -27,7 +27,7 @@ from reefknot.core.work import (
 )
 from reefknot.errors import KeyConflictError, OperationError, QueueFullError
 from reefknot.operations import bulk
-from reefknot.operations.bulk import SILENT, BulkListener, BulkVerb, change_jobs, named, tenant_hint
+from reefknot.operations.bulk import SILENT, BulkListener, BulkVerb, change_jobs, given_filters, named, tenant_hint
 from reefknot.operations.operator import in_slices, polled
 from reefknot.operations.values import ParameterUseError, check_limit, check_texts, one_of, time_ms, time_text
 from reefknot.ports.work_queue import WorkFilter
@@ -515,6 +515,7 @@ async def retry_jobs(
         query.selection(),
         lambda chosen, events: work.retry(chosen, who=who, why=because, events=events),
         because=because,
+        filters=given_filters(query, ("state", "type", "reason", "before")),
         dry_run=dry_run,
         listener=listener,
     )

@@ -37,7 +37,7 @@ _COUNTERS: dict[str, tuple[str, str, tuple[str, ...], tuple[str, ...]]] = {
     "retry_recovered": ("retry_recovered", "Jobs that succeeded after at least one retry.", (), ()),
     "retry_given_up": (
         "retry_given_up",
-        "Failures that were not retried, by the reason.",
+        "Jobs whose failure was not retried any more, by the reason.",
         ("reason",),
         tuple(one.value for one in Reason),
     ),

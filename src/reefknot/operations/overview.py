@@ -11,7 +11,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from reefknot.app.activity import reported, store_activity
-from reefknot.app.alerts import stored_alerts
+from reefknot.app.alerts import measured_now, stored_alerts
 from reefknot.app.presence import STORE_S, living_systems
 from reefknot.core.audit.event import Completed, decode, timestamp_ms
 from reefknot.core.overload.admission import OverloadStatus
@@ -54,6 +54,7 @@ async def overview(operator: Operator) -> dict[str, Any]:
     workers = workers_of(systems)
     levels = _levels(systems, workers)
     record, _ = await stored_alerts(store)
+    values = await measured_now(store, systems) if record.active else {}
     shown: dict[str, Any] = {
         "at": time_text(now),
         **jobs,
@@ -70,7 +71,7 @@ async def overview(operator: Operator) -> dict[str, Any]:
         "retries": _retries(columns),
         **_destinations(systems, await _source_breakers(store, now)),
         "quarantine": {"size": jobs["states"]["quarantined"], "added": round(sum(columns["quarantined"]))},
-        "alerts": active_alerts(record, systems)["alerts"],
+        "alerts": active_alerts(record, systems, values)["alerts"],
         "audit": {
             "buffered": sum(reported(one, "audit_buffered", 0) for one in systems),
             "lost": round(sum(columns["audit_lost"])),
@@ -91,14 +92,17 @@ def _rate(systems: list[Status], name: str) -> float:
 
 
 def _retries(columns: dict[str, list[float]]) -> dict[str, Any]:
-    """The retries of the last 15 minutes. `recovered_share` is of the retried work that has ended, None without any."""
-    recovered, given_up = round(sum(columns["recovered"])), round(sum(columns["given_up"]))
+    """
+    The retries of the last 15 minutes. `given_up` is what `reefknot_retry_given_up_total` counts: jobs that failed or
+    went to quarantine, retried or not. `recovered_share` is of the retried ones that have ended, None without any.
+    """
+    recovered, lost = round(sum(columns["recovered"])), round(sum(columns["unrecovered"]))
     return {
         "granted": round(sum(columns["retries"])),
         "recovered": recovered,
-        "given_up": given_up,
+        "given_up": round(sum(columns["given_up"])),
         "throttled": round(sum(columns["throttled"])),
-        "recovered_share": round(recovered / (recovered + given_up), 4) if recovered + given_up else None,
+        "recovered_share": round(recovered / (recovered + lost), 4) if recovered + lost else None,
     }
 
 

@@ -25,7 +25,16 @@ from reefknot.core.versions import next_record, next_version, replaced_reason
 from reefknot.core.work import ROUTER, WorkItem, WorkState, assignment_and_tenant, is_ingestion, record_id
 from reefknot.errors import OperationError
 from reefknot.operations import bulk
-from reefknot.operations.bulk import SILENT, BulkListener, BulkVerb, UnclaimedJobs, change_jobs, named, tenant_hint
+from reefknot.operations.bulk import (
+    SILENT,
+    BulkListener,
+    BulkVerb,
+    UnclaimedJobs,
+    change_jobs,
+    given_filters,
+    named,
+    tenant_hint,
+)
 from reefknot.operations.jobs import job_details, safe_ids, state_in_words
 from reefknot.operations.operator import in_slices
 from reefknot.operations.values import ParameterUseError, check_limit, check_texts, time_ms, time_text
@@ -40,16 +49,24 @@ if TYPE_CHECKING:
 # ---- selection -------------------------------------------------------------------------------------------------------
 
 
+FILTERS = ("type", "source", "tenant", "reason", "error", "since", "before", "fingerprint")
+"""The fields of a choice that select jobs which are not named."""
+
+
 class QuarantineChoice(Struct, frozen=True, kw_only=True):
     """Jobs in quarantine, as a person asks for them: named ones, or those that match every given field."""
 
     ids: tuple[str, ...] = ()
     tenant: str | None = None
-    """The tenant of the named jobs."""
+    """The tenant of the named jobs; without ids, that of every job."""
     type: str | None = None
     source: str | None = None
     reason: str | None = None
     """A text in the reason."""
+    error: str | None = None
+    """A text in the reason or in the failure, in capital or small letters."""
+    since: str | None = None
+    """The earliest quarantining: a time, or an age."""
     before: str | None = None
     """The latest quarantining: a time, or an age."""
     fingerprint: str | None = None
@@ -57,8 +74,6 @@ class QuarantineChoice(Struct, frozen=True, kw_only=True):
     """Whether an action without ids and filter is meant for all jobs."""
 
     def __post_init__(self) -> None:
-        if self.tenant is not None and not self.ids:
-            raise ParameterUseError("tenant", "accepted with the ids of jobs, whose tenant it is; give ids")
         if self.ids and self.all:
             raise ParameterUseError("all", "not together with ids, which name the jobs; give one of them")
         self.filter()
@@ -70,14 +85,24 @@ class QuarantineChoice(Struct, frozen=True, kw_only=True):
 
     def filter(self) -> QuarantineFilter:
         """The filter of the store at this moment."""
-        check_texts(type=self.type, source=self.source, reason=self.reason, fingerprint=self.fingerprint)
-        ids, before = dict.fromkeys(record_id(one, self.tenant) for one in self.ids), time_ms("before", self.before)
-        return QuarantineFilter(tuple(ids), self.type, self.source, self.reason, before, self.fingerprint)
+        texts = {"type": self.type, "source": self.source, "reason": self.reason, "fingerprint": self.fingerprint}
+        check_texts(**texts, tenant=self.tenant, error=self.error)
+        return QuarantineFilter(
+            tuple(dict.fromkeys(record_id(one, self.tenant) for one in self.ids)),
+            self.type,
+            self.source,
+            self.reason,
+            time_ms("before", self.before),
+            self.fingerprint,
+            time_ms("since", self.since),
+            None if self.ids else self.tenant,
+            self.error,
+        )
 
     def selection(self) -> QuarantinedJobs:
         """The jobs of an action. No selection is an error: it must not mean all of them."""
         if not self.ids and not self.all and not self.has_filter:
-            text = "select jobs by ids, a filter (type, source, reason, before, fingerprint), or all"
+            text = f"select jobs by ids, a filter ({', '.join(FILTERS)}), or all"
             raise OperationError(text, "invalid")
         return QuarantinedJobs(self.filter())
 
@@ -134,9 +159,11 @@ async def list_quarantined(operator: Operator, query: QuarantineQuery) -> dict[s
 
 
 async def quarantine_groups(operator: Operator, query: QuarantineQuery) -> dict[str, Any]:
-    """The first groups of quarantined jobs by the fingerprint of their failure, and the number of all groups."""
+    """The first groups of quarantined jobs by the fingerprint of their failure, and the numbers of all groups and of
+    the jobs in them."""
     found = await operator.store.quarantine.groups(query.filter())
     groups = found.groups()
+    jobs = sum(one.count for one in groups) + found.ungrouped
     fields = [
         {
             "fingerprint": one.fingerprint,
@@ -151,7 +178,7 @@ async def quarantine_groups(operator: Operator, query: QuarantineQuery) -> dict[
         }
         for one in groups[: query.limit]
     ]
-    return {"groups": fields, "ungrouped": found.ungrouped, "total": len(groups)}
+    return {"groups": fields, "ungrouped": found.ungrouped, "total": len(groups), "jobs": jobs}
 
 
 async def quarantine_stats(operator: Operator) -> dict[str, Any]:
@@ -223,6 +250,7 @@ async def requeue_jobs(
             QuarantineFilter(chosen), who=operator.actor, why=because, events=events
         ),
         because=because,
+        filters=given_filters(query, FILTERS),
         dry_run=dry_run,
         listener=listener,
     )
@@ -248,6 +276,7 @@ async def discard_jobs(
             QuarantineFilter(chosen), who=operator.actor, reason=because, events=events
         ),
         because=because,
+        filters=given_filters(query, FILTERS),
         dry_run=dry_run,
         listener=listener,
     )
@@ -276,6 +305,7 @@ async def purge_jobs(
         query.selection(),
         lambda chosen, events: operator.store.quarantine.purge(QuarantineFilter(chosen), events=events),
         because=because,
+        filters=given_filters(query, FILTERS),
         dry_run=dry_run,
         listener=listener,
     )

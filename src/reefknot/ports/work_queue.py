@@ -310,6 +310,10 @@ class QuarantineFilter(Struct, frozen=True):
     before: int | None = None
     fingerprint: str | None = None
     """See `reefknot.core.failure_groups`."""
+    since: int | None = None
+    tenant_id: str | None = None
+    error: str | None = None
+    """A text in the reason or in the failure, as `WorkFilter.error` is."""
 
 
 ALL = QuarantineFilter()

@@ -121,6 +121,25 @@ def open_read_only(path: str, *, patience: float, check: Callable[[apsw.Connecti
     return patiently(attempt, path, patience)
 
 
+def check_unlocked(path: str, seconds: float) -> None:
+    """
+    Raise `StoreLockedError` when the file stays locked for so many seconds: then nobody else can write it.
+
+    The lock is taken and given back, and nothing is written. The log stays as it is, also when everybody else is gone.
+    """
+
+    def attempt() -> None:
+        connection = plain_opener(path, apsw.SQLITE_OPEN_READWRITE)
+        try:
+            connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+            connection.set_busy_handler(busy_handler(seconds))
+            connection.execute("BEGIN IMMEDIATE; ROLLBACK").fetchall()
+        finally:
+            close_connection(connection)
+
+    patiently(attempt, path, seconds)
+
+
 def is_frozen(path: str) -> bool:
     """Whether no process has the file open, as far as its folder tells: then it is read without locks."""
     real = os.path.realpath(path)

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from json import dumps
 from math import isfinite
+from textwrap import dedent
 from typing import Any
 
 from reefknot.runtime.log import printable
@@ -75,11 +76,14 @@ class JsonLines(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        more = {name: value for name, value in vars(record).items() if name not in _USUAL and name not in fields}
-        fields |= more
+        hidden = {*_USUAL, *fields, "is_traceback"}
+        fields |= {name: value for name, value in vars(record).items() if name not in hidden}
         if fields.get("trace_id") is None and (trace_id := current_trace_id()) is not None:
             fields["trace_id"] = trace_id
         trace = _traceback(record)
+        if getattr(record, "is_traceback", False):  # the message goes on with one, indented, for plain handlers
+            fields["message"], _, indented = fields["message"].partition("\n")
+            trace = dedent(indented)
         return dumps(_redacted(fields | {"traceback": trace} if trace else fields))
 
 

@@ -46,11 +46,13 @@ COUNTED = (
     "retries",
     "recovered",
     "given_up",
+    "unrecovered",
     "throttled",
     "quarantined",
     "audit_lost",
 )
-"""Series that count what happened in each step. Given up are failures of work that had been retried."""
+"""Series that count what happened in each step. Given up are all jobs whose failure is not retried any more,
+whether they failed or went to quarantine; unrecovered are those of them that had been retried."""
 SAMPLED = ("queued", "oldest_s", "quarantine", "level")
 """Series of a value as it was in each step. `level` is that of the worst worker: 0 healthy, 3 critical."""
 _SAMPLED = frozenset(SAMPLED)
@@ -202,9 +204,9 @@ def _retry(event: RetryAttempt) -> _Counts:
 
 
 def _given_up(event: RetryExhausted | RetryRefused) -> _Counts:
-    retried = {"given_up": 1.0} if event.total_attempts > 1 else {}
+    retried = {"unrecovered": 1.0} if event.total_attempts > 1 else {}
     throttled = {"throttled": 1.0} if event.reason is Reason.THROTTLED else {}
-    return {f"retry_given_up|{event.reason.value}": 1}, retried | throttled
+    return {f"retry_given_up|{event.reason.value}": 1}, {"given_up": 1.0} | retried | throttled
 
 
 def _admission(event: Admission) -> _Counts:

@@ -253,7 +253,7 @@ class Closing:
             return False
         event = OperatorAction(
             **about_item(item, self._clock.wall()),
-            actor="cancel message",
+            actor=self._context.worker_id,  # who asked has an event of their own
             action="cancel",
             subject=cancel.assignment_id,
             details={"reason": reason},

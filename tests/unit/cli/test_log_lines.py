@@ -91,6 +91,23 @@ def test_a_system_that_is_asked_for_json_logs_its_decisions_and_keeps_its_feed_f
     assert "1 failed" in lines[-1]["message"]
 
 
+def test_the_traceback_of_a_step_is_a_field_of_its_line(rk: Commands) -> None:
+    rk.environment.setenv("REEFKNOT__DASHBOARD__ENABLED", "false")
+    rk.write(
+        "import reefknot as rk\n\n@rk.block('own.bug')\nasync def bug(inputs, context):\n    return {}['x']\n",
+        "bugs.py",
+    )
+    assert rk("submit", "--type", "own.bug", "--id", "one").code == 0
+
+    ended = rk("up", "--for", "2", "--module", "bugs", "--log-format", "json")
+
+    (line,) = [one for one in map(json.loads, ended.err.splitlines()) if "traceback" in one]
+    assert line["message"].endswith("own.bug one: its step raised")
+    assert line["traceback"].startswith("Traceback (most recent call last):\n  File ")
+    assert line["traceback"].endswith("KeyError: 'x'")
+    assert "is_traceback" not in line
+
+
 def test_the_form_can_be_chosen_by_the_environment(rk: Commands) -> None:
     rk.environment.setenv("REEFKNOT_LOG_FORMAT", "json")
     assert json.loads(rk("up", "--for", "0").err.splitlines()[0])["logger"] == "reefknot.cli"

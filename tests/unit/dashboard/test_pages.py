@@ -14,12 +14,15 @@ import pytest
 from msgspec.structs import replace
 
 from bench.operators import filled
+from reefknot.app.alerts import AlertsRecord, RecordedAlert
 from reefknot.cli.app import application
 from reefknot.config.settings import load_settings
 from reefknot.dashboard import pages, views
+from reefknot.dashboard.formats import cursor_words, places
 from reefknot.dashboard.live import ViewKey
 from reefknot.dashboard.server import build_app
 from reefknot.errors import StoreUnavailableError
+from reefknot.operations.alerts import active_alerts
 from tests.security.site_client import READER, Answered, ask, bearer, opened_site, stored_work
 
 CONFIG = """\
@@ -168,12 +171,14 @@ def test_a_live_fragment_is_the_live_part_of_its_page(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     stored_work(path)
 
+    (tmp_path / "reefknot.yaml").write_text(CONFIG)
+
     async def story() -> None:
-        async with opened_site(path) as site:
+        async with opened_site(path, load_settings(environ={}, cwd=tmp_path)) as site:
             renderer = pages.PageRenderer(site)
             for view in views.VIEWS:
                 if view.is_live:
-                    asked = (("id", "held"),) if "id" in view.parameters else ()
+                    asked = tuple(one for one in (("id", "held"), ("name", "notes")) if one[0] in view.parameters)
                     text, took = await renderer.fragment(ViewKey(view.name, "operator", asked))
                     assert text.count("data-live=") == 1
                     assert "<html" not in text
@@ -182,8 +187,101 @@ def test_a_live_fragment_is_the_live_part_of_its_page(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
+def test_a_parameter_that_a_page_does_not_know_is_refused(tmp_path: Path) -> None:
+    """A misspelled filter must not show everything; the API refuses it as well."""
+    for target, answered in answers(
+        tmp_path / "state.db", "/work?foo=bar", "/work?stat=failed&type=x", "/?state=failed", "/work/a?id=b"
+    ).items():
+        assert answered.status == 400, target
+        assert "is unknown; accepted: " in answered.text, target
+
+
+def test_a_job_that_is_not_there_is_told_in_the_words_of_pages(tmp_path: Path) -> None:
+    for answered in answers(tmp_path / "state.db", "/work/no%2Fbody", "/quarantine/no%2Fbody").values():
+        assert answered.status == 404
+        assert "--tenant" not in answered.text
+        assert '<input name="tenant"' in answered.text
+        assert 'no/body" class="acts-row"' in answered.text
+
+
+def test_the_quarantine_is_filtered_and_its_counts_are_those_of_the_filter(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    stored_work(path)
+    everything, none, young, old = answers(
+        path, "/quarantine", "/quarantine?tenant=nobody", "/quarantine?since=1h&error=", "/quarantine?error=of+nobody"
+    ).values()
+    assert "in the order of their ids" in everything.text
+    assert "jobs in quarantine" in everything.text
+    for empty in (none, old):
+        assert "No quarantined job matches this filter" in empty.text
+        assert re.search(r"<b>0</b><span>jobs that match, of \d", empty.text)
+    assert re.search(r"<b>[1-9]\d*</b><span>jobs that match, of \d", young.text)
+    assert "--since 1h" in young.text
+
+
+def test_a_source_has_a_page_with_its_settings(tmp_path: Path) -> None:
+    known, unknown = answers(tmp_path / "state.db", "/sources/notes", "/sources/nobody").values()
+    assert known.status == 200
+    assert "<dt>path</dt>" in known.text
+    assert "source.pause" in known.text
+    assert unknown.status == 404
+
+
+def test_a_rule_is_resolved_where_it_can_be(tmp_path: Path) -> None:
+    (answered,) = answers(tmp_path / "state.db", "/alerts").values()
+    assert "below 0" not in answered.text.replace("below 0.9", "")
+    assert answered.text.count(">at 0<") == 2
+    assert 'data-go="l"' in answered.text
+
+
+def test_policies_name_a_place_once_and_without_its_folder(tmp_path: Path) -> None:
+    config = "worker: {retries: {v2: {enabled: true, default_policy: {max_attempts: 7, base_delay_ms: 50}}}}\n"
+    for answered in answers(tmp_path / "state.db", "/policies", "/policies?target=block:http", config=config).values():
+        shown = re.sub(r' title="[^"]*"', "", answered.text)
+        assert "reefknot.yaml:1" in shown
+        assert f"{tmp_path}/reefknot.yaml" not in shown
+        assert "built-in: " not in shown
+
+
+def test_verify_says_how_far_heads_prove_the_log() -> None:
+    none = {"heads_missing": None, "compared_with": None}
+    assert "accidents and not intent" in " ".join(views.proof(none))
+    one = {"chain": "c", "sequence": 972, "proven_up_to": 165, "mismatches_total": 0}
+    text = " ".join(views.proof({**one, "heads_missing": None, "compared_with": "heads.jsonl"}))
+    assert "heads.jsonl" in text
+    assert "event 165 of 972" in text
+    assert "Events 166 to 972" in text
+    bare = {**one, "chain": "d", "proven_up_to": None}
+    text = " ".join(views.proof({"heads_missing": None, "compared_with": "heads.jsonl", "chains": [one, bare]}))
+    assert "of chain c: nothing up to event 165" in text
+    assert "No head was kept of chain d" in text
+
+
+def test_a_cursor_is_shown_for_people() -> None:
+    table = {
+        None: "",
+        "2026-11-01T00:00:00Z": "2026-11-01T00:00:00Z",
+        '{"uid": 41, "folders": {"a": 1, "b": 2}}': "uid 41, folders (2 entries)",
+        "[1, 2]": "[1, 2]",
+        '{"cut': '{"cut',
+    }
+    assert {given: cursor_words(given) for given in table} == table
+    assert places(["/a/b.yaml:6:24", "/a/b.yaml:8:60", "built-in: worker default"]) == "b.yaml:6, 8; worker default"
+
+
+def test_an_active_alert_has_its_value_of_now() -> None:
+    raised = RecordedAlert("quarantine_growth", 15.0, 10.0, 0, "jobs: 15 (above 10)")
+    (shown,) = active_alerts(AlertsRecord(active={"quarantine_growth": raised}), [], {"quarantine_growth": 29.0})[
+        "alerts"
+    ]
+    assert (shown["value"], shown["now"]) == (15.0, 29.0)
+    text = str(pages.environment().globals["part"].alert(shown))  # type: ignore[attr-defined]
+    assert "<b>now 29</b>" in text
+
+
 def test_an_unknown_view_has_no_stream(tmp_path: Path) -> None:
-    found = answers(tmp_path / "state.db", "/live", "/live?view=nothing", "/live?view=health")
+    wanting = ("/live", "/live?view=nothing", "/live?view=health", "/live?view=job", "/live?view=source")
+    found = answers(tmp_path / "state.db", *wanting)
     assert {one.status for one in found.values()} == {400}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import tomllib
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -229,6 +230,29 @@ def test_an_open_store_is_examined_while_somebody_else_writes_it(tmp_path: Path)
 
     assert {one["level"] for one in found.values()} == {"ok"}
     assert {"python", "extras", "library", "schema", "durability", "content", "leases", "audit"} <= set(found)
+
+
+def locks_on(file: Path) -> int:
+    """The locks that this process holds on a file, as the system lists them."""
+    wanted = f":{file.stat().st_ino} "
+    return sum(wanted in line and f" {os.getpid()} " in line for line in Path("/proc/locks").read_text().splitlines())
+
+
+def test_a_look_at_an_open_store_keeps_the_locks_of_this_process(tmp_path: Path) -> None:
+    """Without them, others may take the file for one that nobody has open, and remove its log."""
+    file = tmp_path / "state.db"
+
+    async def main() -> tuple[int, int, int]:
+        async with rk.open_store(f"sqlite:{file}", tidy=False) as store:
+            before = locks_on(file)
+            await examine_store(Operator(store, Redactor(())))
+            after = locks_on(file)
+            os.close(os.open(file, os.O_RDONLY))
+            return before, after, locks_on(file)
+
+    before, after, closed = asyncio.run(main())
+    assert before == after > 0
+    assert closed == 0, "the control: whoever opens the file and closes it drops the locks of all"
 
 
 def test_a_check_of_the_content_that_takes_too_long_is_ended_and_says_so(

@@ -12,18 +12,28 @@ from reefknot.app.activity import Activity
 from reefknot.app.alerts import AlertsRecord, RecordedAlert
 from reefknot.app.system import System
 from reefknot.audit.journal import Journal, envelope
-from reefknot.core.audit.event import Admission, Completed, Dropped, Quarantined, RetryRecovered
+from reefknot.core.audit.event import (
+    Admission,
+    Completed,
+    Dropped,
+    Quarantined,
+    RetryExhausted,
+    RetryRecovered,
+    RetryRefused,
+)
 from reefknot.core.overload.source_health import SourceHealth
 from reefknot.core.redaction import Redactor
+from reefknot.core.retry.decide import Reason
 from reefknot.engines.clocks import SystemClock
 from reefknot.engines.memory import MemoryStore
 from reefknot.ingestion.sources import SourceRecords, with_health
+from reefknot.operations.metrics import metrics_text
 from reefknot.operations.operator import Operator
 from reefknot.operations.overview import overview
 from reefknot.ports.store import Store
 from reefknot.worker.settings import default_settings
 from tests.unit.operations.statuses import running
-from tests.unit.telemetry.test_metrics import retry
+from tests.unit.telemetry.test_metrics import given_up, retry
 
 
 async def seen(store: Store, *secrets: str) -> dict[str, Any]:
@@ -69,6 +79,26 @@ def test_what_ended_systems_did_within_15_minutes_is_counted() -> None:
     assert sum(view["series"]["retries"]) == 2
     assert sum(view["series"]["retries"][-2:]) == 2, "the newest step is the last one"
     assert (view["ended_per_s"], view["last_ends"][0]["id"]) == (0.0, "job-0"), "the rates are of running systems"
+
+
+def test_given_up_is_every_job_that_is_not_retried_any_more_as_in_the_metrics() -> None:
+    """The share of recovered ones is of those that were retried: retries cannot help what is never retried."""
+
+    async def main() -> tuple[dict[str, Any], bytes]:
+        store = MemoryStore(SystemClock())
+        async with Activity(store, SystemClock()):
+            await Journal(store.audit).write(
+                *(given_up(RetryRefused, Reason.NOT_RETRYABLE, 1) for _ in range(10)),
+                given_up(RetryExhausted, Reason.BUDGET_SPENT, 3),
+                RetryRecovered(**about(), total_attempts=3, elapsed_seconds=1.0),
+            )
+        return await seen(store), await metrics_text(Operator(store, Redactor(())))
+
+    view, text = asyncio.run(main())
+    counted = [line.rpartition(" ")[2] for line in text.decode().splitlines() if "retry_given_up_total{" in line]
+    assert view["retries"]["given_up"] == sum(map(float, counted)) == 11
+    assert view["retries"]["recovered_share"] == 0.5
+    assert b"reefknot_retry_budget_exhausted_total 1.0" in text
 
 
 def test_levels_come_with_their_reasons_and_classes_are_added_up() -> None:

@@ -24,6 +24,7 @@ from reefknot.operations.quarantine import (
     requeue_jobs,
     show_quarantined,
 )
+from reefknot.operations.words.events import describe
 from reefknot.ports.work_queue import Settlement
 from tests.unit.operations.operator_scene import SECRET, OperatorScene, in_scene, names_of
 
@@ -99,6 +100,23 @@ def test_each_action_is_audited_with_its_actor_and_tells_what_it_changed(tmp_pat
     in_scene(tmp_path, story)
 
 
+def test_the_sentence_of_an_action_on_many_jobs_has_their_number_the_filter_and_the_reason(tmp_path: Path) -> None:
+    async def story(scene: OperatorScene) -> None:
+        await kept(scene, "a", "b", "c")
+        await requeue_jobs(scene.operator, QuarantineQuery(ids=("c",)))
+        groups = await quarantine_groups(scene.operator, QuarantineQuery())
+        fingerprint = groups["groups"][0]["fingerprint"]
+        await discard_jobs(scene.operator, QuarantineQuery(fingerprint=fingerprint), because="the service is gone")
+
+        found = [describe(one) for one in await scene.actions()]
+        assert found == [
+            ("operator", "ann: quarantine.requeue c"),
+            ("operator", f"ann: quarantine.discard 2 jobs of fingerprint {fingerprint}: the service is gone"),
+        ]
+
+    in_scene(tmp_path, story)
+
+
 def test_an_answer_is_bounded_and_a_listener_hears_every_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bulk, "MOST_NAMED", 3)
     monkeypatch.setattr(bulk, "CHUNK", 2)
@@ -131,7 +149,9 @@ def test_no_selection_never_means_all_jobs(tmp_path: Path) -> None:
         ({"before": "soon"}, "before"),
         ({"reason": ""}, "reason"),
         ({"limit": 0}, "limit"),
-        ({"tenant": "acme"}, "tenant"),
+        ({"tenant": " "}, "tenant"),
+        ({"error": ""}, "error"),
+        ({"since": "soon"}, "since"),
         ({"ids": ("a",), "all": True}, "all"),
     ],
 )

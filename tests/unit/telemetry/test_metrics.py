@@ -82,13 +82,17 @@ def given_up(kind: type[RetryExhausted | RetryRefused], reason: Reason, attempts
             {"retry_attempts|http.request|NETWORK_ERROR": 1, "retry_wait|0.5": 1, "retry_wait_sum": 0.3},
             {"retries": 1},
         ),
-        (given_up(RetryExhausted, Reason.BUDGET_SPENT), {"retry_given_up|budget_spent": 1}, {"given_up": 1}),
+        (
+            given_up(RetryExhausted, Reason.BUDGET_SPENT),
+            {"retry_given_up|budget_spent": 1},
+            {"given_up": 1, "unrecovered": 1},
+        ),
         (
             given_up(RetryRefused, Reason.THROTTLED),
             {"retry_given_up|throttled": 1},
-            {"given_up": 1, "throttled": 1},
+            {"given_up": 1, "unrecovered": 1, "throttled": 1},
         ),
-        (given_up(RetryRefused, Reason.NOT_RETRYABLE, 1), {"retry_given_up|not_retryable": 1}, {}),
+        (given_up(RetryRefused, Reason.NOT_RETRYABLE, 1), {"retry_given_up|not_retryable": 1}, {"given_up": 1}),
         (RetryRecovered(**ABOUT, total_attempts=2, elapsed_seconds=1.0), {"retry_recovered": 1}, {"recovered": 1}),
         (Admission(**ABOUT), {"admissions|accepted": 1}, {"accepted": 1}),
         (

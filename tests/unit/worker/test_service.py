@@ -76,7 +76,7 @@ def test_queued_work_is_cancelled_and_never_runs() -> None:
         assert result.error_message == "changed my mind"
         assert step.times("b") == []
         (event,) = await shop.events(OperatorAction)
-        assert (event.work_id, event.action) == ("b", "cancel")  # type: ignore[union-attr]
+        assert (event.actor, event.work_id, event.action) == ("w1", "b", "cancel")  # type: ignore[union-attr]
 
     with_shop(story)
 

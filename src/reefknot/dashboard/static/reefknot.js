@@ -416,7 +416,12 @@
     if (event.key === "?" && help) { event.preventDefault(); help.showModal(); return; }
     if (event.key === "/") {
       const field = one("form.filter input:not([type=hidden]), form.filter select");
-      if (field) { event.preventDefault(); field.focus(); }
+      if (field) {
+        event.preventDefault();
+        const fold = field.closest("details");
+        if (fold) fold.open = true;
+        field.focus();
+      }
       return;
     }
     if (event.key === "g") { waiting = Date.now(); return; }
@@ -449,6 +454,11 @@
   addEventListener("hashchange", takeToken);
   takeToken();
   sayKept();
+  // On a narrow window a filter that filters nothing is folded, so that the first row is seen.
+  const narrow = matchMedia("(max-width: 700px)");
+  const fold = () => { for (const box of all("details.fold")) box.open = !narrow.matches || box.dataset.kept !== undefined; };
+  narrow.addEventListener("change", fold);
+  fold();
   const current = one("nav [aria-current]");
   if (current) current.parentElement.parentElement.parentElement.scrollLeft = current.offsetLeft - 40;
   tick();

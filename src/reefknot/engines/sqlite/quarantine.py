@@ -9,7 +9,7 @@ import apsw
 from msgspec import structs
 
 from reefknot.core import work as core
-from reefknot.core.failure_groups import FailureGroups, fingerprint_of
+from reefknot.core.failure_groups import FailureGroups, fingerprint_of, in_small
 from reefknot.core.time import Moment
 from reefknot.core.versions import next_record, replaced
 from reefknot.core.work import WorkItem, WorkState
@@ -192,5 +192,8 @@ def _conditions(which: QuarantineFilter) -> dict[str, Any]:
         "source = ?": which.source,
         "instr(reason, ?) > 0": which.reason_contains,
         "updated_at < ?": which.before,
+        "updated_at >= ?": which.since,
+        "tenant_id = ?": which.tenant_id,
+        rows.HAS_ERROR: None if which.error is None else in_small(which.error),
     }
     return {words: value for words, value in given.items() if value is not None}

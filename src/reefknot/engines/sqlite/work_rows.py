@@ -72,6 +72,8 @@ _HAS_ERROR = (
     "(instr(lower(reason), ?) > 0 OR iif(json_valid(failure), instr(lower(failure ->> 'code'), ?) > 0 "
     "OR instr(lower(failure ->> 'failure_type'), ?) > 0 OR instr(lower(failure ->> 'message'), ?) > 0, false))"
 )
+HAS_ERROR = f"EXISTS (SELECT 1 FROM (SELECT ? AS asked) WHERE {_HAS_ERROR.replace('?', 'asked')})"  # noqa: S608 - constants
+"""The same with one value."""
 _CREATED_FROM = "SELECT seq, created_at FROM work WHERE seq >= ? ORDER BY seq LIMIT 1"
 _OF_STATE = "state = ? AND kind = ?"
 # The rule of `core.work.visible_state`: running work that nobody is at.

@@ -85,7 +85,7 @@ def describe(event: events.AnyEvent) -> tuple[str, str] | None:
             waits = "" if event.wait_seconds is None else f" for {event.wait_seconds:.3g} s"
             return "breaker", f"{event.name} is {event.state}{waits}"
         case events.OperatorAction():
-            return "operator", f"{event.actor}: {event.action} {event.subject or ''}".rstrip()
+            return "operator", _describe_action(event)
         case events.AlertRaised():
             return "alert", f"{event.alert}: {event.text}"
         case events.AlertResolved():
@@ -110,6 +110,18 @@ def describe_routine(event: events.AnyEvent) -> str:
             return f"{event.status} after {plural(event.attempts or 0, 'attempt')}{took}"
         case _:
             return ""
+
+
+def _describe_action(event: events.OperatorAction) -> str:
+    """Who did what to which job, or to how many of which group, and why."""
+    details = event.details or {}
+    what, filters, why = event.subject or "", details.get("filter"), details.get("reason")
+    if not what and isinstance(details.get("count"), int):
+        what = plural(details["count"], "job")
+    if isinstance(filters, dict) and filters:
+        what += f" of {', '.join(f'{name} {_short(value)}' for name, value in filters.items())}"
+    text = f"{event.actor}: {event.action} {what}".rstrip()
+    return f"{text}: {_short(why)}" if isinstance(why, str) and why else text
 
 
 def _describe_admission(event: events.Admission) -> tuple[str, str] | None:

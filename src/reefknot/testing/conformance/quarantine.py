@@ -113,6 +113,11 @@ class QuarantineContract:
         assert await found(QuarantineFilter(source="s1")) == ["a", "b"]
         assert await found(QuarantineFilter(reason_contains="100% _")) == ["a"]
         assert await found(QuarantineFilter(before=aside.updated_at)) == ["a"]
+        assert await found(QuarantineFilter(since=aside.updated_at)) == ["b", "c"]
+        assert await found(QuarantineFilter(error="BAD")) == ["a", "c"]
+        assert await found(QuarantineFilter(error="bad", since=aside.updated_at)) == ["c"]
+        assert await store.quarantine.count(QuarantineFilter(error="bad")) == {"t1": 1, "t2": 1}
+        assert await found(QuarantineFilter(tenant_id="acme")) == []
         page = await store.quarantine.find(limit=2)
         rest = await store.quarantine.find(after="b")
         assert [item.id for item in page + rest] == ["a", "b", "c"]
