@@ -115,6 +115,7 @@ class Folder:
             "TZ": "UTC",
             "LOGNAME": "tester",
             "LANG": "C.UTF-8",
+            "REEFKNOT_LOG_FORMAT": "text",  # as a terminal shows it; test_log_lines.py has the other form
         }
         for name, value in settled.items():
             monkeypatch.setenv(name, value)

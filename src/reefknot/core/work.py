@@ -383,8 +383,7 @@ def settle(item: WorkItem, settled: Settled, now: Moment) -> WorkItem:
         case WorkDone(result=result):
             return _ended(item, WorkState.SUCCEEDED, now, attempts=item.attempts + 1, result=result)
         case WorkFailed(failure=failure, result=result, reason=reason, ran=ran):
-            noted = _with_history(item, now, "failed", reason)
-            number = item.attempts + ran
+            noted, number = _with_history(item, now, "failed", reason), item.attempts + ran
             return _ended(noted, WorkState.FAILED, now, attempts=number, result=result, failure=failure, reason=reason)
         case WorkRejected(result=result, reason=reason):
             noted = _with_history(item, now, "rejected", reason)
@@ -435,8 +434,7 @@ def vanished_reason(crashes: int) -> str:
 
 
 def cancel(item: WorkItem, now: Moment, *, reason: str, who: str) -> WorkItem:
-    """The item after a person cancelled it. A running attempt loses its lease, and so cannot report any more; it
-    counts."""
+    """The item after a person cancelled it. A running attempt counts, loses its lease, and cannot report any more."""
     noted = _with_history(item, now, "cancelled", reason, who)
     return _ended(noted, WorkState.CANCELLED, now, attempts=attempts_begun(item), reason=reason)
 

@@ -98,7 +98,7 @@ def _charts(found: Found) -> list[Found]:
         return {"title": title, "kind": kind, "unit": unit, "series": shown, "step_s": step}
 
     recovered = [
-        {"name": "recovered share", "values": _shares(series["recovered"], series["given_up"])},
+        {"name": "recovered share", "values": _shares(series["recovered"], series["unrecovered"])},
     ]
     return [
         chart(
@@ -117,9 +117,9 @@ def _charts(found: Found) -> list[Found]:
     ]
 
 
-def _shares(recovered: list[float], given_up: list[float]) -> list[float | None]:
+def _shares(recovered: list[float], unrecovered: list[float]) -> list[float | None]:
     """The share of retried work that recovered, in each step with an end."""
-    both = zip(recovered, given_up, strict=True)
+    both = zip(recovered, unrecovered, strict=True)
     return [good / (good + bad) if good is not None and bad is not None and good + bad else None for good, bad in both]
 
 

@@ -91,13 +91,13 @@ def recovered_event(work: ExecAssignment | WorkItem, wall: float, history: Histo
     )
 
 
-def expired_event(work: ExecAssignment, wall: float, attempts: int, limit_ms: int | None) -> TimeoutOccurred:
-    """Work whose time was over before it ran, or ran again. `limit_ms` is that time."""
+def expired_event(work: ExecAssignment, wall: float, attempts: int, timeout_ms: int = 0) -> TimeoutOccurred:
+    """Work whose deadline, or `timeout_ms` where it has none, was over before it ran, or ran again."""
     return TimeoutOccurred(
         **about(work, wall),
         operation=_operation(work),
         attempt_number=attempts,
-        timeout_seconds=(limit_ms or 0) / 1000,
+        timeout_seconds=(work.options.deadline_ms or timeout_ms) / 1000,
         whole=True,
     )
 

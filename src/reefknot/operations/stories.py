@@ -305,7 +305,7 @@ def lines_of(
 ) -> list[dict[str, Any]]:
     """History and events in the order of time, each in a sentence; those of an event with its fields. What an event
     tells is not told again."""
-    told = {"retry", *(one.get("event_type") for one in events)}
+    recorded = {"retry", *(one.get("event_type") for one in events)}
     lines = [
         {
             "at": one["at"],
@@ -314,7 +314,7 @@ def lines_of(
             "event": None,
         }
         for one in history
-        if one["what"] not in told
+        if one["what"] not in recorded
     ]
     for entry, fields in zip(kept, events, strict=True):
         _, words = in_words(entry.entry.body)

@@ -202,13 +202,10 @@ class StepRunner:
             message = f"{message or f'{EXPIRED_MESSAGE} again'}; before that: {last_error(item)}"
         message = message or EXPIRED_MESSAGE
         step = StepResult(StepStatus.TIMEOUT, ErrorCode.cancelled_by_timeout, error_message=message)
-        limit_ms = attempt.assignment.options.deadline_ms if item.deadline_at is not None else None
-        limit_ms = attempt.request.timeout_ms if limit_ms is None else limit_ms
-        event = expired_event(attempt.assignment, self._clock.wall(), item.attempts, limit_ms)
+        event = expired_event(attempt.assignment, self._clock.wall(), item.attempts, attempt.request.timeout_ms)
         self.log.ended(attempt.assignment, message, attempts=item.attempts)
-        failure = classify(message, code=ErrorCode.cancelled_by_timeout)
-        settled = WorkFailed(failure_json(failure), None, EXPIRED, ran=False)
-        return self._ended(attempt, step, settled, (event,), ran=False)
+        failure = failure_json(classify(message, code=ErrorCode.cancelled_by_timeout))
+        return self._ended(attempt, step, WorkFailed(failure, None, EXPIRED, ran=False), (event,), ran=False)
 
     def _not_known(self, attempt: AttemptInputs) -> AttemptReport:
         """The return of a step that an earlier incarnation of this worker knew, and this one does not."""

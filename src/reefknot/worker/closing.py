@@ -278,8 +278,7 @@ class Closing:
         if item.attempts:  # an attempt says it better: it knows the last error
             pool.put(msgspec.structs.replace(late, due=0.0, expires=float("inf")))
             return
-        late_one = assignment_of(item)
-        event = expired_event(late_one, self._clock.wall(), item.attempts, late_one.options.deadline_ms)
+        event = expired_event(assignment_of(item), self._clock.wall(), item.attempts)
         if await self._cancel(item, pool, EXPIRED, event):
             self._steps.counters.expired += 1
             await self.publish_result(late.id)

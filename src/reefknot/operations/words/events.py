@@ -113,7 +113,7 @@ def describe_routine(event: events.AnyEvent) -> str:
 
 
 def _describe_action(event: events.OperatorAction) -> str:
-    """Who did what to which job, or to how many of which group, and why."""
+    """The actor, the action, the job or the number of jobs and their filter, and the reason."""
     details = event.details or {}
     what, filters, why = event.subject or "", details.get("filter"), details.get("reason")
     if not what and isinstance(details.get("count"), int):
