@@ -272,7 +272,9 @@ def test_every_decision_is_one_line_of_json_with_its_fields_where_stderr_is_no_t
     names = {"lucky": "own.flaky", "unlucky": "own.failing"}
     lines = [{"assignment_id": name, "tenant_id": "acme", "job": {"type": kind}} for name, kind in names.items()]
     (folder.path / "work.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
-    _, _, err = folder.ends(folder.start("run", "work.jsonl", "--module", "odd", "--log-level", "info"))
+    _, _, err = folder.ends(
+        folder.start("run", "work.jsonl", "--module", "odd", "--log-level", "info", "--log-format", "auto")
+    )
     told = [json.loads(line) for line in err.splitlines() if line.startswith("{")]
     decided = [one for one in told if "decision" in one]
 

@@ -437,8 +437,8 @@ class UpSession(Struct, frozen=True):
         parts = [
             f"{number} {name.replace('_', ' ')}" for name, number in summary.items() if name != "elapsed_s" and number
         ]
-        tell = put if self.feed else say
-        tell(f"up for {summary['elapsed_s']:.1f} s: {', '.join(parts) or 'nothing was submitted'}")
+        announce = put if self.feed else say
+        announce(f"up for {summary['elapsed_s']:.1f} s: {', '.join(parts) or 'nothing was submitted'}")
 
 
 def _example(reach: BlocksSection) -> str:

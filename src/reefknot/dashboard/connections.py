@@ -18,7 +18,7 @@ from reefknot.runtime.log import logger
 
 SECURED_S = 10.0
 """Longest time from the begin of a connection to the end of the TLS handshake."""
-TOLD_EVERY_S = 60.0
+REPORTED_EVERY_S = 60.0
 
 
 class OpenConnection(socket.socket):
@@ -49,7 +49,7 @@ class ListeningSocket(socket.socket):
         self._waiting: dict[int, OpenConnection] = {}
         """Those without a whole request, the longest waiting first."""
         self._answered: dict[int, OpenConnection] = {}
-        self._told_at = -TOLD_EVERY_S
+        self._reported_at = -REPORTED_EVERY_S
 
     @property
     def connections(self) -> int:
@@ -84,8 +84,8 @@ class ListeningSocket(socket.socket):
 
     def _make_room(self) -> bool:
         """End the connection that has waited longest; False when all of them are being answered."""
-        if clock.now() - self._told_at >= TOLD_EVERY_S:
-            self._told_at = clock.now()
+        if clock.now() - self._reported_at >= REPORTED_EVERY_S:
+            self._reported_at = clock.now()
             logger().warning("dashboard: %d connections are open; for new ones, those without a request end", self.most)
         if not self._waiting:
             return False
