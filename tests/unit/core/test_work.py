@@ -51,6 +51,7 @@ from reefknot.core.work import (
     settle,
     stage_of,
     started,
+    step_key,
     visible_state,
     worker_class,
     worker_of,
@@ -538,3 +539,11 @@ def test_a_suspect_runs_by_itself_and_what_comes_before_it_together() -> None:
 def test_only_work_that_ended_without_success_can_be_retried() -> None:
     states = {state for state in WorkState if can_retry(structs.replace(fresh(), state=state))}
     assert states == {WorkState.FAILED, WorkState.CANCELLED, WorkState.QUARANTINED}
+
+
+def test_the_key_of_a_step_is_that_of_its_run() -> None:
+    """Retries of a run share it; a requeue begins another run."""
+    item = WorkItem("order-7|acme", "http.request", "io")
+
+    assert step_key(item.id, item.generation) == "order-7|acme/0"
+    assert step_key(item.id, item.generation + 1) != step_key(item.id, item.generation)
