@@ -24,7 +24,12 @@ class Shell:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("REEFKNOT", "WORKER_"))}
-        self._environment = kept | {"PYTHONWARNINGS": "error", "COLUMNS": "200", "HOME": str(folder)}
+        self._environment = kept | {
+            "PYTHONWARNINGS": "error",
+            "COLUMNS": "200",
+            "HOME": str(folder),
+            "REEFKNOT_LOG_FORMAT": "text",  # as on a terminal
+        }
         self.started: list[subprocess.Popen[str]] = []
 
     def __call__(self, line: str) -> subprocess.CompletedProcess[str]:

@@ -54,7 +54,7 @@ class Person:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("REEFKNOT", "WORKER_"))}
-        self.environment = kept | {"COLUMNS": "200", "XDG_CONFIG_HOME": str(folder)}
+        self.environment = kept | {"COLUMNS": "200", "XDG_CONFIG_HOME": str(folder), "REEFKNOT_LOG_FORMAT": "text"}
         (folder / "steps.py").write_text(STEPS)
 
     def __call__(self, *words: str) -> subprocess.CompletedProcess[str]:

@@ -40,6 +40,7 @@ class Machine:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("REEFKNOT", "WORKER_"))}
         self._environment = kept | {
             "PYTHONWARNINGS": "error",
+            "REEFKNOT_LOG_FORMAT": "text",
             "PYTHONUTF8": "1",
             "COLUMNS": "200",
             "REEFKNOT_LOG_FORMAT": "text",

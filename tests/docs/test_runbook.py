@@ -78,6 +78,7 @@ def test_every_line_that_the_page_shows_is_printed(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("PYTHONWARNINGS", "error")
     for name in [one for one in os.environ if one.startswith(("REEFKNOT", "WORKER_"))]:
         monkeypatch.delenv(name)
+    monkeypatch.setenv("REEFKNOT_LOG_FORMAT", "text")  # as on a terminal
     namespace: dict[str, object] = {"__name__": "__main__"}
     compared = 0
     for fence in fences(PAGE.read_text(encoding="utf-8")):

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from reefknot.app.activity import reported, store_activity
-from reefknot.app.doctor import Finding, examine, examine_open
+from reefknot.app.doctor import Finding, Level, examine, examine_open
 from reefknot.app.presence import STORE_S, dead_owners, living_systems
 from reefknot.config.reading.session import KeyPath, Problem, dotted
 from reefknot.config.secrets import NATS_SECRETS, is_reference, resolve_at
@@ -111,7 +111,7 @@ async def examine_address(
         options["nats"] = {**nats, "creates": False}
         try:
             async with open_store(url, **options, tidy=False, read_only=url.startswith(SQLITE_PREFIX)) as store:
-                findings += await _activity(store, settings)
+                findings += await _activity(store, settings, silence="warning")  # the server was examined already
         except StoreError as error:
             findings.append(Finding("leases", "warning", f"not known: {error.problem}", error.way_out))
     return _report(findings, shown, redactor)
@@ -324,8 +324,10 @@ async def _logins(settings: Settings) -> Finding:
 # ---- what processes left behind --------------------------------------------------------------------------------------
 
 
-async def _activity(store: Store, settings: Settings | None) -> list[Finding]:
-    """Findings about the processes over an open store: leases of dead ones, and events that were not written."""
+async def _activity(store: Store, settings: Settings | None, *, silence: Level = "problem") -> list[Finding]:
+    """Findings about the processes over an open store: leases of dead ones, and events that were not written.
+
+    `silence` is the level of a store that does not answer."""
     try:
         async with asyncio.timeout(STORE_S):
             systems = await living_systems(store)
@@ -333,10 +335,8 @@ async def _activity(store: Store, settings: Settings | None) -> list[Finding]:
             findings.append(await _events(store, systems))
             findings += await _copies(store, settings)
     except (StoreError, TimeoutError) as error:
-        way_out = "look at the load of its disk or server"
-        return [
-            Finding("leases", "problem", f"the store does not answer ({error_text(error)})", way_out, "unreachable")
-        ]
+        text, way_out = f"the store does not answer ({error_text(error)})", "look at the load of its disk or server"
+        return [Finding("leases", silence, text, way_out, "unreachable")]
     return findings
 
 
