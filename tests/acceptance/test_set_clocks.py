@@ -43,7 +43,6 @@ class Machine:
             "REEFKNOT_LOG_FORMAT": "text",
             "PYTHONUTF8": "1",
             "COLUMNS": "200",
-            "REEFKNOT_LOG_FORMAT": "text",
         }
         self.started: list[subprocess.Popen[str]] = []
 
