@@ -8,13 +8,17 @@ loop's heap.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from math import inf
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, TypeVar
 
 STORE_S = 30.0
 """Time limit of one operation of a store."""
+CANCELLATIONS, CANCELLATION_S = 20, 0.25
+"""How often work is cancelled that does not end, and how long each time is waited for it."""
+
+T = TypeVar("T")
 
 
 class Timeout:
@@ -114,3 +118,24 @@ class _SharedTimeout(Timeout):
     def _disarm(self) -> None:
         """Forget this limit. The timer stays as it is: when it fires, it finds nothing or the next limit."""
         self._owner.ends.pop(self, None)
+
+
+async def within(work: Coroutine[Any, Any, T], seconds: float) -> T:
+    """
+    The result of work that ends in these seconds; `TimeoutError` otherwise.
+
+    For clients of others that may take a cancellation for the end of a socket and go on as if nothing had happened: the
+    work is cancelled until it ends.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        done, _ = await asyncio.wait([task], timeout=seconds)
+        if not done:
+            raise TimeoutError
+        return task.result()
+    finally:
+        for _ in range(CANCELLATIONS):
+            if task.done():
+                break
+            task.cancel()
+            await asyncio.wait([task], timeout=CANCELLATION_S)

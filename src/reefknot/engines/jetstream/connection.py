@@ -52,6 +52,7 @@ from reefknot.errors import (
 from reefknot.runtime.database_urls import nats_address
 from reefknot.runtime.log import error_text, logger, printable
 from reefknot.runtime.seeds import new_id
+from reefknot.runtime.timeouts import within
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -165,8 +166,7 @@ class Connection:
         if settings["tls"] is not None:
             insist_on_tls(client)
         try:
-            async with asyncio.timeout(self.options.patience):
-                await client.connect(servers=list(self.options.servers), **settings)
+            await within(client.connect(servers=list(self.options.servers), **settings), self.options.patience)
         except TimeoutError:
             await _closed_quietly(client)
             raise self._explained(self._last_error) from self._last_error
