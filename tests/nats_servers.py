@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from nats.aio.client import Client
+
     from reefknot.app.nats_servers import NatsServer
 
 
@@ -84,3 +86,12 @@ def _wait_until_stopped(pid: int) -> None:
     }:
         assert time.monotonic() < ends, "it goes on"
         time.sleep(0.01)
+
+
+async def round_trip(client: Client) -> None:
+    """
+    Return when the server has read everything that a raw client sent before.
+
+    Not by `client.flush()`: its ping overtakes what is not written yet, so that its answer proves nothing.
+    """
+    await client.request("$JS.API.INFO", timeout=10)

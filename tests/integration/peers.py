@@ -23,6 +23,7 @@ from nats.aio.msg import Msg
 from reefknot.app.nats_servers import NatsServer
 from reefknot.runtime.seeds import new_id
 from tests.acceptance.folder import Folder
+from tests.nats_servers import round_trip
 from tests.unit.cli.running import Commands
 
 ASSIGN, ACK, RESULT = "caf.exec.assign.v1", "caf.exec.assign.v1.ack", "caf.exec.result.v1"
@@ -68,7 +69,7 @@ class Peer:
         self._client = await nats.connect(self.server)
         for subject in ("caf.exec.>", "caf.worker.>"):
             await self._client.subscribe(subject, cb=self._hear)
-        await self._client.flush()
+        await round_trip(self._client)
         self._heartbeats = asyncio.ensure_future(self._send_heartbeats())
 
     async def _hear(self, message: Msg) -> None:
@@ -94,7 +95,7 @@ class Peer:
 
         async def publish() -> None:
             await self._client.publish(subject, body, headers=headers)
-            await self._client.flush()
+            await round_trip(self._client)
 
         self.run(publish())
 
@@ -122,7 +123,7 @@ class Peer:
         health = {"status": status, "queue_depth": 0, "active": 0, "capacity": 4}
         beat = {"worker_id": worker_id, "timestamp": int(time.time() * 1000), "classes": {"cpu": health}}
         await self._client.publish(HEARTBEAT, json.dumps(beat).encode())
-        await self._client.flush()
+        await round_trip(self._client)
 
     def waiting_in(self, stream: str) -> int:
         """The number of messages that a stream keeps."""

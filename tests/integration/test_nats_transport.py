@@ -32,7 +32,7 @@ from reefknot.ports.transport import Delivery
 from reefknot.runtime.seeds import new_id
 from reefknot.worker.service import Worker
 from reefknot.worker.settings import default_settings
-from tests.nats_servers import frozen, kill, restart
+from tests.nats_servers import frozen, kill, restart, round_trip
 from tests.workshop import Step, work
 
 LONGEST_S = 60.0
@@ -82,8 +82,7 @@ async def heard_by(client: Client, subject: str) -> asyncio.Queue[Msg]:
         heard.put_nowait(message)
 
     await client.subscribe(subject, cb=take)
-    for _ in "12":  # the first ping may overtake the subscription
-        await client.flush()
+    await round_trip(client)
     return heard
 
 
@@ -248,7 +247,7 @@ class TestParts:
                 assert (await anext(line)).body == b"first"
                 for label in ("x/1/2", "no label", "y/0/two", "z/0/1"):
                     await peer.publish(f"{name}.parts.a", b"\xc1", headers={"Reefknot-Part": label})
-                await peer.flush()
+                await round_trip(peer)
                 await end.publish("a", bytes(2 * MEBIBYTE))
                 assert len((await anext(line)).body) == 2 * MEBIBYTE
 
@@ -655,7 +654,7 @@ async def _subjects_heard(server: NatsServer, end: JetStreamTransport) -> list[s
     client = await nats.connect(server.url)
     try:
         subscription = await client.subscribe("*.caf.exec.result.v1")
-        await client.flush()
+        await round_trip(client)
         await end.publish(RESULT, b"x")
         return [(await subscription.next_msg(timeout=10)).subject]
     finally:
