@@ -17,6 +17,8 @@ from urllib.parse import quote, urlencode
 from reefknot import clock
 from reefknot.dashboard import charts
 from reefknot.dashboard.charts import Series, Span
+from reefknot.operations.values import duration
+from reefknot.operations.words.policies import field_text
 from reefknot.runtime.log import printable
 
 _KINDS = {
@@ -83,11 +85,6 @@ def seconds_at(at: str) -> float:
 def iso(ms: float) -> str:
     """A time in milliseconds since 1970 as ISO 8601."""
     return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")
-
-
-def duration(value: float | None) -> str:
-    """Seconds as people say them; nothing for none."""
-    return "" if value is None else charts.seconds(value)
 
 
 def amount(value: float | None) -> str:
@@ -202,20 +199,9 @@ def _part(value: object) -> str:
     return f"({len(value)} entries)" if isinstance(value, dict | list) else short(value, 24)
 
 
-_SECONDS = frozenset({"base_delay", "max_delay", "time_budget", "attempt_timeout", "max_elapsed", "max_retry_after"})
-
-
-def setting(value: object, name: str = "") -> str:
+def setting(value: object, name: str) -> str:
     """The value of a policy's field in words."""
-    match value:
-        case None:
-            return "no limit"
-        case bool():
-            return "yes" if value else "no"
-        case int() | float():
-            return charts.seconds(value) if name in _SECONDS else f"{value:g}"
-        case _:
-            return short(value, 200)
+    return short(field_text(name, value), 200)
 
 
 def _drawn(draw: Callable[..., str]) -> Callable[..., Any]:
