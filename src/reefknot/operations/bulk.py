@@ -237,7 +237,7 @@ async def _reasons(store: Store, selection: Selection, records: list[str]) -> li
     lines = []
     for record in records[:MOST_SHOWN]:
         item, (job, tenant) = await store.work.get(record), assignment_and_tenant(record)
-        hint = tenant_hint(tenant) if item is None else ""
+        hint = tenant_hint(tenant).format(tenant="--tenant") if item is None else ""
         lines.append(f"{named(job, tenant)} {await selection.missing(store, item)}{hint}")
     if len(records) > MOST_SHOWN:
         lines.append(f"… and {len(records) - MOST_SHOWN} more are not")
@@ -252,4 +252,4 @@ def named(job: str, tenant: str | None) -> str:
 
 def tenant_hint(tenant: str | None) -> str:
     """The hint for a job that was not found without a tenant."""
-    return "" if tenant else "; for a job of a tenant, give --tenant"
+    return "" if tenant else "; for a job of a tenant, give {tenant}"

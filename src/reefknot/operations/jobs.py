@@ -377,8 +377,8 @@ def _event_fields(kept: KeptEntry) -> dict[str, Any]:
 
 
 def _absent(job: str, tenant: str | None) -> OperationError:
-    text = f"there is no job {named(job, tenant)}; `reefknot job list` lists all jobs{tenant_hint(tenant)}"
-    return OperationError(text, "not_found")
+    text = f"there is no job {named(job, tenant)}; `reefknot job list` lists all jobs"
+    return OperationError(text, "not_found", hint=tenant_hint(tenant))
 
 
 # ---- submit ----------------------------------------------------------------------------------------------------------

@@ -202,8 +202,8 @@ async def show_quarantined(operator: Operator, job: str, tenant: str | None = No
 async def _in_quarantine(operator: Operator, job: str, tenant: str | None) -> WorkItem:
     item = await operator.store.quarantine.show(record_id(job, tenant))
     if item is None:
-        text = f"{named(job, tenant)} is not in quarantine; `quarantine list` shows what is{tenant_hint(tenant)}"
-        raise OperationError(text, "not_found")
+        text = f"{named(job, tenant)} is not in quarantine; `quarantine list` shows what is"
+        raise OperationError(text, "not_found", hint=tenant_hint(tenant))
     return item
 
 
