@@ -113,14 +113,18 @@ def describe_routine(event: events.AnyEvent) -> str:
 
 
 def _describe_action(event: events.OperatorAction) -> str:
-    """The actor, the action, the job or the number of jobs and their filter, and the reason."""
+    """The actor, the action, the job or the number of jobs and their filter, and the reason. A cancellation that was
+    asked for elsewhere is carried out by a worker, or by a router for its caller."""
     details = event.details or {}
     what, filters, why = event.subject or "", details.get("filter"), details.get("reason")
     if not what and isinstance(details.get("count"), int):
         what = plural(details["count"], "job")
     if isinstance(filters, dict) and filters:
         what += f" of {', '.join(f'{name} {_short(value)}' for name, value in filters.items())}"
-    text = f"{event.actor}: {event.action} {what}".rstrip()
+    who = event.actor
+    if event.action == "cancel":
+        who = "carried out for its caller" if who == "caller" else f"carried out by {who}"
+    text = f"{who}: {event.action} {what}".rstrip()
     return f"{text}: {_short(why)}" if isinstance(why, str) and why else text
 
 
