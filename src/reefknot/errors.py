@@ -147,14 +147,12 @@ class OperationError(ReefknotError):
     A request of an operator cannot be fulfilled; the message says why and what to do.
 
     `kind` is one of `invalid`, `not_found`, `conflict`, `forbidden`, `unreachable`, `temporary`, `misconfigured`: the
-    command line turns it into an exit code, and the HTTP API into a status. `hint` is advice with a parameter in
-    braces, `{tenant}`: the command line puts its flag there, the HTTP API its field; a page has a form in place of it.
+    command line turns it into an exit code, and the HTTP API into a status.
     """
 
-    def __init__(self, message: str, kind: str, *, hint: str = "") -> None:
+    def __init__(self, message: str, kind: str) -> None:
         super().__init__(message)
         self.kind = kind
-        self.hint = hint
 
 
 class NameTakenError(ReefknotError):

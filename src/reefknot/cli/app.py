@@ -334,7 +334,7 @@ def exit_for(error: Exception) -> tuple[Exit, list[str]]:
         case CommandError():
             return error.exit, [f"reefknot: {error}"]
         case OperationError():
-            return EXIT_OF_KIND[error.kind], [f"reefknot: {error}{error.hint.format(**FLAGS)}"]
+            return EXIT_OF_KIND[error.kind], [f"reefknot: {error}{getattr(error, 'hint', '').format(**FLAGS)}"]
         case ConfigurationError():
             return Exit.MISCONFIGURED, [relative(line) for line in str(error).splitlines()]
         case ParameterError():

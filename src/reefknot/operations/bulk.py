@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from msgspec import Struct
 
 from reefknot.core.work import WorkItem, assignment_and_tenant, is_ingestion
+from reefknot.errors import OperationError
 from reefknot.runtime.log import printable
 
 if TYPE_CHECKING:
@@ -251,5 +252,17 @@ def named(job: str, tenant: str | None) -> str:
 
 
 def tenant_hint(tenant: str | None) -> str:
-    """The hint for a job that was not found without a tenant."""
+    """The hint for a job that was not found without a tenant, with the parameter in braces."""
     return "" if tenant else "; for a job of a tenant, give {tenant}"
+
+
+class JobAbsentError(OperationError):
+    """
+    A job is not there, or not where it is looked for.
+
+    The command line puts its flag into the `hint`, the HTTP API its field; a page has a form in place of it.
+    """
+
+    def __init__(self, message: str, tenant: str | None) -> None:
+        super().__init__(message, "not_found")
+        self.hint = tenant_hint(tenant)

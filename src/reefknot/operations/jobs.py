@@ -27,7 +27,7 @@ from reefknot.core.work import (
 )
 from reefknot.errors import KeyConflictError, OperationError, QueueFullError
 from reefknot.operations import bulk
-from reefknot.operations.bulk import SILENT, BulkListener, BulkVerb, change_jobs, given_filters, named, tenant_hint
+from reefknot.operations.bulk import SILENT, BulkListener, BulkVerb, JobAbsentError, change_jobs, given_filters, named
 from reefknot.operations.operator import in_slices, polled
 from reefknot.operations.values import ParameterUseError, check_limit, check_texts, one_of, time_ms, time_text
 from reefknot.ports.work_queue import WorkFilter
@@ -379,7 +379,7 @@ def _event_fields(kept: KeptEntry) -> dict[str, Any]:
 
 def _absent(job: str, tenant: str | None) -> OperationError:
     text = f"there is no job {named(job, tenant)}; `reefknot job list` lists all jobs"
-    return OperationError(text, "not_found", hint=tenant_hint(tenant))
+    return JobAbsentError(text, tenant)
 
 
 # ---- submit ----------------------------------------------------------------------------------------------------------

@@ -29,11 +29,11 @@ from reefknot.operations.bulk import (
     SILENT,
     BulkListener,
     BulkVerb,
+    JobAbsentError,
     UnclaimedJobs,
     change_jobs,
     given_filters,
     named,
-    tenant_hint,
 )
 from reefknot.operations.jobs import job_details, safe_ids, state_in_words
 from reefknot.operations.operator import in_slices
@@ -203,7 +203,7 @@ async def _in_quarantine(operator: Operator, job: str, tenant: str | None) -> Wo
     item = await operator.store.quarantine.show(record_id(job, tenant))
     if item is None:
         text = f"{named(job, tenant)} is not in quarantine; `quarantine list` shows what is"
-        raise OperationError(text, "not_found", hint=tenant_hint(tenant))
+        raise JobAbsentError(text, tenant)
     return item
 
 
