@@ -90,13 +90,14 @@ class ApiRoute(Struct, frozen=True, kw_only=True, dict=True):
         return frozenset(part[1:-1] for part in self.parts if part.startswith("{"))
 
     def values_in(self, parts: list[str]) -> dict[str, str] | None:
-        """The values in a path of this form; None for a path of another form."""
+        """The values in a path of this form; None for a path of another form. A place that is left empty has none: its
+        value stands in the query, because clients take `.` and `..` out of paths."""
         if len(parts) != len(self.parts):
             return None
-        values = {}
+        values: dict[str, str] = {}
         for part, given in zip(self.parts, parts, strict=True):
-            if part.startswith("{") and given:
-                values[part[1:-1]] = given
+            if part.startswith("{"):
+                values |= {part[1:-1]: given} if given else {}
             elif part != given:
                 return None
         return values

@@ -134,10 +134,11 @@ def query_text(asked: Mapping[str, Any]) -> str:
 
 
 def path(base: str, *parts: str, **asked: Any) -> str:
-    """A path of this server with a query. Browsers take `.` and `..` out of paths: at the end they become an id in the
-    query."""
-    if parts and parts[-1] in (".", ".."):
-        return f"{path(base, *parts[:-1]).rstrip('/')}/?{query_text({'id': parts[-1], **asked})}"
+    """A path of this server with a query. Browsers take `.` and `..` out of paths: the place of such an id is left
+    empty, and it stands in the query, as `job` for the API and as `id` for a page."""
+    for dots in {".", ".."}.intersection(parts):
+        asked = {"job" if base == "/api/v1" else "id": dots, **asked}
+        parts = tuple("" if part == dots else part for part in parts)
     whole = "/".join((base.rstrip("/"), *(quote(part, safe="") for part in parts)))
     query = query_text(asked)
     return f"{whole or '/'}?{query}" if query else whole or "/"
