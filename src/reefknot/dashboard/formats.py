@@ -123,6 +123,15 @@ def command(*words: object, **flags: object) -> str:
     return " ".join(parts)
 
 
+_WORD = re.compile(r"""(?:\\.|[^\s'"]|'[^']*'|"[^"]*")+""")
+
+
+def words_of(line: str) -> list[str]:
+    """The words of a command line, quoted ones as they are: between them, and only there, a line may be broken."""
+    found = _WORD.findall(line)
+    return found if " ".join(found) == line else [line]
+
+
 def query_text(asked: Mapping[str, Any]) -> str:
     """The query of a URL, without what is not asked."""
     return urlencode({name: value for name, value in asked.items() if value not in (None, "")})
@@ -237,6 +246,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "json": as_json,
     "setting": setting,
     "cursor": cursor_words,
+    "words": words_of,
 }
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "kind_of": kind_of,

@@ -18,7 +18,7 @@ from reefknot.app.alerts import AlertsRecord, RecordedAlert
 from reefknot.cli.app import application
 from reefknot.config.settings import load_settings
 from reefknot.dashboard import pages, views
-from reefknot.dashboard.formats import cursor_words, places
+from reefknot.dashboard.formats import cursor_words, places, words_of
 from reefknot.dashboard.live import ViewKey
 from reefknot.dashboard.server import build_app
 from reefknot.errors import StoreUnavailableError
@@ -270,6 +270,22 @@ def test_verify_says_how_far_heads_prove_the_log() -> None:
     text = " ".join(views.proof({"heads_missing": None, "compared_with": "heads.jsonl", "chains": [one, bare]}))
     assert "of chain c: nothing up to event 165" in text
     assert "No head was kept of chain d" in text
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("reefknot top", ["reefknot", "top"]),
+        (
+            """job show 'a b' --because 'it'"'"'s late' x""",
+            ["job", "show", "'a b'", "--because", """'it'"'"'s late'""", "x"],
+        ),
+        (r"""--because 'it'\''s late'""", ["--because", r"""'it'\''s late'"""]),
+        ("odd  'line", ["odd  'line"]),
+    ],
+)
+def test_a_command_is_broken_between_its_words_alone(line: str, words: list[str]) -> None:
+    assert words_of(line) == words
 
 
 def test_a_cursor_is_shown_for_people() -> None:

@@ -177,8 +177,12 @@
   const quoted = (word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replace(/'/g, "'\\''")}'`);
 
   // Lines of a command are broken between its words, never inside of a flag.
-  const showCommand = (code, command) => {
-    code.replaceChildren(...command.split(" ").flatMap((word, place) => [...(place ? [" "] : []), made("span", word)]));
+  const wordsOf = (line) => {
+    const found = line.match(/(?:\\.|[^\s'"]|'[^']*'|"[^"]*")+/g) || [];
+    return found.join(" ") === line ? found : [line];
+  };
+  const showCommand = (code, line) => {
+    code.replaceChildren(...wordsOf(line).flatMap((word, place) => [...(place ? [" "] : []), made("span", word)]));
   };
 
   function cliOf(words) {
