@@ -84,15 +84,11 @@ def seconds_at(at: str) -> float:
 
 def amount(value: float | None) -> str:
     """A number for a tile."""
-    return (
-        "–"
-        if value is None
-        else charts.number(value)
-        if abs(value) >= 10_000
-        else f"{value:,.3g}"
-        if value % 1
-        else f"{value:,.0f}"
-    )
+    if value is None:
+        return "–"
+    if abs(value) >= 10_000:
+        return charts.number(value)
+    return f"{value:,.3g}" if value % 1 else f"{value:,.0f}"
 
 
 def percent(value: float | None) -> str:

@@ -59,9 +59,8 @@ class PageRenderer:
             "actor": state.actor,
             **found,
         }
-        return self._templates.get_template(f"{view.template or view.name}.html").render(values), 400 if found.get(
-            "errors"
-        ) else 200
+        text = self._templates.get_template(f"{view.template or view.name}.html").render(values)
+        return text, 400 if found.get("errors") else 200
 
     async def fragment(self, key: ViewKey) -> tuple[str, float]:
         """The parts of a page that are live, as they are now, and the seconds that it took."""

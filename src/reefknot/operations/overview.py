@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from reefknot.app.activity import reported, store_activity
 from reefknot.app.alerts import measured_now, stored_alerts
 from reefknot.app.presence import STORE_S, living_systems
@@ -108,8 +110,6 @@ def _retries(columns: dict[str, list[float]]) -> dict[str, Any]:
 
 def _end(kept: KeptEntry) -> dict[str, Any]:
     """The end of a job by its event. Of one that was damaged, what the store has beside its body."""
-    import msgspec
-
     try:
         event = decode(kept.entry.body)
     except msgspec.DecodeError:

@@ -76,8 +76,6 @@ def check_limit(limit: int, most: int = MOST_LISTED) -> None:
 
 def time_ms(parameter: str, text: str | None, *, now: datetime | None = None) -> int | None:
     """The time that a text names, absolute or as an age, in milliseconds UTC; None for none."""
-    import re
-
     from reefknot.core.audit.analysis import epoch_seconds
 
     if text is None:
