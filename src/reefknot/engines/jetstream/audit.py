@@ -156,6 +156,9 @@ class AuditWriter:
         return self._chain.position
 
     async def start(self) -> None:
+        """Begin to copy events, unless the store is open for reading only: then there are none."""
+        if self._connection.options.read_only:
+            return
         loop = asyncio.get_running_loop()
         self._tasks = [
             loop.create_task(self._copy_events(), name="copy of events"),
@@ -284,8 +287,11 @@ class AuditWriter:
         """
         Copy the events that dead processes have left in their outboxes.
 
-        With `is_patient` events are waited for that were stored a moment ago, and are not copied yet.
+        With `is_patient` events are waited for that were stored a moment ago, and are not copied yet. A store that is
+        open for reading only leaves them where they are.
         """
+        if self._connection.options.read_only:
+            return
         try:
             if await self._recover() and is_patient:
                 await asyncio.sleep(2 * GRACE_MS / 1000)
