@@ -27,7 +27,7 @@ from reefknot.core.work import (
 )
 from reefknot.errors import KeyConflictError, OperationError, QueueFullError
 from reefknot.operations import bulk
-from reefknot.operations.bulk import SILENT, BulkListener, BulkVerb, change_jobs, given_filters, named, tenant_hint
+from reefknot.operations.bulk import SILENT, BulkListener, BulkVerb, change_jobs, named, tenant_hint
 from reefknot.operations.operator import in_slices, polled
 from reefknot.operations.values import ParameterUseError, check_limit, check_texts, one_of, time_ms, time_text
 from reefknot.ports.work_queue import WorkFilter
@@ -464,7 +464,12 @@ async def _cancel(operator: Operator, cancel: Cancel, *, dry_run: bool) -> tuple
 
 # ---- retry -----------------------------------------------------------------------------------------------------------
 
-RETRY = BulkVerb("job.retry", "retried", requeues="retried")
+RETRY = BulkVerb(
+    "job.retry",
+    "retried",
+    lambda operator, ids, why, events: operator.store.work.retry(ids, who=operator.actor, why=why, events=events),
+    requeues="retried",
+)
 
 
 class RetryQuery(Struct, frozen=True, kw_only=True):
@@ -486,15 +491,15 @@ class RetryQuery(Struct, frozen=True, kw_only=True):
         if self.ids and (self.all or self.state is not None):
             text = "not together with ids, which name the jobs whatever their state; give one of them"
             raise ParameterUseError("all" if self.all else "state", text)
-        if not self.ids and not self.has_filter and not self.all:
+        if not self.ids and not self.filters() and not self.all:
             text = "select jobs by ids, a filter (state, type, reason, before), or all"
             raise OperationError(text, "invalid")
         self.selection()
 
-    @property
-    def has_filter(self) -> bool:
-        """Whether one of the fields selects."""
-        return any(one is not None for one in (self.state, self.type, self.reason, self.before))
+    def filters(self) -> dict[str, str]:
+        """The given fields that select jobs which are not named."""
+        given = {"state": self.state, "type": self.type, "reason": self.reason, "before": self.before}
+        return {name: text for name, text in given.items() if text is not None}
 
     def selection(self) -> EndedJobs:
         """The jobs that are selected at this moment."""
@@ -508,17 +513,7 @@ async def retry_jobs(
     operator: Operator, query: RetryQuery, *, because: str = "", dry_run: bool = False, listener: BulkListener = SILENT
 ) -> dict[str, Any]:
     """Run failed, timed-out or cancelled jobs again, under their own ids and with a fresh retry budget."""
-    work, who, because = operator.store.work, operator.actor, operator.reason(because)
-    return await change_jobs(
-        operator,
-        RETRY,
-        query.selection(),
-        lambda chosen, events: work.retry(chosen, who=who, why=because, events=events),
-        because=because,
-        filters=given_filters(query, ("state", "type", "reason", "before")),
-        dry_run=dry_run,
-        listener=listener,
-    )
+    return await change_jobs(operator, RETRY, query, because=because, dry_run=dry_run, listener=listener)
 
 
 class EndedJobs(Struct, frozen=True):
