@@ -206,8 +206,7 @@ class Submission:
         self.handles: list[Handle] = []
         self.mistakes = 0
         self._address = address
-        configuration = (address.settings or settings(None)).configuration
-        self._size = configuration.router.max_queue_size or configuration.worker.queue.v2.max_queue_size
+        self._size = (address.settings or settings(None)).queue_size
         self._wait = wait
         self._at = at
         self._results: dict[Handle, ExecResult | None] = {}

@@ -399,19 +399,12 @@ async def submit_job(operator: Operator, assignment: Mapping[str, Any]) -> dict[
     An id that is there already with the same content is the same job, and stays as it was: `created` is False. With
     another content it is refused, as is a submission for which no queue has room.
     """
-    from reefknot.app.stores import client_of
-
-    store, settings = operator.store, operator.settings
     found = written_assignment(assignment, new_id(), new_id())
     if isinstance(found, InvalidMessage):
         field, _, problem = operator.redactor(found.message).partition(": ")
         raise ParameterUseError(field, problem)
-    size = 1000
-    if settings is not None:
-        configuration = settings.configuration
-        size = configuration.router.max_queue_size or configuration.worker.queue.v2.max_queue_size
     try:
-        handle = await client_of(store, store.clock, size).hand_in(found)
+        handle = await operator.client().hand_in(found)
     except QueueFullError as error:
         raise SubmissionRefusedError(str(error), retry_after_ms=max(1, round(error.retry_after * 1000))) from None
     except KeyConflictError as error:
@@ -440,8 +433,6 @@ async def cancel_job(
 
 async def _cancel(operator: Operator, cancel: Cancel, *, dry_run: bool) -> tuple[str, str]:
     """The states before and after. The router that has the job cancels it; without any, the store does at once."""
-    from reefknot.app.stores import client_of
-
     store, job, work_id, reason = operator.store, cancel.assignment_id, cancel.record_id, cancel.reason or ""
     found = await store.work.get(work_id)
     if found is None:
@@ -452,9 +443,8 @@ async def _cancel(operator: Operator, cancel: Cancel, *, dry_run: bool) -> tuple
         raise OperationError(f"{printable(job)} is {before.value}: there is nothing to cancel", "conflict")
     if dry_run:
         return before.value, before.value
-    client = client_of(store, store.clock)
     event = operator.event("job.cancel", job, tenant_id=cancel.tenant_id, reason=reason)
-    if await client.cancel(job, reason, tenant_id=cancel.tenant_id, who=operator.actor, events=[event]):
+    if await operator.client().cancel(job, reason, tenant_id=cancel.tenant_id, who=operator.actor, events=[event]):
         return before.value, "cancelled"
     found = await polled(
         lambda: store.work.get(work_id), CANCEL_WAIT_S, enough=lambda one: one is None or one.state not in _OPEN
