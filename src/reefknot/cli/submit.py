@@ -167,8 +167,8 @@ def _step(
     fields["options"] = {name: given for name, given in limits.items() if given is not None}
     found = written_assignment(fields, new_id(), new_id())
     if isinstance(found, InvalidMessage):
-        field = found.message.partition(":")[0]
-        raise CommandError(found.message.replace(field, _FLAGS.get(field, field), 1))
+        field, _, problem = found.message.partition(": ")
+        raise CommandError(f"{_FLAGS.get(field, field)}: {problem}")
     return found
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from msgspec import Struct
 
 from reefknot.core.work import WorkItem, assignment_and_tenant, is_ingestion
+from reefknot.errors import OperationError
 from reefknot.runtime.log import printable
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ MOST_SHOWN = 20
 """The jobs that a message names one by one."""
 MOST_NAMED = 10_000
 """The jobs that an answer names; its `count` is of all."""
+TENANT_ADVICE = "for a job of a tenant, give"
 
 
 class BulkQuery(Protocol):
@@ -247,7 +249,7 @@ async def _reasons(store: Store, selection: Selection, records: list[str]) -> li
     lines = []
     for record in records[:MOST_SHOWN]:
         item, (job, tenant) = await store.work.get(record), assignment_and_tenant(record)
-        hint = tenant_hint(tenant) if item is None else ""
+        hint = f"; {TENANT_ADVICE} --tenant" if item is None and not tenant else ""
         lines.append(f"{named(job, tenant)} {await selection.missing(store, item)}{hint}")
     if len(records) > MOST_SHOWN:
         lines.append(f"… and {len(records) - MOST_SHOWN} more are not")
@@ -260,6 +262,6 @@ def named(job: str, tenant: str | None) -> str:
     return f"{printable(job[:200])!r}{of}"
 
 
-def tenant_hint(tenant: str | None) -> str:
-    """The hint for a job that was not found without a tenant."""
-    return "" if tenant else "; for a job of a tenant, give --tenant"
+def absent_job(text: str, tenant: str | None) -> OperationError:
+    """The refusal of a job that is not there. Without a tenant, one of a tenant may have been meant."""
+    return OperationError(text, "not_found", advice="" if tenant else TENANT_ADVICE, parameter="tenant")

@@ -27,7 +27,7 @@ from reefknot.core.work import (
 )
 from reefknot.errors import KeyConflictError, OperationError, QueueFullError
 from reefknot.operations import bulk
-from reefknot.operations.bulk import SILENT, BulkListener, BulkVerb, change_jobs, named, tenant_hint
+from reefknot.operations.bulk import SILENT, BulkListener, BulkVerb, absent_job, change_jobs, named
 from reefknot.operations.operator import in_slices, polled
 from reefknot.operations.values import ParameterUseError, check_limit, check_texts, one_of, time_ms, time_text
 from reefknot.ports.work_queue import WorkFilter
@@ -47,7 +47,6 @@ MOST_EVENTS = 100
 MOST_RUNNING = 100_000
 """Running jobs that are counted one by one; there are as many as slots."""
 CANCEL_WAIT_S = 5.0
-FROM_START = "; start again with the first page"
 _OPEN = (WorkState.PENDING, WorkState.RUNNING)
 _STATES = {one.value: one for one in WorkState}
 _ORDERS = {"newest": False, "oldest": True}
@@ -237,8 +236,8 @@ async def list_jobs(operator: Operator, query: JobQuery) -> dict[str, Any]:
     store, last = operator.store, unquote(query.after)
     now = await now_in(store)
     if last and await store.work.get(last) is None:
-        text = f"there is no job {named(*assignment_and_tenant(last))} any more{FROM_START}"
-        raise OperationError(text, "not_found")
+        text = f"there is no job {named(*assignment_and_tenant(last))} any more"
+        raise OperationError(text, "not_found", advice="start again without", parameter="after")
     oldest_first = one_of("sort", query.sort, _ORDERS)
     page = await store.work.search(query.filter(now), after=last, limit=query.limit, oldest_first=oldest_first)
     jobs = await in_slices(lambda item: safe_job_fields(item, now, operator.redactor), page.items)
@@ -377,8 +376,7 @@ def _event_fields(kept: KeptEntry) -> dict[str, Any]:
 
 
 def _absent(job: str, tenant: str | None) -> OperationError:
-    text = f"there is no job {named(job, tenant)}; `reefknot job list` lists all jobs{tenant_hint(tenant)}"
-    return OperationError(text, "not_found")
+    return absent_job(f"there is no job {named(job, tenant)}; `reefknot job list` lists all jobs", tenant)
 
 
 # ---- submit ----------------------------------------------------------------------------------------------------------

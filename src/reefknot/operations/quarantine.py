@@ -30,10 +30,10 @@ from reefknot.operations.bulk import (
     BulkListener,
     BulkVerb,
     UnclaimedJobs,
+    absent_job,
     action_event,
     change_jobs,
     named,
-    tenant_hint,
 )
 from reefknot.operations.jobs import job_details, safe_ids, state_in_words
 from reefknot.operations.operator import in_slices
@@ -204,8 +204,7 @@ async def show_quarantined(operator: Operator, job: str, tenant: str | None = No
 async def _in_quarantine(operator: Operator, job: str, tenant: str | None) -> WorkItem:
     item = await operator.store.quarantine.show(record_id(job, tenant))
     if item is None:
-        text = f"{named(job, tenant)} is not in quarantine; `quarantine list` shows what is{tenant_hint(tenant)}"
-        raise OperationError(text, "not_found")
+        raise absent_job(f"{named(job, tenant)} is not in quarantine; `quarantine list` shows what is", tenant)
     return item
 
 
