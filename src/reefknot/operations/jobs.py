@@ -41,11 +41,8 @@ if TYPE_CHECKING:
     from reefknot.operations.operator import Operator
     from reefknot.ports.audit_log import AuditLog, KeptEntry
     from reefknot.ports.store import Store
-    from reefknot.ports.work_queue import WorkSnapshot
 
 MOST_EVENTS = 100
-MOST_RUNNING = 100_000
-"""Running jobs that are counted one by one; there are as many as slots."""
 CANCEL_WAIT_S = 5.0
 _OPEN = (WorkState.PENDING, WorkState.RUNNING)
 _STATES = {one.value: one for one in WorkState}
@@ -153,25 +150,18 @@ def _decoded(text: str | bytes | None, redactor: Redactor) -> Any:
 # ---- counts and lists ------------------------------------------------------------------------------------------------
 
 
-async def visible_counts(store: Store, snapshot: WorkSnapshot, now: Now) -> dict[str, int]:
-    """The number of jobs in each visible state."""
+async def _counts(store: Store, now: Now) -> dict[str, Any]:
+    """The number of jobs in each visible state, and the age of the oldest due one."""
+    snapshot, running = await store.work.snapshot(), await store.work.count_running(now.gone)
     states = {state.value: 0 for state in WorkState}
     for counts in snapshot.counts.values():
         for state, number in counts.items():
             states[state.value] += number
-    running = len(await store.work.find(state=WorkState.RUNNING, gone=now.gone, limit=MOST_RUNNING))
     waiting = max(0, states["running"] - running)  # claimed, but by a router, or by a worker that is gone
     states["running"] -= waiting
     states["pending"] += waiting
-    return states
-
-
-async def counts_in(store: Store, now: Now | None = None) -> dict[str, Any]:
-    """The number of jobs in each visible state, and the age of the oldest due one."""
-    now = now or await now_in(store)
-    snapshot = await store.work.snapshot()
     return {
-        "states": await visible_counts(store, snapshot, now),
+        "states": states,
         "waiting_for_router": snapshot.counts.get(ROUTER, {}).get(WorkState.PENDING, 0),
         "oldest_due_s": snapshot.oldest_due_ms / 1000,
     }
@@ -179,7 +169,7 @@ async def counts_in(store: Store, now: Now | None = None) -> dict[str, Any]:
 
 async def job_counts(operator: Operator) -> dict[str, Any]:
     """The number of jobs in each visible state at this moment, and the age of the oldest due one."""
-    return await counts_in(operator.store)
+    return await _counts(operator.store, await now_in(operator.store))
 
 
 class JobQuery(Struct, frozen=True, kw_only=True):
@@ -241,7 +231,7 @@ async def list_jobs(operator: Operator, query: JobQuery) -> dict[str, Any]:
     oldest_first = one_of("sort", query.sort, _ORDERS)
     page = await store.work.search(query.filter(now), after=last, limit=query.limit, oldest_first=oldest_first)
     jobs = await in_slices(lambda item: safe_job_fields(item, now, operator.redactor), page.items)
-    return {"jobs": jobs, "next": quote(page.after) or None, **await counts_in(store, now)}
+    return {"jobs": jobs, "next": quote(page.after) or None, **await _counts(store, now)}
 
 
 # ---- one job ---------------------------------------------------------------------------------------------------------
