@@ -42,6 +42,7 @@ from reefknot.errors import OperationError
 from reefknot.operations import sources as operations
 from reefknot.operations.sources import named_source
 from reefknot.operations.values import plural
+from reefknot.operations.words.sources import Here, sync_refusal
 
 if TYPE_CHECKING:
     from reefknot.app.sources import ConfiguredSource
@@ -308,8 +309,8 @@ async def _synced(address: StoreAddress, source: ConfiguredSource, *, full: bool
         )
         await orchestrator.records.refresh()
         record = orchestrator.records.known(source.name)
-        here = operations.Here(await documents.identity(), isinf(store.reached_for))
-        if (refused := operations.sync_refusal(source, record, here, full=full)) is not None:
+        here = Here(await documents.identity(), isinf(store.reached_for))
+        if (refused := sync_refusal(source, record, here, full=full)) is not None:
             raise OperationError(*refused)
         if full:
             await documents.forget(source.name, documents=record.is_of_other(source.connector))
