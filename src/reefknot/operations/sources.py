@@ -401,7 +401,8 @@ async def forget_source(operator: Operator, name: str, *, because: str, dry_run:
                 raise OperationError(f"{name} was changed meanwhile: a system still runs it; try again", "temporary")
             if documents is not None:
                 await documents.forget(name, documents=True)
-    return {"name": name, "documents": number, "jobs": jobs, "forgotten": not dry_run, "actor": operator.actor}
+    fields = {"name": name, "documents": number, "jobs": jobs, "forgotten": not dry_run}
+    return {**fields, "actor": operator.actor, "dry_run": dry_run}
 
 
 async def _end_jobs(store: Store, name: str, *, who: str, reason: str) -> None:
