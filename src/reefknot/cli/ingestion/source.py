@@ -296,7 +296,7 @@ async def _synced(address: StoreAddress, source: ConfiguredSource, *, full: bool
     limits = ingestion_settings(address.settings)
     async with (
         open_store(address.url, **options_of(address.settings), tidy=False) as store,
-        open_documents(operations.documents_file(address.operator(None))) as documents,
+        open_documents(operations.documents_file(address.operator(store))) as documents,
     ):
         orchestrator = IngestionOrchestrator(
             job_queue=JobQueue(store),
@@ -317,7 +317,7 @@ async def _synced(address: StoreAddress, source: ConfiguredSource, *, full: bool
             await orchestrator.records.change(
                 source.name, lambda record: structs.replace(record, documents="", connector="")
             )
-        await store.audit.append([address.event("source.run", source.name, full=full)])
+        await store.audit.append([address.operator(store).event("source.run", source.name, full=full)])
         await release_dead_leases(store)  # a process that was killed holds nothing up
         before = monotonic()
         progress = view.Progress(source.name)
