@@ -86,18 +86,20 @@ class FilterFlags:
 
     def chosen(self) -> EventFilter:
         """The filter for these flags."""
-        return EventFilter.of(EventQuery(
-            type=self.type_,
-            category=self.category,
-            work=self.work,
-            key=self.key,
-            tenant=self.tenant,
-            actor=self.by_actor,
-            correlation=self.correlation,
-            trace=self.trace,
-            since=self.since,
-            until=self.until,
-        ))
+        return EventFilter.of(
+            EventQuery(
+                type=self.type_,
+                category=self.category,
+                work=self.work,
+                key=self.key,
+                tenant=self.tenant,
+                actor=self.by_actor,
+                correlation=self.correlation,
+                trace=self.trace,
+                since=self.since,
+                until=self.until,
+            )
+        )
 
 
 FILTER = FilterFlags()

@@ -135,9 +135,7 @@ def sync_refusal(source: ConfiguredSource, record: SourceRecord, here: Here, *, 
     return None
 
 
-def sync_note(
-    name: str, *, is_open: bool, full: bool, has_source: bool, systems: int, shown: str
-) -> str | None:
+def sync_note(name: str, *, is_open: bool, full: bool, has_source: bool, systems: int, shown: str) -> str | None:
     """
     Hints on what to start, or to ask for later, so that a sync is run as it was asked for; None when it will be.
 
