@@ -107,8 +107,8 @@ def api_refusal(error: Exception, route: ApiRoute | None, site: Site) -> HttpRef
     found = site.refusal(error)
     in_path = route is not None and isinstance(error, ParameterError) and error.parameter in route.path_names
     status, kind = (404, "not_found") if in_path and found.status == 400 else (found.status, found.kind)
-    message = found.message.replace("give --tenant", "give tenant=")
-    return msgspec.structs.replace(found, status=status, kind=kind, message=message)
+    advice = f"; {error.advice} {error.parameter}=" if isinstance(error, OperationError) and error.advice else ""
+    return msgspec.structs.replace(found, status=status, kind=kind, message=found.message + advice)
 
 
 # ---- matching --------------------------------------------------------------------------------------------------------

@@ -15,8 +15,6 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from msgspec import structs
-
 from reefknot.dashboard import views
 from reefknot.dashboard.formats import FILTERS, FUNCTIONS, query_text, visible
 from reefknot.dashboard.live import LiveViews, ViewKey
@@ -76,13 +74,10 @@ class PageRenderer:
 
     def error(self, refusal: HttpRefusal, request: Request) -> str:
         """The page of a request that was refused."""
-        from reefknot.operations.bulk import tenant_hint
-
         role = getattr(request.state, "role", None)
         path = quote(request.scope["path"])
         asks_tenant = refusal.status == 404 and path.startswith(("/work/", "/quarantine/"))
-        shown = structs.replace(refusal, message=refusal.message.removesuffix(tenant_hint(None)))
-        own = {"live_url": "", "actor": None, "refusal": shown, "path_of_page": path if asks_tenant else ""}
+        own = {"live_url": "", "actor": None, "refusal": refusal, "path_of_page": path if asks_tenant else ""}
         values = self._values("", {}, role) | own
         return self._templates.get_template("error.html").render(values)
 

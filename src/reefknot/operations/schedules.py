@@ -41,19 +41,16 @@ async def list_schedules(operator: Operator) -> dict[str, Any]:
 async def run_schedule(operator: Operator, name: str, *, dry_run: bool = False) -> dict[str, Any]:
     """Submit the assignment of a schedule now, beside its timetable, paused or not."""
     from reefknot.app.schedules import schedule_entries
-    from reefknot.app.stores import client_of
     from reefknot.ingestion.schedules import run_now
 
     check_schedule(operator, name, "run")
-    job, store, settings = None, operator.store, operator.settings
+    job = None
     if not dry_run:
-        assert settings is not None, "it has the schedule"
-        configuration = settings.configuration
-        size = configuration.router.max_queue_size or configuration.worker.queue.v2.max_queue_size
-        entries = schedule_entries(settings, client_of(store, store.clock, size))
+        assert operator.settings is not None, "it has the schedule"
+        entries = schedule_entries(operator.settings, operator.client())
         (entry,) = [one for one in entries if one.name == name]
         try:
-            job = await run_now(store, entry, events=[operator.event("schedule.run", name)])
+            job = await run_now(operator.store, entry, events=[operator.event("schedule.run", name)])
         except RejectedError as error:
             raise OperationError(f"{name}: not submitted, {error}", "temporary") from error
     return {"name": name, "job": job, "actor": operator.actor, "dry_run": dry_run}

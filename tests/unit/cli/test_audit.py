@@ -150,7 +150,7 @@ def test_an_end_before_the_beginning_is_refused(rk: Commands, store: Path) -> No
     ended = rk("audit", "tail", "--engine", URL, "--since", "1h", "--until", "2h")
 
     assert (ended.code, ended.out) == (2, "")
-    assert "--until: 2h is not after --since 1h; accepted: a later time" in ended.err
+    assert "--until: 2h is not after 1h, from which on events are asked for; accepted: a later time" in ended.err
 
 
 def test_following_for_no_time_only_shows_what_is_there(rk: Commands, store: Path) -> None:

@@ -6,16 +6,20 @@ import asyncio
 import json
 import re
 import sys
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from reefknot.app.activity import ENDED, Activity
+from reefknot.app.activity import ENDED, PREFIX, Activity
+from reefknot.app.alerts import NAME as ALERTS
+from reefknot.app.alerts import AlertsRecord, RecordedAlert
 from reefknot.app.stores import client_of
 from reefknot.audit.journal import Journal, envelope
 from reefknot.core.audit.event import Admission, IdempotencyEvent, Quarantined, decode
@@ -26,6 +30,7 @@ from reefknot.errors import OperationError, ParameterError, QueueFullError
 from reefknot.operations.metrics import metrics_text
 from reefknot.operations.operator import Operator
 from reefknot.ports.store import Store
+from reefknot.ports.value_store import StoredValue
 from tests.unit.operations.statuses import running
 from tests.unit.telemetry.test_metrics import retry
 
@@ -158,6 +163,27 @@ def test_a_sum_that_was_damaged_is_no_obstacle() -> None:
         return values((await scraped(store))["reefknot_retry_attempts"])
 
     assert asyncio.run(main()) == {}
+
+
+def test_a_scrape_reads_what_systems_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+
+    async def main() -> None:
+        store = MemoryStore(SystemClock())
+        await worked(store, "http.request")
+        raised = AlertsRecord(active={"oldest_age": RecordedAlert("oldest_age", 20.0, 10.0, 1, "it waits")})
+        await store.values.put(ALERTS, msgspec.json.encode(raised).decode(), version=0)
+        listed = store.values.list
+
+        async def noted(prefix: str = "") -> Sequence[StoredValue]:
+            read.append(prefix)
+            return await listed(prefix)
+
+        monkeypatch.setattr(store.values, "list", noted)
+        assert values((await scraped(store))["reefknot_alert_active"])["oldest_age",] == 1
+
+    asyncio.run(main())
+    assert read.count(PREFIX) == 1
 
 
 def test_without_the_package_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
