@@ -11,6 +11,7 @@ from urllib.parse import quote, unquote
 import msgspec
 from msgspec import Struct
 
+from reefknot.core.idempotency import header_key
 from reefknot.core.messages import InvalidMessage, encode, written_assignment
 from reefknot.core.results import answer_of
 from reefknot.core.time import Moment
@@ -283,6 +284,7 @@ async def job_story(operator: Operator, job: str, tenant: str | None = None) -> 
     details = job_details(item, redactor)
     events = _shown(kept[:MOST_EVENTS], redactor)
     key, key_from = key_of(item, found.idempotency_key, details.get("assignment"))
+    sent = header_key(key or "") if key_from == "step" and item.kind == "http.request" else key
     return {
         **{name: fields[name] for name in names},
         **details,
@@ -290,6 +292,7 @@ async def job_story(operator: Operator, job: str, tenant: str | None = None) -> 
         "total_s": max(0, (now.moment.wall if ended is None else ended) - item.created_at) / 1000,
         "idempotency_key": None if key is None else redactor(key),
         "idempotency_key_from": key_from,
+        "idempotency_key_sent": sent if sent != key else None,
         **versions_of(item),
         "worker": fields["worker"] or found.worker_id,
         "attempts": redactor.tree([msgspec.to_builtins(one) for one in found.attempts]),

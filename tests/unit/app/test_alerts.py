@@ -286,7 +286,7 @@ def test_each_value_has_its_window() -> None:
     """Steps are ten seconds: a minute of retries, fifteen of quarantine, five of ends."""
     buckets = {step: {"retries": 1.0, "quarantined": 1.0, "failed": 1.0, "audit_lost": 1.0} for step in range(1, 201)}
     systems: list[dict[str, Any]] = [
-        {"workers": [WORKER], "activity": {"audit_buffered": 4}},
+        {"workers": [WORKER], "activity": {"audit_buffered": 3, "audit_late": 1}},
         {"workers": [], "activity": None},
     ]
     values = measured(ActivityRecord(buckets=buckets), WorkSnapshot({}, 12_500), systems, 2005.0)
