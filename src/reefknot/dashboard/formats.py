@@ -17,6 +17,8 @@ from urllib.parse import quote, urlencode
 from reefknot import clock
 from reefknot.dashboard import charts
 from reefknot.dashboard.charts import Series, Span
+from reefknot.operations.values import duration
+from reefknot.operations.words.policies import field_text
 from reefknot.runtime.log import printable
 
 _KINDS = {
@@ -85,11 +87,6 @@ def iso(ms: float) -> str:
     return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")
 
 
-def duration(value: float | None) -> str:
-    """Seconds as people say them; nothing for none."""
-    return "" if value is None else charts.seconds(value)
-
-
 def amount(value: float | None) -> str:
     """A number for a tile."""
     return (
@@ -137,10 +134,11 @@ def query_text(asked: Mapping[str, Any]) -> str:
 
 
 def path(base: str, *parts: str, **asked: Any) -> str:
-    """A path of this server with a query. Browsers take `.` and `..` out of paths: at the end they become an id in the
-    query."""
-    if parts and parts[-1] in (".", ".."):
-        return f"{path(base, *parts[:-1]).rstrip('/')}/?{query_text({'id': parts[-1], **asked})}"
+    """A path of this server with a query. Browsers take `.` and `..` out of paths: the place of such an id is left
+    empty, and it stands in the query, as `job` for the API and as `id` for a page."""
+    for dots in {".", ".."}.intersection(parts):
+        asked = {"job" if base == "/api/v1" else "id": dots, **asked}
+        parts = tuple("" if part == dots else part for part in parts)
     whole = "/".join((base.rstrip("/"), *(quote(part, safe="") for part in parts)))
     query = query_text(asked)
     return f"{whole or '/'}?{query}" if query else whole or "/"
@@ -202,20 +200,9 @@ def _part(value: object) -> str:
     return f"({len(value)} entries)" if isinstance(value, dict | list) else short(value, 24)
 
 
-_SECONDS = frozenset({"base_delay", "max_delay", "time_budget", "attempt_timeout", "max_elapsed", "max_retry_after"})
-
-
-def setting(value: object, name: str = "") -> str:
+def setting(value: object, name: str) -> str:
     """The value of a policy's field in words."""
-    match value:
-        case None:
-            return "no limit"
-        case bool():
-            return "yes" if value else "no"
-        case int() | float():
-            return charts.seconds(value) if name in _SECONDS else f"{value:g}"
-        case _:
-            return short(value, 200)
+    return short(field_text(name, value), 200)
 
 
 def _drawn(draw: Callable[..., str]) -> Callable[..., Any]:

@@ -155,6 +155,8 @@ def routes(site: Site) -> list[BaseRoute]:
             )
         key = ViewKey(view.name, request.state.role, tuple(asked.items()))
         live.check_room(key)
+        if request.method == "HEAD":  # its headers, without a stream that nobody reads
+            return Response(media_type="text/event-stream")
         return EventStream(live.follow(key, request.state.is_valid))
 
     return [*map(route_of, views.VIEWS), Route("/live", stream, methods=["GET"])]

@@ -13,8 +13,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from reefknot.core.work import WorkState
-from reefknot.dashboard.formats import amount, duration, job_path, percent, seconds_at, short
+from reefknot.dashboard.formats import amount, job_path, percent, seconds_at, short
 from reefknot.errors import OperationError, ParameterError
+from reefknot.operations.values import duration
 
 if TYPE_CHECKING:
     from reefknot.operations.operator import Operator

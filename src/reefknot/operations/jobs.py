@@ -269,20 +269,21 @@ async def job_story(operator: Operator, job: str, tenant: str | None = None) -> 
     It is told from the first `MOST_EVENTS` events; `is_cut` says that there are more. What the events do not tell is
     None: see `reefknot.operations.stories`. Secrets are hidden.
     """
-    from reefknot.operations.stories import attempts_of, key_of, lines_of, versions_of
+    from reefknot.operations.stories import attempts_of, cancellation_of, key_of, lines_of, versions_of
 
     store, redactor, settings = operator.store, operator.redactor, operator.settings
     item = await _item(operator, job, tenant)
     kept = await _events(store.audit, job, tenant, MOST_EVENTS + 1)
     now, is_cut = await now_in(store), len(kept) > MOST_EVENTS
-    readable = [event for one in kept[:MOST_EVENTS] if (event := _event(one)) is not None]
+    kept = [*kept[:MOST_EVENTS], *await cancellation_of(store.audit, item)]
+    readable = [event for one in kept if (event := _event(one)) is not None]
     fields = safe_job_fields(item, now, redactor)
     runs = fields["state"] == WorkState.RUNNING.value
     found = attempts_of(item, readable, None if settings is None else settings.book, runs=runs)
     ended = item.updated_at if is_over(item) else None
     names = ("id", "tenant_id", "type", "state", "class", "reason", "created_at", "deadline_at", "due_at", "age_s")
     details = job_details(item, redactor)
-    events = _shown(kept[:MOST_EVENTS], redactor)
+    events = _shown(kept, redactor)
     key, key_from = key_of(item, found.idempotency_key, details.get("assignment"))
     sent = header_key(key or "") if key_from == "step" and item.kind == "http.request" else key
     return {
@@ -297,7 +298,7 @@ async def job_story(operator: Operator, job: str, tenant: str | None = None) -> 
         "worker": fields["worker"] or found.worker_id,
         "attempts": redactor.tree([msgspec.to_builtins(one) for one in found.attempts]),
         "events": events,
-        "lines": lines_of(details["history"], kept[:MOST_EVENTS], events, redactor),
+        "lines": lines_of(details["history"], kept, events, redactor),
         "is_cut": is_cut,
     }
 

@@ -243,6 +243,13 @@ def test_policies_name_a_place_once_and_without_its_folder(tmp_path: Path) -> No
         assert "built-in: " not in shown
 
 
+def test_the_fields_of_a_policy_read_as_on_the_command_line(tmp_path: Path) -> None:
+    config = "worker: {retries: {v2: {enabled: true, default_policy: {base_delay_ms: 90000, max_delay_ms: 1800000}}}}\n"
+    one, every = answers(tmp_path / "state.db", "/policies?target=block:http", "/policies", config=config).values()
+    assert all(f"<b>{text}</b>" in one.text for text in ("90 s", "1800 s", "4 attempts (1 + 3 retries)"))
+    assert all(f">{text}</td>" in every.text for text in ("90 s", "1800 s"))
+
+
 def test_verify_says_how_far_heads_prove_the_log() -> None:
     none = {"heads_missing": None, "compared_with": None}
     assert "accidents and not intent" in " ".join(views.proof(none))
