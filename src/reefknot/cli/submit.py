@@ -20,7 +20,7 @@ from reefknot.cli.options import (
     FileName,
     StoreFlags,
     arg,
-    duration_s,
+    checked_duration,
     file_arg,
     moment_of,
     settings,
@@ -128,7 +128,7 @@ def _due(in_: str | None, at: str | None) -> datetime | None:
         raise CommandError("--at: not together with --in; give one of them")
     now = datetime.now().astimezone()
     if in_ is not None:
-        return now + timedelta(seconds=duration_s("--in", in_))
+        return now + timedelta(seconds=checked_duration("--in", in_))
     if at is None:
         return None
     due = moment_of("--at", at)

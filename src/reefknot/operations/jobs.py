@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from reefknot.core.idempotency import header_key
-from reefknot.core.messages import Cancel, InvalidMessage, encode, written_assignment
+from reefknot.core.messages import InvalidMessage, encode, written_assignment
 from reefknot.core.results import answer_of
 from reefknot.core.time import Moment
 from reefknot.core.work import (
@@ -252,11 +252,8 @@ class FoundJob(NamedTuple):
 
 async def find_job(operator: Operator, job: str, tenant: str | None = None) -> FoundJob:
     """A job and its events; an unknown one is refused."""
-    store = operator.store
-    found = await store.work.get(record_id(job, tenant))
-    if found is None:
-        raise _absent(job, tenant)
-    return FoundJob(found, await _events(store.audit, job, tenant), await now_in(store))
+    item, store = await _item(operator, job, tenant), operator.store
+    return FoundJob(item, await _events(store.audit, job, tenant), await now_in(store))
 
 
 async def show_job(operator: Operator, job: str, tenant: str | None = None) -> dict[str, Any]:
@@ -275,9 +272,7 @@ async def job_story(operator: Operator, job: str, tenant: str | None = None) -> 
     from reefknot.operations.stories import attempts_of, cancellation_of, key_of, lines_of, versions_of
 
     store, redactor, settings = operator.store, operator.redactor, operator.settings
-    item = await store.work.get(record_id(job, tenant))
-    if item is None:
-        raise _absent(job, tenant)
+    item = await _item(operator, job, tenant)
     kept = await _events(store.audit, job, tenant, MOST_EVENTS + 1)
     now, is_cut = await now_in(store), len(kept) > MOST_EVENTS
     kept = [*kept[:MOST_EVENTS], *await cancellation_of(store.audit, item)]
@@ -369,8 +364,12 @@ def _event_fields(kept: KeptEntry) -> dict[str, Any]:
     return event_fields(kept.entry.body)
 
 
-def _absent(job: str, tenant: str | None) -> OperationError:
-    return absent_job(f"there is no job {named(job, tenant)}; `reefknot job list` lists all jobs", tenant)
+async def _item(operator: Operator, job: str, tenant: str | None) -> WorkItem:
+    """The job with its payload; an unknown one is refused."""
+    item = await operator.store.work.get(record_id(job, tenant))
+    if item is None:
+        raise absent_job(f"there is no job {named(job, tenant)}; `reefknot job list` lists all jobs", tenant)
+    return item
 
 
 # ---- submit ----------------------------------------------------------------------------------------------------------
@@ -418,30 +417,24 @@ async def cancel_job(
     then.
     """
     why = operator.reason(because.strip()) or f"cancelled by {operator.actor}"
-    before, after = await _cancel(operator, Cancel(job, why, tenant), dry_run=dry_run)
+    before = await state_in_words(operator.store, await _item(operator, job, tenant))
+    if before not in _OPEN:
+        raise OperationError(f"{printable(job)} is {before}: there is nothing to cancel", "conflict")
+    after = before if dry_run else await _cancelled(operator, job, tenant, why)
     fields = {"id": job, "tenant_id": tenant, "was": before, "state": after, "cancelled": after == "cancelled"}
     return {**fields, "actor": operator.actor, "dry_run": dry_run}
 
 
-async def _cancel(operator: Operator, cancel: Cancel, *, dry_run: bool) -> tuple[str, str]:
-    """The states before and after. The router that has the job cancels it; without any, the store does at once."""
-    store, job, work_id, reason = operator.store, cancel.assignment_id, cancel.record_id, cancel.reason or ""
-    found = await store.work.get(work_id)
-    if found is None:
-        raise _absent(job, cancel.tenant_id)
-    now = await now_in(store)
-    before = visible_state(found, now.moment, gone=now.gone)
-    if before not in _OPEN:
-        raise OperationError(f"{printable(job)} is {before.value}: there is nothing to cancel", "conflict")
-    if dry_run:
-        return before.value, before.value
-    event = operator.event("job.cancel", job, tenant_id=cancel.tenant_id, reason=reason)
-    if await operator.client().cancel(job, reason, tenant_id=cancel.tenant_id, who=operator.actor, events=[event]):
-        return before.value, "cancelled"
+async def _cancelled(operator: Operator, job: str, tenant: str | None, why: str) -> str:
+    """The state afterwards. The router that has the job cancels it; without any, the store does at once."""
+    work, work_id = operator.store.work, record_id(job, tenant)
+    event = operator.event("job.cancel", job, tenant_id=tenant, reason=why)
+    if await operator.client().cancel(job, why, tenant_id=tenant, who=operator.actor, events=[event]):
+        return WorkState.CANCELLED.value
     found = await polled(
-        lambda: store.work.get(work_id), CANCEL_WAIT_S, enough=lambda one: one is None or one.state not in _OPEN
+        lambda: work.get(work_id), CANCEL_WAIT_S, enough=lambda one: one is None or one.state not in _OPEN
     )
-    return before.value, "gone" if found is None else await state_in_words(store, found)
+    return "gone" if found is None else await state_in_words(operator.store, found)
 
 
 # ---- retry -----------------------------------------------------------------------------------------------------------

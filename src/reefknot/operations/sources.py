@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from math import isinf
@@ -376,11 +376,9 @@ async def forget_source(operator: Operator, name: str, *, because: str, dry_run:
     if name in configured:
         text = f"{name} is configured; remove it from the configuration first"
         raise OperationError(f"{text}, or read all of it again: reefknot source run {name} --full", "invalid")
-    store = operator.store
-    async with AsyncExitStack() as stack:
-        file = documents_file(operator)
-        kept = open_documents(file, create=False, for_reading=dry_run) if file.is_file() else None
-        documents = None if kept is None else await stack.enter_async_context(kept)
+    store, file = operator.store, documents_file(operator)
+    kept = open_documents(file, create=False, for_reading=dry_run) if file.is_file() else nullcontext()
+    async with kept as documents:
         counts = {} if documents is None else await documents.counts()
         records = {one.name.removeprefix(PREFIX): one for one in await store.values.list(PREFIX)}
         found = {one.name: one for one in await statuses(store, [], with_others=True)}
