@@ -230,11 +230,9 @@ def _safe(text: str) -> str:
     return escape(printable(text))
 
 
-def _svg(
-    title: str, words: str, parts: Iterable[str], *, width: int = WIDTH, height: int = HEIGHT, kind: str = "chart"
-) -> str:
+def _svg(title: str, words: str, parts: Iterable[str]) -> str:
     return (
-        f'<svg class="{kind}" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
+        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" role="img" '
         f'aria-label="{_safe(title)}: {_safe(words)}"><title>{_safe(title)}</title><desc>{_safe(words)}</desc>'
         f"{''.join(parts)}</svg>"
     )
@@ -263,8 +261,8 @@ def _time_axis(whole_s: float) -> str:
     return "".join(parts)
 
 
-def _text(x: float, y: float, words: str, *, anchor: str = "start", kind: str = "label") -> str:
-    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{_safe(words)}</text>'
+def _text(x: float, y: float, words: str, *, anchor: str) -> str:
+    return f'<text class="label" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{_safe(words)}</text>'
 
 
 def _share_text(at: float, words: str, anchor: str) -> str:

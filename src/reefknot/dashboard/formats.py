@@ -82,11 +82,6 @@ def seconds_at(at: str) -> float:
     return 0.0 if moment is None else moment.timestamp()
 
 
-def iso(ms: float) -> str:
-    """A time in milliseconds since 1970 as ISO 8601."""
-    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")
-
-
 def amount(value: float | None) -> str:
     """A number for a tile."""
     return (
@@ -235,7 +230,6 @@ def timeline(
 FILTERS: dict[str, Callable[..., Any]] = {
     "relative": relative,
     "absolute": absolute,
-    "iso": iso,
     "duration": duration,
     "amount": amount,
     "percent": percent,

@@ -75,9 +75,11 @@ async def _overview(operator: Operator, asked: Asked) -> Found:
 
 
 async def _alerts(operator: Operator, asked: Asked) -> Found:
+    from reefknot.core.alerts import RULES
     from reefknot.operations.alerts import list_alerts
 
-    return {"title": "Alerts", "found": await list_alerts(operator)}
+    units = {name: rule.unit for name, rule in RULES.items()}
+    return {"title": "Alerts", "found": await list_alerts(operator), "units": units}
 
 
 def _charts(found: Found) -> list[Found]:

@@ -55,19 +55,26 @@ class Shown(HTMLParser):
         super().__init__()
         self.commands: list[str] = []
         self.actions: list[dict[str, str | None]] = []
-        self._box = False
+        self._box = self._code = False
         self.feed(answered.text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         given = dict(attrs)
         if "data-act" in given:
             self.actions.append(given)
-        self._box = given.get("class") == "cli" or (self._box and tag == "code")
+        if self._box and tag == "code":
+            self._code = True
+            self.commands.append("")
+        self._box = given.get("class") == "cli"
+
+    def handle_endtag(self, tag: str) -> None:
+        if self._code and tag == "code":
+            self._code = False
+            self.commands = [one for one in self.commands if one]  # that of the dialog is empty until it opens
 
     def handle_data(self, data: str) -> None:
-        if self._box and data.strip():
-            self.commands.append(data)
-            self._box = False
+        if self._code:
+            self.commands[-1] += data
 
 
 def answers(path: Path, *targets: str, token: str | None = None, config: str = CONFIG) -> dict[str, Answered]:
@@ -156,7 +163,7 @@ def test_a_store_that_is_away_is_told_with_what_to_do(tmp_path: Path, monkeypatc
         assert answered.status == 503
         assert answered.headers["retry-after"]
         assert "it cannot be opened; check the disk" in answered.text
-        assert "reefknot doctor" in answered.text
+        assert "reefknot doctor" in Shown(answered).commands
 
 
 def test_no_template_trusts_a_text_or_has_a_style_or_script_of_its_own() -> None:
@@ -231,6 +238,7 @@ def test_a_rule_is_resolved_where_it_can_be(tmp_path: Path) -> None:
     (answered,) = answers(tmp_path / "state.db", "/alerts").values()
     assert "below 0" not in answered.text.replace("below 0.9", "")
     assert answered.text.count(">at 0<") == 2
+    assert ">above 300 s<" in answered.text
     assert 'data-go="l"' in answered.text
 
 
