@@ -158,8 +158,20 @@ class Folder:
 
 
 def until(holds: Callable[[], bool]) -> None:
-    """A bounded wait for another process."""
+    """A bounded wait for another process. It gets most of the processor: a look that takes long is a rare one."""
     ends = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < ends, "it did not come to that"
-        time.sleep(0.05)
+    while True:
+        began = time.monotonic()
+        if holds():
+            return
+        now = time.monotonic()
+        assert now < ends, "it did not come to that"
+        time.sleep(max(0.05, 3 * (now - began)))
+
+
+def throughout(seconds: float, holds: Callable[[], bool]) -> None:
+    """Look now and then for so long, and find that it holds every time."""
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends:
+        assert holds(), "it did not stay that way"
+        time.sleep(0.2)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from select import select
+from typing import Any
 
 import pytest
 
 from tests.acceptance.folder import PATIENCE_S, ROOT
+from tests.warm_commands import WarmCommand, run_warm
 
 _HINT = "submit work from another terminal: reefknot "
 
@@ -33,7 +36,11 @@ class Shell:
         self.started: list[subprocess.Popen[str]] = []
 
     def __call__(self, line: str) -> subprocess.CompletedProcess[str]:
-        """One line, as a shell splits it; `reefknot` is this one."""
+        """One line, as a shell splits it; `reefknot` is this one. A line of several commands gets a real shell."""
+        if "&&" not in line:
+            name, *words = shlex.split(line)
+            assert name == "reefknot"
+            return run_warm(*words, cwd=self.folder, env=self._environment, timeout=PATIENCE_S * 2)
         shell = f'reefknot() {{ {sys.executable} -m reefknot "$@"; }}; {line}'
         return subprocess.run(
             ["bash", "-c", shell],
@@ -47,15 +54,8 @@ class Shell:
         )
 
     def start(self, *words: str) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "reefknot", *words],
-            cwd=self.folder,
-            env=self._environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            bufsize=1,
-        )
+        streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "bufsize": 1}
+        process = WarmCommand(["reefknot", *words], cwd=self.folder, env=self._environment, text=True, **streams)
         self.started.append(process)
         return process
 

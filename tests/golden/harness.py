@@ -20,13 +20,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 import reefknot as rk
 from reefknot.cli import main
 from reefknot.runtime.processes import own_identity
+from tests.warm_commands import WarmCommand
 
 FILES = Path(__file__).parent / "files"
 WRITES = os.environ.get("REEFKNOT_GOLDEN") == "write"
@@ -155,16 +156,9 @@ class Folder:
 
     def run_apart(self, line: str, given: str = "") -> Ended:
         """The same in a process of its own, with this on its stdin."""
-        done = subprocess.run(
-            python(*shlex.split(line)),
-            cwd=self.path,
-            input=given,
-            capture_output=True,
-            encoding="utf-8",
-            timeout=60,
-            check=False,
-        )
-        return Ended(done.returncode, done.stdout, done.stderr)
+        process = started(line, self.path, stdin=subprocess.PIPE)
+        out, err = process.communicate(given, timeout=60)
+        return Ended(process.returncode, out, err)
 
     def golden(self, line: str, ended: Ended) -> str:
         """The text of a golden file."""
@@ -282,19 +276,26 @@ def compare(found: dict[str, str]) -> None:
         pytest.fail("\n".join(problems), pytrace=False)
 
 
+_helps: dict[str, Ended] = {}
+"""The answer of `all_commands`, which is the same in every folder."""
+
+
 def all_commands(folder: Folder) -> dict[str, Ended]:
     """The help of the root and of every command, as the program lists them itself, by the words of the command."""
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("helps.py"))],
-        cwd=folder.path,
-        capture_output=True,
-        encoding="utf-8",
-        timeout=60,
-        check=True,
-    )
-    return {words: Ended(*ended) for words, ended in json.loads(done.stdout).items()}
+    if not _helps:
+        done = subprocess.run(
+            [sys.executable, str(Path(__file__).with_name("helps.py"))],
+            cwd=folder.path,
+            capture_output=True,
+            encoding="utf-8",
+            timeout=60,
+            check=True,
+        )
+        _helps.update({words: Ended(*ended) for words, ended in json.loads(done.stdout).items()})
+    return _helps
 
 
-def python(*words: str) -> list[str]:
-    """The command line of a process of its own."""
-    return [sys.executable, "-m", "reefknot", *words]
+def started(line: str, folder: Path, **given: Any) -> subprocess.Popen[str]:
+    """A command as a process of its own, as a shell would split it."""
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | given
+    return WarmCommand(["reefknot", *shlex.split(line)], cwd=folder, env=os.environ, encoding="utf-8", **streams)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tests.golden import stores
-from tests.golden.harness import Ended, Folder, Scenario, both, played, python
+from tests.golden.harness import Ended, Folder, Scenario, both, played, started
 
 UP = "up --for 60 --module golden_steps --seed 7"
 LIVE = Scenario(
@@ -36,9 +36,7 @@ CASES = [*LIVE.cases(), "live.up", "live.run_stdin"]
 
 @contextmanager
 def _system(folder: Folder) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        python(*UP.split()), cwd=folder.path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    process = started(UP, folder.path)
     try:
         yield process
     finally:

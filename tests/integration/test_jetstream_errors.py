@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Awaitable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,12 +12,14 @@ from typing import Any, cast
 import pytest
 from msgspec import json
 
+from reefknot.app import open_store
 from reefknot.app.nats_servers import NatsServer, running_nats
 from reefknot.engines.clocks import SystemClock
 from reefknot.engines.jetstream import JetStreamStore, connection, options_from_url, streams
 from reefknot.engines.jetstream.connection import Connection, RefusedError, UnansweredError
 from reefknot.engines.jetstream.streams import NO_LEADER
 from reefknot.errors import ParameterError, StorePermissionError, StoreUnavailableError, StoreVersionError
+from reefknot.testing.conformance.harness import event
 
 HASTY = 0.5
 
@@ -67,6 +70,32 @@ def test_a_stream_of_an_earlier_version_gets_the_subjects_that_it_lacks(nats_ser
 
     asyncio.run(main())
     open_and_close(f"{nats_server.url}/earlier")
+
+
+def test_a_store_that_is_open_for_reading_only_makes_and_changes_nothing(nats_server: NatsServer) -> None:
+    url = f"{nats_server.url}/reading"
+    with pytest.raises(StoreUnavailableError, match="there is no store named reading"):
+        open_and_close(url, read_only=True)
+    open_and_close(url)
+
+    async def main() -> None:
+        async with open_store(url, read_only=True) as store:
+            refused: list[Awaitable[object]] = [
+                store.values.put("a", "{}", version=0),
+                store.control.report("s", "{}", keep=1.0),
+                store.audit.append([event("a"), event("b")]),
+            ]
+            for write in refused:
+                with pytest.raises(StorePermissionError, match="it is open for reading only"):
+                    await write
+            assert await store.values.get("a") is None
+            assert await store.audit.read() == []
+
+    asyncio.run(main())
+    asyncio.run(_edit(nats_server.url, "reading_state", subjects=["reading.work.>"]))
+    with pytest.raises(StoreVersionError, match="the stream reading_state was changed: subjects is"):
+        open_and_close(url, read_only=True)
+    open_and_close(url)
 
 
 def test_a_stream_with_a_subject_that_is_not_ours_is_named(nats_server: NatsServer) -> None:

@@ -12,6 +12,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 from reefknot.app.stores import store_url
@@ -114,8 +115,13 @@ def check_roots(settings: Settings, own: Iterable[tuple[str, str]]) -> None:
     """`ConfigurationError` for every root of `blocks.fs.roots` over one of these: what it is, and its path."""
     roots = [os.path.realpath(root) for root in _roots(settings)]
     problems: dict[int, Problem] = {}
+    real_folder = cache(os.path.realpath)
     for what, path in own if roots else ():
-        place = os.path.realpath(path)
+        # A system checks a thousand modules of a few folders: what leads to a folder is looked at once.
+        folder, name = os.path.split(path)
+        place = os.path.join(real_folder(folder), name)
+        if name in ("", os.curdir, os.pardir) or os.path.islink(place):
+            place = os.path.realpath(path)
         for index, root in enumerate(roots):
             if index not in problems and os.path.commonpath([root, place]) == root:
                 at = ("blocks", "fs", "roots", index)

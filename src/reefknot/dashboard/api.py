@@ -26,7 +26,6 @@ from reefknot.dashboard.api_types import LOOK_S, PREFIX, ApiRoute, WrittenAssign
 from reefknot.dashboard.openapi import openapi_document
 from reefknot.dashboard.site import HttpRefusal, Site
 from reefknot.errors import OperationError, ParameterError, ReefknotError, shown
-from reefknot.operations.bulk import JobAbsentError
 from reefknot.operations.metrics import CONTENT_TYPE, metrics_text
 from reefknot.operations.values import ParameterUseError, check_limit
 
@@ -108,8 +107,8 @@ def api_refusal(error: Exception, route: ApiRoute | None, site: Site) -> HttpRef
     found = site.refusal(error)
     in_path = route is not None and isinstance(error, ParameterError) and error.parameter in route.path_names
     status, kind = (404, "not_found") if in_path and found.status == 400 else (found.status, found.kind)
-    hint = re.sub(r"{(\w+)}", r"\1=", error.hint) if isinstance(error, JobAbsentError) else ""
-    return msgspec.structs.replace(found, status=status, kind=kind, message=found.message + hint)
+    advice = f"; {error.advice} {error.parameter}=" if isinstance(error, OperationError) and error.advice else ""
+    return msgspec.structs.replace(found, status=status, kind=kind, message=found.message + advice)
 
 
 # ---- matching --------------------------------------------------------------------------------------------------------

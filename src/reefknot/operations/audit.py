@@ -91,7 +91,8 @@ class EventFilter(Struct, frozen=True):
             raise ParameterUseError("type", unknown_word(asked.type, known))
         since, until = time_ms("since", asked.since), time_ms("until", asked.until)
         if since is not None and until is not None and since >= until:
-            raise ParameterUseError("until", f"{asked.until} is not after since={asked.since}; accepted: a later time")
+            why = f"{asked.until} is not after {asked.since}, from which on events are asked for"
+            raise ParameterUseError("until", f"{why}; accepted: a later time")
         query = AuditQuery(
             event_type=asked.type,
             correlation_id=asked.correlation,

@@ -190,7 +190,7 @@ class Storyteller:
                 _begin(last, ended_ms, took / 1000)
 
     def _origin(self, record: DecisionRecord, wait_from: str | None) -> tuple[str | None, str | None]:
-        """The decisive value and its origin: the server's hint, or a field of the policy with its layer."""
+        """The field that decided, with its layer: of the policy, or the hint of the server."""
         if wait_from == SERVER_HINT:
             return "retry_after", SERVER_HINT
         return (None, None) if record.answer == "again" and wait_from is None else self._layer(record)

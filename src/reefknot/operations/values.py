@@ -26,7 +26,7 @@ MOST_LISTED = 10_000
 """The most entries of one page."""
 _TIME = "a time such as 2026-01-25T21:15:00Z, or an age: 90s, 15m, 2h, 7d"
 _UNITS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
-_AGE_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_SECONDS_IN = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 class ParameterUseError(ParameterError):
@@ -74,16 +74,22 @@ def check_limit(limit: int, most: int = MOST_LISTED) -> None:
         raise ParameterError("limit", limit, f"a whole number from 1 to {most}")
 
 
+def duration_s(text: str) -> float | None:
+    """The seconds of a duration such as 90s, 15m, 2h, 7d; None for another text."""
+    found = re.match(r"(\d{1,9}(?:\.\d{1,3})?)([smhd])\Z", text)
+    return None if found is None else float(found[1]) * _SECONDS_IN[found[2]]
+
+
 def time_ms(parameter: str, text: str | None, *, now: datetime | None = None) -> int | None:
     """The time that a text names, absolute or as an age, in milliseconds UTC; None for none."""
     from reefknot.core.audit.analysis import epoch_seconds
 
     if text is None:
         return None
-    ago = re.match(r"(\d{1,9}(?:\.\d{1,3})?)([smhd])\Z", text)
+    ago = duration_s(text)
     if ago is not None:
         try:
-            at = (now or datetime.now(UTC)) - timedelta(seconds=float(ago[1]) * _AGE_UNITS[ago[2]])
+            at = (now or datetime.now(UTC)) - timedelta(seconds=ago)
         except OverflowError:
             return 0
         return int(at.timestamp() * 1000)

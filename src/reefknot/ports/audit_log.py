@@ -145,6 +145,10 @@ class MultiChainLog(AuditLog, Protocol):
     process's chain, or of the one that was written last. `verify` without a head verifies all chains.
     """
 
+    @property
+    def late(self) -> int:
+        """The number of events of this process that are stored, and wait for long to be in the log."""
+
     async def end(self) -> LogEnd:
         """The end of the log."""
 

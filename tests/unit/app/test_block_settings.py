@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from reefknot.app.block_settings import block_settings
+from reefknot.app.block_settings import block_settings, check_roots
 from reefknot.blocks.python import BlockSettings
 from reefknot.blocks.sql_rows import Access, SqlConnection
 from reefknot.config.settings import load_settings
@@ -164,3 +164,20 @@ def test_a_key_that_is_no_key_names_those_that_are(path: str, tmp_path: Path) ->
     assert f"{path}.unheard_of: unknown key; accepted: {', '.join(sorted(KEYS[path]))}" in "".join(
         mistakes(tmp_path, given)
     )
+
+
+@pytest.mark.parametrize("path", ["a/link.py", "linked/steps.py", "a/../data/steps.py", "data", "data/", "a/.."])
+def test_a_file_is_beneath_a_root_wherever_links_and_dots_lead_to_it(path: str, tmp_path: Path) -> None:
+    for folder in ("data", "a", "a/b"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "data" / "steps.py").touch()
+    (tmp_path / "a" / "link.py").symlink_to("../data/steps.py")
+    (tmp_path / "linked").symlink_to("data")
+    root = "." if path == "a/.." else "data"
+    (tmp_path / "reefknot.json").write_text(json.dumps({"blocks": {"fs": {"roots": [root]}}}))
+    settings = load_settings(environ={}, cwd=tmp_path)
+
+    with pytest.raises(ConfigurationError, match="holds the module steps"):
+        check_roots(settings, [("the module steps", str(tmp_path / path))])
+    if root == "data":
+        check_roots(settings, [("another module", str(tmp_path / one)) for one in ("a/b", "a", "data.py", "none")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -243,6 +244,20 @@ def test_the_key_is_the_one_that_the_request_sends(
         found = await told(scene, BEGUN, payload=payload)
         assert (found["idempotency_key"], found["idempotency_key_from"]) == key
         assert found["assignment"]["job"]["payload"] == payload
+
+    in_scene(tmp_path, story)
+
+
+def test_a_key_that_is_not_ascii_is_shown_beside_the_hash_that_the_request_sends(tmp_path: Path) -> None:
+    async def story(scene: OperatorScene) -> None:
+        kinds = {"märz-7": "http.request", "märz-8": "own.step", "march-7": "http.request"}
+        for name, kind in kinds.items():
+            body = encode(ExecAssignment(name, "r", Job(kind, {"url": "x"})))
+            await scene.world.store.work.assign([WorkItem(name, kind, "io@w", payload=body)], start=(), owner="w")
+        found = [await job_story(scene.operator, name) for name in kinds]
+        sent = sha256("märz-7/0".encode()).hexdigest()
+        keys = [(one["idempotency_key"], one["idempotency_key_sent"]) for one in found]
+        assert keys == [("märz-7/0", sent), ("märz-8/0", None), ("march-7/0", None)]
 
     in_scene(tmp_path, story)
 
