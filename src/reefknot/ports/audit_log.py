@@ -129,6 +129,14 @@ class AuditLog(Protocol):
         """Wait for an event after this sequence, at most `timeout` seconds. False when there is none yet."""
 
 
+@runtime_checkable
+class TimedLog(AuditLog, Protocol):
+    """A log that knows where the events before a time end, without a look at those after it."""
+
+    async def end_before(self, until: int) -> int:
+        """A sequence behind which no event is earlier than this time (ms UTC)."""
+
+
 class LogEnd(Struct, frozen=True):
     """The end of a log: a name that no other log has, and the sequence of its newest event."""
 
