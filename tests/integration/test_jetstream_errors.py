@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 from msgspec import json
+from nats.aio.transport import TcpTransport
 
 from reefknot.app import open_store
 from reefknot.app.nats_servers import NatsServer, running_nats
@@ -47,6 +48,34 @@ def test_a_wrong_token_is_refused_and_never_shown(tmp_path: Path) -> None:
             open_and_close(_plain(server), token="wrong-token")
         assert "wrong-token" not in str(caught.value)
         open_and_close(_plain(server), token="right-token")
+
+
+def test_a_reconnection_that_misses_its_cancellation_ends_with_its_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `asyncio.wait_for` of Python 3.11 does where a socket is open in the moment of the cancellation."""
+    connect, is_waiting = TcpTransport.connect, asyncio.Event()
+
+    async def opened_all_the_same(self: TcpTransport, *given: Any, **more: Any) -> None:
+        is_waiting.set()
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            await connect(self, *given, **more)
+
+    async def main(server: NatsServer) -> None:
+        opened = Connection(options_from_url(server.url))
+        await opened.open()
+        with monkeypatch.context() as patched:
+            patched.setattr(TcpTransport, "connect", opened_all_the_same)
+            await opened.client.force_reconnect()
+            await is_waiting.wait()
+            await opened.close()
+        left = [one for one in asyncio.all_tasks() if "_attempt_reconnect" in repr(one.get_coro())]
+        assert left == []
+
+    with running_nats(tmp_path) as (server,):
+        asyncio.run(main(server))
 
 
 def test_a_stream_that_somebody_changed_is_named_with_the_difference(nats_server: NatsServer) -> None:

@@ -52,7 +52,7 @@ from reefknot.errors import (
 from reefknot.runtime.database_urls import nats_address
 from reefknot.runtime.log import error_text, logger, printable
 from reefknot.runtime.seeds import new_id
-from reefknot.runtime.timeouts import within
+from reefknot.runtime.timeouts import ended, within
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -505,8 +505,13 @@ WRONG_LAST = frozenset({10071, 10164})
 
 
 async def _closed_quietly(client: Client) -> None:
+    """Close a client, and what a reconnection opens that missed its cancellation: nats-py cancels it once."""
     try:
         async with asyncio.timeout(2.0):
             await client.close()
     except Exception as error:
         logger().info("a connection was not closed in order (%s)", error_text(error))
+    if client._reconnection_task is not None:
+        await ended(client._reconnection_task)
+    if client._transport is not None:
+        client._transport.close()  # type: ignore[no-untyped-call] # nats-py has no types there
