@@ -5,12 +5,14 @@ Most of the CPU time of a short command is spent on imports, and tests start hun
 one thread imports everything once, and each command is a fork of it: with its own id, folder, environment, streams and
 signals. It is the child of that process, which says how it ended.
 
-A test of a cold start, of what a command imports, or of a session of its own starts `python -m reefknot` instead.
+With `start_new_session` a terminal on its stdin is its own. A test of a cold start, or of what a command imports,
+starts `python -m reefknot` instead.
 """
 
 from __future__ import annotations
 
 import atexit
+import fcntl
 import gc
 import importlib
 import io
@@ -23,6 +25,7 @@ import signal
 import socket
 import subprocess
 import sys
+import termios
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -43,9 +46,11 @@ class WarmCommand(subprocess.Popen[str]):
         """Replace the fork and exec of `Popen`, which made the streams before this and uses them after it."""
         _, _, _, _, cwd, env, _, _, _, *streams = given
         child, _, _, out, _, err = ends = [int(fd) for fd in streams[:6]]
+        *_, session, _ = streams
         self._status, status = os.pipe()
         self._ended = b""
-        request = json.dumps({"args": list(args), "cwd": str(cwd), "environment": dict(env)}).encode()
+        asked = {"args": list(args), "cwd": str(cwd), "environment": dict(env), "session": bool(session)}
+        request = json.dumps(asked).encode()
         assert len(request) < MOST_BYTES
         own = [mine if fd < 0 else fd for mine, fd in enumerate((child, out, err))]
         socket.send_fds(_launcher(env), [request], [*own, status])
@@ -182,6 +187,10 @@ def _python_path() -> list[str]:
 
 
 def _become(request: dict[str, Any]) -> NoReturn:
+    if request["session"]:
+        os.setsid()
+        if os.isatty(0):
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # what is typed there is for this command, Ctrl-C too
     os.chdir(request["cwd"])
     before = _python_path()
     os.environ.clear()

@@ -33,7 +33,8 @@ install_with_pip() {
         python="$(find_python)" || { echo "Python 3.11 or later is needed; none is on the PATH (or set PYTHON)" >&2; exit 1; }
         "$python" -m venv --clear "$venv"
     fi
-    PIP_DISABLE_PIP_VERSION_CHECK=1 "$venv/bin/python" -m pip install --quiet --constraint constraints.txt --editable ".[$extras]"
+    # As uv does, without bytecode of everything: Python makes it of what is imported, when it is.
+    PIP_DISABLE_PIP_VERSION_CHECK=1 "$venv/bin/python" -m pip install --no-compile --quiet --constraint constraints.txt --editable ".[$extras]"
 }
 
 if command -v uv >/dev/null 2>&1; then

@@ -10,12 +10,13 @@ import select
 import signal
 import struct
 import subprocess
-import sys
 import termios
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from tests.warm_commands import WarmCommand
 
 PATIENCE_S = 30.0
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -40,16 +41,20 @@ class Terminal:
         fcntl.ioctl(self._slave, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
         self.before = self.attributes()
         kept = {name: value for name, value in (env or os.environ).items() if name not in ("COLUMNS", "NO_COLOR")}
-        self.process = subprocess.Popen(
-            [*(command or (sys.executable, "-m", program)), *words],
-            cwd=cwd,
-            env=kept | {"TERM": "xterm-256color", "PYTHONWARNINGS": "error"},
-            stdin=self._slave,
-            stdout=self._slave,
-            stderr=self._slave,
-            start_new_session=True,
-            preexec_fn=self._take,  # noqa: PLW1509 - Ctrl-C is the terminal's, and this one has to be the command's
-        )
+        environment = kept | {"TERM": "xterm-256color", "PYTHONWARNINGS": "error"}
+        streams: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), self._slave)
+        self.process: subprocess.Popen[Any]
+        if command:
+            self.process = subprocess.Popen(
+                [*command, *words],
+                cwd=cwd,
+                env=environment,
+                start_new_session=True,
+                preexec_fn=self._take,  # noqa: PLW1509 - Ctrl-C is the terminal's, and this one has to be the command's
+                **streams,
+            )
+        else:
+            self.process = WarmCommand([program, *words], cwd=cwd, env=environment, start_new_session=True, **streams)
         self.text = ""
 
     def _take(self) -> None:

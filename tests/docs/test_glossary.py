@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -104,6 +105,7 @@ def words_in(name: str) -> set[str]:
     return {word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)}
 
 
+@cache
 def names_of_source() -> dict[str, str]:
     """Every name of the source, with a module that has it; modules and packages by their paths too."""
     found: dict[str, str] = {}

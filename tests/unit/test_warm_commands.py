@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -68,3 +69,15 @@ def test_one_that_is_killed_is_seen_to_be(tmp_path: Path, environment: dict[str,
     process.communicate(timeout=60)
     assert process.returncode == -SIGKILL
     assert not Path(f"/proc/{process.pid}").exists()
+
+
+def test_in_a_session_of_its_own_a_terminal_is_its_own(tmp_path: Path, environment: dict[str, str]) -> None:
+    (tmp_path / "owner.py").write_text("import os; print(os.getsid(0) == os.getpid() == os.tcgetpgrp(0))")
+    streams: dict[str, Any] = {"stdout": subprocess.PIPE, "start_new_session": True}
+    master, slave = pty.openpty()
+    try:
+        with WarmCommand(["owner"], cwd=tmp_path, env=environment, text=True, stdin=slave, **streams) as process:
+            assert process.communicate(timeout=60)[0] == "True\n"
+    finally:
+        os.close(master)
+        os.close(slave)
