@@ -117,6 +117,7 @@ def test_an_alert_that_was_raised_is_there_after_its_system_ended(folder: Folder
 
     done = folder("alert", "list")
     assert done.code == 0
+    assert done.out.splitlines()[0].split() == ["alert", "since", "now", "what"]
     assert "retry_rate" in done.out
     assert "the last look was" in done.err
     assert "no system is running now; start one with: reefknot up" in done.err

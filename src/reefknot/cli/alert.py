@@ -35,8 +35,9 @@ def list_(*, wide: Wide = False, watch: Watch = None, options: StoreFlags = STOR
 
 def _put(found: dict[str, Any], *, wide: bool) -> None:
     if found["alerts"]:
-        rows = [(one["alert"], _clock(one["since"]), one["text"]) for one in found["alerts"]]
-        put_table(("alert", "since", "what"), rows, styles=("bold", "", ""), whole=("alert", "since"), wide=wide)
+        titles = ("alert", "since", "now", "what")
+        rows = [(one["alert"], _clock(one["since"]), _value(one["now"]), one["text"]) for one in found["alerts"]]
+        put_table(titles, rows, styles=("bold",), whole=titles[:3], wide=wide)
         put()
         for one in found["alerts"]:
             put(f"{one['alert']}: {one['advice']}")
@@ -58,6 +59,10 @@ def _look(found: dict[str, Any]) -> str:
         return "no system has looked yet; one that runs looks every 10 s: reefknot up"
     when = f"the last look was {age(found['looked_s'])} ago"
     return when if found["watched"] else f"{when}, and no system is running now; start one with: reefknot up"
+
+
+def _value(now: float | None) -> str:
+    return "-" if now is None else f"{now:g}"
 
 
 def _clock(text: str) -> str:

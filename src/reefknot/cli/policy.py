@@ -370,6 +370,8 @@ def put_answer(answer: words.PolicyAnswer, *, wide: bool = False) -> None:
         )
         state, more = ("on", "") if answer.gate else ("off", advice)
         put(f"gate worker.retries.v2: {state} ({relative(answer.gate.origin)}){more}")
+        if load := words.under_load(answer):
+            put(load)
     if answer.health is not None:
         put()
         rows = words.in_ingestion(answer, answer.health).items()

@@ -74,7 +74,7 @@ RULES: dict[str, AlertThresholds] = {
             clear=0.95,
             for_seconds=60,
             what="share of jobs that succeeded within 5 minutes",
-            advice="reefknot job list --state failed shows the last failures",
+            advice="reefknot quarantine list --group and reefknot job list --state failed show the last failures",
             below=True,
             most=1,
         ),

@@ -236,14 +236,14 @@ async def _policies(operator: Operator, asked: Asked) -> Found:
     from reefknot.operations import policies
     from reefknot.operations.policies import list_policies, policy_waits, question_of, show_policy
     from reefknot.operations.systems import running_systems
-    from reefknot.operations.words.policies import in_ingestion, sentence, span
+    from reefknot.operations.words.policies import in_ingestion, sentence, span, under_load
 
     listed, running = list_policies(operator.settings), await running_systems(operator)
     own = sorted({f"block:{name}" for one in running["routers"] for name in one["blocks"]})
     targets = list(dict.fromkeys([*(one["target"] for one in listed["policies"]), *own]))
     sources = [one["source"] for one in listed["policies"] if one["source"]]
     found: Found = {"title": "Policies", "targets": targets, "sources": sources, "found": None, "errors": {}}
-    found |= {"answer": None, "sentence": "", "effects": {}, "shown_policy": None, "schedule": []}
+    found |= {"answer": None, "sentence": "", "load": "", "effects": {}, "shown_policy": None, "schedule": []}
     found["waits_in_words"] = []
     if not asked:
         return found | {"found": listed}
@@ -257,7 +257,7 @@ async def _policies(operator: Operator, asked: Asked) -> Found:
         found["waits_in_words"] = [span(*one) for one in found["schedule"][:WAITS_IN_WORDS]]
         if question.has_failure or question.is_control_flow:
             answer = policies.explained(policies.active_book(operator.settings, redactor=operator.redactor), question)
-            found |= {"answer": policies.answer_json(answer), "sentence": sentence(answer)}
+            found |= {"answer": policies.answer_json(answer), "sentence": sentence(answer), "load": under_load(answer)}
             found["effects"] = {} if answer.health is None else in_ingestion(answer, answer.health)
     except ParameterError as error:
         found["errors"] = {error.parameter: str(error)}

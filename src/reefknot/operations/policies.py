@@ -386,7 +386,8 @@ def explained(active: ActiveBook, question: PolicyQuestion) -> PolicyAnswer:
         reason, schedule = CONTROL_FLOW, ()
     in_ingestion = name.startswith("connector:") and not question.is_control_flow
     health = _health_rules(active) if in_ingestion else None
-    return PolicyAnswer(name, failure, policy, provenance, reason, schedule, active.gate, health)
+    throttled = name.startswith("block:") and bool(active.gate) and not question.baseline and _throttles(active)
+    return PolicyAnswer(name, failure, policy, provenance, reason, schedule, active.gate, health, throttled)
 
 
 def answer_json(answer: PolicyAnswer) -> dict[str, Any]:
@@ -410,6 +411,11 @@ def answer_json(answer: PolicyAnswer) -> dict[str, Any]:
         "schedule": jsonable(msgspec.to_builtins(answer.schedule)),
         **ingestion,
     }
+
+
+def _throttles(active: ActiveBook) -> bool:
+    """Whether workers with these settings have a throttle for each destination."""
+    return active.settings is None or active.settings.configuration.worker.retries.v2.throttle.enabled
 
 
 def _health_rules(active: ActiveBook) -> HealthRules:

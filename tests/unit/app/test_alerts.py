@@ -146,18 +146,22 @@ def test_an_alert_whose_rule_was_switched_off_is_resolved_by_the_next_system_tha
     assert asyncio.run(main()) == [("alert_resolved", "its rule was switched off")]
 
 
-def test_the_time_of_a_look_is_written_every_few_minutes_only(ages: Ages) -> None:
-    async def main() -> list[int]:
+def test_the_time_of_a_look_is_written_twice_a_minute_at_most_and_is_never_older(ages: Ages) -> None:
+    async def main() -> tuple[set[int], int]:
         clock = VirtualClock()
         store = MemoryStore(clock)
-        one, versions = watch(store, clock), []
+        one, versions, oldest = watch(store, clock), set(), 0
         for _ in range(61):
             await one.look()
-            versions.append((await stored_alerts(store))[1])
+            record, version = await stored_alerts(store)
+            versions.add(version)
+            oldest = max(oldest, one.looked_at - record.looked_at)
             clock.advance(10)
-        return versions
+        return versions, oldest
 
-    assert len(set(asyncio.run(main()))) == 2
+    versions, oldest_ms = asyncio.run(main())
+    assert len(versions) == 21
+    assert oldest_ms == 20_000
 
 
 def test_a_system_that_ends_leaves_the_time_of_its_last_look(ages: Ages) -> None:

@@ -158,6 +158,25 @@ def test_the_gate_is_shown_and_does_not_change_the_answer(rk: Commands) -> None:
     assert off == on
 
 
+@pytest.mark.parametrize(
+    ("words", "settings", "throttled"),
+    [
+        ("block:http --status 503", "{enabled: true}", True),
+        ("block:http --status 404", "{enabled: true}", False),
+        ("block:http --status 503", "{enabled: false}", False),
+        ("block:http --status 503 --baseline", "{enabled: true}", False),
+        ("block:http --status 503", "{enabled: true, throttle: {enabled: false}}", False),
+        ("connector:imap_mailbox --failure-type transient", "{enabled: true}", False),
+    ],
+)
+def test_a_retry_that_a_worker_may_throttle_is_told_with_it(
+    rk: Commands, words: str, settings: str, throttled: bool
+) -> None:
+    rk.write(f"worker: {{retries: {{v2: {settings}}}}}\n")
+    ended = rk("policy", "explain", *words.split())
+    assert (ended.code, "worker.retries.v2.throttle" in ended.out) == (0, throttled), ended.out
+
+
 def test_the_baseline_is_answered_as_the_preset(rk: Commands) -> None:
     answer = rk("policy", "explain", "block:http", "--status", "404", "--baseline", "--json").json
 

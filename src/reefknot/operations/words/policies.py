@@ -161,6 +161,8 @@ class PolicyAnswer(Struct, frozen=True):
     gate: Gate
     health: HealthRules | None = None
     """Of a connector: the rules by which its sources are held to be down."""
+    throttled: bool = False
+    """Whether workers throttle the retries of a busy destination."""
 
     @property
     def retried(self) -> bool:
@@ -182,6 +184,16 @@ def sentence(answer: PolicyAnswer) -> str:
     if len(answer.schedule) < min(policy.retries, 100):
         text += f" The time budget of {seconds(policy.time_budget)} has room for {len(answer.schedule)} of them."
     return text
+
+
+def under_load(answer: PolicyAnswer) -> str:
+    """The effect of the throttle on these retries, in a sentence; empty where there is none."""
+    if not (answer.throttled and answer.retried):
+        return ""
+    return (
+        "Under load: when a destination that gets 100 calls or more in 10 s keeps failing, a worker throttles its "
+        "retries (worker.retries.v2.throttle), and a job that would have been retried is given up, as throttled."
+    )
 
 
 def _why_not(answer: PolicyAnswer) -> str:
