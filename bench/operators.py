@@ -92,7 +92,7 @@ FROM told
 _COUNTERS = """
 UPDATE audit_head SET sequence = (SELECT max(sequence) FROM audit), hash = (SELECT hash FROM audit ORDER BY 1 DESC);
 DELETE FROM audit_block;
-INSERT INTO audit_block SELECT sequence / 1024, max(at) FROM audit GROUP BY 1;
+INSERT INTO audit_block SELECT sequence / 1024, max(at), min(at) FROM audit GROUP BY 1;
 INSERT INTO work_count SELECT resource_class, state, count(*) FROM work GROUP BY 1, 2;
 INSERT INTO quarantine_count SELECT kind, source, reason, count(*) FROM work WHERE state = 'quarantined'
     GROUP BY 1, 2, 3;

@@ -77,7 +77,7 @@ _COUNTERS = """
 UPDATE counter SET keys = ?1, fence = ?1;
 INSERT INTO older_key SELECT hash, seq FROM idempotency ORDER BY hash, seq;
 UPDATE audit_head SET sequence = ?1, hash = (SELECT hash FROM audit WHERE sequence = ?1);
-INSERT INTO audit_block SELECT sequence / 1024, max(at) FROM audit GROUP BY 1;
+INSERT INTO audit_block SELECT sequence / 1024, max(at), min(at) FROM audit GROUP BY 1;
 INSERT INTO work_count SELECT resource_class, state, count(*) FROM work GROUP BY 1, 2;
 INSERT INTO quarantine_count SELECT kind, source, reason, count(*) FROM work WHERE state = 'quarantined'
     GROUP BY 1, 2, 3;

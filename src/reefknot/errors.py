@@ -73,7 +73,8 @@ class ParameterError(ReefknotError, ValueError):
     """A parameter has a value that is not accepted."""
 
     def __init__(self, parameter: str, given: object, accepted: str) -> None:
-        super().__init__(f"{parameter}={shown(given)} is not accepted: {accepted}")
+        self.problem = f"{shown(given)} is not accepted: {accepted}"
+        super().__init__(f"{parameter}={self.problem}")
         self.parameter = parameter
         self.accepted = accepted
 
@@ -147,12 +148,15 @@ class OperationError(ReefknotError):
     A request of an operator cannot be fulfilled; the message says why and what to do.
 
     `kind` is one of `invalid`, `not_found`, `conflict`, `forbidden`, `unreachable`, `temporary`, `misconfigured`: the
-    command line turns it into an exit code, and the HTTP API into a status.
+    command line turns it into an exit code, and the HTTP API into a status. `advice` is what to do with a `parameter`;
+    it is no part of the message, for each of them calls a parameter by another name.
     """
 
-    def __init__(self, message: str, kind: str) -> None:
+    def __init__(self, message: str, kind: str, *, advice: str = "", parameter: str = "") -> None:
         super().__init__(message)
         self.kind = kind
+        self.advice = advice
+        self.parameter = parameter
 
 
 class NameTakenError(ReefknotError):

@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import select
+import signal
 import struct
 import subprocess
 import termios
@@ -79,14 +80,20 @@ class Terminal:
             self.text += os.read(self.master, 65536).decode("utf-8", "replace")
 
     def ends(self) -> int:
-        """The exit code. What it still draws is read meanwhile: a full terminal would hold it up."""
+        """
+        The exit code, as a shell says it. What it still draws is read meanwhile: a full terminal would hold it up.
+
+        Python ends a program of `-m` by SIGINT, whatever it exits with, when the interrupt came within an `exec` of
+        text, as when the module of a dataclass is loaded: to a shell that is 130 as well.
+        """
         ends = time.monotonic() + PATIENCE_S
         while self.process.poll() is None:
             assert time.monotonic() < ends, "it does not end"
             self._read(0.05)
         while select.select([self.master], [], [], 0)[0]:
             self._read(0)
-        return self.process.returncode
+        code = self.process.returncode
+        return 128 + signal.SIGINT if code == -signal.SIGINT else code
 
     @property
     def plain(self) -> str:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
 import pytest
 
+from reefknot.app.nats_servers import NatsServer
+from reefknot.runtime.seeds import new_id
 from tests.acceptance.folder import Folder, until
+from tests.acceptance.test_nats_commands import edit
+from tests.unit.cli.running import Commands
 
 QUICK = ("-m", "tests.acceptance.weakened", "slow-looks")
 FAILING = """\
@@ -115,6 +120,32 @@ def test_an_alert_that_was_raised_is_there_after_its_system_ended(folder: Folder
     assert "retry_rate" in done.out
     assert "the last look was" in done.err
     assert "no system is running now; start one with: reefknot up" in done.err
+
+
+@pytest.mark.nats
+def test_events_that_the_audit_stream_does_not_take_raise_an_alert_until_it_takes_them(
+    nats_server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = new_id()
+    folder = Folder(tmp_path, Commands(tmp_path, monkeypatch, capsys), engine=f"{nats_server.url}/{name}")
+    with (folder.path / "reefknot.yaml").open("a") as file:
+        file.write("alerts: {rules: {audit_outage: {for_seconds: 0}}}\n")
+
+    def lists(part: str) -> bool:
+        return "audit_outage" in {one["alert"] for one in folder.json("alert", "list")[part]}
+
+    try:
+        folder.wait("one")
+        folder.up(program=QUICK)
+        until(lambda: folder.begun() == ["one"])
+        edit(nats_server.url, f"{name}_audit", max_bytes=1)
+        folder.go()
+        until(lambda: lists("alerts"))
+        edit(nats_server.url, f"{name}_audit", max_bytes=-1)
+        until(lambda: lists("resolved"))
+    finally:
+        folder.end()
+    assert [one["text"] for one in events(folder, "RK-802")] == ["events that the audit log did not take: 0 again"]
 
 
 def test_without_a_system_the_list_says_that_nobody_has_looked(folder: Folder) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,9 @@ from typing import Any
 import apsw
 
 from reefknot.app.nats_servers import NatsServer, running_nats
+from reefknot.engines.clocks import SystemClock
+from reefknot.engines.jetstream import JetStreamStore
+from reefknot.testing.conformance.harness import event
 from tests.acceptance.folder import until
 from tests.acceptance.test_nats_commands import (
     FINE,
@@ -23,6 +27,7 @@ from tests.acceptance.test_nats_commands import (
     person,
     url,
 )
+from tests.integration.test_jetstream_audit import died, stop_copying
 from tests.nats_servers import kill
 
 __all__ = ["person", "url"]
@@ -179,6 +184,34 @@ def test_looking_changes_nothing_beside_the_file(person: Person) -> None:
     findings(person, "--engine", "sqlite:a.db")
 
     assert {one.name: one.read_bytes() for one in person.folder.glob("a.db*")} == before
+
+
+def test_looking_changes_nothing_on_nats_where_a_dead_process_left_events(person: Person, url: str) -> None:
+    (person.folder / "reefknot.yaml").write_text(f"engine: {url}\naudit: {{jsonl: {{path: events.jsonl}}}}\n")
+    server, _, name = url.rpartition("/")
+
+    def streams() -> list[Any]:
+        found = [ask(server, f"$JS.API.STREAM.INFO.{name}_{one}") for one in ("state", "audit")]
+        return [(one["config"], one["state"]["messages"], one["state"]["last_seq"]) for one in found]
+
+    async def dies() -> None:
+        store = await JetStreamStore.open(url, SystemClock())
+        await stop_copying(store)
+        await store.audit.append([event("left")])
+        await died(store)
+
+    person.done("submit", "--type", "own.hello")
+    asyncio.run(dies())
+    until(lambda: "waits for 0 s" not in person("doctor").stdout)  # from now on others copy the event
+    before = streams()
+
+    found = findings(person)
+
+    assert streams() == before
+    assert found["outbox"]["text"].startswith("the oldest event that is not in the audit stream yet waits")
+    assert (found["copies"]["level"], found["leases"]["level"]) == ("ok", "ok")
+    assert "left" in person.done("audit", "tail"), "the control: a command that is no doctor copies it"
+    assert streams() != before
 
 
 def test_the_configuration_its_secrets_and_its_dashboard_are_findings_too(person: Person) -> None:

@@ -102,6 +102,8 @@ def test_each_assignment_of_an_older_store_has_one_record_under_its_own_id(path:
             assert {(name, state): n for name, by in snapshot.items() for state, n in by.items()} == counted
             assert (await store.quarantine.stats()).total == 1
             assert len(await store.audit.read(AuditQuery(since=1))) == (await store.audit.head()).sequence
+            newest = (await store.audit.read(AuditQuery(newest_first=True, limit=1)))[0].entry.at
+            assert len(await store.audit.read(AuditQuery(until=newest + 1))) == (await store.audit.head()).sequence
         connection = apsw.Connection(str(path))
         assert connection.pragma("user_version") == VERSION
         connection.close()

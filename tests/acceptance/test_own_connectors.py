@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -94,19 +95,53 @@ def test_a_connector_without_a_test_is_said_to_be_not_tested(folder: Folder) -> 
     assert "Exits with 0 when none of them fails" in folder("source", "test", "--help").out
 
 
-def test_a_test_of_a_folder_names_what_this_user_may_not_read(folder: Folder) -> None:
-    shut = folder.path / "files" / "shut"
-    shut.mkdir()
-    assert folder("source", "add", "notes", "--connector", "local_files", "--path", "files").code == 0
-    shut.chmod(0)
+def outcome_for_a_user(folder: Folder, *shut: Path) -> tuple[int, str]:
+    """The exit code and the answer of `source test`, by a user who may not read these."""
+    for one in shut:
+        one.chmod(0)
     plain = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"] if os.geteuid() == 0 else []
     words = [*plain, sys.executable, "-m", "reefknot", "source", "test", "--json"]
     try:
         done = subprocess.run(words, cwd=folder.path, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     finally:
-        shut.chmod(0o700)
-    assert done.returncode == 0, done.stderr
+        for one in shut:
+            one.chmod(0o700)
     (found,) = json.loads(done.stdout)["sources"]
-    assert found["answer"].endswith(
-        "files: 1 file; cannot be read: shut/: permission denied: allow this user to read it, or `exclude` it"
+    return done.returncode, found["answer"]
+
+
+DENIED = "permission denied: allow this user to read it, or `exclude` it"
+
+
+def test_a_test_of_a_folder_names_what_this_user_may_not_read(folder: Folder) -> None:
+    shut = folder.path / "files" / "shut"
+    shut.mkdir()
+    assert folder("source", "add", "notes", "--connector", "local_files", "--path", "files").code == 0
+
+    code, answer = outcome_for_a_user(folder, shut)
+
+    assert code == 0
+    assert answer.endswith(f"files: 1 file; cannot be read: shut/: {DENIED}")
+
+
+@pytest.mark.parametrize(
+    ("connector", "found"), [("local_files", "1 file"), ("obsidian_vault", "0 notes, 1 attachment")]
+)
+def test_a_test_of_a_folder_opens_every_file_and_fails_when_none_can_be_read(
+    folder: Folder, connector: str, found: str
+) -> None:
+    files = [*(folder.path / "files").iterdir(), *(folder.path / "files" / f"{one}.txt" for one in "wxyz")]
+    for one in files[1:]:
+        one.write_text("ahoy")
+    assert folder("source", "add", "notes", "--connector", connector, "--path", "files").code == 0
+
+    some, all_but_one = outcome_for_a_user(folder, *files[1:])
+    code, none = outcome_for_a_user(folder, *files)
+
+    named = "; ".join(f"{one}.txt: {DENIED}" for one in "wxy")
+    assert (some, all_but_one.partition("; Obsidian")[0]) == (
+        0,
+        f"{folder.path / 'files'}: {found}; cannot be read: {named}; and 1 more",
     )
+    assert (code, none.partition(";")[0]) == (77, f"{folder.path / 'files'}: no file"), none
+    assert none.endswith("; and 2 more")

@@ -14,6 +14,7 @@ from typing import Any
 import reefknot.app.alerts
 import reefknot.app.system
 import reefknot.core.work
+import reefknot.engines.jetstream.audit
 import reefknot.execution.isolation
 import reefknot.router.health
 import reefknot.telemetry.metrics
@@ -89,6 +90,7 @@ def without_holding_keys() -> None:
 def with_quick_looks() -> None:
     """Look at alerts five times a second, with a minute of two steps of three seconds: this saves tests minutes."""
     reefknot.app.alerts.LOOK_EVERY_S = 0.2
+    reefknot.engines.jetstream.audit.LATE_S = 0.5
     reefknot.app.alerts.MINUTE_STEPS = 2
     reefknot.telemetry.metrics.STEP_S = 3
 

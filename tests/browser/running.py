@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from string import Template
 from typing import Any, Self
 from urllib.parse import quote, urlencode
 from urllib.request import Request, urlopen
@@ -21,25 +22,26 @@ PATIENCE_S = 60.0
 MOST_MS = 30_000
 """The longest wait for a page; one that is right never takes it."""
 
-CONFIG = """\
+CONFIG = Template("""\
 worker:
   quarantine_failed: true
   retries:
     v2:
       enabled: true
-      default_policy: {max_attempts: 3, base_delay_ms: 50, max_delay_ms: 200, jitter_type: equal}
+      default_policy: {$policy, jitter_type: equal}
       error_classification:
         network_errors: {retryable: {network_error: true}, max_attempts: 3}
-  queue: {v2: {enabled: true, max_queue_size: 200}}
+  queue: {v2: {enabled: true, max_queue_size: $places}}
 sources:
   notes: {connector: local_files, path: notes}
 schedules:
-  nightly: {cron: "0 3 * * *", assignment: {job: {type: own.flaky, payload: {failures: 0}}}}
+  nightly: {cron: "0 3 * * *", assignment: {job: {type: own.flaky, payload: {}}}}
 dashboard:
-  port: 0
+  port: $port
   operator_token: env:TEST_OPERATOR_TOKEN
   reader_token: env:TEST_READER_TOKEN
-"""
+""")
+QUICK = "max_attempts: 3, base_delay_ms: 50, max_delay_ms: 200"
 MODULE = """\
 import asyncio
 import reefknot as rk
@@ -75,11 +77,13 @@ class RunningSystem:
         self._process: subprocess.Popen[str] | None = None
 
     @classmethod
-    def prepared(cls, folder: Path, *, port: int = 0, config: str = CONFIG, module: str = MODULE) -> RunningSystem:
+    def prepared(
+        cls, folder: Path, *, port: int = 0, policy: str = QUICK, places: int = 200, module: str = MODULE
+    ) -> RunningSystem:
         """A system in this folder, with all that it needs there; `port` 0 is a free one."""
         (folder / "notes").mkdir(exist_ok=True)
         (folder / "notes" / "a.md").write_text("# a reef knot\n")
-        (folder / "reefknot.yaml").write_text(config.replace("port: 0", f"port: {port}"))
+        (folder / "reefknot.yaml").write_text(CONFIG.substitute(port=port, policy=policy, places=places))
         (folder / "steps.py").write_text(module)
         return cls(folder)
 

@@ -24,7 +24,9 @@ def test_a_job_that_was_cancelled_while_it_ran_shows_the_attempt(system: Running
     page.wait_for_selector("rect.span.cancelled")
     assert "1 attempt in" in page.inner_text("section:has(h2:text-is('Timeline'))")
     assert "cancelled" in page.inner_text("tr[data-key='0-1']")
-    assert "cancelled after 1 attempt in" in page.inner_text("section:has(h2:text-is('Events'))")
+    told = page.inner_text("section:has(h2:text-is('Events'))")
+    assert "cancelled after 1 attempt in" in told
+    assert told.index(": job.cancel nap-to-stop: enough") < told.index("carried out by worker-1: cancel nap-to-stop")
 
 
 def test_payload_result_key_and_who_did_what_are_on_the_page(system: RunningSystem, visit: Visit) -> None:

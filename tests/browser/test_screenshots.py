@@ -31,25 +31,7 @@ MOST_BYTES = 150_000
 IS_WRITTEN = os.environ.get("REEFKNOT_SCREENSHOTS") == "write"
 WORKED_S = float(os.environ.get("REEFKNOT_SCREENSHOTS_S", "840")) if IS_WRITTEN else 2.0
 
-CONFIG = """\
-worker:
-  quarantine_failed: true
-  retries:
-    v2:
-      enabled: true
-      default_policy: {max_attempts: 4, base_delay_ms: 400, max_delay_ms: 4000, jitter_type: equal}
-      error_classification:
-        network_errors: {retryable: {network_error: true}, max_attempts: 3}
-  queue: {v2: {enabled: true, max_queue_size: 60}}
-sources:
-  handbook: {connector: local_files, path: notes}
-schedules:
-  nightly-report: {cron: "0 3 * * *", assignment: {job: {type: report.build, payload: {}}}}
-dashboard:
-  port: 0
-  operator_token: env:TEST_OPERATOR_TOKEN
-  reader_token: env:TEST_READER_TOKEN
-"""
+POLICY = "max_attempts: 4, base_delay_ms: 400, max_delay_ms: 4000"
 MODULE = """\
 import asyncio
 import reefknot as rk
@@ -127,7 +109,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSystem]:
         folder = Path(tempfile.gettempdir()) / "shop"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
-    with RunningSystem.prepared(folder, config=CONFIG, module=MODULE) as running:
+    with RunningSystem.prepared(folder, policy=POLICY, places=60, module=MODULE) as running:
         for number, text in enumerate(("returns", "shipping", "opening hours")):
             (running.folder / "notes" / f"{number}-{text}.md").write_text(f"# {text}\n")
         shop = Shop(running)

@@ -3,8 +3,9 @@ Kills an orchestrator at a call to its source or its stores, lets another one ca
 
     python -m tests.faults.ingestion_child FOLDER < plans.jsonl > evidence.jsonl
 
-A plan is one line: the number of the call at which the process ends (null: run to the end and count), whether before or
-after it, and the wrong way that is tried, if any. Nothing in the product knows of this.
+A plan is one line: the number of the call at which the process ends (null: run to the end and count), among all of them
+or those of one name, whether before or after it, and the wrong way that is tried, if any. Nothing in the product knows
+of this.
 """
 
 from __future__ import annotations
@@ -42,16 +43,17 @@ WATCHED = ("claim", "settle", "renew", "enqueue", "open_classes")
 
 
 class Fuse:
-    """Counts calls, and ends the process at one of them."""
+    """Counts calls, and ends the process at one of them; with `of`, only calls of that name count."""
 
-    def __init__(self, at: int | None, when: str) -> None:
+    def __init__(self, at: int | None, when: str, of: str = "") -> None:
         self.names: list[str] = []
         self._at = at
         self._when = when
+        self._of = of
 
     async def around(self, name: str, call: Callable[[], Awaitable[Any]]) -> Any:
         self.names.append(name)
-        here = len(self.names) == self._at
+        here = self._of in ("", name) and self._at == (self.names.count(name) if self._of else len(self.names))
         if here and self._when == "before":
             os.kill(os.getpid(), signal.SIGKILL)
         answer = await call()
@@ -198,7 +200,7 @@ def main(root: Path) -> None:
         folder.mkdir()
 
         def first(say: Callable[[Any], None], plan: dict[str, Any] = plan, folder: Path = folder) -> None:
-            asyncio.run(life(folder, plan, Fuse(plan["at"], plan["when"]), say))
+            asyncio.run(life(folder, plan, Fuse(plan["at"], plan["when"], plan["of"]), say))
 
         def looked(say: Callable[[Any], None], folder: Path = folder) -> None:
             asyncio.run(seen_after_death(folder, say))

@@ -203,6 +203,21 @@ def test_an_action_on_a_file_that_somebody_keeps_locked_is_refused_soon_and_chan
     assert done.json["cancelled"]
 
 
+@pytest.mark.parametrize(
+    ("path", "advice"),
+    [
+        ("/jobs/unknown", "for a job of a tenant, give tenant="),
+        ("/quarantine/jobs/waiting", "for a job of a tenant, give tenant="),
+        ("/jobs?after=gone", "start again without after="),
+    ],
+)
+def test_advice_names_a_parameter_as_a_url_spells_it(rk: Commands, path: str, advice: str) -> None:
+    message = api(rk, "GET", path).json["error"]["message"]
+
+    assert message.endswith(f"; {advice}")
+    assert "--" not in message
+
+
 def test_a_worker_that_is_unknown_is_not_found(rk: Commands) -> None:
     work_items.reported_running(rk.folder / ".reefknot" / "state.db", "worker-1")
 

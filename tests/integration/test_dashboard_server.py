@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import apsw
 import pytest
@@ -205,6 +206,43 @@ def test_the_server_ends_while_connections_are_open() -> None:
         return loop.time() - began
 
     assert asyncio.run(main()) < PATIENCE_S
+
+
+def test_a_request_for_headers_alone_leaves_no_stream_open_and_changes_nothing(tmp_path: Path) -> None:
+    """An answer that does not end would keep the connection open, and a viewer counted."""
+    path = tmp_path / "state.db"
+    work_items.submitted(path, "known")
+
+    async def main() -> None:
+        async with served(f"sqlite:{path}") as (_, connect):
+            for target in ("/", "/work/known", "/live?view=job&id=known", "/api/v1/jobs", "/metrics", "/login"):
+                head, _, body = (await (await connect()).ask(f"HEAD {target}")).partition(b"\r\n\r\n")
+                assert (b" 200 OK" in head, body) == (True, b""), target
+            refused = await (await connect()).ask("HEAD /api/v1/jobs/known/cancel")
+            assert b" 405 " in refused
+            assert b'"state":"pending"' in await (await connect()).ask("GET /api/v1/jobs/known")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("name", [".", "..", "a/.."])
+def test_a_job_that_clients_take_out_of_a_path_is_named_in_the_query(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "state.db"
+    work_items.submitted(path, name)
+
+    async def main() -> None:
+        async with served(f"sqlite:{path}") as (_, connect):
+            query = f"job={quote(name, safe='')}"
+            for target in (f"/jobs/?{query}", f"/jobs//story?{query}"):
+                assert b'"state":"pending"' in await (await connect()).ask(f"GET /api/v1{target}")
+            for target in ("/jobs/", "/jobs//story", "/jobs//story?tenant=a"):
+                assert b" 404 " in await (await connect()).ask(f"GET /api/v1{target}")
+            twice = await (await connect()).ask(f"GET /api/v1/jobs/other/story?{query}")
+            assert b"job: unknown parameter; accepted here: tenant" in twice
+            done = await (await connect()).ask(f"POST /api/v1/jobs//cancel?{query}", "Content-Length: 0\r\n")
+            assert b'"cancelled":true' in done
+
+    asyncio.run(main())
 
 
 def test_a_locked_store_is_503_with_a_time_to_try_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Awaitable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from msgspec import json
+from nats.aio.transport import TcpTransport
 
+from reefknot.app import open_store
 from reefknot.app.nats_servers import NatsServer, running_nats
 from reefknot.engines.clocks import SystemClock
 from reefknot.engines.jetstream import JetStreamStore, connection, options_from_url, streams
 from reefknot.engines.jetstream.connection import Connection, RefusedError, UnansweredError
 from reefknot.engines.jetstream.streams import NO_LEADER
 from reefknot.errors import ParameterError, StorePermissionError, StoreUnavailableError, StoreVersionError
+from reefknot.testing.conformance.harness import event
 
 HASTY = 0.5
 
@@ -46,6 +50,34 @@ def test_a_wrong_token_is_refused_and_never_shown(tmp_path: Path) -> None:
         open_and_close(_plain(server), token="right-token")
 
 
+def test_a_reconnection_that_misses_its_cancellation_ends_with_its_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `asyncio.wait_for` of Python 3.11 does where a socket is open in the moment of the cancellation."""
+    connect, is_waiting = TcpTransport.connect, asyncio.Event()
+
+    async def opened_all_the_same(self: TcpTransport, *given: Any, **more: Any) -> None:
+        is_waiting.set()
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            await connect(self, *given, **more)
+
+    async def main(server: NatsServer) -> None:
+        opened = Connection(options_from_url(server.url))
+        await opened.open()
+        with monkeypatch.context() as patched:
+            patched.setattr(TcpTransport, "connect", opened_all_the_same)
+            await opened.client.force_reconnect()
+            await is_waiting.wait()
+            await opened.close()
+        left = [one for one in asyncio.all_tasks() if "_attempt_reconnect" in repr(one.get_coro())]
+        assert left == []
+
+    with running_nats(tmp_path) as (server,):
+        asyncio.run(main(server))
+
+
 def test_a_stream_that_somebody_changed_is_named_with_the_difference(nats_server: NatsServer) -> None:
     open_and_close(f"{nats_server.url}/drift")
     asyncio.run(_edit(nats_server.url, "drift_state", max_msgs=100))
@@ -67,6 +99,32 @@ def test_a_stream_of_an_earlier_version_gets_the_subjects_that_it_lacks(nats_ser
 
     asyncio.run(main())
     open_and_close(f"{nats_server.url}/earlier")
+
+
+def test_a_store_that_is_open_for_reading_only_makes_and_changes_nothing(nats_server: NatsServer) -> None:
+    url = f"{nats_server.url}/reading"
+    with pytest.raises(StoreUnavailableError, match="there is no store named reading"):
+        open_and_close(url, read_only=True)
+    open_and_close(url)
+
+    async def main() -> None:
+        async with open_store(url, read_only=True) as store:
+            refused: list[Awaitable[object]] = [
+                store.values.put("a", "{}", version=0),
+                store.control.report("s", "{}", keep=1.0),
+                store.audit.append([event("a"), event("b")]),
+            ]
+            for write in refused:
+                with pytest.raises(StorePermissionError, match="it is open for reading only"):
+                    await write
+            assert await store.values.get("a") is None
+            assert await store.audit.read() == []
+
+    asyncio.run(main())
+    asyncio.run(_edit(nats_server.url, "reading_state", subjects=["reading.work.>"]))
+    with pytest.raises(StoreVersionError, match="the stream reading_state was changed: subjects is"):
+        open_and_close(url, read_only=True)
+    open_and_close(url)
 
 
 def test_a_stream_with_a_subject_that_is_not_ours_is_named(nats_server: NatsServer) -> None:

@@ -21,6 +21,7 @@ from msgspec import structs
 from reefknot.app.presence import STORE_S, Status, living_systems
 from reefknot.audit.journal import Journal, observed
 from reefknot.core.work import WorkState
+from reefknot.ports.audit_log import MultiChainLog
 from reefknot.ports.clock import Clock
 from reefknot.ports.store import Store
 from reefknot.ports.value_store import StoredValue
@@ -95,6 +96,7 @@ class Activity:
         """The part of a system's status that this is: the last steps, rates, and the workers' troubles."""
         buckets, rates = self.counters.recent()
         shown = less(ActivityRecord(buckets=buckets), self._earlier).buckets
+        log = self._store.audit
         return {
             "id": self.record_id,
             "buckets": shown,
@@ -102,6 +104,7 @@ class Activity:
             "levels": {worker.worker_id: worker.level_reasons() for worker in self.workers},
             "looked_at": self.looked_at(),
             "audit_buffered": self._journal.buffered,
+            "audit_late": log.late if isinstance(log, MultiChainLog) else 0,
             "destinations": [one for worker in self.workers for one in worker.troubled_destinations()],
         }
 

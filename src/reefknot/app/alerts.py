@@ -20,6 +20,7 @@ from reefknot.app.presence import STORE_S, Status, living_systems
 from reefknot.app.stores import client_of
 from reefknot.audit.journal import Journal, envelope
 from reefknot.config.schema import AlertsSection
+from reefknot.config.settings import Settings
 from reefknot.core import alerts as core
 from reefknot.core.alerts import AlertLimits, AlertState, AlertThresholds, next_state, with_limits
 from reefknot.core.audit.event import AlertRaised, AlertResolved, timestamp
@@ -116,7 +117,7 @@ def measured(
     """The value of every rule; None for one that says nothing yet."""
     columns = series(activity.buckets, now)
     ended = {name: sum(columns[name][-FIVE_MINUTES_STEPS:]) for name in ("succeeded", "failed")}
-    waiting = sum(reported(one, "audit_buffered", 0) for one in systems)
+    waiting = sum(reported(one, name, 0) for one in systems for name in ("audit_buffered", "audit_late"))
     return {
         core.QUARANTINE_GROWTH: sum(columns["quarantined"]),
         core.RETRY_RATE: sum(columns["retries"][-MINUTE_STEPS:]),
@@ -295,14 +296,16 @@ class AlertWatch:
 
 @asynccontextmanager
 async def running_activity(
-    store: Store, clock: Clock, journal: Journal, *, alerts: AlertsSection | None
+    store: Store, clock: Clock, journal: Journal, *, watched: Settings | None
 ) -> AsyncIterator[Activity]:
-    """Count the events of this process, and watch the rules of `alerts`, for as long as the block lasts."""
+    """Count the events of this process for as long as the block lasts, and watch the rules of the `watched` settings;
+    without them, no rules."""
     async with Activity(store, clock) as activity:
-        if alerts is None:
+        if watched is None:
             yield activity
             return
-        webhook = alerts.webhook and AlertWebhook(alerts.webhook, client_of(store, clock))
+        alerts, client = watched.configuration.alerts, client_of(store, clock, watched.queue_size)
+        webhook = alerts.webhook and AlertWebhook(alerts.webhook, client)
         watch = AlertWatch(store, clock, rules=rules_of(alerts), journal=journal, webhook=webhook or None)
         activity.looked_at = lambda: watch.looked_at
         task = asyncio.get_running_loop().create_task(watch.run(), name="system alerts")

@@ -323,12 +323,14 @@ class RetryManager:
                 if run.delay > 0.0:
                     await clock.asleep(run.delay)
                 run.attempt_started()
+                began = clock.now()
                 try:
                     value = await attempt_within(run, _called, (coro,), {})
                 except Exception as error:
+                    took = clock.now() - began
                     stops = run.record_failure(error) is None
                     if len(decisions) == run.attempts:  # else there was none: the error could not be read
-                        await self._audit_failure(operation, run, error, decisions[-1])
+                        await self._audit_failure(operation, run, error, decisions[-1], took)
                     if not stops:
                         continue
                     if run.reason is Reason.NOT_RETRYABLE:
@@ -343,7 +345,7 @@ class RetryManager:
                 run.trace.end()
 
     async def _audit_failure(
-        self, operation: _AuditedOperation, run: CallState, error: Exception, decision: DecisionRecord
+        self, operation: _AuditedOperation, run: CallState, error: Exception, decision: DecisionRecord, took: float
     ) -> None:
         book = self._book.snapshot
         if decision.book_hash == book.hash:  # after a reload, the decision's book is another one
@@ -352,10 +354,10 @@ class RetryManager:
         if isinstance(error, AttemptTimeoutError):
             seconds = error.seconds
             events.append(TimeoutOccurred(**operation.fields(), attempt_number=run.attempts, timeout_seconds=seconds))
-        await self.journal.write(*events, _failure_event(operation, run, decision))
+        await self.journal.write(*events, _failure_event(operation, run, decision, took))
 
 
-def _failure_event(operation: _AuditedOperation, run: CallState, decision: DecisionRecord) -> Event:
+def _failure_event(operation: _AuditedOperation, run: CallState, decision: DecisionRecord, took: float) -> Event:
     failure = decision.failure
     if run.reason is None:
         return RetryAttempt(
@@ -366,6 +368,7 @@ def _failure_event(operation: _AuditedOperation, run: CallState, decision: Decis
             exception_type=_exception_name(failure),
             exception_message=failure.message,
             decision=decision,
+            attempt_seconds=round(took, 3),
         )
     kind = RetryRefused if run.reason in REFUSED else RetryExhausted
     return kind(
@@ -375,6 +378,7 @@ def _failure_event(operation: _AuditedOperation, run: CallState, decision: Decis
         final_exception_message=failure.message,
         reason=run.reason,
         decision=decision,
+        attempt_seconds=round(took, 3),
     )
 
 

@@ -129,8 +129,7 @@ def _source(name: str, written: Source, settings: Settings) -> ConfiguredSource:
 def _problem(settings: Settings, at: KeyPath, error: ParameterError) -> Problem:
     """A refused setting, at its place in the file. A setting of a list or mapping is named `key[0]` or `key.name`."""
     key = error.parameter.split("[")[0].split(".")[0]
-    text = str(error).removeprefix(f"{error.parameter}=")
-    return Problem(settings.tree.mark((*at, key)), dotted((*at, key)), text)
+    return Problem(settings.tree.mark((*at, key)), dotted((*at, key)), error.problem)
 
 
 # ---- connectors ------------------------------------------------------------------------------------------------------

@@ -248,7 +248,8 @@ async def open_store(
     given is noted beside the file. A block that lasts less than a minute removes nothing, nor does one with
     `tidy=False`, or in a virtual loop.
 
-    `read_only` opens a file that may not be written, such as one on a read-only disk: reads work, writes are refused.
+    `read_only` opens a store that may not be written, such as a file on a read-only disk: reads work, writes are
+    refused. On NATS events that dead processes left stay where they are, and are not read.
 
     `nats` are settings of a store on NATS, with secrets as values: `guarantee`, `replicas`, `user`, `password`,
     `token`, `credentials`, `tls_ca`, `tls_certificate`, `tls_key`, `patience`.
@@ -430,7 +431,7 @@ async def _opened(url: str, clock: Clock, limits: dict[str, Any], *, read_only: 
     if url.startswith(NATS_PREFIXES):
         from reefknot.engines.jetstream import JetStreamStore, options_from_url
 
-        options = options_from_url(url, **limits.pop("settings"))
+        options = options_from_url(url, **limits.pop("settings"), read_only=read_only)
         return await JetStreamStore(options, clock, **limits, has_server_time=not in_virtual_loop()).start()
     if path is None:
         from reefknot.engines.memory import MemoryStore

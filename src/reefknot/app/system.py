@@ -408,8 +408,8 @@ async def running_system(
         books = await opened.enter_async_context(kept_events(store, settings, secrets=secrets))
         clock = SteadyClock(store.clock)
         journal = Journal(store.audit, redactor=Redactor(secrets))
-        alerts = None if own_work_only else settings.configuration.alerts
-        activity = await opened.enter_async_context(running_activity(store, clock, journal, alerts=alerts))
+        watched = None if own_work_only else settings
+        activity = await opened.enter_async_context(running_activity(store, clock, journal, watched=watched))
         build = partial(
             System,
             store,

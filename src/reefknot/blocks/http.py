@@ -19,7 +19,6 @@ import asyncio
 import re
 import zlib
 from collections.abc import AsyncIterator, Iterator, Mapping
-from hashlib import sha256
 from http import HTTPStatus
 from importlib import import_module
 from types import SimpleNamespace
@@ -32,6 +31,7 @@ from msgspec import Struct
 from reefknot.blocks.addresses import AddressRules, BadUrl, Forbidden, HttpSettings, Unreachable, Url, read_url
 from reefknot.blocks.inputs import Inputs, Refusal, answers_refusals, failed, invalid, text_or_base64, time_limit
 from reefknot.core.failure import ErrorCode
+from reefknot.core.idempotency import header_key
 from reefknot.core.messages import StepResult, StepStatus
 from reefknot.ports.block import BlockContext
 from reefknot.retrying.failures import read_hints
@@ -133,7 +133,7 @@ class HttpRequest:
         body, content_type = _read_body(inputs)
         if content_type and "content-type" not in headers:
             headers["content-type"] = content_type
-        headers.setdefault("idempotency-key", _sendable_key(context.idempotency_key))
+        headers.setdefault("idempotency-key", header_key(context.idempotency_key))
         if context.traceparent is not None:
             headers.setdefault("traceparent", context.traceparent)
         headers.setdefault("accept-encoding", ACCEPT_ENCODING)
@@ -196,11 +196,6 @@ class HttpRequest:
             metadata["body_cut"] = problem
         text = _message(request.url, response.status, body)
         return StepResult(StepStatus.ERROR, ErrorCode.http_error, outputs, text, metadata)
-
-
-def _sendable_key(key: str) -> str:
-    """The idempotency key as a header can carry it: as it is, or as its SHA-256 in hexadecimal."""
-    return key if _ASCII_VALUE.fullmatch(key) else sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _ascii_value(name: str, value: str) -> str:

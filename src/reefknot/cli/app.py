@@ -334,13 +334,12 @@ def exit_for(error: Exception) -> tuple[Exit, list[str]]:
         case CommandError():
             return error.exit, [f"reefknot: {error}"]
         case OperationError():
-            return EXIT_OF_KIND[error.kind], [f"reefknot: {error}"]
+            advice = f"; {error.advice} {FLAGS[error.parameter]}" if error.advice else ""
+            return EXIT_OF_KIND[error.kind], [f"reefknot: {error}{advice}"]
         case ConfigurationError():
             return Exit.MISCONFIGURED, [relative(line) for line in str(error).splitlines()]
         case ParameterError():
-            flag = FLAGS.get(error.parameter, error.parameter)
-            text = str(error).removeprefix(f"{error.parameter}=").removeprefix(f"{error.parameter}: ")
-            return Exit.USAGE, [f"reefknot: {flag}: {text}"]
+            return Exit.USAGE, [f"reefknot: {FLAGS.get(error.parameter, error.parameter)}: {error.problem}"]
         case StoreCorruptError():
             return Exit.MISMATCH, [f"reefknot: {error}"]
         case StoreVersionError():

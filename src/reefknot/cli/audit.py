@@ -29,14 +29,14 @@ from reefknot.cli.audit_files import (
     heads_for,
     json_line,
 )
-from reefknot.cli.options import STORE, StoreFlags, arg, check_number, one_of, time_arg, unwritable
+from reefknot.cli.options import STORE, StoreFlags, arg, check_number, time_arg, unwritable
 from reefknot.cli.output import progress, put, put_table, reader_is_gone, say, show
 from reefknot.cli.store import address_of, with_store
 from reefknot.core.audit.analysis import FAILED_ONCE, Analyser, Analysis, Pattern
 from reefknot.core.audit.chain import Head
 from reefknot.core.audit.event import decode
 from reefknot.operations.audit import EventFilter, EventQuery, replayed, verification
-from reefknot.operations.values import ParameterUseError, plural
+from reefknot.operations.values import one_of, plural
 from reefknot.operations.words.events import text_line
 from reefknot.ports.audit_log import PAGE, AuditLog, ChainReport, KeptEntry, MultiChainLog, end_of, pages_of
 from reefknot.runtime.database_urls import SQLITE_PREFIX, sqlite_path
@@ -86,22 +86,20 @@ class FilterFlags:
 
     def chosen(self) -> EventFilter:
         """The filter for these flags."""
-        asked = EventQuery(
-            type=self.type_,
-            category=self.category,
-            work=self.work,
-            key=self.key,
-            tenant=self.tenant,
-            actor=self.by_actor,
-            correlation=self.correlation,
-            trace=self.trace,
-            since=self.since,
-            until=self.until,
+        return EventFilter.of(
+            EventQuery(
+                type=self.type_,
+                category=self.category,
+                work=self.work,
+                key=self.key,
+                tenant=self.tenant,
+                actor=self.by_actor,
+                correlation=self.correlation,
+                trace=self.trace,
+                since=self.since,
+                until=self.until,
+            )
         )
-        try:
-            return EventFilter.of(asked)
-        except ParameterUseError as error:  # one of them names a second parameter
-            raise ParameterUseError(error.parameter, error.problem.replace("since=", "--since ")) from None
 
 
 FILTER = FilterFlags()

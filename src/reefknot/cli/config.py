@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from reefknot.cli.app import CommandError, Exit, examples, noun
-from reefknot.cli.options import COMMON, CommonFlags, FileName, Json, arg, file_arg, load, one_of, settings
+from reefknot.cli.options import COMMON, CommonFlags, FileName, Json, arg, file_arg, load, settings
 from reefknot.cli.output import (
     json_text,
     prints_to_stderr,
@@ -27,7 +27,7 @@ from reefknot.cli.output import (
     table_width,
 )
 from reefknot.errors import ConfigurationError, ParameterError
-from reefknot.operations.values import plural, shown_value
+from reefknot.operations.values import one_of, plural, shown_value
 
 if TYPE_CHECKING:
     from reefknot.config.settings import Settings

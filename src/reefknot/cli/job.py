@@ -24,9 +24,7 @@ from reefknot.cli.options import (
 from reefknot.cli.output import put, put_document, put_fields, put_jobs, put_json, say, show
 from reefknot.cli.store import address_of, address_to_read, with_store
 from reefknot.cli.watch import Watch, repeated
-from reefknot.errors import OperationError
 from reefknot.operations.jobs import (
-    FROM_START,
     RETRY,
     JobQuery,
     RetryQuery,
@@ -81,11 +79,7 @@ def list_(
     address = address_to_read(options)
 
     def draw() -> None:
-        try:
-            found = with_store(address, lambda store: list_jobs(address.operator(store), query))
-        except OperationError as error:
-            gone = str(error).removesuffix(FROM_START)
-            raise CommandError(f"--after: {gone}; start again without --after", Exit.FAILED) from None
+        found = with_store(address, lambda store: list_jobs(address.operator(store), query))
 
         def text() -> None:
             _put_jobs(found["jobs"], wide=wide)

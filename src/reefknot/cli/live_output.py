@@ -24,13 +24,13 @@ import msgspec
 from cyclopts import Parameter
 
 from reefknot.cli import output
-from reefknot.cli.options import arg, one_of
+from reefknot.cli.options import arg
 from reefknot.cli.output import data
 from reefknot.core.audit import event as events
 from reefknot.core.audit.analysis import epoch_seconds
 from reefknot.core.messages import ResultStatus
 from reefknot.errors import StoreError
-from reefknot.operations.values import queue_depth
+from reefknot.operations.values import one_of, queue_depth
 from reefknot.operations.words.events import describe
 from reefknot.ports.audit_log import AuditLog, AuditQuery, KeptEntry
 
@@ -99,8 +99,7 @@ PAGE = 1000
 LINES_A_SECOND = 20
 LONGEST_WAIT_S = 0.25
 
-PrintLine = Callable[[str, str], None]
-"""Prints a line; its first argument is the kind."""
+PrintLine = Callable[[str], None]
 
 
 def feed_line(event: events.AnyEvent, kind: str, words: str) -> str:
@@ -184,7 +183,7 @@ class LiveFeed:
         kind, words = described
         self.kinds[kind] += 1
         if self._has_room():
-            self._print(kind, kept.entry.body.decode() if self._as_json else feed_line(event, kind, words))
+            self._print(kept.entry.body.decode() if self._as_json else feed_line(event, kind, words))
         else:
             self._left_out[kind] += 1
 
@@ -222,7 +221,7 @@ class LiveFeed:
         """Print what was left out, once its second has passed."""
         if self._left_out and (now or monotonic()) - self._second >= 1.0:
             counts = ", ".join(f"{number} {kind}" for kind, number in self._left_out.most_common())
-            self._print("more", f"{local_time(datetime.now(UTC))}  {'more':<12} {counts}")
+            self._print(f"{local_time(datetime.now(UTC))}  {'more':<12} {counts}")
             self._left_out.clear()
 
 
@@ -242,4 +241,4 @@ class LevelChanges:
                     self._last[key] = status
                     queue = f"queue: {queue_depth(state['depth'], state['size'])}; {state['active']} running"
                     words = f"{key[0]} {name}: {before} → {status}; {queue}"
-                    self._print(status, f"{local_time(datetime.now(UTC))}  {'overload':<12} {words}")
+                    self._print(f"{local_time(datetime.now(UTC))}  {'overload':<12} {words}")

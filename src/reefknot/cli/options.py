@@ -8,28 +8,24 @@ own flags. A value that is not accepted is refused with what is accepted, and wi
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_origin
 
 from cyclopts import Parameter
 
 from reefknot.cli.app import CommandError, Exit
 from reefknot.cli.output import say
-from reefknot.errors import ParameterError
-from reefknot.operations import values
-from reefknot.operations.values import unknown_word
+from reefknot.operations.values import MOST_LISTED, duration_s
 from reefknot.runtime.log import printable
 
 if TYPE_CHECKING:
     from cyclopts import Token
 
     from reefknot.config.settings import Settings
-
-T = TypeVar("T")
 
 if TYPE_CHECKING:
     FileName: TypeAlias = str
@@ -60,7 +56,6 @@ def _typed(hint: Any, tokens: Sequence[Token]) -> str | list[str]:
 
 Json = Annotated[bool, arg("Print JSON on stdout, for programs.")]
 _DEFAULT_STORE = "Default: the configured one, or sqlite:.reefknot/state.db."
-MOST_LISTED = 10_000
 LONGEST_S = 10 * 365 * 86_400
 Actor = Annotated[str | None, arg("Audited actor. Default: the user of this system.", "--as")]
 _MODULES = "Module (app.steps) or file (steps.py) that defines steps with @reefknot.block; repeatable."
@@ -134,29 +129,10 @@ def check_seconds(flag: str, value: float | None) -> None:
     check_number(flag, value, 0, LONGEST_S, "seconds, 0 or more")
 
 
-def one_of(flag: str, given: str, accepted: dict[str, T]) -> T:
-    """The value that a word stands for, or an error that lists the accepted words."""
-    found = accepted.get(given.lower().replace("-", "_"))
-    if found is None:
-        raise unknown(flag, given, accepted)
-    return found
-
-
-def unknown(flag: str, given: str, accepted: Iterable[str], *, also: str = "", prefix: str = "") -> CommandError:
-    """The error for an unknown word, with a suggestion. A `prefix` that all accepted words share is no likeness."""
-    return CommandError(f"{flag}: {unknown_word(given, accepted, also=also, prefix=prefix)}")
-
-
-_AGO_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-
-
-def duration_s(flag: str, text: str) -> float:
+def checked_duration(flag: str, text: str) -> float:
     """The seconds of a duration: `90s`, `15m`, `2h`, `7d`."""
-    import re
-
-    found = re.match(r"(\d{1,9}(?:\.\d{1,3})?)([smhd])\Z", text)
-    seconds = float(found[1]) * _AGO_UNITS[found[2]] if found else -1.0
-    if not 0 <= seconds <= LONGEST_S:
+    seconds = duration_s(text)
+    if seconds is None or seconds > LONGEST_S:
         raise CommandError(f"{flag}: {text[:60]!r} is not accepted: a duration such as 90s, 15m, 2h, 7d")
     return seconds
 
@@ -172,14 +148,6 @@ def moment_of(flag: str, text: str) -> datetime:
     except (ValueError, OverflowError, OSError):
         accepted = "a time such as 2026-01-25T21:15:00Z, or without a zone for local time"
         raise CommandError(f"{flag}: {text[:60]!r} is not accepted: {accepted}") from None
-
-
-def time_ms(flag: str, text: str | None, *, now: datetime | None = None) -> int | None:
-    """The time that a flag names, absolute or as an age, in milliseconds UTC."""
-    try:
-        return values.time_ms(flag, text, now=now)
-    except ParameterError as error:
-        raise CommandError(f"{flag}: {(text or '')[:60]!r} is not accepted: {error.accepted}") from None
 
 
 # ---- settings --------------------------------------------------------------------------------------------------------

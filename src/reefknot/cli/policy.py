@@ -28,7 +28,6 @@ from reefknot.cli.options import (
     file_arg,
     is_unconfigured,
     settings,
-    unknown,
 )
 from reefknot.cli.output import GAP, prints_to_stderr, put, put_document, put_table, relative, say, show, table_width
 from reefknot.core.failure import FailureType
@@ -37,7 +36,7 @@ from reefknot.core.retry.explain import PlannedWait
 from reefknot.core.retry.policy import RetryPolicy
 from reefknot.operations import policies as operations
 from reefknot.operations.policies import ActiveBook, PolicyQuestion
-from reefknot.operations.values import long_seconds, seconds
+from reefknot.operations.values import ParameterUseError, long_seconds, seconds, unknown_word
 from reefknot.operations.words import policies as words
 
 if TYPE_CHECKING:
@@ -237,7 +236,7 @@ def templates(
         return
     known = name.lower().replace("_", "-")
     if known not in TEMPLATES:
-        raise unknown("NAME", name, TEMPLATES)
+        raise ParameterUseError("name", unknown_word(name, TEMPLATES))
     text = template_text(known)
     show({"name": known, "about": TEMPLATES[known], "text": text}, lambda: put_document(text), json=json)
 

@@ -31,7 +31,6 @@ from reefknot.cli.live_output import (
     LevelChanges,
     LiveFeed,
     LogFlags,
-    PrintLine,
     is_terminal,
     local_time,
 )
@@ -271,7 +270,7 @@ app = noun(
 )
 
 Beside = Callable[["System"], Awaitable[None]]
-"""Runs beside a system and ends it by returning: the demo, a test."""
+"""Runs beside a system and ends it by returning: for tests."""
 
 
 @app.default
@@ -329,8 +328,6 @@ class UpSession(Struct, frozen=True):
     modules: tuple[str, ...] = ()
     seed: int | None = None
     as_json: bool = False
-    print_line: PrintLine | None = None
-    welcome: bool = True
     dashboard: Serving | None = None
     feed: bool = True
     """Whether events are printed; changes of load, syncs and the summary are messages then."""
@@ -358,8 +355,7 @@ class UpSession(Struct, frozen=True):
                 )
                 if system.ingestion is not None and not self.as_json:
                     system.ingestion.on_sync(self._print_sync)
-                if self.welcome:
-                    self._welcome(system, seconds)
+                self._welcome(system, seconds)
                 following = asyncio.create_task(feed.follow(), name="live feed")  # goes on during the drain
                 dashboard = asyncio.create_task(self._serve_dashboard(system), name="dashboard")  # so does this
                 others = [self._print_levels(system), shutdown.requested.wait(), system.store_failed()]
@@ -396,7 +392,7 @@ class UpSession(Struct, frozen=True):
             say(f"the dashboard is not served any more: {error_text(error)}")
 
     async def _print_levels(self, system: System) -> None:
-        levels = LevelChanges(self._print if self.feed else lambda _, line: say(line))
+        levels = LevelChanges(self._print if self.feed else say)
         while True:
             if not self.as_json:
                 levels.update(system.snapshot())
@@ -407,7 +403,7 @@ class UpSession(Struct, frozen=True):
         words = ", ".join(f"{number} {what}" for what, number in counts.items() if number)
         line = f"{local_time(datetime.now(UTC))}  {'synced':<12} {source.name}: documents: {words}"
         if self.feed:
-            self._print("synced", line)
+            self._print(line)
         else:
             say(line)
 
@@ -421,10 +417,7 @@ class UpSession(Struct, frozen=True):
             step = _example(self.start.settings.configuration.blocks)
             say(f"submit work from another terminal: reefknot submit{self.start.flags} {step} --wait")
 
-    def _print(self, kind: str, line: str) -> None:
-        if self.print_line is not None:
-            self.print_line(kind, line)
-            return
+    def _print(self, line: str) -> None:
         if not self.feed:
             return
         with suppress(BrokenPipeError):

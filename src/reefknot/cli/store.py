@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from reefknot.config.settings import Settings
     from reefknot.engines.sqlite import SqliteStore
     from reefknot.operations.operator import Operator
-    from reefknot.ports.audit_log import AuditEntry
     from reefknot.ports.store import Store
 
 R = TypeVar("R")
@@ -108,12 +107,6 @@ class StoreAddress(Struct, frozen=True):
         from reefknot.operations.operator import Operator
 
         return Operator(store, self.redactor, self.named_actor, self.settings, self.shown)  # type: ignore[arg-type]
-
-    def event(
-        self, action: str, subject: str | None = None, *, tenant_id: str | None = None, **details: Any
-    ) -> AuditEntry:
-        """The audit entry of an operator's action; see `Operator.event`."""
-        return self.operator(None).event(action, subject, tenant_id=tenant_id, **details)
 
 
 def shown_url(url: str) -> str:
@@ -299,7 +292,7 @@ def backup(
         if _sqlite(store, address).read_only:
             say("the store may not be written, so the backup is not among its events")
         else:
-            await store.audit.append([address.event("store.backup", str(target))])
+            await store.audit.append([address.operator(store).event("store.backup", str(target))])
 
     with_store(address, work)
     size = target.stat().st_size
@@ -332,7 +325,8 @@ def migrate(*, options: OperatorFlags = OPERATOR) -> None:
     migrated = found != VERSION and not options.dry_run
 
     async def work(store: Store) -> None:
-        await store.audit.append([address.event("store.migrate", str(address.path), old=found, new=VERSION)])
+        event = address.operator(store).event("store.migrate", str(address.path), old=found, new=VERSION)
+        await store.audit.append([event])
 
     if migrated:
         with_store(address, work, or_empty=True)  # opening migrates
@@ -358,7 +352,7 @@ def compact(*, options: OperatorFlags = OPERATOR) -> None:
 
     async def work(store: Store) -> int:
         freed = await _sqlite(store, address).compact()
-        await store.audit.append([address.event("store.compact", str(address.path), bytes=freed)])
+        await store.audit.append([address.operator(store).event("store.compact", str(address.path), bytes=freed)])
         return freed
 
     freed = 0 if dry_run else with_store(address, work)

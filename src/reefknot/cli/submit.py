@@ -20,7 +20,7 @@ from reefknot.cli.options import (
     FileName,
     StoreFlags,
     arg,
-    duration_s,
+    checked_duration,
     file_arg,
     moment_of,
     settings,
@@ -128,7 +128,7 @@ def _due(in_: str | None, at: str | None) -> datetime | None:
         raise CommandError("--at: not together with --in; give one of them")
     now = datetime.now().astimezone()
     if in_ is not None:
-        return now + timedelta(seconds=duration_s("--in", in_))
+        return now + timedelta(seconds=checked_duration("--in", in_))
     if at is None:
         return None
     due = moment_of("--at", at)
@@ -167,8 +167,8 @@ def _step(
     fields["options"] = {name: given for name, given in limits.items() if given is not None}
     found = written_assignment(fields, new_id(), new_id())
     if isinstance(found, InvalidMessage):
-        field = found.message.partition(":")[0]
-        raise CommandError(found.message.replace(field, _FLAGS.get(field, field), 1))
+        field, _, problem = found.message.partition(": ")
+        raise CommandError(f"{_FLAGS.get(field, field)}: {problem}")
     return found
 
 
@@ -206,8 +206,7 @@ class Submission:
         self.handles: list[Handle] = []
         self.mistakes = 0
         self._address = address
-        configuration = (address.settings or settings(None)).configuration
-        self._size = configuration.router.max_queue_size or configuration.worker.queue.v2.max_queue_size
+        self._size = (address.settings or settings(None)).queue_size
         self._wait = wait
         self._at = at
         self._results: dict[Handle, ExecResult | None] = {}

@@ -45,6 +45,11 @@ class Settings(Struct, frozen=True):
         """The folder that relative paths are beneath: the file's, without a file the working directory."""
         return Path.cwd() if self.path is None else self.path.parent
 
+    @property
+    def queue_size(self) -> int:
+        """The number of jobs that may wait for a router: that of its own section, else that of a worker's queue."""
+        return self.configuration.router.max_queue_size or self.configuration.worker.queue.v2.max_queue_size
+
 
 def load_settings(
     explicit: str | None = None,

@@ -1,5 +1,5 @@
 """
-A folder of a disk, read safely: the files in it, in order, and their contents as text.
+A folder of a disk, read safely: the files in it, in order, and their contents.
 
 Folders and files are opened part by part beneath the root, and no part may be a symbolic link that is not followed by
 the settings: whoever can write to the folder cannot lead a sync out of it, not even between a look and the read behind
@@ -7,10 +7,8 @@ it. Special files are never opened. Files come in the order of their locations. 
 thread.
 """
 
-import codecs
 import errno
 import fcntl
-import mimetypes
 import os
 import stat
 import struct
@@ -21,6 +19,8 @@ from contextlib import contextmanager, suppress
 from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from reefknot import clock
 from reefknot.connectors.file_selection import FolderSettings, Parts, Patterns, location_of, name_of, parts_of
@@ -76,6 +76,19 @@ class FileContent(NamedTuple):
     """Whether a later change shows in the file's times for certain."""
     generation: str
     """Tells a file from a later one that was given its inode; empty where the file system does not say."""
+
+
+class FileOnDisk(Struct, frozen=True):
+    """A file that was read, for `LocalFiles.describe`."""
+
+    location: str
+    parts: Parts
+    version: str
+    read: FileContent
+
+    @property
+    def name(self) -> str:
+        return name_of(self.parts[-1])
 
 
 class Child(NamedTuple):
@@ -166,16 +179,10 @@ class OpenFolder:
         return True
 
     def read(self, parts: Parts) -> FileContent | None:
-        """The file, read once more when it changed meanwhile; None for what is no regular file, and for the store that
-        is open here."""
-        base, rest = self._place(parts)
-        if not rest:
+        """The content of a file, read once more when it changed meanwhile; None where there is no `file`."""
+        descriptor = self.file(parts)
+        if descriptor is None:
             return None
-        folder = self._folder(base, rest[:-1])
-        about = os.stat(rest[-1], dir_fd=folder, follow_symlinks=False)
-        if not stat.S_ISREG(about.st_mode) or is_open_here(about):
-            return None
-        descriptor = os.open(rest[-1], _FILE, dir_fd=folder)
         try:
             before = os.fstat(descriptor)
             if not stat.S_ISREG(before.st_mode):
@@ -189,6 +196,18 @@ class OpenFolder:
             return FileContent(after, content, is_settled, generation_of(descriptor))
         finally:
             os.close(descriptor)
+
+    def file(self, parts: Parts) -> int | None:
+        """A descriptor of a file, which the caller closes; None for what is no regular file, and for the store that is
+        open here."""
+        base, rest = self._place(parts)
+        if not rest:
+            return None
+        folder = self._folder(base, rest[:-1])
+        about = os.stat(rest[-1], dir_fd=folder, follow_symlinks=False)
+        if not stat.S_ISREG(about.st_mode) or is_open_here(about):
+            return None
+        return os.open(rest[-1], _FILE, dir_fd=folder)
 
     def _content(self, descriptor: int, about: os.stat_result) -> tuple[bytes | None, os.stat_result]:
         most = self._settings.max_bytes
@@ -332,62 +351,6 @@ def file_clock_ns() -> int:
     return time.time_ns() - 10_000_000
 
 
-# ---- contents as text ------------------------------------------------------------------------------------------------
-
-_BOMS = (
-    (codecs.BOM_UTF8, "utf-8"),
-    (codecs.BOM_UTF32_LE, "utf-32-le"),  # begins like that of UTF-16
-    (codecs.BOM_UTF32_BE, "utf-32-be"),
-    (codecs.BOM_UTF16_LE, "utf-16-le"),
-    (codecs.BOM_UTF16_BE, "utf-16-be"),
-)
-_TEXT_TYPES = frozenset({"application/json", "application/xml", "application/javascript", "application/x-sh"})
-_TYPES = mimetypes.MimeTypes()  # those that Python knows, whatever this system has
-_TYPES.add_type("text/markdown", ".md")
-_SAMPLE = 8192
-_ODD = frozenset(map(chr, range(32))) - set("\t\n\r\f\x1b") | {"\N{REPLACEMENT CHARACTER}"}
-
-
-class DecodedFile(NamedTuple):
-    """The text of a file; None when the file is none. `problem` says what was lost."""
-
-    text: str | None
-    problem: str = ""
-
-
-def decoded(content: bytes) -> DecodedFile:
-    """The content as text: by its byte order mark, else UTF-8. What is neither, and no binary file, is replaced."""
-    mark, encoding = next((bom for bom in _BOMS if content.startswith(bom[0])), (b"", "utf-8"))
-    if not mark and b"\0" in content:
-        return DecodedFile(None)
-    body = content[len(mark) :]
-    try:
-        return DecodedFile(body.decode(encoding).replace("\0", "\N{REPLACEMENT CHARACTER}"))
-    except UnicodeDecodeError as error:
-        if not mark and _looks_binary(body):
-            return DecodedFile(None)
-        place = f"byte {len(mark) + error.start + 1}"
-        problem = f"not {encoding.upper()} from {place} on: what could not be read was replaced; save it as UTF-8"
-        return DecodedFile(body.decode(encoding, "replace").replace("\0", "\N{REPLACEMENT CHARACTER}"), problem)
-
-
-def _looks_binary(content: bytes) -> bool:
-    """Whether more than three characters in ten of the beginning are no text."""
-    sample = content[:_SAMPLE].decode("utf-8", "replace")
-    odd = sum(1 for letter in sample if letter in _ODD)
-    return odd * 10 > len(sample) * 3
-
-
-def media_type_of(name: str, *, is_text: bool) -> str:
-    """The media type by the name, unless the content is known to be of another kind."""
-    guessed, packed = _TYPES.guess_type(f"x/{name}", strict=False)
-    if packed or guessed is None:
-        return "text/plain" if is_text else "application/octet-stream"
-    if (guessed.startswith("text/") or guessed in _TEXT_TYPES or guessed.endswith(("+xml", "+json"))) != is_text:
-        return "text/plain" if is_text else "application/octet-stream"
-    return guessed
-
-
 # ---- the walk --------------------------------------------------------------------------------------------------------
 
 
@@ -408,8 +371,10 @@ class FolderWalk:
     walk that raised an error is over.
     """
 
-    def __init__(self, folder: Folder, after: str) -> None:
+    def __init__(self, folder: Folder, after: str, *, opens: bool = False) -> None:
+        """With `opens` each file is opened, and nothing of it read: one that can be listed may be shut to this user."""
         self.is_done = False
+        self._opens = opens
         self._passed = after
         self._folder = folder
         self._root: OpenFolder | None = None
@@ -480,6 +445,8 @@ class FolderWalk:
         assert self._root is not None
         try:
             about = self._root.state(child.parts)
+            if self._opens and (descriptor := self._root.file(child.parts)) is not None:
+                os.close(descriptor)
         except OSError as error:
             if is_gone(error):
                 return None
@@ -539,4 +506,4 @@ def item_error(error: OSError, location: str) -> SourceError:
     else:
         message = f"{location}: cannot be read now: {error.strerror or error}"
         return SourceError(message, FailureType.TRANSIENT)
-    return SourceError(f"{location}: {problem}", FailureType.PERMANENT)
+    return SourceError(f"{location}: {problem}", FailureType.PERMANENT, forbidden=isinstance(error, PermissionError))

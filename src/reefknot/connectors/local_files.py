@@ -23,10 +23,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from reefknot import clock
-from reefknot.connectors.file_selection import Parts, Patterns, name_of, parts_of, read_settings
+from reefknot.connectors.file_contents import DecodedFile, decoded, media_type_of
+from reefknot.connectors.file_selection import Parts, Patterns, parts_of, read_settings
 from reefknot.connectors.folders import (
-    DecodedFile,
-    FileContent,
+    FileOnDisk,
     Folder,
     FolderWalk,
     LinkLeadsOutsideError,
@@ -34,11 +34,9 @@ from reefknot.connectors.folders import (
     Presence,
     Sighting,
     check_depth,
-    decoded,
     file_clock_ns,
     is_gone,
     item_error,
-    media_type_of,
     times_of,
 )
 from reefknot.core.failure import FailureType
@@ -64,23 +62,11 @@ LOOKS_PER_DOCUMENT = 20
 MOST_ROUNDS = 3
 MOST_DEPARTED = 10_000
 """Files that are gone and may be found again by their inodes, when their contents changed too."""
+MOST_NAMED = 3
 MOST_COUNTED = 10_000
 WATCH_TIMEOUT_MS = 5000
 LATEST_MS = 253_402_300_799_999
 """The end of the year 9999."""
-
-
-class FileOnDisk(Struct, frozen=True):
-    """A file that was read, for `LocalFiles.describe`."""
-
-    location: str
-    parts: Parts
-    version: str
-    read: FileContent
-
-    @property
-    def name(self) -> str:
-        return name_of(self.parts[-1])
 
 
 # ---- versions --------------------------------------------------------------------------------------------------------
@@ -235,20 +221,25 @@ class LocalFiles:
         return document if found is None else replace(document, id=found.id)
 
     async def test(self) -> str:
-        """Count the files of the folder, up to a bound, and name what cannot be looked at."""
+        """Count the files of the folder that can be opened, up to a bound, and name what cannot be read."""
         files, unreadable = await self._count()
         return f"{self.settings.path}: {counted(files, 'file')}{unreadable}"
 
     async def _count(self, ending: str = "") -> tuple[int, str]:
-        """The number of wanted files whose names end so, up to a bound, and the end of a sentence on errors."""
-        walk = FolderWalk(self._folder, "")
+        """The number of wanted files whose names end so, up to a bound, and the end of a sentence on errors. Where
+        there are files and none of them can be read, that is the error."""
+        walk = FolderWalk(self._folder, "", opens=True)
         ends, files, errors = clock.now() + PAGE_S, 0, list[SourceError]()
         while not walk.is_done and files + len(errors) < MOST_COUNTED and clock.now() < ends:
             met = await self._in_thread(walk.take, BATCH, "")
             errors += [one.error for one in met if one.error is not None]
             files += sum(1 for one in met if one.error is None and one.location.lower().endswith(ending))
-        more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-        unreadable = f"; cannot be read: {printable(str(errors[0]), most=200)}{more}" if errors else ""
+        named = "; ".join(printable(str(one), most=200) for one in errors[:MOST_NAMED])
+        more = f"; and {len(errors) - MOST_NAMED} more" if len(errors) > MOST_NAMED else ""
+        unreadable = f"; cannot be read: {named}{more}" if errors else ""
+        if errors and not files and not ending:
+            message, worst = f"{self.settings.path}: no file{unreadable}", errors[0]
+            raise SourceError(message, worst.failure_type, forbidden=worst.forbidden)
         return (files if walk.is_done else MOST_COUNTED), unreadable
 
     async def close(self) -> None:

@@ -21,7 +21,8 @@ from urllib.parse import unquote
 import yaml
 from msgspec.structs import replace
 
-from reefknot.connectors.local_files import FileOnDisk, LocalFiles, counted
+from reefknot.connectors.folders import FileOnDisk
+from reefknot.connectors.local_files import LocalFiles, counted
 from reefknot.core.checks import flag
 from reefknot.ports.connector import Document, SourceContext
 

@@ -12,6 +12,7 @@ in steady time, retention in wall time. Pure: no clock is read, no number is dra
 
 from collections.abc import Mapping
 from enum import StrEnum
+from hashlib import sha256
 
 from msgspec import Struct, structs
 
@@ -165,6 +166,13 @@ def compute_key(
             "additional_params": {} if additional_params is None else dict(additional_params),
         }
     )
+
+
+def header_key(key: str) -> str:
+    """The idempotency key as the header of a request carries it: as it is, or as its SHA-256 if it is not ASCII."""
+    if key.isascii() and key.replace("\t", " ").isprintable():
+        return key
+    return sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def checked_key(key: str) -> str:

@@ -107,8 +107,8 @@ def api_refusal(error: Exception, route: ApiRoute | None, site: Site) -> HttpRef
     found = site.refusal(error)
     in_path = route is not None and isinstance(error, ParameterError) and error.parameter in route.path_names
     status, kind = (404, "not_found") if in_path and found.status == 400 else (found.status, found.kind)
-    message = found.message.replace("give --tenant", "give tenant=")
-    return msgspec.structs.replace(found, status=status, kind=kind, message=message)
+    advice = f"; {error.advice} {error.parameter}=" if isinstance(error, OperationError) and error.advice else ""
+    return msgspec.structs.replace(found, status=status, kind=kind, message=found.message + advice)
 
 
 # ---- matching --------------------------------------------------------------------------------------------------------
@@ -127,8 +127,7 @@ def matched(method: str, parts: list[str]) -> tuple[ApiRoute, dict[str, str]]:
     """The route of a method and a path, and the values in the path."""
     found = [(route, values) for route in ROUTES if (values := route.values_in(parts)) is not None]
     if not found:
-        text = f"there is nothing at this address; {PREFIX}/openapi.json lists what there is"
-        raise RequestError(HttpRefusal(404, "not_found", text))
+        raise _nothing_there()
     wanted = "GET" if method == "HEAD" else method
     for route, values in found:
         if route.method == wanted:
@@ -136,6 +135,11 @@ def matched(method: str, parts: list[str]) -> tuple[ApiRoute, dict[str, str]]:
     taken = sorted({route.method for route, _ in found} | ({"HEAD"} if any(one.is_read for one, _ in found) else set()))
     text = f"{method[:20]} is not accepted here; accepted: {', '.join(taken)}"
     raise RequestError(HttpRefusal(405, "wrong_method", text), {"Allow": ", ".join(taken)})
+
+
+def _nothing_there() -> RequestError:
+    text = f"there is nothing at this address; {PREFIX}/openapi.json lists what there is"
+    return RequestError(HttpRefusal(404, "not_found", text))
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
@@ -146,7 +150,7 @@ def parameters_of(route: ApiRoute, in_path: dict[str, str], query: bytes) -> Any
     fields = {field.name: field for field in msgspec.structs.fields(route.parameters)}
     texts: dict[str, Any] = dict(in_path)
     for name, value in _pairs(query):
-        if name not in fields or name in route.path_names:
+        if name not in fields or name in in_path:
             accepted = ", ".join(one for one in fields if one not in route.path_names) or "none"
             raise ParameterUseError(shown(name)[1:-1], f"unknown parameter; accepted here: {accepted}")
         if get_origin(fields[name].type) is tuple:
@@ -155,6 +159,8 @@ def parameters_of(route: ApiRoute, in_path: dict[str, str], query: bytes) -> Any
         if name in texts:
             raise ParameterUseError(name, "is given twice; give it once")
         texts[name] = value
+    if not route.path_names <= texts.keys():
+        raise _nothing_there()
     found = {name: _value(name, value, fields[name].type) for name, value in texts.items()}
     if isinstance(limit := found.get("limit"), int):
         check_limit(limit, MOST_LISTED)

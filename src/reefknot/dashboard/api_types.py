@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from reefknot.core.messages import AssignmentOptions, Correlation, Job
 from reefknot.operations import jobs, quarantine
@@ -52,14 +53,18 @@ class ApiRoute(Struct, frozen=True, kw_only=True, dict=True):
     path: str
     name: str
     """The id of the operation in the OpenAPI document."""
-    summary: str
     call: Call
-    answer: dict[str, str]
+    summary: str = ""
+    answer: dict[str, str] = {}
     """The fields of the answer, each with its kind; see `openapi`."""
     parameters: type[Struct] = NoParameters
     body: type[Struct] | None = None
     longest: float | None = None
     """The seconds that it may take, where they are not the usual ones."""
+
+    def documented(self, summary: str, answer: dict[str, str]) -> ApiRoute:
+        """The route with its part of the OpenAPI document."""
+        return replace(self, summary=summary, answer=answer)
 
     @property
     def seconds(self) -> float:
@@ -85,13 +90,14 @@ class ApiRoute(Struct, frozen=True, kw_only=True, dict=True):
         return frozenset(part[1:-1] for part in self.parts if part.startswith("{"))
 
     def values_in(self, parts: list[str]) -> dict[str, str] | None:
-        """The values in a path of this form; None for a path of another form."""
+        """The values in a path of this form; None for a path of another form. A place that is left empty has none: its
+        value stands in the query, because clients take `.` and `..` out of paths."""
         if len(parts) != len(self.parts):
             return None
-        values = {}
+        values: dict[str, str] = {}
         for part, given in zip(self.parts, parts, strict=True):
-            if part.startswith("{") and given:
-                values[part[1:-1]] = given
+            if part.startswith("{"):
+                values |= {part[1:-1]: given} if given else {}
             elif part != given:
                 return None
         return values

@@ -14,6 +14,7 @@ from html import escape
 
 from msgspec import Struct
 
+from reefknot.operations.values import duration
 from reefknot.runtime.log import printable
 
 WIDTH, HEIGHT = 400, 168
@@ -88,7 +89,7 @@ def waits(schedule: Sequence[tuple[float, float]], *, title: str) -> str:
     every = max(1, math.ceil(len(shown) / 10))
     for place, (low, high) in enumerate(shown):
         x, bar = LEFT + place * width + width * 0.15, max(1.0, width * 0.7)
-        words = f"retry {place + 1}: {seconds(low)}" + ("" if low == high else f" to {seconds(high)}")
+        words = f"retry {place + 1}: {duration(low)}" + ("" if low == high else f" to {duration(high)}")
         y_low, y_high = _y(low, top), _y(high, top)
         sure, jitter = max(0.8, HEIGHT - BOTTOM - y_low), max(0.0, y_low - y_high)
         parts.append(
@@ -99,9 +100,9 @@ def waits(schedule: Sequence[tuple[float, float]], *, title: str) -> str:
         if place % every == 0:
             parts.append(_text(x + bar / 2, HEIGHT - 6, str(place + 1), anchor="middle"))
         if len(shown) <= MOST_NUMBERED:
-            parts.append(_text(x + bar / 2, max(9.0, y_high - 4), seconds(high), anchor="middle"))
+            parts.append(_text(x + bar / 2, max(9.0, y_high - 4), duration(high), anchor="middle"))
     words = "; ".join(
-        f"before retry {place + 1} {seconds(low)}" + ("" if low == high else f" to {seconds(high)}")
+        f"before retry {place + 1} {duration(low)}" + ("" if low == high else f" to {duration(high)}")
         for place, (low, high) in enumerate(shown)
     )
     return _svg(title, words or "no waits", parts)
@@ -127,7 +128,7 @@ def timeline(
     parts = []
     for name, about, row in shown:
         words = "; ".join(
-            f"{one.kind} after {seconds(one.begins - start)} for {seconds(one.ends - one.begins)}" for one in row
+            f"{one.kind} after {duration(one.begins - start)} for {duration(one.ends - one.begins)}" for one in row
         )
         bars = "".join(_span(span, axis.at(span.begins), axis.at(span.ends)) for span in row)
         parts.append(
@@ -198,7 +199,7 @@ class _Axis(Struct, frozen=True):
         for moment in (self.ends, *(self.begins + whole * part for part in (0.5, 0.25, 0.75))):
             if all(abs(self.at(moment) - self.at(one)) >= CLOSEST for one in chosen):
                 chosen[moment] = "end" if moment == self.ends else "middle"
-        return [(self.at(one), seconds(one - self.begins), anchor) for one, anchor in sorted(chosen.items())]
+        return [(self.at(one), duration(one - self.begins), anchor) for one, anchor in sorted(chosen.items())]
 
 
 def meter(value: float, limit: float, *, title: str) -> str:
@@ -211,27 +212,6 @@ def meter(value: float, limit: float, *, title: str) -> str:
         f'aria-label="{words}"><title>{words}</title><rect class="track" width="100" height="8" rx="2"/>'
         f'<rect class="fill" width="{share * 100:.1f}" height="8" rx="2"/></svg>'
     )
-
-
-def seconds(value: float) -> str:
-    """A duration as people say it: `250 ms`, `4.2 s`, `3 min 20 s`, `2 h 5 min`, `3 d 4 h`."""
-    if not math.isfinite(value):
-        return "without end"
-    value = max(0.0, value)
-    if value == 0:
-        return "0 s"
-    if value < 0.0995:
-        return f"{value * 1000:.3g} ms"
-    if value < 0.9995:
-        return f"{value * 1000:.0f} ms"
-    if value < 59.95:
-        return f"{value:.1f}".removesuffix(".0") + " s"
-    whole = round(value)
-    for unit, size, smaller, part in (("min", 60, "s", 1), ("h", 3600, "min", 60), ("d", 86_400, "h", 3600)):
-        if whole < size * (60 if unit != "h" else 24) or unit == "d":
-            rest = whole % size // part
-            return f"{whole // size} {unit}" + (f" {rest} {smaller}" if rest else "")
-    return f"{whole} s"
 
 
 def number(value: float) -> str:
@@ -250,11 +230,9 @@ def _safe(text: str) -> str:
     return escape(printable(text))
 
 
-def _svg(
-    title: str, words: str, parts: Iterable[str], *, width: int = WIDTH, height: int = HEIGHT, kind: str = "chart"
-) -> str:
+def _svg(title: str, words: str, parts: Iterable[str]) -> str:
     return (
-        f'<svg class="{kind}" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
+        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" role="img" '
         f'aria-label="{_safe(title)}: {_safe(words)}"><title>{_safe(title)}</title><desc>{_safe(words)}</desc>'
         f"{''.join(parts)}</svg>"
     )
@@ -265,7 +243,7 @@ def _grid(top: float, unit: str) -> str:
     parts = []
     for share in (0.0, 0.5, 1.0):
         y = _y(top * share, top)
-        value = seconds(top * share) if unit == "s" else number(top * share)
+        value = duration(top * share) if unit == "s" else number(top * share)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(_text(LEFT - 6, y + 4, value, anchor="end"))
     return "".join(parts)
@@ -277,14 +255,14 @@ def _time_axis(whole_s: float) -> str:
     parts = []
     for share in (0.0, 1 / 3, 2 / 3, 1.0):
         ago = whole_s * (1 - share)
-        words = "now" if share == 1.0 else f"−{seconds(ago)}"
+        words = "now" if share == 1.0 else f"−{duration(ago)}"
         anchor = "start" if share == 0.0 else "end" if share == 1.0 else "middle"
         parts.append(_text(LEFT + inner * share, HEIGHT - 6, words, anchor=anchor))
     return "".join(parts)
 
 
-def _text(x: float, y: float, words: str, *, anchor: str = "start", kind: str = "label") -> str:
-    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{_safe(words)}</text>'
+def _text(x: float, y: float, words: str, *, anchor: str) -> str:
+    return f'<text class="label" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{_safe(words)}</text>'
 
 
 def _share_text(at: float, words: str, anchor: str) -> str:
@@ -293,7 +271,7 @@ def _share_text(at: float, words: str, anchor: str) -> str:
 
 def _span(span: Span, begins: float, ends: float) -> str:
     """A bar, or the dashes of a wait, between two places in percent; a bar is never too narrow to be seen."""
-    words = f"{span.kind}, {seconds(span.ends - span.begins)}"
+    words = f"{span.kind}, {duration(span.ends - span.begins)}"
     if span.kind == "waiting":
         shape = f'<line class="span waiting" x1="{begins:.2f}%" x2="{ends:.2f}%" y1="10" y2="10"/>'
     else:
@@ -359,4 +337,4 @@ def _in_words(series: Sequence[Series], unit: str) -> str:
 
 
 def _amount(value: float, unit: str) -> str:
-    return seconds(value) if unit == "s" else f"{number(value)} {unit}".strip()
+    return duration(value) if unit == "s" else f"{number(value)} {unit}".strip()

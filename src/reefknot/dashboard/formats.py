@@ -17,6 +17,8 @@ from urllib.parse import quote, urlencode
 from reefknot import clock
 from reefknot.dashboard import charts
 from reefknot.dashboard.charts import Series, Span
+from reefknot.operations.values import duration
+from reefknot.operations.words.policies import field_text
 from reefknot.runtime.log import printable
 
 _KINDS = {
@@ -80,27 +82,13 @@ def seconds_at(at: str) -> float:
     return 0.0 if moment is None else moment.timestamp()
 
 
-def iso(ms: float) -> str:
-    """A time in milliseconds since 1970 as ISO 8601."""
-    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")
-
-
-def duration(value: float | None) -> str:
-    """Seconds as people say them; nothing for none."""
-    return "" if value is None else charts.seconds(value)
-
-
 def amount(value: float | None) -> str:
     """A number for a tile."""
-    return (
-        "–"
-        if value is None
-        else charts.number(value)
-        if abs(value) >= 10_000
-        else f"{value:,.3g}"
-        if value % 1
-        else f"{value:,.0f}"
-    )
+    if value is None:
+        return "–"
+    if abs(value) >= 10_000:
+        return charts.number(value)
+    return f"{value:,.3g}" if value % 1 else f"{value:,.0f}"
 
 
 def percent(value: float | None) -> str:
@@ -131,16 +119,26 @@ def command(*words: object, **flags: object) -> str:
     return " ".join(parts)
 
 
+_WORD = re.compile(r"""(?:\\.|[^\s'"]|'[^']*'|"[^"]*")+""")
+
+
+def words_of(line: str) -> list[str]:
+    """The words of a command line, quoted ones as they are: between them, and only there, a line may be broken."""
+    found = _WORD.findall(line)
+    return found if " ".join(found) == line else [line]
+
+
 def query_text(asked: Mapping[str, Any]) -> str:
     """The query of a URL, without what is not asked."""
     return urlencode({name: value for name, value in asked.items() if value not in (None, "")})
 
 
 def path(base: str, *parts: str, **asked: Any) -> str:
-    """A path of this server with a query. Browsers take `.` and `..` out of paths: at the end they become an id in the
-    query."""
-    if parts and parts[-1] in (".", ".."):
-        return f"{path(base, *parts[:-1]).rstrip('/')}/?{query_text({'id': parts[-1], **asked})}"
+    """A path of this server with a query. Browsers take `.` and `..` out of paths: the place of such an id is left
+    empty, and it stands in the query, as `job` for the API and as `id` for a page."""
+    for dots in {".", ".."}.intersection(parts):
+        asked = {"job" if base == "/api/v1" else "id": dots, **asked}
+        parts = tuple("" if part == dots else part for part in parts)
     whole = "/".join((base.rstrip("/"), *(quote(part, safe="") for part in parts)))
     query = query_text(asked)
     return f"{whole or '/'}?{query}" if query else whole or "/"
@@ -202,20 +200,9 @@ def _part(value: object) -> str:
     return f"({len(value)} entries)" if isinstance(value, dict | list) else short(value, 24)
 
 
-_SECONDS = frozenset({"base_delay", "max_delay", "time_budget", "attempt_timeout", "max_elapsed", "max_retry_after"})
-
-
-def setting(value: object, name: str = "") -> str:
+def setting(value: object, name: str) -> str:
     """The value of a policy's field in words."""
-    match value:
-        case None:
-            return "no limit"
-        case bool():
-            return "yes" if value else "no"
-        case int() | float():
-            return charts.seconds(value) if name in _SECONDS else f"{value:g}"
-        case _:
-            return short(value, 200)
+    return short(field_text(name, value), 200)
 
 
 def _drawn(draw: Callable[..., str]) -> Callable[..., Any]:
@@ -248,7 +235,6 @@ def timeline(
 FILTERS: dict[str, Callable[..., Any]] = {
     "relative": relative,
     "absolute": absolute,
-    "iso": iso,
     "duration": duration,
     "amount": amount,
     "percent": percent,
@@ -256,6 +242,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "json": as_json,
     "setting": setting,
     "cursor": cursor_words,
+    "words": words_of,
 }
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "kind_of": kind_of,

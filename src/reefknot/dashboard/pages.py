@@ -15,8 +15,6 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from msgspec import structs
-
 from reefknot.dashboard import views
 from reefknot.dashboard.formats import FILTERS, FUNCTIONS, query_text, visible
 from reefknot.dashboard.live import LiveViews, ViewKey
@@ -61,9 +59,8 @@ class PageRenderer:
             "actor": state.actor,
             **found,
         }
-        return self._templates.get_template(f"{view.template or view.name}.html").render(values), 400 if found.get(
-            "errors"
-        ) else 200
+        text = self._templates.get_template(f"{view.template or view.name}.html").render(values)
+        return text, 400 if found.get("errors") else 200
 
     async def fragment(self, key: ViewKey) -> tuple[str, float]:
         """The parts of a page that are live, as they are now, and the seconds that it took."""
@@ -76,13 +73,10 @@ class PageRenderer:
 
     def error(self, refusal: HttpRefusal, request: Request) -> str:
         """The page of a request that was refused."""
-        from reefknot.operations.bulk import tenant_hint
-
         role = getattr(request.state, "role", None)
         path = quote(request.scope["path"])
         asks_tenant = refusal.status == 404 and path.startswith(("/work/", "/quarantine/"))
-        shown = structs.replace(refusal, message=refusal.message.removesuffix(tenant_hint(None)))
-        own = {"live_url": "", "actor": None, "refusal": shown, "path_of_page": path if asks_tenant else ""}
+        own = {"live_url": "", "actor": None, "refusal": refusal, "path_of_page": path if asks_tenant else ""}
         values = self._values("", {}, role) | own
         return self._templates.get_template("error.html").render(values)
 
@@ -160,6 +154,8 @@ def routes(site: Site) -> list[BaseRoute]:
             )
         key = ViewKey(view.name, request.state.role, tuple(asked.items()))
         live.check_room(key)
+        if request.method == "HEAD":  # its headers, without a stream that nobody reads
+            return Response(media_type="text/event-stream")
         return EventStream(live.follow(key, request.state.is_valid))
 
     return [*map(route_of, views.VIEWS), Route("/live", stream, methods=["GET"])]

@@ -13,8 +13,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from reefknot.core.work import WorkState
-from reefknot.dashboard.formats import amount, duration, job_path, percent, seconds_at, short
+from reefknot.dashboard.formats import amount, job_path, percent, seconds_at, short
 from reefknot.errors import OperationError, ParameterError
+from reefknot.operations.values import duration
 
 if TYPE_CHECKING:
     from reefknot.operations.operator import Operator
@@ -74,22 +75,23 @@ async def _overview(operator: Operator, asked: Asked) -> Found:
 
 
 async def _alerts(operator: Operator, asked: Asked) -> Found:
+    from reefknot.core.alerts import RULES
     from reefknot.operations.alerts import list_alerts
 
-    return {"title": "Alerts", "found": await list_alerts(operator)}
+    units = {name: rule.unit for name, rule in RULES.items()}
+    return {"title": "Alerts", "found": await list_alerts(operator), "units": units}
 
 
 def _charts(found: Found) -> list[Found]:
     """The series of the last 15 minutes, as charts with their legends."""
     series, step = found["series"], found["series"]["step_s"]
 
-    def rows(*names: str, per_second: bool = False) -> list[Found]:
-        return [
-            {"name": name.replace("_", " "), "values": [None if one is None else one / step for one in series[name]]}
-            if per_second
-            else {"name": name.replace("_", " "), "values": series[name]}
-            for name in names
-        ]
+    def rates(*names: str) -> list[Found]:
+        per_second = {name: [None if one is None else one / step for one in series[name]] for name in names}
+        return [{"name": name.replace("_", " "), "values": values} for name, values in per_second.items()]
+
+    def row(name: str, values: list[float | None]) -> list[Found]:
+        return [{"name": name, "values": values}]
 
     def chart(title: str, kind: str, unit: str, shown: list[Found], in_words: Callable[[float], str] = amount) -> Found:
         for one in shown:
@@ -97,23 +99,17 @@ def _charts(found: Found) -> list[Found]:
             one["now"] = in_words(known[-1]) if known else "–"
         return {"title": title, "kind": kind, "unit": unit, "series": shown, "step_s": step}
 
-    recovered = [
-        {"name": "recovered share", "values": _shares(series["recovered"], series["unrecovered"])},
-    ]
+    admissions = rates("accepted", "deferred", "degraded", "rejected", "dropped")
+    shares = _shares(series["recovered"], series["unrecovered"])
     return [
-        chart(
-            "Admissions",
-            "stacked",
-            "per second",
-            rows("accepted", "deferred", "degraded", "rejected", "dropped", per_second=True),
-        ),
-        chart("Jobs ended", "stacked", "per second", rows("succeeded", "failed", per_second=True)),
-        chart("Retries", "lines", "per second", rows("retries", "throttled", "given_up", per_second=True)),
-        chart("Recovered share", "lines", "", recovered, percent),
-        chart("Queued", "lines", "jobs", rows("queued")),
-        chart("Oldest due job", "lines", "s", [{"name": "waits for", "values": series["oldest_s"]}], duration),
-        chart("In quarantine", "lines", "jobs", [{"name": "in quarantine", "values": series["quarantine"]}]),
-        chart("Worst load level", "lines", "", [{"name": "level, 0 healthy to 3 critical", "values": series["level"]}]),
+        chart("Admissions", "stacked", "per second", admissions),
+        chart("Jobs ended", "stacked", "per second", rates("succeeded", "failed")),
+        chart("Retries", "lines", "per second", rates("retries", "throttled", "given_up")),
+        chart("Recovered share", "lines", "", row("recovered share", shares), percent),
+        chart("Queued", "lines", "jobs", row("queued", series["queued"])),
+        chart("Oldest due job", "lines", "s", row("waits for", series["oldest_s"]), duration),
+        chart("In quarantine", "lines", "jobs", row("in quarantine", series["quarantine"])),
+        chart("Worst load level", "lines", "", row("level, 0 healthy to 3 critical", series["level"])),
     ]
 
 
@@ -157,7 +153,7 @@ def timeline_rows(story: Found) -> list[tuple[str, str, list[Found]]]:
         if one["generation"] != run:  # nothing waited between the end of a run and the requeue
             run, free = one["generation"], due
         begins = min(ends, max(free, due if one["started_at"] is None else seconds_at(one["started_at"])))
-        outcome = {kind: kind for kind in ("succeeded", "running", "cancelled")}.get(one["outcome"], "failed")
+        outcome = one["outcome"] if one["outcome"] in ("succeeded", "running", "cancelled") else "failed"
         kind = "other" if one["started_at"] is None else outcome
         spans = [{"begins": begins, "ends": ends, "kind": kind}]
         waited = begins - free > 0.001

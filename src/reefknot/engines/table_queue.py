@@ -205,6 +205,9 @@ class TableWorkQueue(ABC):
     async def snapshot(self) -> WorkSnapshot:
         return await self.look(lambda now: self.table.snapshot(now=now))
 
+    async def count_running(self, gone: Collection[str] = ()) -> int:
+        return await self.look(lambda now: self.table.count_running(gone, now=now))
+
     async def purge(self, before: int) -> int:
         return await self.change(lambda _: self.table.purge(before), wake=False)
 

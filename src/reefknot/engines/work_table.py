@@ -339,6 +339,10 @@ class WorkTable(WorkItems):
                 oldest = max(oldest, now.wall - item.due_at)
         return WorkSnapshot(counts, oldest)
 
+    def count_running(self, gone: Collection[str] = (), *, now: Moment) -> int:
+        claimed = [self._with_lease(item) for item in self.items.values() if item.state is WorkState.RUNNING]
+        return sum(core.visible_state(item, now, gone=gone) is WorkState.RUNNING for item in claimed)
+
     @property
     def newest_at(self) -> int | None:
         """The time of the latest change of an item that is kept."""

@@ -23,7 +23,7 @@ from reefknot.errors import OperationError, ParameterError
 from reefknot.operations.operator import in_slices
 from reefknot.operations.values import ParameterUseError, check_limit, check_texts, time_ms, time_text, unknown_word
 from reefknot.operations.words.events import event_fields, in_words
-from reefknot.ports.audit_log import AuditQuery, ChainReport, KeptEntry, end_of, pages_of
+from reefknot.ports.audit_log import AuditQuery, ChainReport, KeptEntry, TimedLog, end_of, pages_of
 from reefknot.runtime.database_urls import SQLITE_PREFIX, sqlite_path
 
 if TYPE_CHECKING:
@@ -91,7 +91,8 @@ class EventFilter(Struct, frozen=True):
             raise ParameterUseError("type", unknown_word(asked.type, known))
         since, until = time_ms("since", asked.since), time_ms("until", asked.until)
         if since is not None and until is not None and since >= until:
-            raise ParameterUseError("until", f"{asked.until} is not after since={asked.since}; accepted: a later time")
+            why = f"{asked.until} is not after {asked.since}, from which on events are asked for"
+            raise ParameterUseError("until", f"{why}; accepted: a later time")
         query = AuditQuery(
             event_type=asked.type,
             correlation_id=asked.correlation,
@@ -156,8 +157,8 @@ async def search_events(operator: Operator, query: EventQuery) -> dict[str, Any]
     """
     The chosen events, newest first, each with its fields and in words; `next` is the cursor of the next page.
 
-    A filter that no index serves (tenant, actor, key, category, text, until) looks at a bounded number of events for
-    each page: a page may have few events or none, and is the last one only when `next` is None.
+    A filter that no index serves (tenant, actor, key, category, text; until, on a server) looks at a bounded number of
+    events for each page: a page may have few events or none, and is the last one only when `next` is None.
     """
     check_limit(query.limit, MOST_FOUND)
     check_texts(**{name: one for name in _TEXTS if isinstance(one := getattr(query, name), str)})
@@ -190,10 +191,14 @@ async def _search(
     """The events of a page, the position to go on from, and how many events were looked at."""
     until, size = wanted.query.until, limit + 1 if wanted.by_index and wanted.query.until is None else SCANNED
     query = msgspec.structs.replace(wanted.query, until=None, limit=size, newest_first=True)
+    log = operator.store.audit
+    if until is not None and isinstance(log, TimedLog):
+        bound = await log.end_before(until) + 1
+        before = bound if before is None else min(before, bound)
     found: list[KeptEntry] = []
     looked_at, end = 0, monotonic() + SCAN_S
     while True:
-        page = await operator.store.audit.read(msgspec.structs.replace(query, before=before))
+        page = await log.read(msgspec.structs.replace(query, before=before))
         for kept in page:
             looked_at, before = looked_at + 1, kept.sequence
             if (until is None or kept.entry.at < until) and wanted.matches(kept):

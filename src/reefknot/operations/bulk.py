@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from msgspec import Struct
 
 from reefknot.core.work import WorkItem, assignment_and_tenant, is_ingestion
+from reefknot.errors import OperationError
 from reefknot.runtime.log import printable
 
 if TYPE_CHECKING:
@@ -27,6 +28,17 @@ MOST_SHOWN = 20
 """The jobs that a message names one by one."""
 MOST_NAMED = 10_000
 """The jobs that an answer names; its `count` is of all."""
+TENANT_ADVICE = "for a job of a tenant, give"
+
+
+class BulkQuery(Protocol):
+    """A question for jobs, as a person asks it of an action."""
+
+    def selection(self) -> Selection:
+        """The jobs that are selected at this moment."""
+
+    def filters(self) -> dict[str, str]:
+        """The fields that select jobs which are not named, as they were typed: they are audited with the action."""
 
 
 class Selection(Protocol):
@@ -54,8 +66,8 @@ async def counted(chunks: AsyncIterator[list[WorkItem]]) -> dict[str, int]:
     return dict(number.most_common())
 
 
-Act = Callable[["tuple[str, ...]", "list[AuditEntry]"], Awaitable[list[str]]]
-"""Changes the jobs of these records, with these events. Returns the records that it has changed."""
+Act = Callable[["Operator", "tuple[str, ...]", str, "list[AuditEntry]"], Awaitable[list[str]]]
+"""Changes the jobs of these records, for this reason, with these events. Returns the records that it has changed."""
 
 
 class BulkVerb(Struct, frozen=True):
@@ -63,6 +75,7 @@ class BulkVerb(Struct, frozen=True):
 
     name: str
     participle: str
+    act: Act
     requeues: str = ""
     """The reason of a requeue, for an action that is one."""
 
@@ -151,13 +164,11 @@ class _Changed:
 async def change_jobs(
     operator: Operator,
     verb: BulkVerb,
-    selection: Selection,
-    act: Act,
+    query: BulkQuery,
     *,
-    because: str = "",
-    filters: Mapping[str, str] | None = None,
-    dry_run: bool = False,
-    listener: BulkListener = SILENT,
+    because: str,
+    dry_run: bool,
+    listener: BulkListener,
 ) -> dict[str, Any]:
     """
     Change the selected jobs, in chunks, each audited in the step that changes it; a dry run only names them.
@@ -165,7 +176,7 @@ async def change_jobs(
     The answer names the changed jobs under the participle of the verb, and those that were named and are not selected
     as `missing`, with the `reasons`. `by_type` is the number of jobs before the first was changed.
     """
-    store = operator.store
+    store, selection, why = operator.store, query.selection(), operator.reason(because)
     changed = _Changed(selection.ids, listener)
     unclaimed = await UnclaimedJobs.over(operator) if verb.requeues else UnclaimedJobs(())
     counts = await selection.count(store)
@@ -177,7 +188,9 @@ async def change_jobs(
             changed.add(ids[:MOST_SHOWN])
             changed.count = sum(counts.values())
             break
-        done = ids if dry_run else await act(ids, _events(operator, verb, chunk, because, filters or {}))
+        done: Sequence[str] = ids
+        if not dry_run:
+            done = await verb.act(operator, ids, why, _events(operator, verb, chunk, why, query.filters()))
         changed.add(done)
         unclaimed.add(item for item in chunk if item.id in set(done))
         listener.advance(len(chunk))
@@ -197,10 +210,19 @@ async def change_jobs(
     }
 
 
-def given_filters(query: Any, names: Iterable[str]) -> dict[str, str]:
-    """The fields of a query that select its jobs, as they were typed: they are audited with the action."""
-    selecting = [name for name in names if not (name == "tenant" and query.ids)]  # it belongs to the names then
-    return {name: getattr(query, name) for name in selecting if getattr(query, name) is not None}
+def action_event(
+    operator: Operator, verb: BulkVerb, items: Sequence[WorkItem], because: str, **more: Any
+) -> AuditEntry:
+    """The audit entry of an action on these jobs."""
+    subject = items[0].assignment_id if len(items) == 1 else None
+    tenants = [item.tenant_id for item in items]
+    tenant = tenants[0] if len(set(tenants)) == 1 else None
+    details: dict[str, Any] = {"count": len(items), "ids": [item.assignment_id for item in items], **more}
+    if any(tenants):
+        details["tenant_ids"] = tenants
+    if because:
+        details["reason"] = because
+    return operator.event(verb.name, subject, tenant_id=tenant, **details)
 
 
 def _events(
@@ -211,17 +233,7 @@ def _events(
     from reefknot.audit.journal import Journal, about_item
     from reefknot.core.audit.event import Requeued
 
-    subject = items[0].assignment_id if len(items) == 1 else None
-    tenants = [item.tenant_id for item in items]
-    tenant = tenants[0] if len(set(tenants)) == 1 else None
-    details: dict[str, Any] = {"count": len(items), "ids": [item.assignment_id for item in items]}
-    if any(tenants):
-        details["tenant_ids"] = tenants
-    if filters:
-        details["filter"] = dict(filters)
-    if because:
-        details["reason"] = because
-    events = [operator.event(verb.name, subject, tenant_id=tenant, **details)]
+    events = [action_event(operator, verb, items, because, **({"filter": dict(filters)} if filters else {}))]
     if verb.requeues:
         why = f": {because}" if because else ""
         reason, wall = f"{verb.requeues} by {operator.actor}{why}", clock.wall()
@@ -237,7 +249,7 @@ async def _reasons(store: Store, selection: Selection, records: list[str]) -> li
     lines = []
     for record in records[:MOST_SHOWN]:
         item, (job, tenant) = await store.work.get(record), assignment_and_tenant(record)
-        hint = tenant_hint(tenant) if item is None else ""
+        hint = f"; {TENANT_ADVICE} --tenant" if item is None and not tenant else ""
         lines.append(f"{named(job, tenant)} {await selection.missing(store, item)}{hint}")
     if len(records) > MOST_SHOWN:
         lines.append(f"… and {len(records) - MOST_SHOWN} more are not")
@@ -250,6 +262,6 @@ def named(job: str, tenant: str | None) -> str:
     return f"{printable(job[:200])!r}{of}"
 
 
-def tenant_hint(tenant: str | None) -> str:
-    """The hint for a job that was not found without a tenant."""
-    return "" if tenant else "; for a job of a tenant, give --tenant"
+def absent_job(text: str, tenant: str | None) -> OperationError:
+    """The refusal of a job that is not there. Without a tenant, one of a tenant may have been meant."""
+    return OperationError(text, "not_found", advice="" if tenant else TENANT_ADVICE, parameter="tenant")

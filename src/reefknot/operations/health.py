@@ -97,8 +97,7 @@ async def examine_address(
 
     One that `is_named` by the operator and is missing is a problem: elsewhere it means that nothing has run yet.
 
-    It is opened only when nothing speaks against it: to see who holds leases. A file is opened for reading; a store on
-    NATS as by every command, which copies events that dead processes left into the audit stream.
+    It is opened only when nothing speaks against it, and for reading: to see who holds leases.
     """
     from reefknot.app.stores import open_store, options_of
 
@@ -108,9 +107,8 @@ async def examine_address(
     found = await examine(url, nats=nats, monitor=monitor, takes_shared=_takes_shared(settings))
     findings += [_named_problem(one) for one in found] if is_named else found
     if _can_be_opened(found):
-        options["nats"] = {**nats, "creates": False}
         try:
-            async with open_store(url, **options, tidy=False, read_only=url.startswith(SQLITE_PREFIX)) as store:
+            async with open_store(url, **options, tidy=False, read_only=True) as store:
                 findings += await _activity(store, settings, silence="warning")  # the server was examined already
         except StoreError as error:
             findings.append(Finding("leases", "warning", f"not known: {error.problem}", error.way_out))

@@ -47,8 +47,8 @@ async def forget_key(operator: Operator, key: str, *, dry_run: bool = False) -> 
         record = record if await keys.forget(key, events=[event]) else None
     if record is None:
         raise _absent(key)
-    shown = operator.redactor(key)
-    return {"key": shown, "state": record.state.value, "forgotten": not dry_run, "actor": operator.actor}
+    fields = {"key": operator.redactor(key), "state": record.state.value, "forgotten": not dry_run}
+    return {**fields, "actor": operator.actor, "dry_run": dry_run}
 
 
 async def resolve_key(

@@ -11,7 +11,8 @@ from urllib.parse import quote, unquote
 import msgspec
 from msgspec import Struct
 
-from reefknot.core.messages import Cancel, InvalidMessage, encode, written_assignment
+from reefknot.core.idempotency import header_key
+from reefknot.core.messages import InvalidMessage, encode, written_assignment
 from reefknot.core.results import answer_of
 from reefknot.core.time import Moment
 from reefknot.core.work import (
@@ -27,7 +28,7 @@ from reefknot.core.work import (
 )
 from reefknot.errors import KeyConflictError, OperationError, QueueFullError
 from reefknot.operations import bulk
-from reefknot.operations.bulk import SILENT, BulkListener, BulkVerb, change_jobs, given_filters, named, tenant_hint
+from reefknot.operations.bulk import SILENT, BulkListener, BulkVerb, absent_job, change_jobs, named
 from reefknot.operations.operator import in_slices, polled
 from reefknot.operations.values import ParameterUseError, check_limit, check_texts, one_of, time_ms, time_text
 from reefknot.ports.work_queue import WorkFilter
@@ -41,13 +42,9 @@ if TYPE_CHECKING:
     from reefknot.operations.operator import Operator
     from reefknot.ports.audit_log import AuditLog, KeptEntry
     from reefknot.ports.store import Store
-    from reefknot.ports.work_queue import WorkSnapshot
 
 MOST_EVENTS = 100
-MOST_RUNNING = 100_000
-"""Running jobs that are counted one by one; there are as many as slots."""
 CANCEL_WAIT_S = 5.0
-FROM_START = "; start again with the first page"
 _OPEN = (WorkState.PENDING, WorkState.RUNNING)
 _STATES = {one.value: one for one in WorkState}
 _ORDERS = {"newest": False, "oldest": True}
@@ -154,25 +151,18 @@ def _decoded(text: str | bytes | None, redactor: Redactor) -> Any:
 # ---- counts and lists ------------------------------------------------------------------------------------------------
 
 
-async def visible_counts(store: Store, snapshot: WorkSnapshot, now: Now) -> dict[str, int]:
-    """The number of jobs in each visible state."""
+async def _counts(store: Store, now: Now) -> dict[str, Any]:
+    """The number of jobs in each visible state, and the age of the oldest due one."""
+    snapshot, running = await store.work.snapshot(), await store.work.count_running(now.gone)
     states = {state.value: 0 for state in WorkState}
     for counts in snapshot.counts.values():
         for state, number in counts.items():
             states[state.value] += number
-    running = len(await store.work.find(state=WorkState.RUNNING, gone=now.gone, limit=MOST_RUNNING))
     waiting = max(0, states["running"] - running)  # claimed, but by a router, or by a worker that is gone
     states["running"] -= waiting
     states["pending"] += waiting
-    return states
-
-
-async def counts_in(store: Store, now: Now | None = None) -> dict[str, Any]:
-    """The number of jobs in each visible state, and the age of the oldest due one."""
-    now = now or await now_in(store)
-    snapshot = await store.work.snapshot()
     return {
-        "states": await visible_counts(store, snapshot, now),
+        "states": states,
         "waiting_for_router": snapshot.counts.get(ROUTER, {}).get(WorkState.PENDING, 0),
         "oldest_due_s": snapshot.oldest_due_ms / 1000,
     }
@@ -180,7 +170,7 @@ async def counts_in(store: Store, now: Now | None = None) -> dict[str, Any]:
 
 async def job_counts(operator: Operator) -> dict[str, Any]:
     """The number of jobs in each visible state at this moment, and the age of the oldest due one."""
-    return await counts_in(operator.store)
+    return await _counts(operator.store, await now_in(operator.store))
 
 
 class JobQuery(Struct, frozen=True, kw_only=True):
@@ -237,12 +227,12 @@ async def list_jobs(operator: Operator, query: JobQuery) -> dict[str, Any]:
     store, last = operator.store, unquote(query.after)
     now = await now_in(store)
     if last and await store.work.get(last) is None:
-        text = f"there is no job {named(*assignment_and_tenant(last))} any more{FROM_START}"
-        raise OperationError(text, "not_found")
+        text = f"there is no job {named(*assignment_and_tenant(last))} any more"
+        raise OperationError(text, "not_found", advice="start again without", parameter="after")
     oldest_first = one_of("sort", query.sort, _ORDERS)
     page = await store.work.search(query.filter(now), after=last, limit=query.limit, oldest_first=oldest_first)
     jobs = await in_slices(lambda item: safe_job_fields(item, now, operator.redactor), page.items)
-    return {"jobs": jobs, "next": quote(page.after) or None, **await counts_in(store, now)}
+    return {"jobs": jobs, "next": quote(page.after) or None, **await _counts(store, now)}
 
 
 # ---- one job ---------------------------------------------------------------------------------------------------------
@@ -262,11 +252,8 @@ class FoundJob(NamedTuple):
 
 async def find_job(operator: Operator, job: str, tenant: str | None = None) -> FoundJob:
     """A job and its events; an unknown one is refused."""
-    store = operator.store
-    found = await store.work.get(record_id(job, tenant))
-    if found is None:
-        raise _absent(job, tenant)
-    return FoundJob(found, await _events(store.audit, job, tenant), await now_in(store))
+    item, store = await _item(operator, job, tenant), operator.store
+    return FoundJob(item, await _events(store.audit, job, tenant), await now_in(store))
 
 
 async def show_job(operator: Operator, job: str, tenant: str | None = None) -> dict[str, Any]:
@@ -282,23 +269,23 @@ async def job_story(operator: Operator, job: str, tenant: str | None = None) -> 
     It is told from the first `MOST_EVENTS` events; `is_cut` says that there are more. What the events do not tell is
     None: see `reefknot.operations.stories`. Secrets are hidden.
     """
-    from reefknot.operations.stories import attempts_of, key_of, lines_of, versions_of
+    from reefknot.operations.stories import attempts_of, cancellation_of, key_of, lines_of, versions_of
 
     store, redactor, settings = operator.store, operator.redactor, operator.settings
-    item = await store.work.get(record_id(job, tenant))
-    if item is None:
-        raise _absent(job, tenant)
+    item = await _item(operator, job, tenant)
     kept = await _events(store.audit, job, tenant, MOST_EVENTS + 1)
     now, is_cut = await now_in(store), len(kept) > MOST_EVENTS
-    readable = [event for one in kept[:MOST_EVENTS] if (event := _event(one)) is not None]
+    kept = [*kept[:MOST_EVENTS], *await cancellation_of(store.audit, item)]
+    readable = [event for one in kept if (event := _event(one)) is not None]
     fields = safe_job_fields(item, now, redactor)
     runs = fields["state"] == WorkState.RUNNING.value
     found = attempts_of(item, readable, None if settings is None else settings.book, runs=runs)
     ended = item.updated_at if is_over(item) else None
     names = ("id", "tenant_id", "type", "state", "class", "reason", "created_at", "deadline_at", "due_at", "age_s")
     details = job_details(item, redactor)
-    events = _shown(kept[:MOST_EVENTS], redactor)
+    events = _shown(kept, redactor)
     key, key_from = key_of(item, found.idempotency_key, details.get("assignment"))
+    sent = header_key(key or "") if key_from == "step" and item.kind == "http.request" else key
     return {
         **{name: fields[name] for name in names},
         **details,
@@ -306,11 +293,12 @@ async def job_story(operator: Operator, job: str, tenant: str | None = None) -> 
         "total_s": max(0, (now.moment.wall if ended is None else ended) - item.created_at) / 1000,
         "idempotency_key": None if key is None else redactor(key),
         "idempotency_key_from": key_from,
+        "idempotency_key_sent": sent if sent != key else None,
         **versions_of(item),
         "worker": fields["worker"] or found.worker_id,
         "attempts": redactor.tree([msgspec.to_builtins(one) for one in found.attempts]),
         "events": events,
-        "lines": lines_of(details["history"], kept[:MOST_EVENTS], events, redactor),
+        "lines": lines_of(details["history"], kept, events, redactor),
         "is_cut": is_cut,
     }
 
@@ -376,9 +364,12 @@ def _event_fields(kept: KeptEntry) -> dict[str, Any]:
     return event_fields(kept.entry.body)
 
 
-def _absent(job: str, tenant: str | None) -> OperationError:
-    text = f"there is no job {named(job, tenant)}; `reefknot job list` lists all jobs{tenant_hint(tenant)}"
-    return OperationError(text, "not_found")
+async def _item(operator: Operator, job: str, tenant: str | None) -> WorkItem:
+    """The job with its payload; an unknown one is refused."""
+    item = await operator.store.work.get(record_id(job, tenant))
+    if item is None:
+        raise absent_job(f"there is no job {named(job, tenant)}; `reefknot job list` lists all jobs", tenant)
+    return item
 
 
 # ---- submit ----------------------------------------------------------------------------------------------------------
@@ -399,19 +390,12 @@ async def submit_job(operator: Operator, assignment: Mapping[str, Any]) -> dict[
     An id that is there already with the same content is the same job, and stays as it was: `created` is False. With
     another content it is refused, as is a submission for which no queue has room.
     """
-    from reefknot.app.stores import client_of
-
-    store, settings = operator.store, operator.settings
     found = written_assignment(assignment, new_id(), new_id())
     if isinstance(found, InvalidMessage):
         field, _, problem = operator.redactor(found.message).partition(": ")
         raise ParameterUseError(field, problem)
-    size = 1000
-    if settings is not None:
-        configuration = settings.configuration
-        size = configuration.router.max_queue_size or configuration.worker.queue.v2.max_queue_size
     try:
-        handle = await client_of(store, store.clock, size).hand_in(found)
+        handle = await operator.client().hand_in(found)
     except QueueFullError as error:
         raise SubmissionRefusedError(str(error), retry_after_ms=max(1, round(error.retry_after * 1000))) from None
     except KeyConflictError as error:
@@ -433,38 +417,34 @@ async def cancel_job(
     then.
     """
     why = operator.reason(because.strip()) or f"cancelled by {operator.actor}"
-    before, after = await _cancel(operator, Cancel(job, why, tenant), dry_run=dry_run)
+    before = await state_in_words(operator.store, await _item(operator, job, tenant))
+    if before not in _OPEN:
+        raise OperationError(f"{printable(job)} is {before}: there is nothing to cancel", "conflict")
+    after = before if dry_run else await _cancelled(operator, job, tenant, why)
     fields = {"id": job, "tenant_id": tenant, "was": before, "state": after, "cancelled": after == "cancelled"}
     return {**fields, "actor": operator.actor, "dry_run": dry_run}
 
 
-async def _cancel(operator: Operator, cancel: Cancel, *, dry_run: bool) -> tuple[str, str]:
-    """The states before and after. The router that has the job cancels it; without any, the store does at once."""
-    from reefknot.app.stores import client_of
-
-    store, job, work_id, reason = operator.store, cancel.assignment_id, cancel.record_id, cancel.reason or ""
-    found = await store.work.get(work_id)
-    if found is None:
-        raise _absent(job, cancel.tenant_id)
-    now = await now_in(store)
-    before = visible_state(found, now.moment, gone=now.gone)
-    if before not in _OPEN:
-        raise OperationError(f"{printable(job)} is {before.value}: there is nothing to cancel", "conflict")
-    if dry_run:
-        return before.value, before.value
-    client = client_of(store, store.clock)
-    event = operator.event("job.cancel", job, tenant_id=cancel.tenant_id, reason=reason)
-    if await client.cancel(job, reason, tenant_id=cancel.tenant_id, who=operator.actor, events=[event]):
-        return before.value, "cancelled"
+async def _cancelled(operator: Operator, job: str, tenant: str | None, why: str) -> str:
+    """The state afterwards. The router that has the job cancels it; without any, the store does at once."""
+    work, work_id = operator.store.work, record_id(job, tenant)
+    event = operator.event("job.cancel", job, tenant_id=tenant, reason=why)
+    if await operator.client().cancel(job, why, tenant_id=tenant, who=operator.actor, events=[event]):
+        return WorkState.CANCELLED.value
     found = await polled(
-        lambda: store.work.get(work_id), CANCEL_WAIT_S, enough=lambda one: one is None or one.state not in _OPEN
+        lambda: work.get(work_id), CANCEL_WAIT_S, enough=lambda one: one is None or one.state not in _OPEN
     )
-    return before.value, "gone" if found is None else await state_in_words(store, found)
+    return "gone" if found is None else await state_in_words(operator.store, found)
 
 
 # ---- retry -----------------------------------------------------------------------------------------------------------
 
-RETRY = BulkVerb("job.retry", "retried", requeues="retried")
+RETRY = BulkVerb(
+    "job.retry",
+    "retried",
+    lambda operator, ids, why, events: operator.store.work.retry(ids, who=operator.actor, why=why, events=events),
+    requeues="retried",
+)
 
 
 class RetryQuery(Struct, frozen=True, kw_only=True):
@@ -486,15 +466,15 @@ class RetryQuery(Struct, frozen=True, kw_only=True):
         if self.ids and (self.all or self.state is not None):
             text = "not together with ids, which name the jobs whatever their state; give one of them"
             raise ParameterUseError("all" if self.all else "state", text)
-        if not self.ids and not self.has_filter and not self.all:
+        if not self.ids and not self.filters() and not self.all:
             text = "select jobs by ids, a filter (state, type, reason, before), or all"
             raise OperationError(text, "invalid")
         self.selection()
 
-    @property
-    def has_filter(self) -> bool:
-        """Whether one of the fields selects."""
-        return any(one is not None for one in (self.state, self.type, self.reason, self.before))
+    def filters(self) -> dict[str, str]:
+        """The given fields that select jobs which are not named."""
+        given = {"state": self.state, "type": self.type, "reason": self.reason, "before": self.before}
+        return {name: text for name, text in given.items() if text is not None}
 
     def selection(self) -> EndedJobs:
         """The jobs that are selected at this moment."""
@@ -508,17 +488,7 @@ async def retry_jobs(
     operator: Operator, query: RetryQuery, *, because: str = "", dry_run: bool = False, listener: BulkListener = SILENT
 ) -> dict[str, Any]:
     """Run failed, timed-out or cancelled jobs again, under their own ids and with a fresh retry budget."""
-    work, who, because = operator.store.work, operator.actor, operator.reason(because)
-    return await change_jobs(
-        operator,
-        RETRY,
-        query.selection(),
-        lambda chosen, events: work.retry(chosen, who=who, why=because, events=events),
-        because=because,
-        filters=given_filters(query, ("state", "type", "reason", "before")),
-        dry_run=dry_run,
-        listener=listener,
-    )
+    return await change_jobs(operator, RETRY, query, because=because, dry_run=dry_run, listener=listener)
 
 
 class EndedJobs(Struct, frozen=True):

@@ -12,11 +12,12 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from reefknot.app.activity import store_activity
+from reefknot.app.presence import living_systems
 from reefknot.core.alerts import RULES
 from reefknot.core.overload.admission import OverloadStatus
 from reefknot.core.retry.decide import Reason
 from reefknot.errors import OperationError
-from reefknot.operations.overview import overview
+from reefknot.operations.overview import overview_of
 from reefknot.telemetry.metrics import DECISIONS, JOB_BOUNDS, KEY_ACTIONS, STATUSES, WAIT_BOUNDS
 
 if TYPE_CHECKING:
@@ -60,8 +61,9 @@ async def metrics_text(operator: Operator) -> bytes:
     except ImportError:
         text = "metrics need the package prometheus-client; install it with: pip install 'reefknot[metrics]'"
         raise OperationError(text, "misconfigured") from None
-    shown = await overview(operator)
-    totals = (await store_activity(operator.store)).totals
+    systems = await living_systems(operator.store)
+    activity = await store_activity(operator.store, systems)
+    shown, totals = await overview_of(operator, systems, activity), activity.totals
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Collected([*_counters(operator, totals), *_histograms(totals), *_gauges(shown)]))
     return generate_latest(registry)

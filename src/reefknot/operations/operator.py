@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from reefknot.config.settings import Settings
     from reefknot.ports.audit_log import AuditEntry
     from reefknot.ports.store import Store
+    from reefknot.router.client import Client
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -53,6 +54,13 @@ class Operator(Struct, frozen=True):
     def actor(self) -> str:
         """The actor of an audited action."""
         return actor_name(self.named_actor)
+
+    def client(self) -> Client:
+        """A client of the store, which refuses a submission that the configured queue has no room for."""
+        from reefknot.app.stores import client_of
+
+        bound = {} if self.settings is None else {"size": self.settings.queue_size}
+        return client_of(self.store, self.store.clock, **bound)
 
     def reason(self, because: str) -> str:
         """The reason of an action as it may be kept: without secrets, and not longer than a reason is."""

@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from reefknot.app.activity import reported, store_activity
-from reefknot.app.alerts import measured_now, stored_alerts
+from reefknot.app.alerts import measured, stored_alerts
 from reefknot.app.presence import STORE_S, living_systems
 from reefknot.core.audit.event import Completed, decode, timestamp_ms
 from reefknot.core.overload.admission import OverloadStatus
@@ -24,7 +26,7 @@ from reefknot.operations.jobs import job_counts
 from reefknot.operations.systems import status_of, workers_of
 from reefknot.operations.values import time_text
 from reefknot.ports.audit_log import AuditQuery
-from reefknot.telemetry.metrics import DECISIONS, RATE_S, STEP_S, STEPS, series
+from reefknot.telemetry.metrics import DECISIONS, RATE_S, STEP_S, STEPS, ActivityRecord, series
 
 if TYPE_CHECKING:
     from reefknot.app.presence import Status
@@ -45,16 +47,20 @@ async def overview(operator: Operator) -> dict[str, Any]:
     `series` has one number for each step of `step_s` seconds from `from` on. Counts are per step; `queued`, `oldest_s`,
     `quarantine` and `level` are values as they were.
     """
+    systems = await living_systems(operator.store)
+    return await overview_of(operator, systems, await store_activity(operator.store, systems))
+
+
+async def overview_of(operator: Operator, systems: list[Status], activity: ActivityRecord) -> dict[str, Any]:
+    """The overview over these systems, and over what all systems of the store counted."""
     store = operator.store
     now = store.moment().wall
-    systems = await living_systems(store)
-    activity = await store_activity(store, systems)
     columns = series(activity.buckets, now / 1000)
     jobs = await job_counts(operator)
     workers = workers_of(systems)
     levels = _levels(systems, workers)
     record, _ = await stored_alerts(store)
-    values = await measured_now(store, systems) if record.active else {}
+    values = measured(activity, await store.work.snapshot(), systems, now / 1000) if record.active else {}
     shown: dict[str, Any] = {
         "at": time_text(now),
         **jobs,
@@ -108,8 +114,6 @@ def _retries(columns: dict[str, list[float]]) -> dict[str, Any]:
 
 def _end(kept: KeptEntry) -> dict[str, Any]:
     """The end of a job by its event. Of one that was damaged, what the store has beside its body."""
-    import msgspec
-
     try:
         event = decode(kept.entry.body)
     except msgspec.DecodeError:

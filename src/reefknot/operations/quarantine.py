@@ -30,10 +30,10 @@ from reefknot.operations.bulk import (
     BulkListener,
     BulkVerb,
     UnclaimedJobs,
+    absent_job,
+    action_event,
     change_jobs,
-    given_filters,
     named,
-    tenant_hint,
 )
 from reefknot.operations.jobs import job_details, safe_ids, state_in_words
 from reefknot.operations.operator import in_slices
@@ -78,10 +78,12 @@ class QuarantineChoice(Struct, frozen=True, kw_only=True):
             raise ParameterUseError("all", "not together with ids, which name the jobs; give one of them")
         self.filter()
 
-    @property
-    def has_filter(self) -> bool:
-        """Whether one of the fields selects."""
-        return self.filter() != QuarantineFilter(self.filter().ids)
+    def filters(self) -> dict[str, str]:
+        """The given fields of `FILTERS`."""
+        given = {name: getattr(self, name) for name in FILTERS if getattr(self, name) is not None}
+        if self.ids:
+            given.pop("tenant", None)  # it belongs to the ids then
+        return given
 
     def filter(self) -> QuarantineFilter:
         """The filter of the store at this moment."""
@@ -101,7 +103,7 @@ class QuarantineChoice(Struct, frozen=True, kw_only=True):
 
     def selection(self) -> QuarantinedJobs:
         """The jobs of an action. No selection is an error: it must not mean all of them."""
-        if not self.ids and not self.all and not self.has_filter:
+        if not self.ids and not self.all and not self.filters():
             text = f"select jobs by ids, a filter ({', '.join(FILTERS)}), or all"
             raise OperationError(text, "invalid")
         return QuarantinedJobs(self.filter())
@@ -202,8 +204,7 @@ async def show_quarantined(operator: Operator, job: str, tenant: str | None = No
 async def _in_quarantine(operator: Operator, job: str, tenant: str | None) -> WorkItem:
     item = await operator.store.quarantine.show(record_id(job, tenant))
     if item is None:
-        text = f"{named(job, tenant)} is not in quarantine; `quarantine list` shows what is{tenant_hint(tenant)}"
-        raise OperationError(text, "not_found")
+        raise absent_job(f"{named(job, tenant)} is not in quarantine; `quarantine list` shows what is", tenant)
     return item
 
 
@@ -227,9 +228,26 @@ def _fields(item: WorkItem, operator: Operator) -> dict[str, Any]:
 
 # ---- requeue, discard, purge -----------------------------------------------------------------------------------------
 
-REQUEUE = BulkVerb("quarantine.requeue", "requeued", requeues="taken out of quarantine")
-DISCARD = BulkVerb("quarantine.discard", "discarded")
-PURGE = BulkVerb("quarantine.purge", "purged")
+REQUEUE = BulkVerb(
+    "quarantine.requeue",
+    "requeued",
+    lambda operator, ids, why, events: operator.store.quarantine.requeue(
+        QuarantineFilter(ids), who=operator.actor, why=why, events=events
+    ),
+    requeues="taken out of quarantine",
+)
+DISCARD = BulkVerb(
+    "quarantine.discard",
+    "discarded",
+    lambda operator, ids, why, events: operator.store.quarantine.discard(
+        QuarantineFilter(ids), who=operator.actor, reason=why, events=events
+    ),
+)
+PURGE = BulkVerb(
+    "quarantine.purge",
+    "purged",
+    lambda operator, ids, _, events: operator.store.quarantine.purge(QuarantineFilter(ids), events=events),
+)
 
 
 async def requeue_jobs(
@@ -241,19 +259,7 @@ async def requeue_jobs(
     listener: BulkListener = SILENT,
 ) -> dict[str, Any]:
     """Queue jobs again, under their own ids and with a fresh retry budget."""
-    because = operator.reason(because)
-    return await change_jobs(
-        operator,
-        REQUEUE,
-        query.selection(),
-        lambda chosen, events: operator.store.quarantine.requeue(
-            QuarantineFilter(chosen), who=operator.actor, why=because, events=events
-        ),
-        because=because,
-        filters=given_filters(query, FILTERS),
-        dry_run=dry_run,
-        listener=listener,
-    )
+    return await change_jobs(operator, REQUEUE, query, because=because, dry_run=dry_run, listener=listener)
 
 
 async def discard_jobs(
@@ -265,21 +271,9 @@ async def discard_jobs(
     listener: BulkListener = SILENT,
 ) -> dict[str, Any]:
     """Give jobs up for good, with the reason. They stay in the store as discarded."""
-    because = operator.reason(because)
     if not dry_run:
-        check_reason(because)
-    return await change_jobs(
-        operator,
-        DISCARD,
-        query.selection(),
-        lambda chosen, events: operator.store.quarantine.discard(
-            QuarantineFilter(chosen), who=operator.actor, reason=because, events=events
-        ),
-        because=because,
-        filters=given_filters(query, FILTERS),
-        dry_run=dry_run,
-        listener=listener,
-    )
+        check_reason(operator.reason(because))
+    return await change_jobs(operator, DISCARD, query, because=because, dry_run=dry_run, listener=listener)
 
 
 def check_reason(because: str) -> None:
@@ -298,17 +292,7 @@ async def purge_jobs(
     listener: BulkListener = SILENT,
 ) -> dict[str, Any]:
     """Delete jobs, payloads included. Only the audit log remembers them."""
-    because = operator.reason(because)
-    return await change_jobs(
-        operator,
-        PURGE,
-        query.selection(),
-        lambda chosen, events: operator.store.quarantine.purge(QuarantineFilter(chosen), events=events),
-        because=because,
-        filters=given_filters(query, FILTERS),
-        dry_run=dry_run,
-        listener=listener,
-    )
+    return await change_jobs(operator, PURGE, query, because=because, dry_run=dry_run, listener=listener)
 
 
 # ---- an edited payload -----------------------------------------------------------------------------------------------
@@ -451,13 +435,7 @@ def _edit_events(operator: Operator, item: WorkItem, body: bytes, because: str) 
     from reefknot.audit.assignments import submitted_event
     from reefknot.audit.journal import Journal
 
-    successor = next_version(item.assignment_id)
-    details: dict[str, Any] = {"count": 1, "ids": [item.assignment_id], "replaced_by": successor}
-    if item.tenant_id:
-        details["tenant_ids"] = [item.tenant_id]
-    if because:
-        details["reason"] = because
-    action = operator.event(REQUEUE.name, item.assignment_id, tenant_id=item.tenant_id, **details)
+    action = action_event(operator, REQUEUE, [item], because, replaced_by=next_version(item.assignment_id))
     new = msgspec.structs.replace(item, id=next_record(item.id), resource_class=ROUTER, payload=body)
     journal = Journal(None, redactor=operator.redactor)
     return [action, *journal.entries([submitted_event(new, clock.wall())])]

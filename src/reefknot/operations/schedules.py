@@ -6,7 +6,6 @@ A source has its own actions; its timetable is listed beside those of schedules.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from reefknot.ingestion.schedules import ScheduleState
     from reefknot.ingestion.sources import SourceStatus
     from reefknot.operations.operator import Operator
-    from reefknot.ports.audit_log import AuditEntry
     from reefknot.ports.store import Store
 
 
@@ -41,19 +39,16 @@ async def list_schedules(operator: Operator) -> dict[str, Any]:
 async def run_schedule(operator: Operator, name: str, *, dry_run: bool = False) -> dict[str, Any]:
     """Submit the assignment of a schedule now, beside its timetable, paused or not."""
     from reefknot.app.schedules import schedule_entries
-    from reefknot.app.stores import client_of
     from reefknot.ingestion.schedules import run_now
 
     check_schedule(operator, name, "run")
-    job, store, settings = None, operator.store, operator.settings
+    job = None
     if not dry_run:
-        assert settings is not None, "it has the schedule"
-        configuration = settings.configuration
-        size = configuration.router.max_queue_size or configuration.worker.queue.v2.max_queue_size
-        entries = schedule_entries(settings, client_of(store, store.clock, size))
+        assert operator.settings is not None, "it has the schedule"
+        entries = schedule_entries(operator.settings, operator.client())
         (entry,) = [one for one in entries if one.name == name]
         try:
-            job = await run_now(store, entry, events=[operator.event("schedule.run", name)])
+            job = await run_now(operator.store, entry, events=[operator.event("schedule.run", name)])
         except RejectedError as error:
             raise OperationError(f"{name}: not submitted, {error}", "temporary") from error
     return {"name": name, "job": job, "actor": operator.actor, "dry_run": dry_run}
@@ -61,32 +56,28 @@ async def run_schedule(operator: Operator, name: str, *, dry_run: bool = False) 
 
 async def pause_schedule(operator: Operator, name: str, *, because: str, dry_run: bool = False) -> dict[str, Any]:
     """Pause a timetable for all processes: its due times are passed over until it is resumed."""
-    check_schedule(operator, name, "pause", because=because)
-    reason = operator.reason(because.strip())
-    event = operator.event("schedule.pause", name, reason=reason)
-    return await _set_paused(operator, name, reason, [event], paused=True, dry_run=dry_run)
+    return await _set_paused(operator, name, because, dry_run=dry_run)
 
 
 async def resume_schedule(operator: Operator, name: str, *, dry_run: bool = False) -> dict[str, Any]:
     """Resume a paused timetable with its next due time; what was due meanwhile is passed over."""
-    event = operator.event("schedule.resume", name)
-    return await _set_paused(operator, name, "", [event], paused=False, dry_run=dry_run)
+    return await _set_paused(operator, name, None, dry_run=dry_run)
 
 
-async def _set_paused(
-    operator: Operator, name: str, why: str, events: Sequence[AuditEntry], *, paused: bool, dry_run: bool
-) -> dict[str, Any]:
-    """Pause or resume a timetable, unless it is so already."""
+async def _set_paused(operator: Operator, name: str, because: str | None, *, dry_run: bool) -> dict[str, Any]:
+    """Pause a timetable for a reason, or resume it (None), unless it is so already."""
     from reefknot.ingestion import schedules
 
-    check_schedule(operator, name, "pause" if paused else "resume")
+    check_schedule(operator, name, "resume" if because is None else "pause", because=because)
     known = (await schedules.read_state(operator.store, name))[0]
-    is_news = (known is not None and known.paused) != paused
+    is_news = (known is not None and known.paused) != (because is not None)
     if is_news and not dry_run:
-        if paused:
-            await schedules.pause(operator.store, name, who=operator.actor, why=why, events=events)
+        if because is None:
+            await schedules.resume(operator.store, name, events=[operator.event("schedule.resume", name)])
         else:
-            await schedules.resume(operator.store, name, events=events)
+            why = operator.reason(because.strip())
+            event = operator.event("schedule.pause", name, reason=why)
+            await schedules.pause(operator.store, name, who=operator.actor, why=why, events=[event])
     fields = await _fields(operator, name)
     return {**fields, "changed": is_news, "actor": operator.actor, "dry_run": dry_run}
 

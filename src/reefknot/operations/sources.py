@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from math import isinf
@@ -19,18 +19,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 from msgspec import Struct, structs
 
-from reefknot.core.audit.event import FailureRecord
 from reefknot.core.overload.source_health import SourceCondition
 from reefknot.core.schedules import next_due
 from reefknot.core.work import WorkItem, WorkState, is_over
 from reefknot.errors import OperationError
-from reefknot.operations.values import (
-    ParameterUseError,
-    check_limit,
-    plural,
-    shown_value,
-    time_text,
-    unknown_word,
+from reefknot.operations.values import ParameterUseError, check_limit, shown_value, time_text, unknown_word
+from reefknot.operations.words.sources import (
+    NOT_CONFIGURED,
+    Here,
+    failure_of,
+    health_lines,
+    left_line,
+    state_word,
+    sync_note,
+    sync_refusal,
+    to_do_lines,
 )
 from reefknot.ports.documents import SourceCounts
 from reefknot.ports.work_queue import QuarantineFilter
@@ -45,8 +48,6 @@ if TYPE_CHECKING:
     from reefknot.operations.operator import Operator
     from reefknot.ports.store import Store
 
-NEEDS_ATTENTION, NEVER_SYNCED, NOT_CONFIGURED = "needs attention", "never synced", "not configured"
-ELSEWHERE, OTHER_CONNECTOR, RETRYING = "kept elsewhere", "other connector", "retrying"
 LONGEST_CURSOR_SHOWN = 200
 ENDED_AT_ONCE = 200
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -140,27 +141,6 @@ class SourceRow(Struct, frozen=True):
     """The id of the latest sync."""
 
 
-class Here(NamedTuple):
-    """The place of the documents that an operator reads, and whether the store is a file of this host."""
-
-    documents: str = ""
-    is_local: bool = True
-
-    def obstacle(self, source: ConfiguredSource, record: SourceRecord) -> tuple[str, str] | None:
-        """The state of a source that is left alone here, and what can be done; None for one that can be synced."""
-        full = f"reefknot source run {source.name} --full"
-        if record.is_of_other(source.connector):
-            text = (
-                f"what is kept of it is of the connector {record.connector}, and it is {source.connector} now. Give it "
-                f"another name; or begin anew, without the documents that are there: {full}"
-            )
-            return OTHER_CONNECTOR, text
-        if place := record.elsewhere(self.documents, is_local=self.is_local):
-            text = f"its documents and its cursor are in another place: {place}, perhaps on another host. Sync it there"
-            return ELSEWHERE, f"{text}, or keep them here from now on: {full}"
-        return None
-
-
 class _Kept(NamedTuple):
     """The documents' side of the list: counts and cursors by source, and the place they are in."""
 
@@ -232,49 +212,33 @@ def _left(name: str, status: SourceStatus | None, count: SourceCounts | None) ->
     """A source that is not configured any more, by what is left of it."""
     kept = count or SourceCounts()
     open_jobs, quarantined = (status.open_jobs, status.quarantined) if status else (0, 0)
-    left = [plural(kept.documents, "document")] if kept.documents else []
-    left += [plural(open_jobs, "open job")] if open_jobs else []
-    left += [plural(quarantined, "job in quarantine", "jobs in quarantine")] if quarantined else []
-    forget = f"reefknot source forget {name} --because TEXT"
-    words = ", ".join(left) or "its cursor"
-    to_do = [f"it is not configured any more, and nobody runs its jobs; left are: {words}. To remove that: {forget}"]
+    line = left_line(name, documents=kept.documents, open_jobs=open_jobs, quarantined=quarantined)
     last = time_text(kept.kept_at)
-    return SourceRow(name, "", "", NOT_CONFIGURED, kept.documents, kept.problems, quarantined, last, None, to_do)
+    return SourceRow(name, "", "", NOT_CONFIGURED, kept.documents, kept.problems, quarantined, last, None, [line])
 
 
 def _row(
     source: ConfiguredSource, status: SourceStatus, count: SourceCounts | None, redact: Redactor, now: int
 ) -> SourceRow:
     health = status.record.health
-    condition = health.condition(now)
-    following = None if condition is SourceCondition.PAUSED else _following(source, status, now)
+    condition, due = health.condition(now), _next_sync(source, status, now)
     return SourceRow(
         source.name,
         source.connector,
         source.schedule,
-        _state(status, condition),
+        state_word(status, condition),
         count.documents if count else 0,
         count.problems if count else 0,
         status.quarantined,
         time_text(status.record.synced_at or None),
-        time_text(following),
-        _to_do(source, status, count, redact, now),
+        None if condition is SourceCondition.PAUSED else time_text(due),
+        to_do_lines(source.name, status, count, redact, now=now, due=due),
         cooldown_until=time_text(health.opens_at(now)),
         sync_job=status.record.sync_job or None,
     )
 
 
-def _state(status: SourceStatus, condition: SourceCondition) -> str:
-    if condition is not SourceCondition.HEALTHY:
-        return condition.value
-    if status.quarantined:
-        return NEEDS_ATTENTION
-    if status.sync is not None and status.sync.failure and not is_over(status.sync):
-        return RETRYING
-    return condition.value if status.record.synced_at else NEVER_SYNCED
-
-
-def _following(source: ConfiguredSource, status: SourceStatus, now: int) -> int | None:
+def _next_sync(source: ConfiguredSource, status: SourceStatus, now: int) -> int | None:
     """The time of the next sync: that of a retry that waits, or by the timetable."""
     sync = status.sync
     if sync is not None and sync.state is WorkState.PENDING:
@@ -283,73 +247,7 @@ def _following(source: ConfiguredSource, status: SourceStatus, now: int) -> int 
     return None if due is None else (due - _EPOCH) // timedelta(milliseconds=1)
 
 
-def _to_do(
-    source: ConfiguredSource, status: SourceStatus, count: SourceCounts | None, redact: Redactor, now: int
-) -> list[str]:
-    """Lines on what a person can do about this source, and on what happens by itself."""
-    name, health = source.name, status.record.health
-    if status.sync is None and count is None and not health.paused:
-        return [f"it has no documents yet: reefknot source run {name}"]
-    failure = redact(failure_of(status.sync))
-    lines = _health_lines(name, status.record, failure, redact, now)
-    if failure and status.sync is not None and status.sync.state is WorkState.PENDING:
-        again = time_text(_following(source, status, now))
-        lines.append(f"its sync failed ({failure}) and is tried again at {again}")
-    if status.sync is not None and status.sync.state is WorkState.QUARANTINED:
-        lines.append(f"its sync failed: {failure or redact(status.sync.reason)}; then: reefknot source run {name}")
-        others = status.quarantined - 1
-    else:
-        others = status.quarantined
-    if others > 0:
-        lines.append(f"{plural(others, 'item')} could not be read: reefknot quarantine list --source {name}")
-    if count is not None and count.problems:
-        lines.append(f"{plural(count.problems, 'document')} could be read only in part: reefknot source show {name}")
-    return lines
-
-
-def _health_lines(name: str, record: SourceRecord, failure: str, redact: Redactor, now: int) -> list[str]:
-    """Why none, or few, of the jobs of a source begin."""
-    health = record.health
-    match health.condition(now):
-        case SourceCondition.PAUSED:
-            return [f"paused{_by_and_why(record)}: reefknot source resume {name}"]
-        case SourceCondition.COOLING:
-            until, why = time_text(health.cools_until), redact(health.cooling_reason)
-            return [f"no job begins before {until} ({why}); it goes on by itself then"]
-        case SourceCondition.RESTING:
-            until = time_text(health.rests_until)
-            return [f"it does not answer ({failure or 'several jobs failed'}); it is tried again at {until}"]
-        case SourceCondition.PROBING | SourceCondition.RECOVERING:
-            return ["it did not answer for a while, and is tried with few jobs at first"]
-        case SourceCondition.HEALTHY:
-            return []
-
-
-def _by_and_why(record: SourceRecord) -> str:
-    by = f" by {record.paused_by}" if record.paused_by else ""
-    return by + (f" because {record.paused_because}" if record.paused_because else "")
-
-
-def failure_of(item: WorkItem | None) -> str:
-    """The message of a job's last failure."""
-    if item is None or not item.failure:
-        return ""
-    return msgspec.json.decode(item.failure, type=FailureRecord).message
-
-
 # ---- syncs -----------------------------------------------------------------------------------------------------------
-
-
-def sync_refusal(source: ConfiguredSource, record: SourceRecord, here: Here, *, full: bool) -> tuple[str, str] | None:
-    """The text and the kind of a refusal to sync: somebody has paused the source, or its cursor is in another place or
-    another connector's. None: it can be synced."""
-    name, obstacle = source.name, here.obstacle(source, record)
-    if obstacle is not None and not full:
-        state, text = obstacle
-        return f"{name}: {text}", "misconfigured" if state == OTHER_CONNECTOR else "temporary"
-    if record.health.paused:
-        return f"{name} is paused{_by_and_why(record)}; first: reefknot source resume {name}", "temporary"
-    return None
 
 
 async def run_source(operator: Operator, name: str, *, full: bool = False, dry_run: bool = False) -> dict[str, Any]:
@@ -388,7 +286,9 @@ async def run_source(operator: Operator, name: str, *, full: bool = False, dry_r
         "existing": is_open,
         "full": full and not is_open,
         "running_system": running,
-        "note": _note(name, operator, is_open=is_open, full=full, running=running, systems=len(systems)),
+        "note": sync_note(
+            name, is_open=is_open, full=full, has_source=running, systems=len(systems), shown=operator.shown
+        ),
         "actor": operator.actor,
         "dry_run": dry_run,
     }
@@ -411,7 +311,7 @@ async def _refuse_request(
         raise OperationError(refused[0], "conflict")
     now = store.moment().wall
     if record.health.opens_at(now) is not None:
-        lines = _health_lines(source.name, record, redact(failure_of(latest)), redact, now)
+        lines = health_lines(source.name, record, redact(failure_of(latest)), redact, now)
         raise OperationError(f"{source.name}: {lines[0]}", "conflict")
     return here.obstacle(source, record) is not None
 
@@ -422,20 +322,6 @@ async def _place(operator: Operator) -> str:
         return ""
     async with open_for_reading(operator) as documents:
         return await documents.identity()
-
-
-def _note(name: str, operator: Operator, *, is_open: bool, full: bool, running: bool, systems: int) -> str | None:
-    """Hints on what to start, or to ask for later, so that the sync is run as it was asked for."""
-    notes = []
-    if is_open and full:
-        notes.append("a sync of it is under way; ask for a full one when that has ended")
-    if not running:
-        start = f"reefknot up --engine {operator.shown}" if operator.shown else "reefknot up"
-        why = f"the systems that run do not have {name}" if systems else "no system runs over this store"
-        notes.append(
-            f"{why}: the job waits; {'restart one with this configuration' if systems else 'start one'}: {start}"
-        )
-    return "; ".join(notes) or None
 
 
 def is_under_way(item: WorkItem, now: int) -> bool:
@@ -490,11 +376,9 @@ async def forget_source(operator: Operator, name: str, *, because: str, dry_run:
     if name in configured:
         text = f"{name} is configured; remove it from the configuration first"
         raise OperationError(f"{text}, or read all of it again: reefknot source run {name} --full", "invalid")
-    store = operator.store
-    async with AsyncExitStack() as stack:
-        file = documents_file(operator)
-        kept = open_documents(file, create=False, for_reading=dry_run) if file.is_file() else None
-        documents = None if kept is None else await stack.enter_async_context(kept)
+    store, file = operator.store, documents_file(operator)
+    kept = open_documents(file, create=False, for_reading=dry_run) if file.is_file() else nullcontext()
+    async with kept as documents:
         counts = {} if documents is None else await documents.counts()
         records = {one.name.removeprefix(PREFIX): one for one in await store.values.list(PREFIX)}
         found = {one.name: one for one in await statuses(store, [], with_others=True)}
@@ -515,7 +399,8 @@ async def forget_source(operator: Operator, name: str, *, because: str, dry_run:
                 raise OperationError(f"{name} was changed meanwhile: a system still runs it; try again", "temporary")
             if documents is not None:
                 await documents.forget(name, documents=True)
-    return {"name": name, "documents": number, "jobs": jobs, "forgotten": not dry_run, "actor": operator.actor}
+    fields = {"name": name, "documents": number, "jobs": jobs, "forgotten": not dry_run}
+    return {**fields, "actor": operator.actor, "dry_run": dry_run}
 
 
 async def _end_jobs(store: Store, name: str, *, who: str, reason: str) -> None:

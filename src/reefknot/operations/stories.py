@@ -39,12 +39,20 @@ from reefknot.core.versions import next_version, replaced_reason
 from reefknot.core.work import WorkItem, WorkState, attempts_begun, is_ingestion, is_over, step_key
 from reefknot.errors import ReefknotError
 from reefknot.operations.values import time_text
-from reefknot.operations.words.events import in_words
+from reefknot.operations.words.events import event_fields, in_words
+from reefknot.ports.audit_log import AuditQuery
 
 if TYPE_CHECKING:
     from reefknot.core.redaction import Redactor
     from reefknot.core.retry.book import Book
-    from reefknot.ports.audit_log import KeptEntry
+    from reefknot.ports.audit_log import AuditLog, KeptEntry
+
+
+OWN_BACKOFF, SERVER_HINT = "own backoff", "server hint"
+MOST_ACTIONS = 200
+"""Operators' actions before the end of a job, among which its cancellation is looked for."""
+CLOCKS_APART_MS = 60_000
+"""How far the clock of an operator's machine may differ from that of the store."""
 
 
 class AttemptStory(Struct, kw_only=True):
@@ -70,11 +78,11 @@ class AttemptStory(Struct, kw_only=True):
     """`again` or `stop`; None where nothing had to be decided."""
     reason: str | None = None
     layer: str | None = None
-    """The policy layer that the decisive field comes from; None when nobody can tell."""
+    """The policy layer that the decisive field comes from, or `server hint`; None when nobody can tell."""
     field: str | None = None
     wait_s: float | None = None
     wait_from: str | None = None
-    """`own backoff` or `server hint`."""
+    """`own backoff` or `server hint`; None when nobody can tell."""
     worker_id: str | None = None
 
 
@@ -129,15 +137,14 @@ class Storyteller:
         attempt.http_status, attempt.message = failure.http_status, failure.message
         attempt.decision = "again" if record.answer == "again" else "stop"
         attempt.reason = None if record.answer == "again" else record.answer
-        attempt.field, attempt.layer = self._layer(record)
+        attempt.wait_s, attempt.wait_from = record.delay, _wait_from(record)
+        attempt.field, attempt.layer = self._origin(record, attempt.wait_from)
         ended_ms = timestamp_ms(at)
         if took_s is None and record.history.attempts == 1:  # written by an earlier version
             took_s = record.history.elapsed or None
         if took_s is not None and ended_ms is not None:
             _begin(attempt, ended_ms, took_s)
         if record.delay is not None:
-            attempt.wait_s = record.delay
-            attempt.wait_from = _wait_from(record)
             self._due_ms = None if ended_ms is None else ended_ms + round(record.delay * 1000)
 
     def _ended(self, event: Completed) -> None:
@@ -181,6 +188,12 @@ class Storyteller:
             ended_ms = timestamp_ms(last.ended_at)
             if last.started_at is None and ended_ms is not None:
                 _begin(last, ended_ms, took / 1000)
+
+    def _origin(self, record: DecisionRecord, wait_from: str | None) -> tuple[str | None, str | None]:
+        """The field that decided, with its layer: of the policy, or the hint of the server."""
+        if wait_from == SERVER_HINT:
+            return "retry_after", SERVER_HINT
+        return (None, None) if record.answer == "again" and wait_from is None else self._layer(record)
 
     def _layer(self, record: DecisionRecord) -> tuple[str | None, str | None]:
         """The field of the policy that decided, and its layer in the configured policies, if they are those of the
@@ -229,17 +242,19 @@ def _category(code: str) -> str | None:
 
 
 def _wait_from(record: DecisionRecord) -> str | None:
-    """The origin of a wait; None for a policy that cannot be followed here, as one with a strategy of another
-    package."""
+    """The origin of a wait; None without a wait, and for a policy that cannot be followed here, as one with a strategy
+    of another package."""
     hint, history = record.failure.retry_after, record.history
+    if record.delay is None:
+        return None
     if not hint:
-        return "own backoff"
+        return OWN_BACKOFF
     try:
         policy = record.policy.policy()
         own = delay_before(history.attempts - 1, policy, draw=record.draw, previous=history.previous_delay)
     except ReefknotError:
         return None
-    return "server hint" if hint > own else "own backoff"
+    return SERVER_HINT if hint > own else OWN_BACKOFF
 
 
 def _begin(attempt: AttemptStory, ended_ms: int, seconds: float) -> None:
@@ -294,6 +309,26 @@ def versions_of(item: WorkItem) -> dict[str, str | None]:
     before = [one.why.partition(": ")[0] for one in item.history if one.what == "replaces"]
     replaces = next((one for one in before if next_version(one) == name), None)
     return {"replaced_by": next_version(name) if is_replaced else None, "replaces": replaces}
+
+
+async def cancellation_of(log: AuditLog, item: WorkItem) -> list[KeptEntry]:
+    """The event of the operator who had the job cancelled. It is not filed under the job: what is, is the event of the
+    router or the worker that carried it out."""
+    if item.state is not WorkState.CANCELLED:
+        return []
+    wanted = AuditQuery(
+        event_type="operator_action",
+        since=item.created_at - CLOCKS_APART_MS,
+        until=item.updated_at + CLOCKS_APART_MS,
+        limit=MOST_ACTIONS,
+        newest_first=True,
+    )
+    asked = "job.cancel", item.assignment_id, item.tenant_id or None
+    for one in await log.read(wanted):
+        fields = event_fields(one.entry.body)
+        if (fields.get("action"), fields.get("subject"), fields.get("tenant_id") or None) == asked:
+            return [one]
+    return []
 
 
 _FIRST = ("submitted", "routing", "admission")

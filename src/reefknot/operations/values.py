@@ -11,20 +11,22 @@ import re
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from enum import Enum
+from itertools import pairwise
 from math import isfinite
 from typing import Any, TypeVar
 
 from reefknot.core.retry.policy import LONGEST_WAIT
 from reefknot.errors import ParameterError
 from reefknot.runtime.log import printable
+from reefknot.runtime.log import seconds as log_seconds
 
 T = TypeVar("T")
 
 MOST_LISTED = 10_000
 """The most entries of one page."""
 _TIME = "a time such as 2026-01-25T21:15:00Z, or an age: 90s, 15m, 2h, 7d"
-_UNITS = ((86_400, "d"), (3600, "h"), (60, "min"))
-_AGE_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_UNITS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+_SECONDS_IN = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 class ParameterUseError(ParameterError):
@@ -72,18 +74,22 @@ def check_limit(limit: int, most: int = MOST_LISTED) -> None:
         raise ParameterError("limit", limit, f"a whole number from 1 to {most}")
 
 
+def duration_s(text: str) -> float | None:
+    """The seconds of a duration such as 90s, 15m, 2h, 7d; None for another text."""
+    found = re.match(r"(\d{1,9}(?:\.\d{1,3})?)([smhd])\Z", text)
+    return None if found is None else float(found[1]) * _SECONDS_IN[found[2]]
+
+
 def time_ms(parameter: str, text: str | None, *, now: datetime | None = None) -> int | None:
     """The time that a text names, absolute or as an age, in milliseconds UTC; None for none."""
-    import re
-
     from reefknot.core.audit.analysis import epoch_seconds
 
     if text is None:
         return None
-    ago = re.match(r"(\d{1,9}(?:\.\d{1,3})?)([smhd])\Z", text)
+    ago = duration_s(text)
     if ago is not None:
         try:
-            at = (now or datetime.now(UTC)) - timedelta(seconds=float(ago[1]) * _AGE_UNITS[ago[2]])
+            at = (now or datetime.now(UTC)) - timedelta(seconds=ago)
         except OverflowError:
             return 0
         return int(at.timestamp() * 1000)
@@ -104,17 +110,17 @@ def time_text(milliseconds: int | None) -> str | None:
 
 
 def seconds(value: float | None) -> str:
-    """`100 ms`, `1.5 s`, `1800 s`; `no limit` for none."""
+    """A duration that somebody set, as exact as it was set: `100 ms`, `1.5 s`, `1800 s`; `no limit` for none."""
     if value is None or value >= LONGEST_WAIT:
         return "no limit"
     if 0 < value < 1:
         return f"{value * 1000:.4g} ms"
-    return f"{value:.3f}".rstrip("0").rstrip(".") + " s"
+    return f"{log_seconds(value)} s"
 
 
 def long_seconds(value: float) -> str:
-    """A computed duration in the largest fitting unit: `30 min` for 1800 s."""
-    for size, unit in _UNITS:
+    """A computed duration for a column, in the largest fitting unit: `30 min` for 1800 s, `3.33 min` for 200 s."""
+    for size, unit in _UNITS[:-1]:
         if value >= 2 * size:
             return f"{value / size:.3g} {unit}"
     return seconds(float(f"{value:.4g}"))
@@ -123,6 +129,23 @@ def long_seconds(value: float) -> str:
 def age(value: float) -> str:
     """`3.2 s`, `4 min`: time since, or time left."""
     return long_seconds(max(0.0, round(value, 1)))
+
+
+def duration(value: float | None) -> str:
+    """A measured duration for a page, in its two largest units: `250 ms`, `4.2 s`, `3 min 20 s`, `3 d 4 h`; nothing for
+    none."""
+    if value is None:
+        return ""
+    if not isfinite(value):
+        return "without end"
+    if value >= 59.95:
+        whole = round(value)
+        (size, unit), (part, smaller) = next(pair for pair in pairwise(_UNITS) if whole >= pair[0][0])
+        rest = whole % size // part
+        return f"{whole // size} {unit}" + (f" {rest} {smaller}" if rest else "")
+    if value <= 0 or value >= 0.9995:
+        return f"{max(0.0, value):.1f}".removesuffix(".0") + " s"
+    return f"{value * 1000:.3g} ms"
 
 
 def plural(count: int, one: str, many: str | None = None) -> str:

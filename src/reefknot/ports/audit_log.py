@@ -129,6 +129,14 @@ class AuditLog(Protocol):
         """Wait for an event after this sequence, at most `timeout` seconds. False when there is none yet."""
 
 
+@runtime_checkable
+class TimedLog(AuditLog, Protocol):
+    """A log that knows where the events before a time end, without a look at those after it."""
+
+    async def end_before(self, until: int) -> int:
+        """A sequence behind which no event is earlier than this time (ms UTC)."""
+
+
 class LogEnd(Struct, frozen=True):
     """The end of a log: a name that no other log has, and the sequence of its newest event."""
 
@@ -144,6 +152,10 @@ class MultiChainLog(AuditLog, Protocol):
     The sequence of an event is its position in the log; a head has the number in its chain. `head` is that of this
     process's chain, or of the one that was written last. `verify` without a head verifies all chains.
     """
+
+    @property
+    def late(self) -> int:
+        """The number of events of this process that are stored, and wait for long to be in the log."""
 
     async def end(self) -> LogEnd:
         """The end of the log."""

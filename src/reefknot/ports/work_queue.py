@@ -290,6 +290,9 @@ class WorkQueue(Protocol):
     async def snapshot(self) -> WorkSnapshot:
         """The queue at this moment, by class."""
 
+    async def count_running(self, gone: Collection[str] = ()) -> int:
+        """The number of items that run by `visible_state`; `gone` are owners whose processes have ended."""
+
     async def purge(self, before: int) -> int:
         """Remove items that ended before this time (ms UTC), and tell how many went. Quarantine stays."""
 

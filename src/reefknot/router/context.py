@@ -44,7 +44,8 @@ class RouterContext(Struct, frozen=True):
         return Routing(**about, worker_id=worker_id, reason=reason, inputs=inputs)
 
     def requeued(self, pending: Pending, why: str) -> Event:
-        return Requeued(**about_assignment(pending.assignment, self.clock.wall()), reason=why, generation=pending.route)
+        about = about_assignment(pending.assignment, self.clock.wall())
+        return Requeued(**about, reason=why, generation=pending.generation)
 
     def expired(self, pending: Pending) -> Event:
         return expired_event(pending.assignment, self.clock.wall())

@@ -31,6 +31,8 @@ class ClaimedSubmission(Struct, frozen=True):
     """Whether a worker that is gone had accepted it: it knew the step."""
     requeued_at: int = 0
     """When a person last ran it again (ms UTC): a result from before is one of an earlier generation."""
+    generation: int = 0
+    """How often it began anew with all its retries."""
 
 
 _GARBAGE = 1000
@@ -47,6 +49,7 @@ class Pending:
         "body",
         "cancel_reason",
         "deadline_at",
+        "generation",
         "held",
         "id",
         "maybe_held_before_send",
@@ -76,6 +79,7 @@ class Pending:
         """`sent_before` as of the previous send. Restored on refusal: a worker that refused cannot hold it."""
         self.was_accepted = taken.was_accepted
         self.requeued_at = taken.requeued_at
+        self.generation = taken.generation
         self.resource_class = resource_class
         self.since = now
         self.place = 0

@@ -257,8 +257,10 @@ class Submissions:
             else:
                 seen = item.fence > FIRST_FENCE
                 was_accepted = bool(item.admission)
-                body, again_at = item.payload, requeued_at(item)
-                claimed.append(ClaimedSubmission(read, held, item.deadline_at, seen, body, was_accepted, again_at))
+                again_at, number = requeued_at(item), item.generation
+                claimed.append(
+                    ClaimedSubmission(read, held, item.deadline_at, seen, item.payload, was_accepted, again_at, number)
+                )
         return claimed
 
     async def recall(self, classes: Sequence[str]) -> int:
@@ -337,8 +339,8 @@ class Submissions:
         return self._journal.entries(vanished_events(item, self._clock.wall()))
 
     def _crashed(self, item: WorkItem) -> list[AuditEntry]:
-        event = Requeued(**about_item(item, self._clock.wall()), reason="its router vanished", generation=item.crashes)
-        return self._journal.entries([event])
+        about = about_item(item, self._clock.wall())
+        return self._journal.entries([Requeued(**about, reason="its router vanished", generation=item.generation)])
 
 
 # ---- callers of this process ----------------------------------------------------------------------------------------

@@ -134,8 +134,13 @@ async def within(work: Coroutine[Any, Any, T], seconds: float) -> T:
             raise TimeoutError
         return task.result()
     finally:
-        for _ in range(CANCELLATIONS):
-            if task.done():
-                break
-            task.cancel()
-            await asyncio.wait([task], timeout=CANCELLATION_S)
+        await ended(task)
+
+
+async def ended(task: asyncio.Future[Any]) -> None:
+    """Cancel a task until it ends, for a bounded time; one that has ended is left as it is."""
+    for _ in range(CANCELLATIONS):
+        if task.done():
+            break
+        task.cancel()
+        await asyncio.wait([task], timeout=CANCELLATION_S)

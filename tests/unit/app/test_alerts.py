@@ -5,23 +5,35 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from reefknot.app import alerts as watching
 from reefknot.app.activity import Activity, store_activity
-from reefknot.app.alerts import AlertWatch, AlertWebhook, measured, measured_now, rules_of, stored_alerts
+from reefknot.app.alerts import (
+    AlertWatch,
+    AlertWebhook,
+    measured,
+    measured_now,
+    rules_of,
+    running_activity,
+    stored_alerts,
+)
 from reefknot.app.stores import client_of
 from reefknot.audit.journal import Journal, envelope
 from reefknot.config.schema import AlertRule, AlertsSection
+from reefknot.config.settings import load_settings
 from reefknot.core.alerts import RULES, AlertThresholds
 from reefknot.core.audit.event import Completed, Quarantined, decode
 from reefknot.engines.clocks import SystemClock, VirtualClock
 from reefknot.engines.memory import MemoryStore
 from reefknot.ports.audit_log import AuditQuery
+from reefknot.ports.clock import Clock
 from reefknot.ports.store import Store
 from reefknot.ports.work_queue import WorkSnapshot
+from reefknot.router.client import Client
 from reefknot.telemetry.metrics import ActivityRecord
 
 RULE = AlertThresholds("oldest_age", threshold=10, clear=5, for_seconds=0, what="age", advice="look", unit=" s")
@@ -199,6 +211,28 @@ def test_a_webhook_is_one_job_for_each_change_whoever_submits_it(ages: Ages, mon
     assert first["payload"]["body"]["since"] == second["payload"]["body"]["since"]
 
 
+def test_a_webhook_is_submitted_within_the_configured_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "reefknot.yaml").write_text(
+        "router: {max_queue_size: 7}\nalerts: {webhook: 'https://example.org/hook'}\n"
+    )
+    settings = load_settings(None, environ={}, cwd=tmp_path)
+    bounds: list[int] = []
+
+    def noted(store: Store, clock: Clock, size: int = 1000) -> Client:
+        bounds.append(size)
+        return client_of(store, clock, size)
+
+    async def main() -> None:
+        store, clock = MemoryStore(SystemClock()), SystemClock()
+        for watched in (settings, None):
+            async with running_activity(store, clock, Journal(store.audit), watched=watched):
+                pass
+
+    monkeypatch.setattr(watching, "client_of", noted)
+    asyncio.run(main())
+    assert bounds == [7]
+
+
 def test_a_damaged_state_is_written_anew(ages: Ages) -> None:
     async def main() -> int:
         store = MemoryStore(SystemClock())
@@ -252,7 +286,7 @@ def test_each_value_has_its_window() -> None:
     """Steps are ten seconds: a minute of retries, fifteen of quarantine, five of ends."""
     buckets = {step: {"retries": 1.0, "quarantined": 1.0, "failed": 1.0, "audit_lost": 1.0} for step in range(1, 201)}
     systems: list[dict[str, Any]] = [
-        {"workers": [WORKER], "activity": {"audit_buffered": 4}},
+        {"workers": [WORKER], "activity": {"audit_buffered": 3, "audit_late": 1}},
         {"workers": [], "activity": None},
     ]
     values = measured(ActivityRecord(buckets=buckets), WorkSnapshot({}, 12_500), systems, 2005.0)

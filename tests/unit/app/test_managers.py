@@ -102,6 +102,7 @@ def test_giving_up_raises_from_the_last_error_with_the_history_as_data(url: str)
         end = events[-1]
         assert isinstance(end, RetryExhausted)
         assert (end.total_attempts, end.final_exception_type, end.reason) == (3, "ConnectionError", "attempts_spent")
+        assert end.attempt_seconds == 0.0
 
     run_virtual(main())
 
@@ -160,6 +161,8 @@ def test_every_attempt_runs_under_its_categorys_timeout_and_that_is_an_event(url
         assert 5.45 <= began[1] - began[0] <= 5.55
         timeouts = [event for event in events if isinstance(event, TimeoutOccurred)]
         assert [(one.attempt_number, one.timeout_seconds) for one in timeouts] == [(1, 5.0), (2, 5.0), (3, 5.0)]
+        failed = [event for event in events if isinstance(event, RetryAttempt | RetryExhausted)]
+        assert [one.attempt_seconds for one in failed] == [5.0, 5.0, 5.0], "each without the wait before it"
 
     run_virtual(main())
 

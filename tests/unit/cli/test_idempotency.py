@@ -84,7 +84,7 @@ def test_forgetting_is_audited_with_the_actor(rk: Commands, store: Path) -> None
     ended = rk("idempotency", "forget", "order-7", "--as", "ann", "--json")
     action = events(store)[-1]
 
-    assert ended.json == {"key": "order-7", "state": "done", "forgotten": True, "actor": "ann"}
+    assert ended.json == {"key": "order-7", "state": "done", "forgotten": True, "actor": "ann", "dry_run": False}
     assert isinstance(action, OperatorAction)
     assert (action.actor, action.action, action.subject) == ("ann", "idempotency.forget", "order-7")
     assert rk("idempotency", "show", "order-7").code == 1

@@ -62,7 +62,7 @@ def followed(events: list[AnyEvent], workers: Collection[str] = ()) -> tuple[lis
 
     async def main() -> LiveFeed:
         async with open_store("memory:") as store:
-            feed = LiveFeed(store.audit, lambda kind, line: lines.append(line), after=0, workers=workers)
+            feed = LiveFeed(store.audit, lines.append, after=0, workers=workers)
             await store.audit.append([entry(event) for event in events])
             await feed.catch_up()
             feed.end()
@@ -130,7 +130,7 @@ def test_what_comes_back_for_a_retry_is_counted_apart_from_the_queue_depth(
 
 def test_a_level_is_printed_when_it_changes_and_only_then() -> None:
     lines: list[str] = []
-    levels = LevelChanges(lambda kind, line: lines.append(line))
+    levels = LevelChanges(lines.append)
 
     def seen(status: str) -> None:
         state = {"status": status, "depth": 4, "size": 5, "active": 2}
@@ -148,7 +148,7 @@ def test_a_read_that_fails_once_does_not_end_the_feed(monkeypatch: pytest.Monkey
     async def main() -> None:
         printed = asyncio.Event()
 
-        def print_line(_kind: str, line: str) -> None:
+        def print_line(line: str) -> None:
             lines.append(line)
             printed.set()
 

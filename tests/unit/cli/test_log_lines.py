@@ -8,9 +8,9 @@ import re
 
 import pytest
 
-from reefknot.cli.app import CommandError
 from reefknot.cli.live_output import LogFlags
 from reefknot.cli.output import say
+from reefknot.operations.values import ParameterUseError
 from reefknot.runtime.redaction import add_secrets, remove_secrets
 from reefknot.telemetry.logs import JsonLines, TextLines
 from tests.unit.cli.running import Commands
@@ -140,7 +140,7 @@ def test_the_error_that_ends_a_command_is_such_a_line_too(rk: Commands) -> None:
 @pytest.mark.parametrize("flags", [LogFlags(log_level="loud"), LogFlags(log_format="xml")])
 def test_an_unknown_word_is_refused_before_anything_is_changed(flags: LogFlags) -> None:
     handlers = list(logging.getLogger().handlers)
-    with pytest.raises(CommandError, match="is unknown; accepted: "), flags.applied():
+    with pytest.raises(ParameterUseError, match="is unknown; accepted: "), flags.applied():
         pass
 
     assert logging.getLogger().handlers == handlers

@@ -231,6 +231,22 @@ def test_a_breaker_that_is_kept_needs_no_warning(tmp_path: Path, text: str) -> N
     assert load(tmp_path).warnings == ()
 
 
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("", 1000),
+        ("worker: {queue: {v2: {max_queue_size: 50}}}\n", 50),
+        ("worker: {queue: {v2: {max_queue_size: 50}}}\nrouter: {max_queue_size: 7}\n", 7),
+    ],
+)
+def test_the_bound_of_submissions_is_the_routers_else_that_of_a_workers_queue(
+    tmp_path: Path, text: str, size: int
+) -> None:
+    write(tmp_path, text)
+
+    assert load(tmp_path).queue_size == size
+
+
 def test_settings_cannot_be_changed(tmp_path: Path) -> None:
     found = load(tmp_path)
 

@@ -27,6 +27,7 @@ from reefknot.core.idempotency import (
     claim,
     compute_key,
     finish,
+    header_key,
     is_spent,
     renew,
     resolve,
@@ -256,3 +257,11 @@ def test_an_ending_beyond_its_bound_is_refused_with_both_sizes(ending: Ending) -
     with pytest.raises(ResultTooLargeError) as caught:
         checked_ending(ending, 10)
     assert caught.value.size > caught.value.limit == 10
+
+
+def test_a_key_that_is_not_ascii_travels_as_its_hash() -> None:
+    """A tab is a sign that headers may have; a line break ends one."""
+    for key in ("", "order-7/0", "order 7\t/0"):
+        assert header_key(key) == key
+    for key in ("märz/0", "a\nb/0", "\x7f/0", "\ud800/0"):
+        assert header_key(key) == sha256(key.encode("utf-8", "surrogatepass")).hexdigest()

@@ -95,27 +95,6 @@ def test_stacked_values_stand_on_each_other() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0, "0 s"),
-        (0.0004, "0.4 ms"),
-        (0.25, "250 ms"),
-        (0.9996, "1 s"),
-        (4.21, "4.2 s"),
-        (59.96, "1 min"),
-        (200, "3 min 20 s"),
-        (3600, "1 h"),
-        (7500, "2 h 5 min"),
-        (86_400 * 3 + 4 * 3600, "3 d 4 h"),
-        (math.inf, "without end"),
-        (-3, "0 s"),
-    ],
-)
-def test_durations_as_people_say_them(value: float, text: str) -> None:
-    assert charts.seconds(value) == text
-
-
-@pytest.mark.parametrize(
     ("value", "top"),
     [(0, 1), (0.3, 0.4), (1, 1), (1.2, 2), (3, 4), (4.5, 5), (7, 10), (11, 20), (90, 100), (950, 1000)],
 )

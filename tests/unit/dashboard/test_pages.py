@@ -18,7 +18,7 @@ from reefknot.app.alerts import AlertsRecord, RecordedAlert
 from reefknot.cli.app import application
 from reefknot.config.settings import load_settings
 from reefknot.dashboard import pages, views
-from reefknot.dashboard.formats import cursor_words, places
+from reefknot.dashboard.formats import cursor_words, places, words_of
 from reefknot.dashboard.live import ViewKey
 from reefknot.dashboard.server import build_app
 from reefknot.errors import StoreUnavailableError
@@ -55,19 +55,26 @@ class Shown(HTMLParser):
         super().__init__()
         self.commands: list[str] = []
         self.actions: list[dict[str, str | None]] = []
-        self._box = False
+        self._box = self._code = False
         self.feed(answered.text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         given = dict(attrs)
         if "data-act" in given:
             self.actions.append(given)
-        self._box = given.get("class") == "cli" or (self._box and tag == "code")
+        if self._box and tag == "code":
+            self._code = True
+            self.commands.append("")
+        self._box = given.get("class") == "cli"
+
+    def handle_endtag(self, tag: str) -> None:
+        if self._code and tag == "code":
+            self._code = False
+            self.commands = [one for one in self.commands if one]  # that of the dialog is empty until it opens
 
     def handle_data(self, data: str) -> None:
-        if self._box and data.strip():
-            self.commands.append(data)
-            self._box = False
+        if self._code:
+            self.commands[-1] += data
 
 
 def answers(path: Path, *targets: str, token: str | None = None, config: str = CONFIG) -> dict[str, Answered]:
@@ -156,7 +163,7 @@ def test_a_store_that_is_away_is_told_with_what_to_do(tmp_path: Path, monkeypatc
         assert answered.status == 503
         assert answered.headers["retry-after"]
         assert "it cannot be opened; check the disk" in answered.text
-        assert "reefknot doctor" in answered.text
+        assert "reefknot doctor" in Shown(answered).commands
 
 
 def test_no_template_trusts_a_text_or_has_a_style_or_script_of_its_own() -> None:
@@ -231,6 +238,7 @@ def test_a_rule_is_resolved_where_it_can_be(tmp_path: Path) -> None:
     (answered,) = answers(tmp_path / "state.db", "/alerts").values()
     assert "below 0" not in answered.text.replace("below 0.9", "")
     assert answered.text.count(">at 0<") == 2
+    assert ">above 300 s<" in answered.text
     assert 'data-go="l"' in answered.text
 
 
@@ -241,6 +249,13 @@ def test_policies_name_a_place_once_and_without_its_folder(tmp_path: Path) -> No
         assert "reefknot.yaml:1" in shown
         assert f"{tmp_path}/reefknot.yaml" not in shown
         assert "built-in: " not in shown
+
+
+def test_the_fields_of_a_policy_read_as_on_the_command_line(tmp_path: Path) -> None:
+    config = "worker: {retries: {v2: {enabled: true, default_policy: {base_delay_ms: 90000, max_delay_ms: 1800000}}}}\n"
+    one, every = answers(tmp_path / "state.db", "/policies?target=block:http", "/policies", config=config).values()
+    assert all(f"<b>{text}</b>" in one.text for text in ("90 s", "1800 s", "4 attempts (1 + 3 retries)"))
+    assert all(f">{text}</td>" in every.text for text in ("90 s", "1800 s"))
 
 
 def test_verify_says_how_far_heads_prove_the_log() -> None:
@@ -255,6 +270,22 @@ def test_verify_says_how_far_heads_prove_the_log() -> None:
     text = " ".join(views.proof({"heads_missing": None, "compared_with": "heads.jsonl", "chains": [one, bare]}))
     assert "of chain c: nothing up to event 165" in text
     assert "No head was kept of chain d" in text
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("reefknot top", ["reefknot", "top"]),
+        (
+            """job show 'a b' --because 'it'"'"'s late' x""",
+            ["job", "show", "'a b'", "--because", """'it'"'"'s late'""", "x"],
+        ),
+        (r"""--because 'it'\''s late'""", ["--because", r"""'it'\''s late'"""]),
+        ("odd  'line", ["odd  'line"]),
+    ],
+)
+def test_a_command_is_broken_between_its_words_alone(line: str, words: list[str]) -> None:
+    assert words_of(line) == words
 
 
 def test_a_cursor_is_shown_for_people() -> None:

@@ -29,12 +29,17 @@ from reefknot.core.audit.event import (
 )
 from reefknot.core.redaction import Redactor
 from reefknot.core.retry.book import content_hash
+from reefknot.engines.clocks import VirtualClock
+from reefknot.engines.sqlite import SqliteStore
+from reefknot.engines.sqlite.transaction import EVENTS_PER_BLOCK
 from reefknot.errors import ParameterError
 from reefknot.operations import audit
 from reefknot.operations.audit import EventQuery, audit_head, replay_events, search_events, verify_events
 from reefknot.operations.operator import Operator
 from reefknot.operations.words.events import in_words
+from reefknot.ports.audit_log import AuditQuery
 from reefknot.ports.store import Store
+from reefknot.testing.conformance.harness import event
 from tests.unit.cli.audit_events import NOON, STORY, attempt, decision, in_store, recorded
 
 R = TypeVar("R")
@@ -159,6 +164,32 @@ def test_a_search_that_may_look_at_few_events_goes_on_from_its_cursor(
         assert max(one["looked_at"] for one in looked) <= 5
     else:
         assert len(looked) == 1, "an index finds them at once"
+
+
+def test_a_search_until_a_time_begins_where_the_events_before_it_end(tmp_path: Path) -> None:
+    """Also where one of them was written much later, as by a system whose log was away for a while."""
+    noon = 1_769_342_400_000
+    late = 4 * EVENTS_PER_BLOCK
+
+    async def main() -> None:
+        store = await SqliteStore(tmp_path / "state.db", VirtualClock()).start()
+        operator = Operator(store, Redactor(()))
+        query = EventQuery(until="2026-01-25T12:00:00.050Z", limit=3)
+        try:
+            await store.audit.append([event("a", at=noon + number) for number in range(late)])
+            found = await search_events(operator, query)
+            assert [one["sequence"] for one in found["events"]] == [50, 49, 48]
+            assert found["looked_at"] <= EVENTS_PER_BLOCK
+            assert (await search_events(operator, EventQuery(until="2026-01-25T11:00:00Z")))["looked_at"] == 0
+
+            await store.audit.append([event("late", at=noon + 7)])
+            newest = await store.audit.read(AuditQuery(until=noon + 50, newest_first=True, limit=2))
+            assert [one.sequence for one in newest] == [late + 1, 50]
+            assert [one.sequence for one in await store.audit.read(AuditQuery(until=noon + 2))] == [1, 2]
+        finally:
+            await store.close()
+
+    asyncio.run(main())
 
 
 def test_an_event_has_its_fields_and_a_sentence(path: Path) -> None:

@@ -54,8 +54,10 @@ def test_a_key_is_deleted_unless_it_is_held(tmp_path: Path) -> None:
     async def story(scene: OperatorScene) -> None:
         await keep(scene, "order-7", Done("7"))
         await keep(scene, "held", None)
-        assert (await idempotency.forget_key(scene.operator, "order-7", dry_run=True))["forgotten"] is False
-        assert (await idempotency.forget_key(scene.operator, "order-7"))["forgotten"] is True
+        would = await idempotency.forget_key(scene.operator, "order-7", dry_run=True)
+        assert (would["forgotten"], would["dry_run"]) == (False, True)
+        done = await idempotency.forget_key(scene.operator, "order-7")
+        assert (done["forgotten"], done["dry_run"]) == (True, False)
         with pytest.raises(OperationError):
             await idempotency.forget_key(scene.operator, "order-7")
         with pytest.raises(KeyInProgressError):

@@ -93,6 +93,7 @@ def test_a_page_goes_on_where_the_last_one_ended_unless_that_job_is_gone(tmp_pat
         with pytest.raises(OperationError, match="no job 'gone' any more") as gone:
             await list_jobs(scene.operator, JobQuery(after="gone"))
         assert gone.value.kind == "not_found"
+        assert (gone.value.advice, gone.value.parameter) == ("start again without", "after")
 
     in_scene(tmp_path, story)
 

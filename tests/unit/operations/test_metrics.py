@@ -6,24 +6,31 @@ import asyncio
 import json
 import re
 import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from reefknot.app.activity import ENDED, Activity
+from reefknot.app.activity import ENDED, PREFIX, Activity
+from reefknot.app.alerts import NAME as ALERTS
+from reefknot.app.alerts import AlertsRecord, RecordedAlert
+from reefknot.app.stores import client_of
 from reefknot.audit.journal import Journal, envelope
-from reefknot.core.audit.event import IdempotencyEvent, Quarantined
+from reefknot.core.audit.event import Admission, IdempotencyEvent, Quarantined, decode
 from reefknot.core.redaction import Redactor
 from reefknot.engines.clocks import SystemClock
 from reefknot.engines.memory import MemoryStore
-from reefknot.errors import OperationError
+from reefknot.errors import OperationError, ParameterError, QueueFullError
 from reefknot.operations.metrics import metrics_text
 from reefknot.operations.operator import Operator
 from reefknot.ports.store import Store
+from reefknot.ports.value_store import StoredValue
 from tests.unit.operations.statuses import running
 from tests.unit.telemetry.test_metrics import retry
 
@@ -46,6 +53,38 @@ async def worked(store: Store, *blocks: str) -> None:
         found = [IdempotencyEvent(**envelope(wall=1.0), idempotency_key="k", action=one) for one in ("hit", "conflict")]
         gone = Quarantined(**envelope(wall=1.0), reason="spent")
         await Journal(store.audit).write(*(retry(block, 0.3) for block in blocks), *found, gone)
+
+
+def test_a_refused_submission_is_counted_by_a_running_system_alone_and_is_an_event_everywhere() -> None:
+    """As docs/reference/metrics.md has it."""
+
+    async def refused(store: Store) -> None:
+        client = client_of(store, store.clock, size=1)
+        await client.submit("own.step")
+        with pytest.raises(QueueFullError):
+            await client.submit("own.step")
+        with pytest.raises(ParameterError):
+            await client.submit("own.step", retries=-1)
+
+    async def main(is_system: bool) -> tuple[float, list[int]]:
+        store = MemoryStore(SystemClock())
+        async with Activity(store, SystemClock()) if is_system else nullcontext():
+            await refused(store)
+            counts = [sum((one.inputs or {})["refused"].values()) for one in await admissions(store)]
+        return values((await scraped(store))["reefknot_admissions"])[("rejected",)], counts
+
+    assert asyncio.run(main(is_system=True)) == (1, [1])
+    assert asyncio.run(main(is_system=False)) == (0, [1])
+
+
+async def admissions(store: Store) -> list[Admission]:
+    """The events of admissions, as soon as there are any: who writes them does not wait for it."""
+    while True:
+        events = [decode(one.entry.body) for one in await store.audit.read()]
+        found = [one for one in events if isinstance(one, Admission)]
+        if found:
+            return found
+        await store.audit.wait(len(events), 30.0)
 
 
 def test_prometheus_reads_the_documented_metrics_by_name_and_label() -> None:
@@ -124,6 +163,27 @@ def test_a_sum_that_was_damaged_is_no_obstacle() -> None:
         return values((await scraped(store))["reefknot_retry_attempts"])
 
     assert asyncio.run(main()) == {}
+
+
+def test_a_scrape_reads_what_systems_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+
+    async def main() -> None:
+        store = MemoryStore(SystemClock())
+        await worked(store, "http.request")
+        raised = AlertsRecord(active={"oldest_age": RecordedAlert("oldest_age", 20.0, 10.0, 1, "it waits")})
+        await store.values.put(ALERTS, msgspec.json.encode(raised).decode(), version=0)
+        listed = store.values.list
+
+        async def noted(prefix: str = "") -> Sequence[StoredValue]:
+            read.append(prefix)
+            return await listed(prefix)
+
+        monkeypatch.setattr(store.values, "list", noted)
+        assert values((await scraped(store))["reefknot_alert_active"])["oldest_age",] == 1
+
+    asyncio.run(main())
+    assert read.count(PREFIX) == 1
 
 
 def test_without_the_package_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

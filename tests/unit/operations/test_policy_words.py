@@ -8,7 +8,7 @@ import pytest
 
 from reefknot.core.retry.explain import PlannedWait
 from reefknot.core.retry.policy import RetryPolicy
-from reefknot.operations.values import seconds
+from reefknot.operations.values import duration, seconds
 from reefknot.operations.words import policies as words
 
 
@@ -34,6 +34,28 @@ def test_attempts_are_given_both_ways(executions: int, said: str) -> None:
 )
 def test_a_duration_is_shown_in_the_unit_it_is_written_in(value: float, said: str) -> None:
     assert seconds(value) == said
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0 s"),
+        (0.0004, "0.4 ms"),
+        (0.25, "250 ms"),
+        (0.9996, "1 s"),
+        (4.21, "4.2 s"),
+        (59.96, "1 min"),
+        (200, "3 min 20 s"),
+        (3600, "1 h"),
+        (7500, "2 h 5 min"),
+        (86_400 * 3 + 4 * 3600, "3 d 4 h"),
+        (inf, "without end"),
+        (-3, "0 s"),
+        (None, ""),
+    ],
+)
+def test_a_measured_duration_has_its_two_largest_units(value: float | None, text: str) -> None:
+    assert duration(value) == text
 
 
 @pytest.mark.parametrize(

@@ -267,7 +267,7 @@ def test_what_is_left_of_a_source_is_removed_with_its_jobs(tmp_path: Path) -> No
         with pytest.raises(ParameterError, match=r"nothing is left of a source 'gome'.*\(gone\)"):
             await sources.forget_source(at, "gome", because="x")
         would = await sources.forget_source(at, "gone", because="moved", dry_run=True)
-        assert (would["documents"], would["jobs"], would["forgotten"]) == (2, 1, False)
+        assert (would["documents"], would["jobs"], would["forgotten"], would["dry_run"]) == (2, 1, False, True)
         assert await scene.actions() == []
         assert (await sources.forget_source(at, "gone", because="moved"))["forgotten"] is True
         assert await scene.world.state("gone@1") is WorkState.CANCELLED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from reefknot.core.audit.event import (
     Completed,
     DecisionRecord,
     IdempotencyEvent,
+    OperatorAction,
     Requeued,
     RetryAttempt,
     RetryExhausted,
@@ -29,7 +31,7 @@ from reefknot.core.messages import AssignmentOptions, ExecAssignment, Job, encod
 from reefknot.core.retry.book import Request
 from reefknot.core.retry.decide import History, decide
 from reefknot.core.retry.policy import RetryPolicy
-from reefknot.core.work import WorkDone, WorkItem
+from reefknot.core.work import WorkDone, WorkItem, record_id
 from reefknot.errors import OperationError
 from reefknot.operations import jobs
 from reefknot.operations.jobs import job_story
@@ -145,6 +147,25 @@ def test_each_attempt_has_its_decision_its_wait_and_what_is_known_of_its_time(tm
     in_scene(tmp_path, story)
 
 
+def test_a_wait_that_the_server_asked_for_is_decided_by_its_hint(tmp_path: Path) -> None:
+    config = "worker: {retries: {v2: {enabled: true, block_policies: {http.request: {base_delay_ms: 250}}}}}\n"
+
+    async def story(scene: OperatorScene) -> None:
+        assert scene.operator.settings is not None
+        policy = scene.operator.settings.book.resolve("block:http.request", FAILURE, request=Request(retries=2))
+        plain = policy.replace(jitter="none")
+        asked, shorter = (decided(1, 0.5, policy=plain, retry_after=hint) for hint in (20.0, 0.01))
+        odd = structs.replace(asked, policy=structs.replace(asked.policy, strategy="lunar"))
+        found = await told(scene, [*BEGUN, retried(1, 1, asked), retried(2, 2, shorter), retried(3, 3, odd)])
+        assert [(one["field"], one["layer"], one["wait_from"]) for one in found["attempts"][:3]] == [
+            ("retry_after", "server hint", "server hint"),
+            ("base_delay", "target", "own backoff"),
+            (None, None, None),
+        ]
+
+    in_scene(tmp_path, story, config)
+
+
 def test_a_hint_that_is_shorter_than_the_own_backoff_is_not_what_is_waited_for(tmp_path: Path) -> None:
     async def story(scene: OperatorScene) -> None:
         found = await told(scene, [*BEGUN, retried(1.0, 1, decided(1, 0.5, retry_after=0.25))])
@@ -223,6 +244,50 @@ def test_the_key_is_the_one_that_the_request_sends(
         found = await told(scene, BEGUN, payload=payload)
         assert (found["idempotency_key"], found["idempotency_key_from"]) == key
         assert found["assignment"]["job"]["payload"] == payload
+
+    in_scene(tmp_path, story)
+
+
+def test_a_key_that_is_not_ascii_is_shown_beside_the_hash_that_the_request_sends(tmp_path: Path) -> None:
+    async def story(scene: OperatorScene) -> None:
+        kinds = {"märz-7": "http.request", "märz-8": "own.step", "march-7": "http.request"}
+        for name, kind in kinds.items():
+            body = encode(ExecAssignment(name, "r", Job(kind, {"url": "x"})))
+            await scene.world.store.work.assign([WorkItem(name, kind, "io@w", payload=body)], start=(), owner="w")
+        found = [await job_story(scene.operator, name) for name in kinds]
+        sent = sha256("märz-7/0".encode()).hexdigest()
+        keys = [(one["idempotency_key"], one["idempotency_key_sent"]) for one in found]
+        assert keys == [("märz-7/0", sent), ("märz-8/0", None), ("march-7/0", None)]
+
+    in_scene(tmp_path, story)
+
+
+@pytest.mark.parametrize("tenant", [None, "acme"])
+def test_a_cancellation_names_who_asked_for_it_and_who_carried_it_out(tmp_path: Path, tenant: str | None) -> None:
+    """The event of the worker is filed under the job, that of the operator only under its own."""
+
+    async def story(scene: OperatorScene) -> None:
+        store, name = scene.world.store, record_id("order-7", tenant)
+        await store.work.enqueue([WorkItem(name, "http.request", tenant_id=tenant or "")])
+        wall, why = scene.world.clock.wall(), {"reason": "enough"}
+        asked = [
+            OperatorAction(
+                timestamp=timestamp(wall), details=why, actor="ann", action="job.cancel", subject=job, tenant_id=of
+            )
+            for job, of in (("order-7", tenant), ("order-8", tenant), ("order-7", "globex"))
+        ]
+        of_job: Any = {"work_id": "order-7", "subject": "order-7", "tenant_id": tenant, "details": why}
+        carried = OperatorAction(**of_job, timestamp=timestamp(wall + 1), actor="worker-1", action="cancel")
+        journal = Journal(None, redactor=scene.operator.redactor)
+        await store.audit.append(journal.entries(asked))
+        assert (await job_story(scene.operator, "order-7", tenant))["lines"] == []
+        assert await store.work.cancel(name, reason="enough", events=journal.entries([carried]))
+        found = await job_story(scene.operator, "order-7", tenant)
+        assert [(one["what"], one["sentence"]) for one in found["lines"]] == [
+            ("cancelled", "enough"),
+            ("operator_action", "ann: job.cancel order-7: enough"),
+            ("operator_action", "carried out by worker-1: cancel order-7: enough"),
+        ]
 
     in_scene(tmp_path, story)
 

@@ -114,7 +114,9 @@ def test_work_of_a_worker_that_is_gone_goes_to_another_one() -> None:
         await shop.worker("w2", step, concurrency=ONE, lease=4)
         results = await answers(*futures)
         assert {one.worker_id for one in results} == {"w2"}
-        assert {event.reason for event in await shop.events(Requeued)} >= {"its worker is gone"}  # type: ignore[union-attr]
+        requeued = [one for one in await shop.events(Requeued) if isinstance(one, Requeued)]
+        assert {one.reason for one in requeued} >= {"its worker is gone"}
+        assert {one.generation for one in requeued} == {0}, "nobody has run them again"
 
     with_shop(story)
 

@@ -42,6 +42,7 @@ from reefknot.errors import OperationError
 from reefknot.operations import sources as operations
 from reefknot.operations.sources import named_source
 from reefknot.operations.values import plural
+from reefknot.operations.words.sources import Here, sync_refusal
 
 if TYPE_CHECKING:
     from reefknot.app.sources import ConfiguredSource
@@ -295,7 +296,7 @@ async def _synced(address: StoreAddress, source: ConfiguredSource, *, full: bool
     limits = ingestion_settings(address.settings)
     async with (
         open_store(address.url, **options_of(address.settings), tidy=False) as store,
-        open_documents(operations.documents_file(address.operator(None))) as documents,
+        open_documents(operations.documents_file(address.operator(store))) as documents,
     ):
         orchestrator = IngestionOrchestrator(
             job_queue=JobQueue(store),
@@ -308,15 +309,15 @@ async def _synced(address: StoreAddress, source: ConfiguredSource, *, full: bool
         )
         await orchestrator.records.refresh()
         record = orchestrator.records.known(source.name)
-        here = operations.Here(await documents.identity(), isinf(store.reached_for))
-        if (refused := operations.sync_refusal(source, record, here, full=full)) is not None:
+        here = Here(await documents.identity(), isinf(store.reached_for))
+        if (refused := sync_refusal(source, record, here, full=full)) is not None:
             raise OperationError(*refused)
         if full:
             await documents.forget(source.name, documents=record.is_of_other(source.connector))
             await orchestrator.records.change(
                 source.name, lambda record: structs.replace(record, documents="", connector="")
             )
-        await store.audit.append([address.event("source.run", source.name, full=full)])
+        await store.audit.append([address.operator(store).event("source.run", source.name, full=full)])
         await release_dead_leases(store)  # a process that was killed holds nothing up
         before = monotonic()
         progress = view.Progress(source.name)

@@ -14,8 +14,9 @@ from reefknot.cli.app import Exit
 from reefknot.cli.output import json_text, put, put_fields, put_table, say, show
 from reefknot.core.failure import ErrorCode, FailureType
 from reefknot.core.work import WorkItem, WorkState
-from reefknot.operations.sources import check_kept, failure_of, open_for_reading
+from reefknot.operations.sources import check_kept, open_for_reading
 from reefknot.operations.values import age, plural, time_text
+from reefknot.operations.words.sources import failure_of
 
 if TYPE_CHECKING:
     from reefknot.ingestion.attempt import SyncSummary

@@ -320,7 +320,12 @@ class Quarantined(Event, frozen=True, tag="quarantined", kw_only=True):
 
 
 class Requeued(Event, frozen=True, tag="requeued", kw_only=True):
-    """Work returned to the queue: by an operator, from a lost lease, or from a worker that drains or cannot run it."""
+    """
+    Work returned to the queue: by an operator, from a lost lease, or from a worker that drains or cannot run it.
+
+    `generation` counts how often it began anew with all its retries, as an operator or a timetable has it do; a lost
+    lease leaves it as it is.
+    """
 
     event_code: str = "RK-402"
     reason: str

@@ -176,12 +176,23 @@
 
   const quoted = (word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replace(/'/g, "'\\''")}'`);
 
+  // Lines of a command are broken between its words, never inside of a flag.
+  const wordsOf = (line) => {
+    const found = line.match(/(?:\\.|[^\s'"]|'[^']*'|"[^"]*")+/g) || [];
+    return found.join(" ") === line ? found : [line];
+  };
+  const showCommand = (code, line) => {
+    code.replaceChildren(...wordsOf(line).flatMap((word, place) => [...(place ? [" "] : []), made("span", word)]));
+  };
+
   function cliOf(words) {
     const box = made("div", undefined, "cli");
     const copy = made("button", "copy");
     copy.type = "button";
     copy.dataset.copy = "";
-    box.append(made("code", words), copy);
+    const code = made("code");
+    showCommand(code, words);
+    box.append(code, copy);
     return box;
   }
 
@@ -264,18 +275,11 @@
   function summary(answer) {
     const lines = [];
     if (typeof answer.count === "number") lines.push(`${answer.count} ${answer.count === 1 ? "job" : "jobs"}`);
-    for (const name of ["by_type"]) {
-      const counts = answer[name];
-      if (counts && typeof counts === "object") {
-        const words = Object.entries(counts).map(([kind, number]) => `${number} ${kind}`);
-        if (words.length) lines.push(words.join(", "));
-      }
-    }
+    const types = Object.entries(answer.by_type || {}).map(([kind, number]) => `${number} ${kind}`);
+    if (types.length) lines.push(types.join(", "));
     if (answer.was && answer.state) lines.push(answer.was === answer.state ? `now ${answer.was}` : `${answer.was} → ${answer.state}`);
-    for (const name of ["missing"]) {
-      if (Array.isArray(answer[name]) && answer[name].length) lines.push(`${name.replace("_", " ")}: ${answer[name].join(", ")}`);
-    }
-    for (const name of ["reasons", "hints"]) if (Array.isArray(answer[name])) lines.push(...answer[name]);
+    if (answer.missing && answer.missing.length) lines.push(`missing: ${answer.missing.join(", ")}`);
+    lines.push(...(answer.reasons || []), ...(answer.hints || []));
     return lines;
   }
 
@@ -307,7 +311,7 @@
     return acting.cli + (because && acting.because !== "none" ? ` --because ${quoted(because)}` : "");
   }
 
-  const showTwin = () => { one("#act-cli code").textContent = twin(); };
+  const showTwin = () => showCommand(one("#act-cli code"), twin());
 
   async function begin(button) {
     const typed = edited(button);
@@ -325,7 +329,7 @@
     one("#act-problem").hidden = true;
     one("#act-event").textContent = acting.event;
     const go = one("#act-go");
-    go.className = data.risky === undefined ? "main" : "main risky-main";
+    go.className = data.risky === undefined ? "main" : "main risky";
     go.textContent = data.verb || acting.title;
     showTwin();
     const counts = one("#act-counts");

@@ -48,6 +48,8 @@ GRACE_MS = 500
 """How long a process is left alone with the events in its outbox: a living one copies them within milliseconds."""
 RECOVER_EVERY_S = 10.0
 OUTBOX_KEPT_MS = 86_400_000
+LATE_S = 5.0
+"""How long an event may wait for its copy before it counts as late."""
 LONGEST_PAUSE_S = 2.0
 CLOSING_S = 5.0
 TRIM = "trim"
@@ -140,7 +142,10 @@ class AuditWriter:
         self.writer = new_id()
         self.head = Head(self.writer)
         self._connection, self._names = connection, names = state.connection, state.names
+        self._clock = state.clock
         self._uncopied: deque[SealedEvent] = deque()
+        self._stored_at: deque[float] = deque()
+        """The times at which those were stored."""
         self._uncopied_bytes = 0
         self._chain = _Uncopied(connection, names, self.writer)
         self._changes = Waiters()
@@ -155,7 +160,16 @@ class AuditWriter:
         """The position in the log of the last event of this chain; 0 before the first."""
         return self._chain.position
 
+    @property
+    def late(self) -> int:
+        """The number of events that wait for their copy, and have done so for long."""
+        before = self._clock.now() - LATE_S
+        return sum(at < before for at in self._stored_at)
+
     async def start(self) -> None:
+        """Begin to copy events, unless the store is open for reading only: then there are none."""
+        if self._connection.options.read_only:
+            return
         loop = asyncio.get_running_loop()
         self._tasks = [
             loop.create_task(self._copy_events(), name="copy of events"),
@@ -223,6 +237,7 @@ class AuditWriter:
             # While the answer was missing another process may have found them in the outbox, and copied them.
             left = [one for one in sealed if one.sequence > self._chain.copied]
             self._uncopied += left
+            self._stored_at += [self._clock.now()] * len(left)
             self._uncopied_bytes += sum(len(one.body) for one in left)
             self._more.set()
 
@@ -265,6 +280,7 @@ class AuditWriter:
     def _drop(self, number: int) -> None:
         for _ in range(number):
             self._uncopied_bytes -= len(self._uncopied.popleft().body)
+            self._stored_at.popleft()
         self._changes.wake("copied")
 
     def _say_waiting(self, tries: int, error: Exception) -> None:
@@ -284,8 +300,11 @@ class AuditWriter:
         """
         Copy the events that dead processes have left in their outboxes.
 
-        With `is_patient` events are waited for that were stored a moment ago, and are not copied yet.
+        With `is_patient` events are waited for that were stored a moment ago, and are not copied yet. A store that is
+        open for reading only leaves them where they are.
         """
+        if self._connection.options.read_only:
+            return
         try:
             if await self._recover() and is_patient:
                 await asyncio.sleep(2 * GRACE_MS / 1000)

@@ -243,6 +243,10 @@ class JetStreamAuditLog:
         if self._feed is not None:
             await self._feed.stop()
 
+    @property
+    def late(self) -> int:
+        return self._writer.late
+
     # ---- chains ------------------------------------------------------------------------------------------------------
 
     async def head(self) -> Head:

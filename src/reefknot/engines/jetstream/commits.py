@@ -27,6 +27,7 @@ from reefknot.engines.jetstream.connection import (
     RESULT_DEDUP,
     WRONG_LAST,
     Connection,
+    NatsOptions,
     NobodyThereError,
     RefusedError,
     UnansweredError,
@@ -34,7 +35,7 @@ from reefknot.engines.jetstream.connection import (
 from reefknot.engines.jetstream.reads import last_message
 from reefknot.engines.jetstream.state import Message, State
 from reefknot.engines.jetstream.streams import NOT_FOUND, stream_info
-from reefknot.errors import ReefknotError, StoreFullError, StorePermissionError, StoreUnavailableError
+from reefknot.errors import ReefknotError, StoreError, StoreFullError, StorePermissionError, StoreUnavailableError
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.runtime.log import error_text, logger
 from reefknot.runtime.seeds import new_id
@@ -359,6 +360,23 @@ class Commits:
 
     def _unavailable(self, problem: str, way_out: str = "check the server, and try again") -> StoreUnavailableError:
         return StoreUnavailableError(self._connection.options.shown, problem, way_out)
+
+
+def run_apart(options: NatsOptions, work: Callable[[Connection], Awaitable[None]]) -> None:
+    """Run `work` over a connection and loop of its own, from any thread: the loop of a store may be blocked."""
+
+    async def main() -> None:
+        connection = Connection(options)
+        await connection.open()
+        try:
+            await work(connection)
+        finally:
+            await connection.close()
+
+    try:
+        asyncio.run(main())
+    except (StoreError, TimeoutError) as error:
+        logger().warning("leases were not changed (%s)", error_text(error))
 
 
 def _run(change: Change[R], batch: Batch, now: Moment) -> tuple[R | None, Exception | None]:

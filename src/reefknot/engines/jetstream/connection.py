@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -30,6 +30,7 @@ from reefknot.engines.jetstream.wire import (
     LIMITS,
     NO_JETSTREAM,
     NO_TLS,
+    READS,
     Direct,
     Hear,
     Written,
@@ -43,7 +44,6 @@ from reefknot.engines.jetstream.wire import (
 )
 from reefknot.errors import (
     ParameterError,
-    StoreError,
     StoreFullError,
     StorePermissionError,
     StoreUnavailableError,
@@ -52,7 +52,7 @@ from reefknot.errors import (
 from reefknot.runtime.database_urls import nats_address
 from reefknot.runtime.log import error_text, logger, printable
 from reefknot.runtime.seeds import new_id
-from reefknot.runtime.timeouts import within
+from reefknot.runtime.timeouts import ended, within
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -93,6 +93,8 @@ class NatsOptions(Struct, frozen=True):
     """Bytes that each stream of the store may take, if it is made now; None: as many as the account has."""
     creates: bool = True
     """Whether streams that are missing are made; a command that only looks at a store makes none."""
+    read_only: bool = False
+    """Whether nothing may be changed: requests that would are refused here, and left events stay where they are."""
     subject_prefix: str | None = None
     """Written before the documented subjects; None: nothing for a store of the default name, else its name."""
 
@@ -328,7 +330,7 @@ class Connection:
         """
         from nats import errors
 
-        self._check_up()
+        self._check_up(subject)
         sent = asyncio.ensure_future(
             self.client.request(subject, body, timeout=timeout, headers=dict(headers) if headers else None)
         )
@@ -381,7 +383,7 @@ class Connection:
 
     async def _store_behind(self, lines: bytes, last: Written) -> int:
         """Write these bytes to the connection, at once: nats-py takes longer for a message than the server does."""
-        self._check_up()
+        self._check_up(last[0])
         try:
             await self.client._send_command(lines)
         except Exception as error:
@@ -452,9 +454,13 @@ class Connection:
         if client is not None and not client.is_closed:
             await _closed_quietly(client)
 
-    def _check_up(self) -> None:
+    def _check_up(self, asks: str = READS[0]) -> None:
+        """Raise without a connection, and when a store that is open for reading only would be changed."""
         if not self.client.is_connected:
             raise self._unavailable("the connection is lost", "it is being tried again; check the server")
+        if self.options.read_only and not asks.startswith(READS):
+            problem, way_out = "it is open for reading only", "open it without read_only to change it"
+            raise StorePermissionError(self.options.shown, problem, way_out)
 
     def _unavailable(self, problem: str, way_out: str) -> StoreUnavailableError:
         return StoreUnavailableError(self.options.shown, problem, way_out)
@@ -498,26 +504,14 @@ WRONG_LAST = frozenset({10071, 10164})
 """A compare-and-set that lost."""
 
 
-def run_apart(options: NatsOptions, work: Callable[[Connection], Awaitable[None]]) -> None:
-    """Run `work` over a connection and loop of its own, from any thread: the loop of a store may be blocked."""
-
-    async def main() -> None:
-        connection = Connection(options)
-        await connection.open()
-        try:
-            await work(connection)
-        finally:
-            await connection.close()
-
-    try:
-        asyncio.run(main())
-    except (StoreError, TimeoutError) as error:
-        logger().warning("leases were not changed (%s)", error_text(error))
-
-
 async def _closed_quietly(client: Client) -> None:
+    """Close a client, and what a reconnection opens that missed its cancellation: nats-py cancels it once."""
     try:
         async with asyncio.timeout(2.0):
             await client.close()
     except Exception as error:
         logger().info("a connection was not closed in order (%s)", error_text(error))
+    if client._reconnection_task is not None:
+        await ended(client._reconnection_task)
+    if client._transport is not None:
+        client._transport.close()  # type: ignore[no-untyped-call] # nats-py has no types there

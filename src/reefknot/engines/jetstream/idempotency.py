@@ -29,8 +29,8 @@ from reefknot.core.idempotency import (
 )
 from reefknot.core.time import Moment, milliseconds
 from reefknot.engines.jetstream.audit_log import JetStreamAuditLog
-from reefknot.engines.jetstream.commits import Batch, Commits
-from reefknot.engines.jetstream.connection import Connection, run_apart
+from reefknot.engines.jetstream.commits import Batch, Commits, run_apart
+from reefknot.engines.jetstream.connection import Connection
 from reefknot.engines.jetstream.reads import StreamMessage, count, last_message, scan
 from reefknot.engines.jetstream.state import PART, Message, State
 from reefknot.errors import KeyInProgressError, KeyQuotaError, LeaseLostError, StoreCorruptError

@@ -124,7 +124,7 @@ class JetStreamStore:
             await asyncio.sleep(ALIGN_EVERY_S)
             try:
                 await self._align()
-                if number % SWEEP_EVERY == 0:
+                if number % SWEEP_EVERY == 0 and not self.options.read_only:
                     await sweep_blobs(self.state)
             except (StoreError, ValueError) as error:
                 logger().info("the server cannot be asked (%s)", error_text(error))

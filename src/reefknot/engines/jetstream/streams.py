@@ -180,10 +180,11 @@ async def ensure_stream(connection: Connection, wanted: dict[str, Any]) -> Strea
     except RefusedError as error:
         if error.number != NOT_FOUND:
             raise
-        if not connection.options.creates:
+        if connection.options.read_only or not connection.options.creates:
             raise _no_store(connection, name) from error
         found = await _create(connection, wanted)
-    if lacks_subjects(found.config, wanted) and not drift({**found.config, "subjects": wanted["subjects"]}, wanted):
+    is_older = lacks_subjects(found.config, wanted) and not connection.options.read_only
+    if is_older and not drift({**found.config, "subjects": wanted["subjects"]}, wanted):
         found = await _add_subjects(connection, found, wanted)
     problems = drift(found.config, wanted)
     if problems:

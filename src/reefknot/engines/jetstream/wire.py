@@ -36,6 +36,8 @@ LIMITS = {
     10176: "a message of the batch was refused: check the limits of the account and of the server (reefknot doctor)",
 }
 """What to do about other limits that are reached, by the number of the refusal."""
+READS = tuple(f"$JS.API.{one}" for one in ("INFO", "STREAM.INFO.", "STREAM.NAMES", "STREAM.MSG.GET.", "CONSUMER."))
+"""The beginnings of requests that change nothing in a store."""
 NO_JETSTREAM = frozenset({10039, 10076, 10035})
 NO_TLS = "the server does not ask for TLS"
 DENIED = "permissions violation"

@@ -15,8 +15,8 @@ from reefknot.core.failure_groups import FailureGroups
 from reefknot.core.time import Moment, milliseconds
 from reefknot.core.versions import next_record
 from reefknot.core.work import CRASH_LIMIT, ENDED, WorkItem, WorkState
-from reefknot.engines.jetstream.commits import Commits
-from reefknot.engines.jetstream.connection import Connection, run_apart
+from reefknot.engines.jetstream.commits import Commits, run_apart
+from reefknot.engines.jetstream.connection import Connection
 from reefknot.engines.jetstream.reads import StreamMessage, count, last_message, newest, scan, scan_each
 from reefknot.engines.jetstream.state import Message, State, StoredItem
 from reefknot.engines.jetstream.streams import StreamInfo, token_of

@@ -78,6 +78,9 @@ class SqliteAuditLog:
             is_done = start >= end or len(found) >= query.limit
         return found
 
+    async def end_before(self, until: int) -> int:
+        return await self._context.read(partial(_end_before, until=until))
+
     async def head(self) -> Head:
         return await self._context.read(lambda connection: heads(connection)[0])
 
@@ -275,7 +278,15 @@ def _bounds(connection: apsw.Connection, wanted: AuditQuery) -> tuple[int, int]:
     if wanted.since is not None:
         block = query(connection, "SELECT min(block) FROM audit_block WHERE latest_at >= ?", wanted.since).get
         start = end if block is None else max(start, block * EVENTS_PER_BLOCK - 1)
+    if wanted.until is not None:
+        end = max(start, min(end, _end_before(connection, wanted.until)))
     return start, end
+
+
+def _end_before(connection: apsw.Connection, until: int) -> int:
+    """The end of the last block that has an event before this time; 0 without one."""
+    block = query(connection, "SELECT max(block) FROM audit_block WHERE earliest_at < ?", until).get
+    return 0 if block is None else int((block + 1) * EVENTS_PER_BLOCK - 1)
 
 
 def _read_rows(connection: apsw.Connection, wanted: AuditQuery, after: int, last: int, limit: int) -> list[KeptEntry]:

@@ -267,7 +267,14 @@ _VALUES = """
 CREATE TABLE value (version INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE, body TEXT NOT NULL) STRICT;
 """
 
-MIGRATIONS = (_FIRST, _MESSAGES, _ONE_RECORD, _ADMISSION, _VALUES)
+# The earliest event of every 1024: where the events before a time end.
+_EARLIEST = """
+ALTER TABLE audit_block ADD COLUMN earliest_at INTEGER NOT NULL DEFAULT 0;
+UPDATE audit_block SET earliest_at = coalesce(
+    (SELECT min(at) FROM audit WHERE sequence BETWEEN block * 1024 AND block * 1024 + 1023), 0);
+"""
+
+MIGRATIONS = (_FIRST, _MESSAGES, _ONE_RECORD, _ADMISSION, _VALUES, _EARLIEST)
 VERSION = len(MIGRATIONS)
 
 HASH_BITS = 48

@@ -142,9 +142,10 @@ class StoreCounters(Struct):
 _INSERT_EVENT = "INSERT INTO audit VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 _indexed = attrgetter("at", "event_type", "correlation_id", "trace_id", "work_id")
 EVENTS_PER_BLOCK = 1024
-"""Events that share a row of `audit_block`, which has the time of the latest of them."""
+"""Events that share a row of `audit_block`, which has the times of the latest and the earliest of them."""
 _EXTEND_BLOCK = (
-    "INSERT INTO audit_block VALUES (?, ?) ON CONFLICT DO UPDATE SET latest_at = max(latest_at, excluded.latest_at)"
+    "INSERT INTO audit_block VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET "
+    "latest_at = max(latest_at, excluded.latest_at), earliest_at = min(earliest_at, excluded.earliest_at)"
 )
 
 
@@ -197,14 +198,15 @@ class Transaction:
         if not self._events:
             return head
         rows = []
-        blocks: dict[int, int] = {}
+        blocks: dict[int, tuple[int, int]] = {}
         for entry in self._events:
             head, hashed = link(head, entry.body)
             rows.append((head.sequence, hashed, *_indexed(entry), entry.body.decode()))
             block = head.sequence // EVENTS_PER_BLOCK
-            blocks[block] = max(entry.at, blocks.get(block, entry.at))
+            latest, earliest = blocks.get(block, (entry.at, entry.at))
+            blocks[block] = max(entry.at, latest), min(entry.at, earliest)
         self.connection.executemany(_INSERT_EVENT, rows)
-        self.connection.executemany(_EXTEND_BLOCK, blocks.items())
+        self.connection.executemany(_EXTEND_BLOCK, [(block, *times) for block, times in blocks.items()])
         self.connection.execute("UPDATE audit_head SET sequence = ?, hash = ?", (head.sequence, head.hash))
         self._events.clear()
         self.touched.add("audit")

@@ -243,6 +243,10 @@ class SqliteWorkQueue:
         now = self._context.now()
         return await self._context.read(lambda connection: _snapshot(connection, now.wall))
 
+    async def count_running(self, gone: Collection[str] = ()) -> int:
+        lost = rows.LostClaims(rows.listed(gone), self._context.now().steady)
+        return await self._context.read(partial(rows.count_running, lost=lost))
+
     async def purge(self, before: int) -> int:
         return await retention.purge_work(self._context, before)
 

@@ -81,6 +81,7 @@ _LOST = (
     "(resource_class = 'router' OR lease_until NOT BETWEEN ? + 1 AND ? + lease_ms "
     "OR owner IN (SELECT value FROM json_each(?)))"
 )
+_RUNNING = f"SELECT count(*) FROM work WHERE state = 'running' AND NOT {_LOST}"  # noqa: S608 - constants
 _OF_CLASS = {
     WorkState.PENDING: ("state = 'pending' AND ready = 1", "state = 'pending' AND ready = 0"),
     WorkState.RUNNING: ("state = 'running'",),
@@ -300,6 +301,11 @@ def _ways_to(connection: apsw.Connection, wanted: Wanted) -> list[Way]:
         return [(f"{where} AND NOT {_LOST}", (*values, *lost)) for where, values in ways]
     running = _ways_to(connection, structs.replace(wanted, state=WorkState.RUNNING, lost=None))
     return ways + [(f"{where} AND {_LOST}", (*values, *lost)) for where, values in running]
+
+
+def count_running(connection: apsw.Connection, lost: LostClaims) -> int:
+    """The number of running items that somebody is at."""
+    return int(query(connection, _RUNNING, lost.steady, lost.steady, lost.owners).get)
 
 
 def classes_with(connection: apsw.Connection, states: Sequence[str]) -> list[str]:

@@ -1,1 +1,1 @@
-"""Words for people: audited events and retry policies in sentences, the same on a terminal and on a page."""
+"""Words for people: audited events, retry policies and sources in sentences, the same on a terminal and on a page."""

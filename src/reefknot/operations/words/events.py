@@ -97,7 +97,8 @@ def describe(event: events.AnyEvent) -> tuple[str, str] | None:
 
 
 def describe_routine(event: events.AnyEvent) -> str:
-    """A sentence about an event that every assignment has, for its own story; empty for the others."""
+    """A sentence about an event that people need not see live: a routine step of a job, of a key or of the log itself.
+    Empty for the others."""
     match event:
         case events.Submitted():
             return f"by {event.actor} on {event.host}, process {event.process}"
@@ -108,19 +109,35 @@ def describe_routine(event: events.AnyEvent) -> str:
         case events.Completed():
             took = "" if event.duration_ms is None else f" in {event.duration_ms / 1000:.3f} s"
             return f"{event.status} after {plural(event.attempts or 0, 'attempt')}{took}"
+        case events.TimeoutOccurred():
+            return f"attempt {event.attempt_number} exceeded {event.timeout_seconds:g} s"
+        case events.IdempotencyEvent():
+            return f"key {event.idempotency_key}: {event.action}"
+        case events.BookStored():
+            return f"policy book {event.book_hash[:12]} is in force"
+        case events.RulesStored():
+            return f"admission rules {event.rules_hash[:12]} of {event.resource_class} are in force"
+        case events.Anchor():
+            return f"retention removed events up to {event.sequence} ({event.rule or 'no rule recorded'})"
+        case events.LogRepaired():
+            return f"{event.removed_bytes} bytes of an unfinished line were removed"
         case _:
             return ""
 
 
 def _describe_action(event: events.OperatorAction) -> str:
-    """The actor, the action, the job or the number of jobs and their filter, and the reason."""
+    """The actor, the action, the job or the number of jobs and their filter, and the reason. A cancellation that was
+    asked for elsewhere is carried out by a worker, or by a router for its caller."""
     details = event.details or {}
     what, filters, why = event.subject or "", details.get("filter"), details.get("reason")
     if not what and isinstance(details.get("count"), int):
         what = plural(details["count"], "job")
     if isinstance(filters, dict) and filters:
         what += f" of {', '.join(f'{name} {_short(value)}' for name, value in filters.items())}"
-    text = f"{event.actor}: {event.action} {what}".rstrip()
+    who = event.actor
+    if event.action == "cancel":
+        who = "carried out for its caller" if who == "caller" else f"carried out by {who}"
+    text = f"{who}: {event.action} {what}".rstrip()
     return f"{text}: {_short(why)}" if isinstance(why, str) and why else text
 
 
@@ -145,26 +162,7 @@ def in_words(body: bytes) -> tuple[str, str]:
         event = events.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return "unreadable", "the event was changed, or is of another version; see `audit verify`"
-    return describe(event) or (event.event_type, describe_routine(event) or _describe_upkeep(event))
-
-
-def _describe_upkeep(event: events.AnyEvent) -> str:
-    """A sentence about an event of the log itself, of a key or of one attempt's limit."""
-    match event:
-        case events.IdempotencyEvent():
-            return f"key {event.idempotency_key}: {event.action}"
-        case events.TimeoutOccurred():
-            return f"attempt {event.attempt_number} exceeded {event.timeout_seconds:g} s"
-        case events.BookStored():
-            return f"policy book {event.book_hash[:12]} is in force"
-        case events.RulesStored():
-            return f"admission rules {event.rules_hash[:12]} of {event.resource_class} are in force"
-        case events.Anchor():
-            return f"retention removed events up to {event.sequence} ({event.rule or 'no rule recorded'})"
-        case events.LogRepaired():
-            return f"{event.removed_bytes} bytes of an unfinished line were removed"
-        case _:
-            return event.event_type.replace("_", " ")
+    return describe(event) or (event.event_type, describe_routine(event) or event.event_type.replace("_", " "))
 
 
 def text_line(kept: KeptEntry) -> str:

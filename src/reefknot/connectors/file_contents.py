@@ -1,0 +1,63 @@
+"""
+The contents of files as text, and their media types.
+
+Nothing is guessed from a language or a locale: text is what its byte order mark says, else UTF-8, and a file that is
+neither is replaced where it cannot be read, or is no text at all.
+"""
+
+import codecs
+import mimetypes
+from typing import NamedTuple
+
+_BOMS = (
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF32_LE, "utf-32-le"),  # begins like that of UTF-16
+    (codecs.BOM_UTF32_BE, "utf-32-be"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+)
+_TEXT_TYPES = frozenset({"application/json", "application/xml", "application/javascript", "application/x-sh"})
+_TYPES = mimetypes.MimeTypes()  # those that Python knows, whatever this system has
+_TYPES.add_type("text/markdown", ".md")
+_SAMPLE = 8192
+_ODD = frozenset(map(chr, range(32))) - set("\t\n\r\f\x1b") | {"\N{REPLACEMENT CHARACTER}"}
+
+
+class DecodedFile(NamedTuple):
+    """The text of a file; None when the file is none. `problem` says what was lost."""
+
+    text: str | None
+    problem: str = ""
+
+
+def decoded(content: bytes) -> DecodedFile:
+    """The content as text: by its byte order mark, else UTF-8. What is neither, and no binary file, is replaced."""
+    mark, encoding = next((bom for bom in _BOMS if content.startswith(bom[0])), (b"", "utf-8"))
+    if not mark and b"\0" in content:
+        return DecodedFile(None)
+    body = content[len(mark) :]
+    try:
+        return DecodedFile(body.decode(encoding).replace("\0", "\N{REPLACEMENT CHARACTER}"))
+    except UnicodeDecodeError as error:
+        if not mark and _looks_binary(body):
+            return DecodedFile(None)
+        place = f"byte {len(mark) + error.start + 1}"
+        problem = f"not {encoding.upper()} from {place} on: what could not be read was replaced; save it as UTF-8"
+        return DecodedFile(body.decode(encoding, "replace").replace("\0", "\N{REPLACEMENT CHARACTER}"), problem)
+
+
+def _looks_binary(content: bytes) -> bool:
+    """Whether more than three characters in ten of the beginning are no text."""
+    sample = content[:_SAMPLE].decode("utf-8", "replace")
+    odd = sum(1 for letter in sample if letter in _ODD)
+    return odd * 10 > len(sample) * 3
+
+
+def media_type_of(name: str, *, is_text: bool) -> str:
+    """The media type by the name, unless the content is known to be of another kind."""
+    guessed, packed = _TYPES.guess_type(f"x/{name}", strict=False)
+    if packed or guessed is None:
+        return "text/plain" if is_text else "application/octet-stream"
+    if (guessed.startswith("text/") or guessed in _TEXT_TYPES or guessed.endswith(("+xml", "+json"))) != is_text:
+        return "text/plain" if is_text else "application/octet-stream"
+    return guessed
