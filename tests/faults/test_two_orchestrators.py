@@ -32,4 +32,5 @@ def test_no_job_runs_twice_at_once_while_processes_die(
 
 
 def test_leases_that_nobody_renews_are_caught(tmp_path: Path) -> None:
-    assert lived(tmp_path, jobs=20, flaw="no renewal")["overlaps"] != []
+    """Within three runs: on a busy machine the second process may come late to one."""
+    assert any(lived(tmp_path / str(run), jobs=20, flaw="no renewal")["overlaps"] for run in range(3))

@@ -114,6 +114,8 @@ class Client:
     max_payload = 1 << 20
     _flush_queue: asyncio.Queue[Any] | None = None
     """None: what is written is on its way at once."""
+    _reconnection_task = _transport = None
+    """It reconnects within its methods, and opens no socket."""
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
