@@ -11,7 +11,7 @@ has_venv() {
 }
 has_git() { command -v git >/dev/null 2>&1; }
 has_dovecot() { command -v dovecot >/dev/null 2>&1 || [ -x /usr/sbin/dovecot ]; }
-has_chromium() { command -v chromium-headless-shell >/dev/null 2>&1 || command -v chromium >/dev/null 2>&1; }
+has_chromium() { command -v chromium >/dev/null 2>&1; }
 has_systemd() { command -v systemd-analyze >/dev/null 2>&1; }
 has_redis() { command -v redis-server >/dev/null 2>&1; }
 
@@ -21,7 +21,7 @@ case "${1:-}" in
         "has_venv|python3-venv|making .venv without uv"
         "has_git|git|the check of tracked files"
         "has_dovecot|dovecot-imapd|the IMAP server that tests start"
-        "has_chromium|chromium-headless-shell|the browser that tests drive"
+        "has_chromium|chromium|the browser that tests drive"
         "has_systemd|systemd|the check of the unit that is shipped"
     )
     without=1
@@ -35,16 +35,6 @@ bench)
     exit 2
     ;;
 esac
-
-# A Chromium with windows does what the shell without them does, with three times the work: the shell is fetched where
-# that takes no questions, and not missed where it cannot be had.
-prefer_headless_shell() {
-    command -v chromium-headless-shell >/dev/null 2>&1 && return 0
-    [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null 2>&1 || return 0
-    DEBIAN_FRONTEND=noninteractive timeout 60 \
-        apt-get install -y -qq --no-install-recommends chromium-headless-shell >/dev/null 2>&1 || true
-}
-if [ "$without" -eq 1 ] && has_chromium; then prefer_headless_shell; fi
 
 missing=()
 for row in "${TABLE[@]}"; do

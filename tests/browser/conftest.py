@@ -18,15 +18,12 @@ from playwright.sync_api import Browser, sync_playwright
 
 from tests.browser.running import RunningSystem, Watched
 
-PROGRAMS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
-"""The first one draws the same pages as the others, and no windows: a test takes a third of the processor's time."""
-
 
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[tuple[Browser, asyncio.AbstractEventLoop]]:
     """The browser, and the loop in which its driver works."""
-    program = next(filter(None, map(shutil.which, PROGRAMS)), None)
-    assert program is not None, f"there is no Chromium: install the package {PROGRAMS[0]} (tools/system_packages.sh)"
+    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    assert program is not None, "there is no Chromium: install the package chromium (tools/system_packages.sh)"
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
         loop = asyncio.get_running_loop()
