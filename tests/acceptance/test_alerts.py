@@ -120,6 +120,10 @@ def test_an_alert_that_was_raised_is_there_after_its_system_ended(folder: Folder
     assert done.out.splitlines()[0].split() == ["alert", "since", "now", "what"]
     assert "retry_rate" in done.out
     assert "the last look was" in done.err
+    (job,) = [one for one in folder.json("job", "list")["jobs"] if one["id"].startswith("alert-")]
+    shown = folder("job", "show", job["id"], "--json").out
+    assert "/alerts" not in shown, "who reads may not post"
+    assert '"url": "[redacted]"' in shown
     assert "no system is running now; start one with: reefknot up" in done.err
 
 

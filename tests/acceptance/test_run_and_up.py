@@ -7,6 +7,8 @@ import signal
 import time
 from typing import Any
 
+import pytest
+
 from tests.acceptance.folder import PATIENCE_S, Folder, until
 
 
@@ -127,3 +129,20 @@ def test_a_run_that_is_interrupted_ends_with_130_and_goes_on_where_it_was(folder
 
 def _nap(name: str, seconds: float) -> dict[str, Any]:
     return {"type": "own.nap", "payload": {"name": name, "seconds": seconds}}
+
+
+@pytest.mark.parametrize(("ending", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_submission_that_is_ended_while_it_waits_for_room_prints_the_ids_that_were_accepted(
+    folder: Folder, ending: signal.Signals, code: int
+) -> None:
+    with (folder.path / "reefknot.yaml").open("a") as file:
+        file.write("router: {max_queue_size: 2}\n")
+    line = {"job": {"type": "fs.blob_get", "payload": {"path": "a.txt"}}}
+    (folder.path / "work.jsonl").write_text(f"{json.dumps(line)}\n" * 5)
+    process = folder.start("submit", "work.jsonl")
+    until(lambda: folder.has_store and len(folder.json("job", "list")["jobs"]) == 2)
+    process.send_signal(ending)
+
+    ended, out, _ = folder.ends(process)
+    assert ended == code
+    assert sorted(out.split()) == sorted(one["id"] for one in folder.json("job", "list")["jobs"])

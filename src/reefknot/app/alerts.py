@@ -8,6 +8,7 @@ it is retried, survives a crash, and is one job whoever submits it.
 """
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -20,11 +21,12 @@ from reefknot.app.presence import STORE_S, Status, living_systems
 from reefknot.app.stores import client_of
 from reefknot.audit.journal import Journal, envelope
 from reefknot.config.schema import AlertsSection
+from reefknot.config.secrets import WEBHOOK, SecretText, resolve_at
 from reefknot.config.settings import Settings
 from reefknot.core import alerts as core
 from reefknot.core.alerts import AlertLimits, AlertState, AlertThresholds, next_state, with_limits
 from reefknot.core.audit.event import AlertRaised, AlertResolved, timestamp
-from reefknot.errors import KeyConflictError
+from reefknot.errors import ConfigurationError, KeyConflictError
 from reefknot.ports.clock import Clock
 from reefknot.ports.store import Store
 from reefknot.ports.value_store import StoredValue
@@ -294,6 +296,17 @@ class AlertWatch:
         await self._store.values.put(NAME, _encoded(done), version=version)
 
 
+def webhook_of(settings: Settings) -> str | None:
+    """The URL of the configured webhook, if there is one; `ConfigurationError` for a reference to none."""
+    found = resolve_at(settings.tree, WEBHOOK, environ=os.environ, folder=settings.folder)
+    if found is None:
+        return None
+    if isinstance(found, SecretText) and found.reveal().lower().startswith(("http://", "https://")):
+        return found.reveal()
+    problem = found if not isinstance(found, SecretText) else settings.tree.problem(WEBHOOK, f"is not {core.WEBHOOKS}")
+    raise ConfigurationError([problem])
+
+
 @asynccontextmanager
 async def running_activity(
     store: Store, clock: Clock, journal: Journal, *, watched: Settings | None
@@ -304,9 +317,9 @@ async def running_activity(
         if watched is None:
             yield activity
             return
-        alerts, client = watched.configuration.alerts, client_of(store, clock, watched.queue_size)
-        webhook = alerts.webhook and AlertWebhook(alerts.webhook, client)
-        watch = AlertWatch(store, clock, rules=rules_of(alerts), journal=journal, webhook=webhook or None)
+        url, rules = webhook_of(watched), rules_of(watched.configuration.alerts)
+        webhook = None if url is None else AlertWebhook(url, client_of(store, clock, watched.queue_size))
+        watch = AlertWatch(store, clock, rules=rules, journal=journal, webhook=webhook)
         activity.looked_at = lambda: watch.looked_at
         task = asyncio.get_running_loop().create_task(watch.run(), name="system alerts")
         try:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+import sys
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from json import dumps
 from shlex import quote
+from signal import SIGTERM, signal
+from threading import current_thread, main_thread
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -103,14 +107,27 @@ def submit(
         _check_positive("--deadline", deadline)
         limits["deadline_ms"] = max(1, round(deadline * 1000))
     work = file or _step(type_ or "", inputs, id_, tenant, limits)
-    with log.applied():
+    with log.applied(), _ended_by_sigterm():
         try:
             asyncio.run(submission.submit(work))
-        except (Exception, KeyboardInterrupt):
+        except (Exception, KeyboardInterrupt, SystemExit):
             if submission.handles:  # accepted work is stored, whatever happened after it: its caller needs the ids
                 submission.report(json=options.json)
             raise
         return submission.report(json=options.json)
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Inside, SIGTERM raises `SystemExit`: the command then reports what was accepted, as after Ctrl-C."""
+    if current_thread() is not main_thread():
+        yield
+        return
+    before = signal(SIGTERM, lambda *_: sys.exit(Exit.TERMINATED))
+    try:
+        yield
+    finally:
+        signal(SIGTERM, before)
 
 
 def _refuse_beside_file(*values: object) -> None:

@@ -19,7 +19,7 @@ from reefknot.config.dialects import DialectReader, accepted_strategies
 from reefknot.config.layers import Tree
 from reefknot.config.reading.session import KeyPath, Problem, shortened
 from reefknot.config.schema import MAPPING, TEXT, Configuration, TimetableKeys
-from reefknot.config.secrets import SECRET_KEYS
+from reefknot.config.secrets import ACCEPTED, SECRET_KEYS, WEBHOOK, is_reference
 from reefknot.core.checks import suggest
 from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.redaction import redact
@@ -267,8 +267,8 @@ def _alert_problems(tree: Tree, configuration: Configuration) -> Iterator[Proble
                 ("alerts", "rules", name, "clear"), f"{rule.clear:g} is not accepted; accepted: {accepted}"
             )
     webhook = configuration.alerts.webhook
-    if webhook is not None and not webhook.lower().startswith(("http://", "https://")):
-        yield tree.problem(("alerts", "webhook"), "not accepted; accepted: a URL that begins with https:// or http://")
+    if webhook is not None and not (is_reference(webhook) or webhook.lower().startswith(("http://", "https://"))):
+        yield tree.problem(WEBHOOK, f"not accepted; accepted: {alerts.WEBHOOKS}, or {ACCEPTED}")
 
 
 def _timetable_problems(tree: Tree, configuration: Configuration) -> Iterator[Problem]:

@@ -532,7 +532,11 @@ class AlertsSection(Section):
     webhook: (
         Annotated[
             str,
-            Field(min_length=1, max_length=2048, description="URL that is told of every alert, by a step http.request"),
+            Field(
+                min_length=1,
+                max_length=2048,
+                description="URL that is told of every alert, by a step http.request; or env:NAME, file:PATH",
+            ),
         ]
         | None
     ) = None

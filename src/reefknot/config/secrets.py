@@ -26,10 +26,13 @@ MOST_SECRET_BYTES = 64 * 1024
 ACCEPTED = "a reference: env:NAME or file:PATH"
 NATS_SECRETS = ("token", "password")
 """Keys of the section `nats` that name a secret."""
+WEBHOOK = ("alerts", "webhook")
+"""A key that names a secret, or has it: whoever knows the address of a webhook can post to it."""
 SECRET_KEYS = (
     *(("nats", name) for name in NATS_SECRETS),
     ("dashboard", "operator_token"),
     ("dashboard", "reader_token"),
+    WEBHOOK,
 )
 """Keys outside of the section `secrets` that name a secret."""
 
@@ -141,6 +144,8 @@ def resolve_at(
         written = written.get(name) if isinstance(written, dict) else None
     if written is None:
         return None
+    if path == WEBHOOK and isinstance(written, str) and not is_reference(written):
+        return SecretText(written)
     return resolve(written, environ=environ, folder=folder, mark=tree.mark(path), path=dotted(path))
 
 

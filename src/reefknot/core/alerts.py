@@ -15,6 +15,8 @@ OLDEST_AGE = "oldest_age"
 CRITICAL_WORKERS = "critical_workers"
 AUDIT_OUTAGE = "audit_outage"
 
+WEBHOOKS = "a URL that begins with https:// or http://"
+"""The addresses that can be told of alerts."""
 LEAST_ENDS = 20
 """Ends from which on a success rate says anything."""
 

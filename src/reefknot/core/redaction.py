@@ -74,7 +74,8 @@ def is_secret_name(name: str) -> bool:
 
 
 class Redactor:
-    """Redacts like `redact`, and also configured secrets: raw, escaped as in JSON or `repr`, URL-encoded, in base64."""
+    """Redacts like `redact`, and also configured secrets: raw, escaped as in JSON or `repr`, URL-encoded, in base64,
+    in hexadecimal digits."""
 
     __slots__ = ("_forms", "_longest", "_values", "secrets")
 
@@ -150,5 +151,10 @@ def _forms(secret: str) -> Iterable[str]:
     for encoded in (quote(raw, safe=""), quote(raw), quote_plus(raw)):
         yield encoded
         yield re.sub("%..", lambda pair: pair[0].lower(), encoded)
-    yield b64encode(raw).decode().rstrip("=")
-    yield urlsafe_b64encode(raw).decode().rstrip("=")
+    yield from (raw.hex(), raw.hex().upper())
+    for encode in (b64encode, urlsafe_b64encode):
+        yield encode(raw).decode().rstrip("=")
+        for before in range(3):  # bytes before it, as in `user:secret`: the characters that only the secret makes
+            inside = encode(bytes(before) + raw).decode()[(before * 8 + 5) // 6 : (before + len(raw)) * 8 // 6]
+            if len(inside) >= SHORTEST_SECRET:
+                yield inside

@@ -23,7 +23,7 @@ from reefknot.app.activity import reported, store_activity
 from reefknot.app.doctor import Finding, Level, examine, examine_open
 from reefknot.app.presence import STORE_S, dead_owners, living_systems
 from reefknot.config.reading.session import KeyPath, Problem, dotted
-from reefknot.config.secrets import NATS_SECRETS, is_reference, resolve_at
+from reefknot.config.secrets import NATS_SECRETS, WEBHOOK, is_reference, resolve_at
 from reefknot.core.redaction import Redactor
 from reefknot.core.work import WorkState
 from reefknot.errors import ConfigurationError, StoreError
@@ -229,6 +229,8 @@ def _secret_places(settings: Settings) -> Iterator[KeyPath]:
     yield from (("secrets", name) for name in settings.configuration.secrets)
     yield from (("nats", key) for key in NATS_SECRETS)
     yield from (("dashboard", key) for key in ("operator_token", "reader_token"))
+    if is_reference(settings.configuration.alerts.webhook):
+        yield WEBHOOK
     for name, source in settings.tree.value.get("sources", {}).items():
         yield from (("sources", name, key) for key, written in source.items() if is_reference(written))
 

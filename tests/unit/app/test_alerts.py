@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +21,18 @@ from reefknot.app.alerts import (
     rules_of,
     running_activity,
     stored_alerts,
+    webhook_of,
 )
 from reefknot.app.stores import client_of
 from reefknot.audit.journal import Journal, envelope
 from reefknot.config.schema import AlertRule, AlertsSection
+from reefknot.config.secrets import secret_texts
 from reefknot.config.settings import load_settings
 from reefknot.core.alerts import RULES, AlertThresholds
 from reefknot.core.audit.event import Completed, Quarantined, decode
 from reefknot.engines.clocks import SystemClock, VirtualClock
 from reefknot.engines.memory import MemoryStore
+from reefknot.errors import ConfigurationError
 from reefknot.ports.audit_log import AuditQuery
 from reefknot.ports.clock import Clock
 from reefknot.ports.store import Store
@@ -235,6 +239,30 @@ def test_a_webhook_is_submitted_within_the_configured_bound(tmp_path: Path, monk
     monkeypatch.setattr(watching, "client_of", noted)
     asyncio.run(main())
     assert bounds == [7]
+
+
+def test_a_webhook_may_be_named_by_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOOK", "https://example.org/hook/xyzzy")
+    (tmp_path / "hook").write_text("https://example.org/hook/xyzzy\n")
+    for written in ("https://example.org/hook/xyzzy", "env:HOOK", "file:hook"):
+        (tmp_path / "reefknot.yaml").write_text(f"alerts: {{webhook: '{written}'}}\n")
+        settings = load_settings(None, environ={}, cwd=tmp_path)
+        assert webhook_of(settings) == "https://example.org/hook/xyzzy"
+        texts, problems = secret_texts(settings.tree, settings.path, environ=os.environ)
+        assert (texts, problems) == (("https://example.org/hook/xyzzy",), ())
+
+
+@pytest.mark.parametrize(("value", "problem"), [(None, "no such environment variable"), ("xyzzy", "a URL that begins")])
+def test_a_reference_to_no_webhook_is_a_mistake_that_shows_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str | None, problem: str
+) -> None:
+    if value is not None:
+        monkeypatch.setenv("HOOK", value)
+    (tmp_path / "reefknot.yaml").write_text("alerts: {webhook: env:HOOK}\n")
+    with pytest.raises(ConfigurationError) as caught:
+        webhook_of(load_settings(None, environ={}, cwd=tmp_path))
+    assert problem in str(caught.value)
+    assert "xyzzy" not in str(caught.value)
 
 
 def test_a_damaged_state_is_written_anew(ages: Ages) -> None:

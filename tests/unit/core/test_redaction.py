@@ -178,6 +178,8 @@ def forms(secret: str) -> list[str]:
         b64encode(raw).decode().rstrip("="),
         urlsafe_b64encode(raw).decode(),
         urlsafe_b64encode(raw).decode().rstrip("="),
+        raw.hex(),
+        raw.hex().upper(),
     ]
 
 
@@ -189,6 +191,23 @@ def test_a_configured_secret_is_hidden_in_every_form(form: str) -> None:
     assert text.startswith(f"<{HIDDEN}")
     assert text.endswith("> and ordinary words")
     assert form in redact(f"<{form}> and ordinary words")
+
+
+@pytest.mark.parametrize("encode", [b64encode, urlsafe_b64encode])
+@pytest.mark.parametrize("before", ["", "u", "us", "use", "user:"])
+@pytest.mark.parametrize("after", ["", "x", "xy", "@host"])
+def test_a_configured_secret_is_hidden_within_other_encoded_text(
+    encode: Callable[[bytes], bytes], before: str, after: str
+) -> None:
+    """What is left are the characters that it shares with its neighbours, less than two of its own at either end."""
+    encoded = encode(f"{before}{AWKWARD}{after}".encode()).decode()
+    shown = Redactor([AWKWARD])(encoded)
+
+    assert HIDDEN in shown
+    left = shown.replace(HIDDEN, "")
+    assert len(left) <= len(encode(f"{before}{after}".encode())) + 4
+    for size in range(5, len(AWKWARD.encode())):
+        assert encode(AWKWARD.encode()[3 : 3 + size]).decode().rstrip("=")[:-1] not in shown
 
 
 @pytest.mark.parametrize("secret", ["aa?a", ">c?WbW", "\ud800aaa"])
