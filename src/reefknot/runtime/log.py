@@ -125,7 +125,8 @@ def error_text(error: BaseException) -> str:
     """`Class: message` of an exception without secrets, for a log line."""
     from reefknot.runtime.redaction import redact
 
-    return printable(redact(f"{type(error).__name__}: {error}"), most=MAX_ERROR_TEXT)
+    message = str(error) or ("it took too long" if isinstance(error, TimeoutError) else "")
+    return printable(redact(f"{type(error).__name__}{message and ': '}{message}"), most=MAX_ERROR_TEXT)
 
 
 def log_callback_failure(option: str, error: Exception) -> None:

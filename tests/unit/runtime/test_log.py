@@ -57,6 +57,8 @@ def test_printable_text_is_one_line_of_bounded_length(text: str, shown: str) -> 
 
 
 def test_an_error_is_shown_as_class_and_message() -> None:
+    assert error_text(TimeoutError()) == "TimeoutError: it took too long"
+    assert error_text(OSError()) == "OSError"
     assert error_text(OSError("disk\nfull")) == r"OSError: disk\nfull"
     assert len(error_text(OSError("x" * 10_000))) == 300
 
