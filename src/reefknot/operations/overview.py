@@ -14,7 +14,7 @@ import msgspec
 
 from reefknot.app.activity import reported, store_activity
 from reefknot.app.alerts import measured, stored_alerts
-from reefknot.app.presence import STORE_S, living_systems
+from reefknot.app.presence import STORE_S, living_systems, visible_work
 from reefknot.core.audit.event import Completed, decode, timestamp_ms
 from reefknot.core.overload.admission import OverloadStatus
 from reefknot.core.overload.source_health import SourceCondition
@@ -22,7 +22,7 @@ from reefknot.core.routing import WorkerState
 from reefknot.core.work import ROUTER
 from reefknot.ingestion.sources import source_conditions
 from reefknot.operations.alerts import active_alerts
-from reefknot.operations.jobs import job_counts
+from reefknot.operations.jobs import counts_of
 from reefknot.operations.systems import status_of, workers_of
 from reefknot.operations.values import time_text
 from reefknot.ports.audit_log import AuditQuery
@@ -56,11 +56,12 @@ async def overview_of(operator: Operator, systems: list[Status], activity: Activ
     store = operator.store
     now = store.moment().wall
     columns = series(activity.buckets, now / 1000)
-    jobs = await job_counts(operator)
+    work = await visible_work(store)
+    jobs = counts_of(work)
     workers = workers_of(systems)
     levels = _levels(systems, workers)
     record, _ = await stored_alerts(store)
-    values = measured(activity, await store.work.snapshot(), systems, now / 1000) if record.active else {}
+    values = measured(activity, work, systems, now / 1000) if record.active else {}
     shown: dict[str, Any] = {
         "at": time_text(now),
         **jobs,
