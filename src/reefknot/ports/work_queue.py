@@ -94,7 +94,7 @@ class WorkSnapshot(Struct, frozen=True):
 
     @property
     def oldest_due_ms(self) -> int:
-        """How long the oldest due item of all classes waits."""
+        """The wait of the oldest due item of all classes."""
         return max(self.oldest_ms.values(), default=0)
 
 
