@@ -73,7 +73,7 @@ async def overview_of(operator: Operator, systems: list[Status], activity: Activ
         "last_ends": [_end(kept) for kept in await store.audit.read(_LAST_ENDS)],
         "systems": len(systems),
         "levels": levels,
-        "classes": _classes(levels, jobs["waiting_for_router"]),
+        "classes": _classes(levels, jobs["waiting_for_router"], work.oldest_ms.get(ROUTER, 0) / 1000),
         "admissions": {name: round(sum(columns[name])) for name in DECISIONS},
         "retries": _retries(columns),
         **_destinations(systems, await _source_breakers(store, now)),
@@ -158,7 +158,7 @@ def _levels(systems: list[Status], workers: list[dict[str, Any]]) -> list[dict[s
     return found
 
 
-def _classes(levels: list[dict[str, Any]], waiting_for_router: int) -> dict[str, dict[str, Any]]:
+def _classes(levels: list[dict[str, Any]], waiting_for_router: int, oldest_s: float) -> dict[str, dict[str, Any]]:
     """The resource classes of all workers together; `router` is the work that no worker has accepted yet."""
     classes: dict[str, dict[str, Any]] = {}
     for one in levels:
@@ -172,7 +172,7 @@ def _classes(levels: list[dict[str, Any]], waiting_for_router: int) -> dict[str,
         into["oldest_age_s"] = max(into["oldest_age_s"], one["oldest_age_s"] if one["depth"] else 0.0)
         worst = max(OverloadStatus(into["level"]), OverloadStatus(one["level"]), key=lambda level: level.severity)
         into["level"] = worst.value
-    router = {"queued": waiting_for_router, "active": 0, "capacity": 0, "oldest_age_s": 0.0, "level": "healthy"}
+    router = {"queued": waiting_for_router, "active": 0, "capacity": 0, "oldest_age_s": oldest_s, "level": "healthy"}
     return dict(sorted(classes.items())) | {ROUTER: router}
 
 

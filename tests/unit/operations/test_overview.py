@@ -116,10 +116,12 @@ def test_jobs_that_a_router_holds_are_due_in_every_figure() -> None:
         return await seen(store), metrics.decode(), await measured_now(store, [])
 
     view, text, values = asyncio.run(main())
-    assert (view["oldest_due_s"], view["waiting_for_router"], view["classes"]["router"]["queued"]) == (12.0, 3, 3)
+    router = view["classes"]["router"]
+    assert (view["oldest_due_s"], view["waiting_for_router"]) == (router["oldest_age_s"], router["queued"]) == (12.0, 3)
     assert (view["states"]["pending"], view["states"]["running"]) == (3, 0)
     assert "reefknot_oldest_ready_age_seconds 12.0" in text
     assert 'reefknot_queue_depth{class="router"} 3.0' in text
+    assert 'reefknot_class_oldest_seconds{class="router"} 12.0' in text
     assert values["oldest_age"] == 12.0
 
 
