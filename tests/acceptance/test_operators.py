@@ -243,6 +243,29 @@ def test_a_paused_worker_is_paused_and_a_drained_one_draining(folder: Folder) ->
         assert {"paused", "draining"} & set(shown.split()) == wanted, shown
 
 
+def test_work_that_waits_for_a_paused_worker_grows_old_for_every_operator(folder: Folder) -> None:
+    """Also after the router has died with it: nobody is at the job, so it waits, and `doctor` says what to do."""
+    process = folder.up()
+    assert folder("worker", "pause", "worker-1").code == 0
+    folder.nap("held", 0)
+    until(lambda: folder.json("router", "status")["routers"][0]["waiting"] == 1)
+
+    def ages() -> list[float]:
+        view = folder.json("top", "--once")
+        assert (view["states"]["pending"], view["states"]["running"]) == (1, 0)
+        assert (view["waiting_for_router"], view["classes"]["router"]["queued"]) == (1, 1)
+        return [view["oldest_due_s"], folder.json("job", "list")["oldest_due_s"]]
+
+    until(lambda: min(ages()) > 0.3)
+    assert "the oldest due one waits" in folder("top", "--once").out
+    (found,) = [one for one in folder.json("doctor")["findings"] if one["check"] == "systems"]
+    assert (found["level"], found["way_out"]) == ("warning", "`reefknot worker resume worker-1`")
+
+    process.kill()
+    process.wait()
+    assert min(ages()) > 0.3
+
+
 # ---- log lines -------------------------------------------------------------------------------------------------------
 
 LONG = {

@@ -18,7 +18,7 @@ from typing import Any, Self
 import msgspec
 from msgspec import structs
 
-from reefknot.app.presence import STORE_S, Status, living_systems
+from reefknot.app.presence import STORE_S, Status, living_systems, visible_work
 from reefknot.audit.journal import Journal, observed
 from reefknot.core.work import WorkState
 from reefknot.ports.audit_log import MultiChainLog
@@ -129,7 +129,7 @@ class Activity:
             self.counters.count({"audit_lost": lost}, {"audit_lost": lost})
         if now - self._sampled_at >= SAMPLE_EVERY_S:
             self._sampled_at = now
-            self.counters.sample(sampled(await self._store.work.snapshot(), self._worst_level()))
+            self.counters.sample(sampled(await visible_work(self._store), self._worst_level()))
             await fold_left(self._store, int(wall * 1000), but=self.record_id)
         is_quiet, self._seen = self.counters.changes == self._seen, self.counters.changes
         if is_quiet or now - self._written_at >= WRITE_EVERY_S:

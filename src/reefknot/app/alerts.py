@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from reefknot.app.activity import CLOSE_S, Activity, reported, store_activity
-from reefknot.app.presence import STORE_S, Status, living_systems
+from reefknot.app.presence import STORE_S, Status, living_systems, visible_work
 from reefknot.app.stores import client_of
 from reefknot.audit.journal import Journal, envelope
 from reefknot.config.schema import AlertsSection
@@ -109,7 +109,7 @@ def looked_at(record: AlertsRecord, systems: Sequence[Status]) -> int | None:
 async def measured_now(store: Store, systems: Sequence[Status]) -> dict[str, float | None]:
     """The value of every rule at this moment."""
     async with asyncio.timeout(STORE_S):
-        activity, snapshot = await store_activity(store, systems), await store.work.snapshot()
+        activity, snapshot = await store_activity(store, systems), await visible_work(store)
     return measured(activity, snapshot, systems, store.moment().wall / 1000)
 
 

@@ -19,6 +19,7 @@ from typing import Any
 from reefknot.core.work import worker_of
 from reefknot.errors import NameTakenError
 from reefknot.ports.store import Store
+from reefknot.ports.work_queue import WorkSnapshot
 from reefknot.runtime.log import RepeatedErrors
 from reefknot.runtime.processes import is_gone, owner_is_gone
 
@@ -123,9 +124,19 @@ async def release_dead_leases(store: Store) -> int:
         return await store.leases.end(gone) if gone else 0
 
 
+async def gone_owners(store: Store) -> list[str]:
+    """The owners of running work whose processes on this host have ended."""
+    return [owner for owner in await store.leases.owners() if owner_is_gone(owner)]
+
+
+async def visible_work(store: Store) -> WorkSnapshot:
+    """The queue at this moment as people see it: work that nobody is at waits."""
+    return await store.work.snapshot(await gone_owners(store))
+
+
 async def dead_owners(store: Store) -> list[str]:
     """The owners of running work whose processes are gone, or silent on another host."""
-    gone = [owner for owner in await store.leases.owners() if owner_is_gone(owner)]
+    gone = await gone_owners(store)
     return gone + [owner for owner in await _silent_owners(store) if owner not in gone]
 
 

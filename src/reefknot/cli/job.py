@@ -104,7 +104,7 @@ def _put_jobs(jobs: list[dict[str, Any]], *, wide: bool) -> None:
 
 def _say_totals(counts: dict[str, Any]) -> None:
     totals = ", ".join(f"{number} {name}" for name, number in counts["states"].items() if number)
-    waiting = f"; {counts['waiting_for_router']} waiting for a router" if counts["waiting_for_router"] else ""
+    waiting = f"; {counts['waiting_for_router']} not with a worker yet" if counts["waiting_for_router"] else ""
     oldest = f"; the oldest due one has waited {age(counts['oldest_due_s'])}" if counts["oldest_due_s"] else ""
     say(f"total: {totals or 'none with a worker'}{waiting}{oldest}")
 

@@ -202,7 +202,7 @@ def worker_rows(workers: list[dict[str, Any]]) -> list[tuple[str, ...]]:
             status_of(worker["state"], state["status"]),
             queue_depth(state["depth"], state["size"]),
             f"{state['active']} of {state['capacity']}",
-            age(state["oldest_age_s"]) if state["depth"] else "",
+            age(state["oldest_age_s"]) if state["depth"] and state["oldest_age_s"] else "",
             f"pid {worker['pid']}",
         )
         for worker in workers

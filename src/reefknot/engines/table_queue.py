@@ -202,11 +202,8 @@ class TableWorkQueue(ABC):
         )
         return WorkPage(found, found[-1].id if len(found) == limit else "")
 
-    async def snapshot(self) -> WorkSnapshot:
-        return await self.look(lambda now: self.table.snapshot(now=now))
-
-    async def count_running(self, gone: Collection[str] = ()) -> int:
-        return await self.look(lambda now: self.table.count_running(gone, now=now))
+    async def snapshot(self, gone: Collection[str] = ()) -> WorkSnapshot:
+        return await self.look(lambda now: self.table.snapshot(gone, now=now))
 
     async def purge(self, before: int) -> int:
         return await self.change(lambda _: self.table.purge(before), wake=False)

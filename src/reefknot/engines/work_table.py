@@ -329,19 +329,16 @@ class WorkTable(WorkItems):
         states = (WorkState.PENDING, WorkState.RUNNING)
         return sorted({item.resource_class for item in self.items.values() if item.state in states})
 
-    def snapshot(self, *, now: Moment) -> WorkSnapshot:
+    def snapshot(self, gone: Collection[str] = (), *, now: Moment) -> WorkSnapshot:
         counts: dict[str, dict[WorkState, int]] = {}
-        oldest = 0
+        oldest: dict[str, int] = {}
         for item in self.items.values():
-            of_class = counts.setdefault(item.resource_class, {})
-            of_class[item.state] = of_class.get(item.state, 0) + 1
-            if item.state is WorkState.PENDING:
-                oldest = max(oldest, now.wall - item.due_at)
+            name, state = item.resource_class, core.visible_state(self._with_lease(item), now, gone=gone)
+            of_class = counts.setdefault(name, {})
+            of_class[state] = of_class.get(state, 0) + 1
+            if state is WorkState.PENDING and item.due_at <= now.wall:
+                oldest[name] = max(oldest.get(name, 0), now.wall - item.due_at)
         return WorkSnapshot(counts, oldest)
-
-    def count_running(self, gone: Collection[str] = (), *, now: Moment) -> int:
-        claimed = [self._with_lease(item) for item in self.items.values() if item.state is WorkState.RUNNING]
-        return sum(core.visible_state(item, now, gone=gone) is WorkState.RUNNING for item in claimed)
 
     @property
     def newest_at(self) -> int | None:

@@ -20,14 +20,19 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from reefknot.app.activity import reported, store_activity
+from reefknot.app.alerts import rules_of
 from reefknot.app.doctor import Finding, Level, examine, examine_open
-from reefknot.app.presence import STORE_S, dead_owners, living_systems
+from reefknot.app.presence import STORE_S, dead_owners, living_systems, visible_work
 from reefknot.config.reading.session import KeyPath, Problem, dotted
 from reefknot.config.secrets import NATS_SECRETS, WEBHOOK, is_reference, resolve_at
+from reefknot.core.alerts import OLDEST_AGE, RULES
 from reefknot.core.redaction import Redactor
-from reefknot.core.work import WorkState
+from reefknot.core.routing import WorkerState
+from reefknot.core.work import ROUTER, WorkState, worker_of
 from reefknot.errors import ConfigurationError, StoreError
 from reefknot.operations.operator import Operator
+from reefknot.operations.systems import workers_of
+from reefknot.operations.values import age, plural
 from reefknot.ports.audit_log import end_of
 from reefknot.runtime.addresses import is_loopback, is_wildcard
 from reefknot.runtime.database_urls import SQLITE_PREFIX
@@ -38,6 +43,7 @@ if TYPE_CHECKING:
     from reefknot.config.schema import DashboardSection
     from reefknot.config.settings import Settings
     from reefknot.ports.store import Store
+    from reefknot.ports.work_queue import WorkSnapshot
 
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "dashboard": ("jinja2", "starlette", "uvicorn"),
@@ -52,6 +58,8 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
 BEHIND = 1000
 """Events that a copy of the audit log may be behind without a warning."""
 MOST_NAMED = 5
+MOST_LOOKED_AT = 100
+"""Waiting jobs whose types are compared with those of the running systems."""
 SECRET_FILES: tuple[KeyPath, ...] = (("nats", "credentials"), ("nats", "tls_key"), ("dashboard", "tls_key"))
 """Places of the configuration that name a file which is a secret itself."""
 
@@ -331,7 +339,7 @@ async def _activity(store: Store, settings: Settings | None, *, silence: Level =
     try:
         async with asyncio.timeout(STORE_S):
             systems = await living_systems(store)
-            findings = [await _waiting(store, systems), await _leases(store, systems)]
+            findings = [await _waiting(store, systems, settings), await _leases(store, systems)]
             findings.append(await _events(store, systems))
             findings += await _copies(store, settings)
     except (StoreError, TimeoutError) as error:
@@ -340,17 +348,50 @@ async def _activity(store: Store, settings: Settings | None, *, silence: Level =
     return findings
 
 
-async def _waiting(store: Store, systems: list[dict[str, Any]]) -> Finding:
+async def _waiting(store: Store, systems: list[dict[str, Any]], settings: Settings | None) -> Finding:
     """Whether somebody runs the jobs that wait."""
-    counts = (await store.work.snapshot()).counts.values()
-    number = sum(states.get(one, 0) for states in counts for one in (WorkState.PENDING, WorkState.RUNNING))
-    jobs = f"{number} job{'' if number == 1 else 's'}"
-    has_workers = any(one["workers"] for one in systems)
-    if number and not has_workers:
+    work = await visible_work(store)
+    number = sum(
+        states.get(one, 0) for states in work.counts.values() for one in (WorkState.PENDING, WorkState.RUNNING)
+    )
+    jobs = plural(number, "job")
+    if number and not workers_of(systems):
         text = f"{jobs} {'waits' if number == 1 else 'wait'}, and no worker is running"
         return Finding("systems", "warning", text, "`reefknot up` starts a system that runs them")
+    paused, age_s = _stopped_workers(work, systems), age(work.oldest_due_ms / 1000)
+    if paused:
+        text = f"due jobs wait ({age_s}) for {', '.join(paused[:MOST_NAMED])}, paused or draining"
+        return Finding(
+            "systems", "warning", text, f"`reefknot worker resume {paused[0] if len(paused) == 1 else 'NAME'}`"
+        )
+    rule = (RULES if settings is None else rules_of(settings.configuration.alerts)).get(OLDEST_AGE)
+    if rule is not None and work.oldest_due_ms > rule.threshold * 1000:
+        text = f"due jobs wait although workers run, the oldest for {age_s}{await _unknown_types(store, systems)}"
+        return Finding(
+            "systems", "warning", text, "`reefknot worker list` shows whether they keep up; start more if not"
+        )
     running = f"{len(systems)} running" if systems else "none is running"
     return Finding("systems", "ok", f"{running}, {jobs if number else 'no job'} open")
+
+
+def _stopped_workers(work: WorkSnapshot, systems: list[dict[str, Any]]) -> list[str]:
+    """The workers, paused or draining, without which due jobs cannot run: their own ones, and while all of them are
+    stopped, also those that no worker has accepted."""
+    workers = workers_of([one for one in systems if not one.get("own_work_only")])
+    stopped = [one["worker_id"] for one in workers if one["state"] != WorkerState.RUNNING]
+    needed = {worker_of(name) for name in work.oldest_ms}
+    if ROUTER in work.oldest_ms and len(stopped) == len(workers):
+        return stopped
+    return [name for name in stopped if name in needed]
+
+
+async def _unknown_types(store: Store, systems: list[dict[str, Any]]) -> str:
+    """The types of the oldest waiting jobs that no running system knows, as the end of a sentence."""
+    found = await store.work.find(state=WorkState.PENDING, gone=(), oldest_first=True, limit=MOST_LOOKED_AT)
+    known = {name for one in systems for name in one["blocks"]}
+    unknown = sorted({item.kind for item in found if item.resource_class == ROUTER} - known)
+    named = ", ".join(printable(kind, most=60) for kind in unknown[:MOST_NAMED])
+    return f"; no running system knows the type {named}" if unknown else ""
 
 
 async def _leases(store: Store, systems: list[dict[str, Any]]) -> Finding:

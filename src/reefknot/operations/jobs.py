@@ -11,6 +11,7 @@ from urllib.parse import quote, unquote
 import msgspec
 from msgspec import Struct
 
+from reefknot.app.presence import gone_owners, visible_work
 from reefknot.core.idempotency import header_key
 from reefknot.core.messages import InvalidMessage, encode, written_assignment
 from reefknot.core.results import answer_of
@@ -33,7 +34,6 @@ from reefknot.operations.operator import in_slices, polled
 from reefknot.operations.values import ParameterUseError, check_limit, check_texts, one_of, time_ms, time_text
 from reefknot.ports.work_queue import WorkFilter
 from reefknot.runtime.log import printable
-from reefknot.runtime.processes import owner_is_gone
 from reefknot.runtime.seeds import new_id
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from reefknot.operations.operator import Operator
     from reefknot.ports.audit_log import AuditLog, KeptEntry
     from reefknot.ports.store import Store
+    from reefknot.ports.work_queue import WorkSnapshot
 
 MOST_EVENTS = 100
 CANCEL_WAIT_S = 5.0
@@ -62,8 +63,7 @@ class Now(NamedTuple):
 
 async def now_in(store: Store) -> Now:
     """The moment, and the owners of running work that are gone."""
-    owners = [one for one in await store.leases.owners() if owner_is_gone(one)]
-    return Now(store.moment(), owners)
+    return Now(store.moment(), await gone_owners(store))
 
 
 async def state_in_words(store: Store, item: WorkItem) -> str:
@@ -151,16 +151,12 @@ def _decoded(text: str | bytes | None, redactor: Redactor) -> Any:
 # ---- counts and lists ------------------------------------------------------------------------------------------------
 
 
-async def _counts(store: Store, now: Now) -> dict[str, Any]:
-    """The number of jobs in each visible state, and the age of the oldest due one."""
-    snapshot, running = await store.work.snapshot(), await store.work.count_running(now.gone)
+def counts_of(snapshot: WorkSnapshot) -> dict[str, Any]:
+    """The number of jobs in each visible state, of those that no worker has accepted, and the age of the oldest due."""
     states = {state.value: 0 for state in WorkState}
     for counts in snapshot.counts.values():
         for state, number in counts.items():
             states[state.value] += number
-    waiting = max(0, states["running"] - running)  # claimed, but by a router, or by a worker that is gone
-    states["running"] -= waiting
-    states["pending"] += waiting
     return {
         "states": states,
         "waiting_for_router": snapshot.counts.get(ROUTER, {}).get(WorkState.PENDING, 0),
@@ -170,7 +166,7 @@ async def _counts(store: Store, now: Now) -> dict[str, Any]:
 
 async def job_counts(operator: Operator) -> dict[str, Any]:
     """The number of jobs in each visible state at this moment, and the age of the oldest due one."""
-    return await _counts(operator.store, await now_in(operator.store))
+    return counts_of(await visible_work(operator.store))
 
 
 class JobQuery(Struct, frozen=True, kw_only=True):
@@ -232,7 +228,7 @@ async def list_jobs(operator: Operator, query: JobQuery) -> dict[str, Any]:
     oldest_first = one_of("sort", query.sort, _ORDERS)
     page = await store.work.search(query.filter(now), after=last, limit=query.limit, oldest_first=oldest_first)
     jobs = await in_slices(lambda item: safe_job_fields(item, now, operator.redactor), page.items)
-    return {"jobs": jobs, "next": quote(page.after) or None, **await _counts(store, now)}
+    return {"jobs": jobs, "next": quote(page.after) or None, **counts_of(await store.work.snapshot(now.gone))}
 
 
 # ---- one job ---------------------------------------------------------------------------------------------------------

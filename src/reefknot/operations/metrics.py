@@ -129,7 +129,7 @@ def _gauges(shown: Mapping[str, Any]) -> Iterator[Metric]:
     active = {one["alert"] for one in shown["alerts"]}
     states = [one["state"] for one in shown["breakers"]]
     yield _by_class("queue_depth", "Jobs that wait, by resource class.", classes, "queued")
-    yield _by_class("class_oldest_seconds", "Age of the oldest queued job of a class.", classes, "oldest_age_s")
+    yield _by_class("class_oldest_seconds", "Wait of the oldest due job of a class.", classes, "oldest_age_s")
     yield _by_class("class_running", "Attempts that run, by resource class.", classes, "active")
     yield _by_class("class_slots", "Attempts that can run at once, by resource class.", classes, "capacity")
     yield _gauge(
@@ -140,7 +140,7 @@ def _gauges(shown: Mapping[str, Any]) -> Iterator[Metric]:
         "class",
     )
     for name, text, value in (
-        ("oldest_ready_age_seconds", "Age of the oldest job that is due.", shown["oldest_due_s"]),
+        ("oldest_ready_age_seconds", "Wait of the oldest due job.", shown["oldest_due_s"]),
         ("quarantine_size", "Jobs in quarantine.", shown["quarantine"]["size"]),
         ("throttled_destinations", "Destinations whose retries are throttled.", len(shown["throttled"])),
         ("audit_buffered_events", "Events that wait for the audit log to come back.", shown["audit"]["buffered"]),

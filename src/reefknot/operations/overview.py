@@ -14,7 +14,7 @@ import msgspec
 
 from reefknot.app.activity import reported, store_activity
 from reefknot.app.alerts import measured, stored_alerts
-from reefknot.app.presence import STORE_S, living_systems
+from reefknot.app.presence import STORE_S, living_systems, visible_work
 from reefknot.core.audit.event import Completed, decode, timestamp_ms
 from reefknot.core.overload.admission import OverloadStatus
 from reefknot.core.overload.source_health import SourceCondition
@@ -22,7 +22,7 @@ from reefknot.core.routing import WorkerState
 from reefknot.core.work import ROUTER
 from reefknot.ingestion.sources import source_conditions
 from reefknot.operations.alerts import active_alerts
-from reefknot.operations.jobs import job_counts
+from reefknot.operations.jobs import counts_of
 from reefknot.operations.systems import status_of, workers_of
 from reefknot.operations.values import time_text
 from reefknot.ports.audit_log import AuditQuery
@@ -56,11 +56,12 @@ async def overview_of(operator: Operator, systems: list[Status], activity: Activ
     store = operator.store
     now = store.moment().wall
     columns = series(activity.buckets, now / 1000)
-    jobs = await job_counts(operator)
+    work = await visible_work(store)
+    jobs = counts_of(work)
     workers = workers_of(systems)
     levels = _levels(systems, workers)
     record, _ = await stored_alerts(store)
-    values = measured(activity, await store.work.snapshot(), systems, now / 1000) if record.active else {}
+    values = measured(activity, work, systems, now / 1000) if record.active else {}
     shown: dict[str, Any] = {
         "at": time_text(now),
         **jobs,
@@ -72,7 +73,7 @@ async def overview_of(operator: Operator, systems: list[Status], activity: Activ
         "last_ends": [_end(kept) for kept in await store.audit.read(_LAST_ENDS)],
         "systems": len(systems),
         "levels": levels,
-        "classes": _classes(levels, jobs["waiting_for_router"]),
+        "classes": _classes(levels, jobs["waiting_for_router"], work.oldest_ms.get(ROUTER, 0) / 1000),
         "admissions": {name: round(sum(columns[name])) for name in DECISIONS},
         "retries": _retries(columns),
         **_destinations(systems, await _source_breakers(store, now)),
@@ -157,7 +158,7 @@ def _levels(systems: list[Status], workers: list[dict[str, Any]]) -> list[dict[s
     return found
 
 
-def _classes(levels: list[dict[str, Any]], waiting_for_router: int) -> dict[str, dict[str, Any]]:
+def _classes(levels: list[dict[str, Any]], waiting_for_router: int, oldest_s: float) -> dict[str, dict[str, Any]]:
     """The resource classes of all workers together; `router` is the work that no worker has accepted yet."""
     classes: dict[str, dict[str, Any]] = {}
     for one in levels:
@@ -171,7 +172,7 @@ def _classes(levels: list[dict[str, Any]], waiting_for_router: int) -> dict[str,
         into["oldest_age_s"] = max(into["oldest_age_s"], one["oldest_age_s"] if one["depth"] else 0.0)
         worst = max(OverloadStatus(into["level"]), OverloadStatus(one["level"]), key=lambda level: level.severity)
         into["level"] = worst.value
-    router = {"queued": waiting_for_router, "active": 0, "capacity": 0, "oldest_age_s": 0.0, "level": "healthy"}
+    router = {"queued": waiting_for_router, "active": 0, "capacity": 0, "oldest_age_s": oldest_s, "level": "healthy"}
     return dict(sorted(classes.items())) | {ROUTER: router}
 
 

@@ -86,10 +86,16 @@ class Settlement(Struct, frozen=True):
 
 
 class WorkSnapshot(Struct, frozen=True):
-    """The queue at one moment: how many in each state of each class, and how long the oldest due one waits."""
+    """The queue at one moment: how many in each visible state of each class, and how long its oldest due one waits."""
 
     counts: dict[str, dict[WorkState, int]]
-    oldest_due_ms: int = 0
+    oldest_ms: dict[str, int] = {}
+    """By class, of those where something that is due waits."""
+
+    @property
+    def oldest_due_ms(self) -> int:
+        """The wait of the oldest due item of all classes."""
+        return max(self.oldest_ms.values(), default=0)
 
 
 CrashEvents = Callable[[WorkItem], Iterable[AuditEntry]]
@@ -287,11 +293,8 @@ class WorkQueue(Protocol):
         is nothing.
         """
 
-    async def snapshot(self) -> WorkSnapshot:
-        """The queue at this moment, by class."""
-
-    async def count_running(self, gone: Collection[str] = ()) -> int:
-        """The number of items that run by `visible_state`; `gone` are owners whose processes have ended."""
+    async def snapshot(self, gone: Collection[str] = ()) -> WorkSnapshot:
+        """The queue at this moment, by class and `visible_state`; `gone` are owners whose processes have ended."""
 
     async def purge(self, before: int) -> int:
         """Remove items that ended before this time (ms UTC), and tell how many went. Quarantine stays."""

@@ -264,7 +264,7 @@ class Pool:
         expires = float("inf") if item.deadline_at is None else now + item.deadline_at / 1000 - wall
         since = now - max(0.0, wall - item.created_at / 1000)
         due = (item.due_at if due_at is None else due_at) / 1000 - wall
-        at = now + due if due >= 0.001 else now
+        at = now + (due if due >= 0.001 else min(due, 0.0))
         return Queued(item.id, item.priority, since, at, expires, item.tenant_id or "")
 
     def wake(self) -> None:

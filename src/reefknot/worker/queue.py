@@ -165,9 +165,9 @@ class BoundedQueue:
         return None if first is None else Oldest(first.id, first.priority, int((now - first.since) * 1000))
 
     def oldest_age(self, now: float) -> float:
-        """Seconds that the oldest place of all has waited."""
-        firsts = [ages.oldest() for ages in self._ages.values()]
-        return max((now - first.since for first in firsts if first is not None), default=0.0)
+        """Seconds since the first of the places whose work could run now became due."""
+        self._promote(now)
+        return now - min((item.due for item in self._ready.values()), default=now)
 
     def expired(self, now: float) -> list[Queued]:
         """Places whose deadline has passed; they are removed."""

@@ -321,7 +321,7 @@ def test_each_value_has_its_window() -> None:
         {"workers": [WORKER], "activity": {"audit_buffered": 3, "audit_late": 1}},
         {"workers": [], "activity": None},
     ]
-    values = measured(ActivityRecord(buckets=buckets), WorkSnapshot({}, 12_500), systems, 2005.0)
+    values = measured(ActivityRecord(buckets=buckets), WorkSnapshot({}, {"io": 12_500, "router": 500}), systems, 2005.0)
 
     assert values == {
         "quarantine_growth": 90,

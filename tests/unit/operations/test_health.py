@@ -20,10 +20,12 @@ from reefknot.app.audit_copies import kept_events
 from reefknot.app.doctor import library_finding
 from reefknot.app.presence import living_systems
 from reefknot.app.stores import options_of
+from reefknot.app.system import System
 from reefknot.config.schema import DashboardSection
 from reefknot.config.settings import Settings, load_settings
 from reefknot.core.redaction import Redactor
-from reefknot.core.work import WorkItem
+from reefknot.core.work import ROUTER, WorkItem
+from reefknot.engines.clocks import SystemClock
 from reefknot.operations.health import EXTRAS, examine_address, examine_store, extras_finding
 from reefknot.operations.operator import Operator
 from reefknot.ports.store import Store
@@ -32,6 +34,7 @@ from reefknot.runtime.processes import process_mark
 from reefknot.telemetry.metrics import STEP_S
 from reefknot.testing import run_virtual
 from reefknot.testing.conformance.harness import event
+from reefknot.worker.settings import default_settings
 from tests.rows import for_each_row
 from tests.unit.app.test_presence import ELSEWHERE, gone_process, reported
 
@@ -315,6 +318,71 @@ def test_work_of_a_silent_process_on_another_host_is_a_warning(monkeypatch: pyte
     early, late, heard = run_virtual(main())
     assert (early["level"], late["level"], heard["level"]) == ("ok", "warning", "ok")
     assert "worker-9#1" in late["text"]
+
+
+HELD = {"draining": True, "leaving": False}
+LEFT = {"draining": True, "leaving": True}
+
+
+@for_each_row(
+    ("waits_at", "worker", "expected"),
+    [
+        (ROUTER, {}, ("ok", "1 running, 1 job open", "")),
+        (ROUTER, HELD, ("warning", "worker-1, paused or draining", "`reefknot worker resume worker-1`")),
+        (ROUTER, LEFT, ("warning", "worker-1, paused or draining", "`reefknot worker resume worker-1`")),
+        ("io@worker-1", HELD, ("warning", "worker-1, paused or draining", "`reefknot worker resume worker-1`")),
+        ("io@worker-2", HELD, ("ok", "1 running, 1 job open", "")),
+    ],
+)
+def test_due_jobs_that_wait_for_a_worker_that_takes_nothing_are_a_warning(
+    tmp_path: Path, waits_at: str, worker: dict[str, Any], expected: tuple[str, str, str]
+) -> None:
+    async def work(store: Store) -> None:
+        await store.work.enqueue([WorkItem("a", "t", waits_at)], owner="router-1" if waits_at == ROUTER else "")
+        await changed_worker(store, **worker)
+
+    folder = tmp_path / f"{waits_at} {len(list(tmp_path.iterdir()))}"
+    folder.mkdir()
+    found = examined(folder, work=work)["systems"]
+
+    assert (found["level"], found["way_out"]) == (expected[0], expected[2])
+    assert expected[1] in found["text"]
+
+
+def test_a_paused_worker_is_well_while_another_runs_or_nothing_is_due(tmp_path: Path) -> None:
+    async def later(store: Store) -> None:
+        await store.work.enqueue([WorkItem("later", "t", ROUTER, due_at=store.moment().wall + 60_000)])
+        await changed_worker(store, **HELD)
+
+    async def beside(store: Store) -> None:
+        await store.work.enqueue([WorkItem("now", "t", ROUTER)])
+        await reported(store, worker="worker-2")
+
+    assert examined(tmp_path, work=later)["systems"]["level"] == "ok"
+    assert examined(tmp_path, work=beside)["systems"]["level"] == "ok"
+
+
+def test_due_jobs_that_wait_too_long_beside_workers_that_run_are_a_warning(tmp_path: Path) -> None:
+    """A type that no running system knows is named; the limit is that of the alert, and goes with it."""
+
+    async def work(store: Store) -> None:
+        an_hour_ago = store.moment().wall - 3_600_000
+        await store.work.enqueue([WorkItem(one, one, ROUTER, due_at=an_hour_ago) for one in ("own.known", "own.lost")])
+        await reported(store, blocks=["own.known"])
+
+    found = examined(tmp_path, work=work)["systems"]
+    assert (found["level"], "`reefknot worker list`" in found["way_out"]) == ("warning", True)
+    assert "the oldest for 60 min; no running system knows the type own.lost" in found["text"]
+
+    silent = written(tmp_path, "alerts: {rules: {oldest_age: {enabled: false}}}\n")
+    assert examined(tmp_path, silent)["systems"]["level"] == "ok"
+
+
+async def changed_worker(store: Store, **changes: Any) -> None:
+    """A system whose one worker reports itself with these changes."""
+    system = System(store, SystemClock(), settings=default_settings(), blocks={}, workers=("worker-1",))
+    worker = msgspec.to_builtins(system.workers[0].snapshot()) | changes
+    await reported(store, workers=[worker])
 
 
 @for_each_row(

@@ -8,8 +8,9 @@ from typing import Any
 
 import msgspec
 
-from reefknot.app.activity import Activity
-from reefknot.app.alerts import AlertsRecord, RecordedAlert
+from reefknot.app.activity import Activity, sampled
+from reefknot.app.alerts import AlertsRecord, RecordedAlert, measured_now
+from reefknot.app.presence import visible_work
 from reefknot.app.system import System
 from reefknot.audit.journal import Journal, envelope
 from reefknot.core.audit.event import (
@@ -24,7 +25,8 @@ from reefknot.core.audit.event import (
 from reefknot.core.overload.source_health import SourceHealth
 from reefknot.core.redaction import Redactor
 from reefknot.core.retry.decide import Reason
-from reefknot.engines.clocks import SystemClock
+from reefknot.core.work import ROUTER, WorkItem
+from reefknot.engines.clocks import SystemClock, VirtualClock
 from reefknot.engines.memory import MemoryStore
 from reefknot.ingestion.sources import SourceRecords, with_health
 from reefknot.operations.metrics import metrics_text
@@ -99,6 +101,28 @@ def test_given_up_is_every_job_that_is_not_retried_any_more_as_in_the_metrics() 
     assert view["retries"]["given_up"] == sum(map(float, counted)) == 11
     assert view["retries"]["recovered_share"] == 0.5
     assert b"reefknot_retry_budget_exhausted_total 1.0" in text
+
+
+def test_jobs_that_a_router_holds_are_due_in_every_figure() -> None:
+    """Every worker is paused: the router has claimed the jobs, nobody is at them, and their age counts."""
+
+    async def main() -> tuple[dict[str, Any], str, dict[str, float | None]]:
+        clock = VirtualClock()
+        store = MemoryStore(clock)
+        await store.work.enqueue([WorkItem(one, "t", ROUTER) for one in "abc"], owner="router-1", lease=60)
+        clock.advance(12)
+        metrics = await metrics_text(Operator(store, Redactor(())))
+        assert sampled(await visible_work(store), 0) == {"queued": 3, "oldest_s": 12.0, "quarantine": 0, "level": 0}
+        return await seen(store), metrics.decode(), await measured_now(store, [])
+
+    view, text, values = asyncio.run(main())
+    router = view["classes"]["router"]
+    assert (view["oldest_due_s"], view["waiting_for_router"]) == (router["oldest_age_s"], router["queued"]) == (12.0, 3)
+    assert (view["states"]["pending"], view["states"]["running"]) == (3, 0)
+    assert "reefknot_oldest_ready_age_seconds 12.0" in text
+    assert 'reefknot_queue_depth{class="router"} 3.0' in text
+    assert 'reefknot_class_oldest_seconds{class="router"} 12.0' in text
+    assert values["oldest_age"] == 12.0
 
 
 def test_levels_come_with_their_reasons_and_classes_are_added_up() -> None:

@@ -152,7 +152,7 @@ def test_the_oldest_is_found_whatever_came_and_went(seed: int) -> None:
         ages = [one.since for one in here.values() if one.priority == lowest]
         found = queue.oldest(now)
         assert (found and here[found.id].since) == min(ages, default=None)
-        assert queue.oldest_age(now) == max((now - one.since for one in here.values()), default=0.0)
+        assert queue.oldest_age(now) == max((now - one.due for one in here.values() if one.due <= now), default=0.0)
 
 
 def test_entries_of_places_that_are_gone_do_not_pile_up_however_often_work_comes_back() -> None:
@@ -181,10 +181,14 @@ def test_priorities_that_nobody_has_any_more_are_not_kept() -> None:
     assert len(queue._ages) <= 20
 
 
-def test_the_age_of_the_oldest_counts_everybody() -> None:
-    queue = filled(Queued("a", since=5.0), Queued("b", since=2.0, due=50.0))
+def test_the_age_of_the_oldest_is_the_time_since_it_became_due() -> None:
+    """Not since its submission: a retry, or what comes out of quarantine, does not begin with an age of hours."""
+    queue = filled(Queued("a", since=1.0, due=7.0), Queued("b", since=2.0, due=50.0))
 
-    assert queue.oldest_age(10.0) == 8.0
+    assert queue.oldest_age(6.0) == 0.0
+    assert queue.oldest_age(10.0) == 3.0
+    queue.put(Queued("c", priority=-5, since=10.0, due=5.0), 10.0)
+    assert queue.oldest_age(10.0) == 5.0
     assert filled().oldest_age(10.0) == 0.0
 
 

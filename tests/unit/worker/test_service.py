@@ -21,6 +21,7 @@ from reefknot.core.messages import CANCEL, FLEET, Cancel, Fleet, ResultStatus, e
 from reefknot.core.overload.admission import OverloadStatus, RejectionPolicy, Rules
 from reefknot.core.work import WorkItem, WorkState
 from reefknot.errors import ParameterError
+from reefknot.ports.work_queue import QuarantineFilter
 from reefknot.worker import closing
 from tests.workshop import DENIED, OK, REFUSED, Shop, Step, with_shop, work
 
@@ -346,8 +347,6 @@ def test_work_requeued_from_quarantine_is_found_without_anybody_sending_it() -> 
         await asyncio.sleep(1)
         assert shop.result("a").error_code == "PERMISSION_DENIED"
         step.outcomes = (OK,)
-        from reefknot.ports.work_queue import QuarantineFilter
-
         assert await shop.store.quarantine.requeue(QuarantineFilter(ids=("a",)), who="me") == ["a"]
         await asyncio.sleep(3)
         assert [one.status.value for one in shop.results] == ["error", "success"]
@@ -502,6 +501,28 @@ def test_a_queue_that_fills_and_empties_is_told_to_routers_at_once_and_to_people
             await asyncio.sleep(1)
             told.append(worker.snapshot().classes["cpu"].status)
         assert told[-1] is OverloadStatus.HEALTHY, "it lasted"
+
+    with_shop(story)
+
+
+def test_the_oldest_of_a_worker_has_waited_as_long_as_the_store_says() -> None:
+    """Since it was requeued, for a job that was in quarantine for an hour."""
+
+    async def story(shop: Shop) -> None:
+        worker = await shop.worker("w1", Step(DENIED), quarantine_failed=True)
+        await shop.send(work("a"))
+        await asyncio.sleep(3600)
+        worker.pause()
+        assert await shop.store.quarantine.requeue(QuarantineFilter(ids=("a",)), who="me") == ["a"]
+        item = await shop.store.work.get("a")
+        assert item is not None
+        pool = worker.pools["cpu"]
+        pool.put(pool.queued(item))
+        await asyncio.sleep(12)
+        pool.put(pool.queued(item))  # as after a restart
+        oldest = (await shop.store.work.snapshot()).oldest_due_ms / 1000
+        assert oldest == 12
+        assert worker.snapshot().classes["cpu"].oldest_age_s == pytest.approx(12, abs=0.01)
 
     with_shop(story)
 

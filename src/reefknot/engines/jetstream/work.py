@@ -227,16 +227,16 @@ class JetStreamWorkQueue(TableWorkQueue):
         async for messages, left_out in newest(connection, names.state, filters, least=least):
             yield _listed(messages), left_out
 
-    async def snapshot(self) -> WorkSnapshot:
+    async def snapshot(self, gone: Collection[str] = ()) -> WorkSnapshot:
         def open_work(now: Moment) -> WorkSnapshot:
-            found = self.table.snapshot(now=now)
+            found = self.table.snapshot(gone, now=now)
             return WorkSnapshot(
                 {
                     name: {state: n for state, n in states.items() if state in _OPEN}
                     for name, states in found.counts.items()
                     if any(state in _OPEN for state in states)
                 },
-                found.oldest_due_ms,
+                found.oldest_ms,
             )
 
         found = await self.look(open_work)

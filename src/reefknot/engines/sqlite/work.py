@@ -239,13 +239,10 @@ class SqliteWorkQueue:
         wanted = rows.Wanted(which.state, which.kind, (), after, limit, which.since, oldest_first, lost, which)
         return await self._context.read(partial(rows.searched, wanted=wanted))
 
-    async def snapshot(self) -> WorkSnapshot:
+    async def snapshot(self, gone: Collection[str] = ()) -> WorkSnapshot:
         now = self._context.now()
-        return await self._context.read(lambda connection: _snapshot(connection, now.wall))
-
-    async def count_running(self, gone: Collection[str] = ()) -> int:
-        lost = rows.LostClaims(rows.listed(gone), self._context.now().steady)
-        return await self._context.read(partial(rows.count_running, lost=lost))
+        lost = rows.LostClaims(rows.listed(gone), now.steady)
+        return await self._context.read(partial(rows.snapshot, lost=lost, wall=now.wall))
 
     async def purge(self, before: int) -> int:
         return await retention.purge_work(self._context, before)
@@ -483,14 +480,6 @@ def _transfer(transaction: Transaction, work_id: str, resource_class: str) -> bo
     transaction.cache.items.drop(work_id)
     transaction.touched.add(rows.CLASS_TOPIC + resource_class)
     return transaction.connection.changes() == 1
-
-
-def _snapshot(connection: apsw.Connection, wall: int) -> WorkSnapshot:
-    counts: dict[str, dict[WorkState, int]] = {}
-    for name, state, number in query(connection, "SELECT resource_class, state, number FROM work_count"):
-        counts.setdefault(name, {})[WorkState(state)] = number
-    oldest = query(connection, rows.OLDEST_DUE).get
-    return WorkSnapshot(counts, 0 if oldest is None else max(0, wall - oldest))
 
 
 def _soonest(connection: apsw.Connection, now: Moment, classes: Sequence[str]) -> float:

@@ -10,7 +10,7 @@ from reefknot.core.failure_groups import in_small
 from reefknot.core.work import INGEST, Budget, HistoryEntry, WorkItem, WorkState
 from reefknot.engines.sqlite.connection import query
 from reefknot.engines.sqlite.transaction import Transaction
-from reefknot.ports.work_queue import EVERYTHING, WorkFilter, WorkPage
+from reefknot.ports.work_queue import EVERYTHING, WorkFilter, WorkPage, WorkSnapshot
 
 _FIELDS = WorkItem.__struct_fields__
 FULL = ", ".join(_FIELDS)
@@ -41,14 +41,16 @@ _OVER = (
 )
 
 # The oldest of each queue of `work_ready`, whose tenants and priorities are counted, and of what nobody has promoted.
-OLDEST_DUE = (
-    "SELECT min(due_at) FROM (SELECT (SELECT min(due_at) FROM work WHERE state = 'pending' AND ready = 1 "
-    "AND resource_class = class.resource_class AND tenant_id IS nullif(open.tenant, '') AND priority = open.priority) "
-    "AS due_at FROM work_count AS class JOIN open_work AS open ON class.state = 'pending' "
+_OLDEST_DUE = (
+    "SELECT resource_class, min(due_at) FROM (SELECT class.resource_class, "
+    "(SELECT min(due_at) FROM work WHERE state = 'pending' AND ready = 1 AND resource_class = class.resource_class "
+    "AND tenant_id IS nullif(open.tenant, '') AND priority = open.priority) AS due_at "
+    "FROM work_count AS class JOIN open_work AS open ON class.state = 'pending' "
     "AND iif(class.resource_class = 'router', open.stage IN ('submitted', 'scheduled'), open.stage = 'queued' "
     "AND substr(class.resource_class, 1, length(open.pool) + 1) IN (open.pool, open.pool || '@')) "
-    "UNION ALL SELECT (SELECT min(due_at) FROM work WHERE state = 'pending' AND ready = 0 "
-    "AND resource_class = class.resource_class) FROM work_count AS class WHERE class.state = 'pending')"
+    "UNION ALL SELECT class.resource_class, (SELECT min(due_at) FROM work WHERE state = 'pending' AND ready = 0 "
+    "AND resource_class = class.resource_class) FROM work_count AS class WHERE class.state = 'pending') "
+    "GROUP BY resource_class HAVING min(due_at) IS NOT NULL"
 )
 _CLASSES = "SELECT DISTINCT resource_class FROM work_count WHERE state IN (SELECT value FROM json_each(?)) ORDER BY 1"
 _KINDS = """
@@ -81,7 +83,10 @@ _LOST = (
     "(resource_class = 'router' OR lease_until NOT BETWEEN ? + 1 AND ? + lease_ms "
     "OR owner IN (SELECT value FROM json_each(?)))"
 )
-_RUNNING = f"SELECT count(*) FROM work WHERE state = 'running' AND NOT {_LOST}"  # noqa: S608 - constants
+_LOST_CLAIMS = (
+    "SELECT resource_class, count(*), min(due_at) FROM work INDEXED BY work_leased "  # noqa: S608 - constants
+    f"WHERE state = 'running' AND {_LOST} GROUP BY resource_class"
+)
 _OF_CLASS = {
     WorkState.PENDING: ("state = 'pending' AND ready = 1", "state = 'pending' AND ready = 0"),
     WorkState.RUNNING: ("state = 'running'",),
@@ -303,9 +308,24 @@ def _ways_to(connection: apsw.Connection, wanted: Wanted) -> list[Way]:
     return ways + [(f"{where} AND {_LOST}", (*values, *lost)) for where, values in running]
 
 
-def count_running(connection: apsw.Connection, lost: LostClaims) -> int:
-    """The number of running items that somebody is at."""
-    return int(query(connection, _RUNNING, lost.steady, lost.steady, lost.owners).get)
+def snapshot(connection: apsw.Connection, lost: LostClaims, wall: int) -> WorkSnapshot:
+    """The queue at one moment, by class and visible state."""
+    connection.execute("BEGIN")
+    try:
+        counts: dict[str, dict[WorkState, int]] = {}
+        for name, state, number in query(connection, "SELECT resource_class, state, number FROM work_count"):
+            counts.setdefault(name, {})[WorkState(state)] = number
+        due = dict[str, int](query(connection, _OLDEST_DUE))
+        for name, number, due_at in query(connection, _LOST_CLAIMS, lost.steady, lost.steady, lost.owners):
+            of_class = counts[name]
+            of_class[WorkState.PENDING] = of_class.get(WorkState.PENDING, 0) + number
+            of_class[WorkState.RUNNING] -= number
+            if not of_class[WorkState.RUNNING]:
+                del of_class[WorkState.RUNNING]
+            due[name] = min(due_at, due.get(name, due_at))
+        return WorkSnapshot(counts, {name: wall - due_at for name, due_at in due.items() if due_at <= wall})
+    finally:
+        connection.execute("COMMIT")
 
 
 def classes_with(connection: apsw.Connection, states: Sequence[str]) -> list[str]:

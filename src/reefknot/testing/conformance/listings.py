@@ -1,4 +1,4 @@
-"""Conformance stories of lists of work: by filter, in pages, since a time, by visible state."""
+"""Conformance stories of lists and counts of work: by filter, in pages, since a time, by visible state."""
 
 from typing import Any
 
@@ -76,13 +76,38 @@ class ListingContract:
         assert await found(state=WorkState.RUNNING) == ["gone", "held", "late", "runs"]
         assert await found(state=WorkState.RUNNING, gone=gone) == ["runs"]
         assert await found(state=WorkState.RUNNING, gone=[]) == ["gone", "runs"]
-        assert (await store.work.count_running(gone), await store.work.count_running()) == (1, 2)
         assert await found(state=WorkState.PENDING, gone=gone) == ["gone", "held", "late", "waits"]
         assert await found(state=WorkState.PENDING, gone=gone, kind="other") == []
         newest = await store.work.find(state=WorkState.PENDING, gone=gone, limit=2)
         assert [item.id for item in newest] == ["waits", "late"]
         rest = await store.work.find(state=WorkState.PENDING, gone=gone, after="late")
         assert [item.id for item in rest] == ["gone", "held"]
+
+    @story()
+    async def test_the_snapshot_counts_a_claim_without_an_attempt_as_waiting(
+        self, store: Store, clock: VirtualClock
+    ) -> None:
+        """Held by a router, by an owner that is gone, and under a lease that ran out: due, and nobody is at them."""
+        started = wall_ms(clock)
+        await store.work.enqueue([WorkItem("held", "t", ROUTER)], owner="router-1", lease=60)
+        await store.work.enqueue([WorkItem("soon", "t", ROUTER, due_at=started + 60_000)], owner="router-1", lease=60)
+        for name, lease in (("gone", 60.0), ("late", 1.0), ("runs", 60.0)):
+            clock.advance(1)
+            await store.work.enqueue([WorkItem(name, "t", f"cpu@{name}")])
+            await store.work.claim(1, owner=f"owner of {name}", classes=[f"cpu@{name}"], lease=lease)
+        clock.advance(2)
+
+        waits, runs = {WorkState.PENDING: 1}, {WorkState.RUNNING: 1}
+        seen = await store.work.snapshot(["owner of gone"])
+        of_router = {WorkState.PENDING: 2}
+        assert seen.counts == {ROUTER: of_router, "cpu@gone": waits, "cpu@late": waits, "cpu@runs": runs}
+        assert seen.oldest_ms == {ROUTER: 5000, "cpu@gone": 4000, "cpu@late": 3000}
+        assert seen.oldest_due_ms == 5000
+        without = await store.work.snapshot()
+        assert without.counts["cpu@gone"] == runs
+        assert without.oldest_ms == {ROUTER: 5000, "cpu@late": 3000}
+        clock.advance(60)
+        assert (await store.work.snapshot()).oldest_ms[ROUTER] == 65_000, "nobody has renewed its lease"
 
     @story()
     async def test_classes_and_visible_states_are_not_looked_for_together(
