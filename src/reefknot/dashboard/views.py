@@ -90,13 +90,13 @@ def _charts(found: Found) -> list[Found]:
         per_second = {name: [None if one is None else one / step for one in series[name]] for name in names}
         return [{"name": name.replace("_", " "), "values": values} for name, values in per_second.items()]
 
-    def row(name: str, values: list[float | None]) -> list[Found]:
-        return [{"name": name, "values": values}]
+    def sampled(name: str, values: list[float | None]) -> list[Found]:
+        return [{"name": name, "values": values, "now": None if found["systems"] else "no system runs"}]
 
     def chart(title: str, kind: str, unit: str, shown: list[Found], in_words: Callable[[float], str] = amount) -> Found:
         for one in shown:
             known = [value for value in one["values"] if value is not None]
-            one["now"] = in_words(known[-1]) if known else "–"
+            one["now"] = one.get("now") or (in_words(known[-1]) if known else "–")
         return {"title": title, "kind": kind, "unit": unit, "series": shown, "step_s": step}
 
     admissions = rates("accepted", "deferred", "degraded", "rejected", "dropped")
@@ -105,11 +105,11 @@ def _charts(found: Found) -> list[Found]:
         chart("Admissions", "stacked", "per second", admissions),
         chart("Jobs ended", "stacked", "per second", rates("succeeded", "failed")),
         chart("Retries", "lines", "per second", rates("retries", "throttled", "given_up")),
-        chart("Recovered share", "lines", "", row("recovered share", shares), percent),
-        chart("Queued", "lines", "jobs", row("queued", series["queued"])),
-        chart("Oldest due job", "lines", "s", row("waits for", series["oldest_s"]), duration),
-        chart("In quarantine", "lines", "jobs", row("in quarantine", series["quarantine"])),
-        chart("Worst load level", "lines", "", row("level, 0 healthy to 3 critical", series["level"])),
+        chart("Recovered share", "lines", "", [{"name": "recovered share", "values": shares}], percent),
+        chart("Queued", "lines", "jobs", sampled("queued", series["queued"])),
+        chart("Oldest due job", "lines", "s", sampled("waits for", series["oldest_s"]), duration),
+        chart("In quarantine", "lines", "jobs", sampled("in quarantine", series["quarantine"])),
+        chart("Worst load level", "lines", "", sampled("level, 0 healthy to 3 critical", series["level"])),
     ]
 
 

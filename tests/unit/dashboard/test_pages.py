@@ -241,6 +241,15 @@ def test_the_actions_of_a_group_are_for_the_jobs_of_its_row_alone(tmp_path: Path
         assert given == {f"--{name}": text for name, text in body.items()}
 
 
+def test_without_a_system_no_chart_draws_a_value_of_now(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    stored_work(path)
+    (page,) = answers(path, "/").values()
+    for name in ("queued", "waits for", "in quarantine", "level, 0 healthy to 3 critical"):
+        assert f"{name} <b>no system runs</b>" in page.text
+    assert page.text.count(': nothing recorded yet"') == 5, "those four, and the share that recovered"
+
+
 def test_a_source_has_a_page_with_its_settings(tmp_path: Path) -> None:
     known, unknown = answers(tmp_path / "state.db", "/sources/notes", "/sources/nobody").values()
     assert known.status == 200
