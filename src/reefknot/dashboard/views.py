@@ -153,7 +153,7 @@ def timeline_rows(story: Found) -> list[tuple[str, str, list[Found]]]:
         if one["generation"] != run:  # nothing waited between the end of a run and the requeue
             run, free = one["generation"], due
         begins = min(ends, max(free, due if one["started_at"] is None else seconds_at(one["started_at"])))
-        outcome = one["outcome"] if one["outcome"] in ("succeeded", "running", "cancelled") else "failed"
+        outcome = one["outcome"] if one["outcome"] in ("succeeded", "running", "cancelled", "crashed") else "failed"
         kind = "other" if one["started_at"] is None else outcome
         spans = [{"begins": begins, "ends": ends, "kind": kind}]
         waited = begins - free > 0.001
@@ -161,11 +161,8 @@ def timeline_rows(story: Found) -> list[tuple[str, str, list[Found]]]:
             spans.insert(0, {"begins": free, "ends": begins, "kind": "waiting"})
         words = [one["code"] or one["outcome"]]
         ran = one["duration_s"] or ends - begins
-        words.append(
-            "start not recorded"
-            if kind == "other"
-            else f"{'for' if one['outcome'] == 'running' else 'ran'} {duration(ran) if ran else 'under 1 ms'}"
-        )
+        ran_for = {"running": "for", "crashed": "noticed within"}.get(outcome, "ran")
+        words.append("start not recorded" if kind == "other" else f"{ran_for} {duration(ran) if ran else 'under 1 ms'}")
         words += [f"after a wait of {duration(begins - free)}"] if waited else []
         rows.append((_attempt(story, run, one["number"]), ", ".join(words), spans))
         free = ends
