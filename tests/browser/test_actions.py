@@ -216,6 +216,16 @@ def test_a_worker_is_drained_and_resumed(system: RunningSystem, visit: Visit) ->
     page.wait_for_selector(".named .state:text('running')")
 
 
+def test_a_page_that_is_loaded_again_after_an_action_shows_no_older_state(system: RunningSystem, visit: Visit) -> None:
+    window, worker = visit(), system.ask("/workers")["workers"][0]["worker_id"]
+    page = window.goto("/workers", live=True)
+    for verb, state in (("Pause", "paused"), ("Resume", "running")):
+        page.click(f"button[data-act='{verb} worker {worker}']")
+        confirmed(page)
+        page = window.goto("/workers", live=True)
+        assert page.inner_text(".named .state") == state
+
+
 def test_a_source_is_paused_and_resumed(system: RunningSystem, visit: Visit) -> None:
     page = visit().goto("/sources", live=True)
     page.click("button[data-act='Pause source notes']")
