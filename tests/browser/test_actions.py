@@ -61,6 +61,21 @@ def test_a_group_is_requeued_with_its_count_before(system: RunningSystem, visit:
     page.wait_for_selector("text=No quarantined job matches this filter")
 
 
+def test_the_actions_of_a_group_keep_to_the_filter_of_the_page(system: RunningSystem, visit: Visit) -> None:
+    for number, tenant in enumerate(("acme", "globex", "globex")):
+        system.submit(f"shared-{number}", "own.broken", {"text": "the shared cause"}, tenant_id=tenant)
+        system.ended(f"shared-{number}", "quarantined", tenant=tenant)
+    page = visit().goto("/quarantine?tenant=globex&error=the+shared+cause")
+    assert page.inner_text("td[data-name=Jobs]") == "2"
+    page.click("button[data-act^='Discard the group']")
+    page.wait_for_selector("#act .count")
+    assert page.inner_text("#act .count") == "2 jobs"
+    assert "--tenant globex --error 'the shared cause' --fingerprint" in page.inner_text("#act-cli code")
+    confirmed(page, because="a test order")
+    assert system.job("shared-0", tenant="acme")["state"] == "quarantined"
+    assert system.job("shared-1", tenant="globex")["state"] == "discarded"
+
+
 def test_a_job_is_edited_and_requeued(system: RunningSystem, visit: Visit) -> None:
     system.submit("odd-order", "own.broken", {"text": "no such customer"}, tenant_id="acme")
     system.ended("odd-order", "quarantined", tenant="acme")
@@ -199,6 +214,16 @@ def test_a_worker_is_drained_and_resumed(system: RunningSystem, visit: Visit) ->
     page.click(f"button[data-act='Resume worker {worker}']")
     confirmed(page)
     page.wait_for_selector(".named .state:text('running')")
+
+
+def test_a_page_that_is_loaded_again_after_an_action_shows_no_older_state(system: RunningSystem, visit: Visit) -> None:
+    window, worker = visit(), system.ask("/workers")["workers"][0]["worker_id"]
+    page = window.goto("/workers", live=True)
+    for verb, state in (("Pause", "paused"), ("Resume", "running")):
+        page.click(f"button[data-act='{verb} worker {worker}']")
+        confirmed(page)
+        page = window.goto("/workers", live=True)
+        assert page.inner_text(".named .state") == state
 
 
 def test_a_source_is_paused_and_resumed(system: RunningSystem, visit: Visit) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from playwright.sync_api import Browser
 
-from tests.browser.running import RunningSystem, Watched
+from tests.browser.running import RunningSystem, Watched, until
 
 Visit = Callable[..., Watched]
 
@@ -27,6 +29,22 @@ def test_a_job_that_was_cancelled_while_it_ran_shows_the_attempt(system: Running
     told = page.inner_text("section:has(h2:text-is('Events'))")
     assert "cancelled after 1 attempt in" in told
     assert told.index(": job.cancel nap-to-stop: enough") < told.index("carried out by worker-1: cancel nap-to-stop")
+
+
+def test_a_run_that_crashed_is_on_the_timeline_and_among_the_attempts(browser: Browser, tmp_path: Path) -> None:
+    with RunningSystem.prepared(tmp_path) as mortal:
+        mortal.submit("cut-off", "own.nap", {"seconds": 600})
+        mortal.ended("cut-off", "running")
+        mortal.kill()
+    with RunningSystem.prepared(tmp_path) as heir:
+        until(lambda: heir.job("cut-off")["crashes"] == 1 and heir.job("cut-off")["state"] == "running")
+        window = Watched(browser, heir, "operator")
+        page = window.goto("/work/cut-off")
+        assert page.locator("rect.span.crashed").count() == page.locator("rect.span.running").count() == 1
+        assert "1 attempt and 1 that crashed in" in page.inner_text("section:has(h2:text-is('Timeline'))")
+        rows = page.locator("section:has(h2:text-is('Attempts')) tbody tr").all_inner_texts()
+        assert ["crashed" in one and "its worker vanished" in one for one in rows] == [True, False]
+        window.close()
 
 
 def test_payload_result_key_and_who_did_what_are_on_the_page(system: RunningSystem, visit: Visit) -> None:

@@ -28,14 +28,13 @@ from reefknot.ports.value_store import StoredValue
 from reefknot.ports.work_queue import WorkSnapshot
 from reefknot.runtime.log import RepeatedErrors
 from reefknot.runtime.seeds import new_id
-from reefknot.telemetry.metrics import ActivityRecord, EventCounters, added, less
+from reefknot.telemetry.metrics import STEP_S, ActivityRecord, EventCounters, added, held, less
 from reefknot.worker.service import Worker
 
 PREFIX = "activity/"
 ENDED = f"{PREFIX}ended"
 LOOK_EVERY_S = 0.5
 WRITE_EVERY_S = 5.0
-SAMPLE_EVERY_S = 10.0
 SILENT_S = 60.0
 """How long a record of a system that does not report any more stays by itself."""
 CLOSE_S = 3.0
@@ -70,7 +69,7 @@ class Activity:
         """The changes that were written, and those that the last look has seen."""
         self._seen = 0
         self._written_at = -inf
-        self._sampled_at = -inf
+        self._sampled_step = 0
 
     async def __aenter__(self) -> Self:
         self._counting.enter_context(observed(self._store.audit, self.counters.observe))
@@ -122,13 +121,14 @@ class Activity:
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def _look(self) -> None:
-        """Sample now and then; write what has changed: every few seconds, and soon after the last change."""
+        """Sample once in each step; write what has changed: every few seconds, and soon after the last change."""
         now, wall = self._clock.now(), self._clock.wall()
         lost, self._lost = self._journal.lost - self._lost, self._journal.lost
         if lost > 0:
             self.counters.count({"audit_lost": lost}, {"audit_lost": lost})
-        if now - self._sampled_at >= SAMPLE_EVERY_S:
-            self._sampled_at = now
+        step = int(wall // STEP_S)
+        if step != self._sampled_step:
+            self._sampled_step = step
             self.counters.sample(sampled(await visible_work(self._store), self._worst_level()))
             await fold_left(self._store, int(wall * 1000), but=self.record_id)
         is_quiet, self._seen = self.counters.changes == self._seen, self.counters.changes
@@ -210,7 +210,7 @@ async def store_activity(store: Store, systems: Sequence[Status] = ()) -> Activi
         if name and name not in ended.folded:
             fresh = {int(step): one for step, one in reported(status, "buckets", {}).items()}
             known = records.get(name, ActivityRecord())
-            records[name] = structs.replace(known, buckets=known.buckets | fresh)
+            records[name] = structs.replace(known, buckets=held(known.buckets | fresh, store.moment().wall / 1000))
     return added([ended, *(records[name] for name in sorted(records))])
 
 

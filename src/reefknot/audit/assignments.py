@@ -36,6 +36,7 @@ from reefknot.runtime.processes import own_identity
 
 STORE_AGAIN_S = 3600.0
 """How often the rules in force are written: retention may have removed them."""
+WORKER_VANISHED, ORCHESTRATOR_VANISHED = "its worker vanished", "its orchestrator vanished"
 
 
 def briefly_about(work: ExecAssignment | ExecResult | WorkItem, wall: float) -> dict[str, Any]:
@@ -121,8 +122,11 @@ def vanished_events(item: WorkItem, wall: float) -> list[Event]:
     """
     about, of_source = about_item(item, wall), is_ingestion(item)
     if item.state is not WorkState.QUARANTINED:
-        owner = "orchestrator" if of_source else "worker"
-        return [Requeued(**about, reason=f"its {owner} vanished", generation=item.generation)]
+        reason = ORCHESTRATOR_VANISHED if of_source else WORKER_VANISHED
+        began = item.budget.first_attempt_at
+        is_first = began is not None and item.crashes == 1 and not item.attempts
+        ran = max(0.0, round(wall - (began or 0) / 1000, 6)) if is_first else None
+        return [Requeued(**about, reason=reason, generation=item.generation, attempt_seconds=ran)]
     inputs = {"crashes": item.crashes, "limit": CRASH_LIMIT, "attempts": item.attempts}
     quarantined = Quarantined(**about, reason=item.reason, inputs=inputs)
     return [quarantined] if of_source else [quarantined, ended_event(item, wall)]

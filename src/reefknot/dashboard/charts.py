@@ -332,7 +332,8 @@ def _in_words(series: Sequence[Series], unit: str) -> str:
         known = [value for value in one.values if value is not None]
         if known:
             last, most = _amount(known[-1], unit), _amount(max(known), unit)
-            words.append(f"{one.name}: {last} now, at most {most}")
+            when = "last" if one.values[-1] is None else "now"
+            words.append(f"{one.name}: {last} {when}, at most {most}")
     return "; ".join(words) or "nothing recorded yet"
 
 

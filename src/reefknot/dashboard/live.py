@@ -100,14 +100,20 @@ class LiveViews:
             raise OperationError(text, "temporary")
 
     async def follow(self, key: ViewKey, is_valid: Callable[[], bool] = lambda: True) -> AsyncGenerator[bytes]:
-        """The messages of a view, from its newest on, until the site closes, or the session of the viewer ends."""
+        """
+        The messages of a view, from its next one on, until the site closes, or the session of the viewer ends.
+
+        The newest one may be older than the page that a new viewer has loaded, and lack the effect of their action.
+        """
         self.check_room(key)
         view = self._views.get(key)
         if view is None:
             view = self._views[key] = LiveView(key)
             run_in_background(self._keep(view), "dashboard: a live view")
         view.viewers += 1
-        seen = 0
+        view.message, seen = b"", view.version  # so that the next rendering is a message, whatever it shows
+        self._mark += 1
+        self._changes.wake(_CHANGE)
         try:
             while not self._site.closing.is_set() and is_valid():
                 if view.version != seen:

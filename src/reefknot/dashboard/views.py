@@ -90,13 +90,13 @@ def _charts(found: Found) -> list[Found]:
         per_second = {name: [None if one is None else one / step for one in series[name]] for name in names}
         return [{"name": name.replace("_", " "), "values": values} for name, values in per_second.items()]
 
-    def row(name: str, values: list[float | None]) -> list[Found]:
-        return [{"name": name, "values": values}]
+    def sampled(name: str, values: list[float | None]) -> list[Found]:
+        return [{"name": name, "values": values, "now": None if found["systems"] else "no system runs"}]
 
     def chart(title: str, kind: str, unit: str, shown: list[Found], in_words: Callable[[float], str] = amount) -> Found:
         for one in shown:
             known = [value for value in one["values"] if value is not None]
-            one["now"] = in_words(known[-1]) if known else "–"
+            one["now"] = one.get("now") or (in_words(known[-1]) if known else "–")
         return {"title": title, "kind": kind, "unit": unit, "series": shown, "step_s": step}
 
     admissions = rates("accepted", "deferred", "degraded", "rejected", "dropped")
@@ -105,11 +105,11 @@ def _charts(found: Found) -> list[Found]:
         chart("Admissions", "stacked", "per second", admissions),
         chart("Jobs ended", "stacked", "per second", rates("succeeded", "failed")),
         chart("Retries", "lines", "per second", rates("retries", "throttled", "given_up")),
-        chart("Recovered share", "lines", "", row("recovered share", shares), percent),
-        chart("Queued", "lines", "jobs", row("queued", series["queued"])),
-        chart("Oldest due job", "lines", "s", row("waits for", series["oldest_s"]), duration),
-        chart("In quarantine", "lines", "jobs", row("in quarantine", series["quarantine"])),
-        chart("Worst load level", "lines", "", row("level, 0 healthy to 3 critical", series["level"])),
+        chart("Recovered share", "lines", "", [{"name": "recovered share", "values": shares}], percent),
+        chart("Queued", "lines", "jobs", sampled("queued", series["queued"])),
+        chart("Oldest due job", "lines", "s", sampled("waits for", series["oldest_s"]), duration),
+        chart("In quarantine", "lines", "jobs", sampled("in quarantine", series["quarantine"])),
+        chart("Worst load level", "lines", "", sampled("level, 0 healthy to 3 critical", series["level"])),
     ]
 
 
@@ -153,7 +153,7 @@ def timeline_rows(story: Found) -> list[tuple[str, str, list[Found]]]:
         if one["generation"] != run:  # nothing waited between the end of a run and the requeue
             run, free = one["generation"], due
         begins = min(ends, max(free, due if one["started_at"] is None else seconds_at(one["started_at"])))
-        outcome = one["outcome"] if one["outcome"] in ("succeeded", "running", "cancelled") else "failed"
+        outcome = one["outcome"] if one["outcome"] in ("succeeded", "running", "cancelled", "crashed") else "failed"
         kind = "other" if one["started_at"] is None else outcome
         spans = [{"begins": begins, "ends": ends, "kind": kind}]
         waited = begins - free > 0.001
@@ -161,11 +161,8 @@ def timeline_rows(story: Found) -> list[tuple[str, str, list[Found]]]:
             spans.insert(0, {"begins": free, "ends": begins, "kind": "waiting"})
         words = [one["code"] or one["outcome"]]
         ran = one["duration_s"] or ends - begins
-        words.append(
-            "start not recorded"
-            if kind == "other"
-            else f"{'for' if one['outcome'] == 'running' else 'ran'} {duration(ran) if ran else 'under 1 ms'}"
-        )
+        ran_for = {"running": "for", "crashed": "noticed within"}.get(outcome, "ran")
+        words.append("start not recorded" if kind == "other" else f"{ran_for} {duration(ran) if ran else 'under 1 ms'}")
         words += [f"after a wait of {duration(begins - free)}"] if waited else []
         rows.append((_attempt(story, run, one["number"]), ", ".join(words), spans))
         free = ends

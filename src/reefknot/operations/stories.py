@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Struct
 
+from reefknot.audit.assignments import ORCHESTRATOR_VANISHED, WORKER_VANISHED
 from reefknot.core.audit.event import (
     Admission,
     AnyEvent,
     Completed,
     DecisionRecord,
     IdempotencyEvent,
+    Quarantined,
     Requeued,
     RetryAttempt,
     RetryExhausted,
@@ -36,7 +38,7 @@ from reefknot.core.retry.backoff import delay_before
 from reefknot.core.retry.book import Layer, Request
 from reefknot.core.retry.decide import DECIDING_FIELD
 from reefknot.core.versions import next_version, replaced_reason
-from reefknot.core.work import WorkItem, WorkState, attempts_begun, is_ingestion, is_over, step_key
+from reefknot.core.work import WorkItem, WorkState, attempts_begun, is_ingestion, is_over, runs_now, step_key
 from reefknot.errors import ReefknotError
 from reefknot.operations.values import time_text
 from reefknot.operations.words.events import event_fields, in_words
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
 
 
 OWN_BACKOFF, SERVER_HINT = "own backoff", "server hint"
+CRASHED = "crashed"
 MOST_ACTIONS = 200
 """Operators' actions before the end of a job, among which its cancellation is looked for."""
 CLOCKS_APART_MS = 60_000
@@ -66,7 +69,8 @@ class AttemptStory(Struct, kw_only=True):
     ended_at: str | None = None
     duration_s: float | None = None
     outcome: str = "running"
-    """`retried`, `failed`, `succeeded`, `cancelled` or `running`."""
+    """`retried`, `failed`, `succeeded`, `cancelled`, `crashed` or `running`. One that crashed spends no attempt: the
+    next has its number. Its end is not on record, but when it was noticed is: `ended_at`."""
     timed_out_after_s: float | None = None
     code: str | None = None
     failure_type: str | None = None
@@ -118,7 +122,11 @@ class Storyteller:
                 | RetryRefused(total_attempts=number, decision=record)
             ):
                 self._failed(event.timestamp, number, record, "failed", event.attempt_seconds)
+            case Quarantined(inputs={"crashes": int()}):
+                self._crashed(event.timestamp, event.reason)
             case Requeued(generation=generation):
+                if event.reason in (WORKER_VANISHED, ORCHESTRATOR_VANISHED):
+                    self._crashed(event.timestamp, event.reason, event.attempt_seconds)
                 self._generation = self._generation + 1 if generation is None else generation
                 self._due_ms = timestamp_ms(event.timestamp)
             case Completed():
@@ -156,10 +164,19 @@ class Storyteller:
         elif event.status in ("success", "error") and not self._is_known(event.attempts or 0):
             self._new(event.timestamp, event.attempts or 0, "succeeded" if event.status == "success" else "failed")
 
+    def _crashed(self, at: str, why: str, seconds: float | None = None) -> None:
+        """An attempt whose process vanished, which was noticed so long after its start. Effects may have happened in
+        it."""
+        spent = [one for one in self.attempts if (one.generation, one.outcome == CRASHED) == (self._generation, False)]
+        attempt, noticed_ms = self._new(at, spent[-1].number + 1 if spent else 1, CRASHED), timestamp_ms(at)
+        attempt.message = why
+        if seconds is not None and noticed_ms is not None:
+            attempt.started_at = time_text(noticed_ms - round(seconds * 1000))
+
     def _is_known(self, number: int) -> bool:
         """Whether the attempt of this number is known. There is none of number 0: the job ended without one."""
-        last = self.attempts[-1] if self.attempts else None
-        return number == 0 or (last is not None and (last.generation, last.number) == (self._generation, number))
+        spent = [one for one in self.attempts if one.outcome != CRASHED]
+        return number == 0 or (bool(spent) and (spent[-1].generation, spent[-1].number) == (self._generation, number))
 
     def _new(self, at: str, number: int, outcome: str) -> AttemptStory:
         attempt = AttemptStory(
@@ -181,6 +198,11 @@ class Storyteller:
         if self._runs:
             running = self._new("", attempts_begun(item), "running")
             running.started_at, running.ended_at = time_text(item.updated_at), None
+            return
+        if runs_now(item):  # its process is gone, and nobody has noticed yet
+            lost = self._new("", attempts_begun(item), CRASHED)
+            lost.started_at, lost.ended_at = time_text(item.updated_at), None
+            lost.message = ORCHESTRATOR_VANISHED if is_ingestion(item) else WORKER_VANISHED
             return
         last = self.attempts[-1] if self.attempts else None
         took = _last_execution_ms(item)

@@ -54,7 +54,8 @@ COUNTED = (
 """Series that count what happened in each step. Given up are all jobs whose failure is not retried any more,
 whether they failed or went to quarantine; unrecovered are those of them that had been retried."""
 SAMPLED = ("queued", "oldest_s", "quarantine", "level")
-"""Series of a value as it was in each step. `level` is that of the worst worker: 0 healthy, 3 critical."""
+"""Series of a value as it was in each step; None where no system sampled it. `level` is that of the worst worker: 0
+healthy, 3 critical."""
 _SAMPLED = frozenset(SAMPLED)
 KEPT_S = 20
 """Seconds that are also counted one by one, for the rates of the last `RATE_S` seconds."""
@@ -310,20 +311,20 @@ def less(record: ActivityRecord, earlier: ActivityRecord) -> ActivityRecord:
     return ActivityRecord(record.at, {name: one for name, one in totals.items() if one}, buckets)
 
 
-def series(buckets: Buckets, now: float, *, steps: int = STEPS) -> dict[str, list[float]]:
-    """
-    The last steps up to now, by name, the oldest first.
-
-    A sampled value holds until the next one: a system at rest notes none.
-    """
+def held(buckets: Buckets, now: float) -> Buckets:
+    """The steps of a system that runs: a sampled value holds until the next one, because a system at rest writes
+    none."""
     last = int(now // STEP_S)
-    shown = range(last - steps + 1, last + 1)
-    result: dict[str, list[float]] = {name: [buckets.get(step, {}).get(name, 0) for step in shown] for name in COUNTED}
-    for name in SAMPLED:
-        value = 0.0
-        column: list[float] = []
-        for step in shown:
-            value = buckets.get(step, {}).get(name, value)
-            column.append(value)
-        result[name] = column
-    return result
+    filled, values = dict(buckets), _last_sampled(buckets, last - STEPS)
+    for step in range(last - STEPS + 1, last + 1):
+        filled[step] = values | buckets.get(step, {})
+        values = {name: value for name, value in filled[step].items() if name in _SAMPLED}
+    return filled
+
+
+def series(buckets: Buckets, now: float, *, steps: int = STEPS) -> dict[str, list[Any]]:
+    """The last steps up to now, by name, the oldest first: numbers, and None for a value that nobody has sampled."""
+    last = int(now // STEP_S)
+    found = [buckets.get(step, {}) for step in range(last - steps + 1, last + 1)]
+    counted = {name: [one.get(name, 0) for one in found] for name in COUNTED}
+    return counted | {name: [one.get(name) for one in found] for name in SAMPLED}

@@ -17,7 +17,7 @@ from reefknot.engines.clocks import LoopClock, SystemClock, VirtualLoop
 from reefknot.engines.memory import MemoryStore
 from reefknot.ports.store import Store
 from reefknot.ports.value_store import StoredValue
-from reefknot.telemetry.metrics import ActivityRecord
+from reefknot.telemetry.metrics import ActivityRecord, series
 from reefknot.testing import run_virtual
 
 
@@ -78,6 +78,28 @@ def test_a_system_at_rest_writes_nothing_more() -> None:
             return last.version - first.version
 
     assert run_virtual(main()) == 0
+
+
+def test_the_last_sample_holds_while_its_system_runs_and_is_no_value_of_now_afterwards() -> None:
+    """Five minutes at rest."""
+
+    async def main() -> tuple[list[Any], list[Any]]:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        clock = LoopClock(loop)
+        store = MemoryStore(clock)
+        async with Activity(store, clock) as one:
+            await asyncio.sleep(300)
+            status = {"activity": msgspec.to_builtins(one.status(), str_keys=True)}
+            living, dead = await store_activity(store, [status]), await store_activity(store)
+            now = clock.wall()
+            return series(living.buckets, now)["queued"], series(dead.buckets, now)["queued"]
+
+    living, dead = run_virtual(main())
+    assert living[-31:] == [0.0] * 31
+    assert living[:-31] == [None] * 59
+    assert dead[-30:] == [None] * 30
+    assert [value for value in dead if value is not None] == [0.0]
 
 
 async def killed(store: Store, times: int = 1) -> Activity:

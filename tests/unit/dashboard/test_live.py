@@ -128,6 +128,27 @@ def test_what_has_not_changed_is_not_sent_again_but_the_connection_is_kept() -> 
     run_virtual(story())
 
 
+def test_a_viewer_who_comes_later_gets_nothing_that_is_older_than_their_page() -> None:
+    """A page that is loaded again after an action, while the view of before is still there."""
+
+    async def story() -> None:
+        scene = Scene()
+        shown = ["running"]
+        scene.content = lambda: shown[0]
+        before = scene.views.follow(WORK)
+        assert "running" in await next_of(before)
+        await before.aclose()
+        shown[0] = "paused"  # without an event: a worker reports its state in a status
+        again, began = scene.views.follow(WORK), asyncio.get_running_loop().time()
+        assert "paused" in await next_of(again)
+        assert asyncio.get_running_loop().time() - began <= live.SHORTEST_REST_S + 0.1
+        third = scene.views.follow(WORK)
+        assert "paused" in await next_of(third), "and a message even when nothing has changed"
+        scene.site.closing.set()
+
+    run_virtual(story())
+
+
 def test_a_slow_viewer_gets_the_newest_state() -> None:
     async def story() -> None:
         scene = Scene()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import shlex
 import time
@@ -224,6 +225,29 @@ def test_the_quarantine_is_filtered_and_its_counts_are_those_of_the_filter(tmp_p
         assert re.search(r"<b>0</b><span>jobs that match, of \d", empty.text)
     assert re.search(r"<b>[1-9]\d*</b><span>jobs that match, of \d", young.text)
     assert "--since 1h" in young.text
+
+
+def test_the_actions_of_a_group_are_for_the_jobs_of_its_row_alone(tmp_path: Path) -> None:
+    """A group with jobs of other tenants, on a page for one of them."""
+    path = tmp_path / "state.db"
+    stored_work(path)
+    (page,) = answers(path, "/quarantine?since=1h&error=&type=fs.blob_get").values()
+    acts = [one for one in Shown(page).actions if "the group" in (one["data-act"] or "")]
+    assert [one["data-verb"] for one in acts][:2] == ["Requeue", "Discard"]
+    for one in acts:
+        body = json.loads(one["data-body"] or "")
+        assert body == {"since": "1h", "type": "fs.blob_get", "fingerprint": (one["data-act"] or "").split()[-1]}
+        given = dict(zip(*[iter(shlex.split(one["data-cli"] or "")[3:])] * 2, strict=True))
+        assert given == {f"--{name}": text for name, text in body.items()}
+
+
+def test_without_a_system_no_chart_draws_a_value_of_now(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    stored_work(path)
+    (page,) = answers(path, "/").values()
+    for name in ("queued", "waits for", "in quarantine", "level, 0 healthy to 3 critical"):
+        assert f"{name} <b>no system runs</b>" in page.text
+    assert page.text.count(': nothing recorded yet"') == 5, "those four, and the share that recovered"
 
 
 def test_a_source_has_a_page_with_its_settings(tmp_path: Path) -> None:

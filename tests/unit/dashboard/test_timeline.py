@@ -49,6 +49,15 @@ def test_a_start_that_is_not_on_record_is_not_made_up() -> None:
     assert row == ("attempt 1", "retried, start not recorded", [(0, 3, "other")])
 
 
+def test_a_run_that_crashed_has_a_bar_of_its_own() -> None:
+    crashed = attempt(1, 1, 9, outcome="crashed", duration_s=None)
+    found = rows(crashed, attempt(1, 10, 11, due_at=at(9), outcome="succeeded"), total_s=11)
+    assert found == [
+        ("attempt 1", "crashed, noticed within 8 s, after a wait of 1 s", [(0, 1, "waiting"), (1, 9, "crashed")]),
+        ("attempt 1", "succeeded, ran 1 s, after a wait of 1 s", [(9, 10, "waiting"), (10, 11, "succeeded")]),
+    ]
+
+
 def test_a_job_that_waits_for_its_retry_shows_it() -> None:
     found = rows(attempt(1, 0, 1), total_s=2, state="pending", due_at=at(5))
     assert found[-1] == ("next attempt", "waits", [(1, 5, "waiting")])

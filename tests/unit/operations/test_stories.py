@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from reefknot.audit.assignments import vanished_events
 from reefknot.audit.journal import Journal
 from reefknot.core.audit.event import (
     Admission,
@@ -17,6 +18,7 @@ from reefknot.core.audit.event import (
     DecisionRecord,
     IdempotencyEvent,
     OperatorAction,
+    Quarantined,
     Requeued,
     RetryAttempt,
     RetryExhausted,
@@ -35,6 +37,7 @@ from reefknot.core.work import WorkDone, WorkItem, record_id
 from reefknot.errors import OperationError
 from reefknot.operations import jobs
 from reefknot.operations.jobs import job_story
+from reefknot.operations.values import time_text
 from reefknot.ports.work_queue import Settlement
 from tests.unit.operations.operator_scene import SECRET, OperatorScene, in_scene
 
@@ -217,6 +220,60 @@ def test_an_attempt_that_was_cancelled_while_it_ran_is_told(tmp_path: Path) -> N
         _, cancelled = found["attempts"]
         assert (cancelled["number"], cancelled["outcome"], cancelled["duration_s"]) == (2, "cancelled", 9.5)
         assert (cancelled["started_at"], cancelled["ended_at"]) == (timestamp(NOON + 2.5), timestamp(NOON + 12))
+
+    in_scene(tmp_path, story)
+
+
+def test_a_run_that_crashed_is_an_attempt_of_its_own_and_the_next_has_its_number(tmp_path: Path) -> None:
+    """Effects may have happened in it. Its start is on record if it was the first; before anybody has noticed, too."""
+
+    async def story(scene: OperatorScene) -> None:
+        store, journal = scene.world.store, Journal(None)
+        item = WorkItem("order-7", "http.request", "io@worker-1", payload=b"{}")
+        await store.work.assign([item], start={"order-7"}, owner="w@h:999999999:1")
+        begun = await store.work.get("order-7")
+        assert begun is not None
+
+        for owner, crashes in (("w2", 1), ("w3", 2)):
+            await store.leases.end(await store.leases.owners())
+            (item,) = await store.work.claim(
+                1,
+                owner=owner,
+                classes=("io@worker-1",),
+                crash_events=lambda one: journal.entries(vanished_events(one, scene.world.clock.wall())),
+            )
+            attempts = (await job_story(scene.operator, "order-7"))["attempts"]
+            assert [(one["number"], one["outcome"]) for one in attempts] == [
+                *[(1, "crashed")] * crashes,
+                (1, "running"),
+            ]
+            assert attempts[0]["message"] == "its worker vanished"
+            assert attempts[0]["started_at"] == time_text(begun.updated_at)
+            assert [one["started_at"] for one in attempts[1:-1]] == [None] * (crashes - 1)
+
+        done = Settlement("order-7", item.owner, item.fence, WorkDone("{}"))
+        ended = journal.entries([Completed(**about(1), status="success", attempts=1)])
+        assert await store.work.settle([structs.replace(done, events=tuple(ended))]) == [True]
+        attempts = (await job_story(scene.operator, "order-7"))["attempts"]
+        assert [(one["number"], one["outcome"]) for one in attempts] == [*[(1, "crashed")] * 2, (1, "succeeded")]
+
+    in_scene(tmp_path, story)
+
+
+def test_the_crash_that_ends_in_quarantine_is_told_and_the_failed_attempt_before_it_once(tmp_path: Path) -> None:
+    async def story(scene: OperatorScene) -> None:
+        crash = {"crashes": 3, "limit": 3, "attempts": 1}
+        found = await told(
+            scene,
+            [
+                *BEGUN,
+                retried(1.0, 1, decided(1, 0.5)),
+                Quarantined(**about(9), reason="its owner vanished 3 times", inputs=crash),
+                Completed(**about(9), status="error", attempts=1),
+            ],
+            result="{}",
+        )
+        assert [(one["number"], one["outcome"]) for one in found["attempts"]] == [(1, "retried"), (2, "crashed")]
 
     in_scene(tmp_path, story)
 

@@ -27,7 +27,7 @@ from reefknot.core.audit.event import (
 from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.retry.decide import Again, History, Reason, Stop
 from reefknot.core.retry.policy import RetryPolicy
-from reefknot.telemetry.metrics import MOST_BLOCKS, STEPS, ActivityRecord, EventCounters, added, less, series
+from reefknot.telemetry.metrics import MOST_BLOCKS, STEPS, ActivityRecord, EventCounters, added, held, less, series
 
 NOW = 1_700_000_000.0
 ABOUT = envelope(wall=NOW, work_id="a")
@@ -196,7 +196,7 @@ def test_rates_are_those_of_the_last_ten_seconds(counters: EventCounters, wall: 
     assert counters.recent()[1]["retries"] == 0.0
 
 
-def test_a_sampled_value_holds_until_the_next_one_and_counts_as_a_change_only_when_it_differs(
+def test_a_sampled_value_of_a_running_system_holds_until_the_next_one_and_counts_as_a_change_only_when_it_differs(
     counters: EventCounters, wall: Wall
 ) -> None:
     values = {"queued": 3.0, "oldest_s": 1.0, "quarantine": 2.0, "level": 0.0}
@@ -209,10 +209,19 @@ def test_a_sampled_value_holds_until_the_next_one_and_counts_as_a_change_only_wh
     counters.sample(values | {"quarantine": 5.0})
     assert counters.changes == changed + 1
 
-    columns = series(counters.record().buckets, wall.at)
+    columns = series(held(counters.record().buckets, wall.at), wall.at)
     assert columns["quarantine"][-2:] == [2.0, 5.0]
-    assert columns["queued"][0] == 0, "before the first one nothing is known"
+    assert columns["queued"][0] is None, "before the first one nothing is known"
     assert len(columns["queued"]) == STEPS
+    assert series(held(counters.record().buckets, wall.at + 5000), wall.at + 5000)["quarantine"] == [5.0] * STEPS
+
+
+def test_a_step_in_which_nobody_sampled_is_a_gap_and_counts_nothing(counters: EventCounters, wall: Wall) -> None:
+    counters.sample({"queued": 3.0})
+    wall.at += 20
+    columns = series(counters.record().buckets, wall.at)
+    assert columns["queued"][-3:] == [3.0, None, None]
+    assert columns["retries"][-3:] == [0, 0, 0]
 
 
 def test_sampled_values_of_several_processes_are_not_added() -> None:

@@ -324,12 +324,14 @@ class Requeued(Event, frozen=True, tag="requeued", kw_only=True):
     Work returned to the queue: by an operator, from a lost lease, or from a worker that drains or cannot run it.
 
     `generation` counts how often it began anew with all its retries, as an operator or a timetable has it do; a lost
-    lease leaves it as it is.
+    lease leaves it as it is. `attempt_seconds` is there when its first execution was lost with its process: the time
+    from its start until that was noticed.
     """
 
     event_code: str = "RK-402"
     reason: str
     generation: int | None = None
+    attempt_seconds: float | None = None
 
 
 class BreakerEvent(Event, frozen=True, tag="breaker", kw_only=True):
