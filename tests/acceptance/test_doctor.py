@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +185,57 @@ def test_looking_changes_nothing_beside_the_file(person: Person) -> None:
     findings(person, "--engine", "sqlite:a.db")
 
     assert {one.name: one.read_bytes() for one in person.folder.glob("a.db*")} == before
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {one.name: one.read_bytes() for one in folder.glob("b.db*")}
+
+
+def crashed_store(person: Person) -> Path:
+    """The log of a store whose process was killed; file and log are copied to b.db, as by hand."""
+    holder = None
+    try:
+        for name in ("one", "two", "three"):
+            person.done("submit", "--type", "own.hello", "--id", name, "--engine", "sqlite:a.db")
+            if holder is None:
+                holder = apsw.Connection(str(person.folder / "a.db"))
+                holder.execute("SELECT count(*) FROM sqlite_schema").fetchall()  # whoever leaves next keeps the log
+        for end in ("", "-wal"):
+            shutil.copy(person.folder / f"a.db{end}", person.folder / f"b.db{end}")
+    finally:
+        if holder is not None:
+            holder.close()
+    return person.folder / "b.db-wal"
+
+
+def test_a_log_in_which_nothing_can_be_read_is_a_finding_and_stays(person: Person) -> None:
+    log = crashed_store(person)
+    assert "log" not in findings(person, "--engine", "sqlite:b.db"), "the control: a log that is whole"
+    whole = log.read_bytes()
+
+    for place, level in ((0, "problem"), (8, "problem"), (16, "problem"), (24, "problem"), (32, "warning")):
+        log.write_bytes(whole[:place] + b"\xaa\xbb" + whole[place + 2 :])
+        before = files_of(person.folder)
+        found = findings(person, "--engine", "sqlite:b.db", code=DAMAGED if level == "problem" else FINE)["log"]
+        assert found["level"] == level, place
+        assert f"b.db-wal has {len(whole)} bytes and no valid frame" in found["text"]
+        assert "copy the file and its log before" in found["way_out"]
+        assert files_of(person.folder) == before
+
+
+def test_a_log_of_noise_is_a_problem_and_stays(person: Person) -> None:
+    log = crashed_store(person)
+    log.write_bytes(bytes(range(256)) * 20)
+    before = files_of(person.folder)
+
+    assert findings(person, "--engine", "sqlite:b.db", code=DAMAGED)["log"]["cause"] == "damaged"
+    assert files_of(person.folder) == before
+
+    address = f"file:{person.folder / 'b.db'}?mode=ro&vfs=unix-none"
+    careless = apsw.Connection(address, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
+    careless.execute("PRAGMA locking_mode = EXCLUSIVE; SELECT count(*) FROM sqlite_schema").fetchall()
+    careless.close()
+    assert not log.exists(), "the control: a reader that cleans up behind itself"
 
 
 def test_looking_changes_nothing_on_nats_where_a_dead_process_left_events(person: Person, url: str) -> None:

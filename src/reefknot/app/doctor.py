@@ -13,7 +13,7 @@ import shutil
 from collections.abc import AsyncIterator, Mapping
 from datetime import datetime
 from pathlib import Path
-from time import monotonic, perf_counter, time
+from time import monotonic, perf_counter, sleep, time
 from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import Struct, json
@@ -55,6 +55,9 @@ OPEN_CHECK_S = 0.1
 """The same for a store that is open, whose findings a page shows."""
 LOCKED_S = 2.0
 """How long a file that others have locked is waited for."""
+LOOKS = 3
+LOOK_AGAIN_S = 0.05
+"""How often, and how long apart, a log is looked at in which nothing can be read."""
 CHECK_STEPS = 10_000
 """Steps of SQLite's machine between two looks at the clock: well under a millisecond."""
 WAL_RESET_FIXED = (3, 51, 3)
@@ -82,8 +85,9 @@ async def examine(
     """
     if not url.startswith(NATS_PREFIXES):
         path = sqlite_path(url)
-        locked = await asyncio.to_thread(_lock_findings, path)
-        return await asyncio.to_thread(_file_findings, path, CHECK_S) + locked
+        beside = await asyncio.to_thread(_log_findings, path)
+        beside += await asyncio.to_thread(_lock_findings, path)
+        return await asyncio.to_thread(_file_findings, path, CHECK_S) + beside
     from reefknot.engines.jetstream.connection import options_from_url
 
     options = options_from_url(url, **(nats or {}))
@@ -156,6 +160,22 @@ def _lock_findings(path: str) -> list[Finding]:
     except StoreError:
         return []  # the other checks tell more
     return []
+
+
+def _log_findings(path: str) -> list[Finding]:
+    """Whether the log of the file holds bytes that SQLite does not count: what is in them seems never written."""
+    from reefknot.runtime.sqlite_files import log_state
+
+    for _ in range(LOOKS):
+        size, state = log_state(path)
+        if not state:
+            return []
+        sleep(LOOK_AGAIN_S)  # a process that begins the log anew may be in the middle of it
+    text = f"{path}-wal has {size} bytes and no valid frame, so nothing in it is read"
+    way_out = "copy the file and its log before another command opens them and drops the log; compare with a backup"
+    if state == "damaged":
+        return [Finding("log", "problem", text, way_out, "damaged")]
+    return [Finding("log", "warning", f"{text}: a write that never ended, or damage", way_out)]
 
 
 def _content_findings(path: str, seconds: float) -> list[Finding]:
