@@ -238,6 +238,34 @@ def test_a_log_of_noise_is_a_problem_and_stays(person: Person) -> None:
     assert not log.exists(), "the control: a reader that cleans up behind itself"
 
 
+def test_an_empty_file_beside_its_log_is_a_problem_and_the_log_stays(person: Person) -> None:
+    person.done("submit", "--type", "own.hello", "--engine", "sqlite:b.db")
+    file, log = person.folder / "b.db", person.folder / "b.db-wal"
+    holder = apsw.Connection(str(file))
+    try:
+        holder.execute("SELECT count(*) FROM sqlite_schema").fetchall()
+        person.done("submit", "--type", "own.hello", "--engine", "sqlite:b.db")
+        left = {name: (person.folder / name).read_bytes() for name in ("b.db-wal", "b.db-shm")}
+    finally:
+        holder.close()
+    file.write_bytes(b"")
+    for name, content in left.items():
+        (person.folder / name).write_bytes(content)
+    before = files_of(person.folder)
+
+    found = findings(person, "--engine", "sqlite:b.db", code=DAMAGED)["file"]
+
+    assert (found["level"], found["cause"]) == ("problem", "damaged")
+    assert f"b.db has 0 bytes beside a log of {len(left['b.db-wal'])} bytes" in found["text"]
+    assert files_of(person.folder) == before
+
+    careless = apsw.Connection(str(file))
+    careless.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+    careless.execute("BEGIN IMMEDIATE; ROLLBACK").fetchall()
+    careless.close()
+    assert not log.exists(), "the control: a look for locks that opens an empty file"
+
+
 def test_looking_changes_nothing_on_nats_where_a_dead_process_left_events(person: Person, url: str) -> None:
     (person.folder / "reefknot.yaml").write_text(f"engine: {url}\naudit: {{jsonl: {{path: events.jsonl}}}}\n")
     server, _, name = url.rpartition("/")

@@ -58,6 +58,7 @@ LOCKED_S = 2.0
 LOOKS = 3
 LOOK_AGAIN_S = 0.05
 """How often, and how long apart, a log is looked at in which nothing can be read."""
+KEEP_LOG = "copy the file and its log before another command opens them and drops the log; compare with a backup"
 CHECK_STEPS = 10_000
 """Steps of SQLite's machine between two looks at the clock: well under a millisecond."""
 WAL_RESET_FIXED = (3, 51, 3)
@@ -127,13 +128,17 @@ def _file_findings(path: str, seconds: float) -> list[Finding]:
     """Findings about the file of a store, read without changing it. The check of its content ends after `seconds`."""
     import apsw
 
-    from reefknot.runtime.sqlite_files import is_frozen, is_writable
+    from reefknot.runtime.sqlite_files import is_frozen, is_writable, log_state
 
     findings = [library_finding(apsw.sqlite_lib_version())]
     file = Path(path)
     if not file.is_file() or file.stat().st_size == 0:
         text, way_out = f"there is no store at {path} yet", "`reefknot submit`, `up` and `worker start` make one"
-        return [*findings, Finding("file", "warning", text, way_out), _disk(file)]
+        missing = Finding("file", "warning", text, way_out)
+        if file.is_file() and (logged := log_state(path)[0]):
+            text, way_out = f"{path} has 0 bytes beside a log of {logged} bytes: its content is lost", KEEP_LOG
+            missing = Finding("file", "problem", text, way_out, "damaged")
+        return [*findings, missing, _disk(file)]
     if is_writable(path):
         findings.append(Finding("file", "ok", f"{path}, {file.stat().st_size} bytes"))
     else:
@@ -172,10 +177,9 @@ def _log_findings(path: str) -> list[Finding]:
             return []
         sleep(LOOK_AGAIN_S)  # a process that begins the log anew may be in the middle of it
     text = f"{path}-wal has {size} bytes and no valid frame, so nothing in it is read"
-    way_out = "copy the file and its log before another command opens them and drops the log; compare with a backup"
     if state == "damaged":
-        return [Finding("log", "problem", text, way_out, "damaged")]
-    return [Finding("log", "warning", f"{text}: a write that never ended, or damage", way_out)]
+        return [Finding("log", "problem", text, KEEP_LOG, "damaged")]
+    return [Finding("log", "warning", f"{text}: a write that never ended, or damage", KEEP_LOG)]
 
 
 def _content_findings(path: str, seconds: float) -> list[Finding]:

@@ -129,7 +129,10 @@ def check_unlocked(path: str, seconds: float) -> None:
     Raise `StoreLockedError` when the file stays locked for so many seconds: then nobody else can write it.
 
     The lock is taken and given back, and nothing is written. The log stays as it is, also when everybody else is gone.
+    An empty file is not opened: SQLite would remove the log beside it.
     """
+    if os.path.getsize(path) == 0:
+        return
 
     def attempt() -> None:
         connection = plain_opener(path, apsw.SQLITE_OPEN_READWRITE)
