@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -309,6 +310,32 @@ def test_the_configuration_its_secrets_and_its_dashboard_are_findings_too(person
     )
     assert "2 warnings" in ended.stderr, "the job waits, too"
     assert ended.returncode == FINE
+
+
+def test_the_file_of_a_secret_is_named_when_others_can_read_it_or_it_is_none(person: Person) -> None:
+    secrets = (
+        "dashboard: {operator_token: 'file:open.txt', reader_token: 'file:pipe'}\nnats: {credentials: ours.creds, "
+    )
+    (person.folder / "reefknot.yaml").write_text(secrets + "tls_key: pipe}\n")
+    for name in ("open.txt", "ours.creds"):
+        (person.folder / name).write_text("xyzzy-the-password")
+        (person.folder / name).chmod(0o644)
+    os.mkfifo(person.folder / "pipe", 0o644)
+    folder = person.folder
+
+    ended = person("doctor")
+
+    assert ended.returncode == FINE, ended.stderr
+    lines = [one.split(maxsplit=2)[2] for one in ended.stdout.splitlines() if one.startswith("warning  secrets ")]
+    elsewhere = "set it for the processes that need it; this one may be another user's"
+    for_all = "can be read by every user of this host; chmod 600"
+    assert sorted(lines) == [
+        f"dashboard.operator_token ({folder / 'open.txt'}) {for_all} {folder / 'open.txt'}",
+        f"dashboard.reader_token (file:pipe): is not a regular file; {elsewhere}",
+        f"nats.credentials ({folder / 'ours.creds'}) {for_all} {folder / 'ours.creds'}",
+        f"nats.tls_key ({folder / 'pipe'}) is not a regular file; correct its path",
+    ]
+    assert "xyzzy" not in ended.stdout + ended.stderr
 
 
 def test_logins_are_only_tried_on_request(person: Person) -> None:
