@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +188,85 @@ def test_looking_changes_nothing_beside_the_file(person: Person) -> None:
     assert {one.name: one.read_bytes() for one in person.folder.glob("a.db*")} == before
 
 
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {one.name: one.read_bytes() for one in folder.glob("b.db*")}
+
+
+def crashed_store(person: Person) -> Path:
+    """The log of a store whose process was killed; file and log are copied to b.db, as by hand."""
+    holder = None
+    try:
+        for name in ("one", "two", "three"):
+            person.done("submit", "--type", "own.hello", "--id", name, "--engine", "sqlite:a.db")
+            if holder is None:
+                holder = apsw.Connection(str(person.folder / "a.db"))
+                holder.execute("SELECT count(*) FROM sqlite_schema").fetchall()  # whoever leaves next keeps the log
+        for end in ("", "-wal"):
+            shutil.copy(person.folder / f"a.db{end}", person.folder / f"b.db{end}")
+    finally:
+        if holder is not None:
+            holder.close()
+    return person.folder / "b.db-wal"
+
+
+def test_a_log_in_which_nothing_can_be_read_is_a_finding_and_stays(person: Person) -> None:
+    log = crashed_store(person)
+    assert "log" not in findings(person, "--engine", "sqlite:b.db"), "the control: a log that is whole"
+    whole = log.read_bytes()
+
+    for place, level in ((0, "problem"), (8, "problem"), (16, "problem"), (24, "problem"), (32, "warning")):
+        log.write_bytes(whole[:place] + b"\xaa\xbb" + whole[place + 2 :])
+        before = files_of(person.folder)
+        found = findings(person, "--engine", "sqlite:b.db", code=DAMAGED if level == "problem" else FINE)["log"]
+        assert found["level"] == level, place
+        assert f"b.db-wal has {len(whole)} bytes and no valid frame" in found["text"]
+        assert "copy the file and its log before" in found["way_out"]
+        assert files_of(person.folder) == before
+
+
+def test_a_log_of_noise_is_a_problem_and_stays(person: Person) -> None:
+    log = crashed_store(person)
+    log.write_bytes(bytes(range(256)) * 20)
+    before = files_of(person.folder)
+
+    assert findings(person, "--engine", "sqlite:b.db", code=DAMAGED)["log"]["cause"] == "damaged"
+    assert files_of(person.folder) == before
+
+    address = f"file:{person.folder / 'b.db'}?mode=ro&vfs=unix-none"
+    careless = apsw.Connection(address, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
+    careless.execute("PRAGMA locking_mode = EXCLUSIVE; SELECT count(*) FROM sqlite_schema").fetchall()
+    careless.close()
+    assert not log.exists(), "the control: a reader that cleans up behind itself"
+
+
+def test_an_empty_file_beside_its_log_is_a_problem_and_the_log_stays(person: Person) -> None:
+    person.done("submit", "--type", "own.hello", "--engine", "sqlite:b.db")
+    file, log = person.folder / "b.db", person.folder / "b.db-wal"
+    holder = apsw.Connection(str(file))
+    try:
+        holder.execute("SELECT count(*) FROM sqlite_schema").fetchall()
+        person.done("submit", "--type", "own.hello", "--engine", "sqlite:b.db")
+        left = {name: (person.folder / name).read_bytes() for name in ("b.db-wal", "b.db-shm")}
+    finally:
+        holder.close()
+    file.write_bytes(b"")
+    for name, content in left.items():
+        (person.folder / name).write_bytes(content)
+    before = files_of(person.folder)
+
+    found = findings(person, "--engine", "sqlite:b.db", code=DAMAGED)["file"]
+
+    assert (found["level"], found["cause"]) == ("problem", "damaged")
+    assert f"b.db has 0 bytes beside a log of {len(left['b.db-wal'])} bytes" in found["text"]
+    assert files_of(person.folder) == before
+
+    careless = apsw.Connection(str(file))
+    careless.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+    careless.execute("BEGIN IMMEDIATE; ROLLBACK").fetchall()
+    careless.close()
+    assert not log.exists(), "the control: a look for locks that opens an empty file"
+
+
 def test_looking_changes_nothing_on_nats_where_a_dead_process_left_events(person: Person, url: str) -> None:
     (person.folder / "reefknot.yaml").write_text(f"engine: {url}\naudit: {{jsonl: {{path: events.jsonl}}}}\n")
     server, _, name = url.rpartition("/")
@@ -229,6 +310,32 @@ def test_the_configuration_its_secrets_and_its_dashboard_are_findings_too(person
     )
     assert "2 warnings" in ended.stderr, "the job waits, too"
     assert ended.returncode == FINE
+
+
+def test_the_file_of_a_secret_is_named_when_others_can_read_it_or_it_is_none(person: Person) -> None:
+    secrets = (
+        "dashboard: {operator_token: 'file:open.txt', reader_token: 'file:pipe'}\nnats: {credentials: ours.creds, "
+    )
+    (person.folder / "reefknot.yaml").write_text(secrets + "tls_key: pipe}\n")
+    for name in ("open.txt", "ours.creds"):
+        (person.folder / name).write_text("xyzzy-the-password")
+        (person.folder / name).chmod(0o644)
+    os.mkfifo(person.folder / "pipe", 0o644)
+    folder = person.folder
+
+    ended = person("doctor")
+
+    assert ended.returncode == FINE, ended.stderr
+    lines = [one.split(maxsplit=2)[2] for one in ended.stdout.splitlines() if one.startswith("warning  secrets ")]
+    elsewhere = "set it for the processes that need it; this one may be another user's"
+    for_all = "can be read by every user of this host; chmod 600"
+    assert sorted(lines) == [
+        f"dashboard.operator_token ({folder / 'open.txt'}) {for_all} {folder / 'open.txt'}",
+        f"dashboard.reader_token (file:pipe): is not a regular file; {elsewhere}",
+        f"nats.credentials ({folder / 'ours.creds'}) {for_all} {folder / 'ours.creds'}",
+        f"nats.tls_key ({folder / 'pipe'}) is not a regular file; correct its path",
+    ]
+    assert "xyzzy" not in ended.stdout + ended.stderr
 
 
 def test_logins_are_only_tried_on_request(person: Person) -> None:

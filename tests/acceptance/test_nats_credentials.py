@@ -12,7 +12,7 @@ from typing import Any
 
 import nkeys
 
-from tests.acceptance.test_nats_commands import FORBIDDEN, Person, other_server, person
+from tests.acceptance.test_nats_commands import FORBIDDEN, UNREACHABLE, Person, free_port, other_server, person
 
 __all__ = ["person"]  # the fixture
 
@@ -98,3 +98,21 @@ def test_a_file_of_somebody_else_is_refused(person: Person, tmp_path: Path) -> N
         write_credentials(person.folder / "theirs.creds", Key(nkeys.PREFIX_BYTE_ACCOUNT))
         (person.folder / "reefknot.yaml").write_text(f'engine: "{url}"\nnats: {{credentials: theirs.creds}}\n')
         assert "authorization" in person.refused(FORBIDDEN, "submit", "--type", "own.hello").lower()
+
+
+def test_a_pipe_in_the_place_of_a_file_is_named_and_not_waited_for(person: Person) -> None:
+    """`doctor` too: it would wait for ever for somebody to write."""
+    os.mkfifo(person.folder / "pipe")
+    (person.folder / "cert.pem").write_text("")
+    for section in (
+        "credentials: pipe",
+        "tls_ca: pipe",
+        "tls_certificate: pipe, tls_key: cert.pem",
+        "tls_certificate: cert.pem, tls_key: pipe",
+    ):
+        key = next(one.partition(":")[0] for one in section.split(", ") if one.endswith("pipe"))
+        text = f'engine: "nats://127.0.0.1:{free_port()}"\nnats: {{{section}}}\n'
+        (person.folder / "reefknot.yaml").write_text(text)
+        ended = person("doctor")
+        assert ended.returncode == UNREACHABLE
+        assert f"the file of nats.{key} is not a regular file; check nats.{key}" in ended.stdout

@@ -13,7 +13,7 @@ import shutil
 from collections.abc import AsyncIterator, Mapping
 from datetime import datetime
 from pathlib import Path
-from time import monotonic, perf_counter, time
+from time import monotonic, perf_counter, sleep, time
 from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import Struct, json
@@ -55,6 +55,10 @@ OPEN_CHECK_S = 0.1
 """The same for a store that is open, whose findings a page shows."""
 LOCKED_S = 2.0
 """How long a file that others have locked is waited for."""
+LOOKS = 3
+LOOK_AGAIN_S = 0.05
+"""How often, and how long apart, a log is looked at in which nothing can be read."""
+KEEP_LOG = "copy the file and its log before another command opens them and drops the log; compare with a backup"
 CHECK_STEPS = 10_000
 """Steps of SQLite's machine between two looks at the clock: well under a millisecond."""
 WAL_RESET_FIXED = (3, 51, 3)
@@ -82,8 +86,9 @@ async def examine(
     """
     if not url.startswith(NATS_PREFIXES):
         path = sqlite_path(url)
-        locked = await asyncio.to_thread(_lock_findings, path)
-        return await asyncio.to_thread(_file_findings, path, CHECK_S) + locked
+        beside = await asyncio.to_thread(_log_findings, path)
+        beside += await asyncio.to_thread(_lock_findings, path)
+        return await asyncio.to_thread(_file_findings, path, CHECK_S) + beside
     from reefknot.engines.jetstream.connection import options_from_url
 
     options = options_from_url(url, **(nats or {}))
@@ -123,13 +128,17 @@ def _file_findings(path: str, seconds: float) -> list[Finding]:
     """Findings about the file of a store, read without changing it. The check of its content ends after `seconds`."""
     import apsw
 
-    from reefknot.runtime.sqlite_files import is_frozen, is_writable
+    from reefknot.runtime.sqlite_files import is_frozen, is_writable, log_state
 
     findings = [library_finding(apsw.sqlite_lib_version())]
     file = Path(path)
     if not file.is_file() or file.stat().st_size == 0:
         text, way_out = f"there is no store at {path} yet", "`reefknot submit`, `up` and `worker start` make one"
-        return [*findings, Finding("file", "warning", text, way_out), _disk(file)]
+        missing = Finding("file", "warning", text, way_out)
+        if file.is_file() and (logged := log_state(path)[0]):
+            text, way_out = f"{path} has 0 bytes beside a log of {logged} bytes: its content is lost", KEEP_LOG
+            missing = Finding("file", "problem", text, way_out, "damaged")
+        return [*findings, missing, _disk(file)]
     if is_writable(path):
         findings.append(Finding("file", "ok", f"{path}, {file.stat().st_size} bytes"))
     else:
@@ -156,6 +165,21 @@ def _lock_findings(path: str) -> list[Finding]:
     except StoreError:
         return []  # the other checks tell more
     return []
+
+
+def _log_findings(path: str) -> list[Finding]:
+    """Whether the log of the file holds bytes that SQLite does not count: what is in them seems never written."""
+    from reefknot.runtime.sqlite_files import log_state
+
+    for _ in range(LOOKS):
+        size, state = log_state(path)
+        if not state:
+            return []
+        sleep(LOOK_AGAIN_S)  # a process that begins the log anew may be in the middle of it
+    text = f"{path}-wal has {size} bytes and no valid frame, so nothing in it is read"
+    if state == "damaged":
+        return [Finding("log", "problem", text, KEEP_LOG, "damaged")]
+    return [Finding("log", "warning", f"{text}: a write that never ended, or damage", KEEP_LOG)]
 
 
 def _content_findings(path: str, seconds: float) -> list[Finding]:

@@ -245,19 +245,21 @@ def _secret_places(settings: Settings) -> Iterator[KeyPath]:
 
 def _secrets(settings: Settings) -> Iterator[Finding]:
     """Whether every secret can be read from here, and whether others can read its file."""
-    number = 0
+    number, unread = 0, set()
     for path in _secret_places(settings):
         found = resolve_at(settings.tree, tuple(map(str, path)), environ=os.environ, folder=settings.folder)
         if found is None:
             continue
         number += 1
         if isinstance(found, Problem):
+            unread.add(found.path)
             way_out = "set it for the processes that need it; this one may be another user's"
             reference, _, reason = found.message.rpartition(": ")
-            # In parentheses: behind the name of a secret and a colon, the redactor takes out what follows.
+            # In parentheses, also below: behind the name of a secret and a colon, the redactor takes out what follows.
             yield Finding("secrets", "warning", f"{found.path} ({reference}): {reason}", way_out)
     for name, file in _secret_files(settings):
-        yield from _exposed(name, file)
+        if name not in unread:
+            yield from _exposed(name, file)
     if number:
         yield Finding("secrets", "ok", f"{number} {'reference' if number == 1 else 'references'} in the configuration")
 
@@ -280,13 +282,14 @@ def _exposed(name: str, file: Path) -> Iterator[Finding]:
     try:
         mode = file.stat().st_mode
     except OSError as error:
-        text = f"{name}: {file} cannot be read ({error_text(error)})"
+        text = f"{name} ({file}) cannot be read: {error_text(error)}"
         yield Finding("secrets", "warning", text, "make it, or correct its path")
         return
-    if mode & stat.S_IROTH:
-        yield Finding(
-            "secrets", "warning", f"{name}: {file} can be read by every user of this host", f"chmod 600 {file}"
-        )
+    if not stat.S_ISREG(mode):
+        yield Finding("secrets", "warning", f"{name} ({file}) is not a regular file", "correct its path")
+    elif mode & stat.S_IROTH:
+        text = f"{name} ({file}) can be read by every user of this host"
+        yield Finding("secrets", "warning", text, f"chmod 600 {file}")
 
 
 def _dashboard(settings: Settings) -> Iterator[Finding]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import ssl
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -198,6 +199,10 @@ class Connection:
 
     def _settings(self) -> dict[str, Any]:
         options = self.options
+        for name in ("credentials", "tls_ca", "tls_certificate", "tls_key"):
+            path = getattr(options, name)
+            if path is not None and os.path.exists(path) and not os.path.isfile(path):  # reading a pipe may never end
+                raise self._unavailable(f"the file of nats.{name} is not a regular file", f"check nats.{name}")
         if options.credentials is not None:
             try:
                 Path(options.credentials).read_bytes()
