@@ -26,7 +26,18 @@ from reefknot.cli.options import (
     check_number,
     check_seconds,
 )
-from reefknot.cli.output import data, prints_to_stderr, put, put_json, put_table, relative, say, show
+from reefknot.cli.output import (
+    data,
+    prints_to_stderr,
+    put,
+    put_json,
+    put_table,
+    relative,
+    say,
+    show,
+    table_width,
+    wrapped,
+)
 from reefknot.cli.serve import (
     DrainSeconds,
     For,
@@ -45,6 +56,7 @@ from reefknot.cli.store import (
     with_store,
 )
 from reefknot.cli.watch import Watch, repeated
+from reefknot.core.routing import WorkerState
 from reefknot.errors import StoreError
 from reefknot.operations import systems as operations
 from reefknot.operations.systems import (
@@ -55,6 +67,7 @@ from reefknot.operations.systems import (
     list_routers,
     list_workers,
     names_of,
+    open_breakers,
     reload_report,
     reloaded,
     status_of,
@@ -70,6 +83,7 @@ router_app = noun("router", "router start", "router status")
 
 Seed = Annotated[int | None, arg("Seed of jitter.")]
 WorkerId = Annotated[str | None, arg("Worker id. Default: every worker.")]
+MOST_TROUBLES = 10
 
 # ---- start -----------------------------------------------------------------------------------------------------------
 
@@ -210,6 +224,23 @@ def worker_rows(workers: list[dict[str, Any]]) -> list[tuple[str, ...]]:
     ]
 
 
+def put_troubles(workers: list[dict[str, Any]], breakers: list[dict[str, Any]]) -> None:
+    """Lines below a table of workers: why a level is not healthy, and the breakers that hold jobs back."""
+    lines = [
+        f"{worker['worker_id']} {name} is {state['status']}: {state['reason']}"
+        for worker in workers
+        for name, state in worker["classes"].items()
+        if state["reason"] and worker["state"] == WorkerState.RUNNING
+    ]
+    for one in breakers:
+        place = f" at {one['worker_id']}" if one["worker_id"] else ""
+        lines.append(f"breaker of {one['name']}{place} is {one['state']}: jobs wait for it")
+    more = [f"and {len(lines) - MOST_TROUBLES} more; --json shows all"] if len(lines) > MOST_TROUBLES else []
+    for line in [*lines[:MOST_TROUBLES], *more]:
+        for part in wrapped(line, table_width()):
+            put(part)
+
+
 @worker_app.command(name="list", help_epilogue=examples("worker list --json"))
 def list_(*, wide: Wide = False, watch: Watch = None, options: StoreFlags = STORE) -> None:
     """List every worker on this store with its resource classes. The exit code is 69 when none is running."""
@@ -225,6 +256,7 @@ def _list_workers(address: StoreAddress, *, wide: bool, json: bool) -> None:
         columns = ("worker", "class", "status", "queued", "running", "oldest", "process")
         whole, optional = ("worker", "class", "status", "running", "process"), ("process", "oldest")
         put_table(columns, rows, styles=("cyan", "", "bold"), whole=whole, optional=optional, wide=wide)
+        put_troubles(found["workers"], open_breakers(found["workers"]))
 
     show(found, text, json=json)
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from reefknot.cli.app import noun
 from reefknot.cli.options import STORE, StoreFlags, arg
 from reefknot.cli.output import put, put_json, put_table, relative
-from reefknot.cli.parts import worker_rows
+from reefknot.cli.parts import put_troubles, worker_rows
 from reefknot.cli.store import StoreAddress, address_to_read, with_store
 from reefknot.cli.watch import check_every, repeated, seconds_arg
 from reefknot.operations.values import age, plural
@@ -66,6 +66,7 @@ def _put_view(view: dict[str, Any], address: StoreAddress) -> None:
         columns = ("worker", "class", "status", "queued", "running", "oldest")
         rows = [row[: len(columns)] for row in worker_rows(view["workers"])]
         put_table(columns, rows, styles=("cyan", "", "bold"), whole=columns[:3])
+        put_troubles(view["workers"], view["breakers"])
     else:
         put("no worker is running on this store; start a system with: reefknot up")
     put()

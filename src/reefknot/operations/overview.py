@@ -23,7 +23,7 @@ from reefknot.core.work import ROUTER
 from reefknot.ingestion.sources import source_conditions
 from reefknot.operations.alerts import active_alerts
 from reefknot.operations.jobs import counts_of
-from reefknot.operations.systems import status_of, workers_of
+from reefknot.operations.systems import open_breakers, status_of, workers_of
 from reefknot.operations.values import time_text
 from reefknot.ports.audit_log import AuditQuery
 from reefknot.telemetry.metrics import DECISIONS, RATE_S, STEP_S, STEPS, ActivityRecord, series
@@ -59,7 +59,7 @@ async def overview_of(operator: Operator, systems: list[Status], activity: Activ
     work = await visible_work(store)
     jobs = counts_of(work)
     workers = workers_of(systems)
-    levels = _levels(systems, workers)
+    levels = _levels(workers)
     record, _ = await stored_alerts(store)
     values = measured(activity, work, systems, now / 1000) if record.active else {}
     shown: dict[str, Any] = {
@@ -76,7 +76,7 @@ async def overview_of(operator: Operator, systems: list[Status], activity: Activ
         "classes": _classes(levels, jobs["waiting_for_router"], work.oldest_ms.get(ROUTER, 0) / 1000),
         "admissions": {name: round(sum(columns[name])) for name in DECISIONS},
         "retries": _retries(columns),
-        **_destinations(systems, await _source_breakers(store, now)),
+        **_destinations(workers, await _source_breakers(store, now)),
         "quarantine": {"size": jobs["states"]["quarantined"], "added": round(sum(columns["quarantined"]))},
         "alerts": active_alerts(record, systems, values)["alerts"],
         "audit": {
@@ -135,23 +135,19 @@ def _end(kept: KeptEntry) -> dict[str, Any]:
 # ---- workers ---------------------------------------------------------------------------------------------------------
 
 
-def _levels(systems: list[Status], workers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _levels(workers: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The load level of each class of each worker, with the reason of one that is not healthy."""
-    reasons: dict[str, dict[str, str]] = {}
-    for system in systems:
-        reasons |= reported(system, "levels", {})
     found = []
     for worker in workers:
         for name, state in worker["classes"].items():
             status = status_of(worker["state"], state["status"])
-            reason = reasons.get(worker["worker_id"], {}).get(name, "")
             found.append(
                 {
                     "worker_id": worker["worker_id"],
                     "class": name,
                     "level": state["status"],
                     "status": status,
-                    "reason": reason if status == state["status"] else f"an operator asked for it: {status}",
+                    "reason": state["reason"] if status == state["status"] else f"an operator asked for it: {status}",
                     **{one: state[one] for one in ("depth", "size", "active", "capacity", "oldest_age_s")},
                 }
             )
@@ -176,16 +172,11 @@ def _classes(levels: list[dict[str, Any]], waiting_for_router: int, oldest_s: fl
     return dict(sorted(classes.items())) | {ROUTER: router}
 
 
-def _destinations(systems: list[Status], of_sources: list[dict[str, Any]]) -> dict[str, Any]:
+def _destinations(workers: list[dict[str, Any]], of_sources: list[dict[str, Any]]) -> dict[str, Any]:
     """The destinations whose retries are throttled, and the breakers that are not closed, those of sources included."""
-    troubled = [one for system in systems for one in reported(system, "destinations", [])][:MOST_BREAKERS]
+    troubled = [one for worker in workers for one in worker["destinations"]][:MOST_BREAKERS]
     throttled = [{name: one[name] for name in ("name", "worker_id", "tokens")} for one in troubled if one["throttled"]]
-    breakers = [
-        {"name": one["name"], "worker_id": one["worker_id"], "state": one["breaker"]}
-        for one in troubled
-        if one["breaker"] != "closed"
-    ]
-    return {"throttled": throttled, "breakers": breakers + of_sources}
+    return {"throttled": throttled, "breakers": open_breakers(workers)[:MOST_BREAKERS] + of_sources}
 
 
 async def _source_breakers(store: Store, now: int) -> list[dict[str, Any]]:

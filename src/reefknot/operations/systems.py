@@ -30,12 +30,18 @@ PARTS = ("worker", "router")
 async def running_systems(operator: Operator) -> dict[str, Any]:
     """The workers and the routers that run, none of either when nothing does."""
     systems = await living_systems(operator.store)
-    return {"workers": workers_of(systems), "routers": routers_of(systems)}
+    return {"workers": _safe_workers(systems, operator), "routers": routers_of(systems)}
 
 
 async def list_workers(operator: Operator) -> dict[str, Any]:
     """The workers with their resource classes. When none is running, an error that says how to start one."""
-    return {"workers": workers_of(await systems_with("worker", operator))}
+    return {"workers": _safe_workers(await systems_with("worker", operator), operator)}
+
+
+def _safe_workers(systems: list[dict[str, Any]], operator: Operator) -> list[dict[str, Any]]:
+    """The workers of these systems, without secrets in the names of their destinations."""
+    safe: Any = operator.redactor.tree(workers_of(systems))
+    return list(safe)
 
 
 async def list_routers(operator: Operator) -> dict[str, Any]:
@@ -67,11 +73,30 @@ def has_part(systems: list[dict[str, Any]], part: str, *, for_all: bool = False)
 
 
 def workers_of(systems: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The workers of these systems, each with its state and its process."""
+    """The workers of these systems, each with its state and its process, the reason of each level that is not healthy,
+    and the destinations whose breaker is not closed, or whose retries are throttled."""
+    return [_worker(worker, system) for system in systems for worker in system["workers"]]
+
+
+def _worker(worker: Mapping[str, Any], system: Mapping[str, Any]) -> dict[str, Any]:
+    activity, name = system.get("activity") or {}, worker["worker_id"]
+    reasons = activity.get("levels", {}).get(name, {})
+    return {
+        "state": _state_of(worker),
+        **worker,
+        "classes": {one: {**state, "reason": reasons.get(one, "")} for one, state in worker["classes"].items()},
+        "destinations": [one for one in activity.get("destinations", []) if one["worker_id"] == name],
+        **{part: system[part] for part in ("pid", "host", "system_id")},
+    }
+
+
+def open_breakers(workers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The breakers of these workers' destinations that are not closed."""
     return [
-        {"state": _state_of(worker), **worker, "pid": one["pid"], "host": one["host"], "system_id": one["system_id"]}
-        for one in systems
-        for worker in one["workers"]
+        {"name": one["name"], "worker_id": one["worker_id"], "state": one["breaker"]}
+        for worker in workers
+        for one in worker["destinations"]
+        if one["breaker"] != "closed"
     ]
 
 

@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 from reefknot.operations import systems
+from reefknot.ports.store import Store
 from tests.unit.cli import work_items
+from tests.unit.cli.audit_events import in_store
 from tests.unit.cli.running import Commands
+from tests.unit.operations.statuses import running
 
 
 @pytest.fixture
@@ -29,6 +32,41 @@ def test_the_workers_of_a_running_system_are_listed_class_by_class(rk: Commands,
     assert (found[0]["draining"], found[0]["leaving"]) == (False, False)
     assert found[0]["retries"].items() >= {"retries": 0, "mean_backoff_s": 0.0, "retry_success_rate": None}.items()
     assert rk("worker", "list").out.count("worker-2") == 3
+
+
+@pytest.mark.parametrize("words", [("worker", "list"), ("worker", "list", "--wide"), ("top", "--once")])
+@pytest.mark.parametrize("width", [40, 80])
+def test_a_level_that_is_not_healthy_has_its_reason_below_and_open_breakers_are_named(
+    rk: Commands, store: Path, words: tuple[str, ...], width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In lines no wider than the terminal. A worker that is well, and a closed breaker, have none."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    places = {"worker_id": "worker-1", "throttled": True, "tokens": 0.5}
+    holding = [{**places, "name": "pay.charge", "breaker": "open"}, {**places, "name": "mail", "breaker": "closed"}]
+    reason = "85 of 100 places in the queue are taken"
+
+    async def report(kept: Store) -> None:
+        levels = {"worker-1": {"io": reason}}
+        await running(kept, status="overloaded", depth=85, levels=levels, destinations=holding)
+        await running(kept, "worker-2")
+
+    in_store(store, report)
+    shown = rk(*words).out
+    text = " ".join(shown.split())
+
+    assert f"worker-1 io is overloaded: {reason} breaker of pay.charge at worker-1 is open: jobs wait for it" in text
+    assert (text.count(" is overloaded"), text.count("breaker of"), "worker-2 io is" in text) == (1, 1, False)
+    lines = [line for line in shown.splitlines() if "overloaded:" in line or "breaker of" in line]
+    assert max(map(len, lines)) <= width
+
+
+def test_many_troubles_are_cut_short(rk: Commands, store: Path) -> None:
+    broken = {"worker_id": "worker-1", "breaker": "open", "throttled": False, "tokens": 5}
+    places = [{**broken, "name": f"host-{number}"} for number in range(12)]
+    in_store(store, lambda kept: running(kept, destinations=places))
+
+    shown = rk("worker", "list").out.splitlines()
+    assert (shown[-2].startswith("breaker of host-9 "), shown[-1]) == (True, "and 2 more; --json shows all")
 
 
 @pytest.mark.parametrize("words", [["worker", "list"], ["worker", "drain"], ["router", "status"]])

@@ -23,7 +23,7 @@ from reefknot.core.audit.event import (
     RetryRefused,
 )
 from reefknot.core.overload.source_health import SourceHealth
-from reefknot.core.redaction import Redactor
+from reefknot.core.redaction import HIDDEN, Redactor
 from reefknot.core.retry.decide import Reason
 from reefknot.core.work import ROUTER, WorkItem
 from reefknot.engines.clocks import SystemClock, VirtualClock
@@ -32,6 +32,7 @@ from reefknot.ingestion.sources import SourceRecords, with_health
 from reefknot.operations.metrics import metrics_text
 from reefknot.operations.operator import Operator
 from reefknot.operations.overview import overview
+from reefknot.operations.systems import list_workers
 from reefknot.ports.store import Store
 from reefknot.worker.settings import default_settings
 from tests.unit.operations.statuses import running
@@ -159,6 +160,11 @@ def test_breakers_and_throttles_are_told_without_secrets() -> None:
         open_ = {"worker_id": "worker-1", "name": "hunter2hunter2", "breaker": "open", "throttled": False, "tokens": 9}
         dry = {"worker_id": "worker-1", "name": "b.example", "breaker": "closed", "throttled": True, "tokens": 0.2}
         await running(store, destinations=[open_, dry])
+        listed = await list_workers(Operator(store, Redactor(("hunter2hunter2",))))
+        assert [(one["name"][:4], one["breaker"]) for one in listed["workers"][0]["destinations"]] == [
+            (HIDDEN[:4], "open"),
+            ("b.ex", "closed"),
+        ]
         return await seen(store, "hunter2hunter2")
 
     view = asyncio.run(main())
