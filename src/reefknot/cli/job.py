@@ -83,7 +83,7 @@ def list_(
 
         def text() -> None:
             _put_jobs(found["jobs"], wide=wide)
-            _say_totals(found)
+            _say_totals(found, "all jobs" if query.is_filtered else "total")
             if found["next"] is not None:
                 is_cut = len(found["jobs"]) < limit
                 why = "the search has read as much as one page may, and goes on" if is_cut else "there may be more"
@@ -102,11 +102,11 @@ def _put_jobs(jobs: list[dict[str, Any]], *, wide: bool) -> None:
     put_jobs(columns, map(_row, jobs), tenants, styles=styles, whole=whole, optional=optional, wide=wide)
 
 
-def _say_totals(counts: dict[str, Any]) -> None:
+def _say_totals(counts: dict[str, Any], name: str) -> None:
     totals = ", ".join(f"{number} {name}" for name, number in counts["states"].items() if number)
     waiting = f"; {counts['waiting_for_router']} not with a worker yet" if counts["waiting_for_router"] else ""
     oldest = f"; the oldest due one has waited {age(counts['oldest_due_s'])}" if counts["oldest_due_s"] else ""
-    say(f"total: {totals or 'none with a worker'}{waiting}{oldest}")
+    say(f"{name}: {totals or 'none with a worker'}{waiting}{oldest}")
 
 
 def _row(one: dict[str, Any]) -> tuple[str, ...]:

@@ -21,6 +21,8 @@ WIDTH, HEIGHT = 400, 168
 LEFT, RIGHT, TOP, BOTTOM = 46, 8, 10, 22
 MOST_POINTS = 360
 MOST_ROWS = 100
+DASH = 3.0
+"""Half of the width of a point that stands alone."""
 MOST_NUMBERED = 8
 """Bars from which on there is no room for a number above each."""
 KINDS = 6
@@ -309,13 +311,14 @@ def _y(value: float, top: float) -> float:
 def _runs(values: Sequence[float | None], top: float) -> list[str]:
     """Points of connected lines; a gap ends one, and a lone point becomes a short dash."""
     step = (WIDTH - LEFT - RIGHT) / max(1, len(values) - 1)
-    runs: list[list[str]] = [[]]
+    runs: list[list[tuple[float, float]]] = [[]]
     for place, value in enumerate(values):
         if value is None:
             runs.append([])
         else:
-            runs[-1].append(f"{LEFT + place * step:.1f},{_y(max(0.0, value), top):.1f}")
-    return [" ".join(run if len(run) > 1 else run * 2) for run in runs if run]
+            runs[-1].append((LEFT + place * step, _y(max(0.0, value), top)))
+    drawn = [run if len(run) > 1 else [(x + way, y) for x, y in run for way in (-DASH, DASH)] for run in runs if run]
+    return [" ".join(f"{x:.1f},{y:.1f}" for x, y in run) for run in drawn]
 
 
 def _ceiling(value: float) -> float:

@@ -198,6 +198,12 @@ class JobQuery(Struct, frozen=True, kw_only=True):
         one_of("sort", self.sort, _ORDERS)
         self.filter(Now(Moment(0, 0), ()))
 
+    @property
+    def is_filtered(self) -> bool:
+        """Whether there may be jobs that are on no page of this list."""
+        given = self.state, self.type, self.tenant, self.source, self.connector, self.error, self.since, self.before
+        return any(one is not None for one in given)
+
     def filter(self, now: Now) -> WorkFilter:
         """The filter of the store at this moment, from which ages count."""
         at = datetime.fromtimestamp(now.moment.wall / 1000, UTC)

@@ -20,6 +20,7 @@ from reefknot.audit.assignments import ORCHESTRATOR_VANISHED, WORKER_VANISHED
 from reefknot.core.audit.event import (
     Admission,
     AnyEvent,
+    BreakerEvent,
     Completed,
     DecisionRecord,
     IdempotencyEvent,
@@ -87,6 +88,8 @@ class AttemptStory(Struct, kw_only=True):
     wait_s: float | None = None
     wait_from: str | None = None
     """`own backoff` or `server hint`; None when nobody can tell."""
+    put_off_s: float | None = None
+    """The wait for the open breaker of the destination, after that one."""
     worker_id: str | None = None
 
 
@@ -122,6 +125,8 @@ class Storyteller:
                 | RetryRefused(total_attempts=number, decision=record)
             ):
                 self._failed(event.timestamp, number, record, "failed", event.attempt_seconds)
+            case BreakerEvent(wait_seconds=float(seconds)):
+                self._put_off(event.timestamp, seconds)
             case Quarantined(inputs={"crashes": int()}):
                 self._crashed(event.timestamp, event.reason)
             case Requeued(generation=generation):
@@ -154,6 +159,13 @@ class Storyteller:
             _begin(attempt, ended_ms, took_s)
         if record.delay is not None:
             self._due_ms = None if ended_ms is None else ended_ms + round(record.delay * 1000)
+
+    def _put_off(self, at: str, seconds: float) -> None:
+        """The job waits for a breaker, which spends no attempt; perhaps again, when others were let through first."""
+        last, at_ms = self.attempts[-1] if self.attempts else None, timestamp_ms(at)
+        if last is not None and last.generation == self._generation:
+            last.put_off_s = round((last.put_off_s or 0.0) + seconds, 6)
+        self._due_ms = None if at_ms is None else at_ms + round(seconds * 1000)
 
     def _ended(self, event: Completed) -> None:
         """The end of the job. The attempt that it ends with is told already when a decision was taken about it; one

@@ -79,6 +79,15 @@ def test_a_list_narrows_by_tenant_source_connector_error_and_age(rk: Commands, s
         assert (ended.code, ended.err.startswith(f"reefknot: {words[0]}: ")) == (2, True), ended.err
 
 
+def test_the_counts_below_a_filtered_list_are_named_as_those_of_all_jobs(rk: Commands, store: Path) -> None:
+    work_items.submitted(store, "a")
+    work_items.accepted(store, "b", WorkDone())
+    assert "total: 1 pending, 1 succeeded" in rk("job", "list", "--sort", "oldest").err
+    filtered = rk("job", "list", "--state", "succeeded").err
+    assert "all jobs: 1 pending, 1 succeeded" in filtered
+    assert "total" not in filtered
+
+
 def test_a_list_that_ends_at_the_bound_of_its_search_says_so_and_goes_on(
     rk: Commands, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -70,7 +70,9 @@ def test_a_gap_ends_a_line() -> None:
 
 def test_a_lone_value_is_a_line_too() -> None:
     (line,) = named(charts.lines([Series("a", [None, 3, None])], title="", unit="", step_s=10), "polyline")
-    assert len((line.get("points") or "").split()) == 2
+    left, right = [point.split(",") for point in (line.get("points") or "").split()]
+    assert left[1] == right[1]
+    assert float(right[0]) - float(left[0]) == 6.0, "wide enough to be seen: a line of no length is not drawn"
 
 
 def test_nothing_recorded_is_drawn_as_an_empty_chart() -> None:

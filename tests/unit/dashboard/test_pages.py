@@ -241,6 +241,14 @@ def test_the_actions_of_a_group_are_for_the_jobs_of_its_row_alone(tmp_path: Path
         assert given == {f"--{name}": text for name, text in body.items()}
 
 
+def test_the_counts_of_filtered_work_are_named_as_those_of_all_jobs(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    stored_work(path)
+    everything, filtered = answers(path, "/work?sort=oldest", "/work?state=pending").values()
+    assert "<h2>Jobs</h2><p>3 pending" in everything.text
+    assert "<h2>Jobs</h2><p>all jobs: 3 pending" in filtered.text
+
+
 def test_without_a_system_no_chart_draws_a_value_of_now(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     stored_work(path)

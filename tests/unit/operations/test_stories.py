@@ -14,6 +14,7 @@ from reefknot.audit.journal import Journal
 from reefknot.core.audit.event import (
     Admission,
     AnyEvent,
+    BreakerEvent,
     Completed,
     DecisionRecord,
     IdempotencyEvent,
@@ -34,6 +35,8 @@ from reefknot.core.retry.book import Request
 from reefknot.core.retry.decide import History, decide
 from reefknot.core.retry.policy import RetryPolicy
 from reefknot.core.work import WorkDone, WorkItem, record_id
+from reefknot.dashboard.pages import environment
+from reefknot.dashboard.views import timeline_rows
 from reefknot.errors import OperationError
 from reefknot.operations import jobs
 from reefknot.operations.jobs import job_story
@@ -167,6 +170,32 @@ def test_a_wait_that_the_server_asked_for_is_decided_by_its_hint(tmp_path: Path)
         ]
 
     in_scene(tmp_path, story, config)
+
+
+def test_a_wait_that_a_breaker_made_longer_says_so(tmp_path: Path) -> None:
+    async def story(scene: OperatorScene) -> None:
+        def put_off(second: float, seconds: float) -> AnyEvent:
+            return BreakerEvent(**about(second), name="block:http", state="open", wait_seconds=seconds)
+
+        found = await told(
+            scene,
+            [
+                *BEGUN,
+                put_off(0.3, 0.2),
+                retried(1.0, 1, decided(1, 0.5)),
+                put_off(2.0, 10.0),
+                put_off(12.0, 3.5),
+                retried(16.0, 2, decided(2, 1.0)),
+            ],
+        )
+        first, second, _ = found["attempts"]
+        assert (first["wait_s"], first["put_off_s"], second["put_off_s"]) == (1.0, 13.5, None)
+        assert second["due_at"] == timestamp(NOON + 15.5)
+        page = environment().get_template("job.html")
+        shown = page.new_context({"job": found, "rows": timeline_rows(found), "can_act": False})
+        assert "then put off by the breaker: 13.5 s" in "".join(page.blocks["live"](shown))
+
+    in_scene(tmp_path, story)
 
 
 def test_a_hint_that_is_shorter_than_the_own_backoff_is_not_what_is_waited_for(tmp_path: Path) -> None:
