@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -16,7 +18,7 @@ import pytest
 from reefknot.app import open_store
 from reefknot.config.settings import load_settings
 from reefknot.core.redaction import Redactor
-from reefknot.dashboard import server
+from reefknot.dashboard import api, server
 from reefknot.dashboard.security import SiteAccess
 from reefknot.dashboard.server import listening_socket, prepare, serving
 from reefknot.dashboard.site import Site
@@ -25,6 +27,7 @@ from reefknot.errors import OperationError, StoreLockedError, StoreReplacedError
 from tests.unit.cli import work_items
 
 PATIENCE_S = 30
+LARGE = 1_000_000
 FORM = "Content-Type: application/x-www-form-urlencoded\r\n"
 
 
@@ -145,6 +148,78 @@ def test_connections_that_are_being_answered_stay_and_those_beyond_are_closed(
     asyncio.run(main())
     told = [one for one in caplog.messages if "connections are open" in one]
     assert len(told) == 1, "once in a minute"
+
+
+def greedy(head: str, target: str, number: int) -> socket.socket:
+    """A connection with so many requests at once, whose client has taken one byte of the answers."""
+    host, _, port = head.partition("\r\n")[0].removeprefix("Host: ").partition(":")
+    made = socket.socket()
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    made.settimeout(PATIENCE_S)
+    made.connect((host, int(port)))
+    request = f"GET {target} HTTP/1.1\r\n{head}"
+    made.sendall(f"{request}\r\n".encode() * (number - 1) + f"{request}Connection: close\r\n\r\n".encode())
+    assert made.recv(1) == b"H"
+    return made
+
+
+@pytest.fixture
+def large_answer(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The address of an answer that no buffer holds, for whoever has a token."""
+    monkeypatch.setattr(api, "openapi_document", lambda: "x" * LARGE)
+    return "/api/v1/openapi.json"
+
+
+@pytest.mark.parametrize("has_token", [False, True])
+def test_connections_that_take_no_answer_leave_room_for_others(
+    has_token: bool, large_answer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Static files are for everybody, so whoever reaches the port can ask for them again and again."""
+    monkeypatch.setattr(server, "MOST_CONNECTIONS", 3)
+
+    async def main() -> None:
+        async with served("memory:") as (_, connect):
+            live = await connect()
+            live.writer.write(f"GET /live?view=overview HTTP/1.1\r\n{live.head}\r\n".encode())
+            async with asyncio.timeout(PATIENCE_S):
+                assert b" 200 OK" in await live.reader.readline()
+            target, number = (large_answer, 3) if has_token else ("/static/reefknot.js", 40)
+            head = live.head if has_token else live.head.partition("Authorization")[0]
+            with ExitStack() as held:
+                for _ in range(4):
+                    held.enter_context(await asyncio.to_thread(greedy, head, target, number))
+                for _ in range(5):
+                    assert b" 200 OK" in await (await connect()).ask("GET /api/v1/jobs")
+            assert not live.reader.at_eof()
+
+    asyncio.run(main())
+
+
+def taken_of(connection: socket.socket, pause: float) -> int:
+    """Bytes that a client takes until the other side ends the connection, with a pause before each piece."""
+    taken = 0
+    with connection, suppress(ConnectionError):
+        while True:
+            time.sleep(pause)
+            if not (piece := connection.recv(1 << 16)):
+                break
+            taken += len(piece)
+    return taken
+
+
+def test_a_client_that_takes_nothing_is_let_go_and_a_slow_one_gets_everything(
+    large_answer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "STALLED_S", 0.8)
+
+    async def main() -> None:
+        async with served("memory:") as (_, connect):
+            head = (await connect()).head
+            silent, slow = [await asyncio.to_thread(greedy, head, large_answer, 1) for _ in range(2)]
+            assert await asyncio.to_thread(taken_of, slow, 0.005) > LARGE
+            assert await asyncio.to_thread(taken_of, silent, 0) < LARGE
+
+    asyncio.run(main())
 
 
 def test_idle_connections_take_few_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,14 +2,15 @@
 Connections: a listening socket that holds no more than so many open, whoever connects and then says nothing.
 
 Each open connection takes a descriptor of the process, and the steps of a system need descriptors, too. So connections
-are counted where they are accepted, before TLS and before HTTP. When there are too many, the one that has waited
-longest without a whole request is closed for the new one; one that is being answered stays.
+are counted where they are accepted, before TLS and before HTTP. When there are too many, the oldest is closed for the
+new one; one stays whose request came with a token and is being answered, as long as its client takes the answer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -27,6 +28,8 @@ class OpenConnection(socket.socket):
     room: ListeningSocket | None = None
     is_secured = False
     """Whether TLS, where there is any, has let it in."""
+    is_answered: Callable[[], bool] = staticmethod(lambda: False)
+    """Whether a request of somebody with a token is being answered, and the client takes the answer."""
 
     def close(self) -> None:
         if self.room is not None:
@@ -46,50 +49,42 @@ class ListeningSocket(socket.socket):
 
     def __init__(self, *given: Any, **more: Any) -> None:
         super().__init__(*given, **more)
-        self._waiting: dict[int, OpenConnection] = {}
-        """Those without a whole request, the longest waiting first."""
-        self._answered: dict[int, OpenConnection] = {}
+        self._open: dict[int, OpenConnection] = {}
+        """By descriptor, in the order in which they were accepted, or last answered to somebody with a token."""
         self._reported_at = -REPORTED_EVERY_S
-
-    @property
-    def connections(self) -> int:
-        return len(self._waiting) + len(self._answered)
 
     def accept(self) -> tuple[socket.socket, Any]:
         """The next connection, for which another one may be closed. Without room it is closed itself."""
         descriptor, address = self._accept()  # type: ignore[attr-defined]  # as in `socket.socket.accept`
         made = OpenConnection(self.family, self.type, self.proto, fileno=descriptor)
-        if self.connections >= self.most and not self._make_room():
+        if len(self._open) >= self.most and not self._make_room():
             made.close()
             raise ConnectionAbortedError("too many connections")
-        made.room, self._waiting[descriptor] = self, made
+        made.room, self._open[descriptor] = self, made
         asyncio.get_running_loop().call_later(SECURED_S, lambda: None if made.is_secured else made.end())
         return made, address
 
     def found(self, descriptor: int) -> OpenConnection | None:
         """The open connection with this descriptor."""
-        return self._waiting.get(descriptor) or self._answered.get(descriptor)
+        return self._open.get(descriptor)
 
-    def mark(self, connection: OpenConnection, *, is_answered: bool) -> None:
-        """Note whether a connection has brought a whole request that is being answered."""
-        number = connection.fileno()
-        if self.found(number) is connection and (number in self._answered) != is_answered:
-            self.forget(connection)
-            (self._answered if is_answered else self._waiting)[number] = connection
+    def renew(self, connection: OpenConnection) -> None:
+        """Put a connection behind all others, as if it were new."""
+        if self.found(connection.fileno()) is connection:
+            self._open[connection.fileno()] = self._open.pop(connection.fileno())
 
     def forget(self, connection: OpenConnection) -> None:
-        for known in (self._waiting, self._answered):
-            if known.get(connection.fileno()) is connection:
-                del known[connection.fileno()]
+        if self.found(connection.fileno()) is connection:
+            del self._open[connection.fileno()]
 
     def _make_room(self) -> bool:
-        """End the connection that has waited longest; False when all of them are being answered."""
+        """End the oldest connection; False when all of them are being answered."""
         if clock.now() - self._reported_at >= REPORTED_EVERY_S:
             self._reported_at = clock.now()
-            logger().warning("dashboard: %d connections are open; for new ones, those without a request end", self.most)
-        if not self._waiting:
+            logger().warning("dashboard: %d connections are open; for new ones, the oldest end", self.most)
+        oldest = next((one for one in self._open.values() if not one.is_answered()), None)
+        if oldest is None:
             return False
-        oldest = next(iter(self._waiting.values()))
         self.forget(oldest)
         oldest.end()
         return True

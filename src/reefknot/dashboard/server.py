@@ -41,6 +41,10 @@ MOST_CONNECTIONS = 256
 MOST_HEADER_BYTES = 32 * 1024
 HEADER_S = 10.0
 """Longest time from the begin of a connection, or the end of a response, to the end of the next request's headers."""
+STALLED_S = 15.0
+"""Longest time for a client to take nothing of what waits for it."""
+SEND_BUFFER_BYTES = 64 * 1024
+"""What the kernel keeps for a client. It would keep megabytes, and meanwhile a slow client seems to take nothing."""
 GRACE_S = 2
 SHORTEST_TOKEN = 16
 NEEDED = ("starlette", "uvicorn", "jinja2")
@@ -259,6 +263,7 @@ def _listening(host: str, port: int) -> ListeningSocket:
     bound.most = MOST_CONNECTIONS
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)  # accepted ones inherit it
         bound.setblocking(False)
         bound.bind(address)
         bound.listen(128)
@@ -299,39 +304,64 @@ async def serving(site: Site, how: Serving) -> AsyncIterator[asyncio.Task[None]]
         how.socket.close()
 
 
-def _server(site: Site, how: Serving) -> Server:
-    import uvicorn
+def _protocol(room: ListeningSocket) -> type[asyncio.Protocol]:
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
     class BoundedProtocol(H11Protocol):
-        """HTTP/1.1 that does not wait for ever for the headers of a request, and tells who waits for an answer."""
+        """HTTP/1.1 that waits for ever neither for the headers of a request nor for a client to take the answer."""
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
-            self._connection = how.socket.found(transport.get_extra_info("socket").fileno())
+            self._connection = room.found(transport.get_extra_info("socket").fileno())
             if self._connection is not None:
                 self._connection.is_secured = True
+                self._connection.is_answered = self._is_answered
             self._expect_request()
-
-        def handle_events(self) -> None:
-            super().handle_events()
-            self._mark()
 
         def on_response_complete(self) -> None:
+            if self._connection is not None and self._has_role():
+                room.renew(self._connection)
             super().on_response_complete()
-            self._mark()
             self._expect_request()
 
-        def _mark(self) -> None:
-            if self._connection is not None:
-                cycle = self.cycle
-                is_whole = cycle is not None and not cycle.response_complete and not cycle.more_body
-                how.socket.mark(self._connection, is_answered=is_whole)
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._look_later(self.transport.get_write_buffer_size())
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            self._look.cancel()
+
+        def _look_later(self, waiting: int) -> None:
+            """Let go of a client that takes nothing of the bytes that wait for it; a slow one may be slow."""
+
+            def look() -> None:
+                left = self.transport.get_write_buffer_size()
+                if left < waiting:
+                    self._look_later(left)
+                else:
+                    self.transport.abort()
+
+            self._look = self.loop.call_later(STALLED_S, look)
+
+        def _is_answered(self) -> bool:
+            cycle = self.cycle
+            is_whole = cycle is not None and not cycle.response_complete and not cycle.more_body
+            return is_whole and self._has_role() and not self.flow.write_paused
+
+        def _has_role(self) -> bool:
+            return self.cycle is not None and self.cycle.scope["state"].get("role") is not None
 
         def _expect_request(self) -> None:
             before = self.cycle
             if before is None or before.response_complete:  # else the next one is being answered already
                 self.loop.call_later(HEADER_S, lambda: self.transport.close() if self.cycle is before else None)
+
+    return BoundedProtocol
+
+
+def _server(site: Site, how: Serving) -> Server:
+    import uvicorn
 
     class EmbeddedServer(uvicorn.Server):
         """A server inside a command, whose signals are the command's."""
@@ -342,7 +372,7 @@ def _server(site: Site, how: Serving) -> Server:
     certificate, key = how.certificate or (None, None)
     config = uvicorn.Config(
         build_app(site),
-        http=BoundedProtocol,
+        http=_protocol(how.socket),
         ws="none",
         lifespan="off",
         interface="asgi3",
