@@ -182,7 +182,7 @@ def terminals(folder: Path) -> dict[int, dict[tuple[str, ...], Shown]]:
 
 
 SENTENCE = re.compile(
-    r"Retried: |Not retried: |gate |[a-z]+:\S+: |retries per minute|\d+ events|router "
+    r"Retried: |Not retried: |Under load: |gate |[a-z]+:\S+: |retries per minute|\d+ events|router "
     r"|submitted so far|reefknot top|jobs  |rates  |\d{4}-|\S+: (its|it|no|paused|reefknot|\d+) |\d+ documents? could "
 )
 """Lines of text around a table. A terminal breaks them."""
