@@ -168,6 +168,12 @@ def test_the_focus_stays_among_the_rows_when_one_of_them_leaves(system: RunningS
     assert page.evaluate("document.activeElement.closest('tr')?.dataset.key") == "row-2/"
     assert page.evaluate("document.activeElement.dataset.verb") == "Requeue"
 
+    page.click("tr[data-key='row-2/'] button[data-verb=Discard]")
+    assert page.inner_text("#act-cli code").startswith("reefknot quarantine discard row-2")
+    confirmed(page, because="the row is wrong")
+    page.wait_for_selector("tr[data-key='row-2/']", state="detached")
+    assert system.job("row-2")["state"] == "discarded"
+
 
 def test_a_job_is_discarded_only_with_a_reason(system: RunningSystem, visit: Visit) -> None:
     system.submit("withdrawn", "own.broken", {"text": "withdrawn by the customer"})

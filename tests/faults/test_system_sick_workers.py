@@ -172,7 +172,7 @@ def recovery_is_told_by_acks_alone() -> Iterator[None]:
         patch.setattr(routing, "PROBE_EVERY_S", float("inf"))
         heard = HealthTable.record_heartbeat
 
-        def never_better(self: HealthTable, beat: Heartbeat, now: float) -> bool:
+        def never_better(self: HealthTable, beat: Heartbeat, now: float) -> str:
             classes = {}
             for name, said in beat.classes.items():
                 known = self.all().get(name, {}).get(beat.worker_id)

@@ -132,6 +132,8 @@ def show_(job: Id, /, *, tenant: Tenant = None, options: StoreFlags = STORE) -> 
         return
     found = with_store(address, lambda store: find_job(address.operator(store), job, tenant))
     fields = found.fields(address.redactor)
+    if fields["state"] == "running":
+        fields["attempts"] = f"{fields['attempts'] + 1} (running)"
     put_details({name: value for name, value in fields.items() if name != "history"})
     for line in _timeline(fields["history"], found.kept):
         put(address.redactor(line))
@@ -150,12 +152,13 @@ def put_details(fields: dict[str, Any]) -> None:
 
 
 def _timeline(history: list[dict[str, Any]], kept: list[KeptEntry]) -> list[str]:
-    """History and events, by time."""
+    """History and events, by time. What an event tells is not told again."""
     from reefknot.core.audit.event import decode, timestamp
+    from reefknot.operations.stories import untold
     from reefknot.operations.words.events import describe, describe_routine
 
     lines = []
-    for one in history:
+    for one in untold(history, (audited.entry.event_type for audited in kept)):
         by = f" by {one['who']}" if one["who"] else ""
         lines.append((one["at"], f"{one['what']}{by}{': ' + one['why'] if one['why'] else ''}"))
     for audited in kept:

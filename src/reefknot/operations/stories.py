@@ -9,7 +9,7 @@ milliseconds) is known, and `started_at` of any other is None: a start that was 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -365,6 +365,12 @@ async def cancellation_of(log: AuditLog, item: WorkItem) -> list[KeptEntry]:
     return []
 
 
+def untold(history: list[dict[str, Any]], event_types: Iterable[str | None]) -> list[dict[str, Any]]:
+    """The entries of a job's history that no event of these types tells."""
+    told = {"retry" if one == "retry_attempt" else one for one in event_types}
+    return [one for one in history if one["what"] not in told]
+
+
 _FIRST = ("submitted", "routing", "admission")
 """What comes first among events of the same millisecond: a worker writes its admission, then the router its choice."""
 
@@ -374,7 +380,6 @@ def lines_of(
 ) -> list[dict[str, Any]]:
     """History and events in the order of time, each in a sentence; those of an event with its fields. What an event
     tells is not told again."""
-    recorded = {"retry", *(one.get("event_type") for one in events)}
     lines = [
         {
             "at": one["at"],
@@ -382,8 +387,7 @@ def lines_of(
             "sentence": ": ".join(part for part in (f"by {one['who']}" if one["who"] else "", one["why"]) if part),
             "event": None,
         }
-        for one in history
-        if one["what"] not in recorded
+        for one in untold(history, (one.get("event_type") for one in events))
     ]
     for entry, fields in zip(kept, events, strict=True):
         _, words = in_words(entry.entry.body)

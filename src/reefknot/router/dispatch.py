@@ -329,15 +329,16 @@ class Dispatcher:
         self._context.record(self._context.routing(pending, None, NO_CLASS, inputs))
         self._completion.set_aside(pending, result, NO_CLASS)
 
-    async def worker_restarted(self, worker_id: str) -> None:
-        """Ask a restarted worker again for what it accepted; requeue the rest. It may know other steps now."""
+    async def worker_is_back(self, worker_id: str, how: str) -> None:
+        """Ask a worker that restarted or resumed again for what it accepted; requeue the rest. It may know other steps
+        now."""
         for pending in self._table.all():
             if pending.worker_id != worker_id:
                 pending.refused_until.pop(worker_id, None)
             elif pending.acked:
                 await self.ask_again(pending)
             else:
-                self._back(pending, "its worker restarted")
+                self._back(pending, f"its worker {how}")
 
     async def ask_again(self, pending: Pending) -> None:
         """Send it to the same worker again, which answers with the result, if there is one."""

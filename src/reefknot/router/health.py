@@ -55,13 +55,15 @@ class HealthTable:
         known = self._ahead_ms.get(worker_id)
         return None if known is None else known[1]
 
-    def record_heartbeat(self, beat: Heartbeat, now: float) -> bool:
-        """Update a worker's health. True when it restarted: what it was sent may be in its store only."""
+    def record_heartbeat(self, beat: Heartbeat, now: float) -> str:
+        """Update a worker's health. The answer says that it restarted, or resumed, if it did: what it was sent may be
+        in its store only."""
         worker_id = beat.worker_id
         self._slots.clear()
-        restarted = worker_id in self._incarnations and self._incarnations[worker_id] != beat.incarnation
         draining = beat.leaving if worker_id in self._own else beat.draining
-        restarted = restarted or (worker_id in self.draining and not draining)
+        is_back = "resumed" if worker_id in self.draining and not draining else ""
+        if self._incarnations.get(worker_id, beat.incarnation) != beat.incarnation:
+            is_back = "restarted"
         for name, reported in list(beat.classes.items())[:MOST_CLASSES]:
             before = self._entries.get(name, {}).get(worker_id) or WorkerHealth(worker_id)
             changed = msgspec.structs.replace(
@@ -79,7 +81,7 @@ class HealthTable:
                 (self._leaving.add if beat.leaving else self._leaving.discard)(worker_id)
                 is_shared = bool(beat.store) and beat.store == self.store
                 (self._sharing.add if is_shared else self._sharing.discard)(worker_id)
-        return restarted
+        return is_back
 
     def is_live(self, worker_id: str, now: float) -> bool:
         """Whether the worker is known, and not gone."""

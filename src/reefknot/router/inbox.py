@@ -65,7 +65,7 @@ class Inbox:
         self._completion = completion
         self._tasks = tasks
         self._wake = wake
-        self._restarted: list[str] = []
+        self._back: dict[str, str] = {}
 
     async def listen(self, deliveries: AsyncIterator[Delivery]) -> None:
         async for delivery in deliveries:
@@ -77,9 +77,9 @@ class Inbox:
                 continue
             if is_done and delivery.done is not None:
                 await self._tasks.start("a message could not be acknowledged", self._acknowledge, delivery)
-            for worker_id in self._restarted:
-                await self._tasks.start("asking again failed", self._dispatcher.worker_restarted, worker_id)
-            self._restarted.clear()
+            for worker_id, how in self._back.items():
+                await self._tasks.start("asking again failed", self._dispatcher.worker_is_back, worker_id, how)
+            self._back.clear()
             await self._completion.batch.room()
 
     async def _acknowledge(self, delivery: Delivery) -> None:
@@ -99,8 +99,8 @@ class Inbox:
 
     def _read_heartbeat(self, beat: Heartbeat) -> None:
         self._health.record_clock(beat, int(self._clock.wall() * 1000))
-        if self._health.record_heartbeat(beat, self._clock.now()):
-            self._restarted.append(beat.worker_id)
+        if how := self._health.record_heartbeat(beat, self._clock.now()):
+            self._back[beat.worker_id] = how
         self._wake()
 
     def _read_ack(self, ack: ExecAssignmentAck) -> None:

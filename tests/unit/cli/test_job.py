@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import apsw
 import pytest
 
+from reefknot.audit.journal import Journal, envelope
 from reefknot.config.settings import load_settings
+from reefknot.core.audit.event import Quarantined
 from reefknot.core.redaction import Redactor
-from reefknot.core.work import TryAgain, WorkDone, WorkFailed
+from reefknot.core.work import TryAgain, WorkDone, WorkFailed, WorkItem
 from reefknot.engines.sqlite import work_rows
 from reefknot.ingestion.jobs import IngestionJob
 from reefknot.operations.jobs import job_story
@@ -120,6 +123,22 @@ def test_showing_a_job_tells_its_history_and_hides_secrets(rk: Commands, store: 
     plain = rk("job", "show", "x")
     assert "failed: attempts_spent" in plain.out
     assert "hunter2" not in plain.out
+
+
+def test_the_history_of_a_job_has_no_line_twice(rk: Commands, store: Path) -> None:
+    """What an event tells is not told again; without its event, it is told."""
+    work_items.quarantined(store, "x")
+    assert rk("job", "show", "x").out.count("Z  quarantined: attempts_spent") == 1
+    event = Quarantined(**envelope(wall=1.0, work_id="x"), reason="attempts_spent")
+    in_store(store, lambda one: Journal(one.audit).write(event))
+    assert rk("job", "show", "x").out.count("Z  quarantined: attempts_spent") == 1
+
+
+def test_an_attempt_that_runs_is_shown_as_such(rk: Commands, store: Path) -> None:
+    item = WorkItem("x", "fs.blob_get", "cpu@worker-1", payload=b"{}")
+    in_store(store, lambda one: one.work.assign([item], start={"x"}, owner="worker-1#1"))
+    assert re.search(r"attempts +1 \(running\)", rk("job", "show", "x").out)
+    assert rk("job", "show", "x", "--json").json["attempts"] == 0, "those that have ended"
 
 
 @pytest.mark.parametrize("body", ["'nonsense'", "'[]'"])

@@ -433,12 +433,20 @@ def test_two_routers_share_a_store_and_every_caller_hears() -> None:
 # ---- bounded tables -------------------------------------------------------------------------------------------------
 
 
+def test_a_worker_that_resumes_has_not_restarted() -> None:
+    table, said = HealthTable(), {"io": ClassHealth(OverloadStatus.HEALTHY, 0, 0, 1)}
+    beats = [("1", False, ""), ("1", True, ""), ("1", False, "resumed"), ("2", False, "restarted"), ("2", False, "")]
+    for second, (incarnation, draining, told) in enumerate(beats):
+        beat = Heartbeat("w", 0, said, draining=draining, incarnation=incarnation)
+        assert table.record_heartbeat(beat, float(second)) == told
+
+
 def test_workers_that_are_gone_are_forgotten_and_tables_have_bounds() -> None:
     table = HealthTable()
     said = {f"c{n}": ClassHealth(OverloadStatus.HEALTHY, 0, 0, 1) for n in range(100)}
     table.record_heartbeat(Heartbeat("w", 0, said, draining=True, incarnation="1"), 0.0)
     assert len(table.all()) == 64
-    assert table.record_heartbeat(Heartbeat("w", 0, said, incarnation="2"), 1.0)
+    assert table.record_heartbeat(Heartbeat("w", 0, said, incarnation="2"), 1.0) == "restarted"
     assert not table.record_heartbeat(Heartbeat("w", 0, said, draining=True, incarnation="2"), 2.0)
     assert table.of_class("c1", {}) == []
     assert (table.gone(5.0), table.gone(5.1), table.live(5.0)) == (set(), {"w"}, 1)
