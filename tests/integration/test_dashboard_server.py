@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import threading
 import time
+import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
@@ -267,6 +269,68 @@ def test_a_body_in_chunks_is_bounded_too() -> None:
             assert b" 413 " in answer
 
     asyncio.run(main())
+
+
+def json_of(body: bytes) -> tuple[str, bytes]:
+    """The headers of a JSON body, and the body."""
+    return f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n", body
+
+
+def test_a_key_that_stands_twice_among_many_is_found_soon() -> None:
+    names = [b'"%d":1' % number for number in range(20_000)]
+
+    async def seconds_and_answer(connect: Connect, pairs: list[bytes]) -> tuple[float, bytes]:
+        loop, (headers, body) = asyncio.get_running_loop(), json_of(b"{%b}" % b",".join(pairs))
+        began = loop.time()
+        answer = await (await connect()).ask("POST /api/v1/jobs", headers, body)
+        return loop.time() - began, answer
+
+    async def main() -> None:
+        async with served("memory:") as (_, connect):
+            usual, other = await seconds_and_answer(connect, names)
+            took, answer = await seconds_and_answer(connect, [*names, names[-1]])
+            assert b"the key stands twice" not in other
+            assert b"19999: the key stands twice" in answer
+            assert took < 5 * usual + 2
+
+    asyncio.run(main())
+
+
+def test_a_deep_and_wide_body_takes_little_memory() -> None:
+    headers, body = json_of(b'{"a":' * 400 + b"[%b1]" % (b'"",' * 50_000) + b"}" * 400)
+
+    async def main() -> int:
+        async with served("memory:") as (_, connect):
+            tracemalloc.start()
+            try:
+                assert b" 400 " in await (await connect()).ask("POST /api/v1/jobs", headers, body)
+                return tracemalloc.get_traced_memory()[1]
+            finally:
+                tracemalloc.stop()
+
+    assert asyncio.run(main()) < 100 * len(body)
+
+
+def test_others_are_answered_while_a_body_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, answered, body_of = threading.Event(), threading.Event(), api.body_of
+    seen: list[bool] = []
+
+    def slow(*given: Any) -> Any:
+        reading.set()
+        seen.append(answered.wait(PATIENCE_S / 3))
+        return body_of(*given)
+
+    async def main() -> None:
+        async with served("memory:") as (_, connect):
+            monkeypatch.setattr(api, "body_of", slow)
+            posted = asyncio.create_task((await connect()).ask("POST /api/v1/jobs", *json_of(b"{}")))
+            await asyncio.to_thread(reading.wait, PATIENCE_S)
+            assert b" 200 OK" in await (await connect()).ask("GET /api/v1/jobs")
+            answered.set()
+            assert b" 400 " in await posted
+
+    asyncio.run(main())
+    assert seen == [True]
 
 
 def test_the_server_ends_while_connections_are_open() -> None:
