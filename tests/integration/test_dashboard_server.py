@@ -21,7 +21,7 @@ from reefknot.app import open_store
 from reefknot.config.settings import load_settings
 from reefknot.core.redaction import Redactor
 from reefknot.dashboard import api, server
-from reefknot.dashboard.security import SiteAccess
+from reefknot.dashboard.security import RequestGuard, SiteAccess
 from reefknot.dashboard.server import listening_socket, prepare, serving
 from reefknot.dashboard.site import Site
 from reefknot.engines.sqlite import SqliteStore
@@ -269,6 +269,31 @@ def test_a_body_in_chunks_is_bounded_too() -> None:
             assert b" 413 " in answer
 
     asyncio.run(main())
+
+
+def test_a_client_that_leaves_within_its_body_writes_nothing_to_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ended: asyncio.Queue[str] = asyncio.Queue()
+    guarded = RequestGuard.__call__
+
+    async def seen(self: RequestGuard, scope: Any, *given: Any) -> None:
+        await guarded(self, scope, *given)
+        ended.put_nowait(scope["path"])
+
+    monkeypatch.setattr(RequestGuard, "__call__", seen)
+
+    async def main() -> None:
+        async with served("memory:") as (_, connect):
+            for target in ("/login", "/api/v1/jobs"):
+                talk = await connect()
+                talk.writer.write(f"POST {target} HTTP/1.1\r\n{talk.head}{FORM}Content-Length: 100\r\n\r\n123".encode())
+                talk.writer.close()
+            async with asyncio.timeout(PATIENCE_S):
+                assert {await ended.get(), await ended.get()} == {"/api/v1/jobs", "/login"}
+
+    asyncio.run(main())
+    assert caplog.messages == []
 
 
 def json_of(body: bytes) -> tuple[str, bytes]:
