@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 import tracemalloc
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
@@ -20,7 +21,7 @@ import pytest
 from reefknot.app import open_store
 from reefknot.config.settings import load_settings
 from reefknot.core.redaction import Redactor
-from reefknot.dashboard import api, server
+from reefknot.dashboard import api, live, server
 from reefknot.dashboard.security import RequestGuard, SiteAccess
 from reefknot.dashboard.server import listening_socket, prepare, serving
 from reefknot.dashboard.site import Site
@@ -137,15 +138,15 @@ def test_connections_that_are_being_answered_stay_and_those_beyond_are_closed(
 
     async def main() -> None:
         async with served("memory:") as (_, connect):
-            live = [await connect() for _ in range(3)]
-            for one in live:
+            watching = [await connect() for _ in range(3)]
+            for one in watching:
                 one.writer.write(f"GET /live?view=overview HTTP/1.1\r\n{one.head}\r\n".encode())
                 async with asyncio.timeout(PATIENCE_S):
                     assert b" 200 OK" in await one.reader.readline()
             for _ in range(5):
                 with pytest.raises((ConnectionError, AssertionError)):  # closed before or after it was written to
                     assert await (await connect()).ask("GET /api/v1/jobs")
-            assert [one.writer.is_closing() or one.reader.at_eof() for one in live] == [False] * 3
+            assert [one.writer.is_closing() or one.reader.at_eof() for one in watching] == [False] * 3
 
     asyncio.run(main())
     told = [one for one in caplog.messages if "connections are open" in one]
@@ -181,18 +182,18 @@ def test_connections_that_take_no_answer_leave_room_for_others(
 
     async def main() -> None:
         async with served("memory:") as (_, connect):
-            live = await connect()
-            live.writer.write(f"GET /live?view=overview HTTP/1.1\r\n{live.head}\r\n".encode())
+            watching = await connect()
+            watching.writer.write(f"GET /live?view=overview HTTP/1.1\r\n{watching.head}\r\n".encode())
             async with asyncio.timeout(PATIENCE_S):
-                assert b" 200 OK" in await live.reader.readline()
+                assert b" 200 OK" in await watching.reader.readline()
             target, number = (large_answer, 3) if has_token else ("/static/reefknot.js", 40)
-            head = live.head if has_token else live.head.partition("Authorization")[0]
+            head = watching.head if has_token else watching.head.partition("Authorization")[0]
             with ExitStack() as held:
                 for _ in range(4):
                     held.enter_context(await asyncio.to_thread(greedy, head, target, number))
                 for _ in range(5):
                     assert b" 200 OK" in await (await connect()).ask("GET /api/v1/jobs")
-            assert not live.reader.at_eof()
+            assert not watching.reader.at_eof()
 
     asyncio.run(main())
 
@@ -370,6 +371,31 @@ def test_the_server_ends_while_connections_are_open() -> None:
         return loop.time() - began
 
     assert asyncio.run(main()) < PATIENCE_S
+
+
+def test_viewers_that_come_at_the_same_time_are_bounded_too(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(live, "MOST_VIEWERS", 5)
+
+    async def watch(talk: Talk) -> bytes:
+        talk.writer.write(f"GET /live?view=overview HTTP/1.1\r\n{talk.head}\r\n".encode())
+        async with asyncio.timeout(PATIENCE_S):
+            return (await talk.reader.readline()).split()[1]
+
+    async def main() -> None:
+        async with served("memory:") as (_, connect):
+            talks = [await connect() for _ in range(30)]
+            statuses = await asyncio.gather(*map(watch, talks))
+            assert Counter(statuses) == {b"200": 5, b"503": 25}
+            for talk in talks:
+                talk.writer.close()
+            async with asyncio.timeout(PATIENCE_S):
+                while await watch(await connect()) != b"200":
+                    pass  # until the server has seen that a place is free
+
+    asyncio.run(main())
+    assert not [one for one in caplog.messages if "internal error" in one]
 
 
 def test_a_request_for_headers_alone_leaves_no_stream_open_and_changes_nothing(tmp_path: Path) -> None:
