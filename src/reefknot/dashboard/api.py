@@ -12,6 +12,7 @@ import asyncio
 import inspect
 import json
 import re
+import sys
 from collections.abc import Mapping
 from contextlib import nullcontext
 from math import isfinite
@@ -233,14 +234,19 @@ def body_of(kind: type[Struct], media_type: str | None, body: bytes) -> Any:
     if (media_type or "").partition(";")[0].strip().lower() != _JSON:
         text = f"the body is {(media_type or 'of no type')[:60]!r}; accepted: {_JSON}"
         raise RequestError(HttpRefusal(415, "wrong_media_type", text))
+    if (encoding := json.detect_encoding(body)) not in ("utf-8", "utf-8-sig"):
+        raise OperationError(f"the body is not JSON in UTF-8, it begins as {encoding.upper()}", "invalid")
     try:
         value = json.loads(body, object_pairs_hook=_once, parse_constant=_no_constant)
     except RecursionError:
         raise OperationError("the body is nested too deeply", "invalid") from None
-    except ValueError as error:
-        if isinstance(error, ReefknotError):
-            raise
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise OperationError(f"the body is not JSON: {error}", "invalid") from None
+    except ReefknotError:
+        raise
+    except ValueError:  # of Python's bound for numbers
+        most = sys.get_int_max_str_digits()
+        raise OperationError(f"the body has a number of too many digits; accepted: up to {most}", "invalid") from None
     _check_values(value)
     return _checked_body(kind, value)
 
@@ -299,4 +305,4 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON value")
+    raise OperationError(f"the body is not JSON: {name} is no JSON value", "invalid")
