@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import threading
 import time
+import tracemalloc
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
@@ -18,8 +21,8 @@ import pytest
 from reefknot.app import open_store
 from reefknot.config.settings import load_settings
 from reefknot.core.redaction import Redactor
-from reefknot.dashboard import api, server
-from reefknot.dashboard.security import SiteAccess
+from reefknot.dashboard import api, live, server
+from reefknot.dashboard.security import RequestGuard, SiteAccess
 from reefknot.dashboard.server import listening_socket, prepare, serving
 from reefknot.dashboard.site import Site
 from reefknot.engines.sqlite import SqliteStore
@@ -135,15 +138,15 @@ def test_connections_that_are_being_answered_stay_and_those_beyond_are_closed(
 
     async def main() -> None:
         async with served("memory:") as (_, connect):
-            live = [await connect() for _ in range(3)]
-            for one in live:
+            watching = [await connect() for _ in range(3)]
+            for one in watching:
                 one.writer.write(f"GET /live?view=overview HTTP/1.1\r\n{one.head}\r\n".encode())
                 async with asyncio.timeout(PATIENCE_S):
                     assert b" 200 OK" in await one.reader.readline()
             for _ in range(5):
                 with pytest.raises((ConnectionError, AssertionError)):  # closed before or after it was written to
                     assert await (await connect()).ask("GET /api/v1/jobs")
-            assert [one.writer.is_closing() or one.reader.at_eof() for one in live] == [False] * 3
+            assert [one.writer.is_closing() or one.reader.at_eof() for one in watching] == [False] * 3
 
     asyncio.run(main())
     told = [one for one in caplog.messages if "connections are open" in one]
@@ -179,18 +182,18 @@ def test_connections_that_take_no_answer_leave_room_for_others(
 
     async def main() -> None:
         async with served("memory:") as (_, connect):
-            live = await connect()
-            live.writer.write(f"GET /live?view=overview HTTP/1.1\r\n{live.head}\r\n".encode())
+            watching = await connect()
+            watching.writer.write(f"GET /live?view=overview HTTP/1.1\r\n{watching.head}\r\n".encode())
             async with asyncio.timeout(PATIENCE_S):
-                assert b" 200 OK" in await live.reader.readline()
+                assert b" 200 OK" in await watching.reader.readline()
             target, number = (large_answer, 3) if has_token else ("/static/reefknot.js", 40)
-            head = live.head if has_token else live.head.partition("Authorization")[0]
+            head = watching.head if has_token else watching.head.partition("Authorization")[0]
             with ExitStack() as held:
                 for _ in range(4):
                     held.enter_context(await asyncio.to_thread(greedy, head, target, number))
                 for _ in range(5):
                     assert b" 200 OK" in await (await connect()).ask("GET /api/v1/jobs")
-            assert not live.reader.at_eof()
+            assert not watching.reader.at_eof()
 
     asyncio.run(main())
 
@@ -269,6 +272,93 @@ def test_a_body_in_chunks_is_bounded_too() -> None:
     asyncio.run(main())
 
 
+def test_a_client_that_leaves_within_its_body_writes_nothing_to_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ended: asyncio.Queue[str] = asyncio.Queue()
+    guarded = RequestGuard.__call__
+
+    async def seen(self: RequestGuard, scope: Any, *given: Any) -> None:
+        await guarded(self, scope, *given)
+        ended.put_nowait(scope["path"])
+
+    monkeypatch.setattr(RequestGuard, "__call__", seen)
+
+    async def main() -> None:
+        async with served("memory:") as (_, connect):
+            for target in ("/login", "/api/v1/jobs"):
+                talk = await connect()
+                talk.writer.write(f"POST {target} HTTP/1.1\r\n{talk.head}{FORM}Content-Length: 100\r\n\r\n123".encode())
+                talk.writer.close()
+            async with asyncio.timeout(PATIENCE_S):
+                assert {await ended.get(), await ended.get()} == {"/api/v1/jobs", "/login"}
+
+    asyncio.run(main())
+    assert caplog.messages == []
+
+
+def json_of(body: bytes) -> tuple[str, bytes]:
+    """The headers of a JSON body, and the body."""
+    return f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n", body
+
+
+def test_a_key_that_stands_twice_among_many_is_found_soon() -> None:
+    names = [b'"%d":1' % number for number in range(20_000)]
+
+    async def seconds_and_answer(connect: Connect, pairs: list[bytes]) -> tuple[float, bytes]:
+        loop, (headers, body) = asyncio.get_running_loop(), json_of(b"{%b}" % b",".join(pairs))
+        began = loop.time()
+        answer = await (await connect()).ask("POST /api/v1/jobs", headers, body)
+        return loop.time() - began, answer
+
+    async def main() -> None:
+        async with served("memory:") as (_, connect):
+            usual, other = await seconds_and_answer(connect, names)
+            took, answer = await seconds_and_answer(connect, [*names, names[-1]])
+            assert b"the key stands twice" not in other
+            assert b"19999: the key stands twice" in answer
+            assert took < 5 * usual + 2
+
+    asyncio.run(main())
+
+
+def test_a_deep_and_wide_body_takes_little_memory() -> None:
+    headers, body = json_of(b'{"a":' * 400 + b"[%b1]" % (b'"",' * 50_000) + b"}" * 400)
+
+    async def main() -> int:
+        async with served("memory:") as (_, connect):
+            tracemalloc.start()
+            try:
+                assert b" 400 " in await (await connect()).ask("POST /api/v1/jobs", headers, body)
+                return tracemalloc.get_traced_memory()[1]
+            finally:
+                tracemalloc.stop()
+
+    assert asyncio.run(main()) < 100 * len(body)
+
+
+def test_others_are_answered_while_a_body_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, answered, body_of = threading.Event(), threading.Event(), api.body_of
+    seen: list[bool] = []
+
+    def slow(*given: Any) -> Any:
+        reading.set()
+        seen.append(answered.wait(PATIENCE_S / 3))
+        return body_of(*given)
+
+    async def main() -> None:
+        async with served("memory:") as (_, connect):
+            monkeypatch.setattr(api, "body_of", slow)
+            posted = asyncio.create_task((await connect()).ask("POST /api/v1/jobs", *json_of(b"{}")))
+            await asyncio.to_thread(reading.wait, PATIENCE_S)
+            assert b" 200 OK" in await (await connect()).ask("GET /api/v1/jobs")
+            answered.set()
+            assert b" 400 " in await posted
+
+    asyncio.run(main())
+    assert seen == [True]
+
+
 def test_the_server_ends_while_connections_are_open() -> None:
     async def main() -> float:
         loop = asyncio.get_running_loop()
@@ -281,6 +371,31 @@ def test_the_server_ends_while_connections_are_open() -> None:
         return loop.time() - began
 
     assert asyncio.run(main()) < PATIENCE_S
+
+
+def test_viewers_that_come_at_the_same_time_are_bounded_too(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(live, "MOST_VIEWERS", 5)
+
+    async def watch(talk: Talk) -> bytes:
+        talk.writer.write(f"GET /live?view=overview HTTP/1.1\r\n{talk.head}\r\n".encode())
+        async with asyncio.timeout(PATIENCE_S):
+            return (await talk.reader.readline()).split()[1]
+
+    async def main() -> None:
+        async with served("memory:") as (_, connect):
+            talks = [await connect() for _ in range(30)]
+            statuses = await asyncio.gather(*map(watch, talks))
+            assert Counter(statuses) == {b"200": 5, b"503": 25}
+            for talk in talks:
+                talk.writer.close()
+            async with asyncio.timeout(PATIENCE_S):
+                while await watch(await connect()) != b"200":
+                    pass  # until the server has seen that a place is free
+
+    asyncio.run(main())
+    assert not [one for one in caplog.messages if "internal error" in one]
 
 
 def test_a_request_for_headers_alone_leaves_no_stream_open_and_changes_nothing(tmp_path: Path) -> None:

@@ -281,6 +281,9 @@ def test_no_hostile_text_makes_an_internal_error_of_the_api(path: Path, monkeypa
     assert asyncio.run(work()) > 3000
 
 
+NO_UTF8 = ("utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be")
+
+
 @pytest.mark.parametrize(
     ("body", "named"),
     [
@@ -292,7 +295,9 @@ def test_no_hostile_text_makes_an_internal_error_of_the_api(path: Path, monkeypa
         (b'{"dryrun": true}', "dryrun: unknown field; accepted: ids, "),
         (b'{"all": true, "all": false}', "all: the key stands twice"),
         (b'{"all": NaN}', "NaN is no JSON value"),
-        (b'{"a": 1' + b"0" * 5000 + b"}", "the body is not JSON"),
+        (b'{"a": 1' + b"0" * 5000 + b"}", "the body has a number of too many digits; accepted: up to 4300"),
+        (b'{"a": "\xff"}', "the body is not JSON: 'utf-8' codec can't decode byte 0xff"),
+        *(('{"all": true}'.encode(name), "the body is not JSON in UTF-8") for name in NO_UTF8),
         (b"[]", "the body: expected object, got array"),
         (b"null", "the body: expected object, got null"),
         (b"[" * 100_000, "nested too deeply"),

@@ -86,8 +86,7 @@ async def examine(
     """
     if not url.startswith(NATS_PREFIXES):
         path = sqlite_path(url)
-        beside = await asyncio.to_thread(_log_findings, path)
-        beside += await asyncio.to_thread(_lock_findings, path)
+        beside = await asyncio.to_thread(lambda: _log_findings(path) + _lock_findings(path))
         return await asyncio.to_thread(_file_findings, path, CHECK_S) + beside
     from reefknot.engines.jetstream.connection import options_from_url
 

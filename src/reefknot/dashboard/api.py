@@ -12,6 +12,7 @@ import asyncio
 import inspect
 import json
 import re
+import sys
 from collections.abc import Mapping
 from contextlib import nullcontext
 from math import isfinite
@@ -92,9 +93,10 @@ _ALL_METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRA
 async def _answer(site: Site, route: ApiRoute, request: Request, in_path: dict[str, str]) -> Any:
     """The answer of the operation that a request asks for."""
     parameters = parameters_of(route, in_path, request.scope.get("query_string", b""))
-    body = (
-        None if route.body is None else body_of(route.body, request.headers.get("content-type"), await request.body())
-    )
+    body = None
+    if route.body is not None:  # a large one takes a while, and the loop has other work
+        given, media_type = await request.body(), request.headers.get("content-type")
+        body = await asyncio.to_thread(body_of, route.body, media_type, given)
     async with site.reading(request) if route.is_read else nullcontext(), asyncio.timeout(route.seconds):
         if not route.is_read:
             await site.check_unlocked()
@@ -232,40 +234,53 @@ def body_of(kind: type[Struct], media_type: str | None, body: bytes) -> Any:
     if (media_type or "").partition(";")[0].strip().lower() != _JSON:
         text = f"the body is {(media_type or 'of no type')[:60]!r}; accepted: {_JSON}"
         raise RequestError(HttpRefusal(415, "wrong_media_type", text))
+    if (encoding := json.detect_encoding(body)) not in ("utf-8", "utf-8-sig"):
+        raise OperationError(f"the body is not JSON in UTF-8, it begins as {encoding.upper()}", "invalid")
     try:
         value = json.loads(body, object_pairs_hook=_once, parse_constant=_no_constant)
     except RecursionError:
         raise OperationError("the body is nested too deeply", "invalid") from None
-    except ValueError as error:
-        if isinstance(error, ReefknotError):
-            raise
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise OperationError(f"the body is not JSON: {error}", "invalid") from None
+    except ReefknotError:
+        raise
+    except ValueError:  # of Python's bound for numbers
+        most = sys.get_int_max_str_digits()
+        raise OperationError(f"the body has a number of too many digits; accepted: up to {most}", "invalid") from None
     _check_values(value)
     return _checked_body(kind, value)
 
 
 def _check_values(value: Any) -> None:
     """Refuse what Python reads and nobody can store: half of a surrogate pair, and a number beyond all bounds."""
-    waiting = [("", value)]
+    waiting: list[tuple[_Place, Any]] = [((), value)]
     while waiting:
         place, one = waiting.pop()
         match one:
             case str() if not _is_text(one):
-                raise ParameterUseError(
-                    place or "the body", "half of a surrogate pair; accepted: text of whole characters"
-                )
+                raise ParameterUseError(_told(place), "half of a surrogate pair; accepted: text of whole characters")
             case float() if not isfinite(one):
-                raise ParameterUseError(place or "the body", "the number is too large; accepted: up to about 1.8e308")
+                raise ParameterUseError(_told(place), "the number is too large; accepted: up to about 1.8e308")
             case dict():
-                for name, below in one.items():
-                    if not _is_text(name):
-                        waiting.append((place, name))
-                        break
-                    waiting.append((f"{place}.{shown(name)[1:-1]}".lstrip("."), below))
+                waiting += [(place, name) for name in one if not _is_text(name)]
+                waiting += [((place, name), below) for name, below in one.items() if not isinstance(below, int)]
             case list():
-                waiting += [(f"{place}[{number}]", below) for number, below in enumerate(one)]
+                waiting += [((place, at), below) for at, below in enumerate(one) if not isinstance(below, int)]
             case _:
                 pass
+
+
+_Place = tuple[()] | tuple[Any, str | int]
+"""Where a value stands: nowhere below, or the place of its object or list, and its name or number there."""
+
+
+def _told(place: _Place) -> str:
+    """A place in words. Only that of a refused value is told: a body has many values, and long places."""
+    steps = ""
+    while place:
+        place, step = place
+        steps = (f"[{step}]" if isinstance(step, int) else f".{shown(step)[1:-1]}") + steps
+    return steps.lstrip(".") or "the body"
 
 
 def _is_text(value: str) -> bool:
@@ -281,13 +296,13 @@ def _checked_body(kind: type[Struct], value: Any) -> Any:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ParameterUseError(shown(twice)[1:-1], "the key stands twice in one object; keep one of them")
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ParameterUseError(shown(name)[1:-1], "the key stands twice in one object; keep one of them")
+        found[name] = value
     return found
 
 
 def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON value")
+    raise OperationError(f"the body is not JSON: {name} is no JSON value", "invalid")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -60,7 +60,7 @@ class LiveView:
 
     def __init__(self, key: ViewKey) -> None:
         self.key = key
-        self.viewers = 0
+        self.viewers: set[LiveStream] = set()
         self.version = 0
         self.message = b""
         self.took: deque[float] = deque(maxlen=LOOKED_AT)
@@ -73,6 +73,26 @@ class LiveView:
             self.message = message
             self.version += 1
             self.waiters.wake(_CHANGE)
+
+
+class LiveStream(AsyncIterator[bytes]):
+    """The messages of a view to one viewer, who has a place from the begin until they end or are closed."""
+
+    def __init__(self, view: LiveView, messages: AsyncGenerator[bytes]) -> None:
+        self._viewers = view.viewers
+        self._viewers.add(self)
+        self._messages = messages
+
+    async def __anext__(self) -> bytes:
+        try:
+            return await anext(self._messages)
+        except BaseException:  # the end of the messages as well
+            self._viewers.discard(self)
+            raise
+
+    async def aclose(self) -> None:
+        self._viewers.discard(self)
+        await self._messages.aclose()
 
 
 class LiveViews:
@@ -89,17 +109,20 @@ class LiveViews:
     @property
     def viewers(self) -> int:
         """Browsers that watch now."""
-        return sum(view.viewers for view in self._views.values())
+        return sum(len(view.viewers) for view in self._views.values())
 
     def check_room(self, key: ViewKey) -> None:
         """Refuse a viewer for whom there is no room."""
         views = [one for one in self._views.values() if key.role == OPERATOR or one.key.role == key.role]
-        viewers, part = sum(one.viewers for one in views), 1 if key.role == OPERATOR else 2  # half is for operators
+        viewers, part = (
+            sum(len(one.viewers) for one in views),
+            1 if key.role == OPERATOR else 2,
+        )  # half is for operators
         if viewers >= MOST_VIEWERS // part or (key not in self._views and len(views) >= MOST_VIEWS // part):
             text = f"too many live views are open: {viewers} viewers of {len(views)} views; close some tabs"
             raise OperationError(text, "temporary")
 
-    async def follow(self, key: ViewKey, is_valid: Callable[[], bool] = lambda: True) -> AsyncGenerator[bytes]:
+    def follow(self, key: ViewKey, is_valid: Callable[[], bool] = lambda: True) -> LiveStream:
         """
         The messages of a view, from its next one on, until the site closes, or the session of the viewer ends.
 
@@ -110,21 +133,20 @@ class LiveViews:
         if view is None:
             view = self._views[key] = LiveView(key)
             run_in_background(self._keep(view), "dashboard: a live view")
-        view.viewers += 1
         view.message, seen = b"", view.version  # so that the next rendering is a message, whatever it shows
         self._mark += 1
         self._changes.wake(_CHANGE)
-        try:
-            while not self._site.closing.is_set() and is_valid():
-                if view.version != seen:
-                    seen = view.version
-                    yield view.message
-                    continue
-                await self._pause(PING_S, view.waiters)
-                if view.version == seen and not self._site.closing.is_set() and is_valid():
-                    yield _PING
-        finally:
-            view.viewers -= 1
+        return LiveStream(view, self._messages(view, seen, is_valid))
+
+    async def _messages(self, view: LiveView, seen: int, is_valid: Callable[[], bool]) -> AsyncGenerator[bytes]:
+        while not self._site.closing.is_set() and is_valid():
+            if view.version != seen:
+                seen = view.version
+                yield view.message
+                continue
+            await self._pause(PING_S, view.waiters)
+            if view.version == seen and not self._site.closing.is_set() and is_valid():
+                yield _PING
 
     async def _pause(self, seconds: float, waiters: Waiters | None = None) -> None:
         """Wait for the end of the site, or for a change, at most so long."""
@@ -144,7 +166,7 @@ class LiveViews:
             while view.viewers and not self._site.closing.is_set():
                 seen = self._mark
                 await self._renew(view)
-                cost = min(view.took, default=0.0) + SENDING_S * view.viewers
+                cost = min(view.took, default=0.0) + SENDING_S * len(view.viewers)
                 rest = min(LONGEST_REST_S, max(SHORTEST_REST_S, cost * len(self._views) / SHARE))
                 await self._pause(rest)
                 if self._mark == seen and view.viewers:

@@ -8,7 +8,7 @@ escaped by the templates, always; the only markup that they take as it is are th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
 from time import perf_counter
@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from reefknot.dashboard import views
 from reefknot.dashboard.formats import FILTERS, FUNCTIONS, query_text, visible
-from reefknot.dashboard.live import LiveViews, ViewKey
+from reefknot.dashboard.live import LiveStream, LiveViews, ViewKey
 from reefknot.dashboard.security import OPERATOR
 from reefknot.errors import OperationError
 from reefknot.operations.values import ParameterUseError
@@ -115,9 +115,15 @@ def routes(site: Site) -> list[BaseRoute]:
     class EventStream(StreamingResponse):
         """A stream of live messages, which lets go of a browser that takes nothing."""
 
-        def __init__(self, messages: AsyncGenerator[bytes]) -> None:
+        def __init__(self, messages: LiveStream) -> None:
             super().__init__(messages, media_type="text/event-stream")
             self._messages = messages
+
+        async def __call__(self, *given: Any) -> None:
+            try:
+                await super().__call__(*given)
+            finally:
+                await self._messages.aclose()
 
         async def stream_response(self, send: Any) -> None:
             async def send_in_time(message: Any) -> None:
@@ -128,8 +134,6 @@ def routes(site: Site) -> list[BaseRoute]:
                 await super().stream_response(send_in_time)
             except TimeoutError:
                 return
-            finally:
-                await self._messages.aclose()
 
     def route_of(view: View) -> Route:
         async def show(request: Request) -> Response:
@@ -153,8 +157,8 @@ def routes(site: Site) -> list[BaseRoute]:
                 f"{missing[0]}: missing; accepted: that of a job or a source\n", 400, media_type="text/plain"
             )
         key = ViewKey(view.name, request.state.role, tuple(asked.items()))
-        live.check_room(key)
         if request.method == "HEAD":  # its headers, without a stream that nobody reads
+            live.check_room(key)
             return Response(media_type="text/event-stream")
         return EventStream(live.follow(key, request.state.is_valid))
 

@@ -241,6 +241,8 @@ class RequestGuard:
             if scope["type"] == "lifespan":
                 await self._app(scope, receive, send)
             return  # nothing here speaks over WebSockets
+        from starlette.requests import ClientDisconnect
+
         answer = Answer(scope, send, tls=self._access.tls)
         try:
             self._admit(scope)
@@ -249,6 +251,8 @@ class RequestGuard:
             await answer.refuse(error)
         except ThrottledError as error:
             await answer.refuse(RequestRefusedError(429, str(error), retry_after=error.retry_after))
+        except ClientDisconnect:
+            return  # nobody is there to be told, and whoever reaches the port can do that
         except Exception as error:
             logger().error("dashboard: internal error: %s", self._redactor(error_text(error)))
             await answer.refuse(

@@ -60,6 +60,11 @@ def is_open_here(about: os.stat_result) -> bool:
 # ---- private files -------------------------------------------------------------------------------------------------
 
 
+def is_special(path: str | None) -> bool:
+    """Whether something is at this path that is no regular file: a read of a pipe may never end."""
+    return path is not None and os.path.exists(path) and not os.path.isfile(path)
+
+
 def private_opener(name: str, flags: int) -> int:
     """The `opener` of `open` for a file that only its owner may read and write."""
     handle = os.open(name, flags | getattr(os, "O_CLOEXEC", 0), PRIVATE)

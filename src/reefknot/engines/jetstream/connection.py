@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import ssl
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -51,6 +50,7 @@ from reefknot.errors import (
     StoreVersionError,
 )
 from reefknot.runtime.database_urls import nats_address
+from reefknot.runtime.files import is_special
 from reefknot.runtime.log import error_text, logger, printable
 from reefknot.runtime.seeds import new_id
 from reefknot.runtime.timeouts import ended, within
@@ -200,8 +200,7 @@ class Connection:
     def _settings(self) -> dict[str, Any]:
         options = self.options
         for name in ("credentials", "tls_ca", "tls_certificate", "tls_key"):
-            path = getattr(options, name)
-            if path is not None and os.path.exists(path) and not os.path.isfile(path):  # reading a pipe may never end
+            if is_special(getattr(options, name)):
                 raise self._unavailable(f"the file of nats.{name} is not a regular file", f"check nats.{name}")
         if options.credentials is not None:
             try:
@@ -464,8 +463,7 @@ class Connection:
         if not self.client.is_connected:
             raise self._unavailable("the connection is lost", "it is being tried again; check the server")
         if self.options.read_only and not asks.startswith(READS):
-            problem, way_out = "it is open for reading only", "open it without read_only to change it"
-            raise StorePermissionError(self.options.shown, problem, way_out)
+            raise StorePermissionError(self.options.shown, "it is open for reading only", "open it without read_only")
 
     def _unavailable(self, problem: str, way_out: str) -> StoreUnavailableError:
         return StoreUnavailableError(self.options.shown, problem, way_out)
