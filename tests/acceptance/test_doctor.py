@@ -99,6 +99,14 @@ def test_a_file_that_is_not_there_is_a_warning_and_a_problem_when_it_was_named(p
     assert not (person.folder / "a.db").exists()
 
 
+def test_a_name_that_no_file_can_have_is_a_problem(person: Person) -> None:
+    for name in ("a" * 300, f"{'a' * 300}/a.db"):
+        found = findings(person, "--engine", f"sqlite:{name}", code=UNREACHABLE)
+        assert list(found) == [*AROUND, "library", "file"]
+        assert "file name too long" in found["file"]["text"].lower()
+        assert found["file"]["way_out"] == "check its name, its folders and its disk"
+
+
 def test_a_file_that_is_damaged_is_a_problem(person: Person) -> None:
     person.done("submit", "--type", "own.hello", "--engine", "sqlite:a.db")
     file = person.folder / "a.db"
@@ -284,6 +292,7 @@ def test_looking_changes_nothing_on_nats_where_a_dead_process_left_events(person
     person.done("submit", "--type", "own.hello")
     asyncio.run(dies())
     until(lambda: "waits for 0 s" not in person("doctor").stdout)  # from now on others copy the event
+    until(lambda: streams()[0][1] == 3)  # the server has dropped the tombstone that `submit` left for a second
     before = streams()
 
     found = findings(person)

@@ -13,7 +13,7 @@ import shutil
 from collections.abc import AsyncIterator, Mapping
 from datetime import datetime
 from pathlib import Path
-from time import monotonic, perf_counter, sleep, time
+from time import monotonic, perf_counter, time
 from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import Struct, json
@@ -55,9 +55,6 @@ OPEN_CHECK_S = 0.1
 """The same for a store that is open, whose findings a page shows."""
 LOCKED_S = 2.0
 """How long a file that others have locked is waited for."""
-LOOKS = 3
-LOOK_AGAIN_S = 0.05
-"""How often, and how long apart, a log is looked at in which nothing can be read."""
 KEEP_LOG = "copy the file and its log before another command opens them and drops the log; compare with a backup"
 CHECK_STEPS = 10_000
 """Steps of SQLite's machine between two looks at the clock: well under a millisecond."""
@@ -131,15 +128,21 @@ def _file_findings(path: str, seconds: float) -> list[Finding]:
 
     findings = [library_finding(apsw.sqlite_lib_version())]
     file = Path(path)
-    if not file.is_file() or file.stat().st_size == 0:
+    try:
+        size = file.stat().st_size
+    except (FileNotFoundError, NotADirectoryError):
+        size = 0
+    except OSError as error:  # a name that is too long, or a folder that this user may not enter
+        return [*findings, _problem("file", _unreadable(path, error))]
+    if size == 0 or not file.is_file():
         text, way_out = f"there is no store at {path} yet", "`reefknot submit`, `up` and `worker start` make one"
         missing = Finding("file", "warning", text, way_out)
         if file.is_file() and (logged := log_state(path)[0]):
-            text, way_out = f"{path} has 0 bytes beside a log of {logged} bytes: its content is lost", KEEP_LOG
-            missing = Finding("file", "problem", text, way_out, "damaged")
+            text = f"{path} has 0 bytes beside a log of {logged} bytes: its content is lost"
+            missing = Finding("file", "problem", text, KEEP_LOG, "damaged")
         return [*findings, missing, _disk(file)]
     if is_writable(path):
-        findings.append(Finding("file", "ok", f"{path}, {file.stat().st_size} bytes"))
+        findings.append(Finding("file", "ok", f"{path}, {size} bytes"))
     else:
         text, way_out = f"{path} may be read and not written", "give this user the right to write it, and its folder"
         findings.append(Finding("file", "warning", text, way_out))
@@ -155,14 +158,14 @@ def _lock_findings(path: str) -> list[Finding]:
     """Whether somebody keeps the file locked, so that nobody else can write it; readers do not notice."""
     from reefknot.runtime.sqlite_files import check_unlocked, is_frozen, is_writable
 
-    if not Path(path).is_file() or is_frozen(path) or not is_writable(path):
+    if not os.path.isfile(path) or is_frozen(path) or not is_writable(path):
         return []
     try:
         check_unlocked(path, LOCKED_S)
     except StoreLockedError as error:
         return [_problem("lock", error)]
     except StoreError:
-        return []  # the other checks tell more
+        pass  # the other checks tell more
     return []
 
 
@@ -170,15 +173,11 @@ def _log_findings(path: str) -> list[Finding]:
     """Whether the log of the file holds bytes that SQLite does not count: what is in them seems never written."""
     from reefknot.runtime.sqlite_files import log_state
 
-    for _ in range(LOOKS):
-        size, state = log_state(path)
-        if not state:
-            return []
-        sleep(LOOK_AGAIN_S)  # a process that begins the log anew may be in the middle of it
+    size, state = log_state(path)
     text = f"{path}-wal has {size} bytes and no valid frame, so nothing in it is read"
-    if state == "damaged":
-        return [Finding("log", "problem", text, KEEP_LOG, "damaged")]
-    return [Finding("log", "warning", f"{text}: a write that never ended, or damage", KEEP_LOG)]
+    if state == "uncommitted":
+        return [Finding("log", "warning", f"{text}: a write that never ended, or damage", KEEP_LOG)]
+    return [Finding("log", "problem", text, KEEP_LOG, "damaged")] if state else []
 
 
 def _content_findings(path: str, seconds: float) -> list[Finding]:
@@ -213,7 +212,9 @@ def library_finding(version: str) -> Finding:
 
 
 def _unreadable(path: str, error: Exception) -> StoreError:
-    return StoreUnavailableError(path, f"it cannot be read ({error_text(error)})", "check the file and its disk")
+    return StoreUnavailableError(
+        path, f"it cannot be read ({error_text(error)})", "check its name, its folders and its disk"
+    )
 
 
 def _content(connection: Any, path: str, seconds: float) -> list[Finding]:
@@ -507,8 +508,7 @@ async def _outboxes(connection: Connection, names: Any) -> Finding:
 def _guarantee(options: NatsOptions) -> Finding:
     if options.guarantee == "fenced":
         return Finding("guarantee", "ok", "fenced: a claim is stored before its work begins")
-    text = "result-dedup: a step may begin twice; its result is recorded once"
-    return Finding("guarantee", "ok", text)
+    return Finding("guarantee", "ok", "result-dedup: a step may begin twice; its result is recorded once")
 
 
 _UNSYNCED = "a power cut of the server may lose what it acknowledged in the last"

@@ -160,6 +160,8 @@ def _has_log(path: str) -> bool:
 LogState = Literal["", "damaged", "uncommitted"]
 _LOG_HEADER = 32
 _FRAME_HEADER = 24
+_LOOKS = 3
+_LOOK_AGAIN_S = 0.05
 
 
 def log_state(path: str) -> tuple[int, LogState]:
@@ -170,14 +172,18 @@ def log_state(path: str) -> tuple[int, LogState]:
     transaction is not whole, as after a crash in the middle of it. Whoever writes the file next drops such a log.
     """
     name = f"{os.path.realpath(path)}-wal"
-    if not os.path.isfile(name):  # a pipe is not opened: it may have no other end
-        return 0, ""
-    try:
-        with open(name, "rb") as log:
-            size = os.fstat(log.fileno()).st_size
-            return size, _first_commit(log) if size > _LOG_HEADER else ""
-    except OSError:
-        return 0, ""
+    size = 0
+    state: LogState = ""
+    with suppress(OSError):
+        for look in range(_LOOKS if os.path.isfile(name) else 0):  # a pipe is not opened: it may have no other end
+            if look:
+                time.sleep(_LOOK_AGAIN_S)  # a process that begins the log anew may be in the middle of it
+            with open(name, "rb") as log:
+                size = os.fstat(log.fileno()).st_size
+                state = _first_commit(log) if size > _LOG_HEADER else ""
+            if not state:
+                break
+    return size, state
 
 
 def _first_commit(log: IO[bytes]) -> LogState:

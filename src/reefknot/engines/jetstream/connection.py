@@ -264,10 +264,8 @@ class Connection:
             one.cancel()
 
     async def _lost(self) -> None:
-        problem, way_out = (
-            "the connection was lost before a request was answered",
-            "it is tried again when the server is back",
-        )
+        problem = "the connection was lost before a request was answered"
+        way_out = "it is tried again when the server is back"
         self._break_off(self._unanswered, UnansweredError(self.options.shown, problem, way_out))
         if not self._closing and self._client is not None:
             why = error_text(self._last_error or ConnectionError("no reason given"))
