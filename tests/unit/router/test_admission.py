@@ -11,9 +11,8 @@ from msgspec import structs
 
 from reefknot.core.audit.event import Admission, Dropped
 from reefknot.core.messages import ExecAssignment, ExecResult, ResultStatus
-from reefknot.core.overload import submission
 from reefknot.core.overload.admission import Rules
-from reefknot.core.overload.submission import Capacity, OpenWork, SubmissionRules
+from reefknot.core.overload.submission import Capacity, SubmissionRules
 from reefknot.core.work import ROUTER, WorkState
 from reefknot.errors import QueueFullError
 from reefknot.router.client import Client
@@ -321,71 +320,6 @@ def test_under_the_floods_own_name_nearly_all_of_it_is_refused() -> None:
         refusals, waits = await flooded(shop, "a")
         assert refusals >= 8
         assert all(wait > 2 for wait in waits)
-
-    with_shop(story)
-
-
-async def beside_a_swarm(shop: Shop) -> tuple[Counter[str], list[float]]:
-    """
-    Ten assignments that were accepted, and then a new tenant with every submission, of a type that no worker knows.
-
-    Returns how the ten ended, and the pauses that refused callers were told while the only slot was free.
-    """
-    await shop.router(rules=Rules(size=100))
-    await shop.worker("w1", Step(seconds=0.001), concurrency=ONE)
-    await asyncio.sleep(1.5)
-    await offers(shop, SubmissionRules(size=100), cpu=1)
-    client = Client(shop.store, shop.clock)
-    for number in range(30):
-        await client.run("test.step", assignment_id=f"known-{number}")
-    kept = [await client.submit("test.step") for _ in range(10)]
-    pauses: list[float] = []
-    for number in range(300):
-        strange = structs.replace(work(f"x-{number}", job="no.such"), tenant_id=f"minted-{number}")
-        for one in (strange, of("late", f"late-{number}")):
-            try:
-                await client.hand_in(one)
-            except QueueFullError as full:
-                pauses.append(full.retry_after)
-        if number >= 200:
-            await asyncio.sleep(0.05)
-    return Counter([(await handle.result(timeout=60)).status.value for handle in kept]), pauses
-
-
-def test_tenants_without_number_and_a_type_that_nobody_knows_drop_nothing_that_was_accepted() -> None:
-    """And who is refused meanwhile is not told a pause as if the line moved as fast as steps do."""
-
-    async def story(shop: Shop) -> None:
-        ended, pauses = await beside_a_swarm(shop)
-        assert ended == {"success": 10}
-        assert await shop.events(Dropped) == []
-        assert len(pauses) > 100
-        assert min(pauses) >= 1.0
-
-    with_shop(story)
-
-
-def test_control_equal_shares_for_all_tenants_drop_accepted_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    in_place_of = submission._in_place_of
-
-    def equal_shares(open_work: Any, arrival: Any, rules: Any, held: Any, share: float) -> Any:
-        return in_place_of(open_work, arrival, rules, held, min(share, rules.size / len(held)))
-
-    monkeypatch.setattr(submission, "_in_place_of", equal_shares)
-
-    async def story(shop: Shop) -> None:
-        ended, _ = await beside_a_swarm(shop)
-        assert ended["error"] >= 5
-
-    with_shop(story)
-
-
-def test_control_by_the_time_of_steps_alone_the_pause_is_too_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(OpenWork, "has_free_slot", False)
-
-    async def story(shop: Shop) -> None:
-        _, pauses = await beside_a_swarm(shop)
-        assert min(pauses) < 1.0
 
     with_shop(story)
 

@@ -6,8 +6,7 @@ the slots of all workers and the time that steps take, and returns a value: acce
 reject with the reason and the time to come back. Three bounds:
 
     by count    a tenth of the places is for work above the default priority; a higher one displaces the lowest
-    by tenant   while several tenants wait, none holds more than its share of the places: what a tenant alone had
-                beyond that makes room for another, and what it has within that does not, however many others come
+    by tenant   while several tenants wait, none holds more than its share of the places
     by time     work with a deadline is refused when its turn would come too late
 
 Work that is submitted for later takes no place and is ahead of nobody until a router claims it at its due time; of such
@@ -129,12 +128,6 @@ class OpenWork:
         """The number of places taken: submissions that no worker has accepted."""
         return sum(number for (stage, _, _), number in self._counts.items() if stage == Stage.SUBMITTED)
 
-    @property
-    def has_free_slot(self) -> bool:
-        """Whether what is submitted waits for something else than a slot, such as a worker that knows its type."""
-        at_workers = (Stage.RUNNING, Stage.QUEUED)
-        return sum(number for (stage, _, _), number in self._counts.items() if stage in at_workers) < self.slots
-
     def submitted_by_tenant(self) -> dict[str, int]:
         return self.by_tenant(Stage.SUBMITTED)
 
@@ -192,17 +185,16 @@ def admit_submission(work: OpenWork, arrival: Arrival, rules: SubmissionRules) -
     held = work.submitted_by_tenant()
     taken = sum(held.values())
     own = held.get(tenant, 0)
-    places = rules.size - (rules.size // RESERVED if arrival.priority <= DEFAULT_PRIORITY else 0)
-    share = max(1.0, rules.tenant_share * places)
-    least_pause = UNKNOWN_WAIT_MS if work.has_free_slot else SHORTEST_WAIT_MS
-    if own < taken and own >= share:
+    most_of_one = max(1, int(rules.tenant_share * rules.size))
+    if own < taken and own >= most_of_one:
         return _lower_one(work, arrival, rules, tenant) or Reject(
-            RejectReason.QUEUE_FULL, SHARE_MESSAGE, _retry_after_ms(wait, least_pause), taken
+            RejectReason.QUEUE_FULL, SHARE_MESSAGE, _retry_after_ms(wait), taken
         )
-    if taken < places:
+    reserved = rules.size // RESERVED if arrival.priority <= DEFAULT_PRIORITY else 0
+    if taken < rules.size - reserved:
         return Accept()
-    return _in_place_of(work, arrival, rules, held, share) or Reject(
-        RejectReason.QUEUE_FULL, FULL_MESSAGE, _retry_after_ms(wait, least_pause), taken
+    return _in_place_of(work, arrival, rules, held) or Reject(
+        RejectReason.QUEUE_FULL, FULL_MESSAGE, _retry_after_ms(wait), taken
     )
 
 
@@ -215,15 +207,14 @@ def admit_scheduled(work: OpenWork, tenant: str, rules: SubmissionRules) -> Acce
     return Accept()
 
 
-def _in_place_of(
-    work: OpenWork, arrival: Arrival, rules: SubmissionRules, held: Mapping[str, int], share: float
-) -> Displace | None:
+def _in_place_of(work: OpenWork, arrival: Arrival, rules: SubmissionRules, held: Mapping[str, int]) -> Displace | None:
     """The submission that makes room: the lowest below the arrival's priority, or one of a tenant beyond its share."""
     lower = _lower_one(work, arrival, rules)
     if lower is not None:
         return lower
     tenant = arrival.tenant
     greedy = max(held, key=lambda name: held[name], default=tenant)
+    share = min(rules.tenant_share, 1 / len({*held, tenant})) * (rules.size - rules.size // RESERVED)
     if greedy == tenant or held[greedy] <= share or held[greedy] <= held.get(tenant, 0) + 1:
         return None
     found = work.lowest(greedy)
@@ -236,11 +227,11 @@ def _lower_one(work: OpenWork, arrival: Arrival, rules: SubmissionRules, tenant:
     return Displace(*lowest) if lowest is not None and lowest[0] < arrival.priority else None
 
 
-def _retry_after_ms(wait: float, least: int = SHORTEST_WAIT_MS) -> int:
+def _retry_after_ms(wait: float) -> int:
     """The pause before another try may be worth it: until half of what is ahead has ended."""
     if not wait:
         return UNKNOWN_WAIT_MS
-    return int(min(LONGEST_WAIT_MS, max(least, wait / 2)))
+    return int(min(LONGEST_WAIT_MS, max(SHORTEST_WAIT_MS, wait / 2)))
 
 
 Waiting = tuple[int, int, int]

@@ -226,8 +226,7 @@ def test_a_tenant_with_its_share_displaces_its_own_lower_work_and_nobody_elses()
         ([(0, "a", 5), (-1, "a", 4)], 0, Displace(-1, "a")),
         ([(0, "a", 5), (-1, "a", 4)], -1, Displace(-1, "a")),
         ([(1, "a", 9)], 0, full(depth=9)),  # all of it matters more
-        ([(0, "a", 5), (0, "c", 4)], 0, Displace(0, "a")),  # a has more than half of nine
-        ([(0, "a", 4), (0, "c", 4), (0, "d", 1)], 0, full(depth=9)),  # nobody has more than half, however many wait
+        ([(0, "a", 5), (0, "c", 4)], 0, Displace(0, "a")),  # a third of the places is b's
         ([(0, "a", 3), (0, "b", 3), (0, "c", 3)], 0, full(depth=9)),  # nobody has more than its share
         ([(0, "b", 9)], 0, full(depth=9)),  # b itself is the greedy one
     ],
@@ -245,33 +244,6 @@ def test_a_tenant_that_holds_as_much_as_the_greedy_one_displaces_nobody() -> Non
     rules = SubmissionRules(size=10, tenant_share=0.2)
     work = submitted((0, "a", 5), (0, "b", 5))
     assert admit_submission(work, Arrival(0, tenant="b"), rules) == full(SHARE_MESSAGE, depth=10)
-
-
-@given(st.integers(1, 60), st.sampled_from([0.1, 0.5, 0.8, 1.0]), st.integers(0, 60), st.integers(-2, 2))
-def test_what_a_tenant_holds_within_its_share_makes_room_for_no_number_of_new_tenants(
-    size: int, share: float, number: int, priority: int
-) -> None:
-    """What it had beyond that, while it was alone, is the most that it loses."""
-    rules, work = SubmissionRules(size=size, tenant_share=share), OpenWork()
-    for _ in range(number):
-        keep(work, priority, "steady", rules)
-    before = work.submitted_by_tenant().get("steady", 0)
-    for minted in range(3 * size):
-        keep(work, priority, f"minted-{minted}", rules)
-    places = size if priority > 0 else size - size // 10
-    assert work.submitted_by_tenant().get("steady", 0) >= min(before, int(share * places))
-
-
-@given(st.integers(1, 60), st.sampled_from([0.1, 0.5, 0.8]), st.integers(1, 60))
-def test_what_a_tenant_is_granted_while_others_wait_it_does_not_lose(size: int, share: float, number: int) -> None:
-    """But for the part of a place by which a share is rounded up."""
-    rules, work = SubmissionRules(size=size, tenant_share=share), submitted((0, "other", 1))
-    for _ in range(number):
-        keep(work, 0, "steady", rules)
-    granted = work.submitted_by_tenant().get("steady", 0)
-    for minted in range(3 * size):
-        keep(work, 0, f"minted-{minted}", rules)
-    assert work.submitted_by_tenant().get("steady", 0) >= granted - 1
 
 
 def test_a_queue_without_places_refuses_everybody() -> None:
@@ -327,27 +299,6 @@ def test_the_time_to_come_back_is_half_of_the_wait_within_bounds(mean_ms: float,
 def test_a_full_queue_tells_the_time_to_come_back_by_what_is_ahead() -> None:
     work = OpenWork([(S, 0, "", 9)], slots=1, service=SECOND)
     assert admit_submission(work, Arrival(), TEN) == Reject(RejectReason.QUEUE_FULL, FULL_MESSAGE, 4500, 9)
-
-
-@for_each_row(
-    ("at_workers", "after"),
-    [
-        ([(R, 0, "", 1), (Q, 0, "", 1)], SHORTEST_WAIT_MS),  # both slots have work: places become free as steps end
-        ([(R, 0, "", 2)], SHORTEST_WAIT_MS),
-        ([(R, 0, "", 1)], UNKNOWN_WAIT_MS),  # a slot is free, and what waits is not taken
-        ([], UNKNOWN_WAIT_MS),
-    ],
-)
-def test_a_full_queue_beside_a_free_slot_does_not_move_as_fast_as_steps_do(
-    at_workers: list[tuple[str, int, str, int]], after: int
-) -> None:
-    def work(number: int) -> OpenWork:
-        return OpenWork([*at_workers, (S, 0, "", number), (S, 0, "b", 1)], slots=2, service=ServiceTime(9, 1.0))
-
-    no_place = admit_submission(work(8), Arrival(tenant="c"), SubmissionRules(size=10, tenant_share=1.0))
-    no_share = admit_submission(work(5), Arrival(), TEN)
-    assert no_place == Reject(RejectReason.QUEUE_FULL, FULL_MESSAGE, after, 9)
-    assert no_share == Reject(RejectReason.QUEUE_FULL, SHARE_MESSAGE, after, 6)
 
 
 # ---- a crowd of arrivals --------------------------------------------------------------------------------------------
