@@ -103,9 +103,9 @@ def test_an_answer_takes_as_long_as_it_takes(monkeypatch: pytest.MonkeyPatch) ->
         async with served("memory:") as (site, connect):
             snapshot = site.store.work.snapshot
 
-            async def late() -> Any:
+            async def late(*given: Any) -> Any:
                 await asyncio.sleep(1.2)
-                return await snapshot()
+                return await snapshot(*given)
 
             monkeypatch.setattr(site.store.work, "snapshot", late)
             assert b" 200 OK" in await (await connect()).ask("GET /api/v1/jobs")
