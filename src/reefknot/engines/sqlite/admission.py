@@ -33,8 +33,13 @@ from reefknot.engines.sqlite.transaction import Transaction
 from reefknot.ports.work_queue import CrashEvents, Enqueued
 
 _OPEN_WORK = "SELECT stage, priority, tenant, number FROM open_work WHERE pool = ?"
-_SUBMITTERS = "SELECT DISTINCT tenant FROM open_work WHERE stage IN ('submitted', 'scheduled')"
-_QUEUED_TENANTS = "SELECT DISTINCT tenant FROM open_work WHERE pool = ? AND stage = 'queued'"
+# Only those with work that can be claimed: what a router holds is counted as submitted too.
+_CLAIMABLE = (
+    " AND EXISTS (SELECT 1 FROM work WHERE state = 'pending' AND ready = 1 AND resource_class = ?1 "
+    "AND tenant_id IS nullif(tenant, ''))"
+)
+_SUBMITTERS = f"SELECT DISTINCT tenant FROM open_work WHERE stage IN ('submitted', 'scheduled'){_CLAIMABLE}"  # noqa: S608
+_QUEUED_TENANTS = f"SELECT DISTINCT tenant FROM open_work WHERE pool = ?2 AND stage = 'queued'{_CLAIMABLE}"  # noqa: S608
 _SERVICE_TIME = "SELECT known, mean_ms FROM service_time WHERE pool = ?"
 # Literals, not parameters: only then SQLite uses the partial indexes.
 _SUBMISSION = (
@@ -86,10 +91,10 @@ def fold_service_times(connection: apsw.Connection, took: Mapping[str, Sequence[
 
 
 def tenants(connection: apsw.Connection, resource_class: str) -> list[str]:
-    """The tenants that have pending work of this class, at whichever worker."""
+    """The tenants that have work of this class that can be claimed."""
     if resource_class == ROUTER:
-        return rows.column(connection, _SUBMITTERS)
-    return rows.column(connection, _QUEUED_TENANTS, pool_of(resource_class))
+        return rows.column(connection, _SUBMITTERS, resource_class)
+    return rows.column(connection, _QUEUED_TENANTS, resource_class, pool_of(resource_class))
 
 
 def oldest_submission(connection: apsw.Connection, pool: str, priority: int, tenant: str) -> str | None:

@@ -113,6 +113,18 @@ class SubmissionContract:
         assert states == {"a1": WorkState.CANCELLED, "a2": WorkState.PENDING, "high": WorkState.PENDING}
 
     @story()
+    async def test_tenants_whose_work_is_claimed_do_not_hide_that_of_another(self, store: Store) -> None:
+        def of(tenant: str) -> WorkItem:
+            return WorkItem(tenant, "t", ROUTER, pool="io", tenant_id=tenant)
+
+        await store.work.enqueue([of(f"b{number:03}") for number in range(200)])
+        while await store.work.claim(50, owner="r", classes=(ROUTER,)):
+            pass
+        await store.work.enqueue([of("a"), of("b100a"), of("c")])
+        claimed = await store.work.claim(9, owner="r", classes=(ROUTER,))
+        assert {item.id for item in claimed} == {"a", "b100a", "c"}
+
+    @story()
     async def test_work_that_would_wait_too_long_for_its_deadline_is_refused(
         self, store: Store, clock: VirtualClock
     ) -> None:

@@ -510,6 +510,8 @@ def test_compacting_gives_space_back(tmp_path: Path) -> None:
         items._LOAD,
         admission._OLDEST_SUBMISSION,
         admission._OPEN_WORK,
+        admission._SUBMITTERS,
+        admission._QUEUED_TENANTS,
         idempotency._LOAD,
         *(text for _, text in idempotency._UPDATE.texts),
         *(text for _, text in idempotency._REPLACE.texts),
