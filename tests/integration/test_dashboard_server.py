@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import ssl
 import threading
 import time
 import tracemalloc
@@ -19,9 +20,9 @@ import apsw
 import pytest
 
 from reefknot.app import open_store
-from reefknot.config.settings import load_settings
+from reefknot.config.settings import Settings, load_settings
 from reefknot.core.redaction import Redactor
-from reefknot.dashboard import api, live, server
+from reefknot.dashboard import api, connections, live, server
 from reefknot.dashboard.security import RequestGuard, SiteAccess
 from reefknot.dashboard.server import listening_socket, prepare, serving
 from reefknot.dashboard.site import Site
@@ -31,6 +32,7 @@ from tests.unit.cli import work_items
 
 PATIENCE_S = 30
 LARGE = 1_000_000
+PEM = Path(__file__).with_name("localhost.pem")
 FORM = "Content-Type: application/x-www-form-urlencoded\r\n"
 
 
@@ -60,11 +62,11 @@ Connect = Callable[[], Awaitable[Talk]]
 
 
 @asynccontextmanager
-async def served(url: str) -> AsyncIterator[tuple[Site, Connect]]:
+async def served(url: str, settings: Settings | None = None) -> AsyncIterator[tuple[Site, Connect]]:
     """A site over a store, and what connects to it."""
     writers: list[asyncio.StreamWriter] = []
     async with open_store(url, tidy=False) as store:
-        how = prepare(None, port=0)
+        how = prepare(settings, port=0)
         site = Site(store, access=how.access, redactor=Redactor(()), shown=url)
         port = how.socket.getsockname()[1]
 
@@ -77,6 +79,11 @@ async def served(url: str) -> AsyncIterator[tuple[Site, Connect]]:
             yield site, connect
             for writer in writers:
                 writer.close()
+
+
+def over_tls(folder: Path) -> Settings:
+    (folder / "reefknot.yaml").write_text(f"dashboard: {{tls_certificate: {PEM}, tls_key: {PEM}}}")
+    return load_settings(str(folder / "reefknot.yaml"), environ={}, cwd=folder)
 
 
 def test_headers_that_do_not_end_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,13 +160,15 @@ def test_connections_that_are_being_answered_stay_and_those_beyond_are_closed(
     assert len(told) == 1, "once in a minute"
 
 
-def greedy(head: str, target: str, number: int) -> socket.socket:
+def greedy(head: str, target: str, number: int, *, tls: bool = False) -> socket.socket:
     """A connection with so many requests at once, whose client has taken one byte of the answers."""
     host, _, port = head.partition("\r\n")[0].removeprefix("Host: ").partition(":")
     made = socket.socket()
     made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     made.settimeout(PATIENCE_S)
     made.connect((host, int(port)))
+    if tls:
+        made = ssl.create_default_context(cafile=PEM).wrap_socket(made, server_hostname="localhost")
     request = f"GET {target} HTTP/1.1\r\n{head}"
     made.sendall(f"{request}\r\n".encode() * (number - 1) + f"{request}Connection: close\r\n\r\n".encode())
     assert made.recv(1) == b"H"
@@ -199,7 +208,7 @@ def test_connections_that_take_no_answer_leave_room_for_others(
 
 
 def taken_of(connection: socket.socket, pause: float) -> int:
-    """Bytes that a client takes until the other side ends the connection, with a pause before each piece."""
+    """Bytes that a client takes until the other side ends the connection, with a pause before each piece of it."""
     taken = 0
     with connection, suppress(ConnectionError):
         while True:
@@ -210,16 +219,18 @@ def taken_of(connection: socket.socket, pause: float) -> int:
     return taken
 
 
+@pytest.mark.parametrize("tls", [False, True])
 def test_a_client_that_takes_nothing_is_let_go_and_a_slow_one_gets_everything(
-    large_answer: str, monkeypatch: pytest.MonkeyPatch
+    tls: bool, large_answer: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(server, "STALLED_S", 0.8)
+    settings = over_tls(tmp_path) if tls else None
+    monkeypatch.setattr(connections, "STALLED_S", 0.8)
 
     async def main() -> None:
-        async with served("memory:") as (_, connect):
+        async with served("memory:", settings) as (_, connect):
             head = (await connect()).head
-            silent, slow = [await asyncio.to_thread(greedy, head, large_answer, 1) for _ in range(2)]
-            assert await asyncio.to_thread(taken_of, slow, 0.005) > LARGE
+            silent, slow = [await asyncio.to_thread(greedy, head, large_answer, 1, tls=tls) for _ in range(2)]
+            assert await asyncio.to_thread(taken_of, slow, 0.03 if tls else 0.005) > LARGE
             assert await asyncio.to_thread(taken_of, silent, 0) < LARGE
 
     asyncio.run(main())
@@ -241,12 +252,8 @@ def test_idle_connections_take_few_descriptors(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_handshake_that_does_not_end_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from reefknot.dashboard import connections
-
     monkeypatch.setattr(connections, "SECURED_S", 0.2)
-    pem = Path(__file__).with_name("localhost.pem")
-    (tmp_path / "reefknot.yaml").write_text(f"dashboard: {{tls_certificate: {pem}, tls_key: {pem}}}")
-    settings = load_settings(str(tmp_path / "reefknot.yaml"), environ={}, cwd=tmp_path)
+    settings = over_tls(tmp_path)
 
     async def main() -> None:
         async with open_store("memory:", tidy=False) as store:

@@ -19,6 +19,8 @@ from reefknot.runtime.log import logger
 
 SECURED_S = 10.0
 """Longest time from the begin of a connection to the end of the TLS handshake."""
+STALLED_S = 15.0
+"""Longest time for a client to take nothing of what waits for it; one that takes something may be slow."""
 REPORTED_EVERY_S = 60.0
 
 
@@ -29,7 +31,43 @@ class OpenConnection(socket.socket):
     is_secured = False
     """Whether TLS, where there is any, has let it in."""
     is_answered: Callable[[], bool] = staticmethod(lambda: False)
-    """Whether a request of somebody with a token is being answered, and the client takes the answer."""
+    """Whether a request of somebody with a token is being answered."""
+    is_behind = False
+    """Whether bytes wait for the client to take others."""
+    _taken = 0
+    _is_watched = False
+
+    def send(self, data: Any, flags: int = 0, /) -> int:
+        return self._noted(memoryview(data).nbytes, lambda: super(OpenConnection, self).send(data, flags))
+
+    def sendmsg(self, buffers: Any, *more: Any) -> int:
+        given = list(buffers)
+        size = sum(memoryview(one).nbytes for one in given)
+        return self._noted(size, lambda: super(OpenConnection, self).sendmsg(given, *more))
+
+    def _noted(self, given: int, send: Callable[[], int]) -> int:
+        self.is_behind = True
+        try:
+            taken = send()
+            self._taken += taken
+            self.is_behind = taken < given
+            return taken
+        finally:
+            if self.is_behind and not self._is_watched:
+                self._watch()
+
+    def _watch(self) -> None:
+        """End a connection whose client takes nothing of what waits for it."""
+        before, self._is_watched = self._taken, True
+
+        def look() -> None:
+            self._is_watched = False
+            if self.is_behind and self._taken == before:
+                self.end()
+            elif self.is_behind:
+                self._watch()
+
+        asyncio.get_running_loop().call_later(STALLED_S, look)
 
     def close(self) -> None:
         if self.room is not None:
@@ -82,7 +120,7 @@ class ListeningSocket(socket.socket):
         if clock.now() - self._reported_at >= REPORTED_EVERY_S:
             self._reported_at = clock.now()
             logger().warning("dashboard: %d connections are open; for new ones, the oldest end", self.most)
-        oldest = next((one for one in self._open.values() if not one.is_answered()), None)
+        oldest = next((one for one in self._open.values() if one.is_behind or not one.is_answered()), None)
         if oldest is None:
             return False
         self.forget(oldest)

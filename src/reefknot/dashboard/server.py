@@ -41,8 +41,6 @@ MOST_CONNECTIONS = 256
 MOST_HEADER_BYTES = 32 * 1024
 HEADER_S = 10.0
 """Longest time from the begin of a connection, or the end of a response, to the end of the next request's headers."""
-STALLED_S = 15.0
-"""Longest time for a client to take nothing of what waits for it."""
 SEND_BUFFER_BYTES = 64 * 1024
 """What the kernel keeps for a client. It would keep megabytes, and meanwhile a slow client seems to take nothing."""
 GRACE_S = 2
@@ -308,7 +306,7 @@ def _protocol(room: ListeningSocket) -> type[asyncio.Protocol]:
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
     class BoundedProtocol(H11Protocol):
-        """HTTP/1.1 that waits for ever neither for the headers of a request nor for a client to take the answer."""
+        """HTTP/1.1 that does not wait for ever for the headers of a request, and tells whose is being answered."""
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
@@ -324,30 +322,10 @@ def _protocol(room: ListeningSocket) -> type[asyncio.Protocol]:
             super().on_response_complete()
             self._expect_request()
 
-        def pause_writing(self) -> None:
-            super().pause_writing()
-            self._look_later(self.transport.get_write_buffer_size())
-
-        def resume_writing(self) -> None:
-            super().resume_writing()
-            self._look.cancel()
-
-        def _look_later(self, waiting: int) -> None:
-            """Let go of a client that takes nothing of the bytes that wait for it; a slow one may be slow."""
-
-            def look() -> None:
-                left = self.transport.get_write_buffer_size()
-                if left < waiting:
-                    self._look_later(left)
-                else:
-                    self.transport.abort()
-
-            self._look = self.loop.call_later(STALLED_S, look)
-
         def _is_answered(self) -> bool:
             cycle = self.cycle
             is_whole = cycle is not None and not cycle.response_complete and not cycle.more_body
-            return is_whole and self._has_role() and not self.flow.write_paused
+            return is_whole and self._has_role()
 
         def _has_role(self) -> bool:
             return self.cycle is not None and self.cycle.scope["state"].get("role") is not None
