@@ -333,7 +333,9 @@ class WorkTable(WorkItems):
         counts: dict[str, dict[WorkState, int]] = {}
         oldest: dict[str, int] = {}
         for item in self.items.values():
-            name, state = item.resource_class, core.visible_state(self._with_lease(item), now, gone=gone)
+            name, state = item.resource_class, item.state
+            if state is WorkState.RUNNING:
+                state = core.visible_state(self._with_lease(item), now, gone=gone)
             of_class = counts.setdefault(name, {})
             of_class[state] = of_class.get(state, 0) + 1
             if state is WorkState.PENDING and item.due_at <= now.wall:
