@@ -19,7 +19,7 @@ from reefknot.core.failure import ErrorCode
 from reefknot.core.idempotency import Claimed, Hit
 from reefknot.core.messages import ExecAssignment, ExecResult, Job, ResultStatus, StepResult, encode, resource_class
 from reefknot.core.results import assignment_of, unrun_result
-from reefknot.core.work import ROUTER, WorkItem, WorkState, record_id
+from reefknot.core.work import ROUTER, WorkItem, WorkState, record_id, visible_state
 from reefknot.engines.sqlite import SqliteStore
 from reefknot.engines.sqlite.connection import MIGRATIONS, VERSION, add_key_hash
 from reefknot.ports.audit_log import AuditQuery
@@ -97,7 +97,8 @@ def test_each_assignment_of_an_older_store_has_one_record_under_its_own_id(path:
                 assert (assignment.tenant_id, item.tenant_id) == (TENANT, TENANT)
                 assert item.id == assignment.record_id
             assert await store.audit.verify() == []
-            counted = Counter((one.resource_class, one.state) for one in items.values())
+            now = store.moment()
+            counted = Counter((one.resource_class, visible_state(one, now)) for one in items.values())
             snapshot = (await store.work.snapshot()).counts
             assert {(name, state): n for name, by in snapshot.items() for state, n in by.items()} == counted
             assert (await store.quarantine.stats()).total == 1

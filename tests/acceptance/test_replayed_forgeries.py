@@ -70,7 +70,7 @@ FACTS = {
     "retry_refused": {"additional_context", "retry_category", "attempt_seconds"},
     "retry_recovered": {"additional_context", "retry_category"},
     "quarantined": set(),
-    "requeued": {"reason", "generation"},
+    "requeued": {"reason", "generation", "attempt_seconds"},
     "operator_action": {"actor", "os_user", "host", "process", "action", "subject", "details"},
     "rules_stored": {"version"},
     "book_stored": set(),

@@ -258,9 +258,11 @@ def _check_values(value: Any) -> None:
         place, one = waiting.pop()
         match one:
             case str() if not _is_text(one):
-                raise ParameterUseError(_told(place), "half of a surrogate pair; accepted: text of whole characters")
+                raise ParameterUseError(
+                    _place_text(place), "half of a surrogate pair; accepted: text of whole characters"
+                )
             case float() if not isfinite(one):
-                raise ParameterUseError(_told(place), "the number is too large; accepted: up to about 1.8e308")
+                raise ParameterUseError(_place_text(place), "the number is too large; accepted: up to about 1.8e308")
             case dict():
                 waiting += [(place, name) for name in one if not _is_text(name)]
                 waiting += [((place, name), below) for name, below in one.items() if not isinstance(below, int)]
@@ -274,7 +276,7 @@ _Place = tuple[()] | tuple[Any, str | int]
 """Where a value stands: nowhere below, or the place of its object or list, and its name or number there."""
 
 
-def _told(place: _Place) -> str:
+def _place_text(place: _Place) -> str:
     """A place in words. Only that of a refused value is told: a body has many values, and long places."""
     steps = ""
     while place:

@@ -367,8 +367,8 @@ async def cancellation_of(log: AuditLog, item: WorkItem) -> list[KeptEntry]:
 
 def untold(history: list[dict[str, Any]], event_types: Iterable[str | None]) -> list[dict[str, Any]]:
     """The entries of a job's history that no event of these types tells."""
-    told = {"retry" if one == "retry_attempt" else one for one in event_types}
-    return [one for one in history if one["what"] not in told]
+    known = {"retry" if one == "retry_attempt" else one for one in event_types}
+    return [one for one in history if one["what"] not in known]
 
 
 _FIRST = ("submitted", "routing", "admission")

@@ -95,7 +95,7 @@ def test_following_shows_what_comes_and_ends_by_itself(
     async def main() -> None:
         async with open_store(f"sqlite:{store}") as opened:
             wanted = FilterFlags(type_="retry_attempt").chosen()
-            following = asyncio.create_task(follow_log(opened.audit, wanted, after=6, seconds=0.2, json=True))
+            following = asyncio.create_task(follow_log(opened.audit, wanted, after=6, seconds=1.0, json=True))
             await asyncio.sleep(0)
             await opened.audit.append([entry(STORY[4]), entry(attempt(20))])
             await following
