@@ -189,6 +189,8 @@ class SqliteTransport:
         """How often they were seen."""
         self._is_announced = False
         self._announcing: asyncio.Future[list[rows.Listener]] | None = None
+        self._unwritten: dict[asyncio.Future[list[rows.Listener]], list[rows.Listener]] = {}
+        """The announcements that are on their way."""
         self._announces_now = False
         self._seen: OrderedDict[str, None] = OrderedDict()
         self._outgoing = Outgoing(context, self._forget)
@@ -306,8 +308,9 @@ class SqliteTransport:
         lines = [(line, line.listener(self._origin)) for line in self._lines]
         self._announces_now = is_urgent
         within = 0.0 if is_urgent else 2 * SEEN_EVERY_S
-        future = self._context.write(rows.refresh_batch, (self._origin, [one for _, one in lines]), within=within)
-        self._announcing, self._is_announced = future, True
+        own = [one for _, one in lines]
+        future = self._context.write(rows.refresh_batch, (self._origin, own), within=within)
+        self._announcing, self._is_announced, self._unwritten[future] = future, True, own
         future.add_done_callback(partial(self._announced, lines, self._looked))
 
     def _announced(
@@ -316,6 +319,7 @@ class SqliteTransport:
         looked: int,
         future: asyncio.Future[list[rows.Listener]],
     ) -> None:
+        self._unwritten.pop(future, None)
         if self._announcing is future:
             self._announcing = None
         if future.cancelled() or future.exception() is not None:
@@ -345,6 +349,8 @@ class SqliteTransport:
         if self._following is not None:
             self._following.cancel()
             await asyncio.gather(self._following, return_exceptions=True)
+            for own in self._unwritten.values():
+                own.clear()  # one that is not urgent may be written after the farewell
             with suppress(Exception):  # the others notice anyway, a little later
                 async with asyncio.timeout(CLOSE_S):
                     await self._context.write(rows.leave_batch, self._origin)

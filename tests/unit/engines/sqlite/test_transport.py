@@ -121,6 +121,25 @@ def test_an_older_list_that_arrives_late_hides_nobody_who_was_heard_meanwhile(tm
     asyncio.run(main())
 
 
+def test_an_end_that_leaves_is_not_announced_again_by_what_was_on_its_way(tmp_path: Path) -> None:
+    """An announcement that is not urgent waits for company, and may be written after the farewell."""
+    fleet = Fleet(tmp_path, 1)
+
+    async def main() -> None:
+        async with fleet.up() as (end,):
+            end.subscribe("a")
+            await fleet.cleared(end)
+            assert fleet.ask("SELECT count(*) FROM listener") == 1
+            end._announce()
+            assert end._announcing is not None
+            written = end._announcing
+            await end.close()
+            await written
+            assert fleet.ask("SELECT count(*) FROM listener") == 0
+
+    asyncio.run(main())
+
+
 def test_one_id_from_two_processes_is_delivered_once(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path, 3)
 
