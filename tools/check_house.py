@@ -31,7 +31,13 @@ IMPORTERS_OF_A_SMALL_MODULE = 4
 FUNCTION_CEILING = 60
 PACKAGE_CEILING = 16
 # A file per noun of the command line, whose words are many.
-PACKAGE_CEILINGS = {"reefknot.cli": 25, "reefknot.operations": 18}
+PACKAGE_CEILINGS = {
+    "reefknot.app": 18,
+    "reefknot.cli": 26,
+    "reefknot.connectors": 18,
+    "reefknot.engines.jetstream": 18,
+    "reefknot.operations": 20,
+}
 
 # A docstring's first word names a thing. These point at one that the reader has not met yet, or ask.
 PRONOUNS = frozenset({"it", "its", "they", "those", "these", "whoever", "whose", "nobody", "somebody", "one"})
