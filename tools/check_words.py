@@ -34,6 +34,7 @@ UNSAFE_MODULES = frozenset({"pickle", "_pickle", "cPickle", "cloudpickle", "dill
 UNSAFE_BUILTINS = frozenset({"eval", "exec"})
 UNSAFE_YAML = frozenset({"load", "load_all", "unsafe_load", "unsafe_load_all", "full_load", "full_load_all"})
 UNFINISHED = re.compile(r"\b(TODO|FIXME)\b")  # the words this file looks for
+INSTALLED_BY_NAME = re.compile(r"pip install [^\n`]*(?<![\w./-])['\"]?reefknot(?=[\['\"`\s]|$)", re.MULTILINE)
 
 Finding = tuple[int, str]
 
@@ -98,6 +99,12 @@ def name_findings(path: str) -> Iterator[Finding]:
             yield 1, f"a module named {part!r} says nothing about what is inside"
 
 
+def install_findings(text: str) -> Iterator[Finding]:
+    """Commands that install reefknot by name: until it is released, a package of that name belongs to someone else."""
+    for found in INSTALLED_BY_NAME.finditer(text):
+        yield text.count("\n", 0, found.start()) + 1, "reefknot is not on an index: pip install '.[extra]', or a wheel"
+
+
 def tracked_files(root: Path) -> list[str]:
     """The files git knows; without git, those at the top."""
     try:
@@ -114,6 +121,10 @@ def findings(root: Path) -> list[str]:
         for name in tracked_files(root)
         if PurePosixPath(name).name in LOCK_FILES
     ]
+    for name in sorted(tracked_files(root)):
+        if name.startswith(("src/", "docs/", "deploy/", "examples/")) or name == "README.md":
+            text = (root / name).read_text(encoding="utf-8", errors="replace")
+            report += [f"{name}:{line}: {message}" for line, message in install_findings(text)]
     for file in sorted((root / "src").rglob("*.py")):
         path = file.relative_to(root).as_posix()
         source = file.read_text(encoding="utf-8")

@@ -229,7 +229,7 @@ def test_without_the_extra_a_warning_names_it_and_the_work_is_done(folder: Folde
     code, out, err = folder.ends(folder.start(*command, program=("-c", "from reefknot.cli import main; main()")))
 
     assert (code, "1 succeeded" in out) == (0, True), err
-    assert "the environment asks for traces, which need the extra 'otel': pip install 'reefknot[otel]'" in err
+    assert "the environment asks for traces, which need the extra 'otel': pip install '.[otel]' in a checkout" in err
     assert receiver.bodies == []
 
 

@@ -1,8 +1,8 @@
 """
 Runs the snippets of one page, in order, as a reader would: `run_page.py PAGE`, in a folder that is the reader's own.
 
-Python fences share one namespace. In console and bash fences, lines `$ reefknot …` are run and must exit with 0; other
-commands and the output shown are left alone. A command runs in this process, because starting one for each takes most
+Python fences share one namespace. In console and bash fences, lines `$ reefknot …` are run and must exit with 0, and
+so are those that make the reader's files (`mkdir`, `echo`, `printf`); other commands and the output shown are left alone. A command runs in this process, because starting one for each takes most
 of the time; one that needs a shell gets a shell. A fence that cannot run says so, with its reason in the line before:
 
     <!-- no-run: needs a mailbox -->
@@ -34,9 +34,10 @@ HIDDEN = re.compile(r"<!-- run\n(?P<content>.*?)^-->\s*\Z", re.DOTALL | re.MULTI
 NAMED_FILE = re.compile(r"file=(?P<name>\w+\.\w+)")
 REASON = re.compile(r"^\s*<!-- no-run: \S.* -->\s*$")
 VARIABLES = r"(?:[A-Z0-9_]+=[^\s;&|]* )*"
-COMMAND = re.compile(rf"^\$ (?P<command>{VARIABLES}(?:reefknot|rk)(?:\s.*)?)$")
+OURS = r"(?:reefknot|rk|mkdir|echo|printf)"
+COMMAND = re.compile(rf"^\$ (?P<command>{VARIABLES}{OURS}(?:\s.*)?)$")
 FOR_A_SHELL = re.compile(r"[|&;<>()$`*?~#]")
-BARE_COMMAND = re.compile(rf"^(?P<command>{VARIABLES}(?:reefknot|rk)(?:\s.*)?)$")
+BARE_COMMAND = re.compile(rf"^(?P<command>{VARIABLES}{OURS}(?:\s.*)?)$")
 
 
 class PageError(Exception):

@@ -56,7 +56,7 @@ class SqlQuery:
         try:
             from reefknot.blocks import sql_postgres
         except ImportError:
-            text = "connection: PostgreSQL needs the extra 'sql': pip install reefknot[sql]"
+            text = "connection: PostgreSQL needs the extra 'sql': pip install '.[sql]' in a checkout"
             raise Refusal(ErrorCode.execution_failed, text) from None
         return await sql_postgres.run(connection, query, parameters, limits=self._settings, seconds=seconds)
 

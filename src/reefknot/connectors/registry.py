@@ -202,7 +202,7 @@ def _make_builtin(type_name: str, context: SourceContext) -> Connector:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("reefknot"):
             raise
-        text = f"connector {type_name} needs the extra 'ingest': pip install 'reefknot[ingest]' ({error})"
+        text = f"connector {type_name} needs the extra 'ingest': pip install '.[ingest]' in a checkout ({error})"
         raise ConfigurationError([text]) from error
     return factory(context)
 

@@ -280,7 +280,7 @@ def missing_extra() -> str | None:
     if not absent:
         return None
     return (
-        f"the dashboard needs the extra 'dashboard': pip install 'reefknot[dashboard]' (missing: {', '.join(absent)})"
+        f"the dashboard needs the extra 'dashboard': pip install '.[dashboard]' in a checkout (missing: {', '.join(absent)})"
     )
 
 

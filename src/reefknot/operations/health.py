@@ -179,8 +179,8 @@ def extras_finding(settings: Settings | None, *, is_there: Any = None) -> Findin
     needed = {} if settings is None else {one: why for one, why in _needed(settings).items() if one in missing}
     if needed:
         text += f"; {' and '.join(f'{why} needs {one}' for one, why in needed.items())}"
-        return Finding("extras", "warning", text, f"pip install 'reefknot[{','.join(needed)}]'")
-    return Finding("extras", "ok", text, f"pip install 'reefknot[{','.join(missing)}]' adds them")
+        return Finding("extras", "warning", text, f"pip install '.[{','.join(needed)}]' in a checkout")
+    return Finding("extras", "ok", text, f"pip install '.[{','.join(missing)}]' in a checkout adds them")
 
 
 def _is_installed(module: str) -> bool:

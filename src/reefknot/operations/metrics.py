@@ -59,7 +59,7 @@ async def metrics_text(operator: Operator) -> bytes:
     try:
         from prometheus_client import CollectorRegistry, generate_latest
     except ImportError:
-        text = "metrics need the package prometheus-client; install it with: pip install 'reefknot[metrics]'"
+        text = "metrics need the package prometheus-client; install it with: pip install '.[metrics]' in a checkout"
         raise OperationError(text, "misconfigured") from None
     systems = await living_systems(operator.store)
     activity = await store_activity(operator.store, systems)

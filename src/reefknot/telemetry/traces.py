@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from reefknot.runtime.tracing import Attributes, TraceSpan
 
-INSTALL = "pip install 'reefknot[otel]'"
+INSTALL = "pip install '.[otel]' in a checkout"
 FLUSH_S = 3.0
 """How long the end of a command waits for its last spans to be sent."""
 _EXPORTERS = ("otlp", "console", "none")

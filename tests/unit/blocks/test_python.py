@@ -281,4 +281,4 @@ def test_without_its_library_an_http_step_says_what_to_install(monkeypatch: pyte
     step = asyncio.run(block.run({"url": "https://example.org"}, CONTEXT))
 
     assert step.error_code is ErrorCode.execution_failed
-    assert step.error_message == "http.request needs the extra 'http': pip install reefknot[http]"
+    assert step.error_message == "http.request needs the extra 'http': pip install '.[http]' in a checkout"

@@ -211,9 +211,9 @@ def test_a_missing_package_is_named_with_its_extra(rk: Commands, store: Path, mo
     ended, system = rk("dashboard", "--for", "0"), rk("up", "--for", "0")
 
     assert ended.code == 78
-    assert "pip install 'reefknot[dashboard]' (missing: no_such_package)" in ended.err
+    assert "pip install '.[dashboard]' in a checkout (missing: no_such_package)" in ended.err
     assert system.code == 0
-    assert sum("reefknot[dashboard]" in line for line in system.err.splitlines()) == 1
+    assert sum("'.[dashboard]'" in line for line in system.err.splitlines()) == 1
 
 
 def test_a_dashboard_that_is_switched_off_is_not_served(rk: Commands, store: Path) -> None:

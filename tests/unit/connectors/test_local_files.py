@@ -963,7 +963,7 @@ def test_watching_without_its_package_names_the_extra(root: Path, monkeypatch: p
     async def story() -> None:
         await anext(source(root).watch())
 
-    with pytest.raises(SourceError, match=r"pip install 'reefknot\[ingest\]'") as caught:
+    with pytest.raises(SourceError, match=r"pip install '\.\[ingest\]' in a checkout") as caught:
         asyncio.run(story())
     assert caught.value.failure_type is FailureType.PERMANENT
 

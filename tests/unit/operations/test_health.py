@@ -86,8 +86,8 @@ def test_an_extra_that_is_missing_is_named_with_its_command_and_is_a_warning_whe
     unused = extras_finding(written(tmp_path, ""), is_there=without_nats)
     needed = extras_finding(written(tmp_path, "engine: nats://127.0.0.1:4222\n"), is_there=without_nats)
 
-    assert (unused.level, unused.way_out) == ("ok", "pip install 'reefknot[nats]' adds them")
-    assert (needed.level, needed.way_out) == ("warning", "pip install 'reefknot[nats]'")
+    assert (unused.level, unused.way_out) == ("ok", "pip install '.[nats]' in a checkout adds them")
+    assert (needed.level, needed.way_out) == ("warning", "pip install '.[nats]' in a checkout")
     assert "engine needs nats" in needed.text
 
 

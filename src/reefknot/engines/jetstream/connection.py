@@ -161,7 +161,7 @@ class Connection:
         try:
             from nats.aio.client import Client
         except ImportError as error:
-            raise self._unavailable("nats-py is not installed", "pip install 'reefknot[nats]'") from error
+            raise self._unavailable("nats-py is not installed", "pip install '.[nats]' in a checkout") from error
         client = Client()
         hear_directly(client)
         outlive_errors(client)
@@ -489,7 +489,7 @@ class Connection:
             way_out = "switch on tls in the server's configuration, or use nats://… without nats.tls_…"
             return StoreVersionError(self.options.shown, "its server does not ask for TLS, and this side does", way_out)
         if isinstance(error, ImportError):
-            return self._unavailable(f"a file of credentials needs more ({text})", "pip install 'reefknot[nats]'")
+            return self._unavailable(f"a file of credentials needs more ({text})", "pip install '.[nats]' in a checkout")
         return self._unavailable(f"the server cannot be reached ({text})", "check that a NATS server runs there")
 
 
