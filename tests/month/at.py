@@ -1,0 +1,57 @@
+"""
+The command line at another time, of another version, over a disk that may be full.
+
+    python -m tests.month.at SECONDS VERSIONS FLAG WORD ...
+
+SECONDS are added to the wall clock, VERSIONS made-up versions to those of the store's files, and while a file FLAG
+exists, every write to the store fails as on a full disk.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+@contextmanager
+def made_up_versions(number: int) -> Iterator[None]:
+    """A scope in which the store's files have so many versions more, each with a table that means nothing."""
+    from reefknot.engines import documents
+    from reefknot.engines.sqlite import connection, store
+
+    modules: list[Any] = [connection, documents]
+    before = [(module, module.MIGRATIONS, module.VERSION) for module in modules] + [(store, None, store.VERSION)]
+    try:
+        for module in modules:
+            made_up = [f"CREATE TABLE made_up_{one} (one INTEGER PRIMARY KEY) STRICT;" for one in range(number)]
+            module.MIGRATIONS = (*module.MIGRATIONS, *made_up)
+            module.VERSION = len(module.MIGRATIONS)
+        store.VERSION = connection.VERSION  # type: ignore[attr-defined]
+        yield
+    finally:
+        for module, migrations, version in before:
+            module.VERSION = version
+            if migrations is not None:
+                module.MIGRATIONS = migrations
+
+
+def run(seconds: float, versions: int, flag: str, words: list[str]) -> int:
+    true_time = time.time
+    time.time = lambda: true_time() + seconds
+    from reefknot.cli import main  # only now: modules take the function when they are imported
+    from tests.faults.full_disk import FullWhile
+    from tests.faults.vfs import FaultyDisk
+
+    disk = FaultyDisk(FullWhile(Path(flag)), name="full", default=True) if flag else None
+    with made_up_versions(versions):
+        code = main(words)
+    del disk
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(run(float(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4:]))

@@ -1,0 +1,127 @@
+"""
+Virtual time in which files, threads and loopback servers take part: a month passes in minutes.
+
+Virtual time alone does not wait for what is real. This loop does: before its time jumps, every call in a thread has
+ended, and no open connection has had anything to read for a moment. Whatever a whole system does once a second to show
+that it lives, it does here once a minute, because nothing that a month is about depends on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import selectors
+import stat
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any, TypeVar
+
+from msgspec import structs
+
+from reefknot.app import activity, alerts, presence
+from reefknot.app import system as running
+from reefknot.clock import using_clock
+from reefknot.config.settings import Settings
+from reefknot.core import routing
+from reefknot.dashboard import live as live_pages
+from reefknot.engines.clocks import EPOCH, LoopClock, VirtualLoop, run_in_virtual_loop
+from reefknot.engines.sqlite import reads, transport
+from reefknot.ingestion import orchestrator
+from reefknot.router import dispatch
+from reefknot.router import service as router_service
+from reefknot.worker import pool
+from reefknot.worker.settings import WorkerSettings
+
+T = TypeVar("T")
+
+PULSE_S = 60.0
+QUIET_S = 0.03
+"""Real seconds without a byte on any connection after which a pending timer may fire."""
+LONGEST_REAL_WAIT_S = 30.0
+"""Real seconds for which virtual time stands still at most."""
+
+
+class MonthLoop(VirtualLoop):
+    """A virtual loop whose time stands still while a thread works or a server on this machine answers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._in_threads = 0
+        self._jump = self._jumping.select
+        self._jumping.select = self._select  # type: ignore[method-assign]
+        self._sockets: dict[int, bool] = {}
+
+    def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:
+        self._in_threads += 1
+        future = super().run_in_executor(executor, func, *args)
+        future.add_done_callback(self._thread_ended)
+        return future
+
+    def _thread_ended(self, _: asyncio.Future[Any]) -> None:
+        self._in_threads -= 1
+
+    def _select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout != 0:
+            until = time.monotonic() + LONGEST_REAL_WAIT_S
+            while self._in_threads and time.monotonic() < until:
+                if ready := self._really(0.05):
+                    return ready
+            if self._is_connected() and (ready := self._really(QUIET_S)):
+                return ready
+        return self._jump(timeout)
+
+    def _really(self, seconds: float) -> list[tuple[selectors.SelectorKey, int]]:
+        return selectors.DefaultSelector.select(self._jumping, seconds)
+
+    def _is_connected(self) -> bool:
+        """Whether a socket is open, apart from the pair by which threads wake the loop."""
+        own = self._ssock.fileno()  # type: ignore[attr-defined]
+        return any(
+            key.fd != own and stat.S_ISSOCK(os.fstat(key.fd).st_mode) for key in self._jumping.get_map().values()
+        )
+
+
+@contextmanager
+def slow_pulse() -> Iterator[None]:
+    """A scope in which systems report, listen and look around once a minute instead of once a second."""
+    pages = ("REFRESH_S", "SHORTEST_REST_S", "LONGEST_REST_S", "PING_S")
+    changes: list[tuple[Any, dict[str, Any]]] = [
+        (running, {"STATUS_EVERY_S": PULSE_S, "CONTROL_S": PULSE_S, "worker_settings": _slow(running.worker_settings)}),
+        (presence, {"STATUS_KEPT_S": 5 * PULSE_S, "LOOK_S": PULSE_S}),
+        (activity, {"LOOK_EVERY_S": PULSE_S / 2, "WRITE_EVERY_S": PULSE_S}),
+        (alerts, {"LOOK_EVERY_S": PULSE_S}),
+        (routing, {"HEARTBEAT_S": PULSE_S, "PROBE_EVERY_S": PULSE_S}),
+        (transport, {"SEEN_EVERY_S": PULSE_S}),
+        (dispatch, {"FLEET_EVERY_S": 5 * PULSE_S}),
+        (pool, {"IDLE_S": PULSE_S}),
+        (orchestrator, {"IDLE_S": PULSE_S, "PERIOD_S": PULSE_S / 2}),
+        (router_service, dict.fromkeys(("CHECK_S", "CALLERS_S", "CLAIM_S", "RECALL_S", "CONTROL_S"), PULSE_S)),
+        (live_pages, dict.fromkeys(pages, 5 * PULSE_S)),
+        (reads, dict.fromkeys(("POLL_S", "RARE_POLL_S", "BUSY_POLL_S", "FAST_POLL_S"), PULSE_S)),
+    ]
+    before = [(module, {name: getattr(module, name) for name in values}) for module, values in changes]
+    try:
+        for module, values in changes:
+            for name, value in values.items():
+                setattr(module, name, value)
+        yield
+    finally:
+        for module, values in before:
+            for name, value in values.items():
+                setattr(module, name, value)
+
+
+def _slow(settings_of: Callable[[Settings], WorkerSettings]) -> Callable[[Settings], WorkerSettings]:
+    return lambda settings: structs.replace(settings_of(settings), heartbeat=PULSE_S)
+
+
+def live(main: Coroutine[Any, Any, T], *, since: datetime) -> T:
+    """The result of a coroutine that runs in virtual time, which begins at `since`."""
+    loop = MonthLoop()
+    loop.advance(since.timestamp() - EPOCH)
+    threading.current_thread().name = "month"
+    with slow_pulse(), using_clock(LoopClock(loop)):
+        return run_in_virtual_loop(main, loop)
