@@ -136,9 +136,9 @@ class CommitTree:
     """
 
     MOST_ENTRIES = 150_000
-    MOST_DEPTH = 1000
+    MOST_DEPTH = 200
     """Folders within each other: git has no bound, and a server may answer with trees for ever."""
-    MOST_EMPTY = 1000
+    MOST_EMPTY = 200
     """Folders in a row that have no file."""
 
     def __init__(self, api: GithubApi, commit: str, *, whole: bool = True) -> None:

@@ -159,7 +159,7 @@ class JobRunner:
     async def _succeeded(
         self, item: WorkItem, source: IngestionSource, summary: SyncSummary, began: float, *, is_sync: bool
     ) -> JobReport:
-        wall, limit = self._clock.wall(), source.max_concurrency
+        wall, limit = self._clock.wall(), 0 if is_sync else source.max_concurrency  # all of it was read: it is back
         now = int(wall * 1000)
         events: list[Event] = []
         if item.attempts:

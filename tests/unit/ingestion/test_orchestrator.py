@@ -13,9 +13,9 @@ from msgspec import structs
 from reefknot.core.failure import FailureType
 from reefknot.core.work import WorkItem, WorkState
 from reefknot.errors import ParameterError, SourceError, StoreUnavailableError
-from reefknot.ingestion.sync import SyncSummary
 from reefknot.ingestion.jobs import IngestionJob
 from reefknot.ingestion.orchestrator import IngestionOrchestrator
+from reefknot.ingestion.sync import SyncSummary
 from reefknot.ports.connector import Document, FetchRequest, ItemFailure, Page
 from tests.unit.ingestion.world import FunctionConnector, MemorySink, World, document, in_world, page
 
