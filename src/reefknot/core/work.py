@@ -335,6 +335,12 @@ def recalled(item: WorkItem, now: Moment) -> WorkItem:
     return structs.replace(item, resource_class=ROUTER, admission=item.admission or "{}", updated_at=now.wall)
 
 
+def transferred(item: WorkItem, resource_class: str, now: Moment, *, due_at: int | None = None) -> WorkItem:
+    """The pending item in another class, due at `due_at` or when it was."""
+    pool, due = pool_of(resource_class), item.due_at if due_at is None else due_at
+    return structs.replace(item, resource_class=resource_class, pool=pool, due_at=due, updated_at=now.wall)
+
+
 def accepted_for_worker(known: WorkItem | None, item: WorkItem, now: Moment) -> WorkItem | None:
     """
     The record of an assignment that a worker accepts; `known` is what the store has under its id.

@@ -283,7 +283,8 @@ class JobRunner:
         """Log and count a retry that is scheduled; `attempts` have been spent."""
         kind, delay = failure.failure_type.value, int(decision.delay)
         counted = {"job_type": item.kind, "attempt": attempts, "delay_seconds": delay, "failure_type": kind}
-        fields = {"ingestion_job_id": item.assignment_id, "max_attempts": policy.retries, **counted}
+        about = {"ingestion_job_id": item.assignment_id, "source": item.source}
+        fields = {**about, "max_attempts": policy.retries, **counted}
         named = "Scheduling retry", fields
         self._log.decided(item, decision, policy, failure, attempts=attempts, named=named, level=INFO)
         self._context.telemetry.record(item.id, duration=0.0, status="retry_scheduled", metadata=counted)
@@ -330,6 +331,7 @@ class JobRunner:
         wall, reason = self._clock.wall(), decision.reason
         fields = {
             "ingestion_job_id": item.assignment_id,
+            "source": item.source,
             "job_type": item.kind,
             "attempts": attempts - 1,
             "max_attempts": policy.retries if policy.retryable else 0,
