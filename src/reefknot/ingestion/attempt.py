@@ -103,6 +103,7 @@ class JobRunner:
         run = JobExecution(self._context, job, source)
         run.is_stopping = lambda: self.is_stopping
         run.page_kept = lambda summary: self.page_kept(source, summary)
+        run.answered = lambda: self._answered(source, run)
         try:
             if job.is_sync and await self._is_full(item, job, source):
                 raise MemoryFullError

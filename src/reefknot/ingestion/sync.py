@@ -178,6 +178,8 @@ class JobExecution:
         self._is_from_beginning = False
         self.is_stopping: Callable[[], bool] = lambda: False
         self.page_kept: Callable[[SyncSummary], None] = lambda summary: None
+        self.answered: Callable[[], Awaitable[None]] | None = None
+        """Called after a page with documents when jobs of the source have failed before: it answers."""
         self.pages = 0
         """The pages that were kept."""
         self.progress = 0
@@ -219,6 +221,8 @@ class JobExecution:
             if len(failed) < MOST_LOCATIONS:
                 failed.update(one.location for one in page.failures)
             self.page_kept(summary)
+            if page.documents and self.answered is not None and self._records.known(source.name).health.failures:
+                await self.answered()
             if page.is_last:
                 if job.is_sync:
                     await self._requeue_recovered(kept, failed)
