@@ -163,7 +163,7 @@ class ProgressWatch:
 
 
 class JobExecution:
-    """One execution of a job of a source."""
+    """An execution of one job of a source."""
 
     def __init__(self, context: IngestionContext, job: IngestionJob, source: IngestionSource) -> None:
         self._context = context
