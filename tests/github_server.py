@@ -78,6 +78,8 @@ class GitRepository:
         self._lock = threading.Lock()
         self._git("init", "--bare", "--quiet", "--initial-branch=main", str(folder))
         self._reader: subprocess.Popen[bytes] | None = None
+        self._heads: dict[str, str] = {}
+        self._trees: dict[tuple[str, bool], list[dict[str, Any]]] = {}
 
     def commit(self, *, branch: str = "main", parent: str | None = None) -> str:
         """Make `files` the content of the branch. With a parent the branch is forced onto it ("" for none)."""
@@ -94,16 +96,20 @@ class GitRepository:
                 % (b"100644", json.dumps(path, ensure_ascii=False).encode(), len(content), content)
             )
         self._git("fast-import", "--quiet", "--force", stdin=b"\n".join(lines) + b"\n")
+        self._heads.clear()
         return self.head(branch)
 
     def head(self, branch: str) -> str:
-        found = self._git("for-each-ref", "--format=%(objectname)", f"refs/heads/{branch}")
-        return found.decode().strip()
+        if branch not in self._heads:
+            found = self._git("for-each-ref", "--format=%(objectname)", f"refs/heads/{branch}")
+            self._heads[branch] = found.decode().strip()
+        return self._heads[branch]
 
     def forget(self, sha: str) -> None:
         """Drop a commit that no branch has, as a server's garbage collection does some day."""
         self._git("reflog", "expire", "--expire=now", "--all")
         self._git("gc", "--prune=now", "--quiet")
+        self._trees.clear()
         self.close()
         assert not self.has(sha)
 
@@ -116,6 +122,8 @@ class GitRepository:
         )
 
     def tree(self, sha: str, *, recursive: bool) -> list[dict[str, Any]] | None:
+        if (sha, recursive) in self._trees:
+            return self._trees[sha, recursive]
         try:
             listed = self._git("ls-tree", "-l", "-z", *(["-r", "-t"] if recursive else []), sha)
         except subprocess.CalledProcessError:
@@ -128,6 +136,7 @@ class GitRepository:
             if size != "-":
                 entry["size"] = int(size)
             entries.append(entry)
+        self._trees[sha, recursive] = entries
         return entries
 
     def blob(self, sha: str) -> bytes | None:
@@ -187,6 +196,8 @@ class GithubServer:
         self.largest_tree = 100_000
         self.echoes_token = False
         self.requests: list[Seen] = []
+        self.interfere: Callable[[str], Reply | None] | None = None
+        """Answers a target instead of the server, for as long as it is set; None is the real answer."""
         self._script: list[tuple[re.Pattern[str], list[Action]]] = []
         self._lock = threading.RLock()
         self.stopping = threading.Event()
@@ -271,6 +282,8 @@ class GithubServer:
             if isinstance(action, Reply):
                 return self._recorded(path, query, headers, action)
             action(self)
+        if self.interfere is not None and (reply := self.interfere(target)) is not None:
+            return self._recorded(path, query, headers, reply)
         with self._lock:
             found = self._counted(self._allowed(path, headers) or self._found(path, query, headers), headers)
             return self._recorded(path, query, headers, found)

@@ -289,15 +289,23 @@ class SourceError(ReefknotError):
     A source cannot be read. The message says what to do.
 
     `failure_type` is a `FailureType`; `retry_after` are seconds that the source asked to wait. `forbidden` says that
-    the source is there and does not let this user in: `source test` exits with 77 then.
+    the source is there and does not let this user in: `source test` exits with 77 then. `unreachable` says that no
+    connection was made: a failure of the source itself, also where it was asked for one item.
     """
 
     def __init__(
-        self, message: str, failure_type: Any, *, retry_after: float | None = None, forbidden: bool = False
+        self,
+        message: str,
+        failure_type: Any,
+        *,
+        retry_after: float | None = None,
+        forbidden: bool = False,
+        unreachable: bool = False,
     ) -> None:
         super().__init__(message, failure_type)
         self.failure_type = failure_type
         self.forbidden = forbidden
+        self.unreachable = unreachable
         if retry_after is not None:
             self.retry_after = retry_after
 

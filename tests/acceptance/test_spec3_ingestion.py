@@ -84,8 +84,8 @@ def test_rate_limited_failures_wait_longer_and_the_whole_source_cools(connector:
         assert {await world.state(f"job-{n}") for n in range(4)} == {WorkState.SUCCEEDED}
         assert 0.7 * delay <= source.waits[0] <= 1.3 * delay
         items = [await world.item(f"job-{n}") for n in range(4)]
-        assert sorted(item.attempts for item in items) == [1, 1, 1, 2], "jobs that waited spent nothing"
-        assert [item.snoozes for item in items] == [0, 0, 0, 0]
+        assert [item.attempts for item in items] == [1, 1, 1, 1], "a limit spends nothing, of no job"
+        assert sorted(item.snoozes for item in items) == [0, 0, 0, 1], "the job that met the limit was put off"
 
     in_world(story)
 
@@ -162,6 +162,7 @@ def test_a_requeue_keeps_the_id_begins_a_fresh_budget_and_may_be_quarantined_aga
         await asyncio.sleep(HOUR)
         item = await world.item("job")
         assert (item.state, item.attempts, item.generation) == (WorkState.QUARANTINED, 4, 1)
+        assert item.budget == Budget(), "cleared with the quarantine"
         assert (len(source.calls), item.payload) == (8, payload)
         assert [one.what for one in item.history].count("quarantined") == 2
 
@@ -204,6 +205,7 @@ def test_the_two_log_lines_have_the_keys_of_the_document(caplog: pytest.LogCaptu
     retries = [one for one in caplog.records if one.message == "Scheduling retry"]
     (end,) = [one for one in caplog.records if one.message == "Retry budget exhausted, quarantining job"]
     assert [getattr(one, "attempt", None) for one in retries] == [1, 2, 3]
+    assert {one.levelname for one in retries} == {"INFO"}
     for one in retries:
         assert (one.ingestion_job_id, one.job_type, one.max_attempts, one.failure_type) == (  # type: ignore[attr-defined]
             "job",

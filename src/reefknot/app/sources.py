@@ -220,8 +220,10 @@ def health_rules(settings: Settings) -> HealthRules:
     return HealthRules(
         failures=breaker.failures,
         jobs=breaker.jobs,
+        source_failures=breaker.source_failures,
         rest_ms=round(breaker.cooldown_seconds * 1000),
         longest_rest_ms=round(breaker.max_cooldown_seconds * 1000),
+        max_outage_ms=round(breaker.max_outage_seconds * 1000),
         enabled=breaker.enabled,
     )
 
@@ -229,6 +231,7 @@ def health_rules(settings: Settings) -> HealthRules:
 def ingestion_settings(settings: Settings) -> IngestionSettings:
     """The limits of an orchestrator, as they are configured."""
     from reefknot.ingestion.orchestrator import IngestionSettings
+    from reefknot.ingestion.sync import SyncLimits
 
     written = settings.configuration.ingestion
     return IngestionSettings(
@@ -237,6 +240,7 @@ def ingestion_settings(settings: Settings) -> IngestionSettings:
         health_rules(settings),
         lease=written.lease_seconds,
         drain=written.drain_seconds,
+        limits=SyncLimits(written.max_failed_items, written.stalled_after_seconds),
     )
 
 

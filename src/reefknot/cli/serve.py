@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from reefknot.config.schema import BlocksSection
     from reefknot.config.settings import Settings
     from reefknot.dashboard.server import Serving
-    from reefknot.ingestion.attempt import SyncSummary
     from reefknot.ingestion.sources import IngestionSource
+    from reefknot.ingestion.sync import SyncSummary
 
 MOST_WORKERS = 64
 LEVELS_EVERY_S = 0.2

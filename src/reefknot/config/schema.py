@@ -290,9 +290,13 @@ class SourceBreakerSection(Section):
 
     enabled: bool = True
     failures: Annotated[int, Field(ge=1, le=1000, description="transient failures in a row")] = 5
-    jobs: Annotated[int, Field(ge=1, le=1000, description="of at least so many jobs")] = 2
+    jobs: Annotated[int, Field(ge=1, le=1000, description="of at least this number of jobs")] = 2
+    source_failures: Annotated[int, Field(ge=1, le=1000, description="failures in a row of the source itself")] = 3
     cooldown_seconds: Seconds = 30.0
     max_cooldown_seconds: Seconds = 900.0
+    max_outage_seconds: Annotated[
+        float, Field(ge=60, le=31_536_000, description="longest wait of one job for a source that does not answer")
+    ] = 86_400.0
 
 
 class IngestionSection(Section):
@@ -304,6 +308,12 @@ class IngestionSection(Section):
     max_concurrency: Annotated[int, Field(ge=1, le=1000, description="jobs of all sources at the same time")] = 4
     connectors: dict[str, ConnectorSection] = {}
     breaker: SourceBreakerSection = SourceBreakerSection()
+    max_failed_items: Annotated[
+        int, Field(ge=1, le=100_000, description="items of a source that failed and are remembered; then syncs stop")
+    ] = 1000
+    stalled_after_seconds: Annotated[
+        float, Field(ge=1, le=86_400, description="time without progress after which a sync is ended")
+    ] = 600.0
     lease_seconds: Annotated[float, Field(ge=1, le=3600)] = 60.0
     drain_seconds: Annotated[float, Field(ge=0, le=3600)] = 30.0
 

@@ -170,7 +170,9 @@ class GithubApi:
                 body = await _bounded_body(response, most if is_answer else LARGEST_TEXT, cut=not is_answer)
                 return ApiAnswer(response.status_code, known, body)
         except (TimeoutError, httpx2.TimeoutException) as error:
-            raise SourceError(f"{self._base} did not answer in time", FailureType.TRANSIENT) from error
+            is_unreachable = isinstance(error, httpx2.ConnectTimeout)
+            text = f"{self._base} did not answer in time"
+            raise SourceError(text, FailureType.TRANSIENT, unreachable=is_unreachable) from error
         except (httpx2.TransportError, httpx2.StreamError, zlib.error, OSError) as error:
             raise self._unreachable(error) from error
 
@@ -179,7 +181,9 @@ class GithubApi:
         if "CERTIFICATE_VERIFY_FAILED" in reason:
             text = f"the certificate of {self._base} is not trusted ({reason}); set `ca_file:` to its authority's"
             return SourceError(text, FailureType.PERMANENT)
-        return SourceError(f"{self._base} cannot be reached: {reason}", FailureType.TRANSIENT)
+        is_refused = isinstance(error, httpx2.ConnectError)
+        text = f"{self._base} cannot be reached: {reason}"
+        return SourceError(text, FailureType.TRANSIENT, unreachable=is_refused)
 
     def _authorization(self) -> dict[str, str]:
         if self._token is None:

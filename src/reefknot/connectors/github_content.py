@@ -136,10 +136,18 @@ class CommitTree:
     """
 
     MOST_ENTRIES = 150_000
+    MOST_DEPTH = 200
+    """Folders within each other: git has no bound, and a server may answer with trees for ever."""
+    MOST_EMPTY = 200
+    """Folders in a row that have no file."""
 
-    def __init__(self, api: GithubApi, commit: str) -> None:
+    def __init__(self, api: GithubApi, commit: str, *, whole: bool = True) -> None:
+        """Build the tree of a commit. Without `whole` it is read folder by folder, which suits a look for one file."""
         self.commit = commit
         """Empty for a repository without commits."""
+        self._whole = whole
+        self._empty = 0
+        """Folders since the last file that was found."""
         self._api = api
         self._listings: dict[str, list[TreeEntry]] = {}
         self._is_split: set[str] = set()
@@ -154,7 +162,7 @@ class CommitTree:
     async def find(self, path: str) -> TreeEntry | None:
         """The file at a path, if there is one."""
         sha, rest = self.commit, path
-        while sha:
+        while sha:  # at most once for each part of the path
             listing = await self._listing(sha)
             entry = _at_key(listing, rest)
             if entry is not None:
@@ -165,6 +173,7 @@ class CommitTree:
         return None
 
     async def _collect(self, sha: str, prefix: str, after: str, *, limit: int, found: list[TreeEntry]) -> None:
+        self._check_depth(prefix)
         listing = await self._listing(sha)
         tail = after[len(prefix) :] if after.startswith(prefix) else ""
         start = bisect_right(listing, tail, key=_key)
@@ -175,9 +184,20 @@ class CommitTree:
                 return
             path = f"{prefix}{entry.path}"
             if entry.type == "tree":
+                self._empty += 1
                 await self._collect(entry.sha, f"{path}/", after, limit=limit, found=found)
             else:
+                self._empty = 0
                 found.append(replace(entry, path=path))
+
+    def _check_depth(self, prefix: str) -> None:
+        if prefix.count("/") > self.MOST_DEPTH or self._empty > self.MOST_EMPTY:
+            where = f"at {prefix[:100]}…" if len(prefix) > 100 else f"at {prefix}"
+            text = (
+                f"commit {self.commit[:12]} has more than {self.MOST_DEPTH} folders within each other, or in a row "
+                f"without a file, {where}; remove them, or check `base_url:`"
+            )
+            raise SourceError(text, FailureType.PERMANENT)
 
     async def _listing(self, sha: str) -> list[TreeEntry]:
         """Files beneath a tree in order; of a split one its own files and folders."""
@@ -190,7 +210,7 @@ class CommitTree:
         return known
 
     async def _fetched(self, sha: str) -> list[TreeEntry]:
-        if sha not in self._is_split:
+        if self._whole and sha not in self._is_split:
             whole = await self._tree(sha, recursive=True)
             if not whole.truncated:
                 return sorted((one for one in whole.tree if _is_file(one)), key=_key)
@@ -208,6 +228,42 @@ class CommitTree:
             text = f"commit {self.commit[:12]} is not there any more; the next attempt reads the new one"
             raise SourceError(text, FailureType.TRANSIENT)
         return self._api.decoded(answer, _Tree)
+
+
+def listing_query(sort: str, direction: str, *, page: int, size: int = 100) -> dict[str, str | int]:
+    """The query for one page of issues or pull requests, closed ones included."""
+    return {"state": "all", "sort": sort, "direction": direction, "per_page": size, "page": page}
+
+
+class Listings:
+    """
+    The listings of issues and pull requests of one sync, each of which has to end.
+
+    A server that answers every page with the same conversations, or with none and a next page, is a permanent failure.
+    """
+
+    MOST_PAGES = 10_000
+    """Pages that are recognised when they come again."""
+
+    def __init__(self, api: GithubApi) -> None:
+        self._api = api
+        self._pages: dict[int, int] = {}
+        """The first page with a content, by the hash of the content."""
+        self.failed: set[tuple[str, str]] = set()
+        """Locations and versions that this sync could not read: listings overlap, and a failure is told once."""
+
+    def read(self, answer: ApiAnswer, name: str, page: int) -> list[Conversation]:
+        """The conversations of one page of the listing of this name."""
+        found = self._api.decoded(answer, list[Conversation])
+        content = hash((name, *((one.number, one.updated_at) for one in found)))
+        first = self._pages.setdefault(content, page)
+        if answer.has_next and (not found or first != page):
+            what = f"the same as page {first}" if found else "empty"
+            text = f"page {page} of a listing is {what}, and yet not the last: it would never end; check `base_url:`"
+            raise SourceError(text, FailureType.PERMANENT)
+        if len(self._pages) > self.MOST_PAGES:
+            self._pages.clear()
+        return found
 
 
 class DocumentReader:

@@ -24,7 +24,9 @@ from reefknot.connectors.github_content import (
     CommitTree,
     Conversation,
     DocumentReader,
+    Listings,
     TreeEntry,
+    listing_query,
     parsed_time,
     shown_time,
     version_of,
@@ -95,7 +97,7 @@ class _PageInProgress:
         self.failures: list[ItemFailure] = []
         self.moved: set[str] = set()
         """The ids of documents of this page that were found at another path."""
-        self.seen = 0
+        self.seen = self.checked = 0
         self.steps = 0
         """The items and requests that the page has got on by; without any it is not closed for lack of time."""
         self.is_closed = False
@@ -106,6 +108,11 @@ class _PageInProgress:
     def add(self, document: Document) -> None:
         self._documents[document.location] = document
         self._characters += len(document.text)
+
+    def look(self) -> None:
+        """Count a kept document that was looked for."""
+        self.steps += 1
+        self.checked += 1
 
     async def at(self, locations: Sequence[str]) -> dict[str, KnownItem]:
         """The items at these locations: those of this page, and those that are kept."""
@@ -132,6 +139,7 @@ class _PageInProgress:
             failures=tuple(self.failures),
             is_last=self.state.phase == "done",
             seen=self.seen,
+            checked=self.checked,
         )
 
 
@@ -151,8 +159,7 @@ class GithubRepository:
         self._tree = CommitTree(self._api, "")
         self._present: set[int] | None = None
         """The issues that a look for lost ones has found so far."""
-        self._failed: set[tuple[str, str]] = set()
-        """Locations and versions that this sync could not read: listings overlap, and a failure is told once."""
+        self._listings = Listings(self._api)
         self._steps: dict[Phase, Callable[[_PageInProgress], Awaitable[None]]] = {
             "start": self._start,
             "dropped": self._drop,
@@ -210,11 +217,10 @@ class GithubRepository:
 
     def _resumed(self, cursor: str) -> SyncState:
         """The state of a cursor. One of other settings, or of none of ours, begins anew; kept documents stay known."""
-        scope = self._settings.scope
-        state = SyncState(scope=scope, swept_at=0.0 if cursor else clock.wall())
+        state = SyncState(scope=self._settings.scope, swept_at=0.0 if cursor else clock.wall())
         with suppress(msgspec.DecodeError):
             found = msgspec.json.decode(cursor, type=SyncState)
-            if found.scope == scope:
+            if found.scope == state.scope:
                 state = found
         if state.phase == "done":
             state.phase, state.path, state.page, state.offset = "start", "", 1, 0
@@ -223,7 +229,7 @@ class GithubRepository:
     # ---- the phases --------------------------------------------------------------------------------------------------
 
     async def _start(self, draft: _PageInProgress) -> None:
-        self._failed.clear()
+        self._listings = Listings(self._api)
         await self._describe(draft.state)
         _go_on(draft.state)
 
@@ -342,7 +348,7 @@ class GithubRepository:
                 is_there = self._settings.selects(path) and await self._tree.find(path) is not None
                 if not is_there and item.id not in draft.moved:
                     draft.deleted.append(item.id)
-                draft.steps += 1
+                draft.look()
                 state.path = path
         state.complete = state.commit
         self._tree = CommitTree(self._api, "")
@@ -354,13 +360,13 @@ class GithubRepository:
             return _go_on(state)
         while not draft.is_full:
             since = state.since
-            query = _listing("updated", "asc", page=state.page) | ({"since": since} if since else {})
+            query = listing_query("updated", "asc", page=state.page) | ({"since": since} if since else {})
             etag = state.issues_etag if state.page == 1 else ""
             answer = await self._api.get("/issues", query, etag=etag, expected=(410,))
             if answer.status != 200:  # unchanged, or issues are disabled: then the kept ones stay
                 return _go_on(state)
             state.issues_etag = ""
-            listing = self._api.decoded(answer, list[Conversation])
+            listing = self._listings.read(answer, f"issues {since} {state.is_closing}", state.page)
             if not await self._add_conversations(draft, "issues", listing, answer):
                 return None
             if answer.has_next:
@@ -389,10 +395,10 @@ class GithubRepository:
         while not draft.is_full:
             page, skipped = state.offset // size + 1, state.offset % size
             etag = state.pulls_etag if state.offset == 0 else ""
-            answer = await self._api.get("/pulls", _listing("updated", "desc", page=page, size=size), etag=etag)
+            answer = await self._api.get("/pulls", listing_query("updated", "desc", page=page, size=size), etag=etag)
             if answer.is_unchanged:
                 return _go_on(state)
-            listing = self._api.decoded(answer, list[Conversation])
+            listing = self._listings.read(answer, "pulls", page)
             if state.offset == 0:
                 state.newest_pull = shown_time(listing[0].updated_at) if listing else ""
                 state.next_pulls_etag = answer.etag
@@ -414,7 +420,7 @@ class GithubRepository:
             location, version = f"{kind}/{one.number}", version_of(one, answer)
             item = known.get(location)
             is_other = kind == "issues" and one.pull_request is not None
-            is_new = (item is None or item.version != version) and (location, version) not in self._failed
+            is_new = (item is None or item.version != version) and (location, version) not in self._listings.failed
             if is_new and not is_other:
                 if draft.is_full:
                     return False
@@ -437,7 +443,7 @@ class GithubRepository:
             # A failure that the repository shares is not the conversation's own.
             await self._api.get("", etag=draft.state.repository_etag)
             draft.failures.append(ItemFailure(f"{kind}/{one.number}", version, error))
-            self._failed.add((f"{kind}/{one.number}", version))
+            self._listings.failed.add((f"{kind}/{one.number}", version))
 
     async def _lost_issues(self, draft: _PageInProgress) -> None:
         """Once a day, delete the documents of issues that were deleted or transferred."""
@@ -449,11 +455,13 @@ class GithubRepository:
         while state.page:
             if draft.is_full:
                 return None
-            answer = await self._api.get("/issues", _listing("created", "asc", page=state.page), expected=(410,))
+            answer = await self._api.get("/issues", listing_query("created", "asc", page=state.page), expected=(410,))
             draft.steps += 1
             if answer.status == 410:
                 break
-            self._present |= {one.number for one in self._api.decoded(answer, list[Conversation])}
+            numbers = {one.number for one in self._listings.read(answer, "lost", state.page)}
+            draft.checked += len(numbers - self._present)
+            self._present |= numbers
             state.page = state.page + 1 if answer.has_next else 0
         while not state.page and (items := await draft.known.after(f"issues/{state.path}", BATCH, prefix="issues/")):
             for item in items:
@@ -462,7 +470,7 @@ class GithubRepository:
                 number = item.location.removeprefix("issues/")
                 if not (number.isdecimal() and int(number) in self._present) and await self._is_lost(number):
                     draft.deleted.append(item.id)
-                draft.steps += 1
+                draft.look()
                 state.path = number
         self._present, state.page, state.swept_at = None, 1, clock.wall()
         return _go_on(state)
@@ -476,7 +484,7 @@ class GithubRepository:
             return None
         await self._describe(draft.state)
         await self._head(draft.state)
-        entry = await CommitTree(self._api, draft.state.commit).find(path)
+        entry = await CommitTree(self._api, draft.state.commit, whole=False).find(path)
         if entry is None:
             return None
         known = await draft.known.at([f"files/{path}"])
@@ -487,11 +495,6 @@ class GithubRepository:
         return await self._reader.file(
             entry, commit=state.commit, branch=state.branch, url=state.url, known_id=known_id
         )
-
-
-def _listing(sort: str, direction: str, *, page: int, size: int = 100) -> dict[str, str | int]:
-    """The query for one page of issues or pull requests, closed ones included."""
-    return {"state": "all", "sort": sort, "direction": direction, "per_page": size, "page": page}
 
 
 def _go_on(state: SyncState, to: Phase | None = None) -> None:

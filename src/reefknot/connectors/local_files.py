@@ -423,7 +423,8 @@ class LocalFiles:
             )
         else:
             following = FolderCursor(root=cursor.root)
-        return Page(cursor=_written(following), deleted=tuple(deleted), is_last=following.started_ns == 0)
+        is_last = following.started_ns == 0
+        return Page(cursor=_written(following), deleted=tuple(deleted), is_last=is_last, checked=len(items))
 
     # ---- in threads ----
 

@@ -19,6 +19,7 @@ moves it to a class of its own (`assigned`), runs it there, and its end is the c
 
 from collections.abc import Collection, Sequence
 from enum import StrEnum
+from typing import Any
 
 from msgspec import Struct, structs
 
@@ -96,6 +97,8 @@ class Budget(Struct, frozen=True, array_like=True):
     trigger: str | None = None
     last_delay: float = 0.0
     """The wait before the next attempt as it was decided, in seconds."""
+    progress: int = 0
+    """How far the work had come when it last failed: a number that grows, such as that of the pages kept."""
 
 
 class HistoryEntry(Struct, frozen=True, array_like=True):
@@ -192,6 +195,8 @@ class TryAgain(Struct, frozen=True):
     """When the attempt began; the time budget counts from the first one's beginning."""
     delay: float = 0.0
     """The wait as it was decided, in seconds."""
+    progress: int = 0
+    """See `Budget.progress`; progress since the last failure gives the item its full number of attempts again."""
 
 
 class Snooze(Struct, frozen=True):
@@ -200,6 +205,8 @@ class Snooze(Struct, frozen=True):
     due_at: int
     reason: str = ""
     waited_ms: int = 0
+    failure_type: str | None = None
+    """The type of the failure that put it off, if one did."""
 
 
 class Interrupted(Struct, frozen=True):
@@ -328,6 +335,12 @@ def recalled(item: WorkItem, now: Moment) -> WorkItem:
     return structs.replace(item, resource_class=ROUTER, admission=item.admission or "{}", updated_at=now.wall)
 
 
+def transferred(item: WorkItem, resource_class: str, now: Moment, *, due_at: int | None = None) -> WorkItem:
+    """The pending item in another class, due at `due_at` or when it was."""
+    pool, due = pool_of(resource_class), item.due_at if due_at is None else due_at
+    return structs.replace(item, resource_class=resource_class, pool=pool, due_at=due, updated_at=now.wall)
+
+
 def accepted_for_worker(known: WorkItem | None, item: WorkItem, now: Moment) -> WorkItem | None:
     """
     The record of an assignment that a worker accepts; `known` is what the store has under its id.
@@ -393,10 +406,11 @@ def settle(item: WorkItem, settled: Settled, now: Moment) -> WorkItem:
             return _ended(noted, WorkState.CANCELLED, now, attempts=item.attempts, result=result, reason=reason)
         case TryAgain():
             return _again(item, settled, now)
-        case Snooze(due_at=due_at, reason=reason, waited_ms=waited_ms):
+        case Snooze(due_at=due_at, reason=reason, waited_ms=waited_ms, failure_type=kind):
             began = item.budget.first_attempt_at
             moved_on = None if began is None else began + waited_ms
-            budget = structs.replace(item.budget, first_attempt_at=moved_on)
+            kind = kind or item.budget.failure_type
+            budget = structs.replace(item.budget, first_attempt_at=moved_on, failure_type=kind)
             put_off = structs.replace(item, snoozes=item.snoozes + 1, budget=budget)
             return _waiting(put_off, now, due_at=due_at, reason=reason)
         case Interrupted(reason=reason):
@@ -513,8 +527,15 @@ def _attempted(item: WorkItem, now: Moment, began_at: int | None = None) -> Work
     return structs.replace(item, attempts=item.attempts + 1, budget=budget)
 
 
+def attempts_since_progress(item: WorkItem, progress: int) -> int:
+    """The attempts that count for an item that has come this far: none of those before its latest progress."""
+    return 0 if progress > item.budget.progress else item.attempts
+
+
 def _again(item: WorkItem, again: TryAgain, now: Moment) -> WorkItem:
-    spent = _attempted(item, now, again.began_at)
+    counted = attempts_since_progress(item, again.progress)
+    budget = structs.replace(item.budget, attempts=min(item.budget.attempts, counted))
+    spent = _attempted(structs.replace(item, attempts=counted, budget=budget), now, again.began_at)
     failed = structs.replace(
         _with_history(spent, now, "retry", again.reason),
         state=moved(item, WorkState.FAILED),
@@ -525,6 +546,7 @@ def _again(item: WorkItem, again: TryAgain, now: Moment) -> WorkItem:
             total_delay_ms=spent.budget.total_delay_ms + again.delay_ms,
             trigger=again.reason or None,
             last_delay=again.delay,
+            progress=max(again.progress, item.budget.progress),
         ),
     )
     return _waiting(failed, now, due_at=again.due_at, reason=again.reason)
@@ -534,50 +556,22 @@ def _with_history(item: WorkItem, now: Moment, what: str, why: str = "", who: st
     return structs.replace(item, history=(*item.history, HistoryEntry(now.wall, what, why, who))[-LONGEST_HISTORY:])
 
 
+def _released(item: WorkItem, state: WorkState, now: Moment, reason: str, **more: Any) -> WorkItem:
+    """The item in another state, with no owner."""
+    state = moved(item, state)
+    return structs.replace(item, state=state, updated_at=now.wall, owner="", lease_until=0, reason=reason, **more)
+
+
 def _waiting(item: WorkItem, now: Moment, *, due_at: int, reason: str) -> WorkItem:
-    return structs.replace(
-        item,
-        state=moved(item, WorkState.PENDING),
-        due_at=due_at,
-        updated_at=now.wall,
-        owner="",
-        lease_until=0,
-        reason=reason,
-    )
+    return _released(item, WorkState.PENDING, now, reason, due_at=due_at)
 
 
-def _ended(
-    item: WorkItem,
-    state: WorkState,
-    now: Moment,
-    *,
-    attempts: int,
-    result: str | None = None,
-    failure: str | None = None,
-    reason: str = "",
-) -> WorkItem:
-    return structs.replace(
-        item,
-        state=moved(item, state),
-        attempts=attempts,
-        updated_at=now.wall,
-        owner="",
-        lease_until=0,
-        result=result,
-        failure=failure,
-        reason=reason,
-        budget=Budget(),
-    )
+def _ended(item: WorkItem, state: WorkState, now: Moment, *, attempts: int, reason: str = "", **more: Any) -> WorkItem:
+    """The item with its result and its failure, where there are any, and no budget any more."""
+    results = {"result": None, "failure": None} | more
+    return _released(item, state, now, reason, attempts=attempts, budget=Budget(), **results)
 
 
 def _aside(item: WorkItem, now: Moment, *, reason: str, failure: str | None, result: str | None) -> WorkItem:
-    return structs.replace(
-        item,
-        state=moved(item, WorkState.QUARANTINED),
-        updated_at=now.wall,
-        owner="",
-        lease_until=0,
-        reason=reason,
-        failure=failure,
-        result=result,
-    )
+    """The item in quarantine: its attempts stay to be seen, its budget is that of a new job."""
+    return _released(item, WorkState.QUARANTINED, now, reason, failure=failure, result=result, budget=Budget())

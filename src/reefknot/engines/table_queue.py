@@ -148,8 +148,10 @@ class TableWorkQueue(ABC):
     ) -> list[str]:
         return await self.change(lambda now: self.table.retry(ids, now=now, who=who, why=why, events=events), ids=ids)
 
-    async def transfer(self, work_id: str, resource_class: str) -> bool:
-        return await self.change(lambda now: self.table.transfer(work_id, resource_class, now=now), ids=[work_id])
+    async def transfer(self, work_id: str, resource_class: str, *, due_at: int | None = None) -> bool:
+        return await self.change(
+            lambda now: self.table.transfer(work_id, resource_class, now=now, due_at=due_at), ids=[work_id]
+        )
 
     async def open_classes(self) -> list[str]:
         return await self.look(lambda _: self.table.open_classes())

@@ -259,13 +259,12 @@ class WorkTable(WorkItems):
         self.events += events if ended else ()
         return [item.id for item in ended]
 
-    def transfer(self, work_id: str, resource_class: str, *, now: Moment) -> bool:
+    def transfer(self, work_id: str, resource_class: str, *, now: Moment, due_at: int | None = None) -> bool:
         item = self.items.get(work_id)
         if item is None or item.state is not WorkState.PENDING:
             return False
-        if item.resource_class != resource_class:
-            pool = core.pool_of(resource_class)
-            self.put(structs.replace(item, resource_class=resource_class, pool=pool, updated_at=now.wall), now)
+        if item.resource_class != resource_class or due_at is not None:
+            self.put(core.transferred(item, resource_class, now, due_at=due_at), now)
         return True
 
     def recall(self, classes: Sequence[str], *, now: Moment, crash_events: CrashEvents | None = None) -> int:

@@ -1,7 +1,7 @@
 """
 The log lines of decisions about stored work: one line for each, with the same fields wherever it was made.
 
-    retry       another attempt was granted                                  warning
+    retry       another attempt was granted            warning, of a job of a source: info
     give up     no further attempt: spent, or put into quarantine            error
                 its time was over                                            warning
                 not retryable, and nobody has to act                         info
@@ -53,9 +53,10 @@ class DecisionLog:
         traceback: str = "",
         quarantined: bool = False,
         named: tuple[str, dict[str, Any]] | None = None,
+        level: int | None = None,
     ) -> None:
         """
-        Log the decision about a failed attempt. `attempts` is how many there were.
+        Log the decision about a failed attempt, at its usual level or at `level`. `attempts` is how many there were.
 
         The end of a step that raised, other than by an outage, may be a bug: its traceback follows. `named` is another
         message and more fields, for a reader who looks for these: then the sentence is the field `detail`.
@@ -63,9 +64,9 @@ class DecisionLog:
         wait, reason = (decision.delay, None) if isinstance(decision, Again) else (None, decision.reason)
         if traceback and reason is not None and failure.failure_type in _MAY_BE_BUGS:
             self._raised(work, traceback)
-        kind, level = ("retry", WARNING) if reason is None else ("give_up", ERROR)
+        kind, usual = ("retry", WARNING) if reason is None else ("give_up", ERROR)
         if reason is Reason.NOT_RETRYABLE and not quarantined:
-            level = INFO
+            usual = INFO
         what = f"trying again in {seconds(wait or 0.0)} s" if reason is None else WHY[reason]
         sentence = f"attempt {attempts} of {policy.max_attempts} failed with {failure}; {what}"
         fields = {
@@ -79,7 +80,7 @@ class DecisionLog:
             "quarantined": quarantined,
             **_provenance(policy, reason),
         }
-        self._write(kind, level, work, sentence, fields, named)
+        self._write(kind, usual if level is None else level, work, sentence, fields, named)
 
     def recovered(self, work: ExecAssignment | WorkItem, *, attempts: int, elapsed: float) -> None:
         """Log a success that came after failures."""

@@ -18,12 +18,11 @@ from reefknot.audit.journal import Journal, about_item
 from reefknot.core import checks
 from reefknot.core.audit.event import Requeued
 from reefknot.core.retry.defaults import JobType
-from reefknot.core.work import INGEST, Snooze, WorkItem, assignment_and_tenant, is_ingestion, record_id
+from reefknot.core.work import INGEST, WorkItem, assignment_and_tenant, is_ingestion, record_id
 from reefknot.errors import ParameterError
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.store import Store
-from reefknot.ports.work_queue import Enqueued, Settlement
-from reefknot.runtime.seeds import new_id
+from reefknot.ports.work_queue import Enqueued
 
 MOST_AT_ONCE = 100
 """Jobs that are kept in one step: a store on NATS takes no more than 900 records in one."""
@@ -150,18 +149,14 @@ class JobQueue:
 
     async def reschedule(self, job_id: str, delay_seconds: float) -> bool:
         """
-        Put a job off that is due and waits. Spends no attempt.
+        Make a job that waits due in `delay_seconds`, earlier or later than it was. Spends no attempt.
 
-        False when it is running, has ended, or is due later.
+        False when it is running, has ended, or is not there.
         """
+        delay_ms = int(checks.seconds("delay_seconds", delay_seconds, or_zero=True) * 1000)
         item = await self.get(job_id)
-        if item is None:
-            return False
-        owner = f"reschedule#{new_id()}"
-        held = await self.store.work.claim(1, owner=owner, classes=(item.resource_class,), only={item.id})
-        due_at = self.store.moment().wall + int(checks.seconds("delay_seconds", delay_seconds, or_zero=True) * 1000)
-        back = [Settlement(one.id, owner, one.fence, Snooze(due_at, "rescheduled")) for one in held]
-        return bool(back) and all(await self.store.work.settle(back))
+        due_at = self.store.moment().wall + delay_ms
+        return item is not None and await self.store.work.transfer(item.id, item.resource_class, due_at=due_at)
 
     async def cancel(self, job_id: str, *, reason: str = "", who: str = "") -> bool:
         """Cancel a job that waits or runs. False when there is none."""

@@ -32,9 +32,10 @@ from reefknot.errors import ParameterError
 from reefknot.execution.isolation import AGAIN_S, RUNS_ALONE, Isolation
 from reefknot.execution.settling import Claims, Settling
 from reefknot.execution.tracing import WorkTrace, source_trace
-from reefknot.ingestion.attempt import IngestionContext, JobReport, JobRunner, SyncSummary
+from reefknot.ingestion.attempt import JobReport, JobRunner
 from reefknot.ingestion.jobs import JobQueue, class_of
 from reefknot.ingestion.sources import IngestionSource, SourceRecord, SourceRecords, request_sync, with_health
+from reefknot.ingestion.sync import IngestionContext, SyncLimits, SyncSummary
 from reefknot.ingestion.telemetry import TelemetryRecorder
 from reefknot.ingestion.watches import SourceWatches
 from reefknot.ports.audit_log import AuditEntry
@@ -74,6 +75,7 @@ class IngestionSettings(Struct, frozen=True):
     health: HealthRules = HealthRules()
     lease: float = 60.0
     drain: float = 30.0
+    limits: SyncLimits = SyncLimits()
     watch: bool = True
     """Whether sources with `on_change` are watched here."""
 
@@ -161,6 +163,7 @@ class IngestionOrchestrator:
             self._journal,
             self._clock,
             self._timeouts,
+            self.settings.limits,
             seed,
         )
 

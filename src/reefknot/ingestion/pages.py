@@ -24,6 +24,8 @@ from reefknot.ports.connector import (
     Page,
 )
 
+MOST_FAILURES = 10_000
+"""Items of one page that could not be read."""
 _REPLACED = "characters that are no valid Unicode (lone surrogates) were replaced by \N{REPLACEMENT CHARACTER}"
 _JSON = "values that JSON can carry: texts, numbers, true, false, None, lists, mappings of texts, times"
 _SURROGATES = re.compile("[\ud800-\udfff]")
@@ -40,8 +42,10 @@ def checked_page(page: object, connector: str, limit: int) -> Page:
     _check_text(connector, "cursor", page.cursor, LARGEST_CURSOR)
     if not isinstance(page.is_last, bool):
         _refuse_value(connector, "is_last", page.is_last, "True or False")
-    if not isinstance(page.seen, int) or isinstance(page.seen, bool) or page.seen < 0:
-        _refuse_value(connector, "seen", page.seen, "a whole number, 0 or more")
+    for field in ("seen", "checked"):
+        number = getattr(page, field)
+        if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+            _refuse_value(connector, field, number, "a whole number, 0 or more")
     for field in ("documents", "deleted", "failures"):
         values = getattr(page, field)
         if not isinstance(values, Collection) or isinstance(values, str | bytes | Mapping):
@@ -50,6 +54,8 @@ def checked_page(page: object, connector: str, limit: int) -> Page:
     if len(page.documents) > most:
         accepted = f"about request.limit, which is {limit}, and at most {most}"
         _refuse(connector, f"{len(page.documents)} documents in one page", accepted)
+    if len(page.failures) > MOST_FAILURES:
+        _refuse(connector, f"{len(page.failures)} failures in one page", f"at most {MOST_FAILURES}")
     documents = tuple(checked_document(one, connector, f"documents[{at}]") for at, one in enumerate(page.documents))
     _check_differences(connector, documents)
     for at, key in enumerate(page.deleted):

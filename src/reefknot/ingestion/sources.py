@@ -17,12 +17,13 @@ from reefknot.audit.journal import envelope
 from reefknot.core.audit.event import BreakerEvent
 from reefknot.core.overload.source_health import SourceCondition, SourceHealth
 from reefknot.core.retry.decide import Reason
-from reefknot.core.work import WorkItem, WorkState, is_over
+from reefknot.core.work import WorkItem, WorkState, is_over, visible_state
 from reefknot.errors import StoreUnavailableError
 from reefknot.ingestion.jobs import IngestionJob, JobQueue, class_of, source_of
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.connector import Connector
 from reefknot.ports.store import Store
+from reefknot.ports.work_queue import QuarantineFilter
 
 PREFIX = "source:"
 ENQUEUED_WITHIN_MS = 60_000
@@ -64,6 +65,8 @@ class SourceRecord(Struct, frozen=True, omit_defaults=True):
     paused_because: str = ""
     begin_anew: bool = False
     """Whether the next sync reads the source from the beginning, and not behind its cursor."""
+    full_since: int = 0
+    """Since when its sync is stopped because no further failed item can be remembered (ms UTC); 0 when it is not."""
 
     def elsewhere(self, here: str, *, is_local: bool) -> str:
         """
@@ -94,6 +97,11 @@ class SourceRecords:
     def __init__(self, store: Store) -> None:
         self._values = store.values
         self._known: dict[str, tuple[SourceRecord, int]] = {}
+
+    @property
+    def names(self) -> list[str]:
+        """The sources that have a record, in alphabetical order."""
+        return sorted(self._known)
 
     def known(self, name: str) -> SourceRecord:
         """The record as this process last saw it."""
@@ -227,6 +235,13 @@ async def _of_latest(jobs: JobQueue, latest: WorkItem, job_id: str, *, trigger: 
     return job_id
 
 
+async def remembered_jobs(store: Store, source: str) -> int:
+    """The number of jobs of a source that are open or in quarantine: its syncs, and items that failed."""
+    counts: Mapping[Any, int] = (await store.work.snapshot()).counts.get(class_of(source), {})
+    aside = await store.quarantine.count(QuarantineFilter(source=source))
+    return sum(counts.get(state, 0) for state in (WorkState.PENDING, WorkState.RUNNING)) + sum(aside.values())
+
+
 class SourceStatus(Struct, frozen=True):
     """A source as people see it."""
 
@@ -252,5 +267,7 @@ async def statuses(store: Store, names: Collection[str], *, with_others: bool = 
         counted = counts.get(class_of(name), {})
         number = sum(counted.get(state, 0) for state in (WorkState.PENDING, WorkState.RUNNING))
         sync = await jobs.get(record.sync_job) if record.sync_job else None
+        if sync is not None:
+            sync = structs.replace(sync, state=visible_state(sync, store.moment()))
         found.append(SourceStatus(name, record, sync, number, quarantined.get(name, 0)))
     return found

@@ -31,6 +31,7 @@ from reefknot.core.routing import WorkerState
 from reefknot.core.work import ROUTER, WorkState, worker_of
 from reefknot.errors import ConfigurationError, StoreError
 from reefknot.operations.operator import Operator
+from reefknot.operations.sources import stopped_sources
 from reefknot.operations.systems import workers_of
 from reefknot.operations.values import age, plural
 from reefknot.ports.audit_log import end_of
@@ -345,6 +346,7 @@ async def _activity(store: Store, settings: Settings | None, *, silence: Level =
             findings = [await _waiting(store, systems, settings), await _leases(store, systems)]
             findings.append(await _events(store, systems))
             findings += await _copies(store, settings)
+            findings += [Finding("sources", "problem", one) for one in await stopped_sources(store)]
     except (StoreError, TimeoutError) as error:
         text, way_out = f"the store does not answer ({error_text(error)})", "look at the load of its disk or server"
         return [Finding("leases", silence, text, way_out, "unreachable")]

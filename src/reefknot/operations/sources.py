@@ -31,8 +31,10 @@ from reefknot.operations.words.sources import (
     health_lines,
     left_line,
     state_word,
+    stopped_line,
     sync_note,
     sync_refusal,
+    sync_word,
     to_do_lines,
 )
 from reefknot.ports.documents import SourceCounts
@@ -139,6 +141,8 @@ class SourceRow(Struct, frozen=True):
     """The time before which no job of it begins."""
     sync_job: str | None = None
     """The id of the latest sync."""
+    sync_state: str | None = None
+    """The state of the latest sync: syncing, waiting, retrying, succeeded, quarantined or cancelled."""
 
 
 class _Kept(NamedTuple):
@@ -173,6 +177,17 @@ async def show_source(operator: Operator, name: str, *, limit: int = 20) -> dict
         problems = [{"id": one.id, "location": one.location, "problem": one.problem} for one in found]
     shown = {key: shown_value(("sources", name, key), value) for key, value in source.settings.items()}
     return row | {"settings": shown, "problem_documents": problems}
+
+
+async def stopped_sources(store: Store) -> list[str]:
+    """A line for each source whose sync has stopped before items that it can neither read nor remember."""
+    from reefknot.ingestion.sources import SourceRecords, statuses
+
+    records = SourceRecords(store)
+    await records.refresh()
+    names = [one for one in records.names if records.known(one).full_since]
+    found = await statuses(store, names) if names else []
+    return [f"{one.name}: {stopped_line(one.name, one)}" for one in found]
 
 
 async def _kept(operator: Operator) -> _Kept:
@@ -235,6 +250,7 @@ def _row(
         to_do_lines(source.name, status, count, redact, now=now, due=due),
         cooldown_until=time_text(health.opens_at(now)),
         sync_job=status.record.sync_job or None,
+        sync_state=sync_word(status.sync),
     )
 
 

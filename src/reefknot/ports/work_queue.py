@@ -247,8 +247,12 @@ class WorkQueue(Protocol):
         the events are kept when there is one.
         """
 
-    async def transfer(self, work_id: str, resource_class: str) -> bool:
-        """Bring a pending item over to another class, whose claimers then find it. False when it is not pending."""
+    async def transfer(self, work_id: str, resource_class: str, *, due_at: int | None = None) -> bool:
+        """
+        Bring a pending item over to another class, whose claimers then find it; with `due_at` (ms UTC), due then.
+
+        False when it is not pending.
+        """
 
     async def open_classes(self) -> list[str]:
         """The resource classes that have pending or running items."""

@@ -18,7 +18,7 @@ from math import isfinite
 from textwrap import dedent
 from typing import Any
 
-from reefknot.runtime.log import printable
+from reefknot.runtime.log import logger, printable
 from reefknot.runtime.redaction import redact
 from reefknot.runtime.tracing import current_trace_id
 
@@ -31,9 +31,9 @@ _USUAL = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "ta
 
 
 @contextmanager
-def printed(level: int, *, as_json: bool, feed: bool = False) -> Iterator[None]:
+def printed(level: int, *, as_json: bool, feed: bool = False, own_level: int | None = None) -> Iterator[None]:
     """
-    Print log lines of this level and above on stderr while the block lasts.
+    Print log lines of this level and above on stderr while the block lasts; those of reefknot from `own_level` on.
 
     With a live `feed`, decisions about attempts are not logged: it has them.
     """
@@ -41,10 +41,12 @@ def printed(level: int, *, as_json: bool, feed: bool = False) -> Iterator[None]:
     handler.setFormatter(JsonLines() if as_json else TextLines())
     if feed:
         handler.addFilter(lambda record: not hasattr(record, "decision"))
-    root, audit = logging.getLogger(), logging.getLogger(AUDIT)
-    before = root.level, audit.level
+    root, audit, own = logging.getLogger(), logging.getLogger(AUDIT), logger()
+    before = root.level, audit.level, own.level
     root.addHandler(handler)
     root.setLevel(level)
+    if own_level is not None:
+        own.setLevel(own_level)
     audit.setLevel(min(level, logging.INFO))
     try:
         yield
@@ -52,6 +54,7 @@ def printed(level: int, *, as_json: bool, feed: bool = False) -> Iterator[None]:
         root.removeHandler(handler)
         root.setLevel(before[0])
         audit.setLevel(before[1])
+        own.setLevel(before[2])
 
 
 class TextLines(logging.Formatter):

@@ -212,10 +212,10 @@ def test_work_that_was_handed_back_keeps_its_place() -> None:
     assert (item.attempts, item.snoozes, item.interruptions, item.crashes) == (0, 0, 1, 0)
 
 
-def test_quarantine_keeps_budget_failure_and_history() -> None:
+def test_quarantine_keeps_attempts_failure_and_history_and_clears_the_budget() -> None:
     item = aside()
     assert (item.state, item.reason, item.failure, item.result) == (S.QUARANTINED, "bad", '"f"', '"r"')
-    assert (item.attempts, item.budget.attempts, item.owner, item.lease_until) == (1, 1, "", 0)
+    assert (item.attempts, item.budget, item.owner, item.lease_until) == (1, Budget(), "", 0)
     assert item.history == (HistoryEntry(50_000, "quarantined", "bad"),)
 
 

@@ -13,9 +13,9 @@ from msgspec import structs
 from reefknot.core.failure import FailureType
 from reefknot.core.work import WorkItem, WorkState
 from reefknot.errors import ParameterError, SourceError, StoreUnavailableError
-from reefknot.ingestion.attempt import SyncSummary
 from reefknot.ingestion.jobs import IngestionJob
 from reefknot.ingestion.orchestrator import IngestionOrchestrator
+from reefknot.ingestion.sync import SyncSummary
 from reefknot.ports.connector import Document, FetchRequest, ItemFailure, Page
 from tests.unit.ingestion.world import FunctionConnector, MemorySink, World, document, in_world, page
 
@@ -90,9 +90,9 @@ def test_a_job_that_keeps_failing_alone_spends_its_budget_and_is_quarantined() -
             raise ConnectionError("connection refused")
 
         await world.start(world.source(fetch))
-        await world.job("sync")
+        await world.job("alone", n=1)
         await asyncio.sleep(3600)
-        assert (await world.state("sync"), calls) == (WorkState.QUARANTINED, 4), "1 + 3 retries"
+        assert (await world.state("alone"), calls) == (WorkState.QUARANTINED, 4), "1 + 3 retries"
 
     in_world(story)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Sequence
+from logging import INFO, WARNING
 from math import isinf
 from pathlib import Path
 from shlex import quote
@@ -20,6 +21,7 @@ from msgspec import structs, to_builtins
 
 from reefknot.cli.app import CommandError, Exit, examples, noun
 from reefknot.cli.ingestion import source_view as view
+from reefknot.cli.live_output import LOG
 from reefknot.cli.options import (
     COMMON,
     OPERATOR,
@@ -238,6 +240,7 @@ def run(
     Exits with 75 when a retry is scheduled, and with 1 when the sync has failed for good.
     """
     from reefknot.app.sources import check_sources, sources_of
+    from reefknot.telemetry.logs import printed
 
     address = address_of(options)
     if address.settings is None:
@@ -250,7 +253,8 @@ def run(
         return Exit.FINE
     try:
         again = f"reefknot source run {name}" + "".join(f" --module {quote(one)}" for one in module or ())
-        outcome, left = asyncio.run(_unless_interrupted(_synced(address, source, full=full), address))
+        with printed(WARNING, as_json=LOG.form == "json", own_level=INFO):
+            outcome, left = asyncio.run(_unless_interrupted(_synced(address, source, full=full), address))
     except KeyboardInterrupt:
         say(f"{name}: interrupted; the sync goes on at the next `{again}`, or by `reefknot up`")
         return Exit.INTERRUPTED

@@ -19,8 +19,8 @@ from reefknot.operations.values import age, plural, time_text
 from reefknot.operations.words.sources import failure_of
 
 if TYPE_CHECKING:
-    from reefknot.ingestion.attempt import SyncSummary
     from reefknot.ingestion.sources import SourceRecord
+    from reefknot.ingestion.sync import SyncSummary
     from reefknot.operations.operator import Operator
     from reefknot.ports.connector import Document
     from reefknot.ports.documents import SourceCounts
@@ -39,7 +39,7 @@ def put_sources(fields: Mapping[str, Any], *, wide: bool, json: bool) -> None:
     def text() -> None:
         columns = ("source", "connector", "schedule", "state", "documents", "problems", "quarantined", "last sync")
         keys = ("name", "connector", "schedule", "state", "documents", "problems", "quarantined")
-        cells = [(*(str(one[key]) for key in keys), _short(one["last_sync"]), _short(one["next_due"])) for one in found]
+        cells = [(*(str(one[key]) for key in keys), _last_sync(one), _short(one["next_due"])) for one in found]
         whole = ("source", "state", "last sync", "next due")
         optional = ("connector", "problems", "quarantined", "schedule", "last sync")
         put_table((*columns, "next due"), cells, styles=("cyan",), whole=whole, optional=optional, wide=wide)
@@ -50,6 +50,11 @@ def put_sources(fields: Mapping[str, Any], *, wide: bool, json: bool) -> None:
             say("no source is configured; `source add` adds one")
 
     show(fields, text, json=json)
+
+
+def _last_sync(source: Mapping[str, Any]) -> str:
+    """The end of the last sync that succeeded; before there is one, the state of the first."""
+    return _short(source["last_sync"]) or source["sync_state"] or ""
 
 
 def _short(moment: str | None) -> str:
@@ -167,7 +172,7 @@ def outcome(
     redact: Redact,
 ) -> SyncOutcome:
     """The outcome of a sync, by its job and the record of its source."""
-    from reefknot.ingestion.attempt import SyncSummary
+    from reefknot.ingestion.sync import SyncSummary
 
     ended = SyncOutcome(
         name, item.assignment_id, "waiting", round(seconds, 3), documents=counts.documents if counts else 0

@@ -10,6 +10,9 @@ An outage is not the fault of the jobs that meet it: while a source is not healt
 attempts. A job is to blame itself once it has failed and the source has answered others since: its failures spend
 attempts and do not open the breaker, so a few bad jobs that are left alone cannot pass for an outage.
 
+A failure of the source itself (its listing fails, it refuses connections) needs no second job: a source has one sync.
+A few of those in a row open the breaker, whichever job met them. `max_outage_ms` bounds how long a job waits.
+
 A source that limits its rate *cools* until the time it asked for: none of its jobs is begun. A permanent failure is an
 answer: the source works. The state is a value that all processes share; time is an argument.
 """
@@ -43,10 +46,14 @@ class HealthRules(Struct, frozen=True):
     failures: int = 5
     """Transient failures in a row …"""
     jobs: int = 2
-    """… of at least so many jobs."""
+    """… of at least this number of jobs."""
+    source_failures: int = 3
+    """Failures in a row of the source itself, whichever job met them."""
     rest_ms: int = 30_000
     """The first rest; each failed probe doubles it, up to the longest."""
     longest_rest_ms: int = 900_000
+    max_outage_ms: int = 86_400_000
+    """The longest time for which one job waits for a source that does not answer, or limits its rate."""
     enabled: bool = True
 
 
@@ -58,6 +65,9 @@ class SourceHealth(Struct, frozen=True, omit_defaults=True):
     cooling_reason: str = ""
     failures: int = 0
     failed_jobs: tuple[str, ...] = ()
+    source_failures: int = 0
+    failing_since: int = 0
+    """The first failure, or limit, since the last answer."""
     rests_until: int = 0
     rests: int = 0
     """Rests since the source was last healthy."""
@@ -121,7 +131,8 @@ def after_answer(health: SourceHealth, now: int, *, limit: int) -> SourceHealth:
     """The state after the source has answered a job: with a page, or with a refusal of that job alone."""
     slow_start = health.slow_start + 1
     if not health.rests:
-        if not health.failures and now < health.answered_at + ANSWERED_EVERY_MS:
+        is_quiet = not health.failures and not health.failing_since
+        if is_quiet and now < health.answered_at + ANSWERED_EVERY_MS:
             return health
         slow_start = 0
     is_back = slow_start > limit
@@ -129,6 +140,8 @@ def after_answer(health: SourceHealth, now: int, *, limit: int) -> SourceHealth:
         health,
         failures=0,
         failed_jobs=(),
+        source_failures=0,
+        failing_since=0,
         rests=0 if is_back else health.rests,
         rests_until=0,
         probed_at=0,
@@ -138,21 +151,39 @@ def after_answer(health: SourceHealth, now: int, *, limit: int) -> SourceHealth:
 
 
 def after_outage(
-    health: SourceHealth, job_id: str, now: int, rules: HealthRules, *, first_attempt_at: int | None = None
+    health: SourceHealth,
+    job_id: str,
+    now: int,
+    rules: HealthRules,
+    *,
+    first_attempt_at: int | None = None,
+    of_source: bool = False,
 ) -> SourceHealth:
-    """The state after a transient failure of this job."""
-    if not rules.enabled or (not health.rests and is_to_blame(health, first_attempt_at)):
+    """The state after a transient failure that this job met; `of_source`, it is a failure of the source itself."""
+    if not rules.enabled or (not of_source and not health.rests and is_to_blame(health, first_attempt_at)):
         return health
     jobs = health.failed_jobs
     if job_id not in jobs and len(jobs) < rules.jobs:
         jobs = (*jobs, job_id)
-    failed = structs.replace(health, failures=health.failures + 1, failed_jobs=jobs)
+    failed = structs.replace(
+        health,
+        failures=health.failures + 1,
+        failed_jobs=jobs,
+        source_failures=health.source_failures + of_source,
+        failing_since=health.failing_since or now,
+    )
     if now < health.rests_until:  # a job that began before the rest
         return failed
-    if not health.rests and (failed.failures < rules.failures or len(jobs) < rules.jobs):
+    by_jobs = failed.failures >= rules.failures and len(jobs) >= rules.jobs
+    if not health.rests and not by_jobs and failed.source_failures < rules.source_failures:
         return failed
     rest = min(rules.longest_rest_ms, rules.rest_ms << min(health.rests, 30))
     return structs.replace(failed, rests=health.rests + 1, rests_until=now + rest, probed_at=0, slow_start=0)
+
+
+def outage_is_too_long(health: SourceHealth, waits_since: int, now: int, rules: HealthRules) -> bool:
+    """Whether a job that waits since then has waited longer than one may for a source that does not answer."""
+    return bool(health.failing_since) and now - max(health.failing_since, waits_since) > rules.max_outage_ms
 
 
 def cooled(health: SourceHealth, until: int, now: int, reason: str) -> SourceHealth:
@@ -160,4 +191,5 @@ def cooled(health: SourceHealth, until: int, now: int, reason: str) -> SourceHea
     until = min(until, now + LONGEST_COOLING_MS)
     if until <= health.cools_until:
         return health
-    return structs.replace(health, cools_until=until, cooling_reason=reason, probed_at=0)
+    since = health.failing_since or now
+    return structs.replace(health, cools_until=until, cooling_reason=reason, probed_at=0, failing_since=since)

@@ -203,8 +203,8 @@ class SqliteWorkQueue:
     ) -> list[str]:
         return await self._context.write(_retry, (tuple(ids), who, why, events))
 
-    async def transfer(self, work_id: str, resource_class: str) -> bool:
-        return await self._context.write(_transfer, (work_id, resource_class))
+    async def transfer(self, work_id: str, resource_class: str, *, due_at: int | None = None) -> bool:
+        return await self._context.write(_transfer, (work_id, resource_class, due_at))
 
     async def open_classes(self) -> list[str]:
         return await self._context.read(partial(rows.classes_with, states=("pending", "running")))
@@ -473,7 +473,13 @@ def _retry(transaction: Transaction, ids: Sequence[str], who: str, why: str, eve
 
 
 @each
-def _transfer(transaction: Transaction, work_id: str, resource_class: str) -> bool:
+def _transfer(transaction: Transaction, work_id: str, resource_class: str, due_at: int | None) -> bool:
+    if due_at is not None:
+        item = rows.cached_or_loaded(transaction, [work_id]).get(work_id)
+        if item is None or item.state is not WorkState.PENDING:
+            return False
+        rows.update(transaction, [core.transferred(item, resource_class, transaction.now, due_at=due_at)])
+        return True
     transaction.connection.execute(
         _TRANSFER, (resource_class, core.pool_of(resource_class), transaction.now.wall, work_id)
     )

@@ -236,8 +236,10 @@ def ingestion_json(answer: PolicyAnswer, health: HealthRules) -> dict[str, Any]:
             "enabled": health.enabled,
             "failures": health.failures,
             "jobs": health.jobs,
+            "source_failures": health.source_failures,
             "cooldown_seconds": health.rest_ms / 1000,
             "max_cooldown_seconds": health.longest_rest_ms / 1000,
+            "max_outage_seconds": health.max_outage_ms / 1000,
         },
         "longest_cooling_seconds": LONGEST_COOLING_MS // 1000,
     }
@@ -263,12 +265,13 @@ def _job_sentence(answer: PolicyAnswer, health: HealthRules) -> str:
         return "it waits for the time that the source asked for, up to 24 h, and spends no attempt"
     if not answer.retried:
         return "it goes to quarantine at once"
+    if kind is FailureType.RATE_LIMITED:
+        outage = long_seconds(health.max_outage_ms / 1000)
+        wait = "it waits for the time that the source asks for, or its policy's, and spends no attempt"
+        return f"{wait}; without an answer for {outage} it goes to quarantine"
     text = f"each failure spends an attempt; after {attempts(answer.policy.max_attempts)} it goes to quarantine"
     if kind is FailureType.TRANSIENT and health.enabled:
         return f"{text}; while the source rests or recovers, failures spend none, unless it answered others meanwhile"
-    if kind is FailureType.RATE_LIMITED:
-        most = seconds(max(answer.policy.max_retry_after, answer.policy.max_delay))
-        return f"{text}; a source that asks for more than {most} is waited for up to 24 h, at no cost"
     return text
 
 
@@ -281,9 +284,10 @@ def _source_sentence(kind: FailureType, health: HealthRules) -> str:
         case FailureType.TRANSIENT:
             first, longest = seconds(health.rest_ms / 1000), long_seconds(health.longest_rest_ms / 1000)
             return (
-                f"{plural(health.failures, 'such failure')} in a row, of {plural(health.jobs, 'job')} or more, open "
-                f"its breaker: it rests for {first}, after each failed probe twice as long, up to {longest}; then one "
-                "job at a time probes it, and with each further success one more may run at once"
+                f"{plural(health.failures, 'such failure')} in a row, of {plural(health.jobs, 'job')} or more, or "
+                f"{health.source_failures} of the source itself, open its breaker: it rests for {first}, after each "
+                f"failed probe twice as long, up to {longest}; then one job at a time probes it, and with each further "
+                "success one more may run at once"
             )
         case FailureType.PERMANENT:
             return "nothing changes for its other jobs: it has answered, which is no sign of an outage"

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 NEEDS_ATTENTION, NEVER_SYNCED, NOT_CONFIGURED = "needs attention", "never synced", "not configured"
 ELSEWHERE, OTHER_CONNECTOR, RETRYING = "kept elsewhere", "other connector", "retrying"
+STOPPED, SYNCING, WAITING = "stopped", "syncing", "waiting"
 
 # ---- the state, and what to do ---------------------------------------------------------------------------------------
 
@@ -31,6 +32,8 @@ def state_word(status: SourceStatus, condition: SourceCondition) -> str:
     """The state of a source in the list."""
     if condition is not SourceCondition.HEALTHY:
         return condition.value
+    if status.record.full_since:
+        return STOPPED
     if status.quarantined:
         return NEEDS_ATTENTION
     if status.sync is not None and status.sync.failure and not is_over(status.sync):
@@ -52,11 +55,32 @@ def to_do_lines(
     if sync is not None and sync.state is WorkState.QUARANTINED:
         lines.append(f"its sync failed: {failure or redact(sync.reason)}; then: reefknot source run {name}")
         others -= 1
-    if others > 0:
+    if status.record.full_since:
+        lines.append(stopped_line(name, status))
+    elif others > 0:
         lines.append(f"{plural(others, 'item')} could not be read: reefknot quarantine list --source {name}")
     if count is not None and count.problems:
         lines.append(f"{plural(count.problems, 'document')} could be read only in part: reefknot source show {name}")
     return lines
+
+
+def stopped_line(name: str, status: SourceStatus) -> str:
+    """Why the sync of a source does not go on: no further failed item can be remembered; and what to do."""
+    since = time_text(status.record.full_since)
+    return (
+        f"its sync has stopped at {since}, before items that cannot be read, and keeps its place: "
+        f"{plural(status.open_jobs, 'job')} of it wait and {status.quarantined} are in quarantine, which is as many as "
+        f"ingestion.max_failed_items allows. Mend the cause, then: reefknot quarantine requeue --source {name}"
+    )
+
+
+def sync_word(sync: WorkItem | None) -> str | None:
+    """The state of the latest sync of a source, as it is; None when there was none."""
+    if sync is None or is_over(sync):
+        return None if sync is None else sync.state.value
+    if sync.state is WorkState.RUNNING:
+        return SYNCING
+    return RETRYING if sync.failure else WAITING
 
 
 def health_lines(name: str, record: SourceRecord, failure: str, redact: Redactor, now: int) -> list[str]:

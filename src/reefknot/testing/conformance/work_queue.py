@@ -269,6 +269,9 @@ class WorkQueueContract(SubmissionContract, ListingContract):
         clock.advance(5)
         assert await take(store, 9, classes=["io"]) == []
         assert [item.id for item in await take(store, 9, classes=["cpu"])] == ["b"]
+        await store.work.enqueue([WorkItem("c", "k", "io", due_at=later + 60_000), WorkItem("d", "k", "io")])
+        assert [await store.work.transfer(one, "io", due_at=at) for one, at in (("c", later), ("d", later * 2))]
+        assert [item.id for item in await take(store, 9, classes=["io"])] == ["c"]
 
     @story()
     async def test_pending_and_running_work_can_be_cancelled_and_ended_work_cannot(self, store: Store) -> None:
