@@ -92,6 +92,8 @@ class Page(Struct, frozen=True):
     """Whether the source has nothing more for now. The next sync begins at the cursor all the same."""
     seen: int = 0
     """The number of items that were looked at, unchanged ones included."""
+    checked: int = 0
+    """The number of kept documents that were looked for, in a search for deletions."""
 
 
 class FetchRequest(Struct, frozen=True):
