@@ -268,7 +268,7 @@ class ImapConnection:
             code = RESPONSE_CODE.match(answer.text.decode("ascii", "replace"))
             if code is not None and code[2].strip().isdigit():
                 codes[code[1].upper()] = int(code[2])
-        if "UIDVALIDITY" not in codes:
+        if not 0 <= codes.get("UIDVALIDITY", -1) < 2**32:
             raise SourceError(
                 f"{self.address} has no lasting numbers (UIDVALIDITY) for messages", FailureType.PERMANENT
             )
