@@ -223,6 +223,23 @@ def test_a_write_that_fails_leaves_nothing_behind(
     assert (root / "x").read_text() == "old"
 
 
+LONG_NAMES = ("報" * 80, "報" * 85, "🪢" * 60, "🪢" * 63, "a" + "é" * 127, "x" * 255, "\udcff" * 255)
+
+
+@pytest.mark.parametrize("name", LONG_NAMES, ids=range(len(LONG_NAMES)))
+def test_a_name_may_have_as_many_bytes_as_the_file_system_takes(root: Path, name: str) -> None:
+    kept = put(root, path=f"deep/{name}", content="ahoy")
+
+    assert kept.error_code is ErrorCode.none, kept.error_message
+    assert [file.name for file in (root / "deep").iterdir()] == [name]
+    assert put(root, path=f"deep/{name}", content="again").outputs["created"] is False
+    assert get(root, f"deep/{name}").outputs["content"] == "again"
+    too_long = put(root, path=f"deep/{name}{'x' * (256 - len(os.fsencode(name)))}", content="ahoy")
+    assert too_long.error_code is ErrorCode.invalid_input
+    assert "File name too long" in too_long.error_message
+    assert [file.name for file in (root / "deep").iterdir()] == [name]
+
+
 def test_nobody_ever_sees_half_a_file(root: Path) -> None:
     """A reader beside a writer that replaces one text by another of another length."""
     texts = {"a" * 900, "b" * 50}

@@ -19,7 +19,7 @@ from reefknot.connectors.imap_mailbox import ImapMailbox
 from reefknot.connectors.imap_protocol import ImapConnection
 from reefknot.core.failure import FailureType
 from reefknot.errors import SourceError
-from reefknot.ports.connector import FetchRequest
+from reefknot.ports.connector import FetchRequest, ItemFailure
 from tests.faults.proxy import Fault, Trouble, Way, nobody_accepts, nobody_there, proxied
 from tests.imap_servers import Mailbox, message
 from tests.integration.imap_sink import MemorySink, connector, made, sync
@@ -394,3 +394,86 @@ def test_messages_that_were_not_asked_for_and_lies_about_sizes_do_no_harm() -> N
     sink, _ = outcome(script)
 
     assert sink.titles() == ["Message 1"]
+
+
+# ---- a mailbox that does not add up ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("next_uid", [10**15, 2**32 - 1, 2**31])
+def test_a_next_uid_far_away_costs_one_search(next_uid: int) -> None:
+    """By windows of 50,000 it would be 86,000 searches, or without an end."""
+    opened = b"* 1 EXISTS\r\n* OK [UIDVALIDITY 5] x\r\n* OK [UIDNEXT %d] x\r\nTAG OK done\r\n" % next_uid
+
+    sink, heard = outcome(answering("EXAMINE", opened))
+
+    assert sink.titles() == ["Message 1"]
+    assert len([line for line in heard if "UID SEARCH" in line]) <= 3, heard
+
+
+def test_uids_that_are_far_apart_are_found_at_once() -> None:
+    """The last message of a folder has the largest UID there is."""
+    last = 2**32 - 1
+    opened = b"* 1 EXISTS\r\n* OK [UIDVALIDITY 5] x\r\nTAG OK done\r\n"
+    answers = {
+        "EXAMINE": opened,
+        "UID SEARCH": b"* SEARCH %d\r\nTAG OK done\r\n" % last,
+        f"UID FETCH {last} (UID RFC822": b"* 1 FETCH (UID %d RFC822.SIZE %d)\r\nTAG OK x\r\n" % (last, len(MAIL)),
+        f"UID FETCH {last} (UID BODY": b"* 1 FETCH (UID %d BODY[]<0> {%d}\r\n%b)\r\nTAG OK x\r\n"
+        % (last, len(MAIL), MAIL),
+    }
+
+    sink, heard = outcome(lambda command: next((answers[one] for one in answers if command.startswith(one)), None))
+
+    assert sink.titles() == ["Message 1"]
+    assert len([line for line in heard if "UID SEARCH" in line]) <= 3, heard
+
+
+@pytest.mark.parametrize("start", ["UID FETCH 1 (UID RFC822", "UID FETCH 1 (UID BODY"])
+def test_a_message_that_is_listed_and_not_handed_out_is_remembered(start: str) -> None:
+    """A message that was deleted in between is missing from the next search, too: that one is passed over."""
+    script = answering(start, b"TAG OK nothing\r\n")
+    searches: list[str] = []
+
+    def deleted(command: str) -> bytes | None:
+        if command.startswith("UID SEARCH"):
+            searches.append(command)
+            return None if len(searches) == 1 else b"* SEARCH\r\nTAG OK done\r\n"
+        return script(command)
+
+    withheld, gone = failures(script), failures(deleted)
+
+    assert [str(one.error) for one in withheld] == ["the server lists this message and does not hand it out"]
+    assert [one.location for one in withheld] == ["INBOX;UIDVALIDITY=5/;UID=0000000001"]
+    assert gone == []
+
+
+def failures(script: Script) -> list[ItemFailure]:
+    async def run() -> list[ItemFailure]:
+        async with scripted(script) as server:
+            source = made({"host": "127.0.0.1", "port": server.port, "tls": "none", "user": "ann"})
+            async with asyncio.timeout(30):
+                return (await sync(source, MemorySink())).failures
+
+    return asyncio.run(run())
+
+
+def test_an_item_that_is_withheld_or_breaks_the_connection_is_no_deleted_one() -> None:
+    """`fetch_item` returns None for a message that is gone, and its document is deleted then."""
+    location = "INBOX;UIDVALIDITY=5/;UID=0000000001"
+
+    async def fetched(script: Script) -> str:
+        async with scripted(script) as server:
+            source = made({"host": "127.0.0.1", "port": server.port, "tls": "none", "user": "ann"})
+            try:
+                found = await source.fetch_item(location, MemorySink())
+            except SourceError as error:
+                return f"{error.failure_type.value}: {error}"
+            finally:
+                await source.close()
+            return "" if found is None else found.title
+
+    assert asyncio.run(fetched(lambda command: None)) == "Message 1"
+    withheld = asyncio.run(fetched(answering("UID FETCH", b"TAG OK nothing\r\n")))
+    assert withheld == "unknown: the server lists this message and does not hand it out"
+    broken = asyncio.run(fetched(answering("UID FETCH 1 (UID BODY", b"* BYE internal error\r\n")))
+    assert broken.startswith("unknown: the connection breaks when this message is fetched")

@@ -44,7 +44,9 @@ LINKS = (errno.ELOOP, errno.EXDEV)
 
 LONGEST_PATH = 4096
 MOST_SWEPT = 100_000
-_SPARE = re.compile(r"\..{1,100}\.[0-9a-f]{16}\.part", re.DOTALL)
+SPARE_BYTES = 100
+"""Bytes of a file's name that its spare file is named by."""
+_SPARE = re.compile(rf"\..{{0,{SPARE_BYTES}}}\.[0-9a-f]{{16}}\.part", re.DOTALL)
 _PATH = "a path beneath one of blocks.fs.roots"
 _TRANSIENT = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EIO, errno.EBUSY, errno.EAGAIN, errno.ESTALE),
@@ -210,7 +212,8 @@ def _put(file: FsPath, content: bytes, *, overwrite: bool) -> dict[str, Any]:
 def _spare(folder: int, name: str) -> Iterator[tuple[str, IO[bytes]]]:
     """The name and the stream of a new spare file, which is removed if it still has that name afterwards."""
     while True:
-        spare = f".{name[:100]}.{token_hex(8)}.part"
+        # A name has at most 255 bytes: the spare one has less, whatever the length of the file's own.
+        spare = f".{os.fsencode(name)[:SPARE_BYTES].decode(errors='ignore')}.{token_hex(8)}.part"
         descriptor = open_beneath(folder, (spare,), os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         if is_ours(descriptor):
             break

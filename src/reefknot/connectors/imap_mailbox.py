@@ -8,13 +8,18 @@ not add up: no UID is given a second time, so what was there and is missing was 
 
 A document keeps its id when the message is found elsewhere with the same content, and is gone from where it was: moved
 to another folder, in a folder that was renamed, or after UIDVALIDITY has changed.
+
+A message at which the connection breaks must not hold up the others. The cursor counts these breaks, so that the count
+survives the attempt and the process: the page up to there is returned with it, and only the next request fails. What
+was asked for together is asked for one by one then, and the third break at one message makes it a failure of its own.
 """
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from fnmatch import fnmatchcase
+from itertools import takewhile
 
 import msgspec
 from msgspec import Struct
@@ -28,6 +33,7 @@ from reefknot.connectors.imap_messages import (
     location_of,
     place_of,
     prefix_of,
+    withheld,
 )
 from reefknot.connectors.imap_protocol import FolderState, ImapConnection, ImapFolder, ranges
 from reefknot.connectors.imap_settings import ImapSettings, read_settings
@@ -40,6 +46,9 @@ WINDOW = 50_000
 """UIDs of one search: its answer is a line of at most half a megabyte."""
 CHECKED = 400
 """Known messages that are looked for at once: their UIDs fit into a command line of 8 kB."""
+MOST_BREAKS = 3
+"""Breaks of the connection at one message, the last of which makes it a failure of its own."""
+LARGEST_UID = 2**32 - 1
 MOST_CURSOR = 240_000
 """Bytes of a cursor, which names every folder and, where it is to be checked, names it twice."""
 IDLE_S = 30.0
@@ -68,6 +77,8 @@ class _Cursor(Struct, omit_defaults=True):
     is_running: bool = False
     folder: str = ""
     """The folder that is being read."""
+    suspects: dict[int, int] = {}
+    """UIDs of that folder, and how often the connection broke while they were fetched."""
     is_checking: bool = False
     dirty: list[str] = []
     """Folders in which messages may have been deleted."""
@@ -88,28 +99,36 @@ class ImapMailbox:
         self._ahead: tuple[str, int, list[int]] = ("", 0, [])
         """Folder, UIDVALIDITY, and UIDs that were found and not read yet."""
         self._messages = MessageReader(self._settings)
+        self._broken: SourceError | None = None
+        """The break of the connection that the last page has counted, and that the next request fails with."""
         self._idle: asyncio.TimerHandle | None = None
 
     # ---- the port ----------------------------------------------------------------------------------------------------
 
     async def fetch(self, request: FetchRequest) -> Page:
         """The next page: messages first, then deletions."""
-        async with self._session() as link:
-            draft = Draft(ends_at=asyncio.get_running_loop().time() + PAGE_S, room=max(1, request.limit))
-            cursor = _decoded(request.cursor)
-            if not cursor.is_running:
-                self._folders = await self._chosen(link)
-                cursor = self._begun(cursor)
-            if not cursor.is_checking:
+        broken, self._broken = self._broken, None
+        if broken is not None:
+            raise broken
+        draft = Draft(ends_at=asyncio.get_running_loop().time() + PAGE_S, room=max(1, request.limit))
+        cursor = _decoded(request.cursor)
+        if not cursor.is_checking:
+            async with self._session() as link:
+                if not cursor.is_running:
+                    self._folders = await self._chosen(link)
+                    cursor = self._begun(cursor)
                 cursor.is_checking = await self._read_folders(link, cursor, request.known, draft)
+        is_done = cursor.is_checking and not cursor.dirty
+        if draft.documents:
+            async with self._session() as link:  # a new connection, if the last one broke at a message
                 await self._identify(link, draft, request.known)
-            is_done = cursor.is_checking and not cursor.dirty
-            if cursor.dirty and cursor.is_checking and not draft.documents and not draft.failures:
+        elif cursor.dirty and cursor.is_checking and not draft.failures:
+            async with self._session() as link:
                 is_done = await self._check(link, cursor, request.known, draft)  # against what was kept
-            if is_done:
-                cursor = _Cursor(folders=cursor.folders, rules=cursor.rules)
-                await self._leave()
-            return draft.page(msgspec.json.encode(cursor).decode(), is_last=is_done)
+        if is_done:
+            cursor = _Cursor(folders=cursor.folders, rules=cursor.rules)
+            await self._leave()
+        return draft.page(msgspec.json.encode(cursor).decode(), is_last=is_done)
 
     async def fetch_item(self, location: str, known: KnownItems) -> Document | None:
         """The message at a location, whatever its version."""
@@ -121,9 +140,17 @@ class ImapMailbox:
             folder = next((one for one in self._folders if one.name == name), None)
             if folder is None or (await link.state_of(folder)).validity != validity:
                 return None
-            info = (await link.infos([uid])).get(uid)
-            raw = None if info is None else await self._messages.content(link, uid, info)
+            try:
+                info = (await link.infos([uid])).get(uid)
+                raw = None if info is None else await self._messages.content(link, uid, info)
+            except SourceError as error:
+                if link.is_open or error.failure_type is FailureType.RATE_LIMITED:
+                    raise
+                text = f"the connection breaks when this message is fetched ({error}); mend it on the server, then requeue"
+                raise SourceError(text, FailureType.UNKNOWN) from error
             if info is None or raw is None:
+                if await link.search(str(uid)):
+                    raise withheld()
                 return None
             draft = Draft(ends_at=0.0, room=1)
             draft.documents.append(await asyncio.to_thread(self._messages.document, name, validity, uid, info, raw))
@@ -221,9 +248,8 @@ class ImapMailbox:
             cursor.folder = folder.name
             mark = cursor.folders[folder.name]
             while mark.read < mark.end:
-                if draft.is_full():
+                if draft.is_full() or not await self._read_some(link, folder, state, cursor, known, draft):
                     return False
-                await self._read_some(link, folder, state, mark, known, draft)
         return True
 
     async def _opened(
@@ -235,8 +261,9 @@ class ImapMailbox:
             state = await link.state_of(folder)
             if state.validity == mark.validity:
                 return state
+        cursor.suspects = {}
         state = await link.examine(folder)
-        end = await self._end(link, state)
+        end = await self._end(link, state, 0 if mark is None or mark.validity != state.validity else mark.end)
         if mark is None or mark.validity != state.validity:
             cursor.folders[folder.name] = _Mark(state.validity, 0, end, state.exists)
             is_dirty = mark is not None or bool(await known.after("", 1, prefix=prefix_of(folder.name)))
@@ -248,10 +275,12 @@ class ImapMailbox:
             cursor.dirty.append(folder.name)
         return state
 
-    async def _end(self, link: ImapConnection, state: FolderState) -> int:
-        if state.next_uid is not None:
-            return state.next_uid - 1
-        return max(await link.search("*"), default=0) if state.exists else 0
+    async def _end(self, link: ImapConnection, state: FolderState, begin: int) -> int:
+        """The last UID of a folder. An announced next one that is far behind `begin` is not taken for true."""
+        announced = LARGEST_UID if state.next_uid is None else min(state.next_uid - 1, LARGEST_UID)
+        if announced - begin <= WINDOW:
+            return announced
+        return min(announced, max(await link.search("*"), default=0)) if state.exists else 0
 
     async def _number_between(self, link: ImapConnection, begin: int, end: int) -> int | None:
         """The number of messages with UIDs behind `begin` up to `end`; None when there are too many UIDs to look."""
@@ -274,17 +303,51 @@ class ImapMailbox:
         link: ImapConnection,
         folder: ImapFolder,
         state: FolderState,
-        mark: _Mark,
+        cursor: _Cursor,
+        known: KnownItems,
+        draft: Draft,
+    ) -> bool:
+        """Read the next messages of the open folder, and move the mark behind them. False: the connection broke."""
+        mark = cursor.folders[folder.name]
+        uids = await self._next_uids(link, folder, state, mark)
+        if not uids:
+            return True
+        uids = _together(uids[: min(draft.room, GROUP_MESSAGES)], cursor.suspects)
+        is_whole = True
+        try:
+            await self._read_uids(link, folder, state, uids, cursor, known, draft)
+        except SourceError as error:
+            if error.failure_type is FailureType.RATE_LIMITED:
+                raise
+            link.abort()
+            is_whole = False
+            cursor.suspects |= {uid: cursor.suspects.get(uid, 0) + 1 for uid in uids if uid > mark.read}
+            if len(uids) > 1 or cursor.suspects[uids[0]] < MOST_BREAKS:
+                self._broken = error
+            else:
+                draft.fail(location_of(folder.name, state.validity, uids[0]), self._settings.unread_version, error)
+                mark.read = uids[0]
+        cursor.suspects = {uid: breaks for uid, breaks in cursor.suspects.items() if uid > mark.read}
+        done = sum(uid <= mark.read for uid in uids)
+        draft.seen += done
+        self._ahead = (folder.name, mark.validity, self._ahead[2][done:])
+        return is_whole
+
+    async def _read_uids(
+        self,
+        link: ImapConnection,
+        folder: ImapFolder,
+        state: FolderState,
+        uids: list[int],
+        cursor: _Cursor,
         known: KnownItems,
         draft: Draft,
     ) -> None:
-        """Read the next messages of the open folder, and move the mark behind them."""
-        uids = await self._next_uids(link, folder, mark)
-        if not uids:
-            return
-        uids = uids[: min(draft.room, GROUP_MESSAGES)]
+        """Read these messages until the page is full. The mark is behind those that are done with."""
+        mark, name, validity = cursor.folders[folder.name], folder.name, state.validity
+        locations = {uid: location_of(name, validity, uid) for uid in uids}
         infos = await link.infos(uids)
-        locations = {uid: location_of(folder.name, state.validity, uid) for uid in uids}
+        await self._messages.fail_withheld(link, name, validity, [uid for uid in uids if uid not in infos], draft)
         kept = await known.at(list(locations.values()))
         wanted = [
             uid
@@ -292,25 +355,22 @@ class ImapMailbox:
             if uid in infos
             and ((item := kept.get(locations[uid])) is None or item.version != self._settings.version(infos[uid]))
         ]
-        position = 0
-        while position < len(wanted) and (position == 0 or not draft.is_full()):  # each page gets on
-            group = self._messages.group(wanted[position:], infos, locations)
-            await self._messages.read(link, folder.name, state.validity, {uid: infos[uid] for uid in group}, draft)
-            position += len(group)
-        if position < len(wanted):  # the page is full: the rest comes with the next one
-            mark.read = wanted[position] - 1
-        else:
-            mark.read = uids[-1]
-        done = sum(uid <= mark.read for uid in uids)
-        draft.seen += done
-        self._ahead = (folder.name, mark.validity, self._ahead[2][done:])
+        is_first = True
+        while wanted and (is_first or not draft.is_full()):  # each page gets on
+            group = self._messages.group(wanted, infos, cursor.suspects)
+            done = await self._messages.read(link, name, validity, {uid: infos[uid] for uid in group}, draft)
+            if len(done) < len(group):  # after a refusal or a wrong size: one by one
+                cursor.suspects |= {uid: cursor.suspects.get(uid, 0) for uid in group}
+            is_first, mark.read, wanted = False, done[-1], wanted[len(done) :]
+        mark.read = wanted[0] - 1 if wanted else uids[-1]  # the page is full: the rest comes with the next one
 
-    async def _next_uids(self, link: ImapConnection, folder: ImapFolder, mark: _Mark) -> list[int]:
+    async def _next_uids(self, link: ImapConnection, folder: ImapFolder, state: FolderState, mark: _Mark) -> list[int]:
         """UIDs behind the mark. None in a whole window: the mark is moved behind it."""
         name, validity, uids = self._ahead
         if (name, validity) == (folder.name, mark.validity) and uids and uids[0] > mark.read:
             return uids
-        last = min(mark.end, mark.read + WINDOW)
+        # A few messages are found at once, however far their UIDs are apart.
+        last = mark.end if state.exists <= WINDOW else min(mark.end, mark.read + WINDOW)
         uids = await link.search(f"{mark.read + 1}:{last}", *self._settings.criteria)
         uids = [uid for uid in uids if mark.read < uid <= last]
         self._ahead = (folder.name, mark.validity, uids)
@@ -392,12 +452,18 @@ class ImapMailbox:
                 missing = [item for item, place in places.items() if place not in alive]
                 draft.deleted += missing
                 draft.room -= len(missing)
+            draft.checked += len(items)
             if len(items) < CHECKED:
                 cursor.dirty.pop(0)
                 cursor.after = ""
             else:
                 cursor.after = items[-1].location
         return True
+
+
+def _together(uids: list[int], suspects: Mapping[int, int]) -> list[int]:
+    """The first of these messages that may be asked for together: a suspect comes alone."""
+    return uids[:1] if uids[0] in suspects else list(takewhile(lambda uid: uid not in suspects, uids))
 
 
 def _passes(link: ImapConnection, error: ImapRefusedError) -> bool:

@@ -2,19 +2,20 @@
 Messages of a mailbox: their locations, how their bytes are fetched, and the documents that are made of them.
 
 Small messages are asked for together, large ones in chunks, too large ones by their headers alone; sizes that a server
-announces are never trusted. A message that cannot be fetched becomes a failure of its own. One at which the connection
-breaks is asked for alone the next time, and when that breaks it again, is put aside: it must not hold up the others.
+announces are never trusted. A message that cannot be fetched becomes a failure of its own.
 """
 
 import asyncio
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from hashlib import sha256
+from itertools import takewhile
+from sys import getsizeof
 
 from msgspec import Struct
 
 from reefknot.connectors.imap_failures import ImapRefusedError
-from reefknot.connectors.imap_protocol import ImapConnection, MessageInfo
+from reefknot.connectors.imap_protocol import ImapConnection, MessageInfo, ranges
 from reefknot.connectors.imap_settings import ImapSettings
 from reefknot.connectors.mail import problem_text, read_mail
 from reefknot.core.failure import FailureType
@@ -27,11 +28,10 @@ CHUNK = 512 * 1024
 GROUP_MESSAGES = 50
 GROUP_BYTES = 4 * 1024 * 1024
 """Messages that are asked for together."""
-PAGE_BYTES = 32 * 1024 * 1024
+PAGE_BYTES = 16 * 1024 * 1024
 PAGE_S = 20.0
-"""Bytes and seconds after which a page ends."""
+"""Bytes of messages, or of their texts in memory, and seconds after which a page ends."""
 MOST_HEADERS = 256 * 1024
-MOST_SUSPECTS = 10_000
 
 _LOCATION = re.compile(r"(.*);UIDVALIDITY=(\d{1,10})/;UID=(\d{10})", re.DOTALL)
 
@@ -45,6 +45,7 @@ class Draft(Struct):
     deleted: list[str] = []
     failures: list[ItemFailure] = []
     seen: int = 0
+    checked: int = 0
     size: int = 0
 
     def is_full(self) -> bool:
@@ -59,7 +60,12 @@ class Draft(Struct):
             failures=tuple(self.failures),
             is_last=is_last,
             seen=self.seen,
+            checked=self.checked,
         )
+
+    def fail(self, location: str, version: str, error: Exception) -> None:
+        self.failures.append(ItemFailure(location, version, error))
+        self.room -= 1
 
 
 class MessageReader:
@@ -67,15 +73,13 @@ class MessageReader:
 
     def __init__(self, settings: ImapSettings) -> None:
         self._settings = settings
-        self._suspects: dict[str, int] = {}
-        """By location: how often the connection broke while the message was fetched."""
 
-    def group(self, uids: Sequence[int], infos: Mapping[int, MessageInfo], locations: Mapping[int, str]) -> list[int]:
-        """The first of these messages that can be asked for together; a large or a suspect one comes alone."""
+    def group(self, uids: Sequence[int], infos: Mapping[int, MessageInfo], single: Collection[int]) -> list[int]:
+        """The first of these messages that can be asked for together; a large one and a `single` one come alone."""
         group: list[int] = []
         size = 0
         for uid in uids:
-            is_single = infos[uid].size >= CHUNK or locations[uid] in self._suspects
+            is_single = infos[uid].size >= CHUNK or uid in single
             size += infos[uid].size
             if group and (is_single or size > GROUP_BYTES):
                 break
@@ -86,62 +90,49 @@ class MessageReader:
 
     async def read(
         self, link: ImapConnection, name: str, validity: int, group: Mapping[int, MessageInfo], draft: Draft
-    ) -> None:
-        """Fetch messages and make documents of them; a message that cannot be fetched becomes a failure."""
-        locations = {uid: location_of(name, validity, uid) for uid in group}
+    ) -> list[int]:
+        """
+        Fetch messages and make documents of them; a message that the server does not hand out becomes a failure.
+
+        Returns those that are done with: the first of the group, and maybe all. Raises when the connection breaks.
+        """
         found: dict[int, bytes] = {}
-        for uid, location in locations.items():
-            if self._suspects.get(location, 0) >= 2:
-                reason = SourceError("the connection breaks whenever this message is fetched", FailureType.TRANSIENT)
-                draft.failures.append(ItemFailure(location, self._settings.version(group[uid]), reason))
-                draft.room -= 1
-                del self._suspects[location]
-                return
-        try:
-            if len(group) > 1:
+        if len(group) > 1:
+            try:
                 found = await link.content(list(group), "", start=0, count=CHUNK)
-        except ImapRefusedError:
-            if not link.is_open:
-                raise
-        except SourceError:
-            self._suspect(locations.values())
-            raise
-        for uid, info in group.items():
-            raw = found.get(uid)
-            if raw is None or len(raw) >= CHUNK:  # alone, or longer than announced
-                raw = await self._single(link, uid, info, locations[uid], draft)
-            if raw is not None:
-                found[uid] = raw
-                draft.size += len(raw)
+            except ImapRefusedError:
+                if not link.is_open:
+                    raise
+        done = list(takewhile(lambda uid: uid in found and len(found[uid]) < CHUNK, group))
+        if not done:  # alone, longer than announced, or not handed out with others
+            uid, info = next(iter(group.items()))
+            found, done = {}, [uid]
+            try:
+                raw = await self.content(link, uid, info)
+            except ImapRefusedError as error:
+                if not link.is_open or error.failure_type is FailureType.RATE_LIMITED:
+                    raise
+                draft.fail(location_of(name, validity, uid), self._settings.version(info), error)
+                return done
+            if raw is None:
+                await self.fail_withheld(link, name, validity, done, draft)
+                return done
+            found[uid] = raw
         documents = await asyncio.to_thread(
-            lambda: [self.document(name, validity, uid, group[uid], found[uid]) for uid in group if uid in found]
+            lambda: [self.document(name, validity, uid, group[uid], found[uid]) for uid in done]
         )
         draft.documents += documents
         draft.room -= len(documents)
+        draft.size += sum(max(len(found[uid]), getsizeof(one.text)) for uid, one in zip(done, documents, strict=True))
+        return done
 
-    async def _single(
-        self, link: ImapConnection, uid: int, info: MessageInfo, location: str, draft: Draft
-    ) -> bytes | None:
-        """A message by itself; None when it is gone, or has become a failure."""
-        try:
-            raw = await self.content(link, uid, info)
-        except ImapRefusedError as error:
-            if not link.is_open or error.failure_type is FailureType.RATE_LIMITED:
-                raise
-            draft.failures.append(ItemFailure(location, self._settings.version(info), error))
-            draft.room -= 1
-            return None
-        except SourceError:
-            self._suspect([location])
-            raise
-        self._suspects.pop(location, None)
-        return raw
-
-    def _suspect(self, locations: Iterable[str]) -> None:
-        if len(self._suspects) > MOST_SUSPECTS:
-            self._suspects.clear()
-        for location in locations:
-            self._suspects[location] = self._suspects.get(location, 0) + 1
+    async def fail_withheld(
+        self, link: ImapConnection, name: str, validity: int, uids: Sequence[int], draft: Draft
+    ) -> None:
+        """Make failures of those messages without an answer that the open folder still has; the others are gone."""
+        for uid in await link.search(ranges(uids)) if uids else ():
+            if uid in uids:
+                draft.fail(location_of(name, validity, uid), self._settings.unread_version, withheld())
 
     async def content(self, link: ImapConnection, uid: int, info: MessageInfo) -> bytes | None:
         """The bytes of a message, or those of its headers when it is too large. The announced size is not trusted."""
@@ -187,6 +178,11 @@ class MessageReader:
             metadata={"folder": printable(name, most=200), "size": info.size, **mail.metadata},
             problem=problem_text(problems),
         )
+
+
+def withheld() -> SourceError:
+    """The failure of a message that is listed, and that the server gives no answer for."""
+    return SourceError("the server lists this message and does not hand it out", FailureType.UNKNOWN)
 
 
 def prefix_of(name: str) -> str:

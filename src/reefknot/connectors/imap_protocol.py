@@ -11,6 +11,7 @@ Nothing is ever written to a mailbox: folders are opened by EXAMINE, messages ar
 """
 
 import asyncio
+import contextlib
 import re
 import ssl
 from base64 import b64decode, b64encode
@@ -176,18 +177,23 @@ class ImapConnection:
         assert self._reader is not None
         assert self._writer is not None
         assert context is not None
+        await self._refuse_plain_text(self._reader)
+        await self._writer.start_tls(context, server_hostname=self.address.host)
+        # The same reader goes on inside TLS, with all that came before the handshake: also what came a moment after
+        # the first look. The client speaks first there, so a server's words in the buffer are never TLS's.
+        await self._refuse_plain_text(self._reader)
+
+    async def _refuse_plain_text(self, reader: asyncio.StreamReader) -> None:
+        """End the connection if something is buffered that was never asked for: it came unencrypted."""
         injected = b""
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(0):  # returns at once when something is there, and is stopped when not
-                injected = await self._reader.read(1)
-        except TimeoutError:
-            pass
+                injected = await reader.read(1)
         if injected:
             raise SourceError(
                 f"{self.address} sent more than its answer before TLS began: somebody may be on the line",
                 FailureType.PERMANENT,
             )
-        await self._writer.start_tls(context, server_hostname=self.address.host)
 
     async def login(self, user: str, password: str) -> None:
         """Log in. The password appears in no message."""
@@ -262,7 +268,7 @@ class ImapConnection:
             code = RESPONSE_CODE.match(answer.text.decode("ascii", "replace"))
             if code is not None and code[2].strip().isdigit():
                 codes[code[1].upper()] = int(code[2])
-        if "UIDVALIDITY" not in codes:
+        if not 0 <= codes.get("UIDVALIDITY", -1) < 2**32:
             raise SourceError(
                 f"{self.address} has no lasting numbers (UIDVALIDITY) for messages", FailureType.PERMANENT
             )

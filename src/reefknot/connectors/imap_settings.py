@@ -70,6 +70,11 @@ class ImapSettings(Struct, frozen=True):
         """The settings that decide what becomes of a message: with others, all messages are looked at again."""
         return f"1 {self.max_message_bytes} {self.attachments} {self.since or ''}".rstrip()
 
+    @property
+    def unread_version(self) -> str:
+        """The version of a message of which nothing is known."""
+        return f"unread {self.rules}"
+
     def version(self, info: MessageInfo) -> str:
         """The version of a document. Messages never change: only the settings can change what is read of one."""
         kind = "headers" if info.size > self.max_message_bytes else str(self.attachments)
