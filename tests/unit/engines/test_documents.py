@@ -13,6 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from reefknot.core.failure import FailureType
+from reefknot.core.searches import parse_search
 from reefknot.engines import document_rows
 from reefknot.engines import documents as module
 from reefknot.engines.clocks import SystemClock, VirtualClock
@@ -360,13 +361,13 @@ def test_what_every_sync_asks_for_never_walks_through_the_documents(tmp_path: Pa
     ],
 )
 def test_words_become_an_expression_in_which_everything_is_quoted(typed: str, expression: str) -> None:
-    assert search_expression(typed) == expression
+    assert search_expression(parse_search(typed)) == expression
 
 
 @pytest.mark.parametrize("typed", ["", " ", '""', "* &", "🙂", "x" * 1001])
 def test_without_a_word_there_is_nothing_to_look_for(typed: str) -> None:
     with pytest.raises(ParameterError):
-        search_expression(typed)
+        search_expression(parse_search(typed))
 
 
 def test_items_of_one_content_are_found_by_an_index(tmp_path: Path) -> None:
