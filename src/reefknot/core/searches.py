@@ -81,8 +81,9 @@ def parse_search(words: str) -> SearchQuery:
         elif field in times:
             times[field].append(_milliseconds(field, value))
         elif field and field not in TEXT_FIELDS:
-            accepted = f"a field is one of {', '.join(FIELDS)}{suggest(field, FIELDS)}; quotes make it words"
-            raise ParameterError("words", found[0], f'{accepted}: "{found[0]}"')
+            accepted = f"a field is one of {', '.join(FIELDS)}{suggest(field, FIELDS)}"
+            words_instead = "; in quotes it is searched for as words"
+            raise ParameterError("words", found[0], accepted + words_instead)
         elif any(map(is_searched, value)):
             terms.append(SearchTerm(value, bool(word and word.endswith("*")), field))
         elif field:

@@ -7,7 +7,7 @@ it as if the store were at fault.
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
 from typing import Any, NamedTuple
@@ -213,22 +213,31 @@ def _row(document: Document) -> DocumentRow:
     )
 
 
+_FIELD_KEYS = (("from", "sender", "author"), ("to", "cc", "bcc"), ("attachments",), ("tags", "labels"), ("aliases",))
+
+
 def field_texts(metadata: Mapping[str, Any]) -> tuple[str, ...]:
-    """Senders, recipients, names of attachments, tags and aliases, as connectors name them in metadata."""
-    keys = (("from", "sender", "author"), ("to", "cc", "bcc"), ("attachments",), ("tags", "labels"), ("aliases",))
-    return tuple(_joined(value for key in names for value in _values(metadata.get(key))) for names in keys)
+    """Senders, recipients, names of attachments, tags and aliases, by the names that connectors give them."""
+    return tuple([_field(metadata, keys) for keys in _FIELD_KEYS])
+
+
+def _field(metadata: Mapping[str, Any], keys: tuple[str, ...]) -> str:
+    given = [value for key in keys if (value := metadata.get(key))]
+    if not given:
+        return ""
+    values = list(islice((one for value in given for one in _values(value) if one), MOST_VALUES))
+    return clean_text(BETWEEN.join(values)[:LARGEST_FIELD])
 
 
 def _values(value: Any) -> Iterator[str]:
     """The texts in a value: one, a list of them, or a list of things that have a name."""
     for one in value if isinstance(value, list | tuple) else (value,):
-        named = one.get("name") if isinstance(one, Mapping) else one
-        if isinstance(named, str | int | float) and not isinstance(named, bool):
-            yield str(named)
-
-
-def _joined(values: Iterable[str]) -> str:
-    return clean_text(BETWEEN.join(islice((one for one in values if one), MOST_VALUES))[:LARGEST_FIELD])
+        if isinstance(one, str):
+            yield one
+        elif isinstance(one, dict):
+            yield str(one.get("name") or "")
+        elif isinstance(one, int | float) and not isinstance(one, bool):
+            yield str(one)
 
 
 def _metadata(values: Mapping[str, Any]) -> str:
