@@ -108,7 +108,11 @@ def migrate(connection: apsw.Connection, version: int) -> None:
     def fields(metadata: str) -> tuple[str, ...]:
         return field_texts(json.loads(metadata))
 
-    connection.create_scalar_function("reefknot_field", lambda metadata, place: fields(metadata)[place], 2)
+    def field(*given: Any) -> str:
+        metadata, place = given
+        return fields(metadata)[place]
+
+    connection.create_scalar_function("reefknot_field", field, 2)
     try:
         for migration in MIGRATIONS[version:]:
             connection.execute(migration)
