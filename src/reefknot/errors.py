@@ -38,6 +38,7 @@ The error tree: every exception that reefknot raises.
     │   └── LeaseLostError                 another owner took over; the late write was refused
     ├── SourceError                        raised by connectors: the source cannot be read
     ├── StalePositionError                 another sync has moved the source's cursor; the late page was refused
+    ├── ChangesLostError                   changes behind a cursor are not known any more; the consumer starts over
     ├── AuditUnavailableError              events cannot be stored, and the setting is fail_closed
     ├── RetryError                         an operation of a RetryManager, or its result, was given up
     ├── IllegalMoveError (RuntimeError)    a state transition of work is not allowed
@@ -319,6 +320,17 @@ class StalePositionError(ReefknotError):
     def __init__(self, source: str) -> None:
         super().__init__(f"{source}: another sync has moved the cursor meanwhile; nothing of this page was kept")
         self.source = source
+
+
+class ChangesLostError(ReefknotError):
+    """Changes of documents behind this cursor are not known any more: the consumer has to start over."""
+
+    def __init__(self, after: object, reason: str) -> None:
+        super().__init__(
+            f"the changes behind {shown(after)} are not known any more: {reason}; start over: forget what was taken over, "
+            "and read the changes from the beginning, with after=0"
+        )
+        self.after = after
 
 
 class AuditUnavailableError(ReefknotError):

@@ -81,12 +81,16 @@ def _loader() -> type[Any]:
     parent: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
     class NoteLoader(parent):  # type: ignore[misc]
-        """Merges nothing: `<<` repeats values without a bound."""
+        """Merges nothing: `<<` repeats values without a bound. Names are text as written: `null`, `1.50`, `yes`."""
 
         yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
 
         def flatten_mapping(self, node: yaml.MappingNode) -> None:
             """Leave the mapping as it is written."""
+            for name, _ in node.value:
+                is_plain = isinstance(name, yaml.ScalarNode)
+                if is_plain and name.tag == self.resolve(yaml.ScalarNode, name.value, (True, False)):
+                    name.tag = "tag:yaml.org,2002:str"
 
     words: Any = NoteLoader.add_implicit_resolver
     words("tag:yaml.org,2002:null", re.compile(r"(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""])
@@ -372,6 +376,18 @@ def _is_note(name: str) -> bool:
     return name.lower().endswith(".md")
 
 
+_WRITTEN_TITLE = re.compile(r"^title:[ \t]*([^\s#]{1,300})", re.MULTILINE)
+
+
+def _title(properties: dict[str, Any], front_matter: str) -> str:
+    """The property `title`; a number or a truth value as it is written, so `2026.10` has its zero. Else empty."""
+    title = properties.get("title")
+    if isinstance(title, bool | int | float):
+        written = _WRITTEN_TITLE.search(front_matter)
+        title = written[1] if written else str(title)
+    return title.strip()[:LONGEST_NAME] if isinstance(title, str) else ""
+
+
 def _with_note(document: Document, note: str) -> Document:
     parts = split(note)
     properties: dict[str, Any] = {}
@@ -384,11 +400,11 @@ def _with_note(document: Document, note: str) -> Document:
         except FrontMatterError as error:
             problem = str(error)
     names = names_in(parts.body)
-    title = properties.get("title")
+    title = _title(properties, parts.front_matter or "")
     tags = (tag.lstrip("#") for words in named(properties, "tags", "tag") for tag in words.split())
     return replace(
         document,
-        title=title.strip()[:LONGEST_NAME] if isinstance(title, str) and title.strip() else document.title,
+        title=title or document.title,
         text=parts.body,
         problem=problem,
         metadata={

@@ -18,6 +18,7 @@ from reefknot.dashboard.api_types import (
     ActionBody,
     ApiRoute,
     Call,
+    ChangesParameters,
     DrainBody,
     DryRunBody,
     EditBody,
@@ -30,6 +31,7 @@ from reefknot.dashboard.api_types import (
     QuarantineBody,
     RetryBody,
     RouterParameters,
+    SearchParameters,
     SourceParameters,
     SyncBody,
     TelemetryParameters,
@@ -268,6 +270,8 @@ _SYSTEMS = (
 )
 
 _SCHEDULE = {"name": "string", "paused": "boolean", "changed": "boolean", "actor": "string", "dry_run": "boolean"}
+SEARCH_S = 15.0
+"""Seconds for a search or a page of changes; a search ends itself before that, and says why."""
 _PAUSED = {"name": "string", "paused": "boolean", "changed": "boolean", "was_paused": "boolean"}
 
 _INGESTION = (
@@ -290,6 +294,14 @@ _INGESTION = (
     _post("/sources/{name}/resume", sources.resume_source, ActionBody, NamedParameters).documented(
         "Resume a paused source.",
         _PAUSED,
+    ),
+    _get("/documents/search", sources.search_documents, SearchParameters, longest=SEARCH_S).documented(
+        "The documents that a search finds, best first: words, phrases, and fields such as from: and before:.",
+        {"hits": "array", "searched": "array"},
+    ),
+    _get("/documents/changes", sources.document_changes, ChangesParameters, longest=SEARCH_S).documented(
+        "Documents that were kept or deleted behind a cursor, in order; 409 when a consumer has to start over.",
+        {"changes": "array", "next": "string"},
     ),
     _get("/schedules", schedules.list_schedules).documented(
         "Schedules and sources with their timetables, due times, and the outcome of the last job.",

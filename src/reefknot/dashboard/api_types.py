@@ -183,6 +183,23 @@ class SyncBody(Struct, frozen=True, forbid_unknown_fields=True):
     dry_run: bool = False
 
 
+class SearchParameters(Struct, frozen=True):
+    """A search of documents, in the language of searches."""
+
+    words: str
+    source: str | None = None
+    limit: int = 20
+
+
+class ChangesParameters(Struct, frozen=True):
+    """A page of changes of documents: behind which cursor, of which source, and whether with their texts."""
+
+    after: str = "0"
+    source: str | None = None
+    limit: int = 100
+    text: bool = True
+
+
 class TelemetryParameters(Struct, frozen=True):
     """The connector to show, and whether with all that is counted."""
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from reefknot.core.work import WorkState
 from reefknot.dashboard.formats import amount, job_path, percent, seconds_at, short
-from reefknot.errors import OperationError, ParameterError
+from reefknot.errors import OperationError, ParameterError, StoreUnavailableError
 from reefknot.operations.values import duration
 
 if TYPE_CHECKING:
@@ -294,6 +294,20 @@ async def _source(operator: Operator, asked: Asked) -> Found:
         raise OperationError(str(error), "not_found") from None
 
 
+async def _documents(operator: Operator, asked: Asked) -> Found:
+    from reefknot.core.searches import FILTERS, TEXT_FIELDS
+    from reefknot.operations.sources import search_documents
+
+    found: Found = {"hits": []}
+    errors: dict[str, str] = {}
+    if asked:
+        try:
+            found = await search_documents(operator, asked.get("words", ""), source=asked.get("source"), limit=ROWS)
+        except (ParameterError, OperationError, StoreUnavailableError) as error:
+            errors = {getattr(error, "parameter", "") or "words": str(error)}
+    return {"title": "Documents", "found": found, "errors": errors, "fields": {**TEXT_FIELDS, **FILTERS}}
+
+
 # ---- audit -----------------------------------------------------------------------------------------------------------
 
 _AUDIT = (
@@ -396,6 +410,7 @@ VIEWS: tuple[View, ...] = (
     View("workers", "/workers", "Workers", _workers, key="k"),
     View("sources", "/sources", "Sources", _sources, key="s"),
     View("source", "/sources/{name}", "Source", _source, ("name",), parent="sources"),
+    View("documents", "/documents", "Documents", _documents, ("words", "source"), is_live=False, parent="sources"),
     View("audit", "/audit", "Audit", _audit, _AUDIT, key="a"),
     View("verify", "/audit/verify", "Verify", _verify, is_live=False, parent="audit", template="check"),
     View("replay", "/audit/replay", "Replay", _replay, is_live=False, parent="audit", template="check"),

@@ -1,5 +1,5 @@
 """
-Documents as rows of SQLite: what a connector returned is checked, cut to its bounds, and made storable.
+Documents as rows of SQLite: the tables, what a connector returned as values of their columns, and what is written.
 
 A value of a wrong type is the connector's mistake. It is refused here by the name of its field, before SQLite refuses
 it as if the store were at fault.
@@ -7,23 +7,159 @@ it as if the store were at fault.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import islice
+from typing import Any, NamedTuple
 
+import apsw
 import msgspec
 
 from reefknot.core.failure import FailureType
 from reefknot.errors import ParameterError, ParameterTypeError, SourceError, shown
 from reefknot.ports.connector import LARGEST_CURSOR, LONGEST_NAME, Document
+from reefknot.ports.documents import TOMBSTONE_DAYS
 
 LARGEST_TEXT = 16 << 20
 LARGEST_METADATA = 256 << 10
 LONGEST_TITLE = 4096
+LARGEST_FIELD = 64 << 10
+MOST_VALUES = 1000
+"""Values of one field of a document that are indexed, such as its recipients."""
+BETWEEN = " \ue000 "
+"""Stands between two values of a field: a word of its own, so that no phrase reaches from one value into the next."""
+PURGED_AT_ONCE = 500
 _TEXTS = ("id", "location", "version", "title", "text", "fingerprint", "media_type", "problem")
 
 
-def rows_of(documents: Sequence[Document], deleted: Sequence[str]) -> tuple[list[tuple[Any, ...]], list[str]]:
-    """The documents as values of `_COLUMNS`, the last one of each id and location, and the ids that are deleted."""
+# ---- tables ----------------------------------------------------------------------------------------------------------
+
+# `text` is the last column of the first version: what is read without it never touches its pages. Parts of the index of
+# words are merged later than by default (4): every page makes one, and merging is most of the work.
+_TABLES = """
+CREATE TABLE documents (
+    number INTEGER PRIMARY KEY, source TEXT NOT NULL, id TEXT NOT NULL, location TEXT NOT NULL, version TEXT NOT NULL,
+    fingerprint TEXT NOT NULL, media_type TEXT NOT NULL, modified_at INTEGER, kept_at INTEGER NOT NULL,
+    problem TEXT NOT NULL, title TEXT NOT NULL, metadata TEXT NOT NULL, text TEXT NOT NULL, UNIQUE (source, id)
+) STRICT;
+CREATE INDEX documents_location ON documents (source, location);
+CREATE INDEX documents_fingerprint ON documents (source, fingerprint) WHERE fingerprint <> '';
+CREATE INDEX documents_problem ON documents (source, id) WHERE problem <> '';
+
+CREATE TABLE place (identity TEXT NOT NULL) STRICT; INSERT INTO place VALUES (lower(hex(randomblob(8))));
+CREATE TABLE positions (
+    source TEXT PRIMARY KEY, cursor TEXT NOT NULL DEFAULT '', sequence INTEGER NOT NULL DEFAULT 0, kept_at INTEGER,
+    documents INTEGER NOT NULL DEFAULT 0, problems INTEGER NOT NULL DEFAULT 0
+) STRICT, WITHOUT ROWID;
+CREATE TRIGGER documents_counted AFTER INSERT ON documents BEGIN
+    INSERT INTO positions (source, documents, problems) VALUES (new.source, 1, new.problem <> '')
+    ON CONFLICT DO UPDATE SET documents = documents + 1, problems = problems + (new.problem <> '');
+END;
+CREATE TRIGGER documents_recounted AFTER UPDATE OF problem ON documents WHEN (old.problem <> '') <> (new.problem <> '')
+BEGIN
+    UPDATE positions SET problems = problems + iif(new.problem <> '', 1, -1) WHERE source = new.source;
+END;
+CREATE TRIGGER documents_uncounted AFTER DELETE ON documents BEGIN
+    UPDATE positions SET documents = documents - 1, problems = problems - (old.problem <> '')
+    WHERE source = old.source;
+END;
+
+CREATE VIRTUAL TABLE words USING fts5 (title, text, location,
+    content = 'documents', content_rowid = 'number', tokenize = 'unicode61 remove_diacritics 2');
+INSERT INTO words (words, rank) VALUES ('rank', 'bm25(4.0, 1.0, 2.0)');
+INSERT INTO words (words, rank) VALUES ('automerge', 16);
+"""
+# Sequences begin at the time of day in milliseconds: so those of a new file are above all that the file which it
+# replaces ever had, and a consumer of the old one is recognised. `purged` is the last deletion that is forgotten.
+_FEED_AND_FIELDS = """
+CREATE TABLE feed (sequence INTEGER NOT NULL, purged INTEGER NOT NULL) STRICT;
+INSERT INTO feed SELECT began, began FROM (SELECT CAST(unixepoch('subsec') * 1000 AS INTEGER) AS began);
+CREATE TABLE tombstones (
+    sequence INTEGER PRIMARY KEY, source TEXT NOT NULL, id TEXT NOT NULL, location TEXT NOT NULL,
+    deleted_at INTEGER NOT NULL, UNIQUE (source, id)
+) STRICT;
+ALTER TABLE documents ADD COLUMN sequence INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE documents ADD COLUMN senders TEXT NOT NULL DEFAULT '';
+ALTER TABLE documents ADD COLUMN recipients TEXT NOT NULL DEFAULT '';
+ALTER TABLE documents ADD COLUMN attachments TEXT NOT NULL DEFAULT '';
+ALTER TABLE documents ADD COLUMN tags TEXT NOT NULL DEFAULT '';
+ALTER TABLE documents ADD COLUMN aliases TEXT NOT NULL DEFAULT '';
+UPDATE documents SET sequence = number + (SELECT sequence FROM feed), senders = reefknot_field(metadata, 0),
+    recipients = reefknot_field(metadata, 1), attachments = reefknot_field(metadata, 2),
+    tags = reefknot_field(metadata, 3), aliases = reefknot_field(metadata, 4);
+UPDATE feed SET sequence = sequence + (SELECT ifnull(max(number), 0) FROM documents);
+CREATE UNIQUE INDEX documents_sequence ON documents (sequence);
+CREATE INDEX documents_modified ON documents (modified_at, source);
+
+DROP TABLE words;
+CREATE VIRTUAL TABLE words USING fts5 (title, text, location, senders, recipients, attachments, tags, aliases,
+    content = 'documents', content_rowid = 'number', tokenize = 'unicode61 remove_diacritics 2');
+INSERT INTO words (words, rank) VALUES ('rank', 'bm25(4.0, 1.0, 2.0, 2.0, 1.0, 2.0, 3.0, 4.0)');
+INSERT INTO words (words, rank) VALUES ('automerge', 16);
+INSERT INTO words (words) VALUES ('rebuild');
+"""
+MIGRATIONS = (_TABLES, _FEED_AND_FIELDS)
+
+
+def migrate(connection: apsw.Connection, version: int) -> None:
+    """Bring the tables of a file of this version to the newest one. The caller has the write lock."""
+
+    @lru_cache(maxsize=1)
+    def fields(metadata: str) -> tuple[str, ...]:
+        return field_texts(json.loads(metadata))
+
+    def field(*given: Any) -> str:
+        metadata, place = given
+        return fields(metadata)[place]
+
+    connection.create_scalar_function("reefknot_field", field, 2)
+    try:
+        for migration in MIGRATIONS[version:]:
+            connection.execute(migration)
+    finally:
+        connection.create_scalar_function("reefknot_field", None, 2)
+
+
+# ---- documents as rows -----------------------------------------------------------------------------------------------
+
+
+class DocumentRow(NamedTuple):
+    """A document as values of its columns."""
+
+    id: str
+    location: str
+    version: str
+    title: str
+    text: str
+    fingerprint: str
+    media_type: str
+    modified_at: int | None
+    metadata: str
+    problem: str
+    senders: str
+    recipients: str
+    attachments: str
+    tags: str
+    aliases: str
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The values that are indexed, in the order of `WORDS`."""
+        return (self.title, self.text, self.location, *self[10:])
+
+    @property
+    def content(self) -> tuple[Any, ...]:
+        """The rest of what a reader sees. Another `version` alone is no change."""
+        return self[5:10]
+
+
+COLUMNS = ", ".join(DocumentRow._fields[:10])
+"""The columns of a `Document`, in its order."""
+WORDS = "title, text, location, senders, recipients, attachments, tags, aliases"
+
+
+def rows_of(documents: Sequence[Document], deleted: Sequence[str]) -> tuple[list[DocumentRow], list[str]]:
+    """The documents as rows, the last one of each id and location, and the ids that are deleted."""
     for document in documents:
         _check_types(document)
     for key in deleted:
@@ -54,7 +190,7 @@ def _wrong_type(document: Document, field: str, accepted: str) -> ParameterTypeE
     return ParameterTypeError(field, getattr(document, field), f"{accepted} {where}")
 
 
-def _row(document: Document) -> tuple[Any, ...]:
+def _row(document: Document) -> DocumentRow:
     problems = [document.problem] if document.problem else []
     text = clean_text(document.text)
     if len(text) * 4 > LARGEST_TEXT and len(encoded := text.encode()) > LARGEST_TEXT:
@@ -66,7 +202,7 @@ def _row(document: Document) -> tuple[Any, ...]:
         metadata = "{}"
         problems.append(f"its metadata was left out: it has {size}")
     modified_at = document.modified_at
-    return (
+    return DocumentRow(
         _name("id", document.id),
         _name("location", document.location),
         _name("version", document.version),
@@ -77,7 +213,35 @@ def _row(document: Document) -> tuple[Any, ...]:
         modified_at if modified_at is not None and abs(modified_at) < 1 << 63 else None,
         metadata,
         clean_text("; ".join(problems))[:LONGEST_TITLE],
+        *field_texts(document.metadata),
     )
+
+
+_FIELD_KEYS = (("from", "sender", "author"), ("to", "cc", "bcc"), ("attachments",), ("tags", "labels"), ("aliases",))
+
+
+def field_texts(metadata: Mapping[str, Any]) -> tuple[str, ...]:
+    """Senders, recipients, names of attachments, tags and aliases, by the names that connectors give them."""
+    return tuple([_field(metadata, keys) for keys in _FIELD_KEYS])
+
+
+def _field(metadata: Mapping[str, Any], keys: tuple[str, ...]) -> str:
+    given = [value for key in keys if (value := metadata.get(key))]
+    if not given:
+        return ""
+    values = list(islice((one for value in given for one in _values(value) if one), MOST_VALUES))
+    return clean_text(BETWEEN.join(values)[:LARGEST_FIELD])
+
+
+def _values(value: Any) -> Iterator[str]:
+    """The texts in a value: one, a list of them, or a list of things that have a name."""
+    for one in value if isinstance(value, list | tuple) else (value,):
+        if isinstance(one, str):
+            yield one
+        elif isinstance(one, dict):
+            yield str(one.get("name") or "")
+        elif isinstance(one, int | float) and not isinstance(one, bool):
+            yield str(one)
 
 
 def _metadata(values: Mapping[str, Any]) -> str:
@@ -127,3 +291,85 @@ def stored_cursor(source: str, cursor: str) -> str:
             FailureType.PERMANENT,
         )
     return stored(cursor)
+
+
+# ---- writes ----------------------------------------------------------------------------------------------------------
+
+_INSERTED = f"source, kept_at, sequence, {', '.join(DocumentRow._fields)}"
+_INSERT = f"INSERT INTO documents ({_INSERTED}) VALUES ({', '.join('?' * (3 + len(DocumentRow._fields)))})"  # noqa: S608
+_UPDATE = f"UPDATE documents SET kept_at = ?, sequence = ?, {' = ?, '.join(DocumentRow._fields)} = ? WHERE number = ?"  # noqa: S608
+_OLD = f"SELECT number, {WORDS}, id, version, fingerprint, media_type, modified_at, metadata, problem FROM documents"  # noqa: S608
+OLD_OF_SOURCE = f"{_OLD} WHERE source = ?"
+_INDEX = f"INSERT INTO words (rowid, {WORDS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"  # noqa: S608
+_UNINDEX = f"INSERT INTO words (words, rowid, {WORDS}) VALUES ('delete', ?, ?, ?, ?, ?, ?, ?, ?, ?)"  # noqa: S608
+
+_PURGE = """
+DELETE FROM tombstones WHERE sequence IN (SELECT sequence FROM tombstones ORDER BY sequence LIMIT ?) AND deleted_at < ?
+RETURNING sequence
+"""
+
+
+def write(
+    connection: apsw.Connection, source: str, rows: Sequence[DocumentRow], *, gone: Sequence[str], now: int
+) -> None:
+    """
+    Write the rows, delete those that are `gone` or replaced, and index what has changed. Each change has its sequence.
+
+    The index comes last: FTS5 writes out what it has gathered before each statement on another table with triggers.
+    """
+    sequence: Any = connection.execute("SELECT sequence FROM feed").get
+    ids = {row.id for row in rows}
+    deleted = _found(connection, f"{OLD_OF_SOURCE} AND id = ?", [(source, one) for one in gone if one not in ids])
+    earlier = {old[9]: old for old in _found(connection, f"{OLD_OF_SOURCE} AND id = ?", [(source, one) for one in ids])}
+    new: list[tuple[Any, ...]] = []
+    changed: list[tuple[Any, ...]] = []
+    for row in rows:
+        old = earlier.get(row.id)
+        if old is not None and (old[1:9], old[11:]) == (row.words, row.content):
+            if old[10] != row.version:
+                connection.execute("UPDATE documents SET version = ? WHERE number = ?", (row.version, old[0]))
+            continue
+        sequence += 1
+        if old is None:
+            connection.execute(_INSERT, (source, now, sequence, *row))
+            new.append((connection.last_insert_rowid(), *row.words))
+        else:
+            connection.execute(_UPDATE, (now, sequence, *row, old[0]))
+            if old[1:9] != row.words:
+                changed.append(old[:9])
+                new.append((old[0], *row.words))
+    back = [(source, one) for one in ids if one not in earlier]
+    connection.executemany("DELETE FROM tombstones WHERE source = ? AND id = ?", back)
+    # Only now, when all have moved: two documents may have changed places.
+    places = [(source, row.location, row.id) for row in rows]
+    deleted += _found(connection, f"{OLD_OF_SOURCE} AND location = ? AND id <> ?", places)
+    connection.execute("UPDATE feed SET sequence = ?", (sequence,))
+    delete(connection, source, deleted, now=now)
+    connection.executemany(_UNINDEX, changed)
+    connection.executemany(_INDEX, new)
+
+
+def _found(connection: apsw.Connection, statement: str, values: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    return list(connection.executemany(statement, values))
+
+
+def delete(connection: apsw.Connection, source: str, rows: Sequence[tuple[Any, ...]], *, now: int) -> None:
+    """Delete documents that were read by `OLD_OF_SOURCE`, and leave a tombstone for each."""
+    if rows:
+        last: Any = connection.execute("UPDATE feed SET sequence = sequence + ? RETURNING sequence", (len(rows),)).get
+        connection.executemany("DELETE FROM documents WHERE number = ?", [(row[0],) for row in rows])
+        connection.executemany(
+            "INSERT OR REPLACE INTO tombstones (sequence, source, id, location, deleted_at) VALUES (?, ?, ?, ?, ?)",
+            [(last - len(rows) + place, source, row[9], row[3], now) for place, row in enumerate(rows, 1)],
+        )
+    _purge(connection, before=now - TOMBSTONE_DAYS * 86_400_000)
+    connection.executemany(_UNINDEX, [row[:9] for row in rows])
+
+
+def _purge(connection: apsw.Connection, *, before: int) -> None:
+    """Forget the oldest deletions, in their order: whoever has not read the last one of them has to start over."""
+    oldest: Any = connection.execute("SELECT deleted_at FROM tombstones ORDER BY sequence LIMIT 1").get
+    if oldest is None or oldest >= before:
+        return
+    purged: Any = connection.execute(_PURGE, (PURGED_AT_ONCE, before)).fetchall()
+    connection.execute("UPDATE feed SET purged = max(purged, ?)", (max(purged)[0],))

@@ -12,18 +12,34 @@ import asyncio
 import json
 import os
 import re
+import threading
 import time
-import unicodedata
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import apsw
 
-from reefknot.engines.document_rows import UNSTORABLE, given, rows_of, stored, stored_cursor
+from reefknot.core.searches import SearchQuery, parse_search
+from reefknot.engines.document_rows import (
+    BETWEEN,
+    COLUMNS,
+    MIGRATIONS,
+    OLD_OF_SOURCE,
+    delete,
+    given,
+    migrate,
+    rows_of,
+    stored,
+    stored_cursor,
+    write,
+)
 from reefknot.errors import (
+    ChangesLostError,
     ParameterError,
     StalePositionError,
     StorePermissionError,
@@ -33,7 +49,7 @@ from reefknot.errors import (
 )
 from reefknot.ports.clock import Clock
 from reefknot.ports.connector import Document, KnownItem, Page
-from reefknot.ports.documents import Position, SearchHit, SourceCounts
+from reefknot.ports.documents import TOMBSTONE_DAYS, Change, Changes, Position, SearchHit, SourceCounts
 from reefknot.runtime import open_files
 from reefknot.runtime.sqlite_files import (
     Opener,
@@ -56,58 +72,20 @@ Work = Callable[[apsw.Connection], T]
 
 APPLICATION_ID = 0x5EEF1208
 """Marks the file, in its header, as reefknot's documents."""
-LONGEST_SEARCH = 1000
+SEARCH_S = 10.0
+"""Longest time of a search: words that end in * may stand for all words of all documents."""
+MIGRATION_S = 3600.0
 MOST_ROWS = 10_000
 """Rows of one answer."""
 LARGEST_ANSWER = 16 << 20
 """Characters of content after which a page of documents ends."""
 MOST_ALIKE = 100
 FORGOTTEN_AT_ONCE = 500
+EXCERPT = 200
+"""Characters of the text that stand for an excerpt, when a search has no words."""
 
-# `text` is the last column of a document: what is read without it never touches its pages. Parts of the index of words
-# are merged later than by default (4): every page makes one, and merging is most of the work.
-_TABLES = """
-CREATE TABLE documents (
-    number INTEGER PRIMARY KEY, source TEXT NOT NULL, id TEXT NOT NULL, location TEXT NOT NULL, version TEXT NOT NULL,
-    fingerprint TEXT NOT NULL, media_type TEXT NOT NULL, modified_at INTEGER, kept_at INTEGER NOT NULL,
-    problem TEXT NOT NULL, title TEXT NOT NULL, metadata TEXT NOT NULL, text TEXT NOT NULL, UNIQUE (source, id)
-) STRICT;
-CREATE INDEX documents_location ON documents (source, location);
-CREATE INDEX documents_fingerprint ON documents (source, fingerprint) WHERE fingerprint <> '';
-CREATE INDEX documents_problem ON documents (source, id) WHERE problem <> '';
-
-CREATE TABLE place (identity TEXT NOT NULL) STRICT; INSERT INTO place VALUES (lower(hex(randomblob(8))));
-CREATE TABLE positions (
-    source TEXT PRIMARY KEY, cursor TEXT NOT NULL DEFAULT '', sequence INTEGER NOT NULL DEFAULT 0, kept_at INTEGER,
-    documents INTEGER NOT NULL DEFAULT 0, problems INTEGER NOT NULL DEFAULT 0
-) STRICT, WITHOUT ROWID;
-CREATE TRIGGER documents_counted AFTER INSERT ON documents BEGIN
-    INSERT INTO positions (source, documents, problems) VALUES (new.source, 1, new.problem <> '')
-    ON CONFLICT DO UPDATE SET documents = documents + 1, problems = problems + (new.problem <> '');
-END;
-CREATE TRIGGER documents_recounted AFTER UPDATE OF problem ON documents WHEN (old.problem <> '') <> (new.problem <> '')
-BEGIN
-    UPDATE positions SET problems = problems + iif(new.problem <> '', 1, -1) WHERE source = new.source;
-END;
-CREATE TRIGGER documents_uncounted AFTER DELETE ON documents BEGIN
-    UPDATE positions SET documents = documents - 1, problems = problems - (old.problem <> '')
-    WHERE source = old.source;
-END;
-
-CREATE VIRTUAL TABLE words USING fts5 (title, text, location,
-    content = 'documents', content_rowid = 'number', tokenize = 'unicode61 remove_diacritics 2');
-INSERT INTO words (words, rank) VALUES ('rank', 'bm25(4.0, 1.0, 2.0)');
-INSERT INTO words (words, rank) VALUES ('automerge', 16);
-"""
-MIGRATIONS = (_TABLES,)
 VERSION = len(MIGRATIONS)
 
-_COLUMNS = "id, location, version, title, text, fingerprint, media_type, modified_at, metadata, problem"
-_INSERT = f"INSERT INTO documents (source, kept_at, {_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"  # noqa: S608
-_UPDATE = f"UPDATE documents SET kept_at = ?, {_COLUMNS.replace(',', ' = ?,')} = ? WHERE number = ?"  # noqa: S608
-_INDEXED = "SELECT number, title, text, location, id FROM documents WHERE source = ?"
-_INDEX = "INSERT INTO words (rowid, title, text, location) VALUES (?, ?, ?, ?)"
-_UNINDEX = "INSERT INTO words (words, rowid, title, text, location) VALUES ('delete', ?, ?, ?, ?)"
 _MOVE = """
 INSERT INTO positions (source, cursor, sequence, kept_at) VALUES (?, ?, ?, ?)
 ON CONFLICT DO UPDATE SET cursor = excluded.cursor, sequence = excluded.sequence, kept_at = excluded.kept_at
@@ -117,11 +95,33 @@ INSERT INTO positions (source, cursor, sequence) VALUES (?, '', 1)
 ON CONFLICT DO UPDATE SET cursor = '', sequence = sequence + 1, kept_at = NULL
 """
 _KNOWN = "SELECT id, location, version, fingerprint FROM documents WHERE source = ?"
-_SEARCH = """
+_FIELD_COLUMNS = {
+    "title": "title",
+    "text": "text",
+    "file": "location attachments",
+    "from": "senders",
+    "to": "recipients",
+    "tag": "tags",
+    "alias": "aliases",
+}
+_FILTER = """(?2 IS NULL OR source IN (SELECT value FROM json_each(?2))) AND (?3 IS NULL OR modified_at >= ?3)
+AND (?4 IS NULL OR modified_at < ?4)"""
+_SEARCH = f"""
 SELECT source, id, documents.location, documents.title, snippet(words, -1, '⟦', '⟧', '…', 24), modified_at
 FROM words JOIN documents ON number = words.rowid
-WHERE words MATCH ? AND ifnull(source = ?, true) ORDER BY words.rank, number LIMIT ?
-"""
+WHERE words MATCH ?1 AND {_FILTER} ORDER BY words.rank, number LIMIT ?5
+"""  # noqa: S608 - our own words
+_NEWEST = f"""
+SELECT source, id, location, title, substr(text, 1, {EXCERPT}), modified_at FROM documents
+WHERE ?1 IS NULL AND {_FILTER} ORDER BY modified_at DESC, number LIMIT ?5
+"""  # noqa: S608
+_CHANGES = f"""
+SELECT sequence, source, kept_at, {COLUMNS} FROM documents WHERE sequence > ?1 AND ifnull(source = ?2, true)
+UNION ALL
+SELECT sequence, source, deleted_at, id, location, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM tombstones
+WHERE sequence > ?1 AND ifnull(source = ?2, true)
+ORDER BY sequence LIMIT ?3
+"""  # noqa: S608
 
 
 class SqliteDocuments:
@@ -150,7 +150,7 @@ class SqliteDocuments:
         self._open = partial(open_connection, self.path, patience=patience, opener=opener)
         self._create = create
         self._read_only = read_only
-        self._thread = None if inline else ThreadPoolExecutor(1, thread_name_prefix="documents")
+        self._thread = None if inline else _DaemonThread("documents")
         self._connection: apsw.Connection | None = None
         self._file: open_files.OpenedFile | None = None
         self._identity: open_files.Identity | None = None
@@ -166,7 +166,12 @@ class SqliteDocuments:
                 "the other's locks",
                 "close the sqlite3 connection first, or read the file from another process",
             )
-        await self._run(lambda connection: None)
+        try:
+            await self._run(lambda connection: None, seconds=MIGRATION_S)
+        except BaseException:
+            if self._thread is not None:
+                self._thread.end()
+            raise
         return self
 
     async def close(self) -> None:
@@ -178,7 +183,7 @@ class SqliteDocuments:
             self._disconnect()
             return
         closing = self._thread.submit(self._disconnect)
-        self._thread.shutdown(wait=False)
+        self._thread.end()
         async with asyncio.timeout(STORE_S):
             await asyncio.wrap_future(closing)
 
@@ -202,7 +207,7 @@ class SqliteDocuments:
             with immediate(connection):
                 if _position(connection, stored(source)) != after:
                     raise StalePositionError(source)
-                _write(connection, stored(source), rows, gone=gone, now=self._now())
+                write(connection, stored(source), rows, gone=gone, now=self._now())
                 connection.execute(_MOVE, (stored(source), cursor, moved.sequence, self._now()))
             return moved
 
@@ -214,7 +219,7 @@ class SqliteDocuments:
 
         def work(connection: apsw.Connection) -> None:
             with immediate(connection):
-                _write(connection, stored(source), rows, gone=gone, now=self._now())
+                write(connection, stored(source), rows, gone=gone, now=self._now())
 
         await self._run(work, writes=True)
 
@@ -227,8 +232,10 @@ class SqliteDocuments:
                 connection.execute(_FORGET, (stored(source),))
                 if not documents:
                     return 0
-                few: Any = connection.execute(f"{_INDEXED} LIMIT ?", (stored(source), FORGOTTEN_AT_ONCE)).fetchall()
-                _delete(connection, few)
+                few: Any = connection.execute(
+                    f"{OLD_OF_SOURCE} LIMIT ?", (stored(source), FORGOTTEN_AT_ONCE)
+                ).fetchall()
+                delete(connection, stored(source), few, now=self._now())
                 return len(few)
 
         number = 0
@@ -246,32 +253,71 @@ class SqliteDocuments:
         return SourceItems(self._run, stored(source))
 
     async def search(self, words: str, *, source: str | None = None, limit: int = 20) -> list[SearchHit]:
-        """The documents that have all of these words, the best ones first; "quoted words" stand together."""
-        values = (search_expression(words), None if source is None else stored(source), _bounded(limit))
+        """The documents that a search finds, the best ones first; without words the newest ones first."""
+        query = parse_search(words)
+        wanted = query.sources if source is None else (source,)
+        if source is not None and query.sources and source not in query.sources:
+            return []
+        statement, expression = (_SEARCH, search_expression(query)) if query.terms else (_NEWEST, None)
+        named = json.dumps([stored(one) for one in wanted]) if wanted else None
+        values = (expression, named, query.since, query.until, _bounded(limit))
 
         def work(connection: apsw.Connection) -> list[SearchHit]:
-            found: Any = connection.execute(_SEARCH, values)
+            found: Any = connection.execute(statement, values)
             return [
-                SearchHit(given(name), given(key), given(place), title, " ".join(excerpt.split()), modified_at)
+                SearchHit(given(name), given(key), given(place), title, _excerpt(excerpt), modified_at)
                 for name, key, place, title, excerpt, modified_at in found
             ]
+
+        return await self._run(work, seconds=SEARCH_S, too_long="use fewer words that end in *, or longer ones")
+
+    async def changes(
+        self, *, after: str | int = 0, source: str | None = None, limit: int = 1000, text: bool = True
+    ) -> Changes:
+        """The changes behind a cursor or sequence, each document once with its latest change."""
+        behind, began = _read_feed_cursor(after)
+        statement = _CHANGES if text else _CHANGES.replace(" text,", " '',", 1)
+        values = (behind, None if source is None else stored(source), _bounded(limit))
+
+        def work(connection: apsw.Connection) -> Changes:
+            self._check_file()  # one that was replaced has no more changes, and its consumer would wait for ever
+            with _snapshot(connection):
+                row: Any = connection.execute("SELECT sequence, purged FROM feed").fetchone()
+                head, purged = row
+                _check_feed_cursor(after, behind, began, head=head, purged=purged)
+                pass_began = began if behind else head
+                found: list[Change] = []
+                size = 0
+                rows: Any = connection.execute(statement, values)
+                for sequence, name, changed_at, key, location, *others in rows:
+                    document = None if others[0] is None else _document(key, location, *others)
+                    cursor = _feed_cursor(sequence, pass_began)
+                    found.append(
+                        Change(sequence, given(name), given(key), given(location), changed_at, cursor, document)
+                    )
+                    size += len(others[2] or "")
+                    if size > LARGEST_ANSWER:
+                        break
+                rows.close()
+            is_all = len(found) < limit and size <= LARGEST_ANSWER
+            return Changes(found, str(head) if is_all else found[-1].cursor)
 
         return await self._run(work)
 
     async def get(self, source: str, document_id: str) -> Document | None:
         """A document with its content."""
-        statement = f"SELECT {_COLUMNS} FROM documents WHERE source = ? AND id = ?"  # noqa: S608 - our own words
+        statement = f"SELECT {COLUMNS} FROM documents WHERE source = ? AND id = ?"  # noqa: S608 - our own words
         found = await self._documents(statement, (stored(source), stored(document_id)))
         return found[0] if found else None
 
     async def page(self, source: str, *, after: str = "", limit: int = 100) -> list[Document]:
         """Documents with their content in the order of their ids; fewer when they are large, none at the end."""
-        statement = f"SELECT {_COLUMNS} FROM documents WHERE source = ? AND id > ? ORDER BY id LIMIT ?"  # noqa: S608
+        statement = f"SELECT {COLUMNS} FROM documents WHERE source = ? AND id > ? ORDER BY id LIMIT ?"  # noqa: S608
         return await self._documents(statement, (stored(source), stored(after), _bounded(limit)))
 
     async def problems(self, source: str, *, limit: int = 100) -> list[Document]:
         """The documents with a problem, without their content."""
-        columns = _COLUMNS.replace("text", "''", 1)
+        columns = COLUMNS.replace("text", "''", 1)
         statement = f"SELECT {columns} FROM documents WHERE source = ? AND problem <> '' ORDER BY id LIMIT ?"  # noqa: S608
         return await self._documents(statement, (stored(source), _bounded(limit)))
 
@@ -290,17 +336,9 @@ class SqliteDocuments:
             found: list[Document] = []
             size = 0
             rows: Any = connection.execute(statement, values)
-            for key, location, version, title, text, fingerprint, media_type, modified_at, metadata, problem in rows:
-                names = (
-                    given(key),
-                    given(location),
-                    given(version),
-                    title,
-                    text,
-                    given(fingerprint),
-                )
-                found.append(Document(*names, media_type, modified_at, json.loads(metadata), problem))
-                size += len(text)
+            for row in rows:
+                found.append(_document(*row))
+                size += len(found[-1].text)
                 if size > LARGEST_ANSWER:
                     break
             rows.close()
@@ -310,8 +348,13 @@ class SqliteDocuments:
 
     # ---- the connection and its thread -----------------------------------------------------------------------------
 
-    async def _run(self, work: Work[T], *, writes: bool = False) -> T:
-        """The result of `work` on the connection, within a time limit."""
+    async def _run(self, work: Work[T], *, writes: bool = False, seconds: float | None = None, too_long: str = "") -> T:
+        """
+        The result of `work` on the connection, within a time limit; there may be others before it.
+
+        Reading that is late or not wanted any more is interrupted: SQLite asks the progress handler between its own
+        steps, and one step over the index of words may take minutes.
+        """
         if self._is_closed:
             raise StoreUnavailableError(f"sqlite:{self.path}", "it is closed", "open it again")
         if writes and self._read_only:
@@ -320,15 +363,25 @@ class SqliteDocuments:
             raise StorePermissionError(f"sqlite:{self.path}", problem, way_out)
         if self._thread is None:
             return self._carried_out(work, writes=writes)
-        begun = asyncio.get_running_loop().run_in_executor(
-            self._thread, partial(self._carried_out, work, writes=writes)
-        )
+        seconds = 2 * STORE_S if seconds is None else seconds
+        begun = self._thread.submit(partial(self._carried_out, work, writes=writes))
         try:
-            async with asyncio.timeout(2 * STORE_S):  # there may be others before it
-                return await begun
-        except TimeoutError:
-            problem = f"the disk has not answered for {2 * STORE_S:g} s; whether the last write was kept is not known"
+            async with asyncio.timeout(seconds):
+                return await asyncio.wrap_future(begun)
+        except (TimeoutError, asyncio.CancelledError) as error:
+            if not writes:
+                self._thread.while_running(begun, self._interrupt)
+            if isinstance(error, asyncio.CancelledError):
+                raise
+            if too_long:
+                problem = f"the search needed more than {seconds:g} s, and was ended"
+                raise StoreUnavailableError(f"sqlite:{self.path}", problem, too_long) from None
+            problem = f"the disk has not answered for {seconds:g} s; whether the last write was kept is not known"
             raise StoreUnavailableError(f"sqlite:{self.path}", problem, "check the disk, then start again") from None
+
+    def _interrupt(self) -> None:
+        if self._connection is not None:
+            self._connection.interrupt()
 
     def _carried_out(self, work: Work[T], *, writes: bool) -> T:
         try:
@@ -397,6 +450,58 @@ class SqliteDocuments:
             raise StoreReplacedError(f"sqlite:{self.path}", problem, "try again")
 
 
+class _DaemonThread:
+    """A thread that carries out one call after the other. The exit of the process does not wait for it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] | None = None
+        self._lock = threading.Lock()
+        self._running: Future[Any] | None = None
+
+    def submit(self, work: Callable[[], T]) -> Future[T]:
+        """The result of `work`, to come."""
+        if self._calls is None:
+            self._calls = SimpleQueue()
+            threading.Thread(target=self._serve, args=(self._calls,), name=self._name, daemon=True).start()
+        call: Future[T] = Future()
+        self._calls.put((call, work))
+        return call
+
+    def end(self) -> None:
+        """Let the thread end behind what was submitted. The next call gets a new one."""
+        if self._calls is not None:
+            self._calls.put(None)
+            self._calls = None
+
+    def while_running(self, call: Future[Any], act: Callable[[], None]) -> None:
+        """Do something while this call runs; nothing when it does not."""
+        with self._lock:
+            if self._running is call:
+                act()
+
+    def _serve(self, calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]) -> None:
+        while (one := calls.get()) is not None:
+            call, work = one
+            if not call.set_running_or_notify_cancel():
+                continue
+            with self._lock:
+                self._running = call
+            try:
+                result = work()
+            except BaseException as error:
+                self._finish()
+                call.set_exception(error)
+            else:
+                self._finish()
+                call.set_result(result)
+            del one, call, work
+
+    def _finish(self) -> None:
+        with self._lock:
+            self._running = None
+
+
 class SourceItems:
     """The documents that are kept of one source, without their content."""
 
@@ -440,8 +545,7 @@ def _migrate(connection: apsw.Connection, path: str) -> None:
     if check() == VERSION:
         return
     with immediate(connection):
-        for migration in MIGRATIONS[check() :]:  # another process may have done it meanwhile
-            connection.execute(migration)
+        migrate(connection, check())  # another process may have done it meanwhile
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {VERSION}")
 
 
@@ -459,77 +563,77 @@ def _position(connection: apsw.Connection, source: str) -> Position:
     return Position(given(row[0]), row[1]) if row else Position()
 
 
-def _write(
-    connection: apsw.Connection, source: str, rows: Sequence[tuple[Any, ...]], *, gone: Sequence[str], now: int
-) -> None:
-    """
-    Write the rows, delete those that are `gone` or replaced, and index what has changed.
-
-    The index comes last: FTS5 writes out what it has gathered before each statement on another table with triggers.
-    """
-    ids = {row[0] for row in rows}
-    deleted = _found(connection, f"{_INDEXED} AND id = ?", [(source, one) for one in gone if one not in ids])
-    earlier = {old[4]: old for old in _found(connection, f"{_INDEXED} AND id = ?", [(source, one) for one in ids])}
-    new: list[tuple[Any, ...]] = []
-    changed: list[tuple[Any, ...]] = []
-    for row in rows:
-        key, location, _, title, text, *_ = row
-        old = earlier.get(key)
-        if old is None:
-            connection.execute(_INSERT, (source, now, *row))
-            new.append((connection.last_insert_rowid(), title, text, location))
-        else:
-            connection.execute(_UPDATE, (now, *row, old[0]))
-            if old[1:4] != (title, text, location):
-                changed.append(old[:4])
-                new.append((old[0], title, text, location))
-    # Only now, when all have moved: two documents may have changed places.
-    places = [(source, row[1], row[0]) for row in rows]
-    deleted += _found(connection, f"{_INDEXED} AND location = ? AND id <> ?", places)
-    _delete(connection, deleted)
-    connection.executemany(_UNINDEX, changed)
-    connection.executemany(_INDEX, new)
-
-
-def _found(connection: apsw.Connection, statement: str, values: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    return list(connection.executemany(statement, values))
-
-
-def _delete(connection: apsw.Connection, rows: Sequence[tuple[Any, ...]]) -> None:
-    """Delete documents that were read by `_INDEXED`."""
-    connection.executemany("DELETE FROM documents WHERE number = ?", [(row[0],) for row in rows])
-    connection.executemany(_UNINDEX, [row[:4] for row in rows])
-
-
 def _bounded(limit: int) -> int:
     if not 1 <= limit <= MOST_ROWS:
         raise ParameterError("limit", limit, f"a number from 1 to {MOST_ROWS}")
     return limit
 
 
-# ---- searches ------------------------------------------------------------------------------------------------------
+@contextmanager
+def _snapshot(connection: apsw.Connection) -> Iterator[None]:
+    """A transaction in which all statements read one state of the file."""
+    connection.execute("BEGIN")
+    try:
+        yield
+    finally:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
 
-_TERM = re.compile(r'"([^"]*)(?:"|$)|([^\s"]+)')
+
+def _document(
+    key: str,
+    location: str,
+    version: str,
+    title: str,
+    text: str,
+    fingerprint: str,
+    media_type: str,
+    modified_at: int | None,
+    metadata: str,
+    problem: str,
+) -> Document:
+    names = (given(key), given(location), given(version), title, text, given(fingerprint))
+    return Document(*names, media_type, modified_at, json.loads(metadata), problem)
 
 
-def search_expression(words: str) -> str:
+# ---- searches and changes --------------------------------------------------------------------------------------------
+
+
+def search_expression(query: SearchQuery) -> str:
+    """The expression of FTS5 for the terms of a search: every one is quoted, so that none is an operator."""
+    return " ".join(
+        f'{f"{{{_FIELD_COLUMNS[term.field]}}} : " if term.field else ""}"{term.text}"{"*" if term.is_prefix else ""}'
+        for term in query.terms
+    )
+
+
+def _excerpt(text: str) -> str:
+    return " ".join(text.replace(BETWEEN, ", ").split())
+
+
+_FEED_CURSOR = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?")
+
+
+def _read_feed_cursor(after: str | int) -> tuple[int, int]:
+    """The sequence that a consumer has read up to, and the newest one when its first reading began."""
+    found = _FEED_CURSOR.fullmatch(str(after))
+    if found is None or isinstance(after, bool):
+        raise ParameterError("after", after, "0 for the beginning, or the cursor of a change or of an earlier answer")
+    return int(found[1]), int(found[2] or found[1])
+
+
+def _feed_cursor(sequence: int, began: int) -> str:
     """
-    The expression of FTS5 for what a person typed: every term is quoted, so that none is an operator.
+    The cursor behind a change. During a first reading it also says where the feed ended when that began.
 
-    All terms must be there. A last `*` of a word asks for words that begin so.
+    What was deleted before then, such a consumer never got; so it misses nothing when that deletion is forgotten.
     """
-    if len(words) > LONGEST_SEARCH:
-        raise ParameterError("words", words, f"at most {LONGEST_SEARCH} characters")
-    terms = []
-    for phrase, word in _TERM.findall(UNSTORABLE.sub(" ", words)):
-        if any(_is_searched(character) for character in phrase or word):
-            terms.append(f'"{phrase or word.rstrip("*")}"{"*" if word.endswith("*") else ""}')
-    if not terms:
-        raise ParameterError("words", words, "words to look for, of letters or digits; the last one may end in *")
-    return " ".join(terms)
+    return f"{sequence}-{began}" if sequence < began else str(sequence)
 
 
-def _is_searched(character: str) -> bool:
-    """Whether a character is part of words, by the rules of FTS5's `unicode61`."""
-    category = unicodedata.category(character)
-    return category[0] in "LN" or category == "Co"
+def _check_feed_cursor(after: object, behind: int, began: int, *, head: int, purged: int) -> None:
+    if behind and max(behind, began) < purged:
+        days = f"documents that were deleted more than {TOMBSTONE_DAYS} days ago are forgotten"
+        raise ChangesLostError(after, f"{days}, or the file of the documents is a new one")
+    if max(behind, began) > head:
+        raise ChangesLostError(after, "the file of the documents is another one, or an earlier copy was restored")

@@ -21,8 +21,9 @@ from msgspec import Struct, structs
 
 from reefknot.core.overload.source_health import SourceCondition
 from reefknot.core.schedules import next_due
+from reefknot.core.searches import parse_search
 from reefknot.core.work import WorkItem, WorkState, is_over
-from reefknot.errors import OperationError
+from reefknot.errors import ChangesLostError, OperationError
 from reefknot.operations.values import ParameterUseError, check_limit, shown_value, time_text, unknown_word
 from reefknot.operations.words.sources import (
     NOT_CONFIGURED,
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from reefknot.engines.documents import SqliteDocuments
     from reefknot.ingestion.sources import SourceRecord, SourceStatus
     from reefknot.operations.operator import Operator
+    from reefknot.ports.documents import Change, Changes
     from reefknot.ports.store import Store
 
 LONGEST_CURSOR_SHOWN = 200
@@ -109,14 +111,58 @@ def check_kept(operator: Operator, name: str | None, kept: Sequence[str], *, par
 async def search_documents(
     operator: Operator, words: str, *, source: str | None = None, limit: int = 20
 ) -> dict[str, Any]:
-    """The documents that have all of these words, best first, and the names of the sources that were searched."""
+    """The documents that a search finds, best first, and the names of the sources that were searched."""
     check_limit(limit)
+    wanted = list(parse_search(words).sources) if source is None else [source]
     async with open_for_reading(operator, source, parameter="source") as documents:
         known = sorted(await documents.counts())
-        check_kept(operator, source, known, parameter="source")
+        for name in wanted:
+            check_kept(operator, name, known, parameter="source")
         found = await documents.search(words, source=source, limit=limit)
     hits = [structs.asdict(hit) | {"modified_at": time_text(hit.modified_at)} for hit in found]
-    return {"hits": hits, "searched": known if source is None else [source]}
+    return {"hits": hits, "searched": wanted or known}
+
+
+async def document_changes(
+    operator: Operator, *, after: str = "0", source: str | None = None, limit: int = 100, text: bool = True
+) -> dict[str, Any]:
+    """A page of changes of documents, in their order, and the cursor behind it as `next`; none when there are none."""
+    check_limit(limit)
+    async with open_for_reading(operator, source, parameter="source") as documents:
+        await check_changed(operator, documents, source)
+        found = await changes_page(documents, after=after, source=source, limit=limit, text=text)
+    return {"changes": [change_fields(one) for one in found.changes], "next": found.cursor}
+
+
+async def check_changed(operator: Operator, documents: SqliteDocuments, source: str | None) -> None:
+    """Refuse a source without any change: one that was never synced, or is unknown. A forgotten one has deletions."""
+    if source is not None and not (await documents.changes(source=source, limit=1, text=False)).changes:
+        check_kept(operator, source, sorted(await documents.counts()), parameter="source")
+
+
+async def changes_page(documents: SqliteDocuments, **asked: Any) -> Changes:
+    """A page of changes. That a consumer has to start over is a conflict, with what to do."""
+    try:
+        return await documents.changes(**asked)
+    except ChangesLostError as error:
+        raise OperationError(str(error), "conflict") from None
+
+
+def change_fields(one: Change) -> dict[str, Any]:
+    """A change as a line or an entry of JSON: whether the document was kept or deleted, and if kept its fields."""
+    document = {} if one.document is None else structs.asdict(one.document)
+    if document:
+        document["modified_at"] = time_text(document["modified_at"])
+    return {
+        "sequence": one.sequence,
+        "cursor": one.cursor,
+        "change": "deleted" if one.document is None else "kept",
+        "changed_at": time_text(one.changed_at),
+        "source": one.source,
+        "id": one.id,
+        "location": one.location,
+        **document,
+    }
 
 
 # ---- the list --------------------------------------------------------------------------------------------------------

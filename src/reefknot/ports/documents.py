@@ -13,6 +13,9 @@ from msgspec import Struct
 
 from reefknot.ports.connector import Document, KnownItems, Page
 
+TOMBSTONE_DAYS = 30
+"""Days for which a deleted document stays in the feed of changes."""
+
 
 class Position(Struct, frozen=True):
     """The end of what is kept of a source: the cursor, and the number of pages so far."""
@@ -64,6 +67,30 @@ class SearchHit(Struct, frozen=True):
     modified_at: int | None = None
 
 
+class Change(Struct, frozen=True):
+    """
+    A document that was kept or deleted (`document` is then None), with the sequence of its latest change.
+
+    `cursor` continues behind this change.
+    """
+
+    sequence: int
+    source: str
+    id: str
+    location: str
+    changed_at: int
+    """Milliseconds UTC."""
+    cursor: str
+    document: Document | None = None
+
+
+class Changes(Struct, frozen=True):
+    """Changes in their order, none behind the last, and the cursor that continues behind them."""
+
+    changes: list[Change]
+    cursor: str
+
+
 class SourceCounts(Struct, frozen=True):
     """The number of documents of a source, of those with a problem, and the time of its last page (ms UTC)."""
 
@@ -77,9 +104,22 @@ class DocumentStore(DocumentSink, Protocol):
 
     async def search(self, words: str, *, source: str | None = None, limit: int = 20) -> list[SearchHit]:
         """
-        The documents that have all of these words, the best ones first; "quoted words" stand together.
+        The documents that a search finds, the best ones first; without words the newest ones first.
 
-        Raises `ParameterError` when there is no word to look for.
+        The language of `words` is that of `core.searches`. Raises `ParameterError` for a search that is not accepted,
+        and `StoreUnavailableError` for one that takes too long.
+        """
+
+    async def changes(
+        self, *, after: str | int = 0, source: str | None = None, limit: int = 1000, text: bool = True
+    ) -> Changes:
+        """
+        The changes behind a cursor or sequence, each document once with its latest change; `after=0` is the beginning.
+
+        Nothing is missed, however many processes write: a change is visible only when all before it are. Deletions are
+        remembered for `TOMBSTONE_DAYS`. Raises `ChangesLostError` for a cursor from before deletions that are forgotten
+        by now, or from another file: such a consumer has to start over. Fewer than `limit` come when they are large;
+        without `text`, documents come without their content.
         """
 
     async def get(self, source: str, document_id: str) -> Document | None:

@@ -101,6 +101,27 @@ def test_a_note_has_its_properties_tags_aliases_links_and_embeds(vault: Path) ->
     json.dumps(metadata)
 
 
+@pytest.mark.parametrize(
+    ("written", "title"),
+    [
+        ("2026", "2026"),
+        ("2026.10", "2026.10"),
+        ("1e3 # a number", "1e3"),
+        ("true", "true"),
+        ("null", "Note"),
+        ("[a]", "Note"),
+        ("' '", "Note"),
+    ],
+)
+def test_a_title_that_is_a_number_is_a_title_as_it_is_written(vault: Path, written: str, title: str) -> None:
+    assert note(vault, f"---\ntitle: {written}\n---\ntext").title == title
+
+
+def test_names_of_properties_are_kept_as_they_are_written(vault: Path) -> None:
+    found = note(vault, "---\nnull: 1\n~: 2\n1.50: 3\ntrue: {no: 4, Null: 5}\n---\ntext")
+    assert found.metadata["properties"] == {"null": 1, "~": 2, "1.50": 3, "true": {"no": 4, "Null": 5}}
+
+
 def test_a_note_without_a_title_is_called_by_its_file(vault: Path) -> None:
     put(vault, "folder/My Note.MD", "text")
     sink = MemorySink()

@@ -1,6 +1,7 @@
 """The store of documents beyond its contract: its file, its locks, its errors, its bounds."""
 
 import asyncio
+import json
 import stat
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -13,12 +14,14 @@ import pytest
 from msgspec.structs import replace
 
 from reefknot.core.failure import FailureType
+from reefknot.core.searches import parse_search
 from reefknot.engines import document_rows
 from reefknot.engines import documents as module
 from reefknot.engines.clocks import SystemClock, VirtualClock
 from reefknot.engines.documents import APPLICATION_ID, VERSION, SqliteDocuments, search_expression
 from reefknot.engines.sqlite import SqliteStore
 from reefknot.errors import (
+    ChangesLostError,
     ParameterError,
     SourceError,
     StoreCorruptError,
@@ -360,13 +363,13 @@ def test_what_every_sync_asks_for_never_walks_through_the_documents(tmp_path: Pa
     ],
 )
 def test_words_become_an_expression_in_which_everything_is_quoted(typed: str, expression: str) -> None:
-    assert search_expression(typed) == expression
+    assert search_expression(parse_search(typed)) == expression
 
 
 @pytest.mark.parametrize("typed", ["", " ", '""', "* &", "🙂", "x" * 1001])
 def test_without_a_word_there_is_nothing_to_look_for(typed: str) -> None:
     with pytest.raises(ParameterError):
-        search_expression(typed)
+        search_expression(parse_search(typed))
 
 
 def test_items_of_one_content_are_found_by_an_index(tmp_path: Path) -> None:
@@ -439,5 +442,149 @@ def test_a_file_without_the_tables_cannot_be_read_where_it_may_not_be_written(tm
         with pytest.raises(StoreVersionError, match=r"it has version 0, .* it may not be written"):
             async with opened(tmp_path / "d.db", create=False, read_only=True):
                 pass
+
+    run(story)
+
+
+# ---- searches that take long -----------------------------------------------------------------------------------------
+
+PREFIXES = " ".join(["w*"] * 32)
+
+
+async def with_many_words(path: Path) -> None:
+    """A file in which a search for `PREFIXES` takes seconds: each of its words stands for 100,000 others."""
+    async with opened(path) as documents:
+        await documents.put("s", [Document("a", "a.md", "1", text=" ".join(f"w{n:x}" for n in range(100_000)))])
+
+
+def is_busy(documents: SqliteDocuments) -> bool:
+    assert documents._thread is not None
+    return documents._thread._running is not None
+
+
+@pytest.mark.parametrize("is_interrupted", [True, False], ids=["interrupted", "control"])
+def test_a_search_that_takes_too_long_ends_in_time_and_holds_up_neither_close_nor_exit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_interrupted: bool
+) -> None:
+    """The progress handler alone, as in the control, is not asked within one step over the index of words."""
+    monkeypatch.setattr(module, "SEARCH_S", 0.05)
+
+    async def story() -> None:
+        await with_many_words(tmp_path / "d.db")
+        async with opened(tmp_path / "d.db") as documents:
+            with monkeypatch.context() as patched:
+                if not is_interrupted:
+                    patched.setattr(SqliteDocuments, "_interrupt", lambda self: None)
+                with pytest.raises(StoreUnavailableError, match=r"more than 0\.05 s, and was ended.*fewer words"):
+                    await documents.search(PREFIXES)
+            if not is_interrupted:
+                await asyncio.sleep(0.3)
+                assert is_busy(documents)
+                documents._interrupt()
+            while is_busy(documents):  # noqa: ASYNC110 - the thread has nobody to wake
+                await asyncio.sleep(0.001)
+            thread = next(one for one in threading.enumerate() if one.name == "documents")
+            assert thread.daemon, "the exit of the process does not wait for it"
+            monkeypatch.setattr(module, "SEARCH_S", 10.0)
+            assert await documents.search("w1") != [], "the file can be searched at once"
+
+    run(story)
+
+
+def test_a_search_that_is_cancelled_is_ended(tmp_path: Path) -> None:
+    async def story() -> None:
+        await with_many_words(tmp_path / "d.db")
+        async with opened(tmp_path / "d.db") as documents:
+            search = asyncio.create_task(documents.search(PREFIXES))
+            await asyncio.sleep(0.05)
+            search.cancel()
+            await asyncio.wait([search])
+            assert search.cancelled()
+            assert await documents.search("w1") != []
+
+    run(story)
+
+
+def test_a_file_that_cannot_be_opened_leaves_no_thread(tmp_path: Path) -> None:
+    (tmp_path / "d.db").write_text("no database at all, but notes " * 30)
+
+    async def story() -> None:
+        for _ in range(3):
+            with pytest.raises(StoreCorruptError):
+                async with opened(tmp_path / "d.db"):
+                    pass
+
+    before = threading.active_count()
+    run(story)
+    for one in threading.enumerate():
+        if one.name == "documents":
+            one.join(10)
+    assert threading.active_count() <= before
+
+
+# ---- migrations ------------------------------------------------------------------------------------------------------
+
+
+def written_by_version_1(path: Path, number: int = 3) -> None:
+    """A file as the first version wrote it: without sequences and fields."""
+    made = apsw.Connection(str(path))
+    made.execute("PRAGMA journal_mode = WAL")
+    made.execute(document_rows.MIGRATIONS[0])
+    made.execute(f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = 1")
+    for one in range(number):
+        metadata = json.dumps({"from": [f"anna{one} <a@x>"], "tags": ["boat"], "attachments": [{"name": "plan.pdf"}]})
+        row = ("s", f"id{one}", f"{one}.md", "1", f"f{one}", "text/plain", 5, 6, "", "Title", metadata, f"knot {one}")
+        made.execute(f"INSERT INTO documents VALUES (NULL, {', '.join('?' * len(row))})", row)
+        values = (made.last_insert_rowid(), "Title", f"knot {one}", f"{one}.md")
+        made.execute("INSERT INTO words (rowid, title, text, location) VALUES (?, ?, ?, ?)", values)
+    made.execute("DELETE FROM documents WHERE id = 'id1'")  # a gap in the numbers
+    made.execute(
+        "INSERT INTO words (words, rowid, title, text, location) VALUES ('delete', 2, 'Title', 'knot 1', '1.md')"
+    )
+    made.execute("UPDATE positions SET cursor = 'here', sequence = 7")
+    made.close()
+
+
+def test_a_file_of_the_first_version_is_migrated_with_its_contents_searchable(tmp_path: Path) -> None:
+    written_by_version_1(tmp_path / "d.db")
+
+    async def story() -> None:
+        async with opened(tmp_path / "d.db") as documents:
+            assert await documents.position("s") == Position("here", 7)
+            assert {hit.id for hit in await documents.search("knot")} == {"id0", "id2"}
+            assert {hit.id for hit in await documents.search("from:anna2 tag:boat file:plan")} == {"id2"}
+            assert [one.id for one in (await documents.changes()).changes] == ["id0", "id2"]
+            await documents.put("s", [Document("id0", "0.md", "2", text="other")], deleted=["id2"])
+            assert (await documents.search("knot"), len(await documents.search("other"))) == ([], 1)
+            found = (await documents.changes()).changes
+            assert [(one.id, one.document is None) for one in found] == [("id0", False), ("id2", True)]
+            await documents._run(lambda one: one.execute("INSERT INTO words (words) VALUES ('integrity-check')"))
+            assert await documents._run(lambda one: one.pragma("user_version")) == VERSION == 2
+        async with opened(tmp_path / "d.db") as documents:
+            assert (await documents.counts())["s"].documents == 1
+
+    run(story)
+
+
+def test_a_consumer_of_a_file_that_was_deleted_and_made_again_has_to_start_over(tmp_path: Path) -> None:
+    async def kept(number: int, after: str) -> str:
+        async with opened(tmp_path / "d.db") as documents:
+            await documents.put("s", [Document(f"{one}", f"{one}.md", "1") for one in range(number)])
+            return (await documents.changes(after=after, limit=10_000)).cursor
+
+    cursor = asyncio.run(kept(3, "0"))
+    (tmp_path / "d.db").unlink()
+    with pytest.raises(ChangesLostError, match="start over"):
+        asyncio.run(kept(300, cursor))
+
+
+def test_a_consumer_of_a_file_that_is_replaced_meanwhile_is_not_left_waiting(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with opened(tmp_path / "d.db") as documents:
+            await documents.keep("s", ONE, after=Position())
+            cursor = (await documents.changes()).cursor
+            (tmp_path / "d.db").rename(tmp_path / "elsewhere.db")
+            with pytest.raises(StoreReplacedError):
+                await documents.changes(after=cursor)
 
     run(story)

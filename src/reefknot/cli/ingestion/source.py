@@ -405,15 +405,24 @@ def forget(name: Name, /, *, because: Because, options: OperatorFlags = OPERATOR
 
 
 @app.command(
-    help_epilogue=examples("source search reef knot", "source search '\"reef knot\" tie*' --source notes --limit 5")
+    help_epilogue=examples(
+        "source search reef knot",
+        "source search '\"reef knot\" tie*' --source notes --limit 5",
+        "source search from:anna tag:work after:2026-03 budget",
+    )
 )
 def search(
-    *words: Annotated[str, arg('Words that must all be there. "Quoted words" stand together, wor* begins so.')],
+    *words: Annotated[str, arg('Words that must all be there; "quoted words" stand together, wor* begins so.')],
     source: Annotated[str | None, arg("Only documents of this source.")] = None,
     limit: Annotated[int, arg("Most documents to list. Default: 20.")] = 20,
     options: StoreFlags = STORE,
 ) -> int:
-    """Search title, text and location of all documents, best first. Exits with 1 when nothing is found."""
+    """
+    Search the documents, best first: title, text, location, senders, recipients, attachments, tags and aliases.
+
+    A field narrows it: title:, text:, file:, from:, to:, tag:, alias:, source:, before: and after: (a date).
+    Exits with 1 when nothing is found.
+    """
     address = address_of(options)
     search = operations.search_documents(address.operator(None), " ".join(words), source=source, limit=limit)
     found = asyncio.run(search)
@@ -421,6 +430,31 @@ def search(
     if not found["hits"] and not options.json:
         say(f"nothing is found in {', '.join(found['searched']) or 'no documents: none are kept yet'}")
     return Exit.FINE if found["hits"] else Exit.FAILED
+
+
+@app.command(
+    help_epilogue=examples(
+        "source changes --json > changes.jsonl", "source changes --after 1760000000042 --follow --json"
+    )
+)
+def changes(
+    *,
+    after: Annotated[
+        str, arg("Cursor of the last change that was taken over. Default: 0, the beginning.")
+    ] = "0",
+    source: Annotated[str | None, arg("Only documents of this source.")] = None,
+    follow: Annotated[bool, arg("Continue with new changes, until interrupted.", "--follow", "-f")] = False,
+    no_text: Annotated[bool, arg("Leave out the texts of documents.")] = False,
+    options: StoreFlags = STORE,
+) -> None:
+    """
+    List the documents that were kept or deleted, each once with its latest change, in order.
+
+    With --json, one line for each with the whole document; its `cursor` is the next --after.
+    Exits with 1 when deletions behind --after are forgotten (after 30 days): then start over, without --after.
+    """
+    operator = address_of(options).operator(None)
+    asyncio.run(view.put_changes(operator, after, source, follow=follow, text=not no_text, json=options.json))
 
 
 @app.command(help_epilogue=examples("source export > documents.jsonl", "source export notes --output notes.jsonl"))

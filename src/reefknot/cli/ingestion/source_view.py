@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json as json_module
 from collections.abc import Callable, Mapping
 from time import monotonic
@@ -11,10 +12,10 @@ import msgspec
 from msgspec import Struct, structs
 
 from reefknot.cli.app import Exit
-from reefknot.cli.output import json_text, put, put_fields, put_table, say, show
+from reefknot.cli.output import data, json_text, put, put_fields, put_table, reader_is_gone, say, show
 from reefknot.core.failure import ErrorCode, FailureType
 from reefknot.core.work import WorkItem, WorkState
-from reefknot.operations.sources import check_kept, open_for_reading
+from reefknot.operations.sources import change_fields, changes_page, check_changed, check_kept, open_for_reading
 from reefknot.operations.values import age, plural, time_text
 from reefknot.operations.words.sources import failure_of
 
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 Redact = Callable[[str], str]
 EXPORTED_AT_ONCE = 100
+CHANGES_AT_ONCE = 500
+FOLLOWED_EVERY_S = 0.5
+"""Time between two looks at the feed of changes; a look without news reads three pages of the file."""
 PROGRESS_EVERY_S = 2.0
 
 # ---- the list --------------------------------------------------------------------------------------------------------
@@ -262,13 +266,38 @@ async def export_lines(operator: Operator, name: str | None, write: Callable[[st
 
 def _line(source: str, document: Document) -> str:
     """A document as a line of JSON. Names of files that are no text are escaped, which JSON allows."""
-    fields = {"source": source, **structs.asdict(document), "modified_at": time_text(document.modified_at)}
+    return _json_line({"source": source, **structs.asdict(document), "modified_at": time_text(document.modified_at)})
+
+
+def _json_line(fields: Mapping[str, Any]) -> str:
     line = json_module.dumps(fields, ensure_ascii=False)
     try:
         line.encode()
     except UnicodeEncodeError:
         return json_module.dumps(fields)
     return line
+
+
+async def put_changes(
+    operator: Operator, after: str, source: str | None, *, follow: bool, text: bool, json: bool
+) -> None:
+    """Print a line for every change behind a cursor; with `follow` also for those to come, until it is interrupted."""
+    async with open_for_reading(operator, source, parameter="source") as documents:
+        await check_changed(operator, documents, source)
+        while not reader_is_gone():
+            found = await changes_page(documents, after=after, source=source, limit=CHANGES_AT_ONCE, text=text and json)
+            for one in found.changes:
+                if json:
+                    data().write(_json_line(change_fields(one)) + "\n")
+                else:
+                    word = "deleted" if one.document is None else "kept"
+                    put(f"{one.cursor}  {word:7}  [{one.source}] {one.location}")
+            data().flush()
+            if not found.changes:
+                if not follow:
+                    return
+                await asyncio.sleep(FOLLOWED_EVERY_S)
+            after = found.cursor
 
 
 def put_hits(found: Mapping[str, Any], limit: int, *, json: bool) -> None:
