@@ -178,6 +178,7 @@ class Worker:
             for item in items:
                 pool = names[item.resource_class]
                 pool.put(self._recovered(item, pool))
+                self.steps.outages.resume(item)
             if len(items) < PAGE:
                 return
             after = items[-1].id
@@ -269,7 +270,7 @@ class Worker:
 
     def troubled_destinations(self) -> list[dict[str, Any]]:
         """The destinations of this worker's steps whose breaker is not closed, or whose retries are throttled."""
-        safe, troubled = self._context.redactor, self.steps.destinations.troubled(self._clock.now())
+        safe, troubled = self._context.redactor, self.steps.outages.destinations.troubled(self._clock.now())
         return [{"worker_id": self.worker_id, **one, "name": safe(one["name"])} for one in troubled]
 
     # ---- messages ---------------------------------------------------------------------------------------------------
@@ -287,7 +288,7 @@ class Worker:
             await delivery.done()
 
     async def _share_throttle(self, delivery: Delivery) -> None:
-        self.steps.destinations.fleet_of(_fleets.decode(delivery.body).workers)
+        self.steps.outages.destinations.fleet_of(_fleets.decode(delivery.body).workers)
         if delivery.done is not None:
             await delivery.done()
 

@@ -42,7 +42,7 @@ def nothing_is_usual(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def place_of(worker: Worker, name: str = "somewhere") -> Destination:
-    return worker.steps.destinations.at(name)
+    return worker.steps.outages.destinations.at(name)
 
 
 async def hurried(shop: Shop) -> Worker:
