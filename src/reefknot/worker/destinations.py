@@ -59,6 +59,7 @@ class Destination:
         "_failed",
         "_failing",
         "_mean_s",
+        "_planned",
         "_running",
         "_share",
         "_tenants",
@@ -77,6 +78,8 @@ class Destination:
         """When the destination last answered: with a result, or with a refusal of that job alone."""
         self._running = 0
         """Calls under way that were permitted in the breaker's present generation."""
+        self._planned = 0.0
+        """The end of the rest after which a waiting job makes the probe."""
         self._failed = _window()
         self._traffic = RetryThrottle(
             settings.tokens, per_success=settings.per_success, per_second=settings.per_second, min_executions=LEAST
@@ -169,6 +172,12 @@ class Destination:
         inputs = BreakerInputs(now, self.rules, self.health, self._running)
         _, answer = inputs.admitted()
         return (answer.retry_after, inputs) if isinstance(answer, Refused) else (SLOW_START_PAUSE, None)
+
+    def plans_probe(self) -> bool:
+        """Whether the job that asks is the first that can make the probe after this rest: the others need not come."""
+        is_first = self._planned != self.health.rests_until or self.health.slow_start > 0
+        self._planned = self.health.rests_until
+        return is_first
 
     def _seen(self, now: float, *, ok: bool, tenant: str) -> Traffic:
         """The traffic with this call in it, and whether the tenants that fail speak for the destination."""

@@ -27,8 +27,10 @@ from reefknot.worker.context import WorkerContext
 from reefknot.worker.destinations import Destination, Destinations
 from reefknot.worker.records import AcceptedWork, AttemptInputs, AttemptReport
 
-BEHIND_S = 0.25
-"""How much later than others an assignment is due that has just met the outage: each probe is another one's."""
+BEHIND_S = 0.5
+"""How much later than the next probe assignments are due that do not make it: by then it has mostly ended."""
+FAR_BEHIND_S = 1.0
+"""The same for those that have failed themselves: a few bad ones must not make every probe, and so keep others away."""
 
 
 class Outages:
@@ -114,13 +116,23 @@ class Outages:
     def wait_after(
         self, attempt: AttemptInputs, destination: Destination, events: list[Event], failure: str
     ) -> AttemptReport | None:
-        """The wait of an assignment that has just met the outage itself. At the next probe others come before it."""
+        """The wait of an assignment that has just met the outage itself. The next probe is another one's."""
         seconds, inputs = destination.wait(self._clock.now())
         if waits_for(attempt.item) is None and inputs is not None:
             events = [*events, self._event(attempt, destination, inputs)]
-        return self.wait(attempt, destination, seconds + BEHIND_S, events, failure)
+        return self._snooze(attempt, destination, seconds + FAR_BEHIND_S, events, failure)
 
     def wait(
+        self, attempt: AttemptInputs, destination: Destination, seconds: float, events: list[Event]
+    ) -> AttemptReport | None:
+        """The wait of an assignment that the breaker refused; None when it has no time for it: see `ended`."""
+        if attempt.item.failure is not None:
+            behind = FAR_BEHIND_S
+        else:
+            behind = 0.0 if destination.plans_probe() else BEHIND_S
+        return self._snooze(attempt, destination, seconds + behind, events)
+
+    def _snooze(
         self,
         attempt: AttemptInputs,
         destination: Destination,
@@ -128,7 +140,6 @@ class Outages:
         events: list[Event],
         failure: str | None = None,
     ) -> AttemptReport | None:
-        """The wait of an assignment until the next probe; None when it has no time for it: see `ended`."""
         wall, deadline_at = self._clock.wall(), attempt.item.deadline_at
         due = int((wall + seconds) * 1000) + 1
         if self._waited(attempt) >= destination.rules.max_outage or (deadline_at is not None and due >= deadline_at):
