@@ -29,6 +29,7 @@ from reefknot.core.messages import (
     assign_subject,
     encode,
 )
+from reefknot.core.overload.destination_health import DestinationRules
 from reefknot.engines.clocks import LoopClock
 from reefknot.engines.memory import MemoryStore
 from reefknot.engines.memory.store import MemoryTransport
@@ -47,6 +48,8 @@ Outcome = StepResult | Exception | Callable[[], Awaitable[StepResult]]
 OK = StepResult(outputs={"done": True})
 DENIED = StepResult(StepStatus.ERROR, ErrorCode.permission_denied, error_message="not allowed")
 REFUSED = ConnectionError("refused")
+NO_BREAKER = DestinationRules(enabled=False)
+"""For stories in which several jobs fail, and whose subject is something else than an outage."""
 
 
 def http(status: int, **metadata: Any) -> StepResult:

@@ -17,8 +17,8 @@ from reefknot.core.overload import submission
 from reefknot.core.overload.submission import OpenWork, Waiting
 from reefknot.engines import work_items, work_table
 from reefknot.engines.sqlite import admission
-from reefknot.worker.attempt import StepRunner
 from reefknot.worker.destinations import Destination
+from reefknot.worker.outages import Outages
 from reefknot.worker.queue import BoundedQueue
 
 Patch = Callable[[Any, str, Any], None]
@@ -41,14 +41,15 @@ def _no_time_bound(patch: Patch) -> None:
 
 def _begin_hopeless(patch: Patch) -> None:
     """Attempts are begun however little time is left, and one that runs out of it counts against the destination."""
-    report = StepRunner._report_to_breaker
+    report = Outages.report
 
-    def counted(self: Any, destination: Any, permit: Any, ran: Any, failure: Any, tenant: str) -> Any:
+    def counted(self: Any, attempt: Any, destination: Any, permit: Any, ran: Any, failure: Any) -> Any:
         if ran.timed_out is not None:
             ran = msgspec.structs.replace(ran, timed_out=msgspec.structs.replace(ran.timed_out, whole=False))
-        return report(self, destination, permit, ran, failure, "")
+        assignment = msgspec.structs.replace(attempt.assignment, tenant_id=None)
+        return report(self, msgspec.structs.replace(attempt, assignment=assignment), destination, permit, ran, failure)
 
-    patch(StepRunner, "_report_to_breaker", counted)
+    patch(Outages, "report", counted)
     patch(Destination, "usual", lambda self, now: 0.0)
 
 

@@ -115,6 +115,20 @@ class Throttle(Section):
     per_second: Annotated[float, Field(ge=0, le=1000)] = 0.1
 
 
+class DestinationBreaker(Section):
+    """The breaker of each destination: when it is held to be down, and how jobs wait for it."""
+
+    enabled: bool = True
+    failures: Annotated[int, Field(ge=1, le=1000, description="transient failures in a row")] = 10
+    jobs: Annotated[int, Field(ge=1, le=1000, description="of at least this number of jobs")] = 3
+    within_seconds: Seconds = 300.0
+    cooldown_seconds: Annotated[Seconds, Field(ge=0.1, description="until the first probe; doubled by each")] = 1.0
+    max_cooldown_seconds: Annotated[Seconds, Field(ge=0.1)] = 60.0
+    max_outage_seconds: Annotated[
+        float, Field(gt=0, le=31_536_000, description="the longest time that a job waits for its destination")
+    ] = 86_400.0
+
+
 class RetriesV2(Section):
     """`worker.retries.v2`: how blocks are retried."""
 
@@ -123,6 +137,7 @@ class RetriesV2(Section):
     error_classification: ErrorClassification = ErrorClassification()
     block_policies: dict[str, BlockPolicy] = {}
     throttle: Throttle = Throttle()
+    breaker: DestinationBreaker = DestinationBreaker()
 
 
 class OverloadThresholds(Section):

@@ -5,7 +5,10 @@ A worker's result is stored with the assignment. An end that came without one (c
 often) is told by the reason that was kept, in the same words whoever asks and as often as it is asked.
 """
 
+from datetime import UTC, datetime
+
 import msgspec
+from msgspec import Struct
 
 from reefknot.core.canonical import record_fingerprint
 from reefknot.core.failure import ErrorCode
@@ -32,6 +35,8 @@ UNREADABLE_WORK = "the stored assignment cannot be read"
 UNREADABLE_SUBMISSION = "the submission cannot be read"
 WORKER_FAILED = "the worker failed inside"
 UNKNOWN_TYPE = "no worker knows its type"
+DOWN = "waiting: destination is down"
+"""The beginning of the reason of an item that waits, without spending attempts, until its destination answers."""
 DROPPED = RejectReason.DROPPED_OLDEST.value
 DROPPED_MESSAGE = "Assignment dropped from a full queue to make room for newer work"
 
@@ -48,6 +53,33 @@ def cancel_reason(given: str | None) -> str:
 def overdue_reason(item: WorkItem) -> str:
     """The reason to end an assignment whose deadline has passed, by whether a worker runs it."""
     return OVERDUE if item.state is WorkState.RUNNING and is_workers(item) else EXPIRED
+
+
+class WaitsFor(Struct, frozen=True):
+    """The destination that an item waits for, since when, and when it is called next. Times are milliseconds UTC."""
+
+    destination: str
+    since: int
+    next_probe_at: int
+
+
+def down_reason(destination: str, since: int) -> str:
+    """The reason of an item that waits for this destination since then: see `waits_for`."""
+    return (
+        f"{DOWN} ({destination}) since {datetime.fromtimestamp(since / 1000, UTC).isoformat(timespec='milliseconds')}"
+    )
+
+
+def waits_for(item: WorkItem) -> WaitsFor | None:
+    """The destination that is down and that an open item waits for, or waited for until it was claimed."""
+    if not item.reason.startswith(DOWN) or is_over(item):
+        return None
+    named, _, since = item.reason.rpartition(") since ")
+    try:
+        began = round(datetime.fromisoformat(since).timestamp() * 1000)
+    except ValueError:  # cut off, or written by a person
+        return None
+    return WaitsFor(named[len(DOWN) + 2 :], began, item.due_at)
 
 
 def assignment_of(item: WorkItem) -> ExecAssignment:

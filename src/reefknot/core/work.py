@@ -200,13 +200,14 @@ class TryAgain(Struct, frozen=True):
 
 
 class Snooze(Struct, frozen=True):
-    """Report that the item was put off. Spends nothing. `waited_ms` does not count as time of its attempts."""
+    """Report that the item was put off, perhaps by a `failure`. Spends nothing; `waited_ms` are not its time."""
 
     due_at: int
     reason: str = ""
     waited_ms: int = 0
     failure_type: str | None = None
     """The type of the failure that put it off, if one did."""
+    failure: str | None = None
 
 
 class Interrupted(Struct, frozen=True):
@@ -406,12 +407,12 @@ def settle(item: WorkItem, settled: Settled, now: Moment) -> WorkItem:
             return _ended(noted, WorkState.CANCELLED, now, attempts=item.attempts, result=result, reason=reason)
         case TryAgain():
             return _again(item, settled, now)
-        case Snooze(due_at=due_at, reason=reason, waited_ms=waited_ms, failure_type=kind):
+        case Snooze(due_at=due_at, reason=reason, waited_ms=waited_ms, failure_type=kind, failure=failure):
             began = item.budget.first_attempt_at
             moved_on = None if began is None else began + waited_ms
             kind = kind or item.budget.failure_type
             budget = structs.replace(item.budget, first_attempt_at=moved_on, failure_type=kind)
-            put_off = structs.replace(item, snoozes=item.snoozes + 1, budget=budget)
+            put_off = structs.replace(item, snoozes=item.snoozes + 1, failure=failure or item.failure, budget=budget)
             return _waiting(put_off, now, due_at=due_at, reason=reason)
         case Interrupted(reason=reason):
             back = structs.replace(item, interruptions=item.interruptions + (item.resource_class != ROUTER))

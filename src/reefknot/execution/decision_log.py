@@ -7,6 +7,7 @@ The log lines of decisions about stored work: one line for each, with the same f
                 not retryable, and nobody has to act                         info
     recovered   it succeeded after failures                                  info
     put off     it waits without spending an attempt                         debug
+    breaker     a destination is down, or answers again                      warning, info
 
 A success at the first try has no line. Each kind of line is bounded (ten at once, then one a second) and says how many
 were left out. Texts are redacted and without control characters.
@@ -19,6 +20,8 @@ from typing import Any
 
 from reefknot.core.failure import Failure, FailureType
 from reefknot.core.messages import ExecAssignment
+from reefknot.core.overload.breaker import BreakerState
+from reefknot.core.overload.destination_health import DestinationHealth
 from reefknot.core.retry.book import ResolvedPolicy
 from reefknot.core.retry.decide import DECIDING_FIELD, Again, Decision, Reason
 from reefknot.core.retry.policy import RetryPolicy
@@ -95,6 +98,20 @@ class DecisionLog:
         """Log that it waits without spending an attempt."""
         sentence = f"put off for {seconds(wait)} s: {reason}"
         self._write("put_off", DEBUG, work, sentence, {"wait_s": wait, "reason": reason[:100]})
+
+    def breaker(self, name: str, health: DestinationHealth, now: float) -> None:
+        """Log that a destination went down, is still down, or answers again; `name` has no secrets in it."""
+        state = health.state(now)
+        left_out = self._lines.setdefault("breaker", LogBudget()).take(now)
+        if left_out is None:
+            return
+        what = "answers again"
+        if state is BreakerState.OPEN:
+            what = f"is down; jobs for it wait, and the next probe is in {seconds(health.rests_until - now)} s"
+        level = WARNING if state is BreakerState.OPEN else INFO
+        rest = f" ({left_out} such lines left out)" if left_out else ""
+        line = printable(f"{self._name}: destination {name} {what}{rest}", most=LONGEST)
+        logger().log(level, "%s", line, extra={"decision": "breaker", "destination": name, "state": state.value})
 
     def _write(
         self,

@@ -6,7 +6,9 @@ They are about an assignment, or about a stored item: whichever the caller has.
 
 from typing import Any
 
-from reefknot.audit.journal import about_assignment, about_item, envelope
+from msgspec import to_builtins
+
+from reefknot.audit.journal import about_assignment, about_item
 from reefknot.core.audit.event import (
     BreakerEvent,
     DecisionRecord,
@@ -22,6 +24,7 @@ from reefknot.core.audit.event import (
 from reefknot.core.failure import Failure
 from reefknot.core.messages import ExecAssignment
 from reefknot.core.overload.breaker import BreakerState
+from reefknot.core.overload.destination_health import BreakerInputs
 from reefknot.core.retry.decide import REFUSED, History, Reason
 from reefknot.core.work import WorkItem
 from reefknot.execution.failures import TimedOut
@@ -122,9 +125,18 @@ def quarantined_event(
 
 
 def snooze_event(work: ExecAssignment | WorkItem, wall: float, name: str, seconds: float) -> Event:
-    """The breaker of its destination is open: the assignment waits so long, and spends no attempt."""
+    """The breaker of its source holds the job: it waits this time, and spends no attempt."""
     return BreakerEvent(**about(work, wall), name=name, state=BreakerState.OPEN.value, wait_seconds=seconds)
 
 
-def breaker_event(name: str, state: str, wall: float) -> Event:
-    return BreakerEvent(**envelope(wall=wall), name=name, state=state)
+def breaker_event(work: ExecAssignment | WorkItem, wall: float, name: str, inputs: BreakerInputs) -> BreakerEvent:
+    """The event of a breaker that this work has changed or probes, or of the wait that it begins for it."""
+    state, probe_in, wait = inputs.decided()
+    return BreakerEvent(
+        **about(work, wall),
+        name=name,
+        state=state.value,
+        wait_seconds=wait,
+        probe_seconds=probe_in,
+        inputs=to_builtins(inputs),
+    )

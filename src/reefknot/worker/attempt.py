@@ -12,14 +12,12 @@ from collections.abc import Mapping
 from math import inf
 
 import msgspec
-from msgspec import Struct
 
 from reefknot.audit.journal import about_item
 from reefknot.core.audit.event import DecisionRecord, Event, Requeued
-from reefknot.core.failure import ErrorCategory, ErrorCode, Failure, FailureType
+from reefknot.core.failure import ErrorCategory, ErrorCode, Failure
 from reefknot.core.messages import DEFAULT_TIMEOUT_MS, ExecAssignment, ExecResult, StepRequest, StepResult, StepStatus
-from reefknot.core.overload.admission import OverloadStatus
-from reefknot.core.overload.breaker import Permit, Refused
+from reefknot.core.overload.breaker import Refused
 from reefknot.core.results import EXPIRED, EXPIRED_MESSAGE, UNKNOWN_OUTCOME
 from reefknot.core.retry.backoff import draw, key_number
 from reefknot.core.retry.book import Book, BookHistory, Request
@@ -27,17 +25,24 @@ from reefknot.core.retry.classify import classify
 from reefknot.core.retry.decide import Again, History, Reason, Stop, decide
 from reefknot.core.retry.defaults import BASELINE_RETRIES, baseline, without_retry_after
 from reefknot.core.retry.policy import RetryPolicy
-from reefknot.core.work import Quarantine, Returned, Snooze, TryAgain, WorkDone, WorkFailed, WorkItem, step_key
+from reefknot.core.work import (
+    Quarantine,
+    Returned,
+    Snooze,
+    TryAgain,
+    WorkDone,
+    WorkFailed,
+    WorkItem,
+    step_key,
+)
 from reefknot.errors import KeyInProgressError, shown
 from reefknot.execution.decision_log import DecisionLog
 from reefknot.execution.events import (
-    breaker_event,
     end_event,
     expired_event,
     quarantined_event,
     recovered_event,
     retry_event,
-    snooze_event,
     timeout_event,
 )
 from reefknot.execution.failures import (
@@ -58,9 +63,11 @@ from reefknot.idempotency.waiting import AttemptKeys, HeldKey, KeyWaits, attempt
 from reefknot.ports.block import Block, BlockContext, own_limits
 from reefknot.runtime import seeds
 from reefknot.worker.context import WorkerContext
-from reefknot.worker.destinations import Destination, Destinations
+from reefknot.worker.destinations import Destination
+from reefknot.worker.outages import Outages
 from reefknot.worker.records import (
     AcceptedWork,
+    AttemptInputs,
     AttemptReport,
     Counters,
     RunningStep,
@@ -72,30 +79,6 @@ from reefknot.worker.records import (
 SHORTEST_S = 0.001
 KEY_PAUSE_S = 1.0
 """Pause of work whose key is held by somebody else, after an attempt has waited for it."""
-
-
-class AttemptInputs(Struct, frozen=True):
-    """The inputs of one attempt. `began` is wall time; `elapsed` counts from the first attempt's beginning."""
-
-    item: WorkItem
-    assignment: ExecAssignment
-    request: StepRequest
-    """What the assignment asks for, and what degradation left of it."""
-    target: str
-    began: float
-    book: Book
-    queue_depth: int = 0
-    overload_status: OverloadStatus = OverloadStatus.HEALTHY
-    """The queue as it was at admission."""
-    trace: WorkTrace | None = None
-
-    @property
-    def number(self) -> int:
-        return self.item.attempts + 1
-
-    def elapsed(self, wall: float) -> float:
-        first = self.item.budget.first_attempt_at
-        return max(0.0, wall - (self.began if first is None else first / 1000))
 
 
 class StepRunner:
@@ -110,7 +93,7 @@ class StepRunner:
         self._clock = context.clock
         self._redactor = context.redactor
         self.log = DecisionLog(context.worker_id, context.redactor, context.clock)
-        self.destinations = Destinations(context.settings.throttle)
+        self.outages = Outages(context, blocks, self.log)
         self._key_waits = KeyWaits()
         self.counters = Counters()
         self.running: dict[tuple[str, int], RunningStep] = {}
@@ -137,32 +120,36 @@ class StepRunner:
             return self._expired(attempt)
         if block is None:
             return self._not_known(attempt)
-        destination = self._destination(block, request)
+        destination = self.outages.destination(block, request)
         too_late = self._too_late(attempt, destination)
         if too_late:
             return self._expired(attempt, too_late)
-        permit = self._permit(destination, skip=admitted.skip_circuit_breaker)
+        permit, events = self.outages.permit(attempt, destination, skip=admitted.skip_circuit_breaker)
         if isinstance(permit, Refused):
-            return self._breaker_open(attempt, destination, permit)
+            waits = self.outages.wait(attempt, destination, permit.retry_after, events)
+            return waits or self._is_down(attempt, destination, events)
         try:
             ran = await self._run(block, attempt)
         except BaseException:  # cancelled, or the worker ends: that tells nothing about the destination
-            if isinstance(permit, Permit):
-                destination.breaker.released(permit)
+            if permit is not None:
+                destination.release(permit)
             raise
         finally:
             self.running.pop((item.id, item.fence), None)
         self.counters.executions += 1
         put_off = self._waits_for_key(attempt, ran.held)
         if put_off is not None:
-            if isinstance(permit, Permit):
-                destination.breaker.released(permit)
+            if permit is not None:
+                destination.release(permit)
             return put_off
         step = ran.step
         failure = None if step.ok else failure_of_step(step, ran.exceptions)
         if failure is not None and not self._settings.retries_v2:
             failure = without_retry_after(failure)
-        events = self._report_to_breaker(destination, permit, ran, failure, assignment.tenant_id or "")
+        is_outage = False
+        if permit is not None:
+            is_outage, changes = self.outages.report(attempt, destination, permit, ran, failure)
+            events += changes
         now, seconds = self._clock.now(), step.latency_ms / 1000
         destination.counted(now, ok=step.ok)
         is_cut = ran.timed_out is not None and ran.timed_out.whole
@@ -172,18 +159,11 @@ class StepRunner:
         report = (
             self._succeeded(attempt, step, events)
             if failure is None
-            else self._failed(attempt, ran, failure, destination, events)
+            else self._failed(attempt, ran, failure, destination, events, is_outage=is_outage)
         )
         return msgspec.structs.replace(report, took_ms=step.latency_ms if tells else None)
 
     # ---- before -----------------------------------------------------------------------------------------------------
-
-    def _destination(self, block: Block, request: StepRequest) -> Destination:
-        try:
-            name = block.destination(request.inputs)
-        except Exception:  # inputs that make no sense; the block itself will say so
-            name = f"{block.type}: unknown"
-        return self.destinations.at(name)
 
     def _too_late(self, attempt: AttemptInputs, destination: Destination) -> str:
         """Why the attempt cannot end in time, judged by the destination's usual service time; empty when it can."""
@@ -193,7 +173,7 @@ class StepRunner:
         seconds, whole = self._seconds(attempt)
         if not whole or seconds >= usual:
             return ""
-        return f"{seconds:.3g} s were left, and {destination.breaker.name} takes about {usual:.3g} s; it was not run"
+        return f"{seconds:.3g} s were left, and {destination.name} takes about {usual:.3g} s; it was not run"
 
     def _expired(self, attempt: AttemptInputs, message: str = "") -> AttemptReport:
         self.counters.expired += 1
@@ -213,42 +193,20 @@ class StepRunner:
         about = about_item(attempt.item, self._clock.wall())
         return AttemptReport(Returned(reason), (Requeued(**about, reason=reason, generation=attempt.item.generation),))
 
-    def _permit(self, destination: Destination, *, skip: bool) -> Permit | Refused | None:
-        """The breaker's answer; None for the baseline, heavy degradation, and a destination with little traffic."""
-        now = self._clock.now()
-        if not self._settings.retries_v2 or skip or not destination.busy(now):
-            return None
-        return destination.breaker.admit(now)
-
-    def _breaker_open(self, attempt: AttemptInputs, destination: Destination, refused: Refused) -> AttemptReport:
-        """Snooze until the breaker lets a probe through, if the assignment has the time; else it ends."""
-        item, wall = attempt.item, self._clock.wall()
-        first = item.budget.first_attempt_at or item.created_at
-        policy = self._policy(attempt, None)
-        waited = max(0.0, wall - first / 1000)
-        if waited + refused.retry_after < policy.time_budget and self._fits(item, refused.retry_after):
-            due = int((wall + refused.retry_after) * 1000) + 1
-            event = snooze_event(attempt.assignment, wall, destination.breaker.name, refused.retry_after)
-            reason = "the circuit breaker of its destination is open"
-            self.log.put_off(attempt.assignment, reason, refused.retry_after)
-            return AttemptReport(Snooze(due, reason), (event,))
-        message = "the circuit breaker of its destination is open for longer than the assignment has"
+    def _is_down(self, attempt: AttemptInputs, destination: Destination, events: list[Event]) -> AttemptReport:
+        """The end of an assignment that cannot wait any longer for its destination."""
+        message, attempts = self.outages.ended(attempt, destination), attempt.item.attempts
         step = StepResult(StepStatus.ERROR, ErrorCode.resource_unavailable, error_message=message)
-        return self._stopped(attempt, step, item.attempts, breaker_open=True)
-
-    def _stopped(self, attempt: AttemptInputs, step: StepResult, attempts: int, *, breaker_open: bool) -> AttemptReport:
-        """The end of an assignment whose block was not called this time."""
         failure = failure_of_step(step)
         policy = self._policy(attempt, failure)
         history = History(max(1, attempts), attempt.elapsed(self._clock.wall()))
-        verdict = None if breaker_open else False
-        decision = decide(policy, history, failure, 0.0, verdict=verdict, breaker_open=breaker_open)
-        record = DecisionRecord.of(decision, policy, history, failure, 0.0, verdict=verdict, breaker_open=breaker_open)
+        decision = decide(policy, history, failure, 0.0, breaker_open=True)
+        record = DecisionRecord.of(decision, policy, history, failure, 0.0, breaker_open=True)
         assert isinstance(decision, Stop)
         reason, is_aside = decision.reason, self._sets_aside("")
         self.log.decided(attempt.assignment, decision, policy, failure, attempts=attempts, quarantined=is_aside)
         event = end_event(attempt.assignment, self._clock.wall(), attempts, reason, record)
-        return self._gave_up(attempt, step, failure, reason, (event,), ran=False)
+        return self._gave_up(attempt, step, failure, reason, (*events, event), ran=False)
 
     def _policy(self, attempt: AttemptInputs, failure: Failure | None) -> RetryPolicy:
         timeout, retries = attempt.request.timeout_ms / 1000, attempt.request.retry_count
@@ -352,28 +310,6 @@ class StepRunner:
         policy = self._policy(attempt, failure_of_step(step))
         return policy.retryable, policy.max_attempts
 
-    def _report_to_breaker(
-        self,
-        destination: Destination,
-        permit: Permit | Refused | None,
-        ran: StepOutcome,
-        failure: Failure | None,
-        tenant: str,
-    ) -> list[Event]:
-        """Count the answer for or against the destination: transient failures and full time-outs count against it."""
-        if not isinstance(permit, Permit):
-            return []
-        now = self._clock.now()
-        before = destination.breaker.state(now)
-        if ran.timed_out is not None and ran.timed_out.whole:
-            destination.breaker.released(permit)
-        else:
-            transient = failure is not None and failure.failure_type is FailureType.TRANSIENT
-            failed = transient or ran.step.status is StepStatus.TIMEOUT
-            destination.report(permit, now, ok=not failed, tenant=tenant)
-        after = destination.breaker.state(now)
-        return [] if before is after else [breaker_event(destination.breaker.name, after.value, self._clock.wall())]
-
     # ---- after ------------------------------------------------------------------------------------------------------
 
     def _succeeded(self, attempt: AttemptInputs, step: StepResult, events: list[Event]) -> AttemptReport:
@@ -388,9 +324,21 @@ class StepRunner:
         return self._ended(attempt, step, WorkDone(), tuple(events))
 
     def _failed(
-        self, attempt: AttemptInputs, ran: StepOutcome, failure: Failure, destination: Destination, events: list[Event]
+        self,
+        attempt: AttemptInputs,
+        ran: StepOutcome,
+        failure: Failure,
+        destination: Destination,
+        events: list[Event],
+        *,
+        is_outage: bool,
     ) -> AttemptReport:
         assignment, wall = attempt.assignment, self._clock.wall()
+        if is_outage and self._may_run_again(attempt, ran, failure):
+            if attempt.trace is not None:
+                attempt.trace.attempt_failed(failure, Again(destination.wait(self._clock.now())[0]))
+            waits = self.outages.wait_after(attempt, destination, events, failure_json(failure, ran.traceback))
+            return waits or self._is_down(attempt, destination, events)
         if ran.timed_out is not None:
             events.append(timeout_event(assignment, wall, attempt.number, ran.timed_out))
         policy = self._policy(attempt, failure)
@@ -425,6 +373,11 @@ class StepRunner:
         return self._gave_up(
             attempt, step, failure, decision.reason, tuple(events), unknown=ran.unknown, traceback=ran.traceback
         )
+
+    def _may_run_again(self, attempt: AttemptInputs, ran: StepOutcome, failure: Failure) -> bool:
+        """Whether such a failure is retried at all, however many there were before."""
+        decision = decide(self._policy(attempt, failure), History(1), failure, 0.0, verdict=ran.verdict)
+        return isinstance(decision, Again)
 
     def _sets_aside(self, unknown: str) -> bool:
         """Whether what ends without success waits for a person; always, with the outcome of a guarded key unknown."""

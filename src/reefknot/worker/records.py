@@ -28,6 +28,7 @@ from reefknot.core.messages import (
     ExecResult,
     ResultJob,
     ResultStatus,
+    StepRequest,
     StepResult,
     StepStatus,
     encode,
@@ -44,8 +45,10 @@ from reefknot.core.overload.admission import (
     RejectReason,
 )
 from reefknot.core.results import assignment_of
+from reefknot.core.retry.book import Book
 from reefknot.core.work import Settled, WorkItem
 from reefknot.errors import shown
+from reefknot.execution.tracing import WorkTrace
 
 _ROOM = 64 * 1024
 """Beside its outputs a result has little in it."""
@@ -258,6 +261,30 @@ class RetryCounts(Struct, frozen=True):
     expired: int
     retry_success_rate: float | None
     """Of the assignments that were retried and have ended, how many succeeded. None while there is none."""
+
+
+class AttemptInputs(Struct, frozen=True):
+    """The inputs of one attempt. `began` is wall time; `elapsed` counts from the first attempt's beginning."""
+
+    item: WorkItem
+    assignment: ExecAssignment
+    request: StepRequest
+    """What the assignment asks for, and what degradation left of it."""
+    target: str
+    began: float
+    book: Book
+    queue_depth: int = 0
+    overload_status: OverloadStatus = OverloadStatus.HEALTHY
+    """The queue as it was at admission."""
+    trace: WorkTrace | None = None
+
+    @property
+    def number(self) -> int:
+        return self.item.attempts + 1
+
+    def elapsed(self, wall: float) -> float:
+        first = self.item.budget.first_attempt_at
+        return max(0.0, wall - (self.began if first is None else first / 1000))
 
 
 class AttemptReport(Struct, frozen=True):

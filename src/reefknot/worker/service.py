@@ -32,6 +32,7 @@ from reefknot.core.messages import (
 )
 from reefknot.core.overload.admission import OverloadStatus
 from reefknot.core.redaction import Redactor
+from reefknot.core.results import waits_for
 from reefknot.core.work import WorkItem, WorkState
 from reefknot.errors import ParameterError
 from reefknot.execution.isolation import Isolation
@@ -56,6 +57,8 @@ from reefknot.worker.records import RetryCounts
 from reefknot.worker.settings import WorkerSettings
 
 PAGE = 500
+MOST_DOWN = 1000
+"""Destinations that a worker which starts learns to be down from the work that waits for them."""
 AT_ONCE = 64
 """Refusals, cancellations and acks handled at once, beside the intake's batches."""
 
@@ -172,15 +175,23 @@ class Worker:
     async def _recover(self, state: WorkState) -> None:
         """Rebuild the queue of an earlier incarnation. What it was running comes back when its lease ends."""
         names = {pool.queue_name: pool for pool in self.pools.values()}
+        waiting: dict[str, str] = {}
         after = ""
         while True:
             items = await self._store.work.find(state=state, classes=names.keys(), after=after, limit=PAGE)
             for item in items:
                 pool = names[item.resource_class]
                 pool.put(self._recovered(item, pool))
+                waits = waits_for(item)
+                if waits is not None and len(waiting) < MOST_DOWN:
+                    waiting.setdefault(waits.destination, item.id)
             if len(items) < PAGE:
-                return
+                break
             after = items[-1].id
+        for work_id in waiting.values():
+            one = await self._store.work.get(work_id)
+            if one is not None:
+                self.steps.outages.resume(one)
 
     def _recovered(self, item: WorkItem, pool: Pool) -> Queued:
         place = pool.queued(item)
@@ -269,7 +280,7 @@ class Worker:
 
     def troubled_destinations(self) -> list[dict[str, Any]]:
         """The destinations of this worker's steps whose breaker is not closed, or whose retries are throttled."""
-        safe, troubled = self._context.redactor, self.steps.destinations.troubled(self._clock.now())
+        safe, troubled = self._context.redactor, self.steps.outages.destinations.troubled(self._clock.now())
         return [{"worker_id": self.worker_id, **one, "name": safe(one["name"])} for one in troubled]
 
     # ---- messages ---------------------------------------------------------------------------------------------------
@@ -287,7 +298,7 @@ class Worker:
             await delivery.done()
 
     async def _share_throttle(self, delivery: Delivery) -> None:
-        self.steps.destinations.fleet_of(_fleets.decode(delivery.body).workers)
+        self.steps.outages.destinations.fleet_of(_fleets.decode(delivery.body).workers)
         if delivery.done is not None:
             await delivery.done()
 

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Struct, field
 
 from reefknot.core.overload.admission import Degradation, OverloadStatus, RejectionPolicy, Rules, Thresholds
+from reefknot.core.overload.destination_health import DestinationRules
 from reefknot.core.retry.book import Book
 from reefknot.core.retry.defaults import builtin_book
 
@@ -37,6 +38,7 @@ class WorkerSettings(Struct, frozen=True):
     queue_sizes: Mapping[str, int] = {}
     concurrency: Mapping[str, int] = field(default_factory=lambda: dict(POOLS))
     throttle: ThrottleSettings = ThrottleSettings()
+    breaker: DestinationRules = DestinationRules()
     quarantine_failed: bool = False
     lease: float = 60.0
     heartbeat: float = 1.0
@@ -77,9 +79,23 @@ def settings_from(
         queue_sizes=sizes,
         concurrency={**POOLS, **slots},
         throttle=ThrottleSettings(throttle.enabled, throttle.tokens, throttle.per_success, throttle.per_second),
+        breaker=rules_of_breaker(worker.retries.v2.breaker),
         quarantine_failed=worker.quarantine_failed,
     )
     return msgspec.structs.replace(settings, **changes)
+
+
+def rules_of_breaker(breaker: Any) -> DestinationRules:
+    """The breaker's part of a checked configuration (`worker.retries.v2.breaker`) as rules."""
+    return DestinationRules(
+        enabled=breaker.enabled,
+        failures=breaker.failures,
+        jobs=breaker.jobs,
+        within=breaker.within_seconds,
+        rest=breaker.cooldown_seconds,
+        longest_rest=breaker.max_cooldown_seconds,
+        max_outage=breaker.max_outage_seconds,
+    )
 
 
 def rules_from(queue: object) -> Rules:

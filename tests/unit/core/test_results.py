@@ -17,18 +17,22 @@ from reefknot.core.messages import (
     encode,
 )
 from reefknot.core.results import (
+    DOWN,
     DROPPED,
     DROPPED_MESSAGE,
     EXPIRED,
     EXPIRED_MESSAGE,
     OVERDUE,
     OVERDUE_MESSAGE,
+    WaitsFor,
     answer_of,
     assignment_of,
     cancel_reason,
+    down_reason,
     is_same_job,
     overdue_reason,
     unrun_result,
+    waits_for,
 )
 from reefknot.core.work import WorkItem, WorkState
 
@@ -186,3 +190,28 @@ def test_a_deadline_that_passed_is_told_by_whether_a_worker_was_running_it(
     resource_class: str, state: WorkState, reason: str
 ) -> None:
     assert overdue_reason(WorkItem("a", "test.step", resource_class, state=state)) == reason
+
+
+# ---- waits ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_that_waits_for_a_destination_says_for_which_since_when_and_until_when() -> None:
+    since = 1_700_000_000_123
+    item = WorkItem("a", "k", due_at=1_700_000_060_000, reason=down_reason("api (2) since ever:443", since))
+    assert waits_for(item) == WaitsFor("api (2) since ever:443", since, 1_700_000_060_000)
+    assert waits_for(msgspec.structs.replace(item, state=WorkState.RUNNING)) == waits_for(item), (
+        "claimed, to be tried again"
+    )
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        WorkItem("a", "k", reason="shutdown"),
+        WorkItem("a", "k", reason=DOWN),
+        WorkItem("a", "k", reason=f"{DOWN} (x) since yesterday"),
+        WorkItem("a", "k", state=WorkState.FAILED, reason=down_reason("x", 1)),
+    ],
+)
+def test_every_other_item_waits_for_none(item: WorkItem) -> None:
+    assert waits_for(item) is None

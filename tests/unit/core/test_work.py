@@ -193,6 +193,13 @@ def test_a_snooze_spends_nothing() -> None:
     assert (item.budget, item.history, item.updated_at) == (Budget(), (), 51_000)
 
 
+def test_a_snooze_after_a_failure_that_counts_for_nothing_keeps_it_to_be_seen() -> None:
+    item = settle(running(), Snooze(60_000, "down", failure="503"), LATER)
+    assert (item.attempts, item.failure, item.history) == (0, "503", ())
+    again = settle(structs.replace(item, state=S.RUNNING), Snooze(90_000, "down"), LATER)
+    assert again.failure == "503"
+
+
 def test_the_time_of_a_wait_for_somebody_elses_key_is_not_the_works_own() -> None:
     fresh = settle(running(), Snooze(60_000, "held", 5_000), LATER)
     assert fresh.budget == Budget()

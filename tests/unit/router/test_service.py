@@ -306,7 +306,7 @@ def test_the_number_of_live_workers_is_broadcast() -> None:
         second = await shop.worker("w2", Step())
         await asyncio.sleep(3)
         assert told[-1] == b'{"workers":2}'
-        assert [one.steps.destinations.share for one in (first, second)] == [2, 2]
+        assert [one.steps.outages.destinations.share for one in (first, second)] == [2, 2]
         shop.vanish(second)
         await asyncio.sleep(5)
         assert told[-1] == b'{"workers":1}'

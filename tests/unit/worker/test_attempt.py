@@ -16,7 +16,7 @@ from reefknot.core.messages import ExecAssignment, ExecResult, ResultStatus, Ste
 from reefknot.core.overload.admission import RejectionPolicy, Rules
 from reefknot.core.work import WorkState
 from reefknot.worker.settings import ThrottleSettings
-from tests.workshop import DENIED, OK, REFUSED, Shop, Step, http, with_shop, work
+from tests.workshop import DENIED, NO_BREAKER, OK, REFUSED, Shop, Step, http, with_shop, work
 
 FLAT = """
 worker: {retries: {v2: {enabled: true,
@@ -292,11 +292,11 @@ def test_a_busy_destination_that_is_down_is_throttled_and_the_refusals_say_so() 
 
 
 def test_small_work_always_gets_its_retries() -> None:
-    """The control: the same failures, too few to act on."""
+    """The control: the same failures, too few for the throttle to act on; the breaker is not asked."""
 
     async def story(shop: Shop) -> None:
         step = Step(REFUSED)
-        await shop.worker("w1", step)
+        await shop.worker("w1", step, breaker=NO_BREAKER)
         await shop.send(*(work(f"a{n}") for n in range(20)))
         await asyncio.sleep(60)
         assert len(step.began) == 80
@@ -374,7 +374,7 @@ def test_degraded_work_gets_no_retries_and_less_time() -> None:
     async def story(shop: Shop) -> None:
         step = Step(REFUSED, seconds=1)
         rules = Rules(size=10, policy=RejectionPolicy.DEGRADE)
-        await shop.worker("w1", step, concurrency={"cpu": 1}, rules=rules)
+        await shop.worker("w1", step, concurrency={"cpu": 1}, rules=rules, breaker=NO_BREAKER)
         await shop.send(work("run", timeout_ms=100_000))
         await shop.send(*(work(f"n{n}", timeout_ms=100_000) for n in range(10)))
         words = [shop.ack(f"n{n}").message for n in range(10)]

@@ -1,11 +1,17 @@
 """Destinations of a worker's steps: bounded, their throttles shared by a fleet, their breakers fed by facts."""
 
+from itertools import count
+
 import pytest
 
 from reefknot.core.overload.breaker import BreakerState, Permit
+from reefknot.core.overload.destination_health import DestinationRules
 from reefknot.worker import destinations
-from reefknot.worker.destinations import LEAST_ANSWERS, OPENS_AFTER, TENANT_SEEN_S, Destination, Destinations
+from reefknot.worker.destinations import LEAST_ANSWERS, TENANT_SEEN_S, Destination, Destinations
 from reefknot.worker.settings import ThrottleSettings
+
+OPENS_AFTER = DestinationRules().failures
+numbers = count()
 
 
 def test_destinations_are_bounded_and_the_least_lately_used_goes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,6 +91,16 @@ def test_a_worker_of_a_large_fleet_still_retries_the_failure_now_and_then() -> N
     assert granted == 94, "one in twenty fails, and every one of them is tried again"
 
 
+def test_a_fleet_shares_the_failures_that_open_a_breaker_but_three_jobs_have_to_fail() -> None:
+    places = Destinations(ThrottleSettings())
+    place, shares = places.at("x"), []
+    for workers in (1, 2, 3, 5, 100):
+        places.fleet_of(workers)
+        shares.append((place.rules.failures, place.rules.calls))
+
+    assert shares == [(10, 100), (5, 50), (4, 33), (3, 20), (3, 1)]
+
+
 def test_a_switched_off_throttle_still_counts_traffic_for_the_breaker() -> None:
     place = Destinations(ThrottleSettings(enabled=False)).at("x")
     for _ in range(100):
@@ -128,11 +144,12 @@ def test_a_usual_time_counts_half_after_each_half_life_without_an_answer() -> No
 
 
 def report(to: Destination, tenant: str, now: float, *, ok: bool = False, times: int = 1) -> BreakerState:
+    """Calls of this tenant, each for another job."""
     for _ in range(times):
-        permit = to.breaker.admit(now)
+        permit, _ = to.admit(now)
         if isinstance(permit, Permit):
-            to.report(permit, now, ok=ok, tenant=tenant)
-    return to.breaker.state(now)
+            to.report(permit, now, ok=ok, job=f"{tenant}-{next(numbers)}", tenant=tenant)
+    return to.health.state(now)
 
 
 def test_one_tenant_alone_does_not_open_a_breaker_while_others_call() -> None:
@@ -176,8 +193,7 @@ def test_destinations_in_trouble_are_those_whose_breaker_is_open_or_whose_tokens
     places = Destinations(ThrottleSettings(tokens=2.0, per_second=0.0))
     places.at("fine").counted(1.0, ok=True)
     broken, busy = places.at("broken"), places.at("busy")
-    for _ in range(OPENS_AFTER):
-        broken.report(Permit(0), 1.0, ok=False, tenant="")
+    report(broken, "", 1.0, times=OPENS_AFTER)
     for _ in range(150):
         busy.counted(1.0, ok=False)
     assert busy.throttle is not None
@@ -186,7 +202,7 @@ def test_destinations_in_trouble_are_those_whose_breaker_is_open_or_whose_tokens
 
     assert places.troubled(1.0) == [
         {"name": "busy", "breaker": "closed", "throttled": True, "tokens": 0.0},
-        {"name": "broken", "breaker": "open", "throttled": False, "tokens": 2.0},
+        {"name": "broken", "breaker": "open", "throttled": False, "tokens": 2.0, "probe_in_s": 1.0},
     ]
     assert [one["breaker"] for one in places.troubled(100.0)] == ["half_open"]
 
@@ -195,8 +211,50 @@ def test_only_the_lately_used_destinations_are_looked_at_and_few_are_shown() -> 
     places = Destinations(ThrottleSettings())
     for number in range(destinations.MOST_LOOKED_AT + 5):
         place = places.at(str(number))
-        for _ in range(OPENS_AFTER):
-            place.report(Permit(0), 1.0, ok=False, tenant="")
+        report(place, "", 1.0, times=OPENS_AFTER)
 
     found = [one["name"] for one in places.troubled(1.0)]
     assert (len(found), found[0]) == (destinations.MOST_TROUBLED, str(destinations.MOST_LOOKED_AT + 4))
+
+
+def test_half_of_a_hundred_calls_in_ten_seconds_open_it_though_others_succeed() -> None:
+    busy = place()
+    for number in range(120):
+        is_well = number % 2 == 0
+        report(busy, "", 1.0, ok=is_well)
+        busy.counted(1.0, ok=is_well)
+    assert busy.health.state(1.0) is BreakerState.OPEN
+
+
+def test_a_third_of_them_does_not() -> None:
+    busy = place()
+    for number in range(300):
+        busy.counted(1.0, ok=number % 3 != 0)
+        report(busy, "", 1.0, ok=number % 3 != 0)
+    assert busy.health.state(1.0) is BreakerState.CLOSED
+
+
+def test_what_failed_before_it_closed_does_not_open_it_again() -> None:
+    busy, now = place(), 1.0
+    for _ in range(120):
+        busy.counted(now, ok=False)
+        report(busy, "", now)
+    now = 2.5
+    assert report(busy, "", now, ok=True, times=9) is BreakerState.CLOSED
+    assert report(busy, "", now) is BreakerState.CLOSED
+
+
+def test_only_the_calls_of_the_slow_start_count_for_how_many_may_be_out() -> None:
+    back = place()
+    stuck = [back.admit(1.0)[0] for _ in range(8)]
+    report(back, "", 1.0, times=OPENS_AFTER)
+    report(back, "", 2.5, ok=True)
+    first, _ = back.admit(2.5)
+    assert isinstance(first, Permit)
+    assert not isinstance(back.admit(2.5)[0], Permit), "one at a time at first"
+    for permit in stuck:
+        assert isinstance(permit, Permit)
+        back.release(permit)
+    assert not isinstance(back.admit(2.5)[0], Permit)
+    back.release(first)
+    assert isinstance(back.admit(2.5)[0], Permit)

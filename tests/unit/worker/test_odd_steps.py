@@ -15,7 +15,7 @@ from reefknot.core.results import WORKER_FAILED
 from reefknot.core.work import WorkState
 from reefknot.ports.block import BlockContext
 from tests.unit.retrying.odd_errors import TOLD, VALUES, all_odd, deep_group
-from tests.workshop import OK, Shop, Step, with_shop, work
+from tests.workshop import NO_BREAKER, OK, Shop, Step, with_shop, work
 
 WITHIN_S = 5.0
 """The lease is 60 s: whoever is answered before was not found by its end."""
@@ -67,7 +67,7 @@ class Given:
 
 async def unanswered(shop: Shop, answers: Mapping[str, Any]) -> list[str]:
     """Which of these are not answered in time, or only by the worker's own failure."""
-    await shop.worker("w1", Given(answers), retries_v2=True)
+    await shop.worker("w1", Given(answers), retries_v2=True, breaker=NO_BREAKER)
     for name in answers:
         await shop.send(work(name, retry=None, timeout_ms=1000))
     await asyncio.sleep(WITHIN_S)

@@ -11,7 +11,7 @@ from reefknot.core.redaction import Redactor
 from reefknot.execution.decision_log import DecisionLog
 from reefknot.worker.records import Counters, sendable
 from reefknot.worker.settings import default_settings
-from tests.workshop import DENIED, REFUSED, Shop, Step, http, with_shop, work
+from tests.workshop import DENIED, NO_BREAKER, REFUSED, Shop, Step, http, with_shop, work
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
@@ -122,7 +122,7 @@ def test_a_success_at_the_first_try_says_nothing(caplog: pytest.LogCaptureFixtur
 
 def test_a_storm_of_retries_is_ten_lines_and_then_one_a_second(caplog: pytest.LogCaptureFixture) -> None:
     async def story(shop: Shop) -> None:
-        slots = default_settings(concurrency={"cpu": 200})
+        slots = default_settings(concurrency={"cpu": 200}, breaker=NO_BREAKER)
         await shop.worker("w1", Step(REFUSED, seconds=0.0), settings=slots)
         await shop.send(*(work(f"a{n}", retry_count=0) for n in range(200)))
         await asyncio.sleep(5)

@@ -440,13 +440,13 @@ def test_the_dropped_one_gets_an_ack_a_result_and_an_event() -> None:
 def test_the_number_of_workers_in_the_fleet_shares_the_tokens() -> None:
     async def story(shop: Shop) -> None:
         worker = await shop.worker("w1", Step())
-        place = worker.steps.destinations.at("x")
+        place = worker.steps.outages.destinations.at("x")
         assert place.throttle is not None
         place.throttle.spend()
         await shop.transport.publish(FLEET, encode(Fleet(5)))
         await asyncio.sleep(0.01)
         assert (place.throttle.cap, place.throttle.tokens) == (2.0, 2.0)
-        assert worker.steps.destinations.at("y").throttle.cap == 2.0  # type: ignore[union-attr]
+        assert worker.steps.outages.destinations.at("y").throttle.cap == 2.0  # type: ignore[union-attr]
 
     with_shop(story)
 

@@ -18,12 +18,14 @@ from reefknot.core.overload.admission import Rules
 from reefknot.execution.failures import TimedOut
 from reefknot.worker import attempt
 from reefknot.worker.attempt import StepRunner
-from reefknot.worker.destinations import OPENS_AFTER, Destination
+from reefknot.worker.destinations import Destination
 from reefknot.worker.service import Worker
 from reefknot.worker.settings import ThrottleSettings
-from tests.workshop import OK, REFUSED, Shop, Step, with_shop, work
+from tests.workshop import NO_BREAKER, OK, REFUSED, Shop, Step, with_shop, work
 
 NO_THROTTLE = ThrottleSettings(enabled=False)
+OPENS_AFTER = 20
+"""Well above the ten failures in a row that open a breaker."""
 
 
 @pytest.fixture
@@ -42,7 +44,7 @@ def nothing_is_usual(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def place_of(worker: Worker, name: str = "somewhere") -> Destination:
-    return worker.steps.destinations.at(name)
+    return worker.steps.outages.destinations.at(name)
 
 
 async def hurried(shop: Shop) -> Worker:
@@ -67,7 +69,7 @@ def test_attempts_that_were_cut_short_by_their_own_deadline_do_not_open_the_brea
         cut = [one.status for one in shop.results if one.assignment_id.startswith("cut-")]
         assert cut == [ResultStatus.TIMEOUT] * 2 * OPENS_AFTER
         assert place_of(worker).busy(shop.clock.now())
-        assert place_of(worker).breaker.snapshot(shop.clock.now()).failures == 0
+        assert place_of(worker).health.failed_at == ()
         await shop.send(work("next"))
         await asyncio.sleep(1)
         assert shop.result("next").status is ResultStatus.SUCCESS
@@ -149,7 +151,7 @@ def test_an_attempt_that_was_cut_after_more_than_the_usual_time_says_that_it_tak
 
 async def a_second_each(shop: Shop, *outcomes: Any) -> Step:
     step = Step(*outcomes, seconds=1)
-    await shop.worker("w1", step, concurrency={"cpu": 10})
+    await shop.worker("w1", step, concurrency={"cpu": 10}, breaker=NO_BREAKER)
     await shop.send(*(work(f"known-{n}", retry_count=0) for n in range(10)))
     await asyncio.sleep(1.1)
     return step

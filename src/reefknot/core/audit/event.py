@@ -338,13 +338,17 @@ class BreakerEvent(Event, frozen=True, tag="breaker", kw_only=True):
     """
     A circuit breaker changed its state; with `wait_seconds`, work waits for it.
 
-    That of a source is named `source:NAME`, and its states are healthy, cooling, resting, probing and recovering.
+    That of a source is named `source:NAME`, and its states are healthy, cooling, resting, probing and recovering. The
+    wait of a job is recorded when it begins, not again for each probe that fails. `inputs` are those of the decision.
     """
 
     event_code: str = "RK-501"
     name: str
     state: str
     wait_seconds: float | None = None
+    probe_seconds: float | None = None
+    """Of a destination whose breaker has opened: the time until the next probe."""
+    inputs: dict[str, Any] | None = None
 
 
 class OperatorAction(Event, frozen=True, tag="operator_action", kw_only=True):

@@ -17,6 +17,7 @@ from reefknot.core.audit.event import (
     Admission,
     AnyEvent,
     BookStored,
+    BreakerEvent,
     DecisionRecord,
     RetryAttempt,
     RetryExhausted,
@@ -42,6 +43,7 @@ from reefknot.core.overload.admission import (
     reported,
 )
 from reefknot.core.overload.admission import Admission as Answer
+from reefknot.core.overload.destination_health import BreakerInputs
 from reefknot.core.redaction import HIDDEN
 from reefknot.core.retry.book import content_hash
 from reefknot.core.retry.decide import DECIDER_VERSION, REFUSED, decide
@@ -88,7 +90,7 @@ class Replayed(Struct, frozen=True):
     books: int = 0
     books_missing: tuple[str, ...] = ()
     kinds: dict[str, int] = {}
-    """The decisions by kind: `retry`, `admission`, `routing`."""
+    """The decisions by kind: `retry`, `admission`, `routing`, `breaker`."""
     undecided: int = 0
     rules_missing: tuple[str, ...] = ()
     undecided_by: dict[str, int] = {}
@@ -144,6 +146,8 @@ class Replayer:
                 return self._routing(event)
             case Admission() | Routing():
                 return self._without_inputs(event)
+            case BreakerEvent(inputs={"at": _}):
+                return [] if redacted else self._breaker(event)
             case _:
                 return []
 
@@ -275,6 +279,23 @@ class Replayer:
         worker_id, probe = (choice.worker_id, choice.probe) if isinstance(choice, Chosen) else ("", False)
         why = "probe" if probe else "chosen"
         return self._compared(event, {"worker_id": (event.worker_id, worker_id), "reason": (event.reason, why)})
+
+    def _breaker(self, event: BreakerEvent) -> list[Difference]:
+        """Decide again about a destination: the change of its breaker, or the wait of a job."""
+        self._kinds["breaker"] += 1
+        try:
+            inputs = msgspec.convert(event.inputs, BreakerInputs)
+        except msgspec.ValidationError as error:
+            return self._compared(event, {"inputs": ("", f"impossible inputs: {error}")})
+        state, probe_in, wait = inputs.decided()
+        return self._compared(
+            event,
+            {
+                "state": (event.state, state.value),
+                "probe_seconds": (event.probe_seconds, probe_in),
+                "wait_seconds": (event.wait_seconds, wait),
+            },
+        )
 
     def _compared(self, event: AnyEvent, fields: dict[str, FieldPair]) -> list[Difference]:
         """The differences of fields that follow from a decision, each by its name."""

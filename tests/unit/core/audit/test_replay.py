@@ -11,6 +11,7 @@ from reefknot.core.audit.event import (
     Admission,
     AnyEvent,
     BookStored,
+    BreakerEvent,
     DecisionRecord,
     Requeued,
     RetryAttempt,
@@ -33,6 +34,9 @@ from reefknot.core.overload.admission import (
     rules_content,
     rules_hash,
 )
+from reefknot.core.overload.breaker import Permit
+from reefknot.core.overload.destination_health import BreakerInputs, DestinationHealth
+from reefknot.core.redaction import HIDDEN
 from reefknot.core.retry.book import content_hash
 from reefknot.core.retry.decide import REFUSED, Again, History, Stop, ThrottleView, decide
 from reefknot.core.retry.policy import Jitter, RetryPolicy, RetryStrategy
@@ -250,6 +254,52 @@ def routed(**fields: object) -> bytes:
     inputs = msgspec.to_builtins(ranking.inputs())
     event = Routing(timestamp=AT, work_id="a", worker_id="w2", reason="chosen", inputs=inputs)
     return encode(msgspec.structs.replace(event, **fields))
+
+
+def breaker(**fields: Any) -> bytes:
+    """The end of the first rest's probe: it failed, and the next one is in two seconds."""
+    health = DestinationHealth(rests=1, rests_until=9.0, probed_at=10.0, generation=2)
+    inputs = BreakerInputs(10.5, health=health, permit=Permit(2, probe=True), job="a")
+    event = BreakerEvent(
+        timestamp=AT, work_id="a", name="x", state="open", probe_seconds=2.0, inputs=msgspec.to_builtins(inputs)
+    )
+    return encode(msgspec.structs.replace(event, **fields))
+
+
+def held_back(**fields: Any) -> bytes:
+    """A job that finds a breaker open and waits."""
+    inputs = BreakerInputs(8.0, health=DestinationHealth(rests=1, rests_until=9.0, generation=1))
+    event = BreakerEvent(
+        timestamp=AT, work_id="a", name="x", state="open", wait_seconds=1.0, inputs=msgspec.to_builtins(inputs)
+    )
+    return encode(msgspec.structs.replace(event, **fields))
+
+
+def test_breakers_of_destinations_are_decided_again_and_those_of_sources_are_facts() -> None:
+    source = encode(BreakerEvent(timestamp=AT, name="source:mail", state="resting"))
+    seen = replay([breaker(), held_back(), source])
+
+    assert (seen.kinds, seen.differences, seen.undecided) == ({"breaker": 2}, (), 0)
+
+
+@for_each_row(
+    ("body", "said"),
+    [
+        (breaker(state="closed"), "state 'closed', decided again state 'open'"),
+        (breaker(probe_seconds=60.0), "probe_seconds 60.0"),
+        (breaker(wait_seconds=1.0), "wait_seconds 1.0"),
+        (held_back(wait_seconds=9.0), "wait_seconds 9.0, decided again wait_seconds 1.0"),
+        (held_back(inputs={"at": "noon"}), "impossible inputs"),
+    ],
+)
+def test_a_forged_change_of_a_breaker_is_found(body: bytes, said: str) -> None:
+    (difference, *_) = replay([body]).differences
+
+    assert said in str(difference)
+
+
+def test_a_breaker_whose_inputs_were_redacted_is_not_compared() -> None:
+    assert replay([held_back(wait_seconds=9.0, name=HIDDEN)]).differences == ()
 
 
 def test_all_three_kinds_are_decided_again() -> None:
