@@ -22,7 +22,7 @@ import msgspec
 from reefknot.app.activity import reported, store_activity
 from reefknot.app.alerts import rules_of
 from reefknot.app.doctor import Finding, Level, examine, examine_open
-from reefknot.app.presence import STORE_S, dead_owners, living_systems, visible_work
+from reefknot.app.presence import STORE_S, dead_owners, gone_parts, living_systems, unserved_work, visible_work
 from reefknot.config.reading.session import KeyPath, Problem, dotted
 from reefknot.config.secrets import NATS_SECRETS, WEBHOOK, is_reference, resolve_at
 from reefknot.core.alerts import OLDEST_AGE, RULES
@@ -33,6 +33,7 @@ from reefknot.errors import ConfigurationError, StoreError
 from reefknot.operations.operator import Operator
 from reefknot.operations.systems import workers_of
 from reefknot.operations.values import age, plural
+from reefknot.operations.words.events import last_words, part_name
 from reefknot.ports.audit_log import end_of
 from reefknot.runtime.addresses import is_loopback, is_wildcard
 from reefknot.runtime.database_urls import SQLITE_PREFIX
@@ -342,7 +343,8 @@ async def _activity(store: Store, settings: Settings | None, *, silence: Level =
     try:
         async with asyncio.timeout(STORE_S):
             systems = await living_systems(store)
-            findings = [await _waiting(store, systems, settings), await _leases(store, systems)]
+            findings = [*await _waiting(store, systems, settings), *await _gone(store, systems)]
+            findings.append(await _leases(store, systems))
             findings.append(await _events(store, systems))
             findings += await _copies(store, settings)
     except (StoreError, TimeoutError) as error:
@@ -351,15 +353,37 @@ async def _activity(store: Store, settings: Settings | None, *, silence: Level =
     return findings
 
 
-async def _waiting(store: Store, systems: list[dict[str, Any]], settings: Settings | None) -> Finding:
-    """Whether somebody runs the jobs that wait."""
+async def _waiting(store: Store, systems: list[dict[str, Any]], settings: Settings | None) -> list[Finding]:
+    """Whether every part runs that jobs wait for, and whether the workers keep up."""
     work = await visible_work(store)
+    lacking = await unserved_work(store, systems, work)
+    if lacking:
+        return [Finding("systems", "problem", one.text, one.remedy, "unserved") for one in lacking]
+    return [await _kept_up(store, work, systems, settings)]
+
+
+async def _gone(store: Store, systems: list[dict[str, Any]]) -> list[Finding]:
+    """The workers and routers that died within 15 minutes, with what they held."""
+    found, now = await gone_parts(store, systems), store.moment().wall
+    texts = [
+        f"{part_name(one.part, one.name)} (pid {one.pid} on {one.host}) {'died' if one.is_dead else 'fell silent'} "
+        f"{age((now - one.last_seen) / 1000)} ago; {last_words(one.held)}"
+        for one in found[:MOST_NAMED]
+    ]
+    way_out = "look at its log, then start it again; what it held goes on at a living worker"
+    return [Finding("gone", "warning", printable(one, most=400), way_out) for one in texts]
+
+
+async def _kept_up(
+    store: Store, work: WorkSnapshot, systems: list[dict[str, Any]], settings: Settings | None
+) -> Finding:
+    """Whether the workers that run begin what is due."""
     number = sum(
         states.get(one, 0) for states in work.counts.values() for one in (WorkState.PENDING, WorkState.RUNNING)
     )
     jobs = plural(number, "job")
-    if number and not workers_of(systems):
-        text = f"{jobs} {'waits' if number == 1 else 'wait'}, and no worker is running"
+    if number and not systems:
+        text = f"{jobs} {'waits' if number == 1 else 'wait'} for later, and no system is running"
         return Finding("systems", "warning", text, "`reefknot up` starts a system that runs them")
     paused, age_s = _stopped_workers(work, systems), age(work.oldest_due_ms / 1000)
     if paused:
