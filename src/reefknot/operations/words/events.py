@@ -91,10 +91,8 @@ def describe(event: events.AnyEvent) -> tuple[str, str] | None:
         case events.AlertResolved():
             return "alert over", f"{event.alert}: {event.text}"
         case events.WorkerGone():
-            return (
-                "gone",
-                f"{part_name(event.part, event.worker_id)} (pid {event.process} on {event.host}): {last_words(event.held)}",
-            )
+            who = f"{part_name(event.part, event.worker_id)} (pid {event.process} on {event.host})"
+            return "gone", f"{who}: {last_words(event.held)}"
         case events.TakenOver():
             return "taken over", f"key {event.idempotency_key}: by {event.owner}, from {event.previous_owner}"
         case _:
