@@ -124,7 +124,7 @@ async def _facts(store: Store, item: WorkItem, look: Look, most: int | None) -> 
     if process and not is_gone and process not in look.living and is_leased:
         last = look.silent.get(process)
         silent_for = item.lease_ms / 1000 - lease_left if last is None else (now.wall - last["reported_at"]) / 1000
-    key = await _key(store, item, now)
+    key = await _key(store, item, look)
     waits = visible_state(item, now, gone=look.gone) is WorkState.PENDING
     if not waits and silent_for is None and key is None:
         return None
@@ -160,7 +160,7 @@ def _failure(item: WorkItem) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-async def _key(store: Store, item: WorkItem, now: Moment) -> KeyFacts | None:
+async def _key(store: Store, item: WorkItem, look: Look) -> KeyFacts | None:
     """The key that the job waits for, as long as another owner holds it."""
     said = _HELD_KEY.fullmatch(item.reason)
     if said is None:
@@ -168,7 +168,19 @@ async def _key(store: Store, item: WorkItem, now: Moment) -> KeyFacts | None:
     record = await store.idempotency.get(said["key"])
     if record is None or record.state is not KeyState.IN_PROGRESS or record.owner != said["owner"]:
         return None
-    return KeyFacts(said["key"], record.owner.partition("#")[0], max(0.0, (record.lease_until - now.steady) / 1000))
+    left = max(0.0, (record.lease_until - look.moment.steady) / 1000)
+    return KeyFacts(said["key"], _named_process(record.owner, look), left)
+
+
+def _named_process(owner: str, look: Look) -> str:
+    """The process that holds a key, by its workers where it is a system that runs."""
+    process = owner.rpartition("@")[2]
+    system = look.living.get(process)
+    number = process.partition(".")[2].partition(".")[0]
+    if system is None:
+        return f"process {number}" if number.isdecimal() else owner
+    names = ", ".join(one["worker_id"] for one in system["workers"])
+    return f"{names} (pid {system['pid']} on {system['host']})"
 
 
 def _destination(item: WorkItem, look: Look) -> str:
