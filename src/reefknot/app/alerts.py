@@ -1,6 +1,6 @@
 """
 `AlertWatch`: running systems and dashboards look at their store every five seconds, and tell once when a value is
-beyond its limits, or a system is gone.
+beyond its limits.
 
 All systems over a store measure the same values (`measured`) and share one state, the value `alerts`. Who changes it
 does so by compare-and-set together with the event, so of many systems one tells, once; a system that starts finds the
@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from reefknot.app.activity import CLOSE_S, Activity, reported, store_activity
-from reefknot.app.presence import STORE_S, Status, living_systems, record_gone, unserved_work, visible_work
+from reefknot.app.presence import STORE_S, Status, living_systems, look_for_gone, unserved_work, visible_work
 from reefknot.app.stores import client_of
 from reefknot.audit.journal import Journal, envelope
 from reefknot.config.schema import AlertsSection
@@ -121,7 +121,7 @@ def measured(
     snapshot: WorkSnapshot,
     systems: Sequence[Status],
     now: float,
-    lacking: Sequence[Unserved],
+    lacking: Sequence[Unserved] = (),
 ) -> dict[str, float | None]:
     """The value of every rule; None for one that says nothing yet."""
     columns = series(activity.buckets, now)
@@ -212,16 +212,15 @@ class AlertWatch:
         """The time of the last look (ms UTC)."""
 
     async def run(self) -> None:
-        """Look until cancelled; without rules only for systems that are gone. A failed look is logged, and the next
-        comes in its time."""
+        """Look until cancelled, or once without rules. A failed look is logged, and the next comes in its time."""
         while True:
             try:
                 async with asyncio.timeout(STORE_S):
-                    await record_gone(self._store, self._journal)
-                    if self._rules or self._is_first:
-                        await self.look()
+                    await self.look()
             except Exception as error:
                 self._errors.log("the alerts were not looked at", error, self._clock.now())
+            if not self._rules and not self._is_first:
+                return
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def close(self) -> None:
@@ -368,12 +367,17 @@ async def watched_alerts(
     watch = AlertWatch(store, clock, rules=rules_of(section), journal=journal, webhook=webhook)
     watch.owes_webhook = webhook is not None or (stands_in and section.webhook is not None)
     watch.stands_in = stands_in
-    task = asyncio.get_running_loop().create_task(watch.run(), name="system alerts")
+    loop = asyncio.get_running_loop()
+    tasks = [
+        loop.create_task(watch.run(), name="system alerts"),
+        loop.create_task(look_for_gone(store, journal), name="systems that are gone"),
+    ]
     try:
         yield watch
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await watch.close()
 
 

@@ -24,7 +24,7 @@ from reefknot.audit.journal import Journal, envelope
 from reefknot.core.audit.event import WorkerGone, timestamp
 from reefknot.core.routing import WorkerState, worker_state
 from reefknot.core.waiting import FleetFacts, PoolFacts, Unserved, WorkerFacts, unserved
-from reefknot.core.work import ROUTER, WorkState, worker_of
+from reefknot.core.work import ROUTER, WorkItem, WorkState, pool_of, worker_of
 from reefknot.errors import NameTakenError
 from reefknot.ports.control import SILENT_KEPT_S, StatusReport
 from reefknot.ports.store import Store
@@ -37,6 +37,9 @@ STATUS_KEPT_S = 5.0
 """How long a status is one of a system that lives."""
 STORE_S = 10.0
 WHOLE_SYSTEMS_ROUTER = "router"
+MOST_HELD = 20
+"""Running jobs that the status of a system names, for those who ask what it held when it died."""
+LOOK_FOR_GONE_S = 5.0
 SILENT_UNTIL_GONE_S = 10.0
 """Silence after which a system whose process cannot be looked at is recorded as gone; it is shown as gone before."""
 MOST_LOOKED_AT = 200
@@ -228,6 +231,17 @@ GONE = "gone"
 """The value that has the systems whose end was recorded, with the time of that (ms UTC)."""
 
 
+async def look_for_gone(store: Store, journal: Journal) -> None:
+    """Every few seconds, record the systems that are gone. Never ends."""
+    loop, errors = asyncio.get_running_loop(), RepeatedErrors()
+    while True:
+        try:
+            await record_gone(store, journal)
+        except Exception as error:
+            errors.log("systems that are gone cannot be looked for", error, loop.time())
+        await asyncio.sleep(LOOK_FOR_GONE_S)
+
+
 async def record_gone(store: Store, journal: Journal) -> None:
     """
     Record each system that is gone as `worker_gone`, once, whichever process notices it first.
@@ -315,6 +329,11 @@ def _worker_facts(worker: Status, system: Status) -> WorkerFacts:
     )
 
 
+def known_pool(item: WorkItem) -> str:
+    """The class whose slots run a job; empty for a submission that does not tell."""
+    return "" if item.pool == ROUTER else item.pool or pool_of(item.resource_class)
+
+
 def serving(systems: Sequence[Status]) -> list[Status]:
     """The systems that take work of everybody: a `run` is only for its own."""
     return [one for one in systems if not one.get("own_work_only")]
@@ -334,11 +353,12 @@ async def unserved_work(store: Store, systems: Sequence[Status], work: WorkSnaps
             now, seen = store.moment().wall, Counter[str]()
             for item in found:
                 if item.due_at <= now and item.owner.rpartition("@")[2] not in private:
-                    seen[item.pool] += 1
+                    seen[known_pool(item)] += 1
             waiting |= seen
             if len(found) < MOST_LOOKED_AT:
                 break
         else:  # those in between are of the class that most of the others have
-            frequent = max(waiting, key=lambda pool: waiting[pool], default="")
-            waiting[frequent] += max(0, pending[ROUTER] - waiting.total()) if frequent else 0
+            frequent = max(waiting, key=lambda pool: waiting[pool], default=None)
+            if frequent is not None:
+                waiting[frequent] += max(0, pending[ROUTER] - waiting.total())
     return unserved(waiting, left, fleet_of(serving(systems)))

@@ -62,8 +62,6 @@ from reefknot.worker.settings import WorkerSettings, settings_from
 ROUTER_NAME = "router"
 STATUS_EVERY_S = 1.0
 """How often a system publishes its status. It goes stale after `presence.STATUS_KEPT_S`."""
-MOST_HELD = 20
-"""Running jobs that the status of a system names, for those who ask what it held when it died."""
 CONTROL_S = 5.0
 STORE_PAUSE_S = 0.25
 FAILED_STOP_S = 3.0
@@ -249,7 +247,7 @@ class System:
             "router": self._router
             and {"router_id": self._router.router_id, **_finite(msgspec.to_builtins(self._router.snapshot()))},
             "workers": [msgspec.to_builtins(worker.snapshot()) for worker in self.workers],
-            "holds": {one.worker_id: [held.id for held in one.claims()[:MOST_HELD]] for one in self.workers},
+            "holds": {one.worker_id: [held.id for held in one.claims()[: presence.MOST_HELD]] for one in self.workers},
             "blocks": self.step_types,
             "sources": [] if self.ingestion is None else sorted(self.ingestion.sources),
             "own_work_only": self._own_work_only,

@@ -64,6 +64,8 @@ def _put_view(view: dict[str, Any], address: StoreAddress) -> None:
     for one in view["unserved"]:
         for line in wrapped(f"problem: {one['text']}; {one['remedy']}", table_width()):
             put(line)
+    if number := view["quarantine"]["size"]:
+        put(f"{plural(number, 'job')} in quarantine; the causes: reefknot quarantine stats --group")
     put()
     if view["workers"] or view["gone"]:
         columns = ("worker", "class", "status", "queued", "running", "oldest")

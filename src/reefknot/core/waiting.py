@@ -50,6 +50,7 @@ class WaitCode(StrEnum):
     SOURCE_PROBED = "source_probed"
     SOURCE_BUSY = "source_busy"
     NO_SYNC = "no_sync"
+    QUARANTINED = "quarantined"
     SOON = "soon"
 
 
@@ -104,7 +105,8 @@ class FleetFacts(Struct, frozen=True):
         return next((one for one in self.workers if one.name == name), None)
 
     def of_class(self, pool: str) -> list[WorkerFacts]:
-        return [one for one in self.workers if pool in one.pools]
+        """The workers of a class; all of them when the class is not known."""
+        return [one for one in self.workers if pool in one.pools or not pool]
 
 
 class SourceFacts(Struct, frozen=True):
@@ -132,6 +134,7 @@ class JobFacts(Struct, frozen=True, kw_only=True):
     record: str
     kind: str
     pool: str
+    """The class whose slots run it; empty when it is not known."""
     worker: str = ""
     """The worker whose queue it is in; empty when no worker has accepted it."""
     holder: str = ""
@@ -156,6 +159,7 @@ class JobFacts(Struct, frozen=True, kw_only=True):
     ahead_of_tenant: int = 0
     destination: str = ""
     """The destination of its step, where it is known."""
+    is_quarantined: bool = False
 
 
 # ---- the answer ------------------------------------------------------------------------------------------------------
@@ -163,6 +167,12 @@ class JobFacts(Struct, frozen=True, kw_only=True):
 
 def why_waits(job: JobFacts, fleet: FleetFacts, source: SourceFacts | None = None) -> Wait:
     """The cause for which the job does not run at this moment: of several, the one to be removed first."""
+    if job.is_quarantined:
+        error = f"; the last failure: {_cut(job.error)}" if job.error else ""
+        remedy = (
+            "mend the cause, then `reefknot quarantine requeue ID`; or give it up with `reefknot quarantine discard ID`"
+        )
+        return Wait(WaitCode.QUARANTINED, f"it waits for a decision of an operator ({job.reason}){error}", remedy)
     if job.silent_for is not None:
         text = f"{job.holder} holds it and has been silent for {span(job.silent_for)}; its lease ends"
         text += f" in {span(job.lease_left)}, then it goes on elsewhere"

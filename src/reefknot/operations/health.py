@@ -31,7 +31,7 @@ from reefknot.core.routing import WorkerState
 from reefknot.core.work import ROUTER, WorkState, worker_of
 from reefknot.errors import ConfigurationError, StoreError
 from reefknot.operations.operator import Operator
-from reefknot.operations.systems import workers_of
+from reefknot.operations.systems import open_breakers, workers_of
 from reefknot.operations.values import age, plural
 from reefknot.operations.words.events import last_words, part_name
 from reefknot.ports.audit_log import end_of
@@ -343,8 +343,9 @@ async def _activity(store: Store, settings: Settings | None, *, silence: Level =
     try:
         async with asyncio.timeout(STORE_S):
             systems = await living_systems(store)
-            findings = [*await _waiting(store, systems, settings), *await _gone(store, systems)]
-            findings.append(await _leases(store, systems))
+            work = await visible_work(store)
+            findings = [*await _waiting(store, work, systems, settings), *await _gone(store, systems)]
+            findings += [*_troubles(work, workers_of(systems)), await _leases(store, systems)]
             findings.append(await _events(store, systems))
             findings += await _copies(store, settings)
     except (StoreError, TimeoutError) as error:
@@ -353,9 +354,10 @@ async def _activity(store: Store, settings: Settings | None, *, silence: Level =
     return findings
 
 
-async def _waiting(store: Store, systems: list[dict[str, Any]], settings: Settings | None) -> list[Finding]:
+async def _waiting(
+    store: Store, work: WorkSnapshot, systems: list[dict[str, Any]], settings: Settings | None
+) -> list[Finding]:
     """Whether every part runs that jobs wait for, and whether the workers keep up."""
-    work = await visible_work(store)
     lacking = await unserved_work(store, systems, work)
     if lacking:
         return [Finding("systems", "problem", one.text, one.remedy, "unserved") for one in lacking]
@@ -372,6 +374,22 @@ async def _gone(store: Store, systems: list[dict[str, Any]]) -> list[Finding]:
     ]
     way_out = "look at its log, then start it again; what it held goes on at a living worker"
     return [Finding("gone", "warning", printable(one, most=400), way_out) for one in texts]
+
+
+def _troubles(work: WorkSnapshot, workers: list[dict[str, Any]]) -> Iterator[Finding]:
+    """Warnings about full queues, destinations that are down, and jobs that wait for a decision."""
+    full = [(one["worker_id"], name, pool) for one in workers for name, pool in one["classes"].items()]
+    for worker, name, pool in [one for one in full if one[2]["status"] == "critical"][:MOST_NAMED]:
+        text = f"{worker} {name} is critical: {pool['reason'] or 'its queue is full'}"
+        yield Finding("load", "warning", text, "start another worker, give it more slots, or submit less")
+    for one in open_breakers(workers)[:MOST_NAMED]:
+        text = f"{one['name']} is down: its breaker at {one['worker_id']} is {one['state']}, and jobs wait for it"
+        yield Finding("breakers", "warning", text, "mend the destination; jobs that wait for it spend no attempts")
+    number = sum(states.get(WorkState.QUARANTINED, 0) for states in work.counts.values())
+    if number:
+        text = f"{plural(number, 'job')} in quarantine {'waits' if number == 1 else 'wait'} for a decision"
+        way_out = "`reefknot quarantine stats --group` shows the causes; requeue them once these are gone"
+        yield Finding("quarantine", "warning", text, way_out)
 
 
 async def _kept_up(

@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from json import dumps
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from reefknot.app.presence import GonePart, gone_parts, living_systems
+from msgspec import to_builtins
+
+from reefknot.app.presence import GonePart, gone_parts, living_systems, unserved_work, visible_work
 from reefknot.core.routing import WorkerState, worker_state
 from reefknot.errors import OperationError, ParameterError
 from reefknot.operations.operator import polled
@@ -31,7 +33,9 @@ async def running_systems(operator: Operator) -> dict[str, Any]:
     """The workers and the routers that run, none of either when nothing does, and those that are gone."""
     systems = await living_systems(operator.store)
     gone = await gone_of(operator, systems)
-    return {"workers": _safe_workers(systems, operator), "routers": routers_of(systems), "gone": gone}
+    lacking = to_builtins(await unserved_work(operator.store, systems, await visible_work(operator.store)))
+    workers = _safe_workers(systems, operator)
+    return {"workers": workers, "routers": routers_of(systems), "gone": gone, "unserved": lacking}
 
 
 async def list_workers(operator: Operator) -> dict[str, Any]:

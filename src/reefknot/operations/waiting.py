@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from reefknot.app.presence import fleet_of, living_systems, serving, silent_systems
+from reefknot.app.presence import fleet_of, known_pool, living_systems, serving, silent_systems
 from reefknot.core.idempotency import KeyState
 from reefknot.core.overload.source_health import SourceCondition
 from reefknot.core.waiting import FleetFacts, JobFacts, KeyFacts, SourceFacts, Wait, WaitCode, why_waits
@@ -25,7 +25,6 @@ from reefknot.core.work import (
     WorkState,
     is_ingestion,
     is_suspect,
-    pool_of,
     visible_state,
     worker_of,
 )
@@ -88,7 +87,8 @@ async def waits_of(
 
 
 def _may_wait(item: WorkItem, moment: Moment, gone: Sequence[str]) -> bool:
-    return visible_state(item, moment, gone=gone) is WorkState.PENDING or item.state is WorkState.RUNNING
+    state = visible_state(item, moment, gone=gone)
+    return state in (WorkState.PENDING, WorkState.QUARANTINED) or item.state is WorkState.RUNNING
 
 
 async def _look(store: Store, moment: Moment, gone: Sequence[str]) -> Look:
@@ -125,14 +125,15 @@ async def _facts(store: Store, item: WorkItem, look: Look, most: int | None) -> 
         last = look.silent.get(process)
         silent_for = item.lease_ms / 1000 - lease_left if last is None else (now.wall - last["reported_at"]) / 1000
     key = await _key(store, item, look)
-    waits = visible_state(item, now, gone=look.gone) is WorkState.PENDING
+    is_quarantined = item.state is WorkState.QUARANTINED
+    waits = is_quarantined or visible_state(item, now, gone=look.gone) is WorkState.PENDING
     if not waits and silent_for is None and key is None:
         return None
     failure = _failure(item)
     return JobFacts(
         record=item.id,
         kind=item.kind,
-        pool=item.pool or pool_of(item.resource_class),
+        pool=known_pool(item),
         worker=worker,
         holder=item.owner.partition("#")[0] if is_claimed else "",
         is_holder_gone=is_claimed and (is_gone or not is_leased),
@@ -149,6 +150,7 @@ async def _facts(store: Store, item: WorkItem, look: Look, most: int | None) -> 
         key=key,
         tenant=item.tenant_id or "",
         destination=_destination(item, look),
+        is_quarantined=is_quarantined,
     )
 
 

@@ -158,6 +158,15 @@ CASES: list[tuple[WaitCode, JobFacts, FleetFacts, str, str]] = [
     (WaitCode.PUT_OFF, queued(due_in=5.0, reason="rescheduled"), fleet(IDLE), "put off (rescheduled)", "by itself"),
     (WaitCode.PUT_OFF, queued(due_in=5.0), fleet(IDLE), "it was put off and is due in 5 s", "by itself"),
     (WaitCode.SOON, JOB, fleet(IDLE), "about to send it", "doctor"),
+    (
+        WaitCode.QUARANTINED,
+        queued(is_quarantined=True, reason="attempts_spent", error="refused"),
+        fleet(IDLE),
+        "waits for a decision of an operator (attempts_spent); the last failure: refused",
+        "quarantine requeue ID",
+    ),
+    (WaitCode.QUARANTINED, queued(is_quarantined=True, reason="x"), FleetFacts(), "an operator (x)", "discard ID"),
+    (WaitCode.SOON, job(pool=""), fleet(BUSY), "about to send it", "doctor"),
     (WaitCode.SOON, JOB, fleet(is_shared=True), "about to send it", "doctor"),
     (WaitCode.SOON, QUEUED, fleet(IDLE), "w1 is about to begin it", "doctor"),
     (WaitCode.SOON, JOB, fleet(structs.replace(IDLE, types=None)), "about to send it", "doctor"),
@@ -248,6 +257,7 @@ def test_jobs_without_a_router_or_a_worker_of_their_class_are_counted() -> None:
 
 def test_jobs_that_are_served_or_may_be_are_not_counted() -> None:
     assert counted({}, 0, FleetFacts()) == []
+    assert counted({"": 2}, 0, fleet(IDLE)) == [], "a class that is not known may be there"
     assert counted({"cpu": 2}, 0, fleet(PAUSED)) == [], "it has the class, and says by itself that it is paused"
     assert counted({}, 3, fleet(IDLE)) == [], "a router brings them back"
     assert counted({"gpu": 1}, 0, fleet(is_shared=True)) == [], "workers that do not report themselves may have it"

@@ -1,4 +1,4 @@
-"""Why a job waits, from the facts of a store: the causes that are rare, or that need another host, a source or a key."""
+"""Why a job waits, from the facts of a store: causes that are rare, or that need another host, a source or a key."""
 
 from __future__ import annotations
 
