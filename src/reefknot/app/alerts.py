@@ -1,5 +1,6 @@
 """
-`AlertWatch`: running systems look at their store every ten seconds, and tell once when a value is beyond its limits.
+`AlertWatch`: running systems and dashboards look at their store every five seconds, and tell once when a value is
+beyond its limits.
 
 All systems over a store measure the same values (`measured`) and share one state, the value `alerts`. Who changes it
 does so by compare-and-set together with the event, so of many systems one tells, once; a system that starts finds the
@@ -17,7 +18,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from reefknot.app.activity import CLOSE_S, Activity, reported, store_activity
-from reefknot.app.presence import STORE_S, Status, living_systems, visible_work
+from reefknot.app.presence import STORE_S, Status, living_systems, look_for_gone, unserved_work, visible_work
 from reefknot.app.stores import client_of
 from reefknot.audit.journal import Journal, envelope
 from reefknot.config.schema import AlertsSection
@@ -26,6 +27,7 @@ from reefknot.config.settings import Settings
 from reefknot.core import alerts as core
 from reefknot.core.alerts import AlertLimits, AlertState, AlertThresholds, next_state, with_limits
 from reefknot.core.audit.event import AlertRaised, AlertResolved, timestamp
+from reefknot.core.waiting import Unserved, WaitCode
 from reefknot.errors import ConfigurationError, KeyConflictError
 from reefknot.ports.clock import Clock
 from reefknot.ports.store import Store
@@ -36,7 +38,7 @@ from reefknot.runtime.log import RepeatedErrors, error_text, logger
 from reefknot.telemetry.metrics import ActivityRecord, series
 
 NAME = "alerts"
-LOOK_EVERY_S = 10.0
+LOOK_EVERY_S = 5.0
 NOTED_EVERY_S = 30.0
 """How often the time of a look that changed nothing is written, for whoever asks after a crash."""
 MOST_RESOLVED = 20
@@ -110,11 +112,16 @@ async def measured_now(store: Store, systems: Sequence[Status]) -> dict[str, flo
     """The value of every rule at this moment."""
     async with asyncio.timeout(STORE_S):
         activity, snapshot = await store_activity(store, systems), await visible_work(store)
-    return measured(activity, snapshot, systems, store.moment().wall / 1000)
+        lacking = await unserved_work(store, systems, snapshot)
+    return measured(activity, snapshot, systems, store.moment().wall / 1000, lacking)
 
 
 def measured(
-    activity: ActivityRecord, snapshot: WorkSnapshot, systems: Sequence[Status], now: float
+    activity: ActivityRecord,
+    snapshot: WorkSnapshot,
+    systems: Sequence[Status],
+    now: float,
+    lacking: Sequence[Unserved] = (),
 ) -> dict[str, float | None]:
     """The value of every rule; None for one that says nothing yet."""
     columns = series(activity.buckets, now)
@@ -127,6 +134,16 @@ def measured(
         core.OLDEST_AGE: snapshot.oldest_due_ms / 1000,
         core.CRITICAL_WORKERS: sum(_is_critical(worker) for one in systems for worker in one["workers"]),
         core.AUDIT_OUTAGE: waiting + sum(columns["audit_lost"]),
+        **unserved_jobs(lacking),
+    }
+
+
+def unserved_jobs(lacking: Sequence[Unserved]) -> dict[str, float]:
+    """The number of due jobs that wait for a router, and for a worker of their class."""
+    no_router = [one.jobs for one in lacking if one.code in (WaitCode.NO_SYSTEM, WaitCode.NO_ROUTER)]
+    return {
+        core.NO_ROUTER: sum(no_router),
+        core.NO_WORKER: sum(one.jobs for one in lacking if one.code is not WaitCode.NO_ROUTER),
     }
 
 
@@ -188,6 +205,9 @@ class AlertWatch:
         self._errors = RepeatedErrors()
         self._beyond: dict[str, float | None] = {}
         self._is_first = True
+        self.owes_webhook = webhook is not None
+        self.stands_in = False
+        """Whether it looks only while no running system does."""
         self.looked_at = 0
         """The time of the last look (ms UTC)."""
 
@@ -219,6 +239,8 @@ class AlertWatch:
     async def look(self) -> None:
         """Measure, judge, and record and log what changed, unless another system was faster."""
         systems = await living_systems(self._store)
+        if self.stands_in and any(reported(one, "looked_at", 0) for one in systems):
+            return
         values = await measured_now(self._store, systems)
         now = self._clock.wall()
         self.looked_at = int(now * 1000)
@@ -250,7 +272,7 @@ class AlertWatch:
             if after.active == state.active or value is None:
                 continue
             shown = round(value, 4)
-            due = self._webhook is not None
+            due = self.owes_webhook
             if known is None:
                 changed.append(RecordedAlert(name, shown, rule.threshold, int(now * 1000), rule.text(value), None, due))
             else:
@@ -317,17 +339,46 @@ async def running_activity(
         if watched is None:
             yield activity
             return
-        url, rules = webhook_of(watched), rules_of(watched.configuration.alerts)
+        url = webhook_of(watched)
         webhook = None if url is None else AlertWebhook(url, client_of(store, clock, watched.queue_size))
-        watch = AlertWatch(store, clock, rules=rules, journal=journal, webhook=webhook)
-        activity.looked_at = lambda: watch.looked_at
-        task = asyncio.get_running_loop().create_task(watch.run(), name="system alerts")
-        try:
+        async with watched_alerts(store, clock, journal, watched, webhook=webhook) as watch:
+            activity.looked_at = lambda: watch.looked_at
             yield activity
-        finally:
+
+
+@asynccontextmanager
+async def watched_alerts(
+    store: Store,
+    clock: Clock,
+    journal: Journal,
+    settings: Settings | None,
+    *,
+    webhook: AlertWebhook | None = None,
+    stands_in: bool = False,
+) -> AsyncIterator[AlertWatch]:
+    """
+    Watch the rules of these settings, or the built-in ones, and the systems that are gone, for as long as the block
+    lasts.
+
+    A watch that `stands_in` looks at the rules only while no running system does. It submits no steps: what is due for
+    the webhook is left to the next system.
+    """
+    section = AlertsSection() if settings is None else settings.configuration.alerts
+    watch = AlertWatch(store, clock, rules=rules_of(section), journal=journal, webhook=webhook)
+    watch.owes_webhook = webhook is not None or (stands_in and section.webhook is not None)
+    watch.stands_in = stands_in
+    loop = asyncio.get_running_loop()
+    tasks = [
+        loop.create_task(watch.run(), name="system alerts"),
+        loop.create_task(look_for_gone(store, journal), name="systems that are gone"),
+    ]
+    try:
+        yield watch
+    finally:
+        for task in tasks:
             task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            await watch.close()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await watch.close()
 
 
 def _with(record: AlertsRecord, changed: Sequence[RecordedAlert]) -> AlertsRecord:

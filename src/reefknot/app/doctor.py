@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from reefknot.ports.store import Store
 
 Level = Literal["ok", "warning", "problem"]
-Cause = Literal["", "unreachable", "locked", "forbidden", "misconfigured", "damaged"]
+Cause = Literal["", "unreachable", "locked", "forbidden", "misconfigured", "damaged", "unserved"]
 
 FREE_BYTES = 1 << 30
 SKEW_S = 1.0

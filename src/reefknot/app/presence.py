@@ -12,15 +12,24 @@ has not heard of for a while, or that is leaving; without a router the work wait
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from math import inf
 from typing import Any
 
-from reefknot.core.work import worker_of
+import msgspec
+from msgspec import Struct
+
+from reefknot.audit.journal import Journal, envelope
+from reefknot.core.audit.event import WorkerGone, timestamp
+from reefknot.core.routing import WorkerState, worker_state
+from reefknot.core.waiting import FleetFacts, PoolFacts, Unserved, WorkerFacts, unserved
+from reefknot.core.work import ROUTER, WorkItem, WorkState, pool_of, worker_of
 from reefknot.errors import NameTakenError
+from reefknot.ports.control import SILENT_KEPT_S, StatusReport
 from reefknot.ports.store import Store
 from reefknot.ports.work_queue import WorkSnapshot
-from reefknot.runtime.log import RepeatedErrors
+from reefknot.runtime.log import RepeatedErrors, logger
 from reefknot.runtime.processes import is_gone, owner_is_gone
 
 LOOK_S = 1.0
@@ -28,6 +37,13 @@ STATUS_KEPT_S = 5.0
 """How long a status is one of a system that lives."""
 STORE_S = 10.0
 WHOLE_SYSTEMS_ROUTER = "router"
+MOST_HELD = 20
+"""Running jobs that the status of a system names, for those who ask what it held when it died."""
+LOOK_FOR_GONE_S = 5.0
+SILENT_UNTIL_GONE_S = 10.0
+"""Silence after which a system whose process cannot be looked at is recorded as gone; it is shown as gone before."""
+MOST_LOOKED_AT = 200
+"""Submissions at each end of the queue whose classes are compared with those of the workers."""
 
 Status = dict[str, Any]
 Recall = Callable[[Sequence[str]], Awaitable[int]]
@@ -69,17 +85,20 @@ async def living_systems(store: Store) -> list[Status]:
     """The status of every system that runs over this store, oldest system first."""
     async with asyncio.timeout(STORE_S):
         reports = await store.control.reports()
-    systems = [{**json.loads(one.body), "sequence": one.sequence} for one in reports]
-    living = [one for one in systems if not is_gone(one.get("process", ""))]
+    living = [one for one in map(_status, reports) if not is_gone(one.get("process", ""))]
     return sorted(living, key=lambda one: (one["started_at"], one["system_id"]))
 
 
-def worker_names(systems: list[Status]) -> set[str]:
+def _status(report: StatusReport) -> Status:
+    return {**json.loads(report.body), "sequence": report.sequence, "reported_at": report.at}
+
+
+def worker_names(systems: Sequence[Status]) -> set[str]:
     """The names of the workers of these systems."""
     return {worker["worker_id"] for one in systems for worker in one["workers"]}
 
 
-def router_names(systems: list[Status]) -> set[str]:
+def router_names(systems: Sequence[Status]) -> set[str]:
     """The names of the routers of these systems."""
     return {one["router"]["router_id"] for one in systems if one["router"]}
 
@@ -151,3 +170,195 @@ async def _silent_owners(store: Store) -> list[str]:
         silent = await store.leases.owners(silent_for=STATUS_KEPT_S)
         return [owner for owner in silent if owner.rpartition("@")[2] not in living]
     return []
+
+
+# ---- systems that are gone -------------------------------------------------------------------------------------------
+
+
+class GonePart(Struct, frozen=True):
+    """A worker or a router that fell silent without an orderly end, with its last words. Times are ms UTC."""
+
+    part: str
+    name: str
+    system_id: str
+    host: str
+    pid: int
+    last_seen: int
+    is_dead: bool
+    """Whether its process is known to have ended; else it is only silent."""
+    held: dict[str, Any]
+    classes: tuple[str, ...] = ()
+
+
+async def silent_systems(store: Store) -> list[Status]:
+    """The last status of every system that died or fell silent within the last 15 minutes."""
+    async with asyncio.timeout(STORE_S):
+        reports, silent = await store.control.reports(), await store.control.reports(silent=True)
+    dead = [one for one in map(_status, reports) if is_gone(one.get("process", ""))]
+    return [*map(_status, silent), *dead]
+
+
+async def gone_parts(store: Store, living: Sequence[Status]) -> list[GonePart]:
+    """The parts that died or fell silent within the last 15 minutes, the latest first. A part of which one of the same
+    name is `living` is left out."""
+    back = {"worker": worker_names(living), "router": router_names(living)}
+    gone = [part for one in await silent_systems(store) for part in _parts(one)]
+    left = {(one.part, one.name): one for one in sorted(gone, key=lambda one: one.last_seen)}
+    return [one for (part, name), one in reversed(left.items()) if name not in back[part]]
+
+
+def _parts(system: Status) -> list[GonePart]:
+    """The parts of a system that is gone."""
+    names = ("system_id", "host", "pid")
+    about: dict[str, Any] = {name: system[name] for name in names} | {"last_seen": system["reported_at"]}
+    about["is_dead"] = is_gone(system.get("process", ""))
+    jobs = system.get("holds") or {}
+    found = []
+    for one in system["workers"]:
+        pools = one["classes"].values()
+        held = {"running": sum(pool["active"] for pool in pools), "queued": sum(pool["depth"] for pool in pools)}
+        name = one["worker_id"]
+        held |= {"jobs": jobs.get(name, [])}
+        found.append(GonePart(part="worker", name=name, held=held, classes=tuple(one["classes"]), **about))
+    if system["router"]:
+        held = {"pending": system["router"]["pending"]}
+        found.append(GonePart(part="router", name=system["router"]["router_id"], held=held, **about))
+    return found
+
+
+_told = msgspec.json.Decoder(dict[str, int])
+GONE = "gone"
+"""The value that has the systems whose end was recorded, with the time of that (ms UTC)."""
+
+
+async def look_for_gone(store: Store, journal: Journal) -> None:
+    """Every few seconds, record the systems that are gone. Never ends."""
+    loop, errors = asyncio.get_running_loop(), RepeatedErrors()
+    while True:
+        try:
+            await record_gone(store, journal)
+        except Exception as error:
+            errors.log("systems that are gone cannot be looked for", error, loop.time())
+        await asyncio.sleep(LOOK_FOR_GONE_S)
+
+
+async def record_gone(store: Store, journal: Journal) -> None:
+    """
+    Record each system that is gone as `worker_gone`, once, whichever process notices it first.
+
+    After a break of one's own all others look silent: they are given the time to report again.
+    """
+    if store.reached_for <= STATUS_KEPT_S:
+        return
+    now = store.moment().wall
+    silent = [part for one in await silent_systems(store) for part in _parts(one)]
+    gone = [one for one in silent if one.is_dead or now - one.last_seen > SILENT_UNTIL_GONE_S * 1000]
+    if not gone:
+        return
+    async with asyncio.timeout(STORE_S):
+        known = await store.values.get(GONE)
+        told = {} if known is None else _told.decode(known.body)
+        new = [one for one in gone if one.system_id not in told]
+        if not new:
+            return
+        kept = {name: at for name, at in told.items() if now - at < 2 * SILENT_KEPT_S * 1000}
+        body = msgspec.json.encode(kept | {one.system_id: now for one in new}).decode()
+        entries = journal.entries([_gone_event(one, now) for one in new])
+        version = 0 if known is None else known.version
+        if await store.values.put(GONE, body, version=version, events=entries) is None:
+            return  # another process was faster
+    for one in new:
+        seconds = (now - one.last_seen) / 1000
+        text = "%s %s is gone: pid %s on %s, silent for %.0f s; reefknot worker list shows what it held"
+        logger().warning(text, one.part, one.name, one.pid, one.host, seconds)
+
+
+def _gone_event(gone: GonePart, now: int) -> WorkerGone:
+    return WorkerGone(
+        **envelope(wall=now / 1000),
+        part=gone.part,
+        worker_id=gone.name,
+        host=gone.host,
+        process=gone.pid,
+        last_seen=timestamp(gone.last_seen / 1000),
+        held=gone.held,
+    )
+
+
+# ---- work that waits for a part --------------------------------------------------------------------------------------
+
+
+def fleet_of(systems: Sequence[Status]) -> FleetFacts:
+    """The routers, workers and sources of these systems, as they report themselves; and workers over other stores that
+    their routers hear of."""
+    workers = [_worker_facts(worker, one) for one in systems for worker in one["workers"]]
+    routers = [one["router"] for one in systems if one["router"]]
+    ours = {one.name for one in workers}
+    foreign: dict[str, WorkerFacts] = {}
+    for router in routers:
+        for pool, by_id in router["workers"].items():
+            for name, health in by_id.items():
+                if name not in ours and health["state"] != WorkerState.GONE:
+                    known = foreign.get(name) or WorkerFacts(name, WorkerState(health["state"]))
+                    slots = PoolFacts(health["active"], health["capacity"])
+                    foreign[name] = msgspec.structs.replace(known, pools={**known.pools, pool: slots})
+    return FleetFacts(
+        routers=len(routers),
+        workers=(*workers, *foreign.values()),
+        sources=frozenset(name for one in systems for name in one.get("sources", ())),
+        unanswered={name: (worker, age) for one in routers for name, (worker, age) in _unanswered(one).items()},
+        is_shared=any(one.get("is_shared") for one in routers),
+    )
+
+
+def _unanswered(router: Status) -> dict[str, tuple[str, float]]:
+    found: dict[str, tuple[str, float]] = router.get("unanswered") or {}
+    return found
+
+
+def _worker_facts(worker: Status, system: Status) -> WorkerFacts:
+    name = worker["worker_id"]
+    troubled = [one for one in (system.get("activity") or {}).get("destinations", []) if one["worker_id"] == name]
+    return WorkerFacts(
+        name=name,
+        state=worker_state(draining=worker["draining"], leaving=worker["leaving"]),
+        pools={pool: PoolFacts(one["active"], one["capacity"]) for pool, one in worker["classes"].items()},
+        types=frozenset(system["blocks"]),
+        down=tuple(one["name"] for one in troubled if one["breaker"] != "closed"),
+        throttled=tuple(one["name"] for one in troubled if one["throttled"]),
+    )
+
+
+def known_pool(item: WorkItem) -> str:
+    """The class whose slots run a job; empty for a submission that does not tell."""
+    return "" if item.pool == ROUTER else item.pool or pool_of(item.resource_class)
+
+
+def serving(systems: Sequence[Status]) -> list[Status]:
+    """The systems that take work of everybody: a `run` is only for its own."""
+    return [one for one in systems if not one.get("own_work_only")]
+
+
+async def unserved_work(store: Store, systems: Sequence[Status], work: WorkSnapshot) -> list[Unserved]:
+    """The due jobs that wait for a router, or for a worker of their class, which does not run."""
+    living = worker_names(systems)
+    pending = {name: states.get(WorkState.PENDING, 0) for name, states in work.counts.items()}
+    left = sum(number for name, number in pending.items() if (worker := worker_of(name)) and worker not in living)
+    waiting: Counter[str] = Counter()
+    if pending.get(ROUTER) and ROUTER in work.oldest_ms:
+        private = {one.get("process", "") for one in systems if one.get("own_work_only")} - {""}
+        for oldest_first in (True, False):
+            async with asyncio.timeout(STORE_S):
+                found = await store.work.find(classes=(ROUTER,), limit=MOST_LOOKED_AT, oldest_first=oldest_first)
+            now, seen = store.moment().wall, Counter[str]()
+            for item in found:
+                if item.due_at <= now and item.owner.rpartition("@")[2] not in private:
+                    seen[known_pool(item)] += 1
+            waiting |= seen
+            if len(found) < MOST_LOOKED_AT:
+                break
+        else:  # those in between are of the class that most of the others have
+            frequent = max(waiting, key=lambda pool: waiting[pool], default=None)
+            if frequent is not None:
+                waiting[frequent] += max(0, pending[ROUTER] - waiting.total())
+    return unserved(waiting, left, fleet_of(serving(systems)))

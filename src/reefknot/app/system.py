@@ -247,6 +247,7 @@ class System:
             "router": self._router
             and {"router_id": self._router.router_id, **_finite(msgspec.to_builtins(self._router.snapshot()))},
             "workers": [msgspec.to_builtins(worker.snapshot()) for worker in self.workers],
+            "holds": {one.worker_id: [held.id for held in one.claims()[: presence.MOST_HELD]] for one in self.workers},
             "blocks": self.step_types,
             "sources": [] if self.ingestion is None else sorted(self.ingestion.sources),
             "own_work_only": self._own_work_only,

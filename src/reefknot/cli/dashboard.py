@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import TYPE_CHECKING, Annotated, Any
 
 from reefknot.cli.app import CommandError, Exit, noun
@@ -59,18 +60,18 @@ def dashboard(
     served = prepare(address.settings, host=host, port=port, read_only=read_only)
     try:
         with log.applied(is_service=True):
-            return asyncio.run(_serve(address, served, seconds, json=options.json))
+            return asyncio.run(_serve(address, served, seconds, json=options.json, watches=not read_only))
     finally:
         served.socket.close()
 
 
-async def _serve(address: StoreAddress, served: Serving, seconds: float | None, *, json: bool) -> int:
+async def _serve(address: StoreAddress, served: Serving, seconds: float | None, *, json: bool, watches: bool) -> int:
     """Serve until the time is over or a signal comes; the result is the exit code."""
     from reefknot.dashboard.server import serving
     from reefknot.dashboard.site import Site
 
     with shutdown_on_signals(runs_steps=False) as shutdown:
-        keeper = StoreKeeper(address)
+        keeper = StoreKeeper(address, watches=watches)
         store = await keeper.start()
         try:
             site = Site(
@@ -103,7 +104,9 @@ def _announce(served: Serving, address: StoreAddress, seconds: float | None, *, 
 class StoreKeeper:
     """The open store of a site. One that is lost, because its file or its server is gone, is opened again."""
 
-    def __init__(self, address: StoreAddress) -> None:
+    def __init__(self, address: StoreAddress, *, watches: bool = True) -> None:
+        """With `watches`, alerts are raised and dead systems recorded from here, while no running system does."""
+        self._watches = watches
         self.site: Site | None = None
         self.lost = asyncio.Event()
         self._address = address
@@ -129,7 +132,7 @@ class StoreKeeper:
         """Keep a store open, from one task, because what a task opens it has to close."""
         while True:
             try:
-                async with opened(self._address) as store:
+                async with opened(self._address) as store, self._watched(store):
                     self._found(store, first)
                     await self.lost.wait()
                     self._say_lost("its connection or its file was lost")
@@ -138,6 +141,16 @@ class StoreKeeper:
                     raise
                 self._say_lost(error_text(error))
             await asyncio.sleep(REOPEN_EVERY_S)
+
+    def _watched(self, store: Store) -> AbstractAsyncContextManager[object]:
+        from reefknot.app.alerts import watched_alerts
+        from reefknot.audit.journal import Journal
+        from reefknot.clock import SteadyClock
+
+        if not self._watches:
+            return nullcontext()
+        journal = Journal(store.audit, redactor=self._address.redactor)
+        return watched_alerts(store, SteadyClock(store.clock), journal, self._address.settings, stands_in=True)
 
     def _found(self, store: Store, first: asyncio.Future[Store]) -> None:
         if self.site is not None:

@@ -25,6 +25,7 @@ CODES = {
     "forbidden": Exit.FORBIDDEN,
     "misconfigured": Exit.MISCONFIGURED,
     "damaged": Exit.MISMATCH,
+    "unserved": Exit.FAILED,
 }
 """The exit code of a problem, by its cause."""
 

@@ -84,6 +84,8 @@ def list_(
         def text() -> None:
             _put_jobs(found["jobs"], wide=wide)
             _say_totals(found, "all jobs" if query.is_filtered else "total")
+            for one in found["unserved"]:
+                say(f"problem: {one['text']}; {one['remedy']}")
             if found["next"] is not None:
                 is_cut = len(found["jobs"]) < limit
                 why = "the search has read as much as one page may, and goes on" if is_cut else "there may be more"
@@ -119,7 +121,7 @@ def _row(one: dict[str, Any]) -> tuple[str, ...]:
         "" if due is None else "now" if due <= 0 else f"in {age(due)}",
         age(one["age_s"]),
         one["worker"] or ("router" if one["class"] is None else ""),
-        (one["reason"] or "")[:80],
+        one["waiting"]["text"] if one["waiting"] else (one["reason"] or "")[:80],
     )
 
 
@@ -134,6 +136,8 @@ def show_(job: Id, /, *, tenant: Tenant = None, options: StoreFlags = STORE) -> 
     fields = found.fields(address.redactor)
     if fields["state"] == "running":
         fields["attempts"] = f"{fields['attempts'] + 1} (running)"
+    if fields["waiting"] is not None:
+        fields["waiting"] = f"{fields['waiting']['text']}; {fields['waiting']['remedy']}"
     put_details({name: value for name, value in fields.items() if name != "history"})
     for line in _timeline(fields["history"], found.kept):
         put(address.redactor(line))

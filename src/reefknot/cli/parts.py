@@ -7,6 +7,7 @@ A part runs over the same store as the others; a store that only this process ca
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from json import dumps
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
@@ -66,6 +67,7 @@ from reefknot.operations.systems import (
     has_part,
     list_routers,
     list_workers,
+    missing_part,
     names_of,
     open_breakers,
     reload_report,
@@ -73,6 +75,7 @@ from reefknot.operations.systems import (
     status_of,
 )
 from reefknot.operations.values import age, queue_depth
+from reefknot.operations.words.events import last_words, part_name
 from reefknot.runtime.log import printable
 
 if TYPE_CHECKING:
@@ -224,8 +227,22 @@ def worker_rows(workers: list[dict[str, Any]]) -> list[tuple[str, ...]]:
     ]
 
 
-def put_troubles(workers: list[dict[str, Any]], breakers: list[dict[str, Any]]) -> None:
-    """Lines below a table of workers: why a level is not healthy, and the breakers that hold jobs back."""
+def gone_rows(gone: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """A row for each worker or router that is gone, in the columns of `worker_rows`."""
+    rows: list[tuple[str, ...]] = []
+    for one in gone:
+        held, name = one["held"], part_name(one["part"], one["name"])
+        queued = str(held.get("queued", held.get("pending", "")))
+        running = str(held.get("running", ""))
+        rows.append((name, ", ".join(one["classes"]), one["state"], queued, running, "", f"pid {one['pid']}"))
+    return rows
+
+
+def put_troubles(
+    workers: list[dict[str, Any]], breakers: list[dict[str, Any]], gone: Sequence[dict[str, Any]] = ()
+) -> None:
+    """Lines below a table of workers: why a level is not healthy, the breakers that hold jobs back, and the last words
+    of parts that are gone."""
     lines = [
         f"{worker['worker_id']} {name} is {state['status']}: {state['reason']}"
         for worker in workers
@@ -235,6 +252,10 @@ def put_troubles(workers: list[dict[str, Any]], breakers: list[dict[str, Any]]) 
     for one in breakers:
         place = f" at {one['worker_id']}" if one["worker_id"] else ""
         lines.append(f"breaker of {one['name']}{place} is {one['state']}: jobs wait for it")
+    for one in gone:
+        end = "its process ended" if one["is_dead"] else "it fell silent"
+        what = f"{part_name(one['part'], one['name'])} is gone: {end}, last heard of {age(one['silent_s'])} ago"
+        lines.append(f"{what}; {last_words(one['held'])}; look at its log, and start it again")
     more = [f"and {len(lines) - MOST_TROUBLES} more; --json shows all"] if len(lines) > MOST_TROUBLES else []
     for line in [*lines[:MOST_TROUBLES], *more]:
         for part in wrapped(line, table_width()):
@@ -252,13 +273,15 @@ def _list_workers(address: StoreAddress, *, wide: bool, json: bool) -> None:
     found = with_store(address, lambda store: list_workers(address.operator(store)))
 
     def text() -> None:
-        rows = worker_rows(found["workers"])
+        rows = worker_rows(found["workers"]) + gone_rows(found["gone"])
         columns = ("worker", "class", "status", "queued", "running", "oldest", "process")
         whole, optional = ("worker", "class", "status", "running", "process"), ("process", "oldest")
         put_table(columns, rows, styles=("cyan", "", "bold"), whole=whole, optional=optional, wide=wide)
-        put_troubles(found["workers"], open_breakers(found["workers"]))
+        put_troubles(found["workers"], open_breakers(found["workers"]), found["gone"])
 
     show(found, text, json=json)
+    if not found["workers"]:
+        raise CommandError(missing_part("worker", address.shown), Exit.UNREACHABLE)
 
 
 @worker_app.command(help_epilogue=examples("worker drain worker-2", "worker drain --dry-run"))
@@ -381,8 +404,11 @@ def _show_routers(address: StoreAddress, *, json: bool) -> None:
         if submitted:
             counts = ", ".join(f"{number} {state}" for state, number in sorted(submitted.items()))
             put(f"submitted so far: {counts}")
+        put_troubles([], [], found["gone"])
 
     show(found, text, json=json)
+    if not found["routers"]:
+        raise CommandError(missing_part("router", address.shown), Exit.UNREACHABLE)
 
 
 def _put_router(router: dict[str, Any]) -> None:

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 from reefknot.cli.app import noun
 from reefknot.cli.options import STORE, StoreFlags, arg
-from reefknot.cli.output import put, put_json, put_table, relative
-from reefknot.cli.parts import put_troubles, worker_rows
+from reefknot.cli.output import put, put_json, put_table, relative, table_width, wrapped
+from reefknot.cli.parts import gone_rows, put_troubles, worker_rows
 from reefknot.cli.store import StoreAddress, address_to_read, with_store
 from reefknot.cli.watch import check_every, repeated, seconds_arg
 from reefknot.operations.values import age, plural
@@ -61,12 +61,17 @@ def _put_view(view: dict[str, Any], address: StoreAddress) -> None:
         f" over the last {view['window_s']} s;"
         f" {plural(view['routers'], 'router')}, {plural(len(view['workers']), 'worker')}"
     )
+    for one in view["unserved"]:
+        for line in wrapped(f"problem: {one['text']}; {one['remedy']}", table_width()):
+            put(line)
+    if number := view["quarantine"]["size"]:
+        put(f"{plural(number, 'job')} in quarantine; the causes: reefknot quarantine stats --group")
     put()
-    if view["workers"]:
+    if view["workers"] or view["gone"]:
         columns = ("worker", "class", "status", "queued", "running", "oldest")
-        rows = [row[: len(columns)] for row in worker_rows(view["workers"])]
+        rows = [row[: len(columns)] for row in worker_rows(view["workers"]) + gone_rows(view["gone"])]
         put_table(columns, rows, styles=("cyan", "", "bold"), whole=columns[:3])
-        put_troubles(view["workers"], view["breakers"])
+        put_troubles(view["workers"], view["breakers"], view["gone"])
     else:
         put("no worker is running on this store; start a system with: reefknot up")
     put()

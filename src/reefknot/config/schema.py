@@ -546,7 +546,16 @@ class AlertRule(Section):
     for_seconds: Annotated[float, Field(ge=0, le=86_400)] | None = None
 
 
-AlertName = Literal["quarantine_growth", "retry_rate", "success_rate", "oldest_age", "critical_workers", "audit_outage"]
+AlertName = Literal[
+    "quarantine_growth",
+    "retry_rate",
+    "success_rate",
+    "oldest_age",
+    "critical_workers",
+    "audit_outage",
+    "no_router",
+    "no_worker",
+]
 
 
 class AlertsSection(Section):

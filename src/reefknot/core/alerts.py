@@ -14,6 +14,8 @@ SUCCESS_RATE = "success_rate"
 OLDEST_AGE = "oldest_age"
 CRITICAL_WORKERS = "critical_workers"
 AUDIT_OUTAGE = "audit_outage"
+NO_ROUTER = "no_router"
+NO_WORKER = "no_worker"
 
 WEBHOOKS = "a URL that begins with https:// or http://"
 """The addresses that can be told of alerts."""
@@ -104,6 +106,22 @@ RULES: dict[str, AlertThresholds] = {
             for_seconds=30,
             what="events that the audit log did not take",
             advice="reefknot doctor looks at the store; events that were lost are counted in its log",
+        ),
+        AlertThresholds(
+            NO_ROUTER,
+            threshold=0,
+            clear=0,
+            for_seconds=4,
+            what="due jobs that wait while no router runs",
+            advice="start one with reefknot up, or reefknot router start; reefknot doctor shows what runs",
+        ),
+        AlertThresholds(
+            NO_WORKER,
+            threshold=0,
+            clear=0,
+            for_seconds=4,
+            what="due jobs that wait for a class that no running worker has",
+            advice="start one with reefknot worker start; reefknot doctor names the class",
         ),
     )
 }

@@ -136,7 +136,14 @@ def _post(path: str, operation: Any, body: type[Struct], *parameters: type[Struc
 _OVERVIEW = (
     _get("/overview", overview.overview).documented(
         "Jobs, workers, rates, admissions, retries and quarantine at a glance, with the last 15 minutes.",
-        {"at": "string", "states": "object", "workers": "array", "series": "object"},
+        {
+            "at": "string",
+            "states": "object",
+            "workers": "array",
+            "gone": "array",
+            "unserved": "array",
+            "series": "object",
+        },
     ),
     _get("/alerts", alerts.list_alerts).documented(
         "The alerts that are active, the last ones that were resolved, and every rule with its value now.",
@@ -161,6 +168,7 @@ _JOBS = (
             "states": "object",
             "waiting_for_router": "integer",
             "oldest_due_s": "number",
+            "unserved": "array",
         },
     ),
     _get("/jobs/{job}", jobs.show_job, JobParameters).documented(
@@ -222,10 +230,11 @@ _QUARANTINE = (
 
 
 def _running(part: str) -> Any:
-    """The question for the workers or the routers that run. That none does is an answer, too."""
+    """The question for the workers or the routers that run, and those that are gone. That none does is an answer."""
 
     async def operation(operator: Any) -> dict[str, Any]:
-        return {part: (await systems.running_systems(operator))[part]}
+        found = await systems.running_systems(operator)
+        return {part: found[part], "gone": [one for one in found["gone"] if f"{one['part']}s" == part]}
 
     return operation
 
@@ -255,12 +264,12 @@ def _reload_action(part: str, parameters: type[Struct]) -> tuple[ApiRoute, ApiRo
 
 _SYSTEMS = (
     _get("/workers", _running("workers"), name="list_workers").documented(
-        "The workers that run, with their resource classes.",
-        {"workers": "array"},
+        "The workers that run, with their resource classes, and those that died within 15 minutes.",
+        {"workers": "array", "gone": "array"},
     ),
     _get("/routers", _running("routers"), name="list_routers").documented(
-        "The routers that run, with their load and the workers that they see.",
-        {"routers": "array"},
+        "The routers that run, with their load and the workers that they see, and those that died within 15 minutes.",
+        {"routers": "array", "gone": "array"},
     ),
     *_worker_action("drain", "drained", DrainBody),
     *_worker_action("pause", "paused", DryRunBody),

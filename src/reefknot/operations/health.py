@@ -22,7 +22,7 @@ import msgspec
 from reefknot.app.activity import reported, store_activity
 from reefknot.app.alerts import rules_of
 from reefknot.app.doctor import Finding, Level, examine, examine_open
-from reefknot.app.presence import STORE_S, dead_owners, living_systems, visible_work
+from reefknot.app.presence import STORE_S, dead_owners, gone_parts, living_systems, unserved_work, visible_work
 from reefknot.config.reading.session import KeyPath, Problem, dotted
 from reefknot.config.secrets import NATS_SECRETS, WEBHOOK, is_reference, resolve_at
 from reefknot.core.alerts import OLDEST_AGE, RULES
@@ -32,8 +32,9 @@ from reefknot.core.work import ROUTER, WorkState, worker_of
 from reefknot.errors import ConfigurationError, StoreError
 from reefknot.operations.operator import Operator
 from reefknot.operations.sources import stopped_sources
-from reefknot.operations.systems import workers_of
+from reefknot.operations.systems import open_breakers, workers_of
 from reefknot.operations.values import age, plural
+from reefknot.operations.words.events import last_words, part_name
 from reefknot.ports.audit_log import end_of
 from reefknot.runtime.addresses import is_loopback, is_wildcard
 from reefknot.runtime.database_urls import SQLITE_PREFIX
@@ -343,7 +344,9 @@ async def _activity(store: Store, settings: Settings | None, *, silence: Level =
     try:
         async with asyncio.timeout(STORE_S):
             systems = await living_systems(store)
-            findings = [await _waiting(store, systems, settings), await _leases(store, systems)]
+            work = await visible_work(store)
+            findings = [*await _waiting(store, work, systems, settings), *await _gone(store, systems)]
+            findings += [*_troubles(work, workers_of(systems)), await _leases(store, systems)]
             findings.append(await _events(store, systems))
             findings += await _copies(store, settings)
             findings += [Finding("sources", "problem", one) for one in await stopped_sources(store)]
@@ -353,15 +356,54 @@ async def _activity(store: Store, settings: Settings | None, *, silence: Level =
     return findings
 
 
-async def _waiting(store: Store, systems: list[dict[str, Any]], settings: Settings | None) -> Finding:
-    """Whether somebody runs the jobs that wait."""
-    work = await visible_work(store)
+async def _waiting(
+    store: Store, work: WorkSnapshot, systems: list[dict[str, Any]], settings: Settings | None
+) -> list[Finding]:
+    """Whether every part runs that jobs wait for, and whether the workers keep up."""
+    lacking = await unserved_work(store, systems, work)
+    if lacking:
+        return [Finding("systems", "problem", one.text, one.remedy, "unserved") for one in lacking]
+    return [await _kept_up(store, work, systems, settings)]
+
+
+async def _gone(store: Store, systems: list[dict[str, Any]]) -> list[Finding]:
+    """The workers and routers that died within 15 minutes, with what they held."""
+    found, now = await gone_parts(store, systems), store.moment().wall
+    texts = [
+        f"{part_name(one.part, one.name)} (pid {one.pid} on {one.host}) {'died' if one.is_dead else 'fell silent'} "
+        f"{age((now - one.last_seen) / 1000)} ago; {last_words(one.held)}"
+        for one in found[:MOST_NAMED]
+    ]
+    way_out = "look at its log, then start it again; what it held goes on at a living worker"
+    return [Finding("gone", "warning", printable(one, most=400), way_out) for one in texts]
+
+
+def _troubles(work: WorkSnapshot, workers: list[dict[str, Any]]) -> Iterator[Finding]:
+    """Warnings about full queues, destinations that are down, and jobs that wait for a decision."""
+    full = [(one["worker_id"], name, pool) for one in workers for name, pool in one["classes"].items()]
+    for worker, name, pool in [one for one in full if one[2]["status"] == "critical"][:MOST_NAMED]:
+        text = f"{worker} {name} is critical: {pool['reason'] or 'its queue is full'}"
+        yield Finding("load", "warning", text, "start another worker, give it more slots, or submit less")
+    for one in open_breakers(workers)[:MOST_NAMED]:
+        text = f"{one['name']} is down: its breaker at {one['worker_id']} is {one['state']}, and jobs wait for it"
+        yield Finding("breakers", "warning", text, "mend the destination; jobs that wait for it spend no attempts")
+    number = sum(states.get(WorkState.QUARANTINED, 0) for states in work.counts.values())
+    if number:
+        text = f"{plural(number, 'job')} in quarantine {'waits' if number == 1 else 'wait'} for a decision"
+        way_out = "`reefknot quarantine stats --group` shows the causes; requeue them once these are gone"
+        yield Finding("quarantine", "warning", text, way_out)
+
+
+async def _kept_up(
+    store: Store, work: WorkSnapshot, systems: list[dict[str, Any]], settings: Settings | None
+) -> Finding:
+    """Whether the workers that run begin what is due."""
     number = sum(
         states.get(one, 0) for states in work.counts.values() for one in (WorkState.PENDING, WorkState.RUNNING)
     )
     jobs = plural(number, "job")
-    if number and not workers_of(systems):
-        text = f"{jobs} {'waits' if number == 1 else 'wait'}, and no worker is running"
+    if number and not systems:
+        text = f"{jobs} {'waits' if number == 1 else 'wait'} for later, and no system is running"
         return Finding("systems", "warning", text, "`reefknot up` starts a system that runs them")
     paused, age_s = _stopped_workers(work, systems), age(work.oldest_due_ms / 1000)
     if paused:

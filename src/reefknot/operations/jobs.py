@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import UTC, datetime
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,7 +11,7 @@ from urllib.parse import quote, unquote
 import msgspec
 from msgspec import Struct
 
-from reefknot.app.presence import gone_owners, visible_work
+from reefknot.app.presence import gone_owners, living_systems, unserved_work, visible_work
 from reefknot.core.idempotency import header_key
 from reefknot.core.messages import InvalidMessage, encode, written_assignment
 from reefknot.core.results import answer_of
@@ -32,6 +32,7 @@ from reefknot.operations import bulk
 from reefknot.operations.bulk import SILENT, BulkListener, BulkVerb, absent_job, change_jobs, named
 from reefknot.operations.operator import in_slices, polled
 from reefknot.operations.values import ParameterUseError, check_limit, check_texts, one_of, time_ms, time_text
+from reefknot.operations.waiting import waits_of
 from reefknot.ports.work_queue import WorkFilter
 from reefknot.runtime.log import printable
 from reefknot.runtime.seeds import new_id
@@ -39,6 +40,7 @@ from reefknot.runtime.seeds import new_id
 if TYPE_CHECKING:
     from reefknot.core.audit.event import AnyEvent
     from reefknot.core.redaction import Redactor
+    from reefknot.core.waiting import Wait
     from reefknot.operations.operator import Operator
     from reefknot.ports.audit_log import AuditLog, KeptEntry
     from reefknot.ports.store import Store
@@ -58,7 +60,7 @@ class Now(NamedTuple):
     """The moment of a look at a store, and the owners whose processes have ended by then."""
 
     moment: Moment
-    gone: Collection[str]
+    gone: Sequence[str]
 
 
 async def now_in(store: Store) -> Now:
@@ -75,8 +77,8 @@ async def state_in_words(store: Store, item: WorkItem) -> str:
 # ---- fields ----------------------------------------------------------------------------------------------------------
 
 
-def job_fields(item: WorkItem, now: Now) -> dict[str, Any]:
-    """The fields of a job that a list shows."""
+def job_fields(item: WorkItem, now: Now, wait: Wait | None = None) -> dict[str, Any]:
+    """The fields of a job that a list shows; `waiting` has why it waits and what to do."""
     state, now_ms = visible_state(item, now.moment, gone=now.gone), now.moment.wall
     waits = state is WorkState.PENDING
     is_lost = waits and item.state is WorkState.RUNNING and item.resource_class != ROUTER
@@ -92,6 +94,7 @@ def job_fields(item: WorkItem, now: Now) -> dict[str, Any]:
         "attempts": item.attempts,
         "priority": item.priority,
         "reason": gone if is_lost else item.reason or None,
+        "waiting": None if wait is None else msgspec.to_builtins(wait),
         "due_at": time_text(item.due_at) if waits else None,
         "due_in_s": max(0.0, (item.due_at - now_ms) / 1000) if waits else None,
         "deadline_at": time_text(item.deadline_at),
@@ -101,9 +104,9 @@ def job_fields(item: WorkItem, now: Now) -> dict[str, Any]:
     }
 
 
-def safe_job_fields(item: WorkItem, now: Now, redactor: Redactor) -> dict[str, Any]:
+def safe_job_fields(item: WorkItem, now: Now, redactor: Redactor, wait: Wait | None = None) -> dict[str, Any]:
     """The fields of a job in a list, without secrets. An id is for use: only configured secrets are taken out of it."""
-    hidden: Any = redactor.tree(job_fields(item, now))
+    hidden: Any = redactor.tree(job_fields(item, now, wait))
     return {**hidden, **safe_ids(item, redactor)}
 
 
@@ -233,8 +236,11 @@ async def list_jobs(operator: Operator, query: JobQuery) -> dict[str, Any]:
         raise OperationError(text, "not_found", advice="start again without", parameter="after")
     oldest_first = one_of("sort", query.sort, _ORDERS)
     page = await store.work.search(query.filter(now), after=last, limit=query.limit, oldest_first=oldest_first)
-    jobs = await in_slices(lambda item: safe_job_fields(item, now, operator.redactor), page.items)
-    return {"jobs": jobs, "next": quote(page.after) or None, **counts_of(await store.work.snapshot(now.gone))}
+    waits = await waits_of(store, page.items, now.moment, now.gone)
+    jobs = await in_slices(lambda item: safe_job_fields(item, now, operator.redactor, waits.get(item.id)), page.items)
+    work = await store.work.snapshot(now.gone)
+    lacking = msgspec.to_builtins(await unserved_work(store, await living_systems(store), work))
+    return {"jobs": jobs, "next": quote(page.after) or None, **counts_of(work), "unserved": lacking}
 
 
 # ---- one job ---------------------------------------------------------------------------------------------------------
@@ -246,16 +252,25 @@ class FoundJob(NamedTuple):
     item: WorkItem
     kept: list[KeptEntry]
     now: Now
+    wait: Wait | None = None
 
     def fields(self, redactor: Redactor) -> dict[str, Any]:
         """Everything about the job but its events."""
-        return {**safe_job_fields(self.item, self.now, redactor), **job_details(self.item, redactor)}
+        return {**safe_job_fields(self.item, self.now, redactor, self.wait), **job_details(self.item, redactor)}
 
 
 async def find_job(operator: Operator, job: str, tenant: str | None = None) -> FoundJob:
     """A job and its events; an unknown one is refused."""
     item, store = await _item(operator, job, tenant), operator.store
-    return FoundJob(item, await _events(store.audit, job, tenant), await now_in(store))
+    kept, now = await _events(store.audit, job, tenant), await now_in(store)
+    return FoundJob(item, kept, now, await _wait(store, item, kept, now))
+
+
+async def _wait(store: Store, item: WorkItem, kept: list[KeptEntry], now: Now) -> Wait | None:
+    """Why the job waits, if it does; the attempts that it gets at most are in the event of its last retry."""
+    retries = [one.entry.body for one in kept if one.entry.event_type == "retry_attempt"]
+    most = {item.id: number} if retries and (number := _retried(retries[-1]).max_attempts) else {}
+    return (await waits_of(store, [item], now.moment, now.gone, most=most)).get(item.id)
 
 
 async def show_job(operator: Operator, job: str, tenant: str | None = None) -> dict[str, Any]:
@@ -279,17 +294,17 @@ async def job_story(operator: Operator, job: str, tenant: str | None = None) -> 
     now, is_cut = await now_in(store), len(kept) > MOST_EVENTS
     kept = [*kept[:MOST_EVENTS], *await cancellation_of(store.audit, item)]
     readable = [event for one in kept if (event := _event(one)) is not None]
-    fields = safe_job_fields(item, now, redactor)
+    fields = safe_job_fields(item, now, redactor, await _wait(store, item, kept, now))
     runs = fields["state"] == WorkState.RUNNING.value
     found = attempts_of(item, readable, None if settings is None else settings.book, runs=runs)
     ended = item.updated_at if is_over(item) else None
-    names = ("id", "tenant_id", "type", "state", "class", "reason", "created_at", "deadline_at", "due_at", "age_s")
+    names = ("id", "tenant_id", "type", "state", "class", "reason", "waiting", "created_at", "deadline_at", "due_at")
     details = job_details(item, redactor)
     events = _shown(kept, redactor)
     key, key_from = key_of(item, found.idempotency_key, details.get("assignment"))
     sent = header_key(key or "") if key_from == "step" and item.kind == "http.request" else key
     return {
-        **{name: fields[name] for name in names},
+        **{name: fields[name] for name in (*names, "age_s")},
         **details,
         "ended_at": time_text(ended),
         "total_s": max(0, (now.moment.wall if ended is None else ended) - item.created_at) / 1000,
@@ -345,6 +360,19 @@ class _EventTenant(Struct):
 
 
 _tenant = msgspec.json.Decoder(_EventTenant).decode
+
+
+class _Retried(Struct):
+    """The attempts that a retried job gets at most."""
+
+    max_attempts: int | None = None
+
+
+def _retried(body: bytes) -> _Retried:
+    try:
+        return msgspec.json.decode(body, type=_Retried)
+    except (msgspec.DecodeError, UnicodeDecodeError):  # a damaged event
+        return _Retried()
 
 
 def _tenant_of(kept: KeptEntry) -> str | EllipsisType | None:

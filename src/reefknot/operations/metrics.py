@@ -16,6 +16,7 @@ from reefknot.app.presence import living_systems
 from reefknot.core.alerts import RULES
 from reefknot.core.overload.admission import OverloadStatus
 from reefknot.core.retry.decide import Reason
+from reefknot.core.waiting import WaitCode
 from reefknot.errors import OperationError
 from reefknot.operations.overview import overview_of
 from reefknot.telemetry.metrics import DECISIONS, JOB_BOUNDS, KEY_ACTIONS, STATUSES, WAIT_BOUNDS
@@ -147,8 +148,14 @@ def _gauges(shown: Mapping[str, Any]) -> Iterator[Metric]:
         ("systems", "Systems that run.", shown["systems"]),
         ("workers", "Workers that run.", len(shown["workers"])),
         ("routers", "Routers that run.", shown["routers"]),
+        ("gone_parts", "Workers and routers that died or fell silent within 15 minutes.", len(shown["gone"])),
     ):
         yield _gauge(name, text, {(): value})
+    text = "Due jobs that wait for a part of the system that does not run, by that part."
+    codes = [(one["code"], one["jobs"]) for one in shown["unserved"]]
+    router = sum(jobs for code, jobs in codes if code in (WaitCode.NO_SYSTEM, WaitCode.NO_ROUTER))
+    worker = sum(jobs for code, jobs in codes if code != WaitCode.NO_ROUTER)
+    yield _gauge("unserved_jobs", text, {("router",): router, ("worker",): worker}, "missing")
     yield _gauge("jobs", "Jobs, by state.", {(name,): number for name, number in shown["states"].items()}, "state")
     breakers: _Values = {(name,): states.count(name) for name in BREAKER_STATES}
     yield _gauge("breakers", "Circuit breakers that are not closed, by state.", breakers, "state")

@@ -14,7 +14,7 @@ import msgspec
 
 from reefknot.app.activity import reported, store_activity
 from reefknot.app.alerts import measured, stored_alerts
-from reefknot.app.presence import STORE_S, living_systems, visible_work
+from reefknot.app.presence import STORE_S, living_systems, unserved_work, visible_work
 from reefknot.core.audit.event import Completed, decode, timestamp_ms
 from reefknot.core.overload.admission import OverloadStatus
 from reefknot.core.overload.source_health import SourceCondition
@@ -23,7 +23,7 @@ from reefknot.core.work import ROUTER
 from reefknot.ingestion.sources import source_conditions
 from reefknot.operations.alerts import active_alerts
 from reefknot.operations.jobs import counts_of
-from reefknot.operations.systems import open_breakers, status_of, workers_of
+from reefknot.operations.systems import gone_of, open_breakers, status_of, workers_of
 from reefknot.operations.values import time_text
 from reefknot.ports.audit_log import AuditQuery
 from reefknot.telemetry.metrics import DECISIONS, RATE_S, STEP_S, STEPS, ActivityRecord, series
@@ -61,7 +61,8 @@ async def overview_of(operator: Operator, systems: list[Status], activity: Activ
     workers = workers_of(systems)
     levels = _levels(workers)
     record, _ = await stored_alerts(store)
-    values = measured(activity, work, systems, now / 1000) if record.active else {}
+    lacking = await unserved_work(store, systems, work)
+    values = measured(activity, work, systems, now / 1000, lacking) if record.active else {}
     shown: dict[str, Any] = {
         "at": time_text(now),
         **jobs,
@@ -70,6 +71,8 @@ async def overview_of(operator: Operator, systems: list[Status], activity: Activ
         "retries_per_s": _rate(systems, "retries"),
         "routers": sum(bool(one["router"]) for one in systems),
         "workers": workers,
+        "gone": await gone_of(operator, systems),
+        "unserved": msgspec.to_builtins(lacking),
         "last_ends": [_end(kept) for kept in await store.audit.read(_LAST_ENDS)],
         "systems": len(systems),
         "levels": levels,

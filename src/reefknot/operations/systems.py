@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from json import dumps
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from reefknot.app.presence import living_systems
+from msgspec import to_builtins
+
+from reefknot.app.presence import GonePart, gone_parts, living_systems, unserved_work, visible_work
 from reefknot.core.routing import WorkerState, worker_state
 from reefknot.errors import OperationError, ParameterError
 from reefknot.operations.operator import polled
@@ -28,14 +30,42 @@ PARTS = ("worker", "router")
 
 
 async def running_systems(operator: Operator) -> dict[str, Any]:
-    """The workers and the routers that run, none of either when nothing does."""
+    """The workers and the routers that run, none of either when nothing does, and those that are gone."""
     systems = await living_systems(operator.store)
-    return {"workers": _safe_workers(systems, operator), "routers": routers_of(systems)}
+    gone = await gone_of(operator, systems)
+    lacking = to_builtins(await unserved_work(operator.store, systems, await visible_work(operator.store)))
+    workers = _safe_workers(systems, operator)
+    return {"workers": workers, "routers": routers_of(systems), "gone": gone, "unserved": lacking}
 
 
 async def list_workers(operator: Operator) -> dict[str, Any]:
-    """The workers with their resource classes. When none is running, an error that says how to start one."""
-    return {"workers": _safe_workers(await systems_with("worker", operator), operator)}
+    """The workers with their resource classes, and those that died within 15 minutes. When there is none of either, an
+    error that says how to start one."""
+    systems = await living_systems(operator.store)
+    gone = await gone_of(operator, systems, "worker")
+    if not gone:
+        _check_part(systems, "worker", operator)
+    return {"workers": _safe_workers(systems, operator), "gone": gone}
+
+
+async def gone_of(operator: Operator, living: list[dict[str, Any]], part: str = "") -> list[dict[str, Any]]:
+    """The workers and routers that died or fell silent within 15 minutes, with their last words; of one `part`, or of
+    both."""
+    now, parts = operator.store.moment().wall, await gone_parts(operator.store, living)
+    shown: Any = operator.redactor.tree([_gone_fields(one, now) for one in parts if part in ("", one.part)])
+    return list(shown)
+
+
+def _gone_fields(gone: GonePart, now: int) -> dict[str, Any]:
+    return {
+        "part": gone.part,
+        "name": gone.name,
+        "state": WorkerState.GONE.value,
+        "classes": list(gone.classes),
+        **{name: getattr(gone, name) for name in ("pid", "host", "system_id", "is_dead", "held")},
+        "last_seen": time_text(gone.last_seen),
+        "silent_s": max(0.0, (now - gone.last_seen) / 1000),
+    }
 
 
 def _safe_workers(systems: list[dict[str, Any]], operator: Operator) -> list[dict[str, Any]]:
@@ -49,20 +79,32 @@ async def list_routers(operator: Operator) -> dict[str, Any]:
     has; an error when no router is running."""
     from reefknot.operations.jobs import job_counts
 
-    routers = routers_of(await systems_with("router", operator))
+    systems = await living_systems(operator.store)
+    gone = await gone_of(operator, systems, "router")
+    if not gone:
+        _check_part(systems, "router", operator)
     counts = (await job_counts(operator))["states"]
-    return {"routers": routers, "handed_in": {state: number for state, number in counts.items() if number}}
+    submitted = {state: number for state, number in counts.items() if number}
+    return {"routers": routers_of(systems), "handed_in": submitted, "gone": gone}
 
 
 async def systems_with(part: str, operator: Operator) -> list[dict[str, Any]]:
     """The status of every running system. With no `part` (worker or router) among them, an error that says how to
     start one. A system reports before it says that it is ready, so nothing has to be waited for."""
     found = await living_systems(operator.store)
-    if not has_part(found, part):
-        shown = operator.shown
-        ways = f"reefknot up --engine {shown} (or, alone: reefknot {part} start --engine {shown})"
-        raise OperationError(f"no {part} is running on {shown}; start one with: {ways}", "unreachable")
+    _check_part(found, part, operator)
     return found
+
+
+def _check_part(systems: list[dict[str, Any]], part: str, operator: Operator) -> None:
+    if not has_part(systems, part):
+        raise OperationError(missing_part(part, operator.shown), "unreachable")
+
+
+def missing_part(part: str, shown: str) -> str:
+    """The sentence about a store on which no worker, or no router, is running."""
+    ways = f"reefknot up --engine {shown} (or, alone: reefknot {part} start --engine {shown})"
+    return f"no {part} is running on {shown}; start one with: {ways}"
 
 
 def has_part(systems: list[dict[str, Any]], part: str, *, for_all: bool = False) -> bool:
@@ -108,7 +150,7 @@ def routers_of(systems: list[dict[str, Any]]) -> list[dict[str, Any]]:
             "started": system["started_at"],
             "started_at": time_text(system["started_at"]),
             **{name: system[name] for name in ("at", "retries_v2", "queue_v2", "blocks")},
-            **system["router"],
+            **{name: value for name, value in system["router"].items() if name not in ("unanswered", "is_shared")},
         }
         for system in systems
         if system["router"]

@@ -5,7 +5,8 @@ A command is addressed to one target by name, or to `*`. Every reader keeps its 
 Commands go stale: one that nobody read in time is not obeyed later.
 
 A system has one status, however often it reports: the last one. Reports wake nobody. A status goes stale unless it is
-renewed, and is withdrawn at an orderly end.
+renewed, and is withdrawn at an orderly end. So one that went stale is the last word of a system that died, or cannot
+reach its store; it is kept for `SILENT_KEPT_S`.
 """
 
 from collections.abc import Sequence
@@ -18,6 +19,8 @@ from reefknot.ports.audit_log import AuditEntry
 
 EVERYONE = "*"
 NO_CAPACITY = Capacity()
+SILENT_KEPT_S = 900.0
+"""How long the status of a system that fell silent is kept, for those who ask what became of it."""
 
 
 class Command(Struct, frozen=True):
@@ -81,5 +84,9 @@ class Control(Protocol):
     async def withdraw(self, name: str) -> None:
         """Remove the status of this system, if it has one."""
 
-    async def reports(self) -> list[StatusReport]:
-        """The status of every system that is not stale, in the order of their first reports."""
+    async def reports(self, *, silent: bool = False) -> list[StatusReport]:
+        """
+        The status of every system that is not stale, in the order of their first reports.
+
+        With `silent`, those that went stale within `SILENT_KEPT_S` instead.
+        """

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from heapq import heapify, heappop, heappush
-from itertools import count
+from itertools import count, islice
 from math import inf
 
 from msgspec import Struct
@@ -312,6 +312,13 @@ class PendingTable:
             for one in self._all.values()
             if one.worker_id is not None and one.asked_at < (acked_since if one.acked else unacked_since)
         ]
+
+    def unanswered(self, since: float, most: int) -> list[Pending]:
+        """Up to `most` assignments that were sent before `since` and are not acked."""
+        if not self.unacked:
+            return []
+        late = (one for sent in self._out.values() for one in sent if not one.acked and one.asked_at < since)
+        return list(islice(late, most))
 
     def known_nowhere(self, pending: Pending, workers: AbstractSet[str]) -> bool:
         """Whether each of these workers has answered that it does not know the step."""

@@ -66,6 +66,9 @@ LAST_WRITES_S = 10.0
 EARLY_S = 300.0
 """How long a cancel of what another router holds is remembered; a command is kept as long."""
 MOST_EARLY = 10_000
+UNANSWERED_S = 2.0
+MOST_UNANSWERED = 100
+"""Assignments that a snapshot names as not acknowledged, and the seconds from which on one counts."""
 
 _cancels = msgspec.json.Decoder(Cancel)
 
@@ -77,6 +80,10 @@ class RouterSnapshot(Struct, frozen=True):
     pending: int
     status: OverloadStatus
     workers: dict[str, dict[str, Any]]
+    unanswered: dict[str, tuple[str, float]] = {}
+    """Assignments that were sent a while ago and not acknowledged: the worker of each, and the seconds since."""
+    is_shared: bool = False
+    """Whether it also sends to workers that do not tell of themselves."""
 
 
 class Router:
@@ -196,7 +203,10 @@ class Router:
         }
         rules, waiting = self._context.settings.rules, self.table.waiting
         status = level(waiting, rules.size, rules.thresholds)
-        return RouterSnapshot(waiting, len(self.table), status, workers)
+        unanswered = self.table.unanswered(now - UNANSWERED_S, MOST_UNANSWERED)
+        silent = {one.id: (one.worker_id or SHARED, round(now - one.asked_at, 1)) for one in unanswered}
+        shared = self._context.settings.shared_subject
+        return RouterSnapshot(waiting, len(self.table), status, workers, silent, shared)
 
     # ---- callers ----------------------------------------------------------------------------------------------------
 

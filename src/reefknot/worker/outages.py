@@ -147,7 +147,7 @@ class Outages:
         waits = waits_for(attempt.item)
         reason = down_reason(self._redactor(destination.name), int(wall * 1000) if waits is None else waits.since)
         self._log.put_off(attempt.assignment, reason, seconds)
-        return AttemptReport(Snooze(due, reason, due - int(attempt.began * 1000), failure), tuple(events))
+        return AttemptReport(Snooze(due, reason, due - int(attempt.began * 1000), failure=failure), tuple(events))
 
     def ended(self, attempt: AttemptInputs, destination: Destination) -> str:
         """The message of an assignment that cannot wait any longer."""

@@ -330,6 +330,8 @@ def test_each_value_has_its_window() -> None:
         "oldest_age": 12.5,
         "critical_workers": 1,
         "audit_outage": 94,
+        "no_router": 0,
+        "no_worker": 0,
     }
 
 

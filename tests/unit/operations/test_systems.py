@@ -66,7 +66,7 @@ def changed_later(
 
 
 def test_where_nothing_runs_a_page_has_empty_lists_and_a_command_an_error_with_the_way_out(path: Path) -> None:
-    assert asked(path, running_systems) == {"workers": [], "routers": []}
+    assert asked(path, running_systems) == {"workers": [], "routers": [], "gone": [], "unserved": []}
     for operation, part in ((list_workers, "worker"), (list_routers, "router")):
         with pytest.raises(
             OperationError, match=f"no {part} is running on sqlite:.*start one with: reefknot up"

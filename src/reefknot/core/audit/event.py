@@ -438,6 +438,23 @@ class AlertResolved(_OfAlert, frozen=True, tag="alert_resolved", kw_only=True):
     event_code: str = "RK-802"
 
 
+class WorkerGone(Event, frozen=True, tag="worker_gone", kw_only=True):
+    """
+    A worker or a router fell silent without an orderly end: its process died, or cannot reach its store.
+
+    `part` is `worker` or `router`. `last_seen` is its last report, and `held` what it had then: the running jobs by id,
+    as far as it named them, and the numbers of those that ran and waited there.
+    """
+
+    event_code: str = "RK-901"
+    part: str
+    worker_id: str
+    host: str
+    process: int
+    last_seen: str
+    held: dict[str, Any]
+
+
 AnyEvent: TypeAlias = (
     RetryAttempt
     | RetryExhausted
@@ -461,6 +478,7 @@ AnyEvent: TypeAlias = (
     | LogRepaired
     | AlertRaised
     | AlertResolved
+    | WorkerGone
 )
 EVENT_TYPES: tuple[type[Event], ...] = get_args(AnyEvent)
 EVENT_CODES: dict[str, str] = {

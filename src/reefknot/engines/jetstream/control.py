@@ -19,7 +19,7 @@ from reefknot.engines.jetstream.reads import StreamMessage, last_message, scan
 from reefknot.engines.jetstream.state import Message, State, StoredCommand, StoredStatus
 from reefknot.engines.jetstream.streams import token_of
 from reefknot.ports.audit_log import AuditEntry
-from reefknot.ports.control import EVERYONE, NO_CAPACITY, Command, StatusReport
+from reefknot.ports.control import EVERYONE, NO_CAPACITY, SILENT_KEPT_S, Command, StatusReport
 from reefknot.ports.value_store import StoredValue, checked_body, checked_name
 from reefknot.runtime.seeds import new_id
 
@@ -77,7 +77,8 @@ class JetStreamControl:
         known = self._state.statuses.get(token)
         earlier = known[1].first or known[0] if known is not None and known[1].stale_at > now.wall else 0
         status = StoredStatus(name, body, now.wall, now.wall + milliseconds(keep), capacity, earlier)
-        message = Message(self._state.names.status(name), json.encode(status), ttl=LEAST_TTL_S + int(keep))
+        ttl = LEAST_TTL_S + int(SILENT_KEPT_S + keep)
+        message = Message(self._state.names.status(name), json.encode(status), ttl=ttl)
         sequence = await self._publish(message)
         self._state.statuses[token] = sequence, status
         return earlier or sequence
@@ -93,8 +94,8 @@ class JetStreamControl:
         connection.check(answer.data)
         return int(json.decode(answer.data)["seq"])
 
-    async def reports(self) -> list[StatusReport]:
-        return await self._commits.read(lambda _: self._state.reports())
+    async def reports(self, *, silent: bool = False) -> list[StatusReport]:
+        return await self._commits.read(lambda _: self._state.reports(silent=silent))
 
 
 class JetStreamValues:

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Struct, json, structs
 
 from reefknot.core.overload.submission import Capacity, ServiceTime, SubmissionRules
-from reefknot.core.time import Moment, Timeline
+from reefknot.core.time import Moment, Timeline, milliseconds
 from reefknot.core.work import WorkItem, WorkState
 from reefknot.engines.jetstream.connection import Connection
 from reefknot.engines.jetstream.reads import LATEST, Feed, Start, StreamMessage, last_message
@@ -28,7 +28,7 @@ from reefknot.engines.work_items import END_TOPIC
 from reefknot.engines.work_table import WorkTable
 from reefknot.errors import StoreCorruptError, StoreUnavailableError
 from reefknot.ports.clock import Clock
-from reefknot.ports.control import Command, StatusReport
+from reefknot.ports.control import SILENT_KEPT_S, Command, StatusReport
 from reefknot.runtime.changes import Waiters
 from reefknot.runtime.log import logger, printable
 
@@ -274,12 +274,12 @@ class State(Waiters):
         rules = next((one.rules for one in offers if one.rules is not None), None)
         return sum(one.slots.get(pool, 0) for one in offers), rules
 
-    def reports(self) -> list[StatusReport]:
-        wall = self.now().wall
-        living = [(status.first or at, status) for at, status in self.statuses.values() if status.stale_at > wall]
-        return [
-            StatusReport(first, one.name, one.body, one.at) for first, one in sorted(living, key=lambda one: one[0])
-        ]
+    def reports(self, *, silent: bool = False) -> list[StatusReport]:
+        """The statuses that are not stale; with `silent`, those that are, of which the longest silent are forgotten."""
+        wall, forgotten = self.now().wall, self.now().wall - milliseconds(SILENT_KEPT_S)
+        self.statuses = {name: one for name, one in self.statuses.items() if one[1].stale_at > forgotten}
+        found = [(one.first or at, one) for at, one in self.statuses.values() if (one.stale_at <= wall) is silent]
+        return [StatusReport(first, one.name, one.body, one.at) for first, one in sorted(found, key=lambda one: one[0])]
 
     def unread(self, targets: Collection[str], after: int, limit: int) -> list[Command]:
         wall = self.now().wall

@@ -36,7 +36,7 @@ from reefknot.core.time import Moment, Timeline, milliseconds
 from reefknot.errors import KeyInProgressError, KeyQuotaError, LeaseLostError, StoreUnavailableError
 from reefknot.ports.audit_log import EVERYTHING, AuditEntry, AuditQuery, KeptEntry
 from reefknot.ports.clock import Clock
-from reefknot.ports.control import EVERYONE, NO_CAPACITY, Command, StatusReport
+from reefknot.ports.control import EVERYONE, NO_CAPACITY, SILENT_KEPT_S, Command, StatusReport
 from reefknot.ports.idempotency_store import TakeoverEvents
 from reefknot.ports.transport import Delivery
 from reefknot.ports.value_store import StoredValue, checked_body, checked_name
@@ -383,10 +383,12 @@ class MemoryControl:
     async def report(self, name: str, body: str, *, keep: float, capacity: Capacity = NO_CAPACITY) -> int:
         now = self._shared.now().wall
         self._shared.capacities[name] = now + milliseconds(keep), capacity
-        self._reported = {one: kept for one, kept in self._reported.items() if kept[0] > now}
-        if name in self._reported:
+        forgotten = now - milliseconds(SILENT_KEPT_S)
+        self._reported = {one: kept for one, kept in self._reported.items() if kept[0] > forgotten}
+        if name in self._reported and self._reported[name][0] > now:
             sequence = self._reported[name][1].sequence
         else:
+            self._reported.pop(name, None)
             sequence = self._last_report = self._last_report + 1
         self._reported[name] = (now + milliseconds(keep), StatusReport(sequence, name, body, now))
         return sequence
@@ -396,9 +398,12 @@ class MemoryControl:
         self._reported.pop(name, None)
         self._shared.capacities.pop(name, None)
 
-    async def reports(self) -> list[StatusReport]:
+    async def reports(self, *, silent: bool = False) -> list[StatusReport]:
         now = self._shared.now().wall
-        return [report for stale_at, report in self._reported.values() if stale_at > now]
+        if not silent:
+            return [report for stale_at, report in self._reported.values() if stale_at > now]
+        forgotten = now - milliseconds(SILENT_KEPT_S)
+        return [report for stale_at, report in self._reported.values() if forgotten < stale_at <= now]
 
 
 class MemoryValues:

@@ -12,7 +12,7 @@ from reefknot.engines.sqlite.connection import query
 from reefknot.engines.sqlite.reads import StoreContext
 from reefknot.engines.sqlite.transaction import Transaction, each
 from reefknot.ports.audit_log import AuditEntry
-from reefknot.ports.control import EVERYONE, NO_CAPACITY, Command, StatusReport
+from reefknot.ports.control import EVERYONE, NO_CAPACITY, SILENT_KEPT_S, Command, StatusReport
 from reefknot.ports.value_store import StoredValue, checked_body, checked_name
 
 _POLL = (
@@ -20,6 +20,8 @@ _POLL = (
     "WHERE sequence > ? AND target IN (?, ?) AND stale_at > ? ORDER BY sequence LIMIT ?"
 )
 _REPORTS = "SELECT sequence, name, body, at FROM status WHERE stale_at > ? ORDER BY sequence"
+_SILENT = "SELECT sequence, name, body, at FROM status WHERE stale_at <= ? AND stale_at > ? ORDER BY sequence"
+_FORGET = "DELETE FROM status WHERE stale_at <= ?1 OR (name = ?2 AND stale_at <= ?3)"
 _RENEW = "UPDATE status SET body = ?2, at = ?3, stale_at = ?4, capacity = ?5 WHERE name = ?1 RETURNING sequence"
 _FIRST_REPORT = "INSERT INTO status (name, body, at, stale_at, capacity) VALUES (?1, ?2, ?3, ?4, ?5) RETURNING sequence"
 
@@ -60,10 +62,11 @@ class SqliteControl:
     async def withdraw(self, name: str) -> None:
         await self._context.write(_withdraw, (name,))
 
-    async def reports(self) -> list[StatusReport]:
+    async def reports(self, *, silent: bool = False) -> list[StatusReport]:
         wall = self._context.now().wall
+        sql, values = (_SILENT, (wall, wall - milliseconds(SILENT_KEPT_S))) if silent else (_REPORTS, (wall,))
         return await self._context.read(
-            lambda connection: [StatusReport(*row) for row in query(connection, _REPORTS, wall)]
+            lambda connection: [StatusReport(*row) for row in query(connection, sql, *values)]
         )
 
 
@@ -85,7 +88,7 @@ def _post(
 def _report(transaction: Transaction, name: str, body: str, keep_ms: int, capacity: str) -> int:
     """Write a status without touching a topic: nobody waits for one."""
     connection, now = transaction.connection, transaction.now.wall
-    connection.execute("DELETE FROM status WHERE stale_at <= ?", (now,))
+    connection.execute(_FORGET, (now - milliseconds(SILENT_KEPT_S), name, now))
     row = (name, body, now, now + keep_ms, capacity)
     known = query(connection, _RENEW, *row).get
     return int(query(connection, _FIRST_REPORT, *row).get if known is None else known)

@@ -90,6 +90,9 @@ def describe(event: events.AnyEvent) -> tuple[str, str] | None:
             return "alert", f"{event.alert}: {event.text}"
         case events.AlertResolved():
             return "alert over", f"{event.alert}: {event.text}"
+        case events.WorkerGone():
+            who = f"{part_name(event.part, event.worker_id)} (pid {event.process} on {event.host})"
+            return "gone", f"{who}: {last_words(event.held)}"
         case events.TakenOver():
             return "taken over", f"key {event.idempotency_key}: by {event.owner}, from {event.previous_owner}"
         case _:
@@ -123,6 +126,18 @@ def describe_routine(event: events.AnyEvent) -> str:
             return f"{event.removed_bytes} bytes of an unfinished line were removed"
         case _:
             return ""
+
+
+def part_name(part: str, name: str) -> str:
+    """A worker or a router by its name, with what it is unless the name says that."""
+    return name if name.startswith(part) else f"{part} {name}"
+
+
+def last_words(held: dict[str, Any]) -> str:
+    """The jobs that a part which is gone had when it was last heard of, in words."""
+    counts = [f"{number} {word}" for word in ("running", "queued", "pending") if (number := held.get(word))]
+    names = ", ".join(map(_short, held.get("jobs") or ()))
+    return f"it held {', '.join(counts)}{f' ({names})' if names else ''}" if counts else "it held no job"
 
 
 def _describe_action(event: events.OperatorAction) -> str:

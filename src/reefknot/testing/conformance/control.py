@@ -3,6 +3,7 @@
 import asyncio
 
 from reefknot.engines.clocks import VirtualClock
+from reefknot.ports.control import SILENT_KEPT_S
 from reefknot.ports.store import Store
 from reefknot.testing.conformance.harness import event, event_types, story
 
@@ -88,6 +89,25 @@ class ControlContract:
         assert [one.name for one in await store.control.reports()] == ["other", "frozen"]
         clock.advance(5)
         assert await store.control.reports() == []
+
+    @story()
+    async def test_the_last_word_of_a_silent_system_is_kept_for_a_while_unless_it_was_withdrawn(
+        self, store: Store, clock: VirtualClock
+    ) -> None:
+        for name in ("dead", "ended", "frozen"):
+            await store.control.report(name, f'"{name}"', keep=5)
+        await store.control.withdraw("ended")
+        assert await store.control.reports(silent=True) == []
+        clock.advance(5)
+        last = await store.control.reports(silent=True)
+        assert [(one.name, one.body) for one in last] == [("dead", '"dead"'), ("frozen", '"frozen"')]
+        assert await store.control.report("frozen", "{}", keep=5) > max(one.sequence for one in last)
+        assert [one.name for one in await store.control.reports(silent=True)] == ["dead"]
+        clock.advance(SILENT_KEPT_S - 1)
+        assert await store.control.report("frozen", "{}", keep=5)
+        assert [one.name for one in await store.control.reports(silent=True)] == ["dead"]
+        clock.advance(1)
+        assert [one.name for one in await store.control.reports(silent=True)] == []
 
     @story()
     async def test_a_withdrawn_status_is_gone_and_the_others_stay(self, store: Store) -> None:

@@ -1,0 +1,163 @@
+"""
+"Why is my job not running?", asked of real processes: `job show` and `job list` name the cause and the remedy.
+
+The causes that are rare or need another host are staged in `tests/unit/operations/test_waiting.py`; the sentences of
+all of them are in `tests/unit/core/test_waiting.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from typing import Any
+
+from tests.acceptance.folder import CONFIG, Folder, until
+
+STEPS = """\
+import asyncio
+import os
+from types import SimpleNamespace
+
+import reefknot as rk
+
+@rk.block("own.hold")
+async def hold(inputs, context):
+    with open("begun.txt", "a") as file:
+        file.write(context.assignment_id + "\\n")
+    while not os.path.exists("go"):
+        await asyncio.sleep(0.05)
+    return {}
+
+@rk.block("own.fail")
+async def fail(inputs, context):
+    raise ConnectionError("the printer is away")
+
+@rk.block("own.limited")
+async def limited(inputs, context):
+    error = ConnectionError("slow down")
+    error.response = SimpleNamespace(status_code=429, headers={"retry-after": "60"})
+    raise error
+
+@rk.idempotent(key=lambda order: order, mode="retry", name="charge", wait=300)
+async def charge(order):
+    return await hold({}, type("Context", (), {"assignment_id": "charged"}))
+
+@rk.block("own.charge")
+async def charge_once(inputs, context):
+    return await charge("order-7")
+"""
+POLICY = (
+    CONFIG.replace("max_attempts: 2, base_delay_ms: 20", "max_attempts: 4, base_delay_ms: 30000")
+    .replace(
+        "queue: {v2: {enabled: true}}", "queue: {v2: {enabled: true, resource_pools: {cpu: {max_concurrency: 1}}}}"
+    )
+    .replace("worker:\n", "router: {patience_seconds: 600}\nworker:\n")
+)
+
+
+def prepared(folder: Folder) -> None:
+    (folder.path / "reefknot.yaml").write_text(POLICY)
+    (folder.path / "waits.py").write_text(STEPS)
+
+
+def submit(folder: Folder, kind: str, name: str, *words: str) -> None:
+    done = folder("submit", "--type", kind, "--id", name, "--timeout-ms", "600000", *words)
+    assert done.code == 0, done.err
+
+
+def waits(folder: Folder, name: str, *words: str) -> str:
+    """The code of the cause, which `job show` says in words, with what to do, and the list too."""
+    found: dict[str, Any] | None = folder.json("job", "show", name, *words)["waiting"]
+    if found is None:
+        return ""
+    shown = " ".join(folder("job", "show", name, *words).out.split())
+    listed = [one["waiting"] for one in folder.json("job", "list")["jobs"] if one["id"] == name]
+    codes = {one["code"] for one in listed if one} | {found["code"]}
+    if len(codes) == 1 and found["remedy"] in shown:
+        return str(found["code"])
+    return f"{codes} of {shown}"  # it changes at this moment: the next look tells
+
+
+def waits_for(folder: Folder, name: str, code: str, *words: str) -> str:
+    """The sentence, once the job waits for this cause."""
+    until(lambda: waits(folder, name, *words) == code)
+    return str(folder.json("job", "show", name, *words)["waiting"]["text"])
+
+
+def worker(folder: Folder, *words: str) -> subprocess.Popen[str]:
+    return folder.part("worker", "--module", "waits", *words)
+
+
+def test_a_job_says_which_part_of_the_system_it_waits_for(folder: Folder) -> None:
+    prepared(folder)
+    submit(folder, "own.hold", "first")
+    assert waits(folder, "first") == "no_system"
+
+    alone = worker(folder)
+    assert waits_for(folder, "first", "no_router") == "no router is running, so no worker is given this job"
+    assert "no router is running" in folder("job", "list").out
+    alone.send_signal(signal.SIGTERM)
+    folder.ends(alone)
+
+    folder.part("router")
+    waits_for(folder, "first", "no_worker")
+    worker(folder)
+    until(lambda: "first" in folder.begun())
+    submit(folder, "own.unheard", "mistyped")
+    line = {"assignment_id": "elsewhere", "job": {"type": "own.hold"}, "resource_class": "tpu"}
+    (folder.path / "tpu.jsonl").write_text(json.dumps(line))
+    assert folder("submit", "tpu.jsonl").code == 0
+    assert "knows the type own.unheard" in waits_for(folder, "mistyped", "no_type")
+    assert "the class tpu" in waits_for(folder, "elsewhere", "no_class")
+
+
+def test_a_job_says_what_holds_it_up_at_a_worker_that_runs(folder: Folder) -> None:
+    prepared(folder)
+    folder.part("router")
+    worker(folder)
+    submit(folder, "own.hold", "first")
+    until(lambda: "first" in folder.begun())
+    for name in ("second", "third"):
+        submit(folder, "own.hold", name)
+        waits_for(folder, name, "pool_full")
+    until(lambda: "and 1 job is ahead of it" in waits_for(folder, "third", "pool_full"))
+    submit(folder, "own.hold", "tomorrow", "--in", "24h")
+    assert waits_for(folder, "tomorrow", "scheduled") == "it was submitted for later and is due in 24 h"
+
+    assert folder("worker", "pause").code == 0
+    assert waits_for(folder, "second", "paused") == "worker-1 is paused"
+    assert folder("worker", "resume").code == 0
+    assert folder("worker", "drain", "--seconds", "60").code == 0
+    assert "worker-1 is draining" in waits_for(folder, "second", "draining")
+
+
+def test_a_job_says_which_failure_or_key_it_waits_for(folder: Folder) -> None:
+    prepared(folder)
+    folder.part("router")
+    worker(folder, "--worker-id", "one")
+    submit(folder, "own.fail", "failing")
+    assert "attempt 2 of 5 begins in" in waits_for(folder, "failing", "retry")
+    assert "the printer is away" in waits_for(folder, "failing", "retry")
+    submit(folder, "own.limited", "limited")
+    assert "asked to wait; attempt 2" in waits_for(folder, "limited", "rate_limited")
+
+    submit(folder, "own.charge", "holder")
+    until(lambda: "charged" in folder.begun())
+    worker(folder, "--worker-id", "two")
+    submit(folder, "own.charge", "other", "--attempt-timeout-ms", "2000")
+    assert "the idempotency key charge:order-7 is held by one (pid" in waits_for(folder, "other", "key_held")
+
+
+def test_a_frozen_worker_holds_its_job_until_its_lease_ends(folder: Folder) -> None:
+    prepared(folder)
+    folder.part("router")
+    frozen = worker(folder)
+    submit(folder, "own.hold", "held")
+    until(lambda: "held" in folder.begun())
+    frozen.send_signal(signal.SIGSTOP)
+    try:
+        text = waits_for(folder, "held", "owner_silent")
+    finally:
+        frozen.send_signal(signal.SIGCONT)
+    assert "worker-1 holds it and has been silent for" in text
