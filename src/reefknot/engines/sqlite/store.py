@@ -233,9 +233,11 @@ class SqliteStore:
         return self._retention_lock.acquire()
 
     async def check(self) -> CheckReport:
-        """Check SQLite's structures and, when those are whole, the chain of events."""
+        """Check SQLite's structures and, when those are whole, the chain of events and how each is filed."""
         report = await self._context.read(check_file, patience=WHOLE_FILE_PATIENCE_S)
-        return report if report.problems else structs.replace(report, mismatches=await self.audit.verify())
+        if report.problems:
+            return report
+        return structs.replace(report, mismatches=[*await self.audit.verify(), *await self.audit.misfiled()])
 
     async def backup(
         self, target: str | os.PathLike[str], *, progress: Callable[[int, int], None] | None = None
