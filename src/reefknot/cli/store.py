@@ -193,9 +193,11 @@ def _address(
 
 
 @asynccontextmanager
-async def opened(address: StoreAddress, *, or_empty: bool = False, creates: bool = False) -> AsyncIterator[Store]:
+async def opened(
+    address: StoreAddress, *, or_empty: bool = False, creates: bool = False, migrate: bool = False
+) -> AsyncIterator[Store]:
     """
-    The store, opened without retention, and for reading only where it may not be written.
+    The store, opened without retention, and for reading only where it may not be written, or has an older version.
 
     One that is missing is made with `creates`, unless `--engine` names it, and is refused otherwise. An empty file is
     refused, too: only `store migrate` may turn it into a store (`or_empty`).
@@ -213,19 +215,17 @@ async def opened(address: StoreAddress, *, or_empty: bool = False, creates: bool
     options: Any = {} if address.settings is None else options_of(address.settings)
     options["nats"] = {**options.get("nats", {}), "creates": creates}
     read_only = address.is_sqlite and not is_new and not is_writable(str(address.path))
-    async with open_store(address.url, **options, tidy=False, read_only=read_only) as store:
+    async with open_store(address.url, **options, tidy=False, read_only=read_only, migrate=migrate) as store:
         if is_new:
             say(f"there was no store at {relative(str(address.path))}: a new one was made")
         yield store
 
 
-def with_store(
-    address: StoreAddress, work: Callable[[Store], Awaitable[R]], *, or_empty: bool = False, creates: bool = False
-) -> R:
-    """Open the store, await `work(store)` in an event loop of its own, and return the result."""
+def with_store(address: StoreAddress, work: Callable[[Store], Awaitable[R]], **how: bool) -> R:
+    """Open the store as `opened` does, await `work(store)` in an event loop of its own, and return the result."""
 
     async def main() -> R:
-        async with opened(address, or_empty=or_empty, creates=creates) as store:
+        async with opened(address, **how) as store:
             return await work(store)
 
     return asyncio.run(main())
@@ -278,27 +278,62 @@ def backup(
     actor: Actor = None,
     options: StoreFlags = STORE,
 ) -> None:
-    """Copy the store while others go on writing it. The copy is a complete store."""
+    """
+    Copy the store as it is while others go on writing it. The copy is a complete store of the same version.
+
+    A store of an older or a newer version is copied as well, and not migrated.
+    """
     address = address_of(options, actor=actor)
     address.require_file()
     if target.exists():
         raise CommandError(f"{target}: exists already; name a file that does not exist", Exit.FAILED)
     if not target.absolute().parent.is_dir():
         raise CommandError(f"{target}: there is no folder {target.absolute().parent}; create it, or name another")
-
-    async def work(store: Store) -> None:
-        with progress("copying", 100) as advance:
-            await _sqlite(store, address).backup(target, progress=_percent(advance))
-        if _sqlite(store, address).read_only:
-            say("the store may not be written, so the backup is not among its events")
-        else:
-            await store.audit.append([address.operator(store).event("store.backup", str(target))])
-
-    with_store(address, work)
+    with progress("copying", 100) as advance:
+        version = _copied(str(address.path), str(target), _percent(advance))
+    _note_backup(address, str(target), version)
     size = target.stat().st_size
-    data = {"path": str(address.path), "target": str(target), "bytes": size}
+    data = {"path": str(address.path), "target": str(target), "bytes": size, "version": version}
     copied = f"{address.path} copied to {target}, {size} bytes; open it with --engine sqlite:{target}"
     show(data, lambda: put(copied), json=options.json)
+
+
+def _copied(path: str, target: str, report: Callable[[int, int], None]) -> int:
+    """Copy the file of a store of any version. Returns its version."""
+    from reefknot.engines.sqlite.connection import APPLICATION_ID
+    from reefknot.engines.sqlite.upkeep import back_up
+    from reefknot.runtime.sqlite_files import checked_version, close_connection, open_to_copy, translated
+
+    def version(connection: Any) -> int:
+        return checked_version(connection, path, application_id=APPLICATION_ID, newest=None)
+
+    import apsw
+
+    connection = open_to_copy(path, check=version)
+    try:
+        back_up(connection, target, report)
+        return version(connection)
+    except apsw.Error as error:
+        Path(target).unlink(missing_ok=True)
+        raise translated(error, path) from error
+    finally:
+        close_connection(connection)
+
+
+def _note_backup(address: StoreAddress, target: str, version: int) -> None:
+    """Audit a backup in the store, where that can be done."""
+    from reefknot.engines.sqlite.connection import VERSION
+    from reefknot.runtime.sqlite_files import is_writable
+
+    async def work(store: Store) -> None:
+        await store.audit.append([address.operator(store).event("store.backup", target)])
+
+    if version != VERSION:
+        say(f"the store has version {version}, this program writes {VERSION}: the backup is not among its events")
+    elif not is_writable(str(address.path)):
+        say("the store may not be written, so the backup is not among its events")
+    else:
+        with_store(address, work)
 
 
 def _percent(advance: Advance) -> Callable[[int, int], None]:
@@ -316,7 +351,11 @@ def _percent(advance: Advance) -> Callable[[int, int], None]:
 
 @app.command(help_epilogue=examples("store migrate --dry-run"))
 def migrate(*, options: OperatorFlags = OPERATOR) -> None:
-    """Migrate the file to the schema version of this program. A newer file is refused (exit code 78)."""
+    """
+    Migrate the store and its documents to the versions of this program. A newer file is refused (exit code 78).
+
+    Each file as it is goes to FILE.vN.bak first; to undo the migration, move that copy back.
+    """
     from reefknot.engines.sqlite.connection import VERSION
 
     address = address_of(options)
@@ -329,7 +368,9 @@ def migrate(*, options: OperatorFlags = OPERATOR) -> None:
         await store.audit.append([event])
 
     if migrated:
-        with_store(address, work, or_empty=True)  # opening migrates
+        with_store(address, work, or_empty=True, migrate=True)
+    if not options.dry_run:
+        asyncio.run(_migrate_documents(address))
 
     def text() -> None:
         if found == VERSION:
@@ -340,6 +381,16 @@ def migrate(*, options: OperatorFlags = OPERATOR) -> None:
 
     data = {"path": str(address.path), "found": found, "current": VERSION, "migrated": migrated}
     show(data, text, json=options.json)
+
+
+async def _migrate_documents(address: StoreAddress) -> None:
+    """Migrate the file of the documents, if there is one: it has versions of its own, and keeps a copy as well."""
+    from reefknot.app.sources import documents_path, open_documents
+
+    file = documents_path(address.settings, address.url)
+    if file.is_file():
+        async with open_documents(file, create=False):
+            pass
 
 
 @app.command(help_epilogue=examples("store compact --dry-run"))
@@ -373,16 +424,15 @@ def _version_and_unused(address: StoreAddress) -> tuple[int, int]:
     import apsw
 
     from reefknot.engines.sqlite.connection import check_version
-    from reefknot.runtime.sqlite_files import translated
+    from reefknot.runtime.sqlite_files import open_read_only, translated
 
     path = str(address.path)
+    connection = open_read_only(path, patience=15.0, check=lambda one: check_version(one, path))
     try:
-        connection = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY)
-        try:
-            version = check_version(connection, path)
-            free, page = connection.pragma("freelist_count"), connection.pragma("page_size")
-        finally:
-            connection.close()
+        version = check_version(connection, path)
+        free, page = connection.pragma("freelist_count"), connection.pragma("page_size")
     except apsw.Error as error:
         raise translated(error, path) from error
+    finally:
+        connection.close()
     return version, int(free) * int(page)

@@ -19,12 +19,11 @@ from msgspec import Struct, json
 from reefknot.core.audit.chain import Head, Mismatch
 from reefknot.core.time import Moment
 from reefknot.engines.sqlite.audit import heads
-from reefknot.engines.sqlite.connection import VERSION, add_key_hash, query
+from reefknot.engines.sqlite.connection import add_key_hash, query
 from reefknot.engines.sqlite.reads import StoreContext
 from reefknot.engines.sqlite.transaction import Transaction, each
 from reefknot.errors import StorePermissionError, StoreUnavailableError
-
-_PAGES_PER_STEP = 256
+from reefknot.runtime.sqlite_files import copy_database
 
 
 class CheckReport(Struct, frozen=True):
@@ -60,7 +59,8 @@ def check_file(connection: apsw.Connection) -> CheckReport:
             problems.append(f"{lost} idempotency keys are in the file but are not found by their hash")
         elif left_over:
             problems.append(f"{left_over} hashes of idempotency keys lead to no key")
-    return CheckReport(problems, [], heads(connection)[0], VERSION, apsw.sqlite_lib_version())
+    version: Any = connection.pragma("user_version")
+    return CheckReport(problems, [], heads(connection)[0], version, apsw.sqlite_lib_version())
 
 
 def back_up(connection: apsw.Connection, target: str, progress: Callable[[int, int], None] | None) -> None:
@@ -68,22 +68,12 @@ def back_up(connection: apsw.Connection, target: str, progress: Callable[[int, i
     if Path(target).exists():
         raise StoreUnavailableError(f"sqlite:{target}", "it exists already", "name a file that does not exist")
     try:
-        os.close(os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+        copy_database(connection, target, progress)
     except OSError as error:
         problem = f"it cannot be written ({(error.strerror or str(error)).lower()})"
         way_out = "name a file in a folder that is there and that this user may write to"
         kind = StorePermissionError if isinstance(error, PermissionError) else StoreUnavailableError
         raise kind(f"sqlite:{target}", problem, way_out) from error
-    copy = apsw.Connection(target)
-    try:
-        with copy.backup("main", connection, "main") as running:
-            while not running.done:
-                running.step(_PAGES_PER_STEP)
-                if progress is not None:
-                    progress(running.page_count - running.remaining, running.page_count)
-        copy.execute("PRAGMA journal_mode = WAL")
-    finally:
-        copy.close()
 
 
 def compact(path: str, connect: Callable[[], apsw.Connection]) -> int:
