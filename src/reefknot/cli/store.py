@@ -28,6 +28,7 @@ from reefknot.cli.options import (
     arg,
     is_unconfigured,
     settings,
+    settings_to_look,
 )
 from reefknot.cli.output import Advance, progress, put, relative, say, show
 from reefknot.runtime.database_urls import SQLITE_PREFIX, sqlite_path
@@ -56,6 +57,8 @@ class StoreAddress(Struct, frozen=True):
     named_actor: str | None = None
     is_named: bool = False
     """Whether `--engine` names it."""
+    mistakes: tuple[str, ...] = ()
+    """The mistakes in the configuration that keep nobody from looking."""
 
     @property
     def path(self) -> Path:
@@ -116,16 +119,25 @@ def shown_url(url: str) -> str:
     return url if url.startswith(SQLITE_PREFIX) else printable(redact(url))
 
 
-def address_of(options: StoreFlags, *, actor: str | None = None) -> StoreAddress:
-    """The store that `--engine` and `--config` name. Secrets that cannot be read here are skipped: an operator need not
-    be allowed to read all of them, and what was not read cannot be shown."""
+def address_of(options: StoreFlags, *, actor: str | None = None, looks: bool = False) -> StoreAddress:
+    """
+    The store that `--engine` and `--config` name. Secrets that cannot be read here are skipped: an operator need not be
+    allowed to read all of them, and what was not read cannot be shown.
+
+    A command that only `looks` at the store is not kept from it by a mistake in another section, which is a warning.
+    """
     from reefknot.app.stores import store_url
 
-    found = None if is_unconfigured(options.config) else settings(options.config)
+    mistakes: tuple[str, ...] = ()
+    found = None
+    if not is_unconfigured(options.config):
+        found, mistakes = settings_to_look(options.config) if looks else (settings(options.config), ())
     url = store_url(found, options.engine)
     if found is None:
         return _address(url, options, actor=actor)
-    return _address(url, options, found.tree, found.path, found, actor=actor)
+    return msgspec.structs.replace(
+        _address(url, options, found.tree, found.path, found, actor=actor), mistakes=mistakes
+    )
 
 
 PLAIN_SECTIONS = frozenset(
@@ -142,7 +154,7 @@ def address_to_read(options: StoreFlags) -> StoreAddress:
     The store of a command that only looks at jobs and systems.
 
     Of the configuration it needs the store and the secrets, and checking all of it would be half of the time that such
-    a command takes. So a mistake in a policy keeps nobody from looking. Where anything else is unusual, all of it is
+    a command takes. So a mistake elsewhere keeps nobody from looking. Where anything else is unusual, all of it is
     checked: an unknown section may be a misspelt `secrets`.
     """
     from reefknot.app.stores import located
@@ -152,7 +164,7 @@ def address_to_read(options: StoreFlags) -> StoreAddress:
         return address_of(options)
     tree, path = load_tree(options.config, environ=os.environ, cwd=Path.cwd())
     if not _is_plain(tree.value):
-        return address_of(options)
+        return address_of(options, looks=True)
     if options.engine is not None:
         return _address(located(options.engine, Path.cwd()), options, tree, path)
     folder = Path.cwd() if path is None else path.parent
@@ -251,7 +263,7 @@ app = noun("store", "store check")
 @app.command(help_epilogue=examples("store check --engine sqlite:state.db"))
 def check(*, options: StoreFlags = STORE) -> int:
     """Check the file, its index of keys and the hash chain of its events. Exits with 65 when one is damaged."""
-    address = address_of(options)
+    address = address_of(options, looks=True)
     address.require_file()
     report = with_store(address, lambda store: _sqlite(store, address).check())
 
@@ -283,7 +295,7 @@ def backup(
 
     A store of an older or a newer version is copied as well, and not migrated.
     """
-    address = address_of(options, actor=actor)
+    address = address_of(options, actor=actor, looks=True)
     address.require_file()
     if target.exists():
         raise CommandError(f"{target}: exists already; name a file that does not exist", Exit.FAILED)

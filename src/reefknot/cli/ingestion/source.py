@@ -139,7 +139,7 @@ def add(
 @app.command(name="list", help_epilogue=examples("source list", "source list --watch", "source list --json"))
 def list_(*, wide: Wide = False, watch: Watch = None, options: StoreFlags = STORE) -> None:
     """List the sources: schedule, state, documents, last and next sync, and what to do where something needs it."""
-    address = address_of(options)
+    address = address_of(options, looks=True)
 
     def draw() -> None:
         view.put_sources(looked(address, operations.list_sources), wide=wide, json=options.json)
@@ -156,7 +156,7 @@ def show_source(
     options: StoreFlags = STORE,
 ) -> None:
     """Show a source: settings, state, and the documents that could be read only in part. Secrets are hidden."""
-    address = address_of(options)
+    address = address_of(options, looks=True)
     _check_name(address, name)
     fields = looked(address, lambda at: operations.show_source(at, name, limit=limit))
     view.put_source(fields, json=options.json)
@@ -410,7 +410,7 @@ def search(
     options: StoreFlags = STORE,
 ) -> int:
     """Search title, text and location of all documents, best first. Exits with 1 when nothing is found."""
-    address = address_of(options)
+    address = address_of(options, looks=True)
     search = operations.search_documents(address.operator(None), " ".join(words), source=source, limit=limit)
     found = asyncio.run(search)
     view.put_hits(found, limit, json=options.json)
@@ -430,7 +430,7 @@ def export(
     """Export documents with their text as lines of JSON, one for each document. --json changes nothing."""
     from reefknot.runtime.files import output_file
 
-    operator = address_of(options).operator(None)
+    operator = address_of(options, looks=True).operator(None)
     if output is None or output == "-":
         stream = data()
         asyncio.run(view.export_lines(operator, name, lambda line: stream.write(line + "\n")))
