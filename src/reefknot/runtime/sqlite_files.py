@@ -40,6 +40,9 @@ Opener = Callable[[str, int], apsw.Connection]
 
 LARGEST_IDLE_LOG = 16 << 20
 """Bytes that the log keeps when it begins anew. While a reader holds an old snapshot it may grow beyond."""
+SNAPSHOT_S = 2.0
+"""Most seconds for which a read holds one snapshot: the log of a file that is written cannot begin anew before its end.
+What takes longer is read in pages. A copy of the file is the exception: it is one snapshot."""
 _TAKEN = (apsw.BusyError, apsw.LockedError, apsw.ProtocolError)
 """Others have the file. Protocol: SQLite lost a race too often."""
 _READ_WRITE = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
@@ -369,7 +372,7 @@ def checked_version(connection: apsw.Connection, path: str, *, application_id: i
 
 MOST_COPIES = 5
 """The copies of one version that migrations keep beside a file."""
-_PAGES_PER_STEP = 256
+_PAGES_PER_STEP = 2048
 _SPARE_BYTES = 4 << 20
 """Room that is left for the migration itself."""
 
@@ -457,16 +460,24 @@ def kept_copy(path: str, version: int, newest: int) -> str:
 
 
 def copy_database(source: apsw.Connection, target: str, progress: Callable[[int, int], None] | None = None) -> None:
-    """Copy a database, its log included, to a new file, page by page. Writers may go on meanwhile."""
+    """
+    Copy a database as of now, its log included, to a new file. Writers may go on meanwhile.
+
+    The source is read as one snapshot: else SQLite would begin again after each write of another process, and beside a
+    busy system never come to an end.
+    """
     os.close(os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
     copy = apsw.Connection(target)
     try:
+        source.execute("BEGIN; SELECT count(*) FROM sqlite_schema").fetchall()
         with copy.backup("main", source, "main") as running:
             while not running.done:
                 running.step(_PAGES_PER_STEP)
                 if progress is not None:
                     progress(running.page_count - running.remaining, running.page_count)
     finally:
+        if source.in_transaction:
+            source.execute("COMMIT")
         copy.close()
 
 
