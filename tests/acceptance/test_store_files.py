@@ -350,3 +350,50 @@ def test_an_older_store_that_may_not_be_written_is_refused_with_a_way_out(
     assert code == 78
     assert "copy it to a folder that may be written" in err
     assert stat.S_IMODE(store.stat().st_mode) == 0o400
+
+
+MISTAKE = "schedules:\n  nightly: {every: sometimes, assignment: {job: {type: own.nap}}}\n"
+LOOKS_AT_A_STORE = (
+    *(("job", "list"), ("job", "show", "done"), ("quarantine", "list"), ("quarantine", "show", "broken")),
+    *(("quarantine", "stats"), ("alert", "list"), ("schedule", "list"), ("source", "list"), ("telemetry", "show")),
+    *(("audit", "tail"), ("audit", "verify"), ("audit", "replay"), ("audit", "export", "log.jsonl"), ("audit", "head")),
+    *(("idempotency", "stats"), ("store", "check"), ("store", "backup", "copy.db"), ("source", "search", "ahoy")),
+)
+
+
+def test_a_mistake_elsewhere_in_the_configuration_keeps_no_one_from_looking(used: Folder) -> None:
+    with (used.path / "reefknot.yaml").open("a") as file:
+        file.write(MISTAKE)
+    for words in LOOKS_AT_A_STORE:
+        done = used(*words)
+        assert done.code == 0, (words, done.err)
+        assert done.err.count("schedules.nightly.every") <= 1, "it is said once"
+    assert "warning: reefknot.yaml:" in used("alert", "list").err
+    for words in (
+        ("up", "--for", "0.1"),
+        ("run", "work.jsonl"),
+        ("job", "cancel", "waiting"),
+        ("source", "run", "notes"),
+    ):
+        assert used(*words).code == 78, words
+
+
+def test_the_doctor_reports_a_mistake_in_the_configuration_as_a_finding_with_its_line(used: Folder) -> None:
+    configured = (used.path / "reefknot.yaml").read_text()
+    (used.path / "reefknot.yaml").write_text(configured + MISTAKE)
+    line = configured.count("\n") + 2
+    done = used("doctor", "--json")
+    assert done.code == 78
+    found = [one for one in done.json["findings"] if one["check"] == "configuration"]
+    assert [one["level"] for one in found] == ["problem"]
+    assert found[0]["text"].startswith(f"reefknot.yaml:{line}:")
+    assert "schedules.nightly.every" in found[0]["text"]
+    assert any(one["check"] == "schema" for one in done.json["findings"]), "the store is examined as well"
+    assert done.json["ok"] is False
+
+
+def test_an_unknown_section_which_may_be_misspelt_secrets_is_still_refused(used: Folder) -> None:
+    with (used.path / "reefknot.yaml").open("a") as file:
+        file.write("secretz: {key: env:KEY}\n")
+    for words in (("alert", "list"), ("doctor",), ("audit", "tail")):
+        assert used(*words).code == 78, words

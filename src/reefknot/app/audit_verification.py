@@ -23,7 +23,7 @@ from reefknot.core.audit.chain import (
     Mismatch,
     RetentionInForce,
     link,
-    wrong_index_field,
+    misfiled,
 )
 from reefknot.errors import OperationError
 from reefknot.ports.audit_log import (
@@ -166,7 +166,7 @@ class StoreSource:
         kept_hashes, in_force = hashes_of(heads), in_force_with(self._retention, newest)
         found = await self.log.verify(newest, in_force=in_force, progress=advance)
         async for kept in pages_of(self.log, until=self.head.sequence):
-            found += filter(None, map(_index_mismatch, kept))
+            found += filter(None, map(_misfiled, kept))
             found += [other_hash(one.sequence) for one in kept if differs(one.hash, kept_hashes, one.sequence)]
             advance(len(kept))
         return self.head, found
@@ -243,7 +243,7 @@ async def _newest_report(log: ReadableLog, head: Head, most: int, kept: Mapping[
                 found.append(Mismatch(one.sequence, "the hash does not fit the body and its place"))
             if differs(one.hash, kept, one.sequence):
                 found.append(other_hash(one.sequence))
-            found += filter(None, [_index_mismatch(one)])
+            found += filter(None, [_misfiled(one)])
             at = Head(head.chain, one.sequence, one.hash)
     if head.sequence and (at is None or at != head):
         found.append(Mismatch(head.sequence, "the log does not end with its head"))
@@ -288,6 +288,5 @@ def index_in_store(one: KeptEntry) -> EventIndex:
     return EventIndex(entry.event_type, entry.correlation_id, entry.trace_id, entry.work_id)
 
 
-def _index_mismatch(one: KeptEntry) -> Mismatch | None:
-    wrong = wrong_index_field(one.entry.body, index_in_store(one), one.entry.at)
-    return None if wrong is None else Mismatch(one.sequence, f"it is filed under another {wrong} than its own")
+def _misfiled(one: KeptEntry) -> Mismatch | None:
+    return misfiled(one.sequence, one.entry.body, index_in_store(one), one.entry.at)

@@ -265,7 +265,7 @@ async def open_documents(
     """
     The documents in this file, open for as long as the block lasts; in a virtual loop in its time and thread.
 
-    `for_reading` opens a file that may not be written, too.
+    `for_reading` opens a file that may not be written, too, and migrates none.
     """
     from reefknot.app.stores import clock_of_this_loop, in_virtual_loop
     from reefknot.engines.documents import SqliteDocuments
@@ -276,6 +276,7 @@ async def open_documents(
         clock_of_this_loop(),
         create=create,
         read_only=for_reading and not is_writable(str(path)),
+        migrates=not for_reading,
         inline=in_virtual_loop(),
     )
     await documents.start()

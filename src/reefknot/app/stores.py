@@ -234,6 +234,7 @@ async def open_store(
     work_retention: float | EllipsisType | None = ...,
     tidy: bool = True,
     read_only: bool = False,
+    migrate: bool = True,
     nats: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[Store]:
     """
@@ -251,6 +252,9 @@ async def open_store(
     `read_only` opens a store that may not be written, such as a file on a read-only disk: reads work, writes are
     refused. On NATS events that dead processes left stay where they are, and are not read.
 
+    A file of an older version is migrated, after a copy of it to `NAME.vN.bak`: a program of that version cannot open
+    it any more. With `migrate=False` it is read as it is, or `StoreVersionError` says what to do.
+
     `nats` are settings of a store on NATS, with secrets as values: `guarantee`, `replicas`, `user`, `password`,
     `token`, `credentials`, `tls_ca`, `tls_certificate`, `tls_key`, `patience`.
     """
@@ -265,8 +269,8 @@ async def open_store(
     limits: dict[str, Any] = {"retention": retention, "largest_result": largest_result, "most_keys": most_keys}
     if url.startswith(NATS_PREFIXES):
         limits |= {"work_retention": (given or Retention()).work, "settings": nats or {}}
-    store = await _opened(url, now, limits, read_only=read_only)
-    removes = tidy and not read_only and not in_virtual_loop()
+    store = await _opened(url, now, limits, read_only=read_only, migrate=migrate)
+    removes = tidy and not read_only and not in_virtual_loop() and not getattr(store, "read_only", False)
     job = _retention_job(store, store.clock, given) if removes else None
     try:
         if job is not None:
@@ -284,11 +288,12 @@ async def connect(url: str, *, size: int = 1000, nats: Mapping[str, Any] | None 
     """
     A client of the system whose store this is: `async with rk.connect("sqlite:state.db") as client:`.
 
-    `size` bounds what may wait there for a router; `nats` is as in `open_store`.
+    `size` bounds what may wait there for a router; `nats` is as in `open_store`. A store of an older version is refused
+    (`StoreVersionError`): a client that migrated it would lock out the system that runs on it.
     """
     require_asyncio("connect")
     checks.whole_number("size", size)
-    async with open_store(url, nats=nats) as store:
+    async with open_store(url, migrate=False, nats=nats) as store:
         yield client_of(store, store.clock, size)
 
 
@@ -426,7 +431,7 @@ async def open_audit_log(
         await log.close()
 
 
-async def _opened(url: str, clock: Clock, limits: dict[str, Any], *, read_only: bool) -> Store:
+async def _opened(url: str, clock: Clock, limits: dict[str, Any], *, read_only: bool, migrate: bool) -> Store:
     path = _file_of(url)
     if url.startswith(NATS_PREFIXES):
         from reefknot.engines.jetstream import JetStreamStore, options_from_url
@@ -440,7 +445,10 @@ async def _opened(url: str, clock: Clock, limits: dict[str, Any], *, read_only: 
             raise ParameterError("read_only", read_only, "False for a store in memory: it has nothing to read")
         return MemoryStore(clock, **limits)
     from reefknot.engines.sqlite import SqliteStore
+    from reefknot.engines.sqlite.connection import is_older
 
+    if not migrate and not read_only:
+        read_only = is_older(path) if in_virtual_loop() else await asyncio.to_thread(is_older, path)
     return await SqliteStore(path, clock, **limits, inline=in_virtual_loop(), read_only=read_only).start()
 
 

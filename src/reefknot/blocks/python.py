@@ -268,7 +268,9 @@ def _http_block(settings: BlockSettings) -> Block:
 
 
 async def _http_is_not_installed(inputs: Mapping[str, Any], context: BlockContext) -> StepResult:
-    return failed(ErrorCode.execution_failed, "http.request needs the extra 'http': pip install '.[http]' in a checkout")
+    return failed(
+        ErrorCode.execution_failed, "http.request needs the extra 'http': pip install '.[http]' in a checkout"
+    )
 
 
 def by_name(*groups: Mapping[str, Block]) -> dict[str, Block]:

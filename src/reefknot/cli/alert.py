@@ -22,7 +22,7 @@ app = noun("alert", "alert list", "alert list --json")
 @app.command(name="list", help_epilogue=examples("alert list", "alert list --watch", "alert list --json"))
 def list_(*, wide: Wide = False, watch: Watch = None, options: StoreFlags = STORE) -> None:
     """List the alerts that are active, with what to do, and the last ones that were resolved."""
-    address = address_of(options)  # with its settings: they have the limits
+    address = address_of(options, looks=True)  # with its settings: they have the limits
 
     def draw() -> None:
         from reefknot.operations.alerts import list_alerts

@@ -23,6 +23,7 @@ from reefknot.cli.audit_files import (
     CSV,
     JSONL,
     audit_source,
+    audited_store,
     events_of,
     export_pages,
     head_file_of,
@@ -134,7 +135,7 @@ def tail(
         if follow or for_ is not None:
             await follow_log(store.audit, wanted, after=end, seconds=for_, json=options.json)
 
-    with_store(address_of(options), work)
+    with_store(address_of(options, looks=True), work)
 
 
 async def _last(wanted: EventFilter, log: AuditLog, end: int, lines: int) -> list[KeptEntry]:
@@ -213,10 +214,11 @@ def verify(
     Without a head only accidents show: whoever can write the log can write its hashes anew.
     `audit head` prints a head, and the setting audit.heads writes them to a second place.
     """
-    kept = heads_for(file, head, options)
+    address = audited_store(file, options)
+    kept = heads_for(file, head, address)
 
     async def work() -> tuple[str, list[ChainReport]]:
-        async with audit_source(file, options) as source:
+        async with audit_source(file, options, address) as source:
             with progress("verifying", source.size) as advance:
                 return source.name, await source.reports(kept, advance)
 
@@ -362,7 +364,7 @@ def export(
             file, head_file, export_pages(log, heads, wanted, chosen, end=end), heads, end=end
         ), heads
 
-    count, heads = with_store(address_of(options), work)
+    count, heads = with_store(address_of(options, looks=True), work)
     events = f"{count} events of chain {heads[0].chain}, up to {heads[0].sequence}"
     if len(heads) > 1:
         events = f"{count} events of {len(heads)} chains"

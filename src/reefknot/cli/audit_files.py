@@ -34,7 +34,7 @@ from reefknot.app.audit_verification import (
 from reefknot.cli.app import CommandError, Exit
 from reefknot.cli.options import StoreFlags, load
 from reefknot.cli.output import Advance, progress, relative, say
-from reefknot.cli.store import address_of, opened
+from reefknot.cli.store import StoreAddress, address_of, opened
 from reefknot.core.audit.chain import (
     Head,
     LogHeader,
@@ -176,20 +176,30 @@ class FileSource:
 AuditSource = StoreSource | FileSource
 
 
-@asynccontextmanager
-async def audit_source(file: Path | None, options: StoreFlags) -> AsyncIterator[AuditSource]:
-    """The file when one is named, else the store. A file that is a store is opened as one."""
+def audited_store(file: Path | None, options: StoreFlags) -> StoreAddress | None:
+    """The store whose log is meant; None for a file that is none. A file that is a store is opened as one."""
     if file is not None:
         if options.engine is not None:
             raise CommandError("name a file or --engine, not both")
         engine = _store_url(file)
         if engine is None:
-            yield FileSource(file, *_retention_of_file(options.config))
-            return
+            return None
         from dataclasses import replace
 
         options = replace(options, engine=engine)
-    address = address_of(options)
+    return address_of(options, looks=True)
+
+
+@asynccontextmanager
+async def audit_source(
+    file: Path | None, options: StoreFlags, address: StoreAddress | None = None
+) -> AsyncIterator[AuditSource]:
+    """The file when one is named, else the store, which is found when no `address` is given."""
+    address = audited_store(file, options) if address is None else address
+    if address is None:
+        assert file is not None
+        yield FileSource(file, *_retention_of_file(options.config))
+        return
     async with opened(address) as store:
         configured = None if address.settings is None else address.settings.configuration.audit
         file = address.path if address.is_sqlite else None
@@ -235,7 +245,7 @@ def _store_url(file: Path) -> str | None:
         return f"sqlite:{file.absolute()}" if stream.read(len(SQLITE_MAGIC)) == SQLITE_MAGIC else None
 
 
-def heads_for(file: Path | None, head: Path | None, options: StoreFlags) -> KeptHeads:
+def heads_for(file: Path | None, head: Path | None, address: StoreAddress | None) -> KeptHeads:
     """
     The heads to compare with.
 
@@ -244,11 +254,12 @@ def heads_for(file: Path | None, head: Path | None, options: StoreFlags) -> Kept
     """
     if head is not None:
         return KeptHeads(head, _read_heads(head))
-    if file is not None and _store_url(file) is None:
+    if address is None:
+        assert file is not None
         beside = head_file_of(file)
         return KeptHeads(beside, _read_heads(beside), of_export=True) if beside.is_file() else KeptHeads()
     with _as_mismatch():
-        kept, missing = configured_heads(address_of(options).settings)
+        kept, missing = configured_heads(address.settings)
     if missing is not None:
         say(f"audit.heads: {relative(str(missing))}: there is no such file; running processes write it")
     return kept

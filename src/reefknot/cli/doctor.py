@@ -28,6 +28,7 @@ CODES = {
     "unserved": Exit.FAILED,
 }
 """The exit code of a problem, by its cause."""
+WAY_OUT = "correct it: what runs a system refuses this configuration; `reefknot config check` checks it"
 
 
 @app.default
@@ -40,7 +41,7 @@ def doctor(
     """Check everything and print every finding: ok, warning or problem. The exit code is that of the first problem."""
     from reefknot.operations.health import examine_address
 
-    address = address_of(options)
+    address = address_of(options, looks=True)
     report = asyncio.run(
         examine_address(
             address.url,
@@ -52,6 +53,11 @@ def doctor(
             is_named=address.is_named,
         )
     )
+    report["findings"] += [
+        {"check": "configuration", "level": "problem", "text": one, "way_out": WAY_OUT, "cause": "misconfigured"}
+        for one in address.mistakes
+    ]
+    report["ok"] = report["ok"] and not address.mistakes
     findings = report["findings"]
     show(report, lambda: _put(findings), json=options.json)
     say(f"{address.shown}: {_counted(findings)}")

@@ -25,7 +25,7 @@ Key = Annotated[str, arg("Idempotency key.")]
 @app.command(name="show", help_epilogue=examples("idempotency show order-7"))
 def show_key(key: Key, /, *, options: StoreFlags = STORE) -> None:
     """Show the record of a key. Configured secrets, and values beside names such as `password`, are hidden."""
-    address = address_of(options)
+    address = address_of(options, looks=True)
     fields = with_store(address, lambda store: operations.show_key(address.operator(store), key))
     show(fields, lambda: put_fields(fields), json=options.json)
 
@@ -33,7 +33,7 @@ def show_key(key: Key, /, *, options: StoreFlags = STORE) -> None:
 @app.command(help_epilogue=examples("idempotency stats --json"))
 def stats(*, options: StoreFlags = STORE) -> None:
     """Count the keys in each state. Keys in state `unknown` wait for an operator."""
-    address = address_of(options)
+    address = address_of(options, looks=True)
     counts = with_store(address, lambda store: operations.key_stats(address.operator(store)))
     rows = [(state, str(number)) for state, number in counts.items()]
     show(counts, lambda: put_table(("state", "keys"), rows, styles=("cyan",)), json=options.json)

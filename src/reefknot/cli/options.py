@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_origin
 from cyclopts import Parameter
 
 from reefknot.cli.app import CommandError, Exit
-from reefknot.cli.output import say
+from reefknot.cli.output import relative, say
 from reefknot.operations.values import MOST_LISTED, duration_s
 from reefknot.runtime.log import printable
 
@@ -196,6 +196,24 @@ def settings(config: str | None, *, forgiving: bool = False) -> Settings:
     for warning in found.warnings:
         say(f"warning: {warning}")
     return found
+
+
+def settings_to_look(config: str | None) -> tuple[Settings, tuple[str, ...]]:
+    """
+    The settings that a look at a store needs, their mistakes and warnings printed on stderr, and the mistakes.
+
+    What runs something refuses such a configuration.
+    """
+    with _without_plugins():
+        from reefknot.config import settings as reading
+        from reefknot.config.layers import load_tree
+
+    tree, path = load_tree(config, environ=os.environ, cwd=Path.cwd())
+    found, mistakes = reading.settings_to_look(tree, path, environ=os.environ)
+    lines = [relative(str(one)) for one in mistakes]
+    for line in (*lines, *found.warnings):
+        say(f"warning: {line}")
+    return found, tuple(lines)
 
 
 def unwritable(name: str, error: OSError | ValueError) -> CommandError:

@@ -105,7 +105,7 @@ def list_(
     options: StoreFlags = STORE,
 ) -> None:
     """List quarantined jobs by id, each with its reason."""
-    query, address = flags.query(tenant=tenant, limit=limit, after=after), address_of(options)
+    query, address = flags.query(tenant=tenant, limit=limit, after=after), address_of(options, looks=True)
     if group:
         repeated(watch, lambda: _put_groups(address, query, json=options.json))
         return

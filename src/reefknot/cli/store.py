@@ -28,6 +28,7 @@ from reefknot.cli.options import (
     arg,
     is_unconfigured,
     settings,
+    settings_to_look,
 )
 from reefknot.cli.output import Advance, progress, put, relative, say, show
 from reefknot.runtime.database_urls import SQLITE_PREFIX, sqlite_path
@@ -56,6 +57,8 @@ class StoreAddress(Struct, frozen=True):
     named_actor: str | None = None
     is_named: bool = False
     """Whether `--engine` names it."""
+    mistakes: tuple[str, ...] = ()
+    """The mistakes in the configuration that keep nobody from looking."""
 
     @property
     def path(self) -> Path:
@@ -116,16 +119,25 @@ def shown_url(url: str) -> str:
     return url if url.startswith(SQLITE_PREFIX) else printable(redact(url))
 
 
-def address_of(options: StoreFlags, *, actor: str | None = None) -> StoreAddress:
-    """The store that `--engine` and `--config` name. Secrets that cannot be read here are skipped: an operator need not
-    be allowed to read all of them, and what was not read cannot be shown."""
+def address_of(options: StoreFlags, *, actor: str | None = None, looks: bool = False) -> StoreAddress:
+    """
+    The store that `--engine` and `--config` name. Secrets that cannot be read here are skipped: an operator need not be
+    allowed to read all of them, and what was not read cannot be shown.
+
+    A command that only `looks` at the store is not kept from it by a mistake in another section, which is a warning.
+    """
     from reefknot.app.stores import store_url
 
-    found = None if is_unconfigured(options.config) else settings(options.config)
+    mistakes: tuple[str, ...] = ()
+    found = None
+    if not is_unconfigured(options.config):
+        found, mistakes = settings_to_look(options.config) if looks else (settings(options.config), ())
     url = store_url(found, options.engine)
     if found is None:
         return _address(url, options, actor=actor)
-    return _address(url, options, found.tree, found.path, found, actor=actor)
+    return msgspec.structs.replace(
+        _address(url, options, found.tree, found.path, found, actor=actor), mistakes=mistakes
+    )
 
 
 PLAIN_SECTIONS = frozenset(
@@ -142,7 +154,7 @@ def address_to_read(options: StoreFlags) -> StoreAddress:
     The store of a command that only looks at jobs and systems.
 
     Of the configuration it needs the store and the secrets, and checking all of it would be half of the time that such
-    a command takes. So a mistake in a policy keeps nobody from looking. Where anything else is unusual, all of it is
+    a command takes. So a mistake elsewhere keeps nobody from looking. Where anything else is unusual, all of it is
     checked: an unknown section may be a misspelt `secrets`.
     """
     from reefknot.app.stores import located
@@ -152,7 +164,7 @@ def address_to_read(options: StoreFlags) -> StoreAddress:
         return address_of(options)
     tree, path = load_tree(options.config, environ=os.environ, cwd=Path.cwd())
     if not _is_plain(tree.value):
-        return address_of(options)
+        return address_of(options, looks=True)
     if options.engine is not None:
         return _address(located(options.engine, Path.cwd()), options, tree, path)
     folder = Path.cwd() if path is None else path.parent
@@ -193,9 +205,11 @@ def _address(
 
 
 @asynccontextmanager
-async def opened(address: StoreAddress, *, or_empty: bool = False, creates: bool = False) -> AsyncIterator[Store]:
+async def opened(
+    address: StoreAddress, *, or_empty: bool = False, creates: bool = False, migrate: bool = False
+) -> AsyncIterator[Store]:
     """
-    The store, opened without retention, and for reading only where it may not be written.
+    The store, opened without retention, and for reading only where it may not be written, or has an older version.
 
     One that is missing is made with `creates`, unless `--engine` names it, and is refused otherwise. An empty file is
     refused, too: only `store migrate` may turn it into a store (`or_empty`).
@@ -213,19 +227,17 @@ async def opened(address: StoreAddress, *, or_empty: bool = False, creates: bool
     options: Any = {} if address.settings is None else options_of(address.settings)
     options["nats"] = {**options.get("nats", {}), "creates": creates}
     read_only = address.is_sqlite and not is_new and not is_writable(str(address.path))
-    async with open_store(address.url, **options, tidy=False, read_only=read_only) as store:
+    async with open_store(address.url, **options, tidy=False, read_only=read_only, migrate=migrate) as store:
         if is_new:
             say(f"there was no store at {relative(str(address.path))}: a new one was made")
         yield store
 
 
-def with_store(
-    address: StoreAddress, work: Callable[[Store], Awaitable[R]], *, or_empty: bool = False, creates: bool = False
-) -> R:
-    """Open the store, await `work(store)` in an event loop of its own, and return the result."""
+def with_store(address: StoreAddress, work: Callable[[Store], Awaitable[R]], **how: bool) -> R:
+    """Open the store as `opened` does, await `work(store)` in an event loop of its own, and return the result."""
 
     async def main() -> R:
-        async with opened(address, or_empty=or_empty, creates=creates) as store:
+        async with opened(address, **how) as store:
             return await work(store)
 
     return asyncio.run(main())
@@ -251,7 +263,7 @@ app = noun("store", "store check")
 @app.command(help_epilogue=examples("store check --engine sqlite:state.db"))
 def check(*, options: StoreFlags = STORE) -> int:
     """Check the file, its index of keys and the hash chain of its events. Exits with 65 when one is damaged."""
-    address = address_of(options)
+    address = address_of(options, looks=True)
     address.require_file()
     report = with_store(address, lambda store: _sqlite(store, address).check())
 
@@ -278,27 +290,62 @@ def backup(
     actor: Actor = None,
     options: StoreFlags = STORE,
 ) -> None:
-    """Copy the store while others go on writing it. The copy is a complete store."""
-    address = address_of(options, actor=actor)
+    """
+    Copy the store as it is while others go on writing it. The copy is a complete store of the same version.
+
+    A store of an older or a newer version is copied as well, and not migrated.
+    """
+    address = address_of(options, actor=actor, looks=True)
     address.require_file()
     if target.exists():
         raise CommandError(f"{target}: exists already; name a file that does not exist", Exit.FAILED)
     if not target.absolute().parent.is_dir():
         raise CommandError(f"{target}: there is no folder {target.absolute().parent}; create it, or name another")
-
-    async def work(store: Store) -> None:
-        with progress("copying", 100) as advance:
-            await _sqlite(store, address).backup(target, progress=_percent(advance))
-        if _sqlite(store, address).read_only:
-            say("the store may not be written, so the backup is not among its events")
-        else:
-            await store.audit.append([address.operator(store).event("store.backup", str(target))])
-
-    with_store(address, work)
+    with progress("copying", 100) as advance:
+        version = _copied(str(address.path), str(target), _percent(advance))
+    _note_backup(address, str(target), version)
     size = target.stat().st_size
-    data = {"path": str(address.path), "target": str(target), "bytes": size}
+    data = {"path": str(address.path), "target": str(target), "bytes": size, "version": version}
     copied = f"{address.path} copied to {target}, {size} bytes; open it with --engine sqlite:{target}"
     show(data, lambda: put(copied), json=options.json)
+
+
+def _copied(path: str, target: str, report: Callable[[int, int], None]) -> int:
+    """Copy the file of a store of any version. Returns its version."""
+    from reefknot.engines.sqlite.connection import APPLICATION_ID
+    from reefknot.engines.sqlite.upkeep import back_up
+    from reefknot.runtime.sqlite_files import checked_version, close_connection, open_to_copy, translated
+
+    def version(connection: Any) -> int:
+        return checked_version(connection, path, application_id=APPLICATION_ID, newest=None)
+
+    import apsw
+
+    connection = open_to_copy(path, check=version)
+    try:
+        back_up(connection, target, report)
+        return version(connection)
+    except apsw.Error as error:
+        Path(target).unlink(missing_ok=True)
+        raise translated(error, path) from error
+    finally:
+        close_connection(connection)
+
+
+def _note_backup(address: StoreAddress, target: str, version: int) -> None:
+    """Audit a backup in the store, where that can be done."""
+    from reefknot.engines.sqlite.connection import VERSION
+    from reefknot.runtime.sqlite_files import is_writable
+
+    async def work(store: Store) -> None:
+        await store.audit.append([address.operator(store).event("store.backup", target)])
+
+    if version != VERSION:
+        say(f"the store has version {version}, this program writes {VERSION}: the backup is not among its events")
+    elif not is_writable(str(address.path)):
+        say("the store may not be written, so the backup is not among its events")
+    else:
+        with_store(address, work)
 
 
 def _percent(advance: Advance) -> Callable[[int, int], None]:
@@ -316,7 +363,11 @@ def _percent(advance: Advance) -> Callable[[int, int], None]:
 
 @app.command(help_epilogue=examples("store migrate --dry-run"))
 def migrate(*, options: OperatorFlags = OPERATOR) -> None:
-    """Migrate the file to the schema version of this program. A newer file is refused (exit code 78)."""
+    """
+    Migrate the store and its documents to the versions of this program. A newer file is refused (exit code 78).
+
+    Each file as it is goes to FILE.vN.bak first; to undo the migration, move that copy back.
+    """
     from reefknot.engines.sqlite.connection import VERSION
 
     address = address_of(options)
@@ -329,7 +380,9 @@ def migrate(*, options: OperatorFlags = OPERATOR) -> None:
         await store.audit.append([event])
 
     if migrated:
-        with_store(address, work, or_empty=True)  # opening migrates
+        with_store(address, work, or_empty=True, migrate=True)
+    if not options.dry_run:
+        asyncio.run(_migrate_documents(address))
 
     def text() -> None:
         if found == VERSION:
@@ -340,6 +393,16 @@ def migrate(*, options: OperatorFlags = OPERATOR) -> None:
 
     data = {"path": str(address.path), "found": found, "current": VERSION, "migrated": migrated}
     show(data, text, json=options.json)
+
+
+async def _migrate_documents(address: StoreAddress) -> None:
+    """Migrate the file of the documents, if there is one: it has versions of its own, and keeps a copy as well."""
+    from reefknot.app.sources import documents_path, open_documents
+
+    file = documents_path(address.settings, address.url)
+    if file.is_file():
+        async with open_documents(file, create=False):
+            pass
 
 
 @app.command(help_epilogue=examples("store compact --dry-run"))
@@ -373,16 +436,15 @@ def _version_and_unused(address: StoreAddress) -> tuple[int, int]:
     import apsw
 
     from reefknot.engines.sqlite.connection import check_version
-    from reefknot.runtime.sqlite_files import translated
+    from reefknot.runtime.sqlite_files import open_read_only, translated
 
     path = str(address.path)
+    connection = open_read_only(path, patience=15.0, check=lambda one: check_version(one, path))
     try:
-        connection = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY)
-        try:
-            version = check_version(connection, path)
-            free, page = connection.pragma("freelist_count"), connection.pragma("page_size")
-        finally:
-            connection.close()
+        version = check_version(connection, path)
+        free, page = connection.pragma("freelist_count"), connection.pragma("page_size")
     except apsw.Error as error:
         raise translated(error, path) from error
+    finally:
+        connection.close()
     return version, int(free) * int(page)

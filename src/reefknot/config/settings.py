@@ -24,8 +24,10 @@ from reefknot.config.layers import (
     load_tree,
     merge,
 )
+from reefknot.config.reading.session import Problem
 from reefknot.config.schema import Configuration
 from reefknot.core.retry.book import Book
+from reefknot.errors import ConfigurationError
 
 
 class Settings(Struct, frozen=True):
@@ -85,6 +87,32 @@ def settings_of(tree: Tree, path: Path | None, *, environ: Mapping[str, str]) ->
         tuple(_warnings(configuration)),
         tree,
     )
+
+
+STORE_SECTIONS = frozenset({"engine", "nats", "secrets"})
+"""The sections that opening a store, and hiding what must not be shown, cannot do without."""
+
+
+def settings_to_look(
+    tree: Tree, path: Path | None, *, environ: Mapping[str, str]
+) -> tuple[Settings, tuple[object, ...]]:
+    """
+    The settings without the sections that have mistakes, and these mistakes: enough to look at a store.
+
+    Mistakes in `STORE_SECTIONS`, and sections that are not known, are raised: one may be a misspelt `secrets`.
+    """
+    left, mistakes = tree, tuple[object, ...]()
+    while True:
+        try:
+            return settings_of(left, path, environ=environ), mistakes
+        except ConfigurationError as error:
+            wrong = {one.path.partition(".")[0] if isinstance(one, Problem) else "" for one in error.problems}
+            if not wrong or not wrong <= Configuration.model_fields.keys() - STORE_SECTIONS:
+                raise
+            mistakes += error.problems
+            left = Tree({name: value for name, value in left.value.items() if name not in wrong}, left.marks)
+            if any(name in left.value for name in wrong) or not wrong & tree.value.keys():
+                raise  # the mistake is in what is not written: nothing is left to leave out
 
 
 def _baseline(named: str, environ: Mapping[str, str], overrides: Mapping[str, Any]) -> Settings:

@@ -251,7 +251,9 @@ class LocalFiles:
         try:
             from watchfiles import Change, awatch
         except ImportError:
-            message = "on_change needs the package watchfiles: pip install '.[ingest]' in a checkout, or remove on_change"
+            message = (
+                "on_change needs the package watchfiles: pip install '.[ingest]' in a checkout, or remove on_change"
+            )
             raise SourceError(message, FailureType.PERMANENT) from None
         root = await self._in_thread(self._identity)
         top = str(await self._in_thread(self.settings.path.resolve))

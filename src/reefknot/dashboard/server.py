@@ -279,9 +279,7 @@ def missing_extra() -> str | None:
     absent = [name for name in NEEDED if find_spec(name) is None]
     if not absent:
         return None
-    return (
-        f"the dashboard needs the extra 'dashboard': pip install '.[dashboard]' in a checkout (missing: {', '.join(absent)})"
-    )
+    return f"the dashboard needs the extra 'dashboard': pip install '.[dashboard]' in a checkout (missing: {', '.join(absent)})"
 
 
 @asynccontextmanager

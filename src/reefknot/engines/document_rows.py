@@ -8,6 +8,7 @@ it as if the store were at fault.
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from itertools import islice
 from typing import Any, NamedTuple
@@ -101,8 +102,9 @@ INSERT INTO words (words) VALUES ('rebuild');
 MIGRATIONS = (_TABLES, _FEED_AND_FIELDS)
 
 
-def migrate(connection: apsw.Connection, version: int) -> None:
-    """Bring the tables of a file of this version to the newest one. The caller has the write lock."""
+@contextmanager
+def field_function(connection: apsw.Connection) -> Iterator[None]:
+    """A scope in which statements of this connection can call `reefknot_field`, as a migration does."""
 
     @lru_cache(maxsize=1)
     def fields(metadata: str) -> tuple[str, ...]:
@@ -114,8 +116,7 @@ def migrate(connection: apsw.Connection, version: int) -> None:
 
     connection.create_scalar_function("reefknot_field", field, 2)
     try:
-        for migration in MIGRATIONS[version:]:
-            connection.execute(migration)
+        yield
     finally:
         connection.create_scalar_function("reefknot_field", None, 2)
 

@@ -31,8 +31,8 @@ from reefknot.engines.document_rows import (
     MIGRATIONS,
     OLD_OF_SOURCE,
     delete,
+    field_function,
     given,
-    migrate,
     rows_of,
     stored,
     stored_cursor,
@@ -45,7 +45,6 @@ from reefknot.errors import (
     StorePermissionError,
     StoreReplacedError,
     StoreUnavailableError,
-    StoreVersionError,
 )
 from reefknot.ports.clock import Clock
 from reefknot.ports.connector import Document, KnownItem, Page
@@ -59,10 +58,12 @@ from reefknot.runtime.sqlite_files import (
     immediate,
     is_fatal,
     is_frozen,
+    migrated,
     open_connection,
     open_read_only,
     patiently,
     plain_opener,
+    require_readable,
     translated,
 )
 from reefknot.runtime.timeouts import STORE_S
@@ -85,6 +86,8 @@ EXCERPT = 200
 """Characters of the text that stand for an excerpt, when a search has no words."""
 
 VERSION = len(MIGRATIONS)
+READABLE_FROM = VERSION
+"""The oldest version whose tables are read as they are."""
 
 _MOVE = """
 INSERT INTO positions (source, cursor, sequence, kept_at) VALUES (?, ?, ?, ?)
@@ -135,14 +138,16 @@ class SqliteDocuments:
         patience: float = 15.0,
         create: bool = True,
         read_only: bool = False,
+        migrates: bool = True,
         inline: bool = False,
         opener: Opener = plain_opener,
     ) -> None:
         """
         Prepare; nothing is opened yet.
 
-        `create=False` refuses a file that is not there. `read_only` is for a file that may not be written: none is made
-        or changed, not even beside it. `inline` works in the caller's thread, for virtual time.
+        `create=False` refuses a file that is not there, `migrates=False` one that has to be migrated first. `read_only`
+        is for a file that may not be written: none is made or changed, not even beside it. `inline` works in the
+        caller's thread, for virtual time.
         """
         self.path = str(Path(path).absolute())
         self._clock = clock
@@ -150,6 +155,7 @@ class SqliteDocuments:
         self._open = partial(open_connection, self.path, patience=patience, opener=opener)
         self._create = create
         self._read_only = read_only
+        self._migrates = migrates
         self._thread = None if inline else _DaemonThread("documents")
         self._connection: apsw.Connection | None = None
         self._file: open_files.OpenedFile | None = None
@@ -419,6 +425,9 @@ class SqliteDocuments:
             return open_read_only(self.path, patience=self._patience, check=partial(_check_tables, path=self.path))
         connection = self._open(create=self._create and self._file is None)
         try:
+            if not self._migrates and connection.pragma("user_version"):
+                _check_tables(connection, self.path, may_write=True)
+                return connection
             empty_log(connection)
             _migrate(connection, self.path)
         except BaseException:
@@ -541,21 +550,14 @@ class SourceItems:
 
 
 def _migrate(connection: apsw.Connection, path: str) -> None:
-    check = partial(checked_version, connection, path, application_id=APPLICATION_ID, newest=VERSION)
-    if check() == VERSION:
-        return
-    with immediate(connection):
-        migrate(connection, check())  # another process may have done it meanwhile
-        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {VERSION}")
+    with field_function(connection):
+        migrated(connection, path, application_id=APPLICATION_ID, migrations=MIGRATIONS)
 
 
-def _check_tables(connection: apsw.Connection, path: str) -> None:
-    """Refuse a file that would have to be migrated first, and may not be written."""
+def _check_tables(connection: apsw.Connection, path: str, *, may_write: bool = False) -> None:
+    """Refuse a file that would have to be migrated first: what looks at it does not."""
     found = checked_version(connection, path, application_id=APPLICATION_ID, newest=VERSION)
-    if found != VERSION:
-        problem = f"it has version {found}, which is read after a migration to {VERSION}, and it may not be written"
-        way_out = "copy it to a folder that may be written, and read the copy"
-        raise StoreVersionError(f"sqlite:{path}", problem, way_out)
+    require_readable(found, path, readable_from=READABLE_FROM, newest=VERSION, may_write=may_write)
 
 
 def _position(connection: apsw.Connection, source: str) -> Position:

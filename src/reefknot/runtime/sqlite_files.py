@@ -7,9 +7,10 @@ used across a fork. Local disks only: WAL needs shared memory.
 
 import os
 import random
+import shutil
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -30,6 +31,7 @@ from reefknot.errors import (
     StoreVersionError,
 )
 from reefknot.runtime.files import make_store_private, note_open
+from reefknot.runtime.log import logger
 
 T = TypeVar("T")
 
@@ -38,6 +40,9 @@ Opener = Callable[[str, int], apsw.Connection]
 
 LARGEST_IDLE_LOG = 16 << 20
 """Bytes that the log keeps when it begins anew. While a reader holds an old snapshot it may grow beyond."""
+SNAPSHOT_S = 2.0
+"""Most seconds for which a read holds one snapshot: the log of a file that is written cannot begin anew before its end.
+What takes longer is read in pages. A copy of the file is the exception: it is one snapshot."""
 _TAKEN = (apsw.BusyError, apsw.LockedError, apsw.ProtocolError)
 """Others have the file. Protocol: SQLite lost a race too often."""
 _READ_WRITE = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
@@ -115,6 +120,31 @@ def open_read_only(path: str, *, patience: float, check: Callable[[apsw.Connecti
                 # Without locks, SQLite takes itself for the last one to leave, and removes a log that it cannot read.
                 connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
                 connection.execute("PRAGMA locking_mode = EXCLUSIVE")  # the index of the log is then kept in memory
+            check(connection)
+        except BaseException:
+            close_connection(connection)
+            raise
+        return connection
+
+    return patiently(attempt, path, patience)
+
+
+def open_to_copy(path: str, *, check: Callable[[apsw.Connection], object], patience: float = 15.0) -> apsw.Connection:
+    """
+    A connection that only reads a file which others may write meanwhile; nothing is made of its log at the end.
+
+    `check` raises when the file is not the right one.
+    """
+    if not is_writable(path):
+        return open_read_only(path, patience=patience, check=check)
+
+    def attempt() -> apsw.Connection:
+        connection = plain_opener(path, apsw.SQLITE_OPEN_READWRITE)
+        note_open(connection, path)
+        try:
+            connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+            connection.set_busy_handler(busy_handler(patience))
+            connection.execute("PRAGMA query_only = ON")
             check(connection)
         except BaseException:
             close_connection(connection)
@@ -261,10 +291,10 @@ def _make_file(path: str) -> None:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
         for folder in made:
-            _sync_folder(folder.parent)
+            sync_folder(folder.parent)
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Make the entry of a new folder durable. SQLite does the same for its files' own folder."""
     opened = os.open(folder, os.O_RDONLY)
     try:
@@ -318,20 +348,137 @@ _IDENTITY = (
 )
 
 
-def checked_version(connection: apsw.Connection, path: str, *, application_id: int, newest: int) -> int:
-    """The file's version. `StoreVersionError` when it is above `newest`, or the file is another program's."""
+def checked_version(connection: apsw.Connection, path: str, *, application_id: int, newest: int | None) -> int:
+    """
+    The file's version. `StoreVersionError` when it is above `newest`, or the file is another program's.
+
+    With None any version will do: a copy needs none that this program knows.
+    """
     store = f"sqlite:{path}"
     rows: Any = connection.execute(_IDENTITY)
     found, marked, tables = rows.fetchone()
     if marked != application_id and (found or tables):
         raise StoreVersionError(store, "it is a database of another program", "name another file")
-    if found > newest:
+    if newest is not None and found > newest:
         raise StoreVersionError(
             store,
             f"it has version {found}, this program knows up to {newest}",
             "use a newer reefknot, or another file",
         )
     return int(found)
+
+
+# ---- migrations ------------------------------------------------------------------------------------------------------
+
+MOST_COPIES = 5
+"""The copies of one version that migrations keep beside a file."""
+_PAGES_PER_STEP = 2048
+_SPARE_BYTES = 4 << 20
+"""Room that is left for the migration itself."""
+
+
+def migrated(
+    connection: apsw.Connection,
+    path: str,
+    *,
+    application_id: int,
+    migrations: Sequence[str],
+    finish: Callable[[int], None] = lambda found: None,
+) -> int:
+    """
+    Bring a file to the version of the last of these migrations, in one transaction. Returns the version it had.
+
+    Before anything is changed, the file as it is goes to `NAME.vN.bak` beside it: an upgrade is undone by moving that
+    copy back. `finish` is called with the version, before the end of the transaction.
+    """
+    newest = len(migrations)
+    check = partial(checked_version, connection, path, application_id=application_id, newest=newest)
+    if check() == newest:
+        return newest
+    with immediate(connection):
+        found = check()  # another process may have done it meanwhile
+        copy = kept_copy(path, found, newest) if 0 < found < newest else ""
+        for migration in migrations[found:]:
+            connection.execute(migration)
+        finish(found)
+        connection.execute(f"PRAGMA application_id = {application_id}; PRAGMA user_version = {newest}")
+    if copy:
+        logger().warning("%s: migrated from version %d to %d; the file as it was: %s", path, found, newest, copy)
+    return found
+
+
+def require_readable(found: int, path: str, *, readable_from: int, newest: int, may_write: bool) -> None:
+    """Refuse a file that has to be migrated before it is read. What only looks does not migrate."""
+    if readable_from <= found <= newest:
+        return
+    problem, way_out = f"it has version {found}, which is read after a migration to {newest}", MIGRATE
+    if not may_write:
+        problem += ", and it may not be written"
+        way_out = "copy it to a folder that may be written, run `reefknot store migrate` there, and read the copy"
+    raise StoreVersionError(f"sqlite:{path}", problem, way_out)
+
+
+MIGRATE = (
+    "migrate it with `reefknot store migrate`, which keeps a copy of it, or by starting the system; or use the version "
+    "of reefknot that wrote it"
+)
+
+
+def kept_copy(path: str, version: int, newest: int) -> str:
+    """
+    Copy a file as it is to `NAME.vN.bak`, and return that name. Whoever calls it holds the write lock.
+
+    A copy that is there stays: it may be the one to go back to. The next one is `NAME.vN.2.bak`, and so on.
+    """
+    store, to = f"sqlite:{path}", f"before its migration from version {version} to {newest}"
+    names = [f"{path}.v{version}{'' if number == 1 else f'.{number}'}.bak" for number in range(1, MOST_COPIES + 1)]
+    target = next((name for name in names if not os.path.exists(name)), None)
+    if target is None:
+        problem = f"no copy of it is made {to}: there are {MOST_COPIES} of that version already, up to {names[-1]}"
+        raise StoreUnavailableError(store, problem, "move those away that are not needed any more, and start again")
+    log = f"{path}-wal"
+    needed = os.path.getsize(path) + (os.path.getsize(log) if os.path.exists(log) else 0) + _SPARE_BYTES
+    free = shutil.disk_usage(os.path.dirname(path) or ".").free
+    full = StoreFullError(
+        store, f"there is no room for a copy of it {to} ({needed} bytes, {free} free)", "make room, and start again"
+    )
+    if free < needed:
+        raise full
+    partial_copy = f"{target}.partial"
+    Path(partial_copy).unlink(missing_ok=True)  # a process that was killed has left it
+    source = plain_opener(path, apsw.SQLITE_OPEN_READONLY)  # the other connection has a write under way
+    try:
+        copy_database(source, partial_copy)
+        os.rename(partial_copy, target)
+        sync_folder(Path(path).parent)
+    except apsw.FullError as error:
+        raise full from error
+    finally:
+        close_connection(source)
+        Path(partial_copy).unlink(missing_ok=True)
+    return target
+
+
+def copy_database(source: apsw.Connection, target: str, progress: Callable[[int, int], None] | None = None) -> None:
+    """
+    Copy a database as of now, its log included, to a new file. Writers may go on meanwhile.
+
+    The source is read as one snapshot: else SQLite would begin again after each write of another process, and beside a
+    busy system never come to an end.
+    """
+    os.close(os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+    copy = apsw.Connection(target)
+    try:
+        source.execute("BEGIN; SELECT count(*) FROM sqlite_schema").fetchall()
+        with copy.backup("main", source, "main") as running:
+            while not running.done:
+                running.step(_PAGES_PER_STEP)
+                if progress is not None:
+                    progress(running.page_count - running.remaining, running.page_count)
+    finally:
+        if source.in_transaction:
+            source.execute("COMMIT")
+        copy.close()
 
 
 def translated(error: BaseException, path: str) -> ReefknotError:

@@ -24,7 +24,7 @@ Name = Annotated[str, arg("Name of the schedule.")]
 @app.command(name="list", help_epilogue=examples("schedule list", "schedule list --json"))
 def list_(*, wide: Wide = False, watch: Watch = None, options: StoreFlags = STORE) -> None:
     """List schedules and sources with their timetables, due times, and the outcome of the last job."""
-    address = address_of(options)
+    address = address_of(options, looks=True)
     repeated(watch, lambda: _list(address, wide=wide, json=options.json))
 
 

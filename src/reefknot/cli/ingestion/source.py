@@ -141,7 +141,7 @@ def add(
 @app.command(name="list", help_epilogue=examples("source list", "source list --watch", "source list --json"))
 def list_(*, wide: Wide = False, watch: Watch = None, options: StoreFlags = STORE) -> None:
     """List the sources: schedule, state, documents, last and next sync, and what to do where something needs it."""
-    address = address_of(options)
+    address = address_of(options, looks=True)
 
     def draw() -> None:
         view.put_sources(looked(address, operations.list_sources), wide=wide, json=options.json)
@@ -158,7 +158,7 @@ def show_source(
     options: StoreFlags = STORE,
 ) -> None:
     """Show a source: settings, state, and the documents that could be read only in part. Secrets are hidden."""
-    address = address_of(options)
+    address = address_of(options, looks=True)
     _check_name(address, name)
     fields = looked(address, lambda at: operations.show_source(at, name, limit=limit))
     view.put_source(fields, json=options.json)
@@ -423,7 +423,7 @@ def search(
     A field narrows it: title:, text:, file:, from:, to:, tag:, alias:, source:, before: and after: (a date).
     Exits with 1 when nothing is found.
     """
-    address = address_of(options)
+    address = address_of(options, looks=True)
     search = operations.search_documents(address.operator(None), " ".join(words), source=source, limit=limit)
     found = asyncio.run(search)
     view.put_hits(found, limit, json=options.json)
@@ -439,9 +439,7 @@ def search(
 )
 def changes(
     *,
-    after: Annotated[
-        str, arg("Cursor of the last change that was taken over. Default: 0, the beginning.")
-    ] = "0",
+    after: Annotated[str, arg("Cursor of the last change that was taken over. Default: 0, the beginning.")] = "0",
     source: Annotated[str | None, arg("Only documents of this source.")] = None,
     follow: Annotated[bool, arg("Continue with new changes, until interrupted.", "--follow", "-f")] = False,
     no_text: Annotated[bool, arg("Leave out the texts of documents.")] = False,
@@ -453,7 +451,7 @@ def changes(
     With --json, one line for each with the whole document; its `cursor` is the next --after.
     Exits with 1 when deletions behind --after are forgotten (after 30 days): then start over, without --after.
     """
-    operator = address_of(options).operator(None)
+    operator = address_of(options, looks=True).operator(None)
     asyncio.run(view.put_changes(operator, after, source, follow=follow, text=not no_text, json=options.json))
 
 
@@ -468,7 +466,7 @@ def export(
     """Export documents with their text as lines of JSON, one for each document. --json changes nothing."""
     from reefknot.runtime.files import output_file
 
-    operator = address_of(options).operator(None)
+    operator = address_of(options, looks=True).operator(None)
     if output is None or output == "-":
         stream = data()
         asyncio.run(view.export_lines(operator, name, lambda line: stream.write(line + "\n")))

@@ -42,7 +42,7 @@ def show_metrics(
     options: StoreFlags = STORE,
 ) -> None:
     """Show the retries of each connector: how many succeeded, after which failures, and how long they waited."""
-    address = address_of(options)
+    address = address_of(options, looks=True)
 
     def look() -> None:
         fields = looked(address, lambda at: operations.show_telemetry(at, connector=connector, details=True))

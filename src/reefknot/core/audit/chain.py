@@ -429,6 +429,12 @@ def wrong_index_field(body: bytes, filed: EventIndex, at: int | None = None) -> 
     return "time" if at is not None and own not in (None, at) else None
 
 
+def misfiled(sequence: int, body: bytes, filed: EventIndex, at: int) -> Mismatch | None:
+    """The mismatch of an event that a store finds by another field, or another time, than its own."""
+    wrong = wrong_index_field(body, filed, at)
+    return None if wrong is None else Mismatch(sequence, f"it is filed under another {wrong} than its own")
+
+
 def time_of(line: LogLine) -> int | None:
     """The time of a line's event (ms UTC) by its own body; that of the line only where the body has none."""
     own_fields = _own_fields(line.body).timestamp
@@ -480,6 +486,7 @@ def _links(lines: Iterator[bytes], at: Head, problems: list[Mismatch]) -> Iterat
             yield Link(found.sequence, found.hash, found.body)
         elif found is None:
             problems.append(Mismatch(at.sequence + 1, "a line that is not in this format, or was changed"))
+            at = Head(at.chain, at.sequence + 1, at.hash)  # it stands where one event stood
         elif found.head != at:
             problems.append(Mismatch(at.sequence + 1, "the next file does not go on from here"))
     if more:

@@ -489,7 +489,9 @@ class Connection:
             way_out = "switch on tls in the server's configuration, or use nats://… without nats.tls_…"
             return StoreVersionError(self.options.shown, "its server does not ask for TLS, and this side does", way_out)
         if isinstance(error, ImportError):
-            return self._unavailable(f"a file of credentials needs more ({text})", "pip install '.[nats]' in a checkout")
+            return self._unavailable(
+                f"a file of credentials needs more ({text})", "pip install '.[nats]' in a checkout"
+            )
         return self._unavailable(f"the server cannot be reached ({text})", "check that a NATS server runs there")
 
 

@@ -11,18 +11,19 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from hashlib import sha256
 from math import inf
+from typing import Any
 
 import apsw
-from msgspec import DecodeError, Struct
+from msgspec import DecodeError, Raw, Struct
 from msgspec.json import Decoder
 
 from reefknot.core.audit import chain
-from reefknot.core.audit.chain import ANCHOR, Head, Mismatch, Removal, RetentionInForce
+from reefknot.core.audit.chain import ANCHOR, EventIndex, Head, Mismatch, Removal, RetentionInForce
 from reefknot.core.audit.event import RESULT_DIGITS
 from reefknot.engines.sqlite.connection import query
 from reefknot.engines.sqlite.reads import StoreContext
 from reefknot.engines.sqlite.transaction import EVENTS_PER_BLOCK, Transaction, each
-from reefknot.ports.audit_log import EVERYTHING, AuditEntry, AuditQuery, KeptEntry
+from reefknot.ports.audit_log import EVERYTHING, AuditEntry, AuditQuery, KeptEntry, pages_of
 
 LINKS_PER_READ = 1000
 """Events per read of `verify`."""
@@ -31,17 +32,27 @@ ROWS_PER_READ = 20_000
 ROWS_PER_DELETE = 1000
 """Rows that one transaction removes."""
 
-_ROWS = "SELECT sequence, hash, at, event_type, correlation_id, trace_id, work_id, body FROM audit"
+# Bodies are read as bytes. A body that was changed may be no text, and no JSON; it is the chain that says so.
+_ROWS = "SELECT sequence, hash, at, event_type, correlation_id, trace_id, work_id, CAST(body AS BLOB) FROM audit"
+_ROWS_AS_BYTES = (
+    "SELECT sequence, CAST(hash AS BLOB), at, CAST(event_type AS BLOB), CAST(correlation_id AS BLOB), "
+    "CAST(trace_id AS BLOB), CAST(work_id AS BLOB), CAST(body AS BLOB) FROM audit"
+)
 _IDS = ("correlation_id", "trace_id", "work_id")
 _INDEXED = ("event_type", *_IDS)
 _FILTERS = {name: f"{name} = ?" for name in _INDEXED} | {"since": "at >= ?", "until": "at < ?"}
-_LINKS = "SELECT sequence, hash, body FROM audit WHERE sequence > ? AND sequence <= ? ORDER BY sequence LIMIT ?"
+_LINKS = (
+    "SELECT sequence, CAST(hash AS BLOB), CAST(body AS BLOB) FROM audit "
+    "WHERE sequence > ? AND sequence <= ? ORDER BY sequence LIMIT ?"
+)
 _HEADS = "SELECT chain, sequence, hash, anchor_sequence, anchor_hash FROM audit_head"
 
 _RESULTS = (
-    "SELECT work.seq, work.id, work.result, audit.sequence, audit.body FROM work LEFT JOIN audit ON audit.sequence = ("
+    "SELECT work.seq, work.id, work.result, audit.sequence, CAST(audit.body AS BLOB) "
+    "FROM work LEFT JOIN audit ON audit.sequence = ("
     "SELECT max(sequence) FROM audit WHERE work_id = substr(work.id, instr(work.id, '|') + 1) "
-    "AND +event_type = 'completed' AND ifnull(json_extract(body, '$.tenant_id'), '') = ifnull(work.tenant_id, '')) "
+    "AND +event_type = 'completed' AND CASE WHEN json_valid(body) THEN "
+    "ifnull(json_extract(body, '$.tenant_id'), '') = ifnull(work.tenant_id, '') ELSE true END) "
     "WHERE work.seq > ? ORDER BY work.seq LIMIT ?"
 )
 
@@ -110,6 +121,17 @@ class SqliteAuditLog:
         found = verifier.result() + await self._context.read(_beyond_head)
         return found + await self._changed_results()
 
+    async def misfiled(self) -> list[Mismatch]:
+        """Events that a search by their own fields would miss: their columns do not say what their bodies do."""
+        found: list[Mismatch] = []
+        async for page in pages_of(self):
+            for kept in page:
+                one = kept.entry
+                filed = EventIndex(one.event_type, one.correlation_id, one.trace_id, one.work_id)
+                wrong = chain.misfiled(kept.sequence, one.body, filed, one.at)
+                found += [] if wrong is None else [wrong]
+        return found
+
     async def _changed_results(self) -> list[Mismatch]:
         """Stored results that are not those of their `completed` events."""
         found: list[Mismatch] = []
@@ -156,9 +178,14 @@ def _links(connection: apsw.Connection, after: int, end: int) -> tuple[list[chai
     try:
         stored, anchor = heads(connection)
         rows = query(connection, _LINKS, after, end, LINKS_PER_READ)
-        return [chain.Link(number, hashed, body.encode()) for number, hashed, body in rows], stored, anchor
+        return [chain.Link(number, _text(hashed), body) for number, hashed, body in rows], stored, anchor
     finally:
         connection.execute("COMMIT")
+
+
+def _text(value: bytes) -> str:
+    """The text of a column that was read as bytes; bytes that are no text are replaced, and so fit nothing."""
+    return value.decode("utf-8", "replace")
 
 
 def _beyond_head(connection: apsw.Connection) -> list[Mismatch]:
@@ -174,13 +201,21 @@ def _changed_results(connection: apsw.Connection, after: int) -> tuple[list[Mism
     found: list[Mismatch] = []
     last: int | None = None
     for last, work_id, result, sequence, body in rows:  # noqa: B007 - the last one is where the next page begins
-        if result is not None and body is not None:
+        if result is not None and body is not None and _is_json(body):  # else the chain names the event
             hashed = sha256(result.encode()).hexdigest()
-            if not any(f'"result_hash":"{hashed[:digits]}"' in body for digits in _RESULT_DIGITS):
+            if not any(f'"result_hash":"{hashed[:digits]}"'.encode() in body for digits in _RESULT_DIGITS):
                 found.append(Mismatch(sequence, f"the stored result of {work_id!r} is not the one of this event"))
             elif not _is_same_end(result, body):
                 found.append(Mismatch(sequence, f"the stored result of {work_id!r} is of another end than this event"))
     return found, last
+
+
+def _is_json(body: bytes) -> bool:
+    try:
+        _any(body)
+    except chain.UNREADABLE:
+        return False
+    return True
 
 
 class _End(Struct):
@@ -192,9 +227,10 @@ class _End(Struct):
 
 
 _ends = Decoder(_End)
+_any = Decoder(Raw).decode
 
 
-def _is_same_end(result: str, body: str) -> bool:
+def _is_same_end(result: str, body: bytes) -> bool:
     """
     Whether status and attempts of a result are those of its event. An end that a router made had no attempt.
 
@@ -233,12 +269,12 @@ def _trim(transaction: Transaction, last: int, rule: str) -> int:
     transaction.flush_events()
     connection = transaction.connection
     head, anchor = heads(connection)
-    row = query(connection, "SELECT hash, body FROM audit WHERE sequence = ?", last).fetchone()
+    row = query(connection, "SELECT hash, CAST(body AS BLOB) FROM audit WHERE sequence = ?", last).fetchone()
     if row is None or last <= anchor.sequence:  # another process was faster
         return 0
     before = query(connection, "SELECT hash FROM audit WHERE sequence = ?", last - 1).get
     previous = anchor.hash if last - 1 == anchor.sequence else before
-    removal = Removal(rule, last - anchor.sequence, previous or "", row[1].encode())
+    removal = Removal(rule, last - anchor.sequence, previous or "", row[1])
     connection.execute("UPDATE audit_head SET anchor_sequence = ?, anchor_hash = ?", (last, row[0]))
     at = transaction.now.wall
     body = chain.anchor_body(Head(head.chain, last, row[0]), at, removal)
@@ -296,9 +332,18 @@ def _read_rows(connection: apsw.Connection, wanted: AuditQuery, after: int, last
         given = {words.replace("event_type", "+event_type"): value for words, value in given.items()}
     where = " AND ".join(["sequence > ?", "sequence <= ?", *given])
     order = "DESC" if wanted.newest_first else "ASC"
-    statement = f"{_ROWS} WHERE {where} ORDER BY sequence {order} LIMIT ?"
-    found = query(connection, statement, after, last, *given.values(), limit)
+    rest = f"WHERE {where} ORDER BY sequence {order} LIMIT ?"
+    values = (after, last, *given.values(), limit)
+    try:
+        found = query(connection, f"{_ROWS} {rest}", *values).fetchall()
+    except UnicodeDecodeError:
+        rows = query(connection, f"{_ROWS_AS_BYTES} {rest}", *values)
+        found = [[*map(_text_or_other, row[:-1]), row[-1]] for row in rows]
     return [
-        KeptEntry(sequence, hashed, AuditEntry(body.encode(), event_type, at, correlation_id, trace_id, work_id))
+        KeptEntry(sequence, hashed, AuditEntry(body, event_type, at, correlation_id, trace_id, work_id))
         for sequence, hashed, at, event_type, correlation_id, trace_id, work_id, body in found
     ]
+
+
+def _text_or_other(value: Any) -> Any:
+    return _text(value) if isinstance(value, bytes) else value

@@ -2,7 +2,8 @@
 The tables of a store's file and their migrations.
 
 `user_version` counts the migrations. A file with a higher number was written by a newer version and is refused: it is
-never downgraded and never guessed at. Migrations are only ever added.
+never downgraded and never guessed at. Migrations are only ever added. Only what runs a system migrates; what looks at a
+store reads it as it is, or says what to run.
 """
 
 import os
@@ -12,7 +13,14 @@ from typing import Any
 
 import apsw
 
-from reefknot.runtime.sqlite_files import checked_version, immediate
+from reefknot.runtime.sqlite_files import (
+    checked_version,
+    close_connection,
+    is_writable,
+    migrated,
+    open_read_only,
+    require_readable,
+)
 
 
 class ForkGuard:
@@ -274,8 +282,17 @@ UPDATE audit_block SET earliest_at = coalesce(
     (SELECT min(at) FROM audit WHERE sequence BETWEEN block * 1024 AND block * 1024 + 1023), 0);
 """
 
-MIGRATIONS = (_FIRST, _MESSAGES, _ONE_RECORD, _ADMISSION, _VALUES, _EARLIEST)
+# A job is found by its id alone, whatever its tenant, and by its correlation or trace: see `work_rows`.
+_FOUND_BY = """
+CREATE INDEX work_of_tenant ON work (substr(id, instr(id, '|') + 1)) WHERE tenant_id IS NOT NULL;
+CREATE INDEX work_correlation ON work (correlation_id) WHERE correlation_id IS NOT NULL;
+CREATE INDEX work_trace ON work (trace_id) WHERE trace_id IS NOT NULL;
+"""
+
+MIGRATIONS = (_FIRST, _MESSAGES, _ONE_RECORD, _ADMISSION, _VALUES, _EARLIEST, _FOUND_BY)
 VERSION = len(MIGRATIONS)
+READABLE_FROM = 6
+"""The oldest version whose tables are read as they are: what was added since only makes reads quicker."""
 
 HASH_BITS = 48
 
@@ -295,22 +312,36 @@ def add_key_hash(connection: apsw.Connection) -> None:
 
 
 def migrate(connection: apsw.Connection, path: str) -> int:
-    """Bring the file to the current version in one transaction. Returns the version it had."""
-    found = check_version(connection, path)
-    if found == VERSION:
-        return found
-    with immediate(connection):
-        found = check_version(connection, path)  # another process may have done it meanwhile
-        add_key_hash(connection)
-        for migration in MIGRATIONS[found:]:
-            connection.execute(migration)
+    """Bring the file to the current version in one transaction, after a copy of it. Returns the version it had."""
+
+    def finish(found: int) -> None:
         if found == 0:
             start = (secrets.token_hex(8), "0" * 64, "0" * 64)
             connection.execute("INSERT INTO audit_head VALUES (1, ?, 0, ?, 0, ?)", start)
-        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {VERSION}")
-    return found
+
+    add_key_hash(connection)
+    return migrated(connection, path, application_id=APPLICATION_ID, migrations=MIGRATIONS, finish=finish)
 
 
 def check_version(connection: apsw.Connection, path: str) -> int:
     """The file's version. `StoreVersionError` when it is newer than this program, or no store at all."""
     return checked_version(connection, path, application_id=APPLICATION_ID, newest=VERSION)
+
+
+def check_readable(connection: apsw.Connection, path: str) -> int:
+    """The version of a file that is read as it is. `StoreVersionError` when it has to be migrated first."""
+    found, may_write = check_version(connection, path), is_writable(path)
+    require_readable(found, path, readable_from=READABLE_FROM, newest=VERSION, may_write=may_write)
+    return found
+
+
+def is_older(path: str, *, patience: float = 15.0) -> bool:
+    """Whether a store has an older version, which reads know: it is only read then. One that they do not is refused."""
+    if not os.path.exists(path) or os.path.getsize(path) == 0:
+        return False
+    connection = open_read_only(path, patience=patience, check=lambda one: check_version(one, path))
+    try:
+        is_current = check_version(connection, path) in (0, VERSION)
+        return not is_current and check_readable(connection, path) != VERSION
+    finally:
+        close_connection(connection)

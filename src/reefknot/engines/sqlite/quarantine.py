@@ -21,8 +21,14 @@ from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.work_queue import ALL, QuarantineFilter, QuarantineStats
 
 _NO_LIMIT = -1
-PAGE = 1000
-"""Items that are read at once where each has to be looked at."""
+SCANNED = 5000
+"""Items that one read looks at: no read holds its snapshot for long, however many are in quarantine."""
+_Window = tuple[str, str | None]
+"""A range of ids: after the first, up to the second."""
+_WINDOW_END = (
+    "SELECT id FROM work INDEXED BY work_quarantined "
+    "WHERE state = 'quarantined' AND id > ? ORDER BY id LIMIT 1 OFFSET ?"
+)
 _Change = Callable[[WorkItem, Moment], WorkItem]
 
 
@@ -33,24 +39,37 @@ class SqliteQuarantine:
         self._context = context
 
     async def find(self, which: QuarantineFilter = ALL, *, after: str = "", limit: int = 100) -> list[WorkItem]:
-        if which.fingerprint is None:
-            return await self._context.read(lambda connection: _matching(connection, which, after, limit))
         found: list[WorkItem] = []
-        async for page in self._pages(which, after):
+        async for page in self._pages(which, after, limit):
             found += page
             if len(found) >= limit:
                 break
         return found[:limit]
 
-    async def _pages(self, which: QuarantineFilter, after: str = "") -> AsyncIterator[list[WorkItem]]:
-        """The items that meet the filter, page by page: a fingerprint is computed, and no index leads to it."""
-        of_any = structs.replace(which, fingerprint=None)
+    async def _pages(
+        self, which: QuarantineFilter, after: str = "", limit: int = _NO_LIMIT
+    ) -> AsyncIterator[list[WorkItem]]:
+        """
+        The items that meet the filter, page by page, at most `limit` on each.
+
+        No index leads to most of them, and a fingerprint is computed: each read looks at `SCANNED` rows.
+        """
+        async for window in self._windows(which, after):
+            page = await self._context.read(partial(_matching, which=which, window=window, limit=limit))
+            yield (
+                page
+                if which.fingerprint is None
+                else [item for item in page if fingerprint_of(item) == which.fingerprint]
+            )
+
+    async def _windows(self, which: QuarantineFilter, after: str = "") -> AsyncIterator[_Window]:
+        """Ranges of ids, each of `SCANNED` items or fewer; one range for items that are named."""
         while True:
-            page = await self._context.read(partial(_matching, which=of_any, after=after, limit=PAGE))
-            yield [item for item in page if which.fingerprint in (None, fingerprint_of(item))]
-            if len(page) < PAGE:
+            last = None if which.ids else await self._context.read(partial(_window_end, after=after))
+            yield after, last
+            if last is None:
                 return
-            after = page[-1].id
+            after = last
 
     async def show(self, work_id: str) -> WorkItem | None:
         item = await self._context.read(lambda connection: rows.one(connection, work_id))
@@ -89,12 +108,16 @@ class SqliteQuarantine:
         return await self._context.write(_replace, (work_id, payload, who, why, events))
 
     async def count(self, which: QuarantineFilter = ALL) -> dict[str, int]:
-        if which.fingerprint is not None:
-            number: Counter[str] = Counter()
+        if which == ALL:
+            return await self._context.read(lambda connection: _sums(connection, "kind"))
+        number: Counter[str] = Counter()
+        if which.fingerprint is None:
+            async for window in self._windows(which):
+                number.update(await self._context.read(partial(_count, which=which, window=window)))
+        else:
             async for page in self._pages(which):
                 number.update(item.kind for item in page)
-            return dict(number.most_common())
-        return await self._context.read(lambda connection: _count(connection, which))
+        return dict(sorted(number.items(), key=lambda one: (-one[1], one[0])))
 
     async def stats(self) -> QuarantineStats:
         return await self._context.read(_stats)
@@ -122,7 +145,9 @@ def _change(
     transaction: Transaction, which: QuarantineFilter, change: _Change | None, events: Sequence[AuditEntry]
 ) -> list[str]:
     """Change the items that meet the filter, or delete them when there is no change to make. Returns their ids."""
-    items = _matching(transaction.connection, which, "", _NO_LIMIT)
+    items = [
+        item for item in _matching(transaction.connection, which) if which.fingerprint in (None, fingerprint_of(item))
+    ]
     ids = [item.id for item in items]
     if change is not None:
         rows.update(transaction, [change(item, transaction.now) for item in items])
@@ -151,14 +176,17 @@ def _replace(
     return new.id
 
 
-def _count(connection: apsw.Connection, which: QuarantineFilter) -> dict[str, int]:
-    if which == ALL:
-        return _sums(connection, "kind")
-    conditions = _conditions(which)
+def _count(connection: apsw.Connection, which: QuarantineFilter, window: _Window) -> dict[str, int]:
+    conditions = _conditions(which, window)
     where = " AND ".join(["state = 'quarantined'", *conditions])
-    index = "work_quarantined" if which.ids else "work_listed"
-    counted = f"SELECT kind, count(*) FROM work INDEXED BY {index} WHERE {where} GROUP BY kind ORDER BY 2 DESC, 1"  # noqa: S608
+    counted = f"SELECT kind, count(*) FROM work INDEXED BY work_quarantined WHERE {where} GROUP BY kind"  # noqa: S608
     return dict(query(connection, counted, *conditions.values()))
+
+
+def _window_end(connection: apsw.Connection, after: str) -> str | None:
+    """The id of the last of the next `SCANNED` items; None when there are fewer."""
+    found = query(connection, _WINDOW_END, after, SCANNED - 1).get
+    return None if found is None else str(found)
 
 
 def _sums(connection: apsw.Connection, column: str) -> dict[str, int]:
@@ -172,21 +200,20 @@ def _stats(connection: apsw.Connection) -> QuarantineStats:
     return QuarantineStats(sum(by_kind.values()), by_kind, by_source, by_reason, query(connection, oldest).get)
 
 
-def _matching(connection: apsw.Connection, which: QuarantineFilter, after: str, limit: int) -> list[WorkItem]:
-    """
-    Quarantined items that meet the filter, in the order of their ids, without payloads.
-
-    A limit is one of rows that are read, before any fingerprint is looked at.
-    """
-    found = rows.quarantined(connection, {"id > ?": after, **_conditions(which)}, limit)
-    if which.fingerprint is not None:
-        found = [item for item in found if fingerprint_of(item) == which.fingerprint]
+def _matching(
+    connection: apsw.Connection, which: QuarantineFilter, window: _Window = ("", None), limit: int = _NO_LIMIT
+) -> list[WorkItem]:
+    """Quarantined items that meet the filter but for its fingerprint, in the order of their ids, without payloads."""
+    found = rows.quarantined(connection, _conditions(which, window), limit)
     return [structs.replace(item, payload=b"") for item in found]
 
 
-def _conditions(which: QuarantineFilter) -> dict[str, Any]:
-    """The conditions of a filter, each with its value."""
+def _conditions(which: QuarantineFilter, window: _Window) -> dict[str, Any]:
+    """The conditions of a filter within a range of ids, each with its value."""
+    after, last = window
     given: dict[str, Any] = {
+        "id > ?": after,
+        "id <= ?": last,
         "id IN (SELECT value FROM json_each(?))": rows.listed(which.ids) if which.ids else None,
         "kind = ?": which.kind,
         "source = ?": which.source,

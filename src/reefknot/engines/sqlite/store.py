@@ -21,7 +21,7 @@ from reefknot.clock import SteadyClock
 from reefknot.core.idempotency import KEY_RETENTION_S
 from reefknot.core.time import Moment, Timeline, agreed_boot_time
 from reefknot.engines.sqlite.audit import SqliteAuditLog
-from reefknot.engines.sqlite.connection import VERSION, check_version, migrate
+from reefknot.engines.sqlite.connection import VERSION, check_readable, migrate
 from reefknot.engines.sqlite.control import SqliteControl, SqliteValues
 from reefknot.engines.sqlite.idempotency import SqliteIdempotencyStore
 from reefknot.engines.sqlite.quarantine import SqliteQuarantine
@@ -40,6 +40,7 @@ from reefknot.errors import (
 from reefknot.ports.clock import Clock
 from reefknot.runtime import open_files
 from reefknot.runtime.sqlite_files import (
+    MIGRATE,
     Opener,
     close_connection,
     empty_log,
@@ -79,13 +80,14 @@ class SqliteStore:
         synchronous: str = "FULL",
         read_only: bool = False,
     ) -> None:
-        """`read_only` opens a file that may not be written, as it is: of the current version, and never migrated."""
+        """`read_only` opens a file as it is: of the current version, or of an older one that reads know."""
         self.path = str(Path(path).absolute())
         self.identity = f"sqlite:{os.path.realpath(self.path)}"
         self.read_only = read_only
         self._machine_clock = clock
         self._timeline = Timeline(steady=clock.now(), wall=clock.wall())
         self._file: open_files.OpenedFile | None = None
+        self._version = VERSION
         self._patience = patience
         self._open = partial(open_connection, self.path, patience=patience, opener=opener, synchronous=synchronous)
         files: dict[str, Any] = {"path": self.path, "check_file": self._check_file}
@@ -124,7 +126,7 @@ class SqliteStore:
     def _connect(self) -> apsw.Connection:
         """A further connection, never one that makes a file: it would be another store than the one that is open."""
         if self.read_only:
-            check = partial(check_version, path=self.path)
+            check = partial(check_readable, path=self.path)
             return open_read_only(self.path, patience=self._patience, check=check)
         return self._open(create=self._file is None)
 
@@ -159,6 +161,9 @@ class SqliteStore:
         raise StoreReplacedError(f"sqlite:{self.path}", problem, "try again" if self.read_only else way_out)
 
     def _refuse_write(self, *_: object, **__: object) -> NoReturn:
+        if self._version != VERSION:
+            problem = f"it has version {self._version}, this program writes {VERSION}, and it is open for reading only"
+            raise StoreVersionError(f"sqlite:{self.path}", problem, MIGRATE)
         raise StorePermissionError(
             f"sqlite:{self.path}",
             "it may not be written, and is open for reading only",
@@ -184,14 +189,8 @@ class SqliteStore:
         return self
 
     def _read_first(self, connection: apsw.Connection) -> None:
-        """Check the version of a file that cannot be migrated, and take over the time that others agreed on."""
-        found = check_version(connection, self.path)
-        if found != VERSION:
-            raise StoreVersionError(
-                f"sqlite:{self.path}",
-                f"it has version {found}, which is read after a migration to {VERSION}, and it may not be written",
-                "copy it to a folder that may be written, and read the copy",
-            )
+        """Take over the time that others agreed on, and note the version of a file that is read as it is."""
+        self._version = check_readable(connection, self.path)
         known: Any = connection.execute("SELECT began_at FROM boot WHERE name = ?", (self._boot,)).get
         if known is not None:
             self._timeline.offset = known / 1000
@@ -233,9 +232,11 @@ class SqliteStore:
         return self._retention_lock.acquire()
 
     async def check(self) -> CheckReport:
-        """Check SQLite's structures and, when those are whole, the chain of events."""
+        """Check SQLite's structures and, when those are whole, the chain of events and how each is filed."""
         report = await self._context.read(check_file, patience=WHOLE_FILE_PATIENCE_S)
-        return report if report.problems else structs.replace(report, mismatches=await self.audit.verify())
+        if report.problems:
+            return report
+        return structs.replace(report, mismatches=[*await self.audit.verify(), *await self.audit.misfiled()])
 
     async def backup(
         self, target: str | os.PathLike[str], *, progress: Callable[[int, int], None] | None = None
@@ -247,6 +248,8 @@ class SqliteStore:
 
     async def compact(self) -> int:
         """Give unused space back. Returns the bytes the file shrank by. Writers wait meanwhile."""
+        if self.read_only:
+            self._refuse_write()
         return await self._context.read(lambda _: compact(self.path, self._connect), patience=WHOLE_FILE_PATIENCE_S)
 
 

@@ -6,11 +6,15 @@ again: a key that was claimed anew meanwhile stays. So neither writers nor the w
 size. Live rows are never removed: held keys, work that has not ended, the quarantine.
 """
 
+import errno
 import fcntl
+import glob
 import os
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import apsw
@@ -19,12 +23,11 @@ from msgspec import Struct, json
 from reefknot.core.audit.chain import Head, Mismatch
 from reefknot.core.time import Moment
 from reefknot.engines.sqlite.audit import heads
-from reefknot.engines.sqlite.connection import VERSION, add_key_hash, query
+from reefknot.engines.sqlite.connection import add_key_hash, query
 from reefknot.engines.sqlite.reads import StoreContext
 from reefknot.engines.sqlite.transaction import Transaction, each
 from reefknot.errors import StorePermissionError, StoreUnavailableError
-
-_PAGES_PER_STEP = 256
+from reefknot.runtime.sqlite_files import SNAPSHOT_S, copy_database
 
 
 class CheckReport(Struct, frozen=True):
@@ -41,49 +44,98 @@ class CheckReport(Struct, frozen=True):
         return not self.problems and not self.mismatches
 
 
+KEYS_PER_READ = 20_000
 _LOST_KEYS = """
-SELECT (SELECT count(*) FROM idempotency AS row WHERE hash <> key_hash(key) OR 1 <>
+SELECT max(seq), count(*) FILTER (WHERE hash <> key_hash(key) OR 1 <>
         (SELECT count(*) FROM recent_key WHERE hash = row.hash AND seq = row.seq)
-        + (SELECT count(*) FROM older_key WHERE hash = row.hash AND seq = row.seq)),
-    (SELECT count(*) FROM recent_key) + (SELECT count(*) FROM older_key) - (SELECT count(*) FROM idempotency)
+        + (SELECT count(*) FROM older_key WHERE hash = row.hash AND seq = row.seq))
+FROM (SELECT seq, hash, key FROM idempotency WHERE seq > ? ORDER BY seq LIMIT ?) AS row
 """
+_LEFT_OVER_KEYS = (
+    "SELECT (SELECT count(*) FROM recent_key) + (SELECT count(*) FROM older_key) - (SELECT count(*) FROM idempotency)"
+)
+_CHECK_STEPS = 10_000
+"""Steps of SQLite's machine between two looks at the clock: well under a millisecond."""
 
 
 def check_file(connection: apsw.Connection) -> CheckReport:
-    """SQLite's integrity check, and a check that each idempotency key is found. The audit log verifies its chain."""
-    found = [str(row[0]) for row in connection.execute("PRAGMA integrity_check")]
-    problems = [line for line in found if line != "ok"]
+    """
+    SQLite's integrity check, and a check that each idempotency key is found. The audit log verifies its chain.
+
+    Writers go on meanwhile. Each statement sees a snapshot of its own, and none is held for long.
+    """
+    problems = _damages(connection)
     if not problems:  # of a damaged file nothing more can be said
         add_key_hash(connection)
-        lost, left_over = query(connection, _LOST_KEYS).fetchone()
+        lost, after = 0, 0
+        while after is not None:
+            after, number = query(connection, _LOST_KEYS, after, KEYS_PER_READ).fetchone()
+            lost += number
+        left_over = query(connection, _LEFT_OVER_KEYS).get
         if lost:
             problems.append(f"{lost} idempotency keys are in the file but are not found by their hash")
         elif left_over:
             problems.append(f"{left_over} hashes of idempotency keys lead to no key")
-    return CheckReport(problems, [], heads(connection)[0], VERSION, apsw.sqlite_lib_version())
+    version: Any = connection.pragma("user_version")
+    return CheckReport(problems, [], heads(connection)[0], version, apsw.sqlite_lib_version())
+
+
+def _damages(connection: apsw.Connection) -> list[str]:
+    """
+    What SQLite's integrity check finds.
+
+    Where that takes longer than a snapshot may be held, a copy is checked, which is made much sooner. Without room for
+    one, table by table: then pages that belong to no table are not looked at.
+    """
+    until = monotonic() + SNAPSHOT_S
+    connection.set_progress_handler(lambda: monotonic() > until, _CHECK_STEPS)
+    try:
+        found = _integrity(connection)
+    except apsw.InterruptError:
+        connection.set_progress_handler(None)
+        found = _integrity_of_a_copy(connection)
+    finally:
+        connection.set_progress_handler(None)
+    return [line for line in dict.fromkeys(found) if line != "ok"]
+
+
+def _integrity(connection: apsw.Connection, table: str = "") -> list[str]:
+    asked = f"('{table}')" if table else ""
+    return [str(row[0]) for row in connection.execute(f"PRAGMA integrity_check{asked}")]
+
+
+def _integrity_of_a_copy(connection: apsw.Connection) -> list[str]:
+    file = Path(connection.filename)
+    for left in file.parent.glob(f"{glob.escape(file.name)}.check*"):  # by a process that was killed
+        left.unlink(missing_ok=True)
+    target = f"{file}.check"
+    try:
+        if shutil.disk_usage(file.parent).free < 2 * _size(str(file)):
+            raise OSError(errno.ENOSPC, "no room for a copy")
+        copy_database(connection, target)
+        copy = apsw.Connection(target)
+        try:
+            return _integrity(copy)
+        finally:
+            copy.close()
+    except (OSError, apsw.FullError, apsw.CantOpenError, apsw.ReadOnlyError):
+        tables: Any = connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table' ORDER BY name").fetchall()
+        return [line for (name,) in tables for line in _integrity(connection, name)]
+    finally:
+        Path(target).unlink(missing_ok=True)
 
 
 def back_up(connection: apsw.Connection, target: str, progress: Callable[[int, int], None] | None) -> None:
-    """Copy the store to a new file. Writers may go on meanwhile."""
+    """Copy the store as of now to a new file. Writers may go on; their log grows until the copy is made."""
     if Path(target).exists():
         raise StoreUnavailableError(f"sqlite:{target}", "it exists already", "name a file that does not exist")
     try:
-        os.close(os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+        copy_database(connection, target, progress)
     except OSError as error:
         problem = f"it cannot be written ({(error.strerror or str(error)).lower()})"
         way_out = "name a file in a folder that is there and that this user may write to"
         kind = StorePermissionError if isinstance(error, PermissionError) else StoreUnavailableError
         raise kind(f"sqlite:{target}", problem, way_out) from error
-    copy = apsw.Connection(target)
-    try:
-        with copy.backup("main", connection, "main") as running:
-            while not running.done:
-                running.step(_PAGES_PER_STEP)
-                if progress is not None:
-                    progress(running.page_count - running.remaining, running.page_count)
-        copy.execute("PRAGMA journal_mode = WAL")
-    finally:
-        copy.close()
 
 
 def compact(path: str, connect: Callable[[], apsw.Connection]) -> int:

@@ -307,6 +307,7 @@ def test_a_file_without_messages_gets_its_tables_and_keeps_what_it_has(tmp_path:
         "DROP TABLE boot; DROP TABLE work_count; DROP TABLE quarantine_count; DROP TABLE audit_block; "
         "DROP TABLE recent_key; DROP TABLE older_key; DROP TABLE value; "
         "DROP INDEX work_listed; DROP INDEX work_quarantined_since; DROP INDEX audit_type; "
+        "DROP INDEX work_of_tenant; DROP INDEX work_correlation; DROP INDEX work_trace; "
         "ALTER TABLE work DROP COLUMN admission; ALTER TABLE work DROP COLUMN pool; "
         "ALTER TABLE counter DROP COLUMN transactions; ALTER TABLE counter DROP COLUMN steady; PRAGMA user_version = 1"
     )

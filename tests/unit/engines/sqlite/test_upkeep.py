@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 from typing import Any
 
 import apsw
 import pytest
 
+from reefknot.app import open_store
 from reefknot.core.idempotency import Claimed, Done, KeyState
 from reefknot.core.work import WorkDone, WorkItem
 from reefknot.engines.clocks import VirtualClock
@@ -165,3 +167,31 @@ def test_a_key_that_is_claimed_again_in_the_batch_that_makes_room_is_not_lost(
             assert kept["newcomer"] is not None
 
     run(story)
+
+
+@pytest.mark.parametrize("has_room", [True, False])
+def test_a_file_that_takes_long_to_check_is_checked_as_a_copy_or_table_by_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_room: bool
+) -> None:
+    """No snapshot of the file is held for as long as the check takes."""
+    path = tmp_path / "state.db"
+    asyncio.run(_made(path))
+    free = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(upkeep, "SNAPSHOT_S", -1.0)
+    monkeypatch.setattr(upkeep, "_CHECK_STEPS", 1)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: free if has_room else free._replace(free=0))
+    (tmp_path / "state.db.check").write_text("of a process that was killed")
+    connection = apsw.Connection(str(path))
+    assert upkeep.check_file(connection).problems == []
+    connection.execute("PRAGMA writable_schema = ON")
+    connection.execute("UPDATE sqlite_schema SET rootpage = 2 WHERE name = 'work_trace'")
+    connection.close()
+    connection = apsw.Connection(str(path))
+    assert upkeep._damages(connection) != []
+    connection.close()
+    assert [one.name for one in tmp_path.glob("*.check*")] == []
+
+
+async def _made(path: Path) -> None:
+    async with open_store(f"sqlite:{path}"):
+        pass
