@@ -4,6 +4,18 @@
   const one = (choice, within = document) => within.querySelector(choice);
   const all = (choice, within = document) => Array.from(within.querySelectorAll(choice));
 
+  // ---- requests: a cookie goes to every port of this host, the key only where this script sends it -------------------------
+
+  const KEY = "reefknot-key";
+  const stored = (name) => { try { return localStorage.getItem(name) || ""; } catch { return ""; } };
+  const store = (name, value) => { try { localStorage.setItem(name, value); } catch { /* it lasts for this page */ } };
+
+  function ask(url, options = {}) {
+    const key = stored(KEY);
+    const headers = { ...options.headers, ...(key ? { "X-Reefknot-Key": key } : {}) };
+    return fetch(url, { ...options, credentials: "same-origin", headers });
+  }
+
   // ---- times: relative ones grow older between two updates -----------------------------------------------------------
 
   const ago = (seconds) => {
@@ -108,14 +120,14 @@
       await new Promise((done) => { setTimeout(done, wait); });
       if (mine !== renewal) return;
       try {
-        const response = await fetch(location.href, { credentials: "same-origin" });
+        const response = await ask(location.href);
         const html = await response.text();
         if (response.ok && mine === renewal) take(html);
       } catch { /* the stream will tell */ }
     }
   }
 
-  const live = { source: null, wait: 1000, timer: null };
+  const live = { stream: null, wait: 1000, timer: null };
 
   function tell(state, words) {
     const shown = one("#live-state");
@@ -127,32 +139,50 @@
     }
   }
 
-  function connect() {
+  const hear = {
+    fragment: (text) => { live.wait = 1000; tell("live"); take(text); },
+    problem: (text) => tell("lost", text),
+  };
+
+  // The stream is read by hand: an EventSource cannot send the key.
+  async function follow(url, signal) {
+    const response = await ask(url, { signal, headers: { Accept: "text/event-stream" } });
+    if (!response.ok) return;
+    const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+    let kept = "";
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      const messages = (kept + value).split("\n\n");
+      kept = messages.pop();
+      for (const message of messages) {
+        const [, event, data] = message.match(/^event: (\w+)\ndata: (.*)$/) || [];
+        if (event in hear && !signal.aborted) hear[event](JSON.parse(data));
+      }
+    }
+  }
+
+  async function connect() {
     const url = document.body.dataset.liveUrl;
-    if (!url || live.source) return;
-    live.source = new EventSource(url);
-    live.source.addEventListener("fragment", (event) => {
-      live.wait = 1000;
-      tell("live");
-      take(JSON.parse(event.data));
-    });
-    live.source.addEventListener("problem", (event) => tell("lost", JSON.parse(event.data)));
-    live.source.onerror = async () => {
-      disconnect();
-      tell("lost");
-      live.timer = setTimeout(connect, live.wait * (0.75 + Math.random() / 2));
-      live.wait = Math.min(30000, live.wait * 2);
-      try {
-        const response = await fetch(location.href, { method: "HEAD", redirect: "manual", credentials: "same-origin" });
-        if (response.type === "opaqueredirect") tell("lost", "The session has ended: load the page again to log in.");
-      } catch { /* the server is away: the banner says so already */ }
-    };
+    if (!url || live.stream) return;
+    const mine = live.stream = new AbortController();
+    try { await follow(url, mine.signal); } catch { /* the server is away, or the page goes */ }
+    if (mine !== live.stream) return;
+    disconnect();
+    tell("lost");
+    live.timer = setTimeout(connect, live.wait * (0.75 + Math.random() / 2));
+    live.wait = Math.min(30000, live.wait * 2);
+    try {
+      const response = await ask(location.href, { method: "HEAD", redirect: "manual" });
+      if (response.type === "opaqueredirect") tell("lost", "The session has ended: load the page again to log in.");
+    } catch { /* the server is away: the banner says so already */ }
   }
 
   function disconnect() {
     clearTimeout(live.timer);
-    if (live.source) live.source.close();
-    live.source = null;
+    const ended = live.stream;
+    live.stream = null;
+    if (ended) ended.abort();
   }
 
   // A page in the background costs the system nothing.
@@ -255,9 +285,8 @@
   }
 
   async function post(url, fields, typed) {
-    const response = await fetch(url, {
+    const response = await ask(url, {
       method: "POST",
-      credentials: "same-origin",
       headers: { "Content-Type": "application/json", Accept: "application/json" },
       body: bodyOf(fields, typed),
     });
@@ -449,14 +478,31 @@
     const name = document.body.dataset.actor || "";
     const body = new URLSearchParams({ token, name, next: "/" });
     try {
-      const response = await fetch("/login", { method: "POST", redirect: "manual", credentials: "same-origin", body });
-      if (response.type === "opaqueredirect") { location.reload(); return; }
+      const response = await fetch("/login", { method: "POST", credentials: "same-origin", headers: { Accept: "application/json" }, body });
+      if (response.ok) { store(KEY, (await response.json()).key); location.reload(); return; }
       const why = response.status === 403 ? "Each start makes a new one, unless one is configured." : `The server answered with status ${response.status}.`;
       say({ title: "The token of this address is not accepted", lines: [why, "You are still logged in as before."], bad: true });
     } catch { /* the banner says that the server is away */ }
   }
   addEventListener("hashchange", takeToken);
   takeToken();
+
+  const leave = one("#leave");
+  if (leave) {
+    leave.addEventListener("submit", async (event) => {
+      if (!stored(KEY)) return; // begun without a script, ended without one
+      event.preventDefault();
+      try {
+        await ask("/logout", { method: "POST", redirect: "manual" });
+        localStorage.removeItem(KEY);
+        location.assign("/login");
+      } catch { tell("lost"); }
+    });
+  }
+
+  // The page is put into another one that has no height when a browser goes back to where somebody was.
+  addEventListener("pagehide", () => history.replaceState({ ...history.state, scrolled: scrollY }, ""));
+  if (history.state && history.state.scrolled) scrollTo(0, history.state.scrolled);
   sayKept();
   // On a narrow window a filter that filters nothing is folded, so that the first row is seen.
   const narrow = matchMedia("(max-width: 700px)");
