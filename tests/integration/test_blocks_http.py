@@ -83,6 +83,13 @@ def test_any_other_status_is_an_http_error_that_keeps_the_body(status: int) -> N
     assert f"HTTP {status}" in result.error_message
 
 
+def test_the_text_of_an_error_has_no_control_characters_of_the_server() -> None:
+    result = ask(Reply(500, {}, "oops\x1b[2J\x00\x9b31m\u202egnp.exe\u2028end".encode()))
+
+    assert result.error_message.isprintable()
+    assert "oops\\x1b[2J\\x00\\x9b31m\\u202egnp.exe end" in result.error_message
+
+
 def test_a_server_that_says_when_is_heard_in_seconds() -> None:
     assert ask(Reply(503, {"Retry-After": "7"})).metadata["retry_after"] == 7.0
 
