@@ -156,6 +156,13 @@ class DryRunBody(Struct, frozen=True, forbid_unknown_fields=True):
     dry_run: bool = False
 
 
+class ScheduleRunBody(Struct, frozen=True, forbid_unknown_fields=True):
+    """A run now, or one for each of the last due times that was missed."""
+
+    missed: bool = False
+    dry_run: bool = False
+
+
 class DrainBody(Struct, frozen=True, forbid_unknown_fields=True):
     """The time that running steps get."""
 
@@ -181,6 +188,12 @@ class SyncBody(Struct, frozen=True, forbid_unknown_fields=True):
 
     full: bool = False
     dry_run: bool = False
+
+
+class SpanParameters(Struct, frozen=True):
+    """The span of series up to now: 15m, 2h or 24h."""
+
+    span: str = "15m"
 
 
 class TelemetryParameters(Struct, frozen=True):

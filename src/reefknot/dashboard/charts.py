@@ -55,7 +55,7 @@ def lines(series: Sequence[Series], *, title: str, unit: str, step_s: float) -> 
             name = _safe(one.name)
             kind = f"line kind-{number % KINDS + 1}"
             parts.append(f'<polyline class="{kind}" points="{run}"><title>{name}</title></polyline>')
-    return _svg(title, _in_words(shown, unit), parts)
+    return _svg(title, _in_words(shown, unit), parts, _points(shown, unit, step_s, is_stacked=False))
 
 
 def stacked(series: Sequence[Series], *, title: str, unit: str, step_s: float) -> str:
@@ -79,7 +79,7 @@ def stacked(series: Sequence[Series], *, title: str, unit: str, step_s: float) -
         if boxes:
             kind = f"area kind-{number % KINDS + 1}"
             parts.append(f'<path class="{kind}" d="{"".join(boxes)}"><title>{_safe(one.name)}</title></path>')
-    return _svg(title, _in_words(shown, unit), parts)
+    return _svg(title, _in_words(shown, unit), parts, _points(shown, unit, step_s, is_stacked=True))
 
 
 def waits(schedule: Sequence[tuple[float, float]], *, title: str) -> str:
@@ -232,9 +232,18 @@ def _safe(text: str) -> str:
     return escape(printable(text))
 
 
-def _svg(title: str, words: str, parts: Iterable[str]) -> str:
+def _points(series: Sequence[Series], unit: str, step_s: float, *, is_stacked: bool) -> str:
+    """The attributes from which the script shows the values of one step, to a pointer or to the arrow keys."""
+    names = "|".join(one.name.replace("|", " ") for one in series)
+    texts = duration if unit == "s" else number
+    values = "|".join(",".join("" if one is None else texts(one) for one in row.values) for row in series)
+    place = f'data-left="{LEFT}" data-right="{WIDTH - RIGHT}"' + (' data-stacked="1"' if is_stacked else "")
+    return f'tabindex="0" data-step="{step_s:g}" data-names="{_safe(names)}" data-values="{_safe(values)}" {place} '
+
+
+def _svg(title: str, words: str, parts: Iterable[str], more: str = "") -> str:
     return (
-        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" role="img" '
+        f'<svg class="chart" {more}viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" role="img" '
         f'aria-label="{_safe(title)}: {_safe(words)}"><title>{_safe(title)}</title><desc>{_safe(words)}</desc>'
         f"{''.join(parts)}</svg>"
     )
