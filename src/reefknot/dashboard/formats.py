@@ -158,13 +158,15 @@ LONGEST_TRAIL = 450
 """Characters of an address for the pages before this one; of a longer trail the oldest are left out."""
 
 
-def pages(asked: Mapping[str, Any], following: str | None) -> dict[str, Any]:
+def pages_around(asked: Mapping[str, Any], following: str | None) -> dict[str, Any]:
     """The parameters of the previous and of the following page. Lists know only what follows, so an address carries the
     trail of the pages before it."""
     plain, after = without(asked, "after", "back"), asked.get("after")
     trail = [unquote(one) for one in str(asked.get("back") or "").split(",") if one]
     previous = None if not after else {**plain, **({"after": trail[-1], "back": _trail(trail[:-1])} if trail else {})}
-    onward = None if not following else {**plain, "after": following, "back": _trail([*trail, *([after] if after else [])])}
+    onward = (
+        None if not following else {**plain, "after": following, "back": _trail([*trail, *([after] if after else [])])}
+    )
     return {"previous": previous, "following": onward}
 
 
@@ -270,7 +272,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "command": command,
     "path": path,
     "without": without,
-    "pages": pages,
+    "pages_around": pages_around,
     "with_": with_,
     "job_path": job_path,
     "named_jobs": named_jobs,
