@@ -31,11 +31,12 @@ class Hook(BaseHTTPRequestHandler):
     """A receiver of webhooks that keeps what it is told."""
 
     told: list[dict[str, Any]]
+    status = 204
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["content-length"]))
         self.told.append(json.loads(body))
-        self.send_response(204)
+        self.send_response(self.status)
         self.end_headers()
 
     def log_message(self, *words: Any) -> None:
@@ -123,8 +124,38 @@ def test_an_alert_that_was_raised_is_there_after_its_system_ended(folder: Folder
     (job,) = [one for one in folder.json("job", "list")["jobs"] if one["id"].startswith("alert-")]
     shown = folder("job", "show", job["id"], "--json").out
     assert "/alerts" not in shown, "who reads may not post"
-    assert '"url": "[redacted]"' in shown
+    assert '"url": "config:alerts.webhook"' in shown
     assert "no system is running now; start one with: reefknot up" in done.err
+
+
+@pytest.mark.parametrize("reference", ["env:HOOK", "file:hook"])
+def test_the_address_of_a_webhook_is_in_no_payload_that_another_shell_is_shown(
+    folder: Folder, hook: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, reference: str
+) -> None:
+    """That shell has neither the variable nor the file, so it could not redact what it does not know."""
+    path = folder.path / "reefknot.yaml"
+    written = path.read_text().partition("  webhook: ")
+    address = written[2].strip()
+    path.write_text(f"{written[0]}  webhook: {reference}\n")
+    folder.set_variable("HOOK", address)
+    (folder.path / "hook").write_text(f"{address}\n")
+    monkeypatch.setattr(Hook, "status", 410)
+    process = folder.up("--module", "failing", program=QUICK)
+    retry(folder)
+    until(lambda: any(one["id"].startswith("alert-") for one in folder.json("quarantine", "list")["items"]))
+    process.kill()
+    process.communicate()
+    monkeypatch.delenv("HOOK")
+    (folder.path / "hook").unlink()
+
+    assert hook[0]["alert"] == "retry_rate", "the step found its way"
+    (job,) = {one["id"] for one in folder.json("quarantine", "list")["items"] if one["id"].startswith("alert-")}
+    for noun in ("job", "quarantine"):
+        for form in ((), ("--json",)):
+            shown = folder(noun, "show", job, *form)
+            assert shown.code == 0, shown.err
+            assert reference in shown.out
+            assert "/alerts" not in shown.out
 
 
 @pytest.mark.nats

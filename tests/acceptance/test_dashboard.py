@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import ssl
+import stat
 import subprocess
 import sys
 import time
@@ -16,6 +17,8 @@ import urllib.request
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import pytest
 
 from tests.acceptance.folder import PATIENCE_S, Folder, until
 
@@ -50,14 +53,39 @@ def served(process: subprocess.Popen[str]) -> Address:
     while line := process.stderr.readline():
         lines.append(line)
         if found := re.search(r"(https?://\S+/)(?:#token=(\S+))?$", line) if "dashboard" in line else None:
-            return Address(found[1], found[2] or "")
+            return Address(found[1], found[2] or token_in(process.stderr.readline()))
     raise AssertionError(lines)
+
+
+def token_in(line: str) -> str:
+    """The token in the file that a line names; nothing when one is configured."""
+    found = re.search(r"log in with the address in (.+), which only this user can read", line)
+    return "" if found is None else Path(found[1]).read_text().strip().partition("#token=")[2]
 
 
 def started(folder: Folder, *words: str) -> subprocess.Popen[str]:
     for name, value in SERVED.items():
         folder.set_variable(name, value)
     return folder.start(*words)
+
+
+@pytest.mark.parametrize("words", [("up",), ("dashboard", "--port", "0")], ids=["up", "dashboard"])
+def test_the_token_of_a_service_is_in_no_log_but_in_a_private_file_that_ends_with_it(
+    folder: Folder, words: tuple[str, ...]
+) -> None:
+    """stderr is a pipe here, as that of a unit of systemd is its journal."""
+    folder.wait("one")
+    process = started(folder, *words)
+    address = served(process)
+
+    (file,) = (folder.path / ".reefknot").glob("dashboard-*.url")
+    assert file.read_text() == f"{address.url}#token={address.token}\n"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert address.request("/jobs")[0] == 200
+    process.send_signal(signal.SIGTERM)
+    _, _, err = folder.ends(process)
+    assert address.token not in err
+    assert not file.exists()
 
 
 def test_a_system_serves_its_own_store_and_work_is_done_through_the_api(folder: Folder) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -53,6 +54,30 @@ def ran_once_each(folder: Folder) -> bool:
     """Whether all jobs have succeeded, with one execution each; one that was submitted just now has not yet."""
     states = list(jobs(folder).values())
     return set(states) == {"succeeded"} and folder.begun().count("tick") == len(states)
+
+
+def test_what_was_missed_while_no_system_ran_is_shown_and_run_by_one_command(folder: Folder) -> None:
+    configure(folder, TICK)
+    process = folder.up()
+    until(lambda: "succeeded" in jobs(folder).values())
+    process.kill()
+    process.communicate()
+    last = datetime.fromisoformat(schedule(folder, "tick")["last_due"])
+    until(lambda: datetime.now(UTC) - last > timedelta(seconds=3))
+    folder.up()
+    until(lambda: schedule(folder, "tick")["missed_count"] >= 2)
+    folder("schedule", "pause", "tick", "--because", "a test")
+
+    missed = [one["due"] for one in folder.json("schedule", "show", "tick")["runs"] if one["job"] is None]
+    assert len(missed) >= 2
+    assert "missed: no system was running" in folder("schedule", "show", "tick").out
+    would = folder("schedule", "run", "tick", "--missed", "--dry-run")
+    assert would.out.count(" would be submitted\n") == len(missed)
+    done = folder("schedule", "run", "tick", "--missed")
+    assert sorted(done.out.splitlines()) == sorted(f"tick@{due}" for due in missed)
+    until(lambda: all(jobs(folder)[f"tick@{due}"] == "succeeded" for due in missed))
+    assert folder("schedule", "run", "tick", "--missed").out == "tick has missed no due time\n"
+    assert actions(folder)[-1]["details"] == {"missed": len(missed)}
 
 
 def test_two_systems_over_one_store_run_each_due_time_once_and_a_pause_holds_for_both(folder: Folder) -> None:

@@ -175,6 +175,7 @@ class Watched:
             self.page.fill("input[name=token]", token)
             self.page.click("button[type=submit]")
         self.page.wait_for_url(f"{system.url}/")
+        self.page.wait_for_selector("#main")
 
     def _hear(self, kind: str, text: str) -> None:
         if kind in ("error", "warning"):
@@ -187,6 +188,7 @@ class Watched:
     def goto(self, path: str, *, live: bool = False) -> Page:
         """A page, and with `live` as soon as its live stream has begun."""
         self.page.goto(f"{self.system.url}{path}")
+        self.page.wait_for_selector("#main")  # what is loaded first has no data: its script brings the page
         if live:
             self.page.wait_for_selector("#live-state[data-state=live]")
         return self.page

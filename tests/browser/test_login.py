@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 import pytest
 from playwright.sync_api import Browser
 
-from tests.browser.running import MOST_MS, OPERATOR, RunningSystem, Watched
+from tests.browser.running import MODULE, MOST_MS, OPERATOR, PATIENCE_S, READER, RunningSystem, Watched, until
 
 
 def test_the_printed_address_logs_in_and_its_token_is_nowhere_afterwards(
@@ -134,3 +136,131 @@ def test_a_page_of_another_origin_gets_nothing_out_of_a_session(
     assert len(results) == 5
     assert [one for one in results if one not in ("refused", "done") and not one.endswith(" opaque 0")] == []
     assert not [one for one in system.actions() if one["subject"] == job]
+
+
+# ---- another server of this machine ----------------------------------------------------------------------------------
+
+
+class Eavesdropper:
+    """A server on another port of this host: browsers send it the cookies of all ports, and it replays them."""
+
+    def __init__(self) -> None:
+        cookies = self.cookies = list[str]()
+
+        class Page(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                cookies.extend(self.headers.get_all("Cookie", []))
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(b"a harmless page")
+
+            def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name is the library's
+                """Nothing: a test prints nothing."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Page)
+        self.url = f"http://127.0.0.1:{self._server.server_port}/"
+
+    def __enter__(self) -> Self:
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def replay(self, url: str, method: str, path: str) -> tuple[int, str]:
+        """The status and the text of a request with everything that a browser on a page of `url` would send."""
+        host = url.removeprefix("http://")
+        headers = {"Host": host, "Origin": url, "Sec-Fetch-Site": "same-origin", "Content-Type": "application/json"}
+        connection = HTTPConnection(host, timeout=PATIENCE_S)
+        try:
+            body = b'{"because": "replayed"}' if method == "POST" else None
+            connection.request(method, path, body, headers | {"Cookie": "; ".join(self.cookies)})
+            answer = connection.getresponse()
+            is_stream = answer.status == 200 and path.startswith("/live")
+            return answer.status, answer.readline().decode() if is_stream else answer.read().decode()
+        finally:
+            connection.close()
+
+
+def gained(system: RunningSystem, browser: Browser, job: str) -> list[str]:
+    """Everything that another server gets with the cookies of somebody who is logged in here and visits it."""
+    window = Watched(browser, system, "operator")
+    window.complaints = Unheard()
+    with Eavesdropper() as other:
+        window.page.goto(other.url)
+        looks = ("/", "/work", f"/work/{job}", f"/quarantine/{job}", "/api/v1/jobs", "/live?view=work", "/metrics")
+        actions = (f"/api/v1/jobs/{job}/cancel", "/api/v1/workers/drain", "/api/v1/jobs/retry", "/logout")
+        found = [f"GET {path}" for path in looks if is_data(*other.replay(system.url, "GET", path), job=job)]
+        found += [f"POST {path}" for path in actions if other.replay(system.url, "POST", path)[0] not in (401, 403)]
+        assert found or any(f"reefknot_session_{system.url.rpartition(':')[2]}" in one for one in other.cookies)
+    found += [one["action"] for one in system.actions() if one["subject"] == job]
+    if not found:
+        assert window.goto("/work").locator("footer", has_text="operator").count() == 1, "the session goes on"
+    window.close()
+    return found
+
+
+def is_data(status: int, text: str, *, job: str) -> bool:
+    """Whether an answer shows anything of the system: a job, a number, a stream."""
+    return status == 200 and any(word in text for word in (job, "reefknot_queue", "event:", ": ping", "data-live"))
+
+
+def test_another_server_of_this_host_gets_nothing_by_the_cookie(browser: Browser, system: RunningSystem) -> None:
+    """`Origin`, `Host` and `Sec-Fetch-Site` are no help here: whoever has the cookie writes them as it likes."""
+    job = system.submit("overheard", "own.nap", {"seconds": 600})
+
+    assert gained(system, browser, job) == []
+    assert system.job(job)["state"] in ("pending", "running")
+
+
+NO_KEY = """
+from reefknot.dashboard.security import SiteAccess
+SiteAccess.is_unlocked = lambda *_: True
+"""
+
+
+def test_a_session_that_is_its_cookie_alone_would_be_seen(browser: Browser, tmp_path: Path) -> None:
+    """The control: a server that does not ask for the key."""
+    with RunningSystem.prepared(tmp_path, module=MODULE + NO_KEY) as careless:
+        job = careless.submit("overheard", "own.nap", {"seconds": 600})
+        found = gained(careless, browser, job)
+
+    assert {"GET /work", "GET /api/v1/jobs", f"POST /api/v1/jobs/{job}/cancel", "POST /logout", "job.cancel"} <= {
+        *found
+    }
+
+
+@pytest.mark.parametrize("role", ["operator", "reader"])
+def test_without_a_script_a_login_reads_and_has_no_action(visit: Callable[..., Watched], role: str) -> None:
+    window = visit(role, java_script_enabled=False)
+    page = window.goto("/quarantine")
+    assert "reader" in page.inner_text("footer")
+    assert page.locator("[data-act]").count() == 0
+    page.click("#leave button")
+    page.wait_for_url("**/login")
+
+
+def test_who_signs_out_leaves_no_key_and_may_come_back(visit: Callable[..., Watched]) -> None:
+    window = visit()
+    window.page.click("#leave button")
+    window.page.wait_for_url("**/login")
+    assert window.page.evaluate("localStorage.getItem('reefknot-key')") is None
+    assert window.page.context.cookies() == []
+    window.page.goto(f"{window.system.url}/work#token={READER}")
+    window.page.wait_for_selector("footer:has-text('reader')")
+    assert window.page.url == f"{window.system.url}/work"
+
+
+def test_a_session_whose_key_is_gone_leads_to_the_login(visit: Callable[..., Watched]) -> None:
+    """Somebody cleared the storage, or the cookie came back without it."""
+    window = visit()
+    window.page.evaluate("localStorage.clear()")
+    window.page.goto(f"{window.system.url}/work?state=failed")
+    window.page.wait_for_url("**/login?next=**")
+    window.page.fill("input[name=token]", OPERATOR)
+    window.page.click("button[type=submit]")
+    window.page.wait_for_url("**/work?state=failed")
+    until(lambda: window.page.locator("#main").count() == 1)

@@ -224,6 +224,7 @@ def test_a_keyboard_is_enough(worked: RunningSystem, visit: Visit) -> None:
         page.keyboard.press("g")
         page.keyboard.press(keys)
         page.wait_for_url(f"**{path}")
+        page.wait_for_selector("#main")
     page.keyboard.press("?")
     assert page.locator("#keys").is_visible()
     page.keyboard.press("Escape")
@@ -231,6 +232,7 @@ def test_a_keyboard_is_enough(worked: RunningSystem, visit: Visit) -> None:
     page.keyboard.press("g")
     page.keyboard.press("q")
     page.wait_for_url("**/quarantine")
+    page.wait_for_selector("#main")
     page.keyboard.press("/")
     assert page.evaluate("document.activeElement.name") == "type"
     page.keyboard.type("own.broken")

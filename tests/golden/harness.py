@@ -46,7 +46,8 @@ RULES: list[tuple[str, str]] = [
     # Times: 2026-07-01T21:15:00.123Z with or without fraction and zone, except the example that help and errors give;
     # 21:15:00 alone; milliseconds since 1970, of these years.
     (r"(?!2026-01-25[T ]21:15:00)\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|\+00:00)?", "<time>"),
-    (r"http://127\.0\.0\.1:\d+/#token=[\w-]{43}", "<dashboard>"),
+    (r"(?<=dashboard: )http://127\.0\.0\.1:\d+/", "<dashboard>"),
+    (r"\S+/dashboard-\d+\.url", "<file>"),
     (r"the dashboard's usual port is in use, so it has a free one\n", ""),  # tests run side by side
     (r"(?<![\d:.T])\d\d:\d\d:\d\d(?:\.\d+)?(?![\d:])", "<clock>"),
     (r"(?<![\w.-])1[6-9]\d{11}(?![\w.])", "<ms>"),

@@ -47,6 +47,24 @@ def ask(reply: Reply, **inputs: Any) -> StepResult:
         return run(block(), url=server.url(), **inputs)
 
 
+@pytest.mark.parametrize("reference", ["env:HOOK", "file:/run/secrets/hook", "config:alerts.webhook"])
+def test_a_reference_of_the_configuration_is_resolved_when_the_step_runs_and_no_other_is(
+    reference: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH_OF_ANOTHER", "http://127.0.0.1:9/")
+    with serving(Reply(200, {}, b"heard")) as server:
+        addresses = iter([None, server.url("/secret")])
+        own = block(references={reference: lambda: next(addresses)})
+        unread, heard = run(own, url=reference), run(own, url=reference)
+        foreign = run(own, url="env:PATH_OF_ANOTHER")
+        assert [one.path for one in server.seen] == ["/secret"]
+
+    assert heard.outputs["body"] == "heard"
+    assert (unread.error_code, foreign.error_code) == (ErrorCode.resource_unavailable,) * 2
+    assert "cannot be read" in unread.error_message
+    assert "is not alerts.webhook of this worker's configuration" in foreign.error_message
+
+
 def test_a_2xx_is_ok_with_status_headers_and_body() -> None:
     result = ask(Reply(201, {"X-One": "1"}, b"made"))
 
@@ -63,6 +81,13 @@ def test_any_other_status_is_an_http_error_that_keeps_the_body(status: int) -> N
     assert result.metadata["http_status_code"] == result.http_status == status
     assert result.outputs["body"] == ("" if status == 304 else "sorry")
     assert f"HTTP {status}" in result.error_message
+
+
+def test_the_text_of_an_error_has_no_control_characters_of_the_server() -> None:
+    result = ask(Reply(500, {}, "oops\x1b[2J\x00\x9b31m\u202egnp.exe\u2028end".encode()))
+
+    assert result.error_message.isprintable()
+    assert "oops\\x1b[2J\\x00\\x9b31m\\u202egnp.exe end" in result.error_message
 
 
 def test_a_server_that_says_when_is_heard_in_seconds() -> None:

@@ -304,6 +304,31 @@ def test_a_client_that_leaves_within_its_body_writes_nothing_to_the_log(
     assert caplog.messages == []
 
 
+@pytest.mark.parametrize("waits", [False, True], ids=["at once", "after the request"])
+def test_a_chunk_with_an_endless_extension_is_a_refused_request_and_one_line_of_the_log(
+    caplog: pytest.LogCaptureFixture, waits: bool
+) -> None:
+    """The request is under way when its body turns out to be none: also for one whose answer needs no body."""
+
+    async def main() -> None:
+        async with served("memory:") as (_, connect):
+            for line in ("GET /api/v1/jobs", "POST /api/v1/jobs/retry", "GET /work", "POST /login"):
+                talk = await connect()
+                head = f"{line} HTTP/1.1\r\n{talk.head}{FORM}Transfer-Encoding: chunked\r\n\r\n2;"
+                talk.writer.write(head.encode())
+                if waits:
+                    await talk.writer.drain()
+                    await asyncio.sleep(0)
+                talk.writer.write(b"a" * 500_000)
+                with suppress(ConnectionError):
+                    async with asyncio.timeout(PATIENCE_S):
+                        await talk.reader.read()
+
+    asyncio.run(main())
+    assert [one for one in caplog.messages if "internal error" in one or "Traceback" in one] == []
+    assert sum("is refused: it is not valid HTTP" in one for one in caplog.messages) == 1
+
+
 def json_of(body: bytes) -> tuple[str, bytes]:
     """The headers of a JSON body, and the body."""
     return f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n", body

@@ -101,12 +101,12 @@ def build(site: Site) -> Any:
     return build_app(site)
 
 
-async def login(app: Any, token: str = OPERATOR, name: str = "") -> tuple[str, str]:
-    """The header with the cookie of a new session."""
-    form = [("Content-Type", "application/x-www-form-urlencoded"), ("Origin", ORIGIN)]
+async def login(app: Any, token: str = OPERATOR, name: str = "") -> list[tuple[str, str]]:
+    """The headers of a new session: its cookie, and its key."""
+    form = [("Content-Type", "application/x-www-form-urlencoded"), ("Origin", ORIGIN), ("Accept", "application/json")]
     answered = await ask(app, "POST", "/login", form, f"token={token}&name={name}".encode())
-    assert answered.status == 303, answered
-    return ("Cookie", answered.headers["set-cookie"].partition(";")[0])
+    assert answered.status == 200, answered
+    return [("Cookie", answered.headers["set-cookie"].partition(";")[0]), ("X-Reefknot-Key", answered.json["key"])]
 
 
 def stored_work(path: Path) -> None:

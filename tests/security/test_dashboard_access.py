@@ -96,8 +96,7 @@ async def forbidden_that_gets_through(site: Site) -> tuple[list[Any], int]:
     """Every request of the matrix that must not reach a route and does, and the number of those that may and do."""
     recorder, found, fine = Recorder(site), [], 0
     session = recorder_session(site)
-    for method, path, credentials in product(METHODS, PATHS, (bearer(), session)):
-        headers = (credentials,)
+    for method, path, headers in product(METHODS, PATHS, ((bearer(),), session)):
         through = [host for host in BAD_HOSTS if await recorder.lets_through(method, path, headers, host)]
         found += [(method, path, "host", host) for host in through]
         for kind, cross in CROSS.items():
@@ -109,9 +108,10 @@ async def forbidden_that_gets_through(site: Site) -> tuple[list[Any], int]:
     return found, fine
 
 
-def recorder_session(site: Site) -> tuple[str, str]:
-    secret = site.access.login(OPERATOR, None, "127.0.0.1")
-    return ("Cookie", f"{site.access.cookie}={secret}")
+def recorder_session(site: Site, token: str = OPERATOR) -> tuple[tuple[str, str], ...]:
+    """The headers of a session: its cookie and its key."""
+    secret = site.access.login(token, None, "127.0.0.1") or ""
+    return ("Cookie", f"{site.access.cookie}={secret}"), ("X-Reefknot-Key", site.access.key_of(secret))
 
 
 def in_site(work: Any, **more: Any) -> Any:
@@ -215,13 +215,12 @@ def test_a_token_in_the_address_is_no_token() -> None:
 
 async def reached_by_readers(site: Site) -> tuple[list[Any], int]:
     """The actions that a reader reaches, and the number of looks."""
-    recorder, secret = Recorder(site), site.access.login(READER, None, "127.0.0.1")
-    cookie = ("Cookie", f"{site.access.cookie}={secret}")
+    recorder, session = Recorder(site), recorder_session(site, READER)
     actions, looks = [], 0
-    for method, path, credentials in product(METHODS, PATHS, (bearer(READER), cookie)):
+    for method, path, credentials in product(METHODS, PATHS, ((bearer(READER),), session)):
         if security.is_open(path) or path == "/logout":
             continue
-        if await recorder.lets_through(method, path, (credentials, ("Origin", ORIGIN)), HOST):
+        if await recorder.lets_through(method, path, (*credentials, ("Origin", ORIGIN)), HOST):
             actions += [] if method in ("GET", "HEAD") else [(method, path)]
             looks += method in ("GET", "HEAD")
     return actions, looks
@@ -293,6 +292,63 @@ def test_a_session_is_not_the_token_and_ends_with_the_logout() -> None:
     in_site(work)
 
 
+# ---- the key of a session --------------------------------------------------------------------------------------------
+
+
+async def gained_by_a_replayed_cookie(site: Site) -> list[Any]:
+    """What a server on another port of this host reaches with the cookie that every browser sends it."""
+    recorder, (cookie, (_, right)) = Recorder(site), recorder_session(site)
+    other = recorder_session(site)[1][1]
+    keys = {"none": (), "empty": ("",), "wrong": ("0" * 64,), "of another session": (other,), "two": (right, other)}
+    found = []
+    for method, path, (kind, given) in product(METHODS, PATHS, keys.items()):
+        headers = (cookie, *(("X-Reefknot-Key", key) for key in given), *OWN["fetched by ourselves"])
+        if await recorder.lets_through(method, path, headers, HOST) and not security.is_open(path):
+            found.append((method, path, kind))
+    return found
+
+
+def test_a_cookie_without_its_key_reaches_no_route() -> None:
+    assert in_site(gained_by_a_replayed_cookie) == []
+
+
+def test_a_key_that_is_not_compared_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: the cookie alone, as browsers send it to every port."""
+    monkeypatch.setattr(security.SiteAccess, "is_unlocked", lambda *_: True)
+
+    assert {("POST", "/api/v1/quarantine/discard", "none"), ("GET", "/", "none")} <= set(
+        in_site(gained_by_a_replayed_cookie)
+    )
+
+
+def test_a_look_with_a_cookie_alone_gets_a_page_without_data_and_a_program_is_refused() -> None:
+    async def work(site: Site) -> list[Answered]:
+        app = build(site)
+        cookie, _ = await login(app, name="Ada")
+        return [await ask(app, "GET", one, [cookie]) for one in ("/work", f"{PREFIX}/jobs", "/live?view=work")]
+
+    page, program, stream = in_site(work)
+
+    assert (page.status, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert not [word for word in ("memory:", "Ada", "data-live", "<table") if word in page.text]
+    assert page.text.count("<script") == 1
+    assert (program.status, program.json["error"]["kind"]) == (401, "unauthorized")
+    assert "X-Reefknot-Key" in program.json["error"]["message"]
+    assert stream.status == 401
+
+
+def test_a_login_without_a_script_reads_and_does_nothing() -> None:
+    async def work(site: Site) -> list[int]:
+        app = build(site)
+        form = [("Content-Type", "application/x-www-form-urlencoded"), ("Origin", ORIGIN)]
+        answered = await ask(app, "POST", "/login", form, f"token={OPERATOR}".encode())
+        session = [("Cookie", answered.headers["set-cookie"].partition(";")[0]), *OWN["fetched by ourselves"]]
+        looks = [(await ask(app, "GET", one, session)).status for one in ("/", "/quarantine")]
+        return [*looks, (await ask(app, "POST", f"{PREFIX}/quarantine/discard", session)).status]
+
+    assert in_site(work) == [200, 200, 403]
+
+
 def test_an_action_carries_the_name_that_was_typed_at_the_login(tmp_path: Path) -> None:
     from tests.security.site_client import stored_work
 
@@ -301,7 +357,7 @@ def test_an_action_carries_the_name_that_was_typed_at_the_login(tmp_path: Path) 
     async def work() -> Answered:
         async with opened_site(tmp_path / "state.db") as site:
             app = build(site)
-            headers = [await login(app, name="Ada%0ALovelace"), ("Origin", ORIGIN)]
+            headers = [*await login(app, name="Ada%0ALovelace"), ("Origin", ORIGIN)]
             return await ask(app, "POST", f"{PREFIX}/jobs/waiting/cancel", headers)
 
     answered = asyncio.run(work())
@@ -322,11 +378,14 @@ def test_of_several_cookies_of_the_name_the_right_one_counts() -> None:
 
     async def work(site: Site) -> None:
         app = build(site)
-        name, value = await login(app)
-        both = (name, f"reefknot_session_{PORT}=wrong; {value}; a=b")
-        assert (await ask(app, "GET", f"{PREFIX}/jobs", [both])).status == 200
-        assert (await ask(app, "POST", "/logout", [both, ("Origin", ORIGIN)])).status == 303
-        assert (await ask(app, "GET", f"{PREFIX}/jobs", [(name, value)])).status == 401
+        (name, value), key = await login(app)
+        (_, another), _ = await login(app, READER)
+        for first in (f"reefknot_session_{PORT}=wrong", another):
+            both = [(name, f"{first}; {value}; a=b"), key]
+            assert (await ask(app, "GET", f"{PREFIX}/jobs", both)).status == 200
+            assert (await ask(app, "POST", f"{PREFIX}/jobs/retry", [*both, ("Origin", ORIGIN)])).status == 400
+        assert (await ask(app, "POST", "/logout", [*both, ("Origin", ORIGIN)])).status == 303
+        assert (await ask(app, "GET", f"{PREFIX}/jobs", [(name, value), key])).status == 401
 
     in_site(work)
 
@@ -338,11 +397,11 @@ def test_a_live_stream_ends_with_its_session(ending: str, monkeypatch: pytest.Mo
 
     async def work(site: Site) -> None:
         app, now = build(site), clock.now()
-        cookie = await login(app)
-        streams = [asyncio.create_task(ask(app, "GET", "/live?view=workers", [one])) for one in (cookie, bearer())]
+        session = await login(app)
+        streams = [asyncio.create_task(ask(app, "GET", "/live?view=workers", one)) for one in (session, [bearer()])]
         await asyncio.sleep(0)
         if ending == "logout":
-            assert (await ask(app, "POST", "/logout", [cookie, ("Origin", ORIGIN)])).status == 303
+            assert (await ask(app, "POST", "/logout", [*session, ("Origin", ORIGIN)])).status == 303
         else:
             monkeypatch.setattr(clock, "now", lambda: now + 2 * security.SESSION_S)
         async with asyncio.timeout(15):

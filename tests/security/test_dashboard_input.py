@@ -77,9 +77,9 @@ async def look_at_everything(path: Path) -> list[tuple[str, str, int]]:
     """Ask for everything, with every method that may not change anything; the addresses and their statuses."""
     async with opened_site(path, settings(path)) as site:
         app = build(site)
-        cookie = await login(app)
+        session = await login(app)
         return [
-            (method, target, (await ask(app, method, target, [cookie])).status)
+            (method, target, (await ask(app, method, target, session)).status)
             for target in looks(app)
             for method in ("GET", "HEAD", "OPTIONS", "TRACE")
         ]
@@ -419,12 +419,12 @@ def test_pages_show_hostile_texts_as_texts(path: Path, monkeypatch: pytest.Monke
     async def work() -> list[tuple[str, str, Answered]]:
         async with opened_site(path, settings(path)) as site:
             app = build(site)
-            cookie, found = await login(app), []
+            session, found = await login(app), []
             pages = [one for one in looks(app) if not one.startswith(PREFIX)]
             for text in _MARKUP:
                 for page in [*pages, "/nothing/"]:
                     target = f"{page}?job={quote(text)}&state={quote(text)}&type={quote(text)}&target={quote(text)}"
-                    found.append((text, target, await ask(app, "GET", target, [cookie, ("Origin", ORIGIN)])))
+                    found.append((text, target, await ask(app, "GET", target, [*session, ("Origin", ORIGIN)])))
         return found
 
     for text, target, answered in asyncio.run(work()):

@@ -1,5 +1,5 @@
 """
-The activity of all systems over one store: counters and the last 15 minutes, the same from every process.
+The activity of all systems over one store: counters and the last 24 hours, the same from every process.
 
 Each system counts its own events (`telemetry/metrics.py`) and keeps them as the value `activity/ID`, written only when
 something has changed. What a system counted outlives it: at its end it adds its record to `activity/ended`, and that of
@@ -28,7 +28,7 @@ from reefknot.ports.value_store import StoredValue
 from reefknot.ports.work_queue import WorkSnapshot
 from reefknot.runtime.log import RepeatedErrors
 from reefknot.runtime.seeds import new_id
-from reefknot.telemetry.metrics import STEP_S, ActivityRecord, EventCounters, added, held, less
+from reefknot.telemetry.metrics import COARSE, STEP_S, ActivityRecord, EventCounters, added, held, less
 from reefknot.worker.service import Worker
 
 PREFIX = "activity/"
@@ -209,8 +209,9 @@ async def store_activity(store: Store, systems: Sequence[Status] = ()) -> Activi
         name = str(reported(status, "id", ""))
         if name and name not in ended.folded:
             fresh = {int(step): one for step, one in reported(status, "buckets", {}).items()}
-            known = records.get(name, ActivityRecord())
-            records[name] = structs.replace(known, buckets=held(known.buckets | fresh, store.moment().wall / 1000))
+            known, now = records.get(name, ActivityRecord()), store.moment().wall / 1000
+            longer = {one: held(known.coarse.get(one, {}), now, span) for one, span in COARSE.items()}
+            records[name] = structs.replace(known, buckets=held(known.buckets | fresh, now), coarse=longer)
     return added([ended, *(records[name] for name in sorted(records))])
 
 

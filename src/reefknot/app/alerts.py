@@ -22,7 +22,7 @@ from reefknot.app.presence import STORE_S, Status, living_systems, look_for_gone
 from reefknot.app.stores import client_of
 from reefknot.audit.journal import Journal, envelope
 from reefknot.config.schema import AlertsSection
-from reefknot.config.secrets import WEBHOOK, SecretText, resolve_at
+from reefknot.config.secrets import WEBHOOK, SecretText, resolve_at, webhook_reference
 from reefknot.config.settings import Settings
 from reefknot.core import alerts as core
 from reefknot.core.alerts import AlertLimits, AlertState, AlertThresholds, next_state, with_limits
@@ -162,7 +162,7 @@ def _is_critical(worker: Mapping[str, Any]) -> bool:
 
 
 class AlertWebhook(Struct, frozen=True):
-    """A URL that is told of every alert, by a step of its own."""
+    """The reference to a URL that gets every alert, by a step of its own, which resolves it when it runs."""
 
     url: str
     client: Client
@@ -319,12 +319,12 @@ class AlertWatch:
 
 
 def webhook_of(settings: Settings) -> str | None:
-    """The URL of the configured webhook, if there is one; `ConfigurationError` for a reference to none."""
+    """The reference to the configured webhook, if there is one; `ConfigurationError` when it leads to no URL."""
     found = resolve_at(settings.tree, WEBHOOK, environ=os.environ, folder=settings.folder)
     if found is None:
         return None
     if isinstance(found, SecretText) and found.reveal().lower().startswith(("http://", "https://")):
-        return found.reveal()
+        return webhook_reference(settings.tree)
     problem = found if not isinstance(found, SecretText) else settings.tree.problem(WEBHOOK, f"is not {core.WEBHOOKS}")
     raise ConfigurationError([problem])
 

@@ -11,7 +11,7 @@ step's module, the store, the configuration or a secret there would be the assig
 import asyncio
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from reefknot.blocks.python import BlockSettings, by_name, load_entry_points, lo
 from reefknot.blocks.sql_rows import Access, SqlConnection, SqlSettings, StrongLogin
 from reefknot.config.reading.session import KeyPath, Problem, dotted
 from reefknot.config.schema import FsBlockSection, HttpBlockSection, SqlBlockSection, SqlConnectionEntry
+from reefknot.config.secrets import WEBHOOK, SecretText, resolve_at, webhook_reference
 from reefknot.config.settings import Settings
 from reefknot.connectors.registry import registry as connectors
 from reefknot.errors import ConfigurationError, shown
@@ -53,6 +54,7 @@ def block_settings(settings: Settings, *, store: str | None = None) -> BlockSett
             _allowed(http.allow, settings),
             http.max_response_bytes,
             "" if http.ca_file is None else str(folder / http.ca_file),
+            _references(settings),
         ),
         FsSettings(_roots(settings), fs.max_bytes),
         SqlSettings(
@@ -62,6 +64,17 @@ def block_settings(settings: Settings, *, store: str | None = None) -> BlockSett
             sql.max_bytes,
         ),
     )
+
+
+def _references(settings: Settings) -> dict[str, Callable[[], str | None]]:
+    """The references of `http.request`: the webhook of alerts, which is read again by each step."""
+
+    def read() -> str | None:
+        found = resolve_at(settings.tree, WEBHOOK, environ=os.environ, folder=settings.folder)
+        return found.reveal() if isinstance(found, SecretText) else None
+
+    reference = webhook_reference(settings.tree)
+    return {} if reference is None else {reference: read}
 
 
 async def check_logins(settings: Settings) -> None:

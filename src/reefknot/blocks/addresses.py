@@ -9,7 +9,7 @@ resolved elsewhere, and the answers are checked here.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from urllib.parse import quote, urljoin
 
@@ -269,6 +269,9 @@ class HttpSettings(Struct, frozen=True):
     max_response_bytes: int = 1024 * 1024
     ca_file: str = ""
     """Certificates to trust instead of the well-known ones."""
+    references: Mapping[str, Callable[[], str | None]] = {}
+    """References that a payload may have in place of a URL that is a secret, and what reads each; None: it cannot be
+    read now. Others are refused, so no payload reads the environment or the files of a worker."""
 
 
 class AddressRules:

@@ -23,18 +23,20 @@ from http import HTTPStatus
 from importlib import import_module
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 import msgspec
 from msgspec import Struct
 
 from reefknot.blocks.addresses import AddressRules, BadUrl, Forbidden, HttpSettings, Unreachable, Url, read_url
 from reefknot.blocks.inputs import Inputs, Refusal, answers_refusals, failed, invalid, text_or_base64, time_limit
+from reefknot.core.checks import HEADER_VALUES, ascii_header
 from reefknot.core.failure import ErrorCode
 from reefknot.core.idempotency import header_key
 from reefknot.core.messages import StepResult, StepStatus
+from reefknot.errors import shown
 from reefknot.ports.block import BlockContext
 from reefknot.retrying.failures import read_hints
+from reefknot.runtime.log import printable
 
 if TYPE_CHECKING:
     from reefknot.blocks.http_client import HttpClient, HttpResponse, Resolve
@@ -47,17 +49,14 @@ _URL = "http://HOST/… or https://HOST/…"
 _HEADERS = "a mapping of names to texts"
 _REDIRECTS = (301, 302, 303, 307, 308)
 _NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,256}")
-_ASCII_VALUE = re.compile(r"[\t\x20-\x7e]*")
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-_PARAMETER = re.compile(r"""(;[ \t]*[A-Za-z0-9!#$&+.^_`|~-]+)=("(?:[^"\\]|\\.)*"|[^\s;,"]+)""")
-_ATTR_CHARS = "!#$&+-.^_`|~"
-"""The signs that RFC 8187 leaves as they are in an encoded value."""
 _RESERVED_HEADERS = frozenset(
     ("host", "content-length", "transfer-encoding", "connection", "keep-alive", "upgrade", "te", "trailer", "expect")
 )
 _BODY_HEADERS = frozenset(("content-type", "content-encoding", "content-language"))
 HARMLESS_HEADERS = _BODY_HEADERS | {"accept", "accept-encoding", "accept-language", "cache-control", "user-agent"}
 """The headers that follow a redirect to another origin."""
+_REFERENCE = re.compile(r"env:|config:|file:(?!//)")
 _EXCERPT = 200
 MOST_GROWTH = 100
 FREE_GROWTH = 64 * 1024
@@ -90,8 +89,8 @@ class HttpRequest:
     def destination(self, inputs: Mapping[str, Any]) -> str:
         """Host and port of the URL."""
         try:
-            return read_url(str(inputs.get("url", ""))).endpoint
-        except (BadUrl, Forbidden):
+            return self._url(str(inputs.get("url", ""))).endpoint
+        except (BadUrl, Forbidden, Refusal):
             return "http"
 
     @answers_refusals
@@ -104,7 +103,7 @@ class HttpRequest:
         except (BadUrl, Forbidden) as error:
             return failed(error.code, f"url: {error}")
         except Unreachable as error:
-            return failed(error.code, str(error))
+            return failed(error.code, printable(str(error)))
 
     async def close(self) -> None:
         if self._client is not None:
@@ -124,7 +123,7 @@ class HttpRequest:
 
     def _read_request(self, given: Mapping[str, Any], context: BlockContext) -> tuple[_Request, float]:
         inputs = Inputs(given, "url", "method", "headers", "body", "body_base64")
-        url = read_url(inputs.text("url", accepted=_URL))
+        url = self._url(inputs.text("url", accepted=_URL))
         self._rules.check_host(url.host, url.port)
         method = inputs.text("method", accepted=", ".join(METHODS), default="GET")
         if method.upper() not in METHODS:
@@ -140,6 +139,17 @@ class HttpRequest:
         headers.setdefault("accept", "*/*")
         headers.setdefault("user-agent", "reefknot")
         return _Request(url, method.upper(), headers, body), inputs.seconds(context.seconds)
+
+    def _url(self, written: str) -> Url:
+        """The URL of a request. A reference of the configuration is resolved here, so its URL is in no payload."""
+        if not _REFERENCE.match(written):
+            return read_url(written)
+        read = self._settings.references.get(written)
+        found = None if read is None else read()
+        if found is None:
+            reason = "is not alerts.webhook of this worker's configuration" if read is None else "cannot be read"
+            raise Refusal(ErrorCode.resource_unavailable, f"url: the reference {shown(written)} {reason}")
+        return read_url(found)
 
     async def _follow(self, client: "HttpClient", request: _Request, seconds: float) -> StepResult:
         for _ in range(MOST_REDIRECTS + 1):
@@ -161,7 +171,7 @@ class HttpRequest:
         try:
             url = request.url.joined(location)
         except (BadUrl, ValueError) as error:
-            text = f"the redirect of {request.url.endpoint} cannot be followed: {error}"
+            text = f"the redirect of {request.url.endpoint} cannot be followed: {printable(str(error), most=_EXCERPT)}"
             raise Refusal(ErrorCode.execution_failed, text, http_status_code=status) from None
         self._rules.check_host(url.host, url.port)
         if request.url.scheme == "https" and url.scheme == "http":
@@ -200,23 +210,14 @@ class HttpRequest:
 
 def _ascii_value(name: str, value: str) -> str:
     """The value with parameters that are not ASCII encoded (RFC 8187); `Refusal` when something else is not."""
-    encoded = _PARAMETER.sub(_encoded_parameter, value)
-    if _ASCII_VALUE.fullmatch(encoded):
-        return encoded
-    text = (
-        f"headers: the value of {name} is not ASCII, which is all that a header can carry; accepted: ASCII text, or a "
-        'parameter such as filename="…", which is encoded (RFC 8187); percent-encode it, or put it into the body'
-    )
-    raise Refusal(ErrorCode.invalid_input, text)
-
-
-def _encoded_parameter(match: re.Match[str]) -> str:
-    name, value = match[1], match[2]
-    if value.isascii():
-        return match[0]
-    if value.startswith('"'):
-        value = re.sub(r"\\(.)", r"\1", value[1:-1])
-    return f"{name}*=UTF-8''{quote(value, safe=_ATTR_CHARS)}"
+    sent = ascii_header(value)
+    if sent is None:
+        text = (
+            f"headers: the value of {name} is not ASCII, which is all that a header can carry; accepted: "
+            f"{HEADER_VALUES}; percent-encode it, or put it into the body"
+        )
+        raise Refusal(ErrorCode.invalid_input, text)
+    return sent
 
 
 def _read_headers(given: object) -> dict[str, str]:
@@ -288,7 +289,7 @@ def _message(url: Url, status: int, body: bytes) -> str:
         phrase = f" {HTTPStatus(status).phrase}"
     except ValueError:
         phrase = ""
-    excerpt = " ".join(body[: 4 * _EXCERPT].decode("utf-8", "replace").split())[:_EXCERPT]
+    excerpt = printable(" ".join(body[: 4 * _EXCERPT].decode("utf-8", "replace").split()), most=_EXCERPT)
     return f"HTTP {status}{phrase} from {url.endpoint}" + (f": {excerpt}" if excerpt else "")
 
 

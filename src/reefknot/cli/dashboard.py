@@ -98,7 +98,7 @@ def _announce(served: Serving, address: StoreAddress, seconds: float | None, *, 
         flush_stdout()
         return
     say(f"serving {relative(address.shown.removeprefix('sqlite:'))} {until_text(seconds)}")
-    say_address(served)
+    say_address(served, address.url)
 
 
 class StoreKeeper:

@@ -151,7 +151,9 @@ def put_details(fields: dict[str, Any]) -> None:
         return
     put_fields({**fields, "failure": {name: value for name, value in failure.items() if name != "traceback"}})
     put()
-    put_document(str(failure["traceback"]))
+    put("traceback:")
+    # Indented: a line of an error's text must not look like a field above it, or like an event below it.
+    put_document("\n".join(f"    {line}" for line in str(failure["traceback"]).rstrip("\n").split("\n")))
     put()
 
 

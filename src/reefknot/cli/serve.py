@@ -305,14 +305,21 @@ def dashboard_socket(found: Settings) -> Iterator[Serving | None]:
         served.socket.close()
 
 
-def say_address(served: Serving) -> None:
-    """Say where the pages are, and with which token: one that was made for this start is part of the address, of a
-    configured one its setting is named."""
+def say_address(served: Serving, store: str) -> None:
+    """
+    Say where the pages are, and with which token.
+
+    One that was made for this start is part of the address on a terminal, and in a private file elsewhere: stderr of a
+    service is a log. Of a configured one its setting is named.
+    """
     if served.is_moved:
         say("the dashboard's usual port is in use, so it has a free one")
-    say("dashboard", url=served.link)
+    is_seen = is_terminal(sys.stderr)
+    say("dashboard", url=served.link if is_seen else served.url)
     if served.token is None:
         say(f"log in with the token of {served.token_from}")
+    elif not is_seen:
+        say(f"log in with the address in {served.keep_link(store)}, which only this user can read")
 
 
 def parts_of(options: SystemFlags) -> dict[str, Any]:
@@ -386,7 +393,7 @@ class UpSession(Struct, frozen=True):
         )
         try:
             async with serving(site, self.dashboard) as server:
-                say_address(self.dashboard)
+                say_address(self.dashboard, self.start.url)
                 await asyncio.shield(server)
         except Exception as error:
             say(f"the dashboard is not served any more: {error_text(error)}")

@@ -28,6 +28,8 @@ NATS_SECRETS = ("token", "password")
 """Keys of the section `nats` that name a secret."""
 WEBHOOK = ("alerts", "webhook")
 """A key that names a secret, or has it: whoever knows the address of a webhook can post to it."""
+WEBHOOK_PLACE = "config:alerts.webhook"
+"""The reference to a webhook whose address is written out in the configuration."""
 SECRET_KEYS = (
     *(("nats", name) for name in NATS_SECRETS),
     ("dashboard", "operator_token"),
@@ -147,6 +149,17 @@ def resolve_at(
     if path == WEBHOOK and isinstance(written, str) and not is_reference(written):
         return SecretText(written)
     return resolve(written, environ=environ, folder=folder, mark=tree.mark(path), path=dotted(path))
+
+
+def webhook_reference(tree: Tree) -> str | None:
+    """
+    The reference that a payload has in place of the webhook's address; None when there is no webhook.
+
+    A payload is stored and shown to shells that do not know the address and so cannot redact it.
+    """
+    section = tree.value.get("alerts")
+    written = section.get("webhook") if isinstance(section, dict) else None
+    return written if written is None or is_reference(written) else WEBHOOK_PLACE
 
 
 def resolve_section(

@@ -117,3 +117,28 @@ def _accepted(least: float, most: float, above: bool, unit: str) -> str:
         return f"a number{unit}{bounds}"
     finite = "finite " if most == LARGEST_FLOAT else ""
     return f"a {finite}number{unit}{f' above {least:g}' if above else f', {least:g} or more'}"
+
+
+HEADER_VALUES = 'ASCII text, or a parameter such as filename="…", which is encoded (RFC 8187)'
+_PARAMETER = r"""(;[ \t]*[A-Za-z0-9!#$&+.^_`|~-]+)=("(?:[^"\\]|\\.)*"|[^\s;,"]+)"""
+_ATTR_CHARS = "!#$&+-.^_`|~"
+"""The signs that RFC 8187 leaves as they are in an encoded value."""
+
+
+def ascii_header(value: str) -> str | None:
+    """The value of an HTTP header as ASCII, parameters encoded (RFC 8187); None when something else is not ASCII."""
+    if value.isascii():
+        return value
+    import re
+    from urllib.parse import quote
+
+    def encoded(match: re.Match[str]) -> str:
+        name, given = match[1], match[2]
+        if given.isascii():
+            return match[0]
+        if given.startswith('"'):
+            given = re.sub(r"\\(.)", r"\1", given[1:-1])
+        return f"{name}*=UTF-8''{quote(given, safe=_ATTR_CHARS)}"
+
+    sent = re.sub(_PARAMETER, encoded, value)
+    return sent if sent.isascii() else None

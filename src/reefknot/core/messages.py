@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from reefknot.core.checks import is_whole_number, suggest
+from reefknot.core.checks import HEADER_VALUES, ascii_header, is_whole_number, suggest
 from reefknot.core.failure import ErrorCode
 from reefknot.core.overload.admission import OverloadStatus
 from reefknot.core.work import record_id
@@ -499,6 +499,8 @@ def _first_mistake(assignment: ExecAssignment) -> tuple[str, str] | None:
     for field, given, longest in () if _is_plain(assignment) else _optional_texts(assignment):
         if given is not None and not (len(given) <= longest and given.isprintable()):
             return field, f"accepted: printable text of at most {longest} characters"
+    if (headers := assignment.job.payload.get("headers")) and (mistake := _unsendable(assignment.job, headers)):
+        return mistake
     if options == _NO_OPTIONS and "timeout_ms" not in assignment.job.payload:
         return None  # as most are
     timeout = "options.timeout_ms" if options.timeout_ms is not None else "job.payload.timeout_ms"
@@ -518,6 +520,15 @@ def _first_mistake(assignment: ExecAssignment) -> tuple[str, str] | None:
     if isinstance(options.priority, str) and options.priority not in PRIORITIES:
         accepted = f"a whole number, or one of {', '.join(PRIORITIES)}"
         return "options.priority", f"{shown(options.priority)} is not accepted; accepted: {accepted}"
+    return None
+
+
+def _unsendable(job: Job, headers: object) -> tuple[str, str] | None:
+    """The first header of an `http.request` that no attempt could send, and what would be accepted."""
+    if SHORT_NAMES.get(job.type, job.type) == "http.request" and isinstance(headers, dict):
+        for name, value in headers.items():
+            if isinstance(value, str) and ascii_header(value) is None:
+                return f"job.payload.headers.{name[:60]}", f"{shown(value)} is not accepted; accepted: {HEADER_VALUES}"
     return None
 
 

@@ -136,6 +136,20 @@ def due(timetable: Timetable, last: datetime, now: datetime) -> DueTimes:
     return DueTimes(latest, number - 1)
 
 
+def last_due_times(timetable: Timetable, after: datetime, until: datetime, *, most: int) -> list[datetime]:
+    """The last due times after one moment and before another, at most so many, the oldest first."""
+    found: list[datetime] = []
+    if timetable.every_ms:
+        every = timetable.every_ms
+        last = (_ms(until) - 1) // every
+        first = max(_ms(after) // every + 1, last - most + 1)
+        found = [_at_ms(number * every) for number in range(first, last + 1)]
+    elif timetable.cron:
+        backwards = (one for one in _cron_times(timetable, until + _CLOCK_CHANGE, reverse=True) if one < until)
+        found = sorted(islice(takewhile(lambda one: one > after, backwards), most))
+    return found
+
+
 def _passed(timetable: Timetable, first: datetime, now: datetime) -> tuple[datetime, int]:
     """The latest due time up to now, and the number of those from the first one on."""
     if timetable.every_ms:

@@ -31,8 +31,10 @@ from reefknot.dashboard.api_types import (
     QuarantineBody,
     RetryBody,
     RouterParameters,
+    ScheduleRunBody,
     SearchParameters,
     SourceParameters,
+    SpanParameters,
     SyncBody,
     TelemetryParameters,
     WorkerParameters,
@@ -134,8 +136,8 @@ def _post(path: str, operation: Any, body: type[Struct], *parameters: type[Struc
 # ---- routes ----------------------------------------------------------------------------------------------------------
 
 _OVERVIEW = (
-    _get("/overview", overview.overview).documented(
-        "Jobs, workers, rates, admissions, retries and quarantine at a glance, with the last 15 minutes.",
+    _get("/overview", overview.overview, SpanParameters).documented(
+        "Jobs, workers, rates, admissions, retries and quarantine at a glance, with series of 15m, 2h or 24h.",
         {
             "at": "string",
             "states": "object",
@@ -316,9 +318,13 @@ _INGESTION = (
         "Schedules and sources with their timetables, due times, and the outcome of the last job.",
         {"schedules": "array"},
     ),
-    _post("/schedules/{name}/run", schedules.run_schedule, DryRunBody, NamedParameters).documented(
-        "Submit the assignment of a schedule now.",
-        {"name": "string", "job": "string?", "actor": "string", "dry_run": "boolean"},
+    _get("/schedules/{name}", schedules.show_schedule, NamedParameters).documented(
+        "A schedule with its timetable and its last 20 runs.",
+        {"name": "string", "timetable": "string", "paused": "boolean", "runs": "array"},
+    ),
+    _post("/schedules/{name}/run", schedules.run_schedule, ScheduleRunBody, NamedParameters).documented(
+        "Submit the assignment of a schedule now, or once for each of its last due times that was missed.",
+        {"name": "string", "job": "string?", "jobs": "array", "actor": "string", "dry_run": "boolean"},
     ),
     _post("/schedules/{name}/pause", schedules.pause_schedule, ActionBody, NamedParameters).documented(
         "Pause a timetable for all processes, with a reason.",

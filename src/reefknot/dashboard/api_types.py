@@ -156,6 +156,13 @@ class DryRunBody(Struct, frozen=True, forbid_unknown_fields=True):
     dry_run: bool = False
 
 
+class ScheduleRunBody(Struct, frozen=True, forbid_unknown_fields=True):
+    """A run now, or one for each of the last due times that was missed."""
+
+    missed: bool = False
+    dry_run: bool = False
+
+
 class DrainBody(Struct, frozen=True, forbid_unknown_fields=True):
     """The time that running steps get."""
 
@@ -198,6 +205,12 @@ class ChangesParameters(Struct, frozen=True):
     source: str | None = None
     limit: int = 100
     text: bool = True
+
+
+class SpanParameters(Struct, frozen=True):
+    """The span of series up to now: 15m, 2h or 24h."""
+
+    span: str = "15m"
 
 
 class TelemetryParameters(Struct, frozen=True):

@@ -48,14 +48,14 @@ class Span(Struct, frozen=True):
 def lines(series: Sequence[Series], *, title: str, unit: str, step_s: float) -> str:
     """A chart of lines over time, the newest value at the right edge."""
     shown = [_cut(one) for one in series]
-    top = _ceiling(max((value for one in shown for value in one.values if value is not None), default=0.0))
+    top = _ceiling(max((value for one in shown for value in one.values if value is not None), default=0.0), unit)
     parts = [_grid(top, unit), _time_axis(_length(shown) * step_s)]
     for number, one in enumerate(shown):
         for run in _runs(one.values, top):
             name = _safe(one.name)
             kind = f"line kind-{number % KINDS + 1}"
             parts.append(f'<polyline class="{kind}" points="{run}"><title>{name}</title></polyline>')
-    return _svg(title, _in_words(shown, unit), parts)
+    return _svg(title, _in_words(shown, unit), parts, _points(shown, unit, step_s, is_stacked=False))
 
 
 def stacked(series: Sequence[Series], *, title: str, unit: str, step_s: float) -> str:
@@ -79,13 +79,13 @@ def stacked(series: Sequence[Series], *, title: str, unit: str, step_s: float) -
         if boxes:
             kind = f"area kind-{number % KINDS + 1}"
             parts.append(f'<path class="{kind}" d="{"".join(boxes)}"><title>{_safe(one.name)}</title></path>')
-    return _svg(title, _in_words(shown, unit), parts)
+    return _svg(title, _in_words(shown, unit), parts, _points(shown, unit, step_s, is_stacked=True))
 
 
 def waits(schedule: Sequence[tuple[float, float]], *, title: str) -> str:
     """The waits before each retry as bars from the shortest to the longest possible one, in seconds."""
     shown = [(max(0.0, _finite(low)), max(0.0, _finite(high))) for low, high in schedule[:MOST_ROWS]]
-    top = _ceiling(max((high for _, high in shown), default=0.0))
+    top = _ceiling(max((high for _, high in shown), default=0.0), "s")
     parts = [_grid(top, "s")]
     width = (WIDTH - LEFT - RIGHT) / max(1, len(shown))
     every = max(1, math.ceil(len(shown) / 10))
@@ -102,7 +102,7 @@ def waits(schedule: Sequence[tuple[float, float]], *, title: str) -> str:
         if place % every == 0:
             parts.append(_text(x + bar / 2, HEIGHT - 6, str(place + 1), anchor="middle"))
         if len(shown) <= MOST_NUMBERED:
-            parts.append(_text(x + bar / 2, max(9.0, y_high - 4), duration(high), anchor="middle"))
+            parts.append(_text(x + bar / 2, max(9.0, y_high - 4), short_duration(high), anchor="middle"))
     words = "; ".join(
         f"before retry {place + 1} {duration(low)}" + ("" if low == high else f" to {duration(high)}")
         for place, (low, high) in enumerate(shown)
@@ -224,6 +224,14 @@ def number(value: float) -> str:
     return f"{value:.3g}"
 
 
+def short_duration(value: float) -> str:
+    """A duration on an axis, in one unit: `250 ms`, `40 s`, `13.3 min`, `4 d`."""
+    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s")):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value * 1000:.3g} ms" if value > 0 else "0 s"
+
+
 # ---- parts -----------------------------------------------------------------------------------------------------------
 
 
@@ -232,9 +240,18 @@ def _safe(text: str) -> str:
     return escape(printable(text))
 
 
-def _svg(title: str, words: str, parts: Iterable[str]) -> str:
+def _points(series: Sequence[Series], unit: str, step_s: float, *, is_stacked: bool) -> str:
+    """The attributes from which the script shows the values of one step, to a pointer or to the arrow keys."""
+    names = "|".join(one.name.replace("|", " ") for one in series)
+    texts = duration if unit == "s" else number
+    values = "|".join(",".join("" if one is None else texts(one) for one in row.values) for row in series)
+    place = f'data-left="{LEFT}" data-right="{WIDTH - RIGHT}"' + (' data-stacked="1"' if is_stacked else "")
+    return f'tabindex="0" data-step="{step_s:g}" data-names="{_safe(names)}" data-values="{_safe(values)}" {place} '
+
+
+def _svg(title: str, words: str, parts: Iterable[str], more: str = "") -> str:
     return (
-        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" role="img" '
+        f'<svg class="chart" {more}viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" role="img" '
         f'aria-label="{_safe(title)}: {_safe(words)}"><title>{_safe(title)}</title><desc>{_safe(words)}</desc>'
         f"{''.join(parts)}</svg>"
     )
@@ -245,7 +262,7 @@ def _grid(top: float, unit: str) -> str:
     parts = []
     for share in (0.0, 0.5, 1.0):
         y = _y(top * share, top)
-        value = duration(top * share) if unit == "s" else number(top * share)
+        value = short_duration(top * share) if unit == "s" else number(top * share)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(_text(LEFT - 6, y + 4, value, anchor="end"))
     return "".join(parts)
@@ -268,7 +285,9 @@ def _text(x: float, y: float, words: str, *, anchor: str) -> str:
 
 
 def _share_text(at: float, words: str, anchor: str) -> str:
-    return f'<text class="label" x="{at:.2f}%" y="14" text-anchor="{anchor}">{_safe(words)}</text>'
+    # A narrow page has no room for those in the middle.
+    kind = "label between" if anchor == "middle" and words != "//" else "label"
+    return f'<text class="{kind}" x="{at:.2f}%" y="14" text-anchor="{anchor}">{_safe(words)}</text>'
 
 
 def _span(span: Span, begins: float, ends: float) -> str:
@@ -321,10 +340,16 @@ def _runs(values: Sequence[float | None], top: float) -> list[str]:
     return [" ".join(f"{x:.1f},{y:.1f}" for x, y in run) for run in drawn]
 
 
-def _ceiling(value: float) -> float:
-    """The next round number for the top of an axis: 1, 2, 4, 5 or 10 times a power of ten."""
+_ROUND_S = (60, 120, 240, 600, 1200, 1800, 3600, 7200, 14_400, 28_800, 43_200, 86_400, 172_800, 345_600, 864_000)
+"""Tops of an axis of minutes, hours and days, whose halves are round as well."""
+
+
+def _ceiling(value: float, unit: str = "") -> float:
+    """The next round number for the top of an axis: 1, 2, 4, 5 or 10 times a power of ten, or a round time."""
     if value <= 0:
         return 1.0
+    if unit == "s" and 40 < value <= _ROUND_S[-1]:
+        return next(one for one in _ROUND_S if one >= value * 0.999999)
     power = 10.0 ** math.floor(math.log10(value))
     return next(step * power for step in (1, 2, 4, 5, 10, 20) if step * power >= value * 0.999999)
 

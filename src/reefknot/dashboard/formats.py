@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from json import dumps, loads
 from shlex import quote as shell_quoted
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, unquote, urlencode
 
 from reefknot import clock
 from reefknot.dashboard import charts
@@ -154,6 +154,29 @@ def with_(asked: Mapping[str, Any], **more: Any) -> dict[str, Any]:
     return {**asked, **more}
 
 
+LONGEST_TRAIL = 450
+"""Characters of an address for the pages before this one; of a longer trail the oldest are left out."""
+
+
+def pages_around(asked: Mapping[str, Any], following: str | None) -> dict[str, Any]:
+    """The parameters of the previous and of the following page. Lists know only what follows, so an address carries the
+    trail of the pages before it."""
+    plain, after = without(asked, "after", "back"), asked.get("after")
+    trail = [unquote(one) for one in str(asked.get("back") or "").split(",") if one]
+    previous = None if not after else {**plain, **({"after": trail[-1], "back": _trail(trail[:-1])} if trail else {})}
+    onward = (
+        None if not following else {**plain, "after": following, "back": _trail([*trail, *([after] if after else [])])}
+    )
+    return {"previous": previous, "following": onward}
+
+
+def _trail(pages_before: list[str]) -> str:
+    shown = [quote(one, safe="") for one in pages_before]
+    while shown and len(",".join(shown)) > LONGEST_TRAIL:
+        del shown[0]
+    return ",".join(shown)
+
+
 def job_path(job: str, tenant: str | None = None) -> str:
     """The address of a job's page."""
     return path("/work", job, tenant=tenant)
@@ -249,6 +272,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "command": command,
     "path": path,
     "without": without,
+    "pages_around": pages_around,
     "with_": with_,
     "job_path": job_path,
     "named_jobs": named_jobs,

@@ -2,7 +2,8 @@
 The login: a page that takes a token and a name, and the routes that begin and end a session.
 
 The address that is printed at the start carries the token behind `#`, which no browser sends and no log holds; the
-script of this page puts it into the form.
+script of this page puts it into the form. It asks for JSON, and gets the key of the session; a form that is sent
+without the script gets a session that may read only.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
 
 from reefknot.dashboard.security import SESSION_S, client_address, cookies_of
+from reefknot.dashboard.site import HttpRefusal
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -45,6 +47,7 @@ _PAGE = Template("""<!doctype html>
 <button type="submit" class="main">Log in</button>
 <p class="note">The token is in the address that <code>reefknot up</code> or <code>reefknot dashboard</code> printed,
 behind <code>#token=</code>, or the one that <code>dashboard.operator_token</code> names.</p>
+<noscript><p class="note">Without JavaScript pages can be read; actions need it, or the command line.</p></noscript>
 </form>
 </section>
 </main>
@@ -56,7 +59,7 @@ WRONG = "This token is not accepted. Each start makes a new one, unless one is c
 
 def routes(site: Site) -> list[BaseRoute]:
     """The routes `/login` and `/logout`."""
-    from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse
+    from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse
     from starlette.routing import Route
 
     access = site.access
@@ -76,10 +79,15 @@ def routes(site: Site) -> list[BaseRoute]:
         except ValueError:
             fields = {}
         onward = own_path(fields.get("next", "/"))
-        secret = access.login(fields.get("token", "").strip(), fields.get("name"), client_address(request.scope))
+        by_script = "application/json" in request.headers.get("accept", "")
+        token, name = fields.get("token", "").strip(), fields.get("name")
+        secret = access.login(token, name, client_address(request.scope), has_key=by_script)
         if secret is None:
-            return page(WRONG, onward, 403)
-        response = RedirectResponse(onward, 303)
+            refusal = HttpRefusal(403, "forbidden", WRONG)
+            return JSONResponse(refusal.tree(), 403) if by_script else page(WRONG, onward, 403)
+        response: Response = RedirectResponse(onward, 303)
+        if by_script:
+            response = JSONResponse({"key": access.key_of(secret), "next": onward})
         secure = access.tls or request.headers.get("origin", "").startswith("https://")
         response.set_cookie(
             access.cookie, secret, max_age=int(SESSION_S), path="/", secure=secure, httponly=True, samesite="strict"

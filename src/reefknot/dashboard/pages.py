@@ -53,7 +53,8 @@ class PageRenderer:
             found = await view.load(self._site.operator(request), asked)
         if "moved_to" in found:
             return found["moved_to"], 303
-        live_url = f"/live?{query_text({'view': view.name, **asked})}" if view.is_live else ""
+        is_live = view.is_live and "find" not in asked  # one search, answered once
+        live_url = f"/live?{query_text({'view': view.name, **asked})}" if is_live else ""
         values = self._values(view.parent or view.name, asked, state.role) | {
             "live_url": live_url,
             "actor": state.actor,

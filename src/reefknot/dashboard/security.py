@@ -3,8 +3,13 @@ Access to the dashboard: which hosts and origins are answered, who may do what, 
 
 A browser that was lured to another site is the attacker here: it can send requests to this machine, and by DNS
 rebinding under a name of that site's own. So a request has to name this server in `Host`, must not come from another
-origin, and needs a token that no other site knows. The token comes once, in the body of the login; a session that is
-random, too, stands for it in a cookie. Every request that is not GET or HEAD needs the role of an operator.
+origin, and needs a token that no other site knows. The token comes once, in the body of the login, which begins a
+session.
+
+Browsers send a cookie to every port of its host, so another server on this machine sees the session's and can replay
+it. A cookie alone therefore gets no data and has no effect: the session has a key as well, which the pages' script
+keeps in the storage of this origin and sends in a header. A login without a script gets no key, and may read only.
+Every request that is not GET or HEAD needs the role of an operator.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from hashlib import sha256
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
@@ -43,6 +49,8 @@ LONGEST_NAME = 200
 BODY_S = 15.0
 """Longest time for the body of a request to arrive."""
 MOST_BODY_BYTES = LARGEST_MESSAGE
+KEY_HEADER = "x-reefknot-key"
+"""The header with the key of a session: no browser sends it by itself."""
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
 CONTENT_POLICY = (
@@ -75,6 +83,8 @@ class LoginSession(Struct, frozen=True):
     role: Role
     actor: str | None
     ends_at: float
+    needs_key: bool = True
+    """Whether its cookie counts only together with its key; one without a key is a reader's."""
 
 
 class ThrottledError(Exception):
@@ -103,6 +113,7 @@ class SiteAccess:
         self._tokens: dict[Role, bytes] = {role: _digest(text) for role, text in tokens.items() if text is not None}
         self._sessions: OrderedDict[bytes, LoginSession] = OrderedDict()
         self._failures: OrderedDict[str, list[float]] = OrderedDict()
+        self._key_maker = secrets.token_bytes(32)
         self.tls = tls
         self.port = port
         self.own_hosts, self.proxied_hosts = host_names(host, port, allowed_hosts, tls=tls)
@@ -112,18 +123,29 @@ class SiteAccess:
         """The name of the session's cookie. Cookies of one host are shared by its ports, so the port is in it."""
         return f"reefknot_session_{self.port}"
 
-    def login(self, token: str, name: str | None, client: str) -> str | None:
-        """The secret of a new session, None for a wrong token."""
+    def login(self, token: str, name: str | None, client: str, *, has_key: bool = True) -> str | None:
+        """The secret of a new session, None for a wrong token. One without a key may read, whatever its token."""
         role = self.role_of(token, client)
         if role is None:
             return None
+        role = role if has_key else READER
         secret = secrets.token_urlsafe(32)
         mine = [key for key, one in self._sessions.items() if one.role == role]
         for oldest in mine[: max(0, len(mine) - MOST_SESSIONS + 1)]:  # of this role alone: readers end no operator's
             del self._sessions[oldest]
         claimed = printable((name or "").strip(), most=LONGEST_NAME) or None
-        self._sessions[_digest(secret)] = LoginSession(role, claimed, clock.now() + SESSION_S)
+        self._sessions[_digest(secret)] = LoginSession(role, claimed, clock.now() + SESSION_S, has_key)
         return secret
+
+    def key_of(self, secret: str) -> str:
+        """The key of a session, which does not follow from its cookie without what this process alone knows."""
+        return hmac.new(self._key_maker, secret.encode("utf-8", "surrogatepass"), sha256).hexdigest()
+
+    def is_unlocked(self, session: LoginSession, secret: str, keys: list[str]) -> bool:
+        """Whether a request with the cookie of a session may use it: it brings the key as well, or needs none."""
+        expected = self.key_of(secret).encode()
+        given = [key.encode("utf-8", "surrogatepass") for key in keys]
+        return not session.needs_key or (len(given) == 1 and hmac.compare_digest(expected, given[0]))
 
     def logout(self, secret: str) -> None:
         self._sessions.pop(_digest(secret), None)
@@ -220,10 +242,12 @@ def _is_own_origin(access: SiteAccess, origin: str, host: str) -> bool:
 class RequestRefusedError(Exception):
     """A request that goes no further."""
 
-    def __init__(self, status: int, message: str, *, retry_after: int | None = None) -> None:
+    def __init__(self, status: int, message: str, *, retry_after: int | None = None, is_locked: bool = False) -> None:
+        """With `is_locked`, the request has the cookie of a session and lacks its key."""
         super().__init__(message)
         self.status = status
         self.retry_after = retry_after
+        self.is_locked = is_locked
 
 
 class RequestGuard:
@@ -278,8 +302,8 @@ class RequestGuard:
             raise RequestRefusedError(403, "the role of this token may read only; actions need the operator's token")
 
     def _identify(self, state: MutableMapping[str, Any], scope: Scope, headers: dict[str, list[str]]) -> None:
-        """Set the role by the bearer token, or by the cookie's session. A cookie comes by itself, so a request with
-        effects has to say as well which site it comes from; every browser says so."""
+        """Set the role by the bearer token, or by the cookie's session and its key. A cookie comes by itself, so a
+        request with effects has to say as well which site it comes from; every browser says so."""
         access = self._access
         bearer = headers.get("authorization", [])
         if bearer:
@@ -288,15 +312,20 @@ class RequestGuard:
             state["role"] = access.role_of(token.strip(), client_address(scope)) if is_bearer else None
             return
         found = [(one, secret) for secret in cookies_of(headers, access.cookie) if (one := access.session(secret))]
-        if not found:
+        keys = headers.get(KEY_HEADER, [])
+        unlocked = [(one, secret) for one, secret in found if access.is_unlocked(one, secret, keys)]
+        if not unlocked:
+            if found and not keys:
+                raise RequestRefusedError(401, _LOCKED, is_locked=True)
             return
-        session, secret = found[0]
+        session, secret = unlocked[0]
         if scope["method"] not in ("GET", "HEAD") and not (headers.get("origin") or headers.get("sec-fetch-site")):
             raise RequestRefusedError(403, "a request with a cookie and effects says where it comes from: send Origin")
         state["role"], state["actor"] = session.role, session.actor
         state["is_valid"] = lambda: access.session(secret) is not None
 
 
+_LOCKED = "the cookie of a session does not suffice: its key is missing, which the pages send as X-Reefknot-Key"
 _MISSING = "a token is needed; log in, or send it as Authorization: Bearer TOKEN"
 _REFUSED = (
     "this token is not accepted: `up` and `dashboard` make a new one with each start, unless dashboard.operator_token "
@@ -388,12 +417,16 @@ class Answer:
         await self._send(message)
 
     async def refuse(self, error: RequestRefusedError) -> None:
-        """Tell why: as JSON to programs, as the login to a browser that is not logged in, else as text."""
+        """Tell why: as JSON to programs, to a browser as the page that sends the key or as the login, else as text."""
         if self._has_begun:
             return
         path = self._scope["path"]
         headers: list[tuple[bytes, bytes]] = []
-        if error.status == 401 and self._scope["method"] in ("GET", "HEAD") and not is_data(path):
+        is_look = self._scope["method"] in ("GET", "HEAD") and not is_data(path)
+        if is_look and error.is_locked:
+            await self._put(200, b"text/html; charset=utf-8", OPENING_PAGE, [])
+            return
+        if is_look and error.status == 401:
             asked = self._scope.get("query_string", b"").decode("latin-1")
             onward = quote(f"{quote(path)}?{asked}" if asked else quote(path), safe="/")
             await self._put(303, b"text/plain", b"", [(b"location", f"/login?next={onward}".encode())])
@@ -416,5 +449,7 @@ class Answer:
         await self.send({"type": "http.response.body", "body": b"" if is_head else body})
 
 
+OPENING_PAGE = Path(__file__).with_name("templates").joinpath("opening.html").read_bytes()
+"""The answer to a look with a cookie alone: a page without data, whose script asks again with the session's key."""
 KINDS = {401: "unauthorized", 403: "forbidden", 408: "temporary", 413: "too_large", 429: "throttled", 500: "internal"}
 """The kind of a refusal in the API, by its status."""

@@ -16,16 +16,20 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, nullcontext, suppress
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import mkstemp
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from reefknot.dashboard.connections import ListeningSocket
+from reefknot import clock
+from reefknot.dashboard.connections import REPORTED_EVERY_S, ListeningSocket
 from reefknot.dashboard.security import RequestGuard, SiteAccess
 from reefknot.dashboard.site import HttpRefusal, Site
 from reefknot.errors import ConfigurationError, OperationError, ReefknotError
 from reefknot.runtime.addresses import is_loopback
-from reefknot.runtime.log import printable
+from reefknot.runtime.database_urls import SQLITE_PREFIX, sqlite_path
+from reefknot.runtime.files import whole_file
+from reefknot.runtime.log import logger, printable
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -106,7 +110,7 @@ def refused(site: Site, request: Request, refusal: HttpRefusal, headers: Mapping
 # ---- address and tokens ----------------------------------------------------------------------------------------------
 
 
-class Serving(Struct, frozen=True):
+class Serving(Struct):
     """A bound socket, and the access to what will be served on it."""
 
     socket: ListeningSocket
@@ -119,11 +123,35 @@ class Serving(Struct, frozen=True):
     """The setting and the reference of a configured token."""
     is_moved: bool = False
     """Whether the usual port is in use, so that a free one was taken."""
+    link_file: Path | None = None
+    """The file with the address and its token, for as long as it is served."""
 
     @property
     def link(self) -> str:
         """The address to open, with the token behind `#` when nobody configured it."""
         return self.url if self.token is None else f"{self.url}#token={self.token}"
+
+    def keep_link(self, store: str) -> Path:
+        """
+        Write the address with its token into a file that only this user can read, and return its path.
+
+        It is beside the store, where that is a file, else among the temporary files. A log is read by more people
+        than may act here, and kept for longer.
+        """
+        folder = Path(sqlite_path(store)).absolute().parent if store.startswith(SQLITE_PREFIX) else None
+        name, text = f"dashboard-{self.access.port}.url", f"{self.link}\n".encode()
+        try:
+            if folder is None:
+                raise FileNotFoundError
+            self.link_file = folder / name
+            with whole_file(self.link_file, durable=False) as file:
+                file.write(text)
+        except OSError:  # a store that may only be read, or that is on a server
+            handle, made = mkstemp(prefix="reefknot-", suffix=f"-{name}", dir=os.environ.get("RUNTIME_DIRECTORY"))
+            with open(handle, "wb") as file:
+                file.write(text)
+            self.link_file = Path(made)
+        return self.link_file
 
 
 def prepare(
@@ -298,10 +326,15 @@ async def serving(site: Site, how: Serving) -> AsyncIterator[asyncio.Task[None]]
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         how.socket.close()
+        if how.link_file is not None:
+            with suppress(OSError):
+                how.link_file.unlink()
 
 
 def _protocol(room: ListeningSocket) -> type[asyncio.Protocol]:
     from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    reported_at = -REPORTED_EVERY_S
 
     class BoundedProtocol(H11Protocol):
         """HTTP/1.1 that does not wait for ever for the headers of a request, and tells whose is being answered."""
@@ -319,6 +352,23 @@ def _protocol(room: ListeningSocket) -> type[asyncio.Protocol]:
                 room.renew(self._connection)
             super().on_response_complete()
             self._expect_request()
+
+        def send_400_response(self, msg: str) -> None:
+            """Refuse what is not HTTP, such as a chunk with an endless extension, and end the connection. The request
+            that it is part of may be under way: nothing more is sent for that one."""
+            nonlocal reported_at
+            if clock.now() - reported_at >= REPORTED_EVERY_S:  # whoever reaches the port can send it
+                reported_at = clock.now()
+                sender = printable(str(self.client[0]) if self.client else "unknown", most=60)
+                logger().warning("dashboard: a request of %s is refused: it is not valid HTTP", sender)
+            cycle = self.cycle
+            if cycle is not None and not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+                if cycle.response_started:
+                    self.transport.close()
+                    return
+            super().send_400_response(msg)
 
         def _is_answered(self) -> bool:
             cycle = self.cycle

@@ -29,6 +29,7 @@ GROUPS = 100
 VERIFIED, REPLAYED = 5_000, 1_000
 """The newest events that a page verifies or replays: a tenth of a second beside the work of this process."""
 WAITS_IN_WORDS = 12
+SPANS_IN_WORDS = {"15m": "15 minutes", "2h": "2 hours", "24h": "24 hours"}
 MOST_WRONG = 100
 """Mismatches, or differences, that a page shows."""
 
@@ -70,8 +71,9 @@ def checked(make: Callable[..., Q], asked: Asked, **more: Any) -> tuple[Q | None
 async def _overview(operator: Operator, asked: Asked) -> Found:
     from reefknot.operations.overview import overview
 
-    found = await overview(operator)
-    return {"title": "Overview", "view": found, "charts": _charts(found)}
+    span = asked.get("span", "15m")
+    found = await overview(operator, span=span)
+    return {"title": "Overview", "view": found, "charts": _charts(found), "span": span, "spans": SPANS_IN_WORDS}
 
 
 async def _alerts(operator: Operator, asked: Asked) -> Found:
@@ -83,7 +85,7 @@ async def _alerts(operator: Operator, asked: Asked) -> Found:
 
 
 def _charts(found: Found) -> list[Found]:
-    """The series of the last 15 minutes, as charts with their legends."""
+    """The series of a span, as charts with their legends."""
     series, step = found["series"], found["series"]["step_s"]
 
     def rates(*names: str) -> list[Found]:
@@ -121,17 +123,42 @@ def _shares(recovered: list[float], unrecovered: list[float]) -> list[float | No
 
 # ---- work ------------------------------------------------------------------------------------------------------------
 
-_WORK = ("state", "type", "connector", "source", "tenant", "error", "since", "before", "sort", "after")
+_WORK = ("find", "state", "type", "connector", "source", "tenant", "error", "since", "before", "sort", "after", "back")
 
 
 async def _work(operator: Operator, asked: Asked) -> Found:
     from reefknot.operations.jobs import JobQuery, list_jobs
 
-    query, errors = checked(JobQuery, asked, limit=ROWS)
+    query, errors = checked(JobQuery, _own(asked, "find"), limit=ROWS)
     found = await list_jobs(operator, JobQuery(limit=1) if query is None else query)
     if errors:
         found["jobs"] = []
+    if "find" in asked:
+        jobs = await _jobs_of(operator, asked["find"])
+        if len(jobs) == 1:
+            return {"moved_to": job_path(jobs[0]["id"], jobs[0]["tenant_id"])}
+        found |= {"jobs": jobs, "next": None}
+        errors = errors if jobs else {"find": "no job has this id, correlation or trace"}
     return {"title": "Work", "found": found, "errors": errors, "states": [state.value for state in WorkState]}
+
+
+async def _jobs_of(operator: Operator, text: str) -> list[Found]:
+    """The jobs with this id, correlation or trace."""
+    from reefknot.operations import jobs
+
+    if find := getattr(jobs, "find_jobs", None):
+        return list((await find(operator, text))["jobs"])
+    try:
+        return [await jobs.show_job(operator, text, None)]
+    except OperationError as error:
+        if error.kind != "not_found":
+            raise
+        return []
+
+
+def _own(asked: Asked, *names: str) -> dict[str, str]:
+    """The parameters of a list itself, without those of its page."""
+    return {name: value for name, value in asked.items() if name not in (*names, "back")}
 
 
 async def _job(operator: Operator, asked: Asked) -> Found:
@@ -180,13 +207,13 @@ def _attempt(story: Found, run: int, number: int) -> str:
 
 # ---- quarantine ------------------------------------------------------------------------------------------------------
 
-_QUARANTINE = ("type", "source", "tenant", "reason", "error", "fingerprint", "since", "before", "after")
+_QUARANTINE = ("type", "source", "tenant", "reason", "error", "fingerprint", "since", "before", "after", "back")
 
 
 async def _quarantine(operator: Operator, asked: Asked) -> Found:
     from reefknot.operations.quarantine import QuarantineQuery, list_quarantined, quarantine_groups, quarantine_stats
 
-    query, errors = checked(QuarantineQuery, asked, limit=ROWS)
+    query, errors = checked(QuarantineQuery, _own(asked), limit=ROWS)
     stats = await quarantine_stats(operator)
     found: Found = {"title": "Quarantine", "stats": stats, "errors": errors, "groups": None, "jobs": None}
     if query is not None:
@@ -308,6 +335,18 @@ async def _documents(operator: Operator, asked: Asked) -> Found:
     return {"title": "Documents", "found": found, "errors": errors, "fields": {**TEXT_FIELDS, **FILTERS}}
 
 
+async def _schedule(operator: Operator, asked: Asked) -> Found:
+    from reefknot.operations.schedules import show_schedule
+
+    name = asked["name"]
+    try:
+        found = await show_schedule(operator, name)
+    except ParameterError as error:
+        raise OperationError(str(error), "not_found") from None
+    missed = sum(run["job"] is None for run in found["runs"])
+    return {"title": f"Schedule {name}", "one": found, "missed": missed}
+
+
 # ---- audit -----------------------------------------------------------------------------------------------------------
 
 _AUDIT = (
@@ -323,6 +362,7 @@ _AUDIT = (
     "since",
     "until",
     "after",
+    "back",
 )
 
 
@@ -333,7 +373,7 @@ async def _audit(operator: Operator, asked: Asked) -> Found:
     found: Found = {"events": [], "next": None}
     errors: dict[str, str] = {}
     try:
-        found = await search_events(operator, EventQuery(**asked, limit=ROWS))
+        found = await search_events(operator, EventQuery(**_own(asked), limit=ROWS))
     except ParameterError as error:
         errors = {error.parameter: str(error)}
     types = sorted(str(kind.__struct_config__.tag) for kind in EVENT_TYPES)
@@ -392,7 +432,7 @@ def _check(title: str, verb: str, found: Found, **more: Any) -> Found:
 
 
 VIEWS: tuple[View, ...] = (
-    View("overview", "/", "Overview", _overview, key="o"),
+    View("overview", "/", "Overview", _overview, ("span",), key="o"),
     View("alerts", "/alerts", "Alerts", _alerts, key="l"),
     View("work", "/work", "Work", _work, _WORK, key="w"),
     View("job", "/work/{id:path}", "Job", _job, ("id", "tenant"), parent="work"),
@@ -411,6 +451,7 @@ VIEWS: tuple[View, ...] = (
     View("sources", "/sources", "Sources", _sources, key="s"),
     View("source", "/sources/{name}", "Source", _source, ("name",), parent="sources"),
     View("documents", "/documents", "Documents", _documents, ("words", "source"), is_live=False, parent="sources"),
+    View("schedule", "/schedules/{name}", "Schedule", _schedule, ("name",), parent="sources"),
     View("audit", "/audit", "Audit", _audit, _AUDIT, key="a"),
     View("verify", "/audit/verify", "Verify", _verify, is_live=False, parent="audit", template="check"),
     View("replay", "/audit/replay", "Replay", _replay, is_live=False, parent="audit", template="check"),

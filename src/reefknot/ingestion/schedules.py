@@ -18,7 +18,7 @@ from itertools import count
 from msgspec import DecodeError, Struct, json
 from msgspec.structs import replace
 
-from reefknot.core.schedules import DueTimes, Timetable, due, due_text, next_due
+from reefknot.core.schedules import DueTimes, Timetable, due, due_text, last_due_times, next_due
 from reefknot.errors import QueueFullError, StoreCorruptError, StoreUnavailableError
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.store import Store
@@ -31,6 +31,8 @@ LONGEST_SLEEP_S = 60.0
 """The store's time may be set anew, so nobody sleeps longer by it."""
 RETRY_S, LONGEST_RETRY_S = 1.0, 30.0
 MOST_TRIES = 100
+MOST_RUNS = 20
+"""Due times of an entry that are remembered."""
 
 
 class ScheduledEntry(Struct, frozen=True):
@@ -43,6 +45,13 @@ class ScheduledEntry(Struct, frozen=True):
     name: str
     timetable: Timetable
     submit: Callable[[datetime], Awaitable[None]]
+
+
+class ScheduleRun(Struct, frozen=True, omit_defaults=True):
+    """A due time that is settled: submitted at a moment, or passed over (None) because nothing ran."""
+
+    due: datetime
+    at: datetime | None = None
 
 
 class ScheduleState(Struct, frozen=True):
@@ -60,6 +69,13 @@ class ScheduleState(Struct, frozen=True):
     paused: bool = False
     paused_by: str = ""
     why: str = ""
+    runs: tuple[ScheduleRun, ...] = ()
+    """The last due times, the oldest first."""
+
+    def with_runs(self, *runs: ScheduleRun) -> ScheduleState:
+        """The state with these runs, each in place of an earlier one for the same due time."""
+        known = {one.due: one for one in (*self.runs, *runs)}
+        return replace(self, runs=tuple(known[due_at] for due_at in sorted(known))[-MOST_RUNS:])
 
 
 def submission_id(name: str, due_at: datetime) -> str:
@@ -124,10 +140,26 @@ async def run_now(store: Store, entry: ScheduledEntry, *, events: Sequence[Audit
         await change_state(
             store,
             entry.name,
-            lambda known: replace(known, submitted=now, submitted_at=now, last_error=""),
+            lambda known: replace(known, submitted=now, submitted_at=now, last_error="").with_runs(
+                ScheduleRun(now, now)
+            ),
             events=events,
         )
     return submission_id(entry.name, now)
+
+
+async def run_missed(store: Store, entry: ScheduledEntry, *, events: Sequence[AuditEntry] = ()) -> list[str]:
+    """Submit an entry for every due time of its last runs that was passed over. Returns the ids of the submissions."""
+    known, _ = await read_state(store, entry.name)
+    missed = [one.due for one in known.runs if one.at is None] if known is not None else []
+    if not missed:
+        return []
+    async with asyncio.timeout(SUBMIT_S):
+        for due_at in missed:
+            await entry.submit(due_at)
+        done = [ScheduleRun(due_at, time_of(store)) for due_at in missed]
+        await change_state(store, entry.name, lambda found: found.with_runs(*done), events=events)
+    return [submission_id(entry.name, due_at) for due_at in missed]
 
 
 async def _put(store: Store, name: str, state: ScheduleState, version: int, events: Sequence[AuditEntry] = ()) -> bool:
@@ -201,9 +233,14 @@ class Scheduler:
         """Submit, then move the last due time. Another process that has moved it has submitted the same."""
         now = time_of(self._store)
         settled = replace(state, last_due=found.latest or now, missed=state.missed + found.missed)
+        if found.missed:
+            until = found.latest or now + timedelta(milliseconds=1)
+            missed = last_due_times(entry.timetable, state.last_due, until, most=min(found.missed, MOST_RUNS))
+            settled = settled.with_runs(*map(ScheduleRun, missed))
         if found.latest is not None:
             await entry.submit(found.latest)
             settled = replace(settled, submitted=found.latest, submitted_at=now, last_error="")
+            settled = settled.with_runs(ScheduleRun(found.latest, now))
         if await _put(self._store, entry.name, settled, version) and found.missed:
             name = printable(entry.name, most=200)
             logger().warning("schedule %s: due times passed over: %d", name, found.missed)

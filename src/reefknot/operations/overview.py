@@ -1,5 +1,5 @@
 """
-`overview`: a store and its systems at a glance, and their last 15 minutes.
+`overview`: a store and its systems at a glance, and their last 15 minutes, two hours or 24 hours.
 
 Counts and series come from what running systems keep of themselves (`app/activity.py`), never from reading the log: the
 answer takes the same time whatever the store holds, and may be asked for every second.
@@ -24,9 +24,9 @@ from reefknot.ingestion.sources import source_conditions
 from reefknot.operations.alerts import active_alerts
 from reefknot.operations.jobs import counts_of
 from reefknot.operations.systems import gone_of, open_breakers, status_of, workers_of
-from reefknot.operations.values import time_text
+from reefknot.operations.values import one_of, time_text
 from reefknot.ports.audit_log import AuditQuery
-from reefknot.telemetry.metrics import DECISIONS, RATE_S, STEP_S, STEPS, ActivityRecord, series
+from reefknot.telemetry.metrics import COARSE, DECISIONS, RATE_S, SPANS, ActivityRecord, series
 
 if TYPE_CHECKING:
     from reefknot.app.presence import Status
@@ -40,18 +40,23 @@ MOST_BREAKERS = 100
 _LAST_ENDS = AuditQuery(event_type="completed", newest_first=True, limit=MOST_ENDS)
 
 
-async def overview(operator: Operator) -> dict[str, Any]:
+async def overview(operator: Operator, *, span: str = "15m") -> dict[str, Any]:
     """
     Everything that operators see first: jobs, workers, rates, admissions, retries, quarantine, and their series.
 
-    `series` has one number for each step of `step_s` seconds from `from` on. Counts are per step; `queued`, `oldest_s`,
-    `quarantine` and `level` are values as they were.
+    `series` has one number for each step of `step_s` seconds from `from` on, over a span of 15m, 2h or 24h. Counts are
+    per step; `queued`, `oldest_s`, `quarantine` and `level` are values as they were, in long steps the highest. Sums
+    (`admissions`, `retries`, `added`, `lost`) are those of the last 15 minutes, whatever the span.
     """
+    span = span.lower()
+    one_of("span", span, SPANS)
     systems = await living_systems(operator.store)
-    return await overview_of(operator, systems, await store_activity(operator.store, systems))
+    return await overview_of(operator, systems, await store_activity(operator.store, systems), span=span)
 
 
-async def overview_of(operator: Operator, systems: list[Status], activity: ActivityRecord) -> dict[str, Any]:
+async def overview_of(
+    operator: Operator, systems: list[Status], activity: ActivityRecord, *, span: str = "15m"
+) -> dict[str, Any]:
     """The overview over these systems, and over what all systems of the store counted."""
     store = operator.store
     now = store.moment().wall
@@ -86,14 +91,18 @@ async def overview_of(operator: Operator, systems: list[Status], activity: Activ
             "buffered": sum(reported(one, "audit_buffered", 0) for one in systems),
             "lost": round(sum(columns["audit_lost"])),
         },
-        "series": {
-            "step_s": STEP_S,
-            "from": time_text((now // (STEP_S * 1000) - STEPS + 1) * STEP_S * 1000),
-            **columns,
-        },
+        "series": _series(activity, now, span),
     }
     hidden: Any = operator.redactor.tree(shown)
     return dict(hidden)
+
+
+def _series(activity: ActivityRecord, now: int, span: str) -> dict[str, Any]:
+    """The series of a span, with the seconds of a step and the time of the first one."""
+    step_s, steps = SPANS[span].step_s, SPANS[span].steps
+    buckets = activity.coarse.get(span, {}) if span in COARSE else activity.buckets
+    begins = time_text((now // (step_s * 1000) - steps + 1) * step_s * 1000)
+    return {"step_s": step_s, "from": begins, **series(buckets, now / 1000, steps=steps, step_s=step_s)}
 
 
 def _rate(systems: list[Status], name: str) -> float:

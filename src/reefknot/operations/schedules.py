@@ -36,22 +36,46 @@ async def list_schedules(operator: Operator) -> dict[str, Any]:
     return {"schedules": [await _fields(operator, name, known.get(name)) for name in kinds]}
 
 
-async def run_schedule(operator: Operator, name: str, *, dry_run: bool = False) -> dict[str, Any]:
-    """Submit the assignment of a schedule now, beside its timetable, paused or not."""
+async def show_schedule(operator: Operator, name: str) -> dict[str, Any]:
+    """A schedule with its timetable and its last 20 runs, the newest first, each with the state of its job."""
+    from reefknot.core.schedules import due_text
+    from reefknot.ingestion.schedules import read_state, submission_id
+
+    check_schedule(operator, name, "show")
+    state = (await read_state(operator.store, name))[0]
+    runs = []
+    for one in reversed(state.runs if state is not None else ()):
+        job = None if one.at is None else submission_id(name, one.due)
+        fields = {"due": due_text(one.due), "submitted_at": None if one.at is None else due_text(one.at), "job": job}
+        outcome = "missed: no system was running" if job is None else await _job_outcome(operator, name, job)
+        runs.append({**fields, "outcome": operator.redactor(outcome)})
+    tenant = _assignment(operator, name).get("tenant_id")
+    return {**await _fields(operator, name), "tenant_id": tenant, "runs": runs}
+
+
+async def run_schedule(operator: Operator, name: str, *, missed: bool = False, dry_run: bool = False) -> dict[str, Any]:
+    """Submit the assignment of a schedule now, beside its timetable, paused or not; or, with `missed`, once for each of
+    its last due times that no system was running for."""
     from reefknot.app.schedules import schedule_entries
-    from reefknot.ingestion.schedules import run_now
+    from reefknot.ingestion.schedules import read_state, run_missed, run_now, submission_id
 
     check_schedule(operator, name, "run")
-    job = None
-    if not dry_run:
+    state = (await read_state(operator.store, name))[0] if missed else None
+    jobs = [submission_id(name, one.due) for one in (state.runs if state is not None else ()) if one.at is None]
+    if not dry_run and (jobs or not missed):
         assert operator.settings is not None, "it has the schedule"
         entries = schedule_entries(operator.settings, operator.client())
         (entry,) = [one for one in entries if one.name == name]
+        run = run_missed if missed else run_now
         try:
-            job = await run_now(operator.store, entry, events=[operator.event("schedule.run", name)])
+            details = {"missed": len(jobs)} if missed else {}
+            done = await run(operator.store, entry, events=[operator.event("schedule.run", name, **details)])
         except RejectedError as error:
             raise OperationError(f"{name}: not submitted, {error}", "temporary") from error
-    return {"name": name, "job": job, "actor": operator.actor, "dry_run": dry_run}
+        jobs = done if isinstance(done, list) else [done]
+    count = len(jobs) if missed else 1
+    job = jobs[-1] if jobs and not dry_run else None
+    return {"name": name, "job": job, "jobs": jobs, "count": count, "actor": operator.actor, "dry_run": dry_run}
 
 
 async def pause_schedule(operator: Operator, name: str, *, because: str, dry_run: bool = False) -> dict[str, Any]:
@@ -145,12 +169,21 @@ async def _outcome(operator: Operator, name: str, state: ScheduleState) -> str:
 
     if state.last_error:
         return f"not submitted: {state.last_error}"
-    schedules = {} if operator.settings is None else operator.settings.configuration.schedules
-    if state.submitted is None or name not in schedules:  # a source has a list of its own
+    if state.submitted is None or not _assignment(operator, name):  # a source has a list of its own
         return ""
-    tenant = schedules[name].assignment.get("tenant_id")
-    item = await operator.store.work.get(record_id(submission_id(name, state.submitted), tenant))
+    return await _job_outcome(operator, name, submission_id(name, state.submitted))
+
+
+async def _job_outcome(operator: Operator, name: str, job: str) -> str:
+    """The state of a job of a schedule in words."""
+    item = await operator.store.work.get(record_id(job, _assignment(operator, name).get("tenant_id")))
     return "submitted" if item is None else await state_in_words(operator.store, item)
+
+
+def _assignment(operator: Operator, name: str) -> dict[str, Any]:
+    """The assignment of a schedule; that of a source is empty."""
+    schedules = {} if operator.settings is None else operator.settings.configuration.schedules
+    return schedules[name].assignment if name in schedules else {}
 
 
 def _keys(operator: Operator) -> dict[str, TimetableKeys]:

@@ -2,8 +2,8 @@
 `EventCounters`: what a process has decided, counted from its audit events.
 
 Every event passes the journal, so no part of the system counts by itself: totals since the start with bounded labels,
-and the last 15 minutes in buckets of 10 seconds. An `ActivityRecord` is their stored form. Records of several processes
-are added up; the sum has the same bounds.
+the last 15 minutes in buckets of 10 seconds, and the last two and 24 hours in coarser ones. An `ActivityRecord` is
+their stored form. Records of several processes are added up; the sum has the same bounds.
 
 A total is named `metric|label|label`. Counted are decisions: one whose write the store refused, as after a lost lease,
 counts as well.
@@ -37,6 +37,17 @@ from reefknot.runtime.log import printable
 
 STEP_S = 10
 STEPS = 90
+
+
+class TimeSpan(Struct, frozen=True):
+    """A span of series up to now: the seconds of a step, and the number of steps."""
+
+    step_s: int
+    steps: int
+
+
+SPANS = {"15m": TimeSpan(STEP_S, STEPS), "2h": TimeSpan(120, 60), "24h": TimeSpan(900, 96)}
+"""The spans that are kept, the finest first, each by itself and all in one record: about 250 steps."""
 DECISIONS = ("accepted", "rejected", "dropped", "deferred", "degraded")
 COUNTED = (
     *DECISIONS,
@@ -73,6 +84,7 @@ KEY_ACTIONS = ("hit", "conflict", "record", "release", "in_progress", "unknown",
 _BREAKER_STATES = frozenset({"closed", "open", "half_open", "healthy", "cooling", "resting", "probing", "recovering"})
 
 Buckets = dict[int, dict[str, float]]
+COARSE = {name: span for name, span in SPANS.items() if span.step_s > STEP_S}
 
 
 class ActivityRecord(Struct, frozen=True, omit_defaults=True):
@@ -81,7 +93,9 @@ class ActivityRecord(Struct, frozen=True, omit_defaults=True):
     at: int = 0
     totals: dict[str, float] = {}
     buckets: Buckets = {}
-    """By the number of the step since the epoch."""
+    """The last 15 minutes, by the number of the step since the epoch."""
+    coarse: dict[str, Buckets] = {}
+    """The longer spans, by their names."""
     closed: bool = False
     """Whether the process that counted this is gone, so that the record can be added to those of the ended ones."""
     folded: tuple[str, ...] = ()
@@ -96,6 +110,7 @@ class EventCounters:
         self._lock = Lock()
         self._totals: dict[str, float] = {}
         self._buckets: Buckets = {}
+        self._coarse: dict[str, Buckets] = {name: {} for name in COARSE}
         self._seconds: Buckets = {}
         self._blocks: set[str] = set()
         self.changes = 0
@@ -121,11 +136,18 @@ class EventCounters:
                     name = self._bounded(name)
                 known[name] = known.get(name, 0) + number
             bucket = _bucket(self._buckets, int(now // STEP_S), STEPS)
+            longer = self._longer(now)
             for name, number in series.items():
                 bucket[name] = bucket.get(name, 0) + number
+                for one in longer:
+                    one[name] = one.get(name, 0) + number
                 if name in RATED:
                     second = _bucket(self._seconds, int(now), KEPT_S)
                     second[name] = second.get(name, 0) + number
+
+    def _longer(self, now: float) -> list[dict[str, float]]:
+        """The buckets of this moment in the longer spans."""
+        return [_bucket(self._coarse[name], int(now // one.step_s), one.steps) for name, one in COARSE.items()]
 
     def _bounded(self, name: str) -> str:
         """The name of a total that is new: with the block `other` when there are too many blocks already."""
@@ -140,16 +162,19 @@ class EventCounters:
     def sample(self, values: Mapping[str, float]) -> None:
         """Note values of this step. They count as a change when the last noted ones differ."""
         with self._lock:
-            step = int(self._wall() // STEP_S)
+            now = self._wall()
+            step = int(now // STEP_S)
             before = _last_sampled(self._buckets, step)
             _bucket(self._buckets, step, STEPS).update(values)
+            for bucket in self._longer(now):
+                bucket.update({name: max(value, bucket.get(name, 0)) for name, value in values.items()})
             self.changes += before != dict(values)
 
     def record(self) -> ActivityRecord:
         """Everything counted so far, as it is stored."""
         with self._lock:
-            buckets = {step: dict(bucket) for step, bucket in self._buckets.items()}
-            return ActivityRecord(int(self._wall() * 1000), dict(self._totals), buckets)
+            coarse = {name: _copied(buckets) for name, buckets in self._coarse.items() if buckets}
+            return ActivityRecord(int(self._wall() * 1000), dict(self._totals), _copied(self._buckets), coarse)
 
     def recent(self) -> tuple[Buckets, dict[str, float]]:
         """The last steps, and what happened per second within the last `RATE_S` seconds."""
@@ -159,6 +184,10 @@ class EventCounters:
             seconds = [one for second, one in self._seconds.items() if second > now - RATE_S]
             rates = {name: sum(one.get(name, 0) for one in seconds) / RATE_S for name in RATED}
             return {step: dict(one) for step, one in self._buckets.items() if step > last - RECENT_STEPS}, rates
+
+
+def _copied(buckets: Buckets) -> Buckets:
+    return {step: dict(bucket) for step, bucket in buckets.items()}
 
 
 def _bucket(buckets: Buckets, step: int, kept: int) -> dict[str, float]:
@@ -274,10 +303,10 @@ def _label(text: str | None) -> str:
 def added(records: Iterable[ActivityRecord]) -> ActivityRecord:
     """The sum of records: counts are added, of sampled values the highest counts. Blocks beyond the bound are one."""
     totals: dict[str, float] = {}
-    buckets: Buckets = {}
     blocks: set[str] = set()
     at = 0
-    for record in records:
+    given = list(records)
+    for record in given:
         at = max(at, record.at)
         for name, number in record.totals.items():
             metric, *labels = name.split("|")
@@ -287,7 +316,16 @@ def added(records: Iterable[ActivityRecord]) -> ActivityRecord:
                 else:
                     blocks.add(labels[0])
             totals[name] = totals.get(name, 0) + number
-        for step, bucket in record.buckets.items():
+    coarse = {name: _sum([one.coarse.get(name, {}) for one in given], span.steps) for name, span in COARSE.items()}
+    kept = {name: buckets for name, buckets in coarse.items() if buckets}
+    return ActivityRecord(at, totals, _sum([one.buckets for one in given], STEPS), kept)
+
+
+def _sum(given: Iterable[Buckets], steps: int) -> Buckets:
+    """The sum of buckets, step by step, of the newest steps."""
+    buckets: Buckets = {}
+    for one in given:
+        for step, bucket in one.items():
             into = buckets.get(step)
             if into is None:
                 buckets[step] = dict(bucket)
@@ -296,35 +334,42 @@ def added(records: Iterable[ActivityRecord]) -> ActivityRecord:
                 before = into.get(name, 0)
                 into[name] = before + number if name not in _SAMPLED else max(before, number)
     newest = max(buckets, default=0)
-    return ActivityRecord(at, totals, {step: one for step, one in buckets.items() if step > newest - STEPS})
+    return {step: one for step, one in buckets.items() if step > newest - steps}
 
 
 def less(record: ActivityRecord, earlier: ActivityRecord) -> ActivityRecord:
     """The record without what was in an earlier one of the same process."""
     totals = {name: number - earlier.totals.get(name, 0) for name, number in record.totals.items()}
-    buckets: Buckets = {}
-    for step, bucket in record.buckets.items():
-        old = earlier.buckets.get(step, {})
-        buckets[step] = {
+    coarse = {name: _rest(buckets, earlier.coarse.get(name, {})) for name, buckets in record.coarse.items()}
+    buckets = _rest(record.buckets, earlier.buckets)
+    return ActivityRecord(record.at, {name: one for name, one in totals.items() if one}, buckets, coarse)
+
+
+def _rest(buckets: Buckets, earlier: Buckets) -> Buckets:
+    """The buckets without what was counted earlier."""
+    found: Buckets = {}
+    for step, bucket in buckets.items():
+        old = earlier.get(step, {})
+        found[step] = {
             name: number if name in SAMPLED else number - old.get(name, 0) for name, number in bucket.items()
         }
-    return ActivityRecord(record.at, {name: one for name, one in totals.items() if one}, buckets)
+    return found
 
 
-def held(buckets: Buckets, now: float) -> Buckets:
+def held(buckets: Buckets, now: float, span: TimeSpan = SPANS["15m"]) -> Buckets:
     """The steps of a system that runs: a sampled value holds until the next one, because a system at rest writes
     none."""
-    last = int(now // STEP_S)
-    filled, values = dict(buckets), _last_sampled(buckets, last - STEPS)
-    for step in range(last - STEPS + 1, last + 1):
+    last, steps = int(now // span.step_s), span.steps
+    filled, values = dict(buckets), _last_sampled(buckets, last - steps)
+    for step in range(last - steps + 1, last + 1):
         filled[step] = values | buckets.get(step, {})
         values = {name: value for name, value in filled[step].items() if name in _SAMPLED}
     return filled
 
 
-def series(buckets: Buckets, now: float, *, steps: int = STEPS) -> dict[str, list[Any]]:
-    """The last steps up to now, by name, the oldest first: numbers, and None for a value that nobody has sampled."""
-    last = int(now // STEP_S)
+def series(buckets: Buckets, now: float, *, steps: int = STEPS, step_s: int = STEP_S) -> dict[str, list[Any]]:
+    """The last steps up to now, by name, the oldest first: numbers, and None for a value that no system sampled."""
+    last = int(now // step_s)
     found = [buckets.get(step, {}) for step in range(last - steps + 1, last + 1)]
     counted = {name: [one.get(name, 0) for one in found] for name in COUNTED}
     return counted | {name: [one.get(name) for one in found] for name in SAMPLED}

@@ -274,3 +274,24 @@ def test_a_record_that_cannot_be_read_stops_nothing() -> None:
         return await total(store)
 
     assert asyncio.run(main()) == 2
+
+
+def test_the_last_day_is_the_same_from_every_process_and_over_restarts() -> None:
+    """Ten systems one after the other, an hour apart, and one that only looks."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        clock = LoopClock(loop)
+        store = MemoryStore(clock)
+        for _ in range(10):
+            async with Activity(store, clock):
+                await work(store, 3)
+                await asyncio.sleep(3600)
+        found = await store_activity(store)
+        day = series(found.coarse["24h"], clock.wall(), steps=96, step_s=900)
+        assert sum(day["quarantined"]) == 30
+        assert sum(bool(one) for one in day["quarantined"]) == 10
+        assert sum(series(found.coarse["2h"], clock.wall(), steps=60, step_s=120)["quarantined"]) in (3, 6)
+
+    run_virtual(main())

@@ -23,6 +23,7 @@ from reefknot.app.alerts import (
     stored_alerts,
     webhook_of,
 )
+from reefknot.app.block_settings import block_settings
 from reefknot.app.stores import client_of
 from reefknot.audit.journal import Journal, envelope
 from reefknot.config.schema import AlertRule, AlertsSection
@@ -247,7 +248,10 @@ def test_a_webhook_may_be_named_by_reference(tmp_path: Path, monkeypatch: pytest
     for written in ("https://example.org/hook/xyzzy", "env:HOOK", "file:hook"):
         (tmp_path / "reefknot.yaml").write_text(f"alerts: {{webhook: '{written}'}}\n")
         settings = load_settings(None, environ={}, cwd=tmp_path)
-        assert webhook_of(settings) == "https://example.org/hook/xyzzy"
+        reference = "config:alerts.webhook" if written.startswith("https:") else written
+        assert webhook_of(settings) == reference, "the address is in no payload"
+        read = block_settings(settings).http.references
+        assert {name: one() for name, one in read.items()} == {reference: "https://example.org/hook/xyzzy"}
         texts, problems = secret_texts(settings.tree, settings.path, environ=os.environ)
         assert (texts, problems) == (("https://example.org/hook/xyzzy",), ())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import apsw
 import pytest
 
+from reefknot.cli import serve
 from reefknot.dashboard import server
 from reefknot.engines.sqlite import SqliteStore
 from tests.unit.cli import work_items
@@ -79,11 +81,19 @@ def test_the_usual_port_in_use_is_replaced_by_a_free_one(
 
 
 @pytest.mark.parametrize("words", [("dashboard", "--for", "0"), ("up", "--for", "1")], ids=["dashboard", "up"])
-def test_the_address_has_the_token_that_was_made_also_as_a_line_of_json(
+def test_the_address_has_the_token_that_was_made_only_on_a_terminal_also_as_a_line_of_json(
     rk: Commands, store: Path, words: tuple[str, ...]
 ) -> None:
     rk.environment.setenv("REEFKNOT__DASHBOARD__PORT", "0")
+    for form in ("text", "json"):
+        elsewhere = rk(*words, "--log-format", form)
+        assert "token=" not in elsewhere.err + elsewhere.out
+        assert re.search(r"http://127\.0\.0\.1:\d+/", elsewhere.err)
+        (path,) = re.findall(r"log in with the address in (\S+\.url), which only this user can read", elsewhere.err)
+        assert Path(path).parent == store.parent
+        assert not Path(path).exists(), "it ends with the server"
 
+    rk.environment.setattr(serve, "is_terminal", lambda stream: stream is sys.stderr)
     as_text, as_json = rk(*words, "--log-format", "text"), rk(*words, "--log-format", "json")
 
     assert re.search(r"^dashboard: http://127\.0\.0\.1:\d+/#token=[\w-]{43}$", as_text.err, re.MULTILINE)

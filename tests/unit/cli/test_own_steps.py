@@ -38,6 +38,13 @@ def bug(inputs, context):
     return {"total": total(inputs)}
 
 
+@rk.block("own.forger")
+def forger(inputs, context):
+    raise ValueError(
+        "wrong\\nstate            succeeded\\r\\x85\\x1b[1A\\n2026-01-25T12:00:00.000Z  operator_action: discarded by a"
+    )
+
+
 @rk.block("own.talks")
 async def talks(inputs, context):
     print("a line of the step")
@@ -130,8 +137,22 @@ def test_the_traceback_of_a_bug_is_shown_with_the_job_and_once_in_the_log(folder
     read = [("job", "show")] if quarantine == "false" else [("job", "show"), ("quarantine", "show")]
     for words in read:
         text = command(folder, *words, "own.bug").stdout
-        assert f"\n    {raised}\n" in text, "as Python shows it, not inside a cell"
-        assert "\nKeyError: 'price'\n" in text
+        assert f"\n        {raised}\n" in text, "as Python shows it, not inside a cell"
+        assert "\n    KeyError: 'price'\n" in text
+
+
+def test_the_text_of_an_error_forges_no_line_of_what_is_shown(folder: Path) -> None:
+    """A field of the job, an event below it, an escape that moves the cursor."""
+    (folder / "reefknot.yaml").write_text(CONFIGURATION.format(quarantine="true"))
+    assert command(folder, "run", work(folder, "own.forger"), "--module", "steps.py").returncode == 1
+    for noun in ("job", "quarantine"):
+        text = command(folder, noun, "show", "own.forger").stdout
+        forged = [line for line in text.splitlines() if "succeeded" in line or "operator_action" in line]
+        assert len([line for line in forged if line.startswith("    ")]) >= 2, text
+        assert not [line for line in forged if line.startswith(("state", "2026-01-25"))], text
+        assert "\x1b" not in text
+        assert "\x85" not in text
+        assert "\\x1b[1A" in text
 
 
 # ---- modules ---------------------------------------------------------------------------------------------------------

@@ -43,6 +43,23 @@ def test_a_file_with_a_bad_line_hands_in_the_good_ones_and_ends_with_1(rk: Comma
     assert "work.jsonl:2: not JSON" in ended.err
 
 
+def test_a_header_that_no_request_can_carry_is_refused_and_nothing_is_kept(rk: Commands) -> None:
+    """By the flags and by a line of a file; a parameter that can be encoded is accepted."""
+    prepared(rk)
+    for value, code in (("José", 2), ("a; filename=José", 0)):
+        inputs = {"url": "https://example.org/", "headers": {"X-Name": value}}
+        ended = rk("submit", "--type", "http", "--inputs", json.dumps(inputs), "--id", f"flags-{code}")
+        assert ended.code == code, ended.err
+        if code:
+            assert "headers.X-Name" in ended.err
+            assert "accepted: ASCII text" in ended.err
+    line = {"assignment_id": "line", "job": {"type": "http.request", "payload": {**inputs, "headers": {"A": "é"}}}}
+    ended = rk("submit", lines(rk, json.dumps(line)), "--json")
+    assert ended.code == 1
+    assert "job.payload.headers.A" in ended.err
+    assert [one["id"] for one in rk("job", "list", "--json").json["jobs"]] == ["flags-0"]
+
+
 def test_waiting_without_a_system_ends_with_75_and_the_work_is_kept(rk: Commands) -> None:
     prepared(rk)
     ended = rk("submit", "--type", "fs.blob_get", "--id", "x", "--wait", "--timeout", "0.1", "--json")

@@ -213,9 +213,7 @@ def test_a_library_that_is_not_installed_is_told_with_what_to_install(monkeypatc
 
     monkeypatch.setattr(registry_module, "import_module", missing)
 
-    with pytest.raises(
-        ConfigurationError, match=r"github_repository needs the extra 'ingest': pip install '\.\[in"
-    ):
+    with pytest.raises(ConfigurationError, match=r"github_repository needs the extra 'ingest': pip install '\.\[in"):
         builtin_connectors()["github_repository"](CONTEXT)
 
 

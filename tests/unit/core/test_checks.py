@@ -126,3 +126,18 @@ def test_a_value_of_another_type_is_refused_by_name(
 @pytest.mark.parametrize("name", ["", "x" * 1000])
 def test_nothing_is_suggested_for_an_empty_or_endless_name(name: str) -> None:
     assert checks.suggest(name, ["xx"]) == ""
+
+
+@for_each_row(
+    ("value", "sent"),
+    [
+        ("plain", "plain"),
+        ("José", None),
+        ("日本; a=b", None),
+        ('attachment; filename="Käse.txt"', "attachment; filename*=UTF-8''K%C3%A4se.txt"),
+        ("attachment; filename=Käse.txt; size=3", "attachment; filename*=UTF-8''K%C3%A4se.txt; size=3"),
+        ('a; b=c; d="\\"ü\\""', "a; b=c; d*=UTF-8''%22%C3%BC%22"),
+    ],
+)
+def test_a_header_is_ascii_or_is_encoded_or_is_refused(value: str, sent: str | None) -> None:
+    assert checks.ascii_header(value) == sent

@@ -637,3 +637,23 @@ def test_a_status_is_read_from_the_metadata_then_the_outputs(
 )
 def test_a_part_is_called_what_a_subject_and_a_queue_can_hold(name: str, fits: bool) -> None:
     assert messages.can_name_a_part(name) is fits
+
+
+@pytest.mark.parametrize(
+    ("job", "field"),
+    [
+        (
+            {"type": "http.request", "payload": {"headers": {"A": "fine", "X-Name": "José"}}},
+            "job.payload.headers.X-Name",
+        ),
+        ({"type": "http", "payload": {"headers": {"X-Name": "José"}}}, "job.payload.headers.X-Name"),
+        ({"type": "http.request", "payload": {"headers": {"X-Name": 'a; b="José"', "N": 1}}}, ""),
+        ({"type": "http.request", "payload": {"headers": ["José"]}}, ""),
+        ({"type": "own.step", "payload": {"headers": {"X-Name": "José"}}}, ""),
+    ],
+)
+def test_a_header_that_no_request_can_carry_is_a_mistake(job: dict[str, Any], field: str) -> None:
+    body = json.dumps({"assignment_id": "a", "request_id": "r", "job": job}).encode()
+    found = read_assignment(body)
+
+    assert (found.field if isinstance(found, InvalidMessage) else "") == field

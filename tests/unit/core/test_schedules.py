@@ -256,3 +256,22 @@ def test_around_clock_changes_both_ways_to_count_agree(
         found = due(timetable, last, now)
     assert found.latest == (times[-1] if times else None)
     assert far or found.missed == max(0, len(times) - 1)
+
+
+@pytest.mark.parametrize(
+    ("timetable", "expected"),
+    [
+        (parse("1h"), ["2026-03-01T10:00", "2026-03-01T11:00", "2026-03-01T12:00"]),
+        (parse(cron="0 * * * *"), ["2026-03-01T10:00", "2026-03-01T11:00", "2026-03-01T12:00"]),
+        (parse(cron="0 6 * * *"), ["2026-03-01T06:00"]),
+        (parse(), []),
+    ],
+)
+def test_the_last_due_times_are_those_between_two_moments(timetable: Timetable, expected: list[str]) -> None:
+    """Neither the one after which they begin, nor the one before which they end, and no more than are wanted."""
+    after, until = utc("2026-03-01T05:00"), utc("2026-03-01T13:00")
+
+    found = schedules.last_due_times(timetable, after, until, most=3)
+
+    assert [one.isoformat(timespec="minutes")[:16] for one in found] == expected
+    assert schedules.last_due_times(timetable, until, until, most=3) == []

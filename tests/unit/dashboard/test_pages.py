@@ -123,7 +123,8 @@ def test_every_command_that_a_page_shows_is_one_of_the_command_line(tmp_path: Pa
         shown = Shown(answered)
         seen.update(shown.commands)
         for one in shown.actions:  # the script appends the reason that was typed
-            seen.add(f"{one['data-cli']}{'' if one['data-because'] == 'none' else ' --because x'}")
+            ids = " picked" if "data-many" in one else ""  # and the ids of the selected rows
+            seen.add(f"{one['data-cli']}{ids}{'' if one['data-because'] == 'none' else ' --because x'}")
     verbs = {" ".join(shlex.split(command)[1:3]) for command in seen}
     assert {"quarantine requeue", "quarantine discard", "job cancel", "source pause", "schedule run", "doctor"} <= verbs
     for command in sorted(seen):
@@ -186,7 +187,8 @@ def test_a_live_fragment_is_the_live_part_of_its_page(tmp_path: Path) -> None:
             renderer = pages.PageRenderer(site)
             for view in views.VIEWS:
                 if view.is_live:
-                    asked = tuple(one for one in (("id", "held"), ("name", "notes")) if one[0] in view.parameters)
+                    named = ("id", "held"), ("name", "nightly" if view.name == "schedule" else "notes")
+                    asked = tuple(one for one in named if one[0] in view.parameters)
                     text, took = await renderer.fragment(ViewKey(view.name, "operator", asked))
                     assert text.count("data-live=") == 1
                     assert "<html" not in text

@@ -224,6 +224,32 @@ def test_due_times_while_nothing_ran_are_caught_up_once_or_not(missed: Any, caug
     assert run_virtual(main()) == (2, caught_up, 10 - caught_up)
 
 
+def test_the_last_runs_are_remembered_and_the_missed_ones_can_be_run() -> None:
+    """Thirty hours without any system: the last twenty due times are known, and each of them is one job afterwards."""
+
+    async def main() -> None:
+        store, submitted = memory(), Submitted()
+        entry = ScheduledEntry("job", parse("1h", missed="once"), submitted)
+        await stop_later(Scheduler(store, [entry]), 2 * 3600)
+        await asyncio.sleep(30 * 3600 + 1800)
+        await stop_later(Scheduler(store, [entry]), 1)
+        state, _ = await schedules.read_state(store, "job")
+        assert state is not None
+        assert [one.at is None for one in state.runs] == [True] * 19 + [False]
+        assert [(later.due - earlier.due).total_seconds() for earlier, later in pairwise(state.runs)] == [3600] * 19
+
+        before = len(submitted.kept)
+        names = await schedules.run_missed(store, entry)
+        assert names == [submission_id("job", one.due) for one in state.runs[:-1]]
+        assert (len(submitted.kept) - before, await schedules.run_missed(store, entry)) == (19, [])
+        after, _ = await schedules.read_state(store, "job")
+        assert after is not None
+        assert [one.due for one in after.runs if one.at is not None] == [one.due for one in state.runs]
+        assert (after.submitted, after.last_due) == (state.submitted, state.last_due)
+
+    run_virtual(main())
+
+
 def test_a_new_entry_waits_for_its_next_due_time_and_one_by_hand_for_ever() -> None:
     async def main() -> tuple[list[datetime], list[datetime]]:
         store, by_hand, daily = memory(), Submitted(), Submitted()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from reefknot.errors import OperationError, ParameterError
+from reefknot.ingestion.schedules import ScheduleRun, change_state, time_of
 from reefknot.operations import schedules, sources
 from tests.unit.operations.operator_scene import CONFIG, SECRET, OperatorScene, in_scene, names_of
 
@@ -42,6 +44,34 @@ def test_a_run_by_hand_is_a_job_and_audited(tmp_path: Path) -> None:
         assert done["job"].startswith("nightly@")
         assert (await listed(scene, "nightly"))["last_outcome"] == "pending"
         assert names_of(await scene.actions()) == [("schedule.run", "nightly", "ann")]
+
+    in_scene(tmp_path, story)
+
+
+def test_the_runs_of_a_schedule_are_shown_and_the_missed_ones_are_run_once(tmp_path: Path) -> None:
+    async def story(scene: OperatorScene) -> None:
+        at, store = scene.operator, scene.operator.store
+        by_hand = (await schedules.run_schedule(at, "nightly"))["job"]
+        now = time_of(store)
+        missed = [ScheduleRun(now - timedelta(days=days)) for days in (2, 1)]
+        await change_state(store, "nightly", lambda known: known.with_runs(*missed))
+
+        shown = await schedules.show_schedule(at, "nightly")
+        assert [one["job"] for one in shown["runs"]] == [by_hand, None, None]
+        assert [one["outcome"].partition(":")[0] for one in shown["runs"]] == ["pending", "missed", "missed"]
+        would = await schedules.run_schedule(at, "nightly", missed=True, dry_run=True)
+        assert (would["count"], would["job"]) == (2, None)
+        done = await schedules.run_schedule(at, "nightly", missed=True)
+        assert (done["jobs"], done["count"]) == (would["jobs"], 2)
+        again = await schedules.run_schedule(at, "nightly", missed=True)
+        assert (again["jobs"], again["count"]) == ([], 0)
+        assert {one["job"] for one in (await schedules.show_schedule(at, "nightly"))["runs"]} == {
+            by_hand,
+            *done["jobs"],
+        }
+        assert names_of(await scene.actions()) == [("schedule.run", "nightly", "ann")] * 2
+        with pytest.raises(OperationError, match="notes is a source; show it with: reefknot source show notes"):
+            await schedules.show_schedule(at, "notes")
 
     in_scene(tmp_path, story)
 

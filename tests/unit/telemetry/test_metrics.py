@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from reefknot.audit.journal import envelope
@@ -27,7 +28,17 @@ from reefknot.core.audit.event import (
 from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.retry.decide import Again, History, Reason, Stop
 from reefknot.core.retry.policy import RetryPolicy
-from reefknot.telemetry.metrics import MOST_BLOCKS, STEPS, ActivityRecord, EventCounters, added, held, less, series
+from reefknot.telemetry.metrics import (
+    MOST_BLOCKS,
+    SPANS,
+    STEPS,
+    ActivityRecord,
+    EventCounters,
+    added,
+    held,
+    less,
+    series,
+)
 
 NOW = 1_700_000_000.0
 ABOUT = envelope(wall=NOW, work_id="a")
@@ -239,3 +250,24 @@ def test_less_is_the_inverse_of_the_sum() -> None:
     assert rest.totals == {"a": 3.0}
     assert added([earlier, rest]).totals == later.totals
     assert added([earlier, rest]).buckets == later.buckets
+
+
+def test_a_day_of_counts_is_there_in_coarser_steps_and_stays_bounded(counters: EventCounters, wall: Wall) -> None:
+    """Thirty hours, one count and one sample every ten seconds."""
+    for number in range(30 * 360):
+        counters.count({"quarantined": 1}, {"quarantined": 1})
+        counters.sample({"queued": float(number % 7)})
+        wall.at += 10
+    record = counters.record()
+
+    for name, span in SPANS.items():
+        buckets = record.coarse.get(name, record.buckets)
+        assert len(buckets) == span.steps
+        columns = series(buckets, wall.at - 10, steps=span.steps, step_s=span.step_s)
+        assert set(columns["quarantined"][1:-1]) == {span.step_s / 10}, name
+        assert max(columns["queued"]) == 6.0
+    assert len(msgspec.json.encode(record)) < 20_000
+    assert added([record, record]).coarse["24h"].keys() == record.coarse["24h"].keys()
+    assert less(added([record, record]), record) == record
+    resting = held(record.coarse["2h"], wall.at + 3600, SPANS["2h"])
+    assert series(resting, wall.at + 3600, steps=60, step_s=120)["queued"][-1] is not None

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from reefknot.cli.app import Exit, examples, noun
 from reefknot.cli.options import OPERATOR, STORE, OperatorFlags, StoreFlags, Wide, arg
-from reefknot.cli.output import put, put_table, say, show
+from reefknot.cli.output import put, put_fields, put_table, say, show
 from reefknot.cli.store import StoreAddress, address_of, looked, with_store
 from reefknot.cli.watch import Watch, repeated
 from reefknot.operations import schedules as operations
@@ -51,13 +51,46 @@ def _next_in_words(fields: Mapping[str, Any]) -> str:
     return fields["next_due"] or "-"
 
 
-@app.command(help_epilogue=examples("schedule run nightly"))
-def run(name: Name, /, *, options: OperatorFlags = OPERATOR) -> int:
+@app.command(name="show", help_epilogue=examples("schedule show nightly", "schedule show nightly --json"))
+def show_(name: Name, /, *, options: StoreFlags = STORE) -> None:
+    """Show one schedule: its timetable, and its last 20 runs with the state of each job."""
+    address = address_of(options)
+    operations.check_schedule(address.operator(None), name, "show")
+    fields = looked(address, lambda at: operations.show_schedule(at, name))
+
+    def text() -> None:
+        put_fields({one: value for one, value in fields.items() if one != "runs"})
+        put()
+        rows = [(one["due"], one["submitted_at"] or "-", one["job"] or "-", one["outcome"]) for one in fields["runs"]]
+        put_table(("due", "submitted", "job", "outcome"), rows, whole=("due", "job"))
+        if not rows:
+            say(f"{name} has not been due yet")
+
+    show(fields, text, json=options.json)
+
+
+@app.command(help_epilogue=examples("schedule run nightly", "schedule run nightly --missed --dry-run"))
+def run(
+    name: Name,
+    /,
+    *,
+    missed: Annotated[bool, arg("Submit one job for each of the last 20 due times that was missed.")] = False,
+    options: OperatorFlags = OPERATOR,
+) -> int:
     """Submit the assignment of a schedule now, beside its timetable, and print the job's id."""
     address, dry_run = address_of(options), options.dry_run
     operations.check_schedule(address.operator(None), name, "run")
-    fields = _changed(address, lambda at: operations.run_schedule(at, name, dry_run=dry_run), creates=not dry_run)
-    show(fields, lambda: put(fields["job"] or f"{name} would be submitted"), json=options.json)
+    fields = _changed(
+        address, lambda at: operations.run_schedule(at, name, missed=missed, dry_run=dry_run), creates=not dry_run
+    )
+
+    def text() -> None:
+        for job in fields["jobs"]:
+            put(f"{job} would be submitted" if dry_run else job)
+        if not fields["jobs"]:
+            put(f"{name} has missed no due time" if missed else f"{name} would be submitted")
+
+    show(fields, text, json=options.json)
     return Exit.FINE
 
 
