@@ -194,6 +194,23 @@ def test_drop_oldest_answers_for_the_one_that_is_dropped(folder: Folder, peer: P
     assert "old" not in folder.begun()
 
 
+@pytest.mark.parametrize("subject", [ASSIGN, STEERED])
+def test_drop_oldest_holds_for_ten_that_come_at_once(folder: Folder, peer: Peer, subject: str) -> None:
+    started(folder, v2(3, "drop_oldest"))
+    filled(folder, peer)
+    names = [f"n{number}" for number in range(10)]
+    for name in names:
+        peer.send(subject, wait(name))
+    acks = [peer.ack(name) for name in names]
+    assert {one["status"] for one in acks} == {"accepted"}
+    assert max(one["queue_depth"] for one in acks) == 3
+    for name in names[:7]:
+        assert (peer.ack(name, 2)["reason"], peer.result(name)["error_code"]) == ("dropped_oldest", "SYSTEM_OVERLOAD")
+    folder.go()
+    succeed(peer, "runs", *names[7:])
+    assert sorted(folder.begun()) == sorted(["runs", *names[7:]])
+
+
 def test_defer_says_for_how_long_and_does_it_then(folder: Folder, peer: Peer) -> None:
     started(folder, v2(4, "defer"))
     acks = filled(folder, peer, *"abcde")
