@@ -366,9 +366,9 @@ def test_a_stream_of_peers_that_nobody_takes_from_is_a_warning(person: Person, u
     stream = {"name": f"{name}_assign", "subjects": subjects, "retention": "workqueue", "storage": "file"}
     assert "error" not in ask(server, f"$JS.API.STREAM.CREATE.{name}_assign", stream)
 
-    found = findings(person, "--engine", url)["shared"]
-    (person.folder / "reefknot.yaml").write_text("router: {shared_subject: ours}\n")
     taken = findings(person, "--engine", url)["shared"]
+    (person.folder / "reefknot.yaml").write_text("router: {shared_subject: off}\n")
+    found = findings(person, "--engine", url)["shared"]
 
     assert (found["level"], taken["level"]) == ("warning", "ok")
     assert found["way_out"].endswith(f"nats stream rm {name}_assign")

@@ -133,6 +133,22 @@ class Peer:
 
         return self.run(count())
 
+    def streams(self) -> list[str]:
+        """The names of all streams of the server."""
+
+        async def names() -> list[str]:
+            return [str(info.config.name) for info in await self._client.jetstream().streams_info()]
+
+        return self.run(names())
+
+    def make_stream(self, name: str, subjects: list[str]) -> None:
+        """Make a stream of a peer. One whose name begins with the store's is removed at the end."""
+
+        async def make() -> None:
+            await self._client.jetstream().add_stream(name=name, subjects=subjects)
+
+        self.run(make())
+
     # ---- hearing -----------------------------------------------------------------------------------------------------
 
     def heard(self, subject: str, **fields: Any) -> list[Heard]:

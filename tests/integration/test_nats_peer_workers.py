@@ -77,6 +77,20 @@ def test_a_worker_that_never_sent_a_heartbeat_is_reached_over_the_shared_subject
     assert result.get("overload_status") == fields.get("overload_status")
 
 
+def test_a_result_of_another_request_is_an_event_and_no_end(folder: Folder, peer: Peer) -> None:
+    started(folder)
+    submit(folder, "a")
+    message = peer.wait_for(ASSIGN, assignment_id="a").fields
+    acknowledge(peer, "a")
+    answer(peer, {**message, "request_id": "of-another"}, output={"rows": 1})
+    answer(peer, message, output={"rows": 2}, error_message="none at all", error_code="NETWORK_ERROR")
+    result = ends(folder, "a")
+    assert (result["request_id"], result["output"]) == (message["request_id"], {"rows": 2})
+    assert result.keys().isdisjoint({"error_message", "error_code"}), "a success has no error"
+    reasons = [event.get("reason") for event in job(folder, "a")["events"]]
+    assert reasons.count("result ignored: its request_id is of-another") == 1
+
+
 def test_what_is_rejected_for_now_waits_and_is_tried_again(folder: Folder, peer: Peer) -> None:
     started(folder)
     submit(folder, "a")

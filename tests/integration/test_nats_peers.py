@@ -17,10 +17,9 @@ from tests.integration.peers import ACK, ASSIGN, CANCEL, HEARTBEAT, RESULT, Fiel
 
 WORKER = "w1"
 STEERED = f"{ASSIGN}.w.{WORKER}"
-BASELINE = "router: {shared_subject: ours}\n"
-V2 = (
-    BASELINE
-    + """\
+BASELINE = ""
+"""No configuration at all: the shared subject is heard by default."""
+V2 = """\
 worker:
   retries: {v2: {enabled: true, default_policy: {max_attempts: 2, base_delay_ms: 20, jitter_type: none}}}
   queue:
@@ -31,7 +30,6 @@ worker:
       resource_pools: {cpu: {max_concurrency: 1}}
       policies: {defer: {max_defer_time_ms: 1000}}
 """
-)
 FLAKY = """\
 import os
 import reefknot as rk
@@ -113,6 +111,30 @@ def test_assignments_by_every_way_are_accepted_and_answered_in_the_documents_fie
     until(lambda: peer.waiting_in(f"{peer.store_name}_assign") == 0)
 
 
+def test_a_worker_that_is_told_so_leaves_the_shared_subject_alone(folder: Folder, peer: Peer) -> None:
+    started(folder, "router: {shared_subject: off}\n")
+    peer.send(ASSIGN, nap("unheard"))
+    peer.send(STEERED, nap("heard"))
+    succeed(peer, "heard")
+    assert not peer.heard(ACK, assignment_id="unheard")
+    assert f"{peer.store_name}_assign" not in peer.streams()
+
+
+def test_where_another_stream_has_the_shared_subject_the_worker_names_it_and_goes_on(
+    folder: Folder, peer: Peer
+) -> None:
+    theirs = f"{peer.store_name}_theirs"
+    peer.make_stream(theirs, [ASSIGN])
+    worker = folder.start("worker", "start", "--worker-id", WORKER, "--module", "naps")
+    peer.wait_for(HEARTBEAT, worker_id=WORKER)
+    peer.send(STEERED, nap("steered"))
+    succeed(peer, "steered")
+    worker.terminate()
+    _, _, said = folder.ends(worker)
+    assert f"the subject {ASSIGN} belongs to the stream {theirs}" in said
+    assert "router.shared_subject: off" in said
+
+
 def test_headers_override_the_payload(folder: Folder, peer: Peer) -> None:
     started(folder, BASELINE)
     peer.send(STEERED, nap("a", tenant_id="theirs"), headers={"tenant_id": "acme", "trace_id": "t-2"})
@@ -192,6 +214,23 @@ def test_drop_oldest_answers_for_the_one_that_is_dropped(folder: Folder, peer: P
     folder.go()
     succeed(peer, "runs", "young", "new")
     assert "old" not in folder.begun()
+
+
+@pytest.mark.parametrize("subject", [ASSIGN, STEERED])
+def test_drop_oldest_holds_for_ten_that_come_at_once(folder: Folder, peer: Peer, subject: str) -> None:
+    started(folder, v2(3, "drop_oldest"))
+    filled(folder, peer)
+    names = [f"n{number}" for number in range(10)]
+    for name in names:
+        peer.send(subject, wait(name))
+    acks = [peer.ack(name) for name in names]
+    assert {one["status"] for one in acks} == {"accepted"}
+    assert max(one["queue_depth"] for one in acks) == 3
+    for name in names[:7]:
+        assert (peer.ack(name, 2)["reason"], peer.result(name)["error_code"]) == ("dropped_oldest", "SYSTEM_OVERLOAD")
+    folder.go()
+    succeed(peer, "runs", *names[7:])
+    assert sorted(folder.begun()) == sorted(["runs", *names[7:]])
 
 
 def test_defer_says_for_how_long_and_does_it_then(folder: Folder, peer: Peer) -> None:

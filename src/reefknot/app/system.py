@@ -52,6 +52,7 @@ from reefknot.router.service import Router
 from reefknot.router.settings import RouterSettings
 from reefknot.router.settings import settings_from as router_settings
 from reefknot.router.submissions import Submissions
+from reefknot.runtime.database_urls import is_nats_url
 from reefknot.runtime.log import RepeatedErrors, logger, printable
 from reefknot.runtime.processes import process_mark
 from reefknot.runtime.seeds import new_id
@@ -368,6 +369,11 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not isfinite(value) else value
 
 
+def _hears_shared(settings: Settings, url: str) -> bool:
+    """Whether workers take what peers send to the shared subject: on NATS, unless it is switched off or is theirs."""
+    return is_nats_url(url) and settings.configuration.router.shared_subject == "ours"
+
+
 def worker_settings(settings: Settings) -> WorkerSettings:
     """The checked configuration in the worker's words."""
     return settings_from(
@@ -418,7 +424,7 @@ async def running_system(
             settings=working,
             blocks=blocks,
             routing=router_settings(settings.configuration, working.rules),
-            hears_shared=settings.configuration.router.shared_subject == "ours" and not own_work_only,
+            hears_shared=_hears_shared(settings, url) and bool(workers) and not own_work_only,
             seed=seed,
             secrets=secrets,
             reload=reread and PolicyReload(settings, reread, books=books, journal=journal, clock=clock),

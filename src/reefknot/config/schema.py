@@ -8,7 +8,7 @@ unset, because "not given" differs from "given: none".
 import re
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from reefknot.config.secrets import is_reference
@@ -369,6 +369,11 @@ class AuditSection(Section):
     log: bool = False
 
 
+def _off(value: object) -> object:
+    """The word `off`, which YAML reads as false; null said the same."""
+    return "off" if value is False or value is None else value
+
+
 class RouterSection(Section):
     """The router's queue and patience. Keys of the queue that are not given are those of `worker.queue.v2`."""
 
@@ -377,7 +382,7 @@ class RouterSection(Section):
     tenant_share: Annotated[float, Field(gt=0, le=1)] = 0.5
     patience_seconds: Seconds = 30.0
     lease_seconds: Annotated[float, Field(ge=1, le=3600)] = 30.0
-    shared_subject: Literal["ours", "cp1"] | None = None
+    shared_subject: Annotated[Literal["ours", "cp1", "off"], BeforeValidator(_off)] = "ours"
 
 
 def _database_url(url: str) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
-from math import inf
 from typing import TypeVar
 
 from reefknot.core import work as core
@@ -19,7 +18,7 @@ from reefknot.core.overload.submission import SubmissionRules
 from reefknot.core.time import Moment
 from reefknot.core.versions import next_record
 from reefknot.core.work import WorkItem, WorkState
-from reefknot.engines.work_items import CLASS_TOPIC, END_TOPIC, LEASES_TOPIC
+from reefknot.engines.work_items import CLASS_TOPIC, END_TOPIC, LEASES_TOPIC, LOOK_S
 from reefknot.engines.work_table import QuarantineTable, WorkTable
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.work_queue import (
@@ -223,7 +222,7 @@ class TableWorkQueue(ABC):
             return item if item is not None and core.is_over(item) else None
 
         return await self.waiters.watch(
-            over, END_TOPIC + work_id, pause=lambda item: 0.0 if item else inf, timeout=timeout
+            over, END_TOPIC + work_id, pause=lambda item: 0.0 if item else LOOK_S, timeout=timeout
         )
 
 

@@ -21,6 +21,8 @@ from reefknot.core.work import ENDED, WorkItem, WorkState
 from reefknot.ports.audit_log import AuditEntry
 
 CLASS_TOPIC, END_TOPIC, LEASES_TOPIC = "work in ", "end of ", "leases ended"
+LOOK_S = 1.0
+"""Longest that a waiter for an end sleeps: it looks again even if no change woke it."""
 
 Place = tuple[int, int, int, str]
 """Where a pending item waits in its class: priority (negative), due time, order of arrival, id."""

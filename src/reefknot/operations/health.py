@@ -140,7 +140,7 @@ def _can_be_opened(found: list[Finding]) -> bool:
 
 
 def _takes_shared(settings: Settings | None) -> bool:
-    return settings is not None and settings.configuration.router.shared_subject == "ours"
+    return settings is None or settings.configuration.router.shared_subject == "ours"
 
 
 def _report(findings: list[Finding], shown: str, redactor: Redactor) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from reefknot.audit.assignments import completed_event
 from reefknot.audit.journal import about_assignment
@@ -92,6 +92,8 @@ class Completion:
         if self._context.table.get(pending.id) is not pending:
             return
         self._context.table.remove(pending)
+        if result.status is ResultStatus.SUCCESS:  # which has no error, whatever the worker says
+            result = structs.replace(result, error_code=None, error_message=None)
         body = encode(result)
         held, entries = pending.held, self._entries(pending, result, body)
         settlement = Settlement(held.id, held.owner, held.fence, _foreign_end(pending, result, body.decode()), entries)

@@ -32,7 +32,7 @@ from reefknot.router.context import RouterContext
 from reefknot.router.dispatch import REFUSED_FOR_S, SHARED, Dispatcher
 from reefknot.router.health import HealthTable
 from reefknot.router.pending import Pending
-from reefknot.runtime.log import error_text, logger
+from reefknot.runtime.log import error_text, logger, printable
 from reefknot.runtime.tasks import BoundedTasks
 
 DONE_S = 10.0
@@ -183,6 +183,9 @@ class Inbox:
         pending = self._answered(result)
         if pending is None:
             return True
+        if result.request_id != pending.assignment.request_id:
+            self._read_mismatch(pending, result)
+            return True
         if result.worker_id is not None:
             self._health.record_result(result.worker_id, pending.resource_class, result, self._clock.now())
         if self._health.shares_store(result.worker_id or pending.worker_id or SHARED):
@@ -191,3 +194,11 @@ class Inbox:
             return True
         self._completion.finish_foreign(pending, result, done)
         return False
+
+    def _read_mismatch(self, pending: Pending, result: ExecResult) -> None:
+        """Record a result that is of another request. It ends nothing: the assignment goes on waiting for its own."""
+        given, own = printable(result.request_id, most=100), printable(pending.assignment.request_id, most=100)
+        worker_id = result.worker_id or printable(result.provider_id, most=100)
+        self._context.record(self._context.routing(pending, worker_id, f"result ignored: its request_id is {given}"))
+        name = printable(pending.assignment.assignment_id, most=100)
+        logger().warning("%s: a result with request_id %s is ignored: the assignment's is %s", name, given, own)

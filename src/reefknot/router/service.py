@@ -255,13 +255,20 @@ class Router:
         return True
 
     async def _resolve_callers(self) -> None:
-        """Resolve callers whose assignments this router does not look after, as soon as these end in the store."""
+        """
+        Resolve callers by the store: at once where this router does not look after their assignments.
+
+        The others are looked for from their second look on: the message with a result may get lost.
+        """
         waiting: dict[str, asyncio.Task[None]] = {}
+        before: set[str] = set()
         try:
             while True:
                 await asyncio.sleep(CALLERS_S)
                 waiting = {name: task for name, task in waiting.items() if not task.done()}
-                for name in self._callers.elsewhere():
+                here = self._callers.names()
+                wanted, before = [*self._callers.elsewhere(), *(one for one in here if one in before)], set(here)
+                for name in dict.fromkeys(wanted):
                     if name not in waiting:
                         work = self._background.run_logged("a result could not be read", self._resolve_caller, name)
                         waiting[name] = asyncio.get_running_loop().create_task(work)

@@ -434,6 +434,10 @@ class LocalCallers:
                 one.kept.set_result(kept)
         (self._on_claimed if owner else self._on_left)()
 
+    def names(self) -> list[str]:
+        """The records whose callers wait here."""
+        return list(self._callers)
+
     def elsewhere(self) -> list[str]:
         """The records whose callers wait here, and that this router does not look after."""
         return [name for name in self._callers if self._context.table.get(name) is None]

@@ -26,19 +26,15 @@ from reefknot.core.messages import (
     resource_class,
 )
 from reefknot.core.overload.admission import (
-    DRAINING_MESSAGE,
     LONGEST_WAIT_MS,
     Accept,
     AcceptDropping,
     Admission,
-    Arrival,
     Defer,
     Degrade,
     OverloadStatus,
     Reject,
     RejectReason,
-    admit,
-    unknown_type_message,
 )
 from reefknot.core.results import DROPPED_MESSAGE, is_same_job
 from reefknot.core.work import Interrupted, WorkItem, WorkState, assignment_and_tenant, is_unassigned
@@ -48,6 +44,7 @@ from reefknot.ports.transport import Delivery
 from reefknot.ports.work_queue import Settlement
 from reefknot.runtime.tasks import BoundedTasks, run_in_background
 from reefknot.runtime.timeouts import STORE_S
+from reefknot.worker.admission import AdmissionVerdict, WorkerAdmission
 from reefknot.worker.closing import Closing
 from reefknot.worker.context import WorkerContext
 from reefknot.worker.pool import Pool, starting
@@ -66,13 +63,6 @@ _FAILED_AS = {
     Defer: "Failed to queue deferred assignment",
     Degrade: "Failed to queue degraded assignment",
 }
-
-
-class AdmissionVerdict(Struct, frozen=True):
-    """An admission decision and its inputs."""
-
-    answer: Admission
-    inputs: dict[str, Any]
 
 
 class Admitted(Struct, frozen=True):
@@ -114,13 +104,20 @@ class Intake:
         self._v2 = context.settings.queue_v2
         self._pools = pools
         self._closing = closing
-        self._known = known
         self._tasks = tasks
         self._rules = RulesRecorder(context.clock, enabled=self._v2)
         self._arrived: list[Delivery] = []
         self._some = asyncio.Event()
         self._room = asyncio.Event()
-        self.draining = False
+        self._admissions = WorkerAdmission(pools, known, v2=self._v2)
+
+    @property
+    def draining(self) -> bool:
+        return self._admissions.draining
+
+    @draining.setter
+    def draining(self, draining: bool) -> None:
+        self._admissions.draining = draining
 
     # ---- deliveries -------------------------------------------------------------------------------------------------
 
@@ -151,6 +148,12 @@ class Intake:
             if isinstance(read, ExecAssignment) and read.assignment_id in seen:
                 repeated.append((read, delivery))
                 continue
+            while (pool := self._admissions.undecided(read)) is not None:
+                if admitted:
+                    await self._keep_batch(admitted)
+                    admitted = []
+                else:
+                    await pool.entered()
             answer = self.admit_now(read, _body(delivery))
             if isinstance(answer, Admitted):
                 seen.add(answer.work.assignment.assignment_id)  # of several tenants one at a time: see `events_to_keep`
@@ -202,12 +205,12 @@ class Intake:
 
         A verdict (reject, or drop another) needs the store first; None: invalid, not runnable here, or known.
         """
-        if isinstance(read, InvalidMessage) or self._cannot_run(read) is not None:
+        if isinstance(read, InvalidMessage) or self._admissions.refusal(read) is not None:
             return None
         pool = self._pools[resource_class(read)]
         if pool.has(read.record_id):
             return None
-        verdict = self._admission(read, pool)
+        verdict = self._admissions.decide(read, pool)
         if isinstance(verdict.answer, Reject | AcceptDropping):
             return verdict
         return self._reserve(read, body, pool, verdict)
@@ -233,18 +236,26 @@ class Intake:
     ) -> IntakeResult:
         if isinstance(read, InvalidMessage):
             return await self._refuse(read.assignment_id, read.ack_status, RejectReason.INVALID, read.message)
-        mistake = self._cannot_run(read)
+        mistake = self._admissions.refusal(read)
         if mistake is not None:
             return await self._refuse(read.assignment_id, AckStatus.REJECTED, *mistake, assignment=read)
         pool = self._pools[resource_class(read)]
+        while verdict is None and self._admissions.undecided(read) is not None:
+            await pool.entered()
         if pool.has(read.record_id):
+            self._admissions.give_back(verdict, read, pool)
             return await self._duplicate(read, pool)
-        verdict = verdict or self._admission(read, pool)
+        verdict = verdict or self._admissions.decide(read, pool)
         answer = verdict.answer
         if isinstance(answer, Reject | AcceptDropping):
-            with self._context.timeouts.timeout(STORE_S):
-                known = await self._context.work.get(read.record_id)
+            try:
+                with self._context.timeouts.timeout(STORE_S):
+                    known = await self._context.work.get(read.record_id)
+            except BaseException:
+                self._admissions.give_back(verdict, read, pool)
+                raise
             if known is not None and not self._is_for_others(known, answer, pool):
+                self._admissions.give_back(verdict, read, pool)
                 return await self._duplicate(read, pool)
         if isinstance(answer, Reject):
             return await self._refuse(
@@ -262,29 +273,6 @@ class Intake:
         (result,) = await self.keep([self._reserve(read, body, pool, verdict)])
         return result
 
-    def _cannot_run(self, assignment: ExecAssignment) -> tuple[RejectReason, str] | None:
-        if assignment.job.type not in self._known:
-            return RejectReason.UNKNOWN_JOB_TYPE, unknown_type_message(assignment.job.type, self._known)
-        if assignment.job.payload_ref is not None:
-            return RejectReason.INVALID, "job.payload_ref: this worker has no resolver for references; send job.payload"
-        name = resource_class(assignment)
-        if name not in self._pools:
-            return RejectReason.INVALID, f"resource_class: {name!r} is not known here; known: {', '.join(self._pools)}"
-        return None
-
-    def _admission(self, assignment: ExecAssignment, pool: Pool) -> AdmissionVerdict:
-        """The admission decision with its inputs; asked once, and again only if the store refused the batch."""
-        deadline = assignment.options.deadline_ms
-        left_ms = None if deadline is None else float(deadline)
-        arrival = Arrival(assignment.priority, left_ms, assignment.tenant_id or "")
-        view = pool.view(arrival, draining=self.draining)
-        if self._v2:
-            return AdmissionVerdict(
-                admit(view, arrival, pool.rules), {"view": view, "newcomer": arrival, "rules_hash": pool.rules_hash}
-            )
-        draining = Reject(RejectReason.DRAINING, DRAINING_MESSAGE, LONGEST_WAIT_MS)
-        return AdmissionVerdict(draining if self.draining else Accept(), {"view": view.for_baseline()})
-
     def _is_for_others(self, known: WorkItem, answer: Admission, pool: Pool) -> bool:
         """Whether an arrival that admission refuses is no duplicate of ours: still open, or queued for a worker."""
         if is_unassigned(known):
@@ -298,7 +286,7 @@ class Intake:
         """The arrival with its place, which is taken before anything is awaited, so that nobody else gets it."""
         answer = verdict.answer
         assert not isinstance(answer, Reject)
-        pool.reserved += 1
+        pool.reserve(assignment.priority)
         try:
             met = pool.depth(), pool.status()
             work = AcceptedWork(assignment, AdmittedAs.by(answer, assignment, met))
@@ -308,7 +296,7 @@ class Intake:
             )
             ack = self._ack(assignment.assignment_id, AckStatus.ACCEPTED, answer.message, pool=pool, met=met)
         except BaseException:
-            pool.reserved -= 1
+            pool.release(assignment.priority)
             raise
         return Admitted(work, pool, item, ack, event, _FAILED_AS.get(type(answer), _FAILED))
 
@@ -319,7 +307,7 @@ class Intake:
             return await self._keep(batch, start)
 
     async def _keep(self, batch: Sequence[Admitted], start: set[str]) -> list[IntakeResult]:
-        rules = self._rules.missing([one.pool for one in batch])
+        rules, placed = self._rules.missing([one.pool for one in batch]), 0
         try:
             entries = self._context.journal.entries([*rules, *(one.event for one in batch)])
             kept = await self._assign([one.item for one in batch], start, entries)
@@ -328,9 +316,13 @@ class Intake:
             if not self._v2 or not (is_away or len(batch) == 1):
                 raise
             return [self._not_kept(one.work.assignment, one.pool, one.failure) for one in batch]
+        else:
+            for one, item in zip(batch, kept, strict=True):
+                placed += 1
+                self._place(one, item)
         finally:
-            for one in batch:
-                one.pool.reserved -= 1
+            for one in batch[placed:]:
+                one.pool.release(one.work.assignment.priority)
         if any(kept):
             self._rules.written(rules)
         return [await self._kept(one, item) for one, item in zip(batch, kept, strict=True)]
@@ -361,30 +353,30 @@ class Intake:
                 start.add(one.item.id)
         return start
 
-    async def _kept(self, one: Admitted, item: WorkItem | None) -> IntakeResult:
+    def _place(self, one: Admitted, item: WorkItem | None) -> None:
+        """Give kept work a slot or a place in the queue for its reserved one; None: it was known already."""
+        one.pool.release(one.work.assignment.priority)
         if item is None:
-            return await self._duplicate(one.work.assignment, one.pool)
+            return
         if item.state is WorkState.RUNNING:
             self._closing.remember(item, one.work)
             one.pool.begin([item])
         elif not one.pool.has(item.id):
             one.pool.put(structs.replace(one.pool.queued(item), since=self._context.clock.now()))
-        return IntakeResult(one.ack)
+
+    async def _kept(self, one: Admitted, item: WorkItem | None) -> IntakeResult:
+        return await self._duplicate(one.work.assignment, one.pool) if item is None else IntakeResult(one.ack)
 
     async def _evict_and_keep(
         self, answer: AcceptDropping, assignment: ExecAssignment, body: bytes, pool: Pool, verdict: AdmissionVerdict
     ) -> IntakeResult:
         """Drop the victim, which gets an ack, a result and an event like every end, and keep the arrival."""
-        pool.reserved += 1
-        place = pool.queue.remove(answer.victim)
         try:
             dropped = await self._closing.drop(answer.victim, pool)
-        except (StoreError, TimeoutError):
-            if place is not None:
-                pool.put(place)
+        except BaseException:
+            self._admissions.give_back(verdict, assignment, pool)
             raise
-        finally:
-            pool.reserved -= 1
+        pool.release(assignment.priority)
         (result,) = await self.keep([self._reserve(assignment, body, pool, verdict)])
         if not dropped:
             return result

@@ -12,6 +12,7 @@ Work that was running when a process died is suspect, and runs alone in its proc
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from math import ceil
@@ -25,6 +26,7 @@ from reefknot.core.overload.admission import (
     HeldStatus,
     OverloadStatus,
     QueueView,
+    can_displace,
     held,
     level,
     reported,
@@ -99,6 +101,9 @@ class Pool:
         self.queue = BoundedQueue(self.rules.size if settings.queue_v2 else None)
         self.reserved = 0
         """Places of work that was admitted and is being written."""
+        self.entering: Counter[int] = Counter()
+        """Those by priority: none of them can be dropped before it is written."""
+        self._entered = asyncio.Event()
         self.starting = 0
         """Those of them that the same write starts."""
         self.running: dict[str, asyncio.Task[None]] = {}
@@ -154,6 +159,34 @@ class Pool:
         free = 0 if self.paused or self._isolation.is_on else self.slots - taken
         return self.queue.later + (waiting - min(waiting, free) if free > 0 else waiting)
 
+    def reserve(self, priority: int) -> None:
+        """Take a place for work that is being written."""
+        self.reserved += 1
+        self.entering[priority] += 1
+
+    def release(self, priority: int) -> None:
+        """Give a reserved place up: its work has one in the queue or a slot now, or is not kept."""
+        self.reserved -= 1
+        self.entering[priority] -= 1
+        if self.entering[priority] <= 0:
+            del self.entering[priority]
+        self._entered.set()
+
+    async def entered(self) -> None:
+        """Wait until a reserved place is given up."""
+        self._entered.clear()
+        await self._entered.wait()
+
+    def is_undecided(self, arrival: Arrival) -> bool:
+        """Whether the work that would make room for the arrival is being written: until it is, none can be chosen."""
+        if not self.entering or not self._is_full(self.depth()):
+            return False
+        lowest = min(self.entering)
+        if not can_displace(arrival, lowest, self.rules):
+            return False
+        oldest = self.queue.oldest(self._clock.now())
+        return oldest is None or oldest.priority > lowest
+
     @property
     def has_room(self) -> bool:
         return self.queue.size is None or self.depth() < self.queue.size
@@ -198,10 +231,14 @@ class Pool:
     def view(self, arrival: Arrival, *, draining: bool) -> QueueView:
         """The snapshot that admission decides by: the raw depth before the arrival."""
         depth = self.depth()
-        is_full = self.queue.size is not None and depth >= self.queue.size * self.rules.thresholds.critical
-        oldest = self.queue.oldest(self._clock.now()) if is_full else None  # else admission does not look at it
+        oldest = (
+            self.queue.oldest(self._clock.now()) if self._is_full(depth) else None
+        )  # else admission does not look at it
         behind = self.queue.behind(arrival.priority, arrival.tenant) if arrival.deadline_ms is not None else 0
         return QueueView(depth, self.slots, self._service_times, round(self._mean_ms, 3), oldest, draining, behind)
+
+    def _is_full(self, depth: int) -> bool:
+        return self.queue.size is not None and depth >= self.queue.size * self.rules.thresholds.critical
 
     def overloaded(self) -> bool:
         """Whether the newest comes first. Not in the baseline, which has no levels."""

@@ -171,8 +171,9 @@ def sendable(given: Any) -> StepResult:
         return _broken(f"the block's outputs cannot be written as JSON: {error}")
     if size > LARGEST_MESSAGE - _ROOM:
         return _broken(f"the block's outputs have {size} bytes; accepted: at most {LARGEST_MESSAGE - _ROOM}")
-    if step.ok:
-        return step if step.error_code is ErrorCode.none else msgspec.structs.replace(step, error_code=ErrorCode.none)
+    if step.ok:  # whatever it says about an error: a success has none
+        is_plain = step.error_code is ErrorCode.none and not step.error_message
+        return step if is_plain else msgspec.structs.replace(step, error_code=ErrorCode.none, error_message="")
     if step.error_code is ErrorCode.none:
         return msgspec.structs.replace(step, error_code=_CODE_OF_STATUS.get(step.status, ErrorCode.execution_failed))
     return step

@@ -34,7 +34,7 @@ from reefknot.core.overload.admission import OverloadStatus
 from reefknot.core.redaction import Redactor
 from reefknot.core.results import waits_for
 from reefknot.core.work import WorkItem, WorkState
-from reefknot.errors import ParameterError
+from reefknot.errors import ParameterError, StoreError
 from reefknot.execution.isolation import Isolation
 from reefknot.ports.block import Block
 from reefknot.ports.clock import Clock
@@ -42,6 +42,7 @@ from reefknot.ports.store import Store
 from reefknot.ports.transport import Delivery, Transport
 from reefknot.ports.work_queue import Held
 from reefknot.runtime.event_loops import require_asyncio
+from reefknot.runtime.log import logger
 from reefknot.runtime.redaction import add_secrets, remove_secrets
 from reefknot.runtime.seeds import new_id
 from reefknot.runtime.tasks import BoundedTasks
@@ -122,7 +123,7 @@ class Worker:
         self._has_own_router = has_own_router
         self._transport = transport
         self._clock = clock
-        self._subjects = (assign_subject(worker_id), *((ASSIGN,) if shared_subject else ()))
+        self._hears_shared = shared_subject
         self._context = context = WorkerContext(
             worker_id=worker_id,
             owner=f"{worker_id}#{new_id()}{process and '@'}{process}",
@@ -157,7 +158,7 @@ class Worker:
             add_secrets(self._hidden)
         for state in (WorkState.PENDING, WorkState.RUNNING):
             await self._recover(state)
-        assignments = self._transport.subscribe(*self._subjects)
+        assignments = self._transport.subscribe(assign_subject(self.worker_id))
         commands = self._transport.subscribe(CANCEL, FLEET)
         loops = [(pool.serve(), f"pool {pool.name}") for pool in self.pools.values()]
         loops += [(pool.watch_store(), f"watch {pool.name}") for pool in self.pools.values()]
@@ -169,6 +170,8 @@ class Worker:
             (self._renew_leases(), "leases"),
             (self._sweep(), "sweep"),
         ]
+        if self._hears_shared:
+            loops.append((self._listen_to_shared(self._transport.subscribe(ASSIGN)), "shared assignments"))
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(work, name=f"{self.worker_id} {name}") for work, name in loops]
 
@@ -284,6 +287,19 @@ class Worker:
         return [{"worker_id": self.worker_id, **one, "name": safe(one["name"])} for one in troubled]
 
     # ---- messages ---------------------------------------------------------------------------------------------------
+
+    async def _listen_to_shared(self, deliveries: AsyncIterator[Delivery]) -> None:
+        """Take what comes over the shared subject. Where it belongs to others, the worker goes on without it."""
+        try:
+            await self.intake.listen(deliveries)
+        except StoreError as error:
+            logger().warning(
+                "%s: assignments to %s are not heard: %s. This worker goes on with its own subject; %s",
+                self.worker_id,
+                ASSIGN,
+                error.problem,
+                error.way_out,
+            )
 
     async def _listen(self, deliveries: AsyncIterator[Delivery]) -> None:
         async for delivery in deliveries:

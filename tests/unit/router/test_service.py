@@ -31,6 +31,7 @@ from reefknot.errors import ParameterError, QueueFullError
 from reefknot.router import service
 from reefknot.router.client import Client, Handle
 from reefknot.router.health import HealthTable
+from reefknot.router.inbox import Inbox
 from tests.workshop import DENIED, OK, REFUSED, Shop, Step, with_shop, work
 
 ONE = {"cpu": 1}
@@ -55,6 +56,20 @@ def test_a_caller_gets_its_result() -> None:
         assert (result.status, result.retries_used, result.worker_id) == (ResultStatus.SUCCESS, 1, "w1")
         assert await router.submissions.answer("a") == result
         assert (router.snapshot().pending, router.snapshot().waiting) == (0, 0)
+
+    with_shop(story)
+
+
+def test_a_caller_whose_result_message_is_lost_has_its_result_from_the_store_within_two_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Inbox, "_read_result", lambda self, result, done: True)
+
+    async def story(shop: Shop) -> None:
+        router = await shop.router()
+        await shop.worker("w1", Step())
+        (result,) = await answers(await router.submit(work("a")), within=2.1)
+        assert result.status is ResultStatus.SUCCESS
 
     with_shop(story)
 
@@ -210,9 +225,11 @@ def test_a_result_that_was_lost_on_its_way_is_asked_for() -> None:
         assert item is not None
         assert item.state is WorkState.SUCCEEDED
         shop.transport.publish = real  # type: ignore[method-assign]
-        assert not future.done()
+        assert router.snapshot().pending == 1, "its caller is answered by the store; the router has not heard of it"
         (result,) = await answers(future)
         assert result.status is ResultStatus.SUCCESS
+        await asyncio.sleep(60)
+        assert router.snapshot().pending == 0
 
     with_shop(story)
 

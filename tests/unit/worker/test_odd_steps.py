@@ -170,3 +170,16 @@ def test_what_is_fine_stays_fine() -> None:
         assert shop.result("a").output == {"a": 1}
 
     with_shop(story)
+
+
+def test_a_success_that_tells_of_an_error_has_none_in_its_result() -> None:
+    async def story(shop: Shop) -> None:
+        odd = StepResult(error_code=ErrorCode.network_error, error_message="all is well", outputs={"n": 1})
+        await shop.worker("w1", Step(odd))
+        await shop.send(work("a"))
+        await asyncio.sleep(1)
+        result = shop.result("a")
+        assert (result.status, result.error_code, result.error_message) == (ResultStatus.SUCCESS, None, None)
+        assert result.output == {"n": 1}
+
+    with_shop(story)

@@ -307,16 +307,21 @@ _FULL = {
 def _in_place_of(view: QueueView, arrival: Arrival, rules: Rules) -> Admission:
     """Drop the oldest of the lowest priority, unless it matters more or has waited so long that it is protected."""
     oldest = view.oldest
-    if oldest is None or oldest.priority > arrival.priority or oldest.waited_ms > rules.max_drop_age_ms:
+    if oldest is None or not can_displace(arrival, oldest.priority, rules) or oldest.waited_ms > rules.max_drop_age_ms:
         return Reject(RejectReason.QUEUE_FULL, _FULL[RejectionPolicy.DROP_OLDEST], retry_after_ms(view))
     return AcceptDropping(oldest.id)
 
 
 def _preempts(view: QueueView, arrival: Arrival, rules: Rules) -> bool:
     """Whether the arrival matters more than the lowest in the queue, and may take its place."""
-    if not rules.preempt and rules.policy is RejectionPolicy.REJECT_NEW:
-        return False
-    return view.oldest is not None and view.oldest.priority < arrival.priority
+    return view.oldest is not None and can_displace(arrival, view.oldest.priority, rules)
+
+
+def can_displace(arrival: Arrival, priority: int, rules: Rules) -> bool:
+    """Whether the arrival may take the place of work of this priority in a full queue, if that has not waited long."""
+    if rules.policy is RejectionPolicy.DROP_OLDEST:
+        return priority <= arrival.priority
+    return priority < arrival.priority and (rules.preempt or rules.policy is not RejectionPolicy.REJECT_NEW)
 
 
 def would_miss_deadline(view: QueueView, arrival: Arrival, rules: Rules) -> bool:

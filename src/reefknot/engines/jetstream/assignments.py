@@ -18,7 +18,7 @@ from msgspec import DecodeError, Struct, json
 from reefknot.core.messages import ASSIGN
 from reefknot.engines.jetstream.connection import Connection, NobodyThereError, RefusedError
 from reefknot.engines.jetstream.wire import Heard
-from reefknot.errors import StoreError, StoreUnavailableError
+from reefknot.errors import StoreError, StorePermissionError, StoreUnavailableError
 from reefknot.ports.transport import Delivery
 from reefknot.runtime.log import error_text, logger, printable
 from reefknot.runtime.seeds import new_id
@@ -36,6 +36,8 @@ IDLE_EVERY_S = 1.0
 SILENT_S = 4.0
 """Silence after which a request is made anew: a server that was restarted knows nothing of it."""
 AGAIN_S = 1.0
+DENIED_S = 30.0
+"""The pause after a refusal of this user: somebody has to change its permissions."""
 NANOSECONDS = 1_000_000_000
 NAME_IN_USE, OVERLAPPING = 10058, 10065
 IDLE, NO_MESSAGES, EXPIRED, NOBODY = "100", "404", "408", "503"
@@ -121,7 +123,11 @@ class AssignmentStream:
         answer = await self.connection.api("STREAM.NAMES", {"subject": self._subject})
         names = ", ".join(json.decode(answer, type=_StreamNames).streams or ()) or "another stream"
         problem = printable(f"the subject {self._subject} belongs to the stream {names}", most=300)
-        return SubjectTakenError(self._shown, problem, "take the subject out of that stream")
+        return SubjectTakenError(
+            self._shown,
+            problem,
+            "take the subject out of that stream, or switch it off here: router.shared_subject: off",
+        )
 
     async def _ensure_consumer(self) -> None:
         config = {
@@ -236,7 +242,7 @@ class Puller:
                         logger().warning("assignments cannot be fetched; trying again (%s)", error_text(error))
                     is_failing = True
                     self._stream.doubt()
-                    await asyncio.sleep(AGAIN_S)
+                    await asyncio.sleep(DENIED_S if isinstance(error, StorePermissionError) else AGAIN_S)
         finally:
             keeping.cancel()
             await self._give_back()

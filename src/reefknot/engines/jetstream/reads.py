@@ -338,12 +338,12 @@ class Feed:
             self._broken.set()
             return None
         self._delivered = delivered
+        if pending == 0:
+            self.caught_up.set()  # before it is handled, which may ask; nothing else runs between
         if sequence > self.position:
             self.position = sequence
             stored_at = int(tokens[at + 2]) // 1_000_000
             self._handle(StreamMessage(message.subject, sequence, message.data, message.raw_headers, stored_at))
-        if pending == 0:
-            self.caught_up.set()
         return None
 
     async def _hear_control(self, message: Heard) -> None:

@@ -111,6 +111,8 @@ class State(Waiters):
         """By work id: the subject of its record, and the parts of payload and result beside it."""
         self._ids: dict[str, str] = {}
         """By subject of a record that is here: its work id, which a tombstone does not name."""
+        self.awaited: dict[str, int] = {}
+        """By token of a work id whose end is waited for: the sequence of the last tombstone of its record."""
         self.entered: dict[str, int] = {}
         """By resource class: the revision of its arrivals."""
         self.statuses: dict[str, tuple[int, StoredStatus]] = {}
@@ -188,6 +190,10 @@ class State(Waiters):
 
     def _apply_work(self, message: StreamMessage) -> None:
         work_id = self._ids.get(message.subject)
+        token = "" if message.body else message.subject.rpartition(".")[2]
+        if token in self.awaited:  # also of a record that was never here: its messages may be gone by now
+            self.awaited[token] = max(self.awaited[token], message.sequence)
+            self.wake(END_TOPIC + token)
         if work_id is not None and message.sequence <= self.revisions.get(work_id, 0):  # mostly a change of our own
             if self._reloading is not None:
                 self._reloading.discard(work_id)

@@ -34,7 +34,7 @@ from reefknot.engines.jetstream.connection import Connection, NatsOptions
 from reefknot.engines.jetstream.listeners import Line, Listeners
 from reefknot.engines.jetstream.streams import token_of
 from reefknot.engines.jetstream.wire import Heard
-from reefknot.errors import StoreFullError
+from reefknot.errors import StoreError, StoreFullError
 from reefknot.ports.transport import Delivery
 from reefknot.runtime.log import error_text, logger, printable
 from reefknot.runtime.seeds import new_id
@@ -198,11 +198,16 @@ class JetStreamTransport:
             await self._stream.ensure()
 
     async def ready(self) -> None:
-        """Return when the server knows of every subscription, and keeps what is sent to the shared subject."""
+        """
+        Return when the server knows of every subscription, and keeps what is sent to the shared subject.
+
+        Where it cannot keep that, its reader hears why, or a warning says that it is tried again.
+        """
         if self._connection.is_up:
             await self._subscribed()
         if any(ASSIGN in one.subjects for one in self._subscribers.values()):
-            await self.ensure_stream()
+            with contextlib.suppress(StoreError):
+                await self.ensure_stream()
 
     # ---- sending ----------------------------------------------------------------------------------------------------
 

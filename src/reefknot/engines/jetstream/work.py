@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from functools import partial
@@ -17,12 +16,12 @@ from reefknot.core.versions import next_record
 from reefknot.core.work import CRASH_LIMIT, ENDED, WorkItem, WorkState
 from reefknot.engines.jetstream.commits import Commits, run_apart
 from reefknot.engines.jetstream.connection import Connection
+from reefknot.engines.jetstream.ends import EndedWork, gathered
 from reefknot.engines.jetstream.reads import StreamMessage, count, last_message, newest, scan, scan_each
 from reefknot.engines.jetstream.state import Message, State, StoredItem
 from reefknot.engines.jetstream.streams import StreamInfo, token_of
 from reefknot.engines.table_queue import TableLeases, TableQuarantine, TableWorkQueue
 from reefknot.engines.work_table import matches
-from reefknot.errors import StoreUnavailableError
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.work_queue import (
     ALL,
@@ -56,6 +55,7 @@ class JetStreamWorkQueue(TableWorkQueue):
         super().__init__(state.table, state)
         self.state = state
         self._commits = commits
+        self._ends = EndedWork(state, self.look)
 
     async def change(
         self, run: Callable[[Moment], R], *, ids: Sequence[str] = (), wake: bool = True, is_soft: bool = False
@@ -71,7 +71,7 @@ class JetStreamWorkQueue(TableWorkQueue):
         """Bring the records of these items here, if they are not: they have ended, or others are faster."""
         unknown = [one for one in dict.fromkeys(ids) if one not in self.table.items]
         unknown += [one for one in dict.fromkeys(ids) if one in self.table.items and self._is_ended(one)]
-        found = await _gathered(self.state.read_work, unknown)
+        found = await gathered(self.state.read_work, unknown)
 
         def take(now: Moment) -> None:
             for work_id, (stored, revision, subject) in zip(unknown, found, strict=True):
@@ -144,16 +144,7 @@ class JetStreamWorkQueue(TableWorkQueue):
         return await self.state.whole(stored.item, stored.payload_parts, stored.result_parts)
 
     async def ended(self, work_id: str, timeout: float) -> WorkItem | None:
-        """The item as soon as it has ended; a server that is away meanwhile is waited for."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout
-        while True:
-            try:
-                return await super().ended(work_id, deadline - loop.time())
-            except StoreUnavailableError:
-                if self.state.connection.is_closed or loop.time() >= deadline:
-                    raise
-                await self.state.connection.wait_until_up(deadline - loop.time())
+        return await self._ends.wait(work_id, timeout)
 
     async def find(
         self,
@@ -244,7 +235,7 @@ class JetStreamWorkQueue(TableWorkQueue):
         wanted = [(pool, state) for pool in pools for state in _NOT_OPEN]
         names = self.state.names
         subjects = [names.all_work(state.value, token_of(pool)) for pool, state in wanted]
-        numbers = await _gathered(lambda one: count(self.state.connection, names.state, [one]), subjects)
+        numbers = await gathered(lambda one: count(self.state.connection, names.state, [one]), subjects)
         for (pool, state), number in zip(wanted, numbers, strict=True):
             if number:
                 found.counts.setdefault(pool, {})[state] = number
@@ -303,14 +294,6 @@ def _decoded(messages: Sequence[StreamMessage]) -> list[StoredItem]:
 def _listed(messages: Sequence[StreamMessage]) -> _Listed:
     items = _decoded(messages)
     return {one.item.id: ((one.item.created_at, one.order, one.item.id), one.item) for one in items}
-
-
-async def _gathered(read: Callable[[str], Awaitable[R]], wanted: Sequence[str]) -> list[R]:
-    """The answers for each of these, some of them asked for at once."""
-    found: list[R] = []
-    for at in range(0, len(wanted), PAGE):
-        found += await asyncio.gather(*(read(one) for one in wanted[at : at + PAGE]))
-    return found
 
 
 class JetStreamQuarantine(TableQuarantine):

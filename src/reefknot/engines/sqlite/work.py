@@ -31,6 +31,7 @@ from reefknot.engines.sqlite.connection import query
 from reefknot.engines.sqlite.reads import StoreContext
 from reefknot.engines.sqlite.transaction import Transaction, each
 from reefknot.engines.sqlite.writer import write_apart
+from reefknot.engines.work_items import LOOK_S
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.work_queue import (
     EVERYTHING,
@@ -48,8 +49,6 @@ from reefknot.runtime.changes import until
 from reefknot.runtime.sqlite_files import close_connection, immediate
 
 LEASES_TOPIC = "leases ended"
-WATCH_S = 5.0
-"""How often the end of work is looked for although nothing has changed."""
 _OWNERS = (
     "SELECT owner FROM work INDEXED BY work_leased WHERE state = 'running' "
     "GROUP BY owner HAVING max(lease_until - lease_ms) <= ? ORDER BY owner"
@@ -278,11 +277,12 @@ class SqliteWorkQueue:
         """
         Resolve the waiters of `ended`.
 
-        One read for each change, however many items are awaited. A failed read fails every waiter.
+        One read for each change, and one every second without any, however many items are awaited. A failed read fails
+        every waiter.
         """
         try:
             while self._awaited:
-                await until(change, WATCH_S)
+                await until(change, LOOK_S)
                 self._changes.close()
                 change = self._changes.enter_context(self._context.listening(rows.ENDED_TOPIC))
                 for item in await self._context.read(partial(rows.over, ids=list(self._awaited))):

@@ -1,0 +1,194 @@
+"""
+A wait for a result ends within about a second of the result, whatever gets lost on the way.
+
+Each engine runs with every wake-up dropped, as if no change were ever announced. What is known to lose one on NATS has
+a story of its own. The control sleeps through it: a wait without its look every second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from math import inf
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+import reefknot as rk
+from reefknot.app.nats_servers import NatsServer
+from reefknot.app.stores import open_store
+from reefknot.core.work import WorkDone, WorkItem
+from reefknot.engines import table_queue
+from reefknot.engines.clocks import LoopClock, VirtualLoop, run_in_virtual_loop
+from reefknot.engines.jetstream import JetStreamStore, ends
+from reefknot.engines.jetstream.reads import StreamMessage
+from reefknot.engines.jetstream.state import State
+from reefknot.engines.memory import MemoryStore
+from reefknot.engines.sqlite import work as sqlite_work
+from reefknot.ports.store import Store
+from reefknot.ports.work_queue import Settlement
+from reefknot.runtime.changes import Waiters
+
+SOON_S = 4.0
+"""A look every second, and a busy machine."""
+
+
+async def end_all(store: Store) -> None:
+    """Claim everything that waits, and end it."""
+    held = await store.work.claim(1000, owner="w")
+    settled = [Settlement(one.id, one.owner, one.fence, WorkDone('"done"')) for one in held]
+    assert all(await store.work.settle(settled))
+
+
+async def waited(waits: Store, ender: Store, number: int = 3, *, deaf: Callable[[], None]) -> list[WorkItem | None]:
+    """The items as they ended for one store, which is deaf to changes, while another ends them."""
+    names = [f"w{one}-{uuid4().hex[:8]}" for one in range(number)]
+    await ender.work.enqueue([WorkItem(name, "t", payload=b"p") for name in names])
+    waiting = [asyncio.create_task(waits.work.ended(name, 30.0)) for name in names]
+    await asyncio.sleep(0.1)
+    deaf()
+    await end_all(ender)
+    async with asyncio.timeout(SOON_S):
+        return list(await asyncio.gather(*waiting))
+
+
+def no_wakes(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    return lambda: monkeypatch.setattr(Waiters, "wake", lambda self, *topics: None)
+
+
+def sleep_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: a waiter that looks only when it is woken."""
+    for module in (table_queue, sqlite_work, ends):
+        monkeypatch.setattr(module, "LOOK_S", inf)
+
+
+class TestEveryWakeUpIsDropped:
+    @pytest.mark.parametrize("is_control", [False, True])
+    def test_in_memory(self, monkeypatch: pytest.MonkeyPatch, is_control: bool) -> None:
+        async def main() -> list[WorkItem | None]:
+            store = MemoryStore(LoopClock(loop))
+            return await waited(store, store, deaf=no_wakes(monkeypatch))
+
+        loop = VirtualLoop()
+        self._check(lambda: run_in_virtual_loop(main(), loop), monkeypatch, is_control)
+
+    @pytest.mark.parametrize("is_control", [False, True])
+    def test_in_a_file(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_control: bool) -> None:
+        async def main() -> list[WorkItem | None]:
+            address = f"sqlite:{tmp_path}/state.db"
+            async with open_store(address) as ender, open_store(address) as waits:
+                return await waited(waits, ender, deaf=no_wakes(monkeypatch))
+
+        self._check(lambda: asyncio.run(main()), monkeypatch, is_control)
+
+    @pytest.mark.parametrize("is_control", [False, True])
+    def test_on_nats(self, monkeypatch: pytest.MonkeyPatch, nats_server: NatsServer, is_control: bool) -> None:
+        """With more waiters than are asked for one by one, and a mirror that hears nothing at all."""
+
+        def deaf(store: Store) -> None:
+            assert isinstance(store, JetStreamStore)
+            no_wakes(monkeypatch)()
+            monkeypatch.setattr(store.state, "_arrived", lambda message: None)
+            monkeypatch.setattr(store.state.feed, "_handle", lambda message: None)
+
+        async def main() -> list[WorkItem | None]:
+            address = f"{nats_server.url}/deaf-{uuid4().hex[:8]}"
+            async with open_store(address) as ender, open_store(address) as waits:
+                return await waited(waits, ender, ends.AT_ONCE + 5, deaf=lambda: deaf(waits))
+
+        self._check(lambda: asyncio.run(main()), monkeypatch, is_control)
+
+    @staticmethod
+    def _check(run: Callable[[], list[WorkItem | None]], monkeypatch: pytest.MonkeyPatch, is_control: bool) -> None:
+        if is_control:
+            sleep_on(monkeypatch)
+            with pytest.raises(TimeoutError):
+                run()
+        else:
+            assert all(item is not None and item.result == '"done"' for item in run())
+
+
+class TestOtherClients:
+    def test_a_client_without_a_loop_has_its_result_within_about_a_second(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        address = f"sqlite:{tmp_path}/state.db"
+
+        async def end() -> None:
+            async with open_store(address) as store:
+                item = (await store.work.find())[0]
+                await store.work.cancel(item.id, reason="not wanted", who="test")
+
+        with rk.connect_sync(address) as client, ThreadPoolExecutor(1) as waiting:
+            handle = client.submit("own.step", {})
+            no_wakes(monkeypatch)()
+            result = waiting.submit(handle.result, timeout=30)
+            asyncio.run(end())
+            assert result.result(SOON_S).status == "cancelled"
+
+
+class TestWhatLosesAWakeUpOnNats:
+    def test_a_tombstone_of_a_record_that_was_never_mirrored_wakes_its_waiter(
+        self, monkeypatch: pytest.MonkeyPatch, nats_server: NatsServer
+    ) -> None:
+        """
+        The server keeps one message a subject: where records end faster than a process reads, the tombstone is all that
+        it ever hears of one.
+        """
+        sleep_on(monkeypatch)
+        apply_work = State._apply_work
+
+        def only_tombstones(state: State, message: StreamMessage) -> None:
+            if not message.body:
+                apply_work(state, message)
+
+        async def main() -> list[WorkItem | None]:
+            address = f"{nats_server.url}/late-{uuid4().hex[:8]}"
+            async with open_store(address) as ender, open_store(address) as waits:
+                assert isinstance(waits, JetStreamStore)
+                monkeypatch.setattr(waits.state, "_apply_work", lambda message: only_tombstones(waits.state, message))
+                return await waited(waits, ender, deaf=lambda: None)
+
+        assert all(asyncio.run(main()))
+
+    def test_a_server_that_answers_with_the_record_before_its_tombstone_is_asked_again(
+        self, monkeypatch: pytest.MonkeyPatch, nats_server: NatsServer
+    ) -> None:
+        """In a cluster the tombstone may come from a replica that is ahead of the one that answers reads."""
+        sleep_on(monkeypatch)
+        read: Callable[..., Awaitable[Any]] = State.read_work
+        before: dict[str, tuple[Any, int]] = {}
+
+        async def main() -> list[WorkItem | None]:
+            address = f"{nats_server.url}/behind-{uuid4().hex[:8]}"
+            async with open_store(address) as ender, open_store(address) as waits:
+                assert isinstance(waits, JetStreamStore)
+                state = waits.state
+
+                async def lagging(work_id: str) -> Any:
+                    answer, times = before.get(work_id, (None, 0))
+                    if answer is None or times >= 3:
+                        return await read(state, work_id)
+                    before[work_id] = answer, times + 1
+                    return answer
+
+                async def note_all() -> None:
+                    for work_id in list(state.table.items):
+                        before[work_id] = await read(state, work_id), 0
+
+                names = ["a", "b", "c"]
+                await ender.work.enqueue([WorkItem(name, "t", payload=b"p") for name in names])
+                waiting = [asyncio.create_task(waits.work.ended(name, 30.0)) for name in names]
+                while len(state.table.items) < len(names):  # noqa: ASYNC110 - the feed has no event for it
+                    await asyncio.sleep(0.01)
+                await note_all()
+                monkeypatch.setattr(state, "read_work", lagging)
+                await end_all(ender)
+                async with asyncio.timeout(SOON_S):
+                    return list(await asyncio.gather(*waiting))
+
+        assert all(asyncio.run(main()))
+        assert all(times == 3 for _, times in before.values())
