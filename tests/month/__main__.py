@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
@@ -136,7 +136,7 @@ class Month:
         yield Line("pages answered", ", ".join(record.refused[:3]) or "all with 200", not record.refused)
         yield Line("the live page went on", f"{record.live_messages} messages", record.live_messages > self._days)
 
-    def _days_of_nights(self) -> list[object]:
+    def _days_of_nights(self) -> list[date]:
         """The local days whose 02:30 is within the time that was lived."""
         days, moment = set(), self._begin
         while moment < self._now:

@@ -21,8 +21,10 @@ from typing import Any
 def made_up_versions(number: int) -> Iterator[None]:
     """A scope in which the store's files have so many versions more, each with a table that means nothing."""
     from reefknot.engines import documents
-    from reefknot.engines.sqlite import connection, store
+    from reefknot.engines.sqlite import connection
+    from reefknot.engines.sqlite import store as sqlite_store
 
+    store: Any = sqlite_store
     modules: list[Any] = [connection, documents]
     before = [(module, module.MIGRATIONS, module.VERSION) for module in modules] + [(store, None, store.VERSION)]
     try:
@@ -30,7 +32,7 @@ def made_up_versions(number: int) -> Iterator[None]:
             made_up = [f"CREATE TABLE made_up_{one} (one INTEGER PRIMARY KEY) STRICT;" for one in range(number)]
             module.MIGRATIONS = (*module.MIGRATIONS, *made_up)
             module.VERSION = len(module.MIGRATIONS)
-        store.VERSION = connection.VERSION  # type: ignore[attr-defined]
+        store.VERSION = connection.VERSION
         yield
     finally:
         for module, migrations, version in before:

@@ -15,9 +15,10 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 from msgspec import structs
 
@@ -36,6 +37,7 @@ from reefknot.worker import pool
 from reefknot.worker.settings import WorkerSettings
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 PULSE_S = 60.0
 QUIET_S = 0.03
@@ -54,7 +56,9 @@ class MonthLoop(VirtualLoop):
         self._jumping.select = self._select  # type: ignore[method-assign]
         self._sockets: dict[int, bool] = {}
 
-    def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:
+    def run_in_executor(
+        self, executor: Executor | None, func: Callable[[Unpack[Ts]], T], *args: *Ts
+    ) -> asyncio.Future[T]:
         self._in_threads += 1
         future = super().run_in_executor(executor, func, *args)
         future.add_done_callback(self._thread_ended)

@@ -31,7 +31,7 @@ from reefknot.dashboard.site import Site
 from reefknot.router.client import Handle
 from tests.month.clockwork import PULSE_S, live
 from tests.month.world import World
-from tests.security.site_client import access, ask, login
+from tests.security.site_client import HOST, access, ask, login
 
 JOBS_AN_HOUR = 12
 ENDS_WITHIN_S = 6 * 3600.0
@@ -111,9 +111,9 @@ class Chapter:
             _retained(system, settings),
             _dashboard(system, settings, self._record) as app,
         ):
-            cookie = await login(app)
+            headers = await login(app)
             for hour in self._hours:
-                await self._one_hour(system, hour, app, cookie)
+                await self._one_hour(system, hour, app, headers)
             if self._waiting:
                 await asyncio.wait(self._waiting, timeout=ENDS_WITHIN_S)
             for late in self._waiting:
@@ -121,7 +121,7 @@ class Chapter:
                 self._record.ends[f"{late.get_name()}: none"] += 1
             self._record.nights = sorted(one for one in steps().EXECUTIONS if one.startswith("nightly@"))
 
-    async def _one_hour(self, system: System, hour: int, app: Any, cookie: tuple[str, str]) -> None:
+    async def _one_hour(self, system: System, hour: int, app: Any, headers: list[tuple[str, str]]) -> None:
         self._world.trouble(datetime.fromtimestamp(wall(), UTC))
         self._world.hour(hour)
         if hour % 24 == 3:
@@ -138,7 +138,7 @@ class Chapter:
             self._waiting.add(task)
             task.add_done_callback(self._waiting.discard)
             await asyncio.sleep(3600 / JOBS_AN_HOUR)
-        await self._look(hour, app, cookie)
+        await self._look(hour, app, headers)
 
     async def _followed(self, handle: Handle, expected: str) -> None:
         result = await handle.result(ENDS_WITHIN_S)
@@ -146,12 +146,12 @@ class Chapter:
         self._record.ends[f"{expected}: {actual}"] += 1
         self._record.again += steps().EXECUTIONS.pop(handle.assignment_id, 1) - 1 - (result.retries_used or 0)
 
-    async def _look(self, hour: int, app: Any, cookie: tuple[str, str]) -> None:
+    async def _look(self, hour: int, app: Any, headers: list[tuple[str, str]]) -> None:
         """Ask for every page; at the end of a day, note sizes and memory."""
         day = hour // 24
         for page in PAGES:
             began = time.process_time()
-            answered = await ask(app, "GET", page, [cookie])
+            answered = await ask(app, "GET", page, headers)
             took = time.process_time() - began
             if answered.status != 200:
                 self._record.refused.append(f"day {day} {page}: {answered.status}")
@@ -191,14 +191,14 @@ async def _dashboard(system: System, settings: Settings, record: Record) -> Asyn
 
 async def _watch(app: Any, record: Record) -> None:
     """Hold the live stream of the overview open, and count its messages."""
-    name, value = await login(app)
+    given = [("Host", HOST), *await login(app)]
     scope = {
         "type": "http",
         "method": "GET",
         "path": "/live",
         "raw_path": b"/live",
         "query_string": b"view=overview",
-        "headers": [(b"host", b"127.0.0.1:8321"), (name.lower().encode(), value.encode())],
+        "headers": [(name.lower().encode(), value.encode()) for name, value in given],
         "client": ("127.0.0.1", 50001),
         "server": ("127.0.0.1", 8321),
         "scheme": "http",

@@ -307,7 +307,8 @@ def missing_extra() -> str | None:
     absent = [name for name in NEEDED if find_spec(name) is None]
     if not absent:
         return None
-    return f"the dashboard needs the extra 'dashboard': pip install '.[dashboard]' in a checkout (missing: {', '.join(absent)})"
+    way_out = "pip install '.[dashboard]' in a checkout"
+    return f"the dashboard needs the extra 'dashboard': {way_out} (missing: {', '.join(absent)})"
 
 
 @asynccontextmanager
