@@ -34,7 +34,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 step = @printf '\n== %s\n' '$(1)'
 
-.PHONY: help venv run test bench faults mutants soak fmt lint house map docs dist types collect pytest coverage clean
+.PHONY: help venv run test bench faults month mutants soak fmt lint house map docs dist types collect pytest coverage clean
 
 help: ## this list
 	@grep -E '^[a-z]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
@@ -68,6 +68,9 @@ bench: $(STAMP) ## the benchmarks, side by side with the peers
 faults: $(STAMP) ## every kill, freeze, power cut and disk error instead of a spread of them, and every story of the commands on NATS; minutes
 	@REEFKNOT_FAULT_POINTS=all $(BIN)/python -m pytest tests/faults $(ARGS)
 	@REEFKNOT_ACCEPTANCE_ON_NATS=all $(BIN)/python -m pytest tests/acceptance -m nats $(ARGS) $(SOME)
+
+month: $(STAMP) ## a system lives for a month in minutes: outages, upgrades, a rollback, kills, growth; ARGS='--days 3' for less
+	@$(BIN)/python -m tests.month $(ARGS)
 
 mutants: $(STAMP) ## mutate the core, and count the mutants that no test notices; ARGS='reefknot.core.retry.decide*' for some
 	@$(BIN)/mutmut run $(ARGS)

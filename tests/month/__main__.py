@@ -30,6 +30,8 @@ BERLIN = ZoneInfo("Europe/Berlin")
 SIZE_BOUND = 1.5
 MEMORY_BOUND = 1.5
 SLOWER_BOUND = 1.5
+LEAST_HOURS = 72
+"""Hours below which growth is not judged: caches fill, retention has not begun."""
 LEAST_CPU_S = 0.02
 """CPU time below which an answer counts as quick, whatever it took on the first day."""
 ROOM_BYTES = 32 << 20
@@ -48,10 +50,10 @@ class Line:
 class Month:
     """The whole story, chapter by chapter."""
 
-    def __init__(self, world: World, *, days: int) -> None:
+    def __init__(self, world: World, *, hours: int) -> None:
         self._world = world
-        self._days = days
-        self._begin = CLOCKS_GO_BACK - timedelta(days=max(1, days * 2 // 5))
+        self._hours = hours
+        self._begin = CLOCKS_GO_BACK - timedelta(hours=hours * 2 // 5)
         self.record = Record()
         self.incidents = Incidents(world.home)
         self._commands: list[dict[str, float]] = []
@@ -63,8 +65,7 @@ class Month:
 
     def live(self) -> list[Line]:
         """Live it, and judge it."""
-        length = timedelta(days=self._days)
-        self._world.plan(self._begin, length)
+        self._world.plan(self._begin, timedelta(hours=self._hours))
         incidents = self.incidents
         chapters = [
             incidents.upgrade,
@@ -74,20 +75,19 @@ class Month:
             incidents.full_disk,
             incidents.upgrade,
         ]
-        hours = self._days * 24
-        self._pass(24)
+        first, last = min(24, self._hours // 6), min(24, self._hours // 4)
+        self._pass(first)
         self._commands.append(incidents.commands(self._now))
         for number, incident in enumerate(chapters, 1):
-            self._pass(max(0, number * (hours - 25) // len(chapters) + 24 - self._hour))
-            if incident.__name__ == "rollback":
+            self._pass(first + number * (self._hours - first - last) // len(chapters) - self._hour)
+            if incident == incidents.rollback:
                 incidents.upgrade(self._now)  # and at once it is regretted
             incident(self._now)
+        quarantined = self._quarantined()
         self._world.calm()
         self._world.mend()
-        self._pass(1)
-        quarantined = self._quarantined()
         incidents.check(self._now, "quarantine", "requeue", "--source", "code")
-        self._pass(24)
+        self._pass(self._hours - self._hour)
         self._commands.append(incidents.commands(self._now))
         incidents.check(self._now, "audit", "verify")
         incidents.check(self._now, "audit", "replay")
@@ -96,13 +96,11 @@ class Month:
 
     def _pass(self, hours: int) -> None:
         began = time.monotonic()
-        if hours:
-            with made_up_versions(self.incidents.versions):
-                Chapter(self._world, self.record, self._begin, range(self._hour, self._hour + hours)).run()
+        with made_up_versions(self.incidents.versions):
+            Chapter(self._world, self.record, self._begin, range(self._hour, self._hour + hours)).run()
         self._hour += hours
-        print(
-            f"{self._now:%Y-%m-%d %H:%M} UTC after {hours} hours in {time.monotonic() - began:.0f} s", file=sys.stderr
-        )
+        took = time.monotonic() - began
+        print(f"{self._now:%Y-%m-%d %H:%M} UTC, {hours} hours in {took:.0f} s", file=sys.stderr)
 
     def _quarantined(self) -> int:
         """Items in quarantine, as a command says it."""
@@ -134,7 +132,7 @@ class Month:
         yield Line("unreadable items wait for a person", f"{quarantined} of {poison}", quarantined == poison)
         yield from self._growth()
         yield Line("pages answered", ", ".join(record.refused[:3]) or "all with 200", not record.refused)
-        yield Line("the live page went on", f"{record.live_messages} messages", record.live_messages > self._days)
+        yield Line("the live page went on", f"{record.live_messages} messages", record.live_messages > self._hours)
 
     def _days_of_nights(self) -> list[date]:
         """The local days whose 02:30 is within the time that was lived."""
@@ -148,15 +146,14 @@ class Month:
         return sorted(days)
 
     def _growth(self) -> Iterator[Line]:
-        record = self.record
-        steady, last = min(2, self._days - 1), max(record.sizes)
-        grown = record.sizes[last] / record.sizes[steady]
-        text = f"day {steady + 1}: {_mb(record.sizes[steady])}, day {last + 1}: {_mb(record.sizes[last])}"
-        yield Line(f"files at most {SIZE_BOUND} × those of day {steady + 1}", text, grown <= SIZE_BOUND)
-        memory = record.memory
-        fits = memory[last] <= max(memory[0] * MEMORY_BOUND, memory[0] + ROOM_BYTES)
-        yield Line("memory as on the first day", f"{_mb(memory[0])}, then {_mb(memory[last])}", fits)
-        yield _compared("no page slower than 1.5 × the first day", record.pages[0], record.pages[last])
+        sizes, memory, pages = self.record.sizes, self.record.memory, self.record.pages
+        if self._hours < LEAST_HOURS:
+            return
+        figure = f"{_mb(sizes[1])}, at the end {_mb(sizes[-1])}"
+        yield Line(f"files at most {SIZE_BOUND} × those of the first week", figure, sizes[-1] <= sizes[1] * SIZE_BOUND)
+        fits = memory[-1] <= max(memory[0] * MEMORY_BOUND, memory[0] + ROOM_BYTES)
+        yield Line("memory as on the first day", f"{_mb(memory[0])}, at the end {_mb(memory[-1])}", fits)
+        yield _compared("no page slower than 1.5 × the first day", pages[0], pages[-1])
         yield _compared("no command slower than 1.5 × the first day", *self._commands)
 
 
@@ -197,13 +194,14 @@ def _folder() -> Iterator[Path]:
         yield Path(folder)
 
 
-def lived(days: int) -> list[Line]:
-    """The table of so many days."""
-    with _folder() as folder, living_world(folder / "home", retention=timedelta(days=max(0.25, days / 15))) as world:
+def lived(hours: int) -> list[Line]:
+    """The table of a month of this many hours."""
+    retention = timedelta(hours=max(4, hours / 15))
+    with _folder() as folder, living_world(folder / "home", retention=retention) as world:
         (world.home / "month_steps.py").write_text(STEPS)
         sys.path.insert(0, str(world.home))
         try:
-            return Month(world, days=days).live()
+            return Month(world, hours=hours).live()
         finally:
             sys.path.remove(str(world.home))
             sys.modules.pop("month_steps", None)
@@ -215,7 +213,7 @@ def main() -> int:
     days = parser.parse_args().days
     logging.getLogger("reefknot").setLevel(logging.CRITICAL)
     began = time.monotonic()
-    lines = lived(days)
+    lines = lived(24 * days)
     print(table(lines))
     print(f"{days} days in {time.monotonic() - began:.0f} s")
     return 0 if all(one.holds for one in lines) else 1

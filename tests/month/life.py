@@ -11,7 +11,7 @@ import asyncio
 import os
 import sys
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -77,12 +77,12 @@ class Record:
     """Executions of jobs that ran although they had succeeded."""
     nights: list[str] = field(default_factory=list)
     """Ids of the jobs of the nightly schedule."""
-    sizes: dict[int, int] = field(default_factory=dict)
-    """By day, the bytes of the store's files."""
-    memory: dict[int, int] = field(default_factory=dict)
-    """By day, the resident bytes of this process."""
-    pages: dict[int, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
-    """By day and page, the shortest CPU time of an answer."""
+    sizes: list[int] = field(default_factory=list)
+    """Bytes of the store's files at the end of each chapter."""
+    memory: list[int] = field(default_factory=list)
+    """Resident bytes of this process at the end of each chapter."""
+    pages: list[dict[str, float]] = field(default_factory=list)
+    """For each chapter the shortest CPU time in which a page was answered."""
     refused: list[str] = field(default_factory=list)
     """Pages that were not answered with 200."""
     live_messages: int = 0
@@ -100,7 +100,10 @@ class Chapter:
 
     def run(self) -> None:
         """Live from the first of these hours until the last has passed and every job has ended."""
+        self._record.pages.append({})
         live(self._live(), since=self._begin + timedelta(hours=self._hours.start))
+        self._record.sizes.append(size_of(self._world.home))
+        self._record.memory.append(resident_bytes())
 
     async def _live(self) -> None:
         home = self._world.home
@@ -147,19 +150,15 @@ class Chapter:
         self._record.again += steps().EXECUTIONS.pop(handle.assignment_id, 1) - 1 - (result.retries_used or 0)
 
     async def _look(self, hour: int, app: Any, headers: list[tuple[str, str]]) -> None:
-        """Ask for every page; at the end of a day, note sizes and memory."""
-        day = hour // 24
+        """Ask for every page."""
+        taken = self._record.pages[-1]
         for page in PAGES:
             began = time.process_time()
             answered = await ask(app, "GET", page, headers)
             took = time.process_time() - began
+            taken[page] = min(took, taken.get(page, took))
             if answered.status != 200:
-                self._record.refused.append(f"day {day} {page}: {answered.status}")
-            known = self._record.pages[day].get(page, took)
-            self._record.pages[day][page] = min(known, took)
-        if hour % 24 == 23:
-            self._record.sizes[day] = size_of(self._world.home)
-            self._record.memory[day] = resident_bytes()
+                self._record.refused.append(f"hour {hour} {page}: {answered.status}")
 
 
 @asynccontextmanager

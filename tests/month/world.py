@@ -136,7 +136,7 @@ class World:
 
         def at(part: float, hours: float, start: Callable[[], None], end: Callable[[], None]) -> None:
             moment = begin + length * part
-            self._trouble += [(moment, start), (moment + timedelta(hours=hours), end)]
+            self._trouble += [(moment, start), (moment + min(timedelta(hours=hours), length / 10), end)]
 
         repository = self.repository
         at(0.10, 6, lambda: setattr(repository, "is_down", True), lambda: setattr(repository, "is_down", False))
