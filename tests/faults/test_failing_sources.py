@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Iterator
 from itertools import pairwise
@@ -69,6 +70,18 @@ class Shelf:
 class Endless(Shelf):
     async def fetch(self, request):
         return Page(str(int(request.cursor or "0") + 1), (Document("a", "a", "1", text="again"),), is_last=False)
+"""
+
+ODD = """\
+from reefknot.connectors.registry import connector
+
+@connector("odd")
+class Odd:
+    def __init__(self, context):
+        pass
+
+    async def fetch(self, request):
+        raise ValueError("odd")
 """
 
 
@@ -165,8 +178,8 @@ def test_files_that_a_server_refuses_for_now_all_come_back(folder: Folder, serve
 def test_a_first_sync_outlives_limits_and_an_outage_without_a_trace_in_quarantine(
     folder: Folder, server: GithubServer
 ) -> None:
-    """Five limits in a row, each after some progress; then nothing but 503 for some probes; one job does it all."""
-    server.git.files = {f"{n:04}.md": f"file {n}".encode() for n in range(240)}
+    """Four limits in a row, each after some progress; then nothing but 503 for some probes; one job does it all."""
+    server.git.files = {f"{n:04}.md": f"file {n}".encode() for n in range(120)}
     server.git.commit()
     answered, is_down, asked_while_down = 0, False, 0
 
@@ -176,14 +189,14 @@ def test_a_first_sync_outlives_limits_and_an_outage_without_a_trace_in_quarantin
             asked_while_down += 1
             return refusal(503, "down for maintenance")
         answered += 1
-        if answered % 40 == 0 and answered <= 200:
+        if answered % 20 == 0 and answered <= 80:
             return refusal(403, "API rate limit exceeded", retry_after="1", x_ratelimit_remaining="0")
         return None
 
     server.interfere = interfere
     configure(folder, server)
     folder.up()
-    until(lambda: answered > 210)
+    until(lambda: answered > 85)
     is_down = True
     until(lambda: asked_while_down >= 4 and source(folder)["state"] in ("resting", "probing"))
     found = source(folder)
@@ -191,7 +204,7 @@ def test_a_first_sync_outlives_limits_and_an_outage_without_a_trace_in_quarantin
     story = folder("job", "show", found["sync_job"]).out
     assert "503" in story
     is_down = False
-    until(lambda: source(folder)["state"] == "healthy" and source(folder)["documents"] == 240)
+    until(lambda: source(folder)["state"] == "healthy" and source(folder)["documents"] == 120)
     job = folder.json("job", "show", source(folder)["sync_job"])
     assert job["state"] == "succeeded"
     assert job["attempts"] <= 3, "two failures before it rested, and the success: limits spent nothing"
@@ -214,8 +227,9 @@ def test_a_source_that_is_down_is_asked_with_growing_pauses_and_nothing_is_quara
     pauses = [after - before for before, after in pairwise(asked)]
     assert pauses[3] >= 1.8, "2 s after the first probe"
     assert pauses[4] >= 3.6, "4 s after the second"
+    until(lambda: source(folder)["state"] == "resting")
     found = source(folder)
-    assert (found["quarantined"], found["state"], found["sync_state"]) == (0, "resting", "retrying")
+    assert (found["quarantined"], found["sync_state"]) == (0, "retrying")
     assert len(folder.json("job", "list", "--source", "demo")["jobs"]) == 1
 
 
@@ -263,3 +277,15 @@ def test_a_connector_that_returns_the_same_document_for_ever_ends_and_its_state_
     found = source(folder, "endless")
     assert (found["state"], found["last_sync"], found["sync_state"]) == ("needs attention", None, "quarantined")
     assert " quarantined " in folder("source", "list").out
+
+
+def test_the_lines_of_a_retry_name_source_and_time(folder: Folder) -> None:
+    (folder.path / "odd.py").write_text(ODD)
+    assert folder("source", "add", "odd", "--connector", "odd", "--module", "odd").code == 0
+    config = folder.path / "reefknot.yaml"
+    config.write_text(f"{config.read_text()}    retry: {{max_attempts: 1, base_delay_seconds: 1, jitter_factor: 0}}\n")
+    done = folder("source", "run", "odd", "--module", "odd")
+    assert done.code == 75
+    (line,) = [one for one in done.err.splitlines() if "Scheduling retry" in one]
+    assert re.match(r"\d{4}-\d\d-\d\dT[0-9:.+Z-]+ INFO reefknot: Scheduling retry: odd odd@\S+: attempt 1 of 2", line)
+    assert "trying again in 1 s" in line

@@ -92,7 +92,7 @@ def test_everything_is_there_after_limits_failures_and_restarts(server: HourlySe
     config = tmp_path / "reefknot.yaml"
     source = f"{{connector: github_repository, repository: octo/demo, base_url: '{server.url}', content: [files]}}"
     config.write_text(f"sources: {{demo: {source}}}\n")
-    settings = load_settings(config, environ={}, cwd=tmp_path)
+    settings = load_settings(str(config), environ={}, cwd=tmp_path)
     url = f"sqlite:{tmp_path / 'state.db'}"
     hours = FILES / LIMIT
 

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from reefknot.connectors import github_api, github_content, github_repository
-from reefknot.connectors.github_content import Conversation
+from reefknot.connectors.github_content import Conversation, listing_query
 from reefknot.connectors.github_repository import GithubRepository
 from reefknot.core.failure import FailureType
 from reefknot.errors import SourceError
@@ -1023,7 +1023,7 @@ class PagedByNumbers(GithubRepository):
     async def _issues(self, draft: Any) -> None:
         listing: list[Conversation] = []
         while True:
-            query = github_repository._listing("updated", "asc", page=draft.state.page)
+            query = listing_query("updated", "asc", page=draft.state.page)
             answer = await self._api.get("/issues", query)
             listing += self._api.decoded(answer, list[Conversation])
             draft.state.page += 1

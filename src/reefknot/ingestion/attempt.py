@@ -170,7 +170,7 @@ class JobRunner:
         self._record(item, "succeeded", wall - began)
         if is_sync and (summary.kept or summary.deleted or summary.failed):
             self.synced(source, summary)
-        more = {"synced_at": now, "full_since": 0} if is_sync else {}
+        more: dict[str, Any] = {"synced_at": now, "full_since": 0} if is_sync else {}
         await self._change_health(source, lambda health: after_answer(health, now, limit=limit), **more)
         result = msgspec.json.encode(summary)
         events.append(job_completed_event(item, result, wall))
@@ -366,7 +366,7 @@ class JobRunner:
         """Note that the source has answered: with pages of this execution, or with a refusal of one job."""
         now, limit = int(self._clock.wall() * 1000), source.max_concurrency
         goes_on = run is not None and self._records.known(source.name).full_since
-        more = {"full_since": 0} if goes_on else {}
+        more: dict[str, Any] = {"full_since": 0} if goes_on else {}
         await self._change_health(source, lambda one: after_answer(one, now, limit=limit), **more)
 
     # ---- records ----------------------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from reefknot.core.work import (
     accepted_for_worker,
     assigned,
     assignment_and_tenant,
+    attempts_since_progress,
     can_retry,
     cancel,
     discard,
@@ -52,6 +53,7 @@ from reefknot.core.work import (
     stage_of,
     started,
     step_key,
+    transferred,
     visible_state,
     worker_class,
     worker_of,
@@ -205,6 +207,33 @@ def test_the_time_of_a_wait_for_somebody_elses_key_is_not_the_works_own() -> Non
     assert fresh.budget == Budget()
     failed = structs.replace(running(), budget=Budget(1, None, 40_000, 41_000))
     assert settle(failed, Snooze(60_000, "held", 5_000), LATER).budget.first_attempt_at == 45_000
+
+
+def test_a_snooze_says_which_failure_put_the_work_off_and_keeps_an_earlier_one() -> None:
+    limited = settle(running(), Snooze(60_000, "limit", failure_type="rate_limited"), LATER)
+    assert (limited.attempts, limited.budget.failure_type) == (0, "rate_limited")
+    again = settle(structs.replace(running(), budget=limited.budget), Snooze(60_000), LATER)
+    assert again.budget.failure_type == "rate_limited"
+
+
+def test_progress_since_the_last_failure_gives_all_attempts_again() -> None:
+    def fail(item: WorkItem, progress: int) -> WorkItem:
+        return settle(structs.replace(item, state=S.RUNNING), TryAgain(60_000, progress=progress), LATER)
+
+    stuck = fail(fail(running(), 3), 3)
+    assert (stuck.attempts, stuck.budget.attempts, stuck.budget.progress) == (2, 2, 3)
+    assert attempts_since_progress(stuck, 3) == 2
+    assert attempts_since_progress(stuck, 4) == 0
+    on = fail(stuck, 4)
+    assert (on.attempts, on.budget.attempts, on.budget.progress) == (1, 1, 4)
+    assert on.budget.first_attempt_at == stuck.budget.first_attempt_at, "the time of all attempts goes on"
+
+
+def test_pending_work_is_transferred_with_its_due_time_or_with_another() -> None:
+    item = structs.replace(running(), state=S.PENDING, due_at=7)
+    over = transferred(item, "io@w", NOW)
+    assert (over.resource_class, over.pool, over.due_at, over.updated_at) == ("io@w", "io", 7, NOW.wall)
+    assert transferred(item, "io", NOW, due_at=9).due_at == 9
 
 
 def test_work_that_was_handed_back_keeps_its_place() -> None:

@@ -16,6 +16,7 @@ from reefknot.core.overload.source_health import (
     cooled,
     free_places,
     is_to_blame,
+    outage_is_too_long,
     probe_begun,
     probe_released,
     spends_attempt,
@@ -165,3 +166,45 @@ def test_the_state_is_small_and_survives_json() -> None:
     opened = down()
     assert json.decode(json.encode(opened), type=SourceHealth) == opened
     assert json.encode(SourceHealth()) == b"{}"
+
+
+# ---- failures of the source itself -----------------------------------------------------------------------------------
+
+
+def test_three_failures_of_the_source_itself_open_the_breaker_whatever_job_met_them() -> None:
+    health = SourceHealth(answered_at=NOW)
+    for n in range(3):
+        assert health.condition(NOW) is SourceCondition.HEALTHY
+        health = after_outage(health, "sync", NOW, RULES, first_attempt_at=NOW - 1 - n, of_source=True)
+    assert health.condition(NOW) is SourceCondition.RESTING
+    assert (health.rests_until, health.failing_since) == (NOW + 30_000, NOW)
+
+
+def test_an_answer_between_them_begins_that_count_again() -> None:
+    health = SourceHealth()
+    for _ in range(10):
+        health = after_outage(health, "sync", NOW, RULES, of_source=True)
+        health = after_outage(health, "sync", NOW, RULES, of_source=True)
+        health = after_answer(health, NOW, limit=2)
+    assert health == SourceHealth(answered_at=NOW)
+
+
+def test_an_outage_is_too_long_for_a_job_that_waited_for_all_of_it_and_not_for_a_later_one() -> None:
+    rules = HealthRules(max_outage_ms=1000)
+    failing = after_outage(SourceHealth(), "sync", NOW, rules, of_source=True)
+    assert not outage_is_too_long(failing, NOW - 5000, NOW + 1000, rules)
+    assert outage_is_too_long(failing, NOW - 5000, NOW + 1001, rules)
+    assert not outage_is_too_long(failing, NOW + 500, NOW + 1001, rules), "requeued meanwhile"
+    assert not outage_is_too_long(SourceHealth(), NOW - 5000, NOW + 1001, rules), "it answers"
+
+
+def test_limits_without_an_answer_count_as_time_without_an_answer() -> None:
+    limited = cooled(SourceHealth(), NOW + 10, NOW, "limit")
+    again = cooled(limited, NOW + 500, NOW + 100, "limit")
+    assert (limited.failing_since, again.failing_since) == (NOW, NOW)
+    assert after_answer(again, NOW + 200, limit=2).failing_since == 0
+
+
+def test_a_source_that_was_read_to_its_end_is_back_at_once() -> None:
+    now, health = NOW + 30_000, probe_begun(down(), NOW + 30_000)
+    assert after_answer(health, now, limit=0).condition(now) is SourceCondition.HEALTHY
