@@ -146,7 +146,9 @@ class ImapMailbox:
             except SourceError as error:
                 if link.is_open or error.failure_type is FailureType.RATE_LIMITED:
                     raise
-                text = f"the connection breaks when this message is fetched ({error}); mend it on the server, then requeue"
+                text = (
+                    f"the connection breaks when this message is fetched ({error}); mend it on the server, then requeue"
+                )
                 raise SourceError(text, FailureType.UNKNOWN) from error
             if info is None or raw is None:
                 if await link.search(str(uid)):
