@@ -7,9 +7,11 @@ retried here.
 """
 
 import asyncio
+import re
 import ssl
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,7 +32,14 @@ WHOLE_S = 90.0
 """Time for one request with its body, however steadily it drips."""
 TOKEN_S = 60.0
 """Time for which a token is used before it is read again: a new one is taken without a restart."""
-LARGEST_JSON = 64 * 1024 * 1024
+LARGEST_JSON = 16 * 1024 * 1024
+"""Bytes of an answer, unpacked: a hundred issues of the largest size have half of it. As text they need four times."""
+MOST_OBJECTS = 50_000
+"""Objects of an answer: an empty one has two bytes, and takes a hundred in memory."""
+MOST_TREE_OBJECTS = 200_000
+"""Twice as many as GitHub puts into a tree."""
+MOST_QUOTES = 40
+"""Quotation marks for each object that is allowed, above which an answer is not looked through."""
 LARGEST_TEXT = 4096
 """Characters of a refusal's body that are looked at."""
 SECONDARY_S = 60.0
@@ -42,6 +51,7 @@ RIGHTS = "a fine-grained token needs read access to Contents, Issues and Pull re
 
 _JSON = "application/vnd.github+json"
 RAW = "application/vnd.github.raw+json"
+_TEXT_OR_OBJECT = re.compile(rb'"(?:[^"\\]|\\.)*+"|\{', re.DOTALL)
 _LIMIT_WORDS = ("rate limit", "abuse detection")
 _T = TypeVar("_T")
 
@@ -128,8 +138,15 @@ class GithubApi:
             self._token_ends = -inf
         raise failure_of(answer, message, where=where, repository=self._repository, has_token=self._token is not None)
 
-    def decoded(self, answer: ApiAnswer, kind: type[_T]) -> _T:
-        """The body as a value of this kind. One that is something else is a transient failure: a proxy's page, say."""
+    def decoded(self, answer: ApiAnswer, kind: type[_T], *, objects: int = MOST_OBJECTS) -> _T:
+        """
+        The body as a value of this kind. One that is something else is a transient failure: a proxy's page, say.
+
+        An answer of more than so many `objects` is a permanent failure, and is not decoded.
+        """
+        if has_more_objects(answer.body, objects):
+            text = f"{self._base} answered with more than {objects} objects, which is too many; check `base_url:`"
+            raise SourceError(text, FailureType.PERMANENT)
         try:
             return msgspec.json.decode(answer.body, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -257,7 +274,8 @@ async def _bounded_body(response: httpx2.Response, most: int, *, cut: bool) -> b
     received = 0
     async for part in response.aiter_raw():
         received += len(part)
-        body += unpack.decompress(part, most + 1 - len(body)) if packed else part
+        # In a thread: a few bytes may unpack to a great many, and zlib lets the loop go on meanwhile.
+        body += await asyncio.to_thread(unpack.decompress, part, most + 1 - len(body)) if packed else part
         if unpack.unused_data:
             raise zlib.error("there is something behind the end of the body")
         if len(body) > most or received > most + MOST_PACKING:
@@ -267,6 +285,16 @@ async def _bounded_body(response: httpx2.Response, most: int, *, cut: bool) -> b
     if packed and not unpack.eof:
         raise zlib.error("the body ends in the middle")
     return bytes(body)
+
+
+def has_more_objects(body: bytes, most: int) -> bool:
+    """Whether JSON has more objects than `most`. Braces in texts are not counted; nothing is decoded."""
+    if body.count(b"{") <= most:
+        return False
+    if body.count(b'"') > most * MOST_QUOTES:
+        return True
+    found = (True for one in _TEXT_OR_OBJECT.finditer(body) if one[0] == b"{")
+    return sum(islice(found, most + 1)) > most
 
 
 def failure_of(answer: ApiAnswer, message: str, *, where: str, repository: str, has_token: bool) -> SourceError:

@@ -17,7 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from reefknot import clock
-from reefknot.connectors.github_api import RAW, ApiAnswer, GithubApi, path_of
+from reefknot.connectors.github_api import MOST_TREE_OBJECTS, RAW, ApiAnswer, GithubApi, path_of
 from reefknot.connectors.github_settings import GithubSettings
 from reefknot.core.failure import FailureType
 from reefknot.errors import SourceError
@@ -103,7 +103,7 @@ class Conversation(Struct):
     html_url: str = ""
     base: ApiBranch | None = None
     head: ApiBranch | None = None
-    pull_request: dict[str, Any] | None = None
+    pull_request: ApiBranch | None = None
     """Not None for a pull request among the issues."""
 
 
@@ -227,7 +227,7 @@ class CommitTree:
         if answer.status != 200:
             text = f"commit {self.commit[:12]} is not there any more; the next attempt reads the new one"
             raise SourceError(text, FailureType.TRANSIENT)
-        return self._api.decoded(answer, _Tree)
+        return self._api.decoded(answer, _Tree, objects=MOST_TREE_OBJECTS)
 
 
 def listing_query(sort: str, direction: str, *, page: int, size: int = 100) -> dict[str, str | int]:
@@ -322,7 +322,8 @@ class DocumentReader:
 
     async def conversation(self, kind: str, one: Conversation, version: str) -> Document:
         """An issue or a pull request with its comments."""
-        parts, problem = [f"# {one.title}", one.body or ""], ""
+        # Cut before it is joined: the text of a large answer is not copied.
+        parts, problem = [f"# {one.title}", (one.body or "")[: LARGEST_TEXT + 1]], ""
         paths = [path_of("issues", one.number, "comments")] if one.comments != 0 else []
         if kind == "pull_requests":
             paths.append(path_of("pulls", one.number, "comments"))
@@ -370,7 +371,7 @@ class DocumentReader:
             if answer.status == 410:  # a repository without issues has no comments of that kind
                 return [], True
             found += self._api.decoded(answer, list[ApiComment])
-            if not answer.has_next:
+            if not answer.has_next or sum(len(one.body or "") for one in found) > LARGEST_TEXT:
                 return found, True
         return found, False
 

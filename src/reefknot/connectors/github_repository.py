@@ -359,6 +359,7 @@ class GithubRepository:
         if "issues" not in self._settings.content:
             return _go_on(state)
         while not draft.is_full:
+            listing: list[Conversation] = []  # one listing at a time in memory, not the last one as well
             since = state.since
             query = listing_query("updated", "asc", page=state.page) | ({"since": since} if since else {})
             etag = state.issues_etag if state.page == 1 else ""
@@ -393,6 +394,8 @@ class GithubRepository:
         size = min(100, draft.limit)
         reach = shown_time(parsed_time(state.pulls_since) - OVERLAP) if state.pulls_since else ""
         while not draft.is_full:
+            listing: list[Conversation] = []
+            new: list[Conversation] = []
             page, skipped = state.offset // size + 1, state.offset % size
             etag = state.pulls_etag if state.offset == 0 else ""
             answer = await self._api.get("/pulls", listing_query("updated", "desc", page=page, size=size), etag=etag)

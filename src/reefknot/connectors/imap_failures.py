@@ -49,6 +49,16 @@ class ImapAddress(Struct, frozen=True):
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"
 
+    def trust(self) -> ssl.SSLContext:
+        """The certificates that the server's is checked against."""
+        try:
+            return ssl.create_default_context(cafile=self.tls_ca)
+        except (OSError, ssl.SSLError) as error:
+            raise SourceError(
+                f"tls_ca: {self.tls_ca} cannot be read as certificates ({printable(str(error), most=100)})",
+                FailureType.PERMANENT,
+            ) from None
+
 
 class ImapRefusedError(SourceError):
     """The server answered NO or BAD to a command, and the connection goes on; or BYE, and it is closed."""

@@ -9,7 +9,7 @@ import asyncio
 import re
 from collections.abc import Collection, Mapping, Sequence
 from hashlib import sha256
-from itertools import takewhile
+from itertools import accumulate, takewhile
 from sys import getsizeof
 
 from msgspec import Struct
@@ -103,7 +103,9 @@ class MessageReader:
             except ImapRefusedError:
                 if not link.is_open:
                     raise
-        done = list(takewhile(lambda uid: uid in found and len(found[uid]) < CHUNK, group))
+        sizes = accumulate(len(found.get(uid, b"")) for uid in group)
+        together = (uid for uid, size in zip(group, sizes, strict=True) if size <= GROUP_BYTES)
+        done = list(takewhile(lambda uid: uid in found and len(found[uid]) < CHUNK, together))
         if not done:  # alone, longer than announced, or not handed out with others
             uid, info = next(iter(group.items()))
             found, done = {}, [uid]
@@ -118,6 +120,7 @@ class MessageReader:
                 await self.fail_withheld(link, name, validity, done, draft)
                 return done
             found[uid] = raw
+        found = {uid: found[uid] for uid in done}
         documents = await asyncio.to_thread(
             lambda: [self.document(name, validity, uid, group[uid], found[uid]) for uid in done]
         )

@@ -15,7 +15,7 @@ import contextlib
 import re
 import ssl
 from base64 import b64decode, b64encode
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from email.utils import parsedate_to_datetime
 from ipaddress import ip_address
 from typing import Any, NamedTuple, TypeVar
@@ -41,7 +41,11 @@ MOST_SEARCH_LINE = 1024 * 1024
 MOST_LITERAL = 64 * 1024
 """Bytes of a literal where no content was asked for: a name of a folder, or words of an error."""
 MOST_ANSWER = 8 * 1024 * 1024
-MOST_DEPTH = 20
+MOST_ANSWERS = 20_000
+"""Untagged answers to one command that are kept: each costs more memory than its few bytes."""
+MOST_LITERALS, MOST_FOUND, MOST_INFO = 100, 100_000, 1000
+"""Literals of one answer, UIDs that a search finds, bytes of the size and arrival of one message."""
+MOST_DEPTH, MOST_TOKENS = 20, 2000
 MOST_FOLDERS = 5000
 MOST_NAME = 1000
 """Bytes of the name of a folder."""
@@ -125,7 +129,7 @@ class ImapConnection:
 
     async def _open(self) -> bool:
         address = self.address
-        context = None if address.tls is Tls.NONE else self._trust()
+        context = None if address.tls is Tls.NONE else address.trust()
         self._reader, self._writer = await asyncio.open_connection(
             address.host, address.port, limit=MOST_SEARCH_LINE, ssl=context if address.tls is Tls.IMPLICIT else None
         )
@@ -156,15 +160,6 @@ class ImapConnection:
                 )
             await self._start_tls(context)
         return is_ready
-
-    def _trust(self) -> ssl.SSLContext:
-        try:
-            return ssl.create_default_context(cafile=self.address.tls_ca)
-        except (OSError, ssl.SSLError) as error:
-            raise SourceError(
-                f"tls_ca: {self.address.tls_ca} cannot be read as certificates ({printable(str(error), most=100)})",
-                FailureType.PERMANENT,
-            ) from None
 
     async def _start_tls(self, context: ssl.SSLContext | None) -> None:
         try:
@@ -215,7 +210,7 @@ class ImapConnection:
         await self._learn()
 
     async def _learn(self) -> None:
-        answers = await self._command("CAPABILITY", take=("CAPABILITY",))
+        answers = await self._command("CAPABILITY", take=("CAPABILITY",), most=MOST_LINE)
         words = b" ".join(answer.text for answer in answers)
         self._capabilities = frozenset(words.decode("ascii", "replace").upper().split())
 
@@ -252,10 +247,10 @@ class ImapConnection:
             if not _UNSAFE.search(raw) and 0 < len(raw) <= MOST_NAME:
                 folder = ImapFolder(decoded_name(raw), raw, flags)
                 found.setdefault(folder.name, folder)
+            if len(found) > MOST_FOLDERS:
+                raise SourceError(f"{self.address} has more than {MOST_FOLDERS} folders", FailureType.PERMANENT)
         if not found:  # a mailbox has an INBOX at least: better to wait than to take everything for deleted
             raise SourceError(f"{self.address} lists no folders", FailureType.TRANSIENT)
-        if len(found) > MOST_FOLDERS:
-            raise SourceError(f"{self.address} has more than {MOST_FOLDERS} folders", FailureType.PERMANENT)
         return [found[name] for name in sorted(found)]
 
     async def examine(self, folder: ImapFolder) -> FolderState:
@@ -287,15 +282,20 @@ class ImapConnection:
         words = [b"UID", uids.encode("ascii"), *(word.encode("ascii") for word in criteria)]
         found: set[int] = set()
         for answer in await self._command("UID SEARCH", *words, take=("SEARCH",)):
+            await asyncio.sleep(0)
             found.update(int(word) for word in answer.text.split() if word.isdigit() and len(word) <= 10)
+            if len(found) > MOST_FOUND:
+                raise self._too_large()
         return sorted(found)
 
     async def infos(self, uids: Iterable[int]) -> dict[int, MessageInfo]:
         """Sizes and arrivals of messages of the open folder; of a message that is gone, none."""
+        asked = set(uids)
         found: dict[int, MessageInfo] = {}
-        for values in await self._fetch(uids, b"(UID RFC822.SIZE INTERNALDATE)", MOST_LITERAL, MOST_ANSWER):
+        most = MOST_INFO * len(asked) + MOST_LITERAL
+        async for values in self._fetch(asked, b"(UID RFC822.SIZE INTERNALDATE)", MOST_INFO, most):
             uid, size = _number(values.get("UID")), _number(values.get("RFC822.SIZE"))
-            if uid is not None and size is not None:
+            if uid is not None and uid in asked and size is not None:
                 found[uid] = MessageInfo(size, _arrival(values.get("INTERNALDATE")))
         return found
 
@@ -303,24 +303,25 @@ class ImapConnection:
         """`count` bytes from `start` on of a section of messages of the open folder: `""` all, `HEADER` the headers."""
         asked = f"(UID BODY.PEEK[{section}]<{start}.{count}>)".encode("ascii")
         found: dict[int, bytes] = {}
-        for values in await self._fetch(uids, asked, count, (count + 1000) * len(uids) + MOST_LITERAL):
+        async for values in self._fetch(uids, asked, count, (count + MOST_INFO) * len(uids) + MOST_LITERAL):
             uid = _number(values.get("UID"))
             for name, value in values.items():
-                if uid is not None and name.startswith(f"BODY[{section}]"):
+                if uid is not None and uid in uids and name.startswith(f"BODY[{section}]"):
                     found[uid] = value if isinstance(value, bytes) else b""
         return found
 
-    async def _fetch(self, uids: Iterable[int], asked: bytes, literal: int, most: int) -> list[dict[str, Token]]:
+    async def _fetch(
+        self, uids: Iterable[int], asked: bytes, literal: int, most: int
+    ) -> AsyncIterator[dict[str, Token]]:
+        """The values of each message, one after another: the parts of all of them would need far more memory."""
         words = (ranges(uids).encode("ascii"), asked)
         answers = await self._command("UID FETCH", *words, take=("FETCH",), literal=literal, most=most)
-        found = []
         for answer in answers:
             await asyncio.sleep(0)
             tokens = answer.tokens()
             if tokens and isinstance(tokens[0], list):
                 names = [str(name, "latin-1").upper() if isinstance(name, bytes) else "" for name in tokens[0][::2]]
-                found.append(dict(zip(names, tokens[0][1::2], strict=False)))
-        return found
+                yield dict(zip(names, tokens[0][1::2], strict=False))
 
     async def _command(
         self,
@@ -385,6 +386,8 @@ class ImapConnection:
                     raise refusal(self._shown(answer.text), f"{self.address} ended the connection", is_bye=True)
                 if answer.kind in take:
                     found.append(answer)
+                    if len(found) > MOST_ANSWERS:
+                        raise self._too_large()
             elif line.startswith(tag + b" "):
                 kind, _, text = line[len(tag) + 1 :].partition(b" ")
                 if kind.upper() == b"OK":
@@ -420,6 +423,7 @@ class ImapConnection:
             number, (first, _, rest) = int(first[:12]), rest.partition(b" ")
         pieces: list[tuple[bytes, bytes]] = []
         last, text = line, rest
+        texts = len(line)
         while (announced := _LITERAL.search(last)) is not None:
             size = int(announced[1][:20])
             most -= size
@@ -429,6 +433,9 @@ class ImapConnection:
             content = await self._reader.readexactly(size)
             last = await self._line(most)
             most -= len(last)
+            texts += len(last)
+            if texts > MOST_LINE or len(pieces) == MOST_LITERALS:
+                raise self._too_large()
             pieces.append((content, _LITERAL.sub(b"", last)))
         return _Untagged(first.decode("ascii", "replace").upper(), number, _LITERAL.sub(b"", text), pieces)
 
@@ -448,11 +455,11 @@ class ImapConnection:
 
 
 def _tokenize(text: bytes, stack: list[list[Token]]) -> None:
-    for found in _TOKEN.finditer(text):
+    for number, found in enumerate(_TOKEN.finditer(text)):
         token = found[0]
+        if len(stack) > MOST_DEPTH or number > MOST_TOKENS:
+            raise SourceError("the server's answer is nested too deep, or has too many values", FailureType.TRANSIENT)
         if token == b"(":
-            if len(stack) > MOST_DEPTH:
-                raise SourceError("the server's answer is nested too deep", FailureType.TRANSIENT)
             inner: list[Token] = []
             stack[-1].append(inner)
             stack.append(inner)

@@ -1,0 +1,225 @@
+"""
+Servers that answer with far more than was asked for: a sync of the command line stays below 200 MB, whatever comes.
+
+Each sync is a process of its own, whose largest memory is read at its end.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from tests.integration.stepping import Loopback, Reply, Seen
+
+MEGABYTE = 1 << 20
+ROOT = Path(__file__).resolve().parents[2]
+MOST_MB = 200
+PATIENCE_S = 120.0
+COMMAND = """
+import atexit, re, sys
+from pathlib import Path
+
+def tell_peak():
+    # Not `ru_maxrss`: that is never less than the memory of the process that started this one.
+    peak = re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())
+    print("PEAK", int(peak[1]) // 1024, flush=True)
+
+atexit.register(tell_peak)
+from reefknot.cli import main
+sys.argv = ["reefknot", "source", "run", "it"]
+{before}
+sys.exit(main())
+"""
+
+
+def synced(folder: Path, source: str, before: str = "") -> tuple[int, str, int]:
+    """The exit code of a sync, what it said, and its largest memory in MB. `before` is run first."""
+    (folder / "reefknot.yaml").write_text(f"sources:\n  it: {source}\n")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("REEFKNOT")}
+    done = subprocess.run(
+        [sys.executable, "-c", COMMAND.replace("{before}", before)],
+        cwd=folder,
+        env=kept | {"PYTHONPATH": str(ROOT / "src"), "SECRET": "x", "MALLOC_ARENA_MAX": "2"},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    peak = re.search(r"PEAK (\d+)", done.stdout)
+    assert peak is not None, done.stderr[-2000:]
+    assert "Traceback" not in done.stderr, done.stderr[-2000:]
+    return done.returncode, done.stdout + done.stderr, int(peak[1])
+
+
+# ---- GitHub ----------------------------------------------------------------------------------------------------------
+
+ISSUE = b'"number": 1, "updated_at": "2026-01-01T00:00:00Z"'
+LISTINGS: dict[str, Callable[[], bytes]] = {
+    "labels": lambda: b'[{%b, "labels": [%b{}]}]' % (ISSUE, b"{}," * (20 * MEGABYTE)),
+    "few labels": lambda: b'[{%b, "labels": [%b{}]}]' % (ISSUE, b"{}," * (5 * MEGABYTE)),
+    "wide text": lambda: b'[{%b, "body": "\xf0\x9f\xaa\xa2%b"}]' % (ISSUE, b"a" * (16 * MEGABYTE - 1000)),
+}
+
+
+@contextmanager
+def github(listing: str) -> Iterator[str]:
+    """The settings of a source whose server answers with this listing of issues, packed."""
+    body = gzip.compress(LISTINGS[listing](), 1)
+
+    def answer(seen: Seen) -> Reply:
+        if seen.path.startswith("/repos/o/r/issues?"):
+            return Reply(200, {"Content-Encoding": "gzip"}, body)
+        if seen.path.startswith("/repos/o/r/issues/1/comments"):
+            return Reply(200, {}, b"[]")
+        return Reply(200, {}, b'{"full_name": "o/r", "default_branch": "main"}')
+
+    with Loopback(answer) as server:
+        yield f"{{connector: github_repository, repository: o/r, base_url: '{server.url('')}', content: [issues]}}"
+
+
+def test_a_listing_of_a_great_many_objects_is_refused_before_it_is_decoded(tmp_path: Path) -> None:
+    """64 MB of empty labels, packed into a few kB: decoded they were gigabytes."""
+    with github("labels") as source:
+        code, said, peak = synced(tmp_path, source)
+
+    assert code == 1, said
+    assert "which is too large" in said
+    assert peak < MOST_MB
+
+
+@pytest.mark.parametrize("listing", ["few labels", "wide text"])
+def test_a_listing_within_the_bound_of_bytes_needs_little_memory(tmp_path: Path, listing: str) -> None:
+    with github(listing) as source:
+        code, said, peak = synced(tmp_path, source)
+
+    assert code in (0, 1), said
+    assert peak < MOST_MB
+
+
+def test_without_a_bound_of_objects_the_same_listing_takes_all_the_memory(tmp_path: Path) -> None:
+    """The control."""
+    before = "from reefknot.connectors import github_api; github_api.has_more_objects = lambda body, most: False"
+    with github("few labels") as source:
+        _, _, peak = synced(tmp_path, source, before)
+
+    assert peak > MOST_MB
+
+
+# ---- IMAP ------------------------------------------------------------------------------------------------------------
+
+MESSAGES = 50
+REAL_BYTES = 6_000_000
+CHUNK = 512 * 1024
+LARGE = b"Subject: x\r\nContent-Type: application/octet-stream\r\n\r\n"
+WIDE = b"Subject: x\r\nContent-Type: text/plain; charset=utf-8\r\n\r\n\xf0\x9f\xaa\xa2" + b"a" * (CHUNK - 1000)
+
+
+HOLDING = """
+from reefknot.connectors.imap_messages import MessageReader
+held, document = [], MessageReader.document
+MessageReader.document = lambda self, *values: (held.append(values[-1]), document(self, *values))[1]
+"""
+
+
+class LyingServer:
+    """An IMAP server with messages of 100 bytes, as it says; `attack` is how it goes on."""
+
+    def __init__(self, attack: str) -> None:
+        self._attack = attack
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listening.getsockname()[1]
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                link, _ = self._listening.accept()
+            except OSError:
+                return
+            with suppress(OSError), link:
+                link.settimeout(PATIENCE_S)
+                link.sendall(b"* PREAUTH hello\r\n")
+                commands = link.makefile("rb")
+                while line := commands.readline():
+                    tag, _, command = line.decode().rstrip().partition(" ")
+                    for part in self._answer(command):
+                        link.sendall(part)
+                    link.sendall(f"{tag} OK done\r\n".encode())
+
+    def _answer(self, command: str) -> Iterator[bytes]:
+        if command.startswith("LIST"):
+            yield b'* LIST () "/" INBOX\r\n'
+            if self._attack == "folders":
+                yield from (b"* LIST\r\n" * 10_000 for _ in range(100))
+        elif command.startswith("EXAMINE"):
+            yield b"* %d EXISTS\r\n* OK [UIDVALIDITY 5] x\r\n* OK [UIDNEXT %d] x\r\n" % (MESSAGES, MESSAGES + 1)
+        elif command.startswith("UID SEARCH"):
+            yield b"* SEARCH %b\r\n" % b" ".join(b"%d" % uid for uid in range(1, MESSAGES + 1))
+        elif "RFC822.SIZE" in command:
+            yield from (b"* 1 FETCH (UID %d RFC822.SIZE 100)\r\n" % uid for uid in self._uids(command))
+        elif "BODY.PEEK" in command:
+            yield from self._bodies(command)
+
+    def _bodies(self, command: str) -> Iterator[bytes]:
+        for uid in self._uids(command):
+            if self._attack == "words":
+                yield from (b"* 1 FETCH (UID %d %b)\r\n" % (uid, b"a " * 30_000) for _ in range(8))
+            elif self._attack == "literals":
+                yield b"* 1 FETCH (UID %d BODY[]<0> {0}\r\n%b)\r\n" % (uid, b" {0}\r\n" * 80_000)
+            else:
+                start, count = map(int, command.partition("<")[2].rstrip(">)").split("."))
+                size = min(count, max(0, REAL_BYTES - start))
+                body = WIDE if self._attack == "wide texts" else LARGE.ljust(size, b"a")[:size]
+                section = "HEADER" if "HEADER" in command else ""
+                yield b"* 1 FETCH (UID %d BODY[%b]<0> {%d}\r\n%b)\r\n" % (uid, section.encode(), len(body), body)
+
+    def _uids(self, command: str) -> list[int]:
+        found: list[int] = []
+        for one in command.split()[2].split(","):
+            first, _, last = one.partition(":")
+            found += range(int(first), int(last or first) + 1)
+        return found
+
+    def close(self) -> None:
+        self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+        self._thread.join(PATIENCE_S)
+
+
+@contextmanager
+def lying(attack: str) -> Iterator[str]:
+    server = LyingServer(attack)
+    try:
+        settings = f"host: 127.0.0.1, port: {server.port}, tls: none, user: ann, password: 'env:SECRET'"
+        yield f"{{connector: imap_mailbox, {settings}}}"
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize("attack", ["sizes", "wide texts", "words", "literals", "folders"])
+def test_a_mail_server_that_lies_about_sizes_costs_little_memory(tmp_path: Path, attack: str) -> None:
+    """Messages of 6 MB that were announced with 100 bytes; texts that are large in memory; a great many small parts."""
+    with lying(attack) as source:
+        code, said, peak = synced(tmp_path, source)
+
+    assert code == (0 if attack in ("sizes", "wide texts") else 75), said
+    assert peak < MOST_MB
+
+
+def test_messages_that_are_held_until_all_of_a_group_are_read_take_all_the_memory(tmp_path: Path) -> None:
+    """The control: as announced, fifty of them are small."""
+    with lying("sizes") as source:
+        _, _, peak = synced(tmp_path, source, HOLDING)
+
+    assert peak > MOST_MB
