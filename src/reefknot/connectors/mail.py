@@ -16,10 +16,14 @@ from datetime import UTC, datetime
 from email.errors import MessageError
 from email.header import decode_header
 from email.utils import collapse_rfc2231_value, decode_params, getaddresses, parsedate_to_datetime
+from functools import partial
 from html import unescape
 from typing import Any, NamedTuple
 
 from msgspec import Struct
+
+from reefknot.connectors.file_contents import attached_texts
+from reefknot.connectors.text_extraction import is_installed
 
 MOST_HEADER_LINES = 40_000
 MOST_PART_LINES = 100
@@ -429,6 +433,9 @@ def _text(raw: bytes, parts: list[_Part], *, with_attachments: bool, problems: s
         if part.alternative and found and part.media_type != "text/html":
             has_plain.add(part.alternative)
     ordered = [texts.get(part.start, "") for part in (*inline, *files)]
+    if with_attachments and is_installed():
+        packed = ((part.name, partial(_payload, raw, part, len(raw))) for part in parts if not part.is_text)
+        ordered += attached_texts(packed, budget.text, problems)
     return "\n\n".join(filter(None, ordered))
 
 

@@ -199,6 +199,8 @@ def try_sources(
 
 async def _tested(source: ConfiguredSource, configured: Settings) -> view.TestResult:
     from reefknot.app.sources import check_sources, connector_for, error_in_connector
+    from reefknot.connectors.registry import BUILTIN
+    from reefknot.connectors.text_extraction import installation_note
     from reefknot.errors import ConfigurationError
     from reefknot.runtime.redaction import redact
 
@@ -217,7 +219,8 @@ async def _tested(source: ConfiguredSource, configured: Settings) -> view.TestRe
     except Exception as error:
         return view.failed_test(source.name, error, source.timeout, error_in_connector(source.connector, error))
     tested = getattr(connector, "is_testable", True)
-    return view.TestResult(source.name, True, redact(answer), Exit.FINE, tested=tested)
+    note = installation_note() if source.connector in BUILTIN else ""
+    return view.TestResult(source.name, True, redact(answer) + note, Exit.FINE, tested=tested)
 
 
 # ---- syncs -----------------------------------------------------------------------------------------------------------
@@ -435,9 +438,7 @@ def search(
 )
 def changes(
     *,
-    after: Annotated[
-        str, arg("Cursor of the last change that was taken over. Default: 0, the beginning.")
-    ] = "0",
+    after: Annotated[str, arg("Cursor of the last change that was taken over. Default: 0, the beginning.")] = "0",
     source: Annotated[str | None, arg("Only documents of this source.")] = None,
     follow: Annotated[bool, arg("Continue with new changes, until interrupted.", "--follow", "-f")] = False,
     no_text: Annotated[bool, arg("Leave out the texts of documents.")] = False,
