@@ -8,6 +8,7 @@ the text of PDF, Word and HTML files is extracted.
 
 import codecs
 import mimetypes
+import re
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import PurePath
@@ -28,6 +29,8 @@ _TYPES.add_type("text/markdown", ".md")
 _SAMPLE = 8192
 MOST_ATTACHED = 10
 """Attachments of a message whose texts are extracted."""
+_CONTROL = re.compile(rb"[\x00-\x08\x0b\x0e-\x1a\x1c-\x1f\x7f]")
+"""Bytes that no text has, whatever its charset."""
 _ODD = frozenset(map(chr, range(32))) - set("\t\n\r\f\x1b") | {"\N{REPLACEMENT CHARACTER}"}
 
 
@@ -77,12 +80,12 @@ def decoded(content: bytes, name: str = "") -> DecodedFile:
     try:
         return DecodedFile(body.decode(encoding).replace("\0", "\N{REPLACEMENT CHARACTER}"))
     except UnicodeDecodeError as error:
-        if not mark and _looks_binary(body):
-            return DecodedFile(None)
-        if not mark and text_extraction.is_installed():
+        if not mark and text_extraction.is_installed() and not _CONTROL.search(content[:_SAMPLE]):
             guessed = text_extraction.extract("charset", content)
             if guessed.text is not None:
                 return DecodedFile(guessed.text, charset=guessed.charset)
+        if not mark and _looks_binary(body):
+            return DecodedFile(None)
         place = f"byte {len(mark) + error.start + 1}"
         problem = f"not {encoding.upper()} from {place} on: what could not be read was replaced; save it as UTF-8"
         return DecodedFile(body.decode(encoding, "replace").replace("\0", "\N{REPLACEMENT CHARACTER}"), problem)

@@ -67,10 +67,14 @@ class ExtractedText(Struct, array_like=True, frozen=True):
     charset: str = ""
 
 
-@cache
 def is_installed() -> bool:
     """Whether the extra `text` is installed."""
-    return all(find_spec(name) is not None for name in PACKAGES)
+    return _are_found(PACKAGES)
+
+
+@cache
+def _are_found(packages: tuple[str, ...]) -> bool:
+    return all(find_spec(name) is not None for name in packages)
 
 
 def installation_note() -> str:
