@@ -116,7 +116,7 @@ def migrate(connection: apsw.Connection, version: int) -> None:
 
     def field(*given: Any) -> str:
         metadata, place = given
-        return fields(metadata)[place]
+        return str(fields(metadata)[place])
 
     connection.create_scalar_function("reefknot_field", field, 2)
     try:

@@ -1,14 +1,18 @@
 """Connectors are tested as they are without the extra `text`; its own tests ask for it."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from reefknot.connectors import text_extraction
 
 
 @pytest.fixture(autouse=True)
-def _without_extra(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    if "text_extra" not in request.fixturenames:
-        monkeypatch.setattr(text_extraction, "PACKAGES", ("no_such_package",))
+def _without_extra(request: pytest.FixtureRequest) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patched:  # one of its own: tests undo theirs in the middle
+        if "text_extra" not in request.fixturenames:
+            patched.setattr(text_extraction, "PACKAGES", ("no_such_package",))
+        yield
 
 
 @pytest.fixture
