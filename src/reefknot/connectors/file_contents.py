@@ -14,6 +14,7 @@ from itertools import islice
 from pathlib import PurePath
 from typing import NamedTuple
 
+from reefknot import clock
 from reefknot.connectors import text_extraction
 
 _BOMS = (
@@ -53,10 +54,19 @@ def extracted(name: str, content: bytes) -> DecodedFile | None:
     return DecodedFile(found.text, found.problem, found.charset, is_extracted=kind != "HTML")
 
 
-def attached_texts(files: Iterable[tuple[str, Callable[[], bytes]]], most: int, problems: set[str]) -> Iterator[str]:
-    """The texts of the first few attachments that are PDF, Word or HTML files, together at most so many characters."""
+def attached_texts(
+    files: Iterable[tuple[str, Callable[[], bytes]]], most: int, problems: set[str], *, until: float
+) -> Iterator[str]:
+    """
+    The texts of the first few attachments that are PDF, Word or HTML files, together at most `most` characters.
+
+    `until` is the time, by the clock, after which none is read any more: hostile ones may take the limit of each.
+    """
     packed = ((name, content) for name, content in files if PurePath(name).suffix.lower() in text_extraction.KINDS)
     for name, content in islice(packed, MOST_ATTACHED):
+        if clock.now() >= until:
+            problems.add(f"{name}: its text was not read: attachments before it took too long")
+            continue
         found = extracted(name, content()) if most > 0 else None
         if found is None:
             continue

@@ -9,10 +9,13 @@ breaks is asked for alone the next time, and when that breaks it again, is put a
 import asyncio
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from hashlib import sha256
+from math import inf
 
 from msgspec import Struct
 
+from reefknot import clock
 from reefknot.connectors.imap_failures import ImapRefusedError
 from reefknot.connectors.imap_protocol import ImapConnection, MessageInfo
 from reefknot.connectors.imap_settings import ImapSettings
@@ -30,6 +33,8 @@ GROUP_BYTES = 4 * 1024 * 1024
 PAGE_BYTES = 32 * 1024 * 1024
 PAGE_S = 20.0
 """Bytes and seconds after which a page ends."""
+ATTACHMENTS_S = 40.0
+"""Time in which attached files of messages that were fetched together are begun to be read."""
 MOST_HEADERS = 256 * 1024
 MOST_SUSPECTS = 10_000
 
@@ -113,8 +118,9 @@ class MessageReader:
             if raw is not None:
                 found[uid] = raw
                 draft.size += len(raw)
+        read = partial(self.document, name, validity, until=clock.now() + ATTACHMENTS_S)
         documents = await asyncio.to_thread(
-            lambda: [self.document(name, validity, uid, group[uid], found[uid]) for uid in group if uid in found]
+            lambda: [read(uid, group[uid], found[uid]) for uid in group if uid in found]
         )
         draft.documents += documents
         draft.room -= len(documents)
@@ -159,11 +165,13 @@ class MessageReader:
                     return b"".join(pieces)
         return (await link.content([uid], "HEADER", start=0, count=MOST_HEADERS)).get(uid)
 
-    def document(self, name: str, validity: int, uid: int, info: MessageInfo, raw: bytes) -> Document:
+    def document(
+        self, name: str, validity: int, uid: int, info: MessageInfo, raw: bytes, *, until: float = inf
+    ) -> Document:
         """The document of a message, with a new id."""
         settings = self._settings
         is_cut = info.size > settings.max_message_bytes
-        mail = read_mail(raw, with_attachments=settings.reads_attachments, headers_only=is_cut)
+        mail = read_mail(raw, with_attachments=settings.reads_attachments, headers_only=is_cut, until=until)
         problems = mail.problems
         if is_cut:
             limit = settings.max_message_bytes

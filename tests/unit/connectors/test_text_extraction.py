@@ -219,3 +219,14 @@ def test_attachments_of_mails_are_read() -> None:
     (problem,) = found.problems
     assert problem.startswith("broken.pdf: its text was not read as PDF")
     assert read_mail(mail.as_bytes(), with_attachments=False).text == "Hello"
+
+
+def test_attachments_that_come_too_late_are_named_and_not_read() -> None:
+    mail = EmailMessage()
+    mail.set_content("Hello")
+    mail.add_attachment(pdf("Reef knot"), maintype="application", subtype="pdf", filename="plan.pdf")
+    found = read_mail(mail.as_bytes(), until=0.0)
+    assert (found.text, found.problems) == (
+        "Hello",
+        ("plan.pdf: its text was not read: attachments before it took too long",),
+    )
