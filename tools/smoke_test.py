@@ -136,6 +136,13 @@ def ingest() -> str:
     return ran("config", "check", code=None)
 
 
+def text() -> str:
+    Path("notes").mkdir(exist_ok=True)
+    Path("notes/a.txt").write_text("ahoy")
+    Path("reefknot.yaml").write_text("sources: {notes: {connector: local_files, path: notes}}\n")
+    return ran("source", "test", "notes")
+
+
 def metrics() -> str:
     import reefknot as rk
     from reefknot.core.redaction import Redactor
@@ -189,6 +196,7 @@ FEATURES: dict[str, tuple[Callable[[], str], str]] = {
     "nats": (nats, "cannot be reached"),
     "otel": (otel, '"trace_id"'),
     "sql": (sql, "connection"),
+    "text": (text, "is read"),
 }
 """By extra: a feature of it, and what is in its answer when it works."""
 

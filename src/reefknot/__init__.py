@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from reefknot.errors import AttemptTimeoutError as AttemptTimeoutError
     from reefknot.errors import AuditUnavailableError as AuditUnavailableError
     from reefknot.errors import BreakerOpenError as BreakerOpenError
+    from reefknot.errors import ChangesLostError as ChangesLostError
     from reefknot.errors import ConfigurationError as ConfigurationError
     from reefknot.errors import ConfigurationMissingError as ConfigurationMissingError
     from reefknot.errors import DeadlineExceededError as DeadlineExceededError
@@ -138,8 +139,8 @@ _HOMES = {
     "reefknot.engines.ledger": "ledger",
     "reefknot.engines.log_sink": "LogSink",
     "reefknot.errors": (
-        "AsyncioOnlyError AttemptTimeoutError AuditUnavailableError BreakerOpenError ConfigurationError "
-        "ConfigurationMissingError DeadlineExceededError EventLoopRunningError IdempotencyError "
+        "AsyncioOnlyError AttemptTimeoutError AuditUnavailableError BreakerOpenError ChangesLostError "
+        "ConfigurationError ConfigurationMissingError DeadlineExceededError EventLoopRunningError IdempotencyError "
         "IllegalMoveError KeyConflictError KeyInProgressError KeyQuotaError KeyTooLongError LeaseLostError "
         "LoopMisuseError NameTakenError OperationError "
         "NoStoreError NotJsonError OutcomeUnknownError ParameterError ParameterTypeError QueueFullError "

@@ -9,10 +9,10 @@ import pytest
 from reefknot.engines.clocks import VirtualClock
 from reefknot.engines.documents import SqliteDocuments
 from reefknot.ports.documents import DocumentStore
-from reefknot.testing.conformance import DocumentHarness, DocumentsContract
+from reefknot.testing.conformance import DocumentChangesContract, DocumentHarness, DocumentsContract
 
 
-class TestSqliteDocuments(DocumentsContract):
+class TestSqliteDocuments(DocumentsContract, DocumentChangesContract):
     @pytest.fixture(params=[False, True], ids=["thread", "inline"])
     def documents(self, tmp_path: Path, request: pytest.FixtureRequest) -> DocumentHarness:
         @asynccontextmanager

@@ -2,12 +2,20 @@
 The contents of files as text, and their media types.
 
 Nothing is guessed from a language or a locale: text is what its byte order mark says, else UTF-8, and a file that is
-neither is replaced where it cannot be read, or is no text at all.
+neither is replaced where it cannot be read, or is no text at all. With the extra `text`, its charset is detected, and
+the text of PDF, Word and HTML files is extracted.
 """
 
 import codecs
 import mimetypes
+import re
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from pathlib import PurePath
 from typing import NamedTuple
+
+from reefknot import clock
+from reefknot.connectors import text_extraction
 
 _BOMS = (
     (codecs.BOM_UTF8, "utf-8"),
@@ -20,18 +28,61 @@ _TEXT_TYPES = frozenset({"application/json", "application/xml", "application/jav
 _TYPES = mimetypes.MimeTypes()  # those that Python knows, whatever this system has
 _TYPES.add_type("text/markdown", ".md")
 _SAMPLE = 8192
+MOST_ATTACHED = 10
+"""Attachments of a message whose texts are extracted."""
+_CONTROL = re.compile(rb"[\x00-\x08\x0b\x0e-\x1a\x1c-\x1f\x7f]")
+"""Bytes that no text has, whatever its charset."""
 _ODD = frozenset(map(chr, range(32))) - set("\t\n\r\f\x1b") | {"\N{REPLACEMENT CHARACTER}"}
 
 
 class DecodedFile(NamedTuple):
-    """The text of a file; None when the file is none. `problem` says what was lost."""
+    """The text of a file; None when the file is none. `problem` says what was lost, `charset` what was detected."""
 
     text: str | None
     problem: str = ""
+    charset: str = ""
+    is_extracted: bool = False
+    """Whether the file itself is no text, but holds one."""
 
 
-def decoded(content: bytes) -> DecodedFile:
+def extracted(name: str, content: bytes) -> DecodedFile | None:
+    """The text of a PDF, Word or HTML file; None for any other, and without the extra `text`."""
+    kind = text_extraction.kind_of(name, content)
+    if not kind:
+        return None
+    found = text_extraction.extract(kind, content)
+    return DecodedFile(found.text, found.problem, found.charset, is_extracted=kind != "HTML")
+
+
+def attached_texts(
+    files: Iterable[tuple[str, Callable[[], bytes]]], most: int, problems: set[str], *, until: float
+) -> Iterator[str]:
+    """
+    The texts of the first few attachments that are PDF, Word or HTML files, together at most `most` characters.
+
+    `until` is the time, by the clock, after which none is read any more: hostile ones may take the limit of each.
+    """
+    packed = ((name, content) for name, content in files if PurePath(name).suffix.lower() in text_extraction.KINDS)
+    for name, content in islice(packed, MOST_ATTACHED):
+        if clock.now() >= until:
+            problems.add(f"{name}: its text was not read: attachments before it took too long")
+            continue
+        found = extracted(name, content()) if most > 0 else None
+        if found is None:
+            continue
+        if found.problem:
+            problems.add(f"{name}: {found.problem}")
+        text = (found.text or "").strip()
+        yield text[:most]
+        if len(text) > most:
+            problems.add(f"{name}: only a part of its text is kept")
+        most -= len(text)
+
+
+def decoded(content: bytes, name: str = "") -> DecodedFile:
     """The content as text: by its byte order mark, else UTF-8. What is neither, and no binary file, is replaced."""
+    if (found := extracted(name, content)) is not None:
+        return found
     mark, encoding = next((bom for bom in _BOMS if content.startswith(bom[0])), (b"", "utf-8"))
     if not mark and b"\0" in content:
         return DecodedFile(None)
@@ -39,6 +90,10 @@ def decoded(content: bytes) -> DecodedFile:
     try:
         return DecodedFile(body.decode(encoding).replace("\0", "\N{REPLACEMENT CHARACTER}"))
     except UnicodeDecodeError as error:
+        if not mark and text_extraction.is_installed() and not _CONTROL.search(content[:_SAMPLE]):
+            guessed = text_extraction.extract("charset", content)
+            if guessed.text is not None:
+                return DecodedFile(guessed.text, charset=guessed.charset)
         if not mark and _looks_binary(body):
             return DecodedFile(None)
         place = f"byte {len(mark) + error.start + 1}"

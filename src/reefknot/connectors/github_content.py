@@ -5,6 +5,7 @@ Content is asked for by its hash, and what arrives is checked against it: a body
 never kept.
 """
 
+import asyncio
 import hashlib
 from bisect import bisect_left, bisect_right
 from datetime import UTC, datetime, timedelta
@@ -17,8 +18,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from reefknot import clock
+from reefknot.connectors.file_contents import extracted, media_type_of
 from reefknot.connectors.github_api import MOST_TREE_OBJECTS, RAW, ApiAnswer, GithubApi, path_of
 from reefknot.connectors.github_settings import GithubSettings
+from reefknot.connectors.text_extraction import KINDS, is_installed
 from reefknot.core.failure import FailureType
 from reefknot.errors import SourceError
 from reefknot.ports.connector import Document
@@ -275,7 +278,9 @@ class DocumentReader:
 
     def file_version(self, entry: TreeEntry) -> str:
         """The blob's hash; another one while the file is too large, so that a larger `max_bytes` reads it."""
-        return f"{entry.sha}:unread" if entry.size > self._settings.max_bytes else entry.sha
+        if entry.size > self._settings.max_bytes:
+            return f"{entry.sha}:unread"
+        return f"{entry.sha}:text" if _is_extractable(entry.path) else entry.sha
 
     async def file(self, entry: TreeEntry, *, commit: str, branch: str, url: str, known_id: str = "") -> Document:
         """
@@ -289,13 +294,17 @@ class DocumentReader:
             problem = (
                 f"the file has {entry.size} bytes, more than `max_bytes: {settings.max_bytes}`; raise it to read it"
             )
-        elif suffix in _BINARY:
+        elif suffix in _BINARY and not _is_extractable(entry.path):
             media_type = "application/octet-stream"
         else:
             answer = await self._api.get(path_of("git/blobs", entry.sha), accept=RAW, most=entry.size)
             if _blob_sha(answer.body, entry.sha) != entry.sha:
                 raise SourceError(f"GitHub sent other content than that of {entry.path}", FailureType.TRANSIENT)
-            if b"\0" in answer.body[:8000]:  # git's own test
+            found = await asyncio.to_thread(extracted, entry.path, answer.body)
+            if found is not None:
+                text, problem = found.text or "", found.problem
+                media_type = media_type_of(entry.path, is_text=not found.is_extracted)
+            elif b"\0" in answer.body[:8000]:  # git's own test
                 media_type = "application/octet-stream"
             else:
                 text = answer.body.decode("utf-8-sig", "replace")
@@ -405,6 +414,10 @@ def _blob_sha(body: bytes, like: str) -> str:
     """Git's hash of a file's content, of the kind that the repository uses."""
     algorithm = "sha256" if len(like) == 64 else "sha1"
     return hashlib.new(algorithm, b"blob %d\0" % len(body) + body, usedforsecurity=False).hexdigest()
+
+
+def _is_extractable(path: str) -> bool:
+    return is_installed() and PurePosixPath(path).suffix.lower() in KINDS
 
 
 def _key(entry: TreeEntry) -> str:

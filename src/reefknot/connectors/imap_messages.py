@@ -8,12 +8,15 @@ announces are never trusted. A message that cannot be fetched becomes a failure 
 import asyncio
 import re
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from hashlib import sha256
 from itertools import accumulate, takewhile
+from math import inf
 from sys import getsizeof
 
 from msgspec import Struct
 
+from reefknot import clock
 from reefknot.connectors.imap_failures import ImapRefusedError
 from reefknot.connectors.imap_protocol import ImapConnection, MessageInfo, ranges
 from reefknot.connectors.imap_settings import ImapSettings
@@ -31,6 +34,8 @@ GROUP_BYTES = 4 * 1024 * 1024
 PAGE_BYTES = 16 * 1024 * 1024
 PAGE_S = 20.0
 """Bytes of messages, or of their texts in memory, and seconds after which a page ends."""
+ATTACHMENTS_S = 40.0
+"""Time in which attached files of messages that were fetched together are begun to be read."""
 MOST_HEADERS = 256 * 1024
 
 _LOCATION = re.compile(r"(.*);UIDVALIDITY=(\d{1,10})/;UID=(\d{10})", re.DOTALL)
@@ -121,9 +126,8 @@ class MessageReader:
                 return done
             found[uid] = raw
         found = {uid: found[uid] for uid in done}
-        documents = await asyncio.to_thread(
-            lambda: [self.document(name, validity, uid, group[uid], found[uid]) for uid in done]
-        )
+        read = partial(self.document, name, validity, until=clock.now() + ATTACHMENTS_S)
+        documents = await asyncio.to_thread(lambda: [read(uid, group[uid], found[uid]) for uid in done])
         draft.documents += documents
         draft.room -= len(documents)
         draft.size += sum(max(len(found[uid]), getsizeof(one.text)) for uid, one in zip(done, documents, strict=True))
@@ -153,11 +157,13 @@ class MessageReader:
                     return b"".join(pieces)
         return (await link.content([uid], "HEADER", start=0, count=MOST_HEADERS)).get(uid)
 
-    def document(self, name: str, validity: int, uid: int, info: MessageInfo, raw: bytes) -> Document:
+    def document(
+        self, name: str, validity: int, uid: int, info: MessageInfo, raw: bytes, *, until: float = inf
+    ) -> Document:
         """The document of a message, with a new id."""
         settings = self._settings
         is_cut = info.size > settings.max_message_bytes
-        mail = read_mail(raw, with_attachments=settings.reads_attachments, headers_only=is_cut)
+        mail = read_mail(raw, with_attachments=settings.reads_attachments, headers_only=is_cut, until=until)
         problems = mail.problems
         if is_cut:
             limit = settings.max_message_bytes

@@ -39,6 +39,7 @@ from reefknot.connectors.folders import (
     item_error,
     times_of,
 )
+from reefknot.connectors.text_extraction import is_installed
 from reefknot.core.failure import FailureType
 from reefknot.errors import SourceError
 from reefknot.ports.connector import Document, FetchRequest, ItemFailure, KnownItem, KnownItems, Page, SourceContext
@@ -282,26 +283,26 @@ class LocalFiles:
     def describe(self, file: FileOnDisk) -> Document:
         """The file as a document. A subclass reads formats of its own here."""
         content = file.read.content
-        text = DecodedFile(None) if content is None else decoded(content)
+        text = DecodedFile(None) if content is None else decoded(content, file.name)
         problem = text.problem
         if content is None:
             size, most = file.read.state.st_size, self.settings.max_bytes
             problem = f"its text was not read: it has {size} bytes, and max_bytes is {most}; raise max_bytes to read it"
-        return self._document(file, text=text.text, problem=problem)
+        return self._document(file, text, problem)
 
-    def _document(self, file: FileOnDisk, *, text: str | None, problem: str) -> Document:
-        content = file.read.content
+    def _document(self, file: FileOnDisk, text: DecodedFile, problem: str) -> Document:
+        content, charset = file.read.content, {"charset": text.charset} if text.charset else {}
         modified_at = file.read.state.st_mtime_ns // 1_000_000
         return Document(
             id=sha256(f"{file.location}\0{file.version}".encode()).hexdigest()[:32],
             location=file.location,
             version=file.version,
             title=file.name,
-            text=text or "",
+            text=text.text or "",
             fingerprint="" if content is None else sha256(content).hexdigest(),
-            media_type=media_type_of(file.name, is_text=text is not None),
+            media_type=media_type_of(file.name, is_text=text.text is not None and not text.is_extracted),
             modified_at=modified_at if 0 <= modified_at <= LATEST_MS else None,
-            metadata={"name": file.name, "size": file.read.state.st_size},
+            metadata={"name": file.name, "size": file.read.state.st_size} | charset,
             problem=problem,
         )
 
@@ -351,7 +352,7 @@ class LocalFiles:
             read = await self._in_thread(self._read_many, changed, cursor.root) if changed else {}
             for sighting in chunk:
                 if sighting in changed and sighting.location not in read:
-                    break  # those before it were large
+                    break  # those before it were large or slow
                 outcome = sighting.error or read.get(sighting.location)
                 used += 1
                 if outcome is None and sighting in changed:
@@ -376,9 +377,10 @@ class LocalFiles:
 
     def _version(self, about: os.stat_result | None) -> str:
         """The version of a file in this state. A file that becomes too large, or no longer is, has another one."""
+        reader = f"{self.READER}{'t' if is_installed() else ''}"  # with the extra `text`, there is more to read
         if about is None:
-            return self.READER
-        return f"{self.READER}{'+' if about.st_size > self.settings.max_bytes else ''}-{times_of(about)}"
+            return reader
+        return f"{reader}{'+' if about.st_size > self.settings.max_bytes else ''}-{times_of(about)}"
 
     # ---- moves ----
 
@@ -471,12 +473,12 @@ class LocalFiles:
         return document
 
     def _read_many(self, sightings: Sequence[Sighting], expected: str) -> dict[str, Document | SourceError | None]:
-        """Files by location, in order; not all of them when they are large. None: the file is gone."""
+        """Files by location, in order; not all of them when they are large or slow. None: the file is gone."""
         read: dict[str, Document | SourceError | None] = {}
-        size = 0
+        size, ends = 0, clock.now() + PAGE_S
         with self._folder.opened(expected) as root:
             for sighting in sightings:
-                if size >= READ_BYTES:
+                if size >= READ_BYTES or clock.now() >= ends:  # some of them may take long to read
                     break
                 outcome = read[sighting.location] = self._read(root, sighting.location, sighting.parts)
                 size += outcome.metadata["size"] if isinstance(outcome, Document) and outcome.fingerprint else 0

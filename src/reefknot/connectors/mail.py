@@ -16,10 +16,15 @@ from datetime import UTC, datetime
 from email.errors import MessageError
 from email.header import decode_header
 from email.utils import collapse_rfc2231_value, decode_params, getaddresses, parsedate_to_datetime
+from functools import partial
 from html import unescape
+from math import inf
 from typing import Any, NamedTuple
 
 from msgspec import Struct
+
+from reefknot.connectors.file_contents import attached_texts
+from reefknot.connectors.text_extraction import is_installed
 
 MOST_HEADER_LINES = 40_000
 MOST_PART_LINES = 100
@@ -117,11 +122,12 @@ class _Part(NamedTuple):
         return self.media_type.startswith("text/") or self.media_type in _TEXT_TYPES
 
 
-def read_mail(raw: bytes, *, with_attachments: bool = True, headers_only: bool = False) -> MailText:
+def read_mail(raw: bytes, *, with_attachments: bool = True, headers_only: bool = False, until: float = inf) -> MailText:
     """
     The readable part of a message.
 
-    `with_attachments` adds the text of text attachments to the text; `headers_only` says that `raw` has no body.
+    `with_attachments` adds the text of text attachments to the text, and that of PDF, Word and HTML files that can be
+    begun `until` a time of the clock; `headers_only` says that `raw` has no body.
     """
     problems: set[str] = set()
     if not raw or raw.isspace():
@@ -140,7 +146,7 @@ def read_mail(raw: bytes, *, with_attachments: bool = True, headers_only: bool =
     text = ""
     if not headers_only:
         parts = list(_parts(raw, headers, body, problems))
-        text = _text(raw, parts, with_attachments=with_attachments, problems=problems)
+        text = _text(raw, parts, with_attachments=with_attachments, problems=problems, until=until)
         if attachments := _attachments(raw, parts, problems):
             metadata["attachments"] = attachments
     subject = _decoded(headers.get("subject", ""))
@@ -411,7 +417,7 @@ def _as_text(data: bytes, charset: str) -> tuple[str, bool]:
 # ---- text and attachments --------------------------------------------------------------------------------------------
 
 
-def _text(raw: bytes, parts: list[_Part], *, with_attachments: bool, problems: set[str]) -> str:
+def _text(raw: bytes, parts: list[_Part], *, with_attachments: bool, problems: set[str], until: float) -> str:
     """The text of all parts: HTML only where the same is not there as plain text, attachments at the end."""
     inline = [part for part in parts if not part.is_attachment]
     texts: dict[int, str] = {}
@@ -429,6 +435,9 @@ def _text(raw: bytes, parts: list[_Part], *, with_attachments: bool, problems: s
         if part.alternative and found and part.media_type != "text/html":
             has_plain.add(part.alternative)
     ordered = [texts.get(part.start, "") for part in (*inline, *files)]
+    if with_attachments and is_installed():
+        packed = ((part.name, partial(_payload, raw, part, len(raw))) for part in parts if not part.is_text)
+        ordered += attached_texts(packed, budget.text, problems, until=until)
     return "\n\n".join(filter(None, ordered))
 
 

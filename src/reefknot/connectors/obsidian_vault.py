@@ -344,7 +344,7 @@ def unique(names: Iterable[str]) -> list[str]:
 class ObsidianVault(LocalFiles):
     """The connector `obsidian_vault`."""
 
-    READER = "o1"
+    READER = "o2"
     MORE_KEYS = ("attachments",)
     ALWAYS_EXCLUDED = (".obsidian", ".trash")
 

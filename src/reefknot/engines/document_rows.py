@@ -17,13 +17,18 @@ import apsw
 import msgspec
 
 from reefknot.core.failure import FailureType
-from reefknot.errors import ParameterError, ParameterTypeError, SourceError, shown
+from reefknot.core.searches import SearchQuery
+from reefknot.errors import ChangesLostError, ParameterError, ParameterTypeError, SourceError, shown
 from reefknot.ports.connector import LARGEST_CURSOR, LONGEST_NAME, Document
-from reefknot.ports.documents import TOMBSTONE_DAYS
+from reefknot.ports.documents import TOMBSTONE_DAYS, DocumentChange, DocumentChanges, SearchHit
 
 LARGEST_TEXT = 16 << 20
 LARGEST_METADATA = 256 << 10
 LONGEST_TITLE = 4096
+LARGEST_ANSWER = 16 << 20
+"""Characters of content after which a page of documents or changes ends."""
+EXCERPT = 200
+"""Characters of the text that stand for an excerpt, when a search has no words."""
 LARGEST_FIELD = 64 << 10
 MOST_VALUES = 1000
 """Values of one field of a document that are indexed, such as its recipients."""
@@ -112,7 +117,7 @@ def field_function(connection: apsw.Connection) -> Iterator[None]:
 
     def field(*given: Any) -> str:
         metadata, place = given
-        return fields(metadata)[place]
+        return str(fields(metadata)[place])
 
     connection.create_scalar_function("reefknot_field", field, 2)
     try:
@@ -374,3 +379,139 @@ def _purge(connection: apsw.Connection, *, before: int) -> None:
         return
     purged: Any = connection.execute(_PURGE, (PURGED_AT_ONCE, before)).fetchall()
     connection.execute("UPDATE feed SET purged = max(purged, ?)", (max(purged)[0],))
+
+
+# ---- searches and changes --------------------------------------------------------------------------------------------
+
+_FIELD_COLUMNS = {
+    "title": "title",
+    "text": "text",
+    "file": "location attachments",
+    "from": "senders",
+    "to": "recipients",
+    "tag": "tags",
+    "alias": "aliases",
+}
+_FILTER = """(?2 IS NULL OR source IN (SELECT value FROM json_each(?2))) AND (?3 IS NULL OR modified_at >= ?3)
+AND (?4 IS NULL OR modified_at < ?4)"""
+_SEARCH = f"""
+SELECT source, id, documents.location, documents.title, snippet(words, -1, '⟦', '⟧', '…', 24), modified_at
+FROM words JOIN documents ON number = words.rowid
+WHERE words MATCH ?1 AND {_FILTER} ORDER BY words.rank, number LIMIT ?5
+"""  # noqa: S608 - our own words
+_NEWEST = f"""
+SELECT source, id, location, title, substr(text, 1, {EXCERPT}), modified_at FROM documents
+WHERE ?1 IS NULL AND {_FILTER} ORDER BY modified_at DESC, number LIMIT ?5
+"""  # noqa: S608
+_CHANGES = f"""
+SELECT sequence, source, kept_at, {COLUMNS} FROM documents WHERE sequence > ?1 AND ifnull(source = ?2, true)
+UNION ALL
+SELECT sequence, source, deleted_at, id, location, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM tombstones
+WHERE sequence > ?1 AND ifnull(source = ?2, true)
+ORDER BY sequence LIMIT ?3
+"""  # noqa: S608
+
+
+def search_expression(query: SearchQuery) -> str:
+    """The expression of FTS5 for the terms of a search: every one is quoted, so that none is an operator."""
+    return " ".join(
+        f'{f"{{{_FIELD_COLUMNS[term.field]}}} : " if term.field else ""}"{term.text}"{"*" if term.is_prefix else ""}'
+        for term in query.terms
+    )
+
+
+def _excerpt(text: str) -> str:
+    return " ".join(text.replace(BETWEEN, ", ").split())
+
+
+def found_by(connection: apsw.Connection, query: SearchQuery, limit: int) -> list[SearchHit]:
+    """The documents that a search finds."""
+    statement, expression = (_SEARCH, search_expression(query)) if query.terms else (_NEWEST, None)
+    sources = json.dumps([stored(one) for one in query.sources]) if query.sources else None
+    found: Any = connection.execute(statement, (expression, sources, query.since, query.until, limit))
+    return [
+        SearchHit(given(name), given(key), given(place), title, _excerpt(excerpt), modified_at)
+        for name, key, place, title, excerpt, modified_at in found
+    ]
+
+
+def read_changes(
+    connection: apsw.Connection, after: str | int, *, source: str | None, limit: int, text: bool
+) -> DocumentChanges:
+    """The changes behind a cursor, and the cursor behind them."""
+    behind, began = _read_feed_cursor(after)
+    statement = _CHANGES if text else _CHANGES.replace(" text,", " '',", 1)
+    found: list[DocumentChange] = []
+    size = 0
+    with _snapshot(connection):
+        row: Any = connection.execute("SELECT sequence, purged FROM feed").fetchone()
+        head, purged = row
+        _check_feed_cursor(after, behind, began, head=head, purged=purged)
+        pass_began = began if behind else head
+        rows: Any = connection.execute(statement, (behind, source, limit))
+        for sequence, name, changed_at, key, location, *others in rows:
+            document = None if others[0] is None else document_of(key, location, *others)
+            names = (given(name), given(key), given(location))
+            cursor = _feed_cursor(sequence, pass_began)
+            found.append(DocumentChange(sequence, *names, changed_at, cursor, document))
+            size += len(others[2] or "")
+            if size > LARGEST_ANSWER:
+                break
+        rows.close()
+    is_all = len(found) < limit and size <= LARGEST_ANSWER
+    return DocumentChanges(found, str(head) if is_all else found[-1].cursor)
+
+
+@contextmanager
+def _snapshot(connection: apsw.Connection) -> Iterator[None]:
+    """A transaction in which all statements read one state of the file."""
+    connection.execute("BEGIN")
+    try:
+        yield
+    finally:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+
+
+def document_of(
+    key: str,
+    location: str,
+    version: str,
+    title: str,
+    text: str,
+    fingerprint: str,
+    media_type: str,
+    modified_at: int | None,
+    metadata: str,
+    problem: str,
+) -> Document:
+    names = (given(key), given(location), given(version), title, text, given(fingerprint))
+    return Document(*names, media_type, modified_at, json.loads(metadata), problem)
+
+
+_FEED_CURSOR = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?")
+
+
+def _read_feed_cursor(after: str | int) -> tuple[int, int]:
+    """The sequence that a consumer has read up to, and the newest one when its first reading began."""
+    found = _FEED_CURSOR.fullmatch(str(after))
+    if found is None or isinstance(after, bool):
+        raise ParameterError("after", after, "0 for the beginning, or the cursor of a change or of an earlier answer")
+    return int(found[1]), int(found[2] or found[1])
+
+
+def _feed_cursor(sequence: int, began: int) -> str:
+    """
+    The cursor behind a change. During a first reading it also says where the feed ended when that began.
+
+    What was deleted before then, such a consumer never got; so it misses nothing when that deletion is forgotten.
+    """
+    return f"{sequence}-{began}" if sequence < began else str(sequence)
+
+
+def _check_feed_cursor(after: object, behind: int, began: int, *, head: int, purged: int) -> None:
+    if behind and max(behind, began) < purged:
+        days = f"documents that were deleted more than {TOMBSTONE_DAYS} days ago are forgotten"
+        raise ChangesLostError(after, f"{days}, or the file of the documents is a new one")
+    if max(behind, began) > head:
+        raise ChangesLostError(after, "the file of the documents is another one, or an earlier copy was restored")

@@ -11,35 +11,36 @@ in the same page.
 import asyncio
 import json
 import os
-import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import apsw
+from msgspec.structs import replace
 
-from reefknot.core.searches import SearchQuery, parse_search
+from reefknot.core.searches import parse_search
 from reefknot.engines.document_rows import (
-    BETWEEN,
     COLUMNS,
+    LARGEST_ANSWER,
     MIGRATIONS,
     OLD_OF_SOURCE,
     delete,
+    document_of,
     field_function,
+    found_by,
     given,
+    read_changes,
     rows_of,
     stored,
     stored_cursor,
     write,
 )
 from reefknot.errors import (
-    ChangesLostError,
     ParameterError,
     StalePositionError,
     StorePermissionError,
@@ -48,7 +49,7 @@ from reefknot.errors import (
 )
 from reefknot.ports.clock import Clock
 from reefknot.ports.connector import Document, KnownItem, Page
-from reefknot.ports.documents import TOMBSTONE_DAYS, Change, Changes, Position, SearchHit, SourceCounts
+from reefknot.ports.documents import DocumentChanges, Position, SearchHit, SourceCounts
 from reefknot.runtime import open_files
 from reefknot.runtime.sqlite_files import (
     Opener,
@@ -78,12 +79,8 @@ SEARCH_S = 10.0
 MIGRATION_S = 3600.0
 MOST_ROWS = 10_000
 """Rows of one answer."""
-LARGEST_ANSWER = 16 << 20
-"""Characters of content after which a page of documents ends."""
 MOST_ALIKE = 100
 FORGOTTEN_AT_ONCE = 500
-EXCERPT = 200
-"""Characters of the text that stand for an excerpt, when a search has no words."""
 
 VERSION = len(MIGRATIONS)
 READABLE_FROM = VERSION
@@ -98,33 +95,6 @@ INSERT INTO positions (source, cursor, sequence) VALUES (?, '', 1)
 ON CONFLICT DO UPDATE SET cursor = '', sequence = sequence + 1, kept_at = NULL
 """
 _KNOWN = "SELECT id, location, version, fingerprint FROM documents WHERE source = ?"
-_FIELD_COLUMNS = {
-    "title": "title",
-    "text": "text",
-    "file": "location attachments",
-    "from": "senders",
-    "to": "recipients",
-    "tag": "tags",
-    "alias": "aliases",
-}
-_FILTER = """(?2 IS NULL OR source IN (SELECT value FROM json_each(?2))) AND (?3 IS NULL OR modified_at >= ?3)
-AND (?4 IS NULL OR modified_at < ?4)"""
-_SEARCH = f"""
-SELECT source, id, documents.location, documents.title, snippet(words, -1, '⟦', '⟧', '…', 24), modified_at
-FROM words JOIN documents ON number = words.rowid
-WHERE words MATCH ?1 AND {_FILTER} ORDER BY words.rank, number LIMIT ?5
-"""  # noqa: S608 - our own words
-_NEWEST = f"""
-SELECT source, id, location, title, substr(text, 1, {EXCERPT}), modified_at FROM documents
-WHERE ?1 IS NULL AND {_FILTER} ORDER BY modified_at DESC, number LIMIT ?5
-"""  # noqa: S608
-_CHANGES = f"""
-SELECT sequence, source, kept_at, {COLUMNS} FROM documents WHERE sequence > ?1 AND ifnull(source = ?2, true)
-UNION ALL
-SELECT sequence, source, deleted_at, id, location, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM tombstones
-WHERE sequence > ?1 AND ifnull(source = ?2, true)
-ORDER BY sequence LIMIT ?3
-"""  # noqa: S608
 
 
 class SqliteDocuments:
@@ -261,52 +231,22 @@ class SqliteDocuments:
     async def search(self, words: str, *, source: str | None = None, limit: int = 20) -> list[SearchHit]:
         """The documents that a search finds, the best ones first; without words the newest ones first."""
         query = parse_search(words)
-        wanted = query.sources if source is None else (source,)
-        if source is not None and query.sources and source not in query.sources:
-            return []
-        statement, expression = (_SEARCH, search_expression(query)) if query.terms else (_NEWEST, None)
-        named = json.dumps([stored(one) for one in wanted]) if wanted else None
-        values = (expression, named, query.since, query.until, _bounded(limit))
-
-        def work(connection: apsw.Connection) -> list[SearchHit]:
-            found: Any = connection.execute(statement, values)
-            return [
-                SearchHit(given(name), given(key), given(place), title, _excerpt(excerpt), modified_at)
-                for name, key, place, title, excerpt, modified_at in found
-            ]
-
+        if source is not None:
+            if query.sources and source not in query.sources:
+                return []
+            query = replace(query, sources=(source,))
+        work = partial(found_by, query=query, limit=_bounded(limit))
         return await self._run(work, seconds=SEARCH_S, too_long="use fewer words that end in *, or longer ones")
 
     async def changes(
         self, *, after: str | int = 0, source: str | None = None, limit: int = 1000, text: bool = True
-    ) -> Changes:
+    ) -> DocumentChanges:
         """The changes behind a cursor or sequence, each document once with its latest change."""
-        behind, began = _read_feed_cursor(after)
-        statement = _CHANGES if text else _CHANGES.replace(" text,", " '',", 1)
-        values = (behind, None if source is None else stored(source), _bounded(limit))
+        name, limit = None if source is None else stored(source), _bounded(limit)
 
-        def work(connection: apsw.Connection) -> Changes:
+        def work(connection: apsw.Connection) -> DocumentChanges:
             self._check_file()  # one that was replaced has no more changes, and its consumer would wait for ever
-            with _snapshot(connection):
-                row: Any = connection.execute("SELECT sequence, purged FROM feed").fetchone()
-                head, purged = row
-                _check_feed_cursor(after, behind, began, head=head, purged=purged)
-                pass_began = began if behind else head
-                found: list[Change] = []
-                size = 0
-                rows: Any = connection.execute(statement, values)
-                for sequence, name, changed_at, key, location, *others in rows:
-                    document = None if others[0] is None else _document(key, location, *others)
-                    cursor = _feed_cursor(sequence, pass_began)
-                    found.append(
-                        Change(sequence, given(name), given(key), given(location), changed_at, cursor, document)
-                    )
-                    size += len(others[2] or "")
-                    if size > LARGEST_ANSWER:
-                        break
-                rows.close()
-            is_all = len(found) < limit and size <= LARGEST_ANSWER
-            return Changes(found, str(head) if is_all else found[-1].cursor)
+            return read_changes(connection, after, source=name, limit=limit, text=text)
 
         return await self._run(work)
 
@@ -343,7 +283,7 @@ class SqliteDocuments:
             size = 0
             rows: Any = connection.execute(statement, values)
             for row in rows:
-                found.append(_document(*row))
+                found.append(document_of(*row))
                 size += len(found[-1].text)
                 if size > LARGEST_ANSWER:
                     break
@@ -569,73 +509,3 @@ def _bounded(limit: int) -> int:
     if not 1 <= limit <= MOST_ROWS:
         raise ParameterError("limit", limit, f"a number from 1 to {MOST_ROWS}")
     return limit
-
-
-@contextmanager
-def _snapshot(connection: apsw.Connection) -> Iterator[None]:
-    """A transaction in which all statements read one state of the file."""
-    connection.execute("BEGIN")
-    try:
-        yield
-    finally:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-
-
-def _document(
-    key: str,
-    location: str,
-    version: str,
-    title: str,
-    text: str,
-    fingerprint: str,
-    media_type: str,
-    modified_at: int | None,
-    metadata: str,
-    problem: str,
-) -> Document:
-    names = (given(key), given(location), given(version), title, text, given(fingerprint))
-    return Document(*names, media_type, modified_at, json.loads(metadata), problem)
-
-
-# ---- searches and changes --------------------------------------------------------------------------------------------
-
-
-def search_expression(query: SearchQuery) -> str:
-    """The expression of FTS5 for the terms of a search: every one is quoted, so that none is an operator."""
-    return " ".join(
-        f'{f"{{{_FIELD_COLUMNS[term.field]}}} : " if term.field else ""}"{term.text}"{"*" if term.is_prefix else ""}'
-        for term in query.terms
-    )
-
-
-def _excerpt(text: str) -> str:
-    return " ".join(text.replace(BETWEEN, ", ").split())
-
-
-_FEED_CURSOR = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?")
-
-
-def _read_feed_cursor(after: str | int) -> tuple[int, int]:
-    """The sequence that a consumer has read up to, and the newest one when its first reading began."""
-    found = _FEED_CURSOR.fullmatch(str(after))
-    if found is None or isinstance(after, bool):
-        raise ParameterError("after", after, "0 for the beginning, or the cursor of a change or of an earlier answer")
-    return int(found[1]), int(found[2] or found[1])
-
-
-def _feed_cursor(sequence: int, began: int) -> str:
-    """
-    The cursor behind a change. During a first reading it also says where the feed ended when that began.
-
-    What was deleted before then, such a consumer never got; so it misses nothing when that deletion is forgotten.
-    """
-    return f"{sequence}-{began}" if sequence < began else str(sequence)
-
-
-def _check_feed_cursor(after: object, behind: int, began: int, *, head: int, purged: int) -> None:
-    if behind and max(behind, began) < purged:
-        days = f"documents that were deleted more than {TOMBSTONE_DAYS} days ago are forgotten"
-        raise ChangesLostError(after, f"{days}, or the file of the documents is a new one")
-    if max(behind, began) > head:
-        raise ChangesLostError(after, "the file of the documents is another one, or an earlier copy was restored")

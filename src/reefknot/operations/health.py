@@ -55,6 +55,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "nats": ("nats", "nkeys"),
     "otel": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
     "sql": ("psycopg",),
+    "text": ("pypdf", "docx", "selectolax", "charset_normalizer"),
 }
 """By extra: the modules that it brings."""
 BEHIND = 1000

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from reefknot.engines.documents import SqliteDocuments
     from reefknot.ingestion.sources import SourceRecord, SourceStatus
     from reefknot.operations.operator import Operator
-    from reefknot.ports.documents import Change, Changes
+    from reefknot.ports.documents import DocumentChange, DocumentChanges
     from reefknot.ports.store import Store
 
 LONGEST_CURSOR_SHOWN = 200
@@ -140,7 +140,7 @@ async def check_changed(operator: Operator, documents: SqliteDocuments, source: 
         check_kept(operator, source, sorted(await documents.counts()), parameter="source")
 
 
-async def changes_page(documents: SqliteDocuments, **asked: Any) -> Changes:
+async def changes_page(documents: SqliteDocuments, **asked: Any) -> DocumentChanges:
     """A page of changes. That a consumer has to start over is a conflict, with what to do."""
     try:
         return await documents.changes(**asked)
@@ -148,7 +148,7 @@ async def changes_page(documents: SqliteDocuments, **asked: Any) -> Changes:
         raise OperationError(str(error), "conflict") from None
 
 
-def change_fields(one: Change) -> dict[str, Any]:
+def change_fields(one: DocumentChange) -> dict[str, Any]:
     """A change as a line or an entry of JSON: whether the document was kept or deleted, and if kept its fields."""
     document = {} if one.document is None else structs.asdict(one.document)
     if document:

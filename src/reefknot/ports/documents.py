@@ -67,7 +67,7 @@ class SearchHit(Struct, frozen=True):
     modified_at: int | None = None
 
 
-class Change(Struct, frozen=True):
+class DocumentChange(Struct, frozen=True):
     """
     A document that was kept or deleted (`document` is then None), with the sequence of its latest change.
 
@@ -84,10 +84,10 @@ class Change(Struct, frozen=True):
     document: Document | None = None
 
 
-class Changes(Struct, frozen=True):
+class DocumentChanges(Struct, frozen=True):
     """Changes in their order, none behind the last, and the cursor that continues behind them."""
 
-    changes: list[Change]
+    changes: list[DocumentChange]
     cursor: str
 
 
@@ -112,7 +112,7 @@ class DocumentStore(DocumentSink, Protocol):
 
     async def changes(
         self, *, after: str | int = 0, source: str | None = None, limit: int = 1000, text: bool = True
-    ) -> Changes:
+    ) -> DocumentChanges:
         """
         The changes behind a cursor or sequence, each document once with its latest change; `after=0` is the beginning.
 

@@ -18,7 +18,8 @@ from reefknot.core.searches import parse_search
 from reefknot.engines import document_rows
 from reefknot.engines import documents as module
 from reefknot.engines.clocks import SystemClock, VirtualClock
-from reefknot.engines.documents import APPLICATION_ID, VERSION, SqliteDocuments, search_expression
+from reefknot.engines.document_rows import search_expression
+from reefknot.engines.documents import APPLICATION_ID, VERSION, SqliteDocuments
 from reefknot.engines.sqlite import SqliteStore
 from reefknot.errors import (
     ChangesLostError,

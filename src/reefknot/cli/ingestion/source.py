@@ -201,6 +201,8 @@ def try_sources(
 
 async def _tested(source: ConfiguredSource, configured: Settings) -> view.TestResult:
     from reefknot.app.sources import check_sources, connector_for, error_in_connector
+    from reefknot.connectors.registry import BUILTIN
+    from reefknot.connectors.text_extraction import installation_note
     from reefknot.errors import ConfigurationError
     from reefknot.runtime.redaction import redact
 
@@ -219,7 +221,8 @@ async def _tested(source: ConfiguredSource, configured: Settings) -> view.TestRe
     except Exception as error:
         return view.failed_test(source.name, error, source.timeout, error_in_connector(source.connector, error))
     tested = getattr(connector, "is_testable", True)
-    return view.TestResult(source.name, True, redact(answer), Exit.FINE, tested=tested)
+    note = installation_note() if source.connector in BUILTIN else ""
+    return view.TestResult(source.name, True, redact(answer) + note, Exit.FINE, tested=tested)
 
 
 # ---- syncs -----------------------------------------------------------------------------------------------------------

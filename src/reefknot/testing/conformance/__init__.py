@@ -12,6 +12,7 @@ advance.
 
 from reefknot.testing.conformance.audit_log import AuditLogContract
 from reefknot.testing.conformance.control import ControlContract
+from reefknot.testing.conformance.document_changes import DocumentChangesContract
 from reefknot.testing.conformance.documents import DocumentHarness, DocumentsContract
 from reefknot.testing.conformance.harness import Harness
 from reefknot.testing.conformance.idempotency_store import IdempotencyContract
@@ -23,6 +24,7 @@ from reefknot.testing.conformance.work_queue import WorkQueueContract
 __all__ = [
     "AuditLogContract",
     "ControlContract",
+    "DocumentChangesContract",
     "DocumentHarness",
     "DocumentsContract",
     "Harness",
