@@ -81,8 +81,8 @@ MOVES: dict[WorkState, frozenset[WorkState]] = {
     _S.DISCARDED: frozenset(),
 }
 
+# Nothing more happens by itself, and no person has to look at it.
 ENDED = frozenset({_S.SUCCEEDED, _S.FAILED, _S.CANCELLED, _S.DISCARDED})
-"""Nothing more happens by itself, and nobody has to look at it."""
 
 
 class Budget(Struct, frozen=True, array_like=True):
@@ -436,9 +436,8 @@ def vanished_reason(crashes: int) -> str:
 def cancel(item: WorkItem, now: Moment, *, reason: str, who: str) -> WorkItem:
     """The item after a person or its deadline ended it. A running attempt counts, and cannot report any more."""
     to = WorkState.FAILED if reason in (EXPIRED, OVERDUE) else WorkState.CANCELLED
-    return _ended(
-        _with_history(item, now, to.value, reason, who), to, now, attempts=attempts_begun(item), reason=reason
-    )
+    noted = _with_history(item, now, to.value, reason, who)
+    return _ended(noted, to, now, attempts=attempts_begun(item), reason=reason)
 
 
 def runs_now(item: WorkItem) -> bool:
