@@ -159,12 +159,12 @@ class Shop:
 
     def vanish(self, member: Worker | Router) -> None:
         """As kill -9: its tasks end where they are."""
+        if isinstance(member, Worker):
+            member.is_ending = True
+            for pool in member.pools.values():
+                pool.cancel_all()
         for task in [*member._tasks, *member._background._tasks]:
             task.cancel()
-        if isinstance(member, Worker):
-            for pool in member.pools.values():
-                for running in pool.running.values():
-                    running.cancel()
         self.members.remove(member)
 
     async def events(self, kind: type[Any] | None = None) -> list[AnyEvent]:

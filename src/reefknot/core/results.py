@@ -21,13 +21,10 @@ from reefknot.core.messages import (
     ResultStatus,
 )
 from reefknot.core.overload.admission import RejectReason
+from reefknot.core.overload.submission import EXPIRED, OVERDUE
 from reefknot.core.work import WorkItem, WorkState, is_over, is_workers
 
-EXPIRED = "expired while queued"
-"""The reason that is kept with an assignment whose deadline passed before it could run."""
 EXPIRED_MESSAGE = "the deadline passed while the assignment was queued; it was not run"
-OVERDUE = "no result by its deadline"
-"""The reason that is kept with an assignment which a worker was running, and did not end, when its deadline passed."""
 OVERDUE_MESSAGE = "the deadline passed, and the worker that was running the assignment did not answer"
 UNKNOWN_OUTCOME = "the outcome of a guarded key is unknown"
 """This and the following are reasons of quarantine. After a colon the first three say which one, or what is wrong."""
@@ -121,16 +118,16 @@ def answer_of(item: WorkItem) -> ExecResult | None:
 
 
 def _end_of(item: WorkItem) -> tuple[ResultStatus, ErrorCode, str]:
+    is_aside = item.state is WorkState.QUARANTINED or item.state is WorkState.DISCARDED
+    if item.reason == EXPIRED and not is_aside:
+        return ResultStatus.TIMEOUT, ErrorCode.cancelled_by_timeout, EXPIRED_MESSAGE
+    if item.reason == OVERDUE and not is_aside:
+        return ResultStatus.TIMEOUT, ErrorCode.cancelled_by_timeout, OVERDUE_MESSAGE
     if item.state is WorkState.CANCELLED:
         if item.reason == DROPPED:
             return ResultStatus.ERROR, ErrorCode.system_overload, DROPPED_MESSAGE
-        if item.reason == EXPIRED:
-            return ResultStatus.TIMEOUT, ErrorCode.cancelled_by_timeout, EXPIRED_MESSAGE
-        if item.reason == OVERDUE:
-            return ResultStatus.TIMEOUT, ErrorCode.cancelled_by_timeout, OVERDUE_MESSAGE
         return ResultStatus.CANCELLED, ErrorCode.cancelled_by_user, item.reason
-    aside = item.state is WorkState.QUARANTINED or item.state is WorkState.DISCARDED
-    return ResultStatus.ERROR, ErrorCode.internal_error, f"quarantined: {item.reason}" if aside else item.reason
+    return ResultStatus.ERROR, ErrorCode.internal_error, f"quarantined: {item.reason}" if is_aside else item.reason
 
 
 def unrun_result(

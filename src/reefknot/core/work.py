@@ -6,7 +6,7 @@ Work items, from accepted to ended: the record of one, and the moves that change
        │ └─────────┘ └────▶ quarantined                          crashed too often
        ├── quarantined ───▶ discarded                            a person's decision
        └── failed, cancelled                                     a person's decision
-    pending, running ─────▶ cancelled
+    pending, running ─────▶ cancelled                             or failed, when the deadline has passed
 
 `MOVES` is the only table of moves; every other move is an error. Four counters say why an item ran or did not:
 attempts (it really ran), snoozes (it was put off), interruptions (shutdown) and crashes (its owner vanished). Only
@@ -23,7 +23,7 @@ from typing import Any
 
 from msgspec import Struct, structs
 
-from reefknot.core.overload.submission import Stage
+from reefknot.core.overload.submission import EXPIRED, OVERDUE, Stage
 from reefknot.core.time import Moment
 from reefknot.errors import IllegalMoveError
 
@@ -73,7 +73,7 @@ class WorkState(StrEnum):
 
 _S = WorkState
 MOVES: dict[WorkState, frozenset[WorkState]] = {
-    _S.PENDING: frozenset({_S.RUNNING, _S.CANCELLED}),
+    _S.PENDING: frozenset({_S.RUNNING, _S.CANCELLED, _S.FAILED}),
     _S.RUNNING: frozenset({_S.SUCCEEDED, _S.FAILED, _S.PENDING, _S.QUARANTINED, _S.CANCELLED}),
     _S.FAILED: frozenset({_S.PENDING, _S.QUARANTINED}),
     _S.QUARANTINED: frozenset({_S.PENDING, _S.DISCARDED}),
@@ -82,8 +82,8 @@ MOVES: dict[WorkState, frozenset[WorkState]] = {
     _S.DISCARDED: frozenset(),
 }
 
+# Nothing more happens by itself, and no person has to look at it.
 ENDED = frozenset({_S.SUCCEEDED, _S.FAILED, _S.CANCELLED, _S.DISCARDED})
-"""Nothing more happens by itself, and nobody has to look at it."""
 
 
 class Budget(Struct, frozen=True, array_like=True):
@@ -449,9 +449,10 @@ def vanished_reason(crashes: int) -> str:
 
 
 def cancel(item: WorkItem, now: Moment, *, reason: str, who: str) -> WorkItem:
-    """The item after a person cancelled it. A running attempt counts, loses its lease, and cannot report any more."""
-    noted = _with_history(item, now, "cancelled", reason, who)
-    return _ended(noted, WorkState.CANCELLED, now, attempts=attempts_begun(item), reason=reason)
+    """The item after a person or its deadline ended it. A running attempt counts, and cannot report any more."""
+    to = WorkState.FAILED if reason in (EXPIRED, OVERDUE) else WorkState.CANCELLED
+    noted = _with_history(item, now, to.value, reason, who)
+    return _ended(noted, to, now, attempts=attempts_begun(item), reason=reason)
 
 
 def runs_now(item: WorkItem) -> bool:

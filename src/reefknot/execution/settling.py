@@ -10,6 +10,7 @@ lease lasts.
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from reefknot.core.work import Interrupted
@@ -101,7 +102,7 @@ class Settling(Generic[A]):
         self._ended.append(ended)
         if not self._is_settling:
             self._is_settling = True
-            self._start(self._settle_all())
+            self._start(self._settle_all)
 
     async def finished(self) -> None:
         """Wait until all reports are kept, at most as long as a store call may take."""
@@ -109,10 +110,18 @@ class Settling(Generic[A]):
         while self.reporting and self._clock.now() < ends:
             await asyncio.wait(set(self.reporting), timeout=ends - self._clock.now())
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
+    def _start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Begin to keep or publish reports. What a step cancels begins again; at the end of the loop it does not."""
+        loop = asyncio.get_running_loop()
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self.reporting.discard(task)
+            if task.cancelled():
+                loop.call_later(_FIRST_PAUSE, self._start, work)
+
+        task = loop.create_task(work())
         self.reporting.add(task)
-        task.add_done_callback(self.reporting.discard)
+        task.add_done_callback(ended)
 
     async def _settle_all(self) -> None:
         """Settle batch by batch, until nothing is left; results are published beside the next batch."""
@@ -120,14 +129,16 @@ class Settling(Generic[A]):
             batch, self._ended = self._ended, []
             try:
                 kept = await self._settle(batch)
-            except BaseException:
-                self._is_settling = False  # the next report begins anew
+            except asyncio.CancelledError:
+                self._ended = batch + self._ended
                 raise
+            except BaseException:
+                self._is_settling = False  # the next report begins with a task of its own
+                raise
+            self._start(partial(self._after, kept))
             if not self._ended:
                 self._is_settling = False
-                await self._after(kept)
                 return
-            self._start(self._after(kept))
 
     async def _settle(self, batch: list[A]) -> list[A]:
         """Report a batch. Returns what was kept; when the store does not say, each report is retried by itself."""
@@ -137,7 +148,7 @@ class Settling(Generic[A]):
         except Exception as error:
             self._log_not_kept(batch[0], error, more=len(batch) - 1)
             for one in batch:
-                self._start(self._settle_alone(one))
+                self._start(partial(self._settle_alone, one))
             return []
         self.error = None
         for one, kept in zip(batch, answers, strict=True):

@@ -37,6 +37,7 @@ from reefknot.core.work import Snooze, WorkItem, WorkState, worker_class
 from reefknot.execution.isolation import AGAIN_S, RUNS_ALONE, Isolation
 from reefknot.ports.work_queue import CrashEvents, Held, Settlement
 from reefknot.runtime.log import RepeatedErrors, error_text, logger
+from reefknot.runtime.tasks import run_in_background
 from reefknot.runtime.timeouts import STORE_S
 from reefknot.worker.context import WorkerContext
 from reefknot.worker.queue import BoundedQueue, Queued
@@ -45,6 +46,9 @@ IDLE_S = 5.0
 """How long an idle pool waits before it looks around although nothing woke it."""
 STORE_PAUSE_S = 1.0
 """How long a pool waits after the store has failed."""
+HAND_BACK_S = 0.1
+"""How soon the work of a slot goes back that was cancelled from outside; never, if it is the loop that ends."""
+MOST_HANDED_BACK = 5
 RESYNC_BATCH = 50
 RESYNC_S = 0.05
 """How soon a pool asks again for what the store did not give it."""
@@ -108,6 +112,8 @@ class Pool:
         """Those of them that the same write starts."""
         self.running: dict[str, asyncio.Task[None]] = {}
         """The attempts in the slots."""
+        self._cancelled: set[asyncio.Task[None]] = set()
+        """Slots that the pool itself has cancelled."""
         self.prefetched: dict[str, WorkItem] = {}
         """Claimed, and waiting for a slot to end what it runs now."""
         self.claimed: dict[str, Held] = {}
@@ -417,8 +423,11 @@ class Pool:
             started = self._clock.now()
             try:
                 is_service_time = await self._run(item)
-            except BaseException:  # cancelled, or a defect of ours: nobody will report it
+            except GeneratorExit:  # the loop has ended
                 self.settled(item.id, item.fence)
+                raise
+            except BaseException:  # cancelled, or a defect of ours: there will be no report
+                self._left(Held.of(item), task, is_often=item.interruptions >= MOST_HANDED_BACK)
                 raise
             finally:
                 if self.running.get(item.id) is task:
@@ -435,9 +444,38 @@ class Pool:
         if task.cancelled() or task.exception() is not None:
             for work_id in [one for one, running in self.running.items() if running is task]:
                 del self.running[work_id]  # cancelled before it began
-                self.claimed.pop(work_id, None)
+                held = self.claimed.get(work_id)
+                if held is not None:
+                    self._left(held, task)
             self._isolation.ended(self)
             self._wake.set()
+        self._cancelled.discard(task)
+
+    def _left(self, held: Held, task: asyncio.Task[None], *, is_often: bool = False) -> None:
+        """
+        Give up the claim of a slot that has ended early. One that was not stopped by the pool hands its work back.
+
+        Work that was handed back often may be the one that stops others: its lease runs out, and so it becomes suspect.
+        """
+        if self.claimed.get(held.id) != held or task in self._cancelled or is_often:
+            self.settled(held.id, held.fence)
+            return
+        logger().error(
+            "%s: the slot that ran %s was cancelled from outside; the job goes back", self.queue_name, held.id
+        )
+        asyncio.get_running_loop().call_later(HAND_BACK_S, self._hand_back, held)
+
+    def _hand_back(self, held: Held) -> None:
+        """Return a claim. It stays claimed until then, so that its lease is renewed."""
+        if self.claimed.get(held.id) == held:
+            run_in_background(self._give_back(held), f"giving back {held.id}")
+
+    async def _give_back(self, held: Held) -> None:
+        try:
+            await self._context.claims.give_back([held])
+        finally:
+            self.settled(held.id, held.fence)
+            self.wake()
 
     def settled(self, work_id: str, fence: int) -> None:
         """Forget a claim whose report is kept, or is not wanted any more."""
@@ -457,6 +495,7 @@ class Pool:
     def _cancel_attempt(self, work_id: str) -> None:
         task = self.running.get(work_id)
         if task is not None:
+            self._cancelled.add(task)
             task.cancel()
         else:
             self.prefetched.pop(work_id, None)
@@ -485,6 +524,7 @@ class Pool:
         self.paused = True
         self.prefetched.clear()
         for task in self.running.values():
+            self._cancelled.add(task)
             task.cancel()
         return list(self.claimed.values())
 

@@ -9,7 +9,7 @@ left behind is taken over by whoever is sent it next.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from math import inf
 from typing import Any
 
@@ -42,7 +42,7 @@ from reefknot.ports.store import Store
 from reefknot.ports.transport import Delivery, Transport
 from reefknot.ports.work_queue import Held
 from reefknot.runtime.event_loops import require_asyncio
-from reefknot.runtime.log import logger
+from reefknot.runtime.log import error_text, logger
 from reefknot.runtime.redaction import add_secrets, remove_secrets
 from reefknot.runtime.seeds import new_id
 from reefknot.runtime.tasks import BoundedTasks
@@ -60,8 +60,12 @@ from reefknot.worker.settings import WorkerSettings
 PAGE = 500
 MOST_DOWN = 1000
 """Destinations that a worker which starts learns to be down from the work that waits for them."""
+AGAIN_S = 0.1
+"""How soon a service that has ended before its worker begins again."""
 AT_ONCE = 64
 """Refusals, cancellations and acks handled at once, beside the intake's batches."""
+
+Service = Callable[[], Coroutine[Any, Any, None]]
 
 _cancels = msgspec.json.Decoder(Cancel)
 _fleets = msgspec.json.Decoder(Fleet)
@@ -147,6 +151,7 @@ class Worker:
         self.intake = Intake(context, self.pools, self.closing, known=blocks, tasks=self._background)
         self.leaving = Drain(context, self.pools, self.intake.drain_ack)
         self._tasks: list[asyncio.Task[Any]] = []
+        self.is_ending = False
 
     # ---- life -------------------------------------------------------------------------------------------------------
 
@@ -158,22 +163,40 @@ class Worker:
             add_secrets(self._hidden)
         for state in (WorkState.PENDING, WorkState.RUNNING):
             await self._recover(state)
-        assignments = self._transport.subscribe(assign_subject(self.worker_id))
-        commands = self._transport.subscribe(CANCEL, FLEET)
-        loops = [(pool.serve(), f"pool {pool.name}") for pool in self.pools.values()]
-        loops += [(pool.watch_store(), f"watch {pool.name}") for pool in self.pools.values()]
+        self.is_ending = False
+        loops: list[tuple[Service, str]] = [(pool.serve, f"pool {pool.name}") for pool in self.pools.values()]
+        loops += [(pool.watch_store, f"watch {pool.name}") for pool in self.pools.values()]
         loops += [
-            (self.intake.listen(assignments), "assignments"),
-            (self.intake.serve(), "intake"),
-            (self._listen(commands), "cancel and fleet"),
-            (self._send_heartbeats(), "heartbeat"),
-            (self._renew_leases(), "leases"),
-            (self._sweep(), "sweep"),
+            (lambda: self.intake.listen(self._transport.subscribe(assign_subject(self.worker_id))), "assignments"),
+            (self.intake.serve, "intake"),
+            (lambda: self._listen(self._transport.subscribe(CANCEL, FLEET)), "cancel and fleet"),
+            (self._send_heartbeats, "heartbeat"),
+            (self._renew_leases, "leases"),
+            (self._sweep, "sweep"),
         ]
         if self._hears_shared:
-            loops.append((self._listen_to_shared(self._transport.subscribe(ASSIGN)), "shared assignments"))
+            loops.append((lambda: self._listen_to_shared(self._transport.subscribe(ASSIGN)), "shared assignments"))
+        for service, name in loops:
+            self._keep_running(service, name)
+
+    def _keep_running(self, service: Service, name: str) -> None:
+        """Run a service until the worker ends. One that a step cancels, or that fails, begins again."""
+        if self.is_ending:
+            return
         loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(work, name=f"{self.worker_id} {name}") for work, name in loops]
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._tasks.remove(task)
+            if self.is_ending:
+                return
+            error = None if task.cancelled() else task.exception()
+            why = "was cancelled from outside" if error is None else f"failed: {error_text(error)}"
+            logger().error("%s: its service %s %s; it begins again", self.worker_id, name, why)
+            loop.call_later(AGAIN_S, self._keep_running, service, name)  # not at all, if it is the loop that ends
+
+        task = loop.create_task(service(), name=f"{self.worker_id} {name}")
+        self._tasks.append(task)
+        task.add_done_callback(ended)
 
     async def _recover(self, state: WorkState) -> None:
         """Rebuild the queue of an earlier incarnation. What it was running comes back when its lease ends."""
@@ -246,7 +269,8 @@ class Worker:
             pool.wake()
         recovery = self._background.run_logged("queued work could not be recovered", self._recover_queue)
         task = asyncio.get_running_loop().create_task(recovery, name=f"{self.worker_id} recovery")
-        self._tasks = [*(one for one in self._tasks if not one.done()), task]
+        self._tasks.append(task)
+        task.add_done_callback(self._tasks.remove)
 
     async def _recover_queue(self) -> None:
         await self._send_heartbeat()  # routers may send again what this worker refused
@@ -257,9 +281,11 @@ class Worker:
         self.pause()
         if self._tasks:  # so that nothing is sent here meanwhile
             await self._send_heartbeat()
-        for task in self._tasks:
+        self.is_ending = True
+        tasks = list(self._tasks)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._background.stop()
         await self.closing.return_claimed(list(self.pools.values()))
         hidden, self._hidden = self._hidden, frozenset()

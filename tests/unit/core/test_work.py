@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from reefknot.core.messages import Cancel, ExecAssignment, ExecResult, Job, ResultJob, ResultStatus
-from reefknot.core.overload.submission import Stage
+from reefknot.core.overload.submission import EXPIRED, OVERDUE, Stage
 from reefknot.core.time import Moment
 from reefknot.core.work import (
     CRASH_LIMIT,
@@ -68,6 +68,7 @@ S = WorkState
 ALLOWED = {
     (S.PENDING, S.RUNNING),
     (S.PENDING, S.CANCELLED),
+    (S.PENDING, S.FAILED),
     (S.RUNNING, S.SUCCEEDED),
     (S.RUNNING, S.FAILED),
     (S.RUNNING, S.PENDING),
@@ -186,6 +187,13 @@ def test_a_retry_is_due_at_its_time_and_its_budget_adds_up() -> None:
 
 def test_a_retry_without_a_reason_has_no_trigger() -> None:
     assert settle(running(), TryAgain(60_000), NOW).budget.trigger is None
+
+
+@pytest.mark.parametrize("reason", [EXPIRED, OVERDUE])
+def test_a_deadline_that_has_passed_is_a_failure_wherever_it_was_noticed(reason: str) -> None:
+    for item in (running(), structs.replace(running(), state=S.PENDING)):
+        late = cancel(item, LATER, reason=reason, who="w1")
+        assert (late.state, late.reason, late.history[-1].what) == (S.FAILED, reason, "failed")
 
 
 def test_a_snooze_spends_nothing() -> None:

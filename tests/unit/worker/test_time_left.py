@@ -7,6 +7,7 @@ Each promise has a control: the same story with the rule patched away, in which 
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from msgspec import structs
 from reefknot.core.audit.event import BreakerEvent
 from reefknot.core.messages import ExecAssignment, ResultStatus
 from reefknot.core.overload.admission import Rules
+from reefknot.core.results import answer_of
+from reefknot.core.work import WorkState
 from reefknot.execution.failures import TimedOut
 from reefknot.worker import attempt
 from reefknot.worker.attempt import StepRunner
@@ -249,6 +252,31 @@ def test_a_usual_time_that_never_fades_would_keep_it_away_for_ever(monkeypatch: 
         assert not await asked_again_after(shop, 3600.0)
 
     with_shop(story)
+
+
+# ---- a deadline that passes in a queue ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("store", [None, "late.db"])
+def test_a_deadline_that_passes_in_a_queue_is_the_same_end_at_a_router_and_at_a_worker(
+    tmp_path: Path, store: str | None
+) -> None:
+    async def story(shop: Shop) -> None:
+        router = await shop.router()
+        early = await router.submit(work("at-router", deadline_ms=500, priority=0))
+        await asyncio.sleep(3)
+        await shop.worker("w1", Step(seconds=30), concurrency={"cpu": 1})
+        await shop.send(work("long"), work("at-worker", deadline_ms=500))
+        await asyncio.sleep(3)
+        assert early is not None
+        items = [await shop.store.work.get(name) for name in ("at-router", "at-worker")]
+        assert [one.state for one in items if one is not None] == [WorkState.FAILED] * 2
+        answers = [answer_of(one) for one in items if one is not None]
+        assert [(one.status, one.error_code) for one in answers if one is not None] == [
+            (ResultStatus.TIMEOUT, "CANCELLED_BY_TIMEOUT")
+        ] * 2
+
+    with_shop(story, None if store is None else str(tmp_path / store))
 
 
 # ---- one tenant's trouble -------------------------------------------------------------------------------------------

@@ -50,6 +50,12 @@ SCHEDULE_MESSAGE = "Too much work is scheduled for later, rejecting assignment"
 SHARE_MESSAGE = "The tenant has its share of the queue, rejecting assignment"
 
 
+EXPIRED = "expired while queued"
+"""The reason that is kept with an assignment whose deadline passed before it could run."""
+OVERDUE = "no result by its deadline"
+"""The reason that is kept with an assignment which a worker was running, and did not end, when its deadline passed."""
+
+
 class Stage(StrEnum):
     """The place of an open assignment: at no worker yet, queued for one, running, or submitted for later."""
 
