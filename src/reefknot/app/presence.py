@@ -277,14 +277,17 @@ async def record_gone(store: Store, journal: Journal) -> None:
 
 
 async def forget_replaced(store: Store) -> None:
-    """Remove the last words of systems whose parts all run again under their names: their ends are on record."""
-    if store.reached_for <= STATUS_KEPT_S:
+    """Remove the last words of systems whose end is on record, once all of their parts run again under their names."""
+    silent = await silent_systems(store)
+    if not silent:
         return
     living = await living_systems(store)
     workers, routers = worker_names(living), router_names(living)
-    for one in await silent_systems(store):
-        if worker_names([one]) <= workers and router_names([one]) <= routers:
-            async with asyncio.timeout(STORE_S):
+    async with asyncio.timeout(STORE_S):
+        known = await store.values.get(GONE)
+        told = {} if known is None else _told.decode(known.body)
+        for one in silent:
+            if one["system_id"] in told and worker_names([one]) <= workers and router_names([one]) <= routers:
                 await store.control.withdraw(one["system_id"])
 
 

@@ -206,6 +206,7 @@ def test_the_last_words_go_once_every_part_runs_again_and_not_before() -> None:
         async with open_store("memory:") as store:
             await reported(store, process=gone_process())
             await reported(store, router=None)
+            await record_gone(store, Journal(store.audit))
             await forget_replaced(store)
             assert [one.name for one in await gone_parts(store, await living_systems(store))] == ["router"]
             again = await reported(store, worker="worker-2")
