@@ -22,6 +22,7 @@ ON_NATS = frozenset(
         "test_latency",
         "test_live_views",
         "test_liveness",
+        "test_on_call",
         "test_operators",
         "test_quarantine_actions",
         "test_reload",
@@ -33,6 +34,7 @@ ON_NATS = frozenset(
         "test_tenants",
         "test_traces",
         "test_unknown_types",
+        "test_waiting",
     }
 )
 _FILE = "it reads, locks or changes the file"
@@ -50,6 +52,8 @@ SQLITE_ONLY = {
     "test_a_store_that_is_locked_for_a_while_is_said_in_the_view_which_goes_on": _FILE,
     "test_an_end_whose_event_was_damaged_is_shown_as_unreadable": _FILE,
     "test_what_this_user_may_not_do_is_77": _FILE,
+    "test_a_full_disk_is_told": _FILE,
+    "test_a_damaged_store_and_one_of_a_newer_version_are_told_with_the_way_back": _FILE,
     "test_a_store_that_another_process_keeps_locked_is_75": _FILE,
     "test_seconds_that_cannot_be_are_a_usage_error": _SAME,
     "test_for_programs_the_script_is_a_field": _SAME,
@@ -77,6 +81,8 @@ REPRESENTATIVE = frozenset(
         "test_of_all_that_ran_when_a_process_died_only_the_culprit_is_quarantined",
         "test_every_job_that_ended_without_success_runs_again_under_its_id",
         "test_a_job_of_a_killed_worker_is_not_running",
+        "test_a_job_says_which_part_of_the_system_it_waits_for",
+        "test_no_router_and_no_worker_are_told_everywhere_and_a_dead_part_stays_visible",
         "test_a_key_of_a_killed_process_can_be_forgotten_at_once",
         "test_a_shutdown_ends_with_its_drain_although_a_plain_function_goes_on",
         "test_what_nobody_knows_for_long_is_quarantined_with_its_answer_and_comes_back",

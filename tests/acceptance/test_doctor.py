@@ -33,8 +33,11 @@ from tests.integration.test_jetstream_audit import died, stop_copying
 from tests.nats_servers import kill
 
 __all__ = ["person", "url"]
+UNSERVED = 1
 DAMAGED = 65
 LOCKED = 75
+LATER = ("submit", "--type", "own.hello", "--in", "24h")
+"""A job that is open and not due: that no system runs is not a problem yet."""
 AROUND = ["python", "extras"]
 """What is checked where nothing is configured, before the store."""
 
@@ -66,19 +69,23 @@ def test_a_file_that_is_well(person: Person) -> None:
     assert "nothing to do" in person("doctor", "--engine", "sqlite:a.db").stderr
 
 
-def test_a_job_that_waits_while_nothing_runs_is_a_warning(person: Person) -> None:
-    person.done("submit", "--type", "own.hello", "--engine", "sqlite:a.db")
-
+def test_a_due_job_that_waits_while_nothing_runs_is_a_problem_and_one_for_later_a_warning(person: Person) -> None:
+    person.done(*LATER, "--engine", "sqlite:a.db")
     found = findings(person, "--engine", "sqlite:a.db")["systems"]
-
-    assert (found["level"], found["text"]) == ("warning", "1 job waits, and no worker is running")
+    assert (found["level"], found["text"]) == ("warning", "1 job waits for later, and no system is running")
     assert "`reefknot up`" in found["way_out"]
-    assert "1 warning" in person("doctor", "--engine", "sqlite:a.db").stderr
+
+    person.done("submit", "--type", "own.hello", "--engine", "sqlite:a.db")
+    found = findings(person, "--engine", "sqlite:a.db", code=UNSERVED)["systems"]
+    text = "1 job waits: no system is running, neither router nor worker"
+    assert (found["level"], found["cause"], found["text"]) == ("problem", "unserved", text)
+    assert "`reefknot up`" in found["way_out"]
+    assert "1 problem" in person("doctor", "--engine", "sqlite:a.db").stderr
 
 
 def test_a_file_that_somebody_keeps_locked_is_a_problem(person: Person) -> None:
     """Readers do not notice: in WAL mode, only who wants to write has to wait."""
-    person.done("submit", "--type", "own.hello", "--engine", "sqlite:a.db")
+    person.done(*LATER, "--engine", "sqlite:a.db")
     holder = apsw.Connection(str(person.folder / "a.db"))
     try:
         holder.execute("BEGIN EXCLUSIVE").fetchall()
@@ -121,7 +128,7 @@ def test_a_file_that_is_damaged_is_a_problem(person: Person) -> None:
 
 
 def test_a_store_on_nats_that_is_well(person: Person, url: str, nats_server: NatsServer) -> None:
-    person.done("submit", "--type", "own.hello", "--engine", url)
+    person.done(*LATER, "--engine", url)
 
     found = findings(person, "--engine", url, "--monitor", monitoring_url(nats_server))
 
@@ -153,7 +160,7 @@ def test_streams_that_are_not_there_are_a_warning_and_are_not_made(person: Perso
 
 def test_a_stream_that_somebody_changed_is_a_problem(person: Person, url: str) -> None:
     server, _, name = url.rpartition("/")
-    person.done("submit", "--type", "own.hello", "--engine", url)
+    person.done(*LATER, "--engine", url)
     edit(server, f"{name}_audit", max_age=86_400_000_000_000)
 
     found = findings(person, "--engine", url, code=MISCONFIGURED)
@@ -176,7 +183,7 @@ def test_a_server_that_cannot_be_used_is_one_problem(person: Person, tmp_path: P
 def test_replicas_are_compared_and_one_that_is_away_is_named(person: Person, nats_cluster: list[NatsServer]) -> None:
     hosts = ",".join(f"127.0.0.1:{one.port}" for one in nats_cluster)
     (person.folder / "reefknot.yaml").write_text(f"engine: nats://{hosts}\nnats: {{replicas: 3}}\n")
-    person.done("submit", "--type", "own.hello")
+    person.done(*LATER)
     assert "3 copies, all of them current" in findings(person)["replicas"]["text"]
 
     (person.folder / "reefknot.yaml").write_text(f"engine: nats://{hosts}\n")
@@ -188,7 +195,7 @@ def test_replicas_are_compared_and_one_that_is_away_is_named(person: Person, nat
 
 
 def test_looking_changes_nothing_beside_the_file(person: Person) -> None:
-    person.done("submit", "--type", "own.hello", "--engine", "sqlite:a.db")
+    person.done(*LATER, "--engine", "sqlite:a.db")
     before = {one.name: one.read_bytes() for one in person.folder.glob("a.db*")}
 
     findings(person, "--engine", "sqlite:a.db")
@@ -205,7 +212,7 @@ def crashed_store(person: Person) -> Path:
     holder = None
     try:
         for name in ("one", "two", "three"):
-            person.done("submit", "--type", "own.hello", "--id", name, "--engine", "sqlite:a.db")
+            person.done(*LATER, "--id", name, "--engine", "sqlite:a.db")
             if holder is None:
                 holder = apsw.Connection(str(person.folder / "a.db"))
                 holder.execute("SELECT count(*) FROM sqlite_schema").fetchall()  # whoever leaves next keeps the log
@@ -248,12 +255,12 @@ def test_a_log_of_noise_is_a_problem_and_stays(person: Person) -> None:
 
 
 def test_an_empty_file_beside_its_log_is_a_problem_and_the_log_stays(person: Person) -> None:
-    person.done("submit", "--type", "own.hello", "--engine", "sqlite:b.db")
+    person.done(*LATER, "--engine", "sqlite:b.db")
     file, log = person.folder / "b.db", person.folder / "b.db-wal"
     holder = apsw.Connection(str(file))
     try:
         holder.execute("SELECT count(*) FROM sqlite_schema").fetchall()
-        person.done("submit", "--type", "own.hello", "--engine", "sqlite:b.db")
+        person.done(*LATER, "--engine", "sqlite:b.db")
         left = {name: (person.folder / name).read_bytes() for name in ("b.db-wal", "b.db-shm")}
     finally:
         holder.close()
@@ -289,7 +296,7 @@ def test_looking_changes_nothing_on_nats_where_a_dead_process_left_events(person
         await store.audit.append([event("left")])
         await died(store)
 
-    person.done("submit", "--type", "own.hello")
+    person.done(*LATER)
     asyncio.run(dies())
     until(lambda: "waits for 0 s" not in person("doctor").stdout)  # from now on others copy the event
     until(lambda: streams()[0][1] == 3)  # the server has dropped the tombstone that `submit` left for a second
@@ -306,7 +313,7 @@ def test_looking_changes_nothing_on_nats_where_a_dead_process_left_events(person
 
 def test_the_configuration_its_secrets_and_its_dashboard_are_findings_too(person: Person) -> None:
     (person.folder / "reefknot.yaml").write_text("secrets: {api: 'env:NO_SUCH_VARIABLE'}\n")
-    person.done("submit", "--type", "own.hello")
+    person.done(*LATER)
 
     found = findings(person)
 
@@ -360,7 +367,7 @@ def test_logins_are_only_tried_on_request(person: Person) -> None:
 
 def test_a_stream_of_peers_that_nobody_takes_from_is_a_warning(person: Person, url: str) -> None:
     server, _, name = url.rpartition("/")
-    person.done("submit", "--type", "own.hello", "--engine", url)
+    person.done(*LATER, "--engine", url)
     assert "shared" not in findings(person, "--engine", url)
     subjects = [f"{name}.caf.exec.assign.v1"]
     stream = {"name": f"{name}_assign", "subjects": subjects, "retention": "workqueue", "storage": "file"}

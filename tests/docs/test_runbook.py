@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from reefknot.cli import main
+from reefknot.core.waiting import WaitCode
 from tests.docs.run_page import FOR_A_SHELL, PYTHON, Fence, fences
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -91,6 +92,12 @@ def test_every_line_that_the_page_shows_is_printed(tmp_path: Path, monkeypatch: 
             assert missing(lines, printed) == [], f"{command}\n{printed}"
             compared += 1
     assert compared > 15
+
+
+def test_the_page_has_every_cause_for_which_a_job_waits() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+
+    assert [one.value for one in WaitCode if f"`{one.value}`" not in page] == []
 
 
 def _run(fence: Fence, namespace: dict[str, object]) -> None:

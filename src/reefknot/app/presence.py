@@ -234,12 +234,15 @@ GONE = "gone"
 async def look_for_gone(store: Store, journal: Journal) -> None:
     """Every few seconds, record the systems that are gone. Never ends."""
     loop, errors = asyncio.get_running_loop(), RepeatedErrors()
+    pause = LOOK_S  # so that the system of this process has reported
     while True:
+        await asyncio.sleep(pause)
+        pause = LOOK_FOR_GONE_S
         try:
             await record_gone(store, journal)
+            await forget_replaced(store)
         except Exception as error:
             errors.log("systems that are gone cannot be looked for", error, loop.time())
-        await asyncio.sleep(LOOK_FOR_GONE_S)
 
 
 async def record_gone(store: Store, journal: Journal) -> None:
@@ -271,6 +274,21 @@ async def record_gone(store: Store, journal: Journal) -> None:
         seconds = (now - one.last_seen) / 1000
         text = "%s %s is gone: pid %s on %s, silent for %.0f s; reefknot worker list shows what it held"
         logger().warning(text, one.part, one.name, one.pid, one.host, seconds)
+
+
+async def forget_replaced(store: Store) -> None:
+    """Remove the last words of systems whose end is on record, once all of their parts run again under their names."""
+    silent = await silent_systems(store)
+    if not silent:
+        return
+    living = await living_systems(store)
+    workers, routers = worker_names(living), router_names(living)
+    async with asyncio.timeout(STORE_S):
+        known = await store.values.get(GONE)
+        told = {} if known is None else _told.decode(known.body)
+        for one in silent:
+            if one["system_id"] in told and worker_names([one]) <= workers and router_names([one]) <= routers:
+                await store.control.withdraw(one["system_id"])
 
 
 def _gone_event(gone: GonePart, now: int) -> WorkerGone:

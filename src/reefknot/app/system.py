@@ -288,6 +288,7 @@ class System:
     async def _withdraw_status(self) -> None:
         try:
             async with asyncio.timeout(STORE_S):
+                await presence.forget_replaced(self.store)
                 await self.store.control.withdraw(self.system_id)
         except Exception as error:
             logger().error("the system's status was not withdrawn (%s)", printable(str(error), most=300))

@@ -121,7 +121,9 @@ def _row(one: dict[str, Any]) -> tuple[str, ...]:
         "" if due is None else "now" if due <= 0 else f"in {age(due)}",
         age(one["age_s"]),
         one["worker"] or ("router" if one["class"] is None else ""),
-        one["waiting"]["text"] if one["waiting"] else (one["reason"] or "")[:80],
+        (one["reason"] or "")[:80]
+        if one["waiting"] is None or one["state"] == "quarantined"
+        else one["waiting"]["text"],
     )
 
 

@@ -72,7 +72,7 @@ def _put_view(view: dict[str, Any], address: StoreAddress) -> None:
         rows = [row[: len(columns)] for row in worker_rows(view["workers"]) + gone_rows(view["gone"])]
         put_table(columns, rows, styles=("cyan", "", "bold"), whole=columns[:3])
         put_troubles(view["workers"], view["breakers"], view["gone"])
-    else:
+    if not view["workers"]:
         put("no worker is running on this store; start a system with: reefknot up")
     put()
     if view["last_ends"]:

@@ -6,19 +6,33 @@ import asyncio
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from reefknot.app import open_store
-from reefknot.app.presence import living_systems, recall_left, refuse_taken_names, release_dead_leases
+from reefknot.app.presence import (
+    SILENT_UNTIL_GONE_S,
+    forget_replaced,
+    gone_parts,
+    living_systems,
+    recall_left,
+    record_gone,
+    refuse_taken_names,
+    release_dead_leases,
+)
 from reefknot.app.system import System
+from reefknot.audit.journal import Journal
+from reefknot.core.audit.event import WorkerGone, decode
 from reefknot.core.work import ROUTER, WorkDone, WorkItem
 from reefknot.engines.clocks import SystemClock
 from reefknot.errors import NameTakenError
+from reefknot.ports.audit_log import AuditQuery
 from reefknot.ports.store import Store
 from reefknot.ports.work_queue import Settlement
 from reefknot.runtime.processes import process_mark
+from reefknot.testing import run_virtual
 from reefknot.worker.settings import default_settings
 
 ELSEWHERE = "0123456789ab.1.1"
@@ -132,3 +146,72 @@ def test_queued_work_of_a_dead_system_comes_back_while_there_is_a_router_for_it(
 
     back = ROUTER if there == "a router" else "cpu@dead"
     assert asyncio.run(main()) == {"dead": back, "lives": "cpu@lives"}
+
+
+# ---- systems that are gone -------------------------------------------------------------------------------------------
+
+
+async def gone_events(store: Store) -> list[WorkerGone]:
+    found = [decode(one.entry.body) for one in await store.audit.read(AuditQuery(event_type="worker_gone"))]
+    return [one for one in found if isinstance(one, WorkerGone)]
+
+
+@pytest.mark.parametrize("engine", ["memory:", "sqlite:"])
+def test_a_dead_system_is_recorded_once_however_many_notice_it(engine: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with open_store(engine if engine == "memory:" else f"sqlite:{tmp_path / 'a.db'}") as store:
+            await reported(store, worker="worker-2")
+            ended = await reported(store, worker="worker-3")
+            await store.control.withdraw(ended)
+            await reported(store, process=gone_process(), holds={"worker-1": ["order-7"]}, pid=7, host="h")
+            assert await gone_events(store) == []
+            await asyncio.gather(*(record_gone(store, Journal(store.audit)) for _ in range(3)))
+            await record_gone(store, Journal(store.audit))
+            events = await gone_events(store)
+            assert {(one.part, one.worker_id, one.process, one.host) for one in events} == {
+                ("worker", "worker-1", 7, "h"),
+                ("router", "router", 7, "h"),
+            }
+            assert len(events) == 2
+            (worker,) = [one for one in events if one.part == "worker"]
+            assert worker.held == {"running": 0, "queued": 0, "jobs": ["order-7"]}
+
+    asyncio.run(main())
+
+
+def test_a_system_elsewhere_is_gone_once_it_is_silent_and_not_when_it_comes_back() -> None:
+    async def main() -> None:
+        async with open_store("memory:") as store:
+            system = await reported(store, process=ELSEWHERE, keep=5)
+
+            async def shown() -> list[str]:
+                return [one.name for one in await gone_parts(store, await living_systems(store))]
+
+            assert await shown() == []
+            await asyncio.sleep(6)
+            assert await shown() == ["router", "worker-1"] or await shown() == ["worker-1", "router"]
+            await record_gone(store, Journal(store.audit))
+            assert await gone_events(store) == [], "it may only be slow"
+            await asyncio.sleep(SILENT_UNTIL_GONE_S)
+            await record_gone(store, Journal(store.audit))
+            assert len(await gone_events(store)) == 2
+            await reported(store, process=ELSEWHERE, system_id=system)
+            assert await shown() == []
+
+    run_virtual(main())
+
+
+def test_the_last_words_go_once_every_part_runs_again_and_not_before() -> None:
+    async def main() -> None:
+        async with open_store("memory:") as store:
+            await reported(store, process=gone_process())
+            await reported(store, router=None)
+            await record_gone(store, Journal(store.audit))
+            await forget_replaced(store)
+            assert [one.name for one in await gone_parts(store, await living_systems(store))] == ["router"]
+            again = await reported(store, worker="worker-2")
+            await forget_replaced(store)
+            await store.control.withdraw(again)
+            assert await gone_parts(store, await living_systems(store)) == []
+
+    asyncio.run(main())

@@ -140,6 +140,13 @@ CASES: list[tuple[WaitCode, JobFacts, FleetFacts, str, str]] = [
     ),
     (
         WaitCode.DESTINATION_DOWN,
+        queued(due_in=3.0, reason="waiting: destination is down (mail:25) since 2026-11-18T00:47:20.123+00:00"),
+        fleet(IDLE),
+        "its destination mail:25 is down",
+        "mend the destination",
+    ),
+    (
+        WaitCode.DESTINATION_DOWN,
         queued(due_in=3.0, reason="waiting: destination is down"),
         fleet(structs.replace(IDLE, down=("api:443", "db:5432"))),
         "its destination is down",

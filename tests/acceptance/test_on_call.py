@@ -1,0 +1,260 @@
+"""
+The three commands of a person on call, tried cold for each incident of the runbook.
+
+`doctor`, `top` and `job show` are asked without knowing what is wrong: each of them names the cause, or what is left of
+it, and what to do. Parts of the system are processes of their own, and die as they do in life.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import sqlite3
+import time
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.acceptance.folder import CONFIG, PATIENCE_S, Folder, until
+
+STEPS = """\
+import asyncio
+import os
+import reefknot as rk
+
+@rk.block("own.hold")
+async def hold(inputs, context):
+    with open("begun.txt", "a") as file:
+        file.write(context.assignment_id + "\\n")
+    while not os.path.exists("go"):
+        await asyncio.sleep(0.05)
+    return {}
+
+@rk.block("own.die")
+async def die(inputs, context):
+    os.kill(os.getpid(), 9)
+
+@rk.block("own.refused")
+async def refused(inputs, context):
+    raise ConnectionRefusedError("printer.example:9100 refused")
+"""
+WITHIN_S = 15.0
+
+
+class Told(NamedTuple):
+    """The answers of the three commands, and the exit code of `doctor`."""
+
+    code: int
+    doctor: str
+    top: str
+    job: str
+
+
+@pytest.fixture
+def scene(folder: Folder) -> Folder:
+    (folder.path / "calls.py").write_text(STEPS)
+    return folder
+
+
+def asked(folder: Folder, job: str) -> Told:
+    doctor, top, shown = folder("doctor"), folder("top", "--once"), folder("job", "show", job)
+    texts = [" ".join(f"{one.out} {one.err}".split()) for one in (doctor, top, shown)]
+    return Told(int(doctor.code), *texts)
+
+
+def waits(folder: Folder, job: str) -> str:
+    """The code of the cause for which the job waits."""
+    return str((folder.json("job", "show", job)["waiting"] or {}).get("code", ""))
+
+
+def says(found: Told, *texts: str) -> None:
+    """Each of the three commands has these texts."""
+    for answer in found[1:]:
+        for text in texts:
+            assert text in answer
+
+
+def submit(folder: Folder, kind: str, name: str, *words: str) -> None:
+    done = folder("submit", "--type", kind, "--id", name, *words)
+    assert done.code == 0, done.err
+
+
+def part(folder: Folder, kind: str, *words: str) -> Any:
+    return folder.part(kind, *(("--module", "calls") if kind == "worker" else ()), *words)
+
+
+def active(folder: Folder) -> list[str]:
+    return [one["alert"] for one in folder.json("alert", "list")["alerts"]]
+
+
+def events(folder: Folder, kind: str) -> list[dict[str, Any]]:
+    lines = folder("audit", "tail", "--type", kind, "--lines", "100", "--json").out.splitlines()
+    return [json.loads(line)["event"] for line in lines]
+
+
+def at(event: dict[str, Any]) -> float:
+    return datetime.fromisoformat(event["timestamp"]).timestamp()
+
+
+def raised_within(folder: Folder, alert: str, began: float) -> None:
+    """The alert is raised soon after this time, by the clock of whoever raised it."""
+    until(lambda: alert in active(folder))
+    (found,) = [one for one in events(folder, "alert_raised") if one["alert"] == alert]
+    assert at(found) - began < WITHIN_S
+
+
+def test_no_router_and_no_worker_are_told_everywhere_and_a_dead_part_stays_visible(scene: Folder) -> None:
+    worker = part(scene, "worker")
+    submit(scene, "own.hold", "order-7")
+    began = at(events(scene, "submitted")[0])
+    assert waits(scene, "order-7") == "no_router"
+    found = asked(scene, "order-7")
+    assert found.code == 1
+    says(found, "no router is running", "reefknot router start")
+    assert "no router is running" in scene("job", "list").err
+    raised_within(scene, "no_router", began)  # by a worker that misses a router
+
+    worker.kill()
+    worker.wait(PATIENCE_S)
+    router, began = part(scene, "router"), time.time()
+    until(lambda: waits(scene, "order-7") == "no_worker")
+    found = asked(scene, "order-7")
+    assert found.code == 1
+    says(found, "no worker is running", "reefknot worker start")
+    assert "worker-1 (pid" in found.doctor
+    assert "worker-1 is gone: its process ended" in found.top
+    listed = scene("worker", "list")
+    assert (listed.code, "gone" in listed.out) == (69, True)
+    raised_within(scene, "no_worker", began)  # by a router that misses a worker
+    until(lambda: len(events(scene, "worker_gone")) == 1)
+    (gone,) = events(scene, "worker_gone")
+    assert (gone["part"], gone["worker_id"], gone["process"]) == ("worker", "worker-1", worker.pid)
+
+    after = part(scene, "worker")
+    until(lambda: "order-7" in scene.begun())
+    assert not scene.json("worker", "list")["gone"], "it runs again under its name"
+    scene.go()
+    until(lambda: active(scene) == [])
+    for process in (after, router):
+        process.send_signal(signal.SIGTERM)
+        scene.ends(process)
+    assert (scene("worker", "list").out, len(events(scene, "worker_gone"))) == ("", 1), "an orderly end is no loss"
+
+
+def test_of_a_worker_that_died_the_jobs_it_held_are_told(scene: Folder) -> None:
+    part(scene, "router")
+    worker = part(scene, "worker")
+    submit(scene, "own.hold", "order-7")
+    until(lambda: scene.json("worker", "list")["workers"][0]["classes"]["cpu"]["active"] == 1)
+    worker.kill()
+    worker.wait(PATIENCE_S)
+    until(lambda: len(events(scene, "worker_gone")) == 1)
+    (gone,) = events(scene, "worker_gone")
+    assert gone["held"] == {"running": 1, "queued": 0, "jobs": ["order-7"]}
+    assert "it held 1 running (order-7)" in asked(scene, "order-7").doctor
+
+
+def test_a_dashboard_alone_raises_the_alert(scene: Folder) -> None:
+    submit(scene, "own.hold", "order-7")
+    process = scene.start("dashboard", "--port", "0", "--json")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "{\n", "it is served"
+    until(lambda: set(active(scene)) == {"no_router", "no_worker"})
+
+
+def test_poison_is_told_with_the_way_out(scene: Folder) -> None:
+    submit(scene, "own.die", "poison")
+    for _ in range(3):
+        process = scene.start("up", "--module", "calls")
+        assert process.wait(PATIENCE_S) != 0
+    part(scene, "router")
+    part(scene, "worker")
+    until(lambda: waits(scene, "poison") == "quarantined")
+    found = asked(scene, "poison")
+    assert "quarantine requeue ID" in found.job
+    assert "its owner vanished 3 times" in found.job
+    assert "1 job in quarantine waits for a decision" in found.doctor
+    assert "1 job in quarantine; the causes: reefknot quarantine stats --group" in found.top
+
+
+def test_an_outage_is_told_with_its_destination(scene: Folder) -> None:
+    retried = CONFIG.replace("max_attempts: 2, base_delay_ms: 20", "max_attempts: 9, base_delay_ms: 20000")
+    (scene.path / "reefknot.yaml").write_text(retried.replace("queue: {v2: {enabled: true}}", QUICK))
+    lines = [{"assignment_id": f"page-{n}", "job": {"type": "own.refused"}} for n in range(130)]
+    (scene.path / "pages.jsonl").write_text("\n".join(json.dumps(one) for one in lines))
+    assert scene("submit", "pages.jsonl").code == 0
+    scene.up("--module", "calls")
+    until(lambda: bool(scene.json("top", "--once")["breakers"]))
+    jobs = scene.json("job", "list", "--limit", "200")["jobs"]
+    held = [one["id"] for one in jobs if one["waiting"] and one["waiting"]["code"] == "destination_down"]
+    found = asked(scene, held[0])
+    assert "own.refused is down: its breaker at worker-1 is" in found.doctor
+    assert "mend the destination" in found.doctor
+    assert "own.refused at worker-1 is" in found.top
+    assert "own.refused is down: the circuit breaker is open" in found.job
+    errors = [one["waiting"]["text"] for one in jobs if one["waiting"] and one["waiting"]["code"] == "retry"]
+    assert all("the last one failed: printer.example:9100 refused" in one for one in errors)
+
+
+QUICK = "queue: {v2: {enabled: true, max_queue_size: 500, resource_pools: {cpu: {max_concurrency: 16}}}}"
+SMALL = (
+    "queue: {v2: {enabled: true, max_queue_size: 4, resource_pools: {cpu: {max_queue_size: 4, max_concurrency: 1}}, "
+    "overload_thresholds: {degraded: 0.25, overloaded: 0.5, critical: 0.75}}}"
+)
+
+
+def test_overload_is_told_with_the_full_queue(scene: Folder) -> None:
+    (scene.path / "reefknot.yaml").write_text(CONFIG.replace("queue: {v2: {enabled: true}}", SMALL))
+    scene.up("--module", "calls")
+    submit(scene, "own.hold", "report-0")
+    until(lambda: "report-0" in scene.begun())
+    for number in (1, 2, 3):
+        submit(scene, "own.hold", f"report-{number}")
+    until(lambda: waits(scene, "report-3") == "pool_full")
+    until(lambda: "worker-1 cpu is critical" in scene("top", "--once").out)
+    found = asked(scene, "report-3")
+    assert "worker-1 cpu is critical" in found.doctor
+    assert "start another worker, give it more slots, or submit less" in found.doctor
+    assert "the one slot of cpu at worker-1 is busy" in found.job
+    assert "max_concurrency" in found.job
+
+
+def test_a_full_disk_is_told(scene: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    submit(scene, "own.hold", "order-7")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 10, 0))  # type: ignore[attr-defined]
+    found = asked(scene, "order-7")
+    assert "0 bytes free" in found.doctor
+    assert "make room" in found.doctor
+
+
+def test_a_wrong_configuration_is_told_with_its_line(scene: Folder) -> None:
+    submit(scene, "own.hold", "order-7")
+    (scene.path / "reefknot.yaml").write_text("worker:\n  quarantine_faild: true\n")
+    found = asked(scene, "order-7")
+    assert found.code == 78
+    assert "reefknot.yaml:2:3: worker.quarantine_faild" in found.doctor
+
+
+def test_a_damaged_store_and_one_of_a_newer_version_are_told_with_the_way_back(scene: Folder) -> None:
+    submit(scene, "own.hold", "order-7")
+    assert scene("store", "backup", "old.db").code == 0
+    state = scene.path / ".reefknot" / "state.db"
+    with sqlite3.connect(state) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    found = asked(scene, "order-7")
+    assert found.code == 78
+    assert all("it has version 99" in one and "newer reefknot" in one for one in found[1:])
+
+    for name in ("state.db", "state.db-wal", "state.db-shm"):
+        (scene.path / ".reefknot" / name).unlink(missing_ok=True)
+    shutil.copy(scene.path / "old.db", state)
+    assert "order-7" in asked(scene, "order-7").job, "restored"
+    content = bytearray(state.read_bytes())
+    content[4096:] = b"\xff" * (len(content) - 4096)
+    state.write_bytes(content)
+    found = asked(scene, "order-7")
+    assert found.code == 65
+    assert "restore a backup" in found.doctor or "backup" in found.doctor
