@@ -226,8 +226,7 @@ def _content(connection: Any, path: str, seconds: float) -> list[Finding]:
         schema = Finding("schema", "ok", f"version {found}")
     else:
         text = f"version {found}; this program writes {VERSION}"
-        way_out = "`reefknot store migrate`, which keeps a copy of the file; the next start of a system does the same"
-        schema = Finding("schema", "warning", text, way_out)
+        schema = Finding("schema", "warning", text, "`reefknot store migrate`, which keeps a copy of the file as it is")
     durability = Finding("durability", "ok", "WAL, every commit synced: what is acknowledged survives a power cut")
     mode = connection.pragma("journal_mode")
     if mode != "wal" and not (is_frozen(path) and _has_wal_mode(path)):

@@ -18,6 +18,7 @@ from reefknot.dashboard.api_types import (
     ActionBody,
     ApiRoute,
     Call,
+    CancelBody,
     DrainBody,
     DryRunBody,
     EditBody,
@@ -30,6 +31,7 @@ from reefknot.dashboard.api_types import (
     QuarantineBody,
     RetryBody,
     RouterParameters,
+    SearchParameters,
     SourceParameters,
     SyncBody,
     TelemetryParameters,
@@ -172,6 +174,14 @@ _JOBS = (
     _post("/jobs/{job}/cancel", jobs.cancel_job, ActionBody, JobParameters).documented(
         "Cancel a job, wherever it is.",
         {"id": "string", "was": "string", "state": "string", "cancelled": "boolean", "actor": "string"},
+    ),
+    _get("/search", jobs.find_jobs, SearchParameters).documented(
+        "The jobs whose id, correlation id or trace id this is, of all tenants.",
+        {"text": "string", "jobs": "array", "is_cut": "boolean"},
+    ),
+    _post("/jobs/cancel", jobs.cancel_jobs, CancelBody, call=_with_choice, longest=ACTION_S).documented(
+        "Cancel jobs: named ones, or those that wait or run and match a filter.",
+        {"cancelled": "array", **_BULK},
     ),
     _post("/jobs/retry", jobs.retry_jobs, RetryBody, call=_with_choice).documented(
         "Run jobs again that ended without success: named ones, or those that match a filter.",
