@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 Level = Literal["ok", "warning", "problem"]
 Cause = Literal["", "unreachable", "locked", "forbidden", "misconfigured", "damaged"]
 
-FREE_BYTES = 1 << 30
+FREE_BYTES, FULL_BYTES = 1 << 30, 64 << 20
 SKEW_S = 1.0
 OUTBOX_S = 60.0
 MIRRORED = 100_000
@@ -274,9 +274,9 @@ def _disk(file: Path) -> Finding:
         free = shutil.disk_usage(folder).free
     except OSError as error:
         return Finding("disk", "warning", f"free space is not known ({error_text(error)})", "look at the disk")
-    if free < FREE_BYTES:
-        return Finding("disk", "warning", f"{_size(free)} free", "make room: a full disk refuses new work")
-    return Finding("disk", "ok", f"{_size(free)} free")
+    level: Level = "problem" if free < FULL_BYTES else "warning" if free < FREE_BYTES else "ok"
+    way_out = "" if level == "ok" else "make room: a full disk refuses new work"
+    return Finding("disk", level, f"{_size(free)} free", way_out)
 
 
 def _size(number: float) -> str:

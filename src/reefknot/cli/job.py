@@ -126,7 +126,7 @@ def _row(one: dict[str, Any]) -> tuple[str, ...]:
         one["id"],
         one["type"],
         one["state"],
-        str(one["attempts"]),
+        str(one["attempts"] + (one["state"] == "running")),  # with the one that runs
         "" if due is None else "now" if due <= 0 else f"in {age(due)}",
         age(one["age_s"]),
         one["worker"] or ("router" if one["class"] is None else ""),
