@@ -261,7 +261,8 @@ def test_the_story_of_a_job_that_a_worker_ran_has_its_attempts_and_the_layer_tha
 
 
 def test_a_job_whose_first_attempt_runs_has_one_in_the_list(rk: Commands, store: Path) -> None:
-    work_items.accepted(store, "x", None)
+    item = WorkItem("x", "fs.blob_get", "cpu@worker-1", payload=b"{}")
+    in_store(store, lambda one: one.work.assign([item], start={"x"}, owner="worker-1#1"))
     assert re.search(r"\bx +fs\.blob_get +running +1\b", rk("job", "list").out)
 
 
