@@ -73,7 +73,7 @@ NO_FILTER = JobFlags()
 
 @app.command(
     name="list",
-    help_epilogue=examples("job list", "job list --state running --json", "job list --correlation 4514990df0d3d68f-d"),
+    help_epilogue=examples("job list", "job list --state running --json", "job list --correlation checkout-7"),
 )
 def list_(
     *,

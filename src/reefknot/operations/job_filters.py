@@ -6,9 +6,9 @@ A field of the filter is here, in the port's `WorkFilter`, and a flag of `reefkn
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Collection
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -114,6 +114,12 @@ class JobFilter(Struct, frozen=True, kw_only=True):
 class JobChoice(JobFilter, frozen=True, kw_only=True):
     """The jobs of an action: named ones, or those that match every given field. `tenant` is that of the named ones."""
 
+    STATES: ClassVar[dict[str, WorkState]] = {}
+    """By their names: the visible states of the jobs that a filter may select."""
+    PARTICIPLE: ClassVar[str] = ""
+    ACCEPTED: ClassVar[str] = ""
+    """The states in which a job that is named may be changed, in words."""
+
     ids: tuple[str, ...] = ()
     reason: str | None = None
     """A text in the reason."""
@@ -136,14 +142,16 @@ class JobChoice(JobFilter, frozen=True, kw_only=True):
             given.pop("tenant", None)  # it belongs to the ids then
         return given
 
+    @classmethod
+    def accepts(cls, item: WorkItem) -> bool:
+        """Whether a job that is named may be changed."""
+        return item.state in cls.STATES.values()
+
     def selection(self) -> SelectedJobs:
         """The jobs that are selected at this moment."""
-        raise NotImplementedError
-
-    def selected(self, states: dict[str, WorkState], accepts: Callable[[WorkItem], bool], verb: str) -> SelectedJobs:
-        chosen = list(states.values()) if self.state is None else [one_of("state", self.state, states)]
+        chosen = list(self.STATES.values()) if self.state is None else [one_of("state", self.state, self.STATES)]
         names = tuple(dict.fromkeys(record_id(one, self.tenant) for one in self.ids))
-        return SelectedJobs(names, tuple(chosen), self, accepts, verb)
+        return SelectedJobs(names, tuple(chosen), self)
 
 
 class SelectedJobs(Struct, frozen=True):
@@ -153,10 +161,6 @@ class SelectedJobs(Struct, frozen=True):
     states: tuple[WorkState, ...]
     """The visible states that a filter selects."""
     choice: JobChoice
-    accepts: Callable[[WorkItem], bool]
-    """Whether a job that is named may be changed."""
-    verb: str
-    """The participle of the change, and what it accepts."""
 
     def of(self, ids: tuple[str, ...]) -> SelectedJobs:
         return msgspec.structs.replace(self, ids=ids)
@@ -169,7 +173,9 @@ class SelectedJobs(Struct, frozen=True):
         which = msgspec.structs.replace(self.choice.filter(now), tenant_id=None if self.ids else self.choice.tenant)
         if self.ids:
             named_ones = [await store.work.get(one) for one in self.ids]
-            chosen = [item for item in named_ones if item is not None and self.accepts(item) and which.matches(item)]
+            chosen = [
+                item for item in named_ones if item is not None and self.choice.accepts(item) and which.matches(item)
+            ]
             if found := list(filter(self._has_reason, chosen)):
                 yield found
             return
@@ -186,10 +192,10 @@ class SelectedJobs(Struct, frozen=True):
         return self.choice.reason is None or self.choice.reason in item.reason
 
     async def missing(self, store: Store, item: WorkItem | None) -> str:
-        verb, _, accepted = self.verb.partition(": ")
+        cannot = f"cannot be {self.choice.PARTICIPLE}"
         if item is None:
-            return f"cannot be {verb}: there is no such job; `job list` lists all jobs"
+            return f"{cannot}: there is no such job; `job list` lists all jobs"
         state = await state_in_words(store, item)
-        if self.accepts(item):
+        if self.choice.accepts(item):
             return f"does not match the filter: it is {state}"
-        return f"cannot be {verb}: it is {state}; {accepted}"
+        return f"{cannot}: it is {state}; accepted: {self.choice.ACCEPTED}"

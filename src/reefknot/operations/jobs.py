@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -28,7 +28,7 @@ from reefknot.core.work import (
 )
 from reefknot.errors import KeyConflictError, OperationError, QueueFullError
 from reefknot.operations.bulk import SILENT, BulkListener, BulkVerb, absent_job, change_jobs, located, named
-from reefknot.operations.job_filters import JobChoice, JobFilter, Now, SelectedJobs, now_in, state_in_words
+from reefknot.operations.job_filters import JobChoice, JobFilter, Now, now_in, state_in_words
 from reefknot.operations.operator import in_slices, polled
 from reefknot.operations.values import ParameterUseError, check_limit, check_texts, one_of, time_text
 from reefknot.ports.work_queue import WorkFilter
@@ -52,8 +52,6 @@ CANCEL_ALL_WAIT_S = 30.0
 """How long a chunk of jobs is waited for that routers were asked to cancel."""
 _OPEN = (WorkState.PENDING, WorkState.RUNNING)
 _ORDERS = {"newest": False, "oldest": True}
-_TO_CANCEL = {one.value: one for one in _OPEN}
-_ENDED_BADLY = {one.value: one for one in (WorkState.FAILED, WorkState.CANCELLED)}
 
 # ---- fields ----------------------------------------------------------------------------------------------------------
 
@@ -453,16 +451,21 @@ RETRY = BulkVerb(
 class CancelQuery(JobChoice, frozen=True, kw_only=True):
     """The jobs to cancel: named ones, or those that wait or run and match every given field."""
 
-    def selection(self) -> SelectedJobs:
-        return self.selected(_TO_CANCEL, lambda item: item.state in _OPEN, "cancelled: accepted: pending, running")
+    STATES: ClassVar[dict[str, WorkState]] = {one.value: one for one in _OPEN}
+    PARTICIPLE: ClassVar[str] = "cancelled"
+    ACCEPTED: ClassVar[str] = "pending, running"
 
 
 class RetryQuery(JobChoice, frozen=True, kw_only=True):
     """The jobs to retry: named ones, or those that ended without success and match every given field."""
 
-    def selection(self) -> SelectedJobs:
-        accepted = "retried: accepted: failed, cancelled, quarantined"
-        return self.selected(_ENDED_BADLY, can_retry, accepted)
+    STATES: ClassVar[dict[str, WorkState]] = {one.value: one for one in (WorkState.FAILED, WorkState.CANCELLED)}
+    PARTICIPLE: ClassVar[str] = "retried"
+    ACCEPTED: ClassVar[str] = "failed, cancelled, quarantined"
+
+    @classmethod
+    def accepts(cls, item: WorkItem) -> bool:
+        return can_retry(item)
 
 
 async def cancel_jobs(
