@@ -113,3 +113,13 @@ def test_the_control_one_snapshot_that_is_held_keeps_the_log_growing(store: Path
         writer.write_all()
     reader.close()
     assert writer.largest > MOST_LOG_BYTES
+
+
+def test_an_export_that_is_killed_leaves_nothing_behind(folder: Folder, store: Path) -> None:
+    before = sorted(one.name for one in folder.path.iterdir())
+    export: Any = folder.start("audit", "export", "log.jsonl", program=("-m", "tests.acceptance.slow_export"))
+    assert export.stdout.readline() == "under way\n"
+    export.kill()
+    export.wait()
+    assert sorted(one.name for one in folder.path.iterdir()) == before
+    assert folder("audit", "export", "log.jsonl").code == 0

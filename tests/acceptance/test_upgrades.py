@@ -59,7 +59,7 @@ def rows_of(path: Path) -> dict[str, list[Any]]:
     connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
     try:
         tables: Any = connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'").fetchall()
-        return {name: connection.execute(f"SELECT * FROM {name}").fetchall() for (name,) in tables}  # type: ignore[misc]
+        return {name: connection.execute(f"SELECT * FROM {name}").fetchall() for (name,) in tables}
     finally:
         connection.close()
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 Level = Literal["ok", "warning", "problem"]
 Cause = Literal["", "unreachable", "locked", "forbidden", "misconfigured", "damaged", "unserved"]
 
-FREE_BYTES = 1 << 30
+FREE_BYTES, FULL_BYTES = 1 << 30, 64 << 20
 SKEW_S = 1.0
 OUTBOX_S = 60.0
 MIRRORED = 100_000
@@ -226,8 +226,7 @@ def _content(connection: Any, path: str, seconds: float) -> list[Finding]:
         schema = Finding("schema", "ok", f"version {found}")
     else:
         text = f"version {found}; this program writes {VERSION}"
-        way_out = "`reefknot store migrate`, which keeps a copy of the file; the next start of a system does the same"
-        schema = Finding("schema", "warning", text, way_out)
+        schema = Finding("schema", "warning", text, "`reefknot store migrate`, which keeps a copy of the file as it is")
     durability = Finding("durability", "ok", "WAL, every commit synced: what is acknowledged survives a power cut")
     mode = connection.pragma("journal_mode")
     if mode != "wal" and not (is_frozen(path) and _has_wal_mode(path)):
@@ -275,9 +274,9 @@ def _disk(file: Path) -> Finding:
         free = shutil.disk_usage(folder).free
     except OSError as error:
         return Finding("disk", "warning", f"free space is not known ({error_text(error)})", "look at the disk")
-    if free < FREE_BYTES:
-        return Finding("disk", "warning", f"{_size(free)} free", "make room: a full disk refuses new work")
-    return Finding("disk", "ok", f"{_size(free)} free")
+    level: Level = "problem" if free < FULL_BYTES else "warning" if free < FREE_BYTES else "ok"
+    way_out = "" if level == "ok" else "make room: a full disk refuses new work"
+    return Finding("disk", level, f"{_size(free)} free", way_out)
 
 
 def _size(number: float) -> str:

@@ -61,7 +61,7 @@ def doctor(
     findings = report["findings"]
     show(report, lambda: _put(findings), json=options.json)
     say(f"{address.shown}: {_counted(findings)}")
-    return next((CODES[one["cause"]] for one in findings if one["level"] == "problem"), Exit.FINE)
+    return next((CODES.get(one["cause"], Exit.FAILED) for one in findings if one["level"] == "problem"), Exit.FINE)
 
 
 def _put(findings: list[dict[str, Any]]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -25,10 +25,13 @@ from reefknot.cli.output import put, put_document, put_fields, put_jobs, put_jso
 from reefknot.cli.store import address_of, address_to_read, with_store
 from reefknot.cli.watch import Watch, repeated
 from reefknot.operations.jobs import (
+    CANCEL,
     RETRY,
+    CancelQuery,
     JobQuery,
     RetryQuery,
     cancel_job,
+    cancel_jobs,
     find_job,
     list_jobs,
     retry_jobs,
@@ -44,17 +47,37 @@ app = noun("job", "job list --state pending")
 Id = Annotated[str, arg("Assignment id.")]
 
 
-@app.command(name="list", help_epilogue=examples("job list", "job list --state running --json"))
+Because = Annotated[str, arg("Reason, for the job's history and the audit log.")]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFlags:
+    """Filter of jobs, the same for a list and for an action. A job must match every given flag."""
+
+    state: Annotated[str | None, arg("Only this state: pending, running, succeeded, failed, quarantined, …")] = None
+    type: Annotated[str | None, arg("Only steps of this type.")] = None
+    tenant: Annotated[str | None, arg("Only jobs of this tenant; of named jobs, their tenant.")] = None
+    source: Annotated[str | None, arg("Only jobs of this source.")] = None
+    connector: Annotated[str | None, arg("Only jobs of sources of this connector, such as imap_mailbox.")] = None
+    resource_class: Annotated[str | None, arg("Only jobs of this resource class: cpu, io, …", "--class")] = None
+    error: Annotated[str | None, arg("Only jobs whose reason or last failure contains this text.")] = None
+    since: Annotated[str | None, time_arg("Only jobs submitted since a time, or an age: 90s, 15m, 2h, 7d.")] = None
+    before: Annotated[str | None, time_arg("Only jobs submitted before a time, or an age.")] = None
+    correlation: Annotated[str | None, arg("Only jobs of this correlation id.")] = None
+    trace: Annotated[str | None, arg("Only jobs of this trace id.")] = None
+
+
+NO_FILTER = JobFlags()
+
+
+@app.command(
+    name="list",
+    help_epilogue=examples("job list", "job list --state running --json", "job list --correlation checkout-7"),
+)
 def list_(
     *,
-    state: Annotated[str | None, arg("Only this state: pending, running, succeeded, failed, quarantined, …")] = None,
-    type_: Annotated[str | None, arg("Only steps of this type.", "--type")] = None,
-    tenant: Annotated[str | None, arg("Only jobs of this tenant.")] = None,
-    source: Annotated[str | None, arg("Only jobs of this source.")] = None,
-    connector: Annotated[str | None, arg("Only jobs of sources of this connector, such as imap_mailbox.")] = None,
-    error: Annotated[str | None, arg("Only jobs whose reason or last failure contains this text.")] = None,
-    since: Annotated[str | None, time_arg("Only jobs submitted since a time, or an age: 90s, 15m, 2h, 7d.")] = None,
-    before: Annotated[str | None, time_arg("Only jobs submitted before a time, or an age.")] = None,
+    flags: JobFlags = NO_FILTER,
     sort: Annotated[str, arg("Order by submission: newest or oldest first. Default: newest.")] = "newest",
     limit: Limit = 50,
     after: Annotated[str, arg("Continue after the cursor that the last page gave as `next`.")] = "",
@@ -63,19 +86,7 @@ def list_(
     options: StoreFlags = STORE,
 ) -> None:
     """List jobs, the newest first; pending ones with their due time."""
-    query = JobQuery(
-        state=state,
-        type=type_,
-        tenant=tenant,
-        source=source,
-        connector=connector,
-        error=error,
-        since=since,
-        before=before,
-        sort=sort,
-        limit=limit,
-        after=after,
-    )
+    query = JobQuery(**asdict(flags), sort=sort, limit=limit, after=after)
     address = address_to_read(options)
 
     def draw() -> None:
@@ -117,7 +128,7 @@ def _row(one: dict[str, Any]) -> tuple[str, ...]:
         one["id"],
         one["type"],
         one["state"],
-        str(one["attempts"]),
+        str(one["attempts"] + (one["state"] == "running")),  # with the one that runs
         "" if due is None else "now" if due <= 0 else f"in {age(due)}",
         age(one["age_s"]),
         one["worker"] or ("router" if one["class"] is None else ""),
@@ -182,22 +193,44 @@ def _timeline(history: list[dict[str, Any]], kept: list[KeptEntry]) -> list[str]
 
 
 @app.command(
-    help_epilogue=examples("job cancel order-7 --because 'the order was withdrawn'", "job cancel order-7 --dry-run")
+    help_epilogue=examples(
+        "job cancel order-7 --because 'the order was withdrawn'",
+        "job cancel --tenant acme --type http.request --dry-run",
+    )
 )
 def cancel(
-    job: Id,
-    /,
-    *,
-    tenant: Tenant = None,
+    *ids: Id,
+    flags: JobFlags = NO_FILTER,
+    all_: Annotated[bool, arg("Select all pending and running jobs.", "--all")] = False,
     because: Annotated[str, arg("Reason, for the result and the audit log.")] = "",
     reason: Annotated[str | None, arg("Old spelling of --because.", show=False)] = None,
     options: OperatorFlags = OPERATOR,
 ) -> int:
-    """Cancel a job wherever it is; its result is then `cancelled`. A finished job is refused (exit code 1)."""
-    address, dry_run = address_of(options), options.dry_run
+    """
+    Cancel jobs wherever they are; their results are then `cancelled`.
+
+    One that is named and has finished is refused (exit code 1). Of many, the number is printed before the first is
+    cancelled; called again, the command goes on with those that are left.
+    """
     if reason is not None:
         say("job cancel --reason is deprecated: it is --because now; elsewhere --reason is a filter")
         because = because or reason
+    if len(ids) == 1 and replace(flags, tenant=None) == NO_FILTER and not all_:
+        return _cancel_one(ids[0], flags.tenant, because, options)
+    query = CancelQuery(ids=_selected(ids, flags, all_=all_), all=all_, **asdict(flags))
+    return reported(CANCEL, cancel_jobs, query, because=because, options=options)
+
+
+def _selected(ids: tuple[str, ...], flags: JobFlags, *, all_: bool, also: bool = False) -> tuple[str, ...]:
+    """The ids of an action. No selection is an error: it must not mean all jobs."""
+    if not ids and flags == NO_FILTER and not all_ and not also:
+        raise CommandError("select jobs by ids, a filter (--tenant, --type, --error, …), or --all")
+    return ids
+
+
+def _cancel_one(job: str, tenant: str | None, because: str, options: OperatorFlags) -> int:
+    """Cancel one job, and say what it was and is."""
+    address, dry_run = address_of(options), options.dry_run
     found = with_store(
         address,
         lambda store: cancel_job(address.operator(store), job, tenant=tenant, because=because, dry_run=dry_run),
@@ -220,20 +253,6 @@ def cancel(
 # ---- retry -----------------------------------------------------------------------------------------------------------
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, slots=True)
-class RetryFlags:
-    """Filter of jobs that ended without success. A job must match every given flag."""
-
-    state: Annotated[str | None, arg("Only this state: failed or cancelled.")] = None
-    type: Annotated[str | None, arg("Only steps of this type.")] = None
-    reason: Annotated[str | None, arg("Only jobs whose reason contains this text.")] = None
-    before: Annotated[str | None, time_arg("Only jobs that ended before a time, or an age: 90s, 15m, 2h, 7d.")] = None
-
-
-NO_FILTER = RetryFlags()
-
-
 @app.command(
     help_epilogue=examples(
         "job retry order-7 --because 'the address was corrected'",
@@ -242,22 +261,13 @@ NO_FILTER = RetryFlags()
 )
 def retry(
     *ids: Id,
-    tenant: Annotated[str | None, arg("Tenant of the named jobs. Default: none.")] = None,
-    flags: RetryFlags = NO_FILTER,
+    flags: JobFlags = NO_FILTER,
+    reason: Annotated[str | None, arg("Only jobs whose reason contains this text.")] = None,
     all_: Annotated[bool, arg("Select all failed, timed-out and cancelled jobs.", "--all")] = False,
-    because: Annotated[str, arg("Reason, for the job's history and the audit log.")] = "",
+    because: Because = "",
     options: OperatorFlags = OPERATOR,
 ) -> int:
     """Run failed, timed-out or cancelled jobs again, under their own ids and with a fresh retry budget."""
-    if not ids and tenant is None and flags == NO_FILTER and not all_:
-        raise CommandError("select jobs by ids, a filter (--state, --type, --reason, --before), or --all")
-    query = RetryQuery(
-        ids=ids,
-        tenant=tenant,
-        state=flags.state,
-        type=flags.type,
-        reason=flags.reason,
-        before=flags.before,
-        all=all_,
-    )
+    chosen = _selected(ids, flags, all_=all_, also=reason is not None)
+    query = RetryQuery(ids=chosen, reason=reason, all=all_, **asdict(flags))
     return reported(RETRY, retry_jobs, query, because=because, options=options)

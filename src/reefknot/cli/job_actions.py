@@ -26,7 +26,7 @@ from reefknot.operations.quarantine import payload_text
 
 if TYPE_CHECKING:
     from reefknot.cli.options import OperatorFlags
-    from reefknot.operations.jobs import RetryQuery
+    from reefknot.operations.job_filters import JobChoice
     from reefknot.operations.quarantine import QuarantineQuery
 
 _ANSWERED = ("missing", "count", "actor", "dry_run", "unconfigured_sources")
@@ -55,7 +55,7 @@ class ChangedJobs:
 def reported(
     verb: BulkVerb,
     operation: Callable[..., Awaitable[dict[str, Any]]],
-    query: RetryQuery | QuarantineQuery,
+    query: JobChoice | QuarantineQuery,
     *,
     because: str,
     options: OperatorFlags,

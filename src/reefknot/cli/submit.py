@@ -252,7 +252,8 @@ class Submission:
 
     async def _say_what_exists(self, client: Client, handles: list[Handle]) -> None:
         """Say which jobs were there already. They keep their due times, and ended ones do not run again."""
-        from reefknot.operations.jobs import job_fields, now_in
+        from reefknot.operations.job_filters import now_in
+        from reefknot.operations.jobs import job_fields
 
         known = [one for one in handles if not one.is_new]
         if not known:

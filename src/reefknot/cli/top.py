@@ -49,17 +49,20 @@ def top(
 
 
 def _put_view(view: dict[str, Any], address: StoreAddress) -> None:
-    """The view in lines of at most 80 columns, and tables that fit."""
+    """The view, no line of it wider than the terminal."""
     clock = f"{datetime.now(UTC).astimezone():%H:%M:%S}"
     leave = "  q leaves" if sys.stdout.isatty() else ""
-    put(f"reefknot top  {clock}  {relative(address.shown.removeprefix('sqlite:'))}{leave}")
+    name = relative(address.shown.removeprefix("sqlite:"))
+    room = max(10, table_width() - len(f"reefknot top  {clock}  {leave}"))
+    put(f"reefknot top  {clock}  {name if len(name) <= room else '…' + name[1 - room :]}{leave}")
     states = ", ".join(f"{number} {name}" for name, number in view["states"].items() if number)
     oldest = f"; the oldest due one waits {age(view['oldest_due_s'])}" if view["oldest_due_s"] else ""
-    put(f"jobs   {states or 'none yet'}{oldest}")
-    put(
-        f"rates  {view['ended_per_s']:.1f} ended/s, {view['retries_per_s']:.1f} retries/s,"
+    _put_wrapped("jobs   ", f"{states or 'none yet'}{oldest}")
+    _put_wrapped(
+        "rates  ",
+        f"{view['ended_per_s']:.1f} ended/s, {view['retries_per_s']:.1f} retries/s,"
         f" over the last {view['window_s']} s;"
-        f" {plural(view['routers'], 'router')}, {plural(len(view['workers']), 'worker')}"
+        f" {plural(view['routers'], 'router')}, {plural(len(view['workers']), 'worker')}",
     )
     for one in view["unserved"]:
         for line in wrapped(f"problem: {one['text']}; {one['remedy']}", table_width()):
@@ -81,6 +84,14 @@ def _put_view(view: dict[str, Any], address: StoreAddress) -> None:
         put_table(titles, ends, styles=("", "cyan", "bold"), whole=("ended", "status"))
     else:
         put("no job has ended yet")
+
+
+def _put_wrapped(title: str, text: str) -> None:
+    """A line below its title, on as many lines as the terminal needs."""
+    from textwrap import wrap
+
+    for line in wrap(text, max(20, table_width()), initial_indent=title, subsequent_indent=" " * len(title)):
+        put(line)
 
 
 def _end_row(one: dict[str, Any], address: StoreAddress) -> tuple[str, ...]:

@@ -18,7 +18,9 @@ from reefknot.dashboard.api_types import (
     ActionBody,
     ApiRoute,
     Call,
+    CancelBody,
     ChangesParameters,
+    DocumentSearch,
     DrainBody,
     DryRunBody,
     EditBody,
@@ -185,6 +187,14 @@ _JOBS = (
         "Cancel a job, wherever it is.",
         {"id": "string", "was": "string", "state": "string", "cancelled": "boolean", "actor": "string"},
     ),
+    _get("/search", jobs.find_jobs, SearchParameters).documented(
+        "The jobs whose id, correlation id or trace id this is, of all tenants.",
+        {"text": "string", "jobs": "array", "is_cut": "boolean"},
+    ),
+    _post("/jobs/cancel", jobs.cancel_jobs, CancelBody, call=_with_choice, longest=ACTION_S).documented(
+        "Cancel jobs: named ones, or those that wait or run and match a filter.",
+        {"cancelled": "array", **_BULK},
+    ),
     _post("/jobs/retry", jobs.retry_jobs, RetryBody, call=_with_choice).documented(
         "Run jobs again that ended without success: named ones, or those that match a filter.",
         {"retried": "array", **_BULK},
@@ -306,7 +316,7 @@ _INGESTION = (
         "Resume a paused source.",
         _PAUSED,
     ),
-    _get("/documents/search", sources.search_documents, SearchParameters, longest=SEARCH_S).documented(
+    _get("/documents/search", sources.search_documents, DocumentSearch, longest=SEARCH_S).documented(
         "The documents that a search finds, best first: words, phrases, and fields such as from: and before:.",
         {"hits": "array", "searched": "array"},
     ),

@@ -120,6 +120,19 @@ class ActionBody(Struct, frozen=True, forbid_unknown_fields=True):
     dry_run: bool = False
 
 
+class SearchParameters(Struct, frozen=True):
+    """An id, a correlation id or a trace id."""
+
+    text: str
+
+
+class CancelBody(jobs.CancelQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The jobs to cancel."""
+
+    because: str = ""
+    dry_run: bool = False
+
+
 class RetryBody(jobs.RetryQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The jobs to retry."""
 
@@ -190,7 +203,7 @@ class SyncBody(Struct, frozen=True, forbid_unknown_fields=True):
     dry_run: bool = False
 
 
-class SearchParameters(Struct, frozen=True):
+class DocumentSearch(Struct, frozen=True):
     """A search of documents, in the language of searches."""
 
     words: str

@@ -71,7 +71,9 @@ class DecisionLog:
         if reason is Reason.NOT_RETRYABLE and not quarantined:
             usual = INFO
         what = f"trying again in {seconds(wait or 0.0)} s" if reason is None else WHY[reason]
-        sentence = f"attempt {attempts} of {policy.max_attempts} failed with {failure}; {what}"
+        # A reader of a `named` line finds its `max_attempts`, which counts retries, beside the sentence.
+        of = f" of {policy.max_attempts}" if named is None else f" ({policy.retries} retries allowed)"
+        sentence = f"attempt {attempts}{of} failed with {failure}; {what}"
         fields = {
             "attempt": attempts,
             "max_attempts": policy.max_attempts,

@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from reefknot.core.work import WorkItem, assignment_and_tenant, is_ingestion
 from reefknot.errors import OperationError
+from reefknot.ports.work_queue import WorkFilter
 from reefknot.runtime.log import printable
 
 if TYPE_CHECKING:
@@ -56,6 +57,30 @@ class Selection(Protocol):
 
     async def missing(self, store: Store, item: WorkItem | None) -> str:
         """Why a job that was named is not selected, and where to look."""
+
+    def of(self, ids: tuple[str, ...]) -> Selection:
+        """This selection, of other records."""
+
+
+MOST_TENANTS = 20
+"""The jobs of one id, each of another tenant, that are looked for."""
+
+
+async def located(store: Store, record: str) -> str:
+    """
+    The record of a job that was named without a tenant: the one without, else that of the only tenant that has the id.
+
+    Where several have it, it is refused, and they are listed. An id that none has stays as it is.
+    """
+    job, tenant = assignment_and_tenant(record)
+    if tenant is not None or await store.work.get(record) is not None:
+        return record
+    found = (await store.work.search(WorkFilter(assignment_id=job), limit=MOST_TENANTS)).items
+    if len(found) > 1:
+        tenants = ", ".join(sorted(printable(item.tenant_id or "", most=60) for item in found))
+        text = f"{named(job, None)} is the id of jobs of {len(found)} tenants: {tenants}"
+        raise OperationError(text, "conflict", advice="say which one with", parameter="tenant")
+    return found[0].id if found else record
 
 
 async def counted(chunks: AsyncIterator[list[WorkItem]]) -> dict[str, int]:
@@ -177,6 +202,8 @@ async def change_jobs(
     as `missing`, with the `reasons`. `by_type` is the number of jobs before the first was changed.
     """
     store, selection, why = operator.store, query.selection(), operator.reason(because)
+    if selection.ids:
+        selection = selection.of(tuple([await located(store, one) for one in selection.ids]))
     changed = _Changed(selection.ids, listener)
     unclaimed = await UnclaimedJobs.over(operator) if verb.requeues else UnclaimedJobs(())
     counts = await selection.count(store)
@@ -206,8 +233,19 @@ async def change_jobs(
         **({"unconfigured_sources": sorted(unclaimed.sources)} if verb.requeues else {}),
         "by_type": counts,
         "reasons": await _reasons(store, selection, missing),
-        "hints": unclaimed.hints(changed.count, dry_run=dry_run) if verb.requeues else [],
+        "hints": unclaimed.hints(changed.count, dry_run=dry_run) if verb.requeues else _left(verb, counts, changed),
     }
+
+
+def _left(verb: BulkVerb, counts: Mapping[str, int], changed: _Changed) -> list[str]:
+    """The sentence about jobs that were selected and are not changed; nothing where all are."""
+    left = sum(counts.values()) - changed.count
+    if left <= 0 or changed.missing:
+        return []
+    text = (
+        f"{left} more were selected, and are not {verb.participle}: they ended meanwhile, or no router has answered yet"
+    )
+    return [f"{text}; the same command again goes on with those that are left"]
 
 
 def action_event(

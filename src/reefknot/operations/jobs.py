@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from datetime import UTC, datetime
+import asyncio
+from collections.abc import Mapping
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from urllib.parse import quote, unquote
 
 import msgspec
 from msgspec import Struct
 
-from reefknot.app.presence import gone_owners, living_systems, unserved_work, visible_work
+from reefknot.app.presence import has_router, living_systems, unserved_work, visible_work
 from reefknot.core.idempotency import header_key
 from reefknot.core.messages import InvalidMessage, encode, written_assignment
 from reefknot.core.results import answer_of
-from reefknot.core.time import Moment
 from reefknot.core.work import (
     ROUTER,
     WorkItem,
@@ -28,12 +27,13 @@ from reefknot.core.work import (
     visible_state,
 )
 from reefknot.errors import KeyConflictError, OperationError, QueueFullError
-from reefknot.operations import bulk
-from reefknot.operations.bulk import SILENT, BulkListener, BulkVerb, absent_job, change_jobs, named
+from reefknot.operations.bulk import SILENT, BulkListener, BulkVerb, absent_job, change_jobs, located, named
+from reefknot.operations.job_filters import JobChoice, JobFilter, Now, now_in, state_in_words
 from reefknot.operations.operator import in_slices, polled
-from reefknot.operations.values import ParameterUseError, check_limit, check_texts, one_of, time_ms, time_text
+from reefknot.operations.values import ParameterUseError, check_limit, check_texts, one_of, time_text
 from reefknot.operations.waiting import waits_of
 from reefknot.ports.work_queue import WorkFilter
+from reefknot.router.client import Client
 from reefknot.runtime.log import printable
 from reefknot.runtime.seeds import new_id
 
@@ -42,37 +42,18 @@ if TYPE_CHECKING:
     from reefknot.core.redaction import Redactor
     from reefknot.core.waiting import Wait
     from reefknot.operations.operator import Operator
-    from reefknot.ports.audit_log import AuditLog, KeptEntry
+    from reefknot.ports.audit_log import AuditEntry, AuditLog, KeptEntry
     from reefknot.ports.store import Store
     from reefknot.ports.work_queue import WorkSnapshot
 
 MOST_EVENTS = 100
+MOST_FOUND = 50
+"""The jobs of one id, one correlation or one trace that are shown."""
 CANCEL_WAIT_S = 5.0
+CANCEL_ALL_WAIT_S = 30.0
+"""How long a chunk of jobs is waited for that routers were asked to cancel."""
 _OPEN = (WorkState.PENDING, WorkState.RUNNING)
-_STATES = {one.value: one for one in WorkState}
 _ORDERS = {"newest": False, "oldest": True}
-_ENDED_BADLY = {one.value: one for one in (WorkState.FAILED, WorkState.CANCELLED)}
-
-# ---- the moment of a look --------------------------------------------------------------------------------------------
-
-
-class Now(NamedTuple):
-    """The moment of a look at a store, and the owners whose processes have ended by then."""
-
-    moment: Moment
-    gone: Sequence[str]
-
-
-async def now_in(store: Store) -> Now:
-    """The moment, and the owners of running work that are gone."""
-    return Now(store.moment(), await gone_owners(store))
-
-
-async def state_in_words(store: Store, item: WorkItem) -> str:
-    """The visible state of a job in a message."""
-    now = await now_in(store)
-    return visible_state(item, now.moment, gone=now.gone).value
-
 
 # ---- fields ----------------------------------------------------------------------------------------------------------
 
@@ -172,20 +153,9 @@ async def job_counts(operator: Operator) -> dict[str, Any]:
     return counts_of(await visible_work(operator.store))
 
 
-class JobQuery(Struct, frozen=True, kw_only=True):
-    """A page of the list of jobs, as a person asks for it. A job must match every given field."""
+class JobQuery(JobFilter, frozen=True, kw_only=True):
+    """A page of the list of jobs, as a person asks for it."""
 
-    state: str | None = None
-    type: str | None = None
-    tenant: str | None = None
-    source: str | None = None
-    connector: str | None = None
-    error: str | None = None
-    """A text in the reason, or in the last failure's code, type or message, in capital or small letters."""
-    since: str | None = None
-    """The earliest submission: a time, or an age."""
-    before: str | None = None
-    """The latest submission."""
     sort: str = "newest"
     limit: int = 50
     after: str = ""
@@ -193,34 +163,13 @@ class JobQuery(Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         check_limit(self.limit)
-        check_texts(type=self.type, tenant=self.tenant, source=self.source, connector=self.connector, error=self.error)
-        if self.connector is not None and self.type not in (None, self.connector):
-            raise ParameterUseError(
-                "connector", "not together with another type, which its jobs have; give one of them"
-            )
         one_of("sort", self.sort, _ORDERS)
-        self.filter(Now(Moment(0, 0), ()))
+        JobFilter.__post_init__(self)
 
     @property
     def is_filtered(self) -> bool:
         """Whether there may be jobs that are on no page of this list."""
-        given = self.state, self.type, self.tenant, self.source, self.connector, self.error, self.since, self.before
-        return any(one is not None for one in given)
-
-    def filter(self, now: Now) -> WorkFilter:
-        """The filter of the store at this moment, from which ages count."""
-        at = datetime.fromtimestamp(now.moment.wall / 1000, UTC)
-        return WorkFilter(
-            state=None if self.state is None else one_of("state", self.state, _STATES),
-            kind=self.type or self.connector,
-            tenant_id=self.tenant,
-            source=self.source,
-            error=self.error,
-            since=time_ms("since", self.since, now=at) or 0,
-            before=time_ms("before", self.before, now=at),
-            only_ingestion=self.connector is not None,
-            gone=tuple(now.gone),
-        )
+        return bool(self.filters())
 
 
 async def list_jobs(operator: Operator, query: JobQuery) -> dict[str, Any]:
@@ -243,6 +192,25 @@ async def list_jobs(operator: Operator, query: JobQuery) -> dict[str, Any]:
     return {"jobs": jobs, "next": quote(page.after) or None, **counts_of(work), "unserved": lacking}
 
 
+async def find_jobs(operator: Operator, text: str) -> dict[str, Any]:
+    """
+    The jobs whose id, correlation id or trace id this is, of all tenants, each with the field that has it.
+
+    `is_cut` says that there are more than are shown.
+    """
+    check_texts(text=text)
+    store, now = operator.store, await now_in(operator.store)
+    found, is_cut = dict[str, dict[str, Any]](), False
+    for by, name in (("id", "assignment_id"), ("correlation", "correlation_id"), ("trace", "trace_id")):
+        which = msgspec.structs.replace(WorkFilter(gone=tuple(now.gone)), **{name: text})
+        page = await store.work.search(which, limit=MOST_FOUND)
+        is_cut = is_cut or bool(page.after)
+        for item in page.items:
+            fields = safe_job_fields(item, now, operator.redactor)
+            found.setdefault(item.id, {**fields, "found_by": by})
+    return {"text": operator.redactor.values_out_of(text), "jobs": list(found.values()), "is_cut": is_cut}
+
+
 # ---- one job ---------------------------------------------------------------------------------------------------------
 
 
@@ -262,7 +230,7 @@ class FoundJob(NamedTuple):
 async def find_job(operator: Operator, job: str, tenant: str | None = None) -> FoundJob:
     """A job and its events; an unknown one is refused."""
     item, store = await _item(operator, job, tenant), operator.store
-    kept, now = await _events(store.audit, job, tenant), await now_in(store)
+    kept, now = await _events(store.audit, job, item.tenant_id), await now_in(store)
     return FoundJob(item, kept, now, await _wait(store, item, kept, now))
 
 
@@ -290,7 +258,7 @@ async def job_story(operator: Operator, job: str, tenant: str | None = None) -> 
 
     store, redactor, settings = operator.store, operator.redactor, operator.settings
     item = await _item(operator, job, tenant)
-    kept = await _events(store.audit, job, tenant, MOST_EVENTS + 1)
+    kept = await _events(store.audit, job, item.tenant_id, MOST_EVENTS + 1)
     now, is_cut = await now_in(store), len(kept) > MOST_EVENTS
     kept = [*kept[:MOST_EVENTS], *await cancellation_of(store.audit, item)]
     readable = [event for one in kept if (event := _event(one)) is not None]
@@ -395,8 +363,9 @@ def _event_fields(kept: KeptEntry) -> dict[str, Any]:
 
 
 async def _item(operator: Operator, job: str, tenant: str | None) -> WorkItem:
-    """The job with its payload; an unknown one is refused."""
-    item = await operator.store.work.get(record_id(job, tenant))
+    """The job with its payload, found by its id alone when one tenant has it; an unknown one is refused."""
+    work = operator.store.work
+    item = await work.get(await located(operator.store, record_id(job, tenant)))
     if item is None:
         raise absent_job(f"there is no job {named(job, tenant)}; `reefknot job list` lists all jobs", tenant)
     return item
@@ -447,7 +416,8 @@ async def cancel_job(
     then.
     """
     why = operator.reason(because.strip()) or f"cancelled by {operator.actor}"
-    before = await state_in_words(operator.store, await _item(operator, job, tenant))
+    item = await _item(operator, job, tenant)
+    before, tenant = await state_in_words(operator.store, item), item.tenant_id
     if before not in _OPEN:
         raise OperationError(f"{printable(job)} is {before}: there is nothing to cancel", "conflict")
     after = before if dry_run else await _cancelled(operator, job, tenant, why)
@@ -467,8 +437,37 @@ async def _cancelled(operator: Operator, job: str, tenant: str | None, why: str)
     return "gone" if found is None else await state_in_words(operator.store, found)
 
 
-# ---- retry -----------------------------------------------------------------------------------------------------------
+# ---- cancel and retry many -------------------------------------------------------------------------------------------
 
+
+async def _cancel_chunk(operator: Operator, ids: tuple[str, ...], why: str, events: list[AuditEntry]) -> list[str]:
+    """
+    Cancel these, by the routers that have them or, without one, in the store. Returns those that are cancelled.
+
+    The action is audited before: a router obeys later, also after this process has ended.
+    """
+    store, work = operator.store, operator.store.work
+    why = why or f"cancelled by {operator.actor}"
+    is_routed = await has_router(store)  # once for all of them
+
+    async def has_one(_: Store) -> bool:
+        return is_routed
+
+    client = Client(store, store.clock, has_router=has_one)
+    await store.audit.append(events)
+
+    async def cancel(record: str) -> bool:
+        job, tenant = assignment_and_tenant(record)
+        return await client.cancel(job, why, tenant_id=tenant, who=operator.actor)
+
+    done = await asyncio.gather(*map(cancel, ids))
+    asked = [record for record, is_done in zip(ids, done, strict=True) if not is_done]
+    ended = await asyncio.gather(*(work.ended(record, CANCEL_ALL_WAIT_S) for record in asked))
+    cancelled = {item.id for item in ended if item is not None and item.state is WorkState.CANCELLED}
+    return [record for record, is_done in zip(ids, done, strict=True) if is_done or record in cancelled]
+
+
+CANCEL = BulkVerb("job.cancel", "cancelled", _cancel_chunk)
 RETRY = BulkVerb(
     "job.retry",
     "retried",
@@ -477,41 +476,31 @@ RETRY = BulkVerb(
 )
 
 
-class RetryQuery(Struct, frozen=True, kw_only=True):
+class CancelQuery(JobChoice, frozen=True, kw_only=True):
+    """The jobs to cancel: named ones, or those that wait or run and match every given field."""
+
+    STATES: ClassVar[dict[str, WorkState]] = {one.value: one for one in _OPEN}
+    PARTICIPLE: ClassVar[str] = "cancelled"
+    ACCEPTED: ClassVar[str] = "pending, running"
+
+
+class RetryQuery(JobChoice, frozen=True, kw_only=True):
     """The jobs to retry: named ones, or those that ended without success and match every given field."""
 
-    ids: tuple[str, ...] = ()
-    tenant: str | None = None
-    """The tenant of the named jobs."""
-    state: str | None = None
-    type: str | None = None
-    reason: str | None = None
-    before: str | None = None
-    """The latest end: a time, or an age."""
-    all: bool = False
+    STATES: ClassVar[dict[str, WorkState]] = {one.value: one for one in (WorkState.FAILED, WorkState.CANCELLED)}
+    PARTICIPLE: ClassVar[str] = "retried"
+    ACCEPTED: ClassVar[str] = "failed, cancelled, quarantined"
 
-    def __post_init__(self) -> None:
-        if self.tenant is not None and not self.ids:
-            raise ParameterUseError("tenant", "accepted with the ids of jobs, whose tenant it is; give ids")
-        if self.ids and (self.all or self.state is not None):
-            text = "not together with ids, which name the jobs whatever their state; give one of them"
-            raise ParameterUseError("all" if self.all else "state", text)
-        if not self.ids and not self.filters() and not self.all:
-            text = "select jobs by ids, a filter (state, type, reason, before), or all"
-            raise OperationError(text, "invalid")
-        self.selection()
+    @classmethod
+    def accepts(cls, item: WorkItem) -> bool:
+        return can_retry(item)
 
-    def filters(self) -> dict[str, str]:
-        """The given fields that select jobs which are not named."""
-        given = {"state": self.state, "type": self.type, "reason": self.reason, "before": self.before}
-        return {name: text for name, text in given.items() if text is not None}
 
-    def selection(self) -> EndedJobs:
-        """The jobs that are selected at this moment."""
-        check_texts(type=self.type, reason=self.reason)
-        states = _ENDED_BADLY.values() if self.state is None else [one_of("state", self.state, _ENDED_BADLY)]
-        names = tuple(dict.fromkeys(record_id(one, self.tenant) for one in self.ids))
-        return EndedJobs(names, tuple(states), self.type, self.reason, time_ms("before", self.before))
+async def cancel_jobs(
+    operator: Operator, query: CancelQuery, *, because: str = "", dry_run: bool = False, listener: BulkListener = SILENT
+) -> dict[str, Any]:
+    """Cancel jobs wherever they are, some at a time. Called again, it goes on with those that are left."""
+    return await change_jobs(operator, CANCEL, query, because=because.strip(), dry_run=dry_run, listener=listener)
 
 
 async def retry_jobs(
@@ -519,46 +508,3 @@ async def retry_jobs(
 ) -> dict[str, Any]:
     """Run failed, timed-out or cancelled jobs again, under their own ids and with a fresh retry budget."""
     return await change_jobs(operator, RETRY, query, because=because, dry_run=dry_run, listener=listener)
-
-
-class EndedJobs(Struct, frozen=True):
-    """The selected jobs that ended without success, the newest first."""
-
-    ids: tuple[str, ...]
-    states: tuple[WorkState, ...]
-    """The states that a filter selects. A job that is named may also be in quarantine."""
-    kind: str | None
-    reason: str | None
-    before: int | None
-
-    def _matches(self, item: WorkItem) -> bool:
-        return (
-            (item.state in self.states or (bool(self.ids) and can_retry(item)))
-            and self.kind in (None, item.kind)
-            and (self.reason is None or self.reason in item.reason)
-            and (self.before is None or item.updated_at < self.before)
-        )
-
-    async def count(self, store: Store) -> dict[str, int]:
-        return await bulk.counted(self.chunks(store))
-
-    async def chunks(self, store: Store) -> AsyncIterator[list[WorkItem]]:
-        if self.ids:
-            named_ones = [await store.work.get(one) for one in self.ids]
-            if found := [item for item in named_ones if item is not None and self._matches(item)]:
-                yield found
-            return
-        for state in self.states:
-            after = ""
-            while page := await store.work.find(state=state, kind=self.kind, after=after, limit=bulk.CHUNK):
-                after = page[-1].id
-                if found := [item for item in page if self._matches(item)]:
-                    yield found
-
-    async def missing(self, store: Store, item: WorkItem | None) -> str:
-        if item is None:
-            return "cannot be retried: there is no such job; `job list` lists all jobs"
-        state = await state_in_words(store, item)
-        if can_retry(item):
-            return f"does not match the filter: it is {state}"
-        return f"cannot be retried: it is {state}; accepted: failed, cancelled, quarantined"

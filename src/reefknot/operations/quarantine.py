@@ -33,9 +33,11 @@ from reefknot.operations.bulk import (
     absent_job,
     action_event,
     change_jobs,
+    located,
     named,
 )
-from reefknot.operations.jobs import job_details, safe_ids, state_in_words
+from reefknot.operations.job_filters import state_in_words
+from reefknot.operations.jobs import job_details, safe_ids
 from reefknot.operations.operator import in_slices
 from reefknot.operations.values import ParameterUseError, check_limit, check_texts, time_ms, time_text
 from reefknot.ports.work_queue import QuarantineFilter
@@ -130,6 +132,9 @@ class QuarantinedJobs(Struct, frozen=True):
     def ids(self) -> tuple[str, ...]:
         return self.which.ids
 
+    def of(self, ids: tuple[str, ...]) -> QuarantinedJobs:
+        return QuarantinedJobs(msgspec.structs.replace(self.which, ids=ids))
+
     async def count(self, store: Store) -> dict[str, int]:
         return await store.quarantine.count(self.which)
 
@@ -202,7 +207,7 @@ async def show_quarantined(operator: Operator, job: str, tenant: str | None = No
 
 
 async def _in_quarantine(operator: Operator, job: str, tenant: str | None) -> WorkItem:
-    item = await operator.store.quarantine.show(record_id(job, tenant))
+    item = await operator.store.quarantine.show(await located(operator.store, record_id(job, tenant)))
     if item is None:
         raise absent_job(f"{named(job, tenant)} is not in quarantine; `quarantine list` shows what is", tenant)
     return item

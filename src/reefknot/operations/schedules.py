@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from reefknot.core.work import WorkState, record_id
 from reefknot.errors import OperationError, RejectedError
-from reefknot.operations.jobs import state_in_words
+from reefknot.operations.job_filters import state_in_words
 from reefknot.operations.values import ParameterUseError, time_text, unknown_word
 
 if TYPE_CHECKING:

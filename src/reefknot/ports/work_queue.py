@@ -131,11 +131,21 @@ class WorkFilter(Struct, frozen=True):
     """Whether only jobs of sources are meant, which no assignment is."""
     gone: tuple[str, ...] | None = None
     """Owners whose processes have ended."""
+    assignment_id: str | None = None
+    """Its id, whatever its tenant."""
+    correlation_id: str | None = None
+    trace_id: str | None = None
+    pool: str | None = None
+    """The resource class that it runs in, or waits for."""
 
     def matches(self, item: WorkItem) -> bool:
         """Whether the item matches in everything but its state."""
         return (
             self.kind in (None, item.kind)
+            and self.assignment_id in (None, item.assignment_id)
+            and self.correlation_id in (None, item.correlation_id)
+            and self.trace_id in (None, item.trace_id)
+            and self.pool in (None, item.pool)
             and self.tenant_id in (None, item.tenant_id)
             and self.source in (None, item.source)
             and item.created_at >= self.since

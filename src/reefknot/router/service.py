@@ -293,10 +293,10 @@ class Router:
             except Exception:  # the claims say that the store is away
                 await asyncio.sleep(STORE_PAUSE_S)
                 continue
-            for command in commands:
-                after = max(after, command.sequence)
-                if command.name == "cancel":
-                    await self._background.run_logged("a cancellation failed", self._cancel_command, command)
+            cancels = [command for command in commands if command.name == "cancel"]
+            after = max([after, *(command.sequence for command in commands)])
+            run_logged = self._background.run_logged  # at once: the store writes what comes together in one step
+            await asyncio.gather(*(run_logged("a cancellation failed", self._cancel_command, one) for one in cancels))
 
     async def _cancel_command(self, command: Command) -> None:
         cancel = _cancels.decode(command.body)

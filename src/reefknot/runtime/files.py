@@ -5,9 +5,9 @@ Payloads, results and events may hold what others must not read, whatever the um
 beforehand, with `touch` or a redirection, loses the rights of others when it is opened. Only regular files of this user
 are changed: never a device, never another user's file.
 
-A whole file is written under a spare name, then renamed, so that nobody sees half of one. A spare file is locked while
-it is written, and the system drops the lock when its process dies. Whoever can lock one may therefore remove it: it is
-what a killed process left.
+A whole file is written without a name, or where that is not possible under a spare one, then renamed, so that half of
+one is never seen. A spare file is locked while it is written, and the system drops the lock when its process dies. A
+process that can lock one may therefore remove it: it is what a killed process left.
 """
 
 from __future__ import annotations
@@ -115,16 +115,34 @@ def whole_file(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
     _refuse_database(path)
     _remove_left_of(path)
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    nameless = _nameless_file(path.parent)
     try:
-        with open(fresh, "xb", opener=private_opener) as stream:
+        with open(fresh, "xb", opener=private_opener) if nameless is None else os.fdopen(nameless, "wb") as stream:
             is_ours(stream.fileno())
             yield stream
             stream.flush()
             if durable:
                 os.fsync(stream.fileno())
+            if nameless is not None:
+                # With a folder, which a full path ignores: only then Python follows the link to the file.
+                os.link(f"{_DESCRIPTORS}/{nameless}", fresh, src_dir_fd=nameless, follow_symlinks=True)
             os.replace(fresh, path)
     finally:
         fresh.unlink(missing_ok=True)
+
+
+_DESCRIPTORS = "/proc/self/fd"
+
+
+def _nameless_file(folder: Path) -> int | None:
+    """A file in this folder that has no name yet, so that a process that is killed leaves nothing; None where the
+    system has no such files."""
+    if not hasattr(os, "O_TMPFILE") or not os.path.isdir(_DESCRIPTORS):
+        return None
+    try:
+        return os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, PRIVATE)
+    except OSError:  # the file system has none, or the folder cannot be written: then making one by name says why
+        return None
 
 
 def _refuse_database(path: Path) -> None:

@@ -187,9 +187,9 @@ class Worker:
 
         def ended(task: asyncio.Task[None]) -> None:
             self._tasks.remove(task)
-            if self.is_ending:
-                return
             error = None if task.cancelled() else task.exception()
+            if self.is_ending or (error is None and not task.cancelled()):
+                return  # a service that returns has nothing left to do
             why = "was cancelled from outside" if error is None else f"failed: {error_text(error)}"
             logger().error("%s: its service %s %s; it begins again", self.worker_id, name, why)
             loop.call_later(AGAIN_S, self._keep_running, service, name)  # not at all, if it is the loop that ends

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import apsw
 import pytest
 
 from reefknot.audit.journal import Journal, envelope
+from reefknot.cli.store import StoreAddress
+from reefknot.cli.top import _put_view
 from reefknot.config.settings import load_settings
 from reefknot.core.audit.event import Quarantined
 from reefknot.core.redaction import Redactor
@@ -255,3 +258,43 @@ def test_the_story_of_a_job_that_a_worker_ran_has_its_attempts_and_the_layer_tha
     assert first["started_at"] <= first["ended_at"] <= second["ended_at"] <= last["ended_at"]
     assert second["due_at"] >= first["ended_at"]
     assert all(one["started_at"] and one["duration_s"] >= 0 for one in found["attempts"])
+
+
+def test_a_job_whose_first_attempt_runs_has_one_in_the_list(rk: Commands, store: Path) -> None:
+    item = WorkItem("x", "fs.blob_get", "cpu@worker-1", payload=b"{}")
+    in_store(store, lambda one: one.work.assign([item], start={"x"}, owner="worker-1#1"))
+    assert re.search(r"\bx +fs\.blob_get +running +1\b", rk("job", "list").out)
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100])
+def test_no_line_of_top_is_wider_than_the_terminal(rk: Commands, store: Path, columns: int) -> None:
+    from reefknot.core.work import WorkState
+
+    view: dict[str, Any] = {
+        "states": {state.value: 123_456 for state in WorkState},
+        "oldest_due_s": 86_399.0,
+        "ended_per_s": 12_345.6,
+        "retries_per_s": 12_345.6,
+        "window_s": 60,
+        "routers": 12,
+        "workers": [],
+        "breakers": [],
+        "last_ends": [],
+    }
+    address = StoreAddress(f"sqlite:{'/a/long/path' * 12}/state.db", None, Redactor(()))
+    rk.environment.setenv("COLUMNS", str(columns))
+    rk.taken()
+    _put_view(view, address)
+    out, _ = rk.taken()
+    assert max(map(len, out.splitlines())) <= max(columns, 72), out
+
+
+def test_a_full_disk_is_a_problem_of_the_doctor(rk: Commands, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import shutil
+
+    real = shutil.disk_usage(rk.folder)
+    for free, level, code in ((1 << 20, "problem", 1), (500 << 20, "warning", 0), (2 << 30, "ok", 0)):
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: real._replace(free=free))
+        done = rk("doctor", "--json")
+        (disk,) = [one for one in done.json["findings"] if one["check"] == "disk"]
+        assert (disk["level"], done.code) == (level, code)

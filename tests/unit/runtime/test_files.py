@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from reefknot.blocks.fs import FsSettings, _spare, remove_spare_files
+from reefknot.runtime import files
 from reefknot.runtime.files import whole_file
 
 
@@ -66,7 +67,18 @@ def names(folder: Path) -> set[str]:
     return {one.name for one in folder.rglob("*") if one.is_file()}
 
 
-def test_the_next_writer_of_a_file_removes_what_a_killed_one_left(tmp_path: Path) -> None:
+def test_a_writer_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
+    with process(exporting(tmp_path / "e2.jsonl")) as kill:
+        assert names(tmp_path) == set(), "it has no name yet"
+        kill()
+    assert names(tmp_path) == set()
+
+
+def test_the_next_writer_of_a_file_removes_what_a_killed_one_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the file system has no files without a name."""
+    monkeypatch.setattr(files, "_nameless_file", lambda folder: None)
     path = tmp_path / "e2.jsonl"
     others = {"e2.jsonl.000000000001", ".e2.jsonl.000000000001", ".e2.jsonl.lock", "e2.jsonl.12", ".other.jsonl.12"}
     for name in others:

@@ -82,9 +82,9 @@ def check_file(connection: apsw.Connection) -> CheckReport:
 
 def _damages(connection: apsw.Connection) -> list[str]:
     """
-    What SQLite's integrity check finds.
+    Findings of SQLite's integrity check.
 
-    Where that takes longer than a snapshot may be held, a copy is checked, which is made much sooner. Without room for
+    Where it takes longer than a snapshot may be held, a copy is checked, which is made much sooner. Without room for
     one, table by table: then pages that belong to no table are not looked at.
     """
     until = monotonic() + SNAPSHOT_S

@@ -7,7 +7,7 @@ import apsw
 from msgspec import Struct, json, structs
 
 from reefknot.core.failure_groups import in_small
-from reefknot.core.work import INGEST, Budget, HistoryEntry, WorkItem, WorkState
+from reefknot.core.work import INGEST, Budget, HistoryEntry, WorkItem, WorkState, record_id
 from reefknot.engines.sqlite.connection import query
 from reefknot.engines.sqlite.transaction import Transaction
 from reefknot.ports.work_queue import EVERYTHING, WorkFilter, WorkPage, WorkSnapshot
@@ -78,6 +78,7 @@ HAS_ERROR = f"EXISTS (SELECT 1 FROM (SELECT ? AS asked) WHERE {_HAS_ERROR.replac
 """The same with one value."""
 _CREATED_FROM = "SELECT seq, created_at FROM work WHERE seq >= ? ORDER BY seq LIMIT 1"
 _OF_STATE = "state = ? AND kind = ?"
+_OF_A_TENANT = "tenant_id IS NOT NULL AND substr(id, instr(id, '|') + 1) = ?"
 # The rule of `core.work.visible_state`: running work that nobody is at.
 _LOST = (
     "(resource_class = 'router' OR lease_until NOT BETWEEN ? + 1 AND ? + lease_ms "
@@ -251,6 +252,9 @@ def _conditions(match: WorkFilter) -> Way:
     if match.source is not None:
         parts.append("source = ?")
         values.append(match.source)
+    if match.pool is not None:
+        parts.append("pool = ?")
+        values.append(match.pool)
     if match.only_ingestion:
         parts.append("substr(resource_class, 1, ?) = ? AND instr(resource_class, '@') = 0")
         values += [len(INGEST), INGEST]
@@ -293,6 +297,9 @@ def _ways_to(connection: apsw.Connection, wanted: Wanted) -> list[Way]:
         places = [place for state in states for place in _OF_CLASS.get(state, ())]
         values = () if wanted.kind is None else (wanted.kind,)
         return [(f"{one} AND resource_class = ?{kind}", (name, *values)) for one in places for name in wanted.classes]
+    if few := _ways_to_few(wanted.match):
+        condition, of_state = _in_state(wanted)
+        return [(f"{where}{condition}", (*values, *of_state)) for where, values in few]
     if wanted.state is None and wanted.kind is None:
         return [_ALL_ROWS]
     ways: list[Way] = []
@@ -306,6 +313,41 @@ def _ways_to(connection: apsw.Connection, wanted: Wanted) -> list[Way]:
         return [(f"{where} AND NOT {_LOST}", (*values, *lost)) for where, values in ways]
     running = _ways_to(connection, structs.replace(wanted, state=WorkState.RUNNING, lost=None))
     return ways + [(f"{where} AND {_LOST}", (*values, *lost)) for where, values in running]
+
+
+def _ways_to_few(match: WorkFilter) -> list[Way]:
+    """Conditions of a filter that is met by few rows, to which an index of its own leads; none for other filters."""
+    if match.assignment_id is not None:
+        named = (record_id(match.assignment_id, None),)
+        more, values = "", tuple[str, ...]()
+        for name in ("correlation_id", "trace_id"):
+            if (value := getattr(match, name)) is not None:
+                more, values = f"{more} AND +{name} = ?", (*values, value)
+        return [(f"id = ?{more}", (*named, *values)), (_OF_A_TENANT + more, (match.assignment_id, *values))]
+    if match.correlation_id is not None and match.trace_id is not None:
+        return [("correlation_id = ? AND +trace_id = ?", (match.correlation_id, match.trace_id))]
+    if match.correlation_id is not None:
+        return [("correlation_id = ?", (match.correlation_id,))]
+    return [] if match.trace_id is None else [("trace_id = ?", (match.trace_id,))]
+
+
+def _in_state(wanted: Wanted) -> Way:
+    """The condition for the kind and the state that are wanted, which leads to no index."""
+    parts, values = "", list[str | int]()
+    if wanted.kind is not None:
+        parts, values = " AND +kind = ?", [wanted.kind]
+    if wanted.state is None:
+        return parts, tuple(values)
+    if wanted.lost is None or wanted.state not in (WorkState.PENDING, WorkState.RUNNING):
+        return f"{parts} AND +state = ?", (*values, str(wanted.state))
+    lost: tuple[str | int, ...] = (wanted.lost.steady, wanted.lost.steady, wanted.lost.owners)
+    is_lost = f"(+state = 'running' AND {_LOST})"
+    words = (
+        f"(+state = 'pending' OR {is_lost})"
+        if wanted.state is WorkState.PENDING
+        else f"(+state = 'running' AND NOT {is_lost})"
+    )
+    return f"{parts} AND {words}", (*values, *lost)
 
 
 def snapshot(connection: apsw.Connection, lost: LostClaims, wall: int) -> WorkSnapshot:
