@@ -116,6 +116,7 @@ def test_a_job_is_found_by_its_id(stocked: RunningSystem, visit: Visit) -> None:
     page.keyboard.type("stock-007")
     page.keyboard.press("Enter")
     page.wait_for_url("**/work/stock-007")
+    page.wait_for_selector("#main")
     page = window.goto("/work?find=nothing-of-that-name")
     assert "no job has this" in page.inner_text("#error-find")
 
