@@ -92,6 +92,7 @@ def test_a_job_is_edited_and_requeued(system: RunningSystem, visit: Visit) -> No
     told = confirmed(page, because="the customer was renamed")
     assert "job odd-order~2" in told
     page.wait_for_url("**/work/odd-order~2?tenant=acme")
+    page.wait_for_selector("#main")
     system.ended("odd-order~2", "succeeded", tenant="acme")
     assert system.job("odd-order", tenant="acme")["state"] == "discarded"
     assert page.locator(".told a").get_attribute("href") == "/work/odd-order~2?tenant=acme"
@@ -131,6 +132,7 @@ def test_a_typed_payload_arrives_as_it_was_typed(system: RunningSystem, visit: V
     assert '"account": 12345678901234567891' in page.inner_text("#act pre")
     confirmed(page)
     page.wait_for_url("**/work/long-number~2")
+    page.wait_for_selector("#main")
 
 
 def test_the_effect_of_an_action_needs_no_live_stream(system: RunningSystem, visit: Visit) -> None:

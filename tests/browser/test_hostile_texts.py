@@ -35,6 +35,7 @@ ASKED = {
     "job": {"id": "hostile-0"},
     "quarantined": {"id": "hostile-0"},
     "source": {"name": "notes"},
+    "schedule": {"name": "nightly"},
     "policies": {"target": "block:http", "status": "429"},
 }
 

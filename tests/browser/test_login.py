@@ -263,4 +263,5 @@ def test_a_session_whose_key_is_gone_leads_to_the_login(visit: Callable[..., Wat
     window.page.fill("input[name=token]", OPERATOR)
     window.page.click("button[type=submit]")
     window.page.wait_for_url("**/work?state=failed")
+    window.page.wait_for_selector("#main")
     until(lambda: window.page.locator("#main").count() == 1)

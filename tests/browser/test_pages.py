@@ -181,6 +181,7 @@ def test_a_filter_is_in_the_address_and_a_bad_one_is_told_beside_its_field(worke
     page.fill("input[name=tenant]", "acme")
     page.click("form.filter button.main")
     page.wait_for_url("**/work?state=quarantined*tenant=acme*")
+    page.wait_for_selector("#main")
     assert page.locator("tbody tr").count() >= 1
     assert set(page.locator("tbody td[data-name=Tenant]").all_inner_texts()) == {"acme"}
 
@@ -238,6 +239,7 @@ def test_a_keyboard_is_enough(worked: RunningSystem, visit: Visit) -> None:
     page.keyboard.type("own.broken")
     page.keyboard.press("Enter")
     page.wait_for_url("**/quarantine?type=own.broken*")
+    page.wait_for_selector("#main")
     for _ in range(60):  # a focus that is visible goes through everything that can be used
         page.keyboard.press("Tab")
         if page.evaluate("document.activeElement.dataset.verb") == "Requeue":

@@ -150,8 +150,8 @@ CUT = 12.0
 MOST_CUTS = 3
 TOO_LONG = 3.0
 """How much longer than all the rest an idle stretch has to be to be cut."""
-CLOSEST = 22.0
-"""The least distance of two labels, in percent."""
+WIDTH_OF_A_SIGN = 2.1
+"""The width of a sign of a label on the narrowest page, in percent."""
 
 
 class _Axis(Struct, frozen=True):
@@ -193,15 +193,21 @@ class _Axis(Struct, frozen=True):
 
     def ticks(self) -> list[tuple[float, str, str]]:
         """Places with their labels and how these are anchored: the ends of the axis and of what is cut, and others
-        where there is room."""
-        chosen = {self.begins: "start"}
-        for begin, end in self.cuts:
-            chosen |= {end: "start"} | ({begin: "end"} if self.at(begin) >= CLOSEST else {})
+        where there is room, also on the narrowest page."""
         whole = self.ends - self.begins
-        for moment in (self.ends, *(self.begins + whole * part for part in (0.5, 0.25, 0.75))):
-            if all(abs(self.at(moment) - self.at(one)) >= CLOSEST for one in chosen):
-                chosen[moment] = "end" if moment == self.ends else "middle"
-        return [(self.at(one), duration(one - self.begins), anchor) for one, anchor in sorted(chosen.items())]
+        wanted = [(self.begins, "start")]
+        wanted += [one for begin, end in self.cuts for one in ((end, "start"), (begin, "end"))]
+        wanted += [(self.ends, "end"), *((self.begins + whole * part, "middle") for part in (0.5, 0.25, 0.75))]
+        found: list[tuple[float, str, str]] = []
+        taken: list[tuple[float, float]] = []
+        for moment, anchor in wanted:
+            at, words = self.at(moment), duration(moment - self.begins)
+            width = WIDTH_OF_A_SIGN * (len(words) + 1)
+            left = at - {"start": 0.0, "middle": 0.5, "end": 1.0}[anchor] * width
+            if left >= 0 and left + width <= 100 and all(left + width < low or high < left for low, high in taken):
+                found.append((at, words, anchor))
+                taken.append((left, left + width))
+        return sorted(found)
 
 
 def meter(value: float, limit: float, *, title: str) -> str:
@@ -285,9 +291,7 @@ def _text(x: float, y: float, words: str, *, anchor: str) -> str:
 
 
 def _share_text(at: float, words: str, anchor: str) -> str:
-    # A narrow page has no room for those in the middle.
-    kind = "label between" if anchor == "middle" and words != "//" else "label"
-    return f'<text class="{kind}" x="{at:.2f}%" y="14" text-anchor="{anchor}">{_safe(words)}</text>'
+    return f'<text class="label" x="{at:.2f}%" y="14" text-anchor="{anchor}">{_safe(words)}</text>'
 
 
 def _span(span: Span, begins: float, ends: float) -> str:

@@ -68,7 +68,7 @@ async def run_schedule(operator: Operator, name: str, *, missed: bool = False, d
         (entry,) = [one for one in entries if one.name == name]
         run = run_missed if missed else run_now
         try:
-            details = {"missed": len(jobs)} if missed else {}
+            details: dict[str, Any] = {"missed": len(jobs)} if missed else {}
             done = await run(operator.store, entry, events=[operator.event("schedule.run", name, **details)])
         except RejectedError as error:
             raise OperationError(f"{name}: not submitted, {error}", "temporary") from error

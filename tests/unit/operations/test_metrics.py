@@ -225,6 +225,16 @@ def test_every_name_in_the_dashboard_and_the_rules_is_one_of_the_metrics() -> No
     assert unknown([("a panel", "rate(reefknot_retries_total[1m])")], names) == ["a panel: reefknot_retries_total"]
 
 
+def test_no_text_of_a_rule_prints_a_number_with_all_its_digits() -> None:
+    """`increase` extrapolates: 257.4301675977654 jobs."""
+    rules = yaml.safe_load((DEPLOY / "prometheus" / "reefknot.rules.yml").read_text())
+    texts = [text for group in rules["groups"] for one in group["rules"] for text in one["annotations"].values()]
+
+    values = [found for text in texts for found in re.findall(r"\{\{ *\$value[^}]*\}\}", text)]
+    assert len(values) >= 3
+    assert [one for one in values if "|" not in one] == []
+
+
 def test_every_metric_is_in_the_dashboard_the_rules_or_both() -> None:
     shown = {name for _, text in expressions() for name in _NAME.findall(text)}
     families = asyncio.run(_families())
