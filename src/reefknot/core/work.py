@@ -105,6 +105,8 @@ class HistoryEntry(Struct, frozen=True, array_like=True):
     what: str
     why: str = ""
     who: str = ""
+    ran_ms: int = 0
+    """How long the attempt had run that this ended."""
 
 
 class WorkItem(Struct, frozen=True, array_like=True):
@@ -435,7 +437,8 @@ def vanished_reason(crashes: int) -> str:
 
 def cancel(item: WorkItem, now: Moment, *, reason: str, who: str) -> WorkItem:
     """The item after a person cancelled it. A running attempt counts, loses its lease, and cannot report any more."""
-    noted = _with_history(item, now, "cancelled", reason, who)
+    ran_ms = max(0, now.wall - item.updated_at) if runs_now(item) else 0
+    noted = _with_history(item, now, "cancelled", reason, who, ran_ms)
     return _ended(noted, WorkState.CANCELLED, now, attempts=attempts_begun(item), reason=reason)
 
 
@@ -530,8 +533,9 @@ def _again(item: WorkItem, again: TryAgain, now: Moment) -> WorkItem:
     return _waiting(failed, now, due_at=again.due_at, reason=again.reason)
 
 
-def _with_history(item: WorkItem, now: Moment, what: str, why: str = "", who: str = "") -> WorkItem:
-    return structs.replace(item, history=(*item.history, HistoryEntry(now.wall, what, why, who))[-LONGEST_HISTORY:])
+def _with_history(item: WorkItem, now: Moment, what: str, why: str = "", who: str = "", ran_ms: int = 0) -> WorkItem:
+    entry = HistoryEntry(now.wall, what, why, who, ran_ms)
+    return structs.replace(item, history=(*item.history, entry)[-LONGEST_HISTORY:])
 
 
 def _waiting(item: WorkItem, now: Moment, *, due_at: int, reason: str) -> WorkItem:

@@ -77,6 +77,8 @@ class RouterSnapshot(Struct, frozen=True):
     pending: int
     status: OverloadStatus
     workers: dict[str, dict[str, Any]]
+    """By class and id, at most `MOST_SHOWN` in all."""
+    workers_left_out: int = 0
 
 
 class Router:
@@ -190,13 +192,14 @@ class Router:
 
     def snapshot(self) -> RouterSnapshot:
         now = self._clock.now()
+        known, left_out = self.health.shown(now)
         workers = {
             name: {one: {"state": self.health.state(one, now), **msgspec.to_builtins(h)} for one, h in by.items()}
-            for name, by in self.health.all().items()
+            for name, by in known.items()
         }
         rules, waiting = self._context.settings.rules, self.table.waiting
         status = level(waiting, rules.size, rules.thresholds)
-        return RouterSnapshot(waiting, len(self.table), status, workers)
+        return RouterSnapshot(waiting, len(self.table), status, workers, left_out)
 
     # ---- callers ----------------------------------------------------------------------------------------------------
 
