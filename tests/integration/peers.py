@@ -125,18 +125,6 @@ class Peer:
         await self._client.publish(HEARTBEAT, json.dumps(beat).encode())
         await round_trip(self._client)
 
-    def beat_once(self, worker_ids: list[str]) -> None:
-        """Send one heartbeat of each of these workers, with a healthy class `cpu`."""
-
-        async def send_all() -> None:
-            health = {"status": "healthy", "queue_depth": 0, "active": 0, "capacity": 4}
-            for worker_id in worker_ids:
-                beat = {"worker_id": worker_id, "timestamp": int(time.time() * 1000), "classes": {"cpu": health}}
-                await self._client.publish(HEARTBEAT, json.dumps(beat).encode())
-            await round_trip(self._client)
-
-        self.run(send_all())
-
     def waiting_in(self, stream: str) -> int:
         """The number of messages that a stream keeps."""
 

@@ -223,17 +223,3 @@ async def _heard_over(folder: Folder, engine: str, number: int) -> list[bytes]:
         await asyncio.to_thread(router.communicate)
         await transport.close()
         return [one.body for one in heard]
-
-
-def test_heartbeats_of_thousands_of_workers_that_do_not_exist_hide_no_router(folder: Folder, peer: Peer) -> None:
-    """12,000 names of 100 characters in one status are above the server's largest message."""
-    started(folder)
-    peer.beat_once([f"{number:0100}" for number in range(12_000)])
-
-    def reports_again() -> bool:
-        (router,) = folder.json("router", "status")["routers"]
-        return bool(router["workers_left_out"] > 9_000)
-
-    until(reports_again)
-    submitted = folder("submit", "--type", "their.step", "--id", "a", "--wait", "0.1")
-    assert "no router" not in submitted.err, submitted.err

@@ -94,8 +94,7 @@ class Budget(Struct, frozen=True, array_like=True):
     last_attempt_at: int | None = None
     total_delay_ms: int = 0
     trigger: str | None = None
-    last_delay: float = 0.0
-    """The wait before the next attempt as it was decided, in seconds."""
+    last_delay: float = 0.0  # the wait before the next attempt as it was decided, in seconds
 
 
 class HistoryEntry(Struct, frozen=True, array_like=True):
@@ -105,15 +104,13 @@ class HistoryEntry(Struct, frozen=True, array_like=True):
     what: str
     why: str = ""
     who: str = ""
-    ran_ms: int = 0
-    """How long the attempt had run that this ended."""
+    ran_ms: int = 0  # how long the attempt had run that this ended
 
 
 class WorkItem(Struct, frozen=True, array_like=True):
     """A piece of work as it is stored. `failure` and `result` are JSON text; times are milliseconds UTC."""
 
-    id: str
-    """See `record_id`."""
+    id: str  # see `record_id`
     kind: str
     resource_class: str = "cpu"
     source: str = ""
@@ -192,8 +189,7 @@ class TryAgain(Struct, frozen=True):
     reason: str = ""
     began_at: int | None = None
     """When the attempt began; the time budget counts from the first one's beginning."""
-    delay: float = 0.0
-    """The wait as it was decided, in seconds."""
+    delay: float = 0.0  # the wait as it was decided, in seconds
 
 
 class Snooze(Struct, frozen=True):
@@ -437,7 +433,7 @@ def vanished_reason(crashes: int) -> str:
 
 def cancel(item: WorkItem, now: Moment, *, reason: str, who: str) -> WorkItem:
     """The item after a person cancelled it. A running attempt counts, loses its lease, and cannot report any more."""
-    ran_ms = max(0, now.wall - item.updated_at) if runs_now(item) else 0
+    ran_ms = runs_now(item) * max(0, now.wall - item.updated_at)
     noted = _with_history(item, now, "cancelled", reason, who, ran_ms)
     return _ended(noted, WorkState.CANCELLED, now, attempts=attempts_begun(item), reason=reason)
 
@@ -534,8 +530,8 @@ def _again(item: WorkItem, again: TryAgain, now: Moment) -> WorkItem:
 
 
 def _with_history(item: WorkItem, now: Moment, what: str, why: str = "", who: str = "", ran_ms: int = 0) -> WorkItem:
-    entry = HistoryEntry(now.wall, what, why, who, ran_ms)
-    return structs.replace(item, history=(*item.history, entry)[-LONGEST_HISTORY:])
+    new = HistoryEntry(now.wall, what, why, who, ran_ms)
+    return structs.replace(item, history=(*item.history, new)[-LONGEST_HISTORY:])
 
 
 def _waiting(item: WorkItem, now: Moment, *, due_at: int, reason: str) -> WorkItem:
