@@ -17,7 +17,8 @@ from reefknot.engines.memory import MemoryStore, MemoryWorkQueue
 from reefknot.ports.work_queue import Settlement
 from reefknot.router.dispatch import Dispatcher
 from reefknot.router.service import Router
-from reefknot.worker.intake import AdmissionVerdict, Admitted, Intake, IntakeResult
+from reefknot.worker.admission import AdmissionVerdict, WorkerAdmission
+from reefknot.worker.intake import Admitted, Intake, IntakeResult
 from reefknot.worker.pool import Pool
 from reefknot.worker.service import Worker
 from reefknot.worker.settings import WorkerSettings
@@ -98,10 +99,13 @@ class TrustingRouter(Router):
         self.dispatcher.__class__ = TrustingDispatcher
 
 
-class UnboundedIntake(Intake):
+class UnboundedAdmission(WorkerAdmission):
     """Lets everybody in."""
 
-    def _admission(self, assignment: ExecAssignment, pool: Pool) -> Any:
+    def undecided(self, read: Any) -> None:
+        return None
+
+    def decide(self, assignment: ExecAssignment, pool: Pool) -> AdmissionVerdict:
         from reefknot.core.overload.admission import Accept
 
         return AdmissionVerdict(Accept(), {})
@@ -118,7 +122,7 @@ class CrampedWorker(Worker):
 class UnboundedWorker(CrampedWorker):
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
-        self.intake.__class__ = UnboundedIntake
+        self.intake._admissions.__class__ = UnboundedAdmission
 
 
 class SilentWorker(Worker):

@@ -28,7 +28,6 @@ from reefknot.core import checks
 from reefknot.core.audit.event import (
     DecisionRecord,
     Event,
-    FailureRecord,
     IdempotencyEvent,
     RetryAttempt,
     RetryExhausted,
@@ -365,7 +364,7 @@ def _failure_event(operation: _AuditedOperation, run: CallState, decision: Decis
             attempt_number=run.attempts,
             max_attempts=decision.policy.max_attempts,
             delay_seconds=run.delay,
-            exception_type=_exception_name(failure),
+            exception_type=failure.exception_type,
             exception_message=failure.message,
             decision=decision,
             attempt_seconds=round(took, 3),
@@ -374,7 +373,7 @@ def _failure_event(operation: _AuditedOperation, run: CallState, decision: Decis
     return kind(
         **operation.fields(),
         total_attempts=run.attempts,
-        final_exception_type=_exception_name(failure),
+        final_exception_type=failure.exception_type,
         final_exception_message=failure.message,
         reason=run.reason,
         decision=decision,
@@ -405,10 +404,6 @@ def _category(category: RetryCategory | str) -> RetryCategory | str:
         return RetryCategory(category)
     except ValueError:
         return str(category)
-
-
-def _exception_name(failure: FailureRecord) -> str:
-    return failure.exceptions[0].rpartition(".")[2] if failure.exceptions else failure.code
 
 
 # ---- managers by configuration, and by default -----------------------------------------------------------------------

@@ -115,9 +115,8 @@ class System:
         own: dict[str, Any] = {"own_workers": workers} if own_work_only else {}
         self._router = None if router is None else Router(settings=self.routing, router_id=router, **shared, **own)
         shared |= {"has_own_router": own_work_only}
-        shared |= {"settings": settings, "blocks": blocks, "shared_subject": hears_shared}
         self.isolation = Isolation(lambda: function_threads().overdue)
-        shared |= {"isolation": self.isolation}
+        shared |= {"settings": settings, "blocks": blocks, "shared_subject": hears_shared, "isolation": self.isolation}
         self.workers = [Worker(name, **shared) for name in workers]
         self.client = client_of(store, clock, self.routing.rules.size)
         journal = Journal(store.audit, redactor=Redactor(secrets))
@@ -371,7 +370,7 @@ def _finite(value: Any) -> Any:
 
 
 def _hears_shared(settings: Settings, url: str) -> bool:
-    """Whether workers take what peers send to the shared subject: on NATS, unless it is switched off or is theirs."""
+    # Elsewhere than on NATS no peer speaks, and every worker would hear every assignment.
     return is_nats_url(url) and settings.configuration.router.shared_subject == "ours"
 
 
@@ -425,7 +424,7 @@ async def running_system(
             settings=working,
             blocks=blocks,
             routing=router_settings(settings.configuration, working.rules),
-            hears_shared=_hears_shared(settings, url) and bool(workers) and not own_work_only,
+            hears_shared=bool(workers) and _hears_shared(settings, url) and not own_work_only,
             seed=seed,
             secrets=secrets,
             reload=reread and PolicyReload(settings, reread, books=books, journal=journal, clock=clock),

@@ -1,5 +1,5 @@
 """
-JSON Schemas of an assignment as people write it, and of a result as callers get it.
+JSON Schemas of an assignment as people write it, of a result as callers get it, and of all messages on the wire.
 
 Names and types are those of the records in `core.messages`; descriptions and bounds stand here. An assignment's ids may
 be left out, and a field that is not in the schema is refused, as `written_assignment` does.
@@ -19,10 +19,14 @@ from reefknot.core.messages import (
     PRIORITIES,
     VERSION,
     AssignmentOptions,
+    Cancel,
     Correlation,
     ExecAssignment,
+    ExecAssignmentAck,
     ExecResult,
     Executor,
+    Fleet,
+    Heartbeat,
     Job,
     ResultJob,
     RetryOptions,
@@ -129,15 +133,34 @@ def result_schema() -> dict[str, Any]:
     return _schema(ExecResult, _RESULT, closed=False)
 
 
+WIRE = (ExecAssignment, ExecAssignmentAck, ExecResult, Cancel, Heartbeat, Fleet)
+"""The messages between routers, workers and peers."""
+
+
+def wire_schemas(ref_template: str) -> dict[str, Any]:
+    """
+    The schemas of all messages on the wire and of the records inside them, by name.
+
+    Readers ignore fields that they do not know, so none is closed.
+    """
+    _, parts = msgspec.json.schema_components(WIRE, ref_template=ref_template)
+    for record, described in (_ASSIGNMENT | _RESULT).items():
+        _describe(parts[record.__name__], described)
+    return parts
+
+
+def _describe(part: dict[str, Any], described: dict[str, _Field]) -> None:
+    for name, (text, bounds) in described.items():
+        part["properties"][name] = _bounded(part["properties"][name], bounds) | {"description": text}
+
+
 def _schema(kind: type[Struct], fields: dict[type[Struct], dict[str, _Field]], *, closed: bool) -> dict[str, Any]:
     """The schema of a record and of those inside it. A `closed` one has no other fields."""
     _, parts = msgspec.json.schema_components([kind], ref_template="#/$defs/{name}")
     for record, described in fields.items():
-        part = parts[record.__name__]
-        for name, (text, bounds) in described.items():
-            part["properties"][name] = _bounded(part["properties"][name], bounds) | {"description": text}
+        _describe(parts[record.__name__], described)
         if closed:
-            part["additionalProperties"] = False
+            parts[record.__name__]["additionalProperties"] = False
     return {"$schema": _DIALECT, **parts.pop(kind.__name__), "$defs": parts}
 
 

@@ -114,7 +114,10 @@ def answer_of(item: WorkItem) -> ExecResult | None:
     status, code, message = _end_of(item)
     _, _, worker_id = item.resource_class.partition("@")
     result = unrun_result(assignment_of(item), status, code, message, provider=worker_id or "router")
-    return msgspec.structs.replace(result, retries_used=max(0, item.attempts - 1), timestamp=item.updated_at)
+    ran_ms = item.history[-1].ran_ms if item.history else 0
+    return msgspec.structs.replace(
+        result, latency_ms=ran_ms, retries_used=max(0, item.attempts - 1), timestamp=item.updated_at
+    )
 
 
 def _end_of(item: WorkItem) -> tuple[ResultStatus, ErrorCode, str]:

@@ -108,13 +108,13 @@ class HistoryEntry(Struct, frozen=True, array_like=True):
     what: str
     why: str = ""
     who: str = ""
+    ran_ms: int = 0  # how long the attempt had run that this ended
 
 
 class WorkItem(Struct, frozen=True, array_like=True):
     """A piece of work as it is stored. `failure` and `result` are JSON text; times are milliseconds UTC."""
 
-    id: str
-    """See `record_id`."""
+    id: str  # see `record_id`
     kind: str
     resource_class: str = "cpu"
     source: str = ""
@@ -451,7 +451,8 @@ def vanished_reason(crashes: int) -> str:
 def cancel(item: WorkItem, now: Moment, *, reason: str, who: str) -> WorkItem:
     """The item after a person or its deadline ended it. A running attempt counts, and cannot report any more."""
     to = WorkState.FAILED if reason in (EXPIRED, OVERDUE) else WorkState.CANCELLED
-    noted = _with_history(item, now, to.value, reason, who)
+    ran_ms = runs_now(item) * max(0, now.wall - item.updated_at)
+    noted = _with_history(item, now, to.value, reason, who, ran_ms)
     return _ended(noted, to, now, attempts=attempts_begun(item), reason=reason)
 
 
@@ -554,8 +555,9 @@ def _again(item: WorkItem, again: TryAgain, now: Moment) -> WorkItem:
     return _waiting(failed, now, due_at=again.due_at, reason=again.reason)
 
 
-def _with_history(item: WorkItem, now: Moment, what: str, why: str = "", who: str = "") -> WorkItem:
-    return structs.replace(item, history=(*item.history, HistoryEntry(now.wall, what, why, who))[-LONGEST_HISTORY:])
+def _with_history(item: WorkItem, now: Moment, what: str, why: str = "", who: str = "", ran_ms: int = 0) -> WorkItem:
+    new = HistoryEntry(now.wall, what, why, who, ran_ms)
+    return structs.replace(item, history=(*item.history, new)[-LONGEST_HISTORY:])
 
 
 def _released(item: WorkItem, state: WorkState, now: Moment, reason: str, **more: Any) -> WorkItem:

@@ -56,6 +56,8 @@ def ended_step(step: StepResult, reason: Reason, policy: RetryPolicy, failure: F
     elif reason is Reason.HINT_TOO_LONG:
         most = max(policy.max_retry_after, policy.max_delay)
         why = f"the server asked to wait {failure.retry_after or 0:.6g} s, and at most {most:.6g} s are waited"
+    elif reason is Reason.THROTTLED:
+        why = "its retry was throttled: too many calls to its destination fail"
     else:
         return step
     last = f"{step.error_code.wire}: {step.error_message}" if step.error_message else step.error_code.wire

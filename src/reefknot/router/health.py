@@ -6,17 +6,21 @@ blocks its event loop gets no work, but it is not forgotten as long as its proce
 """
 
 from collections.abc import Collection, Mapping
+from heapq import nlargest
 from math import inf
 
 import msgspec
 
-from reefknot.core.messages import ExecAssignmentAck, ExecResult, Heartbeat
+from reefknot.core.messages import LONGEST_ID, ExecAssignmentAck, ExecResult, Heartbeat
 from reefknot.core.overload.admission import OverloadStatus
 from reefknot.core.routing import WorkerHealth, WorkerState, worker_state
 from reefknot.runtime.processes import owner_exists
 
 MOST_WORKERS = 10_000
 MOST_CLASSES = 64
+MOST_SHOWN = 500
+"""Entries of a status: each router reports its own every second, and a store takes no message of any size."""
+LONGEST_INCARNATION = 4 * LONGEST_ID
 FORGET_AFTER_S = 300.0
 
 
@@ -48,6 +52,8 @@ class HealthTable:
         incarnation, known_ms = self._ahead_ms.get(beat.worker_id, ("", ahead_ms))
         if incarnation != beat.incarnation:
             known_ms = ahead_ms
+        if beat.worker_id not in self._ahead_ms and len(self._ahead_ms) >= MOST_WORKERS:
+            return
         self._ahead_ms[beat.worker_id] = beat.incarnation, max(known_ms, ahead_ms)
 
     def ahead_ms(self, worker_id: str) -> int | None:
@@ -59,6 +65,9 @@ class HealthTable:
         """Update a worker's health. The answer says that it restarted, or resumed, if it did: what it was sent may be
         in its store only."""
         worker_id = beat.worker_id
+        if len(worker_id) > LONGEST_ID or len(beat.incarnation) > LONGEST_INCARNATION:
+            return ""
+        is_shared = bool(beat.store) and beat.store == self.store
         self._slots.clear()
         draining = beat.leaving if worker_id in self._own else beat.draining
         is_back = "resumed" if worker_id in self.draining and not draining else ""
@@ -75,11 +84,10 @@ class HealthTable:
                 heard_at=now,
                 heartbeat_at=now,
             )
-            if self._put(name, changed):
+            if self._put(name, changed, makes_room=is_shared):
                 self._incarnations[worker_id] = beat.incarnation
                 (self.draining.add if draining else self.draining.discard)(worker_id)
                 (self._leaving.add if beat.leaving else self._leaving.discard)(worker_id)
-                is_shared = bool(beat.store) and beat.store == self.store
                 (self._sharing.add if is_shared else self._sharing.discard)(worker_id)
         return is_back
 
@@ -193,11 +201,35 @@ class HealthTable:
     def all(self) -> dict[str, dict[str, WorkerHealth]]:
         return {name: dict(by_id) for name, by_id in self._entries.items()}
 
-    def _put(self, name: str, health: WorkerHealth) -> bool:
-        if name not in self._entries and len(self._entries) >= MOST_CLASSES:
+    def shown(self, now: float) -> tuple[dict[str, dict[str, WorkerHealth]], int]:
+        """
+        The workers for a status, by class and id, and how many entries are left out.
+
+        Those over this router's store come first, then the living, then those heard last: heartbeats of workers that do
+        not exist crowd out none that does.
+        """
+        entries = [(name, one) for name, by_id in self._entries.items() for one in by_id.values()]
+        left_out = max(0, len(entries) - MOST_SHOWN)
+        if left_out:
+            entries = nlargest(
+                MOST_SHOWN,
+                entries,
+                key=lambda one: (self.shares_store(one[1].worker_id), not one[1].gone(now), one[1].heard_at),
+            )
+        found: dict[str, dict[str, WorkerHealth]] = {}
+        for name, one in entries:
+            found.setdefault(name, {})[one.worker_id] = one
+        return found, left_out
+
+    def _put(self, name: str, health: WorkerHealth, *, makes_room: bool = False) -> bool:
+        """Keep an entry, if there is room; one that `makes_room` takes the place of a worker of another store."""
+        if len(name) > LONGEST_ID or (name not in self._entries and len(self._entries) >= MOST_CLASSES):
             return False
         by_id = self._entries.setdefault(name, {})
         if health.worker_id not in by_id and len(by_id) >= MOST_WORKERS:
-            return False
+            foreign = [one for one in by_id.values() if not self.shares_store(one.worker_id)] if makes_room else []
+            if not foreign:
+                return False
+            del by_id[min(foreign, key=lambda one: one.heard_at).worker_id]
         by_id[health.worker_id] = health
         return True

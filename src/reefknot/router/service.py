@@ -80,6 +80,8 @@ class RouterSnapshot(Struct, frozen=True):
     pending: int
     status: OverloadStatus
     workers: dict[str, dict[str, Any]]
+    """By class and id, at most `MOST_SHOWN` in all."""
+    workers_left_out: int = 0
     unanswered: dict[str, tuple[str, float]] = {}
     """Assignments that were sent a while ago and not acknowledged: the worker of each, and the seconds since."""
     is_shared: bool = False
@@ -197,16 +199,17 @@ class Router:
 
     def snapshot(self) -> RouterSnapshot:
         now = self._clock.now()
+        known, left_out = self.health.shown(now)
         workers = {
             name: {one: {"state": self.health.state(one, now), **msgspec.to_builtins(h)} for one, h in by.items()}
-            for name, by in self.health.all().items()
+            for name, by in known.items()
         }
         rules, waiting = self._context.settings.rules, self.table.waiting
         status = level(waiting, rules.size, rules.thresholds)
         unanswered = self.table.unanswered(now - UNANSWERED_S, MOST_UNANSWERED)
         silent = {one.id: (one.worker_id or SHARED, round(now - one.asked_at, 1)) for one in unanswered}
         shared = self._context.settings.shared_subject
-        return RouterSnapshot(waiting, len(self.table), status, workers, silent, shared)
+        return RouterSnapshot(waiting, len(self.table), status, workers, left_out, silent, shared)
 
     # ---- callers ----------------------------------------------------------------------------------------------------
 

@@ -278,10 +278,11 @@ def test_the_last_crash_puts_it_aside() -> None:
 
 
 @pytest.mark.parametrize("item", [fresh(), running()])
-def test_a_cancelled_item_says_who_and_why(item: WorkItem) -> None:
+def test_a_cancelled_item_says_who_and_why_and_how_long_it_had_run(item: WorkItem) -> None:
     called_off = cancel(item, LATER, reason="enough", who="ann")
     assert (called_off.state, called_off.reason, called_off.owner) == (S.CANCELLED, "enough", "")
-    assert called_off.history == (HistoryEntry(51_000, "cancelled", "enough", "ann"),)
+    ran_ms = LATER.wall - item.updated_at if item.state is S.RUNNING else 0
+    assert called_off.history == (HistoryEntry(51_000, "cancelled", "enough", "ann", ran_ms),)
 
 
 def test_an_attempt_that_ran_when_the_item_was_cancelled_counts() -> None:

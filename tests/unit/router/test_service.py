@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec import structs
 
@@ -30,7 +31,7 @@ from reefknot.core.work import WorkState
 from reefknot.errors import ParameterError, QueueFullError
 from reefknot.router import service
 from reefknot.router.client import Client, Handle
-from reefknot.router.health import HealthTable
+from reefknot.router.health import MOST_SHOWN, MOST_WORKERS, HealthTable
 from reefknot.router.inbox import Inbox
 from tests.workshop import DENIED, OK, REFUSED, Shop, Step, with_shop, work
 
@@ -456,6 +457,29 @@ def test_a_worker_that_resumes_has_not_restarted() -> None:
     for second, (incarnation, draining, told) in enumerate(beats):
         beat = Heartbeat("w", 0, said, draining=draining, incarnation=incarnation)
         assert table.record_heartbeat(beat, float(second)) == told
+
+
+def test_heartbeats_of_150_000_workers_that_do_not_exist_leave_a_small_status_with_the_real_one_in_it() -> None:
+    async def story(shop: Shop) -> None:
+        router = await shop.router()
+        health, said = router.health, {"cpu": ClassHealth(OverloadStatus.HEALTHY, 0, 0, 4)}
+        for number in range(150_000):
+            beat = Heartbeat(f"invented-{number}", 0, said, incarnation="x", store="another")
+            health.record_clock(beat, 0)
+            health.record_heartbeat(beat, shop.clock.now())
+        await shop.worker("real", Step())
+        await asyncio.sleep(1.5)
+        snapshot = router.snapshot()
+        assert "real" in snapshot.workers["cpu"], "the real one takes the place of one that is not"
+        assert sum(map(len, snapshot.workers.values())) == MOST_SHOWN
+        assert snapshot.workers_left_out > 9_000
+        assert len(msgspec.json.encode(snapshot)) < 256 << 10
+        assert len(health._ahead_ms) <= MOST_WORKERS
+        long_name = Heartbeat("w" * 300, 0, said)
+        assert not health.record_heartbeat(long_name, shop.clock.now())
+        assert long_name.worker_id not in health.all()["cpu"]
+
+    with_shop(story)
 
 
 def test_workers_that_are_gone_are_forgotten_and_tables_have_bounds() -> None:

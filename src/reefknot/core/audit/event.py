@@ -66,6 +66,11 @@ class FailureRecord(Struct, frozen=True):
     def of(cls, failure: Failure) -> "FailureRecord":
         return cls(failure.code.wire, *astuple(failure)[1:])  # the other fields are the same, in the same order
 
+    @property
+    def exception_type(self) -> str | None:
+        """The class of the exception, without its module; None when none was raised."""
+        return self.exceptions[0].rpartition(".")[2] if self.exceptions else None
+
     def failure(self) -> Failure:
         return Failure(ErrorCode[self.code.lower()], *astuple(self)[1:])
 
@@ -150,7 +155,8 @@ class RetryAttempt(_OfOperation, frozen=True, tag="retry_attempt", kw_only=True)
     attempt_number: int
     max_attempts: int
     delay_seconds: float
-    exception_type: str
+    exception_type: str | None = None
+    """The class of the exception; None when none was raised, as by a time limit."""
     exception_message: str
     decision: DecisionRecord
     attempt_seconds: float | None = None
@@ -159,7 +165,8 @@ class RetryAttempt(_OfOperation, frozen=True, tag="retry_attempt", kw_only=True)
 
 class _GivenUp(_OfOperation, frozen=True, kw_only=True):
     total_attempts: int
-    final_exception_type: str
+    final_exception_type: str | None = None
+    """The class of the last exception; None when none was raised."""
     final_exception_message: str
     reason: Reason
     decision: DecisionRecord

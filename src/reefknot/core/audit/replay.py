@@ -357,14 +357,14 @@ def _fields_of_decision(
 ) -> Iterator[tuple[str, FieldPair]]:
     """The fields that repeat a decision or its inputs for people. An end without an execution has no attempt."""
     failure, attempts = record.failure, record.history.attempts
-    names = {failure.code, *(name.rpartition(".")[2] for name in failure.exceptions)}
+    names = {failure.exception_type, failure.code}  # the code: in events of workers before they named the class
     if isinstance(event, RetryAttempt):
         kind, number = event.exception_type, event.attempt_number
         yield "event_type", (event.event_type, "retry_attempt" if record.answer == "again" else "retry_exhausted")
         yield "attempt_number", (number, attempts)
         yield "max_attempts", (event.max_attempts, record.policy.max_attempts)
         yield "delay_seconds", (event.delay_seconds, record.delay)
-        yield "exception_type", (kind, kind if kind in names else failure.code)
+        yield "exception_type", (kind, kind if kind in names else failure.exception_type)
         yield "exception_message", (event.exception_message, failure.message)
         return
     kind, number = event.final_exception_type, event.total_attempts
@@ -372,7 +372,7 @@ def _fields_of_decision(
     yield "event_type", (event.event_type, "retry_attempt" if record.answer == "again" else ended)
     yield "total_attempts", (number, 0 if number == 0 and attempts == 1 else attempts)
     yield "reason", (event.reason.value, record.answer)
-    yield "final_exception_type", (kind, kind if kind in names else failure.code)
+    yield "final_exception_type", (kind, kind if kind in names else failure.exception_type)
     yield "final_exception_message", (event.final_exception_message, failure.message)
 
 

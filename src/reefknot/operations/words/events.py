@@ -62,12 +62,12 @@ def describe(event: events.AnyEvent) -> tuple[str, str] | None:
     """Kind and sentence of an event; None for an event that people need not see live."""
     match event:
         case events.RetryAttempt():
-            failure = _failure(event.exception_type, event.exception_message)
+            failure = _failure(event.exception_type or event.decision.failure.code, event.exception_message)
             return "retry", f"attempt {event.attempt_number} failed: {failure}; again in {event.delay_seconds:.2f} s"
         case events.RetryRecovered():
             return "recovered", f"after {event.total_attempts} attempts in {event.elapsed_seconds:.2f} s"
         case events.RetryExhausted() | events.RetryRefused():
-            failure = _failure(event.final_exception_type, event.final_exception_message)
+            failure = _failure(event.final_exception_type or event.decision.failure.code, event.final_exception_message)
             return "given up", f"after {plural(event.total_attempts, 'attempt')} ({event.reason.value}): {failure}"
         case events.Admission():
             return _describe_admission(event)
