@@ -2,8 +2,9 @@
 Runs the snippets of one page, in order, as a reader would: `run_page.py PAGE`, in a folder that is the reader's own.
 
 Python fences share one namespace. In console and bash fences, lines `$ reefknot …` are run and must exit with 0, and
-so are those that make the reader's files (`mkdir`, `echo`, `printf`); other commands and the output shown are left alone. A command runs in this process, because starting one for each takes most
-of the time; one that needs a shell gets a shell. A fence that cannot run says so, with its reason in the line before:
+so are those that make the reader's files (`mkdir`, `echo`, `printf`); other commands and the output shown are left
+alone. A command runs in this process, because starting one for each takes most of the time; one that needs a shell
+gets a shell. A fence that cannot run says so, with its reason in the line before:
 
     <!-- no-run: needs a mailbox -->
     ```python no-run
