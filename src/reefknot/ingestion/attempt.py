@@ -22,6 +22,7 @@ from reefknot.audit.assignments import job_completed_event
 from reefknot.core.audit.event import DecisionRecord, Event
 from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.overload.source_health import (
+    NO_ANSWER,
     SourceHealth,
     after_answer,
     after_outage,
@@ -270,7 +271,7 @@ class JobRunner:
         health, since = self._records.known(source.name).health, requeued_at(item) or item.created_at
         if outage_is_too_long(health, since, int(wall * 1000), rules):
             hours = rules.max_outage_ms / 3_600_000
-            return await self._quarantined(item, source, f"no answer for more than {hours:g} h: {failure.message}")
+            return await self._quarantined(item, source, f"{NO_ANSWER}: for more than {hours:g} h: {failure.message}")
         wait = max(0.0, put_off.due_at / 1000 - wall)
         if failure.failure_type is FailureType.RATE_LIMITED and isinstance(decision, Again):
             self._scheduled(item, failure, Again(wait), policy, attempts=item.attempts)
@@ -345,7 +346,7 @@ class JobRunner:
         why = f"{reason.value}: {failure.message}"
         events = (
             end_event(item, wall, attempts, reason, record, began=began),
-            quarantined_event(item, wall, why, failure),
+            quarantined_event(item, wall, reason.value, failure),
         )
         return JobReport(Quarantine(why, text), events)
 

@@ -303,7 +303,7 @@ def test_a_job_waits_for_a_source_no_longer_than_the_longest_outage_and_then_goe
         item = await world.item("notes@0")
         aside = [one for one in item.history if one.what == "quarantined"]
         assert 3 <= len(aside) <= 4, "once in six hours, and not at each due time"
-        assert "no answer for more than 6 h: connection refused" in aside[0].why
+        assert "the source did not answer: for more than 6 h: connection refused" in aside[0].why
 
     in_world(story)
 

@@ -24,6 +24,7 @@ from reefknot.core.audit.event import (
 )
 from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import ResultStatus
+from reefknot.core.overload.source_health import NO_ANSWER
 from reefknot.core.results import (
     DROPPED,
     UNKNOWN_OUTCOME,
@@ -47,6 +48,7 @@ _FACTS = {
     WORKER_FAILED: "by a worker that failed inside",
     UNREADABLE_WORK: "as unreadable",
     UNREADABLE_SUBMISSION: "as unreadable",
+    NO_ANSWER: "after a long outage of its source",
 }
 """Reasons of quarantine that record a fact, up to their colon."""
 _REASONS = frozenset(reason.value for reason in Reason)

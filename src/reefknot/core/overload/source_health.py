@@ -25,6 +25,8 @@ LONGEST_COOLING_MS = 86_400_000
 """The longest time for which a source cools, whatever it asks for."""
 ANSWERED_EVERY_MS = 60_000
 """How often the time of the last answer is written while nothing else changes."""
+NO_ANSWER = "the source did not answer"
+"""Up to its colon, the reason of the quarantine of a job that has waited for its source for too long."""
 LONGEST_PROBE_MS = 600_000
 """A probe that reports nothing for so long is lost, and another one may begin."""
 
