@@ -17,7 +17,7 @@ import pytest
 from reefknot.connectors import imap_mailbox
 from reefknot.connectors.imap_failures import ImapRefusedError
 from reefknot.connectors.imap_mailbox import ImapMailbox
-from reefknot.connectors.imap_protocol import ImapConnection
+from reefknot.connectors.imap_protocol import FolderState, ImapConnection, ImapFolder
 from reefknot.core.failure import FailureType
 from reefknot.engines.clocks import SystemClock
 from reefknot.engines.documents import SqliteDocuments
@@ -697,3 +697,73 @@ def test_more_folders_than_a_cursor_can_name_are_refused(mailbox: Mailbox, monke
     with pytest.raises(SourceError, match="choose some with folders or exclude") as caught:
         synced(filled(mailbox), MemorySink())
     assert caught.value.failure_type is FailureType.PERMANENT
+
+
+# ---- many moves ------------------------------------------------------------------------------------------------------
+
+MOVED = 300
+
+
+def moved_with(mailbox: Mailbox, examined: list[str]) -> MemorySink:
+    """The documents after all messages were moved to another folder, which is read in pages of 20."""
+    sink = MemorySink()
+    files = mailbox.deliver(*(message(number) for number in range(MOVED)))
+    synced(mailbox, sink)
+    ids = set(sink.documents)
+    for file in files:
+        mailbox.move(file, "Archive")
+    examined.clear()
+    done = asyncio.run(sync(connector(mailbox), sink, limit=20))
+    assert set(sink.documents) == ids
+    assert {document.metadata["folder"] for document in sink.documents.values()} == {"Archive"}
+    assert (len(done.documents), done.deleted) == (MOVED, [])
+    return sink
+
+
+@pytest.fixture
+def examined(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of folders in the order in which they are opened."""
+    names, examine = list[str](), ImapConnection.examine
+
+    async def counted(self: ImapConnection, folder: ImapFolder) -> FolderState:
+        names.append(folder.name)
+        return await examine(self, folder)
+
+    monkeypatch.setattr(ImapConnection, "examine", counted)
+    return names
+
+
+def test_many_moves_open_each_folder_a_few_times_and_not_for_every_page(mailbox: Mailbox, examined: list[str]) -> None:
+    """Opening a large folder is most of the work: 80 times it made moves ten times as slow as new messages."""
+    moved_with(mailbox, examined)
+
+    assert len(examined) <= 7, examined
+
+
+def test_a_look_at_the_old_folder_for_every_page_opens_two_folders_for_every_page(
+    mailbox: Mailbox, examined: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control."""
+    monkeypatch.setattr(ImapMailbox, "_alive_of_many", ImapMailbox._alive)
+    moved_with(mailbox, examined)
+
+    assert len(examined) >= 2 * MOVED // 20
+
+
+def test_a_message_that_stays_is_a_copy_and_keeps_its_id_on_every_page(mailbox: Mailbox) -> None:
+    """Half of the messages are moved and half are copied, page by page mixed."""
+    sink = MemorySink()
+    files = mailbox.deliver(*(message(number) for number in range(60)))
+    synced(mailbox, sink)
+    before = {document.title: document.id for document in sink.documents.values()}
+    for number, file in enumerate(files):
+        if number % 2:
+            mailbox.move(file, "Archive")
+        else:
+            mailbox.deliver(message(number), folder="Archive")
+    asyncio.run(sync(connector(mailbox), sink, limit=7))
+
+    assert len(sink.documents) == 90
+    for number in range(60):
+        kept = sink.documents[before[f"Message {number}"]]
+        assert kept.metadata["folder"] == ("Archive" if number % 2 else "INBOX")

@@ -15,10 +15,10 @@ was asked for together is asked for one by one then, and the third break at one 
 """
 
 import asyncio
-import re
-from collections.abc import AsyncIterator, Iterable, Mapping
+from array import array
+from bisect import bisect_left
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from fnmatch import fnmatchcase
 from itertools import takewhile
 
 import msgspec
@@ -39,24 +39,20 @@ from reefknot.connectors.imap_protocol import FolderState, ImapConnection, ImapF
 from reefknot.connectors.imap_settings import ImapSettings, read_settings
 from reefknot.core.failure import FailureType
 from reefknot.errors import SourceError
-from reefknot.ports.connector import Document, FetchRequest, KnownItem, KnownItems, Page, SourceContext
+from reefknot.ports.connector import Document, FetchRequest, KnownItems, Page, SourceContext
 from reefknot.runtime.log import logger, printable
 
 WINDOW = 50_000
 """UIDs of one search: its answer is a line of at most half a megabyte."""
 CHECKED = 400
 """Known messages that are looked for at once: their UIDs fit into a command line of 8 kB."""
-MOST_BREAKS = 3
-"""Breaks of the connection at one message, the last of which makes it a failure of its own."""
+MOST_BREAKS, MOST_LISTED = 3, 100
+"""Breaks at one message, the last of which makes it a failure of its own; searches for all UIDs of a folder."""
 LARGEST_UID = 2**32 - 1
 MOST_CURSOR = 240_000
 """Bytes of a cursor, which names every folder and, where it is to be checked, names it twice."""
 IDLE_S = 30.0
 """How long a connection is kept for the next page or item."""
-_VIRTUAL = frozenset({"\\flagged", "\\important"})
-"""Flags of folders that show messages of other folders."""
-_LEFT_OUT = frozenset({"\\trash", "\\junk", "\\drafts"})
-_LEFT_OUT_NAMES = re.compile(r"trash|spam|junk( e-?mail)?|drafts?|deleted (items|messages)|bulk mail", re.IGNORECASE)
 
 
 class _Mark(Struct, array_like=True):
@@ -99,6 +95,8 @@ class ImapMailbox:
         self._ahead: tuple[str, int, list[int]] = ("", 0, [])
         """Folder, UIDVALIDITY, and UIDs that were found and not read yet."""
         self._messages = MessageReader(self._settings)
+        self._present: dict[str, tuple[int, array[int]] | None] = {}
+        """By folder: UIDVALIDITY and all UIDs, in order, if this sync has asked for them; None: it was asked once."""
         self._broken: SourceError | None = None
         """The break of the connection that the last page has counted, and that the next request fails with."""
         self._idle: asyncio.TimerHandle | None = None
@@ -199,6 +197,14 @@ class ImapMailbox:
             await link.login(self._settings.user, self._secret(self._settings.password))
         self._folders = await self._chosen(link)
 
+    async def _chosen(self, link: ImapConnection) -> list[ImapFolder]:
+        """The folders to read, in the order of their names."""
+        chosen = self._settings.chosen(await link.folders())
+        if sum(2 * len(folder.name.encode()) + 60 for folder in chosen) > MOST_CURSOR:
+            text = f"{len(chosen)} folders are too many for one source; choose some with folders or exclude"
+            raise SourceError(text, FailureType.PERMANENT)
+        return chosen
+
     async def _leave(self) -> None:
         link, self._link = self._link, None
         if self._idle is not None:
@@ -206,30 +212,11 @@ class ImapMailbox:
         if link is not None:
             await link.logout()
 
-    async def _chosen(self, link: ImapConnection) -> list[ImapFolder]:
-        """The folders to read, in the order of their names."""
-        found = await link.folders()
-        readable = [folder for folder in found if not folder.flags & {"\\noselect", "\\nonexistent"}]
-        chosen = _usual(readable)
-        if self._settings.folders is not None:
-            for pattern in self._settings.folders:
-                if not any(_fits(folder.name, [pattern]) for folder in readable):
-                    names = ", ".join(printable(folder.name, most=40) for folder in readable[:20])
-                    raise SourceError(
-                        f"folders: the mailbox has no folder {printable(pattern, most=100)!r}; it has {names}",
-                        FailureType.PERMANENT,
-                    )
-            chosen = [folder for folder in readable if _fits(folder.name, self._settings.folders)]
-        chosen = [folder for folder in chosen if not _fits(folder.name, self._settings.exclude)]
-        if sum(2 * len(folder.name.encode()) + 60 for folder in chosen) > MOST_CURSOR:
-            text = f"{len(chosen)} folders are too many for one source; choose some with folders or exclude"
-            raise SourceError(text, FailureType.PERMANENT)
-        return chosen
-
     # ---- new messages ------------------------------------------------------------------------------------------------
 
     def _begun(self, cursor: _Cursor) -> _Cursor:
         """The cursor of a new sync. Folders that are not there any more are to be checked."""
+        self._present = {}
         names = {folder.name for folder in self._folders}
         marks = {name: mark for name, mark in cursor.folders.items() if name in names}
         if cursor.rules != self._settings.rules:
@@ -385,11 +372,12 @@ class ImapMailbox:
     async def _identify(self, link: ImapConnection, draft: Draft, known: KnownItems) -> None:
         """Give documents the ids that they had: at the same place, or at one that does not have them any more."""
         at = await known.at([document.location for document in draft.documents]) if draft.documents else {}
-        candidates: dict[str, list[KnownItem]] = {}
-        for document in draft.documents:
-            if document.location not in at:
-                like = await known.like(document.fingerprint)
-                candidates[document.location] = [item for item in like if item.location != document.location]
+        new = [document for document in draft.documents if document.location not in at]
+        alike = await asyncio.gather(*(known.like(document.fingerprint) for document in new))  # without a wait for each
+        candidates = {
+            document.location: [item for item in items if item.location != document.location]
+            for document, items in zip(new, alike, strict=True)
+        }
         gone = await self._gone(link, {item.location for items in candidates.values() for item in items})
         taken: set[str] = {item.id for item in at.values()}
         for number, document in enumerate(draft.documents):
@@ -411,7 +399,7 @@ class ImapMailbox:
         folders = {folder.name: folder for folder in self._folders}
         for name, places in by_folder.items():
             try:
-                alive = await self._alive(link, folders.get(name), places.values())
+                alive = await self._alive_of_many(link, folders.get(name), places.values())
             except ImapRefusedError as error:
                 if _passes(link, error):
                     raise
@@ -432,6 +420,33 @@ class ImapMailbox:
             found = await link.search(ranges(uids[first : first + CHECKED]))
             alive |= {(state.validity, uid) for uid in found}
         return alive
+
+    async def _alive_of_many(
+        self, link: ImapConnection, folder: ImapFolder | None, places: Iterable[tuple[int, int]]
+    ) -> set[tuple[int, int]]:
+        """
+        Messages that a folder still has, as by `_alive`; from the second look of a sync on, by a list of all UIDs.
+
+        To open a large folder for every page, and then the one that is read again, would be most of the work of a sync
+        that follows many moves. The list may be old: a UID that is gone stays so, and one that is gone meanwhile is
+        noticed as a deletion.
+        """
+        if folder is None or folder.name not in self._present:
+            self._present |= {} if folder is None else {folder.name: None}
+            return await self._alive(link, folder, places)
+        present = self._present[folder.name]
+        if present is None:
+            state = await link.state_of(folder)
+            end = await self._end(link, state, 0)
+            if end > MOST_LISTED * WINDOW:
+                return await self._alive(link, folder, places)
+            uids = array("Q")
+            for first in range(1, end + 1, WINDOW):
+                last = min(end, first + WINDOW - 1)
+                uids.extend(uid for uid in await link.search(f"{first}:{last}") if first <= uid <= last)
+            present = self._present[folder.name] = (state.validity, uids)
+        validity, uids = present
+        return {(found, uid) for found, uid in places if found == validity and _has(uids, uid)}
 
     async def _check(self, link: ImapConnection, cursor: _Cursor, known: KnownItems, draft: Draft) -> bool:
         """Look for deleted messages in the folders where some are missing. Returns whether all are checked."""
@@ -463,6 +478,11 @@ class ImapMailbox:
         return True
 
 
+def _has(uids: Sequence[int], uid: int) -> bool:
+    place = bisect_left(uids, uid)
+    return place < len(uids) and uids[place] == uid
+
+
 def _together(uids: list[int], suspects: Mapping[int, int]) -> list[int]:
     """The first of these messages that may be asked for together: a suspect comes alone."""
     return uids[:1] if uids[0] in suspects else list(takewhile(lambda uid: uid not in suspects, uids))
@@ -471,24 +491,6 @@ def _together(uids: list[int], suspects: Mapping[int, int]) -> list[int]:
 def _passes(link: ImapConnection, error: ImapRefusedError) -> bool:
     """Whether the refusal is about the server, and passes; else it is about the folder."""
     return not link.is_open or error.failure_type in (FailureType.TRANSIENT, FailureType.RATE_LIMITED)
-
-
-def _usual(folders: list[ImapFolder]) -> list[ImapFolder]:
-    """The folders that a reader of mail expects: the one with everything, or all but trash, spam and drafts."""
-    everything = [folder for folder in folders if "\\all" in folder.flags]
-    if everything:
-        return everything
-    has_flags = any(folder.flags & _LEFT_OUT for folder in folders)
-    return [
-        folder
-        for folder in folders
-        if not folder.flags & (_LEFT_OUT | _VIRTUAL)
-        and (has_flags or not _LEFT_OUT_NAMES.fullmatch(re.split(r"[/.]", folder.name)[-1]))
-    ]
-
-
-def _fits(name: str, patterns: Iterable[str]) -> bool:
-    return any(fnmatchcase(name, one) or (name.upper() == "INBOX" == one.upper()) for one in patterns)
 
 
 def _decoded(cursor: str) -> _Cursor:

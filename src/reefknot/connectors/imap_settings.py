@@ -6,20 +6,23 @@ connection to another machine are refused with what to write instead.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, datetime
 from enum import StrEnum
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
 from reefknot.connectors.imap_failures import ImapAddress, Tls
-from reefknot.connectors.imap_protocol import MessageInfo
+from reefknot.connectors.imap_protocol import ImapFolder, MessageInfo
 from reefknot.core.checks import choice, text, whole_number
-from reefknot.errors import ParameterError, ParameterTypeError
+from reefknot.core.failure import FailureType
+from reefknot.errors import ParameterError, ParameterTypeError, SourceError
 from reefknot.ports.connector import UnknownSettingError
 from reefknot.runtime.addresses import is_loopback
+from reefknot.runtime.log import printable
 
 KEYS = (
     *("host", "port", "tls", "tls_ca", "user", "password", "folders", "exclude"),
@@ -30,6 +33,10 @@ PORTS = {Tls.IMPLICIT: 993, Tls.STARTTLS: 143, Tls.NONE: 143}
 MOST_PATTERNS = 200
 
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?|[0-9A-Fa-f:.]{2,45}")
+_VIRTUAL = frozenset({"\\flagged", "\\important"})
+"""Flags of folders that show messages of other folders."""
+_LEFT_OUT = frozenset({"\\trash", "\\junk", "\\drafts"})
+_LEFT_OUT_NAMES = re.compile(r"trash|spam|junk( e-?mail)?|drafts?|deleted (items|messages)|bulk mail", re.IGNORECASE)
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 
@@ -64,6 +71,21 @@ class ImapSettings(Struct, frozen=True):
         if self.since is None:
             return ()
         return ("SINCE", f"{self.since.day}-{_MONTHS[self.since.month - 1]}-{self.since.year:04d}")
+
+    def chosen(self, found: Sequence[ImapFolder]) -> list[ImapFolder]:
+        """The folders to read among those of a mailbox. A name that it does not have is a permanent failure."""
+        readable = [folder for folder in found if not folder.flags & {"\\noselect", "\\nonexistent"}]
+        chosen = _usual(readable)
+        if self.folders is not None:
+            for pattern in self.folders:
+                if not any(_fits(folder.name, [pattern]) for folder in readable):
+                    names = ", ".join(printable(folder.name, most=40) for folder in readable[:20])
+                    raise SourceError(
+                        f"folders: the mailbox has no folder {printable(pattern, most=100)!r}; it has {names}",
+                        FailureType.PERMANENT,
+                    )
+            chosen = [folder for folder in readable if _fits(folder.name, self.folders)]
+        return [folder for folder in chosen if not _fits(folder.name, self.exclude)]
 
     @property
     def rules(self) -> str:
@@ -159,3 +181,21 @@ def _since(given: object) -> date | None:
         raise
     except ValueError:
         raise ParameterError("since", given, accepted) from None
+
+
+def _usual(folders: list[ImapFolder]) -> list[ImapFolder]:
+    """The folders that a reader of mail expects: the one with everything, or all but trash, spam and drafts."""
+    everything = [folder for folder in folders if "\\all" in folder.flags]
+    if everything:
+        return everything
+    has_flags = any(folder.flags & _LEFT_OUT for folder in folders)
+    return [
+        folder
+        for folder in folders
+        if not folder.flags & (_LEFT_OUT | _VIRTUAL)
+        and (has_flags or not _LEFT_OUT_NAMES.fullmatch(re.split(r"[/.]", folder.name)[-1]))
+    ]
+
+
+def _fits(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, one) or (name.upper() == "INBOX" == one.upper()) for one in patterns)

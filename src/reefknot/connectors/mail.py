@@ -32,6 +32,7 @@ MOST_PART_LINES = 100
 MOST_HEADER = 8 * 1024
 """Bytes of one header."""
 MOST_RECIPIENTS = 100
+MOST_REFERENCES = 100
 MOST_PARTS = 500
 MOST_DEPTH = 20
 MOST_ATTACHMENTS = 100
@@ -58,7 +59,7 @@ _SILENT = frozenset({"script", "style", "head", "title", "template", "svg", "nos
 """Elements whose content nobody sees."""
 _PART_HEADERS = frozenset({"content-type", "content-disposition", "content-transfer-encoding"})
 _HEADERS = _PART_HEADERS | {
-    *("from", "to", "cc", "reply-to", "subject", "date", "message-id", "in-reply-to", "list-id"),
+    *("from", "to", "cc", "reply-to", "subject", "date", "message-id", "in-reply-to", "references", "list-id"),
 }
 """Headers that are read; the others are passed over."""
 _CHARSETS = re.compile(
@@ -70,6 +71,7 @@ _CHARSET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,39}")
 _CONTROL = dict.fromkeys((*range(9), 11, 12, *range(14, 32), *range(127, 160), 0x2028, 0x2029), " ")
 _NOT_BASE64 = bytes(set(range(256)) - set(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"))
 _ADDRESS = re.compile(r"[^\s<>,;:\"()\[\]@]{1,64}@[^\s<>,;:\"()\[\]@]{1,255}")
+_MESSAGE_ID = re.compile(r"<[^<>\s]{1,998}>")
 _OPENING = re.compile(r"<(?=[A-Za-z/!?])")
 """The beginning of a tag or a comment; any other `<` is a sign of its own."""
 _TAG_NAME = re.compile(r"/?([A-Za-z][A-Za-z0-9]{0,20})")
@@ -140,6 +142,8 @@ def read_mail(raw: bytes, *, with_attachments: bool = True, headers_only: bool =
     for name in ("message-id", "in-reply-to", "list-id"):
         if value := _line(headers.get(name, ""), MOST_NAME):
             metadata[name.replace("-", "_")] = value
+    if references := _references(headers.get("references", ""), problems):
+        metadata["references"] = references
     sent_at = _date(headers, problems)
     if sent_at is not None:
         metadata["date"] = datetime.fromtimestamp(sent_at / 1000, UTC).isoformat()
@@ -293,6 +297,14 @@ def _addresses(headers: dict[str, str], name: str, problems: set[str]) -> list[s
         words, address = _line(_decoded(label), MOST_NAME), _line(address, MOST_NAME)
         shown.append(f"{words} <{address}>" if words else address)
     return shown
+
+
+def _references(value: str, problems: set[str]) -> list[str]:
+    """The ids of the messages that one answers, the oldest first; of very many the first and the newest ones."""
+    found = [_line(one, MOST_NAME) for one in _MESSAGE_ID.findall(value)]
+    if len(found) > MOST_REFERENCES or len(value) >= MOST_HEADER - 2:
+        problems.add(f"References has more than {MOST_REFERENCES} ids, or very long ones")
+    return found if len(found) <= MOST_REFERENCES else [found[0], *found[1 - MOST_REFERENCES :]]
 
 
 def _date(headers: dict[str, str], problems: set[str]) -> int | None:

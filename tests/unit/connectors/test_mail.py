@@ -12,6 +12,7 @@ from reefknot.connectors.mail import (
     MOST_DEPTH,
     MOST_PARTS,
     MOST_RECIPIENTS,
+    MOST_REFERENCES,
     MOST_TEXT,
     MOST_TITLE,
     read_mail,
@@ -218,3 +219,22 @@ def test_zero_bytes_and_control_characters_do_not_reach_the_text() -> None:
     mail = read_mail(with_headers("Subject: a\x00b", body=b"a\x00b\x1bc\nd\te"))
 
     assert (mail.title, mail.text) == ("a b", "a b c\nd\te")
+
+
+def test_references_are_kept_in_order() -> None:
+    mail = read_mail(
+        with_headers("References: <1@a.org>", " <2@a.org>\t<3@a.org>,<4@a.org> junk", "In-Reply-To: <4@a.org>")
+    )
+
+    assert mail.metadata["references"] == ["<1@a.org>", "<2@a.org>", "<3@a.org>", "<4@a.org>"]
+    assert mail.metadata["in_reply_to"] == "<4@a.org>"
+    assert "references" not in read_mail(with_headers("References: none")).metadata
+
+
+def test_of_many_references_the_first_and_the_newest_are_kept_and_the_rest_is_said() -> None:
+    mail = read_mail(with_headers("References: " + " ".join(f"<{number}@a.org>" for number in range(300))))
+
+    assert len(mail.metadata["references"]) == MOST_REFERENCES
+    assert mail.metadata["references"][0] == "<0@a.org>"
+    assert mail.metadata["references"][-1] == "<299@a.org>"
+    assert mail.problems == (f"References has more than {MOST_REFERENCES} ids, or very long ones",)
