@@ -319,8 +319,8 @@ class ChangesLostError(ReefknotError):
 
     def __init__(self, after: object, reason: str) -> None:
         super().__init__(
-            f"the changes behind {shown(after)} are not known any more: {reason}; start over: forget what was taken over, "
-            "and read the changes from the beginning, with after=0"
+            f"the changes behind {shown(after)} are not known any more: {reason}; start over: forget what was taken "
+            "over, and read the changes from the beginning, with after=0"
         )
         self.after = after
 
