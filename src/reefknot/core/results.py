@@ -21,8 +21,7 @@ from reefknot.core.messages import (
     ResultStatus,
 )
 from reefknot.core.overload.admission import RejectReason
-from reefknot.core.overload.submission import EXPIRED as EXPIRED
-from reefknot.core.overload.submission import OVERDUE as OVERDUE
+from reefknot.core.overload.submission import EXPIRED, OVERDUE
 from reefknot.core.work import WorkItem, WorkState, is_over, is_workers
 
 EXPIRED_MESSAGE = "the deadline passed while the assignment was queued; it was not run"
