@@ -207,7 +207,8 @@ def test_a_waiting_job_says_for_what_since_when_and_when_the_next_probe_is() -> 
         assert waits.destination == "api.example:443"
         assert wall - 11_000 < waits.since < wall - 9_000
         assert wall < waits.next_probe_at < wall + 60_500
-        mine = [one for one in await shop.events(BreakerEvent) if one.work_id == "j50"]
+        events: list[Any] = await shop.events(BreakerEvent)
+        mine = [one for one in events if one.work_id == "j50"]
         assert [(one.state, one.wait_seconds is not None) for one in mine] == [("open", True)], "once, when it began"
 
     with_shop(story)
@@ -218,7 +219,8 @@ def test_the_events_of_a_breaker_tell_that_it_opened_was_probed_and_closed() -> 
         service = Service(down=20.0)
         await shop.worker("w1", service, settings=recommended())
         await submit(shop, 1.0, until=80.0)
-        changes = [one for one in await shop.events(BreakerEvent) if one.wait_seconds is None]
+        events: list[Any] = await shop.events(BreakerEvent)
+        changes = [one for one in events if one.wait_seconds is None]
         states = [one.state for one in changes]
         assert states[:3] == ["open", "half_open", "open"], states
         assert states[-2:] == ["half_open", "closed"], states

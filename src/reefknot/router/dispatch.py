@@ -32,7 +32,8 @@ from reefknot.core.messages import (
     assign_subject,
     encode,
 )
-from reefknot.core.results import EXPIRED, UNKNOWN_TYPE, answer_of, overdue_reason, unrun_result
+from reefknot.core.overload.submission import EXPIRED
+from reefknot.core.results import UNKNOWN_TYPE, answer_of, overdue_reason, unrun_result
 from reefknot.core.retry.backoff import draw, key_number
 from reefknot.core.routing import Chosen, Nobody, RoutingInputs, Why, WorkerHealth, WorkerRanking
 from reefknot.core.work import WorkItem, is_over, is_workers

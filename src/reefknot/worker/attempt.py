@@ -18,7 +18,8 @@ from reefknot.core.audit.event import DecisionRecord, Event, Requeued
 from reefknot.core.failure import ErrorCategory, ErrorCode, Failure
 from reefknot.core.messages import DEFAULT_TIMEOUT_MS, ExecAssignment, ExecResult, StepRequest, StepResult, StepStatus
 from reefknot.core.overload.breaker import Refused
-from reefknot.core.results import EXPIRED, EXPIRED_MESSAGE, UNKNOWN_OUTCOME
+from reefknot.core.overload.submission import EXPIRED
+from reefknot.core.results import EXPIRED_MESSAGE, UNKNOWN_OUTCOME
 from reefknot.core.retry.backoff import draw, key_number
 from reefknot.core.retry.book import Book, BookHistory, Request
 from reefknot.core.retry.classify import classify

@@ -19,9 +19,9 @@ from reefknot.audit.journal import about_item
 from reefknot.core.audit.event import Dropped, Event, OperatorAction
 from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import Cancel, ExecResult, StepResult, StepStatus, encode
+from reefknot.core.overload.submission import EXPIRED
 from reefknot.core.results import (
     DROPPED,
-    EXPIRED,
     UNREADABLE_WORK,
     WORKER_FAILED,
     answer_of,

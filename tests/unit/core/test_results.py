@@ -16,13 +16,12 @@ from reefknot.core.messages import (
     ResultStatus,
     encode,
 )
+from reefknot.core.overload.submission import EXPIRED, OVERDUE
 from reefknot.core.results import (
     DOWN,
     DROPPED,
     DROPPED_MESSAGE,
-    EXPIRED,
     EXPIRED_MESSAGE,
-    OVERDUE,
     OVERDUE_MESSAGE,
     WaitsFor,
     answer_of,
