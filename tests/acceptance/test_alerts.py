@@ -199,6 +199,8 @@ def test_without_a_system_the_list_says_that_nobody_has_looked(folder: Folder) -
         "oldest_age",
         "critical_workers",
         "audit_outage",
+        "no_router",
+        "no_worker",
     ]
 
 

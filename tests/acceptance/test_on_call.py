@@ -223,7 +223,7 @@ def test_overload_is_told_with_the_full_queue(scene: Folder) -> None:
 
 def test_a_full_disk_is_told(scene: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     submit(scene, "own.hold", "order-7")
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 10, 0))  # type: ignore[attr-defined]
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 10, 0))
     found = asked(scene, "order-7")
     assert "0 bytes free" in found.doctor
     assert "make room" in found.doctor
