@@ -67,7 +67,9 @@ BECAUSE = ("--because", "x")
 WHY = {"because": "x"}
 TWINS = (
     Twin(("job", "cancel", "waiting"), "job.cancel", "waiting", "cancel_job", {"job": "waiting"}),
-    Twin(("job", "cancel", "--type", "fs.blob_get"), "job.cancel", None, "cancel_jobs", body={"type": "fs.blob_get"}),
+    Twin(
+        ("job", "cancel", "--type", "fs.blob_get"), "job.cancel", "waiting", "cancel_jobs", body={"type": "fs.blob_get"}
+    ),
     Twin(("job", "retry", "failed"), "job.retry", "failed", "retry_jobs", body={"ids": ["failed"]}),
     Twin(("quarantine", "requeue", "kept"), "quarantine.requeue", "kept", "requeue_jobs", body={"ids": ["kept"]}),
     Twin(

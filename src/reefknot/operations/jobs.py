@@ -458,7 +458,8 @@ async def _cancel_chunk(operator: Operator, ids: tuple[str, ...], why: str, even
 
     async def cancel(record: str) -> bool:
         job, tenant = assignment_and_tenant(record)
-        return await client.cancel(job, why, tenant_id=tenant, who=operator.actor)
+        event = operator.event("job.cancel", job, tenant_id=tenant, reason=why)
+        return await client.cancel(job, why, tenant_id=tenant, who=operator.actor, events=[event])
 
     done = await asyncio.gather(*map(cancel, ids))
     asked = [record for record, is_done in zip(ids, done, strict=True) if not is_done]

@@ -187,7 +187,7 @@ def test_a_file_that_takes_long_to_check_is_checked_as_a_copy_or_table_by_table(
     connection.execute("UPDATE sqlite_schema SET rootpage = 2 WHERE name = 'work_trace'")
     connection.close()
     connection = apsw.Connection(str(path))
-    assert upkeep._damages(connection) != []
+    assert bool(upkeep._damages(connection)) is has_room, "a page of two owners belongs to no one table"
     connection.close()
     assert [one.name for one in tmp_path.glob("*.check*")] == []
 
