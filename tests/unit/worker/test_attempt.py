@@ -7,9 +7,17 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from reefknot.config.book import PolicyBook
-from reefknot.core.audit.event import BreakerEvent, RetryAttempt, RetryExhausted, RetryRecovered, RetryRefused
+from reefknot.core.audit.event import (
+    BreakerEvent,
+    RetryAttempt,
+    RetryExhausted,
+    RetryRecovered,
+    RetryRefused,
+    encode,
+)
 from reefknot.core.audit.replay import replay
 from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import ExecAssignment, ExecResult, ResultStatus, StepResult, StepStatus
@@ -287,6 +295,29 @@ def test_a_busy_destination_that_is_down_is_throttled_and_the_refusals_say_so() 
         assert len(step.began) < 1400, "four times as many without a throttle"
         refusals = [event for event in await shop.events(RetryRefused) if event.reason == "throttled"]  # type: ignore[union-attr]
         assert len(refusals) == worker.snapshot().retries.throttled
+        said = [one for one in shop.results if (one.error_message or "").startswith("its retry was throttled")]
+        assert len(said) == len(refusals)
+
+    with_shop(story)
+
+
+class _RefusedHereError(ConnectionRefusedError):
+    """A class of a step's own, with parents that a forger may name instead."""
+
+
+def test_events_name_the_class_of_the_exception_and_a_replay_finds_a_parent_in_its_place() -> None:
+    async def story(shop: Shop) -> None:
+        await shop.worker("w1", Step(_RefusedHereError("no"), OK))
+        await shop.send(work("a"))
+        await asyncio.sleep(60)
+        (event,) = await shop.events(RetryAttempt)
+        assert isinstance(event, RetryAttempt)
+        assert event.exception_type == "_RefusedHereError"
+        assert "builtins.ConnectionRefusedError" in event.decision.failure.exceptions
+        forged = structs.replace(event, exception_type="ConnectionRefusedError")
+        older = structs.replace(event, exception_type=event.decision.failure.code)
+        found = [str(replay([encode(one)]).differences) for one in (event, older, forged)]
+        assert ["exception_type" in one for one in found] == [False, False, True]
 
     with_shop(story)
 

@@ -91,6 +91,7 @@ def test_running_work_is_cancelled_where_it_is() -> None:
         assert worker.pools["cpu"].active == 0
         await asyncio.sleep(100)
         assert shop.result("a").error_code == "CANCELLED_BY_USER"
+        assert shop.seconds("a") == pytest.approx(1.0, abs=0.1)
         ended = await shop.events(Completed)
         assert [(one.status, one.attempts, one.attempt_seconds) for one in ended] == [  # type: ignore[union-attr]
             ("cancelled", 1, pytest.approx(1.0, abs=0.1))

@@ -62,12 +62,12 @@ def describe(event: events.AnyEvent) -> tuple[str, str] | None:
     """Kind and sentence of an event; None for an event that people need not see live."""
     match event:
         case events.RetryAttempt():
-            failure = _failure(event.exception_type or event.decision.failure.code, event.exception_message)
+            failure = _failure(event.exception_type, event.exception_message, event.decision.failure.code)
             return "retry", f"attempt {event.attempt_number} failed: {failure}; again in {event.delay_seconds:.2f} s"
         case events.RetryRecovered():
             return "recovered", f"after {event.total_attempts} attempts in {event.elapsed_seconds:.2f} s"
         case events.RetryExhausted() | events.RetryRefused():
-            failure = _failure(event.final_exception_type or event.decision.failure.code, event.final_exception_message)
+            failure = _failure(event.final_exception_type, event.final_exception_message, event.decision.failure.code)
             return "given up", f"after {plural(event.total_attempts, 'attempt')} ({event.reason.value}): {failure}"
         case events.Admission():
             return _describe_admission(event)
@@ -166,7 +166,9 @@ def _describe_admission(event: events.Admission) -> tuple[str, str] | None:
     return "rejected", f"{event.reason or event.status}{depth}"
 
 
-def _failure(kind: str, message: str) -> str:
+def _failure(name: str | None, message: str, code: str) -> str:
+    """The failure in words: by its class, or by its code where none was raised or the message begins with the class."""
+    kind = code if name is None or message == name or message.startswith(f"{name}:") else name
     text = f"{kind}: {message}" if message else kind
     return text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 1] + "…"
 
