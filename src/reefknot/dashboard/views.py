@@ -127,33 +127,19 @@ _WORK = ("find", "state", "type", "connector", "source", "tenant", "error", "sin
 
 
 async def _work(operator: Operator, asked: Asked) -> Found:
-    from reefknot.operations.jobs import JobQuery, list_jobs
+    from reefknot.operations.jobs import JobQuery, find_jobs, list_jobs
 
     query, errors = checked(JobQuery, _own(asked, "find"), limit=ROWS)
     found = await list_jobs(operator, JobQuery(limit=1) if query is None else query)
     if errors:
         found["jobs"] = []
     if "find" in asked:
-        jobs = await _jobs_of(operator, asked["find"])
+        jobs = (await find_jobs(operator, asked["find"]))["jobs"]
         if len(jobs) == 1:
             return {"moved_to": job_path(jobs[0]["id"], jobs[0]["tenant_id"])}
         found |= {"jobs": jobs, "next": None}
         errors = errors if jobs else {"find": "no job has this id, correlation or trace"}
     return {"title": "Work", "found": found, "errors": errors, "states": [state.value for state in WorkState]}
-
-
-async def _jobs_of(operator: Operator, text: str) -> list[Found]:
-    """The jobs with this id, correlation or trace."""
-    from reefknot.operations import jobs
-
-    if find := getattr(jobs, "find_jobs", None):
-        return list((await find(operator, text))["jobs"])
-    try:
-        return [await jobs.show_job(operator, text, None)]
-    except OperationError as error:
-        if error.kind != "not_found":
-            raise
-        return []
 
 
 def _own(asked: Asked, *names: str) -> dict[str, str]:

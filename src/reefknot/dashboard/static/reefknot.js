@@ -525,20 +525,20 @@ addEventListener("DOMContentLoaded", () => {
     return acting.requests.map((request) => request.cli + more).join(" && ");
   }
 
-  // The requests of an action: one, or for selected rows one for each tenant, or for each row.
+  // The requests of an action: one, or for selected rows one for each tenant.
   function requestsOf(button) {
     const data = button.dataset;
     if (data.many === undefined) return [{ url: data.url, cli: data.cli, body: JSON.parse(data.body || "{}") }];
     const boxes = boxesOf(button.closest("[data-picked]")).filter((box) => box.checked);
     const groups = new Map();
     for (const box of boxes) {
-      const key = data.each ? box.dataset.cancel : box.dataset.tenant || "";
+      const key = box.dataset.tenant || "";
       groups.set(key, [...(groups.get(key) || []), box.dataset]);
     }
-    return Array.from(groups, ([key, rows]) => {
+    return Array.from(groups.values(), (rows) => {
       const [ids, tenant] = [rows.map((row) => row.pick), rows[0].tenant];
       const cli = `${data.cli} ${ids.map(quoted).join(" ")}${tenant ? ` --tenant ${quoted(tenant)}` : ""}`;
-      return data.each ? { url: key, cli, body: {} } : { url: data.url, cli, body: { ids, ...(tenant ? { tenant } : {}) } };
+      return { url: data.url, cli, body: { ids, ...(tenant ? { tenant } : {}) } };
     });
   }
 
