@@ -127,7 +127,7 @@ WIDE = b"Subject: x\r\nContent-Type: text/plain; charset=utf-8\r\n\r\n\xf0\x9f\x
 HOLDING = """
 from reefknot.connectors.imap_messages import MessageReader
 held, document = [], MessageReader.document
-MessageReader.document = lambda self, *values: (held.append(values[-1]), document(self, *values))[1]
+MessageReader.document = lambda self, *values, **more: (held.append(values[-1]), document(self, *values, **more))[1]
 """
 
 
