@@ -376,9 +376,8 @@ def _hears_shared(settings: Settings, url: str) -> bool:
 
 def worker_settings(settings: Settings) -> WorkerSettings:
     """The checked configuration in the worker's words."""
-    return settings_from(
-        settings.configuration, settings.book, retries_gate=settings.retries_gate, queue_gate=settings.queue_gate
-    )
+    gates = {"retries_gate": settings.retries_gate, "queue_gate": settings.queue_gate}
+    return settings_from(settings.configuration, settings.book, **gates)
 
 
 @asynccontextmanager

@@ -10,6 +10,7 @@ import codecs
 import mimetypes
 import re
 from collections.abc import Callable, Iterable, Iterator
+from html import unescape
 from itertools import islice
 from pathlib import PurePath
 from typing import NamedTuple
@@ -33,6 +34,19 @@ MOST_ATTACHED = 10
 _CONTROL = re.compile(rb"[\x00-\x08\x0b\x0e-\x1a\x1c-\x1f\x7f]")
 """Bytes that no text has, whatever its charset."""
 _ODD = frozenset(map(chr, range(32))) - set("\t\n\r\f\x1b") | {"\N{REPLACEMENT CHARACTER}"}
+
+_BLOCKS = frozenset(
+    {
+        *("address", "article", "blockquote", "br", "dd", "div", "dl", "dt", "footer", "h1", "h2", "h3", "h4", "h5"),
+        *("h6", "header", "hr", "li", "ol", "p", "pre", "section", "table", "td", "th", "tr", "ul"),
+    }
+)
+_SILENT = frozenset({"script", "style", "head", "title", "template", "svg", "noscript"})
+"""Elements whose content is not shown."""
+_OPENING = re.compile(r"<(?=[A-Za-z/!?])")
+"""The beginning of a tag or a comment; any other `<` is a sign of its own."""
+_TAG_NAME = re.compile(r"/?([A-Za-z][A-Za-z0-9]{0,20})")
+_BLANKS = re.compile(r"[ \t\r\xa0]+")
 
 
 class DecodedFile(NamedTuple):
@@ -116,3 +130,34 @@ def media_type_of(name: str, *, is_text: bool) -> str:
     if (guessed.startswith("text/") or guessed in _TEXT_TYPES or guessed.endswith(("+xml", "+json"))) != is_text:
         return "text/plain" if is_text else "application/octet-stream"
     return guessed
+
+
+def text_of_html(html: str) -> str:
+    """
+    The text that a reader of an HTML page sees: no tags, no scripts, no styles, a line for each block.
+
+    Linear for any input: every search either finds its end and goes on behind it, or ends the work.
+    """
+    found: list[str] = []
+    lower = html.lower() if len(html.lower()) == len(html) else html  # the length of some letters differs
+    place = 0
+    while (opening := _OPENING.search(html, place)) is not None:
+        start = opening.start()
+        found.append(html[place:start])
+        if html.startswith("<!--", start):
+            place, closing = html.find("-->", start + 4), 3
+        elif (tag := _TAG_NAME.match(html, start + 1)) is not None:
+            place, closing = html.find(">", tag.end()), 1
+            name = tag[1].lower()
+            if name in _SILENT and html[start + 1] != "/" and place >= 0 and html[place - 1] != "/":
+                place, closing = lower.find(f"</{name}", place), 0
+            found.append("\n" if name in _BLOCKS else "")
+        else:
+            place, closing = html.find(">", start), 1
+        if place < 0:
+            break
+        place += closing
+    else:
+        found.append(html[place:])
+    text = _BLANKS.sub(" ", unescape("".join(found)))
+    return "\n".join(line for line in map(str.strip, text.split("\n")) if line)

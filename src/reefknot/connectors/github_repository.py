@@ -494,10 +494,8 @@ class GithubRepository:
         return await self._file(draft.state, entry, known.get(f"files/{path}"))
 
     async def _file(self, state: SyncState, entry: TreeEntry, item: KnownItem | None) -> Document:
-        known_id = "" if item is None else item.id
-        return await self._reader.file(
-            entry, commit=state.commit, branch=state.branch, url=state.url, known_id=known_id
-        )
+        place = {"commit": state.commit, "branch": state.branch, "url": state.url}
+        return await self._reader.file(entry, **place, known_id="" if item is None else item.id)
 
 
 def _go_on(state: SyncState, to: Phase | None = None) -> None:

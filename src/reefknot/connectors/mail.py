@@ -17,13 +17,12 @@ from email.errors import MessageError
 from email.header import decode_header
 from email.utils import collapse_rfc2231_value, decode_params, getaddresses, parsedate_to_datetime
 from functools import partial
-from html import unescape
 from math import inf
 from typing import Any, NamedTuple
 
 from msgspec import Struct
 
-from reefknot.connectors.file_contents import attached_texts
+from reefknot.connectors.file_contents import attached_texts, text_of_html
 from reefknot.connectors.text_extraction import is_installed
 
 MOST_HEADER_LINES = 40_000
@@ -49,14 +48,6 @@ MOST_NAME = 255
 MOST_PROBLEM = 500
 
 _TEXT_TYPES = frozenset({"application/json", "application/xml", "application/x-yaml", "application/yaml"})
-_BLOCKS = frozenset(
-    {
-        *("address", "article", "blockquote", "br", "dd", "div", "dl", "dt", "footer", "h1", "h2", "h3", "h4", "h5"),
-        *("h6", "header", "hr", "li", "ol", "p", "pre", "section", "table", "td", "th", "tr", "ul"),
-    }
-)
-_SILENT = frozenset({"script", "style", "head", "title", "template", "svg", "noscript"})
-"""Elements whose content nobody sees."""
 _PART_HEADERS = frozenset({"content-type", "content-disposition", "content-transfer-encoding"})
 _HEADERS = _PART_HEADERS | {
     *("from", "to", "cc", "reply-to", "subject", "date", "message-id", "in-reply-to", "references", "list-id"),
@@ -72,10 +63,7 @@ _CONTROL = dict.fromkeys((*range(9), 11, 12, *range(14, 32), *range(127, 160), 0
 _NOT_BASE64 = bytes(set(range(256)) - set(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"))
 _ADDRESS = re.compile(r"[^\s<>,;:\"()\[\]@]{1,64}@[^\s<>,;:\"()\[\]@]{1,255}")
 _MESSAGE_ID = re.compile(r"<[^<>\s]{1,998}>")
-_OPENING = re.compile(r"<(?=[A-Za-z/!?])")
-"""The beginning of a tag or a comment; any other `<` is a sign of its own."""
-_TAG_NAME = re.compile(r"/?([A-Za-z][A-Za-z0-9]{0,20})")
-_BLANKS, _BREAKS = re.compile(r"[ \t\r\xa0]+"), re.compile(r"\n\s*\n\s*")
+_BREAKS = re.compile(r"\n\s*\n\s*")
 
 
 class MailText(Struct, frozen=True):
@@ -477,37 +465,6 @@ class _Budget:
     @property
     def is_spent(self) -> bool:
         return min(self.encoded, self.html, self.text) < 0
-
-
-def text_of_html(html: str) -> str:
-    """
-    The text that a reader of an HTML page sees: no tags, no scripts, no styles, a line for each block.
-
-    Linear for any input: every search either finds its end and goes on behind it, or ends the work.
-    """
-    found: list[str] = []
-    lower = html.lower() if len(html.lower()) == len(html) else html  # the length of some letters differs
-    place = 0
-    while (opening := _OPENING.search(html, place)) is not None:
-        start = opening.start()
-        found.append(html[place:start])
-        if html.startswith("<!--", start):
-            place, closing = html.find("-->", start + 4), 3
-        elif (tag := _TAG_NAME.match(html, start + 1)) is not None:
-            place, closing = html.find(">", tag.end()), 1
-            name = tag[1].lower()
-            if name in _SILENT and html[start + 1] != "/" and place >= 0 and html[place - 1] != "/":
-                place, closing = lower.find(f"</{name}", place), 0
-            found.append("\n" if name in _BLOCKS else "")
-        else:
-            place, closing = html.find(">", start), 1
-        if place < 0:
-            break
-        place += closing
-    else:
-        found.append(html[place:])
-    text = _BLANKS.sub(" ", unescape("".join(found)))
-    return "\n".join(line for line in map(str.strip, text.split("\n")) if line)
 
 
 def _attachments(raw: bytes, parts: list[_Part], problems: set[str]) -> list[dict[str, Any]]:

@@ -22,6 +22,7 @@ from reefknot.core.overload.admission import (
     Reject,
     RejectReason,
     admit,
+    can_displace,
     unknown_type_message,
 )
 from reefknot.worker.pool import Pool
@@ -62,7 +63,7 @@ class WorkerAdmission:
         if not self._v2 or self.draining or isinstance(read, InvalidMessage) or self.refusal(read) is not None:
             return None
         pool = self._pools[resource_class(read)]
-        return pool if pool.is_undecided(_arrival(read)) and not pool.has(read.record_id) else None
+        return pool if _makes_room_later(pool, _arrival(read)) and not pool.has(read.record_id) else None
 
     def decide(self, assignment: ExecAssignment, pool: Pool) -> AdmissionVerdict:
         """The decision with its inputs. With one to drop other work the place changes hands: see `give_back`."""
@@ -84,6 +85,14 @@ class WorkerAdmission:
             pool.release(assignment.priority)
             if verdict.place is not None:
                 pool.put(verdict.place)
+
+
+def _makes_room_later(pool: Pool, arrival: Arrival) -> bool:
+    """Whether the work that would make room for the arrival is being written: until it is, none can be chosen."""
+    if not pool.entering or not pool.is_full(pool.depth()):
+        return False
+    lowest, oldest = min(pool.entering), pool.oldest()
+    return can_displace(arrival, lowest, pool.rules) and (oldest is None or oldest.priority > lowest)
 
 
 def _arrival(assignment: ExecAssignment) -> Arrival:

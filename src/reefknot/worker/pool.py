@@ -24,9 +24,9 @@ from reefknot.core.overload.admission import (
     KNOWN_AFTER,
     Arrival,
     HeldStatus,
+    Oldest,
     OverloadStatus,
     QueueView,
-    can_displace,
     held,
     level,
     reported,
@@ -183,16 +183,6 @@ class Pool:
         self._entered.clear()
         await self._entered.wait()
 
-    def is_undecided(self, arrival: Arrival) -> bool:
-        """Whether the work that would make room for the arrival is being written: until it is, none can be chosen."""
-        if not self.entering or not self._is_full(self.depth()):
-            return False
-        lowest = min(self.entering)
-        if not can_displace(arrival, lowest, self.rules):
-            return False
-        oldest = self.queue.oldest(self._clock.now())
-        return oldest is None or oldest.priority > lowest
-
     @property
     def has_room(self) -> bool:
         return self.queue.size is None or self.depth() < self.queue.size
@@ -237,13 +227,14 @@ class Pool:
     def view(self, arrival: Arrival, *, draining: bool) -> QueueView:
         """The snapshot that admission decides by: the raw depth before the arrival."""
         depth = self.depth()
-        oldest = (
-            self.queue.oldest(self._clock.now()) if self._is_full(depth) else None
-        )  # else admission does not look at it
+        oldest = self.oldest() if self.is_full(depth) else None  # else admission does not look at it
         behind = self.queue.behind(arrival.priority, arrival.tenant) if arrival.deadline_ms is not None else 0
         return QueueView(depth, self.slots, self._service_times, round(self._mean_ms, 3), oldest, draining, behind)
 
-    def _is_full(self, depth: int) -> bool:
+    def oldest(self) -> Oldest | None:
+        return self.queue.oldest(self._clock.now())
+
+    def is_full(self, depth: int) -> bool:
         return self.queue.size is not None and depth >= self.queue.size * self.rules.thresholds.critical
 
     def overloaded(self) -> bool:

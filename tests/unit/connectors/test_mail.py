@@ -7,6 +7,7 @@ from email.message import EmailMessage
 
 import pytest
 
+from reefknot.connectors.file_contents import text_of_html
 from reefknot.connectors.mail import (
     MOST_ATTACHMENTS,
     MOST_DEPTH,
@@ -16,7 +17,6 @@ from reefknot.connectors.mail import (
     MOST_TEXT,
     MOST_TITLE,
     read_mail,
-    text_of_html,
 )
 
 
