@@ -478,7 +478,7 @@ class LocalFiles:
         size, ends = 0, clock.now() + PAGE_S
         with self._folder.opened(expected) as root:
             for sighting in sightings:
-                if size >= READ_BYTES or clock.now() >= ends:  # some of them may take long to read
+                if read and (size >= READ_BYTES or clock.now() >= ends):  # some may take long to read
                     break
                 outcome = read[sighting.location] = self._read(root, sighting.location, sighting.parts)
                 size += outcome.metadata["size"] if isinstance(outcome, Document) and outcome.fingerprint else 0
