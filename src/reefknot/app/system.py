@@ -244,8 +244,7 @@ class System:
             "process": self._process,
             "started_at": self._started_at,
             "at": int(self._clock.wall() * 1000),
-            "router": self._router
-            and {"router_id": self._router.router_id, **_finite(msgspec.to_builtins(self._router.snapshot()))},
+            "router": self._router and _finite(msgspec.to_builtins(self._router.snapshot())),
             "workers": [msgspec.to_builtins(worker.snapshot()) for worker in self.workers],
             "holds": {one.worker_id: [held.id for held in one.claims()[: presence.MOST_HELD]] for one in self.workers},
             "blocks": self.step_types,

@@ -384,8 +384,7 @@ class GithubRepository:
     def _close_issues(self, state: SyncState) -> None:
         """Make the last request for issues that of the next sync, which then has its ETag."""
         state.page, state.is_closing = 1, True
-        if state.since:
-            state.since = shown_time(parsed_time(state.since) - OVERLAP)
+        state.since = state.since and shown_time(parsed_time(state.since) - OVERLAP)
 
     async def _pull_requests(self, draft: _PageInProgress) -> None:
         state = draft.state

@@ -76,6 +76,7 @@ _cancels = msgspec.json.Decoder(Cancel)
 class RouterSnapshot(Struct, frozen=True):
     """The router at one moment."""
 
+    router_id: str
     waiting: int
     pending: int
     status: OverloadStatus
@@ -209,7 +210,7 @@ class Router:
         unanswered = self.table.unanswered(now - UNANSWERED_S, MOST_UNANSWERED)
         silent = {one.id: (one.worker_id or SHARED, round(now - one.asked_at, 1)) for one in unanswered}
         shared = self._context.settings.shared_subject
-        return RouterSnapshot(waiting, len(self.table), status, workers, left_out, silent, shared)
+        return RouterSnapshot(self.router_id, waiting, len(self.table), status, workers, left_out, silent, shared)
 
     # ---- callers ----------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ Work that was running when a process died is suspect, and runs alone in its proc
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from math import ceil
 from typing import Any
 
@@ -64,11 +64,9 @@ RunAttempt = Callable[[WorkItem], Coroutine[Any, Any, bool]]
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:
-    try:
+    with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()
-    except TimeoutError:
-        return
 
 
 @contextmanager
@@ -174,8 +172,7 @@ class Pool:
         """Give a reserved place up: its work has one in the queue or a slot now, or is not kept."""
         self.reserved -= 1
         self.entering[priority] -= 1
-        if self.entering[priority] <= 0:
-            del self.entering[priority]
+        self.entering += Counter()  # without priorities of which none is left
         self._entered.set()
 
     async def entered(self) -> None:
@@ -435,8 +432,7 @@ class Pool:
         if task.cancelled() or task.exception() is not None:
             for work_id in [one for one, running in self.running.items() if running is task]:
                 del self.running[work_id]  # cancelled before it began
-                held = self.claimed.get(work_id)
-                if held is not None:
+                if held := self.claimed.get(work_id):
                     self._left(held, task)
             self._isolation.ended(self)
             self._wake.set()
@@ -451,9 +447,7 @@ class Pool:
         if self.claimed.get(held.id) != held or task in self._cancelled or is_often:
             self.settled(held.id, held.fence)
             return
-        logger().error(
-            "%s: the slot that ran %s was cancelled from outside; the job goes back", self.queue_name, held.id
-        )
+        logger().error("%s: the slot of %s was cancelled from outside; the job goes back", self.queue_name, held.id)
         asyncio.get_running_loop().call_later(HAND_BACK_S, self._hand_back, held)
 
     def _hand_back(self, held: Held) -> None:
@@ -470,8 +464,7 @@ class Pool:
 
     def settled(self, work_id: str, fence: int) -> None:
         """Forget a claim whose report is kept, or is not wanted any more."""
-        held = self.claimed.get(work_id)
-        if held is not None and held.fence == fence:
+        if (held := self.claimed.get(work_id)) and held.fence == fence:
             del self.claimed[work_id]
         self._isolation.ended(self)
         self._wake.set()
