@@ -33,7 +33,7 @@ class Now(NamedTuple):
     """The moment of a look at a store, and the owners whose processes have ended by then."""
 
     moment: Moment
-    gone: Collection[str]
+    gone: Sequence[str]
 
 
 async def now_in(store: Store) -> Now:
