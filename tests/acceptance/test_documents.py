@@ -57,7 +57,7 @@ def test_a_source_is_tested_with_a_note_on_the_texts_that_are_read(
     notes: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(text_extraction, "PACKAGES", ("no_such_package",))
-    assert "pip install 'reefknot[text]'" in notes("source", "test", "notes").out
+    assert "pip install '.[text]' in a checkout" in notes("source", "test", "notes").out
 
 
 def changes(folder: Folder, *words: str) -> list[dict[str, Any]]:

@@ -81,9 +81,8 @@ def installation_note() -> str:
     """The end of a sentence that says whether texts are extracted."""
     if is_installed():
         return "; the text of PDF, Word and HTML files is read, and charsets are detected"
-    return (
-        "; PDF and Word files are kept without their text, which needs the extra: pip install '.[text]' in a checkout"
-    )
+    way_out = "pip install '.[text]' in a checkout"
+    return f"; PDF and Word files are kept without their text, which needs the extra: {way_out}"
 
 
 def kind_of(name: str, content: bytes) -> str:

@@ -6,7 +6,7 @@ A field of the filter is here, in the port's `WorkFilter`, and a flag of `reefkn
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 

@@ -201,7 +201,7 @@ def test_what_was_kept_without_the_extra_is_read_when_it_is_there(
     with monkeypatch.context() as without:
         without.setattr(text_extraction, "PACKAGES", ("no_such_package",))
         assert (text().text, text().media_type) == ("", "application/pdf")
-        assert "pip install 'reefknot[text]'" in text_extraction.installation_note()
+        assert "pip install '.[text]' in a checkout" in text_extraction.installation_note()
     assert text().text == "Reef knot"
     assert "is read" in text_extraction.installation_note()
 
