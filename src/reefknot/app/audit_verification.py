@@ -22,8 +22,8 @@ from reefknot.core.audit.chain import (
     KeptHead,
     Mismatch,
     RetentionInForce,
+    index_mismatch,
     link,
-    misfiled,
 )
 from reefknot.errors import OperationError
 from reefknot.ports.audit_log import (
@@ -166,7 +166,7 @@ class StoreSource:
         kept_hashes, in_force = hashes_of(heads), in_force_with(self._retention, newest)
         found = await self.log.verify(newest, in_force=in_force, progress=advance)
         async for kept in pages_of(self.log, until=self.head.sequence):
-            found += filter(None, map(_misfiled, kept))
+            found += filter(None, map(_index_mismatch, kept))
             found += [other_hash(one.sequence) for one in kept if differs(one.hash, kept_hashes, one.sequence)]
             advance(len(kept))
         return self.head, found
@@ -243,7 +243,7 @@ async def _newest_report(log: ReadableLog, head: Head, most: int, kept: Mapping[
                 found.append(Mismatch(one.sequence, "the hash does not fit the body and its place"))
             if differs(one.hash, kept, one.sequence):
                 found.append(other_hash(one.sequence))
-            found += filter(None, [_misfiled(one)])
+            found += filter(None, [_index_mismatch(one)])
             at = Head(head.chain, one.sequence, one.hash)
     if head.sequence and (at is None or at != head):
         found.append(Mismatch(head.sequence, "the log does not end with its head"))
@@ -288,5 +288,5 @@ def index_in_store(one: KeptEntry) -> EventIndex:
     return EventIndex(entry.event_type, entry.correlation_id, entry.trace_id, entry.work_id)
 
 
-def _misfiled(one: KeptEntry) -> Mismatch | None:
-    return misfiled(one.sequence, one.entry.body, index_in_store(one), one.entry.at)
+def _index_mismatch(one: KeptEntry) -> Mismatch | None:
+    return index_mismatch(one.sequence, one.entry.body, index_in_store(one), one.entry.at)

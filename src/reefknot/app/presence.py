@@ -226,7 +226,7 @@ def _parts(system: Status) -> list[GonePart]:
     return found
 
 
-_told = msgspec.json.Decoder(dict[str, int])
+_recorded = msgspec.json.Decoder(dict[str, int])
 GONE = "gone"
 """The value that has the systems whose end was recorded, with the time of that (ms UTC)."""
 
@@ -260,11 +260,11 @@ async def record_gone(store: Store, journal: Journal) -> None:
         return
     async with asyncio.timeout(STORE_S):
         known = await store.values.get(GONE)
-        told = {} if known is None else _told.decode(known.body)
-        new = [one for one in gone if one.system_id not in told]
+        recorded = {} if known is None else _recorded.decode(known.body)
+        new = [one for one in gone if one.system_id not in recorded]
         if not new:
             return
-        kept = {name: at for name, at in told.items() if now - at < 2 * SILENT_KEPT_S * 1000}
+        kept = {name: at for name, at in recorded.items() if now - at < 2 * SILENT_KEPT_S * 1000}
         body = msgspec.json.encode(kept | {one.system_id: now for one in new}).decode()
         entries = journal.entries([_gone_event(one, now) for one in new])
         version = 0 if known is None else known.version
@@ -285,9 +285,9 @@ async def forget_replaced(store: Store) -> None:
     workers, routers = worker_names(living), router_names(living)
     async with asyncio.timeout(STORE_S):
         known = await store.values.get(GONE)
-        told = {} if known is None else _told.decode(known.body)
+        recorded = {} if known is None else _recorded.decode(known.body)
         for one in silent:
-            if one["system_id"] in told and worker_names([one]) <= workers and router_names([one]) <= routers:
+            if one["system_id"] in recorded and worker_names([one]) <= workers and router_names([one]) <= routers:
                 await store.control.withdraw(one["system_id"])
 
 

@@ -405,9 +405,9 @@ def _no_class(pool: str, fleet: FleetFacts) -> Wait:
 def _named_down(job: JobFacts, fleet: FleetFacts) -> str:
     """The name of the destination that is down, in a sentence; empty when it is not known which one."""
     down = sorted({name for one in fleet.workers for name in one.down})
-    told = job.reason.partition("is down (")[2].rpartition(") since ")[0]
-    if told:
-        return f" {told}"
+    known = job.reason.partition("is down (")[2].rpartition(") since ")[0]
+    if known:
+        return f" {known}"
     name = job.destination if job.destination in down else down[0] if len(down) == 1 else ""
     return f" {name}" if name else ""
 

@@ -164,14 +164,14 @@ def _failure(item: WorkItem) -> dict[str, Any]:
 
 async def _key(store: Store, item: WorkItem, look: Look) -> KeyFacts | None:
     """The key that the job waits for, as long as another owner holds it."""
-    said = _HELD_KEY.fullmatch(item.reason)
-    if said is None:
+    held = _HELD_KEY.fullmatch(item.reason)
+    if held is None:
         return None
-    record = await store.idempotency.get(said["key"])
-    if record is None or record.state is not KeyState.IN_PROGRESS or record.owner != said["owner"]:
+    record = await store.idempotency.get(held["key"])
+    if record is None or record.state is not KeyState.IN_PROGRESS or record.owner != held["owner"]:
         return None
     left = max(0.0, (record.lease_until - look.moment.steady) / 1000)
-    return KeyFacts(said["key"], _named_process(record.owner, look), left)
+    return KeyFacts(held["key"], _named_process(record.owner, look), left)
 
 
 def _named_process(owner: str, look: Look) -> str:

@@ -46,9 +46,9 @@ IDLE_S = 5.0
 """How long an idle pool waits before it looks around although nothing woke it."""
 STORE_PAUSE_S = 1.0
 """How long a pool waits after the store has failed."""
-HAND_BACK_S = 0.1
+RETURN_AFTER_S = 0.1
 """How soon the work of a slot goes back that was cancelled from outside; never, if it is the loop that ends."""
-MOST_HANDED_BACK = 5
+MOST_RETURNS = 5
 RESYNC_BATCH = 50
 RESYNC_S = 0.05
 """How soon a pool asks again for what the store did not give it."""
@@ -415,7 +415,7 @@ class Pool:
                 self.settled(item.id, item.fence)
                 raise
             except BaseException:  # cancelled, or a defect of ours: there will be no report
-                self._left(Held.of(item), task, is_often=item.interruptions >= MOST_HANDED_BACK)
+                self._left(Held.of(item), task, is_often=item.interruptions >= MOST_RETURNS)
                 raise
             finally:
                 if self.running.get(item.id) is task:
@@ -448,9 +448,9 @@ class Pool:
             self.settled(held.id, held.fence)
             return
         logger().error("%s: the slot of %s was cancelled from outside; the job goes back", self.queue_name, held.id)
-        asyncio.get_running_loop().call_later(HAND_BACK_S, self._hand_back, held)
+        asyncio.get_running_loop().call_later(RETURN_AFTER_S, self._return, held)
 
-    def _hand_back(self, held: Held) -> None:
+    def _return(self, held: Held) -> None:
         """Return a claim. It stays claimed until then, so that its lease is renewed."""
         if self.claimed.get(held.id) == held:
             run_in_background(self._give_back(held), f"giving back {held.id}")

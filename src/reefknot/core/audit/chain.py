@@ -429,7 +429,7 @@ def wrong_index_field(body: bytes, filed: EventIndex, at: int | None = None) -> 
     return "time" if at is not None and own not in (None, at) else None
 
 
-def misfiled(sequence: int, body: bytes, filed: EventIndex, at: int) -> Mismatch | None:
+def index_mismatch(sequence: int, body: bytes, filed: EventIndex, at: int) -> Mismatch | None:
     """The mismatch of an event that a store finds by another field, or another time, than its own."""
     wrong = wrong_index_field(body, filed, at)
     return None if wrong is None else Mismatch(sequence, f"it is filed under another {wrong} than its own")

@@ -26,7 +26,7 @@ from reefknot.core.audit.chain import (
     Mismatch,
     RetentionInForce,
     anchor_in,
-    misfiled,
+    index_mismatch,
 )
 from reefknot.core.audit.event import timestamp, timestamp_ms
 from reefknot.engines.jetstream.reads import StreamMessage
@@ -218,7 +218,7 @@ class Verification:
         if not is_newest and self._hashes.get((event.chain, event.sequence), set()) - {event.hash}:
             self._note(event.chain, event.sequence, "the hash is not the one of the head")
         index = EventIndex(entry.event_type, entry.correlation_id, entry.trace_id, entry.work_id)
-        wrong = misfiled(event.sequence, entry.body, index, entry.at)
+        wrong = index_mismatch(event.sequence, entry.body, index, entry.at)
         if wrong is not None:
             self._note(event.chain, wrong.sequence, wrong.problem)
 

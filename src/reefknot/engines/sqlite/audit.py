@@ -121,14 +121,14 @@ class SqliteAuditLog:
         found = verifier.result() + await self._context.read(_beyond_head)
         return found + await self._changed_results()
 
-    async def misfiled(self) -> list[Mismatch]:
+    async def index_mismatches(self) -> list[Mismatch]:
         """Events that a search by their own fields would miss: their columns do not say what their bodies do."""
         found: list[Mismatch] = []
         async for page in pages_of(self):
             for kept in page:
                 one = kept.entry
                 filed = EventIndex(one.event_type, one.correlation_id, one.trace_id, one.work_id)
-                wrong = chain.misfiled(kept.sequence, one.body, filed, one.at)
+                wrong = chain.index_mismatch(kept.sequence, one.body, filed, one.at)
                 found += [] if wrong is None else [wrong]
         return found
 

@@ -236,7 +236,7 @@ class SqliteStore:
         report = await self._context.read(check_file, patience=WHOLE_FILE_PATIENCE_S)
         if report.problems:
             return report
-        return structs.replace(report, mismatches=[*await self.audit.verify(), *await self.audit.misfiled()])
+        return structs.replace(report, mismatches=[*await self.audit.verify(), *await self.audit.index_mismatches()])
 
     async def backup(
         self, target: str | os.PathLike[str], *, progress: Callable[[int, int], None] | None = None
