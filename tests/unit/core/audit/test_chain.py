@@ -339,6 +339,6 @@ def test_anchors_of_a_chain_that_others_trim_too_need_not_continue_each_other() 
 def test_an_event_that_is_filed_under_another_field_is_a_mismatch_with_its_number() -> None:
     body = b'{"event_type":"breaker","timestamp":"2026-01-25T21:15:00.000Z","work_id":"a"}'
     at = 1769375700000
-    assert chain.misfiled(7, body, chain.EventIndex("breaker", None, None, "a"), at) is None
-    wrong = chain.misfiled(7, body, chain.EventIndex("breaker", None, None, "b"), at)
+    assert chain.index_mismatch(7, body, chain.EventIndex("breaker", None, None, "a"), at) is None
+    wrong = chain.index_mismatch(7, body, chain.EventIndex("breaker", None, None, "b"), at)
     assert wrong == chain.Mismatch(7, "it is filed under another work_id than its own")
