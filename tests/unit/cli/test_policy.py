@@ -546,16 +546,21 @@ def test_an_answer_about_a_connector_says_what_ingestion_does_by_the_configured_
     preset = rk(*words, "transient", "--json").json
     assert tuple(preset) == (*DECISION, "ingestion")
     breaker = {"enabled": True, "failures": 5, "jobs": 2, "cooldown_seconds": 30.0, "max_cooldown_seconds": 900.0}
+    breaker |= {"source_failures": 3, "max_outage_seconds": 86400.0}
     assert preset["ingestion"]["breaker"] == breaker
     assert preset["ingestion"]["longest_cooling_seconds"] == 86400
     assert (
-        "5 such failures in a row, of 2 jobs or more, open its breaker: it rests for 30 s"
+        "5 such failures in a row, of 2 jobs or more, or 3 of the source itself, open its breaker: it rests for 30 s"
         in (preset["ingestion"]["source"])
     )
-    rk.write("ingestion: {breaker: {failures: 9, jobs: 1, cooldown_seconds: 7, max_cooldown_seconds: 600}}\n")
+    numbers = "failures: 9, jobs: 1, source_failures: 4, cooldown_seconds: 7, max_cooldown_seconds: 600"
+    rk.write(f"ingestion: {{breaker: {{{numbers}, max_outage_seconds: 7200}}}}\n")
     source = rk(*words, "transient", "--json").json["ingestion"]["source"]
-    assert source.startswith("9 such failures in a row, of 1 job or more, open its breaker: it rests for 7 s")
+    assert source.startswith(
+        "9 such failures in a row, of 1 job or more, or 4 of the source itself, open its breaker: it rests for 7 s"
+    )
     assert "up to 10 min" in source
+    assert "without an answer for 2 h" in rk(*words, "rate_limited", "--json").json["ingestion"]["job"]
     assert "9 such failures" in " ".join(rk(*words, "transient").out.split())
     rk.write("ingestion: {breaker: {enabled: false}}\n")
     off = rk(*words, "transient", "--json").json["ingestion"]
@@ -568,7 +573,7 @@ def test_an_answer_about_a_connector_says_what_ingestion_does_by_the_configured_
     [
         (["permanent"], "it goes to quarantine at once", "nothing changes for its other jobs: it has answered"),
         (["unknown"], "each failure spends an attempt; after 6 attempts", "tells nothing about the source"),
-        (["rate_limited"], "asks for more than 1800 s is waited for up to 24 h", "it cools"),
+        (["rate_limited"], "the source asks for, up to 24 h, or its policy's, and spends no attempt", "it cools"),
         (["rate_limited", "--retry-after", "9000"], "spends no attempt", "jobs that wait for it spend nothing"),
         (["transient", "--retry-after", "9000"], "spends no attempt", "it cools"),
     ],

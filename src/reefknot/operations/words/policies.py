@@ -267,7 +267,7 @@ def _job_sentence(answer: PolicyAnswer, health: HealthRules) -> str:
         return "it goes to quarantine at once"
     if kind is FailureType.RATE_LIMITED:
         outage = long_seconds(health.max_outage_ms / 1000)
-        wait = "it waits for the time that the source asks for, or its policy's, and spends no attempt"
+        wait = "it waits for the time that the source asks for, up to 24 h, or its policy's, and spends no attempt"
         return f"{wait}; without an answer for {outage} it goes to quarantine"
     text = f"each failure spends an attempt; after {attempts(answer.policy.max_attempts)} it goes to quarantine"
     if kind is FailureType.TRANSIENT and health.enabled:
