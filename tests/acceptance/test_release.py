@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -108,10 +109,12 @@ def test_a_stop_has_more_time_than_the_drain() -> None:
 
 @pytest.fixture
 def started(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """The command of the unit with the configuration that is shipped, in other folders."""
+    """The command of the unit with the configuration that is shipped, in other folders, at a free port."""
     text = (DEPLOY / "reefknot.yaml").read_text()
     configuration = tmp_path / "reefknot.yaml"
-    configuration.write_text(text.replace("/var/lib/reefknot", str(tmp_path)) + "  port: 0\n")
+    text, number = re.subn(r"(?m)^  port: \d+", "  port: 0", text)
+    assert number == 1, "the port is chosen, so that it is no other one after a restart"
+    configuration.write_text(text.replace("/var/lib/reefknot", str(tmp_path)))
     command = unit()["Service"]["ExecStart"].replace("/etc/reefknot/reefknot.yaml", str(configuration))
     words = [sys.executable, "-m", "reefknot", *shlex.split(command)[1:]]
     environment = os.environ | {"PYTHONUNBUFFERED": "1", "DASHBOARD_TOKEN": TOKEN}
