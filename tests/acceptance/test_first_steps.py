@@ -211,6 +211,8 @@ def test_a_source_without_what_its_connector_needs_is_refused_with_its_line(shel
 PACKAGES = {
     "nats-py": "nats",
     "prometheus-client": "prometheus_client",
+    "charset-normalizer": "charset_normalizer",
+    "python-docx": "docx",
     "opentelemetry-api": "opentelemetry",
     "opentelemetry-sdk": "opentelemetry",
     "opentelemetry-exporter-otlp-proto-http": "opentelemetry",
