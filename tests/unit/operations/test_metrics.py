@@ -189,7 +189,7 @@ def test_a_scrape_reads_what_systems_counted_once(monkeypatch: pytest.MonkeyPatc
 def test_without_the_package_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
 
-    with pytest.raises(OperationError, match=r"reefknot\[metrics\]") as caught:
+    with pytest.raises(OperationError, match=r"pip install '\.\[metrics\]'") as caught:
         asyncio.run(metrics_text(Operator(MemoryStore(SystemClock()), Redactor())))
     assert caught.value.kind == "misconfigured"
 
