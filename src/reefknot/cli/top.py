@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from reefknot.cli.app import noun
 from reefknot.cli.options import STORE, StoreFlags, arg
-from reefknot.cli.output import put, put_json, put_table, relative, table_width, wrapped
+from reefknot.cli.output import put, put_json, put_table, relative, table_width
 from reefknot.cli.parts import gone_rows, put_troubles, worker_rows
 from reefknot.cli.store import StoreAddress, address_to_read, with_store
 from reefknot.cli.watch import check_every, repeated, seconds_arg
@@ -65,10 +65,9 @@ def _put_view(view: dict[str, Any], address: StoreAddress) -> None:
         f" {plural(view['routers'], 'router')}, {plural(len(view['workers']), 'worker')}",
     )
     for one in view["unserved"]:
-        for line in wrapped(f"problem: {one['text']}; {one['remedy']}", table_width()):
-            put(line)
+        _put_wrapped("", f"problem: {one['text']}; {one['remedy']}")
     if number := view["quarantine"]["size"]:
-        put(f"{plural(number, 'job')} in quarantine; the causes: reefknot quarantine stats --group")
+        _put_wrapped("", f"{plural(number, 'job')} in quarantine; the causes: reefknot quarantine stats --group")
     put()
     if view["workers"] or view["gone"]:
         columns = ("worker", "class", "status", "queued", "running", "oldest")

@@ -277,7 +277,12 @@ def test_no_line_of_top_is_wider_than_the_terminal(rk: Commands, store: Path, co
         "retries_per_s": 12_345.6,
         "window_s": 60,
         "routers": 12,
+        "unserved": [
+            {"text": "no router is running, and 123456 jobs wait for one", "remedy": "start one: reefknot up"}
+        ],
+        "quarantine": {"size": 123_456},
         "workers": [],
+        "gone": [],
         "breakers": [],
         "last_ends": [],
     }
