@@ -22,7 +22,7 @@ async def order(inputs, context):
         await asyncio.sleep(60)
     raise ConnectionError("not now")
 """
-ENDS = {"failed-1": "failed", "failed-2": "failed", "late": "failed", "expired": "cancelled", "withdrawn": "cancelled"}
+ENDS = {"failed-1": "failed", "failed-2": "failed", "late": "failed", "expired": "failed", "withdrawn": "cancelled"}
 
 
 def state(folder: Folder, name: str) -> str:

@@ -468,7 +468,7 @@ def test_a_token_by_reference_opens_the_store_for_every_command_and_is_never_sho
 
         person.environment["NATS_TOKEN"] = TOKEN
         for words in (
-            ("submit", "--type", "own.hello"),
+            ("submit", "--type", "own.hello", "--in", "24h"),
             ("job", "list"),
             ("doctor",),
             ("config", "show"),

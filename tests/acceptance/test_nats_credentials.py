@@ -84,7 +84,7 @@ def test_a_file_of_credentials_opens_the_store_and_is_never_shown(person: Person
         secret = write_credentials(person.folder / "ours.creds", ours)
         (person.folder / "reefknot.yaml").write_text(f'engine: "{url}"\nnats: {{credentials: ours.creds}}\n')
         shown = [
-            person.done("submit", "--type", "own.hello"),
+            person.done("submit", "--type", "own.hello", "--in", "24h"),
             person.done("doctor"),
             person.done("job", "list"),
             person.done("config", "show"),

@@ -188,7 +188,8 @@ def shown_states(folder: Folder, name: str) -> set[str]:
     }
     for state in ("pending", "running"):
         found |= {state for one in folder.json("job", "list", "--state", state)["jobs"] if one["id"] == name}
-    found |= set(re.findall(r"pending|running", folder("job", "list").out))
+    (in_table,) = re.findall(rf"^{name} +own\.\w+ +(\w+)", folder("job", "list").out, re.MULTILINE)
+    found.add(in_table)
     return found | set(re.findall(r"^state +(\w+)", folder("job", "show", name).out, re.MULTILINE))
 
 

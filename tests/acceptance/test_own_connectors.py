@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from reefknot.connectors.text_extraction import installation_note
 from tests.acceptance.folder import PATIENCE_S, Folder
 from tests.unit.cli.running import Ended
 
@@ -121,7 +122,7 @@ def test_a_test_of_a_folder_names_what_this_user_may_not_read(folder: Folder) ->
     code, answer = outcome_for_a_user(folder, shut)
 
     assert code == 0
-    assert answer.endswith(f"files: 1 file; cannot be read: shut/: {DENIED}")
+    assert answer.endswith(f"files: 1 file; cannot be read: shut/: {DENIED}{installation_note()}")
 
 
 @pytest.mark.parametrize(
@@ -139,7 +140,8 @@ def test_a_test_of_a_folder_opens_every_file_and_fails_when_none_can_be_read(
     code, none = outcome_for_a_user(folder, *files)
 
     named = "; ".join(f"{one}.txt: {DENIED}" for one in "wxy")
-    assert (some, all_but_one.partition("; Obsidian")[0]) == (
+    assert all_but_one.endswith(installation_note())
+    assert (some, all_but_one.removesuffix(installation_note()).partition("; Obsidian")[0]) == (
         0,
         f"{folder.path / 'files'}: {found}; cannot be read: {named}; and 1 more",
     )

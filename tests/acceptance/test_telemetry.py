@@ -15,23 +15,25 @@ from reefknot.errors import SourceError
 class TeamWiki:
     def __init__(self, context):
         self.fails = context.settings["fails"]
+        self.kind = FailureType(context.settings["kind"])
         self.file = context.folder / f"{context.name}.txt"
 
     async def fetch(self, request):
         calls = int(self.file.read_text()) if self.file.exists() else 0
         self.file.write_text(str(calls + 1))
         if calls < self.fails:
-            raise SourceError("busy", FailureType.TRANSIENT)
+            raise SourceError("busy", self.kind)
         return rk.Page(cursor="1", documents=(rk.Document("a", "a", "1", text="ahoy"),))
 """
 SOURCES = """
 retry_policies:
   team_wiki: {strategy: immediate, max_attempts: 3}
 sources:
-  first: {connector: team_wiki, fails: 1}
-  second: {connector: team_wiki, fails: 2}
-  hopeless: {connector: team_wiki, fails: 100}
+  first: {connector: team_wiki, fails: 1, kind: transient}
+  second: {connector: team_wiki, fails: 2, kind: transient}
+  hopeless: {connector: team_wiki, fails: 100, kind: unknown}
 """
+"""A source whose failures are transient would rest after three of them and give up no job."""
 
 
 def test_the_retries_of_all_processes_are_one_answer_that_survives_them(folder: Folder) -> None:
@@ -62,7 +64,7 @@ def test_the_retries_of_all_processes_are_one_answer_that_survives_them(folder: 
     found = after["retry_metrics"]["team_wiki"]
     assert (found["total_retries"], found["successful_retries"], found["failed_retries"]) == (6, 2, 4)
     assert sum(found["by_failure_type"].values()) == found["total_retries"]
-    assert after["details"]["team_wiki"]["quarantined"] == {"transient": 1}
+    assert after["details"]["team_wiki"]["quarantined"] == {"unknown": 1}
     shown = folder("telemetry", "show").out
     assert "33%" in shown
     tuned = folder.json("policy", "tune")

@@ -72,7 +72,8 @@ class DecisionLog:
             usual = INFO
         what = f"trying again in {seconds(wait or 0.0)} s" if reason is None else WHY[reason]
         # A reader of a `named` line finds its `max_attempts`, which counts retries, beside the sentence.
-        of = f" of {policy.max_attempts}" if named is None else f" ({policy.retries} retries allowed)"
+        allowed = "1 retry" if policy.retries == 1 else f"{policy.retries} retries"
+        of = f" of {policy.max_attempts}" if named is None else f" ({allowed} allowed)"
         sentence = f"attempt {attempts}{of} failed with {failure}; {what}"
         fields = {
             "attempt": attempts,

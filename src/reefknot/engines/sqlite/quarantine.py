@@ -52,9 +52,11 @@ class SqliteQuarantine:
         """
         The items that meet the filter, page by page, at most `limit` on each.
 
-        No index leads to most of them, and a fingerprint is computed: each read looks at `SCANNED` rows.
+        No index leads to most of them, and a fingerprint is computed: each read looks at `SCANNED` rows. Without a
+        filter every row is one of them, so no more are looked at than are wanted.
         """
-        async for window in self._windows(which, after):
+        size = min(limit, SCANNED) if which == ALL and limit > 0 else SCANNED
+        async for window in self._windows(which, after, size):
             page = await self._context.read(partial(_matching, which=which, window=window, limit=limit))
             yield (
                 page
@@ -62,10 +64,10 @@ class SqliteQuarantine:
                 else [item for item in page if fingerprint_of(item) == which.fingerprint]
             )
 
-    async def _windows(self, which: QuarantineFilter, after: str = "") -> AsyncIterator[_Window]:
-        """Ranges of ids, each of `SCANNED` items or fewer; one range for items that are named."""
+    async def _windows(self, which: QuarantineFilter, after: str = "", size: int = SCANNED) -> AsyncIterator[_Window]:
+        """Ranges of ids, each of `size` items or fewer; one range for items that are named."""
         while True:
-            last = None if which.ids else await self._context.read(partial(_window_end, after=after))
+            last = None if which.ids else await self._context.read(partial(_window_end, after=after, size=size))
             yield after, last
             if last is None:
                 return
@@ -183,9 +185,9 @@ def _count(connection: apsw.Connection, which: QuarantineFilter, window: _Window
     return dict(query(connection, counted, *conditions.values()))
 
 
-def _window_end(connection: apsw.Connection, after: str) -> str | None:
-    """The id of the last of the next `SCANNED` items; None when there are fewer."""
-    found = query(connection, _WINDOW_END, after, SCANNED - 1).get
+def _window_end(connection: apsw.Connection, after: str, size: int) -> str | None:
+    """The id of the last of the next `size` items; None when there are fewer."""
+    found = query(connection, _WINDOW_END, after, size - 1).get
     return None if found is None else str(found)
 
 
