@@ -14,7 +14,7 @@ from reefknot.config.settings import load_settings
 from reefknot.core.messages import AckStatus, ExecAssignmentAck, ExecResult, ResultStatus
 from reefknot.core.overload.admission import Degradation, OverloadStatus, RejectionPolicy, Rules
 from reefknot.worker.settings import WorkerSettings, settings_from
-from tests.workshop import OK, REFUSED, Shop, Step, with_shop, work
+from tests.workshop import NO_BREAKER, OK, REFUSED, Shop, Step, with_shop, work
 
 SAMPLES = Path(__file__).parent / "samples"
 H, D, O, C = OverloadStatus  # noqa: E741
@@ -250,7 +250,8 @@ def test_8_4_4_pressure_travels_to_the_caller() -> None:
 
 def test_retries_keep_their_place_and_the_bound_holds() -> None:
     async def story(shop: Shop) -> None:
-        worker = await shop.worker("w1", Step(REFUSED, OK), rules=Rules(size=10), concurrency={"cpu": 3})
+        rules = Rules(size=10)
+        worker = await shop.worker("w1", Step(REFUSED, OK), rules=rules, concurrency={"cpu": 3}, breaker=NO_BREAKER)
         most = 0
         for n in range(300):
             await shop.send(work(f"a{n}"))

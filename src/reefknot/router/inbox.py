@@ -189,7 +189,7 @@ class Inbox:
         if result.worker_id is not None:
             self._health.record_result(result.worker_id, pending.resource_class, result, self._clock.now())
         if self._health.shares_store(result.worker_id or pending.worker_id or SHARED):
-            if result.timestamp is None or result.timestamp >= pending.requeued_at:  # else an earlier generation's
+            if result.timestamp is None or result.timestamp > pending.requeued_at:  # else an earlier generation's
                 self._completion.finish(pending, result)
             return True
         self._completion.finish_foreign(pending, result, done)

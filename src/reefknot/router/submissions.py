@@ -380,6 +380,8 @@ class LocalCallers:
         self._callers: dict[str, asyncio.Future[ExecResult]] = {}
         """By the id of the record."""
         self._jobs: dict[str, Job] = {}
+        self._undecided: set[str] = set()
+        """Those whose submission is being kept: a result that comes meanwhile is one of an earlier submission."""
         self.batch: Batcher[_LocalSubmission] = Batcher("submissions could not be kept", self._keep, most=BATCH)
 
     async def submit(self, assignment: ExecAssignment, body: bytes) -> asyncio.Future[ExecResult]:
@@ -391,6 +393,7 @@ class LocalCallers:
             return future
         future = asyncio.get_running_loop().create_future()
         self._callers[name], self._jobs[name] = future, assignment.job
+        self._undecided.add(name)
         arrival = _LocalSubmission(assignment, body)
         self.batch.put(arrival)
         try:
@@ -401,7 +404,7 @@ class LocalCallers:
                 raise self._submissions.refused(assignment, kept)
             if kept is Enqueued.DUPLICATE:
                 await self._submissions.check_same_job(assignment)
-                await self.answer_from_store(name)
+                self._join(name, await self._submissions.find(name))
                 self._on_left()  # perhaps nobody looks after it
         except BaseException as error:
             self._forget(name)
@@ -430,9 +433,21 @@ class LocalCallers:
                     one.assignment, Held(item.id, owner, FIRST_FENCE), item.deadline_at, False, one.body
                 )
                 table.add(claimed, resource_class(one.assignment), now)
+            if kept is Enqueued.ACCEPTED:
+                self._undecided.discard(item.id)
             if not one.kept.done():
                 one.kept.set_result(kept)
         (self._on_claimed if owner else self._on_left)()
+
+    def _join(self, name: str, item: WorkItem | None) -> None:
+        """Let a caller wait for the result of what was submitted before, as it stands in the store."""
+        self._undecided.discard(name)
+        pending = self._context.table.get(name)
+        if item is not None and pending is not None:  # run again since: an earlier result may still be on its way
+            pending.requeued_at = max(pending.requeued_at, requeued_at(item))
+        result = None if item is None else answer_of(item)
+        if result is not None:
+            self.resolve(name, result)
 
     def names(self) -> list[str]:
         """The records whose callers wait here."""
@@ -450,10 +465,13 @@ class LocalCallers:
 
     def resolve(self, work_id: str, result: ExecResult) -> None:
         """Give a result to its caller, if it waits here."""
+        if work_id in self._undecided:
+            return
         future = self._forget(work_id)
         if future is not None and not future.done():
             future.set_result(result)
 
     def _forget(self, name: str) -> asyncio.Future[ExecResult] | None:
+        self._undecided.discard(name)
         self._jobs.pop(name, None)
         return self._callers.pop(name, None)

@@ -355,8 +355,8 @@ def checked_version(connection: apsw.Connection, path: str, *, application_id: i
     With None any version will do: a copy needs none that this program knows.
     """
     store = f"sqlite:{path}"
-    rows: Any = connection.execute(_IDENTITY)
-    found, marked, tables = rows.fetchone()
+    rows: Any = connection.execute(_IDENTITY).fetchall()  # read to its end: an open statement keeps the connection busy
+    ((found, marked, tables),) = rows
     if marked != application_id and (found or tables):
         raise StoreVersionError(store, "it is a database of another program", "name another file")
     if newest is not None and found > newest:

@@ -29,8 +29,8 @@ from reefknot.core.messages import (
 from reefknot.core.overload.admission import RejectionPolicy, Rules
 from reefknot.errors import KeyConflictError, ResultPendingError
 from reefknot.router.client import Client
+from reefknot.router.completion import Acknowledge
 from reefknot.router.inbox import Inbox
-from reefknot.router.pending import Pending
 from tests.workshop import Shop, Step, with_shop, work
 
 TENANTS = ("acme", "bolt", None)
@@ -275,10 +275,12 @@ def test_of_two_tenants_with_one_id_the_second_is_sent_when_the_first_is_acked()
 
 
 def test_control_a_router_that_takes_any_result_of_the_id_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def by_id_alone(self: Inbox, result: ExecResult) -> Pending | None:
-        return next(iter(self._table.out(result.assignment_id)), None)
+    def by_id_alone(self: Inbox, result: ExecResult, done: Acknowledge | None) -> bool:
+        for pending in self._table.out(result.assignment_id)[:1]:
+            self._completion.finish_foreign(pending, result, done)
+        return True
 
-    monkeypatch.setattr(Inbox, "_answered", by_id_alone)
+    monkeypatch.setattr(Inbox, "_read_result", by_id_alone)
     with pytest.raises(AssertionError, match=r"\['bolt', 'bolt'\]"):
         with_peer(second_is_answered_first)
 

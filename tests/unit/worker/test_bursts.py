@@ -21,7 +21,6 @@ from reefknot.core.overload.admission import RejectionPolicy, Rules
 from reefknot.core.overload.submission import SubmissionRules
 from reefknot.ports.work_queue import Enqueued
 from reefknot.router.submissions import Submissions
-from reefknot.worker.pool import Pool
 from tests.workshop import Shop, Step, with_shop, work
 
 WAYS = ("shared", "own")
@@ -127,6 +126,6 @@ def test_the_depth_stays_within_the_size_and_the_policy_holds_for_any_burst(
 
 
 def test_control_a_pool_that_does_not_wait_for_what_is_being_written_rejects(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Pool, "is_undecided", lambda self, arrival: False)
+    monkeypatch.setattr("reefknot.worker.admission._makes_room_later", lambda pool, arrival: False)
     seen = after([(0, 0)] * 10, "shared", Rules(size=3, policy=RejectionPolicy.DROP_OLDEST))
     assert seen.rejected
