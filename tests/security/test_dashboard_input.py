@@ -53,14 +53,20 @@ def dump(path: Path) -> dict[str, list[Any]]:
 
 
 VALUES = {"job": "held", "name": "notes", "key": "a-key", "worker": "worker-1", "router": "router"}
+SEARCHES = {"/search": "?text=held", "/documents/search": "?words=reef"}
 
 
 def filled(route: ApiRoute) -> str:
-    path = route.path
+    path = with_schedule(route.path)
     for name, value in VALUES.items():
         path = path.replace(f"{{{name}}}", quote(value, safe=""))
-    needs_target = route.path.startswith("/policies/")
-    return f"{PREFIX}{path}" + ("?target=block:http" if needs_target else "")
+    query = "?target=block:http" if path.startswith("/policies/") else SEARCHES.get(path, "")
+    return f"{PREFIX}{path}{query}"
+
+
+def with_schedule(path: str) -> str:
+    """The path with the name of a schedule, if it has a place for one; other names are those of sources."""
+    return path.replace("/schedules/{name}", "/schedules/nightly")
 
 
 def looks(app: Any) -> Iterator[str]:
@@ -70,7 +76,8 @@ def looks(app: Any) -> Iterator[str]:
     for route in app.router.routes:
         methods = getattr(route, "methods", None) or ()
         if "GET" in methods and not route.path.startswith(PREFIX) and route.path != "/live":
-            yield route.path.replace("{job:path}", "held").replace("{job}", "held").replace("{name}", "notes")
+            path = with_schedule(route.path).replace("{job:path}", "held").replace("{job}", "held")
+            yield path.replace("{name}", "notes").replace("{id:path}", "held")
 
 
 async def look_at_everything(path: Path) -> list[tuple[str, str, int]]:

@@ -29,6 +29,7 @@ from reefknot.errors import (
     StoreUnavailableError,
 )
 from reefknot.operations.operator import Operator
+from reefknot.operations.sources import NoDocumentsError
 from reefknot.runtime.log import error_text, logger, printable
 
 if TYPE_CHECKING:
@@ -182,6 +183,8 @@ def refusal_of(error: Exception, redactor: Redactor) -> HttpRefusal:
             kind = getattr(error, "kind", "invalid")
             status = STATUS_OF_KIND.get(kind, 400)
             return HttpRefusal(status, kind, _text(error, redactor), error.parameter, redactor(error.accepted))
+        case NoDocumentsError():
+            return HttpRefusal(404, "not_found", _text(error, redactor))
         case OperationError():
             status = STATUS_OF_KIND.get(error.kind, 500)
             waits = _seconds(error) if status == 503 else None

@@ -59,6 +59,13 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # ---- the configured sources and their documents ----------------------------------------------------------------------
 
 
+class NoDocumentsError(OperationError):
+    """No source has been synced yet, so there is no file of documents. A server that says so is in order itself."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, "unreachable")
+
+
 def configured_sources(operator: Operator) -> list[ConfiguredSource]:
     """The configured sources; none where nothing is configured."""
     from reefknot.app.sources import sources_of
@@ -93,7 +100,7 @@ async def open_for_reading(
     if not file.is_file():
         check_kept(operator, wanted, (), parameter=parameter)
         shown = str(file).removeprefix(os.getcwd() + os.sep)
-        raise OperationError(f"there are no documents yet ({shown}); `source run NAME` syncs a source", "unreachable")
+        raise NoDocumentsError(f"there are no documents yet ({shown}); `source run NAME` syncs a source")
     async with open_documents(file, create=False, for_reading=True) as documents:
         yield documents
 
