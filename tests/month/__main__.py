@@ -94,7 +94,8 @@ class Month:
         incidents.check(self._now, "audit", "verify")
         incidents.check(self._now, "audit", "replay")
         incidents.check(self._now, "store", "check")
-        return list(self._lines(quarantined))
+        with made_up_versions(incidents.versions):
+            return list(self._lines(quarantined))
 
     def _pass(self, hours: int) -> None:
         began = time.monotonic()
@@ -216,12 +217,14 @@ def lived(hours: int) -> list[Line]:
 def main() -> int:
     parser = argparse.ArgumentParser(description="a system lives for a month in minutes")
     parser.add_argument("--days", type=int, default=30)
-    days = parser.parse_args().days
+    parser.add_argument("--hours", type=int, help="instead of days")
+    given = parser.parse_args()
+    hours = given.hours or 24 * given.days
     logging.getLogger("reefknot").setLevel(logging.CRITICAL)
     began = time.monotonic()
-    lines = lived(24 * days)
+    lines = lived(hours)
     print(table(lines))
-    print(f"{days} days in {time.monotonic() - began:.0f} s")
+    print(f"{hours} hours in {time.monotonic() - began:.0f} s")
     return 0 if all(one.holds for one in lines) else 1
 
 

@@ -72,15 +72,15 @@ LISTINGS: dict[str, Callable[[], bytes]] = {
 
 
 @contextmanager
-def github(listing: str) -> Iterator[str]:
-    """The settings of a source whose server answers with this listing of issues, packed."""
+def github(listing: str, comments: bytes = b"[]") -> Iterator[str]:
+    """The settings of a source whose server answers with this listing of issues, packed, and with these comments."""
     body = gzip.compress(LISTINGS[listing](), 1)
 
     def answer(seen: Seen) -> Reply:
         if seen.path.startswith("/repos/o/r/issues?"):
             return Reply(200, {"Content-Encoding": "gzip"}, body)
         if seen.path.startswith("/repos/o/r/issues/1/comments"):
-            return Reply(200, {}, b"[]")
+            return Reply(200, {}, comments)
         return Reply(200, {}, b'{"full_name": "o/r", "default_branch": "main"}')
 
     with Loopback(answer) as server:
@@ -103,6 +103,14 @@ def test_a_listing_within_the_bound_of_bytes_needs_little_memory(tmp_path: Path,
         code, said, peak = synced(tmp_path, source)
 
     assert code in (0, 1), said
+    assert peak < MOST_MB
+
+
+def test_an_issue_that_fails_does_not_keep_its_text(tmp_path: Path) -> None:
+    with github("wide text", comments=b"{") as source:
+        _, said, peak = synced(tmp_path, source)
+
+    assert "1 failed" in said, said
     assert peak < MOST_MB
 
 

@@ -342,7 +342,6 @@ def _worker_facts(worker: Status, system: Status) -> WorkerFacts:
         state=worker_state(draining=worker["draining"], leaving=worker["leaving"]),
         pools={pool: PoolFacts(one["active"], one["capacity"]) for pool, one in worker["classes"].items()},
         types=frozenset(system["blocks"]),
-        down=tuple(one["name"] for one in troubled if one["breaker"] != "closed"),
         throttled=tuple(one["name"] for one in troubled if one["throttled"]),
     )
 

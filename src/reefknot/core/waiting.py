@@ -7,18 +7,18 @@ themselves, and the state of sources and keys. Times are seconds from now.
 """
 
 from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
 from enum import StrEnum
 from shlex import quote
 
 from msgspec import Struct
 
 from reefknot.core.overload.source_health import SourceCondition
+from reefknot.core.results import WaitsFor
 from reefknot.core.routing import WorkerState
 
 MOST_NAMED = 5
 LONGEST_ERROR = 160
-BREAKER_OPEN = "the circuit breaker of its destination is open"
-"""The reason of a job that a worker put off because the breaker of its destination is open."""
 
 
 class WaitCode(StrEnum):
@@ -83,8 +83,6 @@ class WorkerFacts(Struct, frozen=True):
     state: WorkerState = WorkerState.RUNNING
     pools: Mapping[str, PoolFacts] = {}
     types: frozenset[str] | None = None
-    down: tuple[str, ...] = ()
-    """Destinations whose breaker is not closed."""
     throttled: tuple[str, ...] = ()
     """Destinations whose retries are throttled."""
 
@@ -158,7 +156,9 @@ class JobFacts(Struct, frozen=True, kw_only=True):
     """Jobs whose turn comes before it; None when they were not counted."""
     ahead_of_tenant: int = 0
     destination: str = ""
-    """The destination of its step, where it is known."""
+    """The destination of its step whose retries are throttled, where it is known."""
+    waits_for: WaitsFor | None = None
+    """The destination that is down and that it waits for."""
     is_quarantined: bool = False
 
 
@@ -205,8 +205,11 @@ def _put_off(job: JobFacts, fleet: FleetFacts) -> Wait | None:
     if job.is_alone:
         text = f"a process died while it ran, so it runs alone; it is tried again {again}"
         return Wait(WaitCode.RUNS_ALONE, text, "nothing to do while other jobs end; its history tells of the crashes")
-    if job.reason.startswith(BREAKER_OPEN) or "destination is down" in job.reason:
-        text = f"its destination{_named_down(job, fleet)} is down: the circuit breaker is open, and it is tried {again}"
+    if job.waits_for is not None:
+        since = datetime.fromtimestamp(job.waits_for.since / 1000, UTC)
+        text = (
+            f"destination {job.waits_for.destination} is down since {since:%Y-%m-%d %H:%M:%S} UTC; next probe {again}"
+        )
         remedy = "mend the destination: jobs that wait for it spend no attempts; `reefknot top` names open breakers"
         return Wait(WaitCode.DESTINATION_DOWN, text, remedy)
     if not job.attempts:
@@ -400,16 +403,6 @@ def _no_class(pool: str, fleet: FleetFacts) -> Wait:
     text = f"no running worker has the class {pool}; there are: {_named(there)}"
     remedy = f"start a worker with the pool {pool} in its configuration (worker.queue.v2.resource_pools)"
     return Wait(WaitCode.NO_CLASS, text, remedy)
-
-
-def _named_down(job: JobFacts, fleet: FleetFacts) -> str:
-    """The name of the destination that is down, in a sentence; empty when it is not known which one."""
-    down = sorted({name for one in fleet.workers for name in one.down})
-    known = job.reason.partition("is down (")[2].rpartition(") since ")[0]
-    if known:
-        return f" {known}"
-    name = job.destination if job.destination in down else down[0] if len(down) == 1 else ""
-    return f" {name}" if name else ""
 
 
 def _named(names: Iterable[str]) -> str:

@@ -17,6 +17,7 @@ import msgspec
 from reefknot.app.presence import fleet_of, known_pool, living_systems, serving, silent_systems
 from reefknot.core.idempotency import KeyState
 from reefknot.core.overload.source_health import SourceCondition
+from reefknot.core.results import waits_for
 from reefknot.core.waiting import FleetFacts, JobFacts, KeyFacts, SourceFacts, Wait, WaitCode, why_waits
 from reefknot.core.work import (
     ROUTER,
@@ -150,6 +151,7 @@ async def _facts(store: Store, item: WorkItem, look: Look, most: int | None) -> 
         key=key,
         tenant=item.tenant_id or "",
         destination=_destination(item, look),
+        waits_for=waits_for(item),
         is_quarantined=is_quarantined,
     )
 
@@ -186,8 +188,8 @@ def _named_process(owner: str, look: Look) -> str:
 
 
 def _destination(item: WorkItem, look: Look) -> str:
-    """The destination in trouble that the job's inputs name; empty when none of them does."""
-    names = {name for one in look.fleet.workers for name in (*one.down, *one.throttled)}
+    """The destination with throttled retries that the job's inputs name; empty when none of them does."""
+    names = {name for one in look.fleet.workers for name in one.throttled}
     text = item.payload.decode("utf-8", "replace")
     host = (name for name in names if name in text or (":" in name and name.rpartition(":")[0] in text))
     return next((name for name in names if item.kind in name), "") or next(host, "")

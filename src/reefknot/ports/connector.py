@@ -78,6 +78,13 @@ class ItemFailure(Struct, frozen=True):
     version: str
     error: Exception
 
+    def __post_init__(self) -> None:
+        """Let go of the tracebacks of the error and its causes: their frames hold the content of the item."""
+        error: BaseException | None = self.error
+        while error is not None and error.__traceback__ is not None:
+            error.__traceback__ = None
+            error = error.__cause__ or error.__context__
+
 
 class Page(Struct, frozen=True):
     """A page of a source, and the cursor behind it."""

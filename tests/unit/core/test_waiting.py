@@ -8,9 +8,9 @@ import pytest
 from msgspec import structs
 
 from reefknot.core.overload.source_health import SourceCondition
+from reefknot.core.results import WaitsFor
 from reefknot.core.routing import WorkerState
 from reefknot.core.waiting import (
-    BREAKER_OPEN,
     FleetFacts,
     JobFacts,
     KeyFacts,
@@ -126,31 +126,17 @@ CASES: list[tuple[WaitCode, JobFacts, FleetFacts, str, str]] = [
     ),
     (
         WaitCode.DESTINATION_DOWN,
-        queued(due_in=3.0, reason=BREAKER_OPEN),
-        fleet(structs.replace(IDLE, down=("api:443",))),
-        "its destination api:443 is down: the circuit breaker is open, and it is tried in 3 s",
-        "mend the destination",
-    ),
-    (
-        WaitCode.DESTINATION_DOWN,
-        queued(due_in=3.0, reason=BREAKER_OPEN, destination="db:5432"),
-        fleet(structs.replace(IDLE, down=("api:443", "db:5432"))),
-        "its destination db:5432 is down",
-        "spend no attempts",
-    ),
-    (
-        WaitCode.DESTINATION_DOWN,
-        queued(due_in=3.0, reason="waiting: destination is down (mail:25) since 2026-11-18T00:47:20.123+00:00"),
+        queued(due_in=32.0, waits_for=WaitsFor("api.example.org:443", 1_794_962_840_123, 1_794_963_000_000)),
         fleet(IDLE),
-        "its destination mail:25 is down",
-        "mend the destination",
+        "destination api.example.org:443 is down since 2026-11-18 00:47:20 UTC; next probe in 32 s",
+        "mend the destination: jobs that wait for it spend no attempts",
     ),
     (
-        WaitCode.DESTINATION_DOWN,
+        WaitCode.PUT_OFF,
         queued(due_in=3.0, reason="waiting: destination is down"),
-        fleet(structs.replace(IDLE, down=("api:443", "db:5432"))),
-        "its destination is down",
-        "spend no attempts",
+        fleet(IDLE),
+        "it was put off (waiting: destination is down) and is due in 3 s",
+        "by itself",
     ),
     (
         WaitCode.KEY_HELD,

@@ -11,7 +11,7 @@ import pytest
 from reefknot.app import open_store
 from reefknot.core.overload.source_health import SourceHealth
 from reefknot.core.redaction import Redactor
-from reefknot.core.waiting import BREAKER_OPEN
+from reefknot.core.results import down_reason
 from reefknot.core.work import ROUTER, Snooze, WorkItem
 from reefknot.ingestion.jobs import IngestionJob, JobQueue
 from reefknot.ingestion.sources import SourceRecords, with_health
@@ -99,7 +99,7 @@ async def behind_others(store: Store) -> str:
 async def breaker(store: Store) -> str:
     down = {"name": "api:443", "worker_id": "worker-1", "breaker": "open", "throttled": False, "tokens": None}
     await reported(store, workers=[worker()], activity={"destinations": [down]})
-    return await snoozed(store, BREAKER_OPEN)
+    return await snoozed(store, down_reason("api:443", 1_794_962_840_123))
 
 
 async def key_of_a_dead_record(store: Store) -> str:
@@ -140,7 +140,7 @@ STAGES: list[tuple[Stage, str, str]] = [
     (of_a_run, "no_class", "no running worker has the class cpu"),
     (behind_its_tenant, "tenant_turn", "11 jobs are ahead of it, 8 of them of its own tenant acme"),
     (behind_others, "pool_full", "all 2 slots of the class cpu are busy, and 6 jobs are ahead of it"),
-    (breaker, "destination_down", "its destination api:443 is down"),
+    (breaker, "destination_down", "destination api:443 is down since 2026-11-18 00:47:20 UTC; next probe in"),
     (key_of_a_dead_record, "put_off", "it was put off"),
     (
         of_source(replaced(paused=True), paused_by="ann", paused_because="moving"),
