@@ -35,6 +35,7 @@ TABLES: dict[str, list[tuple[str, ...]]] = {
     "source_view.put_sources.text": [("source", "list")],
     "source_view.put_source.text": [("source", "show", "vault")],
     "schedule._list.text": [("schedule", "list")],
+    "schedule.show_.text": [("schedule", "show", "nightly")],
     "telemetry._put": [("telemetry", "show")],
     "idempotency.show_key": [("idempotency", "show", "order-7")],
     "idempotency.stats": [("idempotency", "stats")],

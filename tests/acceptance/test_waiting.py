@@ -123,7 +123,7 @@ def test_a_job_says_what_holds_it_up_at_a_worker_that_runs(folder: Folder) -> No
         waits_for(folder, name, "pool_full")
     until(lambda: "and 1 job is ahead of it" in waits_for(folder, "third", "pool_full"))
     submit(folder, "own.hold", "tomorrow", "--in", "24h")
-    assert waits_for(folder, "tomorrow", "scheduled") == "it was submitted for later and is due in 24 h"
+    assert waits_for(folder, "tomorrow", "scheduled") == "it is scheduled for later and is due in 24 h"
 
     assert folder("worker", "pause").code == 0
     assert waits_for(folder, "second", "paused") == "worker-1 is paused"

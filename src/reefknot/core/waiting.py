@@ -197,10 +197,8 @@ def _put_off(job: JobFacts, fleet: FleetFacts) -> Wait | None:
         return None
     again = f"in {span(job.due_in)}"
     if job.is_scheduled:
-        text, remedy = (
-            f"it was submitted for later and is due {again}",
-            "nothing to do; `reefknot job cancel` calls it off",
-        )
+        text = f"it is scheduled for later and is due {again}"
+        remedy = "nothing to do; `reefknot job cancel` cancels it"
         return Wait(WaitCode.SCHEDULED, text, remedy)
     if job.is_alone:
         text = f"a process died while it ran, so it runs alone; it is tried again {again}"
