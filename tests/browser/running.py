@@ -31,6 +31,7 @@ worker:
       default_policy: {$policy, jitter_type: equal}
       error_classification:
         network_errors: {retryable: {network_error: true}, max_attempts: 3}
+      breaker: {enabled: false}  # several jobs fail in a row and have to end: an outage is not the subject
   queue: {v2: {enabled: true, max_queue_size: $places}}
 sources:
   notes: {connector: local_files, path: notes}

@@ -113,6 +113,9 @@ def pages(system: RunningSystem) -> HostilePages:
         return HostilePages(pool.submit(lambda: asyncio.run(answers())).result())
 
 
+REASON = '{{ (one.waiting.text if one.waiting and one.state != "quarantined" else one.reason or "")|short(160) }}'
+"""The field of the page of work that the control takes for markup."""
+
 # Texts without a character that means anything to a parser are shown together: they are many, and pages are long.
 ACTIVE = [text for text in HOSTILE if set(text) & set("<>&\"'`=\r\n")]
 TEXTS = [*ACTIVE, " ".join(text for text in HOSTILE if text not in ACTIVE)]
@@ -181,7 +184,7 @@ def trusting(pages: HostilePages, template: str, field: str) -> HostilePages:
 
 def test_a_page_that_trusts_a_field_is_caught(pages: HostilePages, bare: Page) -> None:
     """The control: one forgotten escape, and both looks see it."""
-    broken = trusting(pages, "work.html", '{{ (one.reason or "")|short(160) }}')
+    broken = trusting(pages, "work.html", REASON)
     with pytest.raises(AssertionError):
         test_no_text_becomes_an_element_or_a_link_elsewhere(broken)
     assert dialogs_of(bare, broken.render("work", "<img src=x onerror=alert(1)>")) != []
