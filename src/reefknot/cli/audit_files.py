@@ -82,7 +82,7 @@ class FileSource:
     async def events(self, label: str, wanted: EventFilter = EVERY_EVENT) -> AsyncIterator[NumberedBody]:
         """The events that the filter accepts, and every damaged line: nobody can tell what it was."""
         self._require_header()
-        submissions = Submissions()
+        submissions = SubmittedIds()
         with progress(label, self._size) as advance:
             for text in self._lines(advance):
                 found = read_line(text)
@@ -307,7 +307,7 @@ class _Subject(EventIndex, frozen=True):
 _subject = msgspec.json.Decoder(_Subject).decode
 
 
-class Submissions:
+class SubmittedIds:
     """
     The correlation and trace of submitted work, in the order of an exported file.
 
@@ -340,7 +340,7 @@ async def export_pages(
 ) -> AsyncIterator[tuple[bytes, int, int]]:
     """The text of an export, page by page, with the number of its events and of those that were looked at."""
     if form == JSONL and wanted.is_everything:
-        submissions = Submissions()
+        submissions = SubmittedIds()
         for head in heads:  # of several chains, one after the other
             heading = 1  # the first line is no event
             chain = OneChain(log, head.chain) if isinstance(log, MultiChainLog) else log
@@ -356,10 +356,10 @@ async def export_pages(
         yield csv_rows(found) if form == CSV else b"".join(map(json_line, found)), len(found), len(page)
 
 
-async def exported(log: ReadableLog, head: Head, submissions: Submissions | None = None) -> AsyncIterator[bytes]:
+async def exported(log: ReadableLog, head: Head, submissions: SubmittedIds | None = None) -> AsyncIterator[bytes]:
     """The lines of an export, its header first. `submissions` are those of the chains before it in the file."""
     start: Head | None = None
-    submissions = submissions or Submissions()
+    submissions = submissions or SubmittedIds()
     async for page in pages_of(log, until=head.sequence):
         if start is None:
             start = await _start(log, head, page[0].sequence)
@@ -369,7 +369,7 @@ async def exported(log: ReadableLog, head: Head, submissions: Submissions | None
         yield header_line(head)
 
 
-def _exported_line(chain: str, one: KeptEntry, submissions: Submissions) -> bytes:
+def _exported_line(chain: str, one: KeptEntry, submissions: SubmittedIds) -> bytes:
     filed = index_in_store(one)
     is_known = submissions.index_of(one.entry.body) == filed
     try:

@@ -18,7 +18,7 @@ import pytest
 from reefknot.app import open_store
 from reefknot.cli import audit_files
 from reefknot.cli.audit import FilterFlags, follow_log
-from reefknot.cli.audit_files import Submissions
+from reefknot.cli.audit_files import SubmittedIds
 from reefknot.core.audit.chain import EventIndex, Head, link
 from reefknot.core.audit.event import (
     Admission,
@@ -732,7 +732,7 @@ def body_of(kind: str, work: str = "w", **fields: str) -> bytes:
 
 
 def test_events_in_an_export_have_the_ids_of_the_submission_of_their_own_tenant() -> None:
-    known, long, other = Submissions(), "tenant-of-many-letters", "another-tenant-of-letters"
+    known, long, other = SubmittedIds(), "tenant-of-many-letters", "another-tenant-of-letters"
     known.index_of(body_of("submitted", tenant_id=long, correlation_id="c", trace_id="t"))
     known.index_of(body_of("submitted", tenant_id=other, correlation_id="d", trace_id="u"))
     assert known.index_of(body_of("completed", tenant_id=long)) == EventIndex("completed", "c", "t", "w")
@@ -746,7 +746,7 @@ def test_events_in_an_export_have_the_ids_of_the_submission_of_their_own_tenant(
 
 def test_an_export_says_the_ids_of_work_whose_submission_it_does_not_remember(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit_files, "MOST_SUBMISSIONS", 2)
-    known = Submissions()
+    known = SubmittedIds()
     for work in ("a", "b", "c"):
         known.index_of(body_of("submitted", work, correlation_id=f"of {work}"))
     found = [known.index_of(body_of("completed", work)).correlation_id for work in ("a", "b", "c")]

@@ -534,9 +534,8 @@ def as_written(event: Event) -> Event:
     if isinstance(event, Completed):
         return replace(event, correlation_id=None, trace_id=None)
     if isinstance(event, Routing):
-        is_alone = event.worker_id is not None and lone_worker(event.inputs) == event.worker_id
-        shown = None if is_alone and event.reason == "chosen" else event.worker_id
-        brief = replace(event, correlation_id=None, trace_id=None, worker_id=shown)
+        is_alone = event.reason == "chosen" and event.worker_id == lone_worker(event.inputs)
+        brief = replace(event, correlation_id=None, trace_id=None, worker_id=None if is_alone else event.worker_id)
         return brief if event.worker_id is None else _with_brief_tenant(brief)
     if isinstance(event, Admission) and event.reason is None:
         return _with_brief_tenant(replace(event, correlation_id=None, trace_id=None))
@@ -544,10 +543,9 @@ def as_written(event: Event) -> Event:
 
 
 def _with_brief_tenant(event: Routing | Admission) -> Event:
-    tenant = event.tenant_id
-    if tenant is None or len(tenant) <= _LONGEST_TENANT:
-        return event
-    return replace(event, tenant_id=None, tenant_hash=tenant_hash(tenant))
+    tenant = event.tenant_id or ""
+    is_short = len(tenant) <= _LONGEST_TENANT
+    return event if is_short else replace(event, tenant_id=None, tenant_hash=tenant_hash(tenant))
 
 
 def lone_worker(inputs: Any) -> str | None:
