@@ -43,7 +43,9 @@ The event of a decision holds all of its inputs, so that the decision can be rep
 
 Every assignment has `submitted`, `routing`, `admission` and `completed`. These four are small: fields that have their
 default are left out, `event_code` and `event_id` among them, and a `correlation_id` that is the `work_id`. Any other
-correlation, and the trace, is in `submitted`, in refusals and in every event of a failure.
+correlation, and the trace, is in `submitted`, in refusals and in every event of a failure. A tenant of more than 14
+characters is in `submitted` and `completed`, in refusals and in every event of a failure; where a worker was chosen or
+accepted the assignment, its `tenant_hash` is there instead. Filters by tenant, correlation and trace find all of them.
 """
 
 

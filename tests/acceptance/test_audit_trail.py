@@ -17,6 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from typing import Any
+from uuid import uuid4
 
 import apsw
 import pytest
@@ -29,6 +30,7 @@ from reefknot.core.audit.event import decode
 from reefknot.ports.audit_log import AuditQuery
 from tests.acceptance.folder import Folder, until
 
+OUTSIDE = Path(__file__).parents[2] / "examples" / "verify_chain.py"
 NUMBER = 20
 LARGEST = 1000
 """Bytes of all events of an assignment that succeeds at the first try."""
@@ -164,6 +166,91 @@ def test_a_first_try_success_of_every_block_takes_at_most_a_thousand_bytes_with_
     sizes = {name: size(events[f"order-{name}-".ljust(LONGEST_ID, "7")]) for name in steps}
     assert {len(trail) for trail in events.values()} == {4}
     assert max(sizes.values()) <= LARGEST + long_names(), sizes
+
+
+LARGEST_EXPORTED = 1400
+"""Bytes of the exported lines of such an assignment, with numbers of up to four digits."""
+
+
+def uuids(number: int, tenant: str) -> list[dict[str, Any]]:
+    """Assignments in which everything that may be a UUID is one."""
+    return [
+        {
+            "assignment_id": str(uuid4()),
+            "request_id": str(uuid4()),
+            "tenant_id": tenant,
+            "correlation": {"trace_id": str(uuid4())},
+            "job": {"type": "own.nap", "payload": {"seconds": 0}},
+        }
+        for _ in range(number)
+    ]
+
+
+def run_one_by_one(folder: Folder, work: list[dict[str, Any]]) -> None:
+    (folder.path / "work.jsonl").write_text("".join(json.dumps(one) + "\n" for one in work))
+    code, out, err = folder.ends(folder.start("run", "work.jsonl", "--in-flight", "1", "--module", "naps"))
+    assert code == 0, out + err
+
+
+@pytest.mark.parametrize("is_baseline", [False, True])
+def test_with_uuids_for_all_ids_and_the_tenant_the_record_of_a_success_is_small_as_events_and_as_exported_lines(
+    folder: Folder, is_baseline: bool
+) -> None:
+    if is_baseline:
+        (folder.path / "reefknot.yaml").unlink()
+    run_one_by_one(folder, uuids(10, str(uuid4())))
+    trails = by_work(events_in(store_of(folder)))
+    sizes = [size(events) for events in trails.values()]
+    assert (len(sizes), {len(events) for events in trails.values()}) == (10, {4})
+    assert max(sizes) <= LARGEST + long_names(), sizes
+
+    assert folder("audit", "export", "log.jsonl").code == 0
+    lines: Counter[str] = Counter()
+    for line in (folder.path / "log.jsonl").read_bytes().splitlines(keepends=True)[1:]:
+        lines[json.loads(line)["event"].get("work_id") or ""] += len(line)
+    usual = {work: size(events) - sum(map(raw_size, events)) for work, events in trails.items()}
+    exported = [lines[work] + more for work, more in usual.items()]
+    assert max(exported) <= LARGEST_EXPORTED + long_names(), exported
+    for words in (("verify",), ("verify", "log.jsonl"), ("replay",), ("replay", "log.jsonl")):
+        assert folder("audit", *words).code == 0, words
+    files = "log.jsonl", "log.jsonl.head.json"
+    done = subprocess.run([sys.executable, str(OUTSIDE), *files], cwd=folder.path, capture_output=True, check=False)
+    assert (done.returncode, b"the chain fits its head" in done.stdout) == (0, True), done
+
+
+def raw_size(event: dict[str, Any]) -> int:
+    return len(json.dumps(event, separators=(",", ":"), ensure_ascii=False).encode())
+
+
+def test_every_event_of_an_assignment_is_found_by_its_tenant_its_correlation_and_its_trace(folder: Folder) -> None:
+    """Also when another tenant has an assignment of the same id, in the store as in an exported file."""
+    (one,) = uuids(1, str(uuid4()))
+    others = [*uuids(2, str(uuid4())), one | {"tenant_id": str(uuid4()), "request_id": str(uuid4())}]
+    run_one_by_one(folder, [one, *others])
+    assert folder("audit", "export", "log.jsonl").code == 0
+    whole = ["admission", "completed", "routing", "submitted"]
+
+    def found(*words: str) -> list[str]:
+        done = folder("audit", "tail", "--json", *words)
+        assert done.code == 0, done.err
+        return sorted(json.loads(line)["event"]["event_type"] for line in done.out.splitlines())
+
+    def analysed(*words: str) -> int:
+        return int(json.loads(folder("audit", "analyse", "log.jsonl", "--json", *words).out)["events"])
+
+    assert found("--work", one["assignment_id"]) == sorted(whole * 2), "the control: two tenants have it"
+    for words in (
+        ("--tenant", one["tenant_id"]),
+        ("--correlation", one["request_id"]),
+        ("--trace", one["correlation"]["trace_id"], "--tenant", one["tenant_id"]),
+    ):
+        assert found(*words) == whole, words
+        assert analysed(*words) == 4, words
+    for tenant in (one["tenant_id"], others[-1]["tenant_id"]):
+        shown = json.loads(folder("job", "show", one["assignment_id"], "--tenant", tenant, "--json").out)
+        assert sorted(event["event_type"] for event in shown["events"]) == whole
+        (routed,) = (event for event in shown["events"] if event["event_type"] == "routing")
+        assert routed["worker_id"] == "worker-1"
 
 
 def test_a_run_by_the_baseline_names_the_worker_and_takes_no_more(folder: Folder) -> None:

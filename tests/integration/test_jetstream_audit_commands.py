@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from signal import SIGKILL
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -219,3 +220,40 @@ def test_of_several_chains_the_newest_events_of_each_are_verified_searched_and_r
     assert [one["proven_up_to"] for one in asyncio.run(answers())[1]["chains"]] == [9, 4]
     (shell.folder / "kept.heads").write_text(json.dumps(heads[0] | {"hash": "0" * 64}) + "\n")
     assert [one["mismatches_total"] for one in asyncio.run(answers())[1]["chains"]] == [1, 0]
+
+
+STEPS = """
+import reefknot as rk
+
+@rk.block("own.empty")
+async def empty(inputs, context):
+    return {}
+"""
+
+
+def test_every_event_of_an_assignment_is_found_by_its_tenant_its_correlation_and_its_trace(shell: Shell) -> None:
+    """In the store, and in an export that does not repeat the ids of a submission."""
+    ids = [{name: str(uuid4()) for name in ("assignment_id", "request_id", "tenant_id", "trace")} for _ in range(3)]
+    work = [
+        {name: text for name, text in one.items() if name != "trace"}
+        | {"correlation": {"trace_id": one["trace"]}, "job": {"type": "own.empty"}}
+        for one in ids
+    ]
+    (shell.folder / "steps.py").write_text(STEPS)
+    (shell.folder / "work.jsonl").write_text("".join(json.dumps(one) + "\n" for one in work))
+    words = ("run", "work.jsonl", "--module", "steps.py", "--in-flight", "1", "--engine", shell.url)
+    ended = shell.run("-m", "reefknot", *words)
+    assert ended.returncode == 0, ended.stderr
+    shell.audit("export", "log.jsonl")
+    exported = (shell.folder / "log.jsonl").read_text()
+    assert '"filed"' not in exported
+    for flag, name in (("--tenant", "tenant_id"), ("--correlation", "request_id"), ("--trace", "trace")):
+        assert len(shell.audit("tail", "--json", flag, ids[1][name]).splitlines()) == 4, flag
+        assert shell.json("analyse", "log.jsonl", flag, ids[1][name], is_file=True)["events"] == 4, flag
+    bodies = [json.loads(line)["event"] for line in exported.splitlines()[1:]]
+    own = [event for event in bodies if event.get("work_id") == ids[0]["assignment_id"]]
+    assert sum(len(json.dumps(event, separators=(",", ":"))) for event in own) <= 1000
+    assert shell.json("verify")["ok"]
+    assert shell.json("verify", "log.jsonl", is_file=True)["ok"]
+    assert shell.json("replay", "log.jsonl", is_file=True)["differences"] == shell.json("replay")["differences"] == []
+    assert shell.run(str(EXAMPLE), "log.jsonl", "log.jsonl.head.json").returncode == 0

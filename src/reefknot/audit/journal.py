@@ -196,7 +196,8 @@ class Journal:
         if not redactor.knows_values:
             ids = event.correlation_id, event.trace_id, event.work_id
             return AuditEntry(encode(as_written(event)), event.event_type, at, *ids)
-        fields = msgspec.to_builtins(as_written(event))
+        known = msgspec.structs.replace(event, tenant_id=_without(redactor, event.tenant_id))  # before it is hashed
+        fields = msgspec.to_builtins(as_written(known))
         safe = {key: one if key in _NEVER_REDACTED else _without(redactor, one) for key, one in fields.items()}
         body = msgspec.json.encode(safe, order="sorted")
         found_by = (_without(redactor, one) for one in (event.correlation_id, event.trace_id, event.work_id))

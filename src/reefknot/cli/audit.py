@@ -505,8 +505,7 @@ async def _analyse(
             except msgspec.DecodeError:
                 unreadable += 1
                 continue
-            if wanted.accepts(body):
-                analyser.add(event)
+            analyser.add(event)
     return analyser.result(), unreadable
 
 

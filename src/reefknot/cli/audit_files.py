@@ -36,6 +36,8 @@ from reefknot.cli.options import StoreFlags, load
 from reefknot.cli.output import Advance, progress, relative, say
 from reefknot.cli.store import StoreAddress, address_of, opened
 from reefknot.core.audit.chain import (
+    UNREADABLE,
+    EventIndex,
     Head,
     LogHeader,
     LogLine,
@@ -46,7 +48,7 @@ from reefknot.core.audit.chain import (
     read_line,
     verify_lines,
 )
-from reefknot.core.audit.event import EVENT_CODES
+from reefknot.core.audit.event import EVENT_CODES, FOUND_BY_SUBMISSION, tenant_hash
 from reefknot.engines.jsonlines.writer import files_of, lines_of
 from reefknot.errors import ConfigurationError, NotJsonError, OperationError
 from reefknot.operations.audit import EventFilter, NumberedBody
@@ -80,11 +82,12 @@ class FileSource:
     async def events(self, label: str, wanted: EventFilter = EVERY_EVENT) -> AsyncIterator[NumberedBody]:
         """The events that the filter accepts, and every damaged line: nobody can tell what it was."""
         self._require_header()
+        submissions = SubmittedIds()
         with progress(label, self._size) as advance:
             for text in self._lines(advance):
                 found = read_line(text)
                 if isinstance(found, LogLine):
-                    if wanted.accepts(found.body):
+                    if wanted.accepts(found.body, submissions.index_of(found.body, found.filed)):
                         yield found.sequence, found.body
                 elif found is None:  # a damaged line has no number
                     yield 0, text
@@ -290,15 +293,58 @@ def head_file_of(file: Path) -> Path:
     return file.with_name(f"{file.name}.head.json")
 
 
+MOST_SUBMISSIONS = 100_000
+"""Submissions whose ids an export remembers; events of an older one are written with all their ids."""
+
+
+class _Subject(EventIndex, frozen=True):
+    """The fields by which an event is found, and the tenant that its work belongs to, by its name or its hash."""
+
+    tenant_id: str | None = None
+    tenant_hash: str | None = None
+
+
+_subject = msgspec.json.Decoder(_Subject).decode
+
+
+class SubmittedIds:
+    """
+    The correlation and trace of submitted work, in the order of an exported file.
+
+    Later events of that work need not repeat them there: a reader knows them from `submitted`, as this does.
+    """
+
+    def __init__(self) -> None:
+        self._ids: dict[tuple[str, str], _Subject] = {}
+
+    def index_of(self, body: bytes, filed: EventIndex | None = None) -> EventIndex:
+        """The fields that an event is found by: as `filed`, else its own, with the ids of its work's submission."""
+        try:
+            own = _subject(body)
+        except UNREADABLE:
+            return filed or EventIndex()
+        work = own.work_id or "", own.tenant_hash or tenant_hash(own.tenant_id or "")
+        if own.event_type == "submitted":
+            self._ids.pop(work, None)
+            self._ids[work] = own
+            if len(self._ids) > MOST_SUBMISSIONS:
+                del self._ids[next(iter(self._ids))]
+        ids = own.correlation_id, own.trace_id
+        if own.event_type in FOUND_BY_SUBMISSION and ids == (None, None) and work in self._ids:
+            ids = self._ids[work].correlation_id, self._ids[work].trace_id
+        return filed or EventIndex(own.event_type, *ids, own.work_id)
+
+
 async def export_pages(
     log: AuditLog, heads: Sequence[Head], wanted: EventFilter, form: str, *, end: int
 ) -> AsyncIterator[tuple[bytes, int, int]]:
     """The text of an export, page by page, with the number of its events and of those that were looked at."""
     if form == JSONL and wanted.is_everything:
+        submissions = SubmittedIds()
         for head in heads:  # of several chains, one after the other
             heading = 1  # the first line is no event
             chain = OneChain(log, head.chain) if isinstance(log, MultiChainLog) else log
-            async for lines in exported(chain, head):
+            async for lines in exported(chain, head, submissions):
                 number = lines.count(b"\n") - heading
                 heading = 0
                 yield lines, number, number
@@ -310,21 +356,24 @@ async def export_pages(
         yield csv_rows(found) if form == CSV else b"".join(map(json_line, found)), len(found), len(page)
 
 
-async def exported(log: ReadableLog, head: Head) -> AsyncIterator[bytes]:
-    """The lines of an export, its header first."""
+async def exported(log: ReadableLog, head: Head, submissions: SubmittedIds | None = None) -> AsyncIterator[bytes]:
+    """The lines of an export, its header first. `submissions` are those of the chains before it in the file."""
     start: Head | None = None
+    submissions = submissions or SubmittedIds()
     async for page in pages_of(log, until=head.sequence):
         if start is None:
             start = await _start(log, head, page[0].sequence)
             yield header_line(start)
-        yield b"".join(_exported_line(head.chain, one) for one in page)
+        yield b"".join(_exported_line(head.chain, one, submissions) for one in page)
     if start is None:
         yield header_line(head)
 
 
-def _exported_line(chain: str, one: KeptEntry) -> bytes:
+def _exported_line(chain: str, one: KeptEntry, submissions: SubmittedIds) -> bytes:
+    filed = index_in_store(one)
+    is_known = submissions.index_of(one.entry.body) == filed
     try:
-        return event_line(Head(chain, one.sequence, one.hash), one.entry.body, filed=index_in_store(one))
+        return event_line(Head(chain, one.sequence, one.hash), one.entry.body, filed=None if is_known else filed)
     except NotJsonError as error:
         raise CommandError(f"event {one.sequence} was changed ({error}); see `audit verify`", Exit.MISMATCH) from error
 

@@ -18,7 +18,8 @@ from msgspec import Struct
 
 from reefknot.app.audit_verification import KeptHeads, StoreSource, configured_heads, store_source
 from reefknot.core.audit.analysis import canonical_category
-from reefknot.core.audit.event import EVENT_TYPES, timestamp_ms
+from reefknot.core.audit.chain import EventIndex
+from reefknot.core.audit.event import EVENT_TYPES, tenant_hash, timestamp_ms
 from reefknot.errors import OperationError, ParameterError
 from reefknot.operations.operator import in_slices
 from reefknot.operations.values import ParameterUseError, check_limit, check_texts, time_ms, time_text, unknown_word
@@ -122,13 +123,19 @@ class EventFilter(Struct, frozen=True):
 
     def _may_have_fields(self, body: bytes) -> bool:
         """False when a text that is asked for is nowhere in an event: then its fields need not be decoded."""
-        return all(one is None or msgspec.json.encode(one)[1:-1] in body for one in (self.key, self.tenant, self.actor))
+        texts = all(one is None or msgspec.json.encode(one)[1:-1] in body for one in (self.key, self.actor))
+        return texts and (
+            self.tenant is None
+            or msgspec.json.encode(self.tenant)[1:-1] in body
+            or tenant_hash(self.tenant).encode() in body
+        )
 
-    def accepts(self, body: bytes) -> bool:
-        """Whether an event is one of these, by its body alone."""
+    def accepts(self, body: bytes, filed: EventIndex) -> bool:
+        """Whether an event of a file is one of these, by its body and the fields that it is filed under."""
         if self.is_everything:
             return True
-        fields, query = event_fields(body), self.query
+        ids = {"correlation_id": filed.correlation_id, "trace_id": filed.trace_id}
+        fields, query = event_fields(body) | ids, self.query
         at = timestamp_ms(str(fields.get("timestamp")))
         return (
             all(
@@ -144,10 +151,14 @@ class EventFilter(Struct, frozen=True):
         return (
             (self.category is None or canonical_category(fields.get("retry_category")) == self.category)
             and self.key in (None, fields.get("idempotency_key"))
-            and self.tenant in (None, fields.get("tenant_id"))
+            and (self.tenant in (None, fields.get("tenant_id")) or self._is_hashed(fields.get("tenant_hash")))
             and self.actor in (None, fields.get("actor"), fields.get("os_user"))
             and (self.text is None or self.text in body.decode("utf-8", "replace").casefold())
         )
+
+    def _is_hashed(self, hashed: object) -> bool:
+        """Whether this is the hash of the tenant that is asked for."""
+        return self.tenant is not None and hashed == tenant_hash(self.tenant)
 
 
 # ---- search ----------------------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from types import EllipsisType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from urllib.parse import quote, unquote
 
@@ -314,7 +313,7 @@ async def _events(log: AuditLog, job: str, tenant: str | None, most: int = MOST_
     after, size = 0, 5 * MOST_EVENTS
     while len(found) < most:
         page = await log.read(AuditQuery(work_id=job, after=after, limit=size))
-        found += [one for one in page if _tenant_of(one) in (tenant or None, ...)]
+        found += [one for one in page if _is_of(one, tenant or None)]
         if len(page) < size:
             break
         after = page[-1].sequence
@@ -322,9 +321,10 @@ async def _events(log: AuditLog, job: str, tenant: str | None, most: int = MOST_
 
 
 class _EventTenant(Struct):
-    """The tenant of an event."""
+    """The tenant of an event, by its name or its hash."""
 
     tenant_id: str | None = None
+    tenant_hash: str | None = None
 
 
 _tenant = msgspec.json.Decoder(_EventTenant).decode
@@ -343,12 +343,24 @@ def _retried(body: bytes) -> _Retried:
         return _Retried()
 
 
-def _tenant_of(kept: KeptEntry) -> str | EllipsisType | None:
-    """The tenant of an event; `...` for an event that was damaged."""
+def _tenant_of(kept: KeptEntry) -> _EventTenant | None:
+    """The tenant of an event; None for an event that was damaged."""
     try:
-        return _tenant(kept.entry.body).tenant_id or None
+        return _tenant(kept.entry.body)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return ...
+        return None
+
+
+def _is_of(kept: KeptEntry, tenant: str | None) -> bool:
+    """Whether an event is one of this tenant, or was damaged."""
+    from reefknot.core.audit.event import tenant_hash
+
+    found = _tenant_of(kept)
+    if found is None:
+        return True
+    if found.tenant_hash is not None:
+        return tenant is not None and found.tenant_hash == tenant_hash(tenant)
+    return (found.tenant_id or None) == tenant
 
 
 def _event_fields(kept: KeptEntry) -> dict[str, Any]:
@@ -356,7 +368,7 @@ def _event_fields(kept: KeptEntry) -> dict[str, Any]:
     its body, which may be another tenant's."""
     from reefknot.operations.words.events import event_fields
 
-    if _tenant_of(kept) is ...:
+    if _tenant_of(kept) is None:
         at, kind = time_text(kept.entry.at), kept.entry.event_type
         return {"timestamp": at, "event_type": kind, "sequence": kept.sequence, "unreadable": True}
     return event_fields(kept.entry.body)

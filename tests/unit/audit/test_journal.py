@@ -25,6 +25,7 @@ from reefknot.core.audit.event import (
     Routing,
     Submitted,
     decode,
+    tenant_hash,
 )
 from reefknot.core.redaction import Redactor
 from reefknot.engines.clocks import VirtualClock
@@ -453,3 +454,12 @@ def test_a_mistake_of_an_observer_reaches_the_log_and_never_the_work(caplog: pyt
 
     assert asyncio.run(main()) == ["a"]
     assert "an event was not observed" in caplog.text
+
+
+def test_a_tenant_is_hashed_without_its_secret() -> None:
+    """Its hash would tell the secret to a reader who can try all of them."""
+    about = {**envelope(wall=0.0, tenant_id="tenant of pin-4711 and more"), "worker_id": "worker-1"}
+    (entry,) = Journal(None, redactor=Redactor(["pin-4711"])).entries([Routing(**about)])
+    fields = json.loads(entry.body)
+    assert fields["tenant_hash"] == tenant_hash(Redactor(["pin-4711"]).values_out_of("tenant of pin-4711 and more"))
+    assert fields["tenant_hash"] != tenant_hash("tenant of pin-4711 and more")

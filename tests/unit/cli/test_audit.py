@@ -16,8 +16,10 @@ import msgspec
 import pytest
 
 from reefknot.app import open_store
+from reefknot.cli import audit_files
 from reefknot.cli.audit import FilterFlags, follow_log
-from reefknot.core.audit.chain import Head, link
+from reefknot.cli.audit_files import SubmittedIds
+from reefknot.core.audit.chain import EventIndex, Head, link
 from reefknot.core.audit.event import (
     Admission,
     AnyEvent,
@@ -28,9 +30,11 @@ from reefknot.core.audit.event import (
     Routing,
     Submitted,
     decode,
+    tenant_hash,
     timestamp,
 )
 from reefknot.core.retry.book import content_hash
+from reefknot.ports.audit_log import AuditEntry, KeptEntry
 from reefknot.ports.store import Store
 from tests.pace import slowness
 from tests.unit.cli.audit_events import NOON, STORY, attempt, decision, entry, in_store, recorded
@@ -721,3 +725,36 @@ def test_a_book_that_was_changed_is_a_difference(rk: Commands) -> None:
 
 
 CONTENT: dict[str, Any] = {"operations": {"KV_GET": {"max_attempts": 9}}}
+
+
+def body_of(kind: str, work: str = "w", **fields: str) -> bytes:
+    return msgspec.json.encode({"event_type": kind, "work_id": work, **fields}, order="sorted")
+
+
+def test_events_in_an_export_have_the_ids_of_the_submission_of_their_own_tenant() -> None:
+    known, long, other = SubmittedIds(), "tenant-of-many-letters", "another-tenant-of-letters"
+    known.index_of(body_of("submitted", tenant_id=long, correlation_id="c", trace_id="t"))
+    known.index_of(body_of("submitted", tenant_id=other, correlation_id="d", trace_id="u"))
+    assert known.index_of(body_of("completed", tenant_id=long)) == EventIndex("completed", "c", "t", "w")
+    assert known.index_of(body_of("routing", tenant_hash=tenant_hash(other))) == EventIndex("routing", "d", "u", "w")
+    assert known.index_of(body_of("completed")) == EventIndex("completed", None, None, "w")
+    assert known.index_of(body_of("requeued", tenant_id=long)) == EventIndex("requeued", None, None, "w")
+    filed = EventIndex("completed", "x", None, "w")
+    assert known.index_of(body_of("completed", tenant_id=long), filed) == filed
+    assert known.index_of(b"[") == EventIndex()
+
+
+def test_an_export_says_the_ids_of_work_whose_submission_it_does_not_remember(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit_files, "MOST_SUBMISSIONS", 2)
+    known = SubmittedIds()
+    for work in ("a", "b", "c"):
+        known.index_of(body_of("submitted", work, correlation_id=f"of {work}"))
+    found = [known.index_of(body_of("completed", work)).correlation_id for work in ("a", "b", "c")]
+    assert found == [None, "of b", "of c"]
+    line = audit_files._exported_line("0" * 16, kept_as("a", "of a"), known)
+    assert b'"filed":{"event_type":"completed","correlation_id":"of a"' in line
+    assert b'"filed"' not in audit_files._exported_line("0" * 16, kept_as("b", "of b"), known)
+
+
+def kept_as(work: str, correlation: str) -> KeptEntry:
+    return KeptEntry(1, "0" * 64, AuditEntry(body_of("completed", work), "completed", 0, correlation, None, work))

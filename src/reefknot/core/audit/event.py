@@ -7,6 +7,7 @@ redacted before it was taken, so that a replay is arithmetic. Pure: nothing is w
 
 from datetime import UTC, datetime
 from functools import lru_cache
+from hashlib import sha256
 from math import inf
 from typing import Any, TypeAlias, get_args
 
@@ -253,10 +254,12 @@ class Admission(_OfEveryAssignment, frozen=True, tag="admission", kw_only=True):
     `inputs` are those of the decision: the queue as `view` unless it was empty, the arrival as `newcomer` (without its
     tenant), and the rules by their hash, whose content is in a `rules_stored` event, and with it the class of an
     accepted arrival. `message` is there unless it was simply accepted. `isolated`: the worker ran a suspect of a crash
-    alone. `held`: the load level from before, which had not fallen yet.
+    alone. `held`: the load level from before, which had not fallen yet. `tenant_hash` is there instead of a long
+    `tenant_id` when it was accepted: the first 12 digits of the tenant's SHA-256.
     """
 
     event_code: str = "RK-301"
+    tenant_hash: str | None = None
     status: str = "accepted"
     reason: str | None = None
     worker_id: str | None = None
@@ -272,10 +275,13 @@ class Routing(_OfEveryAssignment, frozen=True, tag="routing", kw_only=True):
 
     `inputs` are those of the choice: the best of the `workers` there were, each with its status, the number of
     assignments it has and its capacity; the worker that was chosen before (`after`), and the draw if chance decided.
-    A worker that had no rival, and took whatever came, is there by its id alone.
+    A worker that had no rival, and took whatever came, is there by its id alone, and `worker_id` is left out.
+    `tenant_hash` is there instead of a long `tenant_id` when a worker was chosen: the first 12 digits of the tenant's
+    SHA-256.
     """
 
     event_code: str = "RK-302"
+    tenant_hash: str | None = None
     worker_id: str | None = None
     reason: str | None = "chosen"
     inputs: dict[str, Any] | None = None
@@ -512,11 +518,43 @@ FOUND_BY_SUBMISSION = frozenset({"routing", "admission", "completed"})
 IDS_OF_SUBMISSION = ("correlation_id", "trace_id")
 
 
+TENANT_DIGITS = 12
+"""Hexadecimal digits of a tenant's SHA-256 that the routing and the admission of its assignments have."""
+_LONGEST_TENANT = TENANT_DIGITS + len("_hash") - len("_id")
+"""Tenants up to this length are not longer in an event than their hash."""
+
+
+def tenant_hash(tenant: str) -> str:
+    """The digits that stand for a tenant in the events that do not name it."""
+    return sha256(tenant.encode()).hexdigest()[:TENANT_DIGITS]
+
+
 def as_written(event: Event) -> Event:
-    """The event as its body has it: correlation and trace of an assignment are in `submitted`, not in all others."""
-    if isinstance(event, Routing | Completed) or (isinstance(event, Admission) and event.reason is None):
+    """The event as its body has it: correlation, trace and a long tenant of an assignment are in its `submitted`."""
+    if isinstance(event, Completed):
         return replace(event, correlation_id=None, trace_id=None)
+    if isinstance(event, Routing):
+        is_alone = event.reason == "chosen" and event.worker_id == lone_worker(event.inputs)
+        brief = replace(event, correlation_id=None, trace_id=None, worker_id=None if is_alone else event.worker_id)
+        return brief if event.worker_id is None else _with_brief_tenant(brief)
+    if isinstance(event, Admission) and event.reason is None:
+        return _with_brief_tenant(replace(event, correlation_id=None, trace_id=None))
     return event
+
+
+def _with_brief_tenant(event: Routing | Admission) -> Event:
+    tenant = event.tenant_id or ""
+    is_short = len(tenant) <= _LONGEST_TENANT
+    return event if is_short else replace(event, tenant_id=None, tenant_hash=tenant_hash(tenant))
+
+
+def lone_worker(inputs: Any) -> str | None:
+    """The worker in the inputs of a choice that had no other, and which its event does not repeat; None otherwise."""
+    match inputs:
+        case {"best": [[str(worker)]], **rest} if not rest:
+            return worker
+        case _:
+            return None
 
 
 def encode(event: Event) -> bytes:
@@ -530,6 +568,8 @@ def decode(body: bytes) -> AnyEvent:
         event: AnyEvent = _decoder.decode(body)
     except (UnicodeDecodeError, RecursionError) as error:
         raise msgspec.DecodeError(str(error)) from error
+    if isinstance(event, Routing) and event.worker_id is None and event.reason == "chosen":
+        return replace(event, worker_id=lone_worker(event.inputs))
     return event
 
 

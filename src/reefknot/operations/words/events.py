@@ -50,12 +50,17 @@ _DETAILS = (
 
 
 def event_fields(body: bytes) -> dict[str, Any]:
-    """The fields of an event, with the defaults that it leaves out; none when the body is no event."""
+    """The fields of an event, with what it leaves out; none when the body is no event."""
     try:
         found = msgspec.json.decode(body)
     except UNREADABLE:
         return {}
-    return events.BRIEF_DEFAULTS.get(str(found.get("event_type")), {}) | found if isinstance(found, dict) else {}
+    if not isinstance(found, dict):
+        return {}
+    fields = events.BRIEF_DEFAULTS.get(str(found.get("event_type")), {}) | found
+    if fields.get("event_type") == "routing" and "worker_id" not in fields and fields["reason"] == "chosen":
+        fields["worker_id"] = events.lone_worker(fields.get("inputs"))
+    return fields
 
 
 def describe(event: events.AnyEvent) -> tuple[str, str] | None:

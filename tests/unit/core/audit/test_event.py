@@ -22,6 +22,8 @@ from reefknot.core.audit.event import (
     as_written,
     decode,
     encode,
+    lone_worker,
+    tenant_hash,
     timestamp,
 )
 from reefknot.core.failure import ErrorCode, Failure, FailureType
@@ -159,3 +161,45 @@ def test_correlation_and_trace_are_written_with_the_submission_and_with_what_is_
     for event in (Routing(**ids), Admission(**ids), Completed(**ids, status="error")):
         written = as_written(event)
         assert (written.correlation_id, written.trace_id, written.work_id) == (None, None, "w")
+
+
+def test_a_long_tenant_is_written_as_its_hash_where_a_worker_was_chosen_or_accepted() -> None:
+    tenant = "4f1c9a52-7a43-4a55-9c53-0b6e3f0f3a77"
+    assert tenant_hash(tenant) == "c7c6309fefa2", "as documented: stored events have it"
+    ids: dict[str, Any] = {"timestamp": AT, "work_id": "w", "tenant_id": tenant}
+    for event in (Routing(**ids, worker_id="worker-1"), Admission(**ids, worker_id="worker-1")):
+        written = as_written(event)
+        assert isinstance(written, Routing | Admission)
+        assert (written.tenant_id, written.tenant_hash) == (None, tenant_hash(tenant))
+    named = [
+        Submitted(**ids, actor="me"),
+        Completed(**ids, status="success"),
+        Routing(**ids, reason="no worker"),
+        Admission(**ids, status="rejected", reason="queue_full"),
+    ]
+    assert {as_written(event).tenant_id for event in named} == {tenant}
+    short = ids | {"tenant_id": tenant[:14]}
+    assert len(encode(as_written(Routing(**short, worker_id="w1")))) == len(
+        encode(as_written(Routing(**ids, worker_id="w1")))
+    ), "the control: up to here a hash is not shorter"
+    assert as_written(Routing(**short, worker_id="w1")).tenant_id == tenant[:14]
+
+
+def test_a_routing_to_the_only_worker_names_it_once_and_reads_back_with_it() -> None:
+    alone: dict[str, Any] = {"timestamp": AT, "work_id": "w", "inputs": {"best": (("worker-1",),)}}
+    body = encode(as_written(Routing(**alone, worker_id="worker-1")))
+    assert body.count(b"worker-1") == 1
+    read = decode(body)
+    assert isinstance(read, Routing)
+    assert read.worker_id == "worker-1"
+    for other in (
+        Routing(**alone, worker_id="worker-2"),
+        Routing(**alone, worker_id="worker-1", reason="probe"),
+        Routing(timestamp=AT, worker_id="worker-1", inputs={"best": [["worker-1"]], "route": 2}),
+        Routing(timestamp=AT, worker_id="worker-1"),
+    ):
+        assert b'"worker_id":"worker-' in encode(as_written(other))
+    assert lone_worker({"best": [["a"], ["b"]]}) is None
+    missing = decode(b'{"event_type":"routing","timestamp":"2026-01-25T21:15:00.000Z"}')
+    assert isinstance(missing, Routing)
+    assert missing.worker_id is None
