@@ -82,7 +82,8 @@ class Incidents:
         return process
 
     def _environment(self) -> dict[str, str]:
-        return os.environ | {"PYTHONPATH": f"{ROOT}:{self.home}", "REEFKNOT__DASHBOARD__ENABLED": "false"}
+        shown = {"REEFKNOT_LOG_FORMAT": "text", "REEFKNOT__DASHBOARD__ENABLED": "false"}
+        return os.environ | shown | {"PYTHONPATH": f"{ROOT}:{self.home}"}
 
     # ---- incidents ---------------------------------------------------------------------------------------------------
 
