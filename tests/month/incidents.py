@@ -150,7 +150,7 @@ class Incidents:
                 if left.name.endswith(("-wal", "-shm")):
                     left.unlink()
             copies[-1].replace(self.home / name)
-        self._serve(now, "rollback")
+        self._serve(now, "after a rollback")
         self.done.append("rollback")
 
     def commands(self, now: datetime) -> dict[str, float]:

@@ -127,13 +127,13 @@ class Chapter:
     async def _one_hour(self, system: System, hour: int, app: Any, headers: list[tuple[str, str]]) -> None:
         self._world.trouble(datetime.fromtimestamp(wall(), UTC))
         self._world.hour(hour)
-        if hour % 24 == 3:
+        if hour % 24 == 1:
             self._world.add_poison(hour // 24)
         for number in range(JOBS_AN_HOUR):
             kind, expected = "month.count", "success"
             if number % 4 == 1:
                 kind = "month.flaky"
-            if hour % 24 == 7 and number == 0:
+            if hour % 24 == 2 and number == 0:
                 kind, expected = "month.poison", "error"
             handle = await system.client.submit(kind, {}, assignment_id=f"job-{hour:04d}-{number:02d}")
             self._record.accepted[expected] += 1
