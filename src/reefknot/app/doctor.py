@@ -140,13 +140,13 @@ def _file_findings(path: str, seconds: float) -> list[Finding]:
         if file.is_file() and (logged := log_state(path)[0]):
             text = f"{path} has 0 bytes beside a log of {logged} bytes: its content is lost"
             missing = Finding("file", "problem", text, KEEP_LOG, "damaged")
-        return [*findings, missing, _disk(file)]
+        return [*findings, missing, disk_finding(file)]
     if is_writable(path):
         findings.append(Finding("file", "ok", f"{path}, {size} bytes"))
     else:
         text, way_out = f"{path} may be read and not written", "give this user the right to write it, and its folder"
         findings.append(Finding("file", "warning", text, way_out))
-    findings.append(_disk(file))
+    findings.append(disk_finding(file))
     was_frozen = is_frozen(path)
     content = _content_findings(path, seconds)
     if was_frozen and not is_frozen(path):  # it was read without locks, and somebody has opened it meanwhile
@@ -268,10 +268,10 @@ def _quick_check(connection: Any, seconds: float) -> Finding:
     return Finding("content", "ok", "the quick check finds nothing; `reefknot store check` looks at everything")
 
 
-def _disk(file: Path) -> Finding:
-    folder = next(one for one in file.absolute().parents if one.is_dir())
+def disk_finding(file: Path) -> Finding:
+    """The finding about the room on the disk of a store, which need not be there."""
     try:
-        free = shutil.disk_usage(folder).free
+        free = shutil.disk_usage(next(one for one in file.absolute().parents if one.is_dir())).free
     except OSError as error:
         return Finding("disk", "warning", f"free space is not known ({error_text(error)})", "look at the disk")
     level: Level = "problem" if free < FULL_BYTES else "warning" if free < FREE_BYTES else "ok"

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from reefknot.cli.app import Exit, noun
 from reefknot.cli.options import STORE, StoreFlags, arg
 from reefknot.cli.output import put, say, show
-from reefknot.cli.store import address_of
+from reefknot.cli.store import StoreAddress, address_of
 
 app = noun(
     "doctor",
@@ -53,10 +53,11 @@ def doctor(
             is_named=address.is_named,
         )
     )
-    report["findings"] += [
+    wrong = [
         {"check": "configuration", "level": "problem", "text": one, "way_out": WAY_OUT, "cause": "misconfigured"}
         for one in address.mistakes
     ]
+    report["findings"] = [*wrong, *report["findings"]]  # first: it keeps a system from starting, whatever else is wrong
     report["ok"] = report["ok"] and not address.mistakes
     findings = report["findings"]
     show(report, lambda: _put(findings), json=options.json)
@@ -74,3 +75,23 @@ def _counted(findings: list[dict[str, Any]]) -> str:
     levels = Counter(one["level"] for one in findings)
     counted = [f"{levels[one]} {one}{'s' * (levels[one] > 1)}" for one in ("problem", "warning") if levels[one]]
     return ", ".join(counted) or "nothing to do"
+
+
+# ---- for commands that look at jobs ----------------------------------------------------------------------------------
+
+
+def configuration_problems(options: StoreFlags, address: StoreAddress) -> list[str]:
+    """The line that says that no system starts with this configuration; all its mistakes are said as warnings."""
+    is_checked = address.settings is not None
+    mistakes = (address if is_checked else address_of(options, looks=True)).mistakes
+    return [f"problem: the configuration is wrong: {mistakes[0]}; {WAY_OUT}"] if mistakes else []
+
+
+def disk_problems(address: StoreAddress) -> list[str]:
+    """The line about a disk without room for new work."""
+    from reefknot.app.doctor import disk_finding
+
+    if not address.is_sqlite:
+        return []
+    found = disk_finding(address.path)
+    return [f"problem: the disk of the store: {found.text}; {found.way_out}"] if found.level == "problem" else []

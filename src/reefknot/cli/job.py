@@ -154,6 +154,11 @@ def show_(job: Id, /, *, tenant: Tenant = None, options: StoreFlags = STORE) -> 
     put_details({name: value for name, value in fields.items() if name != "history"})
     for line in _timeline(fields["history"], found.kept):
         put(address.redactor(line))
+    if fields["waiting"] is not None:  # what keeps every job from running is no fact of this one
+        from reefknot.cli.doctor import configuration_problems, disk_problems
+
+        for line in (*configuration_problems(options, address), *disk_problems(address)):
+            say(address.redactor(line))
 
 
 def put_details(fields: dict[str, Any]) -> None:

@@ -6,7 +6,6 @@ A part runs over the same store as the others; a store that only this process ca
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from json import dumps
 from time import monotonic
@@ -43,6 +42,8 @@ from reefknot.cli.serve import (
     DrainSeconds,
     For,
     Startup,
+    failed,
+    run_service,
     shutdown_on_signals,
     startup,
     unfinished,
@@ -62,6 +63,7 @@ from reefknot.errors import StoreError
 from reefknot.operations import systems as operations
 from reefknot.operations.systems import (
     LONGEST_DRAIN_S,
+    RELIEF,
     WORKER_COMMANDS,
     command_worker,
     has_part,
@@ -158,7 +160,7 @@ def _start(
         )
         raise CommandError(text, Exit.USAGE if origin == "--engine" else Exit.MISCONFIGURED)
     with prints_to_stderr():
-        return asyncio.run(_serve(kind, start, seconds, drain, parts, json=options.json))
+        return run_service(_serve(kind, start, seconds, drain, parts, json=options.json))
 
 
 async def _serve(
@@ -176,7 +178,7 @@ async def _serve(
             name = system.router.router_id if kind == "router" else system.workers[0].worker_id
             say(f"{kind} {name} is ready, {until_text(seconds)}, on {start.store_name}")
             await _say_missing_part("worker" if kind == "router" else "router", system, shown_url(start.url))
-            await until_first_ends(shutdown.requested.wait(), system.store_failed(), timeout=seconds)
+            await until_first_ends(shutdown.requested.wait(), failed(system), timeout=seconds)
     elapsed = round(monotonic() - began, 3)
     if json:
         print(dumps({"summary": {f"{kind}_id": name, **counts, "elapsed_s": elapsed}}), file=data())
@@ -245,13 +247,14 @@ def put_troubles(
     of parts that are gone."""
     lines = [
         f"{worker['worker_id']} {name} is {state['status']}: {state['reason']}"
+        + f"; {RELIEF}" * (state["status"] == "critical")
         for worker in workers
         for name, state in worker["classes"].items()
         if state["reason"] and worker["state"] == WorkerState.RUNNING
     ]
     for one in breakers:
         place = f" at {one['worker_id']}" if one["worker_id"] else ""
-        lines.append(f"breaker of {one['name']}{place} is {one['state']}: jobs wait for it")
+        lines.append(f"breaker of {one['name']}{place} is {one['state']}: jobs wait for it; mend the destination")
     for one in gone:
         end = "its process ended" if one["is_dead"] else "it fell silent"
         what = f"{part_name(one['part'], one['name'])} is gone: {end}, last heard of {age(one['silent_s'])} ago"

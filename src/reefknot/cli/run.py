@@ -29,7 +29,9 @@ from reefknot.cli.output import Advance, data, prints_to_stderr, progress, put, 
 from reefknot.cli.serve import (
     Shutdown,
     Startup,
+    failed,
     parts_of,
+    run_service,
     shutdown_on_signals,
     startup,
     unfinished,
@@ -87,7 +89,7 @@ def run(
     with log.applied(), prints_to_stderr(), _results_file(results) as write:
         start = startup(options.engine, options.config, options.workers)
         batch = BatchRun(file, write, in_flight, new=new, takes_all=all_, secrets=start.secrets, flags=start.flags)
-        return asyncio.run(_run(batch, start, options))
+        return run_service(_run(batch, start, options))
 
 
 async def _run(batch: BatchRun, start: Startup, options: SystemFlags) -> int:
@@ -244,7 +246,7 @@ class BatchRun:
         feeder_count = min(self._in_flight, system.routing.rules.size + slots)
         with progress("assignments", lines) as advance:
             feeders = asyncio.gather(*(self._feed(system, advance) for _ in range(feeder_count)))
-            await until_first_ends(self._finish(feeders, system), shutdown.requested.wait(), system.store_failed())
+            await until_first_ends(self._finish(feeders, system), shutdown.requested.wait(), failed(system))
         self.tally.is_cut_short = shutdown.requested.is_set()
 
     async def _finish(self, feeders: Awaitable[Any], system: System) -> None:

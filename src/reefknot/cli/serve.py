@@ -13,7 +13,7 @@ import asyncio
 import os
 import signal as signals
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from datetime import UTC, datetime
 from json import dumps
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 from msgspec import Struct
 
-from reefknot.cli.app import Exit, noun
+from reefknot.cli.app import CommandError, Exit, noun
 from reefknot.cli.live_output import (
     LOG,
     LevelChanges,
@@ -259,6 +259,48 @@ async def until_first_ends(*running: Awaitable[Any], timeout: float | None = Non
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+def run_service(main: Coroutine[Any, Any, int]) -> int:
+    """Run a system to its end. A step can cancel every task of its process, the main one included: an error."""
+    try:
+        return asyncio.run(main)
+    except asyncio.CancelledError:
+        raise _half_dead("the main task of this process was cancelled by a step") from None
+
+
+async def failed(system: System) -> NoReturn:
+    """Raise the error after which a system cannot go on: of its store, or of one of its services."""
+    await until_first_ends(system.store_failed(), _service_failed(system))
+    raise AssertionError("neither of them returns")
+
+
+SERVICES = ("system ", "systems that are gone", "store retention", "policy book", "copy of events")
+"""How the names of the tasks begin that a system needs for as long as it runs, the router's aside."""
+
+
+async def _service_failed(system: System) -> NoReturn:
+    """
+    Raise the error about a service of this process that was cancelled, or has failed.
+
+    Only workers begin theirs again. A system without one of the others would look alive and do half of its work.
+    """
+    router = system.snapshot()["router"]
+    names = (*SERVICES, f"{router['router_id']} ") if router else SERVICES
+    waiting = {one for one in asyncio.all_tasks() if one.get_name().startswith(names)}
+    while True:
+        done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            if task.cancelled():
+                raise _half_dead(f"the service `{task.get_name()}` was cancelled by a step")
+            if (error := task.exception()) is not None:
+                raise _half_dead(f"the service `{task.get_name()}` failed ({error_text(error)})")
+
+
+def _half_dead(cause: str) -> CommandError:
+    """The error that ends a process which lacks a part, so that its supervisor starts a whole one."""
+    text = f"{cause}, so this process ends instead of going on with a part of it; start it again: accepted work is kept"
+    return CommandError(text, Exit.TEMPORARY)
+
+
 # ---- up --------------------------------------------------------------------------------------------------------------
 
 app = noun(
@@ -283,7 +325,7 @@ def up(*, seconds: For = None, drain: DrainSeconds = None, log: LogFlags = LOG, 
         has_feed = options.json or log.form != "json" or is_terminal(data())  # else the log has it
         with dashboard_socket(start.settings) as served:
             session = UpSession(start, **parts_of(options), as_json=options.json, dashboard=served, feed=has_feed)
-            return asyncio.run(session.serve(seconds, drain=drain))
+            return run_service(session.serve(seconds, drain=drain))
 
 
 @contextmanager
@@ -365,7 +407,7 @@ class UpSession(Struct, frozen=True):
                 self._welcome(system, seconds)
                 following = asyncio.create_task(feed.follow(), name="live feed")  # goes on during the drain
                 dashboard = asyncio.create_task(self._serve_dashboard(system), name="dashboard")  # so does this
-                others = [self._print_levels(system), shutdown.requested.wait(), system.store_failed()]
+                others = [self._print_levels(system), shutdown.requested.wait(), failed(system)]
                 guests = [beside(system)] if beside else []
                 try:
                     await until_first_ends(asyncio.shield(following), *others, *guests, timeout=seconds)

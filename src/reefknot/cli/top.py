@@ -7,8 +7,9 @@ from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from reefknot.cli.app import noun
+from reefknot.cli.doctor import configuration_problems, disk_problems
 from reefknot.cli.options import STORE, StoreFlags, arg
-from reefknot.cli.output import put, put_json, put_table, relative, table_width
+from reefknot.cli.output import put, put_json, put_table, relative, say, table_width
 from reefknot.cli.parts import gone_rows, put_troubles, worker_rows
 from reefknot.cli.store import StoreAddress, address_to_read, with_store
 from reefknot.cli.watch import check_every, repeated, seconds_arg
@@ -33,6 +34,7 @@ def top(
     """Show queues, workers, retries per second and the last ends, drawn again until q or Ctrl-C."""
     check_every("--every", every)
     address = address_to_read(options)
+    wrong = configuration_problems(options, address)
 
     def view() -> dict[str, Any]:
         from reefknot.operations.overview import overview
@@ -40,16 +42,18 @@ def top(
         return with_store(address, lambda store: overview(address.operator(store)))
 
     def draw() -> None:
-        _put_view(view(), address)
+        _put_view(view(), address, [*wrong, *disk_problems(address)])
 
     if options.json:
         put_json(view())
+        for line in (*wrong, *disk_problems(address)):
+            say(line)
     else:
         repeated(None if once or not sys.stdout.isatty() else every, draw)
 
 
-def _put_view(view: dict[str, Any], address: StoreAddress) -> None:
-    """The view, no line of it wider than the terminal."""
+def _put_view(view: dict[str, Any], address: StoreAddress, problems: list[str]) -> None:
+    """The view, no line of it wider than the terminal. `problems` are those that no job and no system tells."""
     clock = f"{datetime.now(UTC).astimezone():%H:%M:%S}"
     leave = "  q leaves" if sys.stdout.isatty() else ""
     name = relative(address.shown.removeprefix("sqlite:"))
@@ -64,8 +68,8 @@ def _put_view(view: dict[str, Any], address: StoreAddress) -> None:
         f" over the last {view['window_s']} s;"
         f" {plural(view['routers'], 'router')}, {plural(len(view['workers']), 'worker')}",
     )
-    for one in view["unserved"]:
-        _put_wrapped("", f"problem: {one['text']}; {one['remedy']}")
+    for problem in (*problems, *(f"problem: {one['text']}; {one['remedy']}" for one in view["unserved"])):
+        _put_wrapped("", problem)
     if number := view["quarantine"]["size"]:
         _put_wrapped("", f"{plural(number, 'job')} in quarantine; the causes: reefknot quarantine stats --group")
     put()

@@ -32,7 +32,7 @@ from reefknot.core.work import ROUTER, WorkState, worker_of
 from reefknot.errors import ConfigurationError, StoreError
 from reefknot.operations.operator import Operator
 from reefknot.operations.sources import stopped_sources
-from reefknot.operations.systems import open_breakers, workers_of
+from reefknot.operations.systems import RELIEF, open_breakers, workers_of
 from reefknot.operations.values import age, plural
 from reefknot.operations.words.events import last_words, part_name
 from reefknot.ports.audit_log import end_of
@@ -384,7 +384,7 @@ def _troubles(work: WorkSnapshot, workers: list[dict[str, Any]]) -> Iterator[Fin
     full = [(one["worker_id"], name, pool) for one in workers for name, pool in one["classes"].items()]
     for worker, name, pool in [one for one in full if one[2]["status"] == "critical"][:MOST_NAMED]:
         text = f"{worker} {name} is critical: {pool['reason'] or 'its queue is full'}"
-        yield Finding("load", "warning", text, "start another worker, give it more slots, or submit less")
+        yield Finding("load", "warning", text, RELIEF)
     for one in open_breakers(workers)[:MOST_NAMED]:
         text = f"{one['name']} is down: its breaker at {one['worker_id']} is {one['state']}, and jobs wait for it"
         yield Finding("breakers", "warning", text, "mend the destination; jobs that wait for it spend no attempts")

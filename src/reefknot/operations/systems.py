@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from reefknot.operations.operator import Operator
 
 OBEY_WAIT_S = 5.0
+RELIEF = "start another worker, give it more slots, or submit less"
+"""The remedy for a worker whose queue is full."""
 LONGEST_DRAIN_S = 86_400
 PARTS = ("worker", "router")
 

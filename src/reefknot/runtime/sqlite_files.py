@@ -360,18 +360,24 @@ def checked_version(connection: apsw.Connection, path: str, *, application_id: i
     if marked != application_id and (found or tables):
         raise StoreVersionError(store, "it is a database of another program", "name another file")
     if newest is not None and found > newest:
-        raise StoreVersionError(
-            store,
-            f"it has version {found}, this program knows up to {newest}",
-            "use a newer reefknot, or another file",
-        )
+        copy = _copy_to_go_back_to(path, newest)
+        other = f"stop the system and go back to {copy}, which the upgrade kept" if copy else "another file"
+        text = f"it has version {found}, this program knows up to {newest}"
+        raise StoreVersionError(store, text, f"use a newer reefknot, or {other}")
     return int(found)
+
+
+def _copy_to_go_back_to(path: str, newest: int) -> str:
+    """The latest copy beside a file that a migration has kept, and whose version is known; empty without one."""
+    copies = [f"{path}.v{version}{more}.bak" for version in range(1, newest + 1) for more in _COPY_NUMBERS]
+    return max((one for one in copies if os.path.exists(one)), key=os.path.getmtime, default="")
 
 
 # ---- migrations ------------------------------------------------------------------------------------------------------
 
 MOST_COPIES = 5
 """The copies of one version that migrations keep beside a file."""
+_COPY_NUMBERS = ("", *(f".{number}" for number in range(2, MOST_COPIES + 1)))
 _PAGES_PER_STEP = 2048
 _SPARE_BYTES = 4 << 20
 """Room that is left for the migration itself."""
@@ -431,7 +437,7 @@ def kept_copy(path: str, version: int, newest: int) -> str:
     A copy that is there stays: it may be the one to go back to. The next one is `NAME.vN.2.bak`, and so on.
     """
     store, to = f"sqlite:{path}", f"before its migration from version {version} to {newest}"
-    names = [f"{path}.v{version}{'' if number == 1 else f'.{number}'}.bak" for number in range(1, MOST_COPIES + 1)]
+    names = [f"{path}.v{version}{more}.bak" for more in _COPY_NUMBERS]
     target = next((name for name in names if not os.path.exists(name)), None)
     if target is None:
         problem = f"no copy of it is made {to}: there are {MOST_COPIES} of that version already, up to {names[-1]}"
