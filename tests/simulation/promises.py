@@ -35,10 +35,11 @@ if TYPE_CHECKING:
 def check_bounds(world: World) -> None:
     """At every moment: queues and tables hold to their sizes."""
     story = world.story
+    is_slow = isinstance(world.store.audit, MultiChainLog)  # a report is on its way for longer; its slot goes on
     for member in world.workers:
         for pool in [] if member.part is None else member.part.pools.values():
             most = pool.rules.size + pool.slots
-            if isinstance(world.store.audit, MultiChainLog):  # a report is on its way for longer; its slot goes on
+            if is_slow:
                 most += pool.slots + 2 * pool.ahead()
             if pool.queue.depth + pool.reserved > most:
                 story.broken.append(f"{member.name} {pool.name}: {pool.queue.depth} places of at most {most}")

@@ -33,6 +33,7 @@ from reefknot.core.messages import (
     StepStatus,
 )
 from reefknot.core.overload.admission import RejectionPolicy, Rules
+from reefknot.core.overload.destination_health import DestinationRules
 from reefknot.core.overload.submission import Capacity, SubmissionRules
 from reefknot.engines.memory import MemoryStore
 from reefknot.engines.sqlite import SqliteStore
@@ -57,6 +58,8 @@ SIZE = 8
 TIGHT = 2
 """Places for submissions in every fourth run: there they are refused, and displaced."""
 SLOTS = {"cpu": 2, "io": 2}
+BREAKER = DestinationRules(longest_rest=8.0, max_outage=20.0)
+"""What a step answers depends on the attempt, which an outage does not spend: so it is given up within the calm."""
 TROUBLES = ("crash", "crash", "freeze", "freeze", "stop", "drain", "rest", "jump", "nothing")
 
 
@@ -241,7 +244,11 @@ class World:
             bounds = RouterSettings(rules=Rules(size=self.most_pending))
             return self.router_class(store=store, transport=port, clock=self.clock, settings=bounds, seed=seed)
         settings = default_settings(
-            rules=rules, concurrency=SLOTS, lease=LEASE_S, quarantine_failed=self.story.seed % 5 == 0
+            rules=rules,
+            concurrency=SLOTS,
+            lease=LEASE_S,
+            quarantine_failed=self.story.seed % 5 == 0,
+            breaker=BREAKER,
         )
         return self.worker_class(
             name,

@@ -97,7 +97,8 @@ class Destination:
     def shared_by(self, workers: int, settings: ThrottleSettings, rules: DestinationRules) -> None:
         """Set this worker's part of the fleet's tokens, of the calls that make a destination busy, and of failures."""
         failures = max(rules.jobs, ceil(rules.failures / workers))
-        self.rules = structs.replace(rules, failures=failures, calls=max(1, rules.calls // workers))
+        calls = max(rules.failures, rules.calls // workers)  # of fewer, those of one job alone could be half
+        self.rules = structs.replace(rules, failures=failures, calls=calls)
         self._share = settings.tokens / workers
         traffic = self._traffic
         traffic.share(max(1.0, self._share), per_second=settings.per_second / workers)

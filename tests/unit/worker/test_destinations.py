@@ -98,7 +98,20 @@ def test_a_fleet_shares_the_failures_that_open_a_breaker_but_three_jobs_have_to_
         places.fleet_of(workers)
         shares.append((place.rules.failures, place.rules.calls))
 
-    assert shares == [(10, 100), (5, 50), (4, 33), (3, 20), (3, 1)]
+    assert shares == [(10, 100), (5, 50), (4, 33), (3, 20), (3, 10)]
+
+
+def test_one_job_that_fails_alone_opens_no_breaker_in_a_fleet_of_any_size() -> None:
+    for workers in (1, 10, 100, 2000):
+        places = Destinations(ThrottleSettings())
+        places.fleet_of(workers)
+        place = places.at("x")
+        for now in (1.0, 2.0, 3.0, 4.0):
+            place.counted(now, ok=False)
+            permit, _ = place.admit(now)
+            assert isinstance(permit, Permit)
+            place.report(permit, now, ok=False, job="a", tenant="")
+            assert place.health.state(now) is BreakerState.CLOSED, f"{workers} workers"
 
 
 def test_a_switched_off_throttle_still_counts_traffic_for_the_breaker() -> None:
