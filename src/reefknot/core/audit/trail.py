@@ -16,6 +16,7 @@ from reefknot.core.audit.event import (
     Event,
     FailureRecord,
     Quarantined,
+    Requeued,
     RetryAttempt,
     RetryExhausted,
     RetryRecovered,
@@ -91,6 +92,8 @@ class Trails:
                 fields, after = {}, Trail(known.decision, None, None, can_succeed, event.attempt_number)
             case Dropped():
                 fields, after = {"reason": (event.reason, DROPPED)}, Trail(status=_ERROR)
+            case Requeued() if before is not None and not before.can_succeed:  # out of quarantine, with a fresh budget
+                fields, after = {}, None
             case Completed():
                 return ({} if before is None else _ended(event, before)), _missing(event, before)
             case _:

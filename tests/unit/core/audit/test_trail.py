@@ -154,6 +154,14 @@ def test_other_assignments_and_tenants_have_trails_of_their_own() -> None:
     assert replayed(failed(1), *between, recovered(2), ended("success", 2), ended("success", 1)).differences == ()
 
 
+def test_a_job_of_a_source_that_was_requeued_out_of_quarantine_may_succeed_at_once() -> None:
+    """It has no end before: its quarantine is one. Without the requeue its success is a difference."""
+    requeued = Requeued(**A, reason="taken out of quarantine by ada", generation=1)
+
+    assert replayed(*GIVEN_UP, aside(), requeued, ended("success", 1)).differences == ()
+    assert replayed(*GIVEN_UP, aside(), ended("success", 1)).differences
+
+
 @for_each_row(
     ("event", "cause"),
     [
