@@ -93,7 +93,7 @@ def with_quick_looks() -> None:
     reefknot.engines.jetstream.audit.LATE_S = 0.5
     reefknot.app.alerts.MINUTE_STEPS = 2
     reefknot.telemetry.metrics.STEP_S = 3
-    reefknot.telemetry.metrics.series.__kwdefaults__["step_s"] = 3
+    reefknot.telemetry.metrics.series.__kwdefaults__ = {"steps": reefknot.telemetry.metrics.STEPS, "step_s": 3}
 
 
 WITHOUT: dict[str, Callable[[], None]] = {

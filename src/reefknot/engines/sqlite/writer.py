@@ -147,7 +147,7 @@ class Writer:
             return future
         if within:
             self._unhurried.append(request)
-            loop.call_later(within, self._hurry)
+            loop.call_later(within, self._hurry_for, future)
             return future
         self._submitted.append(request)
         if self._gil.idle and self._waking is not loop:
@@ -178,6 +178,11 @@ class Writer:
             return StoreUnavailableError(f"sqlite:{self._path}", "it is closed", "open it again")
         problem = "it was opened before a fork"
         return StoreUnavailableError(f"sqlite:{self._path}", problem, "open it again in the child process")
+
+    def _hurry_for(self, future: asyncio.Future[Any]) -> None:
+        """Write what waits, unless the request of this future has been written: later ones have time of their own."""
+        if future.cancelled() or not future.done():
+            self._hurry()
 
     def _hurry(self) -> None:
         """Write the requests that found no company."""

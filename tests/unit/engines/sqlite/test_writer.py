@@ -14,6 +14,7 @@ import pytest
 
 from reefknot.core.idempotency import Claimed, ClaimRequest, Done
 from reefknot.engines.sqlite import SqliteStore, writer
+from reefknot.engines.sqlite.transaction import Transaction, each
 from reefknot.errors import StoreError
 from tests.unit.engines.sqlite.test_store import opened, run
 
@@ -97,6 +98,37 @@ def test_without_that_pause_a_loop_would_block_in_vain_each_time(
 ) -> None:
     monkeypatch.setattr(writer, "PAUSE_AFTER_TIMEOUT_S", -3600.0)
     assert asyncio.run(blocked_for(tmp_path / "state.db", monkeypatch)) == [True, True, True]
+
+
+@each
+def _nothing(transaction: Transaction, name: str) -> str:
+    return name
+
+
+def test_a_request_that_found_company_does_not_hurry_a_later_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its time may end while the next one waits for company: that would be a transaction for nothing."""
+
+    async def story() -> None:
+        async with opened(tmp_path / "state.db") as store:
+            due: list[tuple[Any, ...]] = []
+            with monkeypatch.context() as patched:
+                patched.setattr(asyncio.get_running_loop(), "call_later", lambda _, *call: due.append(call))
+                first = store._writer.submit(_nothing, ("first",), within=60)
+                (ends_first,) = due
+                await store.idempotency.claim("k", owner="me")
+                assert await first == "first"
+                due.clear()
+                second = store._writer.submit(_nothing, ("second",), within=60)
+                (ends_second,) = due
+
+            ends_first[0](*ends_first[1:])
+            assert (len(store._writer._unhurried), len(store._writer._submitted)) == (1, 0), "it has its own time"
+            ends_second[0](*ends_second[1:])
+            assert await second == "second"
+
+    run(story)
 
 
 def test_a_loop_that_stopped_before_it_woke_the_thread_holds_up_no_other(tmp_path: Path) -> None:
