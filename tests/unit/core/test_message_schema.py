@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from reefknot.core.message_schema import assignment_schema, result_schema
+from reefknot.core.message_schema import WIRE, assignment_schema, result_schema, wire_schemas
 from reefknot.core.messages import (
     LONGEST_ID,
     LONGEST_MS,
@@ -144,3 +144,16 @@ def test_the_command_prints_each_schema_and_refuses_other_words() -> None:
     assert "worker" in json.loads(command().stdout)["properties"]
     refused = command("--of", "asignment")
     assert (refused.returncode, "did you mean 'assignment'?" in refused.stderr) == (2, True)
+
+
+def test_the_schemas_of_the_wire_are_all_there_described_and_open_to_fields_of_newer_versions() -> None:
+    parts = wire_schemas("#/$defs/{name}")
+    root = {"$defs": parts}
+    assert {one.__name__ for one in WIRE} <= parts.keys()
+    assert [name for name, part in parts.items() if part.get("additionalProperties") is False] == []
+    assert "comes back in the result" in parts["ExecAssignment"]["properties"]["request_id"]["description"]
+    assignment = {"assignment_id": "a", "request_id": "r", "job": {"type": "own.step"}, "later": 1}
+    assert is_valid(assignment, parts["ExecAssignment"], root)
+    assert not is_valid(assignment | {"request_id": "x" * (LONGEST_ID + 1)}, parts["ExecAssignment"], root)
+    result = ExecResult("a", "r", ResultStatus.SUCCESS, "w1", ResultJob("own.step"))
+    assert is_valid(json.loads(encode(result)), parts["ExecResult"], root)
