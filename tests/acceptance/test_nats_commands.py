@@ -467,14 +467,15 @@ def test_a_token_by_reference_opens_the_store_for_every_command_and_is_never_sho
             assert "tok-wrong-one" not in shown
 
         person.environment["NATS_TOKEN"] = TOKEN
-        for words in (
+        tried: list[tuple[str, ...]] = [
             ("submit", "--type", "own.hello", "--in", "24h"),
             ("job", "list"),
             ("doctor",),
             ("config", "show"),
             ("top", "--once"),
-        ):
-            ended = person(*words)
+        ]
+        for line in tried:
+            ended = person(*line)
             assert ended.returncode == FINE, ended.stderr
             assert TOKEN not in ended.stdout + ended.stderr
 

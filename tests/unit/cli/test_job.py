@@ -289,7 +289,7 @@ def test_no_line_of_top_is_wider_than_the_terminal(rk: Commands, store: Path, co
     address = StoreAddress(f"sqlite:{'/a/long/path' * 12}/state.db", None, Redactor(()))
     rk.environment.setenv("COLUMNS", str(columns))
     rk.taken()
-    _put_view(view, address)
+    _put_view(view, address, ["problem: " + "a long sentence about the configuration " * 4])
     out, _ = rk.taken()
     assert max(map(len, out.splitlines())) <= max(columns, 72), out
 
