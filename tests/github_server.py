@@ -97,6 +97,7 @@ class GitRepository:
             )
         self._git("fast-import", "--quiet", "--force", stdin=b"\n".join(lines) + b"\n")
         self._heads.clear()
+        self._trees.clear()
         return self.head(branch)
 
     def head(self, branch: str) -> str:

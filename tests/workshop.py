@@ -160,10 +160,10 @@ class Shop:
     def vanish(self, member: Worker | Router) -> None:
         """As kill -9: its tasks end where they are."""
         if isinstance(member, Worker):
-            member.is_ending = True
             for pool in member.pools.values():
                 pool.cancel_all()
-        for task in [*member._tasks, *member._background._tasks]:
+        member.services.cancel()
+        for task in list(member._background._tasks):
             task.cancel()
         self.members.remove(member)
 

@@ -98,7 +98,8 @@ def by_backoff(attempts: int | None = 3, wait: float = 0.0, **more: Any) -> Deco
 
 def by_reefknot(attempts: int = 3, wait: float = 0.0, **more: Any) -> Decorate:
     more.setdefault("on", Exception)
-    return rk.retry(attempts=attempts, wait=[wait], log=False, **more)
+    decorate: Decorate = rk.retry(attempts=attempts, wait=[wait], log=False, **more)
+    return decorate
 
 
 BY: dict[str, Decorate] = {
@@ -433,6 +434,34 @@ def rules_that_combine() -> Iterator[Probe]:
     yield of_reefknot
 
 
+def value_instead_of_the_error() -> Iterator[Probe]:
+    def of(decorate: Decorate) -> object:
+        with skipped_sleeps():
+            return decorate(failing([]))()
+
+    yield lambda: "yes" if of(by_tenacity(retry_error_callback=lambda state: "cached")) == "cached" else NONE
+    yield lambda: "yes" if any("back" in name for name in defaults_of(stamina.retry)) else NONE
+    yield lambda: "`None` alone" if of(by_backoff(raise_on_giveup=False)) is None else NONE
+    yield lambda: "yes, and its type is known" if of(by_reefknot(fallback="cached")) == "cached" else NONE
+
+
+def a_predicate_without_an_argument() -> Iterator[Probe]:
+    def of(decorate: Callable[[], Decorate]) -> str:
+        """What becomes of the failure of the work."""
+        try:
+            fn = decorate()(failing([]))
+        except Exception:
+            return "an error at decoration"
+        with skipped_sleeps():
+            return "its `TypeError` is raised" if type(ended(fn)) is TypeError else "the failure of the work"
+
+    predicate: Any = lambda: True  # noqa: E731 - as one writes it
+    yield lambda: of(lambda: by_tenacity(retry=tenacity.retry_if_exception(predicate)))
+    yield lambda: of(lambda: by_stamina(on=predicate))
+    yield lambda: of(lambda: by_backoff(giveup=predicate))
+    yield lambda: of(lambda: by_reefknot(on=predicate))
+
+
 ROWS: dict[str, Callable[[], Iterator[Probe]]] = {
     "gives up by default": gives_up_by_default,
     "deadline of 0.3 s, waits of 0.2 s, plain function": deadline_of_a_plain_function,
@@ -450,6 +479,8 @@ ROWS: dict[str, Callable[[], Iterator[Probe]]] = {
     "Trio": in_trio,
     "metrics built in": metrics_built_in,
     "stop and wait rules that combine": rules_that_combine,
+    "a value instead of the last error": value_instead_of_the_error,
+    "a predicate that takes no argument": a_predicate_without_an_argument,
 }
 
 

@@ -100,7 +100,7 @@ def _type(annotation: object) -> str:
     """A type in plain words; our own records by their names."""
     said = getattr(annotation, "__args__", None)
     if isinstance(annotation, UnionType) and said is not None:
-        return " or ".join(_type(one) for one in said)
+        return " or ".join(_type(one) for one in said if one is not msgspec.UnsetType)
     return _WORDS.get(str(annotation)) or _WORDS.get(getattr(annotation, "__name__", "")) or _named(annotation)
 
 

@@ -10,14 +10,16 @@ from __future__ import annotations
 TYPE_CHECKING = False  # a plain name, so that typing is not imported for it
 if TYPE_CHECKING:
     from reefknot import testing as testing
+    from reefknot.app.clients import SyncClient as SyncClient
+    from reefknot.app.clients import SyncHandle as SyncHandle
+    from reefknot.app.clients import connect as connect
+    from reefknot.app.clients import connect_sync as connect_sync
     from reefknot.app.managers import IdempotencyManager as IdempotencyManager
     from reefknot.app.managers import RetryManager as RetryManager
     from reefknot.app.managers import get_retry_manager as get_retry_manager
     from reefknot.app.managers import open_manager as open_manager
-    from reefknot.app.stores import connect as connect
     from reefknot.app.stores import open_audit_log as open_audit_log
     from reefknot.app.stores import open_store as open_store
-    from reefknot.app.sync_client import connect_sync as connect_sync
     from reefknot.audit.journal import FanOut as FanOut
     from reefknot.blocks.python import block as block
     from reefknot.config.book import PolicyBook as PolicyBook
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from reefknot.core.messages import ExecResult as ExecResult
     from reefknot.core.messages import StepRequest as StepRequest
     from reefknot.core.messages import StepResult as StepResult
+    from reefknot.core.messages import StepStatus as StepStatus
     from reefknot.core.overload.admission import OverloadStatus as OverloadStatus
     from reefknot.core.overload.admission import RejectionPolicy as RejectionPolicy
     from reefknot.core.overload.breaker import BreakerState as BreakerState
@@ -61,6 +64,7 @@ if TYPE_CHECKING:
     from reefknot.errors import EventLoopRunningError as EventLoopRunningError
     from reefknot.errors import IdempotencyError as IdempotencyError
     from reefknot.errors import IllegalMoveError as IllegalMoveError
+    from reefknot.errors import JobsStuckError as JobsStuckError
     from reefknot.errors import KeyConflictError as KeyConflictError
     from reefknot.errors import KeyInProgressError as KeyInProgressError
     from reefknot.errors import KeyQuotaError as KeyQuotaError
@@ -88,10 +92,12 @@ if TYPE_CHECKING:
     from reefknot.errors import StoreError as StoreError
     from reefknot.errors import StoreFullError as StoreFullError
     from reefknot.errors import StoreLockedError as StoreLockedError
+    from reefknot.errors import StoreMissingError as StoreMissingError
     from reefknot.errors import StorePermissionError as StorePermissionError
     from reefknot.errors import StoreReplacedError as StoreReplacedError
     from reefknot.errors import StoreUnavailableError as StoreUnavailableError
     from reefknot.errors import StoreVersionError as StoreVersionError
+    from reefknot.errors import UnknownJobError as UnknownJobError
     from reefknot.errors import VirtualDeadlockError as VirtualDeadlockError
     from reefknot.idempotency.decorator import idempotent as idempotent
     from reefknot.ingestion.jobs import IngestionJob as IngestionJob
@@ -99,6 +105,7 @@ if TYPE_CHECKING:
     from reefknot.ingestion.orchestrator import IngestionOrchestrator as IngestionOrchestrator
     from reefknot.ingestion.sources import IngestionSource as IngestionSource
     from reefknot.ingestion.telemetry import TelemetryRecorder as TelemetryRecorder
+    from reefknot.ports.block import BlockContext as BlockContext
     from reefknot.ports.connector import Document as Document
     from reefknot.ports.connector import FetchRequest as FetchRequest
     from reefknot.ports.connector import ItemFailure as ItemFailure
@@ -111,16 +118,21 @@ if TYPE_CHECKING:
     from reefknot.retrying.failures import classify_failure as classify_failure
     from reefknot.retrying.failures import http_errors as http_errors
     from reefknot.retrying.retrier import Retrier as Retrier
+    from reefknot.retrying.types import FailedAttempt as FailedAttempt
     from reefknot.retrying.types import RetryEvent as RetryEvent
+    from reefknot.router.client import Client as Client
+    from reefknot.router.client import Handle as Handle
+    from reefknot.router.client import SubmitItem as SubmitItem
+    from reefknot.router.client import SubmitOptions as SubmitOptions
     from reefknot.router.service import Router as Router
     from reefknot.worker.service import Worker as Worker
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "reefknot.app.clients": "SyncClient SyncHandle connect connect_sync",
     "reefknot.app.managers": "IdempotencyManager RetryManager get_retry_manager open_manager",
-    "reefknot.app.stores": "connect open_audit_log open_store",
-    "reefknot.app.sync_client": "connect_sync",
+    "reefknot.app.stores": "open_audit_log open_store",
     "reefknot.audit.journal": "FanOut",
     "reefknot.blocks.python": "block",
     "reefknot.config.book": "PolicyBook",
@@ -128,7 +140,7 @@ _HOMES = {
     "reefknot.connectors.registry": "connector",
     "reefknot.core.failure": "ErrorCategory ErrorCode Failure FailureType",
     "reefknot.core.idempotency": "Done",
-    "reefknot.core.messages": "ExecAssignment ExecAssignmentAck ExecResult StepRequest StepResult",
+    "reefknot.core.messages": "ExecAssignment ExecAssignmentAck ExecResult StepRequest StepResult StepStatus",
     "reefknot.core.overload.admission": "OverloadStatus RejectionPolicy",
     "reefknot.core.overload.breaker": "BreakerState",
     "reefknot.core.retry.book": "ResolvedPolicy",
@@ -142,24 +154,27 @@ _HOMES = {
         "AsyncioOnlyError AttemptTimeoutError AuditUnavailableError BreakerOpenError ChangesLostError "
         "ConfigurationError ConfigurationMissingError DeadlineExceededError EventLoopRunningError IdempotencyError "
         "IllegalMoveError KeyConflictError KeyInProgressError KeyQuotaError KeyTooLongError LeaseLostError "
-        "LoopMisuseError NameTakenError OperationError "
+        "JobsStuckError LoopMisuseError NameTakenError OperationError "
         "NoStoreError NotJsonError OutcomeUnknownError ParameterError ParameterTypeError QueueFullError "
         "RecordedFailureError ReefknotError RejectedError ResultPendingError ResultTooLargeError RetryAfter "
         "RetryError SourceError StalePositionError StoreCorruptError StoreError StoreFullError StoreLockedError "
-        "StorePermissionError StoreReplacedError StoreUnavailableError StoreVersionError VirtualDeadlockError"
+        "StoreMissingError StorePermissionError StoreReplacedError StoreUnavailableError StoreVersionError "
+        "UnknownJobError VirtualDeadlockError"
     ),
     "reefknot.idempotency.decorator": "idempotent",
     "reefknot.ingestion.jobs": "IngestionJob JobQueue",
     "reefknot.ingestion.orchestrator": "IngestionOrchestrator",
     "reefknot.ingestion.sources": "IngestionSource",
     "reefknot.ingestion.telemetry": "TelemetryRecorder",
+    "reefknot.ports.block": "BlockContext",
     "reefknot.ports.connector": "Document FetchRequest ItemFailure Page SourceContext",
     "reefknot.ports.work_queue": "QuarantineStore",
     "reefknot.retrying.breaker": "CircuitBreaker",
     "reefknot.retrying.decorator": "retry using",
     "reefknot.retrying.failures": "classify_failure http_errors",
     "reefknot.retrying.retrier": "Retrier",
-    "reefknot.retrying.types": "RetryEvent",
+    "reefknot.retrying.types": "FailedAttempt RetryEvent",
+    "reefknot.router.client": "Client Handle SubmitItem SubmitOptions",
     "reefknot.router.service": "Router",
     "reefknot.worker.service": "Worker",
 }

@@ -36,8 +36,9 @@ async def _real_asleep(seconds: float) -> None:
 
 def in_trio() -> bool:
     """Whether this code runs in a task of Trio; what was never imported runs nothing."""
-    trio = modules.get("trio")
-    return trio is not None and bool(trio.lowlevel.in_trio_task())
+    # Another thread may be importing it at this moment: until it is done, nobody runs in it.
+    asked = getattr(getattr(modules.get("trio"), "lowlevel", None), "in_trio_task", None)
+    return asked is not None and bool(asked())
 
 
 async def pause(seconds: float) -> None:

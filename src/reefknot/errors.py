@@ -13,15 +13,18 @@ The error tree: every exception that reefknot raises.
     ├── OperationError                     an operator's request cannot be fulfilled
     ├── NameTakenError                     a worker or router of this name is running already
     ├── ResultPendingError (TimeoutError)  submitted work has no result yet and continues
+    ├── UnknownJobError (LookupError)      no job has this id
     ├── LoopMisuseError (RuntimeError)     a retry loop was used in a way that cannot work
     ├── AsyncioOnlyError (RuntimeError)    a part that runs on asyncio alone was used under Trio
     ├── EventLoopRunningError (RuntimeError)  a call that blocks its thread was made where an event loop runs
     ├── VirtualDeadlockError (RuntimeError)  in virtual time, every task waits for ever
+    ├── JobsStuckError (RuntimeError)      jobs of a system under test do not end by themselves
     ├── NotJsonError (ValueError)          a value cannot be written as canonical JSON
     ├── StoreError                         a store cannot do what it was asked for
     │   ├── StoreUnavailableError          the store cannot be opened or reached, or was closed after an error
     │   │   ├── StoreLockedError           another process kept the store locked for too long
     │   │   ├── StorePermissionError       this user may not read or write the store
+    │   │   ├── StoreMissingError          there is no store at the address
     │   │   └── StoreReplacedError         the store's file was deleted, moved or replaced while it was open
     │   ├── StoreFullError                 the disk or the store is full
     │   ├── StoreCorruptError              the stored data is damaged
@@ -52,7 +55,8 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # a plain name, so that typing is not imported for it
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
+    from datetime import timedelta
     from typing import Any
 
 
@@ -91,7 +95,9 @@ class RetryAfter(ReefknotError):  # noqa: N818 - a promise of the public surface
     It is retried whatever `on=` says, and is bounded like a server's own hint.
     """
 
-    def __init__(self, seconds: float, message: str = "") -> None:
+    def __init__(self, seconds: float | timedelta, message: str = "") -> None:
+        if not isinstance(seconds, int | float) and hasattr(seconds, "total_seconds"):
+            seconds = seconds.total_seconds()
         if isinstance(seconds, bool) or not isinstance(seconds, int | float):
             raise ParameterTypeError("seconds", seconds, "a number of seconds, 0 or more")
         if not 0 <= seconds <= 1.7976931348623157e308:  # an int may be larger, and then is no float
@@ -181,6 +187,20 @@ class ResultPendingError(ReefknotError, TimeoutError):
         self.seconds = seconds
 
 
+class UnknownJobError(ReefknotError, LookupError):
+    """No job of the store has this id: it was never submitted there, or its retention is over."""
+
+    def __init__(self, assignment_id: str, *, tenant_id: str | None = None) -> None:
+        of = "" if tenant_id is None else f" of tenant {shown(tenant_id)}"
+        hint = "; for a job of a tenant, give tenant_id=" if tenant_id is None else ""
+        super().__init__(
+            f"no job{of} has the id {shown(assignment_id, 200)}: it was never submitted to this store, or is past its "
+            f"retention{hint}"
+        )
+        self.assignment_id = assignment_id
+        self.tenant_id = tenant_id
+
+
 class LoopMisuseError(ReefknotError, RuntimeError):
     """A retry loop was used in a way that cannot work."""
 
@@ -197,13 +217,14 @@ class AsyncioOnlyError(ReefknotError, RuntimeError):
 
 
 class EventLoopRunningError(ReefknotError, RuntimeError):
-    """A client of `connect_sync` was used in a thread in which an event loop runs, which it would block."""
+    """A call that waits was made in a thread in which an event loop runs, which it would block."""
 
-    def __init__(self) -> None:
-        super().__init__(
-            "an event loop runs in this thread, and a call of a sync client would block it; "
-            "use `async with rk.connect(url) as client:` here, or another thread"
-        )
+    def __init__(
+        self,
+        what: str = "a call of a sync client would block it",
+        instead: str = "use `async with rk.connect(url) as client:` here, or another thread",
+    ) -> None:
+        super().__init__(f"an event loop runs in this thread, and {what}; {instead}")
 
 
 class VirtualDeadlockError(ReefknotError, RuntimeError):
@@ -212,6 +233,18 @@ class VirtualDeadlockError(ReefknotError, RuntimeError):
     def __init__(self, waiting: str) -> None:
         super().__init__(f"deadlock in virtual time: nothing can wake these tasks: {waiting}")
         self.waiting = waiting
+
+
+class JobsStuckError(ReefknotError, RuntimeError):
+    """Jobs of a system under test do not end by themselves. `jobs` has for each id why it waits."""
+
+    def __init__(self, jobs: Mapping[str, str], *, seconds: float, most: int = 5) -> None:
+        named = [f"{shown(one, 200)}: {why}" for one, why in list(jobs.items())[:most]]
+        more = f" | and {len(jobs) - most} more" if len(jobs) > most else ""
+        what = "1 job has" if len(jobs) == 1 else f"{len(jobs)} jobs have"
+        super().__init__(f"{what} not ended after {seconds:g} s of virtual time: {' | '.join(named)}{more}")
+        self.jobs = dict(jobs)
+        self.seconds = seconds
 
 
 class ConfigurationError(ReefknotError, ValueError):
@@ -260,6 +293,10 @@ class StorePermissionError(StoreUnavailableError):
     """The user of this process may not read or write the store's file, or its folder."""
 
 
+class StoreMissingError(StoreUnavailableError):
+    """There is no store at the address, and none was to be made."""
+
+
 class StoreReplacedError(StoreUnavailableError):
     """The store's file was deleted, moved or replaced while it was open. Nothing more is written."""
 
@@ -281,7 +318,8 @@ class NoStoreError(ReefknotError, RuntimeError):
 
     def __init__(self) -> None:
         super().__init__(
-            "no store is in scope: run this inside `async with reefknot.open_store(url) as store:`, or pass store="
+            "no store is in scope: run this inside `async with reefknot.open_store(url) as store:`, a plain function "
+            "inside `with reefknot.connect_sync(url) as client:`, or pass store="
         )
 
 

@@ -16,6 +16,9 @@ ON_NATS = frozenset(
         "test_alerts",
         "test_audit_trail",
         "test_blocking_steps",
+        "test_cancelled_from_outside",
+        "test_clients_of_a_web_server",
+        "test_classes_of_work",
         "test_crash_suspects",
         "test_dashboard",
         "test_job_retry",
@@ -24,6 +27,7 @@ ON_NATS = frozenset(
         "test_liveness",
         "test_on_call",
         "test_operators",
+        "test_overdue_steps",
         "test_quarantine_actions",
         "test_reload",
         "test_run_and_up",
@@ -35,6 +39,7 @@ ON_NATS = frozenset(
         "test_traces",
         "test_unknown_types",
         "test_waiting",
+        "test_web_frameworks",
     }
 )
 _FILE = "it reads, locks or changes the file"
@@ -74,6 +79,7 @@ SQLITE_ONLY = {
 }
 REPRESENTATIVE = frozenset(
     {
+        "test_every_job_ends_once_and_every_look_of_another_process_finds_it",
         "test_a_system_is_worked_with_from_other_processes_and_ends_in_order",
         "test_work_that_was_handed_back_is_ended_by_the_next_system",
         "test_a_worker_that_is_killed_loses_nothing_and_everything_has_one_result",
@@ -95,6 +101,7 @@ REPRESENTATIVE = frozenset(
         "test_a_job_goes_from_process_to_process_in_one_trace_and_on_to_the_server_it_calls",
         "test_through_a_pipe_top_prints_one_view_without_escapes",
         "test_a_system_serves_its_own_store_and_work_is_done_through_the_api",
+        "test_services_begin_again_and_the_process_goes_on",
     }
 )
 IS_ALL = os.environ.get("REEFKNOT_ACCEPTANCE_ON_NATS") == "all"

@@ -42,6 +42,20 @@ async def wait(inputs, context):
         await asyncio.sleep(0.05)
     return {}
 """
+HOLD = """\
+import asyncio
+import os
+import reefknot as rk
+
+@rk.block("own.hold")
+async def hold(inputs, context):
+    with open("begun.txt", "a") as file:
+        file.write(context.assignment_id + "\\n")
+    while not os.path.exists("go"):
+        await asyncio.sleep(0.05)
+    return {}
+"""
+"""The beginning of a module of steps: one that writes its id, and goes on until `go` is called."""
 PRODUCT = ("-m", "reefknot")
 PATIENCE_S = 30.0
 ROOT = Path(__file__).parents[2]

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from reefknot.app.alerts import LOOK_EVERY_S
 from reefknot.app.nats_servers import NatsServer
 from reefknot.runtime.seeds import new_id
 from tests.acceptance.folder import Folder, until
@@ -189,7 +190,7 @@ def test_without_a_system_the_list_says_that_nobody_has_looked(folder: Folder) -
     done = folder("alert", "list")
 
     assert (done.code, done.out) == (0, "no alert is active\n")
-    assert "no system has looked yet" in done.err
+    assert f"no system has looked yet; one that runs looks every {LOOK_EVERY_S:g} s: reefknot up" in done.err
     found = folder.json("alert", "list")
     assert (found["alerts"], found["looked_at"], found["watched"]) == ([], None, False)
     assert [one["alert"] for one in found["rules"]] == [

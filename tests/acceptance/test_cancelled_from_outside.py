@@ -1,43 +1,52 @@
 """
-A step that cancels other tasks of its process, met by `reefknot up` as a supervisor meets it.
+A step that cancels other tasks of its process, met by `reefknot up` and `worker start` as a supervisor meets it.
 
-The process goes on with all its parts, or ends with a message and a code that make a supervisor start it again: it is
-never half dead. Its neighbours end, whatever the step cancels.
+Services begin again. A process whose main task was cancelled ends with a message and a code that make a supervisor
+start it again: it is never half dead. Its neighbours end, whatever the step cancels.
 """
 
 from __future__ import annotations
 
 import json
+import subprocess
+import time
+from collections.abc import Callable
 
 import pytest
 
-from tests.acceptance.folder import Folder, until
+from tests.acceptance.folder import CONFIG, HOLD, PATIENCE_S, Folder, throughout, until
 
-STEPS = """\
-import asyncio
-import os
-import reefknot as rk
-
-@rk.block("own.hold")
-async def hold(inputs, context):
-    with open("begun.txt", "a") as file:
-        file.write(context.assignment_id + "\\n")
-    while not os.path.exists("go"):
-        await asyncio.sleep(0.05)
-    return {}
-
+STEPS = (
+    HOLD
+    + """
 @rk.block("own.vandal")
 async def vandal(inputs, context):
     tasks = asyncio.all_tasks() - ({asyncio.current_task()} if inputs["spares_itself"] else set())
     for task in tasks:
-        if task.get_name().startswith(inputs["names"]):
+        name = task.get_name()
+        is_of_nats = "/nats/" in task.get_coro().cr_code.co_filename
+        if inputs["everything"] or is_of_nats or not name.startswith(("Task-", "live feed", "slot ")):
             task.cancel()
     await asyncio.sleep(0)
     return {}
+
+@rk.block("own.tick")
+async def tick(inputs, context):
+    return {}
+"""
+)
+BROKEN = "import reefknot.runtime.tasks\nreefknot.runtime.tasks.Services._ended = lambda *_: None\n"
+"""The control: services that were cancelled stay away."""
+MORE = """
+schedules:
+  tick: {every: 1s, assignment: {job: {type: own.tick, payload: {}}}}
+sources:
+  notes: {connector: local_files, path: notes, every: 1s}
 """
 ENDED = "start it again: accepted work is kept"
 NEIGHBOURS = ["order-1", "order-2", "order-3"]
 MOST_STARTS = 20
+LOOK_S = 0.2
 
 
 @pytest.fixture
@@ -51,61 +60,115 @@ def submit(folder: Folder, kind: str, name: str, **inputs: object) -> None:
     assert done.code == 0, done.err
 
 
-class Supervisor:
-    """Starts `up`, and again whenever it ends."""
+def states(folder: Folder) -> dict[str, str]:
+    return {one["id"]: one["state"] for one in folder.json("job", "list", "--limit", "1000")["jobs"]}
 
-    def __init__(self, folder: Folder) -> None:
+
+def have_succeeded(folder: Folder, *names: str) -> bool:
+    found = states(folder)
+    return all(found[name] == "succeeded" for name in names)
+
+
+class Supervisor:
+    """Starts a process, and again whenever it ends."""
+
+    def __init__(self, start: Callable[[], subprocess.Popen[str]], folder: Folder) -> None:
+        self._start = start
         self._folder = folder
         self.messages: list[str] = []
-        self._start()
+        self._process = start()
 
-    def _start(self) -> None:
-        self._process = self._folder.up("--module", "calls", "--drain", "0.5")
-
-    def states(self) -> dict[str, str]:
-        """The states of all jobs; a process that has ended is started again."""
-        if self._process.poll() is not None:
+    def until(self, holds: Callable[[], bool]) -> None:
+        """Wait for it, and start the process again whenever it has ended, at once: this takes many starts."""
+        ends = time.monotonic() + PATIENCE_S
+        while not holds():
+            assert time.monotonic() < ends, "it did not come to that"
+            try:
+                self._process.wait(timeout=LOOK_S)
+            except subprocess.TimeoutExpired:
+                continue
             code, _, err = self._folder.ends(self._process)
             assert (code, ENDED in err) == (75, True), err
             self.messages.append(err)
             assert len(self.messages) < MOST_STARTS, "it ends for ever"
-            self._start()
-        return {one["id"]: one["state"] for one in self._folder.json("job", "list")["jobs"]}
+            self._process = self._start()
 
 
-def supervised(folder: Folder, names: str, *, spares_itself: bool) -> list[str]:
-    """Three neighbours, a step that cancels the tasks of these names, and a job after it; the messages of the ends."""
-    system = Supervisor(folder)
+def neighbours(folder: Folder) -> None:
+    """Start three steps that run beside what comes."""
     for name in NEIGHBOURS:
         submit(folder, "own.hold", name)
     until(lambda: set(NEIGHBOURS) <= set(folder.begun()))
-    submit(folder, "own.vandal", "bad", names=names, spares_itself=spares_itself)
-    ends = [*NEIGHBOURS, "later"]
-    if spares_itself:  # else it is given up in the end, after many starts
-        ends.append("bad")
-        until(lambda: system.states()["bad"] == "succeeded")
-    until(lambda: bool(system.states()) and (bool(system.messages) or spares_itself))
-    folder.go()
-    submit(folder, "own.hold", "later")
-    until(lambda: all(system.states()[name] == "succeeded" for name in ends))
-    return system.messages
 
 
-@pytest.mark.parametrize("spares_itself", [False, True])
+def up(folder: Folder) -> subprocess.Popen[str]:
+    return folder.up("--module", "calls", "--drain", "0.5")
+
+
+def worker(folder: Folder) -> subprocess.Popen[str]:
+    return folder.part("worker", "--module", "calls", "--drain", "0.5")
+
+
+# ---- every task, the main one too ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("start", "spares_itself"), [(up, True), (up, False), (worker, True)])
 def test_a_step_that_cancels_every_task_ends_the_process_and_all_work_is_done(
-    scene: Folder, spares_itself: bool
+    scene: Folder, start: Callable[[Folder], subprocess.Popen[str]], spares_itself: bool
 ) -> None:
-    messages = supervised(scene, "", spares_itself=spares_itself)
-    assert messages
-    assert all("was cancelled by a step" in one for one in messages)
+    if start is worker:
+        scene.part("router")
+    system = Supervisor(lambda: start(scene), scene)
+    neighbours(scene)
+    submit(scene, "own.vandal", "bad", everything=True, spares_itself=spares_itself)
+    system.until(lambda: bool(system.messages))
+    scene.go()
+    submit(scene, "own.hold", "later")
+    ends = [*NEIGHBOURS, "later", *(["bad"] if spares_itself else [])]  # else it is given up, after many starts
+    system.until(lambda: have_succeeded(scene, *ends))
+    assert all("was cancelled by a step" in one for one in system.messages)
 
 
-@pytest.mark.parametrize("names", ["router dispatch", "router", "system status", "system alerts", "store retention"])
-def test_a_process_without_one_of_its_services_ends(scene: Folder, names: str) -> None:
-    (message,) = supervised(scene, names, spares_itself=True)
-    assert f"the service `{names}" in message
+# ---- every service ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("names", ["worker-1", "messages from", "ended work"])
-def test_a_process_goes_on_where_a_service_begins_again(scene: Folder, names: str) -> None:
-    assert supervised(scene, names, spares_itself=True) == []
+def cancelled_services(folder: Folder, start: Callable[[Folder], subprocess.Popen[str]]) -> subprocess.Popen[str]:
+    """A process whose services a step has cancelled, all at once, with nats-py's own."""
+    process = start(folder)
+    neighbours(folder)
+    submit(folder, "own.vandal", "bad", everything=False, spares_itself=True)
+    return process
+
+
+@pytest.mark.parametrize("start", [up, worker])
+def test_services_begin_again_and_the_process_goes_on(
+    scene: Folder, start: Callable[[Folder], subprocess.Popen[str]]
+) -> None:
+    """Schedules, syncs of sources, submissions, results and operators' commands."""
+    (scene.path / "notes").mkdir()
+    (scene.path / "notes" / "first.md").write_text("first")
+    (scene.path / "reefknot.yaml").write_text(CONFIG + MORE)
+    if start is worker:
+        scene.part("router")
+    process = cancelled_services(scene, start)
+    until(lambda: have_succeeded(scene, "bad"))
+    before = len(states(scene))
+    (scene.path / "notes" / "second.md").write_text("second")
+    scene.go()
+    submit(scene, "own.hold", "later")
+    until(lambda: have_succeeded(scene, *NEIGHBOURS, "later"))
+    until(lambda: len(states(scene)) >= before + 3)
+    if start is up:
+        until(lambda: "second" in scene("source", "search", "second").out)
+    process.terminate()
+    code, _, err = scene.ends(process)
+    assert code == 143
+    assert "was cancelled from outside; it begins again" in err
+
+
+def test_services_that_stay_cancelled_would_be_noticed(scene: Folder) -> None:
+    (scene.path / "calls.py").write_text(STEPS + BROKEN)
+    cancelled_services(scene, up)
+    scene.go()
+    submit(scene, "own.hold", "later")
+    throughout(3.0, lambda: not have_succeeded(scene, "later"))

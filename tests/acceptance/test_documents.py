@@ -109,8 +109,27 @@ asyncio.run(main(sys.argv[1]))
 """
 
 
+BACKWARDS = """
+import sys
+from reefknot.engines import document_rows
+document_rows._CHANGES = document_rows._CHANGES.replace("ORDER BY sequence LIMIT", "ORDER BY sequence DESC LIMIT")
+from reefknot.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
 def test_a_consumer_that_follows_gets_every_change_of_several_processes_once_and_in_order(notes: Folder) -> None:
-    follower = notes.start("source", "changes", "--follow", "--json")
+    follow(notes, notes.start("source", "changes", "--follow", "--json"))
+
+
+def test_a_feed_that_begins_with_the_newest_change_would_be_noticed(notes: Folder) -> None:
+    follower = notes.start("source", "changes", "--follow", "--json", program=("-c", BACKWARDS))
+    with pytest.raises(AssertionError):  # lines are missing, or out of order
+        follow(notes, follower)
+
+
+def follow(notes: Folder, follower: subprocess.Popen[str]) -> None:
+    """Two processes write, and the follower's lines are a mirror of what they leave."""
     writers = [
         subprocess.Popen([sys.executable, "-c", WRITER, name], cwd=notes.path, env={"PYTHONPATH": str(ROOT / "src")})
         for name in "ab"
@@ -122,7 +141,7 @@ def test_a_consumer_that_follows_gets_every_change_of_several_processes_once_and
     assert follower.stdout is not None
     while sequence < last:
         change = json.loads(follower.stdout.readline())
-        assert change["sequence"] > sequence
+        assert change["sequence"] > sequence, "out of order"
         sequence = change["sequence"]
         if change["change"] == "deleted":
             mirror.pop(change["id"], None)

@@ -134,3 +134,49 @@ def test_without_that_rule_it_is_logged_every_second(folder: Folder) -> None:
     lines = [line for line in process.stderr if STATUS in line]
 
     assert len(lines) > 1
+
+
+GUARDED = """
+import asyncio
+from pathlib import Path
+
+import reefknot as rk
+
+
+@rk.idempotent(key=lambda name: name)
+async def effect(name):
+    with Path("effects").open("a") as file:
+        file.write(f"{name}\\n")
+
+
+@rk.block("own.guarded")
+async def guarded(inputs, context):
+    Path("begun").touch()
+    while not Path("go").exists():
+        await asyncio.sleep(0.01)
+    try:
+        await effect(context.assignment_id)
+    except rk.StoreFullError:
+        Path("refused").touch()
+        raise
+    return {}
+"""
+
+
+def test_a_step_whose_key_a_full_disk_refused_is_tried_again_and_has_its_effect_once(folder: Folder) -> None:
+    here = folder.path
+    (here / "guarded.py").write_text(GUARDED)
+    system = folder.start("up", "--module", "guarded", program=("-m", "tests.faults.full_disk", "full"))
+    assert folder("submit", "--type", "own.guarded", "--id", "pay").code == 0
+    until((here / "begun").exists)
+    (here / "full").touch()
+    (here / "go").touch()
+    until((here / "refused").exists)
+    (here / "full").unlink()
+
+    until(lambda: folder.json("job", "show", "pay")["state"] in ("succeeded", "quarantined"))
+    shown = folder.json("job", "show", "pay")
+    system.terminate()
+    folder.ends(system)
+
+    assert (shown["state"], (here / "effects").read_text()) == ("succeeded", "pay\n"), shown

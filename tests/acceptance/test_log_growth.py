@@ -88,7 +88,7 @@ def test_an_export_into_a_pipe_that_is_not_read_lets_the_log_begin_again(folder:
     assert writer.largest < MOST_LOG_BYTES
     code, out, err = folder.ends(export)
     assert code == 0, err
-    assert f'"sequence":{EVENTS + 1}}}' in out, "the last one"
+    assert f'"seq":{EVENTS + 1}}}' in out, "the last one"
 
 
 @pytest.mark.parametrize(

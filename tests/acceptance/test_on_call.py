@@ -19,21 +19,11 @@ from typing import Any, NamedTuple
 import pytest
 
 from reefknot.engines.sqlite.connection import VERSION
-from tests.acceptance.folder import CONFIG, PATIENCE_S, Folder, until
+from tests.acceptance.folder import CONFIG, HOLD, PATIENCE_S, Folder, until
 
-STEPS = """\
-import asyncio
-import os
-import reefknot as rk
-
-@rk.block("own.hold")
-async def hold(inputs, context):
-    with open("begun.txt", "a") as file:
-        file.write(context.assignment_id + "\\n")
-    while not os.path.exists("go"):
-        await asyncio.sleep(0.05)
-    return {}
-
+STEPS = (
+    HOLD
+    + """
 @rk.block("own.die")
 async def die(inputs, context):
     os.kill(os.getpid(), 9)
@@ -42,6 +32,7 @@ async def die(inputs, context):
 async def refused(inputs, context):
     raise ConnectionRefusedError("printer.example:9100 refused")
 """
+)
 WITHIN_S = 15.0
 
 

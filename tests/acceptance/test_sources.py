@@ -301,6 +301,20 @@ def test_a_sync_that_only_a_person_can_help_exits_with_1_and_says_what_to_do(wik
     assert wiki.json("source", "list")["sources"][0]["state"] == "healthy"
 
 
+def test_a_source_that_waits_for_a_person_shows_no_next_sync_until_it_was_run_again(folder: Folder) -> None:
+    (folder.path / "reefknot.yaml").write_text("sources: {notes: {connector: local_files, path: notes, every: 1h}}\n")
+
+    def run_and_look() -> tuple[int, str | None]:
+        code = folder("source", "run", "notes").code
+        (row,) = folder.json("source", "list")["sources"]
+        return code, row["next_due"]
+
+    assert run_and_look() == (1, None), "the folder does not exist"
+    (folder.path / "notes").mkdir()
+    code, due = run_and_look()
+    assert (code, due is not None) == (0, True)
+
+
 def test_a_sync_in_quarantine_has_no_payload_to_edit(wiki: WikiFolder) -> None:
     wiki.goes("denied")
     assert run(wiki) == 1

@@ -34,6 +34,25 @@ sources:
   hopeless: {connector: team_wiki, fails: 100, kind: unknown}
 """
 """A source whose failures are transient would rest after three of them and give up no job."""
+GIVEN_UP = """
+retry_policies:
+  team_wiki: {strategy: immediate, max_attempts: 1}
+sources:
+  busy: {connector: team_wiki, fails: 100, kind: transient}
+  locked: {connector: team_wiki, fails: 100, kind: permanent}
+"""
+"""Two transient failures are too few for a rest: the job is given up."""
+
+
+def test_a_job_that_is_given_up_is_counted_by_the_kind_of_its_last_failure(folder: Folder) -> None:
+    (folder.path / "team_wiki.py").write_text(CONNECTOR)
+    file = folder.path / "reefknot.yaml"
+    file.write_text(file.read_text() + GIVEN_UP)
+    for name in ("busy", "locked"):
+        code, _, err = folder.ends(folder.start("source", "run", name, "--module", "team_wiki"))
+        assert code == 1, err
+    found = folder.json("telemetry", "show", "--details")["details"]["team_wiki"]["quarantined"]
+    assert found == {"transient": 1, "permanent": 1}
 
 
 def test_the_retries_of_all_processes_are_one_answer_that_survives_them(folder: Folder) -> None:

@@ -10,24 +10,15 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import sys
 from typing import Any
 
-from tests.acceptance.folder import CONFIG, Folder, until
+from tests.acceptance.folder import CONFIG, HOLD, Folder, until
 
-STEPS = """\
-import asyncio
-import os
+STEPS = (
+    HOLD
+    + """
 from types import SimpleNamespace
-
-import reefknot as rk
-
-@rk.block("own.hold")
-async def hold(inputs, context):
-    with open("begun.txt", "a") as file:
-        file.write(context.assignment_id + "\\n")
-    while not os.path.exists("go"):
-        await asyncio.sleep(0.05)
-    return {}
 
 @rk.block("own.fail")
 async def fail(inputs, context):
@@ -47,6 +38,7 @@ async def charge(order):
 async def charge_once(inputs, context):
     return await charge("order-7")
 """
+)
 POLICY = (
     CONFIG.replace("max_attempts: 2, base_delay_ms: 20", "max_attempts: 4, base_delay_ms: 30000")
     .replace(
@@ -149,13 +141,24 @@ def test_a_job_says_which_failure_or_key_it_waits_for(folder: Folder) -> None:
     assert "the idempotency key charge:order-7 is held by one (pid" in waits_for(folder, "other", "key_held")
 
 
+def frozen_between_writes(folder: Folder, process: subprocess.Popen[str]) -> bool:
+    """Freeze a process, unless it is writing: then the file would stay locked, and that is another story."""
+    process.send_signal(signal.SIGSTOP)
+    script = "import sqlite3, sys; sqlite3.connect(sys.argv[1], timeout=1).execute('BEGIN IMMEDIATE')"
+    command = [sys.executable, "-c", script, str(folder.path / ".reefknot" / "state.db")]
+    if subprocess.run(command, capture_output=True, check=False).returncode == 0:
+        return True
+    process.send_signal(signal.SIGCONT)
+    return False
+
+
 def test_a_frozen_worker_holds_its_job_until_its_lease_ends(folder: Folder) -> None:
     prepared(folder)
     folder.part("router")
     frozen = worker(folder)
     submit(folder, "own.hold", "held")
     until(lambda: "held" in folder.begun())
-    frozen.send_signal(signal.SIGSTOP)
+    until(lambda: frozen_between_writes(folder, frozen))
     try:
         text = waits_for(folder, "held", "owner_silent")
     finally:

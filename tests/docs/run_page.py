@@ -2,25 +2,34 @@
 Runs the snippets of one page, in order, as a reader would: `run_page.py PAGE`, in a folder that is the reader's own.
 
 Python fences share one namespace. In console and bash fences, lines `$ reefknot …` are run and must exit with 0, and
-so are those that make the reader's files (`mkdir`, `echo`, `printf`); other commands and the output shown are left
-alone. A command runs in this process, because starting one for each takes most of the time; one that needs a shell
-gets a shell. A fence that cannot run says so, with its reason in the line before:
+so are those that make the reader's files and variables (`mkdir`, `mv`, `echo`, `printf`, `python -c`, `export`) or wait
+(`until`); other commands are left alone. Each line that is shown beneath a command has to be printed by it, where `…`
+stands for anything. A command runs in this process, because starting one for each takes most of the time; one that
+needs a shell gets a shell. One that ends in `&` stays up until `kill %N` or the end of the page, and is ready once it
+has printed the lines beneath it. A fence that cannot run says so, with its reason in the line before:
 
     <!-- no-run: needs a mailbox -->
     ```python no-run
 
-A fence of `python file=steps.py` is not run but written to that file, in the reader's folder. Python between a line
-`<!-- run` and a line `-->` is run in its turn and not shown: what the reader has anyway, such as a network, or a check
-that would only be in the way.
+A fence of `python file=steps.py` or `yaml file=a.yaml` is not run but written to that file, in the reader's folder.
+Python between a line `<!-- run` and a line `-->` is run in its turn and not shown: a check that would only be in the
+way. What the page shows must not need it: with `--visible` it is left out.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
+import random
 import re
 import shlex
+import signal
+import socket
 import subprocess
 import sys
+import tempfile
+import time
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -32,12 +41,16 @@ from markdown_it import MarkdownIt
 PYTHON = frozenset({"python", "python3", "py"})
 SHELL = frozenset({"console", "bash", "sh", "shell"})
 HIDDEN = re.compile(r"<!-- run\n(?P<content>.*?)^-->\s*\Z", re.DOTALL | re.MULTILINE)
-NAMED_FILE = re.compile(r"file=(?P<name>\w+\.\w+)")
+NAMED_FILE = re.compile(r"file=(?P<name>(?:\w+/)*\w+\.\w+)")
 REASON = re.compile(r"^\s*<!-- no-run: \S.* -->\s*$")
 VARIABLES = r"(?:[A-Z0-9_]+=[^\s;&|]* )*"
-OURS = r"(?:reefknot|rk|mkdir|echo|printf)"
+SERVERS = r"gunicorn|uvicorn|curl|python -m pytest|python \w+\.py"
+OURS = rf"(?:reefknot|rk|mkdir|mv|echo|printf|export|kill|until|python -c|{SERVERS})"
 COMMAND = re.compile(rf"^\$ (?P<command>{VARIABLES}{OURS}(?:\s.*)?)$")
 FOR_A_SHELL = re.compile(r"[|&;<>()$`*?~#]")
+USUAL_PORTS = ("8321", "4222", r"(?:(?<=127\.0\.0\.1:)|(?<=--port ))8000")
+"""The ports that pages name. Tests run side by side, so a page that starts a server gets free ones instead."""
+READY_WITHIN_S = 40
 BARE_COMMAND = re.compile(rf"^(?P<command>{VARIABLES}{OURS}(?:\s.*)?)$")
 
 
@@ -61,6 +74,7 @@ class Fence:
     content: str
     line: int
     file: str = ""
+    is_hidden: bool = False
 
 
 def fences(text: str, *, opted_out: bool = False) -> Iterator[Fence]:
@@ -76,12 +90,13 @@ def fences(text: str, *, opted_out: bool = False) -> Iterator[Fence]:
             hidden = HIDDEN.match(token.content)
             if hidden is None:
                 raise PageError(f"line {token.map[0] + 1}: <!-- run is a line of its own, and so is its -->")
-            yield Fence("python", hidden["content"], token.map[0] + 2)
+            yield Fence("python", hidden["content"], token.map[0] + 2, is_hidden=True)
         if token.type != "fence" or token.map is None:
             continue
         start = token.map[0]
         language, *words = token.info.split() or [""]
-        if language not in PYTHON | SHELL:
+        file = NAMED_FILE.fullmatch(" ".join(words))
+        if language not in PYTHON | SHELL and file is None:
             continue
         if words == ["no-run"]:
             if start == 0 or not REASON.match(lines[start - 1]):
@@ -91,25 +106,43 @@ def fences(text: str, *, opted_out: bool = False) -> Iterator[Fence]:
             continue
         if opted_out:
             continue
-        file = NAMED_FILE.fullmatch(" ".join(words))
         if words and file is None:
             raise PageError(f"line {start + 1}: {' '.join(words)!r} is not known here, only no-run and file=NAME are")
         yield Fence(language, token.content, start + 2, file["name"] if file else "")
 
 
-def commands(fence: Fence) -> Iterator[tuple[int, str]]:
-    """Our own commands in a shell fence, each with its line; a backslash joins it to the next."""
-    lines = enumerate(fence.content.splitlines(), fence.line)
-    prompted = any(line.startswith("$ ") for line in fence.content.splitlines())
-    pattern = COMMAND if prompted or fence.language == "console" else BARE_COMMAND
-    for number, line in lines:
+def shown(fence: Fence) -> Iterator[tuple[int, str, list[str]]]:
+    """
+    Our own commands in a shell fence, each with its line and the output that is shown beneath it.
+
+    A backslash joins a command to its next line.
+    """
+    lines = list(enumerate(fence.content.splitlines(), fence.line))
+    prompted = fence.language == "console" or any(line.startswith("$ ") for _, line in lines)
+    pattern = COMMAND if prompted else BARE_COMMAND
+    while lines:
+        number, line = lines.pop(0)
         if not (found := pattern.match(line)):
             continue
         command = found["command"]
-        while command.endswith("\\"):
-            _, following = next(lines, (0, ""))
-            command = command[:-1] + following.strip().removeprefix("> ")
-        yield number, command
+        while command.endswith("\\") and lines:
+            command = command[:-1] + lines.pop(0)[1].strip().removeprefix("> ")
+        output = list[str]()
+        while prompted and lines and not lines[0][1].startswith("$ "):
+            output.append(lines.pop(0)[1])
+        yield number, command, output
+
+
+def commands(fence: Fence) -> Iterator[tuple[int, str]]:
+    """Our own commands in a shell fence, each with its line."""
+    return ((number, command) for number, command, _ in shown(fence))
+
+
+def missing(lines: list[str], printed: str) -> list[str]:
+    """The shown lines that were not printed, apart from blanks; `…` stands for anything within a line."""
+    flat = [" ".join(line.split()) for line in printed.splitlines()]
+    patterns = [re.escape(" ".join(line.split())).replace("…", ".*") for line in lines if line.strip("… ─")]
+    return [one for one in patterns if not any(re.fullmatch(one, line) for line in flat)]
 
 
 def run_python(fence: Fence, page: Path, namespace: dict[str, object]) -> None:
@@ -138,34 +171,149 @@ def run_here(words: list[str]) -> int:
         os.chdir(folder)
 
 
-def run_in_shell(command: str) -> int:
-    here = Path(sys.executable).parent
-    environment = os.environ | {"PATH": f"{here}{os.pathsep}{os.environ.get('PATH', '')}"}
-    return subprocess.run(["bash", "-c", command], env=environment, stdin=subprocess.DEVNULL, check=False).returncode
+def environment(command: str = "") -> dict[str, str]:
+    """The variables of a reader at a terminal, who sees log lines as text unless they go to a file."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    return os.environ | {"PATH": path, "REEFKNOT_LOG_FORMAT": "auto" if "2>" in command else "text"}
 
 
-def run_commands(fence: Fence, page: Path) -> None:
-    for line, command in commands(fence):
-        needs_shell = FOR_A_SHELL.search(command) or not command.startswith(("reefknot", "rk"))
-        code = run_in_shell(command) if needs_shell else run_here(shlex.split(command))
-        if code != 0:
-            raise SnippetError(f"{page.name}:{line}: `{command}` exited with {code}")
+def run_in_shell(command: str) -> tuple[int, str]:
+    done = subprocess.run(
+        ["bash", "-c", command],
+        env=environment(command),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout
 
 
-def run(page: Path) -> None:
+def run_and_print(command: str) -> tuple[int, str]:
+    """The exit code of a command, and what it printed."""
+    if FOR_A_SHELL.search(command) or "--module" in command or not command.startswith(("reefknot", "rk")):
+        return run_in_shell(command)  # a module that the reader has changed is loaded again
+    printed = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        os.environ["REEFKNOT_LOG_FORMAT"] = "text"
+        code = run_here(shlex.split(command))
+    printed.seek(0)
+    return code, printed.read()
+
+
+def export(command: str) -> None:
+    """Set the variables of an `export` for all that follows."""
+    done = subprocess.run(
+        ["bash", "-c", f"{command}; env -0"], env=environment(), capture_output=True, text=True, check=True
+    )
+    for name, _, value in (one.partition("=") for one in done.stdout.split("\0")):
+        if name and f" {name}=" in command:
+            os.environ[name] = value
+
+
+class Background:
+    """The commands of a page that end in `&`, by the numbers that a shell gives them: one more than the highest."""
+
+    def __init__(self) -> None:
+        self._started: dict[int, subprocess.Popen[bytes]] = {}
+
+    def start(self, command: str, lines: list[str]) -> str:
+        """Start a command and wait for its lines; returns what is wrong, or nothing."""
+        with tempfile.TemporaryFile() as output:
+            process = subprocess.Popen(
+                ["bash", "-c", command.removesuffix("&")],
+                env=environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+            self._started[max(self._started, default=0) + 1] = process
+            ends = time.monotonic() + READY_WITHIN_S
+            while True:
+                ended = process.poll() is not None
+                output.seek(0)
+                printed = output.read().decode()
+                lacks = missing(lines, printed)
+                if not lacks or ended or time.monotonic() > ends:
+                    return f"did not print {lacks}:\n{printed}" if lacks else ""
+                time.sleep(0.05)
+
+    def stop(self, number: int) -> None:
+        process = self._started.pop(number)
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGTERM)
+            try:
+                process.wait(50)
+            finally:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+
+    def stop_all(self) -> None:
+        for number in sorted(self._started, reverse=True):
+            self.stop(number)
+
+
+def run_commands(fence: Fence, page: Path, background: Background) -> None:
+    for line, command, lines in shown(fence):
+        wrong = ""
+        if command.endswith("&"):
+            wrong = background.start(command, lines) if lines else "shows no line by which it is ready"
+        elif command.startswith("kill %"):
+            for number in re.findall(r"%(\d+)", command.partition(";")[0]):
+                background.stop(int(number))
+        elif command.startswith("export "):
+            export(command)
+        else:
+            code, printed = run_and_print(command)
+            print(f"$ {command}\n{printed}")
+            lacks = missing(lines, printed)
+            if code != 0:
+                wrong = f"exited with {code}"
+            elif re.search("^Traceback", printed, re.MULTILINE):
+                wrong = "ended with a traceback"
+            elif lacks:
+                wrong = f"did not print {lacks}"
+        if wrong:
+            raise SnippetError(f"{page.name}:{line}: `{command}` {wrong}")
+
+
+def free_port() -> int:
+    """A port below those that systems give to connections, so that none of them takes it before its server does."""
+    while True:
+        port = random.randrange(20000, 30000)
+        with socket.socket() as tried, contextlib.suppress(OSError):
+            tried.bind(("127.0.0.1", port))
+            return port
+
+
+def with_free_ports(text: str) -> str:
+    for port in USUAL_PORTS if re.search(r"^\$ .* &$", text, re.MULTILINE) else ():
+        text = re.sub(port, str(free_port()), text)
+    return text
+
+
+def run(page: Path, *, visible: bool = False) -> None:
     # A module of its own in the place of this one: classes of the page find their names, `__main__` guards run.
     module = ModuleType("__main__")
-    found = list(fences(page.read_text(encoding="utf-8")))
+    found = list(fences(with_free_ports(page.read_text(encoding="utf-8"))))
     sys.modules["__main__"] = module
-    for fence in found:
-        if fence.file:
-            Path(fence.file).write_text(fence.content, encoding="utf-8")
-        elif fence.language in PYTHON:
-            run_python(fence, page, module.__dict__)
-        else:
-            run_commands(fence, page)
+    background = Background()
+    try:
+        for fence in found:
+            if fence.file:
+                Path(fence.file).parent.mkdir(parents=True, exist_ok=True)
+                Path(fence.file).write_text(fence.content, encoding="utf-8")
+            elif fence.language not in PYTHON:
+                run_commands(fence, page, background)
+            elif not (visible and fence.is_hidden):
+                run_python(fence, page, module.__dict__)
+    finally:
+        background.stop_all()
 
 
 if __name__ == "__main__":
     sys.path[0] = ""  # what a reader has: the folder they are in
-    run(Path(sys.argv[1]))
+    run(Path(sys.argv[1]), visible="--visible" in sys.argv[2:])

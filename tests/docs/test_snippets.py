@@ -1,4 +1,8 @@
-"""What the documents show, runs: every page in a process of its own, in an empty folder, with warnings as errors."""
+"""
+What the documents show, runs, and prints what they show.
+
+Every page runs in a process of its own, in an empty folder, with warnings as errors.
+"""
 
 from __future__ import annotations
 
@@ -13,35 +17,32 @@ import pytest
 from cyclopts import CycloptsError
 
 from reefknot.cli.app import application, with_default_watch
-from tests.docs.run_page import SHELL, PageError, commands, fences
+from tests.docs.run_page import SHELL, PageError, commands, fences, missing
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNNER = Path(__file__).with_name("run_page.py")
-TIMEOUT_S = 60
+TIMEOUT_S = 240
 
 
 def shows_something_to_run(page: Path) -> bool:
     try:
         return any(True for _ in fences(page.read_text(encoding="utf-8")))
     except PageError:
-        return True  # to be told when it is run
+        return True  # the run says what is wrong
 
 
-COMPARED = ROOT / "docs" / "guides" / "runbook.md"
-"""The page that `test_runbook.py` runs, whole, and compares with what is printed."""
-PAGES = [
-    page
-    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-    if page != COMPARED and shows_something_to_run(page)
-]
+PAGES = [page for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))] if shows_something_to_run(page)]
+NEEDS_MORE = {"README.md": "the network: it reads https://example.org"}
+"""Pages that need more than they show, with what a reader has all the same."""
 
 
-def run_page(page: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+def run_page(page: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     folder.mkdir(exist_ok=True)
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("REEFKNOT", "WORKER_", "OTEL_"))}
     return subprocess.run(
-        [sys.executable, str(RUNNER), str(page)],
+        [sys.executable, str(RUNNER), str(page), *words],
         cwd=folder,
-        env=os.environ | {"PYTHONWARNINGS": "error", "REEFKNOT_LOG_FORMAT": "auto"},
+        env=own | {"PYTHONWARNINGS": "error", "COLUMNS": "240"},
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
@@ -49,10 +50,10 @@ def run_page(page: Path, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def run_text(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def run_text(text: str, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     page = folder / "page.md"
     page.write_text(text)
-    return run_page(page, folder / "cwd")
+    return run_page(page, folder / "cwd", *words)
 
 
 def test_there_is_a_page_to_check() -> None:
@@ -81,14 +82,43 @@ def test_every_snippet_of_the_page_runs(page: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
 
 
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if page.name not in NEEDS_MORE and "<!-- run\n" in page.read_text(encoding="utf-8")],
+    ids=lambda page: page.relative_to(ROOT).as_posix(),
+)
+def test_a_reader_needs_none_of_the_hidden_blocks(page: Path, tmp_path: Path) -> None:
+    """A page without such blocks has proved it above."""
+    done = run_page(page, tmp_path / "cwd", "--visible")
+
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_the_text_names_the_file_that_a_fence_is_written_to(page: Path) -> None:
+    """A reader does not see `file=`."""
+    lines = page.read_text(encoding="utf-8").splitlines()
+    named = [(one.file, "\n".join(lines[: one.line - 2])) for one in fences("\n".join(lines)) if one.file]
+
+    assert [file for file, before in named if f"`{file}`" not in before] == []
+
+
+def test_a_hidden_block_that_makes_what_the_page_uses_is_caught(tmp_path: Path) -> None:
+    page = "<!-- run\nx = 1\n-->\n```python\nassert x == 1\n```\n"
+
+    assert run_text(page, tmp_path).returncode == 0
+    assert "NameError: name 'x' is not defined" in run_text(page, tmp_path, "--visible").stderr
+
+
 def refused(text: str) -> list[str]:
     """The commands that are not run, and that the command line does not take."""
     found = []
     for fence in fences(text, opted_out=True):
         for line, command in commands(fence) if fence.language in SHELL else ():
-            if command.startswith(("mkdir", "echo", "printf")):
+            first = command.partition("; ")[0]
+            words = shlex.split(re.sub(r"^(?:[A-Z0-9_]+=\S* )+", "", first), comments=True)
+            if words[0] not in ("reefknot", "rk"):
                 continue
-            words = shlex.split(re.sub(r"^(?:[A-Z0-9_]+=\S* )+", "", command), comments=True)
             ends = [number for number, word in enumerate(words) if word in ("|", "&&", "&", ">", ">>", "2>", "<", ";")]
             try:
                 application().parse_args(
@@ -240,3 +270,39 @@ def test_output_and_the_commands_of_others_are_left_alone(tmp_path: Path) -> Non
     done = run_text("```console\n$ false\n$ make nonsense\nreefknot is shown here as output\n```\n", tmp_path)
 
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("command", ["reefknot --version", "reefknot --version | cat"])
+def test_a_line_that_the_command_does_not_print_is_caught(tmp_path: Path, command: str) -> None:
+    page = f"```console\n$ {command}\nreefknot {{}}\n```\n"
+
+    assert run_text(page.format("…"), tmp_path).returncode == 0
+    assert "did not print ['reefknot\\\\ 17']" in run_text(page.format("17"), tmp_path).stderr
+
+
+@pytest.mark.parametrize(
+    ("lines", "lacks"),
+    [(["a … c"], []), (["a  b c"], []), (["…", "", "────"], []), (["a … d"], [r"a\ .*\ d"])],
+)
+def test_blanks_and_rules_do_not_count_and_dots_stand_for_anything(lines: list[str], lacks: list[str]) -> None:
+    assert missing(lines, "x\na b   c\n") == lacks
+
+
+def test_a_command_in_the_background_stays_until_it_is_killed(tmp_path: Path) -> None:
+    waits = 'python -c "print(7, flush=True); import time; open({!r}, {!r}); time.sleep(600)" &'
+    page = (
+        f"```console\n$ export NAME=here\n$ {waits.format('a', 'w')}\n7\n$ {waits.format('b', 'w')}\n7\n"
+        "$ kill %1; wait\n$ kill %2\n$ echo $NAME > a\n```\n"
+    )
+    done = run_text(page, tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "cwd" / "a").read_text() == "here\n"
+    assert (tmp_path / "cwd" / "b").exists()
+
+
+@pytest.mark.parametrize("shown", ["nats://…\n", ""])
+def test_a_command_in_the_background_that_is_never_ready_is_caught(tmp_path: Path, shown: str) -> None:
+    done = run_text(f"```console\n$ reefknot dev no-such-server &\n{shown}```\n", tmp_path)
+
+    assert "`reefknot dev no-such-server &` " + ("did not print" if shown else "shows no line") in done.stderr

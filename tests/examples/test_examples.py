@@ -15,7 +15,7 @@ import pytest
 
 import reefknot as rk
 from reefknot.cli import main
-from reefknot.core.audit.chain import Head, event_line, link
+from reefknot.core.audit.chain import Head, LogLine, event_line, link, read_line
 
 ROOT = Path(__file__).resolve().parents[2]
 VERIFY_CHAIN = ROOT / "examples" / "verify_chain.py"
@@ -66,7 +66,7 @@ def exported(folder: Path) -> tuple[Path, Path]:
                     await manager.execute_with_retry("KV_PUT", f"put {name}", broken, policy)
 
     async def broken() -> None:
-        raise ConnectionError('the "Straße" is closed,"hash":"x","sequence":9')
+        raise ConnectionError('the "Straße" is closed,"hash":"x","seq":9')
 
     asyncio.run(write())
     assert main(["audit", "export", str(folder / "log.jsonl"), "--engine", f"sqlite:{folder / 'state.db'}"]) == 0
@@ -152,7 +152,8 @@ def another_event_behind(lines: list[bytes]) -> list[bytes]:
         changed(1, b"}\n", b" }\n"),
         changed(1, b"}\n", b',"note":1}\n'),
         changed(1, b"}\n", b"}\r\n"),
-        changed(0, b'"format":1', b'"format":2'),
+        changed(0, b'"format":2', b'"format":1'),
+        changed(0, b'"format":2', b'"format":3'),
         changed(0, b"}\n", b',"chain":"0000000000000000"}\n'),
         lambda lines: [*lines[:2], b"\n", *lines[2:]],
         lambda lines: [*lines, b"\xff garbage\n"],
@@ -167,7 +168,8 @@ def another_event_behind(lines: list[bytes]) -> list[bytes]:
         "blank",
         "further member",
         "CRLF",
-        "format 2",
+        "format 1",
+        "format 3",
         "second chain",
         "empty line",
         "garbage",
@@ -200,8 +202,9 @@ def test_the_example_compares_with_every_head_of_the_last_chain(tmp_path: Path) 
     log, head = exported(tmp_path)
     own = json.loads(head.read_bytes())
     before = {"chain": "0" * 16, "sequence": 0, "hash": "0" * 64}
-    first = json.loads(log.read_bytes().splitlines()[1])
-    middle = {"at": "2026-01-01T00:00:00Z", "chain": own["chain"], "sequence": 1, "hash": first["hash"]}
+    first = read_line(log.read_bytes().splitlines(keepends=True)[1])
+    assert isinstance(first, LogLine)
+    middle = {"at": "2026-01-01T00:00:00Z", "chain": own["chain"], "sequence": 1, "hash": first.hash}
 
     def with_heads(*heads: dict[str, object]) -> int:
         head.write_text("".join(f"{json.dumps(one)}\n" for one in heads))

@@ -58,7 +58,7 @@ def wrong_with(found: list[Request], service: Stub, on: str = "sqlite") -> list[
 @pytest.mark.parametrize(("rate", "times"), [(r, t) for r in SERVICES for t in (2, 5, 10)] if ALL else [(20, 10)])
 def test_a_cold_system_under_overload_loses_only_the_excess(tmp_path: Path, rate: int, times: int, on: str) -> None:
     judged = []
-    for number in range(6):  # a machine that stood still is no fault of the system; single runs lie at 0.86 to 0.92
+    for number in range(2):  # a machine that stood still is no fault of the system
         judged.append(wrong_with(*overloaded(tmp_path / str(number), rate, times, on=on), on))
         if not judged[-1]:
             return

@@ -10,7 +10,7 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -95,6 +95,16 @@ class Peer:
 
         async def publish() -> None:
             await self._client.publish(subject, body, headers=headers)
+            await round_trip(self._client)
+
+        self.run(publish())
+
+    def send_all(self, subject: str, messages: Iterable[Fields]) -> None:
+        """Publish many by core NATS, one right after the other."""
+
+        async def publish() -> None:
+            for message in messages:
+                await self._client.publish(subject, json.dumps(message).encode())
             await round_trip(self._client)
 
         self.run(publish())

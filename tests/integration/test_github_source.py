@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.github_server import GithubServer
+from tests.unit.connectors.test_text_extraction import pdf, word
 
 CANARY = "ghp_canary0123456789"
 
@@ -34,6 +35,29 @@ def reefknot(folder: Path, *words: str, token: str = CANARY) -> tuple[int, str]:
     )
     assert CANARY not in done.stdout + done.stderr
     return done.returncode, done.stdout + done.stderr
+
+
+def test_the_texts_of_pdf_word_and_html_files_are_found(server: GithubServer, tmp_path: Path) -> None:
+    server.git.files = {
+        "guide.pdf": pdf("A bowline for mooring"),
+        "guide.docx": word("A sheet bend for hammocks"),
+        "guide.html": b"<html><body><h1>Hitches</h1><p>A clove <b>hit</b>ch</p><script>no()</script></body></html>",
+        "damaged.pdf": b"%PDF-1.4 no more",
+    }
+    server.git.commit()
+    server.tick(300)
+    folder = tmp_path / "user"
+    folder.mkdir()
+    source = f"sources: {{demo: {{connector: github_repository, repository: octo/demo, base_url: '{server.url}'}}}}"
+    (folder / "reefknot.yaml").write_text(source)
+
+    code, told = reefknot(folder, "source", "run", "demo")
+    assert code in {0, 1}, told
+    for words, name in (("mooring", "guide.pdf"), ("hammocks", "guide.docx"), ("clove hitch", "guide.html")):
+        code, found = reefknot(folder, "source", "search", words)
+        assert (code, name in found) == (0, True), (told, found)
+    code, found = reefknot(folder, "source", "search", "no more")
+    assert "damaged.pdf" not in found
 
 
 def test_a_source_is_tested_synced_searched_and_mended(server: GithubServer, tmp_path: Path) -> None:

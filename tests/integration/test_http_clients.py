@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from datetime import UTC, datetime
 from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, Unpack
 
 import aiohttp
 import httpx2
@@ -27,6 +27,7 @@ import requests
 import reefknot as rk
 from reefknot import clock as timing
 from reefknot.engines.clocks import VirtualClock
+from reefknot.retrying.types import RetryKeywords
 
 READ_TIMEOUT = 10.0
 TLS = ssl.create_default_context()  # made once: it takes longer than everything else here
@@ -122,7 +123,7 @@ async def by_aiohttp(url: str) -> str:
         return await response.text()
 
 
-def awaited(fetch: Callable[[str], Awaitable[str]], **options: Any) -> Fetch:
+def awaited(fetch: Callable[[str], Awaitable[str]], **options: Unpack[RetryKeywords]) -> Fetch:
     """An async client's function under retry, from plain code; the virtual clock goes along in the context."""
     call = rk.retry(**options)(fetch)
 

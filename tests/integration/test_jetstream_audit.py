@@ -49,10 +49,7 @@ async def opening(server: NatsServer, **options: Any) -> AsyncIterator[Open]:
 
 async def stop_copying(store: JetStreamStore) -> None:
     """End the task that copies events, as the death of the process would."""
-    for task in store._writer._tasks:
-        task.cancel()
-    await asyncio.gather(*store._writer._tasks, return_exceptions=True)
-    store._writer._tasks = []
+    await store._writer.services.stop()
 
 
 async def died(store: JetStreamStore) -> None:

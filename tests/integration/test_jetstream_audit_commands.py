@@ -129,7 +129,7 @@ def test_a_log_of_several_chains_has_a_head_for_each_and_is_exported_chain_by_ch
     assert (exported["events"], exported["heads"]) == (6, heads)
     lines = [json.loads(line) for line in (shell.folder / "log.jsonl").read_text().splitlines()]
     assert [line["chain"] for line in lines if "chain" in line] == [one["chain"] for one in heads]
-    assert [line["sequence"] for line in lines if "event" in line] == [1, 2, 1, 1, 2, 3]
+    assert [line["seq"] for line in lines if "event" in line] == [1, 2, 1, 1, 2, 3]
     assert [json.loads(line) for line in shell.audit("head", "log.jsonl", is_file=True).splitlines()] == heads
     verified = shell.json("verify", "log.jsonl", is_file=True)
     assert verified["compared_with"] == "log.jsonl.head.json"

@@ -10,14 +10,16 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
+import time
 from typing import Any
 
 import pytest
 
 import reefknot as rk
 from reefknot.ports.transport import Delivery
+from reefknot.router.health import MOST_WORKERS
 from tests.acceptance.folder import Folder, until
-from tests.integration.peers import ACK, ASSIGN, CANCEL, RESULT, Fields, Peer, assignment
+from tests.integration.peers import ACK, ASSIGN, CANCEL, HEARTBEAT, RESULT, Fields, Peer, assignment
 
 CP1 = "router: {shared_subject: cp1}\n"
 QUEUE = {"baseline": "", "v2": "worker: {queue: {v2: {enabled: true}}}\n"}
@@ -150,6 +152,27 @@ def _levels(folder: Folder) -> dict[str, str]:
     """The status of each worker's class as the router knows it."""
     (router,) = folder.json("router", "status")["routers"]
     return {name: one["status"] for name, one in router["workers"].get("cpu", {}).items()}
+
+
+INVENTED = 12_000
+"""More workers than a router remembers: with any number of them it knows as many as with these."""
+
+
+def test_heartbeats_of_workers_that_do_not_exist_hide_no_router(folder: Folder, peer: Peer) -> None:
+    started(folder)
+    health = {"cpu": {"status": "critical", "queue_depth": 9, "active": 4, "capacity": 4}}
+    beat = {"timestamp": int(time.time() * 1000), "classes": health}
+    peer.send_all(HEARTBEAT, ({"worker_id": f"invented-{number}", **beat} for number in range(INVENTED)))
+
+    def reported() -> bool:
+        """Whether the router has reported since, and says how many workers its report leaves out."""
+        (router,) = folder.json("router", "status")["routers"]
+        return bool(router.get("workers_left_out", 0) > MOST_WORKERS - 1000)
+
+    until(reported)
+    (folder.path / "a.jsonl").write_text(json.dumps(assignment("a", "their.step")))
+    done = folder("submit", "a.jsonl")
+    assert (done.code, "no router" in done.err) == (0, False), done.err
 
 
 def test_messages_of_strangers_are_ignored(folder: Folder, peer: Peer) -> None:

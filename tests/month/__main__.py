@@ -15,181 +15,100 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from zoneinfo import ZoneInfo
 
+from reefknot.idempotency import decorator
 from tests.month.at import made_up_versions
 from tests.month.incidents import Incidents
-from tests.month.life import STEPS, Chapter, Record, documents_of
+from tests.month.judgement import LEAST_HOURS, Record, judge, table
+from tests.month.life import BERLIN, STEPS, Chapter, documents_of
 from tests.month.world import World, living_world
 
 CLOCKS_GO_BACK = datetime(2026, 10, 25, tzinfo=UTC)
-BERLIN = ZoneInfo("Europe/Berlin")
-SIZE_BOUND = 1.5
-MEMORY_BOUND = 1.5
-SLOWER_BOUND = 1.5
-LEAST_HOURS = 72
-"""Hours below which a month is a short one."""
-LEAST_CPU_S = 0.02
-"""CPU time below which an answer counts as quick, whatever it took on the first day."""
-ROOM_BYTES = 32 << 20
-"""Growth of memory that is no leak: caches and modules that are first needed later."""
-
-
-@dataclass(frozen=True)
-class Line:
-    """A line of the table."""
-
-    promise: str
-    figure: str
-    holds: bool
 
 
 class Month:
     """The whole story, chapter by chapter."""
 
-    def __init__(self, world: World, *, hours: int) -> None:
+    def __init__(self, world: World, record: Record) -> None:
         self._world = world
-        self._hours = hours
-        self._begin = CLOCKS_GO_BACK - timedelta(hours=hours * 2 // 5)
-        self.record = Record()
-        self.incidents = Incidents(world.home)
-        self._commands: list[dict[str, float]] = []
+        self._begin = CLOCKS_GO_BACK - timedelta(hours=record.hours * 2 // 5)
+        self.record = record
+        self.incidents = Incidents(world.home, record)
         self._hour = 0
-
-    @property
-    def _is_long(self) -> bool:
-        """Whether there is time for every incident, and for judging growth: caches fill, retention has to begin."""
-        return self._hours >= LEAST_HOURS
 
     @property
     def _now(self) -> datetime:
         return self._begin + timedelta(hours=self._hour)
 
-    def live(self) -> list[Line]:
-        """Live it, and judge it."""
-        self._world.plan(self._begin, timedelta(hours=self._hours))
-        incidents = self.incidents
-        chapters = [incidents.upgrade, incidents.killed_worker, incidents.rollback]
-        if self._is_long:
-            chapters += [incidents.killed_router, incidents.full_disk, incidents.upgrade]
-        first, last = min(24, self._hours // 6), min(24, self._hours // 4)
+    def live(self) -> None:
+        """Live it from the first hour to the last."""
+        record, incidents, hours = self.record, self.incidents, self.record.hours
+        self._world.plan(self._begin, timedelta(hours=hours))
+        story = [incidents.upgrade, incidents.killed_worker, incidents.rollback]
+        story += [incidents.killed_router, incidents.full_disk, incidents.upgrade]
+        is_long = hours >= LEAST_HOURS
+        at_once = 1 if is_long else 3
+        breaks = [story[number : number + at_once] for number in range(0, len(story), at_once)]
+        first, last = min(24, hours // 6), min(24, hours // 4)
         self._pass(first)
-        if self._is_long:
-            self._commands.append(incidents.commands(self._now))
-        for number, incident in enumerate(chapters, 1):
-            self._pass(first + number * (self._hours - first - last) // len(chapters) - self._hour)
-            if incident == incidents.rollback:
-                incidents.upgrade(self._now)  # and at once it is regretted
-            incident(self._now)
-        quarantined = self._quarantined()
+        if is_long:
+            record.commands.append(incidents.commands(self._now))
+        for number, due in enumerate(breaks, 1):
+            self._pass(first + number * (hours - first - last) // len(breaks) - self._hour)
+            for incident in due:
+                incident(self._now)
+        self._mend()
+        self._pass(hours - self._hour)
+        if is_long:
+            record.commands.append(incidents.commands(self._now))
+        for words in (("audit", "verify"), ("audit", "replay"), ("store", "check")):
+            incidents.check(self._now, *words)
+        self._look_around()
+
+    def live_quietly(self) -> None:
+        """Live it without any trouble or incident."""
+        self._pass(self.record.hours)
+        self._look_around()
+
+    def _mend(self) -> None:
+        """All trouble ends, and a person sees to what could not be read."""
+        record, incidents = self.record, self.incidents
+        record.failed = len(self._world.repository.unreadable) + len(self._world.unmounted)
+        record.failed += sum(job.status == "error" for job in record.accepted.values())
+        record.quarantined = incidents.quarantined(self._now)
         self._world.calm()
         self._world.mend()
         incidents.check(self._now, "quarantine", "requeue", "--source", "code")
-        self._pass(self._hours - self._hour)
-        if self._is_long:
-            self._commands.append(incidents.commands(self._now))
-        incidents.check(self._now, "audit", "verify")
-        incidents.check(self._now, "audit", "replay")
-        incidents.check(self._now, "store", "check")
-        with made_up_versions(incidents.versions):
-            return list(self._lines(quarantined))
 
     def _pass(self, hours: int) -> None:
         began = time.monotonic()
         with made_up_versions(self.incidents.versions):
             Chapter(self._world, self.record, self._begin, range(self._hour, self._hour + hours)).run()
         self._hour += hours
+        self.incidents.hour = self._hour
         took = time.monotonic() - began
-        print(f"{self._now:%Y-%m-%d %H:%M} UTC, {hours} hours in {took:.0f} s", file=sys.stderr)
+        print(f"{self._now:%Y-%m-%d %H:%M} UTC, {hours} hours in {took:.0f} s", file=sys.stderr, flush=True)
 
-    def _quarantined(self) -> int:
-        """Items in quarantine, as a command says it."""
-        listed = self.incidents.call(self._now, "quarantine", "list", "--source", "code", "--json")
-        return listed.stdout.count('"id"')
+    def _look_around(self) -> None:
+        """Note what is there at the end."""
+        record, world = self.record, self._world
+        record.left = self.incidents.quarantined(self._now, "--source", "code")
+        record.nights_due = self._nights()
+        with made_up_versions(self.incidents.versions):
+            for source, words in world.texts.items():
+                record.wanted[source] = words
+                record.found[source] = asyncio.run(documents_of(world.home, source))
 
-    def _lines(self, quarantined: int) -> Iterator[Line]:
-        record, incidents = self.record, self.incidents
-        accepted, wrong = sum(record.accepted.values()), _wrong_ends(record)
-        yield Line("every accepted job ended once, as it should", f"{accepted} accepted, {wrong} not so", not wrong)
-        yield Line("nothing that had succeeded ran again", f"{record.again} executions", not record.again)
-        lost = incidents.accepted - incidents.ended
-        yield Line("no job lost in an incident", f"{incidents.accepted} accepted, {lost} lost", not lost)
-        upgrades, rollbacks = incidents.done.count("upgrade"), incidents.done.count("rollback")
-        yield Line(
-            "upgrades and a rollback",
-            f"{upgrades} and {rollbacks}",
-            (upgrades, rollbacks) == (3 if self._is_long else 2, 1),
-        )
-        yield Line("incidents", ", ".join(incidents.broken) or "all as promised", not incidents.broken)
-        nights = sorted(_local_day(one) for one in record.nights)
-        expected = [str(day) for day in self._days_of_nights()]
-        yield Line("a nightly job for each night", f"{len(nights)} of {len(expected)}", nights == expected)
-        for source, words in self._world.texts.items():
-            found = asyncio.run(documents_of(self._world.home, source))
-            absent, more = (
-                set(words) - set(found),
-                [one for one, number in found.items() if number > 1 or one not in words],
-            )
-            figure = f"{len(found)} there, {len(absent)} missing, {len(more)} too many"
-            yield Line(f"every document of {source} once", figure, not absent and not more)
-        poison = len(self._world.poison)
-        yield Line("unreadable items wait for a person", f"{quarantined} of {poison}", quarantined == poison)
-        yield from self._growth()
-        yield Line("pages answered", ", ".join(record.refused[:3]) or "all with 200", not record.refused)
-        yield Line("the live page went on", f"{record.live_messages} messages", record.live_messages > self._hours)
-
-    def _days_of_nights(self) -> list[date]:
+    def _nights(self) -> list[str]:
         """The local days whose 02:30 is within the time that was lived."""
-        days, moment = set(), self._begin
-        while moment < self._now:
-            local = moment.astimezone(BERLIN)
-            night = local.replace(hour=2, minute=30, fold=0)
-            if self._begin < night.astimezone(UTC) < self._now:
-                days.add(local.date())
-            moment += timedelta(hours=1)
+        days = set()
+        for hour in range(self.record.hours):
+            local = (self._begin + timedelta(hours=hour)).astimezone(BERLIN)
+            if self._begin < local.replace(hour=2, minute=30, fold=0).astimezone(UTC) < self._now:
+                days.add(str(local.date()))
         return sorted(days)
-
-    def _growth(self) -> Iterator[Line]:
-        sizes, memory, pages = self.record.sizes, self.record.memory, self.record.pages
-        if not self._is_long:
-            return
-        figure = f"{_mb(sizes[1])}, at the end {_mb(sizes[-1])}"
-        yield Line(f"files at most {SIZE_BOUND} × those of the first week", figure, sizes[-1] <= sizes[1] * SIZE_BOUND)
-        fits = memory[-1] <= max(memory[0] * MEMORY_BOUND, memory[0] + ROOM_BYTES)
-        yield Line("memory as on the first day", f"{_mb(memory[0])}, at the end {_mb(memory[-1])}", fits)
-        yield _compared("no page slower than 1.5 × the first day", pages[0], pages[-1])
-        yield _compared("no command slower than 1.5 × the first day", *self._commands)
-
-
-def _compared(promise: str, first: dict[str, float], last: dict[str, float]) -> Line:
-    ratios = {name: last[name] / max(first[name], LEAST_CPU_S) for name in last}
-    name, worst = max(ratios.items(), key=lambda one: one[1])
-    figure = f"{name}: {first[name] * 1000:.0f} ms, then {last[name] * 1000:.0f} ms of CPU"
-    return Line(promise, figure, worst <= SLOWER_BOUND)
-
-
-def _wrong_ends(record: Record) -> int:
-    right = {f"{expected}: {expected}": number for expected, number in record.accepted.items()}
-    missing = sum(abs(number - record.ends[name]) for name, number in right.items())
-    return missing + sum(number for name, number in record.ends.items() if name not in right)
-
-
-def _local_day(name: str) -> str:
-    moment = datetime.fromisoformat(name.partition("@")[2])
-    return str(moment.astimezone(BERLIN).date())
-
-
-def _mb(size: int) -> str:
-    return f"{size / 1e6:.1f} MB"
-
-
-def table(lines: list[Line]) -> str:
-    """The lines as people read them."""
-    width = max(len(one.promise) for one in lines)
-    return "\n".join(f"{'ok    ' if one.holds else 'BROKEN'}  {one.promise:<{width}}  {one.figure}" for one in lines)
 
 
 @contextmanager
@@ -201,17 +120,19 @@ def _folder() -> Iterator[Path]:
         yield Path(folder)
 
 
-def lived(hours: int) -> list[Line]:
-    """The table of a month of this many hours."""
-    retention = timedelta(hours=max(4, hours / 15))
+@contextmanager
+def month(hours: int) -> Iterator[Month]:
+    """A month of this many hours, about to begin."""
+    retention = timedelta(hours=max(3, hours // 15))
     with _folder() as folder, living_world(folder / "home", retention=retention) as world:
         (world.home / "month_steps.py").write_text(STEPS)
         sys.path.insert(0, str(world.home))
         try:
-            return Month(world, hours=hours).live()
+            yield Month(world, Record(hours, retention / timedelta(hours=1)))
         finally:
             sys.path.remove(str(world.home))
             sys.modules.pop("month_steps", None)
+            decorator._files.pop("effect", None)  # the next month has a file of its own
 
 
 def main() -> int:
@@ -222,7 +143,9 @@ def main() -> int:
     hours = given.hours or 24 * given.days
     logging.getLogger("reefknot").setLevel(logging.CRITICAL)
     began = time.monotonic()
-    lines = lived(hours)
+    with month(hours) as living:
+        living.live()
+    lines = judge(living.record)
     print(table(lines))
     print(f"{hours} hours in {time.monotonic() - began:.0f} s")
     return 0 if all(one.holds for one in lines) else 1

@@ -4,7 +4,7 @@ The command line at another time, of another version, over a disk that may be fu
     python -m tests.month.at SECONDS VERSIONS FLAG WORD ...
 
 SECONDS are added to the wall clock, VERSIONS made-up versions to those of the store's files, and while a file FLAG
-exists, every write to the store fails as on a full disk.
+exists, every write to the store fails as on a full disk. The CPU seconds that this took are left in a file.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+CPU_FILE = "cpu-seconds"
+
 
 @contextmanager
 def made_up_versions(number: int) -> Iterator[None]:
-    """A scope in which the store's files have so many versions more, each with a table that means nothing."""
+    """A scope in which the store's files have this number of further versions, each with a table that means nothing."""
     from reefknot.engines import documents
     from reefknot.engines.sqlite import connection
     from reefknot.engines.sqlite import store as sqlite_store
@@ -42,9 +44,8 @@ def made_up_versions(number: int) -> Iterator[None]:
 
 
 def run(seconds: float, versions: int, flag: str, words: list[str]) -> int:
-    true_time = time.time
-    time.time = lambda: true_time() + seconds
-    from reefknot.cli import main  # only now: modules take the function when they are imported
+    _move_time(seconds)
+    from reefknot.cli import main
     from tests.faults.full_disk import FullWhile
     from tests.faults.vfs import FaultyDisk
 
@@ -52,7 +53,21 @@ def run(seconds: float, versions: int, flag: str, words: list[str]) -> int:
     with made_up_versions(versions):
         code = main(words)
     del disk
+    Path(CPU_FILE).write_text(str(time.process_time()))
     return code
+
+
+def _move_time(seconds: float) -> None:
+    """Move the wall clock, also for modules that have taken the function when they were imported."""
+    true_time = time.time
+
+    def moved() -> float:
+        return true_time() + seconds
+
+    for module in list(sys.modules.values()):
+        for name in ("time", "wall"):
+            if getattr(module, name, None) is true_time:
+                setattr(module, name, moved)
 
 
 if __name__ == "__main__":

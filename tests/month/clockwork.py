@@ -3,7 +3,7 @@ Virtual time in which files, threads and loopback servers take part: a month pas
 
 Virtual time alone does not wait for what is real. This loop does: before its time jumps, every call in a thread has
 ended, and no open connection has had anything to read for a moment. Whatever a whole system does once a second to show
-that it lives, it does here once a minute, because nothing that a month is about depends on it.
+that it lives, it does here once in five minutes, because nothing that a month is about depends on it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from reefknot.worker.settings import WorkerSettings
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-PULSE_S = 60.0
+PULSE_S = 300.0
 QUIET_S = 0.03
 """Real seconds without a byte on any connection after which a pending timer may fire."""
 LONGEST_REAL_WAIT_S = 30.0
@@ -90,11 +90,19 @@ class MonthLoop(VirtualLoop):
 
 @contextmanager
 def slow_pulse() -> Iterator[None]:
-    """A scope in which systems report, listen and look around once a minute instead of once a second."""
+    """A scope in which systems report, listen and look around once in five minutes instead of once a second."""
     pages = ("REFRESH_S", "SHORTEST_REST_S", "LONGEST_REST_S", "PING_S")
     changes: list[tuple[Any, dict[str, Any]]] = [
         (running, {"STATUS_EVERY_S": PULSE_S, "CONTROL_S": PULSE_S, "worker_settings": _slow(running.worker_settings)}),
-        (presence, {"STATUS_KEPT_S": 5 * PULSE_S, "LOOK_S": PULSE_S}),
+        (
+            presence,
+            {
+                "STATUS_KEPT_S": 5 * PULSE_S,
+                "STATUS_EVERY_S": PULSE_S,
+                "LOOK_S": PULSE_S,
+                "LOOK_FOR_GONE_S": PULSE_S,
+            },
+        ),
         (activity, {"LOOK_EVERY_S": PULSE_S / 2, "WRITE_EVERY_S": PULSE_S}),
         (alerts, {"LOOK_EVERY_S": PULSE_S}),
         (routing, {"HEARTBEAT_S": PULSE_S, "PROBE_EVERY_S": PULSE_S}),

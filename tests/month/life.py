@@ -1,8 +1,8 @@
 """
 Chapters of a month in virtual time: a whole system with sources, schedules, retention and an open dashboard.
 
-Jobs come at an ordinary rate, the sources change every hour, and every page is asked for once an hour. The `Record`
-keeps what a month is judged by: each accepted job with its results, sizes, memory, and the time of each page.
+Jobs come at an ordinary rate, the sources change every hour, and every page is asked for every few hours. What a month
+is judged by goes into its `Record`.
 """
 
 from __future__ import annotations
@@ -14,28 +14,37 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from zoneinfo import ZoneInfo
 
+from reefknot import clock
 from reefknot.app import stores
 from reefknot.app.sources import documents_path, open_documents
 from reefknot.app.system import System, running_system
-from reefknot.clock import wall
 from reefknot.config.settings import Settings, load_settings
 from reefknot.core.messages import ResultStatus
 from reefknot.core.redaction import Redactor
 from reefknot.dashboard.server import build_app
 from reefknot.dashboard.site import Site
+from reefknot.ports.audit_log import AuditQuery
 from reefknot.router.client import Handle
 from tests.month.clockwork import PULSE_S, live
+from tests.month.judgement import Job, Record
 from tests.month.world import World
-from tests.security.site_client import HOST, access, ask, login
+from tests.security.site_client import HOST, access, ask, bearer, login
 
-JOBS_AN_HOUR = 12
+if TYPE_CHECKING:
+    from reefknot.ports.store import Store
+
+BERLIN = ZoneInfo("Europe/Berlin")
+JOBS_AN_HOUR = 6
+LOOK_EVERY_H = 4
 ENDS_WITHIN_S = 6 * 3600.0
 PAGES = ("/", "/alerts", "/work", "/quarantine", "/workers", "/sources", "/audit", "/health")
+UNWELL = ("retrying", "quarantined")
+"""States of a sync that a person sees while its source is down."""
 STEPS = """
 from collections import Counter
 
@@ -44,10 +53,16 @@ import reefknot as rk
 EXECUTIONS = Counter()
 
 
+@rk.idempotent(key=lambda name: f"effect:{name}")
+async def effect(name):
+    return name
+
+
 @rk.block("month.count")
 async def count(inputs, context):
     EXECUTIONS[context.assignment_id] += 1
-    return {"executions": EXECUTIONS[context.assignment_id]}
+    await effect(context.assignment_id)
+    return {}
 
 
 @rk.block("month.flaky")
@@ -55,6 +70,7 @@ async def flaky(inputs, context):
     EXECUTIONS[context.assignment_id] += 1
     if context.attempt < 3:
         raise ConnectionError("refused for now")
+    await effect(context.assignment_id)
     return {}
 
 
@@ -63,29 +79,6 @@ async def poison(inputs, context):
     EXECUTIONS[context.assignment_id] += 1
     raise ValueError("cannot be processed")
 """
-
-
-@dataclass
-class Record:
-    """What happened, for the judgement at the end."""
-
-    accepted: Counter[str] = field(default_factory=Counter)
-    """Accepted jobs by the status they should end with."""
-    ends: Counter[str] = field(default_factory=Counter)
-    """Ends of jobs by expected and actual status; one that has no end in time counts as `none`."""
-    again: int = 0
-    """Executions of jobs that ran although they had succeeded."""
-    nights: list[str] = field(default_factory=list)
-    """Ids of the jobs of the nightly schedule."""
-    sizes: list[int] = field(default_factory=list)
-    """Bytes of the store's files at the end of each chapter."""
-    memory: list[int] = field(default_factory=list)
-    """Resident bytes of this process at the end of each chapter."""
-    pages: list[dict[str, float]] = field(default_factory=list)
-    """For each chapter the shortest CPU time in which a page was answered."""
-    refused: list[str] = field(default_factory=list)
-    """Pages that were not answered with 200."""
-    live_messages: int = 0
 
 
 class Chapter:
@@ -97,6 +90,10 @@ class Chapter:
         self._begin = begin
         self._hours = hours
         self._waiting: set[asyncio.Task[None]] = set()
+        self._executions: Counter[str] = Counter()
+        """Executions that each job of this chapter should have had."""
+        self._read = 0
+        """The last event that was read."""
 
     def run(self) -> None:
         """Live from the first of these hours until the last has passed and every job has ended."""
@@ -112,21 +109,24 @@ class Chapter:
         async with (
             running_system(url, settings, modules=("month_steps",), drain=5.0, ingestion=True) as system,
             _retained(system, settings),
-            _dashboard(system, settings, self._record) as app,
+            _dashboard(system, settings, url, self._record) as app,
         ):
-            headers = await login(app)
+            self._read = system.started_after
             for hour in self._hours:
-                await self._one_hour(system, hour, app, headers)
+                await self._one_hour(system, hour, app)
             if self._waiting:
                 await asyncio.wait(self._waiting, timeout=ENDS_WITHIN_S)
             for late in self._waiting:
                 late.cancel()
-                self._record.ends[f"{late.get_name()}: none"] += 1
-            self._record.nights = sorted(one for one in steps().EXECUTIONS if one.startswith("nightly@"))
+            await self._count(system.store)
 
-    async def _one_hour(self, system: System, hour: int, app: Any, headers: list[tuple[str, str]]) -> None:
-        self._world.trouble(datetime.fromtimestamp(wall(), UTC))
+    async def _one_hour(self, system: System, hour: int, app: Any) -> None:
+        self._world.trouble(datetime.fromtimestamp(clock.wall(), UTC))
         self._world.hour(hour)
+        while self._world.mounted:  # a person has seen to the disk, and says so
+            run = f"/api/v1/sources/{self._world.mounted.pop()}/run"
+            asked = await ask(app, "POST", run, [bearer(), ("Content-Type", "application/json")], b"{}")
+            assert asked.status < 300, asked
         if hour % 24 == 1:
             self._world.add_poison(hour // 24)
         for number in range(JOBS_AN_HOUR):
@@ -136,29 +136,52 @@ class Chapter:
             if hour % 24 == 2 and number == 0:
                 kind, expected = "month.poison", "error"
             handle = await system.client.submit(kind, {}, assignment_id=f"job-{hour:04d}-{number:02d}")
-            self._record.accepted[expected] += 1
-            task = asyncio.create_task(self._followed(handle, expected), name=expected)
+            self._record.accepted[handle.assignment_id] = Job(expected, hour)
+            task = asyncio.create_task(self._followed(handle))
             self._waiting.add(task)
             task.add_done_callback(self._waiting.discard)
             await asyncio.sleep(3600 / JOBS_AN_HOUR)
-        await self._look(hour, app, headers)
+        await self._look(hour, app)
+        await self._read_ends(system.store)
 
-    async def _followed(self, handle: Handle, expected: str) -> None:
+    async def _followed(self, handle: Handle) -> None:
         result = await handle.result(ENDS_WITHIN_S)
-        actual = "success" if result.status is ResultStatus.SUCCESS else "error"
-        self._record.ends[f"{expected}: {actual}"] += 1
-        self._record.again += steps().EXECUTIONS.pop(handle.assignment_id, 1) - 1 - (result.retries_used or 0)
+        self._record.results[handle.assignment_id] = "success" if result.status is ResultStatus.SUCCESS else "error"
+        self._executions[handle.assignment_id] = 1 + (result.retries_used or 0)
 
-    async def _look(self, hour: int, app: Any, headers: list[tuple[str, str]]) -> None:
-        """Ask for every page."""
-        taken = self._record.pages[-1]
-        for page in PAGES:
-            began = time.process_time()
+    async def _look(self, hour: int, app: Any) -> None:
+        """Ask for the states of the sources, and every few hours for every page."""
+        taken, headers = self._record.pages[-1], await login(app)  # a login ends some day
+        for page in PAGES if hour % LOOK_EVERY_H == LOOK_EVERY_H - 1 else ():
+            began = time.thread_time()
             answered = await ask(app, "GET", page, headers)
-            took = time.process_time() - began
+            took = time.thread_time() - began
             taken[page] = min(took, taken.get(page, took))
             if answered.status != 200:
                 self._record.refused.append(f"hour {hour} {page}: {answered.status}")
+        for source in (await ask(app, "GET", "/api/v1/sources", headers)).json["sources"]:
+            self._record.happened[f"{source['name']} down"] += source["sync_state"] in UNWELL
+        for trouble in self._world.repository.met:
+            self._record.happened[trouble] += 1
+        self._world.repository.met.clear()
+
+    async def _read_ends(self, store: Store) -> None:
+        """Count the ends of jobs that the audit log has since the last look, before retention removes them."""
+        while events := await store.audit.read(AuditQuery(after=self._read, event_type="completed")):
+            self._record.ends.update(one.entry.work_id for one in events if one.entry.work_id)
+            self._read = events[-1].sequence
+
+    async def _count(self, store: Store) -> None:
+        """What is there at the end of a chapter: executions, keys, and records that retention should have removed."""
+        record, executions = self._record, steps().EXECUTIONS
+        record.nights += [local_day(name) for name in executions if name.startswith("nightly@")]
+        record.again += Counter({name: n for name, n in executions.items() if "@" not in name}) - self._executions
+        executions.clear()
+        await self._read_ends(store)
+        record.keys.append(sum((await store.idempotency.counts()).values()))
+        before = store.moment().wall - int((record.retention_hours + 1) * 3_600_000)
+        record.overdue["ended jobs"] += await store.work.purge(before)
+        record.overdue["events"] += await store.audit.trim(before)
 
 
 @asynccontextmanager
@@ -175,9 +198,9 @@ async def _retained(system: System, settings: Settings) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def _dashboard(system: System, settings: Settings, record: Record) -> AsyncIterator[Any]:
+async def _dashboard(system: System, settings: Settings, url: str, record: Record) -> AsyncIterator[Any]:
     """The dashboard's application, with one page open all the while."""
-    site = Site(system.store, access=access(), redactor=Redactor(()), settings=settings, shown="the store of a month")
+    site = Site(system.store, access=access(), redactor=Redactor(()), settings=settings, shown=url)
     app = build_app(site)
     watching = asyncio.create_task(_watch(app, record))
     try:
@@ -189,29 +212,29 @@ async def _dashboard(system: System, settings: Settings, record: Record) -> Asyn
 
 
 async def _watch(app: Any, record: Record) -> None:
-    """Hold the live stream of the overview open, and count its messages."""
-    given = [("Host", HOST), *await login(app)]
-    scope = {
-        "type": "http",
-        "method": "GET",
-        "path": "/live",
-        "raw_path": b"/live",
-        "query_string": b"view=overview",
-        "headers": [(name.lower().encode(), value.encode()) for name, value in given],
-        "client": ("127.0.0.1", 50001),
-        "server": ("127.0.0.1", 8321),
-        "scheme": "http",
-        "http_version": "1.1",
-        "root_path": "",
-    }
+    """Hold the live stream of the overview open, as a browser that asks again, and count the states that it shows."""
 
     async def receive() -> Any:
         await asyncio.Event().wait()
 
     async def send(message: Any) -> None:
-        record.live_messages += bool(message.get("body"))
+        record.live_messages += message.get("body", b"").startswith(b"event: ")
 
-    while True:  # as a browser, which asks again when a stream has ended
+    while True:
+        given = [("Host", HOST), *await login(app)]
+        scope = {
+            "type": "http",
+            "method": "GET",
+            "path": "/live",
+            "raw_path": b"/live",
+            "query_string": b"view=overview",
+            "headers": [(name.lower().encode(), value.encode()) for name, value in given],
+            "client": ("127.0.0.1", 50001),
+            "server": ("127.0.0.1", 8321),
+            "scheme": "http",
+            "http_version": "1.1",
+            "root_path": "",
+        }
         await app(scope, receive, send)
         await asyncio.sleep(PULSE_S)
 
@@ -234,14 +257,19 @@ def word_of(location: str, text: str) -> str:
     return "always" if Path(location).stem == "always" else text.split(maxsplit=1)[0]
 
 
+def local_day(name: str) -> str:
+    """The day in Berlin of a schedule's job."""
+    return str(datetime.fromisoformat(name.partition("@")[2]).astimezone(BERLIN).date())
+
+
 def steps() -> Any:
     """The module of the system's steps, which counts executions."""
     return sys.modules["month_steps"]
 
 
 def size_of(home: Path) -> int:
-    """The bytes of all files of the store and of the documents."""
-    return sum(file.stat().st_size for file in home.glob("*.db*"))
+    """The bytes of all files of the store and of the documents, without the copies that upgrades keep."""
+    return sum(file.stat().st_size for file in home.glob("*.db*") if file.suffix != ".bak")
 
 
 def resident_bytes() -> int:

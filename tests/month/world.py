@@ -17,8 +17,7 @@ from pathlib import Path
 from tests.github_server import GithubServer, Reply, refusal
 from tools.imap_server import CERTIFICATE, PASSWORD, Mailbox, message, running_imap
 
-KEPT_HOURS = 48
-"""Hours after which the world deletes an item again: what is kept does not grow."""
+ON_A_DISK = ("folder", "vault")
 CONFIGURATION = """\
 engine: sqlite:state.db
 worker:
@@ -62,65 +61,75 @@ class Repository(GithubServer):
         self.token = "month-canary-token"
         self.is_down = False
         self.unreadable: set[str] = set()
+        self.met: set[str] = set()
+        """Trouble that was met since the last look."""
 
     def reply(self, target: str, headers: Mapping[str, str]) -> Reply:
         if self.is_down:
             return refusal(503, "Service Unavailable")
         if any(sha in target for sha in self.unreadable):
+            self.met.add("code unreadable")
             return refusal(500, "Server Error")
         self.requests.clear()
-        return super().reply(target, headers)
+        found = super().reply(target, headers)
+        if found.status == 403:
+            self.met.add("code limited")
+        return found
 
 
 class World:
     """The sources on this machine, and the documents that they should lead to."""
 
-    def __init__(self, home: Path, repository: Repository, mailbox: Mailbox) -> None:
+    def __init__(self, home: Path, repository: Repository, mailbox: Mailbox, *, kept_hours: int) -> None:
         self.home = home
+        self._kept_hours = kept_hours
         self.repository = repository
         self.mailbox = mailbox
-        self.texts: dict[str, dict[str, str]] = {"folder": {}, "vault": {}, "mail": {}, "code": {}}
-        """By source, the word by which each item is known, and where it lies."""
-        self.poison: dict[str, str] = {}
-        """The word of each item that cannot be read, and its hash."""
+        self.texts: dict[str, set[str]] = {"folder": set(), "vault": set(), "mail": set(), "code": set()}
+        """By source, the word by which each item is known."""
+        self.mounted: list[str] = []
+        """Sources whose disk is there again, until a person has asked for a sync of them."""
+        self._is_mended = False
         self._mails: dict[str, Path] = {}
         self._trouble: list[tuple[datetime, Callable[[], None]]] = []
         (home / "folder").mkdir()
         (home / "vault" / ".obsidian").mkdir(parents=True)
 
     def hour(self, number: int) -> None:
-        """Something new in each source, something changed, and the item of two days ago deleted."""
-        word = f"hour{number:04d}"
-        (self.home / "folder" / f"{word}.txt").write_text(f"{word} in the folder")
-        (self.home / "vault" / f"{word}.md").write_text(f"---\ntags: [{word}]\n---\n{word} in the vault")
-        (self.home / "vault" / "always.md").write_text(f"changed in hour {number}")
+        """Something new in each source, something changed, and an old item deleted: what is kept does not grow."""
+        word, old = f"hour{number:04d}", f"hour{number - self._kept_hours:04d}"
+        folder, vault = self._place("folder"), self._place("vault")
+        (folder / f"{word}.txt").write_text(f"{word} in the folder")
+        (vault / f"{word}.md").write_text(f"---\ntags: [{word}]\n---\n{word} in the vault")
+        (vault / "always.md").write_text(f"changed in hour {number}")
         (self._mails[word],) = self.mailbox.deliver(message(number, text=f"{word} in the mailbox"))
         self.repository.git.files[f"{word}.txt"] = f"{word} in the repository".encode()
-        for source in self.texts:
-            self.texts[source][word] = word
-        self.texts["vault"]["always"] = "always"
-        old = f"hour{number - KEPT_HOURS:04d}"
+        for texts in self.texts.values():
+            texts.add(word)
+        self.texts["vault"].add("always")
         if old in self.texts["mail"]:
-            (self.home / "folder" / f"{old}.txt").unlink()
-            (self.home / "vault" / f"{old}.md").unlink()
+            (folder / f"{old}.txt").unlink()
+            (vault / f"{old}.md").unlink()
             self._delete_mail(old)
             del self.repository.git.files[f"{old}.txt"]
-            for source in self.texts:
-                del self.texts[source][old]
+            for texts in self.texts.values():
+                texts.remove(old)
         self.repository.git.commit()
 
     def add_poison(self, day: int) -> None:
-        """A file in the repository that its server cannot read."""
+        """A file in the repository that its server cannot read, until a person has seen to that."""
+        if self._is_mended:
+            return
         word, content = f"poison{day:02d}", f"poison{day:02d} in the repository".encode()
         sha = hashlib.sha1(b"blob %d\0%s" % (len(content), content), usedforsecurity=False).hexdigest()
         self.repository.unreadable.add(sha)
         self.repository.git.files[f"{word}.txt"] = content
-        self.poison[word] = sha
-        self.texts["code"][word] = word
+        self.texts["code"].add(word)
 
     def mend(self) -> None:
         """A person has mended what could not be read."""
         self.repository.unreadable.clear()
+        self._is_mended = True
 
     def _delete_mail(self, word: str) -> None:
         """Servers change the name of a message's file with its flags."""
@@ -136,14 +145,15 @@ class World:
 
         def at(part: float, hours: float, start: Callable[[], None], end: Callable[[], None]) -> None:
             moment = begin + length * part
-            self._trouble += [(moment, start), (moment + min(timedelta(hours=hours), length / 10), end)]
+            lasts = max(timedelta(hours=1), min(timedelta(hours=hours), length / 10))
+            self._trouble += [(moment, start), (moment + lasts, end)]
 
         repository = self.repository
         at(0.10, 6, lambda: setattr(repository, "is_down", True), lambda: setattr(repository, "is_down", False))
         at(0.25, 3, lambda: setattr(repository, "limit", repository.used + 2), self._lift_limit)
         at(0.40, 5, self.mailbox.server.stop, self.mailbox.server.start)
-        at(0.55, 3, self._hide_folder, self._show_folder)
-        at(0.70, 4, lambda: setattr(repository, "is_down", True), lambda: setattr(repository, "is_down", False))
+        at(0.55, 3, self._unmount, self._mount)
+        at(0.62, 4, lambda: setattr(repository, "is_down", True), lambda: setattr(repository, "is_down", False))
         self._trouble.sort(key=lambda one: one[0])
 
     def trouble(self, now: datetime) -> None:
@@ -162,11 +172,27 @@ class World:
     def _lift_limit(self) -> None:
         self.repository.limit, self.repository.used = 5000, 0
 
-    def _hide_folder(self) -> None:
-        (self.home / "folder").rename(self.home / "folder-unmounted")
+    def _unmount(self) -> None:
+        """The disk of the folder and the vault is away."""
+        for name in ON_A_DISK:
+            (self.home / name).rename(self._away(name))
 
-    def _show_folder(self) -> None:
-        (self.home / "folder-unmounted").rename(self.home / "folder")
+    def _mount(self) -> None:
+        for name in self.unmounted:
+            self._away(name).rename(self.home / name)
+            self.mounted.append(name)
+
+    @property
+    def unmounted(self) -> list[str]:
+        """The sources whose disk is away; each has a sync that waits for a person."""
+        return [name for name in ON_A_DISK if self._away(name).exists()]
+
+    def _away(self, name: str) -> Path:
+        return self.home / f"{name}-unmounted"
+
+    def _place(self, name: str) -> Path:
+        """Where the files of a source are at this moment."""
+        return self._away(name) if name in self.unmounted else self.home / name
 
 
 @contextmanager
@@ -188,7 +214,7 @@ def living_world(home: Path, *, retention: timedelta) -> Iterator[World]:
                     github_url=repository.url,
                 )
             )
-            yield World(home, repository, mailbox)
+            yield World(home, repository, mailbox, kept_hours=int(retention / timedelta(hours=1)))
     finally:
         repository.close()
         for name, value in before.items():

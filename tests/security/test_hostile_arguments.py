@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from reefknot.app import open_store
-from reefknot.app.stores import connect
+from reefknot.app.clients import connect
 from reefknot.core.work import WorkFailed
 from reefknot.errors import KeyConflictError
 from tests.unit.cli import work_items

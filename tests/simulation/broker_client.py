@@ -85,6 +85,7 @@ class Subscription:
         self.is_known = False
         """Whether the server knows it."""
         self._pending_queue: asyncio.Queue[Msg] = asyncio.Queue()
+        self._wait_for_msgs_task = None
         self._task = client.loop.create_task(self._handle(handler)) if handler is not None else None
 
     async def _handle(self, handler: Callable[[Msg], Awaitable[None]]) -> None:
@@ -114,8 +115,9 @@ class Client:
     max_payload = 1 << 20
     _flush_queue: asyncio.Queue[Any] | None = None
     """None: what is written is on its way at once."""
-    _reconnection_task = _transport = None
+    _reconnection_task = _transport = _reading_task = _ping_interval_task = _flusher_task = None
     """It reconnects within its methods, and opens no socket."""
+    is_reconnecting = False
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker

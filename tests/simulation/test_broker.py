@@ -98,7 +98,7 @@ def test_a_batch_that_is_refused_is_undone_although_somebody_reads_meanwhile(bro
         send = commits._send_until_known
         reading: list[asyncio.Task[Any]] = []
 
-        async def refused(messages: Any, commit_id: str) -> int:
+        async def refused(messages: Any, commit_id: str, *, is_doubtful: bool) -> int:
             commits._send_until_known = send
             reading.append(asyncio.create_task(store.work.cancel("nobody")))
             await asyncio.sleep(0.1)  # the other's read is answered by now
@@ -124,8 +124,8 @@ def test_an_event_that_others_copied_before_its_writer_knew_of_it_is_copied_once
         commits: Any = store._commits
         send = commits._send_until_known
 
-        async def answered_late(messages: Any, commit_id: str) -> int:
-            sequence: int = await send(messages, commit_id)
+        async def answered_late(messages: Any, commit_id: str, *, is_doubtful: bool) -> int:
+            sequence: int = await send(messages, commit_id, is_doubtful=is_doubtful)
             await asyncio.sleep(0.6)  # longer than others leave an outbox alone
             await other._writer.recover()
             await store._writer._chain.missing([])

@@ -149,10 +149,8 @@ class Member:
         if self.process is not None:
             self.process.dead = True
             self.process.thaw()
-        if isinstance(self.part, Worker):
-            self.part.is_ending = True
-        for task in getattr(self.part, "_tasks", []):
-            task.cancel()
+        if self.part is not None:
+            self.part.services.cancel()
         self.world.left_over.append(self.store)
         self.part = None
 

@@ -8,9 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator
-from typing import Any, assert_type
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypedDict, assert_type
+
+import msgspec
+import pydantic
 
 import reefknot as rk
 
@@ -46,8 +52,8 @@ assert_type(bare.__name__, str)
 bare(1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 bare("x", 2)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 configured()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
-bare.using(atempts=2)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
-bare.using(attempts="2")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+bare.using(atempts=2)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+bare.using(attempts="2")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
 rk.using(bare, attempts=2)(1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 assert_type(bare.statistics.calls, int)
 
@@ -226,6 +232,76 @@ rk.retry(wait=5)  # type: ignore[call-overload]  # pyright: ignore[reportArgumen
 rk.retry(stop=5)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
 rk.retry(on=KeyboardInterrupt)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 rk.retry(on=5)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+rk.retry(on=lambda error: re.search("5..", str(error)), on_result=lambda value: value["errors"])
+rk.retry(on=lambda error: timedelta(seconds=1), deadline=timedelta(minutes=1), wait=[timedelta(seconds=1), 2])
+rk.retry(on=lambda error: rk.RetryAfter(1), wait=lambda attempt: attempt.error.retry_in, before=hook, after=ahook)
+
+
+async def apredicate(error: Exception) -> bool:
+    return True
+
+
+def number(attempt: int) -> float:
+    return 2.0 * attempt
+
+
+rk.retry(on=apredicate, on_result=apredicate, wait=number)
+rk.retry(wait=lambda attempt: "soon")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+rk.retry(before=5)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+rk.retry(deadline="10")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+
+
+# ---- fallback --------------------------------------------------------------------------------------------------------
+@rk.retry(attempts=2, fallback=None)
+def or_none(url: str) -> bytes:
+    return b""
+
+
+def attempt_of(event: rk.RetryEvent) -> int:
+    return event.attempt
+
+
+@rk.retry(fallback=attempt_of)
+def or_attempt(url: str) -> bytes:
+    return b""
+
+
+async def acached(event: rk.RetryEvent) -> str:
+    return ""
+
+
+@rk.retry(fallback=acached)
+async def or_cached(url: str) -> bytes:
+    return b""
+
+
+@rk.retry(fallback=0)
+async def or_zero(url: str) -> bytes:
+    return b""
+
+
+class Prices:
+    @rk.retry(fallback=0)
+    def of(self, name: str) -> str:
+        return name
+
+
+assert_type(or_none("x"), bytes | None)
+assert_type(or_attempt("x"), bytes | int)
+assert_type(Prices().of("x"), str | int)
+assert_type(rk.Retrier(fallback=0).call(fetch, "x"), int)
+assert_type(rk.Retrier(fallback="").call(fetch, "x"), int | str)
+assert_type(rk.Retrier(fallback="").run(fetch, "x"), rk.Outcome[int | str])
+assert_type(rk.Retrier().using(fallback="").call(fetch, "x"), int | str)
+or_none(1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+async def fallback_awaited() -> None:
+    assert_type(await or_cached("x"), bytes | str)
+    assert_type(await or_zero("x"), bytes | int)
+    assert_type(await rk.Retrier(fallback=acached).acall(afetch, "x"), int | str)
+
+
 rk.retry(jitter="wild")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
 rk.retry(policy=5)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
 
@@ -246,3 +322,153 @@ assert_type(rk.testing.run_virtual(afetch("x")), int)
 with rk.testing.virtual_time() as clock:
     assert_type(clock.waited, float)
     assert_type(clock.waits, list[float])
+with rk.testing.system_sync(modules=["steps"], config={"worker": {}}) as tested:
+    assert_type(tested, rk.testing.SyncVirtualSystem)
+    assert_type(tested.submit("a.b", {"id": 7}, delay=timedelta(hours=1)), rk.testing.SyncVirtualJob)
+    assert_type(tested.job("x").result(timedelta(hours=1)), rk.ExecResult)
+    tested.advance(timedelta(hours=1))
+    tested.fail("a.b", times=2, error=ConnectionError)
+    tested.submit("a.b", deadlin=5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    tested.advance("1h")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    tested.fail("a.b", error="refused")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+async def tests_a_system() -> None:
+    async with rk.testing.system("steps", workers=2) as tested:
+        assert_type(tested, rk.testing.VirtualSystem)
+        assert_type(await tested.run("a.b", {}, timeout=5), rk.ExecResult)
+        assert_type(await (await tested.submit("a.b")).wait(), str)
+        await tested.run("a.b", timeut=5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+
+# ---- clients ---------------------------------------------------------------------------------------------------------
+async def submits(given: dict[str, Any], items: list[rk.SubmitItem]) -> None:
+    async with rk.connect(config="reefknot.yaml", create=False) as connected:
+        assert_type(connected, rk.Client)
+        handle = await connected.submit("a.b", given, deadline=timedelta(minutes=1), delay=5, assignment_id="x")
+        assert_type(handle, rk.Handle)
+        assert_type(await connected.job("x", tenant_id="acme").wait(timedelta(seconds=1)), str)
+        assert_type(await handle.result(5), rk.ExecResult)
+        await connected.submit("a.b", given, deadlin=5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+        await connected.submit("a.b", deadline="5")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        await connected.run("a.b", timeut=5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+        await connected.submit("a.b", 5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        for answer in await connected.submit_many([{"job_type": "a.b", "deadline": 5}, ("a.b", given), *items]):
+            assert_type(answer, rk.Handle | rk.QueueFullError | rk.KeyConflictError)
+        await connected.submit_many([{"job_type": "a.b", "deadlin": 5}])  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]
+        await connected.submit_many([{"inputs": given}])  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]
+
+
+def submits_without_a_loop(given: dict[str, Any], options: rk.SubmitOptions) -> None:
+    with rk.connect_sync() as connected:
+        assert_type(connected, rk.SyncClient)
+        assert_type(connected.submit("a.b", given, **options), rk.SyncHandle)
+        assert_type(connected.job("x").status(), str)
+        assert_type(connected.run("a.b", given, timeout=timedelta(seconds=3)), rk.ExecResult)
+        connected.submit("a.b", given, deadlin=5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+        connected.run("a.b", retries="3")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        connected.hand_in({"job": {"type": "a.b"}}, dealy=5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+        connected.job("x", tennant_id="y")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    rk.connect_sync(creat=False)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+
+# ---- idempotent ------------------------------------------------------------------------------------------------------
+@rk.idempotent(key=str, lease=timedelta(seconds=5))
+def plain_charge(order: str) -> int:
+    return 1
+
+
+@rk.idempotent(key=str)
+async def async_charge(order: str) -> int:
+    return 1
+
+
+with rk.connect_sync("memory:") as sync_client:
+
+    @rk.idempotent(key=str, store=sync_client)
+    def charge_of_client(order: str) -> int:
+        return 1
+
+
+assert_type(plain_charge("x"), int)
+assert_type(charge_of_client("x"), int)
+plain_charge(1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+async def idempotent_awaited() -> None:
+    assert_type(await async_charge("x"), int)
+
+
+# ---- steps -----------------------------------------------------------------------------------------------------------
+@dataclass
+class Order:
+    amount: int
+
+
+class OrderModel(pydantic.BaseModel):
+    amount: int
+
+
+class OrderStruct(msgspec.Struct):
+    amount: int
+
+
+class OrderDict(TypedDict):
+    amount: int
+
+
+@rk.block("order.plain")
+def plain_step(inputs: dict[str, Any], context: rk.BlockContext) -> dict[str, Any]:
+    assert_type(context.attempt, int)
+    return {"amount": inputs["amount"]}
+
+
+@rk.block("order.mapping", attempts=3, base_delay=timedelta(seconds=1), max_delay=60, multiplier=2, jitter="full")
+async def mapping_step(inputs: Mapping[str, Any], context: rk.BlockContext) -> Mapping[str, int] | None:
+    return None
+
+
+@rk.block("order.dataclass", timeout=30, attempt_timeout=5.5, resource_class="emails", destination="mail.example.com")
+async def dataclass_step(inputs: Order, context: rk.BlockContext) -> Order:
+    return inputs
+
+
+@rk.block("order.model")
+async def model_step(inputs: OrderModel, context: rk.BlockContext) -> OrderModel:
+    return inputs
+
+
+@rk.block("order.struct")
+def struct_step(inputs: OrderStruct, context: rk.BlockContext) -> OrderStruct:
+    return inputs
+
+
+@rk.block("order.dict")
+async def dict_step(inputs: OrderDict, context: rk.BlockContext) -> OrderDict:
+    return inputs
+
+
+@rk.block("order.result")
+def result_step(inputs: dict[str, Any], context: rk.BlockContext) -> rk.StepResult:
+    return rk.StepResult(rk.StepStatus.ERROR, rk.ErrorCode.invalid_input, error_message="amount: at least 1")
+
+
+assert_type(plain_step({}, rk.BlockContext("a", 1, "a/0", 30.0)), dict[str, Any])
+struct_step(Order(1), rk.BlockContext("a", 1, "a/0", 30.0))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+@rk.block("order.typo", atempts=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+def typo_step(inputs: dict[str, Any], context: rk.BlockContext) -> None: ...
+
+
+@rk.block("order.text", attempts="3")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+def text_step(inputs: dict[str, Any], context: rk.BlockContext) -> None: ...
+
+
+@rk.block("order.number")  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]
+def number_step(inputs: dict[str, Any], context: rk.BlockContext) -> int:
+    return 1
+
+
+@rk.block("order.alone")  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]
+def alone_step(inputs: dict[str, Any]) -> None: ...

@@ -28,6 +28,7 @@ from reefknot.ports.value_store import StoredValue
 from reefknot.ports.work_queue import WorkSnapshot
 from reefknot.runtime.log import RepeatedErrors
 from reefknot.runtime.seeds import new_id
+from reefknot.runtime.tasks import Services
 from reefknot.telemetry.metrics import COARSE, STEP_S, ActivityRecord, EventCounters, added, held, less
 from reefknot.worker.service import Worker
 
@@ -52,7 +53,7 @@ class Activity:
         self._clock = clock
         self._errors = RepeatedErrors()
         self._counting = AsyncExitStack()
-        self._task: asyncio.Task[None] | None = None
+        self._services = Services("system")
         self.counters = EventCounters(clock.wall)
         self.record_id = new_id()
         self.workers: Sequence[Worker] = ()
@@ -73,15 +74,13 @@ class Activity:
 
     async def __aenter__(self) -> Self:
         self._counting.enter_context(observed(self._store.audit, self.counters.observe))
-        self._task = asyncio.get_running_loop().create_task(self._run(), name="system activity")
+        self._services.keep("activity", self._run)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await self._services.stop()
         await self._counting.aclose()
         if self._store.failure is not None:
             return

@@ -12,6 +12,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -35,6 +36,7 @@ from reefknot.ports.value_store import StoredValue
 from reefknot.ports.work_queue import WorkSnapshot
 from reefknot.router.client import Client
 from reefknot.runtime.log import RepeatedErrors, error_text, logger
+from reefknot.runtime.tasks import Services
 from reefknot.telemetry.metrics import ActivityRecord, series
 
 NAME = "alerts"
@@ -367,17 +369,13 @@ async def watched_alerts(
     watch = AlertWatch(store, clock, rules=rules_of(section), journal=journal, webhook=webhook)
     watch.owes_webhook = webhook is not None or (stands_in and section.webhook is not None)
     watch.stands_in = stands_in
-    loop = asyncio.get_running_loop()
-    tasks = [
-        loop.create_task(watch.run(), name="system alerts"),
-        loop.create_task(look_for_gone(store, journal), name="systems that are gone"),
-    ]
+    services = Services("system")
+    services.keep("alerts", watch.run)
+    services.keep("look for systems that are gone", partial(look_for_gone, store, journal))
     try:
         yield watch
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await services.stop()
         await watch.close()
 
 

@@ -12,6 +12,7 @@ import os
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from threading import Thread
 
@@ -35,6 +36,7 @@ from reefknot.ports.store import Store
 from reefknot.runtime.event_loops import first_of
 from reefknot.runtime.files import private_opener, whole_file
 from reefknot.runtime.log import error_text, logger
+from reefknot.runtime.tasks import Services
 
 PAGE = 500
 LONGEST_WAIT_S = 5.0
@@ -279,24 +281,22 @@ async def kept_events(store: Store, settings: Settings, *, secrets: tuple[str, .
     await books.add(settings.book)
     end = await end_of(store.audit)
     ending = asyncio.Event()
-    copying = []
+    copying, keeping = Services("copy of events"), Services("policy")
     if audit.jsonl is not None:
-        copying.append(_copy_to_file(store.audit, settings.folder / audit.jsonl.path, audit.jsonl, ending))
+        path = settings.folder / audit.jsonl.path
+        copying.keep("to a file", partial(_copy_to_file, store.audit, path, audit.jsonl, ending))
     if audit.heads is not None and store.durable:
-        copying.append(HeadsWriter(store.audit, settings.folder / audit.heads.path, audit.heads).run(ending))
+        writer = HeadsWriter(store.audit, settings.folder / audit.heads.path, audit.heads)
+        copying.keep("(heads)", partial(writer.run, ending))
     if audit.log:
-        copying.append(Copier(store.audit, LogSink(), after=end.sequence).run(ending))
-    book = asyncio.create_task(books.keep(), name="policy book")
-    tasks = [asyncio.create_task(one, name="copy of events") for one in copying]
+        copying.keep("to the log", partial(Copier(store.audit, LogSink(), after=end.sequence).run, ending))
+    keeping.keep("book", books.keep)
     try:
         yield books
     finally:
         ending.set()
-        if tasks:
-            await asyncio.wait(tasks, timeout=CATCH_UP_S)
-        for task in (book, *tasks):
-            task.cancel()
-        await asyncio.gather(book, *tasks, return_exceptions=True)
+        await copying.finish(CATCH_UP_S)
+        await keeping.stop()
 
 
 async def _copy_to_file(log: AuditLog, path: Path, wanted: JsonLinesFile, ending: asyncio.Event) -> None:

@@ -12,12 +12,15 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from threading import Thread, Timer
 
 from reefknot.app.stores import store_url
-from reefknot.blocks.addresses import AllowEntry, HttpSettings, read_allowed
-from reefknot.blocks.fs import FsSettings
+from reefknot.blocks.addresses import AllowEntry, HttpSettings, Unreachable, read_allowed
+from reefknot.blocks.fs import FsSettings, remove_spare_files
+from reefknot.blocks.http import HttpRequest
 from reefknot.blocks.inputs import Refusal
 from reefknot.blocks.python import BlockSettings, by_name, load_entry_points, load_module, standard_blocks
 from reefknot.blocks.sql_rows import Access, SqlConnection, SqlSettings, StrongLogin
@@ -33,6 +36,7 @@ from reefknot.runtime.log import logger, printable
 
 LOGIN_S = 5.0
 """The time that a server has to tell about a login when a system starts."""
+LOADED_AFTER_S = 1.0
 
 
 def block_settings(settings: Settings, *, store: str | None = None) -> BlockSettings:
@@ -186,7 +190,7 @@ def _own_files(settings: Settings, store: str) -> Iterator[tuple[str, str]]:
 
 def loaded_modules() -> Iterator[tuple[str, str]]:
     """The files of all imported modules, for `check_roots`."""
-    for name, module in list(sys.modules.items()):
+    for name, module in sys.modules.copy().items():
         file = getattr(module, "__file__", None)
         if isinstance(file, str):
             yield f"the module {name}", file
@@ -227,3 +231,23 @@ def blocks_for(settings: Settings, modules: Sequence[str] = (), *, store: str | 
         own |= load_module(module, path=folder, others=connectors.homes)
     check_roots(settings, loaded_modules())
     return by_name(standard, load_entry_points(), own)
+
+
+def start_preparing(settings: Settings, blocks: Iterable[Block]) -> Timer:
+    """
+    Clear folders of unfinished files, and load slow libraries before a step needs them; a start waits for neither.
+
+    Libraries come a second later: a short command need not pay for them. Cancel that when the system ends.
+    """
+
+    def load() -> None:
+        for block in blocks:
+            if isinstance(block, HttpRequest):
+                with suppress(Unreachable):  # its first request says so
+                    block.load()
+
+    Thread(target=remove_spare_files, args=(block_settings(settings).fs,), name="spare files", daemon=True).start()
+    timer = Timer(LOADED_AFTER_S, load)
+    timer.name, timer.daemon = "libraries", True
+    timer.start()
+    return timer

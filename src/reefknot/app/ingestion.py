@@ -24,6 +24,7 @@ from reefknot.ingestion.jobs import JobQueue
 from reefknot.ingestion.orchestrator import IngestionOrchestrator
 from reefknot.ingestion.schedules import ScheduledEntry, submission_id
 from reefknot.runtime.log import error_text, logger
+from reefknot.runtime.timeouts import AWAY_S, unless_away
 
 if TYPE_CHECKING:
     from reefknot.config.settings import Settings
@@ -64,7 +65,19 @@ async def running_ingestion(
             await _first_syncs(orchestrator, sources)
             yield orchestrator
         finally:
-            await orchestrator.stop(drain)
+            await _stop(orchestrator, store, drain)
+
+
+async def _stop(orchestrator: IngestionOrchestrator, store: Store, drain: float | None) -> None:
+    """Stop in order; what cannot be given back to a store that is away is left to its lease."""
+
+    def is_away() -> bool:
+        return store.reached_for == 0 and not orchestrator.running
+
+    if await unless_away(orchestrator.stop(drain), is_away, AWAY_S) is None:
+        held = len(orchestrator.claimed)
+        logger().warning("the store is away; jobs of sources that are left to their leases: %d", held)
+        orchestrator.services.cancel()
 
 
 async def _first_syncs(orchestrator: IngestionOrchestrator, sources: list[ConfiguredSource]) -> None:

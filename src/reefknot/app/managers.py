@@ -190,8 +190,8 @@ class RetryManager:
         audit: AuditSink | None = None,
         secrets: tuple[str, ...] = (),
         on_audit_failure: OnFailure | str | None = None,
-        lease: float = 60.0,
-        wait_for_result: float = 60.0,
+        lease: checks.Seconds = 60.0,
+        wait_for_result: checks.Seconds = 60.0,
     ) -> None:
         from reefknot.config.book import PolicyBook
 

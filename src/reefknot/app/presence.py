@@ -15,7 +15,7 @@ import json
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from math import inf
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 from msgspec import Struct
@@ -25,7 +25,7 @@ from reefknot.core.audit.event import WorkerGone, timestamp
 from reefknot.core.routing import WorkerState, worker_state
 from reefknot.core.waiting import FleetFacts, PoolFacts, Unserved, WorkerFacts, unserved
 from reefknot.core.work import ROUTER, WorkItem, WorkState, pool_of, worker_of
-from reefknot.errors import NameTakenError
+from reefknot.errors import NameTakenError, StoreError, StoreReplacedError
 from reefknot.ports.control import SILENT_KEPT_S, StatusReport
 from reefknot.ports.store import Store
 from reefknot.ports.work_queue import WorkSnapshot
@@ -36,6 +36,8 @@ LOOK_S = 1.0
 STATUS_KEPT_S = 5.0
 """How long a status is one of a system that lives."""
 STORE_S = 10.0
+STATUS_EVERY_S = 1.0
+"""How often a system publishes its status. It goes stale after `STATUS_KEPT_S`."""
 WHOLE_SYSTEMS_ROUTER = "router"
 MOST_HELD = 20
 """Running jobs that the status of a system names, for those who ask what it held when it died."""
@@ -48,6 +50,24 @@ MOST_LOOKED_AT = 200
 Status = dict[str, Any]
 Recall = Callable[[Sequence[str]], Awaitable[int]]
 """Brings the work of these classes back to the routers; see `WorkQueue.recall`."""
+
+
+async def store_failed(store: Store) -> NoReturn:
+    """
+    Raise the error after which a store takes no more writes.
+
+    A write that fails tells it. A system that ends writes little, so the file is looked at as well.
+    """
+    while (failure := store.failure) is None:
+        await asyncio.sleep(STATUS_EVERY_S)
+        try:
+            async with asyncio.timeout(STORE_S):
+                await store.control.latest()
+        except StoreReplacedError:
+            raise
+        except (StoreError, TimeoutError):
+            continue  # the part that needs the store says so
+    raise failure
 
 
 async def look_for_orphans(store: Store, recall: Recall | None) -> None:
@@ -107,6 +127,17 @@ def free_names(kind: str, count: int, taken: set[str]) -> list[str]:
     """`worker-1`, `worker-2`, …, without those that a system which runs here already has."""
     names = (f"{kind}-{number}" for number in range(1, count + len(taken) + 1))
     return [name for name in names if name not in taken][:count]
+
+
+async def chosen_names(
+    store: Store, workers: Sequence[str] | int, router: str | None, *, own_work_only: bool
+) -> tuple[Sequence[str], str | None]:
+    """The names of a system's workers, of which a number asks for free ones, and of its router: "" asks for one."""
+    living = await living_systems(store)
+    if isinstance(workers, int):
+        queued = {worker_of(name) for name in await store.work.open_classes()} if own_work_only else set()
+        workers = free_names("worker", workers, worker_names(living) | queued)
+    return workers, free_names("router", 1, router_names(living))[0] if router == "" else router
 
 
 async def has_router(store: Store) -> bool:

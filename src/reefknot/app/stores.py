@@ -34,6 +34,7 @@ from reefknot.runtime.database_urls import NATS_PREFIXES, SQLITE_PREFIX, nats_ad
 from reefknot.runtime.event_loops import require_asyncio
 from reefknot.runtime.files import whole_file
 from reefknot.runtime.log import logger, printable
+from reefknot.runtime.tasks import Services
 
 if TYPE_CHECKING:
     from reefknot.config.settings import Settings
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from reefknot.router.client import Client
 
 DEFAULT_STORE = ".reefknot/state.db"
-_ACCEPTED = "memory:, sqlite:PATH, or nats://HOST:PORT"
+ACCEPTED_URLS = "memory:, sqlite:PATH, or nats://HOST:PORT"
 
 # ---- retention -------------------------------------------------------------------------------------------------------
 
@@ -123,7 +124,7 @@ class RetentionJob:
         self._timeline = Timeline(steady=clock.now(), wall=clock.wall())
         self._note = note or RetentionNote(None)
         self._may_run = may_run
-        self._task: asyncio.Task[None] | None = None
+        self._services = Services("store")
         self._given = given
         self._opened_at = self._doubted_until = clock.now()
         self._has_warned = False
@@ -134,13 +135,11 @@ class RetentionJob:
             self._note.write(retention=self._given)
         if not self._note.read().last_round_at:
             self._note.write(last_round_at=self._wall_ms() / 1000)
-        self._task = asyncio.get_running_loop().create_task(self._run(), name="store retention")
+        self._services.keep("retention", self._run)
 
     async def close(self) -> None:
         """Stop the task."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task], timeout=CLOSE_S)
+        await self._services.stop(CLOSE_S)
 
     @property
     def retention(self) -> Retention:
@@ -208,7 +207,9 @@ class RetentionJob:
         return EVERY_S - passed if passed >= 0 else 0.0
 
 
-def retention_given(events: float | EllipsisType | None, work: float | EllipsisType | None) -> Retention | None:
+def retention_given(
+    events: checks.Seconds | EllipsisType | None, work: checks.Seconds | EllipsisType | None
+) -> Retention | None:
     """The retention that a caller of `open_store` gave, with defaults for the rest; None when it gave none."""
     if events is ... and work is ...:
         return None
@@ -227,11 +228,11 @@ async def open_store(
     url: str,
     *,
     clock: Clock | None = None,
-    retention: float = KEY_RETENTION_S,
+    retention: checks.Seconds = KEY_RETENTION_S,
     largest_result: int = 1 << 20,
     most_keys: int | None = None,
-    audit_retention: float | EllipsisType | None = ...,
-    work_retention: float | EllipsisType | None = ...,
+    audit_retention: checks.Seconds | EllipsisType | None = ...,
+    work_retention: checks.Seconds | EllipsisType | None = ...,
     tidy: bool = True,
     read_only: bool = False,
     migrate: bool = True,
@@ -259,14 +260,14 @@ async def open_store(
     `token`, `credentials`, `tls_ca`, `tls_certificate`, `tls_key`, `patience`.
     """
     require_asyncio("open_store")
-    checks.text("url", url, _ACCEPTED)
-    checks.seconds("retention", retention)
+    checks.text("url", url, ACCEPTED_URLS)
+    kept = checks.seconds("retention", retention)
     checks.whole_number("largest_result", largest_result)
     if most_keys is not None:
         checks.whole_number("most_keys", most_keys)
     given = retention_given(audit_retention, work_retention)
     now = clock or clock_of_this_loop()
-    limits: dict[str, Any] = {"retention": retention, "largest_result": largest_result, "most_keys": most_keys}
+    limits: dict[str, Any] = {"retention": kept, "largest_result": largest_result, "most_keys": most_keys}
     if url.startswith(NATS_PREFIXES):
         limits |= {"work_retention": (given or Retention()).work, "settings": nats or {}}
     store = await _opened(url, now, limits, read_only=read_only, migrate=migrate)
@@ -275,26 +276,12 @@ async def open_store(
     try:
         if job is not None:
             job.start()
-        with in_scope(store):
+        with in_scope(store, asyncio.get_running_loop()):
             yield store
     finally:
         if job is not None:
             await job.close()
         await store.close()
-
-
-@asynccontextmanager
-async def connect(url: str, *, size: int = 1000, nats: Mapping[str, Any] | None = None) -> AsyncIterator[Client]:
-    """
-    A client of the system whose store this is: `async with rk.connect("sqlite:state.db") as client:`.
-
-    `size` bounds what may wait there for a router; `nats` is as in `open_store`. A store of an older version is refused
-    (`StoreVersionError`): a client that migrated it would lock out the system that runs on it.
-    """
-    require_asyncio("connect")
-    checks.whole_number("size", size)
-    async with open_store(url, migrate=False, nats=nats) as store:
-        yield client_of(store, store.clock, size)
 
 
 def client_of(store: Store, clock: Clock, size: int = 1000) -> Client:
@@ -378,11 +365,11 @@ def store_url(settings: Settings | None, engine: str | None = None) -> str:
 def located(url: str | None, folder: Path) -> str:
     """The address of a store with its path beneath `folder`; None stands for the default one."""
     url = f"sqlite:{DEFAULT_STORE}" if url is None else url
-    path = _file_of(url)
+    path = file_of(url)
     return url if path is None else f"sqlite:{folder / path}"
 
 
-def _file_of(url: str) -> str | None:
+def file_of(url: str) -> str | None:
     """The file of a SQLite store, None for a store in memory or on NATS; every other URL is refused."""
     if url in ("memory", "memory:"):
         return None
@@ -401,7 +388,7 @@ def _file_of(url: str) -> str | None:
             return None
     from reefknot.core.redaction import redact
 
-    raise ParameterError("url", redact(url), _ACCEPTED + why)
+    raise ParameterError("url", redact(url), ACCEPTED_URLS + why)
 
 
 @asynccontextmanager
@@ -432,7 +419,7 @@ async def open_audit_log(
 
 
 async def _opened(url: str, clock: Clock, limits: dict[str, Any], *, read_only: bool, migrate: bool) -> Store:
-    path = _file_of(url)
+    path = file_of(url)
     if url.startswith(NATS_PREFIXES):
         from reefknot.engines.jetstream import JetStreamStore, options_from_url
 

@@ -11,11 +11,10 @@ import json
 import os
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from math import isfinite
-from threading import Thread
 from typing import Any, NoReturn
 
 import msgspec
@@ -24,26 +23,24 @@ from reefknot.app import presence
 from reefknot.app.activity import Activity
 from reefknot.app.alerts import running_activity
 from reefknot.app.audit_copies import kept_events
-from reefknot.app.block_settings import block_settings, blocks_for, check_logins
+from reefknot.app.block_settings import blocks_for, check_logins, start_preparing
 from reefknot.app.ingestion import running_ingestion, sync_entries
-from reefknot.app.presence import STORE_S, look_for_orphans
+from reefknot.app.presence import STATUS_EVERY_S, STORE_S, look_for_orphans
 from reefknot.app.reload import PolicyReload, ReloadOutcome
 from reefknot.app.schedules import running_schedules
 from reefknot.app.stores import client_of, open_store, options_of
 from reefknot.audit.journal import Journal
-from reefknot.blocks.fs import remove_spare_files
 from reefknot.blocks.threads import function_threads
 from reefknot.clock import SteadyClock
 from reefknot.config.settings import Settings
 from reefknot.core.messages import ExecAssignment, ExecResult
 from reefknot.core.overload.submission import Capacity
 from reefknot.core.redaction import Redactor
-from reefknot.core.work import worker_of
-from reefknot.errors import NameTakenError, StoreError, StoreReplacedError, StoreUnavailableError
+from reefknot.errors import NameTakenError, StoreUnavailableError
 from reefknot.execution.isolation import Isolation
 from reefknot.ingestion.orchestrator import IngestionOrchestrator
 from reefknot.ports.audit_log import end_of
-from reefknot.ports.block import Block
+from reefknot.ports.block import Block, own_classes
 from reefknot.ports.clock import Clock
 from reefknot.ports.control import Command
 from reefknot.ports.store import Store
@@ -56,19 +53,20 @@ from reefknot.runtime.database_urls import is_nats_url
 from reefknot.runtime.log import RepeatedErrors, logger, printable
 from reefknot.runtime.processes import process_mark
 from reefknot.runtime.seeds import new_id
+from reefknot.runtime.tasks import Services
+from reefknot.runtime.timeouts import AWAY_S, ended, unless_away
 from reefknot.worker.loop_watch import LoopWatch
 from reefknot.worker.service import Worker
 from reefknot.worker.settings import WorkerSettings, settings_from
 
 ROUTER_NAME = "router"
-STATUS_EVERY_S = 1.0
-"""How often a system publishes its status. It goes stale after `presence.STATUS_KEPT_S`."""
 CONTROL_S = 5.0
 STORE_PAUSE_S = 0.25
 FAILED_STOP_S = 3.0
 """Longest orderly stop of a system whose store has failed."""
 STARTING_TRIES = 4
 FREE_NAMES_TRIED = 10
+Stopped = Callable[["System"], Coroutine[Any, Any, None]]
 
 
 class System:
@@ -123,9 +121,10 @@ class System:
         submissions = Submissions(store.work, clock, rules=self.routing.submission_rules, journal=journal)
         self._recall = None if own_work_only else submissions.recall
         self._errors = RepeatedErrors()
+        self._obeyed = 0  # the sequence of the last command that was looked at
         self.started_after = 0
         """The last event of the log before this system started."""
-        self._tasks: list[asyncio.Task[None]] = []
+        self._services = Services("system")
         self._draining: dict[str, asyncio.Task[int]] = {}
         self.ingestion: IngestionOrchestrator | None = None
         """The orchestrator that runs beside the workers, if there is one."""
@@ -144,7 +143,7 @@ class System:
 
     async def start(self) -> None:
         """Take part. A name that another living system has is refused, before anything else is done."""
-        seen = await self.store.control.latest()
+        self._obeyed = await self.store.control.latest()
         self.started_after = (await end_of(self.store.audit)).sequence
         await self._claim_names()
         await presence.release_dead_leases(self.store)
@@ -157,12 +156,9 @@ class System:
         except BaseException:
             await self.stop()
             raise
-        loop = asyncio.get_running_loop()
-        self._tasks = [
-            loop.create_task(self._obey(seen), name="system control"),
-            loop.create_task(self._show(), name="system status"),
-            loop.create_task(look_for_orphans(self.store, self._recall), name="system orphans"),
-        ]
+        self._services.keep("control", self._obey)
+        self._services.keep("status", self._show)
+        self._services.keep("orphans", partial(look_for_orphans, self.store, self._recall))
 
     async def _claim_names(self) -> None:
         """Report this system's names, then look whether another one has them. One that cannot report does not start."""
@@ -183,20 +179,39 @@ class System:
             raise
 
     async def stop(self, drain: float = 0.0) -> int:
-        """End. With `drain`, running steps get so many seconds; answers how many went back to the queue."""
-        tasks = (*self._tasks, *self._draining.values(), *self._reloading)
+        """
+        End. With `drain`, running steps get so many seconds; answers how many went back to the queue.
+
+        Nothing can be given back to a store that is away and stays away: that is left to the leases.
+        """
+        tasks = (*self._services.cancel(), *self._draining.values(), *self._reloading)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        drained_at = asyncio.get_running_loop().time() + drain
+
+        def is_away() -> bool:
+            may_run = asyncio.get_running_loop().time() < drained_at and any(one.runs_steps for one in self.workers)
+            return self.store.reached_for == 0 and not may_run
+
+        back = await unless_away(self._stop_parts(drain), is_away, AWAY_S)
+        if back is None:
+            logger().warning("the store is away: what was running is left to its leases")
+            router = [] if self._router is None else self._router.services.cancel()
+            await ended(*router, *(task for worker in self.workers for task in worker.abandon()))
+        await self._transport.close()
+        for block in {id(block): block for block in self._blocks.values()}.values():
+            await block.close()
+        if back is not None:
+            await self._withdraw_status()
+        return back or 0
+
+    async def _stop_parts(self, drain: float) -> int:
         back = sum(await asyncio.gather(*(worker.drain(drain) for worker in self.workers)))
         for worker in self.workers:
             await worker.stop()
         if self._router is not None:
             await self._router.stop()
-        await self._transport.close()
-        for block in {id(block): block for block in self._blocks.values()}.values():
-            await block.close()
-        await self._withdraw_status()
         return back
 
     def give_back_now(self) -> None:
@@ -209,22 +224,9 @@ class System:
         """The jobs of sources that run in this system."""
         return [] if self.ingestion is None else self.ingestion.claims()
 
-    async def store_failed(self) -> NoReturn:
-        """
-        Raise the error after which the store takes no more writes: a system that runs on would do nothing.
-
-        A write that fails tells it. A system that ends writes little, so the file is looked at as well.
-        """
-        while (failure := self.store.failure) is None:
-            await asyncio.sleep(STATUS_EVERY_S)
-            try:
-                async with asyncio.timeout(STORE_S):
-                    await self.store.control.latest()
-            except StoreReplacedError:
-                raise
-            except (StoreError, TimeoutError):
-                continue  # whoever needs the store says so
-        raise failure
+    def store_failed(self) -> Coroutine[Any, Any, NoReturn]:
+        """Raise the error after which the store takes no more writes: a system that runs on would do nothing."""
+        return presence.store_failed(self.store)
 
     async def submit(self, assignment: ExecAssignment) -> asyncio.Future[ExecResult]:
         """Take it on; the future is its result."""
@@ -248,6 +250,7 @@ class System:
             "workers": [msgspec.to_builtins(worker.snapshot()) for worker in self.workers],
             "holds": {one.worker_id: [held.id for held in one.claims()[: presence.MOST_HELD]] for one in self.workers},
             "blocks": self.step_types,
+            "step_classes": own_classes(self._blocks.values()),
             "sources": [] if self.ingestion is None else sorted(self.ingestion.sources),
             "own_work_only": self._own_work_only,
             "retries_v2": self.settings.retries_v2,
@@ -291,20 +294,20 @@ class System:
         except Exception as error:
             logger().error("the system's status was not withdrawn (%s)", printable(str(error), most=300))
 
-    async def _obey(self, after: int) -> None:
+    async def _obey(self) -> None:
         """Obey commands of operators and other processes. A router obeys those to cancel by itself."""
-        control, latest = self.store.control, after
+        control, latest = self.store.control, self._obeyed
         while True:
             try:
                 async with asyncio.timeout(STORE_S):
-                    commands = await control.poll(ROUTER_NAME, after=after)
+                    commands = await control.poll(ROUTER_NAME, after=self._obeyed)
                 latest = await control.wait(CONTROL_S, after=latest) if not commands else latest
             except Exception as error:
                 self._errors.log("commands cannot be read", error, self._clock.now())
                 await asyncio.sleep(STORE_PAUSE_S)
                 continue
             for command in commands:
-                after = command.sequence
+                self._obeyed = command.sequence
                 try:
                     self._do(command)
                 except Exception as error:
@@ -368,11 +371,6 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not isfinite(value) else value
 
 
-def _hears_shared(settings: Settings, url: str) -> bool:
-    # Elsewhere than on NATS no peer speaks, and every worker would hear every assignment.
-    return is_nats_url(url) and settings.configuration.router.shared_subject == "ours"
-
-
 def worker_settings(settings: Settings) -> WorkerSettings:
     """The checked configuration in the worker's words."""
     gates = {"retries_gate": settings.retries_gate, "queue_gate": settings.queue_gate}
@@ -392,7 +390,7 @@ async def running_system(
     secrets: tuple[str, ...] = (),
     reread: Callable[[], Settings] | None = None,
     own_work_only: bool = False,
-    stopped: Callable[[System], Awaitable[None]] | None = None,
+    stopped: Stopped | None = None,
     ingestion: bool = False,
 ) -> AsyncIterator[System]:
     """
@@ -406,10 +404,11 @@ async def running_system(
     blocks = blocks_for(settings, modules, store=url)
     if workers:
         await check_logins(settings)
-    # Beside everything else: a folder may have many files, and a disk may be slow.
-    Thread(target=remove_spare_files, args=(block_settings(settings).fs,), name="spare files", daemon=True).start()
     options, working = options_of(settings), worker_settings(settings)
+    # Elsewhere than on NATS no peer speaks, and every worker would hear every assignment.
+    hears_shared = is_nats_url(url) and settings.configuration.router.shared_subject == "ours"
     async with open_store(url, **options) as store, AsyncExitStack() as opened:
+        opened.callback(start_preparing(settings, blocks.values() if workers and not own_work_only else ()).cancel)
         books = await opened.enter_async_context(kept_events(store, settings, secrets=secrets))
         clock = SteadyClock(store.clock)
         journal = Journal(store.audit, redactor=Redactor(secrets))
@@ -422,7 +421,7 @@ async def running_system(
             settings=working,
             blocks=blocks,
             routing=router_settings(settings.configuration, working.rules),
-            hears_shared=bool(workers) and _hears_shared(settings, url) and not own_work_only,
+            hears_shared=bool(workers) and hears_shared and not own_work_only,
             seed=seed,
             secrets=secrets,
             reload=reread and PolicyReload(settings, reread, books=books, journal=journal, clock=clock),
@@ -431,7 +430,7 @@ async def running_system(
         )
         system = await _started(build, store, workers, router, own_work_only=own_work_only)
         with LoopWatch(system.workers, store.leases, others=system.ingestion_claims):
-            async with _stopped_at_the_end(system, drain), AsyncExitStack() as running:
+            async with _stopped_at_the_end(system, drain, stopped), AsyncExitStack() as running:
                 if ingestion:
                     more: dict[str, Any] = {"isolation": system.isolation, "secrets": secrets, "drain": drain}
                     parts = running_ingestion(store, settings, url, **more, seed=seed)
@@ -440,8 +439,6 @@ async def running_system(
                     syncs = [] if system.ingestion is None else sync_entries(settings, system.ingestion)
                     await running.enter_async_context(running_schedules(store, settings, system.client, syncs))
                 yield system
-        if stopped is not None:
-            await stopped(system)
 
 
 async def _started(
@@ -450,12 +447,7 @@ async def _started(
     """A system that has started, under names that are free where none were given."""
     tries = FREE_NAMES_TRIED
     while True:
-        living = await presence.living_systems(store)
-        names = workers
-        if isinstance(names, int):
-            queued = {worker_of(name) for name in await store.work.open_classes()} if own_work_only else set()
-            names = presence.free_names("worker", names, presence.worker_names(living) | queued)
-        name = presence.free_names("router", 1, presence.router_names(living))[0] if router == "" else router
+        names, name = await presence.chosen_names(store, workers, router, own_work_only=own_work_only)
         system = build(workers=names, router=name)
         try:
             await system.start()
@@ -467,13 +459,20 @@ async def _started(
 
 
 @asynccontextmanager
-async def _stopped_at_the_end(system: System, drain: float) -> AsyncIterator[None]:
+async def _stopped_at_the_end(system: System, drain: float, stopped: Stopped | None) -> AsyncIterator[None]:
     try:
         yield
     finally:
         failure = await _stop(system, drain)
     if failure is not None:
         raise failure
+    if stopped is not None:
+        store = system.store
+        try:
+            await unless_away(stopped(system), lambda: store.reached_for == 0, AWAY_S)
+        except StoreUnavailableError:
+            if store.reached_for > 0:  # else the log has said it
+                raise
 
 
 async def _stop(system: System, drain: float) -> BaseException | None:

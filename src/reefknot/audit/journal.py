@@ -23,6 +23,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from reefknot import clock
+from reefknot.core import checks
 from reefknot.core.audit.event import Event, as_written, encode, timestamp, timestamp_ms
 from reefknot.core.checks import choice
 from reefknot.core.redaction import Redactor
@@ -305,12 +306,14 @@ def _without(redactor: Redactor, value: Any) -> Any:
 class FanOut:
     """Several sinks as one. `append` returns the head of the first sink that took the events."""
 
-    def __init__(self, *sinks: AuditSink, most_buffered: int = MOST_BUFFERED, seconds: float = SINK_TIMEOUT_S) -> None:
+    def __init__(
+        self, *sinks: AuditSink, most_buffered: int = MOST_BUFFERED, seconds: checks.Seconds = SINK_TIMEOUT_S
+    ) -> None:
         if not sinks:
             raise ParameterError("sinks", sinks, "one sink or more")
         self._branches = [(sink, _Backlog()) for sink in sinks]
         self._most_buffered = most_buffered
-        self._seconds = seconds
+        self._seconds = checks.seconds("seconds", seconds)
         self._one_at_a_time = asyncio.Lock()
 
     @property

@@ -21,6 +21,7 @@ import zlib
 from collections.abc import AsyncIterator, Iterator, Mapping
 from http import HTTPStatus
 from importlib import import_module
+from threading import Lock
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -85,6 +86,7 @@ class HttpRequest:
         self._rules = AddressRules(self._settings.allow)
         self._resolve = resolve
         self._client: HttpClient | None = None
+        self._loading = Lock()
 
     def destination(self, inputs: Mapping[str, Any]) -> str:
         """Host and port of the URL."""
@@ -97,7 +99,7 @@ class HttpRequest:
     async def run(self, inputs: Mapping[str, Any], context: BlockContext) -> StepResult:
         try:
             request, seconds = self._read_request(inputs, context)
-            client = await self._loaded_client()
+            client = await asyncio.to_thread(self.load) if self._client is None else self._client
             async with time_limit(seconds, f"{request.url.endpoint} did not finish", ErrorCode.connection_timeout):
                 return await self._follow(client, request, seconds)
         except (BadUrl, Forbidden) as error:
@@ -109,17 +111,17 @@ class HttpRequest:
         if self._client is not None:
             await self._client.close()
 
-    async def _loaded_client(self) -> "HttpClient":
+    def load(self) -> "HttpClient":
         """
-        The client, made at the first request.
+        The client. Call it in a thread: loading its library takes as long as the rest of a short command.
 
-        Loading its library takes as long as the rest of a short command. It happens in a thread: others go on.
+        A process that is there to work loads it as it starts, and the first request does not wait for it.
         """
-        if self._client is None:
-            library = await asyncio.to_thread(import_module, "reefknot.blocks.http_client")
-            if self._client is None:  # another request may have made it meanwhile
+        with self._loading:
+            if self._client is None:
+                library = import_module("reefknot.blocks.http_client")
                 self._client = library.HttpClient(self._rules, resolve=self._resolve, ca_file=self._settings.ca_file)
-        return self._client
+            return self._client
 
     def _read_request(self, given: Mapping[str, Any], context: BlockContext) -> tuple[_Request, float]:
         inputs = Inputs(given, "url", "method", "headers", "body", "body_base64")

@@ -108,16 +108,13 @@ class HttpClient:
 
     def __init__(self, rules: AddressRules, *, resolve: Resolve | None = None, ca_file: str = "") -> None:
         self._backend = CheckedBackend(rules, resolve)
-        self._ca_file = ca_file
+        self._tls = _tls_context(ca_file)
         self._pool: httpcore2.AsyncConnectionPool | None = None
 
     def _connections(self) -> httpcore2.AsyncConnectionPool:
         if self._pool is None:
-            own = self._ca_file
             self._pool = httpcore2.AsyncConnectionPool(
-                ssl_context=ssl.create_default_context(cafile=own)
-                if own
-                else httpx2.create_ssl_context(trust_env=False),
+                ssl_context=self._tls,
                 max_connections=MOST_CONNECTIONS,
                 max_keepalive_connections=MOST_CONNECTIONS,
                 keepalive_expiry=10.0,
@@ -161,6 +158,16 @@ class HttpClient:
             await self._pool.aclose()
             self._pool = None
         self._backend.close()
+
+
+def _tls_context(ca_file: str) -> ssl.SSLContext:
+    if not ca_file:
+        return httpx2.create_ssl_context(trust_env=False)
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except OSError as error:
+        text = f"`blocks.http.ca_file` {ca_file} cannot be used: {error}; name a file of PEM certificates"
+        raise Unreachable(text) from error
 
 
 async def _parts(response: httpcore2.Response) -> AsyncGenerator[bytes, None]:

@@ -1,10 +1,10 @@
 """
 The blocks of a worker by name: the standard ones, and Python functions under `@block`.
 
-`@block("invoice.render")` registers a function of (inputs, context); a worker finds it by `--module`, or by an entry
-point of the group `reefknot.blocks`. Modules are named on the command line or by installed packages, never by data that
-came in. A plain function runs in a thread, where nobody can interrupt it (`blocks/threads.py`). Standard blocks have
-short names as well: `http` is `http.request`.
+`@block("invoice.render")` registers a function of (inputs, context) and its options; a worker finds it by `--module`,
+or by an entry point of the group `reefknot.blocks`. Modules are named on the command line or by installed packages,
+never by data that came in. A plain function runs in a thread, where nobody can interrupt it (`blocks/threads.py`).
+Standard blocks have short names as well: `http` is `http.request`.
 """
 
 import inspect
@@ -14,7 +14,7 @@ from contextvars import copy_context
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from msgspec import Struct
 
@@ -24,9 +24,10 @@ from reefknot.blocks.http import HttpRequest
 from reefknot.blocks.inputs import failed
 from reefknot.blocks.sql import SqlQuery
 from reefknot.blocks.sql_rows import SqlSettings
+from reefknot.blocks.step_options import BlockOptions, StepOptions, caller_place, checked_options
 from reefknot.blocks.threads import FunctionsOverdueError, function_threads
+from reefknot.blocks.typed_inputs import InputMismatchError, InputReader, Model, caller_names, input_reader, outputs_of
 from reefknot.core.canonical import json_value
-from reefknot.core.checks import seconds
 from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import StepResult
 from reefknot.errors import ConfigurationError, NotJsonError, ParameterError, ParameterTypeError
@@ -36,10 +37,11 @@ from reefknot.runtime.user_modules import import_user_module
 GROUP = "reefknot.blocks"
 _TYPE = re.compile(r"[a-z][a-z0-9_-]{0,63}(?:\.[a-z0-9][a-z0-9_-]{0,63}){0,7}")
 _ACCEPTED_TYPE = "a name in lower case, with dots between its parts: invoice.render"
-_ACCEPTED_ANSWER = "a dict of outputs, a StepResult or None"
+_ACCEPTED_ANSWER = "a dict of outputs, a model of them, a StepResult or None"
 
-Outputs = Mapping[str, Any] | StepResult | None
-BlockFunction = Callable[[Mapping[str, Any], BlockContext], Outputs | Awaitable[Outputs]]
+Outputs = Mapping[str, object] | Model | StepResult | None
+BlockFunction = Callable[[Any, BlockContext], Outputs | Awaitable[Outputs]]
+"""A step. The type of its inputs is its own: a mapping, or a model that they are read into."""
 Function = TypeVar("Function", bound=BlockFunction)
 
 
@@ -51,13 +53,18 @@ class PythonBlock:
         type_name: str,
         function: BlockFunction,
         *,
-        destination: str = "",
-        limits: Mapping[str, float] | None = None,
+        options: StepOptions | None = None,
+        reader: InputReader | None = None,
     ) -> None:
+        """`reader` makes the argument of the function from the inputs; without one they are passed as they are."""
+        options = options or StepOptions()
         self.type = type_name
-        self.limits = limits or {}
+        self.policy = options.policy
+        self.place = options.place
+        self.resource_class = options.resource_class
         self.function = function
-        self._destination = destination or type_name
+        self._destination = options.destination or type_name
+        self._reader = reader
         self._awaits = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
             getattr(function, "__call__", None)  # noqa: B004 - an object with an async __call__
         )
@@ -66,12 +73,18 @@ class PythonBlock:
         return self._destination
 
     async def run(self, inputs: Mapping[str, Any], context: BlockContext) -> StepResult:
-        """The result of the function. Its exceptions are left to the worker."""
+        """The result of the function. Its exceptions are left to the worker; inputs that do not fit are a failure."""
+        argument: Any = inputs
+        if self._reader is not None:
+            try:
+                argument = self._reader(inputs)
+            except InputMismatchError as mismatch:
+                return failed(ErrorCode.invalid_input, str(mismatch))
         answer: Any
         if self._awaits:
-            answer = self.function(inputs, context)
+            answer = self.function(argument, context)
         else:
-            work = partial(copy_context().run, _called, self.function, inputs, context)
+            work = partial(copy_context().run, _called, self.function, argument, context)
             try:
                 answer = await function_threads().run(self.type, work, within=context.seconds)
             except FunctionsOverdueError as error:
@@ -90,6 +103,7 @@ class PythonBlock:
             return answer
         if answer is None:
             return StepResult()
+        answer = outputs_of(answer)
         if not isinstance(answer, Mapping):
             text = f"the block {self.type} returned {type(answer).__name__}; accepted: {_ACCEPTED_ANSWER}"
             return failed(ErrorCode.execution_failed, text)
@@ -105,7 +119,7 @@ class _Raised(Struct, frozen=True):
     error: BaseException
 
 
-def _called(function: BlockFunction, inputs: Mapping[str, Any], context: BlockContext) -> Any:
+def _called(function: BlockFunction, inputs: Any, context: BlockContext) -> Any:
     """The function's answer, or what it raised where a future would lose it, or close the task with it."""
     try:
         return function(inputs, context)
@@ -139,33 +153,31 @@ registry = BlockRegistry()
 
 
 def block(
-    type_name: str,
-    *,
-    destination: str = "",
-    timeout: float | None = None,
-    attempt_timeout: float | None = None,
-    into: BlockRegistry | None = None,
+    type_name: str, *, into: BlockRegistry | None = None, **options: Unpack[BlockOptions]
 ) -> Callable[[Function], Function]:
     """
     Register a function as a step of this type; it stays an ordinary function.
 
-    It is called with the inputs and a context, and returns a dict of outputs, a `StepResult`, or None. `destination`
-    names what it talks to, for the throttle and the breaker; by default its type. `timeout` is the time for all
-    executions and waits, `attempt_timeout` that for one of them, in seconds; the configuration and an assignment's
-    options come before both.
+    It is called with the inputs and a context, and returns a dict of outputs, a model of them, a `StepResult`, or None.
+    Inputs whose annotated type is a pydantic model, a dataclass, a `msgspec.Struct` or a `TypedDict` are read into it
+    first; those that do not fit fail the step for good. `attempts`, `base_delay`, `max_delay`, `multiplier`, `jitter`,
+    `timeout` (all executions and waits, in seconds) and `attempt_timeout` (one of them) are its policy, over the
+    defaults of all steps: what the configuration says of this type, and an assignment's options, come before it.
+    `resource_class` names the slots it runs in; a worker that loads it has them. `destination` names what it talks to,
+    for the throttle and the breaker; by default its type.
     """
-    given = {"time_budget": ("timeout", timeout), "attempt_timeout": ("attempt_timeout", attempt_timeout)}
-    limits = {field: seconds(name, value) for field, (name, value) in given.items() if value is not None}
+    step = checked_options(options, caller_place(1))
     if not isinstance(type_name, str) or not _TYPE.fullmatch(type_name):
         kind = ParameterError if isinstance(type_name, str) else ParameterTypeError
         raise kind("type_name", type_name, _ACCEPTED_TYPE)
+    names = caller_names(1)
 
     def register(function: Function) -> Function:
         if not callable(function):
             raise ParameterTypeError("function", function, "a function of (inputs, context)")
         _check_signature(function)
         target = registry if into is None else into
-        target.add(PythonBlock(type_name, function, destination=destination, limits=limits))
+        target.add(PythonBlock(type_name, function, options=step, reader=input_reader(function, names)))
         return function
 
     return register
@@ -212,7 +224,7 @@ def _offered_block(name: str, thing: Any) -> Block:
     if not _TYPE.fullmatch(name):
         raise ParameterError("name", name, _ACCEPTED_TYPE)
     _check_signature(thing)
-    return PythonBlock(name, thing)
+    return PythonBlock(name, thing, reader=input_reader(thing))
 
 
 def _check_signature(function: Any) -> None:

@@ -14,7 +14,7 @@ import inspect
 import threading
 from collections import Counter, deque
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cache
 from math import inf
 from typing import Any
@@ -130,7 +130,8 @@ class FunctionThreads:
         ends = call.loop.time() + within
         self._put(call)
         try:
-            return await call.future
+            with _standing_still(call.loop):
+                return await call.future
         except asyncio.CancelledError:
             self._leave(call)
             if call.returned_by(ends):
@@ -190,6 +191,14 @@ class FunctionThreads:
             call = self._waiting.popleft()
             call.has_begun = True
             return call
+
+
+def _standing_still(loop: asyncio.AbstractEventLoop) -> AbstractContextManager[None]:
+    """A scope in which a loop in virtual time, if it holds for threads, does not go on; no other loop is changed."""
+    if not getattr(loop, "holds_for_threads", False):
+        return nullcontext()
+    held: AbstractContextManager[None] = loop.holding()  # type: ignore[attr-defined]
+    return held
 
 
 @cache

@@ -56,7 +56,7 @@ def _put(found: dict[str, Any], *, wide: bool) -> None:
 def _look(found: dict[str, Any]) -> str:
     """The sentence about the last look."""
     if found["looked_s"] is None:
-        return "no system has looked yet; one that runs looks every 10 s: reefknot up"
+        return "no system has looked yet; one that runs looks every 5 s: reefknot up"
     when = f"the last look was {age(found['looked_s'])} ago"
     return when if found["watched"] else f"{when}, and no system is running now; start one with: reefknot up"
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from contextvars import ContextVar
 from enum import IntEnum
 from typing import Annotated, Literal
 
@@ -182,8 +183,17 @@ def run(words: Sequence[str]) -> int:
     return code
 
 
+_words: ContextVar[tuple[str, ...]] = ContextVar("reefknot_command_words", default=())
+
+
+def command_words() -> list[str]:
+    """The words of the command that runs, as they were given."""
+    return list(_words.get())
+
+
 def _run(words: Sequence[str]) -> int:
     """Run one command and report its error, if it has one."""
+    _words.set(tuple(words))
     try:
         code = application()(with_default_watch(words))
     except BrokenPipeError:  # of a stream that `guard_streams` left alone

@@ -36,6 +36,7 @@ from reefknot.cli.options import StoreFlags, load
 from reefknot.cli.output import Advance, progress, relative, say
 from reefknot.cli.store import StoreAddress, address_of, opened
 from reefknot.core.audit.chain import (
+    LOG_FORMAT,
     UNREADABLE,
     EventIndex,
     Head,
@@ -97,7 +98,7 @@ class FileSource:
         first = next(lines_of(self._files), b"")
         if not isinstance(read_line(first), LogHeader):
             found = printable(first[:40].decode("utf-8", "replace").rstrip("\n")) or "nothing"
-            expected = '{"chain":"…","format":1,"hash":"…","sequence":0}, as `reefknot audit export` writes it'
+            expected = '{"chain":"…","format":2,"hash":"…","sequence":0}, as `reefknot audit export` writes it'
             message = f"{self._files[0]}:1: this is not an audit log: expected {expected}; found {found!r}"
             raise CommandError(message, Exit.MISMATCH)
 
@@ -394,9 +395,9 @@ def json_line(one: KeptEntry) -> bytes:
     """The line of an event outside of its chain's file; a body that was changed is shown as text."""
     head = Head("", one.sequence, one.hash)
     try:
-        return event_line(head, one.entry.body)
+        return event_line(head, one.entry.body, form=LOG_FORMAT)
     except NotJsonError:
-        return event_line(head, msgspec.json.encode(one.entry.body.decode("utf-8", "replace")))
+        return event_line(head, msgspec.json.encode(one.entry.body.decode("utf-8", "replace")), form=LOG_FORMAT)
 
 
 # ---- CSV -------------------------------------------------------------------------------------------------------------

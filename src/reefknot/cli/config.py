@@ -46,6 +46,20 @@ TEMPLATES = {
 """By name: the situation that a template is for."""
 
 
+EXAMPLES = ("fastapi", "flask", "django", "worker")
+
+
+def example_files(name: str) -> dict[str, str]:
+    """The files of an example project by their paths: those that all examples have, and its own."""
+    if name not in EXAMPLES:
+        raise ParameterError("name", name, f"one of {', '.join(EXAMPLES)}")
+    found: dict[str, str] = {}
+    for folder in (_FOLDER / "examples" / "common", _FOLDER / "examples" / name):
+        for file in sorted(folder.rglob("*.txt")):  # else tools would take the projects for modules of this package
+            found[file.relative_to(folder).with_suffix("").as_posix()] = file.read_text(encoding="utf-8")
+    return dict(sorted(found.items()))
+
+
 def recommended(*, full: bool = False) -> str:
     """The configuration that `init` writes: what a system needs to start, or with `full` every policy as well."""
     return (_FOLDER / ("reefknot-full.yaml" if full else "reefknot.yaml")).read_text(encoding="utf-8")
@@ -67,8 +81,9 @@ init_app = noun(
     "init",
     "init --full --dry-run",
     "init --template mailbox",
-    help="Write a commented reefknot.yaml with which a system works, and the folder that its file steps may use. An "
-    "existing file is kept.",
+    "init --example fastapi",
+    help="Write a commented reefknot.yaml with which a system works, and the folder that its file steps may use; or, "
+    "with --example, a small project with steps and tests in a folder of its own. An existing file is kept.",
 )
 
 
@@ -79,9 +94,14 @@ def init(
     dry_run: Annotated[bool, arg("Print what would be written, and write nothing.")] = False,
     full: Annotated[bool, arg("Write every policy too: classes of failures, blocks, connectors.")] = False,
     template: Annotated[str | None, arg("Write this template; `policy templates` lists them.")] = None,
+    example: Annotated[str | None, arg(f"Write a project with tests into NAME-app: {', '.join(EXAMPLES)}.")] = None,
     json: Json = False,
 ) -> int:
     """Write a commented reefknot.yaml into the current folder."""
+    if example is not None:
+        if full or force or template is not None:
+            raise CommandError("--example writes a folder of its own; give it without --full, --force and --template")
+        return _init_example(one_of("--example", example, {one: one for one in EXAMPLES}), dry_run=dry_run, json=json)
     if template is None:
         text = recommended(full=full)
     elif full:
@@ -109,6 +129,34 @@ def init(
         say(f"Nothing was written; without --dry-run this goes to {NAME}{instead}.")
     elif not json:
         say(f"Wrote {NAME}{folder}. Next: reefknot config check, reefknot up.")
+    return Exit.FINE
+
+
+def _init_example(name: str, *, dry_run: bool, json: bool) -> int:
+    """Write an example project into a new folder; one that is there already is kept as it is."""
+    files, folder = example_files(name), Path.cwd() / f"{name}-app"
+    refusal = f"{folder.name} exists already; move it away" if os.path.lexists(folder) else None
+    if refusal and not dry_run:
+        raise CommandError(refusal, Exit.FAILED)
+    if not dry_run:
+        for path, text in files.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(text, encoding="utf-8")
+    if json:
+        outcome = {"path": str(folder), "written": not dry_run, **({"refusal": refusal} if refusal else {})}
+        put_json({**outcome, "files": files})
+    elif dry_run:
+        for path in files:
+            put(f"{folder.name}/{path}")
+    if refusal:
+        say(f"Nothing was written, and without --dry-run nothing would be: {refusal}.")
+        return Exit.FAILED
+    if dry_run and not json:
+        say("Nothing was written; without --dry-run these files are.")
+    elif not json:
+        first, second = (line.strip() for line in files["README.md"].splitlines() if line.startswith("    "))
+        say(f"Wrote {folder.name}: {', '.join(files)}.")
+        say(f"Next: cd {folder.name}, then in two terminals: {first}, and: {second}. README.md says more.")
     return Exit.FINE
 
 

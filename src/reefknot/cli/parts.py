@@ -41,8 +41,9 @@ from reefknot.cli.output import (
 from reefknot.cli.serve import (
     DrainSeconds,
     For,
+    Reload,
     Startup,
-    failed,
+    restarting,
     run_service,
     shutdown_on_signals,
     startup,
@@ -96,7 +97,9 @@ MOST_TROUBLES = 10
 @worker_app.command(
     name="start",
     help_epilogue=examples(
-        "worker start", "worker start --engine sqlite:state.db --worker-id mailer --module app --module more"
+        "worker start",
+        "worker start --engine sqlite:state.db --worker-id mailer --module app --module more",
+        "worker start --reload --module steps.py",
     ),
 )
 def start_worker(
@@ -106,6 +109,7 @@ def start_worker(
     seconds: For = None,
     drain: DrainSeconds = None,
     seed: Seed = None,
+    reload: Reload = False,
     log: LogFlags = LOG,
     options: StoreFlags = STORE,
 ) -> int:
@@ -114,6 +118,11 @@ def start_worker(
 
     The exit code is 75 when a worker with this id is running already.
     """
+    if reload:
+        check_seconds("--for", seconds)
+        check_seconds("--drain", drain)
+        with log.applied(is_service=True):
+            return restarting(module, options, seconds=seconds, drain=drain)
     parts = {"workers": (worker_id,) if worker_id else 1, "router": None, "modules": tuple(module or ()), "seed": seed}
     with log.applied(is_service=True):
         return _start("worker", worker_id, options, seconds, drain, parts)
@@ -178,7 +187,7 @@ async def _serve(
             name = system.router.router_id if kind == "router" else system.workers[0].worker_id
             say(f"{kind} {name} is ready, {until_text(seconds)}, on {start.store_name}")
             await _say_missing_part("worker" if kind == "router" else "router", system, shown_url(start.url))
-            await until_first_ends(shutdown.requested.wait(), failed(system), timeout=seconds)
+            await until_first_ends(shutdown.requested.wait(), system.store_failed(), timeout=seconds)
     elapsed = round(monotonic() - began, 3)
     if json:
         print(dumps({"summary": {f"{kind}_id": name, **counts, "elapsed_s": elapsed}}), file=data())

@@ -31,7 +31,7 @@ from reefknot.cli.options import (
 )
 from reefknot.cli.output import GAP, prints_to_stderr, put, put_document, put_table, relative, say, show, table_width
 from reefknot.core.failure import FailureType
-from reefknot.core.retry.book import Book, FieldOrigin, FieldValue, ResolvedPolicy
+from reefknot.core.retry.book import Book, FieldOrigin, FieldValue, Patch, ResolvedPolicy
 from reefknot.core.retry.explain import PlannedWait
 from reefknot.core.retry.policy import RetryPolicy
 from reefknot.operations import policies as operations
@@ -93,17 +93,17 @@ def _require_target(target: str | None, source: str | None) -> None:
 def active_book(config: str | None, modules: Sequence[str] | None = None) -> ActiveBook:
     """The book and the gate; with the modules of one's own steps, as a worker that loads them has it."""
     found = None if is_unconfigured(config) else settings(config)
-    return operations.active_book(found, limits=_own_limits(modules) if modules else None)
+    return operations.active_book(found, own=_own_policies(modules) if modules else None)
 
 
-def _own_limits(modules: Sequence[str]) -> dict[str, Mapping[str, float]]:
-    """The time limits of the steps in these modules, by target."""
+def _own_policies(modules: Sequence[str]) -> dict[str, Patch]:
+    """The policies that the steps in these modules bring themselves, by target."""
     from reefknot.blocks.python import load_module
-    from reefknot.ports.block import own_limits
+    from reefknot.ports.block import own_policies
 
     with prints_to_stderr():  # a module may print when it is imported
         blocks = [block for name in modules for block in load_module(name, path=os.getcwd()).values()]
-    return own_limits(blocks)
+    return own_policies(blocks)
 
 
 # ---- commands --------------------------------------------------------------------------------------------------------

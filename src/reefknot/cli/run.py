@@ -29,7 +29,6 @@ from reefknot.cli.output import Advance, data, prints_to_stderr, progress, put, 
 from reefknot.cli.serve import (
     Shutdown,
     Startup,
-    failed,
     parts_of,
     run_service,
     shutdown_on_signals,
@@ -38,6 +37,7 @@ from reefknot.cli.serve import (
     until_first_ends,
     wait_for,
 )
+from reefknot.core.checks import suggest
 from reefknot.core.messages import ExecResult, ResultStatus, encode, resource_class
 from reefknot.core.overload.admission import RejectReason
 from reefknot.core.redaction import Redactor
@@ -246,7 +246,7 @@ class BatchRun:
         feeder_count = min(self._in_flight, system.routing.rules.size + slots)
         with progress("assignments", lines) as advance:
             feeders = asyncio.gather(*(self._feed(system, advance) for _ in range(feeder_count)))
-            await until_first_ends(self._finish(feeders, system), shutdown.requested.wait(), failed(system))
+            await until_first_ends(self._finish(feeders, system), shutdown.requested.wait(), system.store_failed())
         self.tally.is_cut_short = shutdown.requested.is_set()
 
     async def _finish(self, feeders: Awaitable[Any], system: System) -> None:
@@ -278,7 +278,7 @@ class BatchRun:
         """Why no worker here can run a line: its assignment would wait in vain. Empty when one can."""
         wanted, known = resource_class(line.assignment), sorted({name for one in system.workers for name in one.pools})
         if wanted not in known:
-            return f"resource_class: {wanted!r} is unknown; accepted: {', '.join(known)}"
+            return f"resource_class: {wanted!r} is unknown; accepted: {', '.join(known)}{suggest(wanted, known)}"
         kind, steps = line.assignment.job.type, system.step_types
         if kind in steps or any(kind in one["blocks"] for one in await self._other_systems(system)):
             return ""

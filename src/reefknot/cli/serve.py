@@ -13,7 +13,7 @@ import asyncio
 import os
 import signal as signals
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from datetime import UTC, datetime
 from json import dumps
@@ -34,7 +34,7 @@ from reefknot.cli.live_output import (
     is_terminal,
     local_time,
 )
-from reefknot.cli.options import SYSTEM, SystemFlags, arg, check_seconds, check_whole, load, settings
+from reefknot.cli.options import SYSTEM, StoreFlags, SystemFlags, arg, check_seconds, check_whole, load, settings
 from reefknot.cli.output import data, prints_to_stderr, put, relative, say
 from reefknot.cli.store import shown_url
 from reefknot.core.work import WorkState
@@ -54,6 +54,9 @@ LEVELS_EVERY_S = 0.2
 
 For = Annotated[float | None, arg("Shut down after this many seconds.", "--for")]
 DrainSeconds = Annotated[float | None, arg("Seconds that running steps get at shutdown. Default: 30.")]
+Reload = Annotated[
+    bool, arg("For development: restart the steps when a file of their modules changes. --drain is then 2 by default.")
+]
 
 # ---- start-up --------------------------------------------------------------------------------------------------------
 
@@ -260,39 +263,43 @@ async def until_first_ends(*running: Awaitable[Any], timeout: float | None = Non
 
 
 def run_service(main: Coroutine[Any, Any, int]) -> int:
-    """Run a system to its end. A step can cancel every task of its process, the main one included: an error."""
+    """
+    Run a system to its end. A step can cancel every task of its process, the main one included: an error.
+
+    A step that ignores its cancellation does not keep the process: its event loop is then left open.
+    """
+    runner = asyncio.Runner()
     try:
-        return asyncio.run(main)
+        return runner.run(main)
     except asyncio.CancelledError:
         raise _half_dead("the main task of this process was cancelled by a step") from None
+    finally:
+        if runner.run(_all_end()):
+            runner.close()
 
 
-async def failed(system: System) -> NoReturn:
-    """Raise the error after which a system cannot go on: of its store, or of one of its services."""
-    await until_first_ends(system.store_failed(), _service_failed(system))
-    raise AssertionError("neither of them returns")
+async def _all_end() -> bool:
+    """Whether all tasks of the loop end when they are cancelled, in a bounded time."""
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    if left:
+        _, left = await asyncio.wait(left, timeout=LAST_MOMENT_S)
+    if left:
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, _context: None)  # which names them at the end
+    return not left
 
 
-SERVICES = ("system ", "systems that are gone", "store retention", "policy book", "copy of events")
-"""How the names of the tasks begin that a system needs for as long as it runs, the router's aside."""
-
-
-async def _service_failed(system: System) -> NoReturn:
-    """
-    Raise the error about a service of this process that was cancelled, or has failed.
-
-    Only workers begin theirs again. A system without one of the others would look alive and do half of its work.
-    """
-    router = system.snapshot()["router"]
-    names = (*SERVICES, f"{router['router_id']} ") if router else SERVICES
-    waiting = {one for one in asyncio.all_tasks() if one.get_name().startswith(names)}
-    while True:
+async def _cancelled(*tasks: asyncio.Task[None]) -> NoReturn:
+    """Raise the error about one of these that was cancelled by a step, and cannot begin again as services do."""
+    waiting = set(tasks)
+    while waiting:
         done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             if task.cancelled():
                 raise _half_dead(f"the service `{task.get_name()}` was cancelled by a step")
-            if (error := task.exception()) is not None:
-                raise _half_dead(f"the service `{task.get_name()}` failed ({error_text(error)})")
+    await asyncio.Event().wait()
+    raise AssertionError("nothing sets this event")
 
 
 def _half_dead(cause: str) -> CommandError:
@@ -307,6 +314,7 @@ app = noun(
     "up",
     "up",
     "up --for 60 --workers 2 --module app",
+    "up --reload --module steps.py",
     help="Start a router and workers in one process, over one store, with the dashboard beside them: its address is "
     "printed, and the section `dashboard` of the configuration has its port. Ctrl-C shuts them down in order.",
 )
@@ -316,16 +324,34 @@ Beside = Callable[["System"], Awaitable[None]]
 
 
 @app.default
-def up(*, seconds: For = None, drain: DrainSeconds = None, log: LogFlags = LOG, options: SystemFlags = SYSTEM) -> int:
+def up(
+    *,
+    seconds: For = None,
+    drain: DrainSeconds = None,
+    reload: Reload = False,
+    log: LogFlags = LOG,
+    options: SystemFlags = SYSTEM,
+) -> int:
     """Run a router and workers until Ctrl-C or SIGTERM, and print retries, rejections and overload as they happen."""
     check_seconds("--for", seconds)
     check_seconds("--drain", drain)
+    if reload:
+        with log.applied(is_service=True):
+            return restarting(options.module, options, seconds=seconds, drain=drain)
     with log.applied(feed=True, is_service=True), prints_to_stderr():
         start = startup(options.engine, options.config, options.workers)
         has_feed = options.json or log.form != "json" or is_terminal(data())  # else the log has it
         with dashboard_socket(start.settings) as served:
             session = UpSession(start, **parts_of(options), as_json=options.json, dashboard=served, feed=has_feed)
             return run_service(session.serve(seconds, drain=drain))
+
+
+def restarting(module: Sequence[str] | None, options: StoreFlags | SystemFlags, **times: float | None) -> int:
+    """Run this command in a child that is started again when a file of its modules changes."""
+    from reefknot.cli.reloading import run_reloading
+
+    with prints_to_stderr():
+        return run_reloading(tuple(module or ()), config=options.config, engine=options.engine, **times)
 
 
 @contextmanager
@@ -407,7 +433,8 @@ class UpSession(Struct, frozen=True):
                 self._welcome(system, seconds)
                 following = asyncio.create_task(feed.follow(), name="live feed")  # goes on during the drain
                 dashboard = asyncio.create_task(self._serve_dashboard(system), name="dashboard")  # so does this
-                others = [self._print_levels(system), shutdown.requested.wait(), failed(system)]
+                ends = [system.store_failed(), _cancelled(following, dashboard)]
+                others = [self._print_levels(system), shutdown.requested.wait(), *ends]
                 guests = [beside(system)] if beside else []
                 try:
                     await until_first_ends(asyncio.shield(following), *others, *guests, timeout=seconds)

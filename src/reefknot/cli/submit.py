@@ -232,12 +232,13 @@ class Submission:
 
     async def submit(self, work: str | ExecAssignment) -> None:
         """Submit one assignment, or those of the file with this name, and wait for the results if asked to."""
-        from reefknot.app.stores import connect, options_of
+        from reefknot.app.stores import client_of, open_store, options_of
 
         is_new = self._address.is_sqlite and not self._address.path.exists()
         found = self._address.settings
         nats = None if found is None else options_of(found)["nats"]
-        async with connect(self._address.url, size=self._size, nats=nats) as client:
+        async with open_store(self._address.url, migrate=False, nats=nats) as store:
+            client = client_of(store, store.clock, self._size)
             if is_new:
                 say(f"there was no store at {relative(str(self._address.path))}: a new one was made")
             if isinstance(work, str):

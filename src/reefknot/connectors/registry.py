@@ -9,7 +9,7 @@ connector is imported when a source uses it, because each of them needs a librar
 import inspect
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
@@ -161,7 +161,7 @@ def load_connectors(name: str, *, path: str | None = None) -> dict[str, Connecto
 def offered_connectors(found: Iterable[EntryPoint] | None = None) -> dict[str, ConnectorFactory]:
     """The connectors that installed packages offer: a class or an async function, under the entry's name."""
     offered, problems = ConnectorRegistry(), []
-    for entry in entry_points(group=GROUP) if found is None else found:
+    for entry in _installed() if found is None else found:
         try:
             offered.add(entry.name, entry.load())
         except Exception as error:  # somebody else's package
@@ -169,6 +169,12 @@ def offered_connectors(found: Iterable[EntryPoint] | None = None) -> dict[str, C
     if problems:
         raise ConfigurationError(problems)
     return offered.factories()
+
+
+@cache
+def _installed() -> tuple[EntryPoint, ...]:
+    """The connectors of installed packages, looked for once: every sync asks, and each look reads all metadata."""
+    return tuple(entry_points(group=GROUP))
 
 
 def builtin_connectors() -> dict[str, ConnectorFactory]:

@@ -2,22 +2,26 @@
 Argument checks: each returns the value, or raises `ParameterError` with the parameter's name and what is accepted.
 
 A value of another type is a `ParameterTypeError`. Arguments are checked where they come in, before anything is opened
-or started. Nothing is converted, except that a whole number becomes a float where a float is meant. `RetryPolicy` uses
-this module, so it loads nothing but the errors.
+or started. Nothing is converted, except that a whole number becomes a float where a float is meant, and a `timedelta`
+seconds. `RetryPolicy` uses this module, so it loads nothing but the errors.
 """
 
 from __future__ import annotations
 
 from math import inf
+from sys import modules
 
 from reefknot.errors import ParameterError, ParameterTypeError
 
 TYPE_CHECKING = False  # a plain name, so that typing is not imported for it
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from datetime import timedelta
     from enum import StrEnum
-    from typing import Any, TypeGuard, TypeVar
+    from typing import Any, TypeAlias, TypeGuard, TypeVar
 
+    Seconds: TypeAlias = float | timedelta
+    """A duration as callers may give it. Inside, durations are floats."""
     Choice = TypeVar("Choice", bound=StrEnum)
 
 LARGEST_FLOAT = 1.7976931348623157e308
@@ -40,6 +44,14 @@ def is_whole_number(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def in_seconds(given: object) -> object:
+    """A `timedelta` as seconds; anything else as it is. A caller who has one has loaded `datetime`."""
+    datetime = modules.get("datetime")
+    if datetime is not None and isinstance(given, datetime.timedelta):
+        return float(given.total_seconds())
+    return given
+
+
 def number(
     name: str, given: object, *, least: float = 0.0, most: float = LARGEST_FLOAT, above: bool = False, unit: str = ""
 ) -> float:
@@ -52,13 +64,14 @@ def number(
 
 
 def seconds(name: str, given: object, *, or_zero: bool = False, most: float = LONGEST_S) -> float:
-    """A duration in seconds above 0, or from 0 on with `or_zero`."""
-    return number(name, given, most=most, above=not or_zero, unit=" of seconds")
+    """A duration in seconds above 0, or from 0 on with `or_zero`: a number or a `timedelta`."""
+    return number(name, in_seconds(given), most=most, above=not or_zero, unit=" of seconds")
 
 
 def seconds_or_none(name: str, given: object, *, meaning: str) -> float | None:
     """A duration in seconds above 0, or None, whose `meaning` the error explains: "for no limit"."""
     accepted = f"a number of seconds above 0, or None {meaning}"
+    given = in_seconds(given)
     if given is None:
         return None
     if not is_number(given):

@@ -557,10 +557,15 @@ def _optional_texts(assignment: ExecAssignment) -> tuple[tuple[str, str | None, 
     )
 
 
+def named_class(assignment: ExecAssignment) -> str:
+    """The resource class that an assignment names; empty when it leaves that to its step."""
+    given = assignment.resource_class or (assignment.job.resources or {}).get("class")
+    return given if isinstance(given, str) else ""
+
+
 def resource_class(assignment: ExecAssignment) -> str:
     """The resource class of an assignment: the one it names, else by its job type."""
-    given = assignment.resource_class or (assignment.job.resources or {}).get("class")
-    if isinstance(given, str) and given:
+    if given := named_class(assignment):
         return given
     job_type = assignment.job.type
     family = SHORT_NAMES.get(job_type, job_type).partition(".")[0]

@@ -6,19 +6,23 @@ that also counts the time the machine slept, it is that one. `VirtualClock` is f
 and returns. `VirtualLoop` is an event loop whose time jumps to the next timer when nothing else can run, so any number
 of tasks wait side by side and a day takes milliseconds.
 
-Sockets and threads live in real time: while a timer is pending, virtual time does not wait for them. A loop in which
-nothing can ever happen again raises `VirtualDeadlockError` instead of waiting for ever.
+Sockets and threads live in real time: while a timer is pending, virtual time does not wait for them, unless it is asked
+to (`VirtualLoop.holding`). A loop in which nothing can ever happen again raises `VirtualDeadlockError` instead of
+waiting for ever.
 """
 
 import asyncio
 import selectors
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Executor
+from contextlib import contextmanager
 from math import inf, nextafter, ulp
 from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 from reefknot.clock import pause
+from reefknot.core import checks
 from reefknot.errors import VirtualDeadlockError
 from reefknot.runtime.processes import boot_name
 
@@ -27,6 +31,8 @@ Ts = TypeVarTuple("Ts")
 
 PATIENCE = 10.0
 """Real seconds that a loop without a timer waits for a thread to wake it. Without other threads it does not wait."""
+LONGEST_HOLD_S = 30.0
+"""Real seconds for which virtual time stands still at most."""
 
 EPOCH = 1_700_000_000.0
 """Start of virtual wall time: a fixed moment, so that runs can be compared."""
@@ -72,11 +78,12 @@ class VirtualClock:
     def wall(self) -> float:
         return EPOCH + self._now - self._start
 
-    def advance(self, seconds: float) -> None:
+    def advance(self, seconds: "checks.Seconds") -> None:
         """Let time pass without a sleep, as a slow attempt does."""
-        if not 0 <= seconds < float("inf"):
+        step = checks.in_seconds(seconds)
+        if not (checks.is_number(step) and 0 <= step < inf):
             raise ValueError(f"time only moves forward by finite steps, not by {seconds!r}")
-        self._now += seconds
+        self._now += step
 
     def sleep(self, seconds: float) -> None:
         self.waits.append(seconds)
@@ -100,19 +107,23 @@ class SkippingClock(VirtualClock):
 
 
 class LoopClock:
-    """The clock of a `VirtualLoop`."""
+    """The clock of a `VirtualLoop`. Its wall time began at `epoch`."""
 
-    def __init__(self, loop: "VirtualLoop") -> None:
+    def __init__(self, loop: "VirtualLoop", epoch: float = EPOCH) -> None:
         self._loop = loop
+        self._epoch = epoch
 
     def now(self) -> float:
         return self._loop.time()
 
     def wall(self) -> float:
-        return EPOCH + self._loop.time()
+        return self._epoch + self._loop.time()
 
     def sleep(self, seconds: float) -> None:
-        self._loop.advance(seconds)
+        if self._loop.is_held and threading.get_ident() != self._loop.thread:
+            self._loop.sleep_in_thread(seconds)
+        else:
+            self._loop.advance(seconds)
 
     async def asleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
@@ -125,11 +136,15 @@ class _JumpingSelector(selectors.DefaultSelector):
         super().__init__()
         self.now = 0.0
         self.listening = False
+        self.held = 0
+        """Calls at work for which time stands still."""
         self._stuck = stuck
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         ready = super().select(0)
         if ready:
+            return ready
+        if self.held and timeout != 0 and (ready := self._hold()):
             return ready
         if timeout is None:
             return self._wait()
@@ -137,6 +152,14 @@ class _JumpingSelector(selectors.DefaultSelector):
         if ulp(self.now) >= _LOOP_RESOLUTION:
             self.now = nextafter(self.now, inf)  # past the timer: the loop fires timers before now plus its resolution
         return ready
+
+    def _hold(self) -> list[tuple[selectors.SelectorKey, int]]:
+        """Wait in real time until a call that time stands still for wakes the loop."""
+        until = time.monotonic() + LONGEST_HOLD_S
+        while time.monotonic() < until:
+            if ready := super().select(0.05):
+                return ready
+        return []
 
     def _wait(self) -> list[tuple[selectors.SelectorKey, int]]:
         """Wait in real time, as no timer is pending: only a socket, a signal or another thread can wake the loop."""
@@ -156,15 +179,55 @@ class _JumpingSelector(selectors.DefaultSelector):
 class VirtualLoop(asyncio.SelectorEventLoop):
     """An event loop in virtual time."""
 
+    holds_for_threads = False
+    """Whether time stands still while a plain function of a block works in its thread."""
+
     def __init__(self) -> None:
         self._jumping = _JumpingSelector(self._deadlock)
         super().__init__(self._jumping)
+        self.thread = threading.get_ident()
+        """The thread that runs the loop, or has run it last."""
 
     def time(self) -> float:
         return self._jumping.now
 
     def advance(self, seconds: float) -> None:
         self._jumping.now += max(0.0, seconds)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether time stands still, because a call works in real time."""
+        return self._jumping.held > 0
+
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        """A scope in which time stands still, for a call in a thread or to a real server."""
+        self._jumping.held += 1
+        try:
+            yield
+        finally:
+            self._jumping.held -= 1
+
+    def sleep_in_thread(self, seconds: float) -> None:
+        """Sleep in a thread for whose work time stands still: meanwhile it passes, and everything else goes on."""
+        is_over = threading.Event()
+
+        def end() -> None:
+            self._jumping.held += 1
+            is_over.set()
+
+        def begin() -> None:
+            self._jumping.held -= 1
+            self.call_later(max(0.0, seconds), end)
+
+        self.call_soon_threadsafe(begin)
+        while not is_over.wait(0.5):
+            if self.is_closed():
+                raise RuntimeError("the loop in virtual time has ended while a function slept in it")
+
+    def run_forever(self) -> None:
+        self.thread = threading.get_ident()
+        super().run_forever()
 
     def add_signal_handler(self, sig: int, callback: Callable[[Unpack[Ts]], Any], *args: *Ts) -> None:
         super().add_signal_handler(sig, callback, *args)
@@ -173,6 +236,23 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def _deadlock(self) -> VirtualDeadlockError:
         tasks = [task for task in asyncio.all_tasks(self) if not task.done()]
         return VirtualDeadlockError(", ".join(sorted(_position(task) for task in tasks[:20])) or "no task at all")
+
+
+class ThreadingVirtualLoop(VirtualLoop):
+    """A loop in virtual time that stands still while a call of it works in a thread."""
+
+    holds_for_threads = True
+
+    def run_in_executor(
+        self, executor: Executor | None, func: Callable[[Unpack[Ts]], T], *args: *Ts
+    ) -> asyncio.Future[T]:
+        future = super().run_in_executor(executor, func, *args)
+        self._jumping.held += 1
+        future.add_done_callback(self._release)
+        return future
+
+    def _release(self, _: object) -> None:
+        self._jumping.held -= 1
 
 
 def _position(task: "asyncio.Task[Any]") -> str:

@@ -51,6 +51,7 @@ from reefknot.ports.clock import Clock
 from reefknot.ports.connector import Document, KnownItem, Page
 from reefknot.ports.documents import DocumentChanges, Position, SearchHit, SourceCounts
 from reefknot.runtime import open_files
+from reefknot.runtime.forks import FORKS, opened_before_fork
 from reefknot.runtime.sqlite_files import (
     Opener,
     checked_version,
@@ -127,6 +128,7 @@ class SqliteDocuments:
         self._read_only = read_only
         self._migrates = migrates
         self._thread = None if inline else _DaemonThread("documents")
+        self._generation = FORKS.generation
         self._connection: apsw.Connection | None = None
         self._file: open_files.OpenedFile | None = None
         self._identity: open_files.Identity | None = None
@@ -152,7 +154,7 @@ class SqliteDocuments:
 
     async def close(self) -> None:
         """Finish writes, then close. A second call does nothing."""
-        if self._is_closed:
+        if self._is_closed or self._generation != FORKS.generation:  # in a fork it is the parent's
             return
         self._is_closed = True
         if self._thread is None:
@@ -301,6 +303,8 @@ class SqliteDocuments:
         Reading that is late or not wanted any more is interrupted: SQLite asks the progress handler between its own
         steps, and one step over the index of words may take minutes.
         """
+        if self._generation != FORKS.generation:
+            raise opened_before_fork(f"sqlite:{self.path}")
         if self._is_closed:
             raise StoreUnavailableError(f"sqlite:{self.path}", "it is closed", "open it again")
         if writes and self._read_only:

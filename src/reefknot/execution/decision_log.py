@@ -7,6 +7,7 @@ The log lines of decisions about stored work: one line for each, with the same f
                 not retryable, and nobody has to act                         info
     recovered   it succeeded after failures                                  info
     put off     it waits without spending an attempt                         debug
+    overdue     its step goes on after its time; ended late: and has ended   warning
     breaker     a destination is down, or answers again                      warning, info
 
 A success at the first try has no line. Each kind of line is bounded (ten at once, then one a second) and says how many
@@ -33,6 +34,8 @@ from reefknot.runtime.tracing import current_trace_id
 
 DEBUG, INFO, WARNING, ERROR = 10, 20, 30, 40
 LONGEST = 600
+_OF_STEPS = ("overdue", "ended_late")
+"""Lines that are about a step, and not about a decision, which a live feed tells by its event."""
 _MAY_BE_BUGS = (FailureType.UNKNOWN, FailureType.PERMANENT)
 
 
@@ -97,6 +100,21 @@ class DecisionLog:
         """Log an end that no attempt led to: its time was over, or it cannot be run at all."""
         self._write("give_up", level, work, reason, {"attempt": attempts, "reason": reason[:100]})
 
+    def overdue(self, work: ExecAssignment | WorkItem, place: str, allowed: float) -> None:
+        """Log that a step goes on although its time is over: it has ignored its cancellation."""
+        at = f"at {place}" if place else "at an unknown place"
+        sentence = (
+            f"its step goes on after its {seconds(allowed)} s, {at}: it ignores asyncio.CancelledError. The attempt is "
+            "timed out; its slot stays taken until the step ends"
+        )
+        self._write("overdue", WARNING, work, sentence, {"place": place, "allowed_s": allowed})
+
+    def ended_late(self, work: ExecAssignment | WorkItem, place: str, late: float) -> None:
+        """Log the end of a step whose attempt was timed out before."""
+        at = f" ({place})" if place else ""
+        sentence = f"its step{at} ended {seconds(late)} s after its time was over; its result is not kept"
+        self._write("ended_late", WARNING, work, sentence, {"place": place, "late_s": round(late, 3)})
+
     def put_off(self, work: ExecAssignment | WorkItem, reason: str, wait: float) -> None:
         """Log that it waits without spending an attempt."""
         sentence = f"put off for {seconds(wait)} s: {reason}"
@@ -134,7 +152,8 @@ class DecisionLog:
         rest = f" ({left_out} such lines left out)" if left_out else ""
         line = self._sentence(work, f"{sentence}{rest}", LONGEST)
         message, more = named or (line, {})
-        extra = {"decision": kind, **_about(work), **fields, **more} | ({"detail": line} if named else {})
+        about = _about(work) if kind in _OF_STEPS else {"decision": kind, **_about(work)}
+        extra = {**about, **fields, **more} | ({"detail": line} if named else {})
         log.log(level, "%s", message, extra={name: self._clean(value) for name, value in extra.items()})
 
     def _sentence(self, work: ExecAssignment | WorkItem, text: str, most: int) -> str:

@@ -207,6 +207,17 @@ def raised_at(error: BaseException) -> str:
     return next((places[-1] for places in (own, inside) if places), frames[-1][1] if frames else "")
 
 
+def suspended_at(task: asyncio.Task[Any] | None) -> str:
+    """The file and line of the step's own code at which a task waits; empty when it is in no such code."""
+    below: Any = None if task is None else task.get_coro()
+    while below is not None:
+        frame = getattr(below, "cr_frame", None) or getattr(below, "gi_frame", None)
+        if frame is not None and not frame.f_code.co_filename.startswith(_PACKAGE):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        below = getattr(below, "cr_await", None) or getattr(below, "gi_yieldfrom", None)
+    return ""
+
+
 # ---- tracebacks -----------------------------------------------------------------------------------------------------
 
 LONGEST_TRACEBACK = 3500

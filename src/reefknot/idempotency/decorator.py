@@ -1,22 +1,23 @@
 """
-`@idempotent`: guards the effect of an async function by a key made from its arguments.
+`@idempotent`: guards the effect of a function by a key made from its arguments.
 
     @rk.idempotent(key=lambda order: order.id)
     async def charge(order): ...
 
 The record is kept under the function's name and the key, in the store in scope: `async with open_store(…)` sets it for
-the code inside. Every caller of a key gets the recorded result, the first one too: as JSON gives it back, or as
-`result_type`.
+the code inside, `with connect_sync(…)` for plain functions. Every caller of a key gets the recorded result, the first
+one too: as JSON gives it back, or as `result_type`.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import wraps
 from inspect import Parameter, Signature, signature, unwrap
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, overload
 from uuid import UUID
 
 import msgspec
@@ -31,7 +32,15 @@ from reefknot.core.redaction import Redactor
 from reefknot.errors import NoStoreError, NotJsonError, ParameterError, ParameterTypeError
 from reefknot.idempotency.events import KeyEvents
 from reefknot.idempotency.once import KeyOptions, Mode, Once, mode_named
-from reefknot.retrying.functions import is_async, name_of
+from reefknot.idempotency.plain import (
+    CallersWork,
+    SyncStore,
+    home_of_store,
+    loop_of,
+    refuse_running_loop,
+    run_on,
+)
+from reefknot.retrying.functions import ASYNC_GENERATOR, GENERATOR, code_flags, is_async, name_of
 
 if TYPE_CHECKING:
     from reefknot.ports.store import Store
@@ -56,31 +65,44 @@ def store_in_scope() -> Store:
 
 
 @contextmanager
-def in_scope(store: Store) -> Iterator[None]:
-    """Make `store` the store in scope for the code inside, and for the tasks it starts."""
-    token = current_store.set(store)
+def in_scope(store: Store, home: asyncio.AbstractEventLoop | SyncStore | None = None) -> Iterator[None]:
+    """Make `store` the store in scope for the code inside, its tasks and threads; `home` is where it is open."""
+    token, token_of_home = current_store.set(store), home_of_store.set(home)
     try:
         yield
     finally:
         with suppress(ValueError):  # left in another context than it was entered in: that one never saw the store
             current_store.reset(token)
+            home_of_store.reset(token_of_home)
+
+
+class IdempotentDecorator(Protocol):
+    """The result of `idempotent(…)`: a decorator that keeps the type of the function."""
+
+    @overload
+    def __call__(self, fn: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R]]: ...
+    @overload
+    def __call__(self, fn: Callable[P, R]) -> Callable[P, R]: ...
 
 
 def idempotent(
     *bare: Any,
     key: Callable[..., object] = _REQUIRED,
     mode: Mode | str = Mode.RETRY,
-    lease: float = 60.0,
-    wait: float = 60.0,
-    store: Store | None = None,
+    lease: checks.Seconds = 60.0,
+    wait: checks.Seconds = 60.0,
+    store: Store | SyncStore | None = None,
     result_type: Any = Any,
     fingerprint: Callable[..., object] | bool = True,
     name: str = "",
     secrets: tuple[str, ...] = (),
     on_audit_failure: OnFailure | str | None = None,
-) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Coroutine[Any, Any, R]]]:
+) -> IdempotentDecorator:
     """
-    Guard an async function by a key made from its arguments.
+    Guard a function by a key made from its arguments.
+
+    A plain function runs in the thread that calls it, and reaches the store of `with connect_sync(…)`, of a client in
+    `store=`, or of the `async with open_store(…)` whose code called it in a thread.
 
     `mode` is the guarantee: `retry` at least once, `guard` at most once, `dedup` once where the receiver deduplicates
     on the `idempotency_key` that the function is given. `wait` is how many seconds a later caller waits for the first
@@ -104,12 +126,17 @@ def idempotent(
     on_failure = None if on_audit_failure is None else checks.choice("on_audit_failure", on_audit_failure, OnFailure)
     guard = _Guard(key, options, store, fingerprint, Redactor(secrets), on_failure)
 
-    def decorate(fn: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R]]:
-        if not is_async(fn):
-            raise ParameterTypeError("fn", fn, "an async function; records are kept by awaiting a store")
+    def decorate(fn: Callable[..., Any]) -> Callable[..., Any]:
+        if not callable(fn) or code_flags(fn) & (GENERATOR | ASYNC_GENERATOR):
+            raise ParameterTypeError("fn", fn, "a function that returns its result, plain or async")
         if options.mode is Mode.DEDUP and not _takes_key(signature(fn)):
             raise ParameterError("mode", mode, f"for a function that takes {_KEY_PARAMETER}, for its receiver")
-        return _guarded(fn, _unique_name(fn, name or name_of(fn)), guard)
+        own_name = _unique_name(fn, name or name_of(fn))
+        if not is_async(fn):
+            return _guarded_plain(fn, own_name, guard)
+        if hasattr(store, "call"):
+            raise ParameterTypeError("store", store, "a store for an async function; a sync client for a plain one")
+        return _guarded(fn, own_name, guard)
 
     return decorate
 
@@ -119,7 +146,7 @@ class _Guard(msgspec.Struct, frozen=True):
 
     key: Callable[..., object]
     options: KeyOptions
-    store: Store | None
+    store: Store | SyncStore | None
     fingerprint: Callable[..., object] | bool
     redactor: Redactor
     on_failure: OnFailure | None
@@ -130,27 +157,69 @@ def _guarded(fn: Callable[P, Awaitable[R]], name: str, guard: _Guard) -> Callabl
 
     @wraps(fn)
     async def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        store = store_in_scope() if guard.store is None else guard.store
-        full_key = f"{name}:{_key_text(guard.key(*args, **kwargs))}"
-        fingerprint = _fingerprint(guard.fingerprint, shape, args, kwargs)
+        store: Any = store_in_scope() if guard.store is None else guard.store
+        made = _MadeKey(name, guard, shape, args, kwargs)
+        answer: R = await made.result(store, lambda: fn(*args, **made.with_key(kwargs)))
+        return answer
+
+    return call
+
+
+def _guarded_plain(fn: Callable[P, R], name: str, guard: _Guard) -> Callable[P, R]:
+    shape = signature(fn)
+
+    @wraps(fn)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        refuse_running_loop(name)
+        store, loop = _reached(guard.store)
+        made = _MadeKey(name, guard, shape, args, kwargs)
+        work = CallersWork(lambda: fn(*args, **made.with_key(kwargs)))
+        answer: R = run_on(loop, store, work, made.result(store, work.run))
+        return answer
+
+    return call
+
+
+def _reached(given: Any) -> tuple[Store, asyncio.AbstractEventLoop]:
+    """The store of a plain function, and the loop in which it is open."""
+    home: Any = given if hasattr(given, "call") else home_of_store.get()
+    if home is None:
+        raise NoStoreError
+    loop = loop_of(home)
+    if hasattr(home, "call") and (given is None or given is home):
+        return home.store, loop  # read after the loop: a client that a fork made connect again has another store
+    return store_in_scope() if given is None else given, loop
+
+
+class _MadeKey:
+    """Key of one call, with what its record is compared by."""
+
+    def __init__(
+        self, name: str, guard: _Guard, shape: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self._name = name
+        self._guard = guard
+        self._key = f"{name}:{_key_text(guard.key(*args, **kwargs))}"
+        self._fingerprint = _fingerprint(guard.fingerprint, shape, args, kwargs)
+
+    def with_key(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of the function, in mode `dedup` with the key for its receiver."""
+        return {**kwargs, _KEY_PARAMETER: self._key} if self._guard.options.mode is Mode.DEDUP else kwargs
+
+    async def result(self, store: Store, work: Callable[[], Awaitable[Any]]) -> Any:
+        """The result of the key in this store, recorded before or by running `work` now."""
+        guard = self._guard
         journal = Journal(store.audit, redactor=guard.redactor, on_failure=guard.on_failure)
         await journal.flush_backlog()
 
         def event(action: str) -> IdempotencyEvent:
-            fields: dict[str, Any] = {"operation": name, "idempotency_key": journal.safe(full_key), "action": action}
+            key = journal.safe(self._key)
+            fields: dict[str, Any] = {"operation": self._name, "idempotency_key": key, "action": action}
             return IdempotencyEvent(**envelope(wall=clock.wall()), **fields)
 
-        async def work() -> Any:
-            if guard.options.mode is Mode.DEDUP:
-                return await fn(*args, **{**kwargs, _KEY_PARAMETER: full_key})  # type: ignore[arg-type]  # checked above
-            return await fn(*args, **kwargs)
-
-        options = msgspec.structs.replace(guard.options, fingerprint=fingerprint)
+        options = msgspec.structs.replace(guard.options, fingerprint=self._fingerprint)
         events = KeyEvents(journal, event, one_chain=store.idempotency.audit is store.audit)
-        answer: R = await Once(store.idempotency).run(full_key, work, options, events)
-        return answer
-
-    return call
+        return await Once(store.idempotency).run(self._key, work, options, events)
 
 
 def _key_text(made: object) -> str:

@@ -110,7 +110,9 @@ class JobQueue:
         self.store = store
         self._journal = Journal(store.audit)
 
-    async def enqueue(self, *jobs: IngestionJob, delay: float = 0.0, events: Sequence[AuditEntry] = ()) -> list[bool]:
+    async def enqueue(
+        self, *jobs: IngestionJob, delay: "checks.Seconds" = 0.0, events: Sequence[AuditEntry] = ()
+    ) -> list[bool]:
         """
         Keep these jobs, due after `delay` seconds. False: a job of this id is there already.
 
@@ -147,7 +149,7 @@ class JobQueue:
         item = await self.store.work.get(record_id(job_id, None))
         return item if item is not None and is_ingestion(item) else None
 
-    async def reschedule(self, job_id: str, delay_seconds: float) -> bool:
+    async def reschedule(self, job_id: str, delay_seconds: "checks.Seconds") -> bool:
         """
         Make a job that waits due in `delay_seconds`, earlier or later than it was. Spends no attempt.
 

@@ -21,6 +21,7 @@ from msgspec import Struct, structs
 from reefknot.audit.assignments import vanished_events
 from reefknot.audit.journal import Journal
 from reefknot.clock import SteadyClock
+from reefknot.core import checks
 from reefknot.core.failure import Failure, FailureType
 from reefknot.core.overload.source_health import HealthRules, free_places, probe_begun, probe_released
 from reefknot.core.redaction import Redactor
@@ -45,6 +46,7 @@ from reefknot.ports.work_queue import Held, Settlement
 from reefknot.runtime.log import RepeatedErrors, error_text, logger
 from reefknot.runtime.processes import process_mark
 from reefknot.runtime.seeds import new_id
+from reefknot.runtime.tasks import Services
 from reefknot.runtime.timeouts import STORE_S, Timeouts
 
 IDLE_S = 5.0
@@ -150,7 +152,7 @@ class IngestionOrchestrator:
         self._watches = SourceWatches(
             self.jobs, self.records, partial(self.request_sync, trigger="change"), self._clock
         )
-        self._tasks: list[asyncio.Task[None]] = []
+        self.services = Services(self.name)
 
     def _context(self, seed: int | None) -> IngestionContext:
         return IngestionContext(
@@ -199,25 +201,25 @@ class IngestionOrchestrator:
         for name in self.sources:
             if self._is_left_alone(name):
                 logger().warning("source %s is left alone here; source list says why, and what to do", name)
-        loops = [(self._serve(), "claims"), (self._renew_leases(), "leases"), (self._look_around(), "records")]
+        self.services.keep("claims", self._serve)
+        self.services.keep("leases", self._renew_leases)
+        self.services.keep("records", self._look_around)
         if self.settings.watch:
-            loops += self._watches.loops([one for one in self.sources.values() if one.on_change])
-        create = asyncio.get_running_loop().create_task
-        self._tasks = [create(work, name=f"{self.name} {what}") for work, what in loops]
+            self._watches.start(self.services, [one for one in self.sources.values() if one.on_change])
 
-    async def stop(self, drain: float | None = None) -> int:
+    async def stop(self, drain: "checks.Seconds | None" = None) -> int:
         """
         Begin nothing more, let jobs end their pages for `drain` seconds, and give the rest back.
 
         Returns how many jobs went back; that spends none of their attempts.
         """
         self.paused = self.runner.is_stopping = True
-        seconds = self.settings.drain if drain is None else drain
+        seconds = self.settings.drain if drain is None else checks.seconds("drain", drain, or_zero=True)
         if self.running and seconds > 0:
             await asyncio.wait(list(self.running.values()), timeout=seconds)
-        for task in (*self._tasks, *self.running.values()):
+        for task in self.running.values():
             task.cancel()
-        await asyncio.gather(*self._tasks, *self.running.values(), return_exceptions=True)
+        await asyncio.gather(*self.services.cancel(), *self.running.values(), return_exceptions=True)
         await self._reports.finished()
         held, back = list(self.claimed.values()), 0
         if held:

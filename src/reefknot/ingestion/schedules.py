@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import count
 
 from msgspec import DecodeError, Struct, json
@@ -23,6 +24,7 @@ from reefknot.errors import QueueFullError, StoreCorruptError, StoreUnavailableE
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.store import Store
 from reefknot.runtime.log import RepeatedErrors, error_text, logger, printable
+from reefknot.runtime.tasks import Services
 
 PREFIX = "schedule:"
 SUBMIT_S = 60.0
@@ -178,23 +180,17 @@ class Scheduler:
         self._store = store
         self._entries = list(entries)
         self._errors = RepeatedErrors()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._services = Services("schedule")
 
     def start(self) -> None:
         """Begin. An entry that no process has seen before is due at its next due time."""
-        loop = asyncio.get_running_loop()
-        self._tasks = [
-            loop.create_task(self._follow(entry), name=f"schedule {entry.name}")
-            for entry in self._entries
-            if entry.timetable.every_ms or entry.timetable.cron
-        ]
+        for entry in self._entries:
+            if entry.timetable.every_ms or entry.timetable.cron:
+                self._services.keep(entry.name, partial(self._follow, entry))
 
     async def stop(self) -> None:
         """End. A submission that is under way may be kept or not; the next process finds out."""
-        tasks, self._tasks = self._tasks, []
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._services.stop()
 
     async def _follow(self, entry: ScheduledEntry) -> None:
         trying: datetime | None = None

@@ -6,15 +6,16 @@ whose sync cannot be asked for is kept until it can. A watch that fails is begun
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
-from typing import Any
+from functools import partial
 
 from reefknot.core.work import WorkState
 from reefknot.ingestion.jobs import JobQueue
 from reefknot.ingestion.sources import IngestionSource, SourceRecords
 from reefknot.ports.clock import Clock
 from reefknot.runtime.log import RepeatedErrors, logger
+from reefknot.runtime.tasks import Services
 from reefknot.runtime.timeouts import STORE_S
 
 WATCH_AGAIN_S = 30.0
@@ -39,9 +40,11 @@ class SourceWatches:
         """Sources that have changed, and have no sync yet that begins afterwards."""
         self._has_changes = asyncio.Event()
 
-    def loops(self, sources: Iterable[IngestionSource]) -> list[tuple[Coroutine[Any, Any, None], str]]:
-        """The loops that watch these sources, with their names."""
-        return [(self._follow(), "changes"), *((self._watch(one), f"watch {one.name}") for one in sources)]
+    def start(self, services: Services, sources: Iterable[IngestionSource]) -> None:
+        """Watch these sources for as long as the services run."""
+        services.keep("changes", self._follow)
+        for one in sources:
+            services.keep(f"watch {one.name}", partial(self._watch, one))
 
     async def _watch(self, source: IngestionSource) -> None:
         while True:
@@ -55,6 +58,9 @@ class SourceWatches:
                     return
                 async for _ in watch():
                     self._note(source.name)
+            except asyncio.CancelledError:  # by a step: what changes until it is watched again is not missed
+                self._note(source.name)
+                raise
             except Exception as error:
                 self._errors.log(f"source {source.name} cannot be watched", error, self._clock.now())
             finally:
@@ -72,8 +78,9 @@ class SourceWatches:
     async def _follow(self) -> None:
         """Ask for syncs of the sources that have changed."""
         while True:
-            await self._has_changes.wait()
-            self._has_changes.clear()
+            if not self._changed:
+                self._has_changes.clear()
+                await self._has_changes.wait()
             for name in list(self._changed):
                 try:
                     async with asyncio.timeout(STORE_S):
@@ -83,7 +90,6 @@ class SourceWatches:
                     self._errors.log(f"source {name}: no sync after a change yet", error, self._clock.now())
             if self._changed:
                 await asyncio.sleep(ASK_AGAIN_S)
-                self._has_changes.set()
 
     async def _ask(self, name: str) -> bool:
         """Ask for a sync. False: one runs, which may have passed the change by."""

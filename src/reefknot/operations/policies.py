@@ -72,13 +72,13 @@ class ActiveBook(NamedTuple):
 def active_book(
     settings: Settings | None,
     *,
-    limits: Mapping[str, Mapping[str, float]] | None = None,
+    own: Mapping[str, Patch] | None = None,
     redactor: Redactor | None = None,
 ) -> ActiveBook:
     """
     The book and the gate in force; the built-in ones without settings.
 
-    `limits` are the time limits of one's own steps by target, as a worker has them that loads their modules. Without a
+    `own` are the policies of one's own steps by target, as a worker has them that loads their modules. Without a
     `redactor`, the secrets of the settings are read here; one that cannot be read is skipped: it cannot be shown.
     """
     if settings is None:
@@ -92,7 +92,7 @@ def active_book(
 
             redactor = Redactor(secret_texts(settings.tree, settings.path, environ=os.environ)[0])
         active = ActiveBook(settings.book, settings.retries_gate, redactor, settings)
-    return active._replace(book=active.book.with_blocks(limits)) if limits else active
+    return active._replace(book=active.book.with_blocks(own)) if own else active
 
 
 def known_target(book: Book, target: str | None, source: str | None = None) -> str:

@@ -308,8 +308,12 @@ def _row(
 
 
 def _next_sync(source: ConfiguredSource, status: SourceStatus, now: int) -> int | None:
-    """The time of the next sync: that of a retry that waits, or by the timetable."""
+    """The time of the next sync: that of a retry that waits, or by the timetable, unless only a person can help."""
+    from reefknot.ingestion.sources import waits_for_a_person
+
     sync = status.sync
+    if waits_for_a_person(sync):
+        return None
     if sync is not None and sync.state is WorkState.PENDING:
         return max(sync.due_at, status.record.health.opens_at(now) or 0)
     due = next_due(source.timetable, _EPOCH + timedelta(milliseconds=now))

@@ -85,6 +85,8 @@ class AttemptStory(Struct, kw_only=True):
     layer: str | None = None
     """The policy layer that the decisive field comes from, or `server hint`; None when nobody can tell."""
     field: str | None = None
+    source: str | None = None
+    """The file and line of the step's `@rk.block`, where that sets the decisive field."""
     wait_s: float | None = None
     wait_from: str | None = None
     """`own backoff` or `server hint`; None when nobody can tell."""
@@ -152,6 +154,8 @@ class Storyteller:
         attempt.reason = None if record.answer == "again" else record.answer
         attempt.wait_s, attempt.wait_from = record.delay, _wait_from(record)
         attempt.field, attempt.layer = self._origin(record, attempt.wait_from)
+        if attempt.layer == Layer.STEP and attempt.field and record.set_by_step:
+            attempt.source = record.set_by_step[attempt.field]
         ended_ms = timestamp_ms(at)
         if took_s is None and record.history.attempts == 1:  # written by an earlier version
             took_s = record.history.elapsed or None
@@ -233,6 +237,8 @@ class Storyteller:
         """The field of the policy that decided, and its layer in the configured policies, if they are those of the
         decision and give the same value."""
         field = DECIDING_FIELD.get(record.answer)
+        if field is not None and record.set_by_step and field in record.set_by_step:
+            return field, Layer.STEP.value
         if field is None or self._book is None or record.book_hash != self._book.hash:
             return field, None
         request, failure = _request(self._item), record.failure.failure

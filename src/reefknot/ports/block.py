@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from reefknot.core.messages import StepResult
+from reefknot.core.retry.book import Layer, Patch, patch
 
 
 class BlockContext(Struct, frozen=True):
@@ -31,7 +32,8 @@ class Block(Protocol):
     """
     The implementation of one type of step.
 
-    A block may have time limits of its own: `limits`, a mapping of `time_budget` and `attempt_timeout` to seconds.
+    A block may have a policy of its own, `policy` (fields of a `RetryPolicy`), which is written at `place` (a file and
+    a line), and a `resource_class` of its own.
     """
 
     @property
@@ -48,7 +50,17 @@ class Block(Protocol):
         """Close connections."""
 
 
-def own_limits(blocks: Iterable[Block]) -> dict[str, Mapping[str, float]]:
-    """The time limits that blocks have of their own, by policy target: `block:invoice.render`."""
-    limits = {f"block:{block.type}": getattr(block, "limits", {}) for block in blocks}
-    return {target: own for target, own in limits.items() if own}
+def own_policies(blocks: Iterable[Block]) -> dict[str, Patch]:
+    """The policies that blocks have of their own, by policy target: `block:invoice.render`."""
+    found: dict[str, Patch] = {}
+    for block in blocks:
+        fields: Mapping[str, Any] = getattr(block, "policy", {})
+        if fields:
+            found[f"block:{block.type}"] = patch(Layer.STEP, getattr(block, "place", "") or "@rk.block", fields)
+    return found
+
+
+def own_classes(blocks: Iterable[Block]) -> dict[str, str]:
+    """The resource classes that blocks have of their own, by their types."""
+    classes = {block.type: getattr(block, "resource_class", "") for block in blocks}
+    return {name: given for name, given in classes.items() if given}

@@ -78,13 +78,21 @@ class Attempt:
                 raise
         return self._swallows(error)
 
+    if not TYPE_CHECKING:  # a type checker refuses `async with` without this
+
+        async def __aenter__(self) -> None:
+            raise LoopMisuseError("write `with attempt:`, without async, in `async for` too: the loop does the waiting")
+
+        async def __aexit__(self, *error: object) -> None:
+            """Only here because Python looks for it before it enters."""
+
     def _swallows(self, error: BaseException | None) -> bool:
         if self._guard is not None:
             self._guard.__exit__(None if error is None else type(error), error, None)
         if error is None and self._loop.plan.result_rule is not None:
-            error = rejected(self._loop.plan.result_rule, self.value)
+            error = rejected(self._loop.plan.result_rule(self.value), self.value)
         if error is None:
-            self._loop.call.succeeded()
+            self._loop.call.succeeded(self.value)
         is_retried = isinstance(error, Exception) and self._loop.call.record_failure(error) is not None
         self._loop.finished = not is_retried
         if not is_retried and self._loop.call.trace is not None:
@@ -145,10 +153,10 @@ class Attempts:
         if self._begun:
             raise LoopMisuseError("this loop was already run; call attempts() for another one")
         self._begun = True
-        hook = self.plan.async_hook
-        if hook is not None:
-            accepted = "a plain function here: a loop ends in a plain `with`, which cannot await a hook"
-            raise ParameterTypeError(hook, getattr(self.plan, hook), accepted)
+        option = self.plan.async_option
+        if option is not None:
+            accepted = "a plain function here: a loop ends in a plain `with`, which awaits no hook and no predicate"
+            raise ParameterTypeError(option, self.plan.function_of(option), f"{accepted}; use acall or a decorator")
         self.call = CallState(self.plan, clock.now(), exhaustions.count)
 
     def _turn(self) -> Iterator[Attempt]:

@@ -20,6 +20,7 @@ from reefknot.retrying.failures import failure_from, retryable_by_default
 from reefknot.retrying.functions import RejectedResult, is_async, rule_for
 
 if TYPE_CHECKING:
+    from reefknot.core.checks import Seconds
     from reefknot.retrying.functions import On, Rule
 
 P = ParamSpec("P")
@@ -33,9 +34,11 @@ class CircuitBreaker:
     A refused call raises `BreakerOpenError` with `retry_after`. One object may be shared by threads and tasks.
     """
 
-    def __init__(self, name: str, *, failures: int = 5, cooldown: float = 30.0, on: On | None = None) -> None:
+    def __init__(self, name: str, *, failures: int = 5, cooldown: Seconds = 30.0, on: On | None = None) -> None:
         self._breaker = Breaker(name, failures=failures, cooldown=cooldown)
         self._rule = rule_for(on)
+        if is_async(self._rule):
+            raise ParameterTypeError("on", on, "exception classes, or a plain function: a breaker awaits no predicate")
         self._lock = Lock()
 
     @property

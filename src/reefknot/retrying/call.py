@@ -20,14 +20,24 @@ from msgspec.structs import replace
 from reefknot import clock
 from reefknot.core.failure import ErrorCode, Failure
 from reefknot.core.retry.backoff import draw
-from reefknot.core.retry.decide import Again, AttemptRecord, Decision, History, Reason, Stop, ThrottleView, decide
+from reefknot.core.retry.decide import (
+    Again,
+    AttemptRecord,
+    Decision,
+    History,
+    Reason,
+    Stop,
+    ThrottleView,
+    decide,
+    matches_exception_lists,
+)
 from reefknot.core.retry.policy import RetryPolicy
 from reefknot.errors import BreakerOpenError, DeadlineExceededError
 from reefknot.retrying.exhaustion import mark_exhausted
 from reefknot.retrying.failures import failure_from, retryable_by_default
-from reefknot.retrying.functions import ALWAYS_RETRIED, REQUESTED, UNREADABLE, RejectedResult
-from reefknot.retrying.plan import Plan, retry_switch
-from reefknot.retrying.types import RetryEvent
+from reefknot.retrying.functions import ALWAYS_RETRIED, REQUESTED, UNREADABLE, FirstItem, RejectedResult
+from reefknot.retrying.plan import NO_FALLBACK, Plan, retry_switch
+from reefknot.retrying.types import FailedAttempt, RetryEvent
 from reefknot.runtime import seeds
 from reefknot.runtime.log import NO_LINES, budget_of, log_callback_failure, logger, printable, seconds
 from reefknot.runtime.tracing import CallTrace, current_trace_id, tracing
@@ -68,7 +78,7 @@ class CallState:
     """State of one call: attempts, time and waits spent so far, and its failures as data."""
 
     __slots__ = (
-        *("_held", "_records", "args", "attempts", "awaited", "delay", "key", "kwargs", "observe", "plan"),
+        *("_held", "_records", "args", "attempts", "awaited", "delay", "gave_up", "key", "kwargs", "observe", "plan"),
         *("reason", "redact", "resolve", "rule", "since", "started", "trace"),
     )
 
@@ -96,6 +106,8 @@ class CallState:
         """Seconds to wait before the next attempt."""
         self.reason: Reason | None = None
         """Why there is no further attempt."""
+        self.gave_up: RetryEvent | None = None
+        """The end of a call whose caller gets the fallback instead of the error, until `fall_back`."""
         self.observe: Callable[..., object] | None = None
         """Called with each decision and all of its inputs, for an audit trail."""
         self.redact: Callable[[str], str] | None = None
@@ -106,7 +118,7 @@ class CallState:
         tracer = tracing.tracer
         self.trace = None if tracer is None else CallTrace(tracer, plan.name or "unnamed")
         """The spans of this call; None while tracing is off."""
-        self.rule = plan.rule
+        self.rule = _not_asked if plan.has_async_rule else plan.rule
         if self.rule is None and self.resolve is None:
             policy = plan.policy
             if not (policy.retryable_exceptions or policy.non_retryable_exceptions):  # else its lists decide
@@ -123,7 +135,7 @@ class CallState:
         return tuple(AttemptRecord(number, *record) for number, record in enumerate(self._records, 1))
 
     def attempt_started(self) -> None:
-        """Count an attempt in the throttle, and begin its span."""
+        """Count an attempt in the throttle, begin its span, and call `before=`."""
         throttle = self.plan.throttle
         if throttle is not None:
             now = clock.now()
@@ -132,12 +144,17 @@ class CallState:
             throttle.tick()
         if self.trace is not None:
             self.trace.attempt_started(self.attempts + 1)
+        if self.plan.before is not None:
+            self._call_hook(self.plan.before, "before", self._event(self.attempts + 1))
 
-    def succeeded(self) -> None:
-        """Refill the throttle, and tell a success after failures."""
+    def succeeded(self, value: object = None) -> None:
+        """Refill the throttle, and tell a success: to `after=`, and after failures to the log and `on_recover=`."""
         throttle = self.plan.throttle
         if throttle is not None and throttle.tokens < throttle.cap:
             throttle.feed()
+        if self.plan.after is not None:
+            shown = None if type(value) is FirstItem else value
+            self._call_hook(self.plan.after, "after", self._event(self.attempts + 1, value=shown))
         if self.attempts:
             self._report_recovery()
         if self.trace is not None:
@@ -181,8 +198,10 @@ class CallState:
         if self.redact is not None:
             failure = replace(failure, message=self.redact(failure.message))
 
-        # Ask the rule.
-        verdict: Verdict | None = None if self.rule is None else self.rule(error, failure)
+        # Ask the rule. It is about errors: a result that was refused has had its own rule.
+        verdict: Verdict | None = None
+        if self.rule is not None:
+            verdict = True if type(error) is RejectedResult else self.rule(error, failure)
         if verdict is not True or type(error) is DeadlineExceededError:
             failure, verdict = _resolve_verdict(error, failure, verdict, plan)
 
@@ -191,8 +210,8 @@ class CallState:
         if self.started is None:
             self.started = now
         policy = plan.policy if self.resolve is None else self.resolve(failure)
-        if retry_switch.is_in_use and retry_switch.is_off:
-            policy = policy.replace(max_attempts=1)
+        if retry_switch.is_in_use and retry_switch.most < policy.max_attempts:
+            policy = policy.replace(max_attempts=retry_switch.most)
         history = History(attempts, now - self.started, self.delay)
         drawn = 0.0
         if policy.base_delay or failure.retry_after is not None:
@@ -203,7 +222,8 @@ class CallState:
         else:
             throttle = None if plan.throttle is None else plan.throttle.view(now)
             broken = plan.breaker is not None and _is_open(plan.breaker, error)
-            decision = self._decision((policy, history, failure, drawn), verdict, throttle, breaker_open=broken)
+            given = (policy, history, failure, drawn)
+            decision = self._decision(given, verdict, throttle, error=error, breaker_open=broken)
 
         # Record.
         if self.observe is not None:
@@ -215,7 +235,7 @@ class CallState:
 
         # Tell.
         if delay is None:
-            self._give_up(decision, error, failure, policy)
+            self._give_up(decision, error, failure, policy, verdict)
             return None
         self.delay = delay
         if plan.throttle is not None:
@@ -226,7 +246,7 @@ class CallState:
         if (failure.retry_after is None and plan.result_rule is None) or self._is_logged(error):
             budget = plan.log_budget
             left_out = (self._budget() if budget is None else budget).take(now)
-        if left_out is not None or plan.on_retry is not None:
+        if left_out is not None or plan.on_retry is not None or plan.after is not None:
             self._report_retry(error, failure, policy, left_out)
         return delay
 
@@ -236,12 +256,15 @@ class CallState:
         verdict: bool | None,
         throttle: ThrottleView | None,
         *,
+        error: Exception,
         breaker_open: bool,
     ) -> Decision:
         """The decision of a plan that is not bare. The caller's `wait=` is asked only where a wait may follow."""
         plan, wait = self.plan, None
         if plan.wait is not None and self.attempts < inputs[0].max_attempts and verdict is not False:
-            wait = plan.wait(self.attempts)
+            wait = plan.wait(
+                self.attempts, lambda: FailedAttempt.of(self._event(self.attempts, inputs[2], error, inputs[0]))
+            )
         stopped = plan.stop is not None and plan.stop.is_set()
         more = {"verdict": verdict, "throttle": throttle, "breaker_open": breaker_open, "stopped": stopped}
         return decide(*inputs, wait=wait, **more)  # type: ignore[arg-type]  # each under its own name
@@ -251,11 +274,30 @@ class CallState:
         error, policy = self._held
         failure, elapsed, _, drawn = self._records[-1]
         self._records[-1] = failure, elapsed, None, drawn
-        self._give_up(Stop(Reason.STOPPED), error, failure, policy)
+        self._give_up(Stop(Reason.STOPPED), error, failure, policy, has_ended=True)
         if self.trace is not None:
             self.trace.gave_up(self.attempts, failure, self.reason)
         del self._held
         return error
+
+    async def ask_rule(self, error: Exception) -> None:
+        """Ask the async predicate of `on=`, so that the decision, and a breaker, find its verdict."""
+        rule = self.plan.rule
+        assert rule is not None
+        verdict = True
+        if type(error) is not RejectedResult:
+            verdict = await rule(error, failure_from(error, self.since))
+        self.rule = lambda error, failure: verdict
+
+    def verdict(self, error: Exception, failure: Failure) -> Verdict:
+        """The verdict of an async predicate, once `ask_rule` has asked it."""
+        return False if self.rule is None else self.rule(error, failure)
+
+    def fall_back(self) -> Any:
+        """The value of `fallback=`, or what its function answers: for an async one, something to await."""
+        event, self.gave_up = self.gave_up, None
+        fallback = self.plan.fallback
+        return fallback(event) if callable(fallback) else fallback
 
     async def await_hooks(self) -> None:
         """Await what async hooks returned. Their time counts against the deadline, which does not cut them short."""
@@ -288,10 +330,22 @@ class CallState:
         event = self._event(self.attempts, failure, error, policy)
         if left_out is not None:
             _log_retry(self.plan, error, event, left_out)
+        if self.plan.after is not None:
+            self._call_hook(self.plan.after, "after", event)
         if self.plan.on_retry is not None:
             self._call_hook(self.plan.on_retry, "on_retry", event)
 
-    def _give_up(self, decision: Decision, error: Exception, failure: Failure, policy: RetryPolicy) -> None:
+    def _give_up(
+        self,
+        decision: Decision,
+        error: Exception,
+        failure: Failure,
+        policy: RetryPolicy,
+        verdict: bool | None = None,
+        *,
+        has_ended: bool = False,
+    ) -> None:
+        """Tell the end of the call. `has_ended`: the attempt ended before, and the wait after it ends now."""
         assert isinstance(decision, Stop)
         self._end(error, decision.reason)
         event = self._event(self.attempts, failure, error, policy)
@@ -300,19 +354,29 @@ class CallState:
         if failure.code is ErrorCode.cancelled_by_timeout and len(self._records) > 1:
             error.add_note(f"the attempt before failed with {self._records[-2][0]}")
         _annotate(error, event, policy)
-        if self.plan.log is not False and _logger_of(self.plan).isEnabledFor(DEBUG):
-            self._log_end(event, "give_up", f"attempt {event.attempt} failed with {failure}; {WHY[decision.reason]}")
+        level, why = DEBUG, WHY[decision.reason]
+        if self.plan.fallback is not NO_FALLBACK and _is_given_up(decision.reason, failure, policy, verdict):
+            self.gave_up = event
+            level, why = _level_of(self.plan, error), f"{why}; the caller gets the fallback"
+        if self.plan.log is not False and _logger_of(self.plan).isEnabledFor(level):
+            self._log_end(event, "give_up", f"attempt {event.attempt} failed with {failure}; {why}", level)
+        if self.plan.after is not None and not has_ended:
+            self._call_hook(self.plan.after, "after", event)
         if self.plan.on_give_up is not None:
             self._call_hook(self.plan.on_give_up, "on_give_up", event)
 
-    def _log_end(self, event: RetryEvent, decision: str, text: str) -> None:
-        """Log the end of a call, for those who debug: the caller has the value or the exception."""
+    def _log_end(self, event: RetryEvent, decision: str, text: str, level: int = DEBUG) -> None:
+        """
+        Log the end of a call, for those who debug: the caller has the value or the exception.
+
+        An exception that a fallback replaces is seen here alone, so its line has the level of a retry.
+        """
         budget = self.plan.log_budget
         left_out = (self._budget() if budget is None else budget).take(clock.now())
         if left_out is not None:
             rest = f" ({left_out} such lines left out)" if left_out else ""
             line = printable(f"{event.name}: {text}{rest}", most=500)
-            _logger_of(self.plan).debug("%s", line, extra=_fields(event, decision))
+            _logger_of(self.plan).log(level, "%s", line, extra=_fields(event, decision))
 
     def _end(self, error: Exception, reason: Reason) -> None:
         """Count the end, and give it to a result that goes to the caller as it is."""
@@ -328,15 +392,29 @@ class CallState:
         failure: Failure | None = None,
         error: Exception | None = None,
         policy: RetryPolicy | None = None,
+        *,
+        value: object = None,
     ) -> RetryEvent:
         most = (policy or self.plan.policy).max_attempts
-        delay = self.delay if failure is not None and self.reason is None else None
+        is_decided = len(self._records) == self.attempts  # not yet where `wait=` is asked
+        delay = self.delay if failure is not None and self.reason is None and is_decided else None
         name = self.plan.name or "unnamed"
-        value = None
         if type(error) is RejectedResult:
             value, error = error.value, None
         about_call = self.elapsed, self.reason, self.args, self.kwargs
         return RetryEvent(name, attempt, most, failure, error, delay, *about_call, value)
+
+
+def _not_asked(error: Exception, failure: Failure) -> bool:
+    """The rule of a call whose predicate is async, until `ask_rule` has asked it."""
+    return False
+
+
+def _is_given_up(reason: Reason, failure: Failure, policy: RetryPolicy, verdict: bool | None) -> bool:
+    """Whether the end is that of a retry, which a fallback is for; an error that is not retried goes to the caller."""
+    if reason is not Reason.INNER_EXHAUSTED:
+        return reason is not Reason.NOT_RETRYABLE
+    return matches_exception_lists(failure.exceptions, policy) if verdict is None else verdict
 
 
 def _resolve_verdict(
@@ -371,7 +449,8 @@ def _annotate(error: Exception, event: RetryEvent, policy: RetryPolicy) -> None:
     hint = event.failure.retry_after if event.failure is not None else None
     asked = f"; the server asked for {hint:g} s" if hint is not None and event.reason is not Reason.BREAKER_OPEN else ""
     count = "1 attempt" if event.attempt == 1 else f"{event.attempt} attempts"
-    off = "; retries are turned off" if retry_switch.is_off else ""
+    most = retry_switch.most
+    off = "; retries are turned off" if retry_switch.is_off else f"; at most {most}" if most <= event.attempt else ""
     spent = f"{count}, {seconds(event.elapsed)} s"
     note = f"{head}: {WHY[event.reason]}{asked}{off} ({spent}; policy: {policy.describe()})"
     try:

@@ -17,15 +17,16 @@ from reefknot.retrying.wrappers import wrapped
 
 TYPE_CHECKING = False  # a plain name, so that typing is not imported for it
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
     from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
     from reefknot.retrying.retrier import Retrier
-    from reefknot.retrying.types import Decorator, Retrying, RetryKeywords
+    from reefknot.retrying.types import Decorator, FallbackDecorator, RetryEvent, Retrying, RetryKeywords
 
     P = ParamSpec("P")
     R = TypeVar("R")
     S = TypeVar("S")
+    G = TypeVar("G")
     F = TypeVar("F", bound=Callable[..., Any])
 
 _CHANGED = "__reefknot_changed__"
@@ -40,10 +41,28 @@ if TYPE_CHECKING:
     @overload
     def retry(fn: Callable[P, R], /) -> Retrying[P, R]: ...
     @overload
-    def retry(*, policy: RetryPolicy | Retrier | None = None, **options: Unpack[RetryKeywords]) -> Decorator: ...
+    def retry(*, policy: RetryPolicy | None = None, **options: Unpack[RetryKeywords]) -> Decorator: ...
+    @overload
+    def retry(*, policy: Retrier[G], **options: Unpack[RetryKeywords]) -> FallbackDecorator[G]: ...
+    @overload
     def retry(
-        fn: Any = None, /, *, policy: RetryPolicy | Retrier | None = None, **options: Unpack[RetryKeywords]
-    ) -> Any: ...
+        *,
+        fallback: Callable[[RetryEvent], Awaitable[G]],
+        policy: RetryPolicy | Retrier[Any] | None = None,
+        **options: Unpack[RetryKeywords],
+    ) -> FallbackDecorator[G]: ...
+    @overload
+    def retry(
+        *,
+        fallback: Callable[[RetryEvent], G],
+        policy: RetryPolicy | Retrier[Any] | None = None,
+        **options: Unpack[RetryKeywords],
+    ) -> FallbackDecorator[G]: ...
+    @overload
+    def retry(
+        *, fallback: G, policy: RetryPolicy | Retrier[Any] | None = None, **options: Unpack[RetryKeywords]
+    ) -> FallbackDecorator[G]: ...
+    def retry(fn: Any = None, /, *, policy: RetryPolicy | Retrier[Any] | None = None, **options: Any) -> Any: ...
 
 else:  # `overload` would import typing
 
@@ -51,11 +70,12 @@ else:  # `overload` would import typing
         """
         Retry a function: `@retry`, or `@retry(on=ConnectionError, attempts=5, deadline=10)`.
 
-        Without a policy: four attempts, 0.1 s doubling up to 30 s, full jitter. Options override `policy=`:
+        Without a policy: four attempts, 0.1 s doubling up to 30 s, full jitter. Options override `policy=`; seconds are
+        numbers or timedelta; functions are `async def` where the retried one is, if they like:
 
-            on               exception classes, or a function of the exception: True, False or seconds
-                             (default: connection errors, timeouts, HTTP 408, 429 and 5xx)
-            on_result        function of the result: True to try again, False, or seconds
+            on               exception classes, or a function of the exception: a truth value, or seconds as float,
+                             timedelta or RetryAfter (default: connection errors, timeouts, HTTP 408, 429 and 5xx)
+            on_result        function of the result: true to try again, false, or seconds likewise
             raise_result     raise RetryError with a last result that was refused, instead of returning it
             attempts         executions, the first included (4)
             deadline         seconds for all attempts and waits (None: no limit)
@@ -66,14 +86,18 @@ else:  # `overload` would import typing
             strategy         "exponential", "linear", "fixed", "immediate" or "none"
             jitter           "full", "none", "equal", "proportional" or "decorrelated"
             jitter_factor    spread of "proportional" (0.1)
-            wait             seconds before each retry, or a function of the attempt's number, instead of all these
+            wait             seconds before each retry, or a function of the attempt's number, which also has the
+                             error: `attempt.error`; instead of all these
             max_retry_after  longest Retry-After that is honoured, in seconds (300)
             stop             event that ends waits and attempts when it is set
             throttle         RetryThrottle, or the name of a destination that shares one
             breaker          CircuitBreaker
+            before           called with a RetryEvent before each attempt
+            after            called with a RetryEvent after each attempt, with its outcome
             on_retry         called with a RetryEvent before each wait
             on_give_up       called when the error goes to the caller
             on_recover       called after a success that needed a retry
+            fallback         value, or function of a RetryEvent, that the caller gets instead of the last error
             in_thread        run each attempt of a plain function in a thread, so that time limits apply
             name             name in notes, log lines and events (the function's)
             seed             makes jitter reproducible
@@ -177,19 +201,27 @@ def _has_method(cls: type, fn: object) -> bool:
     return False
 
 
-def using(fn: F, /, **options: Unpack[RetryKeywords]) -> F:
-    """
-    A decorated function or bound method with other options: `using(client.fetch, attempts=2)(url)`.
+if TYPE_CHECKING:
 
-    Type and binding are kept.
-    """
-    changed: Any
-    if isinstance(fn, partial):
-        changed = partial(using(fn.func, **options), *fn.args, **fn.keywords)
-        return changed  # type: ignore[no-any-return]  # of the kind of fn
-    owner = getattr(fn, "__self__", None)
-    function: Any = getattr(fn, "__func__", fn)
-    if not hasattr(function, _CHANGED):
-        raise ParameterTypeError("fn", fn, "a function or method that is decorated with retry")
-    changed = getattr(function, _CHANGED)(**options)
-    return changed if owner is None else changed.__get__(owner)  # type: ignore[no-any-return]  # of the kind of fn
+    @overload
+    def using(fn: F, /, **options: Unpack[RetryKeywords]) -> F: ...
+    @overload
+    def using(fn: Callable[P, Any], /, *, fallback: object, **options: Unpack[RetryKeywords]) -> Callable[P, Any]: ...
+    def using(fn: Any, /, **options: Any) -> Any: ...
+
+else:  # `overload` would import typing
+
+    def using(fn, /, **options):
+        """
+        A decorated function or bound method with other options: `using(client.fetch, attempts=2)(url)`.
+
+        Type and binding are kept.
+        """
+        if isinstance(fn, partial):
+            return partial(using(fn.func, **options), *fn.args, **fn.keywords)
+        owner = getattr(fn, "__self__", None)
+        function = getattr(fn, "__func__", fn)
+        if not hasattr(function, _CHANGED):
+            raise ParameterTypeError("fn", fn, "a function or method that is decorated with retry")
+        changed = getattr(function, _CHANGED)(**options)
+        return changed if owner is None else changed.__get__(owner)

@@ -1,33 +1,55 @@
 """
-Functions that a caller gives: their kinds (plain, async, generator), counters, and the rules of `on=`, `on_result=`
-and `wait=`.
+Functions that a caller gives: their kinds (plain, async, generator), their arity, counters, and the rules of `on=`,
+`on_result=` and `wait=`.
 
-Kinds are read from code flags, because `inspect` costs as much to import as everything else the light path loads. A
-rule answers True, False, or the seconds to wait at least. A predicate that raises never changes the outcome: it is
-logged, and the error or the result it was asked about goes to the caller as it is.
+Kinds and arity are read from code objects, because `inspect` costs as much to import as everything else the light path
+loads. A predicate answers as `if` would take it: `None`, `[]` and `0` are no, a match or a filled list is yes. Seconds
+to wait at least are a `float`, a `timedelta` or a `RetryAfter`; a whole number is a truth value, as a count is one. A
+predicate that raises never changes the outcome: it is logged, and the error or the result it was asked about goes to
+the caller as it is.
 """
 
 from __future__ import annotations
 
+from math import inf
+
+from reefknot.core.checks import in_seconds, is_number
 from reefknot.errors import AttemptTimeoutError, ParameterError, ParameterTypeError, RetryAfter, shown
 from reefknot.runtime.log import log_callback_failure
 
 TYPE_CHECKING = False  # a plain name, so that typing is not imported for it
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-    from typing import Any, TypeAlias, TypeGuard
+    from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Iterator, Sized
+    from datetime import timedelta
+    from re import Match
+    from typing import Any, Protocol, TypeAlias, TypeGuard, TypeVar
 
     from reefknot.core.failure import Failure
     from reefknot.core.retry.decide import AttemptRecord, Reason
 
+    T = TypeVar("T")
+
+    class SupportsBool(Protocol):
+        """A value with a truth of its own, such as a `bool` or a number."""
+
+        def __bool__(self) -> bool: ...
+
     Verdict: TypeAlias = bool | float
+    """The answer of a rule: whether to try again, or the seconds to wait at least, as a float."""
+    Answer: TypeAlias = SupportsBool | Sized | Match[Any] | timedelta | RetryAfter | None
+    """The answer of a caller's predicate, which `if` could take; a float, a timedelta and a RetryAfter are seconds."""
     On: TypeAlias = (
-        type[Exception] | Iterable[type[Exception]] | Callable[[Exception], Verdict] | Callable[[Exception], bool]
+        type[Exception]
+        | Iterable[type[Exception]]
+        | Callable[[Exception], Answer]
+        | Callable[[Exception], Awaitable[Answer]]
     )
-    Rule: TypeAlias = Callable[[Exception, Failure], Verdict]
-    ResultRule: TypeAlias = Callable[[Any], Verdict]
-    Wait: TypeAlias = Sequence[float] | Callable[[int], float]
-    WaitRule: TypeAlias = Callable[[int], float | None]
+    OnResult: TypeAlias = Callable[[Any], Answer] | Callable[[Any], Awaitable[Answer]]
+    Rule: TypeAlias = Callable[[Exception, Failure], Any]
+    """Answers with a `Verdict`; an async rule with a coroutine that does."""
+    ResultRule: TypeAlias = Callable[[Any], Any]
+    WaitRule: TypeAlias = Callable[[int, Callable[[], Any]], float | None]
+    """Asked with the attempt's number, and a function that makes the argument of the caller's own function."""
 
 
 class RetryStatistics:
@@ -61,6 +83,12 @@ class RejectedResult(Exception):  # noqa: N818 - never reaches a caller: it is t
         """Set with `records` when there is no further attempt."""
 
 
+class FirstItem(tuple):  # type: ignore[type-arg]  # of three: typing would be imported for it
+    """Result of an attempt of a generator: the generator, whether it goes on, and its first item."""
+
+    __slots__ = ()
+
+
 ALWAYS_RETRIED = (RetryAfter, AttemptTimeoutError, RejectedResult)
 """
 Errors that `on=` cannot refuse: the work's own request for a retry, the time limit put on an attempt, and a result that
@@ -77,6 +105,8 @@ MOST_PARTS = 10_000
 _ACCEPTED = (
     "an exception class, a tuple of them, or a function that takes the exception and answers True, False or seconds"
 )
+_ACCEPTED_RESULT = "a function that takes the result and answers True to try again, False, or seconds"
+_VARARGS = 0x04
 COROUTINE, GENERATOR, ASYNC_GENERATOR = 0x80, 0x20, 0x200
 
 
@@ -101,6 +131,82 @@ def is_async(fn: object) -> bool:
     return bool(code_flags(fn) & COROUTINE) or type(getattr(fn, "_is_coroutine_mark", None)) is object
 
 
+def checked_arity(option: str, fn: Any, accepted: str, takes: str, given: int = 1) -> Any:
+    """`fn`, refused when it cannot be called with `given` arguments; `takes` shows a function that can."""
+    counts = _argument_counts(fn)
+    if counts is None or counts[0] <= given <= counts[1]:
+        return fn
+    least, most = counts
+    if least == inf:
+        arguments = "a keyword that is not given here"
+    elif least == most:
+        arguments = "no argument" if most == 0 else f"{least:g} argument{'s' * (least > 1)}"
+    else:
+        arguments = f"at least {least:g} arguments" if most == inf else f"{least:g} to {most:g} arguments"
+    raise ParameterTypeError(option, fn, f"{accepted}: {takes}; {name_of(fn)} takes {arguments}")
+
+
+def _argument_counts(fn: Any) -> tuple[float, float] | None:
+    """The least and the most positional arguments that `fn` takes; None when that cannot be seen."""
+    bound = 0
+    for _ in range(16):
+        if hasattr(fn, "func") and hasattr(fn, "keywords"):  # a partial
+            if fn.keywords:
+                break
+            bound, fn = bound + len(fn.args), fn.func
+        elif hasattr(fn, "__func__") and hasattr(fn, "__self__"):
+            bound, fn = bound + 1, fn.__func__
+        else:
+            break
+    code = getattr(fn, "__code__", None)
+    if code is None or not hasattr(code, "co_argcount"):
+        return _signature_counts(fn, bound)
+    if code.co_kwonlyargcount > len(getattr(fn, "__kwdefaults__", None) or ()):
+        return inf, inf
+    least = code.co_argcount - len(getattr(fn, "__defaults__", None) or ())
+    return max(0, least - bound), inf if code.co_flags & _VARARGS else max(0, code.co_argcount - bound)
+
+
+def _signature_counts(fn: Any, bound: int) -> tuple[float, float] | None:
+    """`_argument_counts` of what has no code of its own: a builtin, a class, an object with `__call__`."""
+    from inspect import Parameter, signature
+
+    try:
+        parameters = signature(fn, follow_wrapped=False).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    least = most = 0.0
+    for one in parameters:
+        match one.kind:
+            case Parameter.POSITIONAL_ONLY | Parameter.POSITIONAL_OR_KEYWORD:
+                least, most = least + (one.default is Parameter.empty), most + 1
+            case Parameter.VAR_POSITIONAL:
+                most = inf
+            case Parameter.KEYWORD_ONLY if one.default is Parameter.empty:
+                return inf, inf
+            case _:
+                continue
+    return max(0, least - bound), max(0.0, most - bound)
+
+
+def continued(work: Coroutine[Any, Any, T] | Generator[Any, Any, T], item: Any) -> Generator[Any, Any, T]:
+    """Delegate, like `yield from`, to a coroutine or generator whose first item was taken already."""
+    try:
+        while True:
+            try:
+                sent = yield item
+            except GeneratorExit:
+                work.close()
+                raise
+            except BaseException as thrown:
+                item = work.throw(thrown)
+            else:
+                item = work.send(sent)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+
+
 def name_of(fn: object) -> str:
     """Name of a function in notes and log lines."""
     return str(getattr(fn, "__qualname__", None) or type(fn).__qualname__)
@@ -121,9 +227,8 @@ def rule_for(on: On | None) -> Rule | None:
     if isinstance(on, type):
         return _class_rule((_exception_class(on),))
     if callable(on):
-        if is_async(on):
-            raise ParameterTypeError("on", on, f"{_ACCEPTED}; it is not awaited, so an async function cannot answer")
-        return _predicate_rule(on)
+        checked_arity("on", on, _ACCEPTED, "on=lambda error: …")
+        return _async_predicate_rule(on) if is_async(on) else _predicate_rule(on)
     if isinstance(on, str) or not hasattr(on, "__iter__"):
         raise ParameterTypeError("on", on, _ACCEPTED)
     classes = tuple(_exception_class(item) for item in on)
@@ -154,17 +259,21 @@ def result_rule_for(on_result: object) -> ResultRule | None:
     """The rule that `on_result=` describes; None when it is not given."""
     if on_result is None:
         return None
-    accepted = "a function that takes the result and answers True to try again, False, or seconds"
     if not callable(on_result) or isinstance(on_result, type):
-        raise ParameterTypeError("on_result", on_result, accepted)
+        raise ParameterTypeError("on_result", on_result, _ACCEPTED_RESULT)
+    checked_arity("on_result", on_result, _ACCEPTED_RESULT, "on_result=lambda value: …")
     if is_async(on_result):
-        raise ParameterTypeError("on_result", on_result, f"{accepted}; an async function would not be awaited")
+
+        async def arule(value: Any) -> Verdict:
+            return await _aask(on_result, "on_result", value)
+
+        arule.__wrapped__ = on_result  # type: ignore[attr-defined]  # for the error that shows it
+        return arule
     return lambda value: _ask(on_result, "on_result", value)
 
 
-def rejected(rule: ResultRule, value: Any) -> RejectedResult | None:
-    """The result as a failed attempt if the rule refuses it, else None."""
-    verdict = rule(value)
+def rejected(verdict: Verdict, value: Any) -> RejectedResult | None:
+    """The result as a failed attempt if the verdict of `on_result=` refuses it, else None."""
     if verdict is False:
         return None
     return RejectedResult(value, None if verdict is True else verdict)
@@ -178,37 +287,40 @@ def wait_rule_for(wait: object, longest: float) -> WaitRule | None:
     if callable(wait) and not isinstance(wait, type):
         if is_async(wait):
             raise ParameterTypeError("wait", wait, f"{accepted}; an async function would not be awaited")
-        return lambda attempt: _asked_wait(wait, attempt)
-    if _is_number(wait):
-        raise ParameterTypeError("wait", wait, f"{accepted}; for the same wait each time: wait=[{wait:g}]")
+        checked_arity("wait", wait, accepted, "wait=lambda attempt: …")
+        return lambda attempt, failed: _asked_wait(wait, failed())
+    one = in_seconds(wait)
+    if is_number(one):
+        raise ParameterTypeError("wait", wait, f"{accepted}; for the same wait each time: wait=[{one:g}]")
     if isinstance(wait, str | bytes) or not hasattr(wait, "__iter__"):
         raise ParameterTypeError("wait", wait, accepted)
-    waits = tuple(wait)
+    waits: list[float] = []
+    for index, item in enumerate(wait):
+        seconds = in_seconds(item)
+        if not is_number(seconds):
+            raise ParameterTypeError(f"wait[{index}]", item, accepted)
+        if not 0 <= seconds <= longest:
+            raise ParameterError(f"wait[{index}]", item, accepted)
+        waits.append(float(seconds))
     if not waits:
         raise ParameterError("wait", wait, f"{accepted}; an empty sequence says nothing")
-    for index, item in enumerate(waits):
-        if not _is_number(item):
-            raise ParameterTypeError(f"wait[{index}]", item, accepted)
-        if not 0 <= item <= longest:
-            raise ParameterError(f"wait[{index}]", item, accepted)
-    return lambda attempt: float(waits[min(attempt, len(waits)) - 1])
+    return lambda attempt, failed: waits[min(attempt, len(waits)) - 1]
 
 
-def _asked_wait(wait: Callable[[int], Any], attempt: int) -> float | None:
-    """Seconds that the caller's function answers; None when it raises or answers no number: the policy's own follow."""
+def _asked_wait(wait: Callable[[Any], Any], attempt: Any) -> float | None:
+    """Seconds that the caller's function answers. None, or a function that fails: the policy's own wait follows."""
     try:
-        seconds = wait(attempt)
+        answer = wait(attempt)
     except Exception as broken:
         log_callback_failure("wait", broken)
         return None
-    if _is_number(seconds) and 0 <= seconds < float("inf"):
+    seconds = in_seconds(answer)
+    if is_number(seconds) and 0 <= seconds < inf:
         return float(seconds)
-    log_callback_failure("wait", TypeError(f"answered {shown(seconds)}; accepted are seconds, 0 or more"))
+    if answer is not None:
+        accepted = "seconds, 0 or more, a timedelta, or None for the policy's own wait"
+        log_callback_failure("wait", TypeError(f"answered {shown(answer)}; accepted are {accepted}"))
     return None
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def every_leaf(group: BaseExceptionGroup[BaseException], rule: Callable[[Exception], Verdict]) -> Verdict:
@@ -248,7 +360,7 @@ def _class_rule(classes: tuple[type[Exception], ...]) -> Rule:
     return rule
 
 
-def _predicate_rule(predicate: Callable[[Exception], Verdict]) -> Rule:
+def _predicate_rule(predicate: Callable[[Exception], object]) -> Rule:
     def ask(error: Exception) -> Verdict:
         return _ask(predicate, "on", error)
 
@@ -258,16 +370,47 @@ def _predicate_rule(predicate: Callable[[Exception], Verdict]) -> Rule:
     return rule
 
 
+def _async_predicate_rule(predicate: Callable[[Exception], Any]) -> Rule:
+    async def rule(error: Exception, failure: Failure) -> Verdict:
+        if not is_group(error):
+            return await _aask(predicate, "on", error)
+        leaves = [leaf for leaf in leaves_of(error) if issubclass(type(leaf), Exception)]
+        verdicts = {id(leaf): await _aask(predicate, "on", leaf) for leaf in leaves}
+        return every_leaf(error, lambda leaf: verdicts[id(leaf)])
+
+    rule.__wrapped__ = predicate  # type: ignore[attr-defined]  # for the error that shows it
+    return rule
+
+
 def _ask(predicate: Callable[[Any], Any], option: str, subject: Any) -> Verdict:
-    """Answer of a caller's predicate; False when it raises or answers nonsense."""
+    """Verdict of a caller's predicate; False when it raises or answers nonsense."""
     try:
-        verdict = predicate(subject)
+        return _verdict(predicate(subject), f"{name_of(predicate)} ")
     except Exception as broken:
         log_callback_failure(option, broken)
         return False
-    if isinstance(verdict, bool):
-        return verdict
-    if _is_number(verdict) and 0 <= verdict < float("inf"):
-        return float(verdict)
-    log_callback_failure(option, TypeError(f"answered {shown(verdict)}; accepted are True, False or seconds ≥ 0"))
-    return False
+
+
+async def _aask(predicate: Callable[[Any], Any], option: str, subject: Any) -> Verdict:
+    """`_ask`, awaited."""
+    try:
+        return _verdict(await predicate(subject), f"{name_of(predicate)} ")
+    except Exception as broken:
+        log_callback_failure(option, broken)
+        return False
+
+
+def _verdict(answer: Any, who: str) -> Verdict:
+    """The answer of a predicate as a truth value, or as the seconds to wait at least."""
+    if isinstance(answer, bool):
+        return answer
+    seconds = answer.retry_after if isinstance(answer, RetryAfter) else in_seconds(answer)
+    if isinstance(seconds, float):
+        if 0 <= seconds < inf:
+            return float(seconds)
+        raise TypeError(f"{who}answered {shown(answer)}; accepted are True, False or seconds, 0 or more and finite")
+    if hasattr(answer, "__await__"):
+        if hasattr(answer, "close"):
+            answer.close()
+        raise TypeError(f"{who}answered with something to await; an async predicate is written `async def`")
+    return bool(answer)

@@ -11,9 +11,16 @@ from itertools import count
 from math import inf
 from os import environ
 
-from reefknot.core.retry.policy import RetryPolicy
+from reefknot.core.retry.policy import MOST_ATTEMPTS, RetryPolicy
 from reefknot.errors import ParameterError, ParameterTypeError
-from reefknot.retrying.functions import RetryStatistics, is_async, result_rule_for, rule_for, wait_rule_for
+from reefknot.retrying.functions import (
+    RetryStatistics,
+    checked_arity,
+    is_async,
+    result_rule_for,
+    rule_for,
+    wait_rule_for,
+)
 
 TYPE_CHECKING = False  # a plain name, so that typing is not imported for it
 if TYPE_CHECKING:
@@ -43,11 +50,15 @@ POLICY_FIELDS = frozenset(
 )
 OTHER_FIELDS = frozenset(
     (
-        *("on", "on_result", "raise_result", "wait", "stop", "throttle", "breaker", "on_retry", "on_give_up"),
-        *("on_recover", "in_thread", "name", "seed", "log"),
+        *("on", "on_result", "raise_result", "wait", "stop", "throttle", "breaker", "before", "after", "on_retry"),
+        *("on_give_up", "on_recover", "fallback", "in_thread", "name", "seed", "log"),
     )
 )
-HOOKS = ("on_retry", "on_give_up", "on_recover")
+HOOKS = ("before", "after", "on_retry", "on_give_up", "on_recover")
+_RULES = {"on": "rule", "on_result": "result_rule"}
+"""Slots of options that are kept as the rule which they describe."""
+NO_FALLBACK: object = object()
+"""The fallback of a plan that has none: None is a value that a caller may want back."""
 _POLICY_NAMES = {"attempts": "max_attempts", "deadline": "time_budget"}
 
 _MEANT = {
@@ -63,8 +74,11 @@ _MEANT = {
     **dict.fromkeys(("retry", "exception", "exceptions", "retry_on", "retry_if_exception", "giveup"), "on="),
     **dict.fromkeys(("retry_if_result", "predicate"), "on_result="),
     **dict.fromkeys(("before_sleep", "on_backoff"), "on_retry="),
-    **dict.fromkeys(("retry_error_callback", "on_giveup"), "on_give_up="),
-    **dict.fromkeys(("on_success", "after"), "on_recover="),
+    **dict.fromkeys(("retry_error_callback", "default", "on_failure"), "fallback="),
+    "on_giveup": "on_give_up=",
+    "on_success": "on_recover=",
+    **dict.fromkeys(("before_attempt", "on_attempt"), "before="),
+    "after_attempt": "after=",
     **dict.fromkeys(("logger", "before_log", "after_log"), "log="),
     "reraise": "nothing: the original error is always raised",
 }
@@ -86,25 +100,30 @@ def _off_by_environment() -> bool:
 class RetrySwitch:
     """Turns retries off: `REEFKNOT_RETRY=off` for the process, `rk.testing.no_retry()` for the code inside it."""
 
-    __slots__ = ("_off", "is_in_use")
+    __slots__ = ("_most", "is_in_use")
 
     def __init__(self, *, off: bool) -> None:
-        self._off = ContextVar("reefknot_retries_off", default=off)
+        self._most = ContextVar("reefknot_most_attempts", default=1 if off else MOST_ATTEMPTS)
         self.is_in_use = off
-        """Whether anybody ever turned retries off: while nobody did, no context is looked at."""
+        """Whether retries were ever turned off: until then, no context is looked at."""
+
+    @property
+    def most(self) -> int:
+        """Attempts that a call of this context has at most."""
+        return self._most.get()
 
     @property
     def is_off(self) -> bool:
         """Whether every call of this context has one attempt."""
-        return self._off.get()
+        return self.most == 1
 
-    def turn_off(self) -> Token[bool]:
-        """Turn retries off in this context; `restore` takes the answer."""
+    def limit(self, attempts: int) -> Token[int]:
+        """Limit the attempts of every call in this context; `restore` takes the answer."""
         self.is_in_use = True
-        return self._off.set(True)
+        return self._most.set(attempts)
 
-    def restore(self, before: Token[bool]) -> None:
-        self._off.reset(before)
+    def restore(self, before: Token[int]) -> None:
+        self._most.reset(before)
 
 
 retry_switch = RetrySwitch(off=_off_by_environment())
@@ -115,7 +134,11 @@ class Plan:
 
     __slots__ = (
         *(
+            "after",
+            "before",
             "breaker",
+            "fallback",
+            "has_async_rule",
             "in_thread",
             "is_bare",
             "log",
@@ -146,15 +169,21 @@ class Plan:
         self.resolver = resolver
         """For a policy that depends on the failure: called once per call, so that a call keeps its policy book."""
         self.rule: Rule | None = None
+        self.has_async_rule = False
+        """Whether the predicate of `on=` has to be awaited."""
         self.result_rule: ResultRule | None = None
         self.raise_result = False
         self.wait: WaitRule | None = None
         self.stop: StopEvent | None = None
         self.throttle: RetryThrottle | None = None
         self.breaker: CircuitBreaker | None = None
+        self.before: Hook | None = None
+        self.after: Hook | None = None
         self.on_retry: Hook | None = None
         self.on_give_up: Hook | None = None
         self.on_recover: Hook | None = None
+        self.fallback: object = NO_FALLBACK
+        """A value, or a function of the event, whose answer the caller gets instead of the last error."""
         self.in_thread = False
         self.seed: int | None = None
         self.next_key: Callable[[], int] | None = None
@@ -177,9 +206,20 @@ class Plan:
         return self.limited or self.on_retry is not None or self.on_give_up is not None or self.on_recover is not None
 
     @property
-    def async_hook(self) -> str | None:
-        """Name of a hook that has to be awaited; None when all are plain functions."""
-        return next((name for name in HOOKS if is_async(getattr(self, name))), None)
+    def is_watched(self) -> bool:
+        """Whether a call needs its state from the first attempt on, and a first-try success is not a short cut."""
+        has_hook = self.before is not None or self.after is not None
+        return has_hook or self.fallback is not NO_FALLBACK or self.has_async_rule
+
+    @property
+    def async_option(self) -> str | None:
+        """Name of a predicate, hook or fallback that has to be awaited; None when all are plain functions."""
+        return next((name for name in (*_RULES, "fallback", *HOOKS) if is_async(self.function_of(name))), None)
+
+    def function_of(self, option: str) -> object:
+        """The function that the caller gave as this option, for an error that shows it."""
+        given = getattr(self, _RULES.get(option, option))
+        return getattr(given, "__wrapped__", given) if option in _RULES else given
 
     def with_options(self, given: RetryKeywords) -> Plan:
         """This plan with the given options changed."""
@@ -208,6 +248,7 @@ class Plan:
         match key:
             case "on":
                 self.rule = rule_for(value)  # type: ignore[arg-type]  # which checks it
+                self.has_async_rule = is_async(self.rule)
             case "on_result":
                 self.result_rule = result_rule_for(value)
             case "wait":
@@ -222,8 +263,10 @@ class Plan:
                 self.throttle = _throttle(value)
             case "breaker":
                 self.breaker = _breaker(value)
-            case "on_retry" | "on_give_up" | "on_recover":
+            case "before" | "after" | "on_retry" | "on_give_up" | "on_recover":
                 setattr(self, key, _hook(key, value))
+            case "fallback":
+                self.fallback = _fallback(value)
             case "in_thread" | "raise_result":
                 setattr(self, key, _typed(key, value, bool, "True or False"))
             case "name":
@@ -344,8 +387,16 @@ def _hook(name: str, value: object) -> Hook | None:
         return None
     if not callable(value):
         raise ParameterTypeError(name, value, "a function that takes one event, or None")
-    hook: Hook = value
+    hook: Hook = checked_arity(name, value, "a function that takes one event", f"{name}=lambda event: …")
     return hook
+
+
+def _fallback(value: object) -> object:
+    accepted = "a value, or a function that takes one event and gives the value"
+    if isinstance(value, type):
+        made = f"fallback=lambda event: {value.__name__}()"
+        raise ParameterTypeError("fallback", value, f"{accepted}; a class is called with no event: write {made}")
+    return checked_arity("fallback", value, accepted, "fallback=lambda event: …") if callable(value) else value
 
 
 def _typed(name: str, value: object, kind: type[T], accepted: str) -> T:

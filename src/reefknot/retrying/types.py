@@ -6,9 +6,9 @@ Types of the retry interface: the event of a hook, the options, and a decorated 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from logging import Logger, LoggerAdapter
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
 from msgspec import Struct
 
@@ -16,10 +16,11 @@ from reefknot.core.failure import Failure
 from reefknot.core.retry.decide import Reason
 
 if TYPE_CHECKING:
+    from reefknot.core.checks import Seconds
     from reefknot.core.retry.policy import Jitter, JitterName, RetryStrategy, StrategyName
     from reefknot.core.retry.throttle import RetryThrottle
     from reefknot.retrying.breaker import CircuitBreaker
-    from reefknot.retrying.functions import On, RetryStatistics, Wait
+    from reefknot.retrying.functions import On, OnResult, RetryStatistics
 
 
 class RetryEvent(Struct, frozen=True):
@@ -41,13 +42,41 @@ class RetryEvent(Struct, frozen=True):
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = {}
     value: Any = None
-    """The result that `on_result=` refused; `error` is None then."""
+    """The result that `on_result=` refused, or in `after=` the result of the attempt; `error` is None then."""
 
     def __repr__(self) -> str:
         shown = ("name", "attempt", "max_attempts", "failure", "error", "delay", "elapsed", "reason")
         return f"RetryEvent({', '.join(f'{field}={getattr(self, field)!r}' for field in shown)})"
 
 
+class FailedAttempt(int):
+    """
+    Argument of `wait=`: the number of the attempt that failed, which also has its `error`, `value` and `event`.
+
+    `wait=lambda attempt: 2 * attempt`, or `wait=lambda attempt: attempt.error.retry_in`.
+    """
+
+    event: RetryEvent
+
+    @classmethod
+    def of(cls, event: RetryEvent) -> FailedAttempt:
+        attempt = cls(event.attempt)
+        attempt.event = event
+        return attempt
+
+    @property
+    def error(self) -> Any:
+        """The exception; None when `on_result=` refused a result. Of any class: its attributes are the caller's."""
+        return self.event.error
+
+    @property
+    def value(self) -> Any:
+        """The result that `on_result=` refused."""
+        return self.event.value
+
+
+Wait: TypeAlias = "Sequence[Seconds] | Callable[[FailedAttempt], Seconds | None]"
+"""Seconds before each retry, or a function of the attempt that failed; None leaves the wait to the policy."""
 Hook = Callable[[RetryEvent], object]
 """A function of the event; an async one where the call is async, and awaited there."""
 
@@ -65,27 +94,29 @@ class PolicyFields(TypedDict, total=False):
     """Options that change the policy, by the decorator's names. An option that is not given is inherited."""
 
     attempts: int
-    deadline: float | None
-    base_delay: float
-    max_delay: float
+    deadline: Seconds | None
+    base_delay: Seconds
+    max_delay: Seconds
     multiplier: float
     jitter: JitterName | Jitter
     jitter_factor: float
     strategy: StrategyName | RetryStrategy
-    attempt_timeout: float | None
-    max_retry_after: float
+    attempt_timeout: Seconds | None
+    max_retry_after: Seconds
 
 
 class RetryKeywords(PolicyFields, total=False):
     """Keyword options of `retry`, `Retrier`, `Retrier.using` and `using`."""
 
     on: On | None
-    on_result: Callable[[Any], bool | float] | None
+    on_result: OnResult | None
     raise_result: bool
     wait: Wait | None
     stop: StopEvent | None
     throttle: RetryThrottle | str | bool
     breaker: CircuitBreaker | None
+    before: Hook | None
+    after: Hook | None
     on_retry: Hook | None
     on_give_up: Hook | None
     on_recover: Hook | None
@@ -101,6 +132,7 @@ Q = ParamSpec("Q")
 R_co = TypeVar("R_co", covariant=True)
 R = TypeVar("R")
 S = TypeVar("S")
+F_co = TypeVar("F_co", covariant=True)
 
 
 class Wrapper(Protocol):
@@ -120,8 +152,12 @@ class Retrying(Wrapper, Protocol[P, R_co]):
     def statistics(self) -> RetryStatistics:
         """Calls, retries and give-ups so far."""
 
+    @overload
     def using(self, **options: Unpack[RetryKeywords]) -> Retrying[P, R_co]:
         """This function under other options. For a method: `Class.method.using(…)(instance, …)`, or `rk.using`."""
+
+    @overload
+    def using(self, *, fallback: object, **options: Unpack[RetryKeywords]) -> Retrying[P, Any]: ...
 
     # What `Class.name` and `instance.name` are. Whether a class method or a static method was meant shows in the first
     # parameter: it is the class, or nothing that the instance would fit. Mypy does not look at it here, so for mypy
@@ -183,3 +219,24 @@ class Decorator(Protocol):
     def __call__(self, fn: classmethod[S, P, R]) -> classmethod[S, P, R]: ...
     @overload
     def __call__(self, fn: Callable[P, R]) -> Retrying[P, R]: ...
+
+
+class FallbackDecorator(Protocol[F_co]):
+    """The result of `retry(fallback=…)`: a decorator whose function gives its own value, or that of the fallback."""
+
+    @overload
+    def __call__(  # type: ignore[overload-overlap]  # the narrower first
+        self, fn: staticmethod[P, Coroutine[Any, Any, R]]
+    ) -> staticmethod[P, Coroutine[Any, Any, R | F_co]]: ...
+    @overload
+    def __call__(self, fn: staticmethod[P, R]) -> staticmethod[P, R | F_co]: ...  # type: ignore[overload-overlap]
+    @overload
+    def __call__(
+        self, fn: classmethod[S, P, Coroutine[Any, Any, R]]
+    ) -> classmethod[S, P, Coroutine[Any, Any, R | F_co]]: ...
+    @overload
+    def __call__(self, fn: classmethod[S, P, R]) -> classmethod[S, P, R | F_co]: ...
+    @overload
+    def __call__(self, fn: Callable[P, Coroutine[Any, Any, R]]) -> Retrying[P, Coroutine[Any, Any, R | F_co]]: ...
+    @overload
+    def __call__(self, fn: Callable[P, R]) -> Retrying[P, R | F_co]: ...

@@ -20,13 +20,21 @@ from types import coroutine
 from reefknot import clock
 from reefknot.errors import AttemptTimeoutError, DeadlineExceededError, ParameterError, ParameterTypeError, RetryError
 from reefknot.retrying.exhaustion import current_scope, exhaustions, scope_of_caller
-from reefknot.retrying.functions import ASYNC_GENERATOR, GENERATOR, RejectedResult, code_flags, is_async, rejected
-from reefknot.retrying.plan import Plan
+from reefknot.retrying.functions import (
+    ASYNC_GENERATOR,
+    GENERATOR,
+    RejectedResult,
+    code_flags,
+    continued,
+    is_async,
+    rejected,
+)
+from reefknot.retrying.plan import NO_FALLBACK, Plan
 from reefknot.runtime.tracing import tracing
 
 TYPE_CHECKING = False  # a plain name, so that typing is not imported for it
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+    from collections.abc import Callable, Coroutine, Generator
     from typing import Any, TypeVar
 
     from reefknot.retrying.call import CallState
@@ -56,10 +64,20 @@ def wrapped(plan: Plan, fn: Function) -> Function:
     if flags & (ASYNC_GENERATOR | GENERATOR):
         if plan.result_rule is not None:
             raise ParameterError("on_result", fn, "for a function that returns; a generator is retried by its errors")
-        return _async_generator(plan, fn) if flags & ASYNC_GENERATOR else _generator(plan, fn)
+        if plan.fallback is not NO_FALLBACK:
+            raise ParameterError("fallback", fn, "for a function that returns; a generator has no one value to replace")
+        from reefknot.retrying.generators import afirst_item, agenerating, first_item, generating
+
+        if flags & ASYNC_GENERATOR:
+            return agenerating(wrapped(plan, afirst_item(fn)))
+        return generating(wrapped(plan, first_item(fn)))
     if is_async(fn):
+        if plan.is_watched:
+            return _async_watched(plan, fn)
         return _async(plan, fn) if plan.result_rule is None else _async_with_result(plan, fn)
     refuse_in_plain_code(plan)
+    if plan.is_watched:
+        return _sync_watched(plan, fn)
     if plan.result_rule is not None:
         return _sync_with_result(plan, fn)
     return _sync_threaded(plan, fn) if plan.in_thread else _sync(plan, behind_breaker(plan, fn))
@@ -75,10 +93,11 @@ def behind_breaker(plan: Plan, fn: Function) -> Function:
 
 
 def refuse_in_plain_code(plan: Plan) -> None:
-    """Refuse what plain code cannot do: await a hook or a loop's event, or cut an attempt short without a thread."""
-    hook = plan.async_hook
-    if hook is not None:
-        raise ParameterTypeError(hook, getattr(plan, hook), "a plain function here; only async code awaits its hooks")
+    """Refuse what plain code cannot do: await a function or an event, or cut an attempt short without a thread."""
+    option = plan.async_option
+    if option is not None:
+        accepted = "a plain function here; only an `async def` under retry awaits its hooks, predicates and fallback"
+        raise ParameterTypeError(option, plan.function_of(option), accepted)
     if plan.stop is not None and is_async(plan.stop.wait):
         raise ParameterTypeError("stop", plan.stop, "a threading.Event here; only async code can wait for this one")
     if plan.policy.attempt_timeout != inf and not plan.in_thread:
@@ -159,7 +178,7 @@ def _sync_throttled(plan: Plan, fn: Function) -> Function:
 
 def resume(call: CallState, fn: Function, args: Any, kwargs: Any) -> Any:
     """Wait, execute, repeat: the value of the attempt that succeeds, or the error of the last one."""
-    is_counted = call.plan.throttle is not None or call.trace is not None
+    is_counted = call.plan.throttle is not None or call.trace is not None or call.plan.before is not None
     try:
         while True:
             if call.delay > 0.0:
@@ -172,7 +191,7 @@ def resume(call: CallState, fn: Function, args: Any, kwargs: Any) -> Any:
                 if call.record_failure(error) is None:
                     raise
             else:
-                call.succeeded()
+                call.succeeded(value)
                 return value
     finally:
         if call.trace is not None:
@@ -316,6 +335,8 @@ async def aresume(call: CallState, fn: Function, args: Any, kwargs: Any) -> Any:
             if call.delay > 0.0:
                 await apause(call)
             call.attempt_started()
+            if call.awaited is not None:
+                await call.await_hooks()
             try:
                 value = await attempt_within(call, fn, args, kwargs)
             except Exception as error:
@@ -325,7 +346,7 @@ async def aresume(call: CallState, fn: Function, args: Any, kwargs: Any) -> Any:
                 if delay is None:
                     raise
             else:
-                call.succeeded()
+                call.succeeded(value)
                 if call.awaited is not None:
                     await call.await_hooks()
                 return value
@@ -351,18 +372,29 @@ async def apause(call: CallState) -> None:
 
 async def attempt_within(call: CallState, fn: Function, args: Any, kwargs: Any) -> Any:
     """Execute one attempt behind the breaker, under its limits."""
-    breaker = call.plan.breaker
+    breaker, is_asked = call.plan.breaker, call.plan.has_async_rule
+    work = _asked if is_asked else _limited
     if breaker is None:
-        return await _limited(call, fn(*args, **kwargs))
-    with breaker.guard(call.plan.rule):
-        return await _limited(call, fn(*args, **kwargs))
+        return await work(call, fn, args, kwargs)
+    with breaker.guard(call.verdict if is_asked else call.plan.rule):
+        return await work(call, fn, args, kwargs)
 
 
-def _limited(call: CallState, work: Any) -> Any:
+def _limited(call: CallState, fn: Function, args: Any, kwargs: Any) -> Any:
+    work = fn(*args, **kwargs)
     if not call.plan.limited:
         return work
     seconds, expired = attempt_limit(call)
     return _within(work, seconds, expired, clock.now())
+
+
+async def _asked(call: CallState, fn: Function, args: Any, kwargs: Any) -> Any:
+    """An attempt whose error the async predicate of `on=` is asked about, before breaker and decision are."""
+    try:
+        return await _limited(call, fn, args, kwargs)
+    except Exception as error:
+        await call.ask_rule(error)
+        raise
 
 
 @coroutine
@@ -384,7 +416,7 @@ def _within(
         result: T = done.value
         return result
     with time_limit(seconds - (clock.now() - started), expired):
-        return (yield from _continued(work, waiting_for))
+        return (yield from continued(work, waiting_for))
 
 
 def time_limit(seconds: float, expired: Callable[[], Exception]) -> Timeout | TrioTimeout:
@@ -395,24 +427,6 @@ def time_limit(seconds: float, expired: Callable[[], Exception]) -> Timeout | Tr
 
         _time_limit = time_limit
     return _time_limit(seconds, expired)
-
-
-def _continued(work: Coroutine[Any, Any, T] | Generator[Any, Any, T], item: Any) -> Generator[Any, Any, T]:
-    """Delegate, like `yield from`, to a coroutine or generator whose first item was taken already."""
-    try:
-        while True:
-            try:
-                sent = yield item
-            except GeneratorExit:
-                work.close()
-                raise
-            except BaseException as thrown:
-                item = work.throw(thrown)
-            else:
-                item = work.send(sent)
-    except StopIteration as done:
-        result: T = done.value
-        return result
 
 
 # ---- results that are not accepted -----------------------------------------------------------------------------------
@@ -449,10 +463,11 @@ def checking_result(plan: Plan, fn: Function) -> Function:
     if rule is None:
         return fn
     if is_async(fn):
+        is_awaited = is_async(rule)
 
         async def acheck(*args: Any, **kwargs: Any) -> Any:
             value = await fn(*args, **kwargs)
-            refusal = rejected(rule, value)
+            refusal = rejected(await rule(value) if is_awaited else rule(value), value)
             if refusal is not None:
                 raise refusal
             return value
@@ -461,7 +476,7 @@ def checking_result(plan: Plan, fn: Function) -> Function:
 
     def check(*args: Any, **kwargs: Any) -> Any:
         value = fn(*args, **kwargs)
-        refusal = rejected(rule, value)
+        refusal = rejected(rule(value), value)
         if refusal is not None:
             raise refusal
         return value
@@ -482,53 +497,50 @@ def result_error(plan: Plan, last: RejectedResult) -> RetryError:
     return RetryError(None, list(last.records), name, reason=str(last.reason), value=last.value)
 
 
-# ---- generators: retried only before their first item ----------------------------------------------------------------
+# ---- functions with a fallback, with hooks around each attempt, or with an async predicate ---------------------------
 
 
-def _generator(plan: Plan, fn: Function) -> Function:
-    def first(*args: Any, **kwargs: Any) -> tuple[Any, bool, Any]:
-        items = fn(*args, **kwargs)
+def _sync_watched(plan: Plan, fn: Function) -> Function:
+    def watched_call(*args: Any, **kwargs: Any) -> Any:
+        plan.statistics.calls += 1
+        call = begin(plan, clock.now(), exhaustions.count, args, kwargs)
         try:
-            return items, True, next(items)
-        except StopIteration as ended:
-            return items, False, ended.value
+            return execute(call, fn, args, kwargs)
+        except Exception as error:
+            if call.gave_up is None:
+                if type(error) is RejectedResult:
+                    return last_result(plan, error)
+                raise
+        return call.fall_back()
 
-    retried_first = wrapped(plan, first)
-
-    def generate(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-        items, going, item = retried_first(*args, **kwargs)
-        if not going:
-            return item
-        return (yield from _continued(items, item))
-
-    return generate
+    return watched_call
 
 
-def _async_generator(plan: Plan, fn: Function) -> Function:
-    async def first(*args: Any, **kwargs: Any) -> tuple[Any, bool, Any]:
-        items = fn(*args, **kwargs)
+def _async_watched(plan: Plan, fn: Function) -> Function:
+    work = checking_result(plan, fn)
+
+    async def watched_call(*args: Any, **kwargs: Any) -> Any:
+        plan.statistics.calls += 1
+        call = begin(plan, clock.now(), exhaustions.count, args, kwargs)
         try:
-            return items, True, await anext(items)
-        except StopAsyncIteration:
-            return items, False, None
+            return await aresume(call, work, args, kwargs)
+        except Exception as error:
+            if call.gave_up is None:
+                if type(error) is RejectedResult:
+                    return last_result(plan, error)
+                raise
+        return await afall_back(call)
 
-    retried_first = wrapped(plan, first)
+    return watched_call
 
-    async def generate(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
-        items, going, item = await retried_first(*args, **kwargs)
-        try:
-            while going:
-                try:
-                    sent = yield item
-                except GeneratorExit:
-                    raise
-                except BaseException as thrown:
-                    item = await items.athrow(thrown)
-                else:
-                    item = await items.asend(sent)
-        except StopAsyncIteration:
-            return
-        finally:
-            await items.aclose()
 
-    return generate
+def execute(call: CallState, fn: Function, args: Any, kwargs: Any) -> Any:
+    """Every attempt of a call of a plain function, with all that its plan asks for; the last error is raised."""
+    plan, work = call.plan, checking_result(call.plan, fn)
+    return resume(call, behind_breaker(plan, in_thread(call, work) if plan.in_thread else work), args, kwargs)
+
+
+async def afall_back(call: CallState) -> Any:
+    """`CallState.fall_back`, awaited where a function of the caller's answers with something to await."""
+    value = call.fall_back()
+    return await value if callable(call.plan.fallback) and hasattr(value, "__await__") else value

@@ -26,7 +26,6 @@ from reefknot.core.messages import (
     ExecAssignment,
     ExecResult,
     encode,
-    resource_class,
 )
 from reefknot.core.overload.admission import OverloadStatus, level
 from reefknot.core.redaction import Redactor
@@ -48,7 +47,7 @@ from reefknot.router.submissions import LocalCallers, Submissions, validated
 from reefknot.runtime.event_loops import require_asyncio
 from reefknot.runtime.log import RepeatedErrors
 from reefknot.runtime.seeds import new_id
-from reefknot.runtime.tasks import BoundedTasks
+from reefknot.runtime.tasks import BoundedTasks, Service, Services
 from reefknot.runtime.timeouts import STORE_S
 
 TICK_S = 0.05
@@ -134,8 +133,9 @@ class Router:
         self._claim_now = asyncio.Event()
         self._store_may_have_more = False
         self._background = BoundedTasks(router_id, AT_ONCE)
+        rules, lease = settings.submission_rules, settings.lease
         self.submissions = Submissions(
-            store.work, clock, rules=settings.submission_rules, lease=settings.lease, journal=journal
+            store.work, clock, rules=rules, lease=lease, journal=journal, control=store.control
         )
         self._takes_all = not own_workers
         self.health = HealthTable(own_workers)
@@ -145,8 +145,10 @@ class Router:
         self._inbox = Inbox(
             context, self.health, self.dispatcher, self._completion, tasks=self._background, wake=self._wake.set
         )
-        self._tasks: list[asyncio.Task[Any]] = []
+        self.services = Services(router_id)
         self._started_at = 0
+        self._obeyed = 0
+        """The sequence of the last command that was looked at."""
         self._early_cancels: dict[str, tuple[float, str | None]] = {}
         """Cancels of assignments that another router still holds: by id, when they came."""
 
@@ -156,26 +158,24 @@ class Router:
         require_asyncio("Router")
         self._started_at = int(self._clock.wall() * 1000)
         self.health.store = self._store.identity
-        messages = self._context.transport.subscribe(ACK, RESULT, HEARTBEAT)
-        loops = [
-            (self._inbox.listen(messages), "inbox"),
-            (self._claim_submissions(), "claims"),
-            (self._dispatch(), "dispatch"),
-            (self._renew(), "leases"),
-            (self._recall_from_gone(), "recall"),
-            (self._resolve_callers(), "callers"),
-            (self._obey(), "commands"),
-            (self._callers.batch.serve(), "submissions"),
-            (self._completion.batch.serve(), "completion"),
+        subscribe = self._context.transport.subscribe
+        loops: list[tuple[Service, str]] = [
+            (lambda: self._inbox.listen(subscribe(ACK, RESULT, HEARTBEAT)), "inbox"),
+            (self._claim_submissions, "claims"),
+            (self._dispatch, "dispatch"),
+            (self._renew, "leases"),
+            (self._recall_from_gone, "recall"),
+            (self._resolve_callers, "callers"),
+            (self._obey, "commands"),
+            (self._callers.batch.serve, "submissions"),
+            (self._completion.batch.serve, "completion"),
         ]
-        loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(work, name=f"{self.router_id} {name}") for work, name in loops]
+        for service, name in loops:
+            self.services.keep(name, service)
 
     async def stop(self) -> None:
         """Let go of everything: what is pending goes back to the store, for whoever routes next."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.services.stop()
         await self._background.stop()
         await self._background.run_logged("the last results could not be kept", self._last_writes)
         held = [one.held for one in self.table.all()]
@@ -289,16 +289,16 @@ class Router:
 
     async def _obey(self) -> None:
         """Obey commands of other processes, recent ones from before the start included."""
-        control, after, latest = self._store.control, 0, 0
+        control, latest = self._store.control, self._obeyed
         while True:
             try:
                 latest = await control.wait(CONTROL_S, after=latest)
-                commands = await control.poll("router", after=after)
+                commands = await control.poll("router", after=self._obeyed)
             except Exception:  # the claims say that the store is away
                 await asyncio.sleep(STORE_PAUSE_S)
                 continue
             cancels = [command for command in commands if command.name == "cancel"]
-            after = max([after, *(command.sequence for command in commands)])
+            self._obeyed = max([self._obeyed, *(command.sequence for command in commands)])
             run_logged = self._background.run_logged  # at once: the store writes what comes together in one step
             await asyncio.gather(*(run_logged("a cancellation failed", self._cancel_command, one) for one in cancels))
 
@@ -379,7 +379,7 @@ class Router:
         claimed = await self.submissions.claims.finish(claim, lambda one: one.held)
         now = self._clock.now()
         for one in claimed:
-            self.table.add(one, resource_class(one.assignment), now)
+            self.table.add(one, self.submissions.class_of(one.assignment), now)
         if self._early_cancels:
             await self._cancel_early_ones([one.assignment.record_id for one in claimed])
         if claimed:

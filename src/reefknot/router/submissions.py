@@ -46,7 +46,9 @@ from reefknot.execution.settling import Claims
 from reefknot.execution.tracing import submitting
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.clock import Clock
+from reefknot.ports.control import Control
 from reefknot.ports.work_queue import FIRST_FENCE, Enqueued, Held, Settlement, WorkQueue
+from reefknot.router.classes import FleetClasses
 from reefknot.router.context import RouterContext, expired_event
 from reefknot.router.pending import ClaimedSubmission
 from reefknot.router.settings import CALLER_LATE_S, LEASE_S
@@ -145,14 +147,16 @@ class Submissions:
         rules: SubmissionRules,
         lease: float = LEASE_S,
         journal: Journal | None = None,
+        control: Control | None = None,
     ) -> None:
-        """`rules` hold where no router has published its own."""
+        """`rules` hold where no router has published its own; by `control` it knows the classes of steps."""
         self._work = work
         self._clock = clock
         self._rules = rules
         self._lease = lease
         self.claims = Claims(work, lease)
         self._journal = journal or Journal(None)
+        self._classes = None if control is None else FleetClasses(control, clock)
         self._unwritten: Counter[tuple[str, str]] = Counter()
         """Refusals since the last event, by reason and resource class."""
         self._written_at = -inf
@@ -163,13 +167,34 @@ class Submissions:
 
         False when it is there already; `QueueFullError` when it is refused.
         """
+        await self.learn_classes(assignment)
         with submitting(assignment) as traced:
             (kept,) = await self.enqueue([self.item(traced, encode(traced), due_at=due_at)])
-            if isinstance(kept, Reject):
-                raise self.refused(assignment, kept)
-            if kept is Enqueued.DUPLICATE:
-                await self.check_same_job(assignment)
-            return kept is Enqueued.ACCEPTED
+            return await self._is_new(assignment, kept)
+
+    async def submit_many(
+        self, assignments: Sequence[tuple[ExecAssignment, int]]
+    ) -> list[bool | QueueFullError | KeyConflictError]:
+        """Keep these with their due times, in one step. The answer for each is that of `submit`, or its error."""
+        await self.learn_classes(*(one for one, _ in assignments))
+        items, answers = list[WorkItem](), list[bool | QueueFullError | KeyConflictError]()
+        for assignment, due_at in assignments:
+            with submitting(assignment) as traced:  # not around the call: the spans would be one inside the other
+                items.append(self.item(traced, encode(traced), due_at=due_at))
+        for (assignment, _), kept in zip(assignments, await self.enqueue(items), strict=True):
+            try:
+                answers.append(await self._is_new(assignment, kept))
+            except (QueueFullError, KeyConflictError) as error:
+                answers.append(error)
+        return answers
+
+    async def _is_new(self, assignment: ExecAssignment, kept: Enqueued | Reject) -> bool:
+        """Whether a submission made the job; its error when it was refused, or its id has another job."""
+        if isinstance(kept, Reject):
+            raise self.refused(assignment, kept)
+        if kept is Enqueued.DUPLICATE:
+            await self.check_same_job(assignment)
+        return kept is Enqueued.ACCEPTED
 
     async def enqueue(self, items: Sequence[WorkItem], *, owner: str = "") -> list[Enqueued | Reject]:
         """Keep these in one step. With an `owner` they are its own at once, and need not be claimed."""
@@ -187,7 +212,7 @@ class Submissions:
 
     def refused(self, assignment: ExecAssignment, verdict: Reject) -> QueueFullError:
         """The error for a refused caller. The event says how many were refused since the last one."""
-        pool = resource_class(assignment)
+        pool = self.class_of(assignment)
         self._unwritten[verdict.reason.value, pool] += 1
         now = self._clock.now()
         if now - self._written_at >= REFUSALS_S:
@@ -224,9 +249,20 @@ class Submissions:
             priority=assignment.priority,
             due_at=due_at,
             deadline_at=None if deadline is None else due_at + deadline,
-            pool=resource_class(assignment),
+            pool=self.class_of(assignment),
             payload=body,
         )
+
+    async def learn_classes(self, *submitted: ExecAssignment) -> None:
+        """Read which classes there are, if that was not done just now, and warn of one that no worker has."""
+        if self._classes is not None:
+            await self._classes.refresh()
+            for assignment in submitted:
+                self._classes.warn_of(assignment)
+
+    def class_of(self, assignment: ExecAssignment) -> str:
+        """The resource class of an assignment, by what is known of its step."""
+        return resource_class(assignment) if self._classes is None else self._classes.class_of(assignment)
 
     async def check_same_job(self, assignment: ExecAssignment) -> None:
         """`KeyConflictError` when the id was used with another job."""
@@ -238,6 +274,7 @@ class Submissions:
 
     async def claim(self, n: int, owner: str, only: Collection[str] | None = None) -> list[ClaimedSubmission]:
         """Claim submissions that nobody holds; with `only`, none but these records."""
+        await self.learn_classes()
         async with asyncio.timeout(STORE_S):
             items = await self._work.claim(
                 n,
@@ -286,21 +323,22 @@ class Submissions:
         item = await self._work.ended(work_id, timeout)
         return None if item is None else answer_of(item)
 
-    async def result_by_deadline(self, assignment_id: str, timeout: float) -> ExecResult | None:
+    async def ended_by_deadline(self, work_id: str, timeout: float) -> WorkItem | None:
         """
-        The result, or None after `timeout` seconds.
+        The item as soon as it has ended, or None after `timeout` seconds.
 
         An assignment that nobody ended soon after its deadline is ended here: its router and its worker may be gone.
         """
         ends = self._clock.now() + timeout
         while (left := ends - self._clock.now()) > 0:
-            overdue_in = await self._overdue_in(assignment_id)
-            result = await self.result(assignment_id, min(left, max(0.0, overdue_in)))
-            if result is not None or overdue_in > left:
-                return result
-            if await self._overdue_in(assignment_id) <= 0:  # else a person gave it another deadline meanwhile
-                await self._expire(assignment_id)
-        return await self.answer(assignment_id)
+            overdue_in = await self._overdue_in(work_id)
+            item = await self._work.ended(work_id, min(left, max(0.0, overdue_in)))
+            if item is not None or overdue_in > left:
+                return item
+            if await self._overdue_in(work_id) <= 0:  # else a person gave it another deadline meanwhile
+                await self._expire(work_id)
+        item = await self.find(work_id)
+        return item if item is not None and is_over(item) else None
 
     async def _overdue_in(self, assignment_id: str) -> float:
         """Seconds until a caller may end the assignment itself; infinite without a deadline."""
@@ -417,6 +455,7 @@ class LocalCallers:
     async def _keep(self, arrivals: list[_LocalSubmission]) -> None:
         """Keep a batch, even of callers that have left: whether it was kept is not known to one that left."""
         context, table = self._context, self._context.table
+        await self._submissions.learn_classes(*(one.assignment for one in arrivals))
         items = [self._submissions.item(one.assignment, one.body) for one in arrivals]
         owner = context.owner if len(table) + len(items) <= context.settings.rules.size else ""
         try:
@@ -432,7 +471,7 @@ class LocalCallers:
                 claimed = ClaimedSubmission(
                     one.assignment, Held(item.id, owner, FIRST_FENCE), item.deadline_at, False, one.body
                 )
-                table.add(claimed, resource_class(one.assignment), now)
+                table.add(claimed, item.pool, now)
             if kept is Enqueued.ACCEPTED:
                 self._undecided.discard(item.id)
             if not one.kept.done():

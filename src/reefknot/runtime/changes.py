@@ -117,6 +117,10 @@ class FileChanges:
                 self._loop.remove_reader(descriptor)
             os.close(descriptor)
 
+    def let_go(self) -> None:
+        """Forget the watch without ending it: in a fork it is the parent's."""
+        self._descriptor = None
+
     def _read(self) -> None:
         try:
             events = os.read(self._descriptor or -1, 4096)

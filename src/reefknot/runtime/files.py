@@ -24,6 +24,9 @@ from pathlib import Path
 from typing import IO, Any
 from weakref import WeakKeyDictionary
 
+from reefknot.errors import StoreUnavailableError
+from reefknot.runtime.forks import FORKS
+
 PRIVATE = 0o600
 _GROUP_SHARES = 0o060
 _SQLITE = b"SQLite format 3\0"
@@ -33,10 +36,15 @@ _SQLITE = b"SQLite format 3\0"
 
 _open_here: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 _opening = threading.Lock()
+_left_in_use: set[str] = set()
+"""Files that a thread of the parent was using when this process was forked."""
 
 
 def note_open(connection: Any, path: str) -> None:
-    """Note that this connection has a store open, for as long as it lives."""
+    """Note that this connection has a store open, for as long as it lives. Refused for one that a fork left in use."""
+    if path in _left_in_use:
+        problem = "this process is a fork of one that was using it, and has inherited its locks"
+        raise StoreUnavailableError(f"sqlite:{path}", problem, "fork before it is used, or start a process of its own")
     with _opening:
         _open_here[connection] = path
 
@@ -55,6 +63,36 @@ def is_open_here(about: os.stat_result) -> bool:
             if os.path.samestat(os.stat(name), about):
                 return True
     return False
+
+
+def _let_go_of_inherited() -> None:
+    """
+    In a fork, close the connections of the parent: SQLite would take the parent's locks for those of this process.
+
+    Nothing of the file is written or removed by that. What was in the middle of a statement or of a transaction cannot
+    be closed, and its file cannot be opened again.
+    """
+    global _opening
+    _opening = threading.Lock()
+    inherited = dict(_open_here)
+    if inherited:
+        import apsw
+    for connection, path in inherited.items():
+        try:
+            is_busy = connection.in_transaction
+            if not is_busy:
+                connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+                connection.close()
+        except apsw.ConnectionClosedError:
+            continue
+        except apsw.Error:
+            is_busy = True
+        if is_busy:
+            FORKS.keep(connection)
+            _left_in_use.add(path)
+
+
+FORKS.in_child(_let_go_of_inherited)
 
 
 # ---- private files -------------------------------------------------------------------------------------------------

@@ -18,8 +18,11 @@ from collections import Counter
 from contextlib import suppress
 from typing import Any
 
+from reefknot.runtime.forks import FORKS
+
 _DESCRIPTORS = "/proc/self/fd"
 _stores: Counter[tuple[int, int]] = Counter()
+FORKS.in_child(_stores.clear)
 
 
 Identity = tuple[int, int]

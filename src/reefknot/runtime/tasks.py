@@ -1,5 +1,5 @@
 """
-Background work of a service: bounded tasks, tasks that outlive their caller, and small writes made in batches.
+Background work: services that begin again, bounded tasks, tasks that outlive their caller, and writes in batches.
 
 Failures are logged. None of it is durable: work that must survive the process is kept in a store.
 """
@@ -16,7 +16,79 @@ from reefknot.runtime.log import RepeatedErrors, error_text, logger
 
 T = TypeVar("T")
 
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0
+"""How soon a service that has ended before its part begins again: twice as long each time, while it ends soon."""
+
+Service = Callable[[], Coroutine[Any, Any, None]]
+
 _background: set[asyncio.Task[Any]] = set()
+
+
+class Services:
+    """
+    The services of one part, each in a task that is kept running until `stop`.
+
+    A step can cancel every task of its process. A service that was cancelled from outside, or has failed, is logged and
+    begins again: without one of them a part looks alive and does half of its work. One that returns has nothing left
+    to do.
+    """
+
+    def __init__(self, part: str) -> None:
+        """`part` starts the names of the tasks, and the log lines."""
+        self._part = part
+        self._kept: dict[str, asyncio.Task[None] | asyncio.TimerHandle] = {}
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(self._kept)
+
+    def keep(self, name: str, service: Service) -> None:
+        """Run a service; one of this name that runs, or is about to begin again, is left alone."""
+        if name not in self._kept:
+            self._begin(name, service, 0.0)
+
+    def _begin(self, name: str, service: Service, pause: float) -> None:
+        loop = asyncio.get_running_loop()
+        self._kept[name] = task = loop.create_task(service(), name=f"{self._part} {name}")
+        task.add_done_callback(partial(self._ended, name, service, pause, loop.time()))
+
+    def _ended(self, name: str, service: Service, pause: float, began: float, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if self._kept.get(name) is not task:
+            return  # it was stopped
+        if error is None and not task.cancelled():
+            del self._kept[name]
+            return
+        why = "was cancelled from outside" if error is None else f"failed: {error_text(error)}"
+        loop = task.get_loop()
+        was_long = loop.time() - began > LONGEST_PAUSE_S
+        pause = FIRST_PAUSE_S if was_long else min(LONGEST_PAUSE_S, max(FIRST_PAUSE_S, 2 * pause))
+        self._kept[name] = loop.call_later(pause, self._begin_again, name, service, pause, why)
+
+    def _begin_again(self, name: str, service: Service, pause: float, why: str) -> None:
+        """Log here and not before: at the end of the loop every task is cancelled, and none begins again."""
+        logger().error("%s: its service %s %s; it begins again", self._part, name, why)
+        self._begin(name, service, pause)
+
+    def cancel(self) -> list[asyncio.Task[None]]:
+        """Cancel all, for good. Returns the tasks that are about to end."""
+        kept, self._kept = list(self._kept.values()), {}
+        for one in kept:
+            one.cancel()
+        return [one for one in kept if isinstance(one, asyncio.Task)]
+
+    async def finish(self, timeout: float) -> None:
+        """Wait until all have returned, at most so long, then stop the others."""
+        tasks = [one for one in self._kept.values() if isinstance(one, asyncio.Task)]
+        if tasks:
+            await asyncio.wait(tasks, timeout=timeout)
+        await self.stop()
+
+    async def stop(self, timeout: float | None = None) -> None:
+        """Cancel all, for good, and wait for them."""
+        tasks = self.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=timeout)
 
 
 class BoundedTasks:
@@ -140,5 +212,7 @@ class Batcher(Generic[T]):
     async def _write_logged(self, batch: list[T]) -> None:
         try:
             await self._write(batch)
+        except asyncio.CancelledError:  # by a step: only `serve` is cancelled from here
+            logger().error("%s: the write was cancelled from outside (batch of %d)", self._what, len(batch))
         except Exception as error:
             logger().error("%s: %s (batch of %d)", self._what, error_text(error), len(batch))

@@ -13,6 +13,9 @@ from math import inf
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+AWAY_S = 3.0
+"""How long the end of a process waits for a store that is away: what cannot be given back is left to its lease."""
+LOOK_S = 0.1
 STORE_S = 30.0
 """Time limit of one operation of a store."""
 CANCELLATIONS, CANCELLATION_S = 20, 0.25
@@ -76,12 +79,12 @@ class Timeouts:
         self.next_end = inf
         self._timer: asyncio.TimerHandle | None = None
 
-    def timeout(self, seconds: float) -> Timeout:
-        """A limit of `seconds` from now; `inf` is no limit."""
+    def timeout(self, seconds: float, expired: Callable[[], None] | None = None) -> Timeout:
+        """A limit of `seconds` from now; `inf` is no limit. `expired` is called when it cancels the block."""
         loop = self._loop
         if loop is None:
             loop = self._loop = asyncio.get_running_loop()
-        return _SharedTimeout(self, loop.time() + seconds)
+        return _SharedTimeout(self, loop.time() + seconds, expired)
 
     def set_timer(self, at: float) -> None:
         """Move the timer to `at`, the earliest end; `inf` stops it."""
@@ -101,13 +104,19 @@ class Timeouts:
 
 
 class _SharedTimeout(Timeout):
-    __slots__ = ("_end", "_owner")
+    __slots__ = ("_end", "_on_expiry", "_owner")
 
-    def __init__(self, owner: Timeouts, end: float) -> None:
+    def __init__(self, owner: Timeouts, end: float, on_expiry: Callable[[], None] | None = None) -> None:
         self._make_error = TimeoutError
         self.expired = False
         self._owner = owner
         self._end = end
+        self._on_expiry = on_expiry
+
+    def expire(self) -> None:
+        super().expire()
+        if self._on_expiry is not None:
+            self._on_expiry()
 
     def _arm(self) -> None:
         owner, end = self._owner, self._end
@@ -137,10 +146,29 @@ async def within(work: Coroutine[Any, Any, T], seconds: float) -> T:
         await ended(task)
 
 
-async def ended(task: asyncio.Future[Any]) -> None:
-    """Cancel a task until it ends, for a bounded time; one that has ended is left as it is."""
+async def unless_away(work: Coroutine[Any, Any, T], is_away: Callable[[], bool], seconds: float) -> T | None:
+    """The result of work; None when it was cancelled, because what it needs was away for that long without a break."""
+    loop = asyncio.get_running_loop()
+    task, there_at = asyncio.ensure_future(work), loop.time()
+    try:
+        while not task.done() and loop.time() - there_at < seconds:
+            await asyncio.wait([task], timeout=LOOK_S)
+            if not is_away():
+                there_at = loop.time()
+        return task.result() if task.done() else None
+    finally:
+        await ended(task)
+
+
+async def ended(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel tasks until they end, for a bounded time; those that have ended are left as they are."""
     for _ in range(CANCELLATIONS):
-        if task.done():
+        left = [task for task in tasks if not task.done()]
+        if not left:
             break
-        task.cancel()
-        await asyncio.wait([task], timeout=CANCELLATION_S)
+        for task in left:
+            task.cancel()
+        await asyncio.wait(left, timeout=CANCELLATION_S)
+    for task in tasks:
+        if task.done() and not task.cancelled():
+            task.exception()  # looked at: whoever does not wait any more has no use for it

@@ -1,12 +1,15 @@
-"""Pytest fixtures, available as soon as reefknot is installed: `virtual_time`, `no_wait`, `no_retry`."""
+"""
+Pytest fixtures, available as soon as reefknot is installed: `virtual_time`, `no_wait`, `no_retry`, `reefknot_system`.
+"""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
     from reefknot.engines.clocks import SkippingClock, VirtualClock
+    from reefknot.testing import SyncVirtualSystem
 
 
 @pytest.fixture(name="virtual_time")
@@ -34,3 +37,14 @@ def _no_retry() -> "Iterator[None]":
 
     with no_retry():
         yield
+
+
+@pytest.fixture(name="reefknot_system")
+def _reefknot_system() -> "Iterator[Callable[..., SyncVirtualSystem]]":
+    """Systems in virtual time, ended with the test: `reefknot_system(modules=["steps"])`, as `system_sync`."""
+    from contextlib import ExitStack
+
+    from reefknot.testing import system_sync
+
+    with ExitStack() as opened:
+        yield lambda *args, **kwargs: opened.enter_context(system_sync(*args, **kwargs))

@@ -9,9 +9,9 @@ yet; an arrival that would have to choose it waits until it is written.
 from collections.abc import Mapping
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from reefknot.core.messages import ExecAssignment, InvalidMessage, resource_class
+from reefknot.core.messages import ExecAssignment, InvalidMessage, named_class, resource_class
 from reefknot.core.overload.admission import (
     DRAINING_MESSAGE,
     LONGEST_WAIT_MS,
@@ -36,6 +36,16 @@ class AdmissionVerdict(Struct, frozen=True):
     inputs: dict[str, Any]
     place: Queued | None = None
     """The place of the work that is dropped, which the arrival has from now on."""
+
+
+def with_own_class(
+    read: ExecAssignment | InvalidMessage, classes: Mapping[str, str]
+) -> ExecAssignment | InvalidMessage:
+    """The assignment with the class of its step, if it names none; a sender that does not know the step cannot."""
+    own = None if isinstance(read, InvalidMessage) else classes.get(read.job.type)
+    if own is None or isinstance(read, InvalidMessage) or named_class(read):
+        return read
+    return structs.replace(read, resource_class=own)
 
 
 class WorkerAdmission:

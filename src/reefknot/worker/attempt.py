@@ -8,7 +8,7 @@ the block: a retry is a due time, not a sleep.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import inf
 
 import msgspec
@@ -17,7 +17,7 @@ from reefknot.audit.journal import about_item
 from reefknot.core.audit.event import DecisionRecord, Event, Requeued
 from reefknot.core.failure import ErrorCategory, ErrorCode, Failure
 from reefknot.core.messages import DEFAULT_TIMEOUT_MS, ExecAssignment, ExecResult, StepRequest, StepResult, StepStatus
-from reefknot.core.overload.breaker import Refused
+from reefknot.core.overload.breaker import Permit, Refused
 from reefknot.core.overload.submission import EXPIRED
 from reefknot.core.results import EXPIRED_MESSAGE, UNKNOWN_OUTCOME
 from reefknot.core.retry.backoff import draw, key_number
@@ -61,11 +61,12 @@ from reefknot.execution.failures import (
 )
 from reefknot.execution.tracing import WorkTrace
 from reefknot.idempotency.waiting import AttemptKeys, HeldKey, KeyWaits, attempt_keys
-from reefknot.ports.block import Block, BlockContext, own_limits
+from reefknot.ports.block import Block, BlockContext, own_policies
 from reefknot.runtime import seeds
 from reefknot.worker.context import WorkerContext
 from reefknot.worker.destinations import Destination
 from reefknot.worker.outages import Outages
+from reefknot.worker.overdue import OverdueWatch
 from reefknot.worker.records import (
     AcceptedWork,
     AttemptInputs,
@@ -82,6 +83,10 @@ KEY_PAUSE_S = 1.0
 """Pause of work whose key is held by somebody else, after an attempt has waited for it."""
 
 
+ReportOverdue = Callable[[Callable[[], AttemptReport]], None]
+"""Reports the attempt of a step that goes on after its time; the function that it is given decides what follows."""
+
+
 class StepRunner:
     """Runs attempts under one worker's settings."""
 
@@ -89,8 +94,8 @@ class StepRunner:
         self._context = context
         self._settings = context.settings
         self._blocks = blocks
-        self._limits = own_limits(blocks.values())
-        self._books = BookHistory(context.settings.book.with_blocks(self._limits))
+        self._own = own_policies(blocks.values())
+        self._books = BookHistory(context.settings.book.with_blocks(self._own))
         self._clock = context.clock
         self._redactor = context.redactor
         self.log = DecisionLog(context.worker_id, context.redactor, context.clock)
@@ -102,10 +107,17 @@ class StepRunner:
 
     def reload(self, book: Book) -> None:
         """Follow another book in work that begins from now on. Work that has begun keeps the book it began under."""
-        self._books.add(book.with_blocks(self._limits), since=int(self._clock.wall() * 1000) + 1)
+        self._books.add(book.with_blocks(self._own), since=int(self._clock.wall() * 1000) + 1)
 
-    async def attempt(self, item: WorkItem, work: AcceptedWork, trace: WorkTrace | None = None) -> AttemptReport:
-        """Execute once, and decide what follows."""
+    async def attempt(
+        self, item: WorkItem, work: AcceptedWork, trace: WorkTrace | None, overdue: ReportOverdue
+    ) -> AttemptReport | None:
+        """
+        Execute once, and decide what follows.
+
+        A step that goes on after its time, because it ignores its cancellation, is left to `overdue`; its attempt then
+        returns None when it ends.
+        """
         wall, assignment, admitted = self._clock.wall(), work.assignment, work.admitted
         block = self._blocks.get(assignment.job.type)
         target = f"block:{assignment.job.type if block is None else block.type}"
@@ -129,14 +141,33 @@ class StepRunner:
         if isinstance(permit, Refused):
             waits = self.outages.wait(attempt, destination, permit.retry_after, events)
             return waits or self._is_down(attempt, destination, events)
+        limit = TimedOut(*self._seconds(attempt))
+
+        def make_report() -> AttemptReport:
+            ran = self._redacted(self._timed_out(attempt, limit), "", limit.seconds * 1000)
+            return self._judged(attempt, ran, destination, permit, events)
+
+        watch = OverdueWatch(self.log, self._clock, assignment, block, limit.seconds, lambda: overdue(make_report))
         try:
-            ran = await self._run(block, attempt)
+            ran = await self._run(block, attempt, limit, watch)
         except BaseException:  # cancelled, or the worker ends: that tells nothing about the destination
-            if permit is not None:
+            if permit is not None and not watch.is_reported:
                 destination.release(permit)
             raise
         finally:
+            watch.ended()
             self.running.pop((item.id, item.fence), None)
+        return None if watch.is_reported else self._judged(attempt, ran, destination, permit, events)
+
+    def _judged(
+        self,
+        attempt: AttemptInputs,
+        ran: StepOutcome,
+        destination: Destination,
+        permit: Permit | None,
+        events: list[Event],
+    ) -> AttemptReport:
+        """The report of an execution, and what follows from it."""
         self.counters.executions += 1
         put_off = self._waits_for_key(attempt, ran.held)
         if put_off is not None:
@@ -233,9 +264,8 @@ class StepRunner:
 
     # ---- the execution ----------------------------------------------------------------------------------------------
 
-    async def _run(self, block: Block, attempt: AttemptInputs) -> StepOutcome:
-        assignment, item = attempt.assignment, attempt.item
-        seconds, whole = self._seconds(attempt)
+    async def _run(self, block: Block, attempt: AttemptInputs, limit: TimedOut, watch: OverdueWatch) -> StepOutcome:
+        assignment, item, seconds = attempt.assignment, attempt.item, limit.seconds
         if attempt.trace is not None:
             attempt.trace.attempt_started(attempt.number, attempt.began)
         context = BlockContext(
@@ -247,13 +277,13 @@ class StepRunner:
             assignment.trace_id,
             assignment.traceparent if attempt.trace is None else attempt.trace.traceparent,
         )
-        began, limit = self._clock.now(), self._context.timeouts.timeout(seconds)
+        began, timeout = self._clock.now(), self._context.timeouts.timeout(seconds, watch.cancelled)
         keys = AttemptKeys(asyncio.get_running_loop().time() + seconds)
         attempt_keys.set(keys)
         slot = asyncio.current_task()
         self.running[item.id, item.fence] = RunningStep(assignment, slot, began + seconds)
         try:
-            with limit:
+            with timeout:
                 ran = StepOutcome(sendable(await block.run(attempt.request.inputs, context)))
         except BaseException as error:
             kind = type(error)
@@ -261,16 +291,17 @@ class StepRunner:
                 raise
             if issubclass(kind, asyncio.CancelledError | GeneratorExit) and is_stopped(kind, slot):
                 raise
-            if issubclass(kind, TimeoutError) and limit.expired:
-                ran = StepOutcome(
-                    timeout_result(attempt.item, attempt.target, seconds, whole=whole), TimedOut(seconds, whole)
-                )
+            if issubclass(kind, TimeoutError) and timeout.expired:
+                ran = self._timed_out(attempt, limit)
             else:
                 ran = outcome_of(error, lambda step: self._retry_rank(attempt, step))
                 if issubclass(kind, KeyInProgressError) and keys.held:
                     ran = msgspec.structs.replace(ran, held=keys.held[-1])
         latency = (self._clock.now() - began) * 1000
         return self._redacted(ran, unknown_key(ran, keys.unknown), latency)
+
+    def _timed_out(self, attempt: AttemptInputs, limit: TimedOut) -> StepOutcome:
+        return StepOutcome(timeout_result(attempt.item, attempt.target, limit.seconds, whole=limit.whole), limit)
 
     def _redacted(self, ran: StepOutcome, unknown: str, latency: float) -> StepOutcome:
         """The outcome with its latency, without secrets, and with the guarded key that a person has to resolve."""

@@ -7,7 +7,7 @@ crashed too often) are one store call with their event, and then a result.
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from traceback import extract_tb
 
@@ -44,11 +44,12 @@ from reefknot.execution.events import expired_event, quarantined_event
 from reefknot.execution.settling import Settling
 from reefknot.execution.tracing import WorkTrace, assignment_trace
 from reefknot.ports.audit_log import AuditEntry
-from reefknot.ports.work_queue import Settlement
+from reefknot.ports.work_queue import Held, Settlement
 from reefknot.runtime.log import logger, printable
 from reefknot.runtime.timeouts import STORE_S
 from reefknot.worker.attempt import StepRunner
 from reefknot.worker.context import WorkerContext
+from reefknot.worker.overdue import stop_steps
 from reefknot.worker.pool import Pool
 from reefknot.worker.queue import Queued
 from reefknot.worker.records import AcceptedWork, AttemptReport
@@ -109,14 +110,29 @@ class Closing:
             self._steps.log.ended(item, reason, attempts=item.attempts, level=ERROR)
             self._report(item, self._set_aside(item, work, reason), pool, work)
             return False
-        trace = assignment_trace(item, work.assignment)
+        trace, task = assignment_trace(item, work.assignment), asyncio.current_task()
+        overdue_id = f"{item.id}#{item.fence}"
+
+        def overdue(make_report: Callable[[], AttemptReport]) -> None:
+            """Report the attempt of a step that goes on. Its slot stays taken, and its job may run again in another."""
+            if pool.claimed.get(item.id) != Held.of(item):
+                return  # cancelled, or given back
+            if task is not None and pool.running.get(item.id) is task:
+                del pool.running[item.id]
+                pool.running[overdue_id] = task
+            self._report(item, make_report(), pool, work, trace)
+
+        report: AttemptReport | None
         try:
-            report = await self._steps.attempt(item, work, trace)
+            report = await self._steps.attempt(item, work, trace, overdue)
         except Exception as error:  # a defect of ours: the assignment ends with it, and the worker goes on
             report = self._broken(item, work, error)
         finally:
+            pool.running.pop(overdue_id, None)
             if trace is not None:
                 trace.attempt_ended()
+        if report is None:
+            return False
         self._report(item, report, pool, work, trace)
         return report.took_ms is not None
 
@@ -202,11 +218,13 @@ class Closing:
             pool.settled(one.id, one.fence)
 
     async def return_claimed(self, pools: list[Pool]) -> int:
-        """Let pending reports finish, stop the rest, and give it back. Returns how many went back."""
+        """Let pending reports finish, stop the rest, and give it back. Returns how many went back. Bounded in time."""
         await self.reports.finished()
         tasks = [task for pool in pools for task in pool.running.values()]
         held = [one for pool in pools for one in pool.cancel_all()]
-        await asyncio.gather(*tasks, return_exceptions=True)
+        left = await stop_steps(self._context.worker_id, tasks)
+        for pool in pools if left else ():
+            pool.running = {name: task for name, task in pool.running.items() if task not in left}
         await self.reports.finished()  # an attempt that ended in the very moment it was stopped
         if not held:
             return 0

@@ -40,11 +40,12 @@ from reefknot.core.results import DROPPED_MESSAGE, is_same_job
 from reefknot.core.work import Interrupted, WorkItem, WorkState, assignment_and_tenant, is_unassigned
 from reefknot.errors import StoreError, StoreUnavailableError
 from reefknot.ports.audit_log import AuditEntry
+from reefknot.ports.block import Block, own_classes
 from reefknot.ports.transport import Delivery
 from reefknot.ports.work_queue import Settlement
 from reefknot.runtime.tasks import BoundedTasks, run_in_background
 from reefknot.runtime.timeouts import STORE_S
-from reefknot.worker.admission import AdmissionVerdict, WorkerAdmission
+from reefknot.worker.admission import AdmissionVerdict, WorkerAdmission, with_own_class
 from reefknot.worker.closing import Closing
 from reefknot.worker.context import WorkerContext
 from reefknot.worker.pool import Pool, starting
@@ -97,7 +98,7 @@ class Intake:
         pools: Mapping[str, Pool],
         closing: Closing,
         *,
-        known: Mapping[str, object],
+        known: Mapping[str, Block],
         tasks: BoundedTasks,
     ) -> None:
         self._context = context
@@ -110,6 +111,7 @@ class Intake:
         self._some = asyncio.Event()
         self._room = asyncio.Event()
         self._admissions = WorkerAdmission(pools, known, v2=self._v2)
+        self._classes = own_classes(known.values())
 
     @property
     def draining(self) -> bool:
@@ -145,6 +147,7 @@ class Intake:
         seen: set[str] = set()
         for delivery in batch:
             read = read_assignment(delivery.body, delivery.headers, int(self._context.clock.wall() * 1000))
+            read = with_own_class(read, self._classes)
             if isinstance(read, ExecAssignment) and read.assignment_id in seen:
                 repeated.append((read, delivery))
                 continue

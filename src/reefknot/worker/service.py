@@ -9,7 +9,8 @@ left behind is taken over by whoever is sent it next.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Mapping
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -18,6 +19,7 @@ from msgspec import Struct
 
 from reefknot.audit.journal import Journal
 from reefknot.clock import SteadyClock
+from reefknot.core import checks
 from reefknot.core.messages import (
     ASSIGN,
     CANCEL,
@@ -36,16 +38,16 @@ from reefknot.core.results import waits_for
 from reefknot.core.work import WorkItem, WorkState
 from reefknot.errors import ParameterError, StoreError
 from reefknot.execution.isolation import Isolation
-from reefknot.ports.block import Block
+from reefknot.ports.block import Block, own_classes
 from reefknot.ports.clock import Clock
 from reefknot.ports.store import Store
 from reefknot.ports.transport import Delivery, Transport
 from reefknot.ports.work_queue import Held
 from reefknot.runtime.event_loops import require_asyncio
-from reefknot.runtime.log import error_text, logger
+from reefknot.runtime.log import logger
 from reefknot.runtime.redaction import add_secrets, remove_secrets
 from reefknot.runtime.seeds import new_id
-from reefknot.runtime.tasks import BoundedTasks
+from reefknot.runtime.tasks import BoundedTasks, Service, Services
 from reefknot.runtime.timeouts import STORE_S, Timeouts
 from reefknot.worker.attempt import StepRunner
 from reefknot.worker.closing import Closing
@@ -60,12 +62,8 @@ from reefknot.worker.settings import WorkerSettings
 PAGE = 500
 MOST_DOWN = 1000
 """Destinations that a worker which starts learns to be down from the work that waits for them."""
-AGAIN_S = 0.1
-"""How soon a service that has ended before its worker begins again."""
 AT_ONCE = 64
 """Refusals, cancellations and acks handled at once, beside the intake's batches."""
-
-Service = Callable[[], Coroutine[Any, Any, None]]
 
 _cancels = msgspec.json.Decoder(Cancel)
 _fleets = msgspec.json.Decoder(Fleet)
@@ -145,13 +143,12 @@ class Worker:
         self.pools: dict[str, Pool] = {}
         self.closing = Closing(context, self.pools, self.steps)
         self._isolation = isolation = isolation or Isolation()
-        for name in settings.concurrency:
+        for name in dict.fromkeys((*settings.concurrency, *own_classes(blocks.values()).values())):
             events = self.closing.crash_events
             self.pools[name] = Pool(name, context, self.closing.run, events, isolation=isolation)
         self.intake = Intake(context, self.pools, self.closing, known=blocks, tasks=self._background)
         self.leaving = Drain(context, self.pools, self.intake.drain_ack)
-        self._tasks: list[asyncio.Task[Any]] = []
-        self.is_ending = False
+        self.services = Services(worker_id)
 
     # ---- life -------------------------------------------------------------------------------------------------------
 
@@ -163,7 +160,6 @@ class Worker:
             add_secrets(self._hidden)
         for state in (WorkState.PENDING, WorkState.RUNNING):
             await self._recover(state)
-        self.is_ending = False
         loops: list[tuple[Service, str]] = [(pool.serve, f"pool {pool.name}") for pool in self.pools.values()]
         loops += [(pool.watch_store, f"watch {pool.name}") for pool in self.pools.values()]
         loops += [
@@ -177,26 +173,7 @@ class Worker:
         if self._hears_shared:
             loops.append((lambda: self._listen_to_shared(self._transport.subscribe(ASSIGN)), "shared assignments"))
         for service, name in loops:
-            self._keep_running(service, name)
-
-    def _keep_running(self, service: Service, name: str) -> None:
-        """Run a service until the worker ends. One that a step cancels, or that fails, begins again."""
-        if self.is_ending:
-            return
-        loop = asyncio.get_running_loop()
-
-        def ended(task: asyncio.Task[None]) -> None:
-            self._tasks.remove(task)
-            error = None if task.cancelled() else task.exception()
-            if self.is_ending or (error is None and not task.cancelled()):
-                return  # a service that returns has nothing left to do
-            why = "was cancelled from outside" if error is None else f"failed: {error_text(error)}"
-            logger().error("%s: its service %s %s; it begins again", self.worker_id, name, why)
-            loop.call_later(AGAIN_S, self._keep_running, service, name)  # not at all, if it is the loop that ends
-
-        task = loop.create_task(service(), name=f"{self.worker_id} {name}")
-        self._tasks.append(task)
-        task.add_done_callback(ended)
+            self.services.keep(name, service)
 
     async def _recover(self, state: WorkState) -> None:
         """Rebuild the queue of an earlier incarnation. What it was running comes back when its lease ends."""
@@ -227,19 +204,20 @@ class Worker:
         due = self._clock.now() + min(max(0.0, left), item.lease_ms / 1000) + 0.001
         return msgspec.structs.replace(place, due=due, expires=inf)
 
-    async def drain(self, seconds: float | None = None) -> int:
+    async def drain(self, seconds: "checks.Seconds | None" = None) -> int:
         """
         Accept nothing new, offer queued work to the others, finish what runs, and hand back what is not done in time.
 
         Returns how many running steps went back.
         """
+        longest = self.settings.drain if seconds is None else checks.seconds("seconds", seconds, or_zero=True)
         self.pause()
         self.leaving.begin()
         pools = list(self.pools.values())
         running = [task for pool in pools for task in pool.running.values()]
         await self._offer_queued(pools)
         if running:
-            await asyncio.wait(running, timeout=self.settings.drain if seconds is None else seconds)
+            await asyncio.wait(running, timeout=longest)
         back = await self.closing.return_claimed(pools)
         await self._offer_queued(pools)
         return back
@@ -267,10 +245,8 @@ class Worker:
         for pool in self.pools.values():
             pool.paused = False
             pool.wake()
-        recovery = self._background.run_logged("queued work could not be recovered", self._recover_queue)
-        task = asyncio.get_running_loop().create_task(recovery, name=f"{self.worker_id} recovery")
-        self._tasks.append(task)
-        task.add_done_callback(self._tasks.remove)
+        what = "queued work could not be recovered"
+        self.services.keep("recovery", partial(self._background.run_logged, what, self._recover_queue))
 
     async def _recover_queue(self) -> None:
         await self._send_heartbeat()  # routers may send again what this worker refused
@@ -279,17 +255,24 @@ class Worker:
     async def stop(self) -> None:
         """End at once; running work goes back to the queue and spends nothing."""
         self.pause()
-        if self._tasks:  # so that nothing is sent here meanwhile
+        if self.services.names:  # so that nothing is sent here meanwhile
             await self._send_heartbeat()
-        self.is_ending = True
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.services.stop()
         await self._background.stop()
         await self.closing.return_claimed(list(self.pools.values()))
         hidden, self._hidden = self._hidden, frozenset()
         remove_secrets(hidden)
+
+    @property
+    def runs_steps(self) -> bool:
+        return any(pool.running for pool in self.pools.values())
+
+    def abandon(self) -> list[asyncio.Task[None]]:
+        """End at once, and leave what runs to its leases: the store is away. Returns the tasks that are ending."""
+        steps = [task for pool in self.pools.values() for task in pool.running.values()]
+        for pool in self.pools.values():
+            pool.cancel_all()
+        return [*steps, *self.services.cancel()]
 
     def snapshot(self) -> WorkerSnapshot:
         now = self._clock.now()

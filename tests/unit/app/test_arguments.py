@@ -50,7 +50,10 @@ def test_a_store_is_not_opened_with_what_means_nothing(wrong: dict[str, Any], ac
     [
         ({"size": 0}, "size=0 is not accepted: a whole number, 1 or more"),
         ({"size": 1.5}, "size=1.5 is not accepted"),
-        ({"url": None}, "url=None is not accepted"),
+        ({"url": 5}, "url=5 is not accepted"),
+        ({"create": 1}, "create=1 is not accepted: True or False"),
+        ({"create": False}, "create=False is not accepted: True for a store in memory"),
+        ({"config": 5}, "config=5 is not accepted: the path of a configuration file"),
         ({"url": Path("state.db")}, "url=PosixPath('state.db') is not accepted"),
     ],
 )

@@ -1,4 +1,4 @@
-"""A body is read within bounds, however it is packed."""
+"""A body is read within bounds, however it is packed; and the client is there before it is needed."""
 
 from __future__ import annotations
 
@@ -6,11 +6,16 @@ import asyncio
 import gzip
 import zlib
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
-from reefknot.blocks.http import BodyRefused, read_body
+from reefknot.app.block_settings import start_preparing
+from reefknot.blocks.addresses import HttpSettings, Unreachable
+from reefknot.blocks.http import BodyRefused, HttpRequest, read_body
+from reefknot.config.settings import load_settings
 
+SETTINGS = load_settings(environ={}, cwd=Path("/"))
 TEXT = b"a line of text, and another one\n" * 500
 
 
@@ -109,3 +114,24 @@ def test_all_members_of_a_gzip_body_are_read(size: int) -> None:
 def test_a_damaged_body_is_refused(packed: bytes, encoding: str) -> None:
     with pytest.raises(BodyRefused, match="damaged"):
         read(packed, encoding)
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reefknot.app.block_settings.LOADED_AFTER_S", 0.0)
+
+
+def test_what_a_system_prepares_has_its_client_before_the_first_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    block = HttpRequest()
+    start_preparing(SETTINGS, [block]).join(10)
+    monkeypatch.setattr("reefknot.blocks.http.import_module", None)
+    assert block.load() is not None
+
+
+def test_certificates_that_cannot_be_read_are_named_at_the_first_request_and_do_not_stop_a_start(
+    tmp_path: Path,
+) -> None:
+    block = HttpRequest(HttpSettings(ca_file=str(tmp_path / "none.pem")))
+    start_preparing(SETTINGS, [block]).join(10)
+    with pytest.raises(Unreachable, match=r"`blocks.http.ca_file` .*none.pem cannot be used: .* PEM certificates"):
+        block.load()

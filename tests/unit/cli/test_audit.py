@@ -698,7 +698,7 @@ def test_a_file_that_is_no_log_is_named_with_what_was_expected(rk: Commands, ver
     assert ended.code == 65
     assert ended.out == ""
     assert "notes.txt:1: this is not an audit log: expected" in ended.err
-    assert '"format":1' in ended.err
+    assert '"format":2' in ended.err
     assert ended.err.replace("\n", "").isprintable()
 
 

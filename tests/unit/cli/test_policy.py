@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -218,7 +219,7 @@ async def render(inputs, context):
 def test_the_time_limits_of_ones_own_step_are_explained_with_where_they_come_from(rk: Commands) -> None:
     rk.write(OWN.format(prefix="explained"), "explained_steps.py")
     words = ("policy", "explain", "block:explained.render", "--error", "connection_timeout", "--json")
-    own = {"layer": "builtin", "source": "@rk.block"}
+    own = {"layer": "step", "source": f"{Path.cwd() / 'explained_steps.py'}:5"}
     ended = rk(*words, "--module", "explained_steps.py")
     policy = ended.json["policy"]
 
@@ -226,7 +227,7 @@ def test_the_time_limits_of_ones_own_step_are_explained_with_where_they_come_fro
     assert {name: policy["attempt_timeout"][name] for name in ("value", "layer", "source")} == {"value": 5, **own}
     assert "a line of the module" in ended.err
     baseline = rk(*words, "--module", "explained_steps", "--baseline").json["policy"]["attempt_timeout"]
-    assert (baseline["value"], baseline["source"]) == (20, "@rk.block")
+    assert (baseline["value"], baseline["source"]) == (20, own["source"])
     shown = rk("policy", "show", "block:explained.render", "--module", "explained_steps", "--json").json["policy"]
     assert shown["attempt_timeout"]["value"] == 5
     assert rk(*words).json["policy"]["attempt_timeout"]["value"] is None, "the control: nobody has named the module"

@@ -280,6 +280,24 @@ def test_a_package_offers_connectors_by_entry_points() -> None:
     assert asyncio.run(factory(CONTEXT).fetch(REQUEST)).cursor == "red"
 
 
+def test_installed_packages_are_looked_through_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[str] = []
+
+    def entry_points(*, group: str) -> list[EntryPoint]:
+        looks.append(group)
+        return []
+
+    monkeypatch.setattr(registry_module, "entry_points", entry_points)
+    registry_module._installed.cache_clear()
+    try:
+        for _ in range(3):
+            connector_named("local_files", own=ConnectorRegistry())
+    finally:
+        registry_module._installed.cache_clear()
+
+    assert looks == [registry_module.GROUP]
+
+
 @pytest.mark.usefixtures("importable")
 def test_every_entry_point_that_cannot_be_used_is_named() -> None:
     offers = [entry("offered_wiki", "nothing"), entry("local_files", "Small"), entry("plain_one", "plain")]

@@ -1,6 +1,7 @@
 """Argument checks: an accepted value is returned, any other is refused by name with what is accepted."""
 
 from collections.abc import Callable
+from datetime import timedelta
 from enum import StrEnum
 from math import inf, nan
 from typing import Any
@@ -45,6 +46,8 @@ ACCEPTED: list[tuple[Callable[..., Any], dict[str, Any], Any, Any]] = [
     (checks.seconds, {}, checks.LONGEST_S, 3_153_600_000.0),
     (checks.seconds, {"or_zero": True}, 0, 0.0),
     (checks.seconds, {"most": inf}, inf, inf),
+    (checks.seconds, {}, timedelta(minutes=1, milliseconds=5), 60.005),
+    (checks.seconds_or_none, {"meaning": "for ever"}, timedelta(days=1), 86_400.0),
     (checks.seconds_or_none, {"meaning": "for ever"}, None, None),
     (checks.seconds_or_none, {"meaning": "for ever"}, 3, 3.0),
     (checks.seconds_or_none, {"meaning": "for ever"}, 0.5, 0.5),
@@ -75,7 +78,12 @@ RANGES: list[tuple[Callable[..., Any], dict[str, Any], str, tuple[Any, ...]]] = 
     (checks.number, {"above": True, "unit": " of s"}, "a finite number of s above 0", (0, 0.0, -1, inf)),
     (checks.number, {"most": 1.0}, "a number from 0 to 1", (-0.1, 1.1, nan, inf)),
     (checks.number, {"least": 2.0, "most": inf}, "a number, 2 or more", (1.9, nan, HUGE)),
-    (checks.seconds, {}, "a number of seconds above 0, at most 3153600000", (0, -1, nan, inf, 3_153_600_001)),
+    (
+        checks.seconds,
+        {},
+        "a number of seconds above 0, at most 3153600000",
+        (0, -1, nan, inf, 3_153_600_001, timedelta(0)),
+    ),
     (checks.seconds, {"or_zero": True, "most": 5.0}, "a number of seconds from 0 to 5", (-1, 5.1)),
     (checks.seconds, {"or_zero": True, "most": inf}, "a number of seconds, 0 or more", (-1, nan)),
     (checks.seconds, {"most": inf}, "a number of seconds above 0", (0, nan)),

@@ -20,7 +20,7 @@ import pytest
 
 from reefknot.app import RetryManager, open_audit_log, open_store
 from reefknot.audit.journal import FanOut
-from reefknot.core.audit.chain import Head
+from reefknot.core.audit.chain import Head, header_line
 from reefknot.core.audit.event import Anchor, LogRepaired, OperatorAction, decode, encode, timestamp
 from reefknot.engines.jsonlines import JsonLinesLog
 from reefknot.engines.jsonlines.writer import files_of
@@ -500,3 +500,33 @@ async def test_a_log_is_proven_while_others_go_on_appending_and_rotating(path: P
 
         assert await proving == []
         assert await log.verify() == []
+
+
+@in_a_loop
+async def test_a_log_that_goes_on_from_an_exported_file_keeps_its_format_until_the_next_file(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    path.write_bytes(header_line(Head("c1")))
+    async with opened(path, largest=4096) as log:
+        await log.append([entry(1), entry(2)])
+        await log.append([entry(3, size=4096)])
+        assert await log.verify() == []
+    first, second = (file.read_bytes().splitlines() for file in files_of(path))
+
+    assert [b'"seq":' in line for line in first[1:]] == [True, True]
+    assert b'"format":1' in second[0]
+    assert b'"sequence":3' in second[1]
+
+
+@in_a_loop
+async def test_retention_rewrites_an_exported_file_in_its_own_format(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    path.write_bytes(header_line(Head("c1")))
+    async with opened(path) as log:
+        await log.append([entry(1), entry(2), entry(3)])
+        assert await log.trim(3) == 2
+        await log.append([entry(4)])
+        assert await log.verify() == []
+    header, *lines = path.read_bytes().splitlines()
+
+    assert b'"format":2' in header
+    assert all(b'"seq":' in line for line in lines)

@@ -338,13 +338,6 @@ def test_mistakes_are_named_when_the_function_is_decorated(options: dict[str, An
     assert refused.value.parameter == parameter
 
 
-def test_a_plain_function_is_refused() -> None:
-    def plain() -> None: ...
-
-    with pytest.raises(rk.ParameterTypeError, match="an async function"):
-        rk.idempotent(key=lambda: "k")(plain)  # type: ignore[arg-type]
-
-
 def test_two_functions_in_two_files_do_not_share_their_records(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_files", {})
 

@@ -294,7 +294,7 @@ def test_a_lost_lease_counts_as_a_crash_and_the_third_one_is_quarantined() -> No
             if n < 4:
                 assert (await world.item("sync")).crashes == n - 1
             orchestrator.paused = True  # as kill -9: nothing more is reported
-            for task in (*orchestrator._tasks, *orchestrator.running.values()):
+            for task in (*orchestrator.services.cancel(), *orchestrator.running.values()):
                 task.cancel()
             world.orchestrators.clear()
             await asyncio.sleep(61)

@@ -44,3 +44,22 @@ class AsyncAlways(Always):
 
     async def __call__(self, *args: object, **kwargs: object) -> object:
         return super().__call__(*args, **kwargs)
+
+
+class Answers:
+    """Returns the values in their order, one a call; the last one again and again."""
+
+    def __init__(self, *values: object) -> None:
+        self.values = values
+        self.calls = 0
+
+    def __call__(self) -> object:
+        self.calls += 1
+        return self.values[min(self.calls, len(self.values)) - 1]
+
+
+class AsyncAnswers(Answers):
+    """`Answers`, awaited."""
+
+    async def __call__(self) -> object:
+        return super().__call__()

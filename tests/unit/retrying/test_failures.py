@@ -10,6 +10,7 @@ from typing import Any
 from urllib.error import URLError
 
 import pytest
+from google.api_core import exceptions as google_errors
 
 import reefknot as rk
 from reefknot import clock
@@ -415,7 +416,6 @@ def test_an_error_of_google_api_core_that_came_by_http_has_a_code(status: HTTPSt
 
 
 def test_errors_of_google_api_core_are_read() -> None:
-    google = pytest.importorskip("google.api_core.exceptions")
     retried = ("ServiceUnavailable", "TooManyRequests", "InternalServerError", "GatewayTimeout")
     for name in (*retried, "NotFound", "Forbidden", "BadRequest"):
-        assert http_errors(getattr(google, name)("words")) is (name in retried), name
+        assert http_errors(getattr(google_errors, name)("words")) is (name in retried), name

@@ -11,25 +11,7 @@ import pytest
 
 import reefknot as rk
 from reefknot.engines.clocks import VirtualClock
-
-
-class Answers:
-    """Returns the values in their order, one a call; the last one again and again."""
-
-    def __init__(self, *values: object) -> None:
-        self.values = values
-        self.calls = 0
-
-    def __call__(self) -> object:
-        self.calls += 1
-        return self.values[min(self.calls, len(self.values)) - 1]
-
-
-class AsyncAnswers(Answers):
-    """`Answers`, awaited."""
-
-    async def __call__(self) -> object:
-        return super().__call__()
+from tests.unit.retrying.flaky import Answers, AsyncAnswers
 
 
 def is_none(value: object) -> bool:
@@ -102,12 +84,12 @@ def test_an_error_after_a_refused_result_is_raised_as_it_is(no_wait: VirtualCloc
 
 
 def test_a_predicate_may_answer_with_the_seconds_to_wait(virtual_time: VirtualClock) -> None:
-    fn = Answers({"ready_in": 12}, {"ready_in": 0})
+    fn = Answers({"ready_in": 12.0}, {"ready_in": 0.0})
 
     def unready(answer: dict[str, float]) -> bool | float:
         return answer["ready_in"] or False
 
-    assert rk.retry(on_result=unready)(fn)() == {"ready_in": 0}
+    assert rk.retry(on_result=unready)(fn)() == {"ready_in": 0.0}
     assert 12 <= virtual_time.waited <= 13
 
 
@@ -123,7 +105,7 @@ def test_a_predicate_that_raises_or_answers_nonsense_accepts_the_result(caplog: 
         raise ZeroDivisionError
 
     assert rk.retry(on_result=broken)(Answers(7))() == 7
-    assert rk.retry(on_result=lambda value: "yes")(Answers(7))() == 7  # type: ignore[arg-type,return-value]
+    assert rk.retry(on_result=lambda value: -1.0)(Answers(7))() == 7
     assert [record.getMessage().split(" raised ")[0] for record in caplog.records] == ["on_result=", "on_result="]
 
 
@@ -191,14 +173,15 @@ def test_what_is_no_predicate_is_refused(value: Any) -> None:
         rk.retry(on_result=value)
 
 
-def test_async_predicates_and_generators_are_refused() -> None:
-    async def predicate(value: object) -> bool:
-        return True
+def test_a_list_of_errors_in_the_result_is_tried_again_until_it_is_empty(no_wait: VirtualClock) -> None:
+    fn = Answers({"errors": ["busy"]}, {"errors": []})
+    assert rk.retry(on_result=lambda value: value["errors"])(fn)() == {"errors": []}
+    assert fn.calls == 2
 
+
+def test_generators_are_refused() -> None:
     def items() -> Iterator[int]:
         yield 1
 
-    with pytest.raises(rk.ParameterTypeError, match="would not be awaited"):
-        rk.retry(on_result=predicate)  # type: ignore[arg-type]  # that is the test
     with pytest.raises(rk.ParameterError, match="a generator is retried by its errors"):
         rk.retry(on_result=is_none)(items)

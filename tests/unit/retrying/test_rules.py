@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import warnings
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 import reefknot as rk
 from reefknot.engines.clocks import VirtualClock
-from tests.unit.retrying.flaky import Flaky
+from tests.unit.retrying.flaky import Answers, AsyncFlaky, Flaky
 
 
 def calls_with(on: Any, error: Exception) -> int:
@@ -35,8 +38,18 @@ def calls_with(on: Any, error: Exception) -> int:
         (lambda error: isinstance(error, KeyError), KeyError(), 2),
         (lambda error: True, KeyError(), 2),
         (lambda error: False, ConnectionError(), 1),
-        (lambda error: 0, KeyError(), 2),
+        (lambda error: re.search("5..", str(error)), KeyError("status 503"), 2),
+        (lambda error: re.search("5..", str(error)), KeyError("status 404"), 1),
+        (lambda error: error.args, KeyError("a"), 2),
+        (lambda error: error.args, KeyError(), 1),
+        (lambda error: None, KeyError(), 1),
+        (lambda error: object(), KeyError(), 2),
+        (lambda error: 0, KeyError(), 1),
+        (lambda error: 1, KeyError(), 2),
+        (lambda error: -1, KeyError(), 2),
         (lambda error: 0.0, KeyError(), 2),
+        (lambda error: timedelta(0), KeyError(), 2),
+        (lambda error: rk.RetryAfter(0), KeyError(), 2),
         (None, ConnectionError(), 2),
         (None, TimeoutError(), 2),
         (None, ValueError("timeout must be positive"), 1),
@@ -54,12 +67,29 @@ def test_an_iterator_of_classes_is_read_once_and_kept(no_wait: VirtualClock) -> 
         assert retrier.call(Flaky(ValueError())) == "ok"
 
 
-class BadRepr:
+@pytest.mark.parametrize(
+    ("answer", "waited"),
+    [(1, 0.0), (5, 0.0), (5.0, 5.0), (timedelta(seconds=5), 5.0), (rk.RetryAfter(5), 5.0), (True, 0.0)],
+)
+@pytest.mark.parametrize("option", ["on", "on_result"])
+def test_seconds_are_a_float_a_timedelta_or_a_retry_after_and_a_whole_number_is_true(
+    option: str, answer: object, waited: float, virtual_time: VirtualClock
+) -> None:
+    options: Any = {option: lambda _: answer}
+    work = Flaky(KeyError()) if option == "on" else Answers("bad", "bad")
+    rk.Retrier(attempts=2, base_delay=0, max_delay=0, **options).run(work)
+    assert waited <= virtual_time.waited <= waited * 1.1
+
+
+class NoTruth:
+    def __bool__(self) -> bool:
+        raise ValueError("the truth of this is ambiguous")
+
     def __repr__(self) -> str:
         raise RuntimeError("not even that")
 
 
-@pytest.mark.parametrize("answer", [None, "yes", -1, float("nan"), float("inf"), [], object(), BadRepr()])
+@pytest.mark.parametrize("answer", [-1.0, float("nan"), float("inf"), timedelta(seconds=-1)])
 def test_a_predicate_that_answers_nonsense_means_no_and_is_reported(
     answer: object, caplog: pytest.LogCaptureFixture, no_wait: VirtualClock
 ) -> None:
@@ -68,7 +98,29 @@ def test_a_predicate_that_answers_nonsense_means_no_and_is_reported(
     assert (outcome.error, outcome.attempts, outcome.reason) == (error, 1, rk.Reason.NOT_RETRYABLE)
     (record,) = caplog.records
     assert record.levelno == logging.ERROR
-    assert "accepted are True, False or seconds" in record.getMessage()
+    assert re.search(
+        r"on= raised TypeError: .*<lambda> answered .*accepted are True, False or sec", record.getMessage()
+    )
+
+
+def test_a_predicate_whose_answer_has_no_truth_means_no_and_is_reported(
+    caplog: pytest.LogCaptureFixture, no_wait: VirtualClock
+) -> None:
+    assert calls_with(lambda _: NoTruth(), ConnectionError()) == 1
+    assert "on= raised ValueError: the truth of this is ambiguous" in caplog.text
+
+
+def test_a_plain_predicate_that_answers_with_a_coroutine_means_no_and_is_reported(
+    caplog: pytest.LogCaptureFixture, no_wait: VirtualClock
+) -> None:
+    """A coroutine is true for `if`: every error would be retried, and the predicate would never run."""
+
+    async def later(error: Exception) -> bool:
+        return True
+
+    assert calls_with(lambda error: later(error), ConnectionError()) == 1
+    assert "an async predicate is written `async def`" in caplog.text
+    gc.collect()
 
 
 def test_a_predicate_that_raises_does_not_replace_the_error_and_is_reported(
@@ -101,15 +153,121 @@ def test_what_is_no_exception_class_is_refused(on: Any) -> None:
     assert raised.value.parameter == "on"
 
 
-def test_an_async_predicate_is_refused_at_decoration() -> None:
+# ---- async predicates ------------------------------------------------------------------------------------------------
+
+
+async def is_connection_error(error: Exception) -> bool:
+    await asyncio.sleep(0)
+    return isinstance(error, ConnectionError)
+
+
+async def is_bad(value: object) -> float | None:
+    await asyncio.sleep(0)
+    return 7.0 if value == "bad" else None
+
+
+def test_an_async_predicate_is_refused_where_a_plain_function_is_decorated() -> None:
+    def work() -> None: ...
+
+    for option, predicate in {"on": is_connection_error, "on_result": is_bad}.items():
+        options: Any = {option: predicate}
+        retrier: Any = rk.Retrier(**options)
+        for use in (
+            rk.retry(**options),
+            retrier.call,
+            retrier.run,
+            lambda _, retrier=retrier: next(iter(retrier.attempts())),
+            lambda _, retrier=retrier: asyncio.run(in_an_async_loop(retrier)),
+        ):
+            with pytest.raises(rk.ParameterTypeError, match=f"^{option}=<function is_.*a plain function here"):
+                use(work)
+    with pytest.raises(rk.ParameterTypeError, match=r"^on=.*a breaker awaits no predicate"):
+        rk.CircuitBreaker("x", on=is_connection_error)
+
+
+async def in_an_async_loop(retrier: rk.Retrier[Any]) -> None:
+    async for _ in retrier.attempts():
+        break
+
+
+@pytest.mark.parametrize(
+    ("error", "calls"),
+    [
+        (ConnectionError(), 2),
+        (ValueError(), 1),
+        (ExceptionGroup("both", [ConnectionError(), ConnectionError()]), 2),
+        (ExceptionGroup("both", [ConnectionError(), ValueError()]), 1),
+        (rk.RetryAfter(1), 2),
+    ],
+)
+@pytest.mark.parametrize("breaker", [None, "x"])
+def test_an_async_predicate_decides_for_an_async_function(error: Exception, calls: int, breaker: str | None) -> None:
+    fn = AsyncFlaky(error)
+    options: Any = {} if breaker is None else {"breaker": rk.CircuitBreaker(breaker, failures=3)}
+    rk.testing.run_virtual(ended(rk.retry(on=is_connection_error, **options)(fn)))
+    assert fn.calls == calls
+    fn = AsyncFlaky(error)
+    rk.testing.run_virtual(rk.Retrier(on=is_connection_error, **options).arun(fn))
+    assert fn.calls == calls
+
+
+async def ended(fn: Callable[[], Any]) -> None:
+    with suppress(Exception):
+        await fn()
+
+
+def test_a_breaker_counts_what_an_async_predicate_would_retry() -> None:
+    for error, opened in ((ConnectionError(), 1), (ValueError(), 0)):
+        breaker = rk.CircuitBreaker("x", failures=1)
+        fn = AsyncFlaky(error)
+        rk.testing.run_virtual(rk.Retrier(on=is_connection_error, breaker=breaker, attempts=1).arun(fn))
+        assert breaker.snapshot().opened == opened
+
+
+def test_an_async_predicate_that_raises_does_not_replace_the_error(caplog: pytest.LogCaptureFixture) -> None:
     async def on(error: Exception) -> bool:
+        raise KeyError("in the predicate")
+
+    outcome = rk.testing.run_virtual(rk.Retrier(on=on).arun(AsyncFlaky(ConnectionError("mine"))))
+    assert (str(outcome.error), outcome.attempts) == ("mine", 1)
+    assert "on= raised KeyError" in caplog.text
+
+
+def test_a_call_that_is_cancelled_in_its_predicate_is_cancelled() -> None:
+    async def on(error: Exception) -> bool:
+        await asyncio.sleep(60)
         return True
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with pytest.raises(rk.ParameterTypeError, match="not awaited"):
-            rk.retry(on=on)  # type: ignore[arg-type]  # that is the test
-        gc.collect()
+    async def main() -> None:
+        task = asyncio.create_task(rk.Retrier(on=on).acall(AsyncFlaky(ConnectionError())))
+        await asyncio.sleep(1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    rk.testing.run_virtual(main())
+
+
+def test_an_async_predicate_judges_results() -> None:
+    answers = Answers("bad", "bad", "good")
+
+    async def work() -> object:
+        return answers()
+
+    async def main() -> tuple[object, float]:
+        began = asyncio.get_running_loop().time()
+        value = await rk.retry(on_result=is_bad, base_delay=0, max_delay=0)(work)()
+        return value, asyncio.get_running_loop().time() - began
+
+    value, took = rk.testing.run_virtual(main())
+    assert (value, answers.calls) == ("good", 3)
+    assert 14 <= took <= 15.5
+
+
+def test_a_predicate_about_errors_is_not_asked_about_a_refused_result(no_wait: VirtualClock) -> None:
+    asked: list[Exception] = []
+    rk.Retrier(on=asked.append, on_result=lambda value: value == "bad").run(Answers("bad", "good"))
+    assert asked == []
 
 
 # ---- groups ----------------------------------------------------------------------------------------------------------

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import sys
 import threading
+import types
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -14,6 +16,7 @@ import trio
 import trio.testing
 
 import reefknot as rk
+from reefknot import clock
 from reefknot.engines.clocks import VirtualClock
 from tests.unit.retrying.flaky import AsyncAlways, AsyncFlaky
 
@@ -202,6 +205,27 @@ def test_async_hooks_are_awaited(run: Run) -> None:
     assert told == [1, 2]
 
 
+@every_loop
+def test_async_predicates_hooks_and_fallbacks_are_awaited(run: Run) -> None:
+    order: list[str] = []
+
+    def named(name: str, answer: object) -> Callable[[Any], Awaitable[Any]]:
+        async def function(subject: object) -> object:
+            await anyio.sleep(1)
+            order.append(name)
+            return answer
+
+        return function
+
+    async def main() -> object:
+        options: Any = {name: named(name, None) for name in ("before", "after")}
+        options |= {"on": named("on", True), "fallback": named("fallback", "cached"), "attempts": 2, "base_delay": 0}
+        return await rk.retry(**options)(AsyncAlways())()
+
+    assert run(main) == "cached"
+    assert order == [*["before", "on", "after"] * 2, "fallback"]
+
+
 @pytest.mark.parametrize("kind", [trio.Event, threading.Event])
 def test_an_event_ends_a_wait_in_trio(kind: Any) -> None:
     async def main() -> tuple[rk.Outcome[object], float]:
@@ -384,3 +408,11 @@ def test_an_inner_retry_is_not_multiplied(run: Run) -> None:
 async def _slow_success() -> str:
     await asyncio.sleep(0)
     return "done"
+
+
+@pytest.mark.parametrize("half", [types.ModuleType("trio"), types.SimpleNamespace(lowlevel=types.ModuleType("l"))])
+def test_a_library_that_another_thread_imports_at_the_moment_runs_nothing(
+    half: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "trio", half)
+    assert not clock.in_trio()

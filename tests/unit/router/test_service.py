@@ -30,7 +30,7 @@ from reefknot.core.overload.admission import OverloadStatus, Rules
 from reefknot.core.work import WorkState
 from reefknot.errors import ParameterError, QueueFullError
 from reefknot.router import service
-from reefknot.router.client import Client, Handle
+from reefknot.router.client import Client
 from reefknot.router.health import MOST_SHOWN, MOST_WORKERS, HealthTable
 from reefknot.router.inbox import Inbox
 from tests.workshop import DENIED, OK, REFUSED, Shop, Step, with_shop, work
@@ -370,7 +370,7 @@ def test_another_process_can_call_it_off() -> None:
         router = await shop.router()
         future = await router.submit(work("a"))
         await asyncio.sleep(0.5)
-        await Handle(router.submissions, shop.store, work("a"), 1.0).cancel("from outside")
+        await Client(shop.store, shop.clock).job("a").cancel("from outside")
         (result,) = await answers(future, within=5)
         assert result.error_message == "from outside"
 

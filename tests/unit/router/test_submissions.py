@@ -240,8 +240,9 @@ def test_a_late_router_cannot_answer_what_another_one_took_on() -> None:
         future = await first.submit(work("a"))
         pending = first.table.get("a")
         assert pending is not None
-        for task in first._tasks[:-3]:  # all but those who write: it is stuck, and does not know it
-            task.cancel()
+        first.services.cancel()
+        for batch in (first._callers.batch, first._completion.batch):  # it is stuck, and does not know it
+            first.services.keep(f"batch {id(batch)}", batch.serve)
         await shop.store.leases.end([first.owner])
         second = await shop.router()
         await shop.worker("w1", Step())

@@ -28,6 +28,7 @@ from reefknot.core.messages import (
 )
 from reefknot.core.overload.admission import RejectionPolicy, Rules
 from reefknot.errors import KeyConflictError, ResultPendingError
+from reefknot.router import client
 from reefknot.router.client import Client
 from reefknot.router.completion import Acknowledge
 from reefknot.router.inbox import Inbox
@@ -87,7 +88,8 @@ def test_each_tenant_has_its_own_result_under_an_id_that_others_use(
 
 
 def test_control_ids_without_their_tenant_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(messages, "record_id", lambda assignment_id, _: assignment_id)
+    for module in (messages, client):
+        monkeypatch.setattr(module, "record_id", lambda assignment_id, _: assignment_id)
     with pytest.raises(AssertionError, match=r"\['acme', 'acme', 'acme'\]"):
         with_shop(lambda shop: each_has_its_own(shop, TENANTS, 0.01))
 

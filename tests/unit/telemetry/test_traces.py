@@ -103,7 +103,7 @@ async def managed(work: AsyncFlaky) -> None:
 
 
 def in_generator(work: Flaky) -> None:
-    @rk.retry(**QUICK)
+    @rk.retry(attempts=3, base_delay=0.0, log=False, name="work")
     def items() -> Iterator[object]:
         yield work()
 
@@ -111,7 +111,7 @@ def in_generator(work: Flaky) -> None:
 
 
 def in_async_generator(work: Flaky) -> None:
-    @rk.retry(**QUICK)
+    @rk.retry(attempts=3, base_delay=0.0, log=False, name="work")
     async def items() -> AsyncIterator[object]:
         yield work()
 
@@ -170,7 +170,7 @@ def test_a_retry_manager_is_an_operation_too(spans: Spans) -> None:
 
 
 def test_a_call_that_gives_up_is_an_error_with_its_reason_and_a_redacted_event(spans: Spans) -> None:
-    @rk.retry(**QUICK)
+    @rk.retry(attempts=3, base_delay=0.0, log=False, name="work")
     def work() -> None:
         raise ConnectionError("password=hunter2 refused\x1b[2J")
 
@@ -213,7 +213,7 @@ def test_spans_of_the_work_are_below_their_attempt_and_nothing_is_current_while_
 
 
 def test_a_call_that_is_cancelled_or_a_loop_that_is_left_ends_its_spans(spans: Spans) -> None:
-    @rk.retry(**QUICK)
+    @rk.retry(attempts=3, base_delay=0.0, log=False, name="work")
     async def sleeps() -> None:
         await asyncio.sleep(60)
 

@@ -127,3 +127,19 @@ def test_the_fixtures_are_there_by_installing() -> None:
 def test_the_public_names_load() -> None:
     for name in rk.testing.__all__:
         assert getattr(rk.testing, name)
+
+
+def test_attempts_may_be_limited_for_the_code_inside() -> None:
+    def refused() -> None:
+        raise ConnectionError
+
+    with rk.testing.no_wait(), rk.testing.no_retry(attempts=2):
+        assert rk.Retrier(attempts=9).run(refused).attempts == 2
+        outcome = rk.Retrier(attempts=1).run(refused)
+        with rk.testing.no_retry():
+            assert rk.Retrier(attempts=9).run(refused).attempts == 1
+    assert outcome.attempts == 1
+    with rk.testing.no_wait():
+        assert rk.Retrier(attempts=9).run(refused).attempts == 9
+    with pytest.raises(rk.ParameterError, match=r"^attempts=0 "), rk.testing.no_retry(attempts=0):
+        pass

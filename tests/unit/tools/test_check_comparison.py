@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("stamina")
-pytest.importorskip("backoff")
-
 from tools.check_comparison import LIBRARIES, NONE, PAGE, ROWS, differences, table
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from reefknot.core.messages import ResultStatus, StepResult
 from reefknot.core.work import WorkState
+from reefknot.runtime.tasks import Services
 from reefknot.worker.pool import Pool
 from reefknot.worker.service import Worker
 from tests.workshop import OK, Shop, Step, with_shop, work
@@ -68,7 +69,7 @@ def test_the_worker_goes_on_with_all_slots_and_all_services() -> None:
     async def story(shop: Shop) -> None:
         worker, _ = await vandalised(shop)
         await asyncio.sleep(30)
-        assert len(worker._tasks) == 2 * len(worker.pools) + 6
+        assert len(worker.services.names) == 2 * len(worker.pools) + 6
         await shop.send(*(work(f"later-{n}") for n in range(4)))
         await asyncio.sleep(1)
         assert len(worker.pools["cpu"].running) == 4
@@ -94,7 +95,7 @@ def test_a_step_that_cancels_itself_too_becomes_suspect_and_does_not_run_for_eve
 def test_without_handing_back_they_would_stay_running(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: the slots forget their work, and the services of the worker stay cancelled."""
     monkeypatch.setattr(Pool, "_left", lambda self, held, task, **_: self.settled(held.id, held.fence))
-    monkeypatch.setattr("reefknot.worker.service.AGAIN_S", 1e9)
+    monkeypatch.setattr(Services, "_ended", lambda *_: None)
 
     async def story(shop: Shop) -> None:
         await vandalised(shop)

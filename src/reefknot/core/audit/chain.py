@@ -10,16 +10,18 @@ event carries the last removed event, whose hash the rest of the chain continues
 known as surely as the rest, and can be compared with the retention in force: a removal that retention did not ask for
 shows, however its anchor was written.
 
-A chain is also written as files of JSON lines. A file begins with a header line: the chain's name and its head before
-the first event. Every other line is one event with its number and its hash:
+A chain is also written as files of JSON lines. A file begins with a header line: the chain's name, the format of the
+lines, and the head before the first event. Every other line is one event with its hash and its number. Logs that are
+appended to have format 1; exports have format 2, whose hashes are base64url and shorter:
 
-    {"chain":"5f…","format":1,"hash":"00…","sequence":0}
-    {"event":{…},"hash":"9a…","sequence":1}
+    {"chain":"5f…","format":1,"hash":"00…","sequence":0}        {"chain":"5f…","format":2,"hash":"00…","sequence":0}
+    {"event":{…},"hash":"9a41…","sequence":1}                   {"event":{…},"hash":"mkEc…","seq":1}
 
 The event is stored byte for byte as it was hashed. A line is only accepted in exactly the form it is written in. Pure:
 nothing is stored or read, and no file is opened.
 """
 
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Iterable, Iterator
 from hashlib import sha256
 
@@ -313,7 +315,8 @@ def _too_young(body: bytes, now: int, seconds: float) -> str:
     return f"an event of {written} was removed, and the retention in force keeps events for {seconds:g} s"
 
 
-FORMAT = 1
+LOG_FORMAT, EXPORT_FORMAT = FORMATS = 1, 2
+"""The formats of a file of lines: of a log that is appended to, and of an export."""
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """Errors of the decoder; it raises others for bytes that are not UTF-8, and for data that is nested too deeply."""
 
@@ -340,35 +343,50 @@ class LogHeader(Struct, frozen=True):
         return Head(self.chain, self.sequence, self.hash)
 
 
-class LogLine(Struct, frozen=True, omit_defaults=True):
+class LogLine(Struct, frozen=True):
     """The line of an event. `more` lines of its batch follow; `filed` is only set when the event says otherwise."""
 
-    event: Raw
+    body: bytes
     hash: str
     sequence: int
     at: int | None = None
     filed: EventIndex | None = None
     more: int = 0
+    format: int = EXPORT_FORMAT
 
-    @property
-    def body(self) -> bytes:
-        return bytes(self.event)
+
+class _Members(Struct, frozen=True, omit_defaults=True):
+    """The members of an event's line in their order. The number is `sequence` in format 1, and `seq` in format 2."""
+
+    event: Raw
+    hash: str
+    sequence: int | UnsetType = UNSET
+    seq: int | UnsetType = UNSET
+    at: int | None = None
+    filed: EventIndex | None = None
+    more: int = 0
 
 
 _encode = msgspec.json.Encoder().encode
 _header = msgspec.json.Decoder(LogHeader).decode
-_line = msgspec.json.Decoder(LogLine).decode
+_members = msgspec.json.Decoder(_Members).decode
 _filed = msgspec.json.Decoder(EventIndex).decode
 _any = msgspec.json.Decoder(Raw).decode
 
 
-def header_line(head: Head) -> bytes:
+def header_line(head: Head, form: int = EXPORT_FORMAT) -> bytes:
     """The first line of a file that continues the chain after `head`."""
-    return _encode(LogHeader(head.chain, FORMAT, head.hash, head.sequence)) + b"\n"
+    return _encode(LogHeader(head.chain, form, head.hash, head.sequence)) + b"\n"
 
 
 def event_line(
-    head: Head, body: bytes, *, at: int | None = None, filed: EventIndex | None = None, more: int = 0
+    head: Head,
+    body: bytes,
+    *,
+    at: int | None = None,
+    filed: EventIndex | None = None,
+    more: int = 0,
+    form: int = EXPORT_FORMAT,
 ) -> bytes:
     """The line of the event that brought the chain to `head`."""
     if b"\n" in body:
@@ -378,7 +396,32 @@ def event_line(
     except UNREADABLE as error:
         raise NotJsonError("", str(error)) from error
     apart = None if filed == index_of(body) else filed
-    return _encode(LogLine(Raw(body), head.hash, head.sequence, at, apart, more)) + b"\n"
+    return _written(LogLine(body, head.hash, head.sequence, at, apart, more, form))
+
+
+def _written(line: LogLine) -> bytes:
+    event, rest = Raw(line.body), (line.at, line.filed, line.more)
+    if line.format == LOG_FORMAT:
+        return _encode(_Members(event, line.hash, line.sequence, UNSET, *rest)) + b"\n"
+    return _encode(_Members(event, _shorter(line.hash), UNSET, line.sequence, *rest)) + b"\n"
+
+
+def _shorter(digits: str) -> str:
+    """A hash as base64url without padding. Text that is no hash, as in a store that was changed, stays as it is."""
+    try:
+        hashed = bytes.fromhex(digits)
+    except ValueError:
+        return digits
+    return urlsafe_b64encode(hashed)[:-1].decode() if hashed.hex() == digits and len(digits) == len(GENESIS) else digits
+
+
+def _digits(shorter: str) -> str:
+    """The hexadecimal digits of a hash in base64url; the text itself when it is none."""
+    try:
+        digits = urlsafe_b64decode(f"{shorter}=").hex()
+    except ValueError:
+        return shorter
+    return digits if _shorter(digits) == shorter else shorter
 
 
 def index_of(body: bytes) -> EventIndex:
@@ -443,15 +486,23 @@ def time_of(line: LogLine) -> int | None:
 
 
 def read_line(text: bytes) -> LogHeader | LogLine | None:
-    """A line, given with its line break; None when it is not in this format to the byte."""
-    decode = _header if text.startswith(b'{"chain":') else _line
+    """A line of either format, given with its line break; None when it is not in that format to the byte."""
     try:
-        found = decode(text)
+        if text.startswith(b'{"chain":'):
+            header = _header(text)
+            return header if header.format in FORMATS and _encode(header) + b"\n" == text else None
+        found = _members(text)
     except UNREADABLE:
         return None
-    if isinstance(found, LogHeader) and found.format != FORMAT:
-        return None
-    return found if _encode(found) + b"\n" == text else None
+    line = _line_of(found)
+    return line if line is not None and _written(line) == text else None
+
+
+def _line_of(found: _Members) -> LogLine | None:
+    body, rest = bytes(found.event), (found.at, found.filed, found.more)
+    if found.sequence is not UNSET:
+        return LogLine(body, found.hash, found.sequence, *rest, LOG_FORMAT)
+    return None if found.seq is UNSET else LogLine(body, _digits(found.hash), found.seq, *rest, EXPORT_FORMAT)
 
 
 def verify_lines(
@@ -465,30 +516,34 @@ def verify_lines(
     rest = iter(lines)
     first = read_line(next(rest, b""))
     if not isinstance(first, LogHeader):
-        return [Mismatch(0, "the first line does not open a log of format 1")]
+        return [Mismatch(0, "the first line does not open a log of format 1 or 2")]
     start = first.head
     if head is not None and head.chain != start.chain:
         return [Mismatch(0, f"this is chain {start.chain}, the head is of chain {head.chain}")]
     problems: list[Mismatch] = []
-    links = _links(rest, start, problems)
+    links = _links(rest, first, problems)
     return verify(links, head or start, start=start, in_force=in_force, anchors=anchors) + problems
 
 
-def _links(lines: Iterator[bytes], at: Head, problems: list[Mismatch]) -> Iterator[Link]:
+def _links(lines: Iterator[bytes], header: LogHeader, problems: list[Mismatch]) -> Iterator[Link]:
     """The links that these lines hold; what is wrong with them as lines is added to `problems`."""
-    more = 0
+    at, form, more = header.head, header.format, 0
     for text in lines:
         found = read_line(text)
         if isinstance(found, LogLine):
+            if found.format != form:
+                problems.append(Mismatch(found.sequence, f"a line of format {found.format}, after one of {form}"))
             problems += _line_problems(found, more)
-            more = found.more
+            form, more = found.format, found.more
             at = Head(at.chain, found.sequence, found.hash)
             yield Link(found.sequence, found.hash, found.body)
         elif found is None:
             problems.append(Mismatch(at.sequence + 1, "a line that is not in this format, or was changed"))
             at = Head(at.chain, at.sequence + 1, at.hash)  # it stands where one event stood
-        elif found.head != at:
-            problems.append(Mismatch(at.sequence + 1, "the next file does not go on from here"))
+        else:
+            if found.head != at:
+                problems.append(Mismatch(at.sequence + 1, "the next file does not go on from here"))
+            form = found.format
     if more:
         problems.append(Mismatch(at.sequence + 1, "cut off in the middle of a batch"))
 

@@ -12,7 +12,7 @@ from math import inf
 from typing import Any, TypeAlias, get_args
 
 import msgspec
-from msgspec import NODEFAULT, Struct
+from msgspec import NODEFAULT, UNSET, Struct, UnsetType
 from msgspec.structs import astuple, fields, replace
 
 from reefknot.core.failure import ErrorCode, Failure, FailureType
@@ -91,6 +91,8 @@ class DecisionRecord(Struct, frozen=True):
     answer: str = ""
     """`again`, or the reason to stop."""
     delay: float | None = None
+    set_by_step: dict[str, Any] | UnsetType = UNSET
+    """The fields of the policy that the step itself sets, each with the file and line of its `@rk.block`."""
 
     @classmethod
     def of(
@@ -105,18 +107,9 @@ class DecisionRecord(Struct, frozen=True):
         throttle: ThrottleView | None = None,
         breaker_open: bool = False,
     ) -> "DecisionRecord":
-        return cls(
-            PolicyRecord.of(policy),
-            history,
-            FailureRecord.of(failure),
-            draw,
-            verdict,
-            throttle,
-            breaker_open,
-            DECIDER_VERSION,
-            getattr(policy, "book_hash", None),
-            *answer_of(decision),
-        )
+        given = PolicyRecord.of(policy), history, FailureRecord.of(failure), draw, verdict, throttle, breaker_open
+        book, step = getattr(policy, "book_hash", None), getattr(policy, "set_by_step", None)
+        return cls(*given, DECIDER_VERSION, book, *answer_of(decision), step or UNSET)
 
 
 def answer_of(decision: Decision) -> tuple[str, float | None]:

@@ -50,7 +50,7 @@ class Breaker:
 
     __slots__ = ("_failures", "_generation", "_opened", "_probe_until", "_until", "cooldown", "name", "threshold")
 
-    def __init__(self, name: str, *, failures: int = 5, cooldown: float = 30.0) -> None:
+    def __init__(self, name: str, *, failures: int = 5, cooldown: "checks.Seconds" = 30.0) -> None:
         self.name = checks.text("name", name, "a text that names the destination")
         self.threshold = checks.whole_number("failures", failures)
         self.cooldown = checks.seconds("cooldown", cooldown, most=checks.LARGEST_FLOAT)

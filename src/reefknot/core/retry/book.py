@@ -1,7 +1,7 @@
 """
 The policy book: all layers of policy, frozen.
 
-    global < category < target < the target's failure overrides < source < its overrides < request
+    global < category < step < target < the target's failure overrides < source < its overrides < request
 
 Resolving a book for (target, source, failure, request) gives one policy with the provenance of every field. A book
 never changes: a reload makes another one, and work in flight keeps the policy it was given.
@@ -30,6 +30,8 @@ class Layer(StrEnum):
     BUILTIN = "builtin"
     GLOBAL = "global"
     CATEGORY = "category"
+    STEP = "step"
+    """Options of `@rk.block`: over what holds for all steps, under what the configuration says of this one."""
     TARGET = "target"
     OVERRIDE = "override"
     SOURCE = "source"
@@ -169,6 +171,16 @@ class ResolvedPolicy(RetryPolicy):
         put(policy, "book_hash", book_hash)
         return policy
 
+    @property
+    def set_by_step(self) -> dict[str, str]:
+        """The fields that a step sets, with their places. A worker passes on a step's time as the request's own."""
+        found: dict[str, str] = {}
+        for name, origin in self.provenance.items():
+            lower: FieldValue = origin.overrode[0] if origin.layer is Layer.REQUEST and origin.overrode else origin
+            if lower.layer is Layer.STEP and lower.value == origin.value:
+                found[name] = lower.source
+        return found
+
     def replace(self, **changes: Any) -> "ResolvedPolicy":
         """A policy that differs in the given fields, whose provenance is then the caller."""
         changed = super().replace(**changes)
@@ -198,7 +210,7 @@ class Book(Struct, frozen=True, eq=False, kw_only=True):
     """By source: the connector it belongs to, and its entry."""
     hash: str
     own: Mapping[str, Patch] = {}
-    """By target: the time limits that a block brings itself."""
+    """By target: the policy that a block brings itself."""
     content: Mapping[str, Any] | None = None
     """The written policies, which `hash` is the hash of, for the audit log. None when nothing was written."""
     _cache: dict[object, ResolvedPolicy] = {}
@@ -221,9 +233,8 @@ class Book(Struct, frozen=True, eq=False, kw_only=True):
             self._cache[key] = found
         return found
 
-    def with_blocks(self, limits: Mapping[str, Mapping[str, float]]) -> "Book":
-        """The book with time limits that blocks bring themselves, by target: beneath what the file says of them."""
-        own = {target: patch(Layer.BUILTIN, "@rk.block", fields) for target, fields in limits.items()}
+    def with_blocks(self, own: Mapping[str, Patch]) -> "Book":
+        """The book with the policies that blocks bring themselves, by target: beneath what the file says of them."""
         return structs.replace(self, own={**self.own, **own}, _cache={}) if own else self
 
     def resolver(self, target: str, *, source: str | None = None) -> Callable[[Failure], RetryPolicy]:
@@ -321,15 +332,16 @@ def _keep_consistent(fields: dict[str, FieldOrigin], kind: str, failure: Failure
     """
     Apply the rules between fields.
 
-    A rate limit's own delay may exceed the cap, and then is the cap. A request's base delay obeys the cap. A strategy
-    that never retries is not retryable.
+    A rate limit's own delay may exceed the cap, and then is the cap. A request's base delay obeys the cap. Of a step's
+    own delay or cap and another layer's, the lower layer yields. A strategy that never retries is not retryable.
     """
     base, cap = fields["base_delay"], fields["max_delay"]
     if base.value > cap.value:
         limited = failure is not None and failure.failure_type is FailureType.RATE_LIMITED
-        if kind == "connector" and limited:
+        by_request, by_step = base.layer is Layer.REQUEST, Layer.STEP in (base.layer, cap.layer)
+        if (kind == "connector" and limited) or (by_step and not by_request and base.layer.rank > cap.layer.rank):
             fields["max_delay"] = cap.overridden_by(base)
-        elif base.layer is Layer.REQUEST:
+        elif by_request or by_step:
             fields["base_delay"] = base.overridden_by(cap)
     strategy, retryable = fields["strategy"], fields["retryable"]
     if strategy.value is RetryStrategy.NO_RETRY and retryable.value:

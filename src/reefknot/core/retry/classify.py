@@ -89,6 +89,9 @@ KNOWN_CLASSES: dict[str, Kind] = {
     "trio.TooSlowError": _TIMEOUT,
     "trio.BrokenResourceError": _NETWORK,
     "anyio.BrokenResourceError": _NETWORK,
+    "reefknot.errors.StoreFullError": _BUSY,
+    "reefknot.errors.StoreUnavailableError": _BUSY,
+    "reefknot.errors.StorePermissionError": _DENIED,
 }
 """Exception classes that are known by name, without importing them. The first one in the MRO decides."""
 

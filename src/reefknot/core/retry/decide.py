@@ -180,9 +180,11 @@ class Outcome(Struct, Generic[T], frozen=True):
     elapsed: float
     reason: Reason | None
     """Why there was no further attempt; None after a success."""
+    fell_back: bool = False
+    """Whether the value is that of `fallback=`; `error` is then the last one, and `ok` is False."""
 
     def unwrap(self) -> T:
-        """The value, or the error raised."""
-        if self.error is not None:
+        """The value, that of the fallback too; or the error raised."""
+        if self.error is not None and not self.fell_back:
             raise self.error
         return self.value  # type: ignore[return-value]  # ok: the value is whatever the work returned, None included

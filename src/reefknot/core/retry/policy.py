@@ -2,7 +2,8 @@
 The retry policy: how many executions, how long in all, how far apart.
 
 A policy is checked when it is made and never changes. It counts executions: `max_attempts` includes the first one.
-Seconds are floats; "no limit" is infinity. Some fields have a second spelling, which is accepted and not kept.
+Seconds are given as numbers or as `timedelta` and kept as floats; "no limit" is infinity. Some fields have a second
+spelling, which is accepted and not kept.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ TYPE_CHECKING = False  # a plain name, so that typing is not imported for it
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any, Literal, Self, TypeAlias
+
+    from reefknot.core.checks import Seconds
 
     JitterName = Literal["none", "full", "equal", "proportional", "decorrelated"]
     StrategyName = Literal[
@@ -133,20 +136,20 @@ class RetryPolicy:
     def __init__(
         self,
         max_attempts: int = _ATTEMPTS,
-        base_delay: float = 1.0,
+        base_delay: Seconds = 1.0,
         *,
         attempts: int | None = None,
-        max_delay: float = 30.0,
+        max_delay: Seconds = 30.0,
         multiplier: float | None = None,
         backoff_multiplier: float | None = None,
         jitter: JitterName | Jitter | None = None,
         jitter_enabled: bool | None = None,
         jitter_factor: float = 0.1,
         strategy: StrategyName | RetryStrategy | str = RetryStrategy.EXPONENTIAL_BACKOFF,
-        time_budget: float | None = None,
-        deadline: float | None = None,
-        attempt_timeout: float | None = None,
-        max_retry_after: float = 300.0,
+        time_budget: Seconds | None = None,
+        deadline: Seconds | None = None,
+        attempt_timeout: Seconds | None = None,
+        max_retry_after: Seconds = 300.0,
         retryable: bool = True,
         whole_seconds: bool = False,
         retryable_exceptions: Iterable[ExceptionRule] = (),

@@ -44,13 +44,13 @@ class RetryThrottle:
         per_success: float = 0.1,
         per_second: float = 0.1,
         min_executions: int = 100,
-        window: float = 10.0,
+        window: "checks.Seconds" = 10.0,
     ) -> None:
         self.cap = checks.number("tokens", tokens, least=1.0)
         self._per_success = checks.number("per_success", per_success)
         self._per_second = checks.number("per_second", per_second)
         self.least = int(checks.number("min_executions", min_executions))
-        self.window = checks.number("window", window, least=0.001)
+        self.window = checks.number("window", checks.in_seconds(window), least=0.001)
         self.tokens = self.cap
         self.fed_at = -1.0
         self.edge = -1.0

@@ -224,7 +224,6 @@ class Puller:
 
     async def run(self, failed: Callable[[Exception], None]) -> None:
         """Fetch until cancelled. `failed` is called if the subject is taken, which ends it."""
-        keeping = asyncio.ensure_future(self._keep())
         is_failing = False
         try:
             while True:
@@ -244,7 +243,6 @@ class Puller:
                     self._stream.doubt()
                     await asyncio.sleep(DENIED_S if isinstance(error, StorePermissionError) else AGAIN_S)
         finally:
-            keeping.cancel()
             await self._give_back()
 
     async def _fetch(self) -> None:
@@ -299,17 +297,19 @@ class Puller:
         self._waiting.pop(reply, None)
         self._moved.set()
 
-    async def _keep(self) -> None:
-        """Tell the server that what waits unread is not lost."""
+    async def keep(self) -> None:
+        """Tell the server again and again that what waits unread is not lost."""
         while True:
             await asyncio.sleep(self._stream.ack_wait / 3)
             await self._answer(IN_PROGRESS)
 
     async def _give_back(self) -> None:
         """Return what nobody has taken: another worker gets it at once."""
-        if self._subscription is not None:
-            await self._connection.unsubscribe([self._subscription])
+        subscription, self._subscription = self._subscription, None
+        if subscription is not None:
+            await self._connection.unsubscribe([subscription])
         await self._answer(NAK)
+        self._waiting.clear()
 
     async def _answer(self, answer: bytes) -> None:
         try:

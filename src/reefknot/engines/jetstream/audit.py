@@ -17,7 +17,7 @@ from math import inf
 
 from reefknot.core.audit.chain import ANCHOR, Head, anchor_in, link
 from reefknot.core.audit.event import timestamp_ms
-from reefknot.engines.jetstream.connection import WRONG_LAST, Connection, RefusedError, UnansweredError
+from reefknot.engines.jetstream.connection import Connection, RefusedError, UnansweredError
 from reefknot.engines.jetstream.events import (
     SealedEvent,
     StoredEvent,
@@ -28,12 +28,13 @@ from reefknot.engines.jetstream.events import (
 from reefknot.engines.jetstream.reads import LATEST, StreamMessage, behind, last_message, message_at, page, scan
 from reefknot.engines.jetstream.state import Message, State
 from reefknot.engines.jetstream.streams import Names, stream_info
-from reefknot.engines.jetstream.wire import Written
+from reefknot.engines.jetstream.wire import WRONG_LAST, Written
 from reefknot.errors import StoreError, StoreFullError
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.runtime.changes import Waiters
 from reefknot.runtime.log import error_text, logger
 from reefknot.runtime.seeds import new_id
+from reefknot.runtime.tasks import Services
 
 MOST_COPIED = 200
 """Events that are copied in one batch."""
@@ -149,7 +150,7 @@ class AuditWriter:
         self._uncopied_bytes = 0
         self._chain = _Uncopied(connection, names, self.writer)
         self._changes = Waiters()
-        self._tasks: list[asyncio.Task[None]] = []
+        self.services = Services("store")
         self._more = asyncio.Event()
         self._has_outbox = False
         self._settled: dict[str, int] = {}
@@ -170,19 +171,14 @@ class AuditWriter:
         """Begin to copy events, unless the store is open for reading only: then there are none."""
         if self._connection.options.read_only:
             return
-        loop = asyncio.get_running_loop()
-        self._tasks = [
-            loop.create_task(self._copy_events(), name="copy of events"),
-            loop.create_task(self._recover_now_and_then(), name="recovery of events"),
-        ]
+        self.services.keep("copy of events", self._copy_events)
+        self.services.keep("recovery of events", self._recover_now_and_then)
 
     async def close(self) -> None:
         """Copy what is left, for a bounded time, and remove the outbox. Call it after the last batch."""
-        if self._tasks and not await self.copied(CLOSING_S):
+        if self.services.names and not await self.copied(CLOSING_S if self._connection.is_up else 0.0):
             logger().warning("%s events are not copied yet; another process will do so", len(self._uncopied))
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.services.stop()
         if self._has_outbox and not self._uncopied and self._connection.is_up:
             try:
                 await self._remove_outbox(self.writer, None)
@@ -255,8 +251,9 @@ class AuditWriter:
     async def _copy_events(self) -> None:
         """Copy events as they come. Never ends, and never gives up."""
         while True:
-            await self._more.wait()
-            self._more.clear()
+            if not self._uncopied:
+                self._more.clear()
+                await self._more.wait()
             tries = 0
             while self._uncopied:
                 some = _batch_of(self._uncopied)

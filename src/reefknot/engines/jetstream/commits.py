@@ -25,7 +25,6 @@ from reefknot.core.time import Moment
 from reefknot.engines.jetstream.audit import AuditWriter
 from reefknot.engines.jetstream.connection import (
     RESULT_DEDUP,
-    WRONG_LAST,
     Connection,
     NatsOptions,
     NobodyThereError,
@@ -35,10 +34,13 @@ from reefknot.engines.jetstream.connection import (
 from reefknot.engines.jetstream.reads import last_message
 from reefknot.engines.jetstream.state import Message, State
 from reefknot.engines.jetstream.streams import NOT_FOUND, stream_info
+from reefknot.engines.jetstream.wire import WRONG_LAST
 from reefknot.errors import ReefknotError, StoreError, StoreFullError, StorePermissionError, StoreUnavailableError
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.runtime.log import error_text, logger
 from reefknot.runtime.seeds import new_id
+from reefknot.runtime.tasks import Services
+from reefknot.runtime.timeouts import AWAY_S
 
 R = TypeVar("R")
 MOST_WAITING = 20_000
@@ -123,12 +125,12 @@ class Commits:
         self._reads: list[Callable[[], None]] = []
         self._is_busy = False
         self._more = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._services = Services("store")
         self._closed = False
         self._has_stored = False
 
     def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._work(), name="commits")
+        self._services.keep("commits", self._work)
 
     async def change(
         self,
@@ -179,18 +181,16 @@ class Commits:
         """Store what is waiting, for a bounded time, then stop."""
         self._closed = True
         self._more.set()
-        if self._task is not None:
-            await asyncio.wait([self._task], timeout=PATIENCE_S)
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await self._services.finish(PATIENCE_S if self._connection.is_up else AWAY_S)
         for change in self._waiting:
             if not change.future.done():
                 change.future.set_exception(self._unavailable("it was closed"))
 
     async def _work(self) -> None:
         while not (self._closed and not self._waiting):
-            await self._more.wait()
-            self._more.clear()
+            if not self._waiting:
+                self._more.clear()
+                await self._more.wait()
             while self._waiting:
                 await self._audit.has_room()
                 number = min(MOST_AT_ONCE, len(self._waiting))
@@ -208,6 +208,9 @@ class Commits:
                     await self._commit_all([change])
             else:
                 _fail(left, error)
+        except asyncio.CancelledError:  # by a step, before anything was sent
+            _fail(changes, self._unavailable("a change was cancelled from outside"))
+            raise
         except Exception as error:
             logger().error("changes were not stored (%s)", error_text(error))
             _fail(changes, error)
@@ -278,17 +281,30 @@ class Commits:
     async def _store(self, messages: list[Message], events: Sequence[AuditEntry]) -> int:
         """Store a batch; returns the sequence of its first message."""
         if len(messages) == 1 and not events:
-            return await self._send_until_known(messages, new_id())
+            return await self._send_whatever_is_cancelled(messages, new_id())
         sealed = self._audit.seal(events)
         outbox = Message(self._state.names.outbox(self._audit.writer), self._audit.outbox(sealed))
         whole = [*messages, outbox]
-        last = await self._send_until_known(whole, new_id())
+        last = await self._send_whatever_is_cancelled(whole, new_id())
         self._audit.stored(sealed)
         return last - len(whole) + 1
 
-    async def _send_until_known(self, messages: list[Message], commit_id: str) -> int:
+    async def _send_whatever_is_cancelled(self, messages: list[Message], commit_id: str) -> int:
+        """Send a batch; a cancellation by a step does not end that, for the batch may be stored."""
+        is_doubtful = False
+        while True:
+            try:
+                return await self._send_until_known(messages, commit_id, is_doubtful=is_doubtful)
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if self._closed or task is None:
+                    raise
+                task.uncancel()
+                is_doubtful = True
+
+    async def _send_until_known(self, messages: list[Message], commit_id: str, *, is_doubtful: bool) -> int:
         """Send a batch until it is known to be stored, or not to be; returns the sequence of its last message."""
-        is_doubtful, number = False, 0
+        number = 0
         while True:
             number += 1
             try:
@@ -355,7 +371,8 @@ class Commits:
             logger().warning("changes wait for %s (%s)", self._connection.options.shown, error_text(error))
 
     def _check_open(self) -> None:
-        if self._closed:
+        if self._closed or self._connection.is_closed:
+            _ = self._connection.client  # raises, after a fork with what to do
             raise self._unavailable("it is closed", "open a new one")
 
     def _unavailable(self, problem: str, way_out: str = "check the server, and try again") -> StoreUnavailableError:

@@ -29,18 +29,22 @@ from reefknot.engines.jetstream.wire import (
     FULL,
     LIMITS,
     NO_JETSTREAM,
-    NO_TLS,
     READS,
     Direct,
     Hear,
     Written,
     as_heard,
     batch_lines,
+    close_quietly,
+    explained,
     hear_directly,
     insist_on_tls,
+    is_refusal,
     line_of,
     outlive_errors,
     refusal_in,
+    revive,
+    too_large,
 )
 from reefknot.errors import (
     ParameterError,
@@ -53,7 +57,8 @@ from reefknot.runtime.database_urls import nats_address
 from reefknot.runtime.files import is_special
 from reefknot.runtime.log import error_text, logger, printable
 from reefknot.runtime.seeds import new_id
-from reefknot.runtime.timeouts import ended, within
+from reefknot.runtime.tasks import Services
+from reefknot.runtime.timeouts import within
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -155,6 +160,7 @@ class Connection:
         self._broken_off: dict[asyncio.Future[Msg], StoreUnavailableError] = {}
         """Why requests were cancelled here, which will never be answered."""
         self._denied: set[str] = set()
+        self._services = Services("connection to NATS")
 
     async def open(self) -> None:
         """Connect. An error says which server was tried, and what is wrong with it."""
@@ -171,11 +177,11 @@ class Connection:
         try:
             await within(client.connect(servers=list(self.options.servers), **settings), self.options.patience)
         except TimeoutError:
-            await _closed_quietly(client)
+            await close_quietly(client)
             raise self._explained(self._last_error) from self._last_error
         except Exception as error:
-            await _closed_quietly(client)
-            raise self._explained(self._last_error if _is_refusal(self._last_error) else error) from error
+            await close_quietly(client)
+            raise self._explained(self._last_error if is_refusal(self._last_error) else error) from error
         self._last_error = None
         self._client = client
         self._up_since = asyncio.get_running_loop().time()
@@ -184,6 +190,14 @@ class Connection:
         except StoreVersionError:
             await self.close()
             raise
+        self._services.keep("watch", self._watch)
+
+    async def _watch(self) -> None:
+        """Look now and then whether the tasks of the client still run. Never ends."""
+        while True:
+            await asyncio.sleep(PING_EVERY_S)
+            if await revive(self.client):
+                logger().error("the connection to %s was cancelled from outside; it begins again", self.options.shown)
 
     def _check_server(self, client: Client) -> None:
         version = client.connected_server_version
@@ -242,9 +256,9 @@ class Connection:
     async def _failed(self, error: Exception) -> None:
         if self._client is not None and DENIED in (text := error_text(error).lower()):
             self._deny(text)
-        elif not _is_refusal(self._last_error):  # the end of the connection that follows one says less
+        elif not is_refusal(self._last_error):  # the end of the connection that follows one says less
             self._last_error = error
-            if self._client is not None and _is_refusal(error):
+            if self._client is not None and is_refusal(error):
                 logger().warning("%s refuses this user (%s); trying again", self.options.shown, error_text(error))
 
     def _deny(self, text: str) -> None:
@@ -313,7 +327,7 @@ class Connection:
         self._check_up()
         client = self.client
         if len(body) > client.max_payload:
-            raise self._too_large()
+            raise too_large(self.options.shown, self.max_payload)
         try:
             await client._send_command(line_of(subject, body, headers, reply))
             if client._flush_queue is not None and client._flush_queue.empty():
@@ -342,6 +356,10 @@ class Connection:
         except asyncio.CancelledError:
             if sent.cancelled() and sent in self._broken_off:
                 raise self._broken_off[sent] from None
+            task = asyncio.current_task()
+            if sent.cancelled() and task is not None and not task.cancelling():
+                problem = "a request was cancelled from outside"
+                raise UnansweredError(self.options.shown, problem, "it is tried again") from None
             sent.cancel()
             raise
         except errors.NoRespondersError as error:
@@ -380,7 +398,7 @@ class Connection:
 
     def _checked(self, messages: Sequence[Written]) -> Sequence[Written]:
         if max((len(body) for _, body, _ in messages), default=0) > self.max_payload:
-            raise self._too_large()
+            raise too_large(self.options.shown, self.max_payload)
         return messages
 
     async def _store_behind(self, lines: bytes, last: Written) -> int:
@@ -453,8 +471,9 @@ class Connection:
     async def close(self) -> None:
         """Close. A second call does nothing."""
         client, self._closing = self._client, True
+        await self._services.stop()
         if client is not None and not client.is_closed:
-            await _closed_quietly(client)
+            await close_quietly(client)
 
     def _check_up(self, asks: str = READS[0]) -> None:
         """Raise without a connection, and when a store that is open for reading only would be changed."""
@@ -466,55 +485,9 @@ class Connection:
     def _unavailable(self, problem: str, way_out: str) -> StoreUnavailableError:
         return StoreUnavailableError(self.options.shown, problem, way_out)
 
-    def _too_large(self) -> StoreFullError:
-        limit = f"a message is larger than the {self.max_payload} bytes that the server takes"
-        return StoreFullError(self.options.shown, limit, "raise max_payload of the server, or send less")
-
     def _explained(self, error: BaseException | None) -> Exception:
-        """The error in our words."""
-        from nats import errors
-
-        if isinstance(error, StoreUnavailableError | StoreFullError | StoreVersionError):
-            return error
-        text = error_text(error) if error is not None else "no answer"
-        if _is_refusal(error):
-            way_out = "check the user, token or credentials file (section nats of the configuration)"
-            return StorePermissionError(self.options.shown, f"the server refuses this user ({text})", way_out)
-        if isinstance(error, errors.MaxPayloadError):
-            return self._too_large()
-        if isinstance(error, ssl.SSLError):
-            way_out = "check nats.tls_ca, and that the address has the name in the server's certificate"
-            return self._unavailable(f"no connection with TLS can be made ({text})", way_out)
-        if NO_TLS in text:
-            way_out = "switch on tls in the server's configuration, or use nats://… without nats.tls_…"
-            return StoreVersionError(self.options.shown, "its server does not ask for TLS, and this side does", way_out)
-        if isinstance(error, ImportError):
-            return self._unavailable(
-                f"a file of credentials needs more ({text})", "pip install '.[nats]' in a checkout"
-            )
-        return self._unavailable(f"the server cannot be reached ({text})", "check that a NATS server runs there")
-
-
-def _is_refusal(error: BaseException | None) -> bool:
-    """Whether the server refuses this user, in the words of nats-py."""
-    text = "" if error is None else error_text(error).lower()
-    return any(word in text for word in ("authorization", "permissions", "expired"))
+        return explained(error, self.options.shown, max_payload=0 if self._client is None else self.max_payload)
 
 
 MOST_DENIED = 20
 """Refused subjects that are logged; each once."""
-WRONG_LAST = frozenset({10071, 10164})
-"""A compare-and-set that lost."""
-
-
-async def _closed_quietly(client: Client) -> None:
-    """Close a client, and what a reconnection opens that missed its cancellation: nats-py cancels it once."""
-    try:
-        async with asyncio.timeout(2.0):
-            await client.close()
-    except Exception as error:
-        logger().info("a connection was not closed in order (%s)", error_text(error))
-    if client._reconnection_task is not None:
-        await ended(client._reconnection_task)
-    if client._transport is not None:
-        client._transport.close()  # type: ignore[no-untyped-call] # nats-py has no types there

@@ -103,7 +103,7 @@ class EndedWork:
             self._looked_at = loop.time()
             self._looking = loop.create_task(self._look_for_ends(), name="ends of work")
         if self._looking is not None:
-            await asyncio.shield(self._looking)
+            await asyncio.wait([self._looking])  # one that a step cancels is made again, a second later
 
     async def _look_for_ends(self) -> None:
         """Bring awaited items here that have ended although the mirror has not heard of it."""

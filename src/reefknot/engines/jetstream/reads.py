@@ -21,6 +21,7 @@ from reefknot.engines.jetstream.wire import Heard, read_headers
 from reefknot.errors import StoreError, StoreUnavailableError
 from reefknot.runtime.log import error_text, logger
 from reefknot.runtime.seeds import new_id
+from reefknot.runtime.tasks import Services
 
 if TYPE_CHECKING:
     from nats.aio.subscription import Subscription
@@ -271,7 +272,7 @@ class Feed:
         self._delivered = 0
         self._heard_at = 0.0
         self._subscription: Subscription | None = None
-        self._watching: asyncio.Task[None] | None = None
+        self._services = Services(f"feed of {stream}")
         self._broken = asyncio.Event()
         self._forget: Callable[[], None] | None = None
 
@@ -279,7 +280,7 @@ class Feed:
         """Begin. An error when the stream cannot be read."""
         await self._begin(self._start)
         self._forget = self._connection.on_reconnect(self._broken.set)
-        self._watching = asyncio.get_running_loop().create_task(self._watch(), name=f"feed of {self._stream}")
+        self._services.keep("watch", self._watch)
 
     async def create(self, name: str, *, deliver: bool = True) -> _Consumer:
         config: dict[str, Any] = {
@@ -380,9 +381,7 @@ class Feed:
         if self._forget is not None:
             self._forget()
             self._forget = None
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.gather(self._watching, return_exceptions=True)
+        await self._services.stop()
         if self._subscription is not None and self._connection.is_up:
             subscription, self._subscription = self._subscription, None
             await subscription.unsubscribe()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from datetime import datetime
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from reefknot.clock import SteadyClock
 from reefknot.core.idempotency import KEY_RETENTION_S
@@ -26,12 +26,29 @@ from reefknot.engines.jetstream.transport import JetStreamTransport
 from reefknot.engines.jetstream.work import JetStreamLeases, JetStreamQuarantine, JetStreamWorkQueue, sweep_blobs
 from reefknot.errors import ReefknotError, StoreError, StoreVersionError
 from reefknot.ports.clock import Clock
+from reefknot.runtime.forks import FORKS, opened_before_fork
 from reefknot.runtime.log import error_text, logger
+from reefknot.runtime.tasks import Services
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
 
 ALIGN_EVERY_S = 30.0
 SWEEP_EVERY = 20
 CLOCK_STEP_S = 0.05
 """Differences to the server's time below this are the network's, and are left."""
+
+
+class _ParentsConnection(Connection):
+    """A connection in a fork of its process. It is the parent's: what is read from its socket here is lost there."""
+
+    @property
+    def client(self) -> Client:
+        raise opened_before_fork(self.options.shown)
+
+    @property
+    def is_closed(self) -> bool:
+        return True
 
 
 class JetStreamStore:
@@ -76,8 +93,9 @@ class JetStreamStore:
         self.control = JetStreamControl(self.state, self._commits)
         self.leases = JetStreamLeases(self.work)
         self.values = JetStreamValues(self.state, self._commits)
-        self._upkeep: asyncio.Task[None] | None = None
+        self._services = Services("store")
         self._closed = False
+        FORKS.in_child(self._let_go)
 
     @classmethod
     async def open(cls, url: str, clock: Clock, *, name: str = "", **options: Any) -> JetStreamStore:
@@ -102,7 +120,7 @@ class JetStreamStore:
             await self.connection.close()
             raise
         if self._has_server_time:
-            self._upkeep = asyncio.get_running_loop().create_task(self._keep_up(), name="server time")
+            self._services.keep("server time", self._keep_up)
         return self
 
     async def _align(self) -> None:
@@ -153,13 +171,16 @@ class JetStreamStore:
         most = self.options.max_shared_assignments
         return JetStreamTransport(self.connection, shared_stream=keeps_shared, most_assignments=most)
 
+    def _let_go(self) -> None:
+        """In a fork: leave the connection to the parent, and refuse every call."""
+        FORKS.keep(self.connection._client)
+        self.connection._client, self.connection.__class__ = None, _ParentsConnection
+
     async def close(self) -> None:
-        if self._closed:
+        if self._closed or self.connection.is_closed:  # in a fork it is the parent's
             return
         self._closed = True
-        if self._upkeep is not None:
-            self._upkeep.cancel()
-            await asyncio.gather(self._upkeep, return_exceptions=True)
+        await self._services.stop()
         await self._commits.close()
         await self.audit.close()
         await self._writer.close()

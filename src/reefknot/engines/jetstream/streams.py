@@ -30,7 +30,13 @@ from msgspec import Struct, json
 
 from reefknot.core.work import WorkItem, WorkState
 from reefknot.engines.jetstream.connection import REQUEST_S, Connection, RefusedError, UnansweredError
-from reefknot.errors import StoreFullError, StorePermissionError, StoreUnavailableError, StoreVersionError
+from reefknot.errors import (
+    StoreFullError,
+    StoreMissingError,
+    StorePermissionError,
+    StoreUnavailableError,
+    StoreVersionError,
+)
 from reefknot.runtime.log import error_text, logger
 
 OPEN, FIRST = "open", "first"
@@ -229,13 +235,13 @@ async def _add_subjects(connection: Connection, found: StreamInfo, wanted: dict[
         return found
 
 
-def _no_store(connection: Connection, stream: str) -> StoreUnavailableError:
+def _no_store(connection: Connection, stream: str) -> StoreMissingError:
     options = connection.options
     problem = f"there is no store named {options.name} (no stream {stream})"
     way_out = (
         "check the name behind the address; `submit`, `run`, `up`, `worker start` and `router start` make a new store"
     )
-    return StoreUnavailableError(options.shown, problem, way_out)
+    return StoreMissingError(options.shown, problem, way_out)
 
 
 async def _create(connection: Connection, wanted: dict[str, Any]) -> StreamInfo:

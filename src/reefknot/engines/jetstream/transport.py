@@ -34,10 +34,11 @@ from reefknot.engines.jetstream.connection import Connection, NatsOptions
 from reefknot.engines.jetstream.listeners import Line, Listeners
 from reefknot.engines.jetstream.streams import token_of
 from reefknot.engines.jetstream.wire import Heard
-from reefknot.errors import StoreError, StoreFullError
+from reefknot.errors import StoreError, StoreFullError, StoreUnavailableError
 from reefknot.ports.transport import Delivery
 from reefknot.runtime.log import error_text, logger, printable
 from reefknot.runtime.seeds import new_id
+from reefknot.runtime.tasks import Services
 
 if TYPE_CHECKING:
     from nats.aio.subscription import Subscription
@@ -111,7 +112,7 @@ class _Subscriber:
         self.limit = limit
         self.unread: asyncio.Queue[tuple[Delivery | None, Taken | None] | Exception | None] = asyncio.Queue()
         self.subscriptions: list[Subscription] = []
-        self.pulling: asyncio.Task[None] | None = None
+        self.pulling = Services("messages on NATS")
         self.puller: Puller | None = None
         self.has_reader = True
         self.parts = _Parts()
@@ -184,7 +185,9 @@ class JetStreamTransport:
         self._count = 0
         self._subscribers: dict[int, _Subscriber] = {}
         self._listeners = Listeners(connection, new_id(), self._lines, self._run)
+        self._services = Services("messages on NATS")
         self._tasks: set[asyncio.Task[None]] = set()
+        """What is done once: subscriptions and announcements."""
         self._is_open = self._is_closed = False
         self._forget_connection: Callable[[], None] = lambda: None
         stream = AssignmentStream(connection, most=most_assignments, ack_wait=ack_wait)
@@ -268,13 +271,18 @@ class JetStreamTransport:
                 for heard in (self._prefix + subject, f"{self._name}.parts.{subject}"):
                     handler = partial(self._hear, subscriber, subject)
                     subscriber.subscriptions.append(await self._connection.listen(heard, handler))
+        except asyncio.CancelledError:  # by a step: its reader subscribes again
+            problem, way_out = "a subscription was cancelled from outside", "subscribe again"
+            subscriber.end(StoreUnavailableError(self._connection.options.shown, problem, way_out))
+            raise
         except Exception as error:
             subscriber.end(error)
             return
         if ASSIGN in subscriber.subjects and self._stream is not None:
             unread, offer = subscriber.unread.qsize, subscriber.offer
             subscriber.puller = Puller(self._stream, limit=subscriber.limit, unread=unread, offer=offer)
-            subscriber.pulling = self._run(subscriber.puller.run(subscriber.end))
+            subscriber.pulling.keep("shared assignments", partial(subscriber.puller.run, subscriber.end))
+            subscriber.pulling.keep("unread assignments", subscriber.puller.keep)
         await self._listeners.announce()
         await self._round_trip()
 
@@ -313,9 +321,7 @@ class JetStreamTransport:
         self._subscribers.pop(subscriber.number, None)
 
     async def _unsubscribe(self, subscriber: _Subscriber) -> None:
-        if subscriber.pulling is not None:
-            subscriber.pulling.cancel()
-            await asyncio.gather(subscriber.pulling, return_exceptions=True)
+        await subscriber.pulling.stop()
         await self._connection.unsubscribe(subscriber.subscriptions)
 
     # ---- life -------------------------------------------------------------------------------------------------------
@@ -331,7 +337,7 @@ class JetStreamTransport:
         except Exception as error:
             logger().warning("messages are sent without back-pressure (%s)", error_text(error))
             return
-        self._run(self._listeners.run())
+        self._services.keep("listeners", self._listeners.run)
         await self._round_trip()
 
     def _lines(self) -> list[Line]:
@@ -377,7 +383,7 @@ class JetStreamTransport:
         self._forget_connection()
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._services.cancel(), *self._tasks, return_exceptions=True)
         subscribers, self._subscribers = list(self._subscribers.values()), {}
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):

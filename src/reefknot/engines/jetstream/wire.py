@@ -5,20 +5,23 @@ nats-py reads the headers of every message, and has a queue and a task for each 
 every message that is sent in a coroutine of its own. A store receives and sends several messages for each assignment,
 so this was a third of a worker's time. What is listened for comes from the connection to who hears it in one call.
 
-Two more of nats-py's ways are changed here: what it does when the server names an error, and that TLS is the server's
-choice.
+Three more of nats-py's ways are changed here: what it does when the server names an error, that TLS is the server's
+choice, and that its tasks, once cancelled, do not begin again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec import Struct, json
 
+from reefknot.errors import StoreFullError, StorePermissionError, StoreUnavailableError, StoreVersionError
 from reefknot.runtime.log import error_text, logger, printable
+from reefknot.runtime.timeouts import ended
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -38,6 +41,8 @@ LIMITS = {
 """What to do about other limits that are reached, by the number of the refusal."""
 READS = tuple(f"$JS.API.{one}" for one in ("INFO", "STREAM.INFO.", "STREAM.NAMES", "STREAM.MSG.GET.", "CONSUMER."))
 """The beginnings of requests that change nothing in a store."""
+WRONG_LAST = frozenset({10071, 10164})
+"""A compare-and-set that lost."""
 NO_JETSTREAM = frozenset({10039, 10076, 10035})
 NO_TLS = "the server does not ask for TLS"
 DENIED = "permissions violation"
@@ -146,6 +151,75 @@ def outlive_errors(client: Client) -> None:
         await client._process_op_err(error)
 
     client._process_err = process_err  # type: ignore[method-assign]
+
+
+async def revive(client: Client) -> bool:
+    """
+    Begin the tasks of a client again that were cancelled from outside; True when there were some.
+
+    nats-py takes the end of its tasks for its own doing: the connection would look alive, and be deaf for ever.
+    """
+    deaf = [one for one in client._subs.values() if (task := one._wait_for_msgs_task) is not None and task.done()]
+    for subscription in deaf:
+        subscription._start(client._error_cb)  # type: ignore[no-untyped-call] # nats-py has no types there
+    own = (client._reading_task, client._ping_interval_task, client._flusher_task)
+    if client.is_connected and any(task is not None and task.done() for task in own):
+        await client._process_op_err(ConnectionError("its tasks were cancelled from outside"))
+        return True
+    reconnecting = client._reconnection_task
+    if client.is_reconnecting and reconnecting is not None and reconnecting.done():
+        client._reconnection_task = asyncio.get_running_loop().create_task(client._attempt_reconnect())
+        return True
+    return bool(deaf)
+
+
+async def close_quietly(client: Client) -> None:
+    """Close a client, and what a reconnection opens that missed its cancellation: nats-py cancels it once."""
+    try:
+        async with asyncio.timeout(2.0):
+            await client.close()
+    except Exception as error:
+        logger().info("a connection was not closed in order (%s)", error_text(error))
+    if client._reconnection_task is not None:
+        await ended(client._reconnection_task)
+    if client._transport is not None:
+        client._transport.close()  # type: ignore[no-untyped-call] # nats-py has no types there
+
+
+def is_refusal(error: BaseException | None) -> bool:
+    """Whether the server refuses this user, in the words of nats-py."""
+    text = "" if error is None else error_text(error).lower()
+    return any(word in text for word in ("authorization", "permissions", "expired"))
+
+
+def too_large(store: str, max_payload: int) -> StoreFullError:
+    limit = f"a message is larger than the {max_payload} bytes that the server takes"
+    return StoreFullError(store, limit, "raise max_payload of the server, or send less")
+
+
+def explained(error: BaseException | None, store: str, *, max_payload: int) -> Exception:
+    """The error of a connection in our words."""
+    from nats import errors
+
+    if isinstance(error, StoreUnavailableError | StoreFullError | StoreVersionError):
+        return error
+    text = error_text(error) if error is not None else "no answer"
+    if is_refusal(error):
+        way_out = "check the user, token or credentials file (section nats of the configuration)"
+        return StorePermissionError(store, f"the server refuses this user ({text})", way_out)
+    if isinstance(error, errors.MaxPayloadError):
+        return too_large(store, max_payload)
+    if isinstance(error, ssl.SSLError):
+        way_out = "check nats.tls_ca, and that the address has the name in the server's certificate"
+        return StoreUnavailableError(store, f"no connection with TLS can be made ({text})", way_out)
+    if NO_TLS in text:
+        way_out = "switch on tls in the server's configuration, or use nats://… without nats.tls_…"
+        return StoreVersionError(store, "its server does not ask for TLS, and this side does", way_out)
+    if isinstance(error, ImportError):
+        way_out = "pip install '.[nats]' in a checkout"
+        return StoreUnavailableError(store, f"a file of credentials needs more ({text})", way_out)
+    way_out = "check that a NATS server runs there"
+    return StoreUnavailableError(store, f"the server cannot be reached ({text})", way_out)
 
 
 def insist_on_tls(client: Client) -> None:

@@ -38,6 +38,7 @@ from reefknot.errors import ParameterError, StoreUnavailableError
 from reefknot.ports.audit_log import EVERYTHING, AuditEntry, AuditQuery, KeptEntry
 from reefknot.ports.clock import Clock
 from reefknot.runtime.changes import Waiters
+from reefknot.runtime.forks import FORKS, opened_before_fork
 
 LARGEST_FILE = 64 << 20
 SMALLEST_LIMIT = 4096
@@ -52,6 +53,7 @@ class JsonLinesLog:
         self._pool = pool
         self._waiters = Waiters()
         self._closed = False
+        self._generation = FORKS.generation
 
     @classmethod
     async def open(
@@ -128,7 +130,7 @@ class JsonLinesLog:
 
     async def close(self) -> None:
         """Close the file and release its lock. A second call does nothing."""
-        if self._closed:
+        if self._closed or self._generation != FORKS.generation:  # in a fork it is the parent's
             return
         await self._run(self._writer.close)
         self._closed = True
@@ -137,6 +139,8 @@ class JsonLinesLog:
         self._waiters.wake_all()
 
     async def _run(self, work: Callable[[], R]) -> R:
+        if self._generation != FORKS.generation:
+            raise opened_before_fork(f"jsonlines:{self._writer.path}")
         if self._closed:
             raise StoreUnavailableError(f"jsonlines:{self._writer.path}", "it is closed", "open it again")
         try:

@@ -22,6 +22,7 @@ from msgspec import Struct
 
 from reefknot.core.audit.chain import (
     ANCHOR,
+    LOG_FORMAT,
     EventIndex,
     Head,
     LogHeader,
@@ -66,6 +67,8 @@ class LineWriter:
         self._lock: int | None = None
         self._file: int | None = None
         self._size = 0
+        self._format = LOG_FORMAT
+        """The format of the file being written; that of an export, when it goes on from one."""
 
     def open(self) -> None:
         """Take the lock, find the end, and cut off half a batch that a crash left, with an event that says so."""
@@ -90,7 +93,7 @@ class LineWriter:
         if end.whole < end.size:
             os.ftruncate(self._file, end.whole)
             os.fsync(self._file)
-        self.head, self._size = end.head, end.whole
+        self.head, self._size, self._format = end.head, end.whole, header_of(self.path).format
         return end.size - end.whole
 
     def close(self) -> None:
@@ -117,7 +120,7 @@ class LineWriter:
         for more, entry in zip(range(len(entries) - 1, -1, -1), entries, strict=True):
             head, _ = link(head, entry.body)
             filed = EventIndex(entry.event_type, entry.correlation_id, entry.trace_id, entry.work_id)
-            lines.append(event_line(head, entry.body, at=entry.at, filed=filed, more=more))
+            lines.append(event_line(head, entry.body, at=entry.at, filed=filed, more=more, form=self._format))
         return head, b"".join(lines)
 
     def _write(self, data: bytes) -> None:
@@ -213,7 +216,8 @@ class LineWriter:
             self._drop(file, rule)
         if anchor != opening_head(rewritten):
             self._anchor(anchor, self._removal(rewritten, anchor, rule))
-            write_file(rewritten, anchor, _after(rewritten, anchor.sequence))
+            form = header_of(rewritten).format
+            write_file(rewritten, anchor, _after(rewritten, anchor.sequence), form=form)
             self.start = anchor
             if rewritten == self.path:
                 self._give_up()
@@ -280,11 +284,16 @@ class LogSnapshot(ExitStack):
 
 def opening_head(file: Path) -> Head:
     """The head of the chain before a file's first event."""
+    return header_of(file).head
+
+
+def header_of(file: Path) -> LogHeader:
+    """The first line of a file."""
     with file.open("rb") as stream:
         first = read_line(stream.readline(LONGEST_LINE))
     if not isinstance(first, LogHeader):
         raise StoreCorruptError(f"jsonlines:{file}", "its first line opens no log", "restore it, or move it away")
-    return first.head
+    return first
 
 
 def end_of(file: Path) -> FileEnd:
@@ -305,11 +314,11 @@ def end_of(file: Path) -> FileEnd:
     return FileEnd(head, whole, position)
 
 
-def write_file(path: Path, head: Head, lines: Iterable[bytes] = ()) -> None:
+def write_file(path: Path, head: Head, lines: Iterable[bytes] = (), *, form: int = LOG_FORMAT) -> None:
     """Write a file that opens at `head`, whole or not at all, in place of the one that is there."""
     fresh = path.with_name(f"{path.name}.new")
     with open(fresh, "wb", opener=private_opener) as stream:
-        stream.write(header_line(head))
+        stream.write(header_line(head, form))
         stream.writelines(lines)
         stream.flush()
         os.fsync(stream.fileno())

@@ -34,7 +34,7 @@ __all__ = ["Ledger", "LedgerBlock", "LedgerClaim", "ledger"]
 _ACCEPTED = "a connection of sqlite3, apsw or psycopg (psycopg's may be async)"
 
 
-def ledger(conn: Any, *, table: str = DEFAULT_TABLE, wait: float = 30.0) -> Ledger:
+def ledger(conn: Any, *, table: str = DEFAULT_TABLE, wait: checks.Seconds = 30.0) -> Ledger:
     """
     The ledger in the database of `conn`. Its table is created when it is first needed.
 

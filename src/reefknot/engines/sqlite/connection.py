@@ -23,22 +23,6 @@ from reefknot.runtime.sqlite_files import (
 )
 
 
-class ForkGuard:
-    """Counts the forks that lead to this process: a changed `generation` is cheaper to see than a process id."""
-
-    __slots__ = ("generation",)
-
-    def __init__(self) -> None:
-        self.generation = 0
-
-    def forked(self) -> None:
-        self.generation += 1
-
-
-FORK_GUARD = ForkGuard()
-os.register_at_fork(after_in_child=FORK_GUARD.forked)
-
-
 def query(connection: apsw.Connection, statement: str, *values: Any) -> Any:
     """The rows of a statement, untyped: what the columns hold is known to the statement alone."""
     return connection.execute(statement, values)

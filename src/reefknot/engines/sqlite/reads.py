@@ -17,10 +17,10 @@ from typing import Any, Protocol, TypeVar
 import apsw
 
 from reefknot.core.time import Moment
-from reefknot.engines.sqlite.connection import FORK_GUARD
 from reefknot.engines.sqlite.writer import Handler
 from reefknot.errors import StoreError, StoreReplacedError, StoreUnavailableError
 from reefknot.runtime.changes import FileChanges, Waiters
+from reefknot.runtime.forks import FORKS, opened_before_fork
 from reefknot.runtime.sqlite_files import close_connection, translated
 
 R = TypeVar("R")
@@ -46,13 +46,16 @@ class Reader:
         self._pool = None if inline else ThreadPoolExecutor(1, thread_name_prefix="reefknot-reader")
         self._connection: apsw.Connection | None = None
         self._closed = False
-        self._generation = FORK_GUARD.generation
+        self._generation = FORKS.generation
+        self._in_use = FORKS.in_use()
 
     async def read(self, function: Callable[[apsw.Connection], R], *, patience: float | None = None) -> R:
         """The function's result. Each of its statements sees a snapshot."""
         patience = self._patience if patience is None else patience
-        if self._closed or self._generation != FORK_GUARD.generation:
-            raise StoreUnavailableError(f"sqlite:{self._path}", "it is closed, or was opened before a fork", "open it")
+        if self._generation != FORKS.generation:
+            raise opened_before_fork(f"sqlite:{self._path}")
+        if self._closed:
+            raise StoreUnavailableError(f"sqlite:{self._path}", "it is closed", "open it again")
         if self._pool is None:
             return self._run(function)
         running = asyncio.get_running_loop().run_in_executor(self._pool, self._run, function)
@@ -67,11 +70,12 @@ class Reader:
 
     def _run(self, function: Callable[[apsw.Connection], R]) -> R:
         try:
-            self._check_file()
-            if self._connection is None:
-                self._connection = self._connect()
-                self._connection.execute("PRAGMA query_only = ON; PRAGMA cache_size = -2000")
-            return function(self._connection)
+            with self._in_use:
+                self._check_file()
+                if self._connection is None:
+                    self._connection = self._connect()
+                    self._connection.execute("PRAGMA query_only = ON; PRAGMA cache_size = -2000")
+                return function(self._connection)
         except (apsw.Error, OSError, UnicodeDecodeError) as error:
             raise translated(error, self._path) from error
 
@@ -81,7 +85,7 @@ class Reader:
         self._closed = True
         if self._pool is None:
             self._disconnect()
-        elif self._generation == FORK_GUARD.generation:
+        elif self._generation == FORKS.generation:
             await asyncio.get_running_loop().run_in_executor(self._pool, self._disconnect)
             self._pool.shutdown(wait=False)
 
@@ -141,6 +145,7 @@ class ChangeWatcher(Waiters):
         self._commit_due_until = 0.0
         """Until then a commit is expected whose write the kernel has told of."""
         self._closed = False
+        self._in_use = FORKS.in_use()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._poll_fast_until = 0.0
@@ -173,6 +178,11 @@ class ChangeWatcher(Waiters):
         if self._connection is not None:
             close_connection(self._connection)
             self._connection = None
+
+    def let_go(self) -> None:
+        """In a fork: watch nothing any more. The watch and the connection are the parent's."""
+        self._closed, self._timer = True, None
+        self._file.let_go()
 
     def _written(self) -> None:
         """The kernel has told of a write to the file: its commit follows, of another process or of this one."""
@@ -220,13 +230,14 @@ class ChangeWatcher(Waiters):
         except StoreReplacedError:
             return True  # whoever reads now hears of it
         try:
-            if self._connection is None:
-                self._connection = self._connect()
-                self._connection.execute("PRAGMA cache_size = -100")
-            version = self._connection.pragma("data_version")
-            if version == self._version:
-                return False
-            found: Any = self._connection.execute(_TRANSACTIONS).get
+            with self._in_use:
+                if self._connection is None:
+                    self._connection = self._connect()
+                    self._connection.execute("PRAGMA cache_size = -100")
+                version = self._connection.pragma("data_version")
+                if version == self._version:
+                    return False
+                found: Any = self._connection.execute(_TRANSACTIONS).get
         except (apsw.Error, StoreError):
             return False  # the next read or write reports what is wrong
         self._version, self._commit_due_until = version, 0.0

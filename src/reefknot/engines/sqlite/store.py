@@ -39,6 +39,7 @@ from reefknot.errors import (
 )
 from reefknot.ports.clock import Clock
 from reefknot.runtime import open_files
+from reefknot.runtime.forks import FORKS
 from reefknot.runtime.sqlite_files import (
     MIGRATE,
     Opener,
@@ -119,6 +120,7 @@ class SqliteStore:
         self.control = SqliteControl(context)
         self.leases = SqliteLeases(context, self._connect)
         self.values = SqliteValues(context)
+        FORKS.in_child(self._let_go)
 
     def _now(self) -> Moment:
         return self._timeline.at(self._machine_clock.now())
@@ -216,6 +218,11 @@ class SqliteStore:
         self._retention_lock.release()
         opened, self._opened = self._opened, None
         open_files.store_closed(opened)
+
+    def _let_go(self) -> None:
+        """In a fork: what this store holds is the parent's. Its calls are refused by the writer and the reader."""
+        self._watcher.let_go()
+        self._retention_lock.release()
 
     @property
     def failure(self) -> ReefknotError | None:

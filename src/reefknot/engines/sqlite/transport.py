@@ -28,6 +28,7 @@ from reefknot.ports.transport import Delivery
 from reefknot.runtime.changes import until
 from reefknot.runtime.log import error_text, logger, printable
 from reefknot.runtime.seeds import new_id
+from reefknot.runtime.tasks import Services
 
 MOST = 256
 """Messages that may be unwritten at once."""
@@ -53,7 +54,7 @@ class Outgoing:
         self._refused: deque[Named] = deque()
         self._full: Counter[str] = Counter()
         """By subject: how many were refused because somebody has no room."""
-        self._trying: asyncio.Task[None] | None = None
+        self._services = Services("transport")
         self._moved = asyncio.Event()
 
     async def put(self, name: str, message: rows.Message) -> None:
@@ -81,24 +82,21 @@ class Outgoing:
         elif future.cancelled() or not future.result():
             self._refused.append(one)
             self._full[message[1]] += 1
-            if self._trying is None:
-                loop = asyncio.get_running_loop()
-                self._trying = loop.create_task(self._try_again(), name="messages that somebody has no room for")
+            self._services.keep("messages that a subscriber has no room for", self._try_again)
 
     async def _try_again(self) -> None:
-        try:
-            while self._refused:
-                with self._context.listening(rows.TOPIC) as change:
-                    again = [self._refused.popleft() for _ in range(len(self._refused))]
+        while self._refused:
+            with self._context.listening(rows.TOPIC) as change:
+                again = [self._refused.popleft() for _ in range(len(self._refused))]
+                try:
                     await self._sent(again)
-                    for _, message in again:  # whoever was refused anew has been counted anew
+                finally:
+                    for _, message in again:  # one that was refused again has been counted again
                         self._full[message[1]] -= 1
                     self._full += Counter()
                     self._moved.set()
-                    if self._refused:
-                        await until(change, AGAIN_S)
-        finally:
-            self._trying = None
+                if self._refused:
+                    await until(change, AGAIN_S)
 
     async def _sent(self, again: list[Named]) -> None:
         for at, one in enumerate(again):
@@ -114,8 +112,7 @@ class Outgoing:
 
     async def close(self, seconds: float) -> None:
         """Write what is on its way, for at most so long. What nobody has room for is dropped."""
-        if self._trying is not None:
-            self._trying.cancel()
+        self._services.cancel()
         try:
             async with asyncio.timeout(seconds):
                 while self._on_the_way:
@@ -196,7 +193,7 @@ class SqliteTransport:
         self._outgoing = Outgoing(context, self._forget)
         self._count = 0
         self._announce_at = 0.0
-        self._following: asyncio.Task[None] | None = None
+        self._services = Services("transport")
         self._closed = False
 
     async def publish(
@@ -240,9 +237,7 @@ class SqliteTransport:
         self._count += 1
         line = _Subscription(f"{self._origin}/{self._count}", frozenset(subjects), limit, place)
         self._lines.append(line)
-        if self._following is None:
-            loop = asyncio.get_running_loop()
-            self._following = loop.create_task(self._follow(), name="messages from other processes")
+        self._services.keep("messages from other processes", self._follow)
         self._announce_anew()
         return self._read(line)
 
@@ -346,9 +341,8 @@ class SqliteTransport:
             return
         self._closed = True
         await self._outgoing.close(CLOSE_S)
-        if self._following is not None:
-            self._following.cancel()
-            await asyncio.gather(self._following, return_exceptions=True)
+        if self._services.names:
+            await self._services.stop()
             for own in self._unwritten.values():
                 own.clear()  # one that is not urgent may be written after the farewell
             with suppress(Exception):  # the others notice anyway, a little later

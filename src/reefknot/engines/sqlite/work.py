@@ -47,6 +47,7 @@ from reefknot.ports.work_queue import (
 )
 from reefknot.runtime.changes import until
 from reefknot.runtime.sqlite_files import close_connection, immediate
+from reefknot.runtime.tasks import Services
 
 LEASES_TOPIC = "leases ended"
 _OWNERS = (
@@ -132,7 +133,7 @@ class SqliteWorkQueue:
         self._context = context
         self._awaited: dict[str, set[asyncio.Future[WorkItem]]] = {}
         """By id: those here who wait for the end of an item."""
-        self._watching: asyncio.Task[None] | None = None
+        self._services = Services("store")
         self._changes = ExitStack()
         self._refusing_until = 0.0
 
@@ -257,9 +258,9 @@ class SqliteWorkQueue:
     async def ended(self, work_id: str, timeout: float) -> WorkItem | None:
         future: asyncio.Future[WorkItem] = asyncio.get_running_loop().create_future()
         self._awaited.setdefault(work_id, set()).add(future)
-        if self._watching is None:
+        if not self._services.names:
             change = self._changes.enter_context(self._context.listening(rows.ENDED_TOPIC))  # before the first look
-            self._watching = asyncio.get_running_loop().create_task(self._watch(change), name="ended work")
+            self._services.keep("look for ended work", partial(self._watch, change))
         try:
             item = await self.get(work_id)
             if item is not None and core.is_over(item):
@@ -295,7 +296,6 @@ class SqliteWorkQueue:
                 future.set_exception(error)
         finally:
             self._changes.close()
-            self._watching = None
 
 
 def _enqueue_batch(transaction: Transaction, wanted: list[Any]) -> list[list[Enqueued | Reject]]:

@@ -23,9 +23,9 @@ from typing import Any, TypeVar
 import apsw
 
 from reefknot.core.time import Moment
-from reefknot.engines.sqlite.connection import FORK_GUARD
 from reefknot.engines.sqlite.transaction import RecordCaches, Transaction
 from reefknot.errors import ReefknotError, StoreError, StoreUnavailableError
+from reefknot.runtime.forks import FORKS, opened_before_fork
 from reefknot.runtime.sqlite_files import busy_handler, close_connection, immediate, is_fatal, translated
 
 A = TypeVar("A")
@@ -81,7 +81,7 @@ class Writer:
         self._on_commit = on_commit
         self._check_file = check_file
         self._inline = inline
-        self._generation = FORK_GUARD.generation
+        self._generation = FORKS.generation
         self._submitted: deque[_Request] = deque()
         self._unhurried: deque[_Request] = deque()
         """Requests that wait for another one to share its transaction."""
@@ -96,7 +96,7 @@ class Writer:
         self.failure: ReefknotError | None = None
         """The error after which nothing more is written."""
         self._connection: apsw.Connection | None = None
-        self._in_use = threading.Lock()
+        self._in_use = FORKS.in_use()
         """Held by whoever uses the connection: the thread, or a loop with a lone request."""
         self._busy_handler = busy_handler(patience)
         self._quick = 0
@@ -136,7 +136,7 @@ class Writer:
         A request that is not urgent goes with the next transaction of this process, and starts one of its own only
         when none came `within` so many seconds.
         """
-        if self._closing or self.failure is not None or self._generation != FORK_GUARD.generation:
+        if self._closing or self.failure is not None or self._generation != FORKS.generation:
             raise self._refusal()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[R] = loop.create_future()
@@ -167,7 +167,7 @@ class Writer:
             return
         self._hurry()
         thread, self._thread = self._thread, None
-        if thread is not None and self._generation == FORK_GUARD.generation:
+        if thread is not None and self._generation == FORKS.generation:
             self._wakeups.put(None)
             await asyncio.get_running_loop().run_in_executor(None, thread.join, self._patience)
 
@@ -176,8 +176,7 @@ class Writer:
             return self.failure
         if self._closing:
             return StoreUnavailableError(f"sqlite:{self._path}", "it is closed", "open it again")
-        problem = "it was opened before a fork"
-        return StoreUnavailableError(f"sqlite:{self._path}", problem, "open it again in the child process")
+        return opened_before_fork(f"sqlite:{self._path}")
 
     def _hurry_for(self, future: asyncio.Future[Any]) -> None:
         """Write what waits, unless the request of this future has been written: later ones have time of their own."""
@@ -255,7 +254,8 @@ class Writer:
         """The thread: open the file, then write batches until the store is closed."""
         loop = opened.get_loop()
         try:
-            self._connection = self._connect()
+            with self._in_use:
+                self._connection = self._connect()
         except BaseException as error:
             _call(loop, self._deliver, [opened], [translated(error, self._path)], set())
             return
@@ -267,7 +267,8 @@ class Writer:
                 continue
             self._checkpoint()
             if self._closing:
-                close_connection(self._connection)
+                with self._in_use:
+                    close_connection(self._connection)
                 return
 
     def _write_batch(self) -> bool:

@@ -13,7 +13,9 @@ import msgspec
 from reefknot.core.audit import event as events
 from reefknot.core.audit.chain import UNREADABLE
 from reefknot.core.messages import AckStatus
+from reefknot.core.retry.decide import DECIDING_FIELD
 from reefknot.operations.values import plural
+from reefknot.operations.words.policies import near
 from reefknot.ports.audit_log import KeptEntry
 
 LONGEST_TEXT = 160
@@ -73,7 +75,8 @@ def describe(event: events.AnyEvent) -> tuple[str, str] | None:
             return "recovered", f"after {event.total_attempts} attempts in {event.elapsed_seconds:.2f} s"
         case events.RetryExhausted() | events.RetryRefused():
             failure = _failure(event.final_exception_type, event.final_exception_message, event.decision.failure.code)
-            return "given up", f"after {plural(event.total_attempts, 'attempt')} ({event.reason.value}): {failure}"
+            why = f"({event.reason.value}{_set_by_step(event.decision)})"
+            return "given up", f"after {plural(event.total_attempts, 'attempt')} {why}: {failure}"
         case events.Admission():
             return _describe_admission(event)
         case events.Routing():
@@ -176,6 +179,13 @@ def _failure(name: str | None, message: str, code: str) -> str:
     kind = code if name is None or message == name or message.startswith(f"{name}:") else name
     text = f"{kind}: {message}" if message else kind
     return text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 1] + "…"
+
+
+def _set_by_step(record: events.DecisionRecord) -> str:
+    """The place of the `@rk.block` that sets the decisive field, in words; nothing where it does not."""
+    field = DECIDING_FIELD.get(record.answer, "")
+    place = record.set_by_step.get(field) if record.set_by_step else None
+    return f"; {field} is set at {near(place)}" if place else ""
 
 
 def in_words(body: bytes) -> tuple[str, str]:

@@ -5,6 +5,9 @@ from collections.abc import Callable
 import pytest
 
 from reefknot.core.audit.chain import (
+    EXPORT_FORMAT,
+    FORMATS,
+    LOG_FORMAT,
     EventIndex,
     Head,
     LogHeader,
@@ -25,12 +28,14 @@ from tests.rows import for_each_row
 BODIES = [b'{"event_type":"a","n":%d}' % number for number in range(5)]
 
 
-def written(bodies: list[bytes] = BODIES, *, start: Head | None = None, more: bool = False) -> tuple[list[bytes], Head]:
+def written(
+    bodies: list[bytes] = BODIES, *, start: Head | None = None, more: bool = False, form: int = EXPORT_FORMAT
+) -> tuple[list[bytes], Head]:
     head = start or Head("c1")
-    lines = [header_line(head)]
+    lines = [header_line(head, form)]
     for number, body in enumerate(bodies):
         head, _ = link(head, body)
-        lines.append(event_line(head, body, more=len(bodies) - 1 - number if more else 0))
+        lines.append(event_line(head, body, more=len(bodies) - 1 - number if more else 0, form=form))
     return lines, head
 
 
@@ -38,27 +43,51 @@ def problems(lines: list[bytes], head: Head | None = None) -> list[str]:
     return [mismatch.problem for mismatch in verify_lines(lines, head)]
 
 
+@pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("more", [False, True])
-def test_what_is_written_verifies_with_and_without_its_head(more: bool) -> None:
-    lines, head = written(more=more)
+def test_what_is_written_verifies_with_and_without_its_head(more: bool, form: int) -> None:
+    lines, head = written(more=more, form=form)
 
     assert problems(lines) == []
     assert problems(lines, head) == []
     assert [line.body for line in map(read_line, lines) if isinstance(line, LogLine)] == BODIES
 
 
-def test_a_line_says_again_what_it_was_made_of() -> None:
+def test_a_line_of_an_export_has_its_hash_in_base64url() -> None:
+    head = Head("c1", 7, "fb" * 32)
+    short = "-_v7" * 10 + "-_s"
+
+    assert event_line(head, b"{}") == b'{"event":{},"hash":"%s","seq":7}\n' % short.encode()
+    assert event_line(head, b"{}", form=LOG_FORMAT) == b'{"event":{},"hash":"%s","sequence":7}\n' % (b"fb" * 32)
+    assert header_line(head) == header_line(head, LOG_FORMAT).replace(b'"format":1', b'"format":2')
+
+
+@pytest.mark.parametrize("hashed", ["", "ab", "FB" * 32, "x" * 64, "fb" * 33, "é" * 43, "-_v7" * 10 + "-_t"])
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_hash_that_is_none_is_written_as_it_is_and_does_not_fit(hashed: str, form: int) -> None:
+    """A store may have been changed; its export shows where."""
+    lines, head = written(form=form)
+    lines[2] = event_line(Head("c1", 2, hashed), BODIES[1], form=form)
+    line = read_line(lines[2])
+
+    assert isinstance(line, LogLine)
+    assert line.hash == hashed
+    assert [one.sequence for one in verify_lines(lines, head)] == [2, 3]
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_line_says_again_what_it_was_made_of(form: int) -> None:
     head, _ = link(Head("c1"), BODIES[0])
-    text = event_line(head, BODIES[0], at=7, filed=EventIndex("b", "c"), more=2)
+    text = event_line(head, BODIES[0], at=7, filed=EventIndex("b", "c"), more=2, form=form)
     line = read_line(text)
 
     assert isinstance(line, LogLine)
-    assert (line.body, line.hash, line.sequence, line.at, line.filed, line.more) == (
-        BODIES[0], head.hash, 1, 7, EventIndex("b", "c"), 2,
+    assert (line.body, line.hash, line.sequence, line.at, line.filed, line.more, line.format) == (
+        BODIES[0], head.hash, 1, 7, EventIndex("b", "c"), 2, form,
     )  # fmt: skip
-    opening = read_line(header_line(head))
+    opening = read_line(header_line(head, form))
     assert isinstance(opening, LogHeader)
-    assert opening.head == head
+    assert (opening.head, opening.format) == (head, form)
 
 
 def test_what_the_event_says_itself_is_not_said_twice() -> None:
@@ -80,22 +109,53 @@ def test_what_is_not_one_line_of_json_is_refused(body: bytes) -> None:
         lambda text: text.rstrip(b"\n"),
         lambda text: b"\x00" + text,
         lambda text: text.replace(b'"hash":"', b'"hash":"\xff'),
-        lambda text: text.replace(b'"sequence":1', b'"sequence":1,"more":0'),
+        lambda text: text.replace(b"}\n", b',"more":0}\n'),
+        lambda text: text.replace(b"}\n", b',"sequence":1}\n'),
+        lambda text: text.replace(b"}\n", b',"seq":1}\n'),
+        lambda text: text.replace(b'"seq', b'"sEq'),
     ],
 )
-def test_a_line_is_accepted_to_the_byte_only(damage: Callable[[bytes], bytes]) -> None:
-    lines, _ = written()
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_line_is_accepted_to_the_byte_only(damage: Callable[[bytes], bytes], form: int) -> None:
+    lines, _ = written(form=form)
     lines[1] = damage(lines[1])
 
     assert read_line(lines[1]) is None
     assert "a line that is not in this format, or was changed" in problems(lines)
 
 
-@pytest.mark.parametrize("first", [b"", b"nonsense\n", b'{"chain":"c","format":2,"hash":"00","sequence":0}\n'])
+def test_a_line_has_the_number_and_the_hash_of_one_format() -> None:
+    (_, log, *_), head = written(form=LOG_FORMAT)
+    (_, export, *_), _ = written(form=EXPORT_FORMAT)
+
+    assert read_line(log.replace(b'"sequence"', b'"seq"')) is None, "the digits of format 1, the number of format 2"
+    mixed = read_line(export.replace(b'"seq"', b'"sequence"'))
+    assert isinstance(mixed, LogLine)
+    assert problems([header_line(Head("c1"), LOG_FORMAT), export.replace(b'"seq"', b'"sequence"')], head) != []
+
+
+def test_a_file_has_the_format_that_its_header_names() -> None:
+    (header, *log), head = written(form=LOG_FORMAT)
+    (export_header, *export), _ = written(form=EXPORT_FORMAT)
+
+    assert problems([export_header, *log], head) == ["a line of format 1, after one of 2"], "once, not for every line"
+    mixed = verify_lines([header, *log[:3], *export[3:]], head)
+    assert [(one.sequence, one.problem) for one in mixed] == [(4, "a line of format 2, after one of 1")]
+
+
+def test_a_log_goes_on_from_an_export() -> None:
+    first, middle = written(form=EXPORT_FORMAT)
+    second, head = written(start=middle, form=LOG_FORMAT)
+
+    assert problems([*first, *second], head) == []
+
+
+@pytest.mark.parametrize("first", [b"", b"nonsense\n", b'{"chain":"c","format":3,"hash":"00","sequence":0}\n'])
 def test_a_file_that_opens_no_log_is_one_finding(first: bytes) -> None:
     lines, head = written()
 
-    assert problems([first, *lines[1:]] if first else [], head) == ["the first line does not open a log of format 1"]
+    found = problems([first, *lines[1:]] if first else [], head)
+    assert found == ["the first line does not open a log of format 1 or 2"]
 
 
 def test_a_cut_off_end_shows_only_against_a_head() -> None:

@@ -825,7 +825,7 @@ def test_layers_rank_from_the_built_in_to_the_request() -> None:
     ranked = sorted(Layer, key=lambda layer: layer.rank)
 
     assert [layer.value for layer in ranked] == [
-        *("builtin", "global", "category", "target", "override", "source", "request"),
+        *("builtin", "global", "category", "step", "target", "override", "source", "request"),
     ]
 
 

@@ -386,6 +386,9 @@ DENIED = (ErrorCode.permission_denied, PERMANENT)
         ("requests.exceptions.Timeout", TIMED_OUT),
         ("urllib3.exceptions.ProtocolError", NETWORK),
         ("aiohttp.client_exceptions.ClientConnectorCertificateError", DENIED),
+        ("reefknot.errors.StoreFullError", (ErrorCode.resource_unavailable, TRANSIENT)),
+        ("reefknot.errors.StoreUnavailableError", (ErrorCode.resource_unavailable, TRANSIENT)),
+        ("reefknot.errors.StorePermissionError", DENIED),
     ],
 )
 def test_a_class_is_known_by_name(name: str, kind: tuple[ErrorCode, FailureType]) -> None:

@@ -1,13 +1,25 @@
 """The built-in policies: blocks, connectors, operations, and the baseline."""
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from reefknot.core.failure import ErrorCategory, ErrorCode, Failure, FailureType
 from reefknot.core.retry import defaults as builtin
 from reefknot.core.retry.backoff import delay_before
-from reefknot.core.retry.book import SHOWN_FIELDS, FieldValue, Layer, ResolvedPolicy
+from reefknot.core.retry.book import (
+    NO_REQUEST,
+    SHOWN_FIELDS,
+    FieldValue,
+    Layer,
+    Patch,
+    Request,
+    ResolvedPolicy,
+    TargetEntry,
+    patch,
+)
 from reefknot.core.retry.classify import retryable_code, retryable_status
 from reefknot.core.retry.decide import Again, History, decide
 from reefknot.core.retry.defaults import (
@@ -314,14 +326,76 @@ def test_a_book_shows_its_hash_and_not_its_layers() -> None:
     assert repr(builtin_book("0123456789abcdef")) == "<Book 0123456789ab>"
 
 
-def test_a_block_brings_time_limits_of_its_own_beneath_what_a_file_says() -> None:
+def own(target: str, **fields: Any) -> dict[str, Patch]:
+    return {target: patch(Layer.STEP, "steps.py:7", fields)}
+
+
+def test_a_block_brings_a_policy_of_its_own_beneath_what_a_file_says() -> None:
     book = builtin_book()
     target = "block:report.render"
 
-    policy = book.with_blocks({target: {"time_budget": 600.0, "attempt_timeout": 120.0}}).resolve(target)
+    policy = book.with_blocks(own(target, time_budget=600.0, attempt_timeout=120.0, max_attempts=7)).resolve(target)
 
-    assert (policy.time_budget, policy.attempt_timeout) == (600.0, 120.0)
-    assert policy.provenance["time_budget"].source == "@rk.block"
+    assert (policy.time_budget, policy.attempt_timeout, policy.max_attempts) == (600.0, 120.0, 7)
+    origin = policy.provenance["max_attempts"]
+    assert (origin.layer, origin.source) == (Layer.STEP, "steps.py:7")
     assert book.resolve(target).time_budget == 30.0
     assert book.with_blocks({}) is book
     assert book.resolve("block:http.request").attempt_timeout == 10.0
+
+
+def test_a_timedelta_is_seconds_where_a_step_gives_one() -> None:
+    given: dict[str, Any] = {"base_delay": timedelta(seconds=3), "deadline": timedelta(minutes=2)}
+    policy = RetryPolicy(**given)
+
+    assert (policy.base_delay, policy.time_budget) == (3.0, 120.0)
+
+
+def test_a_policy_names_what_its_step_set_also_where_a_request_passes_it_on() -> None:
+    target = "block:report.render"
+    book = builtin_book().with_blocks(own(target, time_budget=600.0, max_attempts=7))
+
+    assert book.resolve(target, request=Request(time_budget=600.0)).set_by_step == {
+        "time_budget": "steps.py:7",
+        "max_attempts": "steps.py:7",
+    }
+    assert book.resolve(target, request=Request(time_budget=5.0, retries=1)).set_by_step == {}
+    assert builtin_book().resolve(target).set_by_step == {}
+
+
+@for_each_row(
+    ("step", "request", "expected"),
+    [
+        ({"base_delay": 60.0}, NO_REQUEST, (60.0, 60.0)),  # above the built-in cap, which yields
+        ({"max_delay": 0.05}, NO_REQUEST, (0.05, 0.05)),  # below the built-in delay, which yields
+        ({"base_delay": 1.0, "max_delay": 2.0}, NO_REQUEST, (1.0, 2.0)),
+        ({"max_delay": 0.5}, Request(base_delay=9.0), (0.5, 0.5)),  # a request obeys every cap
+    ],
+)
+def test_of_a_steps_own_delay_and_the_other_layers_cap_the_lower_one_yields(
+    step: dict[str, float], request: Request, expected: tuple[float, float]
+) -> None:
+    target = "block:report.render"
+
+    policy = builtin_book().with_blocks(own(target, **step)).resolve(target, request=request)
+
+    assert (policy.base_delay, policy.max_delay) == expected
+
+
+@for_each_row(
+    ("step", "written", "expected"),
+    [
+        ({"base_delay": 20.0}, {"max_delay": 10.0}, (10.0, 10.0)),
+        ({"max_delay": 5.0}, {"base_delay": 10.0}, (10.0, 10.0)),
+    ],
+)
+def test_what_a_file_says_of_a_step_beats_the_steps_own_delay_and_cap(
+    step: dict[str, float], written: dict[str, float], expected: tuple[float, float]
+) -> None:
+    target = "block:report.render"
+    entry = TargetEntry(patch(Layer.TARGET, "reefknot.yaml:3", written))
+    book = structs.replace(builtin_book(), targets={target: (entry,)}, _cache={})
+
+    policy = book.with_blocks(own(target, **step)).resolve(target)
+
+    assert (policy.base_delay, policy.max_delay) == expected

@@ -17,7 +17,7 @@ from reefknot.core.work import WorkDone, WorkItem
 from reefknot.engines.clocks import SystemClock, VirtualClock
 from reefknot.engines.sqlite import SqliteStore, admission, idempotency, store, work
 from reefknot.engines.sqlite import work_rows as items
-from reefknot.engines.sqlite.connection import FORK_GUARD, VERSION
+from reefknot.engines.sqlite.connection import VERSION
 from reefknot.engines.sqlite.transaction import RecordCaches
 from reefknot.errors import (
     LeaseLostError,
@@ -31,6 +31,7 @@ from reefknot.errors import (
 )
 from reefknot.ports.work_queue import Enqueued, Settlement
 from reefknot.runtime import sqlite_files
+from reefknot.runtime.forks import FORKS
 from reefknot.runtime.open_files import OpenedFile
 from reefknot.runtime.sqlite_files import LARGEST_IDLE_LOG, translated
 from reefknot.testing import run_virtual
@@ -292,7 +293,7 @@ def test_a_closed_store_and_one_from_before_a_fork_are_refused(tmp_path: Path, m
     async def story() -> None:
         async with opened(tmp_path / "state.db") as store:
             with monkeypatch.context() as patch:
-                patch.setattr(FORK_GUARD, "generation", FORK_GUARD.generation + 1)
+                patch.setattr(FORKS, "generation", FORKS.generation + 1)
                 with pytest.raises(StoreUnavailableError, match="fork"):
                     await store.idempotency.claim("k", owner="me")
                 with pytest.raises(StoreUnavailableError, match="fork"):

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import reefknot as rk
-from reefknot.app.sync_client import SyncClient
+from reefknot.app.clients import SyncClient
 from reefknot.app.system import running_system
 from reefknot.config.settings import load_settings
 from reefknot.core.messages import ResultStatus
@@ -132,3 +132,14 @@ def test_a_call_that_is_made_while_another_thread_closes_is_told(url: str, monke
     closing.join()
     with pytest.raises(rk.StoreUnavailableError, match="the client is closed"):
         handle.status()
+
+
+def test_a_coroutine_over_its_store_runs_on_the_loop_of_the_client(url: str) -> None:
+    with rk.connect_sync(url) as client:
+        client.submit("fs.blob_get", assignment_id="a")
+        found = client.call(client.store.work.get("a"))
+        assert found is not None
+        assert found.kind == "fs.blob_get"
+        never_run = client.store.work.get("a")
+    with pytest.raises(rk.StoreUnavailableError, match="the client is closed"):
+        client.call(never_run)  # closed as well: a coroutine that is never awaited would be a warning

@@ -1,0 +1,115 @@
+"""`reefknot init --example`: each project that it writes runs, and so do its tests, with the real frameworks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from reefknot.cli.config import EXAMPLES, example_files
+from tests.acceptance.folder import Folder
+from tests.unit.cli.running import Commands
+
+PYTEST = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "reefknot.testing.pytest_plugin"]
+TESTS = {
+    "django": ["manage.py", "test"],
+    "fastapi": PYTEST,
+    "flask": PYTEST,
+    "worker": PYTEST,
+}
+
+
+@pytest.fixture
+def rk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Commands:
+    return Commands(tmp_path, monkeypatch, capsys)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_tests_of_a_project_pass(name: str, rk: Commands, tmp_path: Path) -> None:
+    done = rk("init", "--example", name)
+    assert done.code == 0
+    assert f"Wrote {name}-app: " in done.err
+    project = tmp_path / f"{name}-app"
+    kept = {one: value for one, value in os.environ.items() if not one.startswith(("REEFKNOT", "WORKER_", "PYTEST"))}
+    kept["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # loading those of others takes half of the time
+    ran = subprocess.run(
+        [sys.executable, *TESTS[name]], cwd=project, env=kept, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "passed" in ran.stdout or "OK" in ran.stderr
+    assert not list(project.rglob("state.db")), "tests leave no store behind"
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_project_is_small_and_formatted(name: str, rk: Commands, tmp_path: Path) -> None:
+    assert rk("init", "--example", name).code == 0
+    project = tmp_path / f"{name}-app"
+    for words in (["format", "--check"], ["check", "--select", "E,F,I,UP,B"]):
+        ruff = [sys.executable, "-m", "ruff", *words, "--line-length", "120", "--no-cache", str(project)]
+        ran = subprocess.run(ruff, cwd=project, capture_output=True, text=True, timeout=60, check=False)
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+    readme = (project / "README.md").read_text()
+    assert len(readme.splitlines()) <= 12
+    assert sum(line.startswith("    ") for line in readme.splitlines()) == 2, "two commands"
+    assert rk("config", "check", str(project / "reefknot.yaml")).code == 0
+
+
+def test_a_project_of_workers_runs(folder: Folder) -> None:
+    assert folder("init", "--example", "worker").code == 0
+    project = folder.path / "worker-app"
+    up = subprocess.Popen(
+        [sys.executable, "-m", "reefknot", "up", "--module", "steps.py", "--for", "60"],
+        cwd=project,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=os.environ | {"REEFKNOT__DASHBOARD__ENABLED": "false"},
+        text=True,
+    )
+    try:
+        submit = [sys.executable, "submit.py", "7", "ada@example.com"]
+        ran = subprocess.run(submit, cwd=project, capture_output=True, text=True, timeout=60, check=False)
+        assert ran.stdout == "success {'sent_to': 'ada@example.com'}\n", ran.stderr
+    finally:
+        up.terminate()
+        out, _ = up.communicate(timeout=60)
+    assert "1 succeeded" in out
+
+
+def test_what_is_there_is_kept(rk: Commands, tmp_path: Path) -> None:
+    (tmp_path / "flask-app").mkdir()
+    done = rk("init", "--example", "flask")
+    assert (done.code, done.err) == (1, "reefknot: flask-app exists already; move it away\n")
+    dry = rk("init", "--example", "flask", "--dry-run")
+    assert dry.code == 1
+    assert not any((tmp_path / "flask-app").iterdir())
+
+
+def test_a_dry_run_lists_the_files_and_writes_none(rk: Commands, tmp_path: Path) -> None:
+    done = rk("init", "--example", "worker", "--dry-run")
+    assert done.code == 0
+    assert done.out.splitlines() == [f"worker-app/{one}" for one in example_files("worker")]
+    assert json.loads(rk("init", "--example", "worker", "--dry-run", "--json").out)["written"] is False
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (
+            ["--example", "fastapy"],
+            "'fastapy' is unknown; accepted: fastapi, flask, django, worker; did you mean 'fastapi'?",
+        ),
+        (["--example", "flask", "--full"], "give it without --full, --force and --template"),
+        (["--example", "flask", "--force"], "give it without --full, --force and --template"),
+        (["--example", "flask", "--template", "mailbox"], "give it without --full, --force and --template"),
+    ],
+)
+def test_a_wrong_example_is_refused(rk: Commands, words: list[str], text: str, tmp_path: Path) -> None:
+    done = rk("init", *words)
+    assert done.code == 2
+    assert text in done.err
+    assert not any(tmp_path.iterdir())

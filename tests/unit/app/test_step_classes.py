@@ -1,0 +1,148 @@
+"""Classes of work: a step brings its own, whoever submits it, and a class that no worker has is told."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from reefknot.app.system import System
+from reefknot.blocks.python import BlockRegistry, block
+from reefknot.core.messages import ExecAssignment, Job, ResultStatus
+from reefknot.worker.settings import OTHER_POOL, default_settings
+from tests.workshop import Shop, with_shop
+
+MOST = {"cpu": 2}
+
+
+def own_step(name: str = "mail.send", resource_class: str = "emails", *, running: list[str] | None = None) -> Any:
+    """A step with a class of its own, which takes a second."""
+    registry = BlockRegistry()
+
+    @block(name, resource_class=resource_class, into=registry)
+    async def send(inputs: dict[str, Any], context: Any) -> dict[str, Any]:
+        if running is not None:
+            running.append(context.assignment_id)
+        await asyncio.sleep(1)
+        return {"sent": True}
+
+    return registry.blocks()
+
+
+async def ran_in(shop: Shop, name: str) -> str:
+    item = await shop.store.work.get(name)
+    assert item is not None
+    return item.resource_class
+
+
+def with_system(story: Callable[[Shop, System], Awaitable[None]], **settings: Any) -> None:
+    """Run a story over a system with the step `mail.send`, in virtual time."""
+
+    async def whole(shop: Shop) -> None:
+        blocks = own_step()
+        system = System(shop.store, shop.clock, settings=default_settings(**settings), blocks=blocks, seed=1)
+        await system.start()
+        try:
+            await asyncio.sleep(1.5)
+            await story(shop, system)
+        finally:
+            await system.stop()
+
+    with_shop(whole)
+
+
+def test_a_worker_that_loads_a_step_has_its_class_with_four_slots() -> None:
+    async def story(shop: Shop, system: System) -> None:
+        (worker,) = system.workers
+        assert {name: pool.slots for name, pool in worker.pools.items()} == {"cpu": 2, "emails": OTHER_POOL}
+        assert system.snapshot()["step_classes"] == {"mail.send": "emails"}
+
+    with_system(story, concurrency=MOST)
+
+
+def test_a_class_that_the_configuration_names_has_its_slots() -> None:
+    async def story(shop: Shop, system: System) -> None:
+        assert system.workers[0].pools["emails"].slots == 9
+
+    with_system(story, concurrency={"cpu": 1, "emails": 9})
+
+
+def test_a_submission_goes_to_the_class_of_its_step_though_the_client_does_not_know_it() -> None:
+    async def story(shop: Shop, system: System) -> None:
+        handles = [await system.client.submit("mail.send", assignment_id=f"m-{n}") for n in range(8)]
+        item = await shop.store.work.get("m-0")
+        assert item is not None
+        assert item.pool == "emails", "it takes a place of its own class from the beginning"
+        began = shop.clock.now()
+        results = [await handle.result() for handle in handles]
+        assert {one.status for one in results} == {ResultStatus.SUCCESS}
+        assert 1.9 < shop.clock.now() - began < 3.0, "four at once, and cpu has two"
+        assert {await ran_in(shop, f"m-{n}") for n in range(8)} == {"emails@worker-1"}
+
+    with_system(story, concurrency=MOST)
+
+
+def test_what_names_a_class_keeps_it() -> None:
+    async def story(shop: Shop, system: System) -> None:
+        handle = await system.client.submit("mail.send", assignment_id="m", resource_class="cpu")
+        assert (await handle.result()).status is ResultStatus.SUCCESS
+        assert await ran_in(shop, "m") == "cpu@worker-1"
+
+    with_system(story, concurrency=MOST)
+
+
+def test_what_was_submitted_before_any_worker_ran_goes_there_too() -> None:
+    async def story(shop: Shop) -> None:
+        from reefknot.app.stores import client_of
+
+        client = client_of(shop.store, shop.clock, 100)
+        handle = await client.submit("mail.send", assignment_id="early")
+        system = System(shop.store, shop.clock, settings=default_settings(concurrency=MOST), blocks=own_step(), seed=1)
+        await system.start()
+        assert (await handle.result()).status is ResultStatus.SUCCESS
+        assert await ran_in(shop, "early") == "emails@worker-1"
+        await system.stop()
+
+    with_shop(story)
+
+
+def test_an_assignment_of_another_router_goes_to_the_class_of_its_step() -> None:
+    async def story(shop: Shop) -> None:
+        worker = await shop.worker("w1", *own_step().values(), concurrency=MOST)
+        await shop.send(ExecAssignment("a", "r-a", Job("mail.send")))
+        await asyncio.sleep(0.5)
+        assert (worker.pools["emails"].active, worker.pools["cpu"].active) == (1, 0)
+        await asyncio.sleep(1)
+        assert shop.result("a").status is ResultStatus.SUCCESS
+
+    with_shop(story)
+
+
+def test_a_class_that_no_worker_has_is_warned_of_once_with_the_nearest_name(caplog: pytest.LogCaptureFixture) -> None:
+    async def story(shop: Shop, system: System) -> None:
+        for n in range(3):
+            await system.client.submit("mail.send", assignment_id=f"m-{n}", resource_class="email")
+        await system.client.submit("mail.send", assignment_id="fine", resource_class="emails")
+        await asyncio.sleep(60)
+        item = await shop.store.work.get("m-0")
+        assert item is not None
+        assert item.state == "quarantined", "nobody came, and its caller is told"
+
+    with caplog.at_level(logging.WARNING, "reefknot"):
+        with_system(story, concurrency=MOST)
+    (line,) = [one for one in caplog.messages if "no running worker has the class" in one]
+    assert "m-0: no running worker has the class 'email'; did you mean 'emails'?; there are: cpu, emails" in line
+
+
+def test_while_no_worker_runs_nothing_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    async def story(shop: Shop) -> None:
+        from reefknot.app.stores import client_of
+
+        await client_of(shop.store, shop.clock, 100).submit("mail.send", resource_class="emials")
+
+    with caplog.at_level(logging.WARNING, "reefknot"):
+        with_shop(story)
+    assert caplog.messages == []
