@@ -56,10 +56,11 @@ class Fuse:
         here = self._of in ("", name) and self._at == (self.names.count(name) if self._of else len(self.names))
         if here and self._when == "before":
             os.kill(os.getpid(), signal.SIGKILL)
-        answer = await call()
-        if here:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return answer
+        try:
+            return await call()
+        finally:
+            if here:
+                os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Fused:
