@@ -8,17 +8,14 @@ that it lives, it does here once in five minutes, because nothing that a month i
 
 from __future__ import annotations
 
-import asyncio
 import os
 import selectors
 import stat
 import threading
-import time
 from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import Executor
 from contextlib import contextmanager
 from datetime import datetime
-from typing import Any, TypeVar, TypeVarTuple, Unpack
+from typing import Any, TypeVar
 
 from msgspec import structs
 
@@ -37,13 +34,10 @@ from reefknot.worker import pool
 from reefknot.worker.settings import WorkerSettings
 
 T = TypeVar("T")
-Ts = TypeVarTuple("Ts")
 
 PULSE_S = 300.0
 QUIET_S = 0.03
 """Real seconds without a byte on any connection after which a pending timer may fire."""
-LONGEST_REAL_WAIT_S = 30.0
-"""Real seconds for which virtual time stands still at most."""
 
 
 class MonthLoop(VirtualLoop):
@@ -51,30 +45,13 @@ class MonthLoop(VirtualLoop):
 
     def __init__(self) -> None:
         super().__init__()
-        self._in_threads = 0
         self._jump = self._jumping.select
         self._jumping.select = self._select  # type: ignore[method-assign]
         self._sockets: dict[int, bool] = {}
 
-    def run_in_executor(
-        self, executor: Executor | None, func: Callable[[Unpack[Ts]], T], *args: *Ts
-    ) -> asyncio.Future[T]:
-        self._in_threads += 1
-        future = super().run_in_executor(executor, func, *args)
-        future.add_done_callback(self._thread_ended)
-        return future
-
-    def _thread_ended(self, _: asyncio.Future[Any]) -> None:
-        self._in_threads -= 1
-
     def _select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if timeout != 0:
-            until = time.monotonic() + LONGEST_REAL_WAIT_S
-            while self._in_threads and time.monotonic() < until:
-                if ready := self._really(0.05):
-                    return ready
-            if self._is_connected() and (ready := self._really(QUIET_S)):
-                return ready
+        if timeout != 0 and not self.is_held and self._is_connected() and (ready := self._really(QUIET_S)):
+            return ready
         return self._jump(timeout)
 
     def _really(self, seconds: float) -> list[tuple[selectors.SelectorKey, int]]:

@@ -194,11 +194,9 @@ class FunctionThreads:
 
 
 def _standing_still(loop: asyncio.AbstractEventLoop) -> AbstractContextManager[None]:
-    """A scope in which a loop in virtual time, if it holds for threads, does not go on; no other loop is changed."""
-    if not getattr(loop, "holds_for_threads", False):
-        return nullcontext()
-    held: AbstractContextManager[None] = loop.holding()  # type: ignore[attr-defined]
-    return held
+    """A scope in which a loop in virtual time does not go on; no other loop is changed."""
+    holding: Callable[[], AbstractContextManager[None]] = getattr(loop, "holding", nullcontext)
+    return holding()
 
 
 @cache

@@ -6,9 +6,10 @@ that also counts the time the machine slept, it is that one. `VirtualClock` is f
 and returns. `VirtualLoop` is an event loop whose time jumps to the next timer when nothing else can run, so any number
 of tasks wait side by side and a day takes milliseconds.
 
-Sockets and threads live in real time: while a timer is pending, virtual time does not wait for them, unless it is asked
-to (`VirtualLoop.holding`). A loop in which nothing can ever happen again raises `VirtualDeadlockError` instead of
-waiting for ever.
+Virtual time stands still while a call of the loop works in a thread (`asyncio.to_thread`), for 30 real seconds at most.
+Sockets and threads of others live in real time: while a timer is pending, virtual time does not wait for them, unless
+it is asked to (`VirtualLoop.holding`). A loop in which nothing can ever happen again raises `VirtualDeadlockError`
+instead of waiting for ever.
 """
 
 import asyncio
@@ -177,10 +178,7 @@ class _JumpingSelector(selectors.DefaultSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop in virtual time."""
-
-    holds_for_threads = False
-    """Whether time stands still while a plain function of a block works in its thread."""
+    """An event loop in virtual time, which stands still while a call of the loop works in a thread."""
 
     def __init__(self) -> None:
         self._jumping = _JumpingSelector(self._deadlock)
@@ -207,6 +205,17 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             yield
         finally:
             self._jumping.held -= 1
+
+    def run_in_executor(
+        self, executor: Executor | None, func: Callable[[Unpack[Ts]], T], *args: *Ts
+    ) -> asyncio.Future[T]:
+        future = super().run_in_executor(executor, func, *args)
+        self._jumping.held += 1
+        future.add_done_callback(self._release)
+        return future
+
+    def _release(self, _: object) -> None:
+        self._jumping.held -= 1
 
     def sleep_in_thread(self, seconds: float) -> None:
         """Sleep in a thread for whose work time stands still: meanwhile it passes, and everything else goes on."""
@@ -236,23 +245,6 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def _deadlock(self) -> VirtualDeadlockError:
         tasks = [task for task in asyncio.all_tasks(self) if not task.done()]
         return VirtualDeadlockError(", ".join(sorted(_position(task) for task in tasks[:20])) or "no task at all")
-
-
-class ThreadingVirtualLoop(VirtualLoop):
-    """A loop in virtual time that stands still while a call of it works in a thread."""
-
-    holds_for_threads = True
-
-    def run_in_executor(
-        self, executor: Executor | None, func: Callable[[Unpack[Ts]], T], *args: *Ts
-    ) -> asyncio.Future[T]:
-        future = super().run_in_executor(executor, func, *args)
-        self._jumping.held += 1
-        future.add_done_callback(self._release)
-        return future
-
-    def _release(self, _: object) -> None:
-        self._jumping.held -= 1
 
 
 def _position(task: "asyncio.Task[Any]") -> str:

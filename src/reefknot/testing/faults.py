@@ -19,7 +19,7 @@ from reefknot.core import checks
 from reefknot.core.canonical import canonical, json_value
 from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import StepResult
-from reefknot.engines.clocks import ThreadingVirtualLoop
+from reefknot.engines.clocks import VirtualLoop
 from reefknot.errors import ParameterError, ParameterTypeError
 from reefknot.ports.block import Block, BlockContext
 
@@ -65,7 +65,7 @@ def fault(error: object, status: object, delay: float) -> Fault:
 class WrappedBlock:
     """A step of a system under test. What the test did not change is the step's own."""
 
-    def __init__(self, block: Block, loop: ThreadingVirtualLoop) -> None:
+    def __init__(self, block: Block, loop: VirtualLoop) -> None:
         self.block = block
         self.type = block.type
         self.inputs: list[dict[str, Any]] = []

@@ -24,7 +24,7 @@ from reefknot.core.results import answer_of
 from reefknot.core.schedules import next_due
 from reefknot.core.waiting import span
 from reefknot.core.work import SCHEDULED, WorkItem, WorkState, is_over
-from reefknot.engines.clocks import LoopClock, ThreadingVirtualLoop
+from reefknot.engines.clocks import LoopClock, VirtualLoop
 from reefknot.errors import JobsStuckError, ResultPendingError
 from reefknot.operations.audit import EventFilter, EventQuery
 from reefknot.operations.operator import Operator
@@ -57,7 +57,7 @@ class Simulation:
     """The system under test, seen from inside its loop."""
 
     def __init__(
-        self, loop: ThreadingVirtualLoop, settings: Settings, blocks: Mapping[str, Block], *, workers: int, start: float
+        self, loop: VirtualLoop, settings: Settings, blocks: Mapping[str, Block], *, workers: int, start: float
     ) -> None:
         self._loop = loop
         self._settings = settings

@@ -27,7 +27,7 @@ from reefknot.core import checks
 from reefknot.core.messages import ExecResult
 from reefknot.core.results import answer_of
 from reefknot.core.work import WorkItem, record_id
-from reefknot.engines.clocks import EPOCH, ThreadingVirtualLoop, VirtualLoop
+from reefknot.engines.clocks import EPOCH, VirtualLoop
 from reefknot.errors import (
     ConfigurationError,
     LoopMisuseError,
@@ -118,9 +118,9 @@ def _start(start: datetime | None) -> float:
 class _LoopThread:
     """The thread with the loop in virtual time. It runs one call after the other, and nothing in between."""
 
-    def __init__(self, simulation: Callable[[ThreadingVirtualLoop], Simulation]) -> None:
+    def __init__(self, simulation: Callable[[VirtualLoop], Simulation]) -> None:
         self._threads = ThreadPoolExecutor(1, "reefknot-system")
-        self._loop = ThreadingVirtualLoop()
+        self._loop = VirtualLoop()
         self._runner = asyncio.Runner(loop_factory=lambda: self._loop)
         self._task: asyncio.Task[Any] | None = None
         self.simulation = simulation(self._loop)
@@ -171,7 +171,7 @@ class _SystemUnderTest:
         if self._thread is not None or self._wrapped:
             raise LoopMisuseError("a system under test is entered once; call rk.testing.system() again for another one")
 
-        def simulation(loop: ThreadingVirtualLoop) -> Simulation:
+        def simulation(loop: VirtualLoop) -> Simulation:
             self._wrapped = {id(one): WrappedBlock(one, loop) for one in self._given.values()}
             blocks = {name: self._wrapped[id(one)] for name, one in self._given.items()}
             return Simulation(loop, self._settings, blocks, workers=self._workers, start=self._start)

@@ -133,6 +133,14 @@ def test_real_sockets_still_work() -> None:
     assert run_virtual(main()) == b"HELLO\n"
 
 
+def test_no_time_limit_passes_while_a_thread_is_at_work() -> None:
+    async def main() -> int:
+        async with asyncio.timeout(0.001):
+            return await asyncio.to_thread(_slowly, 7)
+
+    assert run_virtual(main()) == 7
+
+
 def test_a_thread_that_is_at_work_is_waited_for() -> None:
     async def main() -> int:
         return await asyncio.to_thread(_slowly, 7)
