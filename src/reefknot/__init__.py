@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from reefknot.app.clients import SyncHandle as SyncHandle
     from reefknot.app.clients import connect as connect
     from reefknot.app.clients import connect_sync as connect_sync
+    from reefknot.app.embedded import system as system
+    from reefknot.app.embedded import system_sync as system_sync
     from reefknot.app.managers import IdempotencyManager as IdempotencyManager
     from reefknot.app.managers import RetryManager as RetryManager
     from reefknot.app.managers import get_retry_manager as get_retry_manager
@@ -131,6 +133,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "reefknot.app.clients": "SyncClient SyncHandle connect connect_sync",
+    "reefknot.app.embedded": "system system_sync",
     "reefknot.app.managers": "IdempotencyManager RetryManager get_retry_manager open_manager",
     "reefknot.app.stores": "open_audit_log open_store",
     "reefknot.audit.journal": "FanOut",

@@ -370,6 +370,15 @@ def submits_without_a_loop(given: dict[str, Any], options: rk.SubmitOptions) -> 
         connected.hand_in({"job": {"type": "a.b"}}, dealy=5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
         connected.job("x", tennant_id="y")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     rk.connect_sync(creat=False)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    with rk.system_sync(modules="steps", drain=timedelta(seconds=5)) as served:
+        assert_type(served, rk.SyncClient)
+    rk.system_sync(module="steps")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+
+async def runs_a_system_of_its_own() -> None:
+    async with rk.system("memory:", modules=["steps", rk.testing], workers=2, sources=True) as served:
+        assert_type(served, rk.Client)
+    rk.system(workers="2")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 # ---- idempotent ------------------------------------------------------------------------------------------------------

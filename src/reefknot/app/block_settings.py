@@ -16,20 +16,22 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from threading import Thread, Timer
+from types import ModuleType
+from typing import Any
 
 from reefknot.app.stores import store_url
 from reefknot.blocks.addresses import AllowEntry, HttpSettings, Unreachable, read_allowed
 from reefknot.blocks.fs import FsSettings, remove_spare_files
 from reefknot.blocks.http import HttpRequest
 from reefknot.blocks.inputs import Refusal
-from reefknot.blocks.python import BlockSettings, by_name, load_entry_points, load_module, standard_blocks
+from reefknot.blocks.python import BlockSettings, by_name, load_entry_points, load_module, registry, standard_blocks
 from reefknot.blocks.sql_rows import Access, SqlConnection, SqlSettings, StrongLogin
 from reefknot.config.reading.session import KeyPath, Problem, dotted
 from reefknot.config.schema import FsBlockSection, HttpBlockSection, SqlBlockSection, SqlConnectionEntry
 from reefknot.config.secrets import WEBHOOK, SecretText, resolve_at, webhook_reference
 from reefknot.config.settings import Settings
 from reefknot.connectors.registry import registry as connectors
-from reefknot.errors import ConfigurationError, shown
+from reefknot.errors import ConfigurationError, ParameterError, ParameterTypeError, shown
 from reefknot.ports.block import Block
 from reefknot.runtime.database_urls import SQLITE_PREFIX, sqlite_path
 from reefknot.runtime.log import logger, printable
@@ -37,6 +39,10 @@ from reefknot.runtime.log import logger, printable
 LOGIN_S = 5.0
 """The time that a server has to tell about a login when a system starts."""
 LOADED_AFTER_S = 1.0
+
+
+Modules = str | ModuleType | Callable[..., Any] | Iterable[str | ModuleType | Callable[..., Any]]
+"""The steps of an application: names of modules, modules, or functions under `@rk.block`."""
 
 
 def block_settings(settings: Settings, *, store: str | None = None) -> BlockSettings:
@@ -231,6 +237,35 @@ def blocks_for(settings: Settings, modules: Sequence[str] = (), *, store: str | 
         own |= load_module(module, path=folder, others=connectors.homes)
     check_roots(settings, loaded_modules())
     return by_name(standard, load_entry_points(), own)
+
+
+def blocks_of(settings: Settings, modules: Modules, *, store: str) -> dict[str, Block]:
+    """The steps of `blocks_for`, where an application names modules, or gives modules or decorated functions."""
+    accepted = "names of modules such as 'app.steps' or 'steps.py', modules, or functions under @rk.block"
+    given: Iterable[Any]
+    if isinstance(modules, str | ModuleType) or callable(modules):
+        given = [modules]
+    elif isinstance(modules, Iterable):
+        given = list(modules)
+    else:
+        raise ParameterTypeError("modules", modules, accepted)
+    names: list[str] = []
+    steps: dict[str, Block] = {}
+    for one in given:
+        if isinstance(one, str | ModuleType):
+            names.append(one if isinstance(one, str) else one.__name__)
+        elif callable(one):
+            step = next((block for block in registry.blocks().values() if getattr(block, "function", 0) is one), None)
+            if step is None:
+                raise ParameterError("modules", one, "a function under @rk.block")
+            steps[step.type] = step
+        else:
+            raise ParameterTypeError("modules", one, accepted)
+    try:
+        return blocks_for(settings, names, store=store) | steps
+    except ConfigurationError as error:
+        problems = [str(one) for one in error.problems]
+        raise ConfigurationError([one.replace("--module ", "modules: ", 1) for one in problems]) from error
 
 
 def start_preparing(settings: Settings, blocks: Iterable[Block]) -> Timer:

@@ -15,7 +15,7 @@ import os
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import CancelledError, Future
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -210,35 +210,40 @@ class SyncHandle:
         return self._client._call(lambda client: work(client.job(self.assignment_id, self.tenant_id)))
 
 
-class _Link:
+class ClientThread:
     """An open store and its client, on an event loop in a thread of their own. Belongs to one process."""
 
-    def __init__(self, address: ClientAddress) -> None:
+    def __init__(self, opening: AbstractAsyncContextManager[Client], closes_in: float) -> None:
         self.calls: set[Future[Any]] = set()
+        self._closes_in = closes_in
         self._opened: Future[Client] = Future()
+        self._failure: BaseException | None = None
         self._thread = threading.Thread(
-            target=lambda: asyncio.run(self._serve(address)), name="reefknot client", daemon=True
+            target=lambda: asyncio.run(self._serve(opening)), name="reefknot client", daemon=True
         )
         self._thread.start()
         self.client = self._opened.result()
 
-    async def _serve(self, address: ClientAddress) -> None:
+    async def _serve(self, opening: AbstractAsyncContextManager[Client]) -> None:
         """Keep the store open until `close`; then nothing waits here any more."""
         self.loop, self._closing = asyncio.get_running_loop(), asyncio.Event()
         try:
-            async with connected(address) as client:
+            async with opening as client:
                 self._opened.set_result(client)
                 await self._closing.wait()
         except BaseException as error:
             if self._opened.done():
-                raise
-            self._opened.set_exception(error)
+                self._failure = error
+            else:
+                self._opened.set_exception(error)
 
     def close(self) -> None:
         for future in tuple(self.calls):
             future.cancel()
         self.loop.call_soon_threadsafe(self._closing.set)
-        self._thread.join(CLOSE_S)
+        self._thread.join(self._closes_in)
+        if self._failure is not None:
+            raise self._failure
 
 
 class SyncClient:
@@ -259,8 +264,12 @@ class SyncClient:
         self._is_closed = False
         self._lock = threading.Lock()
         """Held while a call is scheduled, and while the client is closed: no call is scheduled afterwards."""
-        self._link = _Link(self._address)
+        self._link = self._opened_link()
         self._generation = FORKS.generation
+
+    def _opened_link(self) -> ClientThread:
+        """The store, opened in a thread of this process."""
+        return ClientThread(connected(self._address), CLOSE_S)
 
     def _call(self, work: Callable[[Client], Coroutine[Any, Any, T]]) -> T:
         """The result of a coroutine on the client's own loop, which is given the client that is open there."""
@@ -320,7 +329,7 @@ class SyncClient:
                 raise StoreUnavailableError(self._address.shown, problem, "use sqlite:PATH or nats://HOST:PORT")
             FORKS.keep(self._link)
             self._lock = threading.Lock()  # a thread of the parent may have held the other one
-            self._link = _Link(self._address)
+            self._link = ClientThread(connected(self._address), CLOSE_S)
             self._generation = FORKS.generation
 
     def _closed(self) -> StoreUnavailableError:

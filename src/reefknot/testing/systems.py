@@ -7,7 +7,7 @@ plugin of pytest, and the same test goes the same way every time.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from contextvars import ContextVar
@@ -15,11 +15,10 @@ from datetime import datetime, timedelta
 from math import inf
 from os import PathLike, fspath
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
-from reefknot.app.block_settings import blocks_for
-from reefknot.blocks.python import registry
+from reefknot.app.block_settings import Modules, blocks_of
 from reefknot.config.layers import Tree, load_tree
 from reefknot.config.reading.session import Mark
 from reefknot.config.settings import Settings, settings_of
@@ -29,14 +28,12 @@ from reefknot.core.results import answer_of
 from reefknot.core.work import WorkItem, record_id
 from reefknot.engines.clocks import EPOCH, VirtualLoop
 from reefknot.errors import (
-    ConfigurationError,
     LoopMisuseError,
     ParameterError,
     ParameterTypeError,
     UnknownJobError,
 )
 from reefknot.operations.audit import EventQuery
-from reefknot.ports.block import Block
 from reefknot.router.client import Client, SubmitOptions
 from reefknot.runtime.event_loops import require_asyncio
 from reefknot.testing.faults import MOST_FAULTS, Answer, WrappedBlock, fault
@@ -50,7 +47,6 @@ WITHIN_S = 7 * 86_400.0
 V2 = {"worker": {"retries": {"v2": {"enabled": True}}, "queue": {"v2": {"enabled": True}}}}
 """The configuration without one: v2 with its built-in policies."""
 
-Modules = str | ModuleType | Callable[..., Any] | Iterable[str | ModuleType | Callable[..., Any]]
 Config = str | PathLike[str] | Mapping[str, Any] | None
 Seconds = float | timedelta
 
@@ -73,35 +69,6 @@ def _settings(config: Config) -> Settings:
         raise ParameterTypeError("config", config, "the path of a file, a mapping as in such a file, or None")
     tree, path = load_tree(fspath(config), environ={}, cwd=Path.cwd())
     return settings_of(tree, path, environ={})
-
-
-def _blocks(settings: Settings, modules: Modules) -> dict[str, Block]:
-    """The steps that the system knows: the standard ones, those of the modules, and those given as functions."""
-    accepted = "names of modules such as 'app.steps' or 'steps.py', modules, or functions under @rk.block"
-    given: Iterable[Any]
-    if isinstance(modules, str | ModuleType) or callable(modules):
-        given = [modules]
-    elif isinstance(modules, Iterable):
-        given = list(modules)
-    else:
-        raise ParameterTypeError("modules", modules, accepted)
-    names: list[str] = []
-    steps: dict[str, Block] = {}
-    for one in given:
-        if isinstance(one, str | ModuleType):
-            names.append(one if isinstance(one, str) else one.__name__)
-        elif callable(one):
-            step = next((block for block in registry.blocks().values() if getattr(block, "function", 0) is one), None)
-            if step is None:
-                raise ParameterError("modules", one, "a function under @rk.block")
-            steps[step.type] = step
-        else:
-            raise ParameterTypeError("modules", one, accepted)
-    try:
-        return blocks_for(settings, names, store="memory:") | steps
-    except ConfigurationError as error:
-        problems = [str(one) for one in error.problems]
-        raise ConfigurationError([one.replace("--module ", "modules: ", 1) for one in problems]) from error
 
 
 def _start(start: datetime | None) -> float:
@@ -163,7 +130,7 @@ class _SystemUnderTest:
         self._workers = checks.whole_number("workers", workers, least=1, most=MOST_WORKERS)
         self._start = _start(start)
         self._settings = _settings(config)
-        self._given = _blocks(self._settings, modules)
+        self._given = blocks_of(self._settings, modules, store="memory:")
         self._wrapped: dict[int, WrappedBlock] = {}
         self._thread: _LoopThread | None = None
 
