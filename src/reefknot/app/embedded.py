@@ -73,7 +73,7 @@ def system_sync(
     drain: Seconds | None = None,
 ) -> SyncClient:
     """
-    The same for code without an event loop: `with rk.system_sync(modules="steps") as client:`.
+    A system for code without an event loop: `with rk.system_sync(modules="steps") as client:`.
 
     Router and workers run in a thread of their own, and async steps on its loop. The parameters are those of `system`.
     In a fork the client is one of the same store, and the system stays with the process that has started it.
@@ -109,7 +109,7 @@ def _options(
     return {
         "url": address,
         "settings": settings,
-        "blocks": blocks_of(settings, modules, store=address),
+        "modules": blocks_of(settings, modules, store=address),
         "workers": workers,
         "router": ROUTER_NAME if router else None,
         "drain": worker_settings(settings).drain if seconds is None else seconds,

@@ -384,8 +384,7 @@ async def running_system(
     *,
     workers: Sequence[str] | int = ("worker-1",),
     router: str | None = ROUTER_NAME,
-    blocks: Mapping[str, Block] | None = None,
-    modules: Sequence[str] = (),
+    modules: Sequence[str] | Mapping[str, Block] = (),
     drain: float = 5.0,
     seed: int | None = None,
     secrets: tuple[str, ...] = (),
@@ -398,12 +397,12 @@ async def running_system(
     A system that runs for as long as the block lasts.
 
     `workers` are names, or how many: then the names are free. `router` is its name, "" for a free one, None for none.
-    Its steps are `blocks`, or those of `modules`.
-    `reread` reads the configuration again, for reloads of policies. With `own_work_only`, no name is free for which the
-    store has queued work. With `ingestion`, the configured sources are synced as well.
-    `stopped` is awaited after an orderly stop, drain included, while the store is still open.
+    `modules` are the names of modules with steps, or the steps themselves. `reread` reads the configuration again, for
+    reloads of policies. With `own_work_only`, no name is free for which the store has queued work. With `ingestion`,
+    the configured sources are synced as well. `stopped` is awaited after an orderly stop, drain included, while the
+    store is still open.
     """
-    blocks = blocks_for(settings, modules, store=url) if blocks is None else blocks
+    blocks = modules if isinstance(modules, Mapping) else blocks_for(settings, modules, store=url)
     if workers:
         await check_logins(settings)
     options, working = options_of(settings), worker_settings(settings)
