@@ -238,3 +238,60 @@ def test_a_plain_application_is_refused_where_a_loop_runs(folder: Path) -> None:
 
     with pytest.raises(rk.EventLoopRunningError):
         asyncio.run(story())
+
+
+CHAIN = """
+import asyncio
+import reefknot as rk
+
+@rk.block("chain.first")
+async def first(inputs, context):
+    async with rk.connect() as client:
+        job = await client.submit("chain.second", {"n": 1}, assignment_id="second")
+        return {"second": (await job.result()).output}
+
+@rk.block("chain.plain")
+def plain(inputs, context):
+    with rk.connect_sync() as client:
+        return {"second": client.run("chain.second", {"n": 2}).output}
+
+@rk.block("chain.loop")
+def loop(inputs, context):
+    async def story():
+        async with rk.connect() as client:
+            await client.submit("chain.second", {"n": 3})
+    asyncio.run(story())
+
+@rk.block("chain.second", base_delay=60, attempts=3, timeout=600)
+async def second(inputs, context):
+    if context.attempt == 1:
+        raise ConnectionError("not yet")
+    return {"n": inputs["n"]}
+"""
+
+
+def test_a_step_connects_to_the_system_that_runs_it_and_not_to_the_configured_store(folder: Path) -> None:
+    (folder / "chain_steps.py").write_text(CHAIN.replace("base_delay=60", "base_delay=0.01"))
+    (folder / "reefknot.yaml").write_text("worker: {retries: {v2: {enabled: true}}}\n")
+
+    async def story() -> list[Any]:
+        async with rk.system("sqlite:own.db", modules="chain_steps") as client, rk.connect() as same:
+            assert same is client
+            return [(await client.run(f"chain.{name}", deadline=60)).output for name in ("first", "plain")]
+
+    assert asyncio.run(story()) == [{"second": {"n": 1}}, {"second": {"n": 2}}]
+    assert not (folder / ".reefknot").exists(), "nothing was submitted elsewhere"
+
+
+def test_a_step_under_test_connects_to_the_system_under_test_and_time_passes_while_it_waits(folder: Path) -> None:
+    """The second step waits for a minute before its retry; the first one waits for it, a plain one in its thread."""
+    (folder / "tested_steps.py").write_text(CHAIN.replace("chain.", "tested."))
+    with rk.testing.system_sync(modules="tested_steps") as system:
+        began = system.now
+        assert system.run("tested.first", deadline=600).output == {"second": {"n": 1}}
+        assert system.job("second").status() == "succeeded"
+        assert system.run("tested.plain", deadline=600).output == {"second": {"n": 2}}
+        assert 20 < (system.now - began).total_seconds() < 600
+        refused = system.run("tested.loop", retries=0)
+        assert "call rk.connect() in an async step, rk.connect_sync() in a plain one" in (refused.error_message or "")
+    assert not (folder / ".reefknot").exists(), "no store of the project was touched"

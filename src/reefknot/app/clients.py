@@ -13,9 +13,10 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError, Future
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -104,6 +105,52 @@ def client_address(
     return address
 
 
+class SystemScope:
+    """The system that runs the code of a context: a step, or the block of `rk.system`. Its client is open there."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.loop = asyncio.get_running_loop()
+        self._generation = FORKS.generation
+
+    def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run a coroutine on the system's loop. Virtual time, which stands still for a thread, passes meanwhile."""
+        begin: Callable[..., Future[T]] = getattr(self.loop, "run_from_thread", None) or (
+            lambda work: asyncio.run_coroutine_threadsafe(work, self.loop)
+        )
+        return begin(work)
+
+    def close(self) -> None:
+        """The system goes on when one of its clients is closed."""
+
+    def is_reached(self, loop: asyncio.AbstractEventLoop | None) -> bool:
+        """Whether code on this loop, or on None, can use the client. Elsewhere a store in memory cannot be had."""
+        if self._generation == FORKS.generation and loop in (None, self.loop):
+            return True
+        if self.client.store.identity.startswith("memory"):
+            problem = (
+                "it is in the memory of the system that runs this code, on another event loop or in another process"
+            )
+            raise StoreUnavailableError(
+                "memory:", problem, "call rk.connect() in an async step, rk.connect_sync() in a plain one"
+            )
+        return False
+
+
+_system: ContextVar[SystemScope | None] = ContextVar("reefknot_system", default=None)
+
+
+@contextmanager
+def system_scope(client: Client) -> Iterator[None]:
+    """A scope in which `connect()` and `connect_sync()` without a store give this client, in tasks and threads too."""
+    token = _system.set(SystemScope(client))
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # left in another context than it was entered in: that one never saw the system
+            _system.reset(token)
+
+
 @asynccontextmanager
 async def connect(
     url: str | None = None,
@@ -118,13 +165,18 @@ async def connect(
 
     Without a URL it is the store that the commands use: `engine` of the nearest `reefknot.yaml`, or of the file
     `config`, else `.reefknot/state.db` here. A store that is not there yet is made, and a warning names it, since no
-    system may ever serve it; with `create=False` it is an error.
+    system may ever serve it; with `create=False` it is an error. In a step it is the store of the system that runs the
+    step, which is open already, and so it is in the block of `rk.system` and `rk.testing.system`.
 
     `size` bounds what may wait there until a router says how much may (default: the configured number, else 1000);
     `nats` is as in `open_store` (default: the configured section). A store of an older version is refused
     (`StoreVersionError`): a client that migrated it would lock out the system that runs on it.
     """
     require_asyncio("connect")
+    scope = None if url is not None or config is not None else _system.get()
+    if scope is not None and scope.is_reached(asyncio.get_running_loop()):
+        yield scope.client
+        return
     async with connected(client_address(url, config=config, create=create, size=size, nats=nats)) as client:
         yield client
 
@@ -214,7 +266,6 @@ class ClientThread:
     """An open store and its client, on an event loop in a thread of their own. Belongs to one process."""
 
     def __init__(self, opening: AbstractAsyncContextManager[Client], closes_in: float) -> None:
-        self.calls: set[Future[Any]] = set()
         self._closes_in = closes_in
         self._opened: Future[Client] = Future()
         self._failure: BaseException | None = None
@@ -237,9 +288,10 @@ class ClientThread:
             else:
                 self._opened.set_exception(error)
 
+    def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
+
     def close(self) -> None:
-        for future in tuple(self.calls):
-            future.cancel()
         self.loop.call_soon_threadsafe(self._closing.set)
         self._thread.join(self._closes_in)
         if self._failure is not None:
@@ -262,12 +314,14 @@ class SyncClient:
         _refuse_running_loop()
         self._address = client_address(url, config=config, create=create, size=size, nats=nats)
         self._is_closed = False
+        self._calls: set[Future[Any]] = set()
         self._lock = threading.Lock()
         """Held while a call is scheduled, and while the client is closed: no call is scheduled afterwards."""
-        self._link = self._opened_link()
+        scope = None if url is not None or config is not None else _system.get()
+        self._link = scope if scope is not None and scope.is_reached(None) else self._opened_link()
         self._generation = FORKS.generation
 
-    def _opened_link(self) -> ClientThread:
+    def _opened_link(self) -> ClientThread | SystemScope:
         """The store, opened in a thread of this process."""
         return ClientThread(connected(self._address), CLOSE_S)
 
@@ -282,12 +336,12 @@ class SyncClient:
                 raise self._closed()
             running = work(link.client)
             try:
-                future = asyncio.run_coroutine_threadsafe(running, link.loop)
+                future = link.begin(running)
             except BaseException:
                 running.close()
                 raise
-            link.calls.add(future)
-        future.add_done_callback(link.calls.discard)
+            self._calls.add(future)
+        future.add_done_callback(self._calls.discard)
         try:
             return future.result()
         except CancelledError:
@@ -329,6 +383,7 @@ class SyncClient:
                 raise StoreUnavailableError(self._address.shown, problem, "use sqlite:PATH or nats://HOST:PORT")
             FORKS.keep(self._link)
             self._lock = threading.Lock()  # a thread of the parent may have held the other one
+            self._calls = set()
             self._link = ClientThread(connected(self._address), CLOSE_S)
             self._generation = FORKS.generation
 
@@ -384,6 +439,8 @@ class SyncClient:
             if self._is_closed:
                 return
             self._is_closed = True
+        for future in tuple(self._calls):
+            future.cancel()
         self._link.close()
 
     def __enter__(self) -> Self:

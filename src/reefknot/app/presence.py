@@ -14,7 +14,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from math import inf
+from math import inf, isfinite
 from typing import Any, NoReturn
 
 import msgspec
@@ -127,6 +127,13 @@ def free_names(kind: str, count: int, taken: set[str]) -> list[str]:
     """`worker-1`, `worker-2`, …, without those that a system which runs here already has."""
     names = (f"{kind}-{number}" for number in range(1, count + len(taken) + 1))
     return [name for name in names if name not in taken][:count]
+
+
+def finite(value: Any) -> Any:
+    """The value for JSON, which has no infinity: never probed is null."""
+    if isinstance(value, dict):
+        return {key: finite(one) for key, one in value.items()}
+    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 async def chosen_names(

@@ -12,9 +12,8 @@ import os
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from functools import partial
-from math import isfinite
 from typing import Any, NoReturn
 
 import msgspec
@@ -24,6 +23,7 @@ from reefknot.app.activity import Activity
 from reefknot.app.alerts import running_activity
 from reefknot.app.audit_copies import kept_events
 from reefknot.app.block_settings import blocks_for, check_logins, start_preparing
+from reefknot.app.clients import system_scope
 from reefknot.app.ingestion import running_ingestion, sync_entries
 from reefknot.app.presence import STATUS_EVERY_S, STORE_S, look_for_orphans
 from reefknot.app.reload import PolicyReload, ReloadOutcome
@@ -97,11 +97,10 @@ class System:
         over the shared subject. With `own_work_only` the system runs what is submitted through it, and leaves all other
         work of the store to others. With an `activity`, the status has what it counts.
         """
-        clock = SteadyClock(clock)
+        self._clock = clock = SteadyClock(clock)
         self.store = store
         self.settings = settings
         self.system_id = new_id()
-        self._clock = clock
         self._blocks = blocks
         self._started_at = int(clock.wall() * 1000)
         self._process = process_mark()
@@ -120,6 +119,7 @@ class System:
         journal = Journal(store.audit, redactor=Redactor(secrets))
         submissions = Submissions(store.work, clock, rules=self.routing.submission_rules, journal=journal)
         self._recall = None if own_work_only else submissions.recall
+        self._scope = ExitStack()  # open while the system runs: its steps connect to it
         self._errors = RepeatedErrors()
         self._obeyed = 0  # the sequence of the last command that was looked at
         self.started_after = 0
@@ -146,6 +146,7 @@ class System:
         self._obeyed = await self.store.control.latest()
         self.started_after = (await end_of(self.store.audit)).sequence
         await self._claim_names()
+        self._scope.enter_context(system_scope(self.client))
         await presence.release_dead_leases(self.store)
         if self._router is not None:
             await self._router.start()
@@ -184,6 +185,7 @@ class System:
 
         Nothing can be given back to a store that is away and stays away: that is left to the leases.
         """
+        self._scope.close()
         tasks = (*self._services.cancel(), *self._draining.values(), *self._reloading)
         for task in tasks:
             task.cancel()
@@ -246,7 +248,7 @@ class System:
             "process": self._process,
             "started_at": self._started_at,
             "at": int(self._clock.wall() * 1000),
-            "router": self._router and _finite(msgspec.to_builtins(self._router.snapshot())),
+            "router": self._router and presence.finite(msgspec.to_builtins(self._router.snapshot())),
             "workers": [msgspec.to_builtins(worker.snapshot()) for worker in self.workers],
             "holds": {one.worker_id: [held.id for held in one.claims()[: presence.MOST_HELD]] for one in self.workers},
             "blocks": self.step_types,
@@ -362,13 +364,6 @@ class System:
             self._draining[name] = task
         else:
             (worker.pause if what == "pause" else worker.resume)()
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no infinity: never probed is null."""
-    if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
-    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def worker_settings(settings: Settings) -> WorkerSettings:

@@ -17,7 +17,7 @@ import selectors
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from math import inf, nextafter, ulp
 from typing import Any, TypeVar, TypeVarTuple, Unpack
@@ -233,6 +233,18 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         while not is_over.wait(0.5):
             if self.is_closed():
                 raise RuntimeError("the loop in virtual time has ended while a function slept in it")
+
+    def run_from_thread(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run a coroutine for a thread for whose work time stands still: meanwhile it passes, as in a sleep."""
+
+        async def released() -> T:
+            self._jumping.held -= 1
+            try:
+                return await work
+            finally:
+                self._jumping.held += 1
+
+        return asyncio.run_coroutine_threadsafe(released(), self)
 
     def run_forever(self) -> None:
         self.thread = threading.get_ident()
