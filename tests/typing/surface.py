@@ -328,6 +328,9 @@ with rk.testing.system_sync(modules=["steps"], config={"worker": {}}) as tested:
     assert_type(tested.job("x").result(timedelta(hours=1)), rk.ExecResult)
     tested.advance(timedelta(hours=1))
     tested.fail("a.b", times=2, error=ConnectionError)
+    for tested_answer in tested.submit_many([{"job_type": "a.b", "deadline": 5}, ("a.b", None)]):
+        assert_type(tested_answer, rk.testing.SyncVirtualJob | rk.QueueFullError | rk.KeyConflictError)
+    tested.submit_many([{"job_type": "a.b", "deadlin": 5}])  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]
     tested.submit("a.b", deadlin=5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     tested.advance("1h")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     tested.fail("a.b", error="refused")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
@@ -338,6 +341,8 @@ async def tests_a_system() -> None:
         assert_type(tested, rk.testing.VirtualSystem)
         assert_type(await tested.run("a.b", {}, timeout=5), rk.ExecResult)
         assert_type(await (await tested.submit("a.b")).wait(), str)
+        for answer in await tested.submit_many([("a.b", {"id": 7})]):
+            assert_type(answer, rk.testing.VirtualJob | rk.QueueFullError | rk.KeyConflictError)
         await tested.run("a.b", timeut=5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 
 
