@@ -458,6 +458,22 @@ def result_step(inputs: dict[str, Any], context: rk.BlockContext) -> rk.StepResu
     return rk.StepResult(rk.StepStatus.ERROR, rk.ErrorCode.invalid_input, error_message="amount: at least 1")
 
 
+@rk.block("order.on", on=(ConnectionError, KeyError))
+def classes_step(inputs: dict[str, Any], context: rk.BlockContext) -> None: ...
+
+
+@rk.block("order.predicate", on=lambda error: re.search("busy", str(error)))
+def predicate_step(inputs: dict[str, Any], context: rk.BlockContext) -> None: ...
+
+
+@rk.block("order.seconds", on=yes_or_seconds)
+async def seconds_step(inputs: dict[str, Any], context: rk.BlockContext) -> None: ...
+
+
+@rk.block("order.wrong", on=5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+def wrong_on_step(inputs: dict[str, Any], context: rk.BlockContext) -> None: ...
+
+
 assert_type(plain_step({}, rk.BlockContext("a", 1, "a/0", 30.0)), dict[str, Any])
 struct_step(Order(1), rk.BlockContext("a", 1, "a/0", 30.0))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
