@@ -328,6 +328,9 @@ with rk.testing.system_sync(modules=["steps"], config={"worker": {}}) as tested:
     assert_type(tested.job("x").result(timedelta(hours=1)), rk.ExecResult)
     tested.advance(timedelta(hours=1))
     tested.fail("a.b", times=2, error=ConnectionError)
+    for tested_answer in tested.submit_many([{"job_type": "a.b", "deadline": 5}, ("a.b", None)]):
+        assert_type(tested_answer, rk.testing.SyncVirtualJob | rk.QueueFullError | rk.KeyConflictError)
+    tested.submit_many([{"job_type": "a.b", "deadlin": 5}])  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]
     tested.submit("a.b", deadlin=5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     tested.advance("1h")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     tested.fail("a.b", error="refused")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
@@ -338,6 +341,8 @@ async def tests_a_system() -> None:
         assert_type(tested, rk.testing.VirtualSystem)
         assert_type(await tested.run("a.b", {}, timeout=5), rk.ExecResult)
         assert_type(await (await tested.submit("a.b")).wait(), str)
+        for answer in await tested.submit_many([("a.b", {"id": 7})]):
+            assert_type(answer, rk.testing.VirtualJob | rk.QueueFullError | rk.KeyConflictError)
         await tested.run("a.b", timeut=5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 
 
@@ -460,6 +465,22 @@ async def dict_step(inputs: OrderDict, context: rk.BlockContext) -> OrderDict:
 @rk.block("order.result")
 def result_step(inputs: dict[str, Any], context: rk.BlockContext) -> rk.StepResult:
     return rk.StepResult(rk.StepStatus.ERROR, rk.ErrorCode.invalid_input, error_message="amount: at least 1")
+
+
+@rk.block("order.on", on=(ConnectionError, KeyError))
+def classes_step(inputs: dict[str, Any], context: rk.BlockContext) -> None: ...
+
+
+@rk.block("order.predicate", on=lambda error: re.search("busy", str(error)))
+def predicate_step(inputs: dict[str, Any], context: rk.BlockContext) -> None: ...
+
+
+@rk.block("order.seconds", on=yes_or_seconds)
+async def seconds_step(inputs: dict[str, Any], context: rk.BlockContext) -> None: ...
+
+
+@rk.block("order.wrong", on=5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+def wrong_on_step(inputs: dict[str, Any], context: rk.BlockContext) -> None: ...
 
 
 assert_type(plain_step({}, rk.BlockContext("a", 1, "a/0", 30.0)), dict[str, Any])

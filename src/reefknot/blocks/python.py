@@ -61,6 +61,7 @@ class PythonBlock:
         self.type = type_name
         self.policy = options.policy
         self.place = options.place
+        self.rule = options.rule
         self.resource_class = options.resource_class
         self.function = function
         self._destination = options.destination or type_name
@@ -162,7 +163,9 @@ def block(
     Inputs whose annotated type is a pydantic model, a dataclass, a `msgspec.Struct` or a `TypedDict` are read into it
     first; those that do not fit fail the step for good. `attempts`, `base_delay`, `max_delay`, `multiplier`, `jitter`,
     `timeout` (all executions and waits, in seconds) and `attempt_timeout` (one of them) are its policy, over the
-    defaults of all steps: what the configuration says of this type, and an assignment's options, come before it.
+    defaults of all steps: what the configuration says of this type, and an assignment's options, come before it. `on`
+    says which of its exceptions are retried, as in `retry`: classes, or a function of the exception that answers with a
+    truth value or seconds; an `async def` is awaited.
     `resource_class` names the slots it runs in; a worker that loads it has them. `destination` names what it talks to,
     for the throttle and the breaker; by default its type.
     """

@@ -1,5 +1,6 @@
 """
-The options of `@rk.block`: checked where they are written, and kept as the policy, class and destination of a step.
+The options of `@rk.block`: checked where they are written, and kept as the policy, rule, class and destination of a
+step.
 
 An option that is not given is not in the policy: it is left to the other layers of the book. Numbers are checked by
 `RetryPolicy` itself, so that a step, a decorator of the library and a configuration accept the same.
@@ -18,10 +19,13 @@ from reefknot.core import checks
 from reefknot.core.messages import LONGEST_ID
 from reefknot.core.retry.policy import LONGEST_WAIT, RetryPolicy
 from reefknot.errors import ParameterError, ParameterTypeError
+from reefknot.ports.block import StepRule
+from reefknot.retrying.functions import rule_for
 
 if TYPE_CHECKING:
     from reefknot.core.checks import Seconds
     from reefknot.core.retry.policy import Jitter, JitterName, RetryStrategy, StrategyName
+    from reefknot.retrying.functions import On
 
 _FIELDS = {
     **dict.fromkeys(("base_delay", "max_delay", "multiplier", "jitter", "jitter_factor", "strategy")),
@@ -31,7 +35,7 @@ _FIELDS = {
 }
 """Options that are fields of a policy, with the field's name where it is another one."""
 _LIMITS = ("timeout", "attempt_timeout")
-_OTHERS = ("destination", "resource_class")
+_OTHERS = ("destination", "on", "resource_class")
 _MEANT = {
     **dict.fromkeys(("max_attempts", "tries", "retries", "max_retries", "retry_count"), "attempts"),
     **dict.fromkeys(("deadline", "time_budget", "total_timeout"), "timeout"),
@@ -41,6 +45,7 @@ _MEANT = {
     **dict.fromkeys(("retry_backoff", "backoff"), "multiplier"),
     "retry_jitter": "jitter",
     **dict.fromkeys(("queue", "pool", "resource"), "resource_class"),
+    **dict.fromkeys(("autoretry_for", "retry_on", "retry", "exceptions", "retryable_exceptions"), "on"),
 }
 """Names that other libraries and `RetryPolicy` use, and the option of ours that is meant."""
 _ACCEPTED_CLASS = "the name of a class of work without blanks and without @: emails"
@@ -50,11 +55,13 @@ class BlockOptions(TypedDict, total=False):
     """
     Keyword options of `@rk.block`.
 
+    `on` says which exceptions of the step are retried, as in `retry`: classes, or a function of the exception.
     `attempts` counts executions, the first included. `timeout` is the time of all executions and waits,
     `attempt_timeout` that of one. `resource_class` names the slots that the step runs in, `destination` what it talks
     to, for the throttle and the breaker.
     """
 
+    on: On | None
     attempts: int
     base_delay: Seconds
     max_delay: Seconds
@@ -76,6 +83,8 @@ class StepOptions(Struct, frozen=True):
     resource_class: str = ""
     destination: str = ""
     place: str = ""
+    rule: StepRule | None = None
+    """Whether an exception of the step is retried; None leaves that to the policies."""
 
 
 def checked_options(given: BlockOptions, place: str) -> StepOptions:
@@ -85,7 +94,8 @@ def checked_options(given: BlockOptions, place: str) -> StepOptions:
             raise ParameterTypeError(name, value, _no_such_option(name))
     policy = {name: value for name, value in given.items() if name in _FIELDS and value is not None}
     destination = checks.text("destination", given.get("destination", ""), "the name of what the step talks to")
-    return StepOptions(_policy_fields(policy), _resource_class(given.get("resource_class")), destination, place)
+    fields, resource_class = _policy_fields(policy), _resource_class(given.get("resource_class"))
+    return StepOptions(fields, resource_class, destination, place, rule_for(given.get("on")))
 
 
 def _policy_fields(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from reefknot.cli.options import (
 )
 from reefknot.cli.output import GAP, prints_to_stderr, put, put_document, put_table, relative, say, show, table_width
 from reefknot.core.failure import FailureType
-from reefknot.core.retry.book import Book, FieldOrigin, FieldValue, Patch, ResolvedPolicy
+from reefknot.core.retry.book import Book, FieldOrigin, FieldValue, ResolvedPolicy
 from reefknot.core.retry.explain import PlannedWait
 from reefknot.core.retry.policy import RetryPolicy
 from reefknot.operations import policies as operations
@@ -41,6 +41,7 @@ from reefknot.operations.words import policies as words
 
 if TYPE_CHECKING:
     from reefknot.core.retry.tuning import CurrentPolicy
+    from reefknot.ports.block import Block
 
 # ---- options ---------------------------------------------------------------------------------------------------------
 
@@ -93,17 +94,21 @@ def _require_target(target: str | None, source: str | None) -> None:
 def active_book(config: str | None, modules: Sequence[str] | None = None) -> ActiveBook:
     """The book and the gate; with the modules of one's own steps, as a worker that loads them has it."""
     found = None if is_unconfigured(config) else settings(config)
-    return operations.active_book(found, own=_own_policies(modules) if modules else None)
+    if not modules:
+        return operations.active_book(found)
+
+    from reefknot.ports.block import own_policies, own_rules
+
+    blocks = _own_blocks(modules)
+    return operations.active_book(found, own=own_policies(blocks))._replace(rules=own_rules(blocks))
 
 
-def _own_policies(modules: Sequence[str]) -> dict[str, Patch]:
-    """The policies that the steps in these modules bring themselves, by target."""
+def _own_blocks(modules: Sequence[str]) -> list[Block]:
+    """The steps in these modules."""
     from reefknot.blocks.python import load_module
-    from reefknot.ports.block import own_policies
 
     with prints_to_stderr():  # a module may print when it is imported
-        blocks = [block for name in modules for block in load_module(name, path=os.getcwd()).values()]
-    return own_policies(blocks)
+        return [block for name in modules for block in load_module(name, path=os.getcwd()).values()]
 
 
 # ---- commands --------------------------------------------------------------------------------------------------------
@@ -357,6 +362,8 @@ def _overridden(name: str, one: FieldValue) -> str:
 def put_answer(answer: words.PolicyAnswer, *, wide: bool = False) -> None:
     """The answer for people: the sentence first, then the policy, the waits and the gate."""
     put(words.sentence(answer))
+    if asked := words.by_step(answer):
+        put(asked)
     put()
     put_policy(answer.policy, answer.provenance, wide=wide)
     if answer.schedule:

@@ -31,10 +31,18 @@ from reefknot.core.retry.classify import classify, kind_of_class, status_in
 from reefknot.core.retry.decide import Reason
 from reefknot.core.retry.policy import RetryPolicy
 from reefknot.core.work import WorkItem
-from reefknot.errors import OutcomeUnknownError, ReefknotError, RejectedError, RetryAfter
+from reefknot.errors import (
+    KeyInProgressError,
+    OutcomeUnknownError,
+    ReefknotError,
+    RejectedError,
+    RetryAfter,
+    StoreError,
+)
 from reefknot.idempotency.waiting import HeldKey
+from reefknot.ports.block import StepRule
 from reefknot.retrying.failures import failure_from
-from reefknot.retrying.functions import UNREADABLE, is_group, leaves_of
+from reefknot.retrying.functions import ALWAYS_RETRIED, UNREADABLE, is_group, leaves_of
 from reefknot.runtime.redaction import redact
 
 
@@ -115,7 +123,7 @@ class StepOutcome(Struct, frozen=True):
     step: StepResult
     timed_out: TimedOut | None = None
     verdict: bool | None = None
-    """False: whatever the policy says, not again."""
+    """Of the step's `on=`: whether it retries what was raised. False also: whatever the policy says, not again."""
     unknown: str = ""
     """A guarded key whose effect may have happened or not."""
     held: HeldKey | None = None
@@ -125,16 +133,41 @@ class StepOutcome(Struct, frozen=True):
     traceback: str = ""
 
 
-def outcome_of(error: BaseException, rank: RetryRank) -> StepOutcome:
-    """The outcome of an execution that raised."""
+def failure_of_outcome(ran: StepOutcome) -> Failure:
+    """The classified failure of an execution. One of unknown type that the step's `on=` accepts is transient."""
+    failure = failure_of_step(ran.step, ran.exceptions)
+    if ran.verdict and failure.failure_type is FailureType.UNKNOWN:
+        return msgspec.structs.replace(failure, failure_type=FailureType.TRANSIENT)
+    return failure
+
+
+NOT_REFUSED = (*ALWAYS_RETRIED, KeyInProgressError, StoreError)
+"""Errors that `on=` may accept and cannot refuse: wishes for a retry, and what reefknot itself waits for in a step."""
+
+
+async def asked_rule(rule: StepRule, error: Exception) -> bool | float | None:
+    """The answer of the step's `on=` to what it raised: yes, no, or seconds; None where the policies decide."""
+    answer = rule(error, failure_from(error))
+    if hasattr(answer, "__await__"):
+        answer = await answer
+    found: bool | float = answer
+    return None if found is False and _is_a(error, *NOT_REFUSED) else found
+
+
+def outcome_of(error: BaseException, rank: RetryRank, answer: bool | float | None = None) -> StepOutcome:
+    """The outcome of an execution that raised; `answer` is that of the step's `on=`."""
     leaves = list(islice(leaves_of(error), MOST_LEAVES)) or [error]
     steps = [_result_of_error(leaf) for leaf in leaves]
     step = steps[0] if error is leaves[0] else _result_of_group(error, min(steps, key=rank), steps)
     unknown = next((leaf.key for leaf in leaves if _is_a(leaf, OutcomeUnknownError)), "")  # type: ignore[attr-defined]
     control_flow = not all(_is_a(leaf, Exception) for leaf in leaves)
+    if isinstance(answer, float):
+        hint = max(answer, step.metadata.get("retry_after", 0.0))
+        step = msgspec.structs.replace(step, metadata={**step.metadata, "retry_after": hint})
+    verdict = None if answer is None else answer is not False
     return StepOutcome(
         step,
-        verdict=False if control_flow or unknown else None,
+        verdict=False if control_flow or unknown else verdict,
         unknown=unknown,
         exceptions=failure_from(error).exceptions,
         traceback=traceback_text(error),

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from reefknot.config.settings import Settings
     from reefknot.core.overload.source_health import HealthRules
     from reefknot.core.retry.explain import PlannedWait
+    from reefknot.ports.block import OwnRule
 
 CONTROL_FLOW_EXCEPTIONS = frozenset(
     {"KeyboardInterrupt", "SystemExit", "GeneratorExit", "CancelledError", "asyncio.CancelledError"}
@@ -63,6 +64,8 @@ class ActiveBook(NamedTuple):
     redactor: Redactor
     settings: Settings | None = None
     """None where nothing is configured."""
+    rules: Mapping[str, OwnRule] = {}
+    """By target: the `on=` of one's own steps."""
 
     @property
     def gate_text(self) -> str:
@@ -387,12 +390,16 @@ def explained(active: ActiveBook, question: PolicyQuestion) -> PolicyAnswer:
     in_ingestion = name.startswith("connector:") and not question.is_control_flow
     health = _health_rules(active) if in_ingestion else None
     throttled = name.startswith("block:") and bool(active.gate) and not question.baseline and _throttles(active)
-    return PolicyAnswer(name, failure, policy, provenance, reason, schedule, active.gate, health, throttled)
+    rule = None if question.baseline else active.rules.get(name)
+    asked_at = "" if rule is None else rule.place
+    return PolicyAnswer(name, failure, policy, provenance, reason, schedule, active.gate, health, throttled, asked_at)
 
 
 def answer_json(answer: PolicyAnswer) -> dict[str, Any]:
     failure = answer.failure
-    ingestion = {} if answer.health is None else {"ingestion": ingestion_json(answer, answer.health)}
+    more: dict[str, Any] = {} if answer.health is None else {"ingestion": ingestion_json(answer, answer.health)}
+    if answer.asked_at:
+        more["on"] = {"source": answer.asked_at}
     return {
         "target": answer.target,
         "failure": {
@@ -409,7 +416,7 @@ def answer_json(answer: PolicyAnswer) -> dict[str, Any]:
         "gate": "on" if answer.gate else "off",
         "policy": policy_json(answer.policy, answer.provenance),
         "schedule": jsonable(msgspec.to_builtins(answer.schedule)),
-        **ingestion,
+        **more,
     }
 
 

@@ -5,13 +5,17 @@ A block takes inputs and a context, and returns a result; it never retries. It m
 error. The context holds a key for sinks that deduplicate, and the seconds that are left.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from msgspec import Struct
 
+from reefknot.core.failure import Failure
 from reefknot.core.messages import StepResult
-from reefknot.core.retry.book import Layer, Patch, patch
+from reefknot.core.retry.book import FieldValue, Layer, Patch, patch
+
+StepRule = Callable[[Exception, Failure], Any]
+"""Whether an exception of a step is retried: True, False, or the seconds to wait at least; or an awaitable of these."""
 
 
 class BlockContext(Struct, frozen=True):
@@ -32,8 +36,8 @@ class Block(Protocol):
     """
     The implementation of one type of step.
 
-    A block may have a policy of its own, `policy` (fields of a `RetryPolicy`), which is written at `place` (a file and
-    a line), and a `resource_class` of its own.
+    A block may have a policy of its own, `policy` (fields of a `RetryPolicy`), and a `rule` about its exceptions, which
+    are written at `place` (a file and a line), and a `resource_class` of its own.
     """
 
     @property
@@ -50,14 +54,35 @@ class Block(Protocol):
         """Close connections."""
 
 
+class OwnRule(Struct, frozen=True):
+    """The rule of one block about its exceptions, and the file and line that it is written at."""
+
+    ask: StepRule
+    place: str
+
+    def retryable(self, verdict: bool) -> FieldValue:
+        """The field of a policy that an answer of the rule sets."""
+        return FieldValue(verdict, Layer.STEP, self.place)
+
+
+def own_rules(blocks: Iterable[Block]) -> dict[str, OwnRule]:
+    """The rules that blocks have about their exceptions, by policy target."""
+    rules = {f"block:{block.type}": (getattr(block, "rule", None), _place(block)) for block in blocks}
+    return {target: OwnRule(rule, place) for target, (rule, place) in rules.items() if rule is not None}
+
+
 def own_policies(blocks: Iterable[Block]) -> dict[str, Patch]:
     """The policies that blocks have of their own, by policy target: `block:invoice.render`."""
     found: dict[str, Patch] = {}
     for block in blocks:
         fields: Mapping[str, Any] = getattr(block, "policy", {})
         if fields:
-            found[f"block:{block.type}"] = patch(Layer.STEP, getattr(block, "place", "") or "@rk.block", fields)
+            found[f"block:{block.type}"] = patch(Layer.STEP, _place(block), fields)
     return found
+
+
+def _place(block: Block) -> str:
+    return getattr(block, "place", "") or "@rk.block"
 
 
 def own_classes(blocks: Iterable[Block]) -> dict[str, str]:

@@ -7,7 +7,7 @@ plugin of pytest, and the same test goes the same way every time.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from contextvars import ContextVar
@@ -28,18 +28,21 @@ from reefknot.core.results import answer_of
 from reefknot.core.work import WorkItem, record_id
 from reefknot.engines.clocks import EPOCH, VirtualLoop
 from reefknot.errors import (
+    KeyConflictError,
     LoopMisuseError,
     ParameterError,
     ParameterTypeError,
+    QueueFullError,
     UnknownJobError,
 )
 from reefknot.operations.audit import EventQuery
-from reefknot.router.client import Client, SubmitOptions
+from reefknot.router.client import Client, Handle, SubmitItem, SubmitOptions
 from reefknot.runtime.event_loops import require_asyncio
 from reefknot.testing.faults import MOST_FAULTS, Answer, WrappedBlock, fault
 from reefknot.testing.simulation import Simulation
 
 T = TypeVar("T")
+J = TypeVar("J", "VirtualJob", "SyncVirtualJob")
 
 MOST_WORKERS = 16
 WITHIN_S = 7 * 86_400.0
@@ -49,6 +52,9 @@ V2 = {"worker": {"retries": {"v2": {"enabled": True}}, "queue": {"v2": {"enabled
 
 Config = str | PathLike[str] | Mapping[str, Any] | None
 Seconds = float | timedelta
+Items = Iterable[SubmitItem | tuple[str, Mapping[str, Any] | None]]
+Refusal = QueueFullError | KeyConflictError
+"""The answer of `submit_many` for an item that is not stored."""
 
 _inside: ContextVar[bool] = ContextVar("reefknot_system_under_test", default=False)
 """Whether this code runs in a system under test, so that a call of that system would wait for itself."""
@@ -215,6 +221,10 @@ class _SystemUnderTest:
         handle = await self._client.submit(job_type, inputs, **options)
         return handle.assignment_id, handle.tenant_id
 
+    async def _submit_many(self, items: Items, job: Callable[[str, str | None], J]) -> list[J | Refusal]:
+        answers = await self._client.submit_many(items)
+        return [job(one.assignment_id, one.tenant_id) if isinstance(one, Handle) else one for one in answers]
+
     @property
     def _running_simulation(self) -> Simulation:
         assert self._thread is not None
@@ -337,6 +347,10 @@ class VirtualSystem(_SystemUnderTest):
         """Submit one step, with the options of `Client.submit`. It runs once time passes."""
         return VirtualJob(self, *await self._call(self._submit(job_type, inputs, options)))
 
+    async def submit_many(self, items: Items) -> list[VirtualJob | Refusal]:
+        """Submit many steps in one transaction, with an answer for each, as `Client.submit_many`."""
+        return await self._call(self._submit_many(items, self.job))
+
     async def run(
         self, job_type: str, inputs: Mapping[str, Any] | None = None, **options: Unpack[SubmitOptions]
     ) -> ExecResult:
@@ -445,6 +459,10 @@ class SyncVirtualSystem(_SystemUnderTest):
     ) -> SyncVirtualJob:
         """Submit one step, with the options of `Client.submit`. It runs once time passes."""
         return SyncVirtualJob(self, *self._call(self._submit(job_type, inputs, options)))
+
+    def submit_many(self, items: Items) -> list[SyncVirtualJob | Refusal]:
+        """Submit many steps in one transaction, with an answer for each, as `Client.submit_many`."""
+        return self._call(self._submit_many(items, self.job))
 
     def run(
         self, job_type: str, inputs: Mapping[str, Any] | None = None, **options: Unpack[SubmitOptions]

@@ -49,8 +49,10 @@ from reefknot.execution.events import (
 from reefknot.execution.failures import (
     StepOutcome,
     TimedOut,
+    asked_rule,
     ended_step,
     failure_json,
+    failure_of_outcome,
     failure_of_step,
     is_ctrl_c,
     is_stopped,
@@ -61,7 +63,7 @@ from reefknot.execution.failures import (
 )
 from reefknot.execution.tracing import WorkTrace
 from reefknot.idempotency.waiting import AttemptKeys, HeldKey, KeyWaits, attempt_keys
-from reefknot.ports.block import Block, BlockContext, own_policies
+from reefknot.ports.block import Block, BlockContext, own_policies, own_rules
 from reefknot.runtime import seeds
 from reefknot.worker.context import WorkerContext
 from reefknot.worker.destinations import Destination
@@ -95,6 +97,7 @@ class StepRunner:
         self._settings = context.settings
         self._blocks = blocks
         self._own = own_policies(blocks.values())
+        self._rules = own_rules(blocks.values()) if context.settings.retries_v2 else {}
         self._books = BookHistory(context.settings.book.with_blocks(self._own))
         self._clock = context.clock
         self._redactor = context.redactor
@@ -175,7 +178,7 @@ class StepRunner:
                 destination.release(permit)
             return put_off
         step = ran.step
-        failure = None if step.ok else failure_of_step(step, ran.exceptions)
+        failure = None if step.ok else failure_of_outcome(ran)
         if failure is not None and not self._settings.retries_v2:
             failure = without_retry_after(failure)
         is_outage = False
@@ -240,7 +243,7 @@ class StepRunner:
         event = end_event(attempt.assignment, self._clock.wall(), attempts, reason, record)
         return self._gave_up(attempt, step, failure, reason, (*events, event), ran=False)
 
-    def _policy(self, attempt: AttemptInputs, failure: Failure | None) -> RetryPolicy:
+    def _policy(self, attempt: AttemptInputs, failure: Failure | None, verdict: bool | None = None) -> RetryPolicy:
         timeout, retries = attempt.request.timeout_ms / 1000, attempt.request.retry_count
         if not self._settings.retries_v2:
             cancelled = failure is not None and failure.category is ErrorCategory.CANCELLATION
@@ -250,7 +253,9 @@ class StepRunner:
         limit_ms = attempt.assignment.options.attempt_timeout_ms
         limit = None if limit_ms is None else limit_ms / 1000
         request = Request(retries=retries, base_delay=backoff, time_budget=timeout, attempt_timeout=limit)
-        return attempt.book.resolve(attempt.target, failure, request=request)
+        rule = None if verdict is None else self._rules.get(attempt.target)
+        retryable = None if rule is None or verdict is None else rule.retryable(verdict)
+        return attempt.book.resolve(attempt.target, failure, request=request, retryable=retryable)
 
     def _seconds(self, attempt: AttemptInputs) -> tuple[float, bool]:
         """Seconds this attempt may take, and whether that is all that is left of the assignment's time."""
@@ -280,11 +285,15 @@ class StepRunner:
         began, timeout = self._clock.now(), self._context.timeouts.timeout(seconds, watch.cancelled)
         keys = AttemptKeys(asyncio.get_running_loop().time() + seconds)
         attempt_keys.set(keys)
-        slot = asyncio.current_task()
+        slot, rule, answer = asyncio.current_task(), self._rules.get(attempt.target), None
         self.running[item.id, item.fence] = RunningStep(assignment, slot, began + seconds)
         try:
             with timeout:
-                ran = StepOutcome(sendable(await block.run(attempt.request.inputs, context)))
+                try:
+                    ran = StepOutcome(sendable(await block.run(attempt.request.inputs, context)))
+                except Exception as error:  # asked here, where the time limit holds for it as well
+                    answer = None if rule is None else await asked_rule(rule.ask, error)
+                    raise
         except BaseException as error:
             kind = type(error)
             if issubclass(kind, KeyboardInterrupt) and is_ctrl_c(error):
@@ -294,7 +303,7 @@ class StepRunner:
             if issubclass(kind, TimeoutError) and timeout.expired:
                 ran = self._timed_out(attempt, limit)
             else:
-                ran = outcome_of(error, lambda step: self._retry_rank(attempt, step))
+                ran = outcome_of(error, lambda step: self._retry_rank(attempt, step), answer)
                 if issubclass(kind, KeyInProgressError) and keys.held:
                     ran = msgspec.structs.replace(ran, held=keys.held[-1])
         latency = (self._clock.now() - began) * 1000
@@ -373,7 +382,7 @@ class StepRunner:
             return waits or self._is_down(attempt, destination, events)
         if ran.timed_out is not None:
             events.append(timeout_event(assignment, wall, attempt.number, ran.timed_out))
-        policy = self._policy(attempt, failure)
+        policy = self._policy(attempt, failure, ran.verdict)
         if attempt.item.deadline_at is not None:  # both clocks hold: the budget ends where the deadline is
             left = attempt.item.deadline_at / 1000 - wall + attempt.elapsed(wall)
             policy = policy.replace(time_budget=max(SHORTEST_S, min(policy.time_budget, left)))
@@ -408,7 +417,8 @@ class StepRunner:
 
     def _may_run_again(self, attempt: AttemptInputs, ran: StepOutcome, failure: Failure) -> bool:
         """Whether such a failure is retried at all, however many there were before."""
-        decision = decide(self._policy(attempt, failure), History(1), failure, 0.0, verdict=ran.verdict)
+        policy = self._policy(attempt, failure, ran.verdict)
+        decision = decide(policy, History(1), failure, 0.0, verdict=ran.verdict)
         return isinstance(decision, Again)
 
     def _sets_aside(self, unknown: str) -> bool:

@@ -98,6 +98,12 @@ def test_a_class_and_a_destination_belong_to_the_step() -> None:
         ({"max_retries": 3}, ParameterTypeError, ("max_retries=3", "did you mean 'attempts'?")),
         ({"queue": "emails"}, ParameterTypeError, ("queue='emails'", "did you mean 'resource_class'?")),
         ({"time_limit": 3}, ParameterTypeError, ("time_limit=3", "did you mean 'attempt_timeout'?")),
+        ({"on": 5}, ParameterTypeError, ("on=5", "an exception class, a tuple of them, or a function")),
+        ({"on": ()}, ParameterTypeError, ("on=()", "an exception class")),
+        ({"on": "ValueError"}, ParameterTypeError, ("on='ValueError'", "an exception class")),
+        ({"on": KeyboardInterrupt}, ParameterTypeError, ("KeyboardInterrupt is control flow",)),
+        ({"on": lambda: True}, ParameterTypeError, ("on=lambda error: …", "takes no argument")),
+        ({"autoretry_for": OSError}, ParameterTypeError, ("did you mean 'on'?",)),
     ],
 )
 def test_a_wrong_option_is_refused_by_its_name_when_the_step_is_decorated(

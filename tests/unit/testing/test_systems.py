@@ -343,6 +343,8 @@ def print_nothing() -> None: ...
         (lambda system: system.job("none").retry(), "no job has the id 'none'"),
         (lambda system: system.submit("http", {}, dealine=3), "did you mean 'deadline'?"),
         (lambda system: system.submit("http", 7), "a mapping of names to JSON values"),
+        (lambda system: system.submit_many("http"), "a list of mappings with the arguments of submit"),
+        (lambda system: system.submit_many([("http", {}), {"job_type": "http", "dealine": 3}]), "items[1].dealine"),
     ],
 )
 def test_a_wrong_call_is_refused_and_says_what_is_accepted(
@@ -512,6 +514,35 @@ def test_a_deadline_ends_a_job_that_waits_for_its_next_attempt() -> None:
         result = system.run("http.request", {"url": "https://shop.example.com/"}, deadline=timedelta(minutes=90))
         assert result.status == "timeout"
         assert system.now - START <= timedelta(minutes=91)
+
+
+def test_many_jobs_are_submitted_at_once_with_an_answer_for_each() -> None:
+    items: list[Any] = [
+        ("http.request", {"url": "https://shop.example.com/"}),
+        {"job_type": "http.request", "inputs": {"url": "https://b.example.com/"}, "assignment_id": "b"},
+        {"job_type": "http.request", "inputs": {"n": 3}, "assignment_id": "taken"},
+        {"job_type": "http.request", "assignment_id": "later", "tenant_id": "acme", "delay": timedelta(hours=1)},
+    ]
+    with rk.testing.system_sync(start=START) as system:
+        system.answer("http.request", {"status_code": 200})
+        system.submit("http.request", {"n": 1}, assignment_id="taken")
+        first, second, taken, later = system.submit_many(items)
+        assert isinstance(taken, rk.KeyConflictError)
+        jobs = [one for one in (first, second, later) if isinstance(one, rk.testing.SyncVirtualJob)]
+        assert [(one.assignment_id, one.tenant_id) for one in jobs[1:]] == [("b", None), ("later", "acme")]
+        assert [one.status() for one in jobs] == ["pending"] * 3
+        system.drain()
+        assert [one.wait() for one in jobs] == ["succeeded"] * 3
+        assert system.now - START >= timedelta(hours=1)
+        assert system.submit_many([]) == []
+
+    async def main() -> None:
+        async with rk.testing.system() as system:
+            system.answer("http.request", {"status_code": 200})
+            answers = await system.submit_many(items)
+            assert [await one.wait() for one in answers if isinstance(one, rk.testing.VirtualJob)] == ["succeeded"] * 4
+
+    asyncio.run(main())
 
 
 def test_several_workers_share_the_jobs() -> None:

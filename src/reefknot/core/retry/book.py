@@ -219,14 +219,24 @@ class Book(Struct, frozen=True, eq=False, kw_only=True):
         return f"<Book {self.hash[:12]}>"
 
     def resolve(
-        self, target: str, failure: Failure | None = None, *, source: str | None = None, request: Request = NO_REQUEST
+        self,
+        target: str,
+        failure: Failure | None = None,
+        *,
+        source: str | None = None,
+        request: Request = NO_REQUEST,
+        retryable: FieldValue | None = None,
     ) -> ResolvedPolicy:
-        """The policy for this target, source, failure and request."""
+        """
+        The policy for this target, source, failure and request.
+
+        `retryable` is the answer of the step itself about this failure, which belongs to the step's layer.
+        """
         known = None if failure is None else (failure.code, failure.failure_type, failure.http_status)
-        key = (target, source, known, request)
+        key = (target, source, known, request, retryable)
         found = self._cache.get(key)
         if found is None:
-            origins = self.origins(target, failure, source=source, request=request)
+            origins = self.origins(target, failure, source=source, request=request, retryable=retryable)
             found = ResolvedPolicy.of(target, origins, self.hash)
             if len(self._cache) >= _CACHE:
                 self._cache.clear()
@@ -242,21 +252,29 @@ class Book(Struct, frozen=True, eq=False, kw_only=True):
         return lambda failure: self.resolve(target, failure, source=source)
 
     def origins(
-        self, target: str, failure: Failure | None = None, *, source: str | None = None, request: Request = NO_REQUEST
+        self,
+        target: str,
+        failure: Failure | None = None,
+        *,
+        source: str | None = None,
+        request: Request = NO_REQUEST,
+        retryable: FieldValue | None = None,
     ) -> dict[str, FieldOrigin]:
         """The winner of every field. Whether they make sense together is only checked by `resolve`."""
         kind = kind_of(target)
-        fields = fold_patches(self._patches(kind, target, failure, source, request))
+        asked = EMPTY_PATCH if retryable is None else {"retryable": retryable}
+        fields = fold_patches(self._patches(kind, target, failure, source, request, asked))
         _keep_consistent(fields, kind, failure)
         return fields
 
     def _patches(
-        self, kind: str, target: str, failure: Failure | None, source: str | None, request: Request
+        self, kind: str, target: str, failure: Failure | None, source: str | None, request: Request, asked: Patch
     ) -> Iterator[Patch]:
         yield from self.base[kind]
         if kind == "block" and failure is not None:
             yield from self._category(failure)
         yield self.own.get(target, EMPTY_PATCH)
+        yield asked
         entries = [entry for name in families(target) for entry in self.targets.get(name, ())]
         if not entries and kind in self.others:
             entries = [self.others[kind]]

@@ -163,6 +163,8 @@ class PolicyAnswer(Struct, frozen=True):
     """Of a connector: the rules by which its sources are held to be down."""
     throttled: bool = False
     """Whether workers throttle the retries of a busy destination."""
+    asked_at: str = ""
+    """Of a step with `on=`: the file and line of its decorator."""
 
     @property
     def retried(self) -> bool:
@@ -184,6 +186,16 @@ def sentence(answer: PolicyAnswer) -> str:
     if len(answer.schedule) < min(policy.retries, 100):
         text += f" The time budget of {seconds(policy.time_budget)} has room for {len(answer.schedule)} of them."
     return text
+
+
+def by_step(answer: PolicyAnswer) -> str:
+    """The part that the step's own `on=` has in the answer, in a sentence; empty where the step has none."""
+    if not answer.asked_at:
+        return ""
+    return (
+        f"The step has on= ({near(answer.asked_at)}), which decides for each exception that the step raises whether it "
+        "is retried, and is not asked here: the answer above is that for time limits and results without an exception."
+    )
 
 
 def under_load(answer: PolicyAnswer) -> str:

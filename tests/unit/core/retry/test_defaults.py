@@ -20,7 +20,7 @@ from reefknot.core.retry.book import (
     TargetEntry,
     patch,
 )
-from reefknot.core.retry.classify import retryable_code, retryable_status
+from reefknot.core.retry.classify import classify, retryable_code, retryable_status
 from reefknot.core.retry.decide import Again, History, decide
 from reefknot.core.retry.defaults import (
     BASE,
@@ -361,6 +361,18 @@ def test_a_policy_names_what_its_step_set_also_where_a_request_passes_it_on() ->
     }
     assert book.resolve(target, request=Request(time_budget=5.0, retries=1)).set_by_step == {}
     assert builtin_book().resolve(target).set_by_step == {}
+
+
+def test_the_answer_of_a_step_about_a_failure_is_over_its_code_and_under_what_a_file_says_of_it() -> None:
+    target, book = "block:report.render", builtin_book()
+    bug, yes = classify("", code=ErrorCode.execution_failed), FieldValue(True, Layer.STEP, "steps.py:7")
+    no = FieldValue(False, Layer.STEP, "steps.py:7")
+
+    assert [book.resolve(target, bug, retryable=one).retryable for one in (None, yes, no)] == [False, True, False]
+    assert book.resolve(target, bug, retryable=yes).set_by_step == {"retryable": "steps.py:7"}
+    never = TargetEntry(overrides={bug.code: patch(Layer.OVERRIDE, "reefknot.yaml:3", {"retryable": False})})
+    written = structs.replace(book, targets={target: (never,)}, _cache={})
+    assert not written.resolve(target, bug, retryable=yes).retryable
 
 
 @for_each_row(
