@@ -11,7 +11,9 @@ TYPE_CHECKING = False  # a plain name, so that typing is not imported for it
 if TYPE_CHECKING:
     from reefknot import testing as testing
     from reefknot.app.clients import SyncClient as SyncClient
+    from reefknot.app.clients import SyncClientLike as SyncClientLike
     from reefknot.app.clients import SyncHandle as SyncHandle
+    from reefknot.app.clients import SyncHandleLike as SyncHandleLike
     from reefknot.app.clients import connect as connect
     from reefknot.app.clients import connect_sync as connect_sync
     from reefknot.app.embedded import system as system
@@ -123,7 +125,9 @@ if TYPE_CHECKING:
     from reefknot.retrying.types import FailedAttempt as FailedAttempt
     from reefknot.retrying.types import RetryEvent as RetryEvent
     from reefknot.router.client import Client as Client
+    from reefknot.router.client import ClientLike as ClientLike
     from reefknot.router.client import Handle as Handle
+    from reefknot.router.client import HandleLike as HandleLike
     from reefknot.router.client import SubmitItem as SubmitItem
     from reefknot.router.client import SubmitOptions as SubmitOptions
     from reefknot.router.service import Router as Router
@@ -132,7 +136,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "reefknot.app.clients": "SyncClient SyncHandle connect connect_sync",
+    "reefknot.app.clients": "SyncClient SyncClientLike SyncHandle SyncHandleLike connect connect_sync",
     "reefknot.app.embedded": "system system_sync",
     "reefknot.app.managers": "IdempotencyManager RetryManager get_retry_manager open_manager",
     "reefknot.app.stores": "open_audit_log open_store",
@@ -177,7 +181,7 @@ _HOMES = {
     "reefknot.retrying.failures": "classify_failure http_errors",
     "reefknot.retrying.retrier": "Retrier",
     "reefknot.retrying.types": "FailedAttempt RetryEvent",
-    "reefknot.router.client": "Client Handle SubmitItem SubmitOptions",
+    "reefknot.router.client": "Client ClientLike Handle HandleLike SubmitItem SubmitOptions",
     "reefknot.router.service": "Router",
     "reefknot.worker.service": "Worker",
 }

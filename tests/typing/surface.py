@@ -11,6 +11,7 @@ import logging
 import re
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypedDict, assert_type
@@ -378,6 +379,21 @@ def submits_without_a_loop(given: dict[str, Any], options: rk.SubmitOptions) -> 
     with rk.system_sync(modules="steps", drain=timedelta(seconds=5)) as served:
         assert_type(served, rk.SyncClient)
     rk.system_sync(module="steps")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+
+def serves(connect: Callable[[], AbstractAsyncContextManager[rk.ClientLike]]) -> None: ...
+
+
+def serves_without_a_loop(connect: Callable[[], AbstractContextManager[rk.SyncClientLike]]) -> None: ...
+
+
+serves(rk.connect)
+serves(lambda: rk.system(modules="steps"))
+serves(rk.testing.system)
+serves(rk.connect_sync)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+serves_without_a_loop(rk.connect_sync)
+serves_without_a_loop(rk.system_sync)
+serves_without_a_loop(rk.testing.system_sync)
 
 
 async def runs_a_system_of_its_own() -> None:

@@ -13,12 +13,12 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from msgspec import Struct
 
@@ -477,3 +477,34 @@ def connect_sync(
     It works from any thread, from several at once, and in a fork. The parameters are those of `connect`.
     """
     return SyncClient(url, config=config, create=create, size=size, nats=nats)
+
+
+# ---- for annotations -------------------------------------------------------------------------------------------------
+
+
+class SyncHandleLike(Protocol):
+    """A job by its id, of a sync client or of a system under test."""
+
+    assignment_id: str
+    tenant_id: str | None
+
+    def result(self, timeout: float | timedelta | None = None) -> ExecResult: ...
+    def wait(self, timeout: float | timedelta | None = None) -> str: ...
+    def status(self) -> str: ...
+    def cancel(self, reason: str = "") -> None: ...
+    def retry(self, reason: str = "") -> None: ...
+
+
+class SyncClientLike(Protocol):
+    """A sync client, or a system under test in its place: the type for code that submits work."""
+
+    def submit(
+        self, job_type: str, inputs: Mapping[str, Any] | None = None, **options: Unpack[SubmitOptions]
+    ) -> SyncHandleLike: ...
+    def submit_many(
+        self, items: Iterable[SubmitItem | tuple[str, Mapping[str, Any] | None]]
+    ) -> Sequence[SyncHandleLike | QueueFullError | KeyConflictError]: ...
+    def run(
+        self, job_type: str, inputs: Mapping[str, Any] | None = None, **options: Unpack[SubmitOptions]
+    ) -> ExecResult: ...
+    def job(self, assignment_id: str, tenant_id: str | None = None) -> SyncHandleLike: ...

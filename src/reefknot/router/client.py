@@ -8,7 +8,7 @@ the store until it is asked for, by the process that submitted it or by another 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from math import inf
-from typing import Any, Required, TypedDict, Unpack, cast
+from typing import Any, Protocol, Required, TypedDict, Unpack, cast
 
 from msgspec import Struct
 
@@ -466,3 +466,34 @@ def _is_same_job(one: ExecAssignment, other: ExecAssignment) -> bool:
 
 def _milliseconds(name: str, given: float | timedelta | None) -> int | None:
     return None if given is None else max(1, round(checks.seconds(name, given, most=LONGEST_DEADLINE_S) * 1000))
+
+
+# ---- for annotations -------------------------------------------------------------------------------------------------
+
+
+class HandleLike(Protocol):
+    """A job by its id, of a client or of a system under test."""
+
+    assignment_id: str
+    tenant_id: str | None
+
+    async def result(self, timeout: float | timedelta | None = None) -> ExecResult: ...
+    async def wait(self, timeout: float | timedelta | None = None) -> str: ...
+    async def status(self) -> str: ...
+    async def cancel(self, reason: str = "") -> None: ...
+    async def retry(self, reason: str = "") -> None: ...
+
+
+class ClientLike(Protocol):
+    """A client, or a system under test in its place: the type for code that submits work."""
+
+    async def submit(
+        self, job_type: str, inputs: Mapping[str, Any] | None = None, **options: Unpack[SubmitOptions]
+    ) -> HandleLike: ...
+    async def submit_many(
+        self, items: Iterable[SubmitItem | tuple[str, Mapping[str, Any] | None]]
+    ) -> Sequence[HandleLike | QueueFullError | KeyConflictError]: ...
+    async def run(
+        self, job_type: str, inputs: Mapping[str, Any] | None = None, **options: Unpack[SubmitOptions]
+    ) -> ExecResult: ...
+    def job(self, assignment_id: str, tenant_id: str | None = None) -> HandleLike: ...
