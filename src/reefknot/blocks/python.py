@@ -139,7 +139,8 @@ class BlockRegistry:
     def add(self, block: Block) -> None:
         known = self._blocks.get(block.type)
         if known is not None and not _is_same_function(known, block):
-            raise ParameterError("type", block.type, "a type that no other block has")
+            holder = ".".join(filter(None, _home_of(known))) or type(known).__name__
+            raise ParameterError("type", block.type, f"a type that no other block has; this one is of {holder}")
         self._blocks[block.type] = block
 
     def blocks(self) -> dict[str, Block]:
