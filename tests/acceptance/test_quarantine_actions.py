@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
+import reefknot as rk
 from tests.acceptance.folder import Folder, until
 
 CONFIG = """
@@ -93,6 +96,12 @@ def test_failures_of_one_cause_are_one_group_and_an_edited_payload_is_a_new_vers
     assert (shown["state"], shown["history"][-1]["why"]) == ("discarded", "replaced by order~2")
     assert shown["assignment"]["job"]["payload"] == json.loads(original)
     assert folder.json("job", "show", "order~2")["history"][0]["why"] == "order: a typo"
+    with rk.connect_sync(folder.engine) as client:  # as a web application that knows the order's id alone
+        latest = client.job("order").latest()
+        assert (latest.assignment_id, latest.result().output) == ("order~2", {"city": "Rome"})
+        assert latest.latest().assignment_id == "order~2"
+        with pytest.raises(rk.UnknownJobError):
+            client.job("nothing").latest()
 
     assert folder.json("quarantine", "purge", "--before", "30d", "--because", "old")["count"] == 0
     assert [(one["action"], one["actor"], one["details"]["reason"]) for one in actions(folder)] == [

@@ -245,6 +245,10 @@ class SyncHandle:
         """The state at the job's end, waited for as `result` does. A job that failed is no error here."""
         return self._call(lambda job: job.wait(timeout))
 
+    def latest(self) -> SyncHandle:
+        """The job that runs in place of this one, after a requeue with an edited payload; else itself."""
+        return self._client._handle(self._call(lambda job: job.latest()))
+
     def status(self) -> str:
         """The state: `pending`, `running`, `succeeded`, `failed`, `cancelled`, …; `unknown` for no such job."""
         return self._call(lambda job: job.status())

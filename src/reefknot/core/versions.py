@@ -12,6 +12,7 @@ from reefknot.core.work import (
     ROUTER,
     HistoryEntry,
     WorkItem,
+    WorkState,
     assignment_and_tenant,
     deadline_again,
     discard,
@@ -37,6 +38,12 @@ def next_record(record: str) -> str:
 def replaced_reason(name: str) -> str:
     """The reason for which the item of this id was discarded whose next version runs instead."""
     return f"replaced by {next_version(name)}"
+
+
+def is_replaced(item: WorkItem) -> bool:
+    """Whether the next version of an item runs instead of it."""
+    last = item.history[-1].why if item.history else ""
+    return item.state is WorkState.DISCARDED and last == replaced_reason(item.assignment_id)
 
 
 def replaced(item: WorkItem, payload: bytes, now: Moment, *, who: str, why: str = "") -> tuple[WorkItem, WorkItem]:

@@ -21,7 +21,7 @@ from msgspec import Struct
 from reefknot.core.failure_groups import failure_summary
 from reefknot.core.messages import InvalidMessage, read_assignment
 from reefknot.core.redaction import HIDDEN
-from reefknot.core.versions import next_record, next_version, replaced_reason
+from reefknot.core.versions import is_replaced, next_record, next_version
 from reefknot.core.work import ROUTER, WorkItem, WorkState, assignment_and_tenant, is_ingestion, record_id
 from reefknot.errors import OperationError
 from reefknot.operations import bulk
@@ -410,7 +410,7 @@ async def _to_edit(operator: Operator, record: str) -> tuple[WorkItem, Unclaimed
     """The job with its payload: in quarantine, or replaced by an earlier request of the same. Its next version may be
     one that nobody will run."""
     item = await operator.store.work.get(record)
-    if item is not None and (item.state is WorkState.QUARANTINED or _is_replaced(item)):
+    if item is not None and (item.state is WorkState.QUARANTINED or is_replaced(item)):
         unclaimed = await UnclaimedJobs.over(operator)
         unclaimed.add([msgspec.structs.replace(item, id=next_record(item.id))])
         return item, unclaimed
@@ -425,7 +425,7 @@ async def _replace(operator: Operator, item: WorkItem, body: bytes, because: str
     if done is not None:
         return
     old, new = await store.work.get(item.id), await store.work.get(successor)
-    if old is not None and _is_replaced(old) and new is not None and new.payload == body:
+    if old is not None and is_replaced(old) and new is not None and new.payload == body:
         return  # by this request, which was cut off before it was answered
     name = assignment_and_tenant(successor)[0]
     if new is None:
@@ -444,8 +444,3 @@ def _edit_events(operator: Operator, item: WorkItem, body: bytes, because: str) 
     new = msgspec.structs.replace(item, id=next_record(item.id), resource_class=ROUTER, payload=body)
     journal = Journal(None, redactor=operator.redactor)
     return [action, *journal.entries([submitted_event(new, clock.wall())])]
-
-
-def _is_replaced(item: WorkItem) -> bool:
-    """Whether the next version of a job runs instead of it."""
-    return item.state is WorkState.DISCARDED and item.history[-1].why == replaced_reason(item.assignment_id)

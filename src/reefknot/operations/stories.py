@@ -38,7 +38,7 @@ from reefknot.core.messages import DEFAULT_TIMEOUT_MS, InvalidMessage, read_assi
 from reefknot.core.retry.backoff import delay_before
 from reefknot.core.retry.book import Layer, Request
 from reefknot.core.retry.decide import DECIDING_FIELD
-from reefknot.core.versions import next_version, replaced_reason
+from reefknot.core.versions import is_replaced, next_version
 from reefknot.core.work import WorkItem, WorkState, attempts_begun, is_ingestion, is_over, runs_now, step_key
 from reefknot.errors import ReefknotError
 from reefknot.operations.values import time_text
@@ -344,11 +344,10 @@ def key_of(item: WorkItem, guarded: str | None, assignment: Any) -> tuple[str | 
 
 def versions_of(item: WorkItem) -> dict[str, str | None]:
     """The version of the job that runs instead of it, and the one that it replaces."""
-    name, last = item.assignment_id, item.history[-1] if item.history else None
-    is_replaced = item.state is WorkState.DISCARDED and last is not None and last.why == replaced_reason(name)
+    name = item.assignment_id
     before = [one.why.partition(": ")[0] for one in item.history if one.what == "replaces"]
     replaces = next((one for one in before if next_version(one) == name), None)
-    return {"replaced_by": next_version(name) if is_replaced else None, "replaces": replaces}
+    return {"replaced_by": next_version(name) if is_replaced(item) else None, "replaces": replaces}
 
 
 async def cancellation_of(log: AuditLog, item: WorkItem) -> list[KeptEntry]:

@@ -30,7 +30,16 @@ from reefknot.core.messages import (
 )
 from reefknot.core.overload.submission import SubmissionRules
 from reefknot.core.results import answer_of, cancel_reason
-from reefknot.core.work import WorkItem, can_retry, is_ingestion, is_over, record_id, visible_state
+from reefknot.core.versions import is_replaced, next_record
+from reefknot.core.work import (
+    WorkItem,
+    assignment_and_tenant,
+    can_retry,
+    is_ingestion,
+    is_over,
+    record_id,
+    visible_state,
+)
 from reefknot.errors import (
     KeyConflictError,
     NotJsonError,
@@ -201,6 +210,19 @@ class Handle:
         if item is None:
             raise UnknownJobError(self.assignment_id, tenant_id=self.tenant_id)
         return item
+
+    async def latest(self) -> "Handle":
+        """
+        The job that runs in place of this one: its latest version, after a requeue with an edited payload; else itself.
+
+        An edited requeue discards `order-7`, and `order-7~2` runs.
+        """
+        record = self._record_id
+        item: WorkItem | None = await self._found()
+        while item is not None and is_replaced(item):
+            record = next_record(record)
+            item = await self._client.submissions.find(record)
+        return self if record == self._record_id else self._client.job(*assignment_and_tenant(record))
 
     async def status(self) -> str:
         """The state as `job list` shows it: `pending`, `running`, `succeeded`, …; `unknown` for no such job."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from reefknot.core.time import Moment
-from reefknot.core.versions import next_record, next_version, replaced, replaced_reason
-from reefknot.core.work import ROUTER, WorkItem, WorkState, is_ingestion
+from reefknot.core.versions import is_replaced, next_record, next_version, replaced, replaced_reason
+from reefknot.core.work import ROUTER, WorkItem, WorkState, discard, is_ingestion
 from reefknot.errors import IllegalMoveError
 
 NOW = Moment(wall=50_000, steady=7)
@@ -66,6 +66,7 @@ def test_the_next_version_is_the_same_work_with_another_payload_and_a_fresh_budg
 ) -> None:
     item = quarantined(resource_class)
     old, new = replaced(item, b"new", NOW, who="ann", why="a typo")
+    assert [is_replaced(one) for one in (item, old, new)] == [False, True, False]
 
     assert (old.state, old.payload, old.reason) == (WorkState.DISCARDED, b"\xff", "bad")
     assert [(one.what, one.why, one.who) for one in old.history] == [("discarded", "replaced by order~2", "ann")]
@@ -82,3 +83,9 @@ def test_without_a_reason_the_link_is_the_id_alone_and_only_quarantined_work_is_
     assert replaced(item, b"", NOW, who="ann")[1].history[0].why == "order"
     with pytest.raises(IllegalMoveError):
         replaced(WorkItem("a", "t"), b"", NOW, who="ann")
+
+
+def test_work_that_was_discarded_for_another_reason_is_not_replaced() -> None:
+    item = quarantined("cpu")
+    assert not is_replaced(discard(item, NOW, who="ann", reason="not wanted"))
+    assert not is_replaced(WorkItem("a", "t", state=WorkState.DISCARDED))
