@@ -29,8 +29,9 @@ from reefknot.config.schema import FsBlockSection, HttpBlockSection, SqlBlockSec
 from reefknot.config.secrets import WEBHOOK, SecretText, resolve_at, webhook_reference
 from reefknot.config.settings import Settings
 from reefknot.connectors.registry import registry as connectors
+from reefknot.core.retry.explain import lost_retries
 from reefknot.errors import ConfigurationError, shown
-from reefknot.ports.block import Block
+from reefknot.ports.block import Block, own_policies
 from reefknot.runtime.database_urls import SQLITE_PREFIX, sqlite_path
 from reefknot.runtime.log import logger, printable
 
@@ -231,6 +232,18 @@ def blocks_for(settings: Settings, modules: Sequence[str] = (), *, store: str | 
         own |= load_module(module, path=folder, others=connectors.homes)
     check_roots(settings, loaded_modules())
     return by_name(standard, load_entry_points(), own)
+
+
+def warn_of_lost_retries(settings: Settings, blocks: Iterable[Block]) -> None:
+    """Log each step whose own wait does not fit into its time, so that it is not retried as its decorator says."""
+    if not settings.retries_gate:
+        return
+    own = own_policies(blocks)
+    book = settings.book.with_blocks(own)
+    for target in own:
+        policy = book.resolve(target)
+        if problem := lost_retries(policy, policy.provenance):
+            logger().warning("step %s: %s", target.removeprefix("block:"), problem)
 
 
 def start_preparing(settings: Settings, blocks: Iterable[Block]) -> Timer:

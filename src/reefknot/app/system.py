@@ -23,7 +23,7 @@ from reefknot.app import presence
 from reefknot.app.activity import Activity
 from reefknot.app.alerts import running_activity
 from reefknot.app.audit_copies import kept_events
-from reefknot.app.block_settings import blocks_for, check_logins, start_preparing
+from reefknot.app.block_settings import blocks_for, check_logins, start_preparing, warn_of_lost_retries
 from reefknot.app.ingestion import running_ingestion, sync_entries
 from reefknot.app.presence import STATUS_EVERY_S, STORE_S, look_for_orphans
 from reefknot.app.reload import PolicyReload, ReloadOutcome
@@ -403,6 +403,7 @@ async def running_system(
     """
     blocks = blocks_for(settings, modules, store=url)
     if workers:
+        warn_of_lost_retries(settings, blocks.values())
         await check_logins(settings)
     options, working = options_of(settings), worker_settings(settings)
     # Elsewhere than on NATS no peer speaks, and every worker would hear every assignment.

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
-from reefknot.app.block_settings import blocks_for
+from reefknot.app.block_settings import blocks_for, warn_of_lost_retries
 from reefknot.blocks.python import registry
 from reefknot.config.layers import Tree, load_tree
 from reefknot.config.reading.session import Mark
@@ -104,10 +104,12 @@ def _blocks(settings: Settings, modules: Modules) -> dict[str, Block]:
         else:
             raise ParameterTypeError("modules", one, accepted)
     try:
-        return blocks_for(settings, names, store="memory:") | steps
+        blocks = blocks_for(settings, names, store="memory:") | steps
     except ConfigurationError as error:
         problems = [str(one) for one in error.problems]
         raise ConfigurationError([one.replace("--module ", "modules: ", 1) for one in problems]) from error
+    warn_of_lost_retries(settings, blocks.values())
+    return blocks
 
 
 def _start(start: datetime | None) -> float:
