@@ -124,6 +124,7 @@ if TYPE_CHECKING:
     from reefknot.retrying.retrier import Retrier as Retrier
     from reefknot.retrying.types import FailedAttempt as FailedAttempt
     from reefknot.retrying.types import RetryEvent as RetryEvent
+    from reefknot.retrying.types import RetryKeywords as RetryKeywords
     from reefknot.router.client import Client as Client
     from reefknot.router.client import ClientLike as ClientLike
     from reefknot.router.client import Handle as Handle
@@ -180,7 +181,7 @@ _HOMES = {
     "reefknot.retrying.decorator": "retry using",
     "reefknot.retrying.failures": "classify_failure http_errors",
     "reefknot.retrying.retrier": "Retrier",
-    "reefknot.retrying.types": "FailedAttempt RetryEvent",
+    "reefknot.retrying.types": "FailedAttempt RetryEvent RetryKeywords",
     "reefknot.router.client": "Client ClientLike Handle HandleLike SubmitItem SubmitOptions",
     "reefknot.router.service": "Router",
     "reefknot.worker.service": "Worker",

@@ -252,6 +252,34 @@ rk.retry(before=5)  # type: ignore[call-overload]  # pyright: ignore[reportArgum
 rk.retry(deadline="10")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
 
 
+# ---- options in a dictionary -----------------------------------------------------------------------------------------
+def decorates(given: dict[str, Any], options: rk.RetryKeywords) -> None:
+    @rk.retry(**given)
+    def by_dict(url: str) -> bytes:
+        return b""
+
+    @rk.retry(**given)
+    async def aby_dict(url: str) -> bytes:
+        return b""
+
+    @rk.retry(**options)
+    def by_keywords(url: str) -> bytes:
+        return b""
+
+    # For mypy the value is `bytes | Any`, as a fallback may be among the options: what bytes cannot be is refused.
+    as_function: Callable[[str], bytes] = by_dict
+    as_async: Callable[[str], Awaitable[bytes]] = aby_dict
+    as_other: Callable[[str], bytes] = by_dict.using(**given)
+    print(as_function, as_async, as_other)
+    by_dict(1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    by_dict("x").nothing()  # type: ignore[union-attr]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+    by_dict.using(atempts=1)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+    rk.retry(**given, atempts=1)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+    assert_type(by_keywords("x"), bytes)
+    assert_type(by_keywords.using(**options)("x"), bytes)
+    assert_type(rk.using(by_keywords, **options)("x"), bytes)
+
+
 # ---- fallback --------------------------------------------------------------------------------------------------------
 @rk.retry(attempts=2, fallback=None)
 def or_none(url: str) -> bytes:
@@ -287,6 +315,17 @@ class Prices:
         return name
 
 
+class Cached:
+    @rk.retry
+    async def get(self, name: str) -> bytes:
+        return b""
+
+
+assert_type(bare.using(fallback=None)("x", size=2), bytes | None)
+assert_type(bare.using(fallback=attempt_of, attempts=2)("x"), bytes | int)
+assert_type(Client.method.using(fallback=0)(client, 1), str | int)
+bare.using(fallback=None)(1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+bare.using(fallback=None, atempts=2)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
 assert_type(or_none("x"), bytes | None)
 assert_type(or_attempt("x"), bytes | int)
 assert_type(Prices().of("x"), str | int)
@@ -300,6 +339,10 @@ or_none(1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 async def fallback_awaited() -> None:
     assert_type(await or_cached("x"), bytes | str)
     assert_type(await or_zero("x"), bytes | int)
+    assert_type(await abare.using(fallback=acached)("x"), bytes | str)
+    assert_type(await abare.using(fallback=attempt_of)("x"), bytes | int)
+    assert_type(await abare.using(fallback=None)("x"), bytes | None)
+    assert_type(await Cached.get.using(fallback=None)(Cached(), "x"), bytes | None)
     assert_type(await rk.Retrier(fallback=acached).acall(afetch, "x"), int | str)
 
 

@@ -18,7 +18,7 @@ HEAVY = {"typing", "re", "msgspec", "asyncio", "logging", "inspect", "dataclasse
 PROMISED = {
     *("retry", "using", "Retrier", "RetryPolicy", "RetryStrategy", "Jitter", "CircuitBreaker", "RetryThrottle"),
     *("RetryAfter", "http_errors", "classify_failure", "Outcome", "AttemptRecord", "RetryEvent", "FailedAttempt"),
-    "Reason",
+    *("Reason", "RetryKeywords"),
     *("ErrorCode", "FailureType", "Failure", "BreakerState", "testing"),
 }
 

@@ -31,8 +31,9 @@ from reefknot.config.schema import FsBlockSection, HttpBlockSection, SqlBlockSec
 from reefknot.config.secrets import WEBHOOK, SecretText, resolve_at, webhook_reference
 from reefknot.config.settings import Settings
 from reefknot.connectors.registry import registry as connectors
+from reefknot.core.retry.explain import lost_retries
 from reefknot.errors import ConfigurationError, ParameterError, ParameterTypeError, shown
-from reefknot.ports.block import Block
+from reefknot.ports.block import Block, own_policies
 from reefknot.runtime.database_urls import SQLITE_PREFIX, sqlite_path
 from reefknot.runtime.log import logger, printable
 
@@ -85,6 +86,12 @@ def _references(settings: Settings) -> dict[str, Callable[[], str | None]]:
 
     reference = webhook_reference(settings.tree)
     return {} if reference is None else {reference: read}
+
+
+async def check_steps(settings: Settings, blocks: Iterable[Block]) -> None:
+    """Warn of steps that do not run as their decorator says, and refuse logins that may do too much."""
+    warn_of_lost_retries(settings, blocks)
+    await check_logins(settings)
 
 
 async def check_logins(settings: Settings) -> None:
@@ -266,6 +273,18 @@ def blocks_of(settings: Settings, modules: Modules, *, store: str) -> dict[str, 
     except ConfigurationError as error:
         problems = [str(one) for one in error.problems]
         raise ConfigurationError([one.replace("--module ", "modules: ", 1) for one in problems]) from error
+
+
+def warn_of_lost_retries(settings: Settings, blocks: Iterable[Block]) -> None:
+    """Log each step whose own wait does not fit into its time, so that it is not retried as its decorator says."""
+    if not settings.retries_gate:
+        return
+    own = own_policies(blocks)
+    book = settings.book.with_blocks(own)
+    for target in own:
+        policy = book.resolve(target)
+        if problem := lost_retries(policy, policy.provenance):
+            logger().warning("step %s: %s", target.removeprefix("block:"), problem)
 
 
 def start_preparing(settings: Settings, blocks: Iterable[Block]) -> Timer:

@@ -22,7 +22,7 @@ from reefknot.app import presence
 from reefknot.app.activity import Activity
 from reefknot.app.alerts import running_activity
 from reefknot.app.audit_copies import kept_events
-from reefknot.app.block_settings import blocks_for, check_logins, start_preparing
+from reefknot.app.block_settings import blocks_for, check_steps, start_preparing
 from reefknot.app.clients import system_scope
 from reefknot.app.ingestion import running_ingestion, sync_entries
 from reefknot.app.presence import STATUS_EVERY_S, STORE_S, look_for_orphans
@@ -399,7 +399,7 @@ async def running_system(
     """
     blocks = modules if isinstance(modules, Mapping) else blocks_for(settings, modules, store=url)
     if workers:
-        await check_logins(settings)
+        await check_steps(settings, blocks.values())
     options, working = options_of(settings), worker_settings(settings)
     # Elsewhere than on NATS no peer speaks, and every worker would hear every assignment.
     hears_shared = is_nats_url(url) and settings.configuration.router.shared_subject == "ours"

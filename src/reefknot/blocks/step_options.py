@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from reefknot.core import checks
 from reefknot.core.messages import LONGEST_ID
+from reefknot.core.retry.backoff import delay_without_jitter
 from reefknot.core.retry.policy import LONGEST_WAIT, RetryPolicy
 from reefknot.errors import ParameterError, ParameterTypeError
 from reefknot.ports.block import StepRule
@@ -109,7 +110,16 @@ def _policy_fields(given: Mapping[str, Any]) -> dict[str, Any]:
     except ParameterError as error:
         option = next((one for one, field in _FIELDS.items() if (field or one) == error.parameter), error.parameter)
         raise type(error)(option, given.get(option), error.accepted) from None
+    if {"timeout", "base_delay"} <= given.keys() and policy.retries:
+        _check_room(given["base_delay"], policy)
     return {field: getattr(policy, field) for field in named}
+
+
+def _check_room(base_delay: object, policy: RetryPolicy) -> None:
+    """Refuse a delay that the step's own time cannot hold once: none of the retries that it is for would happen."""
+    if delay_without_jitter(0, policy) >= policy.time_budget:
+        least = f"less than timeout, which is {policy.time_budget:g} s for all executions and the waits between them"
+        raise ParameterError("base_delay", base_delay, f"{least}; attempts=1 for no retries")
 
 
 def _resource_class(given: object) -> str:

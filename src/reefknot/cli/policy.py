@@ -362,8 +362,9 @@ def _overridden(name: str, one: FieldValue) -> str:
 def put_answer(answer: words.PolicyAnswer, *, wide: bool = False) -> None:
     """The answer for people: the sentence first, then the policy, the waits and the gate."""
     put(words.sentence(answer))
-    if asked := words.by_step(answer):
-        put(asked)
+    for more in (words.short_of_time(answer), words.by_step(answer)):
+        if more:
+            put(more)
     put()
     put_policy(answer.policy, answer.provenance, wide=wide)
     if answer.schedule:

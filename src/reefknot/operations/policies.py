@@ -35,7 +35,14 @@ from reefknot.core.retry.book import (
 from reefknot.core.retry.policy import RetryPolicy
 from reefknot.errors import ParameterError
 from reefknot.operations.values import ParameterUseError, jsonable, one_of, unknown_word
-from reefknot.operations.words.policies import CONTROL_FLOW, RETRYABLE, PolicyAnswer, condition_name, ingestion_json
+from reefknot.operations.words.policies import (
+    CONTROL_FLOW,
+    RETRYABLE,
+    PolicyAnswer,
+    condition_name,
+    ingestion_json,
+    short_of_time,
+)
 
 if TYPE_CHECKING:
     from reefknot.config.layers import Gate
@@ -400,6 +407,8 @@ def answer_json(answer: PolicyAnswer) -> dict[str, Any]:
     more: dict[str, Any] = {} if answer.health is None else {"ingestion": ingestion_json(answer, answer.health)}
     if answer.asked_at:
         more["on"] = {"source": answer.asked_at}
+    if problem := short_of_time(answer):
+        more["warning"] = problem
     return {
         "target": answer.target,
         "failure": {

@@ -6,9 +6,21 @@ Types of the retry interface: the event of a hook, the options, and a decorated 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from logging import Logger, LoggerAdapter
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypedDict, TypeVar, Unpack, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Never,
+    ParamSpec,
+    Protocol,
+    TypeAlias,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    overload,
+)
 
 from msgspec import Struct
 
@@ -132,6 +144,7 @@ Q = ParamSpec("Q")
 R_co = TypeVar("R_co", covariant=True)
 R = TypeVar("R")
 S = TypeVar("S")
+F = TypeVar("F")
 F_co = TypeVar("F_co", covariant=True)
 
 
@@ -143,7 +156,40 @@ class Wrapper(Protocol):
     __wrapped__: Callable[..., Any]
 
 
-class Retrying(Wrapper, Protocol[P, R_co]):
+class Overridable(Protocol[P, R_co]):
+    """A function whose options can be overridden for one call; with a fallback it gives that value, too."""
+
+    @overload
+    def using(self, **options: Unpack[RetryKeywords]) -> Retrying[P, R_co]:
+        """This function under other options. For a method: `Class.method.using(…)(instance, …)`, or `rk.using`."""
+
+    @overload
+    def using(
+        self: Overridable[P, Coroutine[Any, Any, R]],
+        *,
+        fallback: Callable[[RetryEvent], Awaitable[F]],
+        **options: Unpack[RetryKeywords],
+    ) -> Retrying[P, Coroutine[Any, Any, R | F]]: ...
+    @overload
+    def using(
+        self: Overridable[P, Coroutine[Any, Any, R]],
+        *,
+        fallback: Callable[[RetryEvent], F],
+        **options: Unpack[RetryKeywords],
+    ) -> Retrying[P, Coroutine[Any, Any, R | F]]: ...
+    @overload
+    def using(
+        self: Overridable[P, Coroutine[Any, Any, R]], *, fallback: F, **options: Unpack[RetryKeywords]
+    ) -> Retrying[P, Coroutine[Any, Any, R | F]]: ...
+    @overload
+    def using(
+        self, *, fallback: Callable[[RetryEvent], F], **options: Unpack[RetryKeywords]
+    ) -> Retrying[P, R_co | F]: ...
+    @overload
+    def using(self, *, fallback: F, **options: Unpack[RetryKeywords]) -> Retrying[P, R_co | F]: ...
+
+
+class Retrying(Wrapper, Overridable[P, R_co], Protocol[P, R_co]):
     """A decorated function: called as before, with `using` to override options for one call."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
@@ -151,13 +197,6 @@ class Retrying(Wrapper, Protocol[P, R_co]):
     @property
     def statistics(self) -> RetryStatistics:
         """Calls, retries and give-ups so far."""
-
-    @overload
-    def using(self, **options: Unpack[RetryKeywords]) -> Retrying[P, R_co]:
-        """This function under other options. For a method: `Class.method.using(…)(instance, …)`, or `rk.using`."""
-
-    @overload
-    def using(self, *, fallback: object, **options: Unpack[RetryKeywords]) -> Retrying[P, Any]: ...
 
     # What `Class.name` and `instance.name` are. Whether a class method or a static method was meant shows in the first
     # parameter: it is the class, or nothing that the instance would fit. Mypy does not look at it here, so for mypy
@@ -191,14 +230,13 @@ class Retrying(Wrapper, Protocol[P, R_co]):
         def __get__(self, instance: object, owner: type | None = None) -> Retrying[P, R_co]: ...
 
 
-class OfClass(Wrapper, Protocol[P, Q, R_co]):
+class OfClass(Wrapper, Overridable[P, R_co], Protocol[P, Q, R_co]):
     """`Class.name`: a function or static method; or a class method, bound."""
 
     @overload
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
     @overload
     def __call__(self, *args: Q.args, **kwargs: Q.kwargs) -> R_co: ...
-    def using(self, **options: Unpack[RetryKeywords]) -> Retrying[P, R_co]: ...
 
 
 class OfInstance(Wrapper, Protocol[P, Q, R_co]):
@@ -208,17 +246,6 @@ class OfInstance(Wrapper, Protocol[P, Q, R_co]):
     def __call__(self, *args: Q.args, **kwargs: Q.kwargs) -> R_co: ...
     @overload
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
-
-
-class Decorator(Protocol):
-    """The result of `retry(…)`: a decorator that keeps the type of the function."""
-
-    @overload
-    def __call__(self, fn: staticmethod[P, R]) -> staticmethod[P, R]: ...  # type: ignore[overload-overlap]  # the narrower first
-    @overload
-    def __call__(self, fn: classmethod[S, P, R]) -> classmethod[S, P, R]: ...
-    @overload
-    def __call__(self, fn: Callable[P, R]) -> Retrying[P, R]: ...
 
 
 class FallbackDecorator(Protocol[F_co]):
@@ -240,3 +267,9 @@ class FallbackDecorator(Protocol[F_co]):
     def __call__(self, fn: Callable[P, Coroutine[Any, Any, R]]) -> Retrying[P, Coroutine[Any, Any, R | F_co]]: ...
     @overload
     def __call__(self, fn: Callable[P, R]) -> Retrying[P, R | F_co]: ...
+
+
+# Mypy gives up on `retry(**options)` with a `dict[str, Any]`, which may hold a fallback, unless all that it may return
+# is of one class. A function with the fallback Never gives its own value alone.
+Decorator: TypeAlias = FallbackDecorator[Never]
+"""The result of `retry(…)` without a fallback: a decorator that keeps the type of the function."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
-from reefknot.app.block_settings import Modules, blocks_of
+from reefknot.app.block_settings import Modules, blocks_of, warn_of_lost_retries
 from reefknot.config.layers import Tree, load_tree
 from reefknot.config.reading.session import Mark
 from reefknot.config.settings import Settings, settings_of
@@ -137,6 +137,7 @@ class _SystemUnderTest:
         self._start = _start(start)
         self._settings = _settings(config)
         self._given = blocks_of(self._settings, modules, store="memory:")
+        warn_of_lost_retries(self._settings, self._given.values())
         self._wrapped: dict[int, WrappedBlock] = {}
         self._thread: _LoopThread | None = None
 

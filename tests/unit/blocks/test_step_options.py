@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from reefknot.blocks.python import BlockRegistry, PythonBlock, block
+import reefknot as rk
+from reefknot.blocks.python import BlockRegistry, PythonBlock, block, registry
 from reefknot.core.retry.defaults import builtin_book
 from reefknot.core.retry.policy import Jitter
 from reefknot.errors import ParameterError, ParameterTypeError
@@ -22,12 +23,12 @@ from tests.warm_commands import run_warm
 
 def decorated(**options: Any) -> PythonBlock:
     """A step with these options."""
-    registry = BlockRegistry()
+    own = BlockRegistry()
 
-    @block("order.send", into=registry, **options)
+    @block("order.send", into=own, **options)
     def send(inputs: dict[str, Any], context: object) -> None: ...
 
-    (made,) = registry.blocks().values()
+    (made,) = own.blocks().values()
     assert isinstance(made, PythonBlock)
     return made
 
@@ -47,7 +48,7 @@ def test_options_are_fields_of_the_policy_with_the_line_of_the_decorator() -> No
     file, _, line = policy.provenance["max_attempts"].source.rpartition(":")
     assert (file, Path(__file__).read_text().splitlines()[int(line) - 1].strip()) == (
         __file__,
-        '@block("order.send", into=registry, **options)',
+        '@block("order.send", into=own, **options)',
     )
 
 
@@ -63,6 +64,46 @@ def test_seconds_may_be_a_timedelta() -> None:
     )
 
     assert step.policy == {"base_delay": 3.0, "time_budget": 120.0, "attempt_timeout": 5.0}
+
+
+def test_a_delay_that_no_wait_uses_may_be_longer_than_the_time() -> None:
+    assert decorated(base_delay=60, timeout=30, attempts=1).policy["base_delay"] == 60.0
+    assert decorated(base_delay=60, timeout=30, strategy="immediate").policy["base_delay"] == 60.0
+    assert decorated(base_delay=20, timeout=30, jitter="decorrelated").policy["base_delay"] == 20.0
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [one.getMessage() for one in caplog.records if one.getMessage().startswith("step order.send: ")]
+
+
+@pytest.mark.parametrize(
+    ("options", "v2", "words"),
+    [
+        ({"base_delay": 60}, {}, ("up to 60 s (base_delay, ", "often not retried", "timeout=210)")),
+        ({"base_delay": 60, "jitter": "none", "attempts": 2}, {}, ("have 30 s", "never retried", "timeout=90)")),
+        ({"base_delay": 60}, {"block_policies": {"order.send": {"timeout_ms": 20000}}}, ("timeout_ms to 200000",)),
+        ({"base_delay": 60}, {"default_policy": {"timeout_ms": 600000}}, ()),
+        ({"base_delay": 60}, {"enabled": False}, ()),
+        ({"base_delay": 60, "attempts": 1}, {}, ()),
+        ({"base_delay": 2}, {}, ()),
+    ],
+)
+def test_a_worker_says_once_when_a_steps_wait_does_not_fit_into_its_time(
+    options: dict[str, Any], v2: dict[str, Any], words: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(registry, "_blocks", dict(registry._blocks))
+
+        @rk.block("order.send", **options)
+        async def send(inputs: Any, context: Any) -> None: ...
+
+        config = {"worker": {"retries": {"v2": {"enabled": True, **v2}}}}
+        with rk.testing.system_sync(send, config, workers=2):
+            pass
+
+    found = lines(caplog)
+    assert len(found) == bool(words)
+    assert all(word in found[0] for word in words)
 
 
 def test_a_class_and_a_destination_belong_to_the_step() -> None:
@@ -84,6 +125,8 @@ def test_a_class_and_a_destination_belong_to_the_step() -> None:
         ({"base_delay": -1}, ParameterError, ("base_delay=-1", "a number of seconds from 0")),
         ({"base_delay": "1s"}, ParameterTypeError, ("base_delay='1s'", "a number of seconds")),
         ({"base_delay": 9, "max_delay": 3}, ParameterError, ("base_delay=9", "at most max_delay, which is 3 s")),
+        ({"base_delay": 60, "timeout": 30}, ParameterError, ("base_delay=60", "less than timeout, which is 30 s")),
+        ({"base_delay": 30, "timeout": 30, "attempts": 2}, ParameterError, ("base_delay=30", "attempts=1 for no")),
         ({"multiplier": 0.5}, ParameterError, ("multiplier=0.5", "from 1 to 1000")),
         ({"jitter": "ful"}, ParameterError, ("jitter='ful'", "one of none, full, equal")),
         ({"strategy": "slow"}, ParameterError, ("strategy='slow'", "exponential_backoff")),
@@ -162,3 +205,15 @@ def test_a_steps_own_policy_is_explained_obeyed_shown_and_replayed(
     assert (f"max_attempts is set at {place}" in shown.stdout) is (layer == "step")
     assert command(tmp_path, "audit", "replay").returncode == 0
     assert command(tmp_path, "audit", "verify").returncode == 0
+
+
+def test_explain_and_run_tell_of_retries_that_are_lost_for_want_of_time(tmp_path: Path) -> None:
+    (tmp_path / "reefknot.yaml").write_text(GATES % "")
+    (tmp_path / "steps.py").write_text(STEPS.replace("base_delay=0.01", "base_delay=60"))
+    (tmp_path / "work.json").write_text(json.dumps([{"assignment_id": "o-1", "job": {"type": "order.send"}}]))
+    words = ("policy", "explain", "block:order.send", "--exception", "ConnectionResetError", "--module", "steps")
+    advice = "the first wait is 60 s (base_delay, steps.py:4)"
+
+    assert advice in command(tmp_path, *words).stdout
+    assert advice in json.loads(command(tmp_path, *words, "--json").stdout)["warning"]
+    assert command(tmp_path, "run", "work.json", "--module", "steps").stderr.count("write @rk.block(…, timeout=") == 1

@@ -5,13 +5,21 @@ The answer comes from the same `decide`, beside the provenance of the policy. Ex
 nothing.
 """
 
-from collections.abc import Iterator
-from math import inf
+from collections.abc import Callable, Iterator, Mapping
+from math import ceil, inf
 
 from msgspec import Struct
 
 from reefknot.core.failure import Failure
-from reefknot.core.retry.backoff import delay_before, draw, in_whole_seconds, key_number, wait_range
+from reefknot.core.retry.backoff import (
+    delay_before,
+    delay_without_jitter,
+    draw,
+    in_whole_seconds,
+    key_number,
+    wait_range,
+)
+from reefknot.core.retry.book import FieldOrigin, Layer
 from reefknot.core.retry.decide import Again, History, Reason, decide
 from reefknot.core.retry.policy import RetryPolicy
 
@@ -61,6 +69,37 @@ def horizon(policy: RetryPolicy) -> float:
     waits = sum(one.max for one in schedule(policy))
     attempts = 0.0 if policy.attempt_timeout == inf else policy.max_attempts * policy.attempt_timeout
     return min(policy.time_budget, waits + attempts)
+
+
+def lost_retries(
+    policy: RetryPolicy, provenance: Mapping[str, FieldOrigin], *, near: Callable[[str], str] = str
+) -> str:
+    """
+    Why a step's own wait and its time budget lose its retries, and what to write instead; empty when the wait fits.
+
+    A wait that would outlive the budget is not begun: `base_delay=60` alone leaves one attempt of the default 30 s.
+    `near` shortens the places that are named.
+    """
+    base, budget = provenance["base_delay"], provenance["time_budget"]
+    low, high = wait_range(0, policy)
+    is_own = Layer.STEP in (base.layer, budget.layer)
+    fits = delay_without_jitter(0, policy) < policy.time_budget
+    if fits or not is_own or not policy.retries or not policy.retryable:
+        return ""
+    waits = sum(one.max for one in schedule(policy.replace(time_budget=None)))
+    needed = ceil(waits + policy.time_budget)
+    if budget.layer is Layer.REQUEST:
+        remedy = f"give the assignment a timeout of {needed} s"
+    elif budget.layer.rank > Layer.STEP.rank:
+        remedy = f"set timeout_ms to {needed * 1000} at {near(budget.source)}"
+    else:
+        remedy = f"write @rk.block(…, timeout={needed})"
+    return (
+        f"the first wait is {'' if low == high else 'up to '}{high:g} s (base_delay, {near(base.source)}), and all "
+        f"executions and waits have {policy.time_budget:g} s (time_budget, {near(budget.source)}), so a failed "
+        f"execution is {'never' if low >= policy.time_budget else 'often not'} retried; {remedy}, which has room for "
+        "every wait, or a shorter base_delay"
+    )
 
 
 def schedule(

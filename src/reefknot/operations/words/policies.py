@@ -19,7 +19,7 @@ from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.overload.source_health import LONGEST_COOLING_MS, HealthRules
 from reefknot.core.retry.book import Condition, FieldOrigin, Layer
 from reefknot.core.retry.decide import Reason
-from reefknot.core.retry.explain import PlannedWait
+from reefknot.core.retry.explain import PlannedWait, lost_retries
 from reefknot.core.retry.policy import Jitter, RetryPolicy, RetryStrategy
 from reefknot.operations.values import long_seconds, plural, seconds
 
@@ -196,6 +196,12 @@ def by_step(answer: PolicyAnswer) -> str:
         f"The step has on= ({near(answer.asked_at)}), which decides for each exception that the step raises whether it "
         "is retried, and is not asked here: the answer above is that for time limits and results without an exception."
     )
+
+
+def short_of_time(answer: PolicyAnswer) -> str:
+    """The time that the step's own waits lack, in a sentence; empty where they fit."""
+    problem = lost_retries(answer.policy, answer.provenance, near=near)
+    return f"Short of time: {problem}." if problem else ""
 
 
 def under_load(answer: PolicyAnswer) -> str:

@@ -1,13 +1,18 @@
 """A decision before it is needed, and every wait that would follow."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.retry.backoff import delay_before, draw, key_number
+from reefknot.core.retry.book import Layer, Request, TargetEntry, patch
 from reefknot.core.retry.decide import Again, History, Reason, decide
-from reefknot.core.retry.explain import MOST_SHOWN, PlannedWait, explain, horizon, schedule
+from reefknot.core.retry.defaults import builtin_book
+from reefknot.core.retry.explain import MOST_SHOWN, PlannedWait, explain, horizon, lost_retries, schedule
 from reefknot.core.retry.policy import Jitter, RetryPolicy
 from tests.rows import for_each_row
 
@@ -43,6 +48,52 @@ def test_a_failure_that_ends_it_has_its_reason_and_no_schedule(
     assert not answer.retries
     assert (answer.reason, answer.schedule) == (reason, ())
     assert (answer.target, answer.failure, answer.policy) == ("block:http", failure, policy)
+
+
+LOST = (
+    "the first wait is up to 60 s (base_delay, at s.py:7), and all executions and waits have 30 s (time_budget, at "
+    "built-in: worker default), so a failed execution is often not retried; write @rk.block(…, timeout=210), which has "
+    "room for every wait, or a shorter base_delay"
+)
+
+
+@for_each_row(
+    ("step", "request", "text"),
+    [
+        ({"base_delay": 60.0}, Request(), LOST),
+        ({"base_delay": 30.0, "jitter": "none"}, Request(), "the first wait is 30 s (base_delay"),
+        ({"base_delay": 30.0, "jitter": "none"}, Request(), "a failed execution is never retried; "),
+        ({"base_delay": 20.0}, Request(time_budget=20.0), "; give the assignment a timeout of 100 s, which"),
+        ({"time_budget": 0.1}, Request(), "(base_delay, at built-in: worker default)"),
+        ({"time_budget": 0.1}, Request(), "write @rk.block(…, timeout=1)"),
+        ({"base_delay": 29.9}, Request(), ""),
+        ({"base_delay": 60.0, "max_attempts": 1}, Request(), ""),
+        ({"base_delay": 60.0, "retryable": False}, Request(), ""),
+        ({"max_attempts": 3}, Request(base_delay=20.0, time_budget=5.0), ""),
+    ],
+)
+def test_a_steps_wait_that_its_time_cannot_hold_is_told_with_what_to_write(
+    step: dict[str, Any], request: Request, text: str
+) -> None:
+    own = {"block:a": patch(Layer.STEP, "s.py:7", step)}
+    policy = builtin_book().with_blocks(own).resolve("block:a", request=request)
+
+    found = lost_retries(policy, policy.provenance, near="at {}".format)
+
+    assert text in found
+    assert bool(found) is bool(text)
+
+
+def test_the_time_that_a_file_gives_a_step_is_changed_there() -> None:
+    book = structs.replace(
+        builtin_book(),
+        targets={"block:a": (TargetEntry(patch(Layer.TARGET, "reefknot.yaml:3", {"time_budget": 20.0})),)},
+        own={"block:a": patch(Layer.STEP, "s.py:7", {"base_delay": 60.0})},
+        _cache={},
+    )
+    policy = book.resolve("block:a")
+
+    assert "; set timeout_ms to 200000 at reefknot.yaml:3, which has" in lost_retries(policy, policy.provenance)
 
 
 def test_the_answer_is_no_only_when_the_shortest_wait_does_not_fit() -> None:
