@@ -244,13 +244,13 @@ CHAIN = """
 import asyncio
 import reefknot as rk
 
-@rk.block("chain.first")
+@rk.block("chain.first", timeout=600)
 async def first(inputs, context):
     async with rk.connect() as client:
         job = await client.submit("chain.second", {"n": 1}, assignment_id="second")
         return {"second": (await job.result()).output}
 
-@rk.block("chain.plain")
+@rk.block("chain.plain", timeout=600)
 def plain(inputs, context):
     with rk.connect_sync() as client:
         return {"second": client.run("chain.second", {"n": 2}).output}
