@@ -295,3 +295,18 @@ def test_a_step_under_test_connects_to_the_system_under_test_and_time_passes_whi
         refused = system.run("tested.loop", retries=0)
         assert "call rk.connect() in an async step, rk.connect_sync() in a plain one" in (refused.error_message or "")
     assert not (folder / ".reefknot").exists(), "no store of the project was touched"
+
+
+def test_a_policy_of_a_misspelt_step_is_told_with_the_step_that_is_meant(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    policies = "{app.duoble: {max_attempts: 1}, app.hang: {max_attempts: 1}, mail.send: {max_attempts: 1}}"
+    (folder / "reefknot.yaml").write_text(
+        f"worker: {{retries: {{v2: {{enabled: true, block_policies: {policies}}}}}}}\n"
+    )
+    with rk.system_sync(modules="app_steps"):
+        pass
+    told = [one.getMessage() for one in caplog.records if "block_policies" in one.getMessage()]
+    assert told == [
+        "worker.retries.v2.block_policies.\"app.duoble\": no step here has this type; did you mean 'app.double'?"
+    ]

@@ -11,8 +11,9 @@ step's module, the store, the configuration or a secret there would be the assig
 import asyncio
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from threading import Thread, Timer
@@ -24,8 +25,17 @@ from reefknot.blocks.addresses import AllowEntry, HttpSettings, Unreachable, rea
 from reefknot.blocks.fs import FsSettings, remove_spare_files
 from reefknot.blocks.http import HttpRequest
 from reefknot.blocks.inputs import Refusal
-from reefknot.blocks.python import BlockSettings, by_name, load_entry_points, load_module, registry, standard_blocks
+from reefknot.blocks.python import (
+    ALIASES,
+    BlockSettings,
+    by_name,
+    load_entry_points,
+    load_module,
+    registry,
+    standard_blocks,
+)
 from reefknot.blocks.sql_rows import Access, SqlConnection, SqlSettings, StrongLogin
+from reefknot.config.dialects import V2
 from reefknot.config.reading.session import KeyPath, Problem, dotted
 from reefknot.config.schema import FsBlockSection, HttpBlockSection, SqlBlockSection, SqlConnectionEntry
 from reefknot.config.secrets import WEBHOOK, SecretText, resolve_at, webhook_reference
@@ -40,6 +50,8 @@ from reefknot.runtime.log import logger, printable
 LOGIN_S = 5.0
 """The time that a server has to tell about a login when a system starts."""
 LOADED_AFTER_S = 1.0
+MISSPELT = 0.88
+"""Likeness of two names of which one is probably the other misspelt: `order.payy` is, `order.ship` is not."""
 
 
 Modules = str | ModuleType | Callable[..., Any] | Iterable[str | ModuleType | Callable[..., Any]]
@@ -90,7 +102,9 @@ def _references(settings: Settings) -> dict[str, Callable[[], str | None]]:
 
 async def check_steps(settings: Settings, blocks: Iterable[Block]) -> None:
     """Warn of steps that do not run as their decorator says, and refuse logins that may do too much."""
-    warn_of_lost_retries(settings, blocks)
+    steps = list(blocks)
+    warn_of_lost_retries(settings, steps)
+    _warn_of_misspelt_policies(settings, {step.type for step in steps} | ALIASES.keys())
     await check_logins(settings)
 
 
@@ -273,6 +287,16 @@ def blocks_of(settings: Settings, modules: Modules, *, store: str) -> dict[str, 
     except ConfigurationError as error:
         problems = [str(one) for one in error.problems]
         raise ConfigurationError([one.replace("--module ", "modules: ", 1) for one in problems]) from error
+
+
+def _warn_of_misspelt_policies(settings: Settings, known: Collection[str]) -> None:
+    """Log policies of steps that are not here and look like one that is. Any other may be of another worker's step."""
+    for name in settings.configuration.worker.retries.v2.block_policies:
+        if name in known:
+            continue
+        if close := get_close_matches(name, known, n=1, cutoff=MISSPELT):
+            place = dotted((*V2, "block_policies", name))
+            logger().warning("%s: no step here has this type; did you mean %r?", printable(place, most=300), close[0])
 
 
 def warn_of_lost_retries(settings: Settings, blocks: Iterable[Block]) -> None:
