@@ -103,6 +103,21 @@ def test_a_step_that_is_edited_while_jobs_wait_and_run_answers_with_its_new_code
     assert shop("worker", "list").code == 69, "its child has ended too"
 
 
+def test_steps_that_cannot_be_imported_are_an_error_in_the_log_with_file_and_line(shop: Folder) -> None:
+    shop.set_variable("REEFKNOT_LOG_FORMAT", "json")
+    process, said = start(shop, "up", "--reload", "--module", "shop.steps")
+    until(lambda: "steps: " in said.read_text())
+    (shop.path / "shop" / "steps.py").write_text(STEPS.replace("def answer", "def answer("))
+    until(lambda: "waiting for the next change" in said.read_text())
+    process.terminate()
+    process.wait(30)
+
+    lines = [json.loads(line) for line in said.read_text().splitlines()]
+    cause, waits = (line["message"] for line in lines if line["level"] == "error")
+    assert f"shop{os.sep}steps.py:7: SyntaxError" in cause
+    assert "waiting for the next change of their files" in waits
+
+
 def test_a_worker_reloads_and_does_not_outlive_a_watcher_that_is_killed(shop: Folder) -> None:
     router = shop.part("router")
     process, said = start(shop, "worker", "start", "--reload", "--module", "shop.steps", "--drain", "0.1")

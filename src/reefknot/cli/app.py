@@ -176,7 +176,7 @@ def run(words: Sequence[str]) -> int:
     except OutputError as error:
         unwritten, lines = exit_for(error)
         for line in lines:
-            say(line)
+            say(line, level="error")
         code = code or unwritten  # the code of a failure tells more
     finally:
         plain_messages()
@@ -203,7 +203,7 @@ def _run(words: Sequence[str]) -> int:
         say("interrupted")
         return Exit.INTERRUPTED
     except (CycloptsError, UnknownOptionError) as error:
-        say(f"reefknot: {usage_mistake(error, words)}")
+        say(f"reefknot: {usage_mistake(error, words)}", level="error")
         say("Use --help after the command to see its arguments and options.")
         return Exit.USAGE
     except Exception as error:
@@ -211,7 +211,7 @@ def _run(words: Sequence[str]) -> int:
             raise
         code, lines = exit_for(error)
         for line in lines:
-            say(line)
+            say(line, level="error")
         if isinstance(error, OutputError):
             drop_output()
         return code

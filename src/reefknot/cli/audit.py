@@ -287,7 +287,7 @@ def replay(file: File = None, /, *, options: StoreFlags = STORE) -> int:
     from reefknot.config.dialects import load_all
 
     for problem in load_all():  # a decision by a registered strategy can only be repeated with that strategy
-        say(f"warning: {problem}")
+        say(f"warning: {problem}", level="warning")
 
     async def work() -> dict[str, Any]:
         async with audit_source(file, options) as source:

@@ -219,7 +219,7 @@ def _check_file(name: str | None, *, json: bool, policies_only: bool, has_module
         return {"file": name, "ok": False, "problems": problems, "warnings": []}
     warnings = [] if policies_only else [*found.warnings, *unknown]
     for warning in warnings:
-        say(f"warning: {warning}")
+        say(f"warning: {warning}", level="warning")
     file = str(found.path) if name is None and found.path else name
     if not json:
         shown = "no configuration file, built-in values only" if file is None else relative(file)

@@ -194,7 +194,7 @@ def settings(config: str | None, *, forgiving: bool = False) -> Settings:
     """The settings in force, their warnings printed on stderr."""
     found = load(config, forgiving=forgiving)
     for warning in found.warnings:
-        say(f"warning: {warning}")
+        say(f"warning: {warning}", level="warning")
     return found
 
 
@@ -212,7 +212,7 @@ def settings_to_look(config: str | None) -> tuple[Settings, tuple[str, ...]]:
     found, mistakes = reading.settings_to_look(tree, path, environ=os.environ)
     lines = [relative(str(one)) for one in mistakes]
     for line in (*lines, *found.warnings):
-        say(f"warning: {line}")
+        say(f"warning: {line}", level="warning")
     return found, tuple(lines)
 
 

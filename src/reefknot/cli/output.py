@@ -163,11 +163,11 @@ def drop_output() -> None:
 # ---- lines -----------------------------------------------------------------------------------------------------------
 
 
-MessageForm = Callable[[str, str | None], str]
-"""Makes a line of a message and its address."""
+MessageForm = Callable[[str, str | None, str], str]
+"""Makes a line of a message, its address and its level."""
 
 
-def _plain(text: str, url: str | None) -> str:
+def _plain(text: str, url: str | None, _level: str) -> str:
     """The message as a line for people, and the address at its end."""
     return printable(text if url is None else f"{text}: {url}")
 
@@ -191,15 +191,15 @@ def plain_messages() -> None:
     _message_form = _plain
 
 
-def say(text: str, *, url: str | None = None) -> None:
+def say(text: str, *, url: str | None = None, level: str = "info") -> None:
     """
     Write a message to stderr. A closed stderr is ignored: the exit code still tells how the command ended.
 
     `url` is an address that is shown as it is, with the token that the command has made: behind the message, and as
-    JSON in a field of its own.
+    JSON in a field of its own. `level` is that of a log line, for messages that are JSON: `info`, `warning`, `error`.
     """
     try:
-        print(_message_form(text, url), file=sys.stderr)
+        print(_message_form(text, url, level), file=sys.stderr)
     except OSError:
         return
 

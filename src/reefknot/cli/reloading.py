@@ -168,7 +168,8 @@ class Reloader:
         self._child = None
         if self._asked is not None or code in (Exit.FINE, *_OF_SIGNALS):
             return code
-        say(f"the steps ended with exit code {code}; waiting for the next change of their files (Ctrl-C ends)")
+        text = f"the steps ended with exit code {code}; waiting for the next change of their files (Ctrl-C ends)"
+        say(text, level="error")
         return None
 
     def _on_signal(self, number: int, _frame: object) -> None:

@@ -99,7 +99,7 @@ def startup(engine: str | None, config: str | None, workers: int = 1) -> Startup
     _warn_of_baseline(found)
     secrets, problems = secret_texts(found.tree, found.path, environ=os.environ)
     for problem in problems:  # a secret that cannot be read here cannot leak from here either
-        say(f"warning: {relative(str(problem))}")
+        say(f"warning: {relative(str(problem))}", level="warning")
     named = {"--engine": None if engine is None else shown_url(engine), "--config": config}
     flags = "".join(f" {flag} {quote(value)}" for flag, value in named.items() if value is not None)
     return Startup(found, store_url(found, engine), secrets, flags, config)
@@ -119,14 +119,16 @@ def _warn_of_baseline(found: Settings) -> None:
     if found.path is None and len(off) == 2 and all(gate.origin == "default" for gate in off.values()):
         say(
             f"No reefknot.yaml here: {', and '.join(_BASELINE.values())} (the baseline). To switch to v2, which retries"
-            " by kind of failure and bounds the queue: reefknot init"
+            " by kind of failure and bounds the queue: reefknot init",
+            level="warning",
         )
         return
     for name, gate in off.items():
         if gate.origin.startswith("missing file"):
             continue  # the warning about that file says it
         way = _way_out(name, gate.origin, found)
-        say(f"worker.{name}.v2 is off ({relative(gate.origin)}): {_BASELINE[name]}. To switch it on: {way}")
+        text = f"worker.{name}.v2 is off ({relative(gate.origin)}): {_BASELINE[name]}. To switch it on: {way}"
+        say(text, level="warning")
 
 
 def _way_out(name: str, origin: str, found: Settings) -> str:

@@ -90,13 +90,14 @@ class JsonLines(logging.Formatter):
         return dumps(_redacted(fields | {"traceback": trace} if trace else fields))
 
 
-def message_line(text: str, url: str | None = None) -> str:
+def message_line(text: str, url: str | None = None, level: str = "info") -> str:
     """
     A message of a command itself as a line of the log: then everything on stderr is JSON.
 
     `url` is the only field that nothing is removed from: an address whose token the command has made for this start.
     """
-    record = logging.makeLogRecord({"name": "reefknot.cli", "levelname": "INFO", "msg": "%s", "args": (text,)})
+    fields = {"name": "reefknot.cli", "levelname": level.upper(), "msg": "%s", "args": (text,)}
+    record = logging.makeLogRecord(fields)
     line = JsonLines().format(record)
     return line if url is None else f'{line[:-1]}, "url": {dumps(url)}}}'
 
