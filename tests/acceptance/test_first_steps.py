@@ -153,6 +153,33 @@ def test_a_gate_that_something_turned_off_is_named_with_what_turned_it_off(shell
     assert "WORKER_QUEUE_V2_ENABLED=true" in about[0]
 
 
+_OWN_OPTIONS = """\
+import reefknot as rk
+
+for number in range(6):
+    rk.block(f"order.part-{number}", attempts=5, base_delay=2)(lambda inputs, context: {})
+rk.block("order.plain", resource_class="mail")(lambda inputs, context: {})
+"""
+
+
+@pytest.mark.parametrize("command", ["up --for 0.1", "run work.jsonl", "worker start --for 0.1"])
+def test_steps_whose_own_options_the_baseline_ignores_are_named_with_the_command_that_leaves_it(
+    shell: Shell, command: str
+) -> None:
+    (shell.folder / "work.jsonl").write_text("")
+    (shell.folder / "parts.py").write_text(_OWN_OPTIONS)
+    done = shell(f"reefknot {command} --module parts")
+
+    assert done.returncode == 0, done.stderr
+    (about,) = [line for line in done.stderr.splitlines() if "are ignored" in line]
+    names = ", ".join(f"order.part-{number}" for number in range(5))
+    assert f"attempts, waits and time limits of @rk.block are ignored for {names} and 1 more." in about
+    assert "To switch it on: reefknot init" in about
+
+    assert shell("reefknot init").returncode == 0
+    assert "ignored" not in shell(f"reefknot {command} --module parts").stderr, "it was followed"
+
+
 # ---- nothing is running ----------------------------------------------------------------------------------------------
 
 _STEP = """submit --type fs.blob_put --inputs {"path":"a.txt","content":"ahoy"} --wait --timeout 60"""

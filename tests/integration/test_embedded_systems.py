@@ -87,6 +87,29 @@ def test_an_async_application_runs_its_own_steps_and_commands_see_the_system(fol
     assert command(folder, "job", "list", "--state", "succeeded")["jobs"] != []
 
 
+def test_an_application_without_a_configuration_is_warned_of_options_that_the_baseline_ignores(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def lines() -> list[str]:
+        return [one.getMessage() for one in caplog.records if "app.eager" in one.getMessage()]
+
+    async def story() -> None:
+        @rk.block("app.eager", attempts=9)
+        async def eager(inputs: dict[str, Any], context: rk.BlockContext) -> None:
+            return None
+
+        async with rk.system("memory:", modules=eager):
+            assert len(lines()) == 1
+        (folder / "reefknot.yaml").write_text("worker: {retries: {v2: {enabled: true}}}\n")
+        async with rk.system("memory:", modules=eager):
+            assert len(lines()) == 1, "its options count"
+        (folder / "reefknot.yaml").write_text("worker: {retries: {v2: {enabled: false}}}\n")
+        async with rk.system("memory:", modules=eager):
+            assert lines()[1].endswith(f"To switch it on: worker.retries.v2.enabled: true in {folder / 'reefknot.yaml'}")
+
+    asyncio.run(story())
+
+
 def test_all_threads_of_a_plain_application_share_one_system(folder: Path) -> None:
     with rk.system_sync(modules="app_steps") as client, ThreadPoolExecutor(8) as threads:
         results = threads.map(lambda n: client.run("app.double", {"n": n}), range(200))

@@ -36,6 +36,7 @@ from reefknot.blocks.python import (
 )
 from reefknot.blocks.sql_rows import Access, SqlConnection, SqlSettings, StrongLogin
 from reefknot.config.dialects import V2
+from reefknot.config.layers import RETRIES
 from reefknot.config.reading.session import KeyPath, Problem, dotted
 from reefknot.config.schema import FsBlockSection, HttpBlockSection, SqlBlockSection, SqlConnectionEntry
 from reefknot.config.secrets import WEBHOOK, SecretText, resolve_at, webhook_reference
@@ -52,6 +53,8 @@ LOGIN_S = 5.0
 LOADED_AFTER_S = 1.0
 MISSPELT = 0.88
 """Likeness of two names of which one is probably the other misspelt: `order.payy` is, `order.ship` is not."""
+MOST_NAMED = 5
+"""Steps that the warning about ignored options names; the others are counted."""
 
 
 Modules = str | ModuleType | Callable[..., Any] | Iterable[str | ModuleType | Callable[..., Any]]
@@ -104,6 +107,7 @@ async def check_steps(settings: Settings, blocks: Iterable[Block]) -> None:
     """Warn of steps that do not run as their decorator says, and refuse logins that may do too much."""
     steps = list(blocks)
     warn_of_lost_retries(settings, steps)
+    _warn_of_ignored_options(settings, steps)
     _warn_of_misspelt_policies(settings, {step.type for step in steps} | ALIASES.keys())
     await check_logins(settings)
 
@@ -309,6 +313,29 @@ def warn_of_lost_retries(settings: Settings, blocks: Iterable[Block]) -> None:
         policy = book.resolve(target)
         if problem := lost_retries(policy, policy.provenance):
             logger().warning("step %s: %s", target.removeprefix("block:"), problem)
+
+
+def _warn_of_ignored_options(settings: Settings, blocks: Iterable[Block]) -> None:
+    """Log which steps have attempts, waits or time limits of their own that the baseline ignores, and what to do."""
+    if settings.retries_gate:
+        return
+    steps = sorted(name.removeprefix("block:") for name in own_policies(blocks))
+    if not steps:
+        return
+    names = ", ".join(steps[:MOST_NAMED])
+    more = f" and {len(steps) - MOST_NAMED} more" if len(steps) > MOST_NAMED else ""
+    origin = settings.retries_gate.origin
+    if origin.startswith("environment"):
+        way = f"{RETRIES}=true"
+    elif origin.startswith("missing file"):
+        way = "create that file"
+    elif settings.path is None:
+        way = "reefknot init"
+    else:
+        way = f"worker.retries.v2.enabled: true in {settings.path}"
+    ignored = "attempts, waits and time limits of @rk.block are ignored"
+    text = f"worker.retries.v2 is off ({origin}), so {ignored} for {names}{more}. To switch it on: {way}"
+    logger().warning("%s", printable(text))
 
 
 def start_preparing(settings: Settings, blocks: Iterable[Block]) -> Timer:
