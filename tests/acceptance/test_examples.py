@@ -73,6 +73,11 @@ def test_a_project_of_workers_runs(folder: Folder) -> None:
         submit = [sys.executable, "submit.py", "7", "ada@example.com"]
         ran = subprocess.run(submit, cwd=project, capture_output=True, text=True, timeout=60, check=False)
         assert ran.stdout == "success {'sent_to': 'ada@example.com'}\n", ran.stderr
+        other = subprocess.run(
+            [*submit[:3], "bob@example.com"], cwd=project, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert (other.returncode, other.stdout) == (1, "")
+        assert other.stderr.startswith("not submitted: id 'order-7' was used with another job"), other.stderr
     finally:
         up.terminate()
         out, _ = up.communicate(timeout=60)

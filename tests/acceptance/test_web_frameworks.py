@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 import reefknot as rk
+from reefknot.cli.config import example_files
 from tests.acceptance.folder import ROOT, Folder
 from tests.docs.run_page import fences
 from tests.faults.points import either
@@ -67,6 +68,56 @@ def get(number):
     answer = web.get(f"/orders/{number}")
     return answer.status_code, answer.json() if answer.status_code == 200 else None
 """
+FULL = """\
+import reefknot as rk
+
+def refuse(*words, **options):
+    raise rk.QueueFullError(depth=9, limit=9, retry_after=2.4)
+
+order = {"number": 7, "email": "ada@example.com"}
+"""
+FULL_QUEUES = {
+    "fastapi": FULL
+    + """\
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from app import make_app
+from fastapi.testclient import TestClient
+
+@asynccontextmanager
+async def connect():
+    yield SimpleNamespace(submit=refuse)
+
+with TestClient(make_app(connect)) as web:
+    answer = web.post("/orders", json=order)
+print(answer.status_code, answer.headers["Retry-After"], answer.json()["error"])
+""",
+    "flask": FULL
+    + """\
+from types import SimpleNamespace
+from app import create_app
+
+answer = create_app(SimpleNamespace(submit=refuse)).test_client().post("/orders", json=order)
+print(answer.status_code, answer.headers["Retry-After"], answer.json["error"])
+""",
+    "django": FULL
+    + """\
+from types import SimpleNamespace
+import django
+
+django.setup()
+
+from django.core.management import call_command
+from django.test import Client
+from shop import jobs
+
+call_command("migrate", run_syncdb=True, verbosity=0)
+for name in ("jobs", "client"):
+    setattr(jobs, name, lambda: SimpleNamespace(submit=refuse))
+answer = Client().post("/orders", order, content_type="application/json")
+print(answer.status_code, answer.headers["Retry-After"], answer.json()["error"])
+""",
+}
 DRIVER = """
 import json, sys
 from shop_client import get, post
@@ -198,3 +249,19 @@ def test_an_application_under_its_test_client_finds_each_of_its_jobs_which_end_o
     out, err = web.communicate("", timeout=CLIENT_S)
     assert web.returncode == 0, err
     each_ended_once(shop, json.loads(out))
+
+
+@pytest.mark.parametrize("name", FULL_QUEUES)
+@pytest.mark.parametrize("origin", ["guide", "example"])
+def test_a_full_queue_is_answered_with_the_time_to_come_back(folder: Folder, name: str, origin: str) -> None:
+    if origin == "guide":
+        write_guide(folder, name)
+    else:
+        for path, text in example_files(name).items():
+            (folder.path / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder.path / path).write_text(text)
+    (folder.path / "full.py").write_text(FULL_QUEUES[name])
+    folder.set_variable("DJANGO_SETTINGS_MODULE", "shop.settings")
+    code, out, err = folder.ends(folder.start(program=("full.py",)))
+    assert code == 0, err
+    assert out == "503 3 queue is full: 9 of 9 places taken; try again in 2.4 s\n"
