@@ -115,6 +115,18 @@ _MEANT = {
 """Options of other libraries, and the one that does the same."""
 
 
+def _as_mapping(inputs: object) -> str:
+    """How to pass a model as inputs, as the end of an error; nothing for other values."""
+    ways = {
+        "model_dump": ("a pydantic model", 'model.model_dump(mode="json")'),
+        "__dataclass_fields__": ("a dataclass", "dataclasses.asdict(value)"),
+        "__struct_fields__": ("a msgspec.Struct", "msgspec.to_builtins(value)"),
+        "__attrs_attrs__": ("an attrs class", "attrs.asdict(value)"),
+    }
+    kinds = () if isinstance(inputs, type) else (ways[name] for name in ways if hasattr(inputs, name))
+    return next((f"; for {kind} pass {call}" for kind, call in kinds), "")
+
+
 def _check_names(given: Mapping[str, Any], accepted: Sequence[str]) -> None:
     """Refuse an option that does not exist, with the one that may be meant."""
     for name in given:
@@ -341,7 +353,9 @@ class Client:
         """The assignment of a caller's arguments, checked, and its due time."""
         _check_names(options, _OPTIONS)
         if inputs is not None and not isinstance(inputs, Mapping):
-            raise ParameterTypeError("inputs", inputs, "a mapping of names to JSON values, or None")
+            raise ParameterTypeError(
+                "inputs", inputs, f"a mapping of names to JSON values, or None{_as_mapping(inputs)}"
+            )
         own_id, given_id, trace_id = new_id(), options.get("assignment_id"), options.get("trace_id")
         assignment = ExecAssignment(
             assignment_id=own_id if given_id is None else given_id,

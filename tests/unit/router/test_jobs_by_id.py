@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import pydantic
 import pytest
 
 import reefknot as rk
@@ -171,6 +174,38 @@ def test_what_is_no_id_is_refused_before_anything_is_read(given: dict[str, Any],
         with pytest.raises(ParameterTypeError) as caught:
             other(shop).job(**given)
         assert accepted in str(caught.value)
+
+    with_shop(story)
+
+
+class OrderModel(pydantic.BaseModel):
+    number: int = 7
+
+
+@dataclass
+class OrderData:
+    number: int = 7
+
+
+class OrderStruct(msgspec.Struct):
+    number: int = 7
+
+
+@for_each_row(
+    ("given", "advice"),
+    [
+        (OrderModel(), '; for a pydantic model pass model.model_dump(mode="json")'),
+        (OrderData(), "; for a dataclass pass dataclasses.asdict(value)"),
+        (OrderStruct(), "; for a msgspec.Struct pass msgspec.to_builtins(value)"),
+        (OrderData, ""),
+        ([7], ""),
+    ],
+)
+def test_a_model_as_inputs_is_refused_with_the_call_that_makes_a_mapping_of_it(given: Any, advice: str) -> None:
+    async def story(shop: Shop) -> None:
+        with pytest.raises(ParameterTypeError) as caught:
+            await other(shop).submit("test.step", given)
+        assert str(caught.value).endswith(f"a mapping of names to JSON values, or None{advice}")
 
     with_shop(story)
 
