@@ -22,6 +22,13 @@ TESTS = {
     "worker": PYTEST,
 }
 
+PACKAGES = {
+    "django": "django",
+    "fastapi": "fastapi uvicorn httpx pytest",
+    "flask": "flask pytest",
+    "worker": "pytest",
+}
+
 
 @pytest.fixture
 def rk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Commands:
@@ -33,6 +40,7 @@ def test_the_tests_of_a_project_pass(name: str, rk: Commands, tmp_path: Path) ->
     done = rk("init", "--example", name)
     assert done.code == 0
     assert f"Wrote {name}-app: " in done.err
+    assert f"It needs reefknot and these packages: pip install {PACKAGES[name]}\n" in done.err
     project = tmp_path / f"{name}-app"
     kept = {one: value for one, value in os.environ.items() if not one.startswith(("REEFKNOT", "WORKER_", "PYTEST"))}
     kept["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # loading those of others takes half of the time

@@ -8,6 +8,7 @@ check reads every file and reports every mistake. Secrets are never shown.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -155,7 +156,9 @@ def _init_example(name: str, *, dry_run: bool, json: bool) -> int:
         say("Nothing was written; without --dry-run these files are.")
     elif not json:
         first, second = (line.strip() for line in files["README.md"].splitlines() if line.startswith("    "))
+        packages = re.findall(r"`(pip install [^`]+)`", files["README.md"])
         say(f"Wrote {folder.name}: {', '.join(files)}.")
+        say(f"It needs reefknot and these packages: {packages[0]}")
         say(f"Next: cd {folder.name}, then in two terminals: {first}, and: {second}. README.md says more.")
     return Exit.FINE
 
