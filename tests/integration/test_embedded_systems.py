@@ -105,7 +105,9 @@ def test_an_application_without_a_configuration_is_warned_of_options_that_the_ba
             assert len(lines()) == 1, "its options count"
         (folder / "reefknot.yaml").write_text("worker: {retries: {v2: {enabled: false}}}\n")
         async with rk.system("memory:", modules=eager):
-            assert lines()[1].endswith(f"To switch it on: worker.retries.v2.enabled: true in {folder / 'reefknot.yaml'}")
+            assert lines()[1].endswith(
+                f"To switch it on: worker.retries.v2.enabled: true in {folder / 'reefknot.yaml'}"
+            )
 
     asyncio.run(story())
 
