@@ -116,7 +116,7 @@ _MEANT = {
 
 
 def _as_mapping(inputs: object) -> str:
-    """How to pass a model as inputs, as the end of an error; nothing for other values."""
+    """The call that makes inputs of a model, as the end of an error; nothing for other values."""
     ways = {
         "model_dump": ("a pydantic model", 'model.model_dump(mode="json")'),
         "__dataclass_fields__": ("a dataclass", "dataclasses.asdict(value)"),
