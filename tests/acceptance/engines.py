@@ -24,6 +24,7 @@ ON_NATS = frozenset(
         "test_crash_suspects",
         "test_dashboard",
         "test_job_retry",
+        "test_jupyter",
         "test_latency",
         "test_live_views",
         "test_liveness",
