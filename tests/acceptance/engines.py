@@ -2,14 +2,16 @@
 The engines that a story of the command line runs on: SQLite for every one, NATS a second time for those of `ON_NATS`.
 
 `make test` repeats the stories of `REPRESENTATIVE` on NATS; `make faults`, or `REEFKNOT_ACCEPTANCE_ON_NATS=all`, all of
-them. Whatever is not repeated has its reason here. Stories in virtual time (`test_spec1_worker`,
-`test_spec5_backpressure`) have no store on a server, because a virtual loop does not wait for one: there
-`tests/integration/test_nats_peers.py` says the same of a worker that is a process.
+them, and `REEFKNOT_FAULT_POINTS=all` those that have a full size. Whatever is not repeated has its reason here. Stories
+in virtual time (`test_spec1_worker`, `test_spec5_backpressure`) have no store on a server, because a virtual loop does
+not wait for one: there `tests/integration/test_nats_peers.py` says the same of a worker that is a process.
 """
 
 from __future__ import annotations
 
 import os
+
+from tests.faults import points
 
 ON_NATS = frozenset(
     {
@@ -22,6 +24,7 @@ ON_NATS = frozenset(
         "test_crash_suspects",
         "test_dashboard",
         "test_job_retry",
+        "test_jupyter",
         "test_latency",
         "test_live_views",
         "test_liveness",
@@ -102,8 +105,10 @@ REPRESENTATIVE = frozenset(
         "test_through_a_pipe_top_prints_one_view_without_escapes",
         "test_a_system_serves_its_own_store_and_work_is_done_through_the_api",
         "test_services_begin_again_and_the_process_goes_on",
+        "test_a_served_application_finds_each_of_its_jobs_which_end_once",
     }
 )
+WITH_A_FULL_SIZE = frozenset({"test_web_frameworks"})
 IS_ALL = os.environ.get("REEFKNOT_ACCEPTANCE_ON_NATS") == "all"
 
 
@@ -111,4 +116,4 @@ def runs_on_nats(module: str, name: str) -> bool:
     """Whether a story, by its module and name, is repeated on NATS."""
     if module not in ON_NATS or name in SQLITE_ONLY:
         return False
-    return IS_ALL or name in REPRESENTATIVE
+    return IS_ALL or name in REPRESENTATIVE or (points.ALL and module in WITH_A_FULL_SIZE)

@@ -83,6 +83,11 @@ class Folder:
             self.set_variable("REEFKNOT__ENGINE", engine)
         self._started: list[subprocess.Popen[str]] = []
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables of all commands, for a process that is not started by `start`."""
+        return dict(self._environment)
+
     def set_variable(self, name: str, value: str) -> None:
         """Set a variable of the environment for all commands."""
         self._commands.environment.setenv(name, value)

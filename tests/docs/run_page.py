@@ -12,13 +12,18 @@ has printed the lines beneath it. A fence that cannot run says so, with its reas
     ```python no-run
 
 A fence of `python file=steps.py` or `yaml file=a.yaml` is not run but written to that file, in the reader's folder.
+A fence of `python cell` is a cell of a notebook: it runs within an event loop, the same one for all cells, and may
+`await`. `tests/acceptance/test_jupyter.py` runs them in a real kernel.
 Python between a line `<!-- run` and a line `-->` is run in its turn and not shown: a check that would only be in the
 way. What the page shows must not need it: with `--visible` it is left out.
 """
 
 from __future__ import annotations
 
+import ast
+import asyncio
 import contextlib
+import inspect
 import io
 import os
 import random
@@ -67,7 +72,7 @@ class Fence:
     """
     A block of the page that is to be run. `line` is that of its first line of content, from 1.
 
-    With a `file` its content is written there instead.
+    With a `file` its content is written there instead. A cell may `await`.
     """
 
     language: str
@@ -75,6 +80,7 @@ class Fence:
     line: int
     file: str = ""
     is_hidden: bool = False
+    is_cell: bool = False
 
 
 def fences(text: str, *, opted_out: bool = False) -> Iterator[Fence]:
@@ -106,9 +112,11 @@ def fences(text: str, *, opted_out: bool = False) -> Iterator[Fence]:
             continue
         if opted_out:
             continue
-        if words and file is None:
-            raise PageError(f"line {start + 1}: {' '.join(words)!r} is not known here, only no-run and file=NAME are")
-        yield Fence(language, token.content, start + 2, file["name"] if file else "")
+        is_cell = language in PYTHON and words == ["cell"]
+        if words and file is None and not is_cell:
+            known = "only no-run, file=NAME and, for Python, cell are"
+            raise PageError(f"line {start + 1}: {' '.join(words)!r} is not known here, {known}")
+        yield Fence(language, token.content, start + 2, file["name"] if file else "", is_cell=is_cell)
 
 
 def shown(fence: Fence) -> Iterator[tuple[int, str, list[str]]]:
@@ -145,10 +153,21 @@ def missing(lines: list[str], printed: str) -> list[str]:
     return [one for one in patterns if not any(re.fullmatch(one, line) for line in flat)]
 
 
-def run_python(fence: Fence, page: Path, namespace: dict[str, object]) -> None:
+def run_python(fence: Fence, page: Path, namespace: dict[str, object], runner: asyncio.Runner) -> None:
     """Line numbers are those of the page, so that a traceback points at it."""
     padded = "\n" * (fence.line - 1) + fence.content
-    exec(compile(padded, str(page), "exec", dont_inherit=True), namespace)
+    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT if fence.is_cell else 0
+    code = compile(padded, str(page), "exec", flags=flags, dont_inherit=True)
+
+    async def run_cell() -> None:
+        result = eval(code, namespace)
+        if inspect.isawaitable(result):
+            await result
+
+    if fence.is_cell:
+        runner.run(run_cell())
+    else:
+        exec(code, namespace)
 
 
 def run_here(words: list[str]) -> int:
@@ -300,7 +319,7 @@ def run(page: Path, *, visible: bool = False) -> None:
     module = ModuleType("__main__")
     found = list(fences(with_free_ports(page.read_text(encoding="utf-8"))))
     sys.modules["__main__"] = module
-    background = Background()
+    background, runner = Background(), asyncio.Runner()
     try:
         for fence in found:
             if fence.file:
@@ -309,8 +328,9 @@ def run(page: Path, *, visible: bool = False) -> None:
             elif fence.language not in PYTHON:
                 run_commands(fence, page, background)
             elif not (visible and fence.is_hidden):
-                run_python(fence, page, module.__dict__)
+                run_python(fence, page, module.__dict__, runner)
     finally:
+        runner.close()
         background.stop_all()
 
 

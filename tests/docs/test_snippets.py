@@ -216,6 +216,24 @@ def test_a_fence_names_a_file_in_the_readers_folder_and_nothing_else(word: str) 
         list(fences(f"```python {word}\n```\n"))
 
 
+def test_the_cells_of_a_notebook_await_in_one_loop_and_share_their_names(tmp_path: Path) -> None:
+    first = "```python cell\nimport asyncio\n\nloop = asyncio.get_running_loop()\nevent = asyncio.Event()\n```\n"
+    second = "```python cell\nloop.call_soon(event.set)\nawait event.wait()\n```\n"
+
+    done = run_text(first + second + "```python\nassert event.is_set()\n```\n", tmp_path)
+    assert done.returncode == 0, done.stderr
+    broken = run_text(first + second.replace("event.wait()", "event.wait(7)"), tmp_path / "cwd")
+    assert 'page.md", line 9' in broken.stderr
+
+
+def test_only_a_cell_awaits_outside_of_a_function(tmp_path: Path) -> None:
+    page = "```python\nimport asyncio\n\nawait asyncio.sleep(0)\n```\n"
+
+    assert "SyntaxError: 'await' outside function" in run_text(page, tmp_path).stderr
+    with pytest.raises(PageError, match="'cell' is not known here"):
+        list(fences("```console cell\n```\n"))
+
+
 def test_an_unknown_word_beside_the_language_is_refused() -> None:
     with pytest.raises(PageError, match="'norun' is not known here"):
         list(fences("```python norun\n```\n"))

@@ -11,7 +11,7 @@ again; the last error leaves the `with` as it is.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from math import inf
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -124,30 +124,31 @@ class Attempts:
             raise ParameterError("attempt_timeout", self.plan.policy.attempt_timeout, accepted)
         refuse_in_plain_code(self.plan)
         self._begin()
+        turns = self.turns()
         try:
-            while not self.finished:
-                if self.call.delay > 0.0:
+            for attempt in turns:
+                if attempt is None:
                     pause(self.call)
-                yield from self._turn()
-        finally:
-            self._end_trace()
-
-    async def __aiter__(self) -> AsyncIterator[Attempt]:
-        self._begin()
-        self._async = True
-        try:
-            while not self.finished:
-                if self.call.delay > 0.0:
-                    await apause(self.call)
-                for attempt in self._turn():
+                else:
                     yield attempt
         finally:
-            self._end_trace()
+            turns.close()
 
-    def _end_trace(self) -> None:
-        """End the spans of a loop that was left early."""
-        if self.call.trace is not None:
-            self.call.trace.end()
+    def __aiter__(self) -> AsyncIterator[Attempt]:
+        self._begin()
+        self._async = True
+        return AsyncTurns(self)
+
+    def turns(self) -> Generator[Attempt | None, None, None]:
+        """The attempts, with None where a wait comes before the next one."""
+        try:
+            while not self.finished:
+                if self.call.delay > 0.0:
+                    yield None
+                yield from self._turn()
+        finally:
+            if self.call.trace is not None:  # a loop that was left early
+                self.call.trace.end()
 
     def _begin(self) -> None:
         if self._begun:
@@ -164,3 +165,32 @@ class Attempts:
         yield Attempt(self, failures + 1)
         if not self.finished and self.call.attempts == failures:
             raise LoopMisuseError("the loop's body did not run inside `with attempt:`, so its outcome is unknown")
+
+
+class AsyncTurns:
+    """
+    The iterator of `async for`.
+
+    It is no async generator: Trio warns of each one that is left before its end, as a loop is by `return`, `break` and
+    its last error. The plain generator within ends with this object.
+    """
+
+    __slots__ = ("_loop", "_turns")
+
+    def __init__(self, loop: Attempts) -> None:
+        self._loop = loop
+        self._turns = loop.turns()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Attempt:
+        for attempt in self._turns:
+            if attempt is not None:
+                return attempt
+            try:
+                await apause(self._loop.call)
+            except BaseException:
+                self._turns.close()
+                raise
+        raise StopAsyncIteration

@@ -1,0 +1,361 @@
+"""Every option of a retry under Trio, and under anyio on both loops: what an event loop may change, and must not."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Any
+
+import anyio
+import pytest
+import trio
+
+import reefknot as rk
+from tests.unit.retrying.flaky import AsyncAlways, AsyncAnswers, AsyncFlaky
+from tests.unit.retrying.test_trio import Run, every_loop, in_trio
+
+Fallback = Callable[[rk.RetryEvent], object]
+
+
+def slowly(answer: object) -> Callable[[Any], Awaitable[Any]]:
+    """An async function of one argument that takes a second for its answer."""
+
+    async def function(given: object) -> object:
+        await anyio.sleep(1)
+        return answer
+
+    return function
+
+
+async def reason_of(event: rk.RetryEvent) -> object:
+    await anyio.sleep(1)
+    return event.reason
+
+
+@every_loop
+@pytest.mark.parametrize("fallback", [lambda event: event.reason, reason_of], ids=["plain", "async"])
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"attempts": 2, "base_delay": 0}, rk.Reason.ATTEMPTS_SPENT),
+        ({"deadline": timedelta(seconds=3), "wait": [4]}, rk.Reason.BUDGET_SPENT),
+        ({"attempts": 9, "base_delay": 0, "breaker": 2}, rk.Reason.BREAKER_OPEN),
+    ],
+    ids=["attempts", "deadline", "breaker"],
+)
+def test_a_fallback_answers_for_every_reason_to_give_up(
+    run: Run, fallback: Fallback, options: dict[str, Any], reason: rk.Reason
+) -> None:
+    async def main() -> object:
+        given = dict(options)
+        if "breaker" in given:
+            given["breaker"] = rk.CircuitBreaker("billing", failures=given["breaker"])
+        return await rk.retry(fallback=fallback, **given)(AsyncAlways())()
+
+    assert run(main) is reason
+
+
+@every_loop
+def test_a_fallback_answers_for_an_attempt_that_hangs_and_for_a_stop(run: Run) -> None:
+    async def hangs() -> str:
+        await anyio.sleep(3600)
+        return "never"
+
+    async def main() -> list[object]:
+        stop = anyio.Event()
+        stopped = rk.retry(stop=stop, wait=[30], fallback="stopped")(AsyncAlways())
+        got: list[object] = [await rk.retry(attempt_timeout=timedelta(seconds=5), attempts=2, fallback="slow")(hangs)()]
+
+        async def call() -> None:
+            got.append(await stopped())
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(call)
+            await anyio.sleep(1)
+            stop.set()
+        return got
+
+    assert run(main) == ["slow", "stopped"]
+
+
+@every_loop
+def test_plain_and_async_hooks_see_each_attempt_in_their_order(run: Run) -> None:
+    seen: list[tuple[str, int, str, object]] = []
+
+    def plain(name: str) -> Callable[[rk.RetryEvent], None]:
+        return lambda event: seen.append((name, event.attempt, type(event.error).__name__, event.value))
+
+    def awaited(name: str) -> Callable[[rk.RetryEvent], Awaitable[None]]:
+        async def hook(event: rk.RetryEvent) -> None:
+            await anyio.sleep(1)
+            plain(name)(event)
+
+        return hook
+
+    async def main() -> list[object]:
+        both: list[object] = []
+        for make in (plain, awaited):
+            seen.clear()
+            assert await rk.retry(wait=[2], before=make("before"), after=make("after"))(AsyncFlaky(TimeoutError))()
+            both.append(list(seen))
+        return both
+
+    expected = [
+        ("before", 1, "NoneType", None),
+        ("after", 1, "TimeoutError", None),
+        ("before", 2, "NoneType", None),
+        ("after", 2, "NoneType", "ok"),
+    ]
+    assert run(main) == [expected, expected]
+
+
+@every_loop
+@pytest.mark.parametrize("is_async", [False, True])
+def test_predicates_refuse_errors_and_results(run: Run, is_async: bool) -> None:
+    async def is_busy(error: Exception) -> bool:
+        await anyio.sleep(1)
+        return "busy" in str(error)
+
+    async def is_pending(value: object) -> bool:
+        await anyio.sleep(1)
+        return value == "pending"
+
+    def plain(predicate: Callable[[Any], Awaitable[bool]]) -> Any:
+        word = "busy" if predicate is is_busy else "pending"
+        return predicate if is_async else lambda given: word in str(given)
+
+    async def main() -> None:
+        options: Any = {"on": plain(is_busy), "attempts": 3, "base_delay": 0}
+        busy, broken = AsyncFlaky(RuntimeError("busy")), AsyncFlaky(RuntimeError("broken"))
+        assert await rk.retry(**options)(busy)() == "ok"
+        outcome = await rk.Retrier(**options).arun(broken)
+        assert (outcome.reason, broken.calls) == (rk.Reason.NOT_RETRYABLE, 1)
+
+        pending = {"on_result": plain(is_pending), "attempts": 3, "base_delay": 0}
+        assert await rk.retry(**pending)(AsyncAnswers("pending", "pending", "done"))() == "done"
+        with pytest.raises(rk.RetryError) as raised:
+            await rk.retry(raise_result=True, **pending)(AsyncAnswers("pending"))()
+        assert (raised.value.value, len(raised.value.attempts)) == ("pending", 3)
+
+    run(main)
+
+
+@every_loop
+def test_an_async_predicate_counts_for_a_breaker_too(run: Run) -> None:
+    async def main() -> tuple[rk.Reason | None, int]:
+        breaker, fn = rk.CircuitBreaker("billing", failures=2), AsyncAlways(RuntimeError)
+        outcome = await rk.Retrier(on=slowly(True), attempts=9, base_delay=0, breaker=breaker).arun(fn)
+        return outcome.reason, fn.calls
+
+    assert run(main) == (rk.Reason.BREAKER_OPEN, 2)
+
+
+@every_loop
+def test_an_async_predicate_answers_with_the_seconds_to_wait(run: Run) -> None:
+    async def main() -> float:
+        began = anyio.current_time()
+        await rk.Retrier(on=slowly(timedelta(seconds=60)), attempts=2, jitter="none").arun(AsyncAlways())
+        return anyio.current_time() - began
+
+    assert 62 <= run(main) < 69, "the predicate is asked twice, for a second each; a hint is spread"
+
+
+class BusyError(ConnectionError):
+    """A refusal that says when to come again."""
+
+    free_in = timedelta(seconds=7)
+
+
+@every_loop
+def test_a_wait_is_a_function_of_the_error_or_a_list_of_timedeltas(run: Run) -> None:
+    async def main() -> list[float]:
+        took = []
+        waits: tuple[Any, ...] = (
+            lambda attempt: attempt.error.free_in,
+            lambda attempt: attempt * 10,
+            [timedelta(seconds=1), timedelta(minutes=0.25)],
+        )
+        for wait in waits:
+            began = anyio.current_time()
+            await rk.Retrier(wait=wait, attempts=3).arun(AsyncAlways(BusyError))
+            took.append(round(anyio.current_time() - began, 1))
+        return took
+
+    assert run(main) == [14, 30, 16]
+
+
+@every_loop
+def test_a_deadline_that_is_a_timedelta_cuts_the_attempt_short(run: Run) -> None:
+    async def main() -> None:
+        began = anyio.current_time()
+        with pytest.raises(rk.DeadlineExceededError):
+            await rk.retry(deadline=timedelta(seconds=3))(anyio.sleep)(3600)
+        assert 3 <= anyio.current_time() - began < 3.1
+
+    run(main)
+
+
+def test_a_deadline_bounds_all_attempts_and_waits_together_in_trio() -> None:
+    async def main() -> rk.Outcome[object]:
+        with rk.testing.virtual_time() as clock:
+            outcome = await rk.Retrier(deadline=timedelta(seconds=10), wait=[4], attempts=9).arun(AsyncAlways())
+        assert clock.waits == [4, 4]
+        return outcome
+
+    assert trio.run(main).reason is rk.Reason.BUDGET_SPENT
+
+
+@every_loop
+def test_a_breaker_lets_one_probe_through_and_a_cancelled_probe_does_not_keep_its_place(run: Run) -> None:
+    async def main() -> None:
+        with rk.testing.virtual_time() as clock:
+            breaker = rk.CircuitBreaker("billing", failures=1, cooldown=timedelta(seconds=30))
+            with pytest.raises(ConnectionError):
+                await rk.retry(breaker=breaker)(AsyncAlways())()
+            assert breaker.state == "open"
+            clock.advance(30)
+            with anyio.move_on_after(0.01) as scope:
+                await rk.retry(breaker=breaker)(anyio.sleep_forever)()
+            assert scope.cancelled_caught
+            assert await rk.retry(breaker=breaker)(AsyncFlaky())() == "ok", "the next one is the probe"
+
+    run(main)
+
+
+# ---- loops -----------------------------------------------------------------------------------------------------------
+
+
+async def loop(retrier: rk.Retrier, body: Callable[[], Awaitable[object]]) -> None:
+    async for attempt in retrier.attempts():
+        with attempt:
+            await body()
+
+
+@every_loop
+def test_a_loop_waits_refuses_results_and_ends_with_its_deadline(run: Run) -> None:
+    async def main() -> None:
+        began = anyio.current_time()
+        async for attempt in rk.Retrier(wait=[timedelta(seconds=2)], on_result=lambda value: value < 3).attempts():
+            with attempt:
+                attempt.value = attempt.number
+        assert attempt.value == 3
+        assert 4 <= anyio.current_time() - began < 4.1
+
+        with pytest.raises(rk.DeadlineExceededError):
+            await loop(rk.Retrier(deadline=3), anyio.sleep_forever)
+
+    run(main)
+
+
+@every_loop
+def test_a_loop_ends_at_an_open_breaker_and_at_a_stop(run: Run) -> None:
+    async def main() -> None:
+        breaker, fn = rk.CircuitBreaker("billing", failures=2), AsyncAlways()
+        with pytest.raises(ConnectionError):
+            await loop(rk.Retrier(attempts=9, wait=[1], breaker=breaker), fn)
+        assert (fn.calls, breaker.state) == (2, "open")
+
+        stop = anyio.Event()
+
+        async def fail_and_stop() -> None:
+            stop.set()
+            raise ConnectionError
+
+        with pytest.raises(ConnectionError):
+            await loop(rk.Retrier(stop=stop, wait=[30]), fail_and_stop)
+
+    run(main)
+
+
+async def leave_by_return() -> None:
+    async for attempt in rk.Retrier().attempts():
+        with attempt:
+            return
+
+
+async def leave_by_break() -> None:
+    async for attempt in rk.Retrier().attempts():
+        with attempt:
+            break
+
+
+async def leave_by_its_last_error() -> None:
+    with pytest.raises(ConnectionError):
+        await loop(rk.Retrier(attempts=1), AsyncAlways())
+
+
+async def leave_by_cancellation() -> None:
+    with anyio.move_on_after(1):
+        await loop(rk.Retrier(), anyio.sleep_forever)
+
+
+async def leave_a_wait_by_cancellation() -> None:
+    with anyio.move_on_after(1):
+        await loop(rk.Retrier(wait=[30]), AsyncAlways())
+
+
+@every_loop
+@pytest.mark.parametrize(
+    "leave",
+    [leave_by_return, leave_by_break, leave_by_its_last_error, leave_by_cancellation, leave_a_wait_by_cancellation],
+)
+def test_a_loop_may_be_left_at_any_time(run: Run, leave: Callable[[], Awaitable[None]]) -> None:
+    """Warnings are errors here, and Trio warns of an async generator that is left to the garbage collector."""
+
+    async def main() -> None:
+        await leave()
+        gc.collect()
+
+    run(main)
+
+
+# ---- cancellation ----------------------------------------------------------------------------------------------------
+
+
+@every_loop
+@pytest.mark.parametrize("option", ["before", "after", "on_retry", "on", "on_result", "fallback", "stop", "breaker"])
+def test_a_scope_cancels_whatever_a_retry_awaits_and_there_is_no_further_attempt(run: Run, option: str) -> None:
+    fn: Any = AsyncAlways() if option != "on_result" else AsyncAnswers(None)
+
+    async def forever(given: object) -> None:
+        await anyio.sleep_forever()
+
+    async def main() -> None:
+        options: dict[str, Any] = {option: forever}
+        if option == "stop":
+            options = {"stop": anyio.Event()}
+        elif option == "breaker":
+            options = {"breaker": rk.CircuitBreaker("billing")}
+        if option == "fallback":
+            options |= {"attempts": 1}
+        began = anyio.current_time()
+        with anyio.move_on_after(5) as scope:
+            await rk.retry(wait=[30], **options)(fn)()
+        assert scope.cancelled_caught
+        assert 5 <= anyio.current_time() - began < 5.1
+
+    run(main)
+    assert fn.calls == (0 if option == "before" else 1)
+
+
+def test_a_deadline_of_trio_around_all_attempts_is_the_callers_error() -> None:
+    async def main() -> None:
+        with pytest.raises(trio.TooSlowError), trio.fail_after(5):
+            await rk.retry(wait=[2], attempts=9, fallback="never")(AsyncAlways())()
+
+    in_trio(main)
+
+
+def test_a_nursery_that_is_cancelled_ends_the_waits_of_all_its_retries() -> None:
+    calls = [AsyncAlways() for _ in range(20)]
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            for fn in calls:
+                nursery.start_soon(rk.retry(wait=[30])(fn))
+            await trio.sleep(1)
+            nursery.cancel_scope.cancel()
+
+    in_trio(main)
+    assert {fn.calls for fn in calls} == {1}
