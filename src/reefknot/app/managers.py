@@ -122,7 +122,7 @@ class IdempotencyManager:
 
     async def record_result(self, idempotency_key: str, result: Any, metadata: Mapping[str, Any] | None = None) -> None:
         """Record a result by hand. Recording the same result again is fine; another one is refused."""
-        given = json_value(result)
+        given = json_value(result, round_trip=True)
         options = KeyOptions(wait=0.0, metadata=None if metadata is None else result_to_json(dict(metadata)))
 
         async def known() -> Any:

@@ -104,11 +104,11 @@ class PythonBlock:
             return answer
         if answer is None:
             return StepResult()
-        answer = outputs_of(answer)
-        if not isinstance(answer, Mapping):
-            text = f"the block {self.type} returned {type(answer).__name__}; accepted: {_ACCEPTED_ANSWER}"
-            return failed(ErrorCode.execution_failed, text)
         try:
+            answer = outputs_of(answer)
+            if not isinstance(answer, Mapping):
+                text = f"the block {self.type} returned {type(answer).__name__}; accepted: {_ACCEPTED_ANSWER}"
+                return failed(ErrorCode.execution_failed, text)
             return StepResult(outputs=json_value(dict(answer)))
         except NotJsonError as error:
             return failed(ErrorCode.execution_failed, f"the block {self.type} returned what JSON cannot say: {error}")

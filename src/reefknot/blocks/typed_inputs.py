@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Protocol
 
 import msgspec
 
+from reefknot.core.canonical import is_pydantic, json_value, pydantic_to_json
 from reefknot.errors import ParameterTypeError
 
 ACCEPTED = (
@@ -66,7 +67,7 @@ def input_reader(function: Any, names: Mapping[str, Any] | None = None) -> Input
     kind = typing.get_origin(annotation) or annotation
     if annotation is None or kind in _PASSED:
         return None
-    if isinstance(kind, type) and hasattr(kind, "__pydantic_core_schema__"):
+    if is_pydantic(kind):
         return _pydantic_reader(annotation)
     if typing.is_typeddict(kind) or (isinstance(kind, type) and _is_record(kind)):
         _check_fields(annotation)
@@ -168,10 +169,8 @@ def _pydantic_reader(annotation: Any) -> InputReader:
 
 
 def outputs_of(answer: object) -> object:
-    """The outputs of a model as JSON has them; any other value as it is."""
+    """The outputs of a model as JSON has them, `NotJsonError` where it has none; any other value as it is."""
     kind = type(answer)
-    if hasattr(kind, "__pydantic_core_schema__"):
-        from pydantic import TypeAdapter
-
-        return TypeAdapter(kind).dump_python(answer, mode="json")
-    return msgspec.to_builtins(answer) if _is_record(kind) else answer
+    if is_pydantic(kind):
+        return pydantic_to_json(answer)
+    return json_value(answer) if _is_record(kind) else answer

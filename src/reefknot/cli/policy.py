@@ -38,6 +38,7 @@ from reefknot.operations import policies as operations
 from reefknot.operations.policies import ActiveBook, PolicyQuestion
 from reefknot.operations.values import ParameterUseError, long_seconds, seconds, unknown_word
 from reefknot.operations.words import policies as words
+from reefknot.runtime.log import printable
 
 if TYPE_CHECKING:
     from reefknot.core.retry.tuning import CurrentPolicy
@@ -183,6 +184,12 @@ def explain(
     operations.known_target(active.book, target, source)
     if not question.has_failure:
         say("No failure given: this explains an unknown one. Describe it with --error, --status, --exception, …")
+    if question.has_unknown_exception:
+        name = printable(active.redactor.values_out_of(question.exception or ""), most=80)
+        say(
+            f"{name} is taken by its name alone, because its class is not known here: write it as it is imported, "
+            "with its library installed, or name its module with --module."
+        )
     answer = operations.explained(active, question)
     show(operations.answer_json(answer), lambda: put_answer(answer, wide=wide), json=common.json)
 

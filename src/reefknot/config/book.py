@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, Self, Unpack
 
+from reefknot.config.exception_names import exception_names
 from reefknot.config.layers import Tree, environment, merge, read_file, read_text
 from reefknot.core import checks
 from reefknot.core.failure import ErrorCode, Failure, FailureType
@@ -194,7 +195,7 @@ def failure_from_facts(
         message,
         code=known,
         failure_type=None if failure_type is None else checks.choice("failure_type", failure_type, FailureType),
-        exceptions=() if exception is None else _ancestry(exception),
+        exceptions=() if exception is None else exception_names(exception),
         http_status=status,
         retry_after=retry_after,
     )
@@ -215,13 +216,3 @@ def _code(code: ErrorCode | str | int | None) -> ErrorCode | None:
         return ErrorCode[code.lower()]
     except KeyError:
         raise ParameterError("code", code, f"one of {', '.join(one.name for one in ErrorCode)}") from None
-
-
-def _ancestry(name: str) -> tuple[str, ...]:
-    """The classes above a builtin exception; a foreign name stands alone, because nothing is imported."""
-    import builtins
-
-    found = getattr(builtins, name.removeprefix("builtins."), None)
-    if isinstance(found, type) and issubclass(found, BaseException):
-        return tuple(f"builtins.{cls.__name__}" for cls in found.__mro__ if cls not in (object, BaseException))
-    return (name,)

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import wraps
 from inspect import Parameter, Signature, signature, unwrap
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, get_type_hints, overload
 from uuid import UUID
 
 import msgspec
@@ -26,7 +26,7 @@ from reefknot import clock
 from reefknot.audit.journal import Journal, OnFailure, envelope
 from reefknot.core import checks
 from reefknot.core.audit.event import IdempotencyEvent
-from reefknot.core.canonical import canonical, checked_result_type, json_value
+from reefknot.core.canonical import canonical, check_returned, checked_result_type, json_value
 from reefknot.core.canonical import fingerprint as fingerprint_of
 from reefknot.core.redaction import Redactor
 from reefknot.errors import NoStoreError, NotJsonError, ParameterError, ParameterTypeError
@@ -109,6 +109,9 @@ def idempotent(
     one; with 0 it gets `KeyInProgressError` at once. The arguments' fingerprint detects a key that is reused for
     another payload; `fingerprint=False` turns that off, a function returns what to compare.
 
+    `result_type` is the type that every caller gets the result as: a dataclass, a pydantic model, a `msgspec.Struct`,
+    an attrs class, a collection of them and so on. Without it, callers get JSON: a dictionary for a model.
+
     `secrets` are redacted in events and recorded failures. `on_audit_failure` says what happens when events cannot be
     kept: `fail_open` goes on; `fail_closed` raises `AuditUnavailableError`, before the work begins or after it.
     """
@@ -131,6 +134,8 @@ def idempotent(
             raise ParameterTypeError("fn", fn, "a function that returns its result, plain or async")
         if options.mode is Mode.DEDUP and not _takes_key(signature(fn)):
             raise ParameterError("mode", mode, f"for a function that takes {_KEY_PARAMETER}, for its receiver")
+        if result_type is Any:
+            check_returned(getattr(fn, "__name__", "fn"), _return_annotation(fn))
         own_name = _unique_name(fn, name or name_of(fn))
         if not is_async(fn):
             return _guarded_plain(fn, own_name, guard)
@@ -236,13 +241,13 @@ def _fingerprint(
     """
     Fingerprint of the arguments, to detect another payload under the same key.
 
-    An argument counts by its parameter, however it was passed. One that is not JSON (a connection, `self`) counts by
-    its class alone.
+    An argument counts by its parameter, however it was passed: JSON, records and pydantic models by their content. One
+    that is neither (a connection, `self`) counts by its class alone.
     """
     if wanted is False:
         return ""
     if wanted is not True:
-        return fingerprint_of(json_value(wanted(*args, **kwargs)))
+        return fingerprint_of(json_value(wanted(*args, **kwargs), round_trip=True))
     bound = shape.bind_partial(*args, **kwargs)
     bound.apply_defaults()
     return fingerprint_of({name: _comparable(value) for name, value in bound.arguments.items()})
@@ -250,11 +255,24 @@ def _fingerprint(
 
 def _comparable(value: object) -> object:
     try:
-        comparable = json_value(value)
+        comparable = json_value(value, round_trip=True)
         canonical(comparable)
     except NotJsonError:
         return {"class": type(value).__qualname__}
     return comparable
+
+
+def _return_annotation(fn: Callable[..., object]) -> Any:
+    """The annotated type of the function's result; None without one, and when it cannot be evaluated."""
+    given = signature(fn).return_annotation
+    if not isinstance(given, str):
+        return None if given is Signature.empty else given
+    names = getattr(unwrap(fn), "__globals__", {})
+    holder = type("Hints", (), {"__annotations__": {"result": given}})
+    try:
+        return get_type_hints(holder, dict(names))["result"]
+    except Exception:  # a name that only type checkers know, or one of the function around it
+        return None
 
 
 def _takes_key(shape: Signature) -> bool:

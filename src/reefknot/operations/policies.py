@@ -309,7 +309,19 @@ class PolicyQuestion(Struct, frozen=True, kw_only=True):
 
     @property
     def is_control_flow(self) -> bool:
-        return (self.exception or "").removeprefix("builtins.") in CONTROL_FLOW_EXCEPTIONS
+        from reefknot.config.exception_names import exception_class
+
+        name = self.exception or ""
+        found = exception_class(name)
+        other = found is not None and not issubclass(found, Exception | BaseExceptionGroup)
+        return other or name.removeprefix("builtins.") in CONTROL_FLOW_EXCEPTIONS
+
+    @property
+    def has_unknown_exception(self) -> bool:
+        """Whether the exception is a name alone, whose class cannot be looked up in this environment."""
+        from reefknot.config.exception_names import is_known_exception
+
+        return bool(self.exception) and not self.is_control_flow and not is_known_exception(str(self.exception))
 
     def failure(self, redact: Redactor) -> Failure:
         """The described failure, without secrets; an unknown one when nothing is said about it."""

@@ -215,6 +215,25 @@ def test_a_model_is_the_outputs_that_it_says(answer: Any, outputs: dict[str, Any
     assert run(lambda inputs, context: answer, {}).outputs == outputs
 
 
+def test_a_model_inside_of_other_outputs_is_written_too() -> None:
+    @dataclasses.dataclass
+    class Both:
+        order: ModelOrder
+
+    order = {"amount": 7, "lines": []}
+    assert run(lambda inputs, context: {"orders": [ModelOrder(amount=7)]}, {}).outputs == {"orders": [order]}
+    assert run(lambda inputs, context: Both(ModelOrder(amount=7)), {}).outputs == {"order": order}
+
+
+def test_a_record_with_a_field_that_json_cannot_hold_fails_the_step() -> None:
+    @dataclasses.dataclass
+    class Bad:
+        field: object
+
+    result = run(lambda inputs, context: Bad(object()), {})
+    assert "returned what JSON cannot say" in str(result)
+
+
 # ---- from outside ----------------------------------------------------------------------------------------------------
 
 STEPS = """\

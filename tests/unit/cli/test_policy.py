@@ -100,6 +100,8 @@ def test_the_answer_stop_exits_with_0(rk: Commands) -> None:
         (("block:http", "--status", "503", "--retry-after", "301"), "stop", "hint_too_long"),
         (("block:http", "--status", "503", "--retry-after", "5", "--timeout-ms", "4000"), "stop", "budget_spent"),
         (("block:http", "--exception", "TimeoutError"), "retry", "retryable"),
+        (("block:http", "--exception", "httpx.ReadTimeout"), "retry", "retryable"),
+        (("block:http", "--exception", "httpx.ConnectError"), "retry", "retryable"),
         (("block:http", "--message", "got HTTP 503"), "retry", "retryable"),
         (("block:my.own", "--failure-type", "permanent"), "stop", "not_retryable"),
         (("connector:imap_mailbox", "--message", "invalid credentials"), "stop", "not_retryable"),
@@ -107,6 +109,7 @@ def test_the_answer_stop_exits_with_0(rk: Commands) -> None:
         (("operation:REPLAY_PROCESSING",), "stop", "attempts_spent"),
         (("operation:nats.publish", "--exception", "KeyboardInterrupt"), "stop", "control_flow"),
         (("operation:nats.publish", "--exception", "asyncio.CancelledError"), "stop", "control_flow"),
+        (("operation:nats.publish", "--exception", "trio.Cancelled"), "stop", "control_flow"),
     ],
 )
 def test_a_failure_is_answered(rk: Commands, words: tuple[str, ...], decision: str, reason: str) -> None:
@@ -356,6 +359,29 @@ def test_people_see_each_field_with_its_layer_its_place_and_what_it_replaced(rk:
     assert "reefknot.yaml:1:49" in line
     assert "100 ms, built-in: worker default" in line
     assert any(line.startswith("gate worker.retries.v2: off (default)") for line in lines)
+
+
+def test_an_exception_that_cannot_be_looked_up_is_named(rk: Commands) -> None:
+    unknown = rk("policy", "explain", "block:http", "--exception", "my_client.Broken")
+    assert unknown.err.startswith("my_client.Broken is taken by its name alone")
+
+    for known in ("httpx.ReadTimeout", "ValueError", "requests.Timeout", "SystemExit", "CancelledError"):
+        assert "by its name alone" not in rk("policy", "explain", "block:http", "--exception", known).err
+
+
+def test_an_exception_of_ones_own_steps_is_looked_up_in_their_module(rk: Commands) -> None:
+    text = """
+import reefknot as rk
+
+class GatewayError(ConnectionError): ...
+
+@rk.block("gateway.call")
+async def call(inputs, context): ...
+"""
+    Path("gateway_steps.py").write_text(text)
+    words = ("policy", "explain", "block:gateway.call", "--exception", "gateway_steps.GatewayError", "--json")
+
+    assert rk(*words, "--module", "gateway_steps.py").json["decision"] == "retry"
 
 
 def test_an_exception_list_is_named_as_the_reason(rk: Commands) -> None:

@@ -2,18 +2,21 @@
 
 import json
 import math
+from abc import ABC, abstractmethod
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct
+from pydantic import BaseModel, ConfigDict, Field, RootModel, computed_field
 
 from reefknot.core.canonical import (
     DEEPEST,
     canonical,
     canonical_record,
+    check_returned,
     checked_result_type,
     fingerprint,
     json_value,
@@ -174,3 +177,114 @@ def test_a_recorded_result_of_another_type_is_refused_with_its_reason() -> None:
         result_from_json('"text"', int)
 
     assert caught.value.parameter == "result_type"
+
+
+# ---- models of pydantic ----------------------------------------------------------------------------------------------
+
+
+class Model(BaseModel):
+    """Its own JSON is not what it can be read from by default."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    number: int = Field(alias="title")
+    title: str | None = Field(None, alias="subtitle")
+    at: datetime = datetime(2026, 1, 2, tzinfo=UTC)
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def label(self) -> str:
+        return f"no. {self.number}"
+
+
+class Open(BaseModel):
+    number: int | None = Field(None, alias="no")
+
+
+MODEL = Model.model_validate({"title": 7, "subtitle": "tea"})
+FIELDS = {"number": 7, "title": "tea", "at": "2026-01-02T00:00:00Z"}
+
+
+def test_a_model_is_written_by_pydantic_at_every_depth() -> None:
+    assert json_value(MODEL) == {**FIELDS, "label": "no. 7"}
+    assert json_value({"a": [MODEL]}, round_trip=True) == {"a": [FIELDS]}
+    assert json_value(RootModel[list[int]]([1])) == [1]
+
+
+@for_each_row(("value", "kind"), [(MODEL, Model), ([MODEL], list[Model]), ({"a": MODEL}, dict[str, Model | None])])
+def test_a_model_that_was_recorded_is_given_back(value: Any, kind: Any) -> None:
+    assert result_from_json(result_to_json(value), checked_result_type(kind)) == value
+
+
+def test_a_result_that_was_no_model_is_read_by_aliases() -> None:
+    assert result_from_json('{"no":7}', Open).number == 7
+    assert result_from_json('{"number":7}', Open).number == 7
+    assert result_from_json('{"title":7,"subtitle":"tea"}', Model) == MODEL
+    assert result_from_json("[7]", RootModel[list[int]]).root == [7]
+
+
+def test_an_early_version_of_pydantic_reads_by_its_own_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(ConfigDict.__annotations__, "validate_by_name")
+
+    assert result_from_json('{"no":7}', Open).number == 7
+
+
+def test_a_recorded_result_that_does_not_fit_the_model_is_refused_with_its_field() -> None:
+    with pytest.raises(ParameterTypeError, match=r"(?s)a type that the recorded result fits: .*title"):
+        result_from_json('{"at":"2026-01-02T00:00:00Z"}', Model)
+
+
+def test_a_model_with_a_value_that_json_cannot_hold_is_refused() -> None:
+    class Holder(BaseModel):
+        value: Any
+
+    with pytest.raises(NotJsonError, match=r"^the result is not JSON: .*object.*result_type="):
+        result_to_json(Holder(value=object()))
+
+
+# ---- annotated results -----------------------------------------------------------------------------------------------
+
+
+class Named(Protocol):
+    name: str
+
+
+class Abstract(ABC):
+    @abstractmethod
+    def name(self) -> str: ...
+
+
+class Parent:
+    """A class whose instances JSON cannot hold, above one whose instances it can."""
+
+
+class Child(Parent, Struct):
+    number: int
+
+
+class Unfinished(Struct):
+    one: "NotDefined"  # type: ignore[name-defined]  # noqa: F821
+
+
+class Words(dict[str, str]):
+    pass
+
+
+class Plain:
+    pass
+
+
+@for_each_row(
+    "annotation",
+    [Any, None, object, int, Receipt, Model, Named, Abstract, Parent, Unfinished, Words, Plain | None, list[Plain]],
+)
+def test_a_function_whose_result_may_be_kept_is_accepted(annotation: Any) -> None:
+    check_returned("make", annotation)
+
+
+@for_each_row("annotation", [Plain, ValueError, type(pytest)])
+def test_a_function_whose_annotated_result_cannot_be_kept_is_refused(annotation: Any) -> None:
+    with pytest.raises(ParameterTypeError, match=rf"make\(\) -> {annotation.__name__}.*result_type=") as caught:
+        check_returned("make", annotation)
+
+    assert caught.value.parameter == "fn"

@@ -14,6 +14,7 @@ from typing import Any
 
 import apsw
 import msgspec
+import pydantic
 import pytest
 
 from reefknot.engines.ledger import ledger
@@ -314,6 +315,24 @@ def test_a_result_comes_back_as_json_or_as_its_type_to_the_first_caller_too(path
             assert claim.done
     with pytest.raises(msgspec.ValidationError):
         claim.result_as(list[int])
+    conn.close()
+
+
+def test_a_model_of_pydantic_comes_back_as_its_type(path: str) -> None:
+    class Model(pydantic.BaseModel):
+        number: int
+        lines: tuple[str, ...] = ()
+
+    conn = sqlite3.connect(path)
+    with ledger(conn).once("a") as claim:
+        claim.result = [Model(number=7, lines=("tea",))]
+    for _ in range(2):
+        assert claim.result == [{"number": 7, "lines": ["tea"]}]
+        assert claim.result_as(list[Model]) == [Model(number=7, lines=("tea",))]
+        with ledger(conn).once("a") as claim:
+            assert claim.done
+    with pytest.raises(msgspec.ValidationError):
+        claim.result_as(Model)
     conn.close()
 
 

@@ -26,12 +26,11 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from reefknot.core.canonical import canonical
+from reefknot.core.canonical import canonical, json_value, typed_from_json
 from reefknot.core.idempotency import checked_key
 from reefknot.errors import (
     IdempotencyError,
     KeyConflictError,
-    NotJsonError,
     OutcomeUnknownError,
     ParameterError,
     ParameterTypeError,
@@ -202,7 +201,8 @@ class LedgerClaim:
 
     def result_as(self, kind: type[T]) -> T:
         """The result as this type; `msgspec.ValidationError` when it does not fit."""
-        return msgspec.json.decode(self._text, type=kind)
+        typed: T = typed_from_json(self._text, kind)
+        return typed
 
     @property
     def text(self) -> str:
@@ -214,11 +214,7 @@ class LedgerClaim:
 
 
 def _json_text(value: object) -> str:
-    try:
-        plain = msgspec.to_builtins(value, str_keys=True)
-    except TypeError as error:
-        raise NotJsonError("", str(error)) from error
-    text = canonical(plain)
+    text = canonical(json_value(value, round_trip=True))
     if len(text) > LARGEST_RESULT:
         raise ResultTooLargeError(size=len(text), limit=LARGEST_RESULT)
     return text.decode()
