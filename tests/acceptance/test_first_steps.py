@@ -156,7 +156,8 @@ def test_a_gate_that_something_turned_off_is_named_with_what_turned_it_off(shell
 _OWN_OPTIONS = """\
 import reefknot as rk
 
-for number in range(6):
+rk.block("order.part-0", on=OSError)(lambda inputs, context: {})
+for number in range(1, 6):
     rk.block(f"order.part-{number}", attempts=5, base_delay=2)(lambda inputs, context: {})
 rk.block("order.plain", resource_class="mail")(lambda inputs, context: {})
 """
@@ -173,7 +174,7 @@ def test_steps_whose_own_options_the_baseline_ignores_are_named_with_the_command
     assert done.returncode == 0, done.stderr
     (about,) = [line for line in done.stderr.splitlines() if "are ignored" in line]
     names = ", ".join(f"order.part-{number}" for number in range(5))
-    assert f"attempts, waits and time limits of @rk.block are ignored for {names} and 1 more." in about
+    assert f"attempts, waits, time limits and on= of @rk.block are ignored for {names} and 1 more." in about
     assert "To switch it on: reefknot init" in about
 
     assert shell("reefknot init").returncode == 0

@@ -44,7 +44,7 @@ from reefknot.config.settings import Settings
 from reefknot.connectors.registry import registry as connectors
 from reefknot.core.retry.explain import lost_retries
 from reefknot.errors import ConfigurationError, ParameterError, ParameterTypeError, shown
-from reefknot.ports.block import Block, own_policies
+from reefknot.ports.block import Block, own_policies, own_rules
 from reefknot.runtime.database_urls import SQLITE_PREFIX, sqlite_path
 from reefknot.runtime.log import logger, printable
 
@@ -316,10 +316,11 @@ def warn_of_lost_retries(settings: Settings, blocks: Iterable[Block]) -> None:
 
 
 def _warn_of_ignored_options(settings: Settings, blocks: Iterable[Block]) -> None:
-    """Log which steps have attempts, waits or time limits of their own that the baseline ignores, and what to do."""
+    """Log which steps have options of their own about retries that the baseline ignores, and what to do."""
     if settings.retries_gate:
         return
-    steps = sorted(name.removeprefix("block:") for name in own_policies(blocks))
+    known = list(blocks)
+    steps = sorted(name.removeprefix("block:") for name in own_policies(known).keys() | own_rules(known).keys())
     if not steps:
         return
     names = ", ".join(steps[:MOST_NAMED])
@@ -333,7 +334,7 @@ def _warn_of_ignored_options(settings: Settings, blocks: Iterable[Block]) -> Non
         way = "reefknot init"
     else:
         way = f"worker.retries.v2.enabled: true in {settings.path}"
-    ignored = "attempts, waits and time limits of @rk.block are ignored"
+    ignored = "attempts, waits, time limits and on= of @rk.block are ignored"
     text = f"worker.retries.v2 is off ({origin}), so {ignored} for {names}{more}. To switch it on: {way}"
     logger().warning("%s", printable(text))
 
