@@ -150,11 +150,11 @@ class ForgetfulWorker(Worker):
 @pytest.mark.parametrize(
     ("variant", "word", "likely"),
     [
-        ({"store_class": FencelessStore}, "on record", 5),
+        ({"store_class": FencelessStore}, "on record", 9),
         ({"worker_class": HastyWorker}, "was accepted and is not kept", 1),
-        ({"router_class": BlindRouter}, "has no result", 2),
-        ({"router_class": TrustingRouter}, "was not told", 65),
-        ({"worker_class": UnboundedWorker}, "places of at most", 1),
+        ({"router_class": BlindRouter}, "has no result", 10),
+        ({"router_class": TrustingRouter}, "was not told", 27),
+        ({"worker_class": UnboundedWorker}, "places of at most", 8),
         ({"worker_class": SilentWorker}, "no event says so", 1),
         ({"worker_class": ForgetfulWorker}, "is quarantined (", 5),
     ],
