@@ -181,6 +181,18 @@ def test_parts_may_live_in_different_applications(folder: Path) -> None:
     assert asyncio.run(story()).output == {"twice": 2}
 
 
+def test_a_system_that_is_started_inside_another_one_is_one_of_its_own(folder: Path) -> None:
+    def inner() -> rk.ExecResult:
+        with rk.system_sync(modules="app_steps") as client:
+            return client.run("app.double", {"n": 2}, deadline=30 * slowness())
+
+    async def story() -> rk.ExecResult:
+        async with rk.system("memory:", workers=0):  # has no worker that could run it
+            return await asyncio.to_thread(inner)
+
+    assert asyncio.run(story()).output == {"twice": 4}
+
+
 def test_a_named_configuration_is_followed(folder: Path) -> None:
     (folder / "mine.yaml").write_text("engine: sqlite:elsewhere.db\n")
 

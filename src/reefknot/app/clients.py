@@ -321,12 +321,13 @@ class SyncClient:
         self._calls: set[Future[Any]] = set()
         self._lock = threading.Lock()
         """Held while a call is scheduled, and while the client is closed: no call is scheduled afterwards."""
-        scope = None if url is not None or config is not None else _system.get()
-        self._link = scope if scope is not None and scope.is_reached(None) else self._opened_link()
+        self._link = self._opened_link(None if url is not None or config is not None else _system.get())
         self._generation = FORKS.generation
 
-    def _opened_link(self) -> ClientThread | SystemScope:
-        """The store, opened in a thread of this process."""
+    def _opened_link(self, scope: SystemScope | None) -> ClientThread | SystemScope:
+        """The system in whose scope this is, or the store, opened in a thread of this process."""
+        if scope is not None and scope.is_reached(None):
+            return scope
         return ClientThread(connected(self._address), CLOSE_S)
 
     def _call(self, work: Callable[[Client], Coroutine[Any, Any, T]]) -> T:

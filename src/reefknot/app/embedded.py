@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from reefknot.app.block_settings import Modules, blocks_of
-from reefknot.app.clients import CLOSE_S, ClientThread, SyncClient
+from reefknot.app.clients import CLOSE_S, ClientThread, SyncClient, SystemScope
 from reefknot.app.stores import ACCEPTED_URLS, store_url
 from reefknot.app.system import ROUTER_NAME, System, running_system, worker_settings
 from reefknot.config.secrets import secret_texts
@@ -148,5 +148,5 @@ class _SystemClient(SyncClient):
         self._options = options
         super().__init__(url, config=config)
 
-    def _opened_link(self) -> ClientThread:
+    def _opened_link(self, scope: SystemScope | None) -> ClientThread:
         return ClientThread(_running(self._options), CLOSE_S + self._options["drain"])
