@@ -53,7 +53,7 @@ RULES: list[tuple[str, str]] = [
     (r"(?<![\w.-])1[6-9]\d{11}(?![\w.])", "<ms>"),
     # Hashes of events depend on times; ids are the seed of the process and a number; chains are named by chance.
     (r'(?<!book_hash": ")(?<!book_hash":")(?<!fingerprint )(?<!, now )\b[0-9a-f]{64}\b', "<hash>"),
-    (r"\b[0-9a-f]{16}-[0-9a-f]+\b", "<id>"),
+    (r"(?<!\d\.)\b[0-9a-f]{16}-[0-9a-f]+\b", "<id>"),  # a number such as 9.123456789012345e-05 is none
     (r"\b(chain )[0-9a-f]{16}\b", r"\1<chain>"),
     (r'("chain": ?")[0-9a-f]{16}"', r'\1<chain>"'),
     (r'("draw": ?)\d[\d.e-]*', r"\1<draw>"),
