@@ -81,7 +81,6 @@ soak: $(STAMP) ## many seeds of the whole-system simulation (SEEDS=5000) and of 
 	@SIMULATION_SEEDS=$(SEEDS) $(BIN)/python -m pytest -q -n logical --dist worksteal tests/simulation/test_whole_system.py -k every_promise $(ARGS)
 	@BROKER_SEEDS=$(BROKER_SEEDS) $(BIN)/python -m pytest -q -n logical --dist worksteal tests/simulation/test_whole_broker.py -k every_promise $(ARGS)
 	@FLEET_WORKERS=1000 $(BIN)/python -m pytest -q -n0 tests/simulation/test_many_workers.py $(ARGS)
-	@OUTAGE_JOBS=10000 $(BIN)/python -m pytest -q -n0 tests/simulation/test_outage_is_not_poison.py $(ARGS)
 	@LOAD_SEEDS=$(LOADS) $(BIN)/python -m pytest -q -n logical --dist worksteal tests/simulation/test_overload.py $(ARGS)
 	@FLOOD_KEYS=$(FLOOD) $(BIN)/python -m pytest -q -s tests/security/test_key_flood.py $(ARGS)
 	@OUTAGE_SECONDS=180 $(BIN)/python -m pytest -q -n0 tests/acceptance/test_outage_at_ordinary_rates.py tests/acceptance/test_outage_of_a_real_server.py $(ARGS)

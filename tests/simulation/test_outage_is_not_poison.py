@@ -1,6 +1,5 @@
 """
-An outage is not poison: a source is down for a day of virtual time, with 3,000 good jobs (in `make soak` 10,000) and 10
-bad ones waiting.
+An outage is not poison: a source is down for a day of virtual time, with 10,000 good jobs and 10 bad ones waiting.
 
 No good job may end in quarantine because its source was away; all bad ones must be found; and the backlog must drain
 without passing the limit of the source. Without the breaker of the source the same day must end badly.
@@ -9,7 +8,6 @@ without passing the limit of the source. Without the breaker of the source the s
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import Counter
 from typing import Any
 
@@ -24,7 +22,7 @@ from reefknot.ingestion.jobs import IngestionJob
 from reefknot.ports.connector import FetchRequest, Page
 from tests.unit.ingestion.world import World, in_world, page
 
-GOOD = int(os.environ.get("OUTAGE_JOBS", "3000"))
+GOOD = 10_000
 HOUR = 3600.0
 DOWN_FROM, DOWN_UNTIL = 5.0, 5.0 + 24 * HOUR
 LIMIT = 4
