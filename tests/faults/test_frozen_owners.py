@@ -109,7 +109,7 @@ def points(flaw: str = "", modes: tuple[str, ...] = ("retry", "guard", "dedup"))
 
 @pytest.mark.slow
 def test_an_owner_frozen_at_any_storage_call_never_gives_a_key_a_second_result(tmp_path: Path) -> None:
-    tried = spread(points(), 50)
+    tried = spread(points(), 90)
     lives = carried_out(tmp_path, tried, program="tests.faults.freezing")
     assert [(one, life["plan"]) for life in lives for one in judge_frozen(life)] == []
     assert all(life["stopped"] for life in lives)

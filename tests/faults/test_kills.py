@@ -14,7 +14,7 @@ from tests.faults.story import EARLIER
 
 MODES = ("retry", "guard", "dedup")
 KILLED = -9
-FEW = 60
+FEW = 100
 
 
 def complaints(lives: list[Life], *, mode: str | None = None) -> list[str]:
@@ -65,7 +65,7 @@ def test_a_worker_killed_at_any_storage_call_loses_nothing_and_records_nothing_t
 def test_a_worker_killed_at_any_moment_loses_nothing_either(tmp_path: Path) -> None:
     """Between the calls that can be counted lie those to shared memory; a clock reaches them too."""
     dice = random.Random(4)
-    moments = [dice.randrange(1, 25_000) for _ in range(either(25, 1000))]
+    moments = [dice.randrange(1, 25_000) for _ in range(either(40, 1000))]
     plans = [plan("checkpointing", dice.choice(MODES), None, after_us=moment) for moment in moments]
     lives = carried_out(tmp_path, plans)
     assert complaints(lives) == []
@@ -107,7 +107,7 @@ def test_mode_retry_does_not_keep_the_promise_of_mode_guard(tmp_path: Path) -> N
 
 
 def test_mode_guard_leaves_unknown_outcomes_to_a_person(tmp_path: Path) -> None:
-    lives = carried_out(tmp_path, some_points("", "guard", 24))
+    lives = carried_out(tmp_path, some_points("", "guard", 40))
     assert complaints(lives) == []
     quarantined = [life for life in lives if "quarantined" in str(life["evidence"]["ended"]["items"])]
     times = {len(life["evidence"]["effects"].get("order-1", ())) for life in quarantined}
