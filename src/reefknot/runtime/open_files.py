@@ -61,7 +61,8 @@ def open_in_sqlite3(path: str) -> bool:
         return False
     import sqlite3
 
-    connections = [one for one in gc.get_objects() if isinstance(one, sqlite3.Connection)]
+    # Not `isinstance`, which asks an object for its `__class__`: lazy ones, such as the settings of Django, then load.
+    connections = [one for one in gc.get_objects() if issubclass(type(one), sqlite3.Connection)]
     return any(_identity(file) == found for one in connections for file in connection_files(one))
 
 

@@ -121,3 +121,24 @@ def test_a_file_that_is_not_there_is_nobodys(tmp_path: Path) -> None:
 
     assert not open_files.open_in_store(nowhere)
     assert not open_files.open_in_sqlite3(nowhere)
+
+
+def test_a_lazy_object_of_the_application_is_not_loaded_by_a_look_for_connections(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Django's settings before they are configured: to ask for their class is an error."""
+
+    class Lazy:
+        @property  # type: ignore[misc]  # that is what lazy objects do
+        def __class__(self) -> type:
+            raise RuntimeError("settings are not configured")
+
+    monkeypatch.setattr(open_files, "_DESCRIPTORS", str(tmp_path / "nowhere"))
+    lazy = Lazy()
+    lazy.__dict__["self"] = lazy  # else the garbage collector need not know it
+    theirs = sqlite3.connect(tmp_path / "state.db")
+    theirs.execute("CREATE TABLE t (x)")
+
+    assert open_files.open_in_sqlite3(str(tmp_path / "state.db"))
+    theirs.close()
+    del lazy.__dict__["self"]
