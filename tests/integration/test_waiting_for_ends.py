@@ -192,3 +192,26 @@ class TestWhatLosesAWakeUpOnNats:
 
         assert all(asyncio.run(main()))
         assert all(times == 3 for _, times in before.values())
+
+
+@pytest.mark.parametrize("steps", range(12))
+def test_a_wait_that_begins_while_the_last_look_for_others_ends_is_woken(tmp_path: Path, steps: int) -> None:
+    """Whichever turn of the loop it begins in after the others have got their results, and though none follows it."""
+
+    async def story() -> None:
+        async with open_store(f"sqlite:{tmp_path / 'state.db'}") as store:
+            await store.work.enqueue([WorkItem("first", "t", payload=b"p")])
+            first = asyncio.create_task(store.work.ended("first", 30.0))
+            await asyncio.sleep(0.1)
+            await end_all(store)
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            late = asyncio.create_task(store.work.ended("late", 30.0))
+            await first
+            await store.work.enqueue([WorkItem("late", "t", payload=b"p")])
+            await asyncio.sleep(0.1)
+            await end_all(store)
+            async with asyncio.timeout(SOON_S):
+                assert await late is not None
+
+    rk.testing.run_virtual(story())

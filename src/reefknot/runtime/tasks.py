@@ -40,11 +40,12 @@ class Services:
 
     @property
     def names(self) -> frozenset[str]:
-        return frozenset(self._kept)
+        """The services that run, or are about to begin again."""
+        return frozenset(name for name, kept in self._kept.items() if not _has_returned(kept))
 
     def keep(self, name: str, service: Service) -> None:
         """Run a service; one of this name that runs, or is about to begin again, is left alone."""
-        if name not in self._kept:
+        if name not in self.names:
             self._begin(name, service, 0.0)
 
     def _begin(self, name: str, service: Service, pause: float) -> None:
@@ -89,6 +90,11 @@ class Services:
         tasks = self.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=timeout)
+
+
+def _has_returned(kept: asyncio.Task[None] | asyncio.TimerHandle) -> bool:
+    """Whether a service has nothing left to do. Its task may have ended a moment before the loop says so."""
+    return isinstance(kept, asyncio.Task) and kept.done() and not kept.cancelled() and kept.exception() is None
 
 
 class BoundedTasks:

@@ -8,7 +8,7 @@ import weakref
 import pytest
 
 from reefknot.runtime import tasks
-from reefknot.runtime.tasks import BoundedTasks, run_in_background
+from reefknot.runtime.tasks import BoundedTasks, Services, run_in_background
 from reefknot.testing import run_virtual
 
 
@@ -109,3 +109,24 @@ def test_a_failed_background_task_is_logged_and_a_cancelled_one_is_not(
     assert [record.message for record in caplog.records] == [
         "recording a result failed in the background: OSError: disk full"
     ]
+
+
+def test_a_service_that_has_just_returned_is_run_again_by_the_next_caller() -> None:
+    """The loop tells of the end of a task one turn later; whoever comes in between must not rely on the old one."""
+    runs: list[str] = []
+
+    async def service() -> None:
+        runs.append("run")
+
+    async def main() -> None:
+        services = Services("part")
+        services.keep("look", service)
+        await asyncio.sleep(0)  # it has returned, and the loop has told no one yet
+        assert services.names == frozenset()
+        services.keep("look", service)
+        assert services.names == {"look"}
+        await asyncio.sleep(0.1)
+        assert runs == ["run", "run"]
+        assert services.names == frozenset()
+
+    run_virtual(main())
