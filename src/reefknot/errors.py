@@ -422,6 +422,7 @@ class KeyConflictError(IdempotencyError):
         super().__init__(
             f"{name} {shown(key)} was used with another {what} (fingerprint {recorded}, now {given}); "
             f"give the new {what} {'an id' if is_job else 'a key'} of its own"
+            f"{'' if is_job else '; to correct a call that had no effect: reefknot idempotency forget KEY'}"
         )
         self.key = key
         self.recorded = recorded

@@ -227,10 +227,10 @@ class Handle:
         """
         The job that runs in place of this one: its latest version, after a requeue with an edited payload; else itself.
 
-        An edited requeue discards `order-7`, and `order-7~2` runs.
+        An edited requeue discards `order-7`, and `order-7~2` runs. An id that no job has stays as it is.
         """
         record = self._record_id
-        item: WorkItem | None = await self._found()
+        item = await self._client.submissions.find(record)
         while item is not None and is_replaced(item):
             record = next_record(record)
             item = await self._client.submissions.find(record)
@@ -515,6 +515,7 @@ class HandleLike(Protocol):
 
     async def result(self, timeout: float | timedelta | None = None) -> ExecResult: ...
     async def wait(self, timeout: float | timedelta | None = None) -> str: ...
+    async def latest(self) -> "HandleLike": ...
     async def status(self) -> str: ...
     async def cancel(self, reason: str = "") -> None: ...
     async def retry(self, reason: str = "") -> None: ...

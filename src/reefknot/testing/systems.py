@@ -257,6 +257,10 @@ class _SystemUnderTest:
     async def _status(self, assignment_id: str, tenant_id: str | None) -> str:
         return await self._client.job(assignment_id, tenant_id).status()
 
+    async def _latest(self, assignment_id: str, tenant_id: str | None) -> tuple[str, str | None]:
+        found = await self._client.job(assignment_id, tenant_id).latest()
+        return found.assignment_id, found.tenant_id
+
     async def _wait(self, assignment_id: str, tenant_id: str | None, timeout: Seconds | None) -> str:
         return (await self._ended(assignment_id, tenant_id, timeout)).state.value
 
@@ -283,6 +287,11 @@ class VirtualJob:
     async def wait(self, timeout: Seconds | None = None) -> str:
         """The state at its end: `succeeded`, `failed`, `cancelled`, `quarantined`."""
         return await self._system._call(self._system._wait(self.assignment_id, self.tenant_id, timeout))
+
+    async def latest(self) -> "VirtualJob":
+        """The job that runs in place of this one, after a requeue with an edited payload; else itself."""
+        found = await self._system._call(self._system._latest(self.assignment_id, self.tenant_id))
+        return self._system.job(*found)
 
     async def status(self) -> str:
         """The state at this moment; `unknown` for an id that no job has. No time passes."""
@@ -402,6 +411,10 @@ class SyncVirtualJob:
     def wait(self, timeout: Seconds | None = None) -> str:
         """The state at its end: `succeeded`, `failed`, `cancelled`, `quarantined`."""
         return self._system._call(self._system._wait(self.assignment_id, self.tenant_id, timeout))
+
+    def latest(self) -> "SyncVirtualJob":
+        """The job that runs in place of this one, after a requeue with an edited payload; else itself."""
+        return self._system.job(*self._system._call(self._system._latest(self.assignment_id, self.tenant_id)))
 
     def status(self) -> str:
         """The state at this moment; `unknown` for an id that no job has. No time passes."""

@@ -556,3 +556,20 @@ def test_several_workers_share_the_jobs() -> None:
         system.drain()
         assert {one.worker_id for one in system.results().values()} == {"worker-1", "worker-2", "worker-3"}
         assert {one.status for one in system.results().values()} == {"success"}
+
+
+def test_the_latest_version_of_a_job_is_itself_where_no_payload_was_edited() -> None:
+    @rk.block("shop.latest")
+    async def step(inputs: dict[str, Any], context: rk.BlockContext) -> None: ...
+
+    with rk.testing.system_sync(step) as system:
+        system.submit("shop.latest", assignment_id="order-7")
+        assert system.job("order-7").latest().wait() == "succeeded"
+        assert system.job("order-8").latest().status() == "unknown"
+
+    async def story() -> str:
+        async with rk.testing.system(step) as system:
+            job = await system.submit("shop.latest")
+            return await (await job.latest()).wait()
+
+    assert asyncio.run(story()) == "succeeded"
