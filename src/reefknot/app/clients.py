@@ -166,7 +166,7 @@ async def connect(
     Without a URL it is the store that the commands use: `engine` of the nearest `reefknot.yaml`, or of the file
     `config`, else `.reefknot/state.db` here. A store that is not there yet is made, and a warning names it, since no
     system may ever serve it; with `create=False` it is an error. In a step it is the store of the system that runs the
-    step, which is open already, and so it is in the block of `rk.system` and `rk.testing.system`.
+    step, which is open already: a system under test too. So it is in the block of `rk.system`.
 
     `size` bounds what may wait there until a router says how much may (default: the configured number, else 1000);
     `nats` is as in `open_store` (default: the configured section). A store of an older version is refused
