@@ -72,7 +72,7 @@ faults: $(STAMP) ## every kill, freeze, power cut and disk error instead of a sp
 month: $(STAMP) ## a system lives for a month in minutes: outages, upgrades, a rollback, kills, growth; ARGS='--days 3' for less
 	@$(BIN)/python -m tests.month $(ARGS)
 
-mutants: $(STAMP) ## mutate the core, and count the mutants that no test notices; ARGS='reefknot.core.retry.decide*' for some
+mutants: $(STAMP) ## mutate the core, and count the mutants that no test notices; ARGS='reefknot.core.decide*' for some
 	@$(BIN)/mutmut run $(ARGS)
 	@$(BIN)/mutmut export-cicd-stats
 	@$(BIN)/python tools/mutant_score.py

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import apsw
 
-from reefknot.core.audit.event import (
+from reefknot.audit.model.event import (
     Admission,
     Completed,
     DecisionRecord,
@@ -27,21 +27,21 @@ from reefknot.core.audit.event import (
     TimeoutOccurred,
     encode,
 )
-from reefknot.core.failure import ErrorCode, Failure, FailureType
-from reefknot.core.retry.decide import Again, History
-from reefknot.core.retry.policy import RetryPolicy
-from reefknot.engines.clocks import SystemClock
-from reefknot.engines.sqlite import SqliteStore
-from reefknot.engines.sqlite.connection import add_key_hash
-from reefknot.operations.jobs import JobQuery, job_counts, job_story, list_jobs
-from reefknot.operations.operator import Operator
-from reefknot.operations.quarantine import (
+from reefknot.console.operations.jobs import JobQuery, job_counts, job_story, list_jobs
+from reefknot.console.operations.operator import Operator
+from reefknot.console.operations.quarantine import (
     QuarantineQuery,
     list_quarantined,
     quarantine_groups,
     quarantine_stats,
     requeue_jobs,
 )
+from reefknot.core.decide import Again, History
+from reefknot.core.failure import ErrorCode, Failure, FailureType
+from reefknot.core.policy import RetryPolicy
+from reefknot.runtime.clocks import SystemClock
+from reefknot.stores.sqlite import SqliteStore
+from reefknot.stores.sqlite.connection import add_key_hash
 
 ITEMS = 100_000
 EVENTS = 1_000_000

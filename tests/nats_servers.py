@@ -20,13 +20,13 @@ import pytest
 if TYPE_CHECKING:
     from nats.aio.client import Client
 
-    from reefknot.app.nats_servers import NatsServer
+    from reefknot.console.nats_servers import NatsServer
 
 
 @pytest.fixture(scope="session")
 def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
     """Started when a test first asks for it; every process of xdist has its own."""
-    from reefknot.app.nats_servers import running_nats
+    from reefknot.console.nats_servers import running_nats
 
     with running_nats(tmp_path_factory.mktemp("nats")) as (server,):
         yield server
@@ -35,7 +35,7 @@ def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer
 @pytest.fixture
 def own_nats_server(tmp_path: Path) -> Iterator[NatsServer]:
     """A server that syncs each message, for one test to harm."""
-    from reefknot.app.nats_servers import running_nats
+    from reefknot.console.nats_servers import running_nats
 
     with running_nats(tmp_path / "nats", sync_interval="always") as (server,):
         yield server
@@ -44,7 +44,7 @@ def own_nats_server(tmp_path: Path) -> Iterator[NatsServer]:
 @pytest.fixture
 def nats_cluster(tmp_path: Path) -> Iterator[list[NatsServer]]:
     """Three servers with a leader, for one test to harm."""
-    from reefknot.app.nats_servers import running_nats
+    from reefknot.console.nats_servers import running_nats
 
     with running_nats(tmp_path / "nats", count=3) as servers:
         yield servers

@@ -120,7 +120,7 @@ def _import_everything() -> None:
             importlib.import_module(found.name)
     for name in LIBRARIES:
         importlib.import_module(name)
-    from reefknot.config.schema import Configuration
+    from reefknot.policy.schema import Configuration
 
     Configuration.model_rebuild()
     gc.collect()

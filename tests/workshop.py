@@ -14,9 +14,12 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
-from reefknot.core.audit.event import AnyEvent, decode
+from reefknot.audit.model.event import AnyEvent, decode
+from reefknot.audit.port import AuditQuery
+from reefknot.core.clock import Clock
 from reefknot.core.failure import ErrorCode
-from reefknot.core.messages import (
+from reefknot.queue.model.destination_health import DestinationRules
+from reefknot.queue.model.messages import (
     ACK,
     RESULT,
     AssignmentOptions,
@@ -29,20 +32,17 @@ from reefknot.core.messages import (
     assign_subject,
     encode,
 )
-from reefknot.core.overload.destination_health import DestinationRules
-from reefknot.engines.clocks import LoopClock
-from reefknot.engines.memory import MemoryStore
-from reefknot.engines.memory.store import MemoryTransport
-from reefknot.engines.sqlite import SqliteStore
-from reefknot.ports.audit_log import AuditQuery
-from reefknot.ports.block import Block, BlockContext
-from reefknot.ports.clock import Clock
-from reefknot.ports.store import Store
-from reefknot.router.service import Router
-from reefknot.router.settings import RouterSettings
+from reefknot.queue.router.service import Router
+from reefknot.queue.router.settings import RouterSettings
+from reefknot.queue.worker.service import Worker
+from reefknot.queue.worker.settings import WorkerSettings, default_settings
+from reefknot.runtime.clocks import LoopClock
+from reefknot.steps.port import Block, BlockContext
+from reefknot.stores.memory import MemoryStore
+from reefknot.stores.memory.store import MemoryTransport
+from reefknot.stores.port.store import Store
+from reefknot.stores.sqlite import SqliteStore
 from reefknot.testing import run_virtual
-from reefknot.worker.service import Worker
-from reefknot.worker.settings import WorkerSettings, default_settings
 
 Outcome = StepResult | Exception | Callable[[], Awaitable[StepResult]]
 OK = StepResult(outputs={"done": True})

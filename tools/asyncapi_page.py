@@ -13,12 +13,12 @@ from typing import Any
 
 import yaml
 
-from reefknot.core.message_schema import WIRE, wire_schemas
-from reefknot.core.messages import ACK, ASSIGN, CANCEL, FLEET, HEARTBEAT, RESULT, assign_subject
+from reefknot.queue.model.message_schema import WIRE, wire_schemas
+from reefknot.queue.model.messages import ACK, ASSIGN, CANCEL, FLEET, HEARTBEAT, RESULT, assign_subject
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "asyncapi.yaml"
-HEAD = "# Written by tools/asyncapi_page.py from src/reefknot/core/messages.py. Change that, not this file.\n"
+HEAD = "# Written by tools/asyncapi_page.py from src/reefknot/queue/model/messages.py. Change that, not this file.\n"
 
 _Channel = tuple[str, str, str, str]
 """Subject, message, description, and who sends it: `router` or `worker`."""

@@ -14,8 +14,8 @@ from types import UnionType
 
 import msgspec
 
-from reefknot.core.audit.event import BRIEF_DEFAULTS, EVENT_TYPES, DecisionRecord, Event, FailureRecord, PolicyRecord
-from reefknot.core.retry.decide import History, ThrottleView
+from reefknot.audit.model.event import BRIEF_DEFAULTS, EVENT_TYPES, DecisionRecord, Event, FailureRecord, PolicyRecord
+from reefknot.core.decide import History, ThrottleView
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "events.md"
@@ -34,7 +34,7 @@ _PARTS = (DecisionRecord, PolicyRecord, FailureRecord, History, ThrottleView)
 HEAD = """\
 # Events
 
-<!-- Written by tools/events_page.py from src/reefknot/core/audit/event.py. Change that, not this page. -->
+<!-- Written by tools/events_page.py from src/reefknot/audit/model/event.py. Change that, not this page. -->
 
 All audit events. The set is closed, and a code is stable for ever: build alerts on codes. An event is flat JSON with
 sorted keys; times are UTC, durations are seconds unless the name says otherwise, and a field without a value is `null`.

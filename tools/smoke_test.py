@@ -145,10 +145,10 @@ def text() -> str:
 
 def metrics() -> str:
     import reefknot as rk
+    from reefknot.console.operations.metrics import metrics_text
+    from reefknot.console.operations.operator import Operator
     from reefknot.core.redaction import Redactor
     from reefknot.errors import OperationError
-    from reefknot.operations.metrics import metrics_text
-    from reefknot.operations.operator import Operator
 
     async def text() -> str:
         async with rk.open_store("memory:") as store:

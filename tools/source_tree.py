@@ -40,7 +40,7 @@ class Module:
 
     @property
     def part(self) -> str:
-        """The second part of the name: `core` of `reefknot.core.retry.decide`. The root package's is its own name."""
+        """The second part of the name: `core` of `reefknot.core.decide`. The root package's is its own name."""
         return self.name.split(".")[1] if "." in self.name else self.name
 
 

@@ -19,17 +19,17 @@ from bench.operators import EVENTS, ITEMS, filled, percentiles
 from bench.table import MICROSECONDS, MILLISECONDS, Run, Table
 from bench.verdict import AtMostSeconds, AtMostTimes, Target
 from reefknot.app.system import System, running_system
-from reefknot.blocks.python import block
-from reefknot.cli.run import IN_FLIGHT, BatchRun
-from reefknot.cli.serve import Shutdown
-from reefknot.config.settings import load_settings
+from reefknot.console.cli.run import IN_FLIGHT, BatchRun
+from reefknot.console.cli.serve import Shutdown
+from reefknot.console.dashboard.security import SiteAccess
+from reefknot.console.dashboard.server import build_app, prepare, serving
+from reefknot.console.dashboard.site import Site
 from reefknot.core.redaction import Redactor
-from reefknot.dashboard.security import SiteAccess
-from reefknot.dashboard.server import build_app, prepare, serving
-from reefknot.dashboard.site import Site
-from reefknot.engines.clocks import SystemClock
-from reefknot.engines.sqlite import SqliteStore
-from reefknot.ports.block import BlockContext
+from reefknot.policy.settings import load_settings
+from reefknot.runtime.clocks import SystemClock
+from reefknot.steps.port import BlockContext
+from reefknot.steps.python import block
+from reefknot.stores.sqlite import SqliteStore
 
 TOKEN = "token-of-the-benchmark"
 PORT = 8321

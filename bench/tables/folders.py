@@ -20,12 +20,12 @@ from typing import Any
 
 from bench.measure import FULL, Effort, Timing
 from bench.table import MICROSECONDS, Run, Table
-from reefknot.connectors.folders import SETTLED_NS
-from reefknot.connectors.local_files import LocalFiles
-from reefknot.connectors.obsidian_vault import ObsidianVault
-from reefknot.engines.clocks import SystemClock
-from reefknot.engines.documents import SqliteDocuments
-from reefknot.ports.connector import Connector, FetchRequest, SourceContext
+from reefknot.ingest.connectors.folders import SETTLED_NS
+from reefknot.ingest.connectors.local_files import LocalFiles
+from reefknot.ingest.connectors.obsidian_vault import ObsidianVault
+from reefknot.ingest.documents import SqliteDocuments
+from reefknot.ingest.port.connector import Connector, FetchRequest, SourceContext
+from reefknot.runtime.clocks import SystemClock
 
 CONNECTORS = {"local_files": LocalFiles, "obsidian_vault": ObsidianVault}
 SIZES = {"local_files": 100_000, "obsidian_vault": 10_000}

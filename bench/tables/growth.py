@@ -21,16 +21,16 @@ from bench.measure import FULL, Contestant, Effort, measure
 from bench.table import MILLISECONDS, Run, Table
 from bench.verdict import AtMostSeconds, AtMostTimes, Target
 from reefknot.audit.journal import envelope
-from reefknot.core.audit.event import OperatorAction, encode
-from reefknot.core.idempotency import Claimed, Done
-from reefknot.core.overload.submission import SubmissionRules
-from reefknot.core.work import WorkDone, WorkItem, WorkState
-from reefknot.engines.clocks import SystemClock
-from reefknot.engines.sqlite import SqliteStore
-from reefknot.engines.sqlite.connection import add_key_hash
-from reefknot.engines.sqlite.idempotency import ROWS_PER_MOVE, move_recent
-from reefknot.ports.audit_log import AuditEntry, AuditQuery
-from reefknot.ports.work_queue import Held, QuarantineFilter, Settlement
+from reefknot.audit.model.event import OperatorAction, encode
+from reefknot.audit.port import AuditEntry, AuditQuery
+from reefknot.idempotency.model import Claimed, Done
+from reefknot.queue.model.submission import SubmissionRules
+from reefknot.queue.model.work import WorkDone, WorkItem, WorkState
+from reefknot.queue.port.work_queue import Held, QuarantineFilter, Settlement
+from reefknot.runtime.clocks import SystemClock
+from reefknot.stores.sqlite import SqliteStore
+from reefknot.stores.sqlite.connection import add_key_hash
+from reefknot.stores.sqlite.idempotency import ROWS_PER_MOVE, move_recent
 
 SIZES = {"10³": 1_000, "10⁴": 10_000, "10⁵": 100_000, "10⁶": 1_000_000}
 FEW = ("10³", "10⁴")

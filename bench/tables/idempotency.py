@@ -25,9 +25,9 @@ from bench.measure import FULL, Contestant, Effort, measure
 from bench.table import MICROSECONDS, Run, Table
 from bench.tables.growth import fill_keys, made
 from bench.verdict import AheadOf, AtMostSeconds, AtMostTimes
-from reefknot.core.idempotency import Claimed, Done
-from reefknot.engines.clocks import SystemClock
-from reefknot.engines.sqlite import SqliteStore
+from reefknot.idempotency.model import Claimed, Done
+from reefknot.runtime.clocks import SystemClock
+from reefknot.stores.sqlite import SqliteStore
 
 CALLERS = 64
 RAW = f"raw SQLite, FULL, {CALLERS} at a time"

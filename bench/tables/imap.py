@@ -23,10 +23,10 @@ _CHILD = """
 import asyncio, json, re, sys, time
 from pathlib import Path
 from bench.tables.imap import PAGE
-from reefknot.connectors.imap_mailbox import ImapMailbox
-from reefknot.engines.clocks import SystemClock
-from reefknot.engines.documents import SqliteDocuments
-from reefknot.ports.connector import FetchRequest, SourceContext
+from reefknot.ingest.connectors.imap_mailbox import ImapMailbox
+from reefknot.runtime.clocks import SystemClock
+from reefknot.ingest.documents import SqliteDocuments
+from reefknot.ingest.port.connector import FetchRequest, SourceContext
 
 settings, password, file = json.loads(sys.argv[1])
 

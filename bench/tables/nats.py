@@ -27,18 +27,18 @@ from bench.tables.idempotency import CALLERS, RESULT, by_callers
 from bench.tables.round_trip import GATES, STEPS, end_parts, in_three_processes, part_of, percentiles
 from bench.tables.run import nothing
 from bench.verdict import AheadOf, AtMostSeconds, AtMostTimes
-from reefknot.app.nats_servers import running_nats, url_of
 from reefknot.app.system import running_system
-from reefknot.config.settings import load_settings
-from reefknot.core.idempotency import Claimed, Done
-from reefknot.core.messages import ASSIGN, ExecAssignment, Job, encode
-from reefknot.core.messages import RESULT as RESULTS
-from reefknot.engines.clocks import SystemClock
-from reefknot.engines.jetstream import JetStreamStore
-from reefknot.engines.jetstream.assignments import CONSUMER
-from reefknot.engines.jetstream.connection import DEFAULT_NAME
-from reefknot.engines.jetstream.wire import Direct, hear_directly
+from reefknot.console.nats_servers import running_nats, url_of
+from reefknot.idempotency.model import Claimed, Done
+from reefknot.policy.settings import load_settings
+from reefknot.queue.model.messages import ASSIGN, ExecAssignment, Job, encode
+from reefknot.queue.model.messages import RESULT as RESULTS
+from reefknot.runtime.clocks import SystemClock
 from reefknot.runtime.seeds import new_id
+from reefknot.stores.jetstream import JetStreamStore
+from reefknot.stores.jetstream.assignments import CONSUMER
+from reefknot.stores.jetstream.connection import DEFAULT_NAME
+from reefknot.stores.jetstream.wire import Direct, hear_directly
 
 RAW = "raw nats-py, fetch(100) and ack"
 DEDUP = "reefknot worker, result-dedup"

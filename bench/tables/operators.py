@@ -11,10 +11,10 @@ from bench.measure import FULL, Effort, Timing
 from bench.operators import EVENTS, ITEMS, Percentiles, filled, percentiles, questions
 from bench.table import MILLISECONDS, Run, Table
 from bench.verdict import AtMostSeconds, Target
+from reefknot.console.operations.operator import Operator
 from reefknot.core.redaction import Redactor
-from reefknot.engines.clocks import SystemClock
-from reefknot.engines.sqlite import SqliteStore
-from reefknot.operations.operator import Operator
+from reefknot.runtime.clocks import SystemClock
+from reefknot.stores.sqlite import SqliteStore
 
 LONGEST_P95_S = 0.1
 LONGEST_SCAN_S = 0.3

@@ -13,11 +13,11 @@ from timeit import Timer
 from bench.measure import Contestant, Effort, measure
 from bench.table import MICROSECONDS, MILLISECONDS, Run, Table
 from bench.verdict import AtMostSeconds
-from reefknot.cli.config import recommended
-from reefknot.config.layers import Gate
+from reefknot.console.cli.config import recommended
 from reefknot.core.failure import ErrorCode, Failure, FailureType
-from reefknot.core.retry.book import Request
-from reefknot.core.retry.defaults import builtin_book
+from reefknot.policy.layers import Gate
+from reefknot.policy.model.book import Request
+from reefknot.policy.model.defaults import builtin_book
 
 EMPTY = "empty interpreter"
 VERSION = "reefknot --version"

@@ -22,7 +22,7 @@ from bench.measure import Effort, Timing
 from bench.table import MILLISECONDS, Run, Table
 from bench.verdict import AtMostSeconds
 from reefknot.app.system import running_system
-from reefknot.config.settings import load_settings
+from reefknot.policy.settings import load_settings
 
 GATES = {"WORKER_RETRIES_V2_ENABLED": "true", "WORKER_QUEUE_V2_ENABLED": "true"}
 STEPS = """

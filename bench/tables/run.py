@@ -13,11 +13,11 @@ from typing import Any
 from bench.measure import Contestant, Effort, measure
 from bench.table import MICROSECONDS, Run, Table
 from reefknot.app.system import running_system
-from reefknot.blocks.python import block
-from reefknot.cli.run import IN_FLIGHT, BatchRun
-from reefknot.cli.serve import Shutdown
-from reefknot.config.settings import load_settings
-from reefknot.ports.block import BlockContext
+from reefknot.console.cli.run import IN_FLIGHT, BatchRun
+from reefknot.console.cli.serve import Shutdown
+from reefknot.policy.settings import load_settings
+from reefknot.steps.port import BlockContext
+from reefknot.steps.python import block
 
 ON_DISK = "reefknot run, SQLite, FULL"
 IN_MEMORY = "reefknot run, memory"

@@ -16,10 +16,10 @@ import huey
 from bench.measure import Contestant, Effort, measure
 from bench.table import MICROSECONDS, Run, Table
 from bench.verdict import AtMostTimes
-from reefknot.core.work import WorkDone, WorkItem
-from reefknot.engines.clocks import SystemClock
-from reefknot.engines.sqlite import SqliteStore
-from reefknot.ports.work_queue import Settlement
+from reefknot.queue.model.work import WorkDone, WorkItem
+from reefknot.queue.port.work_queue import Settlement
+from reefknot.runtime.clocks import SystemClock
+from reefknot.stores.sqlite import SqliteStore
 from tools.postgres_server import ServerError
 
 GROUP = 100

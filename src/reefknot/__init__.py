@@ -10,53 +10,27 @@ from __future__ import annotations
 TYPE_CHECKING = False  # a plain name, so that typing is not imported for it
 if TYPE_CHECKING:
     from reefknot import testing as testing
-    from reefknot.app.clients import SyncClient as SyncClient
-    from reefknot.app.clients import SyncClientLike as SyncClientLike
-    from reefknot.app.clients import SyncHandle as SyncHandle
-    from reefknot.app.clients import SyncHandleLike as SyncHandleLike
-    from reefknot.app.clients import connect as connect
-    from reefknot.app.clients import connect_sync as connect_sync
     from reefknot.app.embedded import system as system
     from reefknot.app.embedded import system_sync as system_sync
     from reefknot.app.managers import IdempotencyManager as IdempotencyManager
     from reefknot.app.managers import RetryManager as RetryManager
     from reefknot.app.managers import get_retry_manager as get_retry_manager
     from reefknot.app.managers import open_manager as open_manager
-    from reefknot.app.stores import open_audit_log as open_audit_log
-    from reefknot.app.stores import open_store as open_store
     from reefknot.audit.journal import FanOut as FanOut
-    from reefknot.blocks.python import block as block
-    from reefknot.config.book import PolicyBook as PolicyBook
-    from reefknot.config.registry import ConnectorPolicy as ConnectorPolicy
-    from reefknot.config.registry import RetryBudget as RetryBudget
-    from reefknot.config.registry import RetryPolicyRegistry as RetryPolicyRegistry
-    from reefknot.connectors.registry import connector as connector
+    from reefknot.audit.jsonlines import open_audit_log as open_audit_log
+    from reefknot.audit.log_sink import LogSink as LogSink
+    from reefknot.core.breaker import BreakerState as BreakerState
+    from reefknot.core.decide import AttemptRecord as AttemptRecord
+    from reefknot.core.decide import Outcome as Outcome
+    from reefknot.core.decide import Reason as Reason
     from reefknot.core.failure import ErrorCategory as ErrorCategory
     from reefknot.core.failure import ErrorCode as ErrorCode
     from reefknot.core.failure import Failure as Failure
     from reefknot.core.failure import FailureType as FailureType
-    from reefknot.core.idempotency import Done as Done
-    from reefknot.core.messages import ExecAssignment as ExecAssignment
-    from reefknot.core.messages import ExecAssignmentAck as ExecAssignmentAck
-    from reefknot.core.messages import ExecResult as ExecResult
-    from reefknot.core.messages import StepRequest as StepRequest
-    from reefknot.core.messages import StepResult as StepResult
-    from reefknot.core.messages import StepStatus as StepStatus
-    from reefknot.core.overload.admission import OverloadStatus as OverloadStatus
-    from reefknot.core.overload.admission import RejectionPolicy as RejectionPolicy
-    from reefknot.core.overload.breaker import BreakerState as BreakerState
-    from reefknot.core.retry.book import ResolvedPolicy as ResolvedPolicy
-    from reefknot.core.retry.decide import AttemptRecord as AttemptRecord
-    from reefknot.core.retry.decide import Outcome as Outcome
-    from reefknot.core.retry.decide import Reason as Reason
-    from reefknot.core.retry.defaults import JobType as JobType
-    from reefknot.core.retry.defaults import RetryCategory as RetryCategory
-    from reefknot.core.retry.policy import Jitter as Jitter
-    from reefknot.core.retry.policy import RetryPolicy as RetryPolicy
-    from reefknot.core.retry.policy import RetryStrategy as RetryStrategy
-    from reefknot.core.retry.throttle import RetryThrottle as RetryThrottle
-    from reefknot.engines.ledger import ledger as ledger
-    from reefknot.engines.log_sink import LogSink as LogSink
+    from reefknot.core.policy import Jitter as Jitter
+    from reefknot.core.policy import RetryPolicy as RetryPolicy
+    from reefknot.core.policy import RetryStrategy as RetryStrategy
+    from reefknot.core.throttle import RetryThrottle as RetryThrottle
     from reefknot.errors import AsyncioOnlyError as AsyncioOnlyError
     from reefknot.errors import AttemptTimeoutError as AttemptTimeoutError
     from reefknot.errors import AuditUnavailableError as AuditUnavailableError
@@ -104,18 +78,49 @@ if TYPE_CHECKING:
     from reefknot.errors import UnknownJobError as UnknownJobError
     from reefknot.errors import VirtualDeadlockError as VirtualDeadlockError
     from reefknot.idempotency.decorator import idempotent as idempotent
-    from reefknot.ingestion.jobs import IngestionJob as IngestionJob
-    from reefknot.ingestion.jobs import JobQueue as JobQueue
-    from reefknot.ingestion.orchestrator import IngestionOrchestrator as IngestionOrchestrator
-    from reefknot.ingestion.sources import IngestionSource as IngestionSource
-    from reefknot.ingestion.telemetry import TelemetryRecorder as TelemetryRecorder
-    from reefknot.ports.block import BlockContext as BlockContext
-    from reefknot.ports.connector import Document as Document
-    from reefknot.ports.connector import FetchRequest as FetchRequest
-    from reefknot.ports.connector import ItemFailure as ItemFailure
-    from reefknot.ports.connector import Page as Page
-    from reefknot.ports.connector import SourceContext as SourceContext
-    from reefknot.ports.work_queue import QuarantineStore as QuarantineStore
+    from reefknot.idempotency.ledger import ledger as ledger
+    from reefknot.idempotency.model import Done as Done
+    from reefknot.ingest.connectors.registry import connector as connector
+    from reefknot.ingest.jobs import IngestionJob as IngestionJob
+    from reefknot.ingest.jobs import JobQueue as JobQueue
+    from reefknot.ingest.orchestrator import IngestionOrchestrator as IngestionOrchestrator
+    from reefknot.ingest.port.connector import Document as Document
+    from reefknot.ingest.port.connector import FetchRequest as FetchRequest
+    from reefknot.ingest.port.connector import ItemFailure as ItemFailure
+    from reefknot.ingest.port.connector import Page as Page
+    from reefknot.ingest.port.connector import SourceContext as SourceContext
+    from reefknot.ingest.sources import IngestionSource as IngestionSource
+    from reefknot.ingest.telemetry import TelemetryRecorder as TelemetryRecorder
+    from reefknot.policy.book import PolicyBook as PolicyBook
+    from reefknot.policy.model.book import ResolvedPolicy as ResolvedPolicy
+    from reefknot.policy.model.defaults import JobType as JobType
+    from reefknot.policy.model.defaults import RetryCategory as RetryCategory
+    from reefknot.policy.registry import ConnectorPolicy as ConnectorPolicy
+    from reefknot.policy.registry import RetryBudget as RetryBudget
+    from reefknot.policy.registry import RetryPolicyRegistry as RetryPolicyRegistry
+    from reefknot.queue.client import Client as Client
+    from reefknot.queue.client import ClientLike as ClientLike
+    from reefknot.queue.client import Handle as Handle
+    from reefknot.queue.client import HandleLike as HandleLike
+    from reefknot.queue.client import SubmitItem as SubmitItem
+    from reefknot.queue.client import SubmitOptions as SubmitOptions
+    from reefknot.queue.connect import SyncClient as SyncClient
+    from reefknot.queue.connect import SyncClientLike as SyncClientLike
+    from reefknot.queue.connect import SyncHandle as SyncHandle
+    from reefknot.queue.connect import SyncHandleLike as SyncHandleLike
+    from reefknot.queue.connect import connect as connect
+    from reefknot.queue.connect import connect_sync as connect_sync
+    from reefknot.queue.model.admission import OverloadStatus as OverloadStatus
+    from reefknot.queue.model.admission import RejectionPolicy as RejectionPolicy
+    from reefknot.queue.model.messages import ExecAssignment as ExecAssignment
+    from reefknot.queue.model.messages import ExecAssignmentAck as ExecAssignmentAck
+    from reefknot.queue.model.messages import ExecResult as ExecResult
+    from reefknot.queue.model.messages import StepRequest as StepRequest
+    from reefknot.queue.model.messages import StepResult as StepResult
+    from reefknot.queue.model.messages import StepStatus as StepStatus
+    from reefknot.queue.port.work_queue import QuarantineStore as QuarantineStore
+    from reefknot.queue.router.service import Router as Router
+    from reefknot.queue.worker.service import Worker as Worker
     from reefknot.retrying.breaker import CircuitBreaker as CircuitBreaker
     from reefknot.retrying.decorator import retry as retry
     from reefknot.retrying.decorator import using as using
@@ -125,39 +130,35 @@ if TYPE_CHECKING:
     from reefknot.retrying.types import FailedAttempt as FailedAttempt
     from reefknot.retrying.types import RetryEvent as RetryEvent
     from reefknot.retrying.types import RetryKeywords as RetryKeywords
-    from reefknot.router.client import Client as Client
-    from reefknot.router.client import ClientLike as ClientLike
-    from reefknot.router.client import Handle as Handle
-    from reefknot.router.client import HandleLike as HandleLike
-    from reefknot.router.client import SubmitItem as SubmitItem
-    from reefknot.router.client import SubmitOptions as SubmitOptions
-    from reefknot.router.service import Router as Router
-    from reefknot.worker.service import Worker as Worker
+    from reefknot.steps.port import BlockContext as BlockContext
+    from reefknot.steps.python import block as block
+    from reefknot.stores.opening import open_store as open_store
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "reefknot.app.clients": "SyncClient SyncClientLike SyncHandle SyncHandleLike connect connect_sync",
+    "reefknot.queue.connect": "SyncClient SyncClientLike SyncHandle SyncHandleLike connect connect_sync",
     "reefknot.app.embedded": "system system_sync",
     "reefknot.app.managers": "IdempotencyManager RetryManager get_retry_manager open_manager",
-    "reefknot.app.stores": "open_audit_log open_store",
+    "reefknot.audit.jsonlines": "open_audit_log",
+    "reefknot.stores.opening": "open_store",
     "reefknot.audit.journal": "FanOut",
-    "reefknot.blocks.python": "block",
-    "reefknot.config.book": "PolicyBook",
-    "reefknot.config.registry": "ConnectorPolicy RetryBudget RetryPolicyRegistry",
-    "reefknot.connectors.registry": "connector",
+    "reefknot.steps.python": "block",
+    "reefknot.policy.book": "PolicyBook",
+    "reefknot.policy.registry": "ConnectorPolicy RetryBudget RetryPolicyRegistry",
+    "reefknot.ingest.connectors.registry": "connector",
     "reefknot.core.failure": "ErrorCategory ErrorCode Failure FailureType",
-    "reefknot.core.idempotency": "Done",
-    "reefknot.core.messages": "ExecAssignment ExecAssignmentAck ExecResult StepRequest StepResult StepStatus",
-    "reefknot.core.overload.admission": "OverloadStatus RejectionPolicy",
-    "reefknot.core.overload.breaker": "BreakerState",
-    "reefknot.core.retry.book": "ResolvedPolicy",
-    "reefknot.core.retry.decide": "AttemptRecord Outcome Reason",
-    "reefknot.core.retry.defaults": "JobType RetryCategory",
-    "reefknot.core.retry.policy": "Jitter RetryPolicy RetryStrategy",
-    "reefknot.core.retry.throttle": "RetryThrottle",
-    "reefknot.engines.ledger": "ledger",
-    "reefknot.engines.log_sink": "LogSink",
+    "reefknot.idempotency.model": "Done",
+    "reefknot.queue.model.messages": "ExecAssignment ExecAssignmentAck ExecResult StepRequest StepResult StepStatus",
+    "reefknot.queue.model.admission": "OverloadStatus RejectionPolicy",
+    "reefknot.core.breaker": "BreakerState",
+    "reefknot.policy.model.book": "ResolvedPolicy",
+    "reefknot.core.decide": "AttemptRecord Outcome Reason",
+    "reefknot.policy.model.defaults": "JobType RetryCategory",
+    "reefknot.core.policy": "Jitter RetryPolicy RetryStrategy",
+    "reefknot.core.throttle": "RetryThrottle",
+    "reefknot.idempotency.ledger": "ledger",
+    "reefknot.audit.log_sink": "LogSink",
     "reefknot.errors": (
         "AsyncioOnlyError AttemptTimeoutError AuditUnavailableError BreakerOpenError ChangesLostError "
         "ConfigurationError ConfigurationMissingError DeadlineExceededError EventLoopRunningError IdempotencyError "
@@ -170,21 +171,21 @@ _HOMES = {
         "UnknownJobError VirtualDeadlockError"
     ),
     "reefknot.idempotency.decorator": "idempotent",
-    "reefknot.ingestion.jobs": "IngestionJob JobQueue",
-    "reefknot.ingestion.orchestrator": "IngestionOrchestrator",
-    "reefknot.ingestion.sources": "IngestionSource",
-    "reefknot.ingestion.telemetry": "TelemetryRecorder",
-    "reefknot.ports.block": "BlockContext",
-    "reefknot.ports.connector": "Document FetchRequest ItemFailure Page SourceContext",
-    "reefknot.ports.work_queue": "QuarantineStore",
+    "reefknot.ingest.jobs": "IngestionJob JobQueue",
+    "reefknot.ingest.orchestrator": "IngestionOrchestrator",
+    "reefknot.ingest.sources": "IngestionSource",
+    "reefknot.ingest.telemetry": "TelemetryRecorder",
+    "reefknot.steps.port": "BlockContext",
+    "reefknot.ingest.port.connector": "Document FetchRequest ItemFailure Page SourceContext",
+    "reefknot.queue.port.work_queue": "QuarantineStore",
     "reefknot.retrying.breaker": "CircuitBreaker",
     "reefknot.retrying.decorator": "retry using",
     "reefknot.retrying.failures": "classify_failure http_errors",
     "reefknot.retrying.retrier": "Retrier",
     "reefknot.retrying.types": "FailedAttempt RetryEvent RetryKeywords",
-    "reefknot.router.client": "Client ClientLike Handle HandleLike SubmitItem SubmitOptions",
-    "reefknot.router.service": "Router",
-    "reefknot.worker.service": "Worker",
+    "reefknot.queue.client": "Client ClientLike Handle HandleLike SubmitItem SubmitOptions",
+    "reefknot.queue.router.service": "Router",
+    "reefknot.queue.worker.service": "Worker",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 

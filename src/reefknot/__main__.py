@@ -2,7 +2,7 @@
 
 import sys
 
-from reefknot.cli import main
+from reefknot.console.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

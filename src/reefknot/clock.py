@@ -17,7 +17,7 @@ TYPE_CHECKING = False  # a plain name, so that typing is not imported for it
 if TYPE_CHECKING:
     from contextvars import Token
 
-    from reefknot.ports.clock import Clock
+    from reefknot.core.clock import Clock
 
 _virtual: ContextVar[Clock | None] = ContextVar("reefknot_clock", default=None)
 _contexts = 0

@@ -10,7 +10,7 @@ import pytest
 from reefknot.runtime.seeds import new_id
 from tests.acceptance.engines import runs_on_nats
 from tests.acceptance.folder import Folder
-from tests.unit.cli.running import Commands
+from tests.unit.console.cli.running import Commands
 
 SQLITE, NATS = pytest.param("sqlite", id=pytest.HIDDEN_PARAM), pytest.param("nats", id="nats", marks=pytest.mark.nats)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.unit.cli.running import Commands, Ended
+from tests.unit.console.cli.running import Commands, Ended
 from tests.warm_commands import WarmCommand
 
 CONFIG = """\

@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 import sys
 
-from reefknot.cli import main
-from reefknot.engines import documents
-from reefknot.engines.sqlite import connection, store
+from reefknot.console.cli import main
+from reefknot.ingest import documents
+from reefknot.stores.sqlite import connection, store
 
 MADE_UP = "CREATE TABLE made_up (one INTEGER PRIMARY KEY) STRICT;"
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
-from reefknot.cli import audit, audit_files, main
+from reefknot.console.cli import audit, audit_files, main
 
 if __name__ == "__main__":
     pages = audit_files.export_pages

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import reefknot as rk
+from reefknot.core.classify import retryable_code
 from reefknot.core.failure import ErrorCode, Failure
-from reefknot.core.retry.classify import retryable_code
 
 V2 = rk.RetryPolicy(4, 0.1, max_delay=30.0, jitter="none")
 """The CP2 defaults, 1 + 3 retries, without jitter so that waits can be compared."""

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from reefknot.app.alerts import LOOK_EVERY_S
-from reefknot.app.nats_servers import NatsServer
+from reefknot.console.nats_servers import NatsServer
 from reefknot.runtime.seeds import new_id
 from tests.acceptance.folder import Folder, until
 from tests.acceptance.test_nats_commands import edit
-from tests.unit.cli.running import Commands
+from tests.unit.console.cli.running import Commands
 
 QUICK = ("-m", "tests.acceptance.weakened", "slow-looks")
 FAILING = """\

@@ -24,10 +24,10 @@ import pytest
 
 import reefknot as rk
 from reefknot.app.system import running_system
-from reefknot.config.settings import load_settings
-from reefknot.core.audit.chain import Head, link
-from reefknot.core.audit.event import decode
-from reefknot.ports.audit_log import AuditQuery
+from reefknot.audit.model.chain import Head, link
+from reefknot.audit.model.event import decode
+from reefknot.audit.port import AuditQuery
+from reefknot.policy.settings import load_settings
 from tests.acceptance.folder import Folder, until
 
 OUTSIDE = Path(__file__).parents[2] / "examples" / "verify_chain.py"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from reefknot.app.nats_servers import NatsServer
+from reefknot.console.nats_servers import NatsServer
 from tests.acceptance.folder import HOLD, Folder, until
 from tests.nats_servers import kill, restart
 

@@ -18,7 +18,7 @@ from typing import Any
 import apsw
 import pytest
 
-from reefknot.engines.sqlite import audit
+from reefknot.stores.sqlite import audit
 from tests.acceptance.folder import Folder
 
 JOBS = 60

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from reefknot.core.retry.defaults import RetryCategory
-from tests.unit.cli.running import Commands
+from reefknot.policy.model.defaults import RetryCategory
+from tests.unit.console.cli.running import Commands
 
 SAMPLES = Path(__file__).with_name("samples")
 NAMES = sorted(path.name for path in SAMPLES.iterdir())

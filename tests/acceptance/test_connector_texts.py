@@ -6,7 +6,7 @@ from urllib.error import URLError
 import pytest
 
 import reefknot as rk
-from reefknot.core.retry.classify import is_transient
+from reefknot.core.classify import is_transient
 from reefknot.retrying.failures import failure_from
 
 TEXTS = {

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from reefknot.cli.config import recommended
+from reefknot.console.cli.config import recommended
 from reefknot.demo import show
 from tests.acceptance.folder import ROOT, until
 from tests.acceptance.terminal import Terminal

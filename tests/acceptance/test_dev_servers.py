@@ -24,8 +24,8 @@ from tests.nats_servers import addresses
 
 NOT_ASKED = """
 import sys
-from reefknot.app import nats_servers
-from reefknot.cli import main
+from reefknot.console import nats_servers
+from reefknot.console.cli import main
 nats_servers._is_linux = lambda: False
 sys.exit(main(sys.argv[1:]))
 """

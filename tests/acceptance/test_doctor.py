@@ -11,9 +11,9 @@ from typing import Any
 
 import apsw
 
-from reefknot.app.nats_servers import NatsServer, running_nats
-from reefknot.engines.clocks import SystemClock
-from reefknot.engines.jetstream import JetStreamStore
+from reefknot.console.nats_servers import NatsServer, running_nats
+from reefknot.runtime.clocks import SystemClock
+from reefknot.stores.jetstream import JetStreamStore
 from reefknot.testing.conformance.harness import event
 from tests.acceptance.folder import until
 from tests.acceptance.test_nats_commands import (

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from reefknot.config.settings import load_settings
-from reefknot.connectors import text_extraction
-from reefknot.dashboard.server import build_app
+from reefknot.console.dashboard.server import build_app
+from reefknot.ingest.connectors import text_extraction
+from reefknot.policy.settings import load_settings
 from tests.acceptance.folder import Folder, until
 from tests.security.site_client import READER, Answered, ask, bearer, opened_site
 
@@ -94,9 +94,9 @@ def test_moves_updates_deletions_and_forgotten_sources_are_changes(notes: Folder
 
 WRITER = """
 import asyncio, sys
-from reefknot.engines.clocks import SystemClock
-from reefknot.engines.documents import SqliteDocuments
-from reefknot.ports.connector import Document
+from reefknot.runtime.clocks import SystemClock
+from reefknot.ingest.documents import SqliteDocuments
+from reefknot.ingest.port.connector import Document
 
 async def main(name):
     documents = await SqliteDocuments(".reefknot/documents.db", SystemClock(), patience=60).start()
@@ -111,9 +111,9 @@ asyncio.run(main(sys.argv[1]))
 
 BACKWARDS = """
 import sys
-from reefknot.engines import document_rows
+from reefknot.ingest import document_rows
 document_rows._CHANGES = document_rows._CHANGES.replace("ORDER BY sequence LIMIT", "ORDER BY sequence DESC LIMIT")
-from reefknot.cli import main
+from reefknot.console.cli import main
 sys.exit(main(sys.argv[1:]))
 """
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from reefknot.cli.config import EXAMPLES, example_files
+from reefknot.console.cli.config import EXAMPLES, example_files
 from tests.acceptance.folder import Folder
-from tests.unit.cli.running import Commands
+from tests.unit.console.cli.running import Commands
 
 PYTEST = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "reefknot.testing.pytest_plugin"]
 TESTS = {

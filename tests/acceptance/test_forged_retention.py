@@ -17,12 +17,12 @@ from typing import Any
 import apsw
 import pytest
 
-from reefknot.app import open_store
-from reefknot.app.audit_verification import StoreSource
-from reefknot.core.audit.chain import Head, Removal, anchor_body, link
-from reefknot.core.audit.event import OperatorAction, encode, timestamp
-from reefknot.ports.audit_log import AuditEntry
-from tests.unit.cli.running import Commands, Ended
+from reefknot.audit.model.chain import Head, Removal, anchor_body, link
+from reefknot.audit.model.event import OperatorAction, encode, timestamp
+from reefknot.audit.port import AuditEntry
+from reefknot.audit.verification import StoreSource
+from reefknot.stores.opening import open_store
+from tests.unit.console.cli.running import Commands, Ended
 
 DAY_S = 86_400.0
 EVENTS = 40

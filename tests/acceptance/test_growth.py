@@ -17,8 +17,8 @@ import apsw
 import pytest
 
 from bench.tables import growth
-from reefknot.engines.clocks import SystemClock
-from reefknot.engines.sqlite import SqliteStore
+from reefknot.runtime.clocks import SystemClock
+from reefknot.stores.sqlite import SqliteStore
 
 SMALL, LARGE = 1_000, 20_000
 STEPS = 50

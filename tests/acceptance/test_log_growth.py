@@ -15,9 +15,9 @@ from typing import Any
 import apsw
 import pytest
 
-from reefknot.app import open_store
-from reefknot.core.audit.event import OperatorAction, encode, timestamp_ms
-from reefknot.ports.audit_log import AuditEntry
+from reefknot.audit.model.event import OperatorAction, encode, timestamp_ms
+from reefknot.audit.port import AuditEntry
+from reefknot.stores.opening import open_store
 from tests.acceptance.folder import Folder
 
 MOST_LOG_BYTES = 64 << 20

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pytest
 
-from reefknot.connectors import imap_mailbox
+from reefknot.ingest.connectors import imap_mailbox
 from tests.acceptance.folder import Folder
 from tests.imap_servers import PASSWORD, Mailbox, imap_server, mailbox, message
 

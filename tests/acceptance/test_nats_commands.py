@@ -18,7 +18,7 @@ from typing import Any
 import nats
 import pytest
 
-from reefknot.app.nats_servers import NatsServer, find_nats_server, running_nats
+from reefknot.console.nats_servers import NatsServer, find_nats_server, running_nats
 from reefknot.runtime.seeds import new_id
 from tests.acceptance.folder import until
 from tests.nats_servers import kill, restart
@@ -41,9 +41,9 @@ def large(inputs, context):
 """
 TOO_OLD = """
 import sys
-from reefknot.engines.jetstream import connection
+from reefknot.stores.jetstream import connection
 connection.OLDEST_SERVER = (99, 0, 0)
-from reefknot.cli import main
+from reefknot.console.cli import main
 sys.exit(main(sys.argv[1:]))
 """
 

@@ -12,23 +12,31 @@ import apsw
 import pytest
 from msgspec.json import decode
 
-from reefknot.app import open_store
-from reefknot.app.stores import clock_of_this_loop
 from reefknot.app.system import System
+from reefknot.audit.port import AuditQuery
 from reefknot.core.failure import ErrorCode
-from reefknot.core.idempotency import Claimed, Hit
-from reefknot.core.messages import ExecAssignment, ExecResult, Job, ResultStatus, StepResult, encode, resource_class
-from reefknot.core.results import assignment_of, unrun_result
-from reefknot.core.work import ROUTER, WorkItem, WorkState, record_id, visible_state
-from reefknot.engines.sqlite import SqliteStore
-from reefknot.engines.sqlite.connection import MIGRATIONS, VERSION, add_key_hash
-from reefknot.ports.audit_log import AuditQuery
-from reefknot.ports.block import BlockContext
-from reefknot.ports.store import Store
-from reefknot.ports.work_queue import ALL
-from reefknot.router.settings import RouterSettings
-from reefknot.worker.records import AcceptedWork
-from reefknot.worker.settings import default_settings
+from reefknot.idempotency.model import Claimed, Hit
+from reefknot.queue.model.messages import (
+    ExecAssignment,
+    ExecResult,
+    Job,
+    ResultStatus,
+    StepResult,
+    encode,
+    resource_class,
+)
+from reefknot.queue.model.results import assignment_of, unrun_result
+from reefknot.queue.model.work import ROUTER, WorkItem, WorkState, record_id, visible_state
+from reefknot.queue.port.work_queue import ALL
+from reefknot.queue.router.settings import RouterSettings
+from reefknot.queue.worker.records import AcceptedWork
+from reefknot.queue.worker.settings import default_settings
+from reefknot.runtime.clocks import clock_of_this_loop
+from reefknot.steps.port import BlockContext
+from reefknot.stores.opening import open_store
+from reefknot.stores.port.store import Store
+from reefknot.stores.sqlite import SqliteStore
+from reefknot.stores.sqlite.connection import MIGRATIONS, VERSION, add_key_hash
 
 SAMPLE = Path(__file__).parent / "stores" / "version_2.sql"
 TEXT = 'ünïcode "quoted" \\ \n'

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from reefknot.engines.sqlite.connection import VERSION
+from reefknot.stores.sqlite.connection import VERSION
 from tests.acceptance.folder import CONFIG, HOLD, PATIENCE_S, Folder, until
 
 STEPS = (

@@ -18,25 +18,25 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
-from reefknot.app.stores import open_store, options_of
-from reefknot.cli.app import NOUNS, application
-from reefknot.config.settings import load_settings
-from reefknot.core.audit.event import OperatorAction
-from reefknot.core.idempotency import Claimed, Done, Unknown
+from reefknot.audit.model.event import OperatorAction
+from reefknot.console.cli.app import NOUNS, application
+from reefknot.console.dashboard.api import body_of, parameters_of
+from reefknot.console.dashboard.api_routes import ROUTES
+from reefknot.console.dashboard.openapi import openapi_document
+from reefknot.console.operations import jobs, systems
+from reefknot.console.operations.operator import Operator
 from reefknot.core.redaction import Redactor
-from reefknot.core.work import WorkFailed
-from reefknot.dashboard.api import body_of, parameters_of
-from reefknot.dashboard.api_routes import ROUTES
-from reefknot.dashboard.openapi import openapi_document
-from reefknot.ingestion.jobs import IngestionJob, JobQueue
-from reefknot.ingestion.sources import SourceRecords
-from reefknot.ingestion.telemetry import TelemetryRecorder
-from reefknot.operations import jobs, systems
-from reefknot.operations.operator import Operator
-from reefknot.ports.store import Store
+from reefknot.idempotency.model import Claimed, Done, Unknown
+from reefknot.ingest.jobs import IngestionJob, JobQueue
+from reefknot.ingest.sources import SourceRecords
+from reefknot.ingest.telemetry import TelemetryRecorder
+from reefknot.policy.settings import load_settings
+from reefknot.queue.model.work import WorkFailed
+from reefknot.stores.opening import open_store, options_of
+from reefknot.stores.port.store import Store
 from tests.acceptance.folder import Folder
-from tests.unit.cli.audit_events import in_store
-from tests.unit.cli.work_items import accepted, events, quarantined, reported_running, submitted
+from tests.unit.console.cli.audit_events import in_store
+from tests.unit.console.cli.work_items import accepted, events, quarantined, reported_running, submitted
 
 CONFIG = """
 sources:

@@ -14,8 +14,8 @@ import apsw
 import pytest
 
 import reefknot as rk
-from reefknot.core.work import ROUTER
-from reefknot.engines.sqlite import SqliteStore
+from reefknot.queue.model.work import ROUTER
+from reefknot.stores.sqlite import SqliteStore
 from tests.acceptance.folder import Folder, until
 
 FLAKY = """\

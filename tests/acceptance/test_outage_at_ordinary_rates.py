@@ -18,19 +18,19 @@ import pytest
 from msgspec import Struct
 
 import reefknot
-from reefknot.config.settings import load_settings
-from reefknot.core.audit.event import BreakerEvent, Quarantined
-from reefknot.core.audit.replay import replay
+from reefknot.audit.model.event import BreakerEvent, Quarantined
+from reefknot.audit.model.replay import replay
+from reefknot.audit.port import AuditQuery
+from reefknot.core.classify import classify
 from reefknot.core.failure import ErrorCode
-from reefknot.core.messages import ResultStatus, StepResult
-from reefknot.core.overload.admission import Rules
-from reefknot.core.overload.destination_health import DestinationRules
-from reefknot.core.results import waits_for
-from reefknot.core.retry.classify import classify
-from reefknot.core.work import WorkState
-from reefknot.ports.audit_log import AuditQuery
-from reefknot.ports.block import BlockContext
-from reefknot.worker.settings import WorkerSettings, settings_from
+from reefknot.policy.settings import load_settings
+from reefknot.queue.model.admission import Rules
+from reefknot.queue.model.destination_health import DestinationRules
+from reefknot.queue.model.messages import ResultStatus, StepResult
+from reefknot.queue.model.results import waits_for
+from reefknot.queue.model.work import WorkState
+from reefknot.queue.worker.settings import WorkerSettings, settings_from
+from reefknot.steps.port import BlockContext
 from tests.workshop import OK, Shop, Step, http, with_shop, work
 
 SAMPLES = Path(reefknot.__file__).parent / "cli" / "samples"

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from reefknot.connectors.text_extraction import installation_note
+from reefknot.ingest.connectors.text_extraction import installation_note
 from tests.acceptance.folder import PATIENCE_S, Folder
-from tests.unit.cli.running import Ended
+from tests.unit.console.cli.running import Ended
 
 MODULE = """\
 import reefknot as rk

@@ -14,8 +14,8 @@ from typing import Any
 
 import apsw
 
-from reefknot.core.audit.chain import Head, LogLine, event_line, link, read_line
-from reefknot.core.audit.replay import replay
+from reefknot.audit.model.chain import Head, LogLine, event_line, link, read_line
+from reefknot.audit.model.replay import replay
 from tests.acceptance.folder import PATIENCE_S, Folder
 
 MODULE = """\

@@ -17,11 +17,11 @@ import msgspec
 import pytest
 
 from reefknot.core.failure import ErrorCode
-from reefknot.core.messages import ACK, CANCEL, RESULT, Cancel, StepResult, StepStatus, encode
 from reefknot.core.redaction import Redactor
-from reefknot.core.work import WorkState
-from reefknot.worker.service import Worker
-from reefknot.worker.settings import default_settings
+from reefknot.queue.model.messages import ACK, CANCEL, RESULT, Cancel, StepResult, StepStatus, encode
+from reefknot.queue.model.work import WorkState
+from reefknot.queue.worker.service import Worker
+from reefknot.queue.worker.settings import default_settings
 from tests.acceptance.test_secrets_stay_in import MESSAGES, Plant, secret
 from tests.workshop import Shop, Step, with_shop, work
 

@@ -24,21 +24,22 @@ from urllib.parse import quote
 import pytest
 from msgspec import Struct
 
-from reefknot.app import RetryManager, open_store
+from reefknot.app.managers import RetryManager
 from reefknot.app.system import System
 from reefknot.audit.journal import FanOut
-from reefknot.cli import main as command
-from reefknot.cli.serve import UpSession, startup
-from reefknot.core.messages import ExecAssignment, Job
+from reefknot.audit.jsonlines import JsonLinesLog
+from reefknot.audit.log_sink import LogSink
+from reefknot.console.cli import main as command
+from reefknot.console.cli.serve import UpSession, startup
+from reefknot.core.policy import RetryPolicy
 from reefknot.core.redaction import Redactor
-from reefknot.core.retry.policy import RetryPolicy
-from reefknot.core.work import record_id
-from reefknot.engines.clocks import LoopClock, SystemClock, VirtualLoop
-from reefknot.engines.jsonlines import JsonLinesLog
-from reefknot.engines.log_sink import LogSink
-from reefknot.engines.memory import MemoryStore
 from reefknot.errors import QueueFullError, RetryError
-from reefknot.router.client import Client
+from reefknot.queue.client import Client
+from reefknot.queue.model.messages import ExecAssignment, Job
+from reefknot.queue.model.work import record_id
+from reefknot.runtime.clocks import LoopClock, SystemClock, VirtualLoop
+from reefknot.stores.memory import MemoryStore
+from reefknot.stores.opening import open_store
 from reefknot.testing import run_virtual
 
 POLICY = RetryPolicy(2, 0.0, jitter="none")

@@ -15,22 +15,22 @@ from typing import Any
 
 import pytest
 
-from reefknot.app.stores import open_store, options_of
-from reefknot.config.settings import load_settings
+from reefknot.console.operations.operator import Operator
+from reefknot.console.operations.sources import pause_source, run_source
 from reefknot.core.redaction import Redactor
 from reefknot.errors import OperationError
-from reefknot.operations.operator import Operator
-from reefknot.operations.sources import pause_source, run_source
+from reefknot.policy.settings import load_settings
+from reefknot.stores.opening import open_store, options_of
 from tests.acceptance.folder import Folder, until
 
 WIKI = '''\
 import asyncio
 import json
 import os
-from reefknot.connectors.registry import connector
+from reefknot.ingest.connectors.registry import connector
 from reefknot.core.failure import FailureType
 from reefknot.errors import ParameterError, SourceError
-from reefknot.ports.connector import Document, ItemFailure, Page
+from reefknot.ingest.port.connector import Document, ItemFailure, Page
 
 FAILURES = {
     "denied": SourceError("the token is not accepted; make a new one and set it", FailureType.PERMANENT),

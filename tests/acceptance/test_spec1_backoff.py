@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import reefknot as rk
-from reefknot.core.retry.backoff import delay_before, delay_without_jitter, draw, wait_range
-from reefknot.engines.clocks import VirtualClock
+from reefknot.core.backoff import delay_before, delay_without_jitter, draw, wait_range
+from reefknot.runtime.clocks import VirtualClock
 from tests.acceptance.steps import Work
 
 POLICY = rk.RetryPolicy(20, 0.1, max_delay=30.0, multiplier=2.0, jitter="none")

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 import reefknot as rk
+from reefknot.core.decide import Again, History, Stop, decide
 from reefknot.core.failure import ErrorCode, Failure, FailureType
-from reefknot.core.retry.decide import Again, History, Stop, decide
-from reefknot.engines.clocks import VirtualClock
+from reefknot.runtime.clocks import VirtualClock
 from tests.acceptance.steps import V2, StepError, Work, worker
 
 BUDGET = V2.replace(max_attempts=10, time_budget=5.0)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 import reefknot as rk
+from reefknot.core.backoff import wait_range
+from reefknot.core.classify import kind_of_status, retryable_code, retryable_status, status_in
 from reefknot.core.failure import ErrorCategory, ErrorCode, FailureType
-from reefknot.core.retry.backoff import wait_range
-from reefknot.core.retry.classify import kind_of_status, retryable_code, retryable_status, status_in
-from reefknot.engines.clocks import VirtualClock
+from reefknot.runtime.clocks import VirtualClock
 from tests.acceptance.steps import V2, HttpError, StepError, Work, worker
 
 RETRYABLE = [

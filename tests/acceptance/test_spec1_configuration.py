@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 import reefknot as rk
-from reefknot.config.layers import RETRIES
-from reefknot.config.settings import Settings, load_settings
 from reefknot.core.failure import ErrorCategory, ErrorCode, Failure
-from reefknot.core.retry.book import Layer
-from reefknot.core.retry.defaults import baseline
-from reefknot.engines.clocks import VirtualClock
 from reefknot.errors import ConfigurationMissingError
+from reefknot.policy.layers import RETRIES
+from reefknot.policy.model.book import Layer
+from reefknot.policy.model.defaults import baseline
+from reefknot.policy.settings import Settings, load_settings
+from reefknot.runtime.clocks import VirtualClock
 from tests.acceptance.steps import StepError, Work
 
 SECTION_2_2 = """

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from reefknot.config.settings import load_settings
-from reefknot.core.audit.event import RetryAttempt
+from reefknot.audit.model.event import RetryAttempt
 from reefknot.core.failure import ErrorCode
-from reefknot.core.messages import ResultStatus, StepResult, StepStatus
-from reefknot.worker.settings import WorkerSettings, settings_from
+from reefknot.policy.settings import load_settings
+from reefknot.queue.model.messages import ResultStatus, StepResult, StepStatus
+from reefknot.queue.worker.settings import WorkerSettings, settings_from
 from tests.workshop import REFUSED, Shop, Step, http, with_shop, work
 
 SAMPLES = Path(__file__).parent / "samples"

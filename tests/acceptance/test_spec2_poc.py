@@ -17,9 +17,9 @@ from typing import NamedTuple
 import pytest
 
 import reefknot as rk
+from reefknot.core.backoff import delay_without_jitter
+from reefknot.core.classify import retryable_code
 from reefknot.core.failure import ErrorCode
-from reefknot.core.retry.backoff import delay_without_jitter
-from reefknot.core.retry.classify import retryable_code
 from tests.acceptance.steps import V2, StepError, Work, worker
 
 BASELINE = rk.RetryPolicy(4, 0.1, strategy="linear", jitter="none")

@@ -10,12 +10,12 @@ import pytest
 
 import reefknot as rk
 from reefknot.core.failure import FailureType
-from reefknot.core.overload.source_health import SourceCondition
-from reefknot.core.work import Budget, WorkState
 from reefknot.errors import SourceError
-from reefknot.ingestion.telemetry import TelemetryRecorder
-from reefknot.ports.connector import FetchRequest, Page
-from tests.unit.ingestion.world import World, in_world, page
+from reefknot.ingest.port.connector import FetchRequest, Page
+from reefknot.ingest.telemetry import TelemetryRecorder
+from reefknot.queue.model.source_health import SourceCondition
+from reefknot.queue.model.work import Budget, WorkState
+from tests.unit.ingest.world import World, in_world, page
 
 HOUR = 3600.0
 

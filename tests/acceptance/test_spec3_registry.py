@@ -18,9 +18,9 @@ from pydantic import ValidationError
 
 import reefknot as rk
 from reefknot.core.failure import FailureType
-from reefknot.core.retry.defaults import JobType
-from reefknot.core.retry.policy import RetryStrategy
+from reefknot.core.policy import RetryStrategy
 from reefknot.errors import ConfigurationError
+from reefknot.policy.model.defaults import JobType
 from tests.pace import slowness
 
 DOCUMENT = """\

@@ -10,10 +10,10 @@ from __future__ import annotations
 import pytest
 
 import reefknot as rk
+from reefknot.core.backoff import delay_before, delay_without_jitter, draw, wait_range
+from reefknot.core.decide import History, Stop, decide
 from reefknot.core.failure import Failure, FailureType
-from reefknot.core.retry.backoff import delay_before, delay_without_jitter, draw, wait_range
-from reefknot.core.retry.decide import History, Stop, decide
-from reefknot.engines.clocks import VirtualClock
+from reefknot.runtime.clocks import VirtualClock
 from tests.acceptance.steps import Work
 
 CONNECTOR = rk.RetryPolicy(

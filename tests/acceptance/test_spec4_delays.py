@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import reefknot as rk
-from reefknot.core.retry.backoff import delay_before, draw, wait_range
-from reefknot.engines.clocks import VirtualClock
+from reefknot.core.backoff import delay_before, draw, wait_range
+from reefknot.runtime.clocks import VirtualClock
 from tests.acceptance.steps import Work
 
 RANGES = [(1, 0.9, 1.1), (2, 1.8, 2.2), (3, 3.6, 4.4), (4, 7.2, 8.8)]

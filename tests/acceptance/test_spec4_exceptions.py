@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import reefknot as rk
-from reefknot.engines.clocks import VirtualClock
+from reefknot.runtime.clocks import VirtualClock
 from tests.acceptance.steps import Work
 
 

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 import reefknot as rk
-from reefknot.ports.audit_log import AuditQuery
-from reefknot.ports.store import Store
+from reefknot.audit.port import AuditQuery
+from reefknot.stores.port.store import Store
 from reefknot.testing import run_virtual
 
 Category = rk.RetryCategory

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 import reefknot as rk
-from reefknot.core.retry.backoff import wait_range
-from reefknot.core.retry.book import Layer
-from reefknot.core.retry.defaults import RetryCategory
+from reefknot.core.backoff import wait_range
+from reefknot.policy.model.book import Layer
+from reefknot.policy.model.defaults import RetryCategory
 
 MATRIX = [
     # category, wire value, attempts, base, cap, seconds that one attempt may take

@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from reefknot.config.settings import load_settings
-from reefknot.core.messages import AckStatus, ExecAssignmentAck, ExecResult, ResultStatus
-from reefknot.core.overload.admission import Degradation, OverloadStatus, RejectionPolicy, Rules
-from reefknot.worker.settings import WorkerSettings, settings_from
+from reefknot.policy.settings import load_settings
+from reefknot.queue.model.admission import Degradation, OverloadStatus, RejectionPolicy, Rules
+from reefknot.queue.model.messages import AckStatus, ExecAssignmentAck, ExecResult, ResultStatus
+from reefknot.queue.worker.settings import WorkerSettings, settings_from
 from tests.workshop import NO_BREAKER, OK, REFUSED, Shop, Step, with_shop, work
 
 SAMPLES = Path(__file__).parent / "samples"
@@ -123,7 +123,7 @@ def test_8_2_4_a_router_of_the_old_kind_reads_the_old_fields_and_ignores_the_new
 
 
 def _wire(message: ExecAssignmentAck | ExecResult) -> bytes:
-    from reefknot.core.messages import encode
+    from reefknot.queue.model.messages import encode
 
     return encode(message)
 

@@ -184,7 +184,7 @@ WRITING = [
 
 MANY = """\
 import contextlib, io, json, sys
-from reefknot.cli import main
+from reefknot.console.cli import main
 ended = []
 for words in json.loads(sys.argv[1]):
     out, err = io.StringIO(), io.StringIO()

@@ -20,8 +20,8 @@ import pytest
 from rich.cells import cell_len
 
 import reefknot as rk
-import reefknot.cli
-from reefknot.cli.output import LONGEST_WORD, fitting_columns
+import reefknot.console.cli
+from reefknot.console.cli.output import LONGEST_WORD, fitting_columns
 from tests.acceptance.folder import until
 from tests.warm_commands import run_warm
 
@@ -61,7 +61,7 @@ PLENTY = 1000
 
 CHILD = """\
 import json, sys
-from reefknot.cli import main
+from reefknot.console.cli import main
 for words in json.loads(sys.argv[1]):
     for stream in (sys.stdout, sys.stderr):
         print("\\x1e", file=stream, flush=True)
@@ -245,7 +245,7 @@ def test_wide_shows_all_columns_however_narrow_the_terminal_is(folder: Path) -> 
 def test_every_function_that_prints_a_table_is_tested_here() -> None:
     printers = {"put_table", "put_jobs", "put_fields"}
     found = set()
-    for file in Path(reefknot.cli.__file__).parent.rglob("*.py"):
+    for file in Path(reefknot.console.cli.__file__).parent.rglob("*.py"):
         if file.stem != "output":
             found |= {f"{file.stem}.{name}" for name in _callers(ast.parse(file.read_text()), printers)}
 

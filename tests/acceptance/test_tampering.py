@@ -18,12 +18,12 @@ from typing import Any
 import apsw
 import pytest
 
-from reefknot.app import open_store
-from reefknot.app.audit_verification import StoreSource
-from reefknot.cli.audit_files import exported
-from reefknot.core.audit.chain import Head, LogLine, Mismatch, event_line, link, read_line, verify_lines
-from reefknot.core.audit.event import OperatorAction, encode, timestamp_ms
-from reefknot.ports.audit_log import AuditEntry
+from reefknot.audit.model.chain import Head, LogLine, Mismatch, event_line, link, read_line, verify_lines
+from reefknot.audit.model.event import OperatorAction, encode, timestamp_ms
+from reefknot.audit.port import AuditEntry
+from reefknot.audit.verification import StoreSource
+from reefknot.console.cli.audit_files import exported
+from reefknot.stores.opening import open_store
 
 EVENTS = 60
 EACH = 500

@@ -46,13 +46,13 @@ asyncio.run(main(*sys.argv[1:]))
 BROKEN = """\
 import runpy
 import sys
-from reefknot.core import work
+from reefknot.queue.model import work
 
 work.record_id = lambda assignment_id, tenant_id: assignment_id
 sys.argv.pop(0)
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
-COMMAND = "import sys\nfrom reefknot.cli import main\nsys.exit(main())\n"
+COMMAND = "import sys\nfrom reefknot.console.cli import main\nsys.exit(main())\n"
 
 
 def told(tenant: str) -> list[Any]:

@@ -15,7 +15,7 @@ from signal import SIGINT
 
 import pytest
 
-from reefknot.telemetry.traces import FLUSH_S
+from reefknot.console.traces import FLUSH_S
 from tests.acceptance.folder import ROOT, Folder, until
 from tests.otlp_receiver import Receiver, receiving
 
@@ -226,7 +226,9 @@ def test_without_the_extra_a_warning_names_it_and_the_work_is_done(folder: Folde
     folder.set_variable("PYTHONPATH", f"{hidden.parent}:{ROOT / 'src'}")
 
     command = ("run", "work.jsonl", "--module", "shop")
-    code, out, err = folder.ends(folder.start(*command, program=("-c", "from reefknot.cli import main; main()")))
+    code, out, err = folder.ends(
+        folder.start(*command, program=("-c", "from reefknot.console.cli import main; main()"))
+    )
 
     assert (code, "1 succeeded" in out) == (0, True), err
     assert "the environment asks for traces, which need the extra 'otel': pip install '.[otel]' in a checkout" in err

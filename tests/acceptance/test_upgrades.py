@@ -15,8 +15,8 @@ from typing import Any
 import apsw
 import pytest
 
-from reefknot.engines.documents import VERSION as DOCUMENTS_VERSION
-from reefknot.engines.sqlite.connection import VERSION
+from reefknot.ingest.documents import VERSION as DOCUMENTS_VERSION
+from reefknot.stores.sqlite.connection import VERSION
 from tests.acceptance.folder import Folder, until
 from tests.warm_commands import WarmCommand
 

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 import reefknot as rk
-from reefknot.cli.config import example_files
+from reefknot.console.cli.config import example_files
 from tests.acceptance.folder import ROOT, Folder
 from tests.docs.run_page import fences
 from tests.faults.points import either

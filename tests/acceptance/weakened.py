@@ -13,17 +13,17 @@ from typing import Any
 
 import reefknot.app.alerts
 import reefknot.app.system
-import reefknot.core.work
-import reefknot.engines.jetstream.audit
-import reefknot.execution.isolation
-import reefknot.router.health
-import reefknot.telemetry.metrics
-import reefknot.worker.loop_watch
+import reefknot.audit.metrics
+import reefknot.queue.execution.isolation
+import reefknot.queue.model.work
+import reefknot.queue.router.health
+import reefknot.queue.worker.loop_watch
+import reefknot.stores.jetstream.audit
 from reefknot.app.system import System
-from reefknot.blocks.threads import FunctionThreads, _FunctionCall
-from reefknot.cli import main
-from reefknot.core.work import WorkItem
-from reefknot.worker.settings import WorkerSettings, settings_from
+from reefknot.console.cli import main
+from reefknot.queue.model.work import WorkItem
+from reefknot.queue.worker.settings import WorkerSettings, settings_from
+from reefknot.steps.threads import FunctionThreads, _FunctionCall
 
 
 def without_isolation() -> None:
@@ -35,9 +35,9 @@ def without_isolation() -> None:
     def all_of_them(suspects: Any) -> int:
         return len(suspects)
 
-    reefknot.core.work.is_suspect = nobody
-    reefknot.core.work.number_together = all_of_them
-    setattr(reefknot.execution.isolation, "is_suspect", nobody)  # noqa: B010 - a name that it only imports
+    reefknot.queue.model.work.is_suspect = nobody
+    reefknot.queue.model.work.number_together = all_of_them
+    setattr(reefknot.queue.execution.isolation, "is_suspect", nobody)  # noqa: B010 - a name that it only imports
 
 
 def with_short_leases() -> None:
@@ -74,7 +74,7 @@ def without_giving_back() -> None:
 
 def without_looking_for_processes() -> None:
     """Let a router count workers by their heartbeats alone."""
-    setattr(reefknot.router.health, "owner_exists", lambda _: False)  # noqa: B010 - a name that it only imports
+    setattr(reefknot.queue.router.health, "owner_exists", lambda _: False)  # noqa: B010 - a name that it only imports
 
 
 def without_return_times() -> None:
@@ -84,16 +84,16 @@ def without_return_times() -> None:
 
 def without_holding_keys() -> None:
     """Renew the leases of idempotency keys in the event loop alone."""
-    setattr(reefknot.worker.loop_watch, "extend_keys", lambda *_: None)  # noqa: B010 - a name that it only imports
+    setattr(reefknot.queue.worker.loop_watch, "extend_keys", lambda *_: None)  # noqa: B010 - a name that it only imports
 
 
 def with_quick_looks() -> None:
     """Look at alerts five times a second, with a minute of two steps of three seconds: this saves tests minutes."""
     reefknot.app.alerts.LOOK_EVERY_S = 0.2
-    reefknot.engines.jetstream.audit.LATE_S = 0.5
+    reefknot.stores.jetstream.audit.LATE_S = 0.5
     reefknot.app.alerts.MINUTE_STEPS = 2
-    reefknot.telemetry.metrics.STEP_S = 3
-    reefknot.telemetry.metrics.series.__kwdefaults__ = {"steps": reefknot.telemetry.metrics.STEPS, "step_s": 3}
+    reefknot.audit.metrics.STEP_S = 3
+    reefknot.audit.metrics.series.__kwdefaults__ = {"steps": reefknot.audit.metrics.STEPS, "step_s": 3}
 
 
 WITHOUT: dict[str, Callable[[], None]] = {

@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page
 
-from reefknot.app import open_store
-from reefknot.config.settings import load_settings
+from reefknot.console.dashboard import views
+from reefknot.console.dashboard.pages import environment
+from reefknot.console.operations.operator import Operator
 from reefknot.core.redaction import Redactor
-from reefknot.dashboard import views
-from reefknot.dashboard.pages import environment
-from reefknot.operations.operator import Operator
+from reefknot.policy.settings import load_settings
 from reefknot.runtime.log import printable
+from reefknot.stores.opening import open_store
 from tests.browser.running import OPERATOR, READER, RunningSystem, Watched
 from tests.security.test_dashboard_input import HOSTILE
 

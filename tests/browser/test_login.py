@@ -217,7 +217,7 @@ def test_another_server_of_this_host_gets_nothing_by_the_cookie(browser: Browser
 
 
 NO_KEY = """
-from reefknot.dashboard.security import SiteAccess
+from reefknot.console.dashboard.security import SiteAccess
 SiteAccess.is_unlocked = lambda *_: True
 """
 

@@ -9,7 +9,7 @@ from urllib.request import Request, urlopen
 import pytest
 from playwright.sync_api import Browser
 
-from reefknot.dashboard.security import CONTENT_POLICY
+from reefknot.console.dashboard.security import CONTENT_POLICY
 from tests.browser.running import OPERATOR, RunningSystem, Watched
 
 Visit = Callable[..., Watched]

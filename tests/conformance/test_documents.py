@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from reefknot.engines.clocks import VirtualClock
-from reefknot.engines.documents import SqliteDocuments
-from reefknot.ports.documents import DocumentStore
+from reefknot.ingest.documents import SqliteDocuments
+from reefknot.ingest.port.documents import DocumentStore
+from reefknot.runtime.clocks import VirtualClock
 from reefknot.testing.conformance import DocumentChangesContract, DocumentHarness, DocumentsContract
 
 

@@ -8,9 +8,9 @@ from uuid import uuid4
 
 import pytest
 
-from reefknot.app.nats_servers import NatsServer
-from reefknot.engines.clocks import VirtualClock
-from reefknot.engines.jetstream import JetStreamStore
+from reefknot.console.nats_servers import NatsServer
+from reefknot.runtime.clocks import VirtualClock
+from reefknot.stores.jetstream import JetStreamStore
 from reefknot.testing.conformance import (
     AuditLogContract,
     ControlContract,

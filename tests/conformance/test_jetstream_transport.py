@@ -7,12 +7,12 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from reefknot.app.nats_servers import NatsServer
-from reefknot.engines.clocks import VirtualClock
-from reefknot.engines.jetstream.connection import Connection, options_from_url
-from reefknot.engines.jetstream.listeners import Listeners
-from reefknot.engines.jetstream.transport import JetStreamTransport
+from reefknot.console.nats_servers import NatsServer
+from reefknot.runtime.clocks import VirtualClock
 from reefknot.runtime.seeds import new_id
+from reefknot.stores.jetstream.connection import Connection, options_from_url
+from reefknot.stores.jetstream.listeners import Listeners
+from reefknot.stores.jetstream.transport import JetStreamTransport
 from reefknot.testing.conformance import TransportContract, TransportHarness
 from reefknot.testing.conformance.transport import Ends
 

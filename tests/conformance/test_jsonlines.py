@@ -10,9 +10,9 @@ from typing import Any, cast
 
 import pytest
 
-from reefknot.engines.clocks import VirtualClock
-from reefknot.engines.jsonlines import JsonLinesLog
-from reefknot.ports.store import Store
+from reefknot.audit.jsonlines import JsonLinesLog
+from reefknot.runtime.clocks import VirtualClock
+from reefknot.stores.port.store import Store
 from reefknot.testing.conformance import AuditLogContract, Harness
 
 

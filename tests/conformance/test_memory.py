@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from reefknot.engines.clocks import VirtualClock
-from reefknot.engines.memory import MemoryStore
+from reefknot.runtime.clocks import VirtualClock
+from reefknot.stores.memory import MemoryStore
 from reefknot.testing.conformance import (
     AuditLogContract,
     ControlContract,

@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 from msgspec import structs
 
-from reefknot.core.idempotency import Busy, Claim, Claimed, Done, Ending, Hit, KeyRecord, Released, Uncertain
-from reefknot.core.work import Interrupted, Quarantine, Settled, Snooze, TryAgain, WorkDone, WorkItem, WorkState
-from reefknot.engines.clocks import VirtualClock
-from reefknot.engines.memory import MemoryStore, MemoryWorkQueue
-from reefknot.engines.memory.store import MemoryIdempotencyStore
-from reefknot.engines.sqlite import SqliteStore
+from reefknot.audit.port import AuditEntry
 from reefknot.errors import LeaseLostError
-from reefknot.ports.audit_log import AuditEntry
-from reefknot.ports.store import Store
-from reefknot.ports.work_queue import ALL, Enqueued, Held, Settlement
+from reefknot.idempotency.model import Busy, Claim, Claimed, Done, Ending, Hit, KeyRecord, Released, Uncertain
+from reefknot.queue.model.work import Interrupted, Quarantine, Settled, Snooze, TryAgain, WorkDone, WorkItem, WorkState
+from reefknot.queue.port.work_queue import ALL, Enqueued, Held, Settlement
+from reefknot.runtime.clocks import VirtualClock
+from reefknot.stores.memory import MemoryStore, MemoryWorkQueue
+from reefknot.stores.memory.store import MemoryIdempotencyStore
+from reefknot.stores.port.store import Store
+from reefknot.stores.sqlite import SqliteStore
 from reefknot.testing.conformance.harness import event
 
 KEYS = st.sampled_from(["a", "b", "c"])

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from reefknot.core import work as core
-from reefknot.engines.clocks import VirtualClock
-from reefknot.engines.memory import MemoryStore
-from reefknot.engines.table_queue import TableQuarantine
-from reefknot.ports.audit_log import AuditEntry
-from reefknot.ports.work_queue import QuarantineFilter
+from reefknot.audit.port import AuditEntry
+from reefknot.queue.model import work as core
+from reefknot.queue.port.work_queue import QuarantineFilter
+from reefknot.runtime.clocks import VirtualClock
+from reefknot.stores.memory import MemoryStore
+from reefknot.stores.table.queue import TableQuarantine
 from reefknot.testing.conformance import Harness, QuarantineContract
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from reefknot.engines.clocks import VirtualClock
-from reefknot.engines.sqlite import SqliteStore
+from reefknot.runtime.clocks import VirtualClock
+from reefknot.stores.sqlite import SqliteStore
 from reefknot.testing.conformance import (
     AuditLogContract,
     ControlContract,

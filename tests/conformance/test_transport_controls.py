@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from reefknot.engines.clocks import VirtualClock
-from reefknot.engines.memory import store as memory
-from reefknot.engines.memory.store import Hub, MemoryTransport
-from reefknot.ports.transport import Delivery
+from reefknot.queue.port.transport import Delivery
+from reefknot.runtime.clocks import VirtualClock
+from reefknot.stores.memory import store as memory
+from reefknot.stores.memory.store import Hub, MemoryTransport
 from reefknot.testing import run_virtual
 from reefknot.testing.conformance import TransportContract, TransportHarness
 from reefknot.testing.conformance import transport as suite

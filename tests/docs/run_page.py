@@ -172,7 +172,7 @@ def run_python(fence: Fence, page: Path, namespace: dict[str, object], runner: a
 
 def run_here(words: list[str]) -> int:
     """The exit code of a command of ours. It leaves folder, environment and arguments of this process as they were."""
-    from reefknot.cli import main
+    from reefknot.console.cli import main
 
     folder, environment, arguments = Path.cwd(), dict(os.environ), sys.argv
     sys.argv = words

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from reefknot.dashboard.api_routes import ROUTES
-from reefknot.dashboard.security import KINDS
-from reefknot.dashboard.site import STATUS_OF_KIND
+from reefknot.console.dashboard.api_routes import ROUTES
+from reefknot.console.dashboard.security import KINDS
+from reefknot.console.dashboard.site import STATUS_OF_KIND
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "http-api.md"
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from reefknot.core import messages
-from reefknot.engines.jetstream import assignments, listeners, transport
+from reefknot.queue.model import messages
+from reefknot.stores.jetstream import assignments, listeners, transport
 
 PAGE = (Path(__file__).parents[2] / "docs/reference/nats-messages.md").read_text(encoding="utf-8")
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from reefknot.core.waiting import WaitCode
+from reefknot.queue.model.waiting import WaitCode
 from tests.docs.run_page import fences, missing, shown
 
 ROOT = Path(__file__).resolve().parents[2]

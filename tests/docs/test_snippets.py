@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from cyclopts import CycloptsError
 
-from reefknot.cli.app import application, with_default_watch
+from reefknot.console.cli.app import application, with_default_watch
 from tests.docs.run_page import SHELL, PageError, commands, fences, missing
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from reefknot.core.idempotency import (
+from reefknot.core.breaker import Breaker, Permit
+from reefknot.core.time import Moment
+from reefknot.idempotency.model import (
     Claimed,
     ClaimRequest,
     Done,
@@ -26,11 +28,9 @@ from reefknot.core.idempotency import (
     renew,
     resolve,
 )
-from reefknot.core.overload.breaker import Breaker, Permit
-from reefknot.core.overload.source_health import SourceCondition
-from reefknot.core.routing import WorkerState
-from reefknot.core.time import Moment
-from reefknot.core.work import MOVES
+from reefknot.queue.model.routing import WorkerState
+from reefknot.queue.model.source_health import SourceCondition
+from reefknot.queue.model.work import MOVES
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "states.md"
 Move = tuple[str, str]

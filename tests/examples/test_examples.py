@@ -14,8 +14,8 @@ import msgspec
 import pytest
 
 import reefknot as rk
-from reefknot.cli import main
-from reefknot.core.audit.chain import Head, LogLine, event_line, link, read_line
+from reefknot.audit.model.chain import Head, LogLine, event_line, link, read_line
+from reefknot.console.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 VERIFY_CHAIN = ROOT / "examples" / "verify_chain.py"

@@ -13,13 +13,14 @@ from typing import Any
 
 import msgspec
 
-from reefknot.core.overload import submission
-from reefknot.core.overload.submission import OpenWork, Waiting
-from reefknot.engines import work_items, work_table
-from reefknot.engines.sqlite import admission
-from reefknot.worker.destinations import Destination
-from reefknot.worker.outages import Outages
-from reefknot.worker.queue import BoundedQueue
+from reefknot.queue.model import submission
+from reefknot.queue.model.submission import OpenWork, Waiting
+from reefknot.queue.worker.destinations import Destination
+from reefknot.queue.worker.outages import Outages
+from reefknot.queue.worker.queue import BoundedQueue
+from reefknot.stores.sqlite import admission
+from reefknot.stores.table import items as work_items
+from reefknot.stores.table import table as work_table
 
 Patch = Callable[[Any, str, Any], None]
 """Replaces an attribute: `setattr`, or one that remembers what was there."""
@@ -84,7 +85,7 @@ def break_product(variant: str, patch: Patch = setattr) -> None:
 
 
 if __name__ == "__main__":
-    from reefknot.cli import main
+    from reefknot.console.cli import main
 
     break_product(sys.argv.pop(1))
     sys.exit(main())

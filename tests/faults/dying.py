@@ -122,9 +122,9 @@ def make_past(folder: Path) -> Path:
 
 
 async def _live_before(path: Path, *, dies: bool) -> None:
-    from reefknot.app import open_store
-    from reefknot.core.work import WorkDone, WorkItem
-    from reefknot.ports.work_queue import Settlement
+    from reefknot.queue.model.work import WorkDone, WorkItem
+    from reefknot.queue.port.work_queue import Settlement
+    from reefknot.stores.opening import open_store
     from tests.faults.story import told
 
     async with open_store(f"sqlite:{path}") as store:

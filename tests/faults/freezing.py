@@ -18,8 +18,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from reefknot.core import idempotency, work
 from reefknot.errors import StoreUnavailableError
+from reefknot.idempotency import model as idempotency
+from reefknot.queue.model import work
 from tests.faults.dying import first, in_a_process_of_its_own, make_past, way_of
 from tests.faults.story import second_life
 from tests.faults.vfs import FaultyDisk, Fuse, Hook

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from reefknot.cli import main
+from reefknot.console.cli import main
 from tests.faults.vfs import Call, FaultyDisk, Hook, T, disk_full
 
 

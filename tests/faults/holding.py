@@ -13,13 +13,13 @@ from typing import Any
 
 import apsw
 
-from reefknot.app import open_store
-from reefknot.core.idempotency import Claimed, Done
-from reefknot.core.work import WorkDone
 from reefknot.errors import LeaseLostError
 from reefknot.idempotency.decorator import idempotent
-from reefknot.ports.store import Store
-from reefknot.ports.work_queue import Settlement
+from reefknot.idempotency.model import Claimed, Done
+from reefknot.queue.model.work import WorkDone
+from reefknot.queue.port.work_queue import Settlement
+from reefknot.stores.opening import open_store
+from reefknot.stores.port.store import Store
 
 LEASE = 0.3
 ZOMBIE = '"the zombie"'

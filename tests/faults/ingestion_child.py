@@ -22,18 +22,18 @@ from typing import Any
 
 from msgspec import structs
 
-from reefknot.app import open_store
 from reefknot.core.failure import FailureType
-from reefknot.core.work import is_over
-from reefknot.engines.clocks import SystemClock
-from reefknot.engines.documents import SqliteDocuments
 from reefknot.errors import SourceError
-from reefknot.ingestion.jobs import IngestionJob, JobQueue
-from reefknot.ingestion.orchestrator import IngestionOrchestrator, IngestionSettings
-from reefknot.ingestion.sources import IngestionSource
-from reefknot.ports.connector import Document, FetchRequest, ItemFailure, KnownItems, Page
-from reefknot.ports.documents import Position
-from reefknot.ports.store import Store
+from reefknot.ingest.documents import SqliteDocuments
+from reefknot.ingest.jobs import IngestionJob, JobQueue
+from reefknot.ingest.orchestrator import IngestionOrchestrator, IngestionSettings
+from reefknot.ingest.port.connector import Document, FetchRequest, ItemFailure, KnownItems, Page
+from reefknot.ingest.port.documents import Position
+from reefknot.ingest.sources import IngestionSource
+from reefknot.queue.model.work import is_over
+from reefknot.runtime.clocks import SystemClock
+from reefknot.stores.opening import open_store
+from reefknot.stores.port.store import Store
 from tests.faults.dying import in_a_process_of_its_own
 
 PAGES, PER_PAGE = 4, 5

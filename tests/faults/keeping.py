@@ -17,10 +17,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from reefknot.engines.clocks import SystemClock
-from reefknot.engines.documents import SqliteDocuments
-from reefknot.ports.connector import Document, Page
-from reefknot.ports.documents import Position
+from reefknot.ingest.documents import SqliteDocuments
+from reefknot.ingest.port.connector import Document, Page
+from reefknot.ingest.port.documents import Position
+from reefknot.runtime.clocks import SystemClock
 from tests.faults.dying import in_a_process_of_its_own
 from tests.faults.vfs import Counter, FaultyDisk, Fuse, Hook
 

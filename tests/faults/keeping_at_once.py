@@ -9,10 +9,10 @@ import json
 import sys
 from pathlib import Path
 
-from reefknot.engines.clocks import SystemClock
-from reefknot.engines.documents import SqliteDocuments
 from reefknot.errors import StalePositionError
-from reefknot.ports.connector import Document, Page
+from reefknot.ingest.documents import SqliteDocuments
+from reefknot.ingest.port.connector import Document, Page
+from reefknot.runtime.clocks import SystemClock
 
 
 async def compete(file: Path, name: str, pages: int) -> dict[str, list[int]]:

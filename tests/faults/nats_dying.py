@@ -20,9 +20,9 @@ from uuid import uuid4
 
 from nats.aio.transport import TcpTransport
 
-from reefknot.core.idempotency import KeyRecord
-from reefknot.engines.clocks import SystemClock
-from reefknot.engines.jetstream import JetStreamStore
+from reefknot.idempotency.model import KeyRecord
+from reefknot.runtime.clocks import SystemClock
+from reefknot.stores.jetstream import JetStreamStore
 from tests.faults.dying import hook_of, in_a_process_of_its_own, way_of
 from tests.faults.story import ORDERS, AheadClock, carry_on, live
 from tests.faults.vfs import Call, Counter, Hook

@@ -28,13 +28,13 @@ from typing import Any
 import msgspec
 
 import reefknot as rk
-from reefknot.app import open_store
-from reefknot.app.nats_servers import NatsServer, running_nats
-from reefknot.core.messages import ExecResult, encode
-from reefknot.engines.jetstream.connection import Connection, options_from_url
-from reefknot.engines.jetstream.streams import OPEN, Names
+from reefknot.console.nats_servers import NatsServer, running_nats
 from reefknot.errors import StoreError
-from reefknot.ports.work_queue import Settlement
+from reefknot.queue.model.messages import ExecResult, encode
+from reefknot.queue.port.work_queue import Settlement
+from reefknot.stores.jetstream.connection import Connection, options_from_url
+from reefknot.stores.jetstream.streams import OPEN, Names
+from reefknot.stores.opening import open_store
 from tests.faults.carrying_out import IN_MEMORY
 from tests.warm_commands import WarmCommand
 
@@ -316,8 +316,8 @@ def _shorten_leases() -> None:
 
 def _look_at_no_fence() -> None:
     """Whoever reports last wins, also when the work has ended."""
-    from reefknot.core import work
-    from reefknot.engines.jetstream.work import JetStreamWorkQueue
+    from reefknot.queue.model import work
+    from reefknot.stores.jetstream.work import JetStreamWorkQueue
 
     async def settle_anyway(self: JetStreamWorkQueue, settlements: Sequence[Settlement]) -> list[bool]:
         ids = [one.id for one in settlements]
@@ -336,7 +336,7 @@ def _look_at_no_fence() -> None:
 
 
 def _look_for_no_batch() -> None:
-    from reefknot.engines.jetstream.commits import Commits
+    from reefknot.stores.jetstream.commits import Commits
 
     async def unknown(self: Commits, message: object, commit_id: str) -> None:
         return None
@@ -346,7 +346,7 @@ def _look_for_no_batch() -> None:
 
 def _repeat_and_swap(repeated: Callable[[bytes], bytes] = lambda body: body) -> None:
     """No flaw of a part, but a network that brings every message twice, and every third one late."""
-    from reefknot.engines.jetstream.transport import _Subscriber
+    from reefknot.stores.jetstream.transport import _Subscriber
 
     offer, numbers = _Subscriber.offer, count(1)
 
@@ -376,7 +376,7 @@ FLAWS: dict[str, Callable[[], None]] = {
 
 
 if __name__ == "__main__":
-    from reefknot.cli import main
+    from reefknot.console.cli import main
 
     _shorten_leases()
     FLAWS[sys.argv.pop(1)]()

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from reefknot.app import open_store
-from reefknot.core.work import WorkItem
+from reefknot.queue.model.work import WorkItem
+from reefknot.stores.opening import open_store
 from tests.faults.dying import in_a_process_of_its_own
 
 

@@ -25,7 +25,7 @@ import msgspec
 from msgspec import Struct
 
 import reefknot as rk
-from reefknot.app.nats_servers import running_nats
+from reefknot.console.nats_servers import running_nats
 from reefknot.errors import QueueFullError
 from tests.faults import broken
 

@@ -15,14 +15,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from reefknot.core import idempotency
+from reefknot.audit.port import AuditEntry
 from reefknot.core.canonical import canonical
-from reefknot.core.idempotency import Claim, Claimed, Done
-from reefknot.engines.clocks import SystemClock
-from reefknot.engines.sqlite import SqliteStore
 from reefknot.errors import LeaseLostError
+from reefknot.idempotency import model as idempotency
 from reefknot.idempotency.decorator import idempotent
-from reefknot.ports.audit_log import AuditEntry
+from reefknot.idempotency.model import Claim, Claimed, Done
+from reefknot.runtime.clocks import SystemClock
+from reefknot.stores.sqlite import SqliteStore
 from tests.faults.freezing import take_the_fences_down
 
 AT_ONCE = 8

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from reefknot.app.system import System
-from reefknot.cli import main
+from reefknot.console.cli import main
 from tests.faults.vfs import Call, FaultyDisk, Hook, T, disk_error
 
 

@@ -16,17 +16,17 @@ from typing import Any
 
 import apsw
 
+from reefknot.audit.port import AuditEntry, AuditQuery
 from reefknot.core.canonical import canonical
-from reefknot.core.idempotency import Done, KeyRecord
-from reefknot.core.work import Quarantine, Settled, WorkDone, WorkItem
-from reefknot.engines.clocks import SystemClock
-from reefknot.engines.sqlite import SqliteStore
-from reefknot.engines.sqlite.idempotency import load
 from reefknot.errors import OutcomeUnknownError
 from reefknot.idempotency.decorator import idempotent
-from reefknot.ports.audit_log import AuditEntry, AuditQuery
-from reefknot.ports.store import Store
-from reefknot.ports.work_queue import Settlement
+from reefknot.idempotency.model import Done, KeyRecord
+from reefknot.queue.model.work import Quarantine, Settled, WorkDone, WorkItem
+from reefknot.queue.port.work_queue import Settlement
+from reefknot.runtime.clocks import SystemClock
+from reefknot.stores.port.store import Store
+from reefknot.stores.sqlite import SqliteStore
+from reefknot.stores.sqlite.idempotency import load
 from tests.faults.vfs import Call, Hook
 
 LEASE = 30.0

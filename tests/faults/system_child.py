@@ -21,11 +21,10 @@ from typing import Any
 
 import msgspec
 
-from reefknot.app import open_store
-from reefknot.app.stores import clock_of_this_loop
 from reefknot.app.system import System
 from reefknot.core.failure import ErrorCode
-from reefknot.core.messages import (
+from reefknot.queue.model.admission import Reject
+from reefknot.queue.model.messages import (
     ACK,
     RESULT,
     AssignmentOptions,
@@ -36,14 +35,15 @@ from reefknot.core.messages import (
     StepStatus,
     encode,
 )
-from reefknot.core.overload.admission import Reject
-from reefknot.core.work import ROUTER, TryAgain, WorkDone, WorkItem, WorkState, is_workers
-from reefknot.ports.block import BlockContext
-from reefknot.ports.store import Store
-from reefknot.ports.transport import Transport
-from reefknot.ports.work_queue import Enqueued, Settlement
-from reefknot.router.settings import RouterSettings
-from reefknot.worker.settings import default_settings
+from reefknot.queue.model.work import ROUTER, TryAgain, WorkDone, WorkItem, WorkState, is_workers
+from reefknot.queue.port.transport import Transport
+from reefknot.queue.port.work_queue import Enqueued, Settlement
+from reefknot.queue.router.settings import RouterSettings
+from reefknot.queue.worker.settings import default_settings
+from reefknot.runtime.clocks import clock_of_this_loop
+from reefknot.steps.port import BlockContext
+from reefknot.stores.opening import open_store
+from reefknot.stores.port.store import Store
 from tests.faults.dying import in_a_process_of_its_own
 
 STAGES = (

@@ -20,10 +20,10 @@ import msgspec
 from msgspec import Struct
 
 from reefknot.app.system import System, running_system
-from reefknot.config.settings import Settings, load_settings
-from reefknot.core.messages import ACK, AssignmentOptions, ExecAssignment, ExecAssignmentAck, Job
+from reefknot.audit.port import AuditQuery
 from reefknot.errors import QueueFullError
-from reefknot.ports.audit_log import AuditQuery
+from reefknot.policy.settings import Settings, load_settings
+from reefknot.queue.model.messages import ACK, AssignmentOptions, ExecAssignment, ExecAssignmentAck, Job
 
 ROOT = Path(__file__).parents[2]
 PAGE_BYTES = 4096

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 import apsw
 import pytest
 
-import reefknot.engines.sqlite.writer as writer
-from reefknot.core.idempotency import Claimed, Done, KeyState
-from reefknot.core.work import WorkDone, WorkItem, WorkState
-from reefknot.engines.clocks import VirtualClock
-from reefknot.engines.sqlite import SqliteStore
+import reefknot.stores.sqlite.writer as writer
 from reefknot.errors import StoreError, StoreFullError, StoreUnavailableError
-from reefknot.ports.work_queue import Settlement
+from reefknot.idempotency.model import Claimed, Done, KeyState
+from reefknot.queue.model.work import WorkDone, WorkItem, WorkState
+from reefknot.queue.port.work_queue import Settlement
+from reefknot.runtime.clocks import VirtualClock
+from reefknot.stores.sqlite import SqliteStore
 from tests.faults.points import spread
 from tests.faults.story import told
 from tests.faults.vfs import Counter, Failing, FaultyDisk, Hook, disk_error, disk_full

@@ -8,14 +8,14 @@ from pathlib import Path
 import apsw
 import pytest
 
-from reefknot.app import open_store
-from reefknot.cli.app import exit_for
-from reefknot.core.idempotency import Claimed, Done
-from reefknot.core.work import WorkDone, WorkItem
-from reefknot.engines.clocks import VirtualClock
-from reefknot.engines.sqlite import SqliteStore
+from reefknot.console.cli.app import exit_for
 from reefknot.errors import StoreCorruptError, StoreError, StoreUnavailableError, StoreVersionError
-from reefknot.ports.work_queue import Settlement
+from reefknot.idempotency.model import Claimed, Done
+from reefknot.queue.model.work import WorkDone, WorkItem
+from reefknot.queue.port.work_queue import Settlement
+from reefknot.runtime.clocks import VirtualClock
+from reefknot.stores.opening import open_store
+from reefknot.stores.sqlite import SqliteStore
 from tests.faults.points import spread
 from tests.faults.story import stored_keys, told
 

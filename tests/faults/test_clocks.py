@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from reefknot.core.idempotency import Busy, Claim, Claimed, Done, Hit
-from reefknot.core.work import Snooze, TryAgain, WorkDone, WorkItem
-from reefknot.engines.clocks import VirtualClock
-from reefknot.engines.sqlite import SqliteStore
 from reefknot.errors import LeaseLostError
-from reefknot.ports.work_queue import Held, Settlement
+from reefknot.idempotency.model import Busy, Claim, Claimed, Done, Hit
+from reefknot.queue.model.work import Snooze, TryAgain, WorkDone, WorkItem
+from reefknot.queue.port.work_queue import Held, Settlement
+from reefknot.runtime.clocks import VirtualClock
+from reefknot.stores.sqlite import SqliteStore
 
 DAY = 86_400.0
 STEPS = 14

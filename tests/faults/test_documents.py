@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from reefknot.engines.clocks import SystemClock
-from reefknot.engines.documents import SqliteDocuments
+from reefknot.ingest.documents import SqliteDocuments
+from reefknot.runtime.clocks import SystemClock
 from tests.faults.carrying_out import Life, Plan, carried_out
 from tests.faults.keeping import PAGES, expected
 from tests.faults.points import ALL

@@ -19,7 +19,7 @@ import pytest
 
 from tests.acceptance.folder import CONFIG, Folder, until
 from tests.github_server import GithubServer, Reply, refusal
-from tests.unit.cli.running import Commands
+from tests.unit.console.cli.running import Commands
 
 ALL = os.environ.get("REEFKNOT_FAULT_POINTS") == "all"
 BAD, REMEMBERED, PAGE = (1500, 1000, 100) if ALL else (45, 30, 10)
@@ -38,8 +38,8 @@ sources:
 """
 SHELF = """\
 import os
-from reefknot.connectors.registry import connector
-from reefknot.ports.connector import Document, ItemFailure, Page
+from reefknot.ingest.connectors.registry import connector
+from reefknot.ingest.port.connector import Document, ItemFailure, Page
 
 BAD, PAGE = int(os.environ["BAD"]), int(os.environ["PAGE"])
 
@@ -73,7 +73,7 @@ class Endless(Shelf):
 """
 
 ODD = """\
-from reefknot.connectors.registry import connector
+from reefknot.ingest.connectors.registry import connector
 
 @connector("odd")
 class Odd:

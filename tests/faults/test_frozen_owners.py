@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from reefknot.app import open_store
-from reefknot.core.idempotency import Busy, Claimed, Done
-from reefknot.core.work import WorkDone, WorkItem
-from reefknot.ports.store import Store
-from reefknot.ports.work_queue import Settlement
+from reefknot.idempotency.model import Busy, Claimed, Done
+from reefknot.queue.model.work import WorkDone, WorkItem
+from reefknot.queue.port.work_queue import Settlement
+from reefknot.stores.opening import open_store
+from reefknot.stores.port.store import Store
 from tests.faults.carrying_out import Plan, carried_out, plan
 from tests.faults.freezing import FENCELESS
 from tests.faults.holding import LEASE, ZOMBIE

@@ -16,14 +16,14 @@ from pathlib import Path
 import pytest
 
 from reefknot import clock
-from reefknot.app.ingestion import running_ingestion
-from reefknot.app.sources import open_documents
-from reefknot.app.stores import open_store, options_of
-from reefknot.config.settings import load_settings
-from reefknot.connectors.github_api import ApiAnswer, GithubApi
-from reefknot.core.work import WorkState
-from reefknot.ingestion.jobs import JobQueue
-from reefknot.ingestion.sources import SourceRecords, remembered_jobs
+from reefknot.ingest.assembly import running_ingestion
+from reefknot.ingest.configured_sources import open_documents
+from reefknot.ingest.connectors.github_api import ApiAnswer, GithubApi
+from reefknot.ingest.jobs import JobQueue
+from reefknot.ingest.sources import SourceRecords, remembered_jobs
+from reefknot.policy.settings import load_settings
+from reefknot.queue.model.work import WorkState
+from reefknot.stores.opening import open_store, options_of
 from reefknot.testing import run_virtual
 from tests.github_server import GithubServer, Reply, refusal
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from reefknot.app.nats_servers import NatsServer
-from reefknot.engines.jetstream.connection import Connection, options_from_url
-from reefknot.engines.jetstream.streams import Names
+from reefknot.console.nats_servers import NatsServer
 from reefknot.errors import StoreUnavailableError
+from reefknot.stores.jetstream.connection import Connection, options_from_url
+from reefknot.stores.jetstream.streams import Names
 from tests.faults.nats_system import CONFIG, Evidence, Parts, judge, loaded, servers_in_memory
 from tests.faults.outside_load import percentile
 from tests.faults.points import ALL, either

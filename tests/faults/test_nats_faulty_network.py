@@ -16,7 +16,7 @@ from uuid import uuid4
 
 import pytest
 
-from reefknot.app.nats_servers import HOST, NatsServer
+from reefknot.console.nats_servers import HOST, NatsServer
 from tests.faults.nats_system import Evidence, Parts, judge, loaded, servers_in_memory
 from tests.faults.points import ALL, either
 from tests.faults.proxy import Proxy, Way, proxied

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import pytest
 
-from reefknot.app.nats_servers import NatsServer
+from reefknot.console.nats_servers import NatsServer
 from tests.faults import test_kills, test_system_kills
 from tests.faults.carrying_out import Life, Plan, carried_out, plan
 from tests.faults.nats_system import servers_in_memory

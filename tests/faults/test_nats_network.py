@@ -12,7 +12,7 @@ import pytest
 from nats.aio.client import Client
 from nats.js import JetStreamContext
 
-from reefknot.app.nats_servers import HOST, NatsServer
+from reefknot.console.nats_servers import HOST, NatsServer
 from tests.faults.proxy import Proxy, Way, proxied
 
 PATIENCE_S = 30.0

@@ -14,7 +14,7 @@ from uuid import uuid4
 
 import pytest
 
-from reefknot.app.nats_servers import NatsServer
+from reefknot.console.nats_servers import NatsServer
 from tests.faults.nats_system import (
     ANSWERED_S,
     LEASE_S,

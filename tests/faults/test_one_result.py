@@ -12,7 +12,7 @@ from typing import Any
 import apsw
 import pytest
 
-from reefknot.app import open_store
+from reefknot.stores.opening import open_store
 from tests.faults.points import either
 
 ROOT = Path(__file__).parents[2]

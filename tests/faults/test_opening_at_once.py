@@ -12,13 +12,13 @@ from typing import TypeVar
 import apsw
 import pytest
 
-from reefknot.app import open_store
-from reefknot.core.work import WorkState
-from reefknot.engines.clocks import SystemClock
-from reefknot.engines.sqlite.connection import APPLICATION_ID, VERSION, check_version, migrate
-from reefknot.engines.sqlite.store import SqliteStore
 from reefknot.errors import StoreUnavailableError
+from reefknot.queue.model.work import WorkState
+from reefknot.runtime.clocks import SystemClock
 from reefknot.runtime.sqlite_files import open_connection
+from reefknot.stores.opening import open_store
+from reefknot.stores.sqlite.connection import APPLICATION_ID, VERSION, check_version, migrate
+from reefknot.stores.sqlite.store import SqliteStore
 from tests.faults.points import either
 
 ROOT = Path(__file__).parents[2]

@@ -12,14 +12,14 @@ from typing import NamedTuple
 
 import pytest
 
-import reefknot.engines.sqlite.store as sqlite_store
-from reefknot.core.idempotency import Claimed, Done, KeyState
-from reefknot.core.work import WorkDone, WorkItem, WorkState
-from reefknot.engines.clocks import SystemClock
-from reefknot.engines.sqlite import SqliteStore, idempotency
+import reefknot.stores.sqlite.store as sqlite_store
 from reefknot.errors import StoreError
-from reefknot.ports.work_queue import Enqueued, Settlement
+from reefknot.idempotency.model import Claimed, Done, KeyState
+from reefknot.queue.model.work import WorkDone, WorkItem, WorkState
+from reefknot.queue.port.work_queue import Enqueued, Settlement
+from reefknot.runtime.clocks import SystemClock
 from reefknot.runtime.sqlite_files import open_connection
+from reefknot.stores.sqlite import SqliteStore, idempotency
 from tests.faults.cutting import Disk, Image
 from tests.faults.points import either, spread
 from tests.faults.story import stored_keys, told

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from reefknot.app.system import System, running_system
-from reefknot.config.settings import load_settings
-from reefknot.core.messages import AssignmentOptions, ExecAssignment, ExecResult, Job, ResultStatus
+from reefknot.policy.settings import load_settings
+from reefknot.queue.model.messages import AssignmentOptions, ExecAssignment, ExecResult, Job, ResultStatus
 from tests.faults.proxy import Fault, Trouble, Way, nobody_accepts, nobody_there, proxied
 
 BODY = 50_000

@@ -9,22 +9,22 @@ from typing import Any
 import msgspec
 import pytest
 
-from reefknot.app import open_store
-from reefknot.app.stores import clock_of_this_loop
-from reefknot.core import routing
-from reefknot.core.messages import ExecAssignment, ExecResult, Heartbeat, Job, StepResult, assign_subject, encode
-from reefknot.core.overload.admission import OverloadStatus, Rules
-from reefknot.engines.memory.store import MemoryTransport
+from reefknot.audit.port import AuditQuery
 from reefknot.errors import QueueFullError
-from reefknot.ports.audit_log import AuditQuery
-from reefknot.ports.block import BlockContext
-from reefknot.ports.store import Store
-from reefknot.router.health import HealthTable
-from reefknot.router.service import Router
-from reefknot.router.settings import RouterSettings
+from reefknot.queue.model import routing
+from reefknot.queue.model.admission import OverloadStatus, Rules
+from reefknot.queue.model.messages import ExecAssignment, ExecResult, Heartbeat, Job, StepResult, assign_subject, encode
+from reefknot.queue.router.health import HealthTable
+from reefknot.queue.router.service import Router
+from reefknot.queue.router.settings import RouterSettings
+from reefknot.queue.worker.service import Worker
+from reefknot.queue.worker.settings import default_settings
+from reefknot.runtime.clocks import clock_of_this_loop
+from reefknot.steps.port import BlockContext
+from reefknot.stores.memory.store import MemoryTransport
+from reefknot.stores.opening import open_store
+from reefknot.stores.port.store import Store
 from reefknot.testing import run_virtual
-from reefknot.worker.service import Worker
-from reefknot.worker.settings import default_settings
 
 SIZE, SLOTS, STEP_S, PER_SECOND = 10, 2, 0.05, 20.0
 

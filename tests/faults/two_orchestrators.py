@@ -21,14 +21,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from reefknot.app import open_store
-from reefknot.app.presence import look_for_orphans
-from reefknot.engines.clocks import SystemClock
-from reefknot.engines.documents import SqliteDocuments
-from reefknot.ingestion.jobs import IngestionJob, JobQueue
-from reefknot.ingestion.orchestrator import IngestionOrchestrator, IngestionSettings
-from reefknot.ingestion.sources import IngestionSource
-from reefknot.ports.connector import Document, FetchRequest, KnownItems, Page
+from reefknot.ingest.documents import SqliteDocuments
+from reefknot.ingest.jobs import IngestionJob, JobQueue
+from reefknot.ingest.orchestrator import IngestionOrchestrator, IngestionSettings
+from reefknot.ingest.port.connector import Document, FetchRequest, KnownItems, Page
+from reefknot.ingest.sources import IngestionSource
+from reefknot.queue.presence import look_for_orphans
+from reefknot.runtime.clocks import SystemClock
+from reefknot.stores.opening import open_store
 from tests.faults.dying import in_a_process_of_its_own
 
 JOB_S = 0.15

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import reefknot as rk
-from reefknot.cli import main
+from reefknot.console.cli import main
 from reefknot.runtime.processes import own_identity
 from tests.warm_commands import WarmCommand
 

@@ -11,7 +11,7 @@ import io
 import json
 import re
 
-from reefknot.cli import main
+from reefknot.console.cli import main
 
 
 def subcommands(help_text: str) -> list[str]:

@@ -2,7 +2,7 @@
 The command line and the public names, compared with golden files.
 
 `REEFKNOT_GOLDEN=write pytest tests/golden` rewrites the files; otherwise every difference fails with a diff. Nothing
-here imports more than `reefknot.cli.main` and public names, so that the inside may be rearranged. Commands run in
+here imports more than `reefknot.console.cli.main` and public names, so that the inside may be rearranged. Commands run in
 process, 100 columns wide; help, steps of one's own, stdin, and `up` beside other commands (`live.py`) are processes of
 their own. What is made comparable, and how, is in `harness.py`.
 

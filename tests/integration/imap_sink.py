@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from reefknot.connectors.imap_mailbox import ImapMailbox
-from reefknot.ports.connector import Document, FetchRequest, ItemFailure, KnownItem, Page, SourceContext
+from reefknot.ingest.connectors.imap_mailbox import ImapMailbox
+from reefknot.ingest.port.connector import Document, FetchRequest, ItemFailure, KnownItem, Page, SourceContext
 from tests.imap_servers import CERTIFICATE, PASSWORD, Mailbox
 
 MOST_PAGES = 2000

@@ -20,11 +20,11 @@ import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from reefknot.app.nats_servers import NatsServer
+from reefknot.console.nats_servers import NatsServer
 from reefknot.runtime.seeds import new_id
 from tests.acceptance.folder import Folder
 from tests.nats_servers import round_trip
-from tests.unit.cli.running import Commands
+from tests.unit.console.cli.running import Commands
 
 ASSIGN, ACK, RESULT = "caf.exec.assign.v1", "caf.exec.assign.v1.ack", "caf.exec.result.v1"
 CANCEL, HEARTBEAT = "caf.exec.cancel.v1", "caf.worker.heartbeat.v1"

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 
-from reefknot.core.messages import StepResult
-from reefknot.ports.block import Block, BlockContext
+from reefknot.queue.model.messages import StepResult
+from reefknot.steps.port import Block, BlockContext
 
 
 def context(seconds: float = 10.0, key: str = "assignment-1/0") -> BlockContext:

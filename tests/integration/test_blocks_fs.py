@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from reefknot.blocks import fs
-from reefknot.blocks.fs import BlobGet, BlobPut, Delete, Folders, FsSettings
 from reefknot.core.failure import ErrorCode
-from reefknot.core.messages import StepResult
-from reefknot.ports.block import Block
+from reefknot.queue.model.messages import StepResult
+from reefknot.steps import fs
+from reefknot.steps.fs import BlobGet, BlobPut, Delete, Folders, FsSettings
+from reefknot.steps.port import Block
 from tests.integration.stepping import run, step
 from tests.pace import within
 

@@ -19,11 +19,11 @@ from typing import Any
 
 import pytest
 
-from reefknot.blocks.addresses import HttpSettings, read_allowed
-from reefknot.blocks.http import HARMLESS_HEADERS, HttpRequest
+from reefknot.core.classify import classify
 from reefknot.core.failure import ErrorCode, FailureType
-from reefknot.core.messages import StepResult, StepStatus
-from reefknot.core.retry.classify import classify
+from reefknot.queue.model.messages import StepResult, StepStatus
+from reefknot.steps.addresses import HttpSettings, read_allowed
+from reefknot.steps.http import HARMLESS_HEADERS, HttpRequest
 from tests.integration.stepping import Loopback, Reply, Seen, context, run, step
 from tests.pace import within
 

@@ -14,11 +14,11 @@ import apsw
 import psycopg
 import pytest
 
-from reefknot.blocks import sql_text
-from reefknot.blocks.sql import SqlQuery
-from reefknot.blocks.sql_rows import Access, SqlConnection, SqlSettings
 from reefknot.core.failure import ErrorCode
-from reefknot.core.messages import StepResult
+from reefknot.queue.model.messages import StepResult
+from reefknot.steps import sql_text
+from reefknot.steps.sql import SqlQuery
+from reefknot.steps.sql_rows import Access, SqlConnection, SqlSettings
 from tests.integration.postgres import Server
 from tests.integration.stepping import run, step
 from tests.pace import within
@@ -348,8 +348,8 @@ import sys
 from pathlib import Path
 from tests.integration.stepping import run
 from tests.integration.test_blocks_sql import ask, made
-from reefknot.blocks.sql import SqlQuery
-from reefknot.blocks.sql_text import SqlText
+from reefknot.steps.sql import SqlQuery
+from reefknot.steps.sql_text import SqlText
 
 def peak():  # getrusage would tell that of the process we were forked from
     said = Path("/proc/self/status").read_text()

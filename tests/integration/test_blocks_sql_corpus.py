@@ -9,11 +9,11 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from reefknot.blocks import sql_postgres
-from reefknot.blocks.sql import SqlQuery
-from reefknot.blocks.sql_rows import SqlConnection, SqlSettings
 from reefknot.core.failure import ErrorCode
-from reefknot.core.messages import StepResult
+from reefknot.queue.model.messages import StepResult
+from reefknot.steps import sql_postgres
+from reefknot.steps.sql import SqlQuery
+from reefknot.steps.sql_rows import SqlConnection, SqlSettings
 from tests.integration.postgres import Server
 from tests.integration.stepping import step
 from tests.pace import within

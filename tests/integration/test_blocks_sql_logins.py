@@ -13,11 +13,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from reefknot.blocks import sql_postgres, sql_text
-from reefknot.blocks.sql import SqlQuery
-from reefknot.blocks.sql_rows import Access, SqlConnection, SqlSettings
 from reefknot.core.failure import ErrorCode
-from reefknot.core.messages import StepResult
+from reefknot.queue.model.messages import StepResult
+from reefknot.steps import sql_postgres, sql_text
+from reefknot.steps.sql import SqlQuery
+from reefknot.steps.sql_rows import Access, SqlConnection, SqlSettings
 from tests.integration.postgres import Server
 from tests.integration.stepping import run
 from tests.warm_commands import run_warm
@@ -270,8 +270,8 @@ PEAK = """
 import sys
 from pathlib import Path
 from tests.integration.test_blocks_sql_logins import ask
-from reefknot.blocks.sql_rows import Access, SqlConnection
-from reefknot.blocks.sql_text import SqlText
+from reefknot.steps.sql_rows import Access, SqlConnection
+from reefknot.steps.sql_text import SqlText
 
 def peak():
     return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])

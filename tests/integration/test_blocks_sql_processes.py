@@ -13,13 +13,13 @@ from pathlib import Path
 import apsw
 import pytest
 
-from reefknot.blocks import sql_process, sql_sqlite
-from reefknot.blocks.sql import SqlQuery
-from reefknot.blocks.sql_process import Helper, SqliteQueries
-from reefknot.blocks.sql_rows import Access, SqlConnection, SqlSettings
-from reefknot.blocks.sql_sqlite import SqliteRequest
 from reefknot.core.failure import ErrorCode
-from reefknot.core.messages import StepResult
+from reefknot.queue.model.messages import StepResult
+from reefknot.steps import sql_process, sql_sqlite
+from reefknot.steps.sql import SqlQuery
+from reefknot.steps.sql_process import Helper, SqliteQueries
+from reefknot.steps.sql_rows import Access, SqlConnection, SqlSettings
+from reefknot.steps.sql_sqlite import SqliteRequest
 from tests.integration.stepping import run, step
 from tests.pace import within
 
@@ -139,8 +139,8 @@ def test_a_process_is_used_again_and_ends_with_the_block(settings: SqlSettings) 
 
 WORKER = """
 import asyncio, sys
-from reefknot.blocks.sql_process import SqliteQueries
-from reefknot.blocks.sql_rows import SqlConnection, SqlSettings
+from reefknot.steps.sql_process import SqliteQueries
+from reefknot.steps.sql_rows import SqlConnection, SqlSettings
 
 async def main():
     queries = SqliteQueries()

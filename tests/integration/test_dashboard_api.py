@@ -11,12 +11,12 @@ from urllib.parse import quote
 import apsw
 import pytest
 
-from reefknot.config.settings import load_settings
-from reefknot.dashboard import site
-from reefknot.dashboard.api_types import PREFIX
+from reefknot.console.dashboard import site
+from reefknot.console.dashboard.api_types import PREFIX
+from reefknot.policy.settings import load_settings
 from tests.security.site_client import Answered, ask, bearer, build, opened_site, stored_work
-from tests.unit.cli import work_items
-from tests.unit.cli.running import Commands
+from tests.unit.console.cli import work_items
+from tests.unit.console.cli.running import Commands
 
 CONFIGURED = """
 worker: {retries: {v2: {enabled: true}}, queue: {v2: {enabled: true}}}

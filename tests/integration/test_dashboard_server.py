@@ -19,16 +19,16 @@ from urllib.parse import quote
 import apsw
 import pytest
 
-from reefknot.app import open_store
-from reefknot.config.settings import Settings, load_settings
+from reefknot.console.dashboard import api, connections, live, server
+from reefknot.console.dashboard.security import RequestGuard, SiteAccess
+from reefknot.console.dashboard.server import listening_socket, prepare, serving
+from reefknot.console.dashboard.site import Site
 from reefknot.core.redaction import Redactor
-from reefknot.dashboard import api, connections, live, server
-from reefknot.dashboard.security import RequestGuard, SiteAccess
-from reefknot.dashboard.server import listening_socket, prepare, serving
-from reefknot.dashboard.site import Site
-from reefknot.engines.sqlite import SqliteStore
 from reefknot.errors import OperationError, StoreLockedError, StoreReplacedError
-from tests.unit.cli import work_items
+from reefknot.policy.settings import Settings, load_settings
+from reefknot.stores.opening import open_store
+from reefknot.stores.sqlite import SqliteStore
+from tests.unit.console.cli import work_items
 
 PATIENCE_S = 30
 LARGE = 1_000_000

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from reefknot.dashboard import api_types, pages
-from reefknot.dashboard import site as sites
-from reefknot.dashboard.api_types import PREFIX
-from reefknot.dashboard.site import BusyError, Site
-from reefknot.operations import health
-from reefknot.operations.operator import SLICE_S, in_slices
+from reefknot.console.dashboard import api_types, pages
+from reefknot.console.dashboard import site as sites
+from reefknot.console.dashboard.api_types import PREFIX
+from reefknot.console.dashboard.site import BusyError, Site
+from reefknot.console.operations import health
+from reefknot.console.operations.operator import SLICE_S, in_slices
 from tests.security.site_client import READER, ask, bearer, build, opened_site, stored_work
 
 PATIENCE_S = 30

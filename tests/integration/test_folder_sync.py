@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from reefknot.connectors.local_files import LocalFiles
-from reefknot.connectors.obsidian_vault import ObsidianVault
-from reefknot.engines.clocks import SystemClock
-from reefknot.engines.documents import SqliteDocuments
-from tests.unit.connectors.memory_sink import context, put, sync
+from reefknot.ingest.connectors.local_files import LocalFiles
+from reefknot.ingest.connectors.obsidian_vault import ObsidianVault
+from reefknot.ingest.documents import SqliteDocuments
+from reefknot.runtime.clocks import SystemClock
+from tests.unit.ingest.connectors.memory_sink import context, put, sync
 
 
 def with_store(tmp_path: Path, story: Callable[[SqliteDocuments], Awaitable[None]]) -> None:

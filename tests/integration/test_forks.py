@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from reefknot.app.nats_servers import NatsServer
+from reefknot.console.nats_servers import NatsServer
 from tests.pace import slowness
 
 HEAD = """
@@ -178,8 +178,8 @@ FILES = (
     HEAD
     + """
 from pathlib import Path
-from reefknot.engines.clocks import SystemClock
-from reefknot.engines.documents import SqliteDocuments
+from reefknot.runtime.clocks import SystemClock
+from reefknot.ingest.documents import SqliteDocuments
 
 async def main():
     folder = Path(url.removeprefix("sqlite:")).parent

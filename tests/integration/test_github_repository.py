@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
-from reefknot.connectors import github_api, github_content, github_repository
-from reefknot.connectors.github_content import Conversation, listing_query
-from reefknot.connectors.github_repository import GithubRepository
 from reefknot.core.failure import FailureType
 from reefknot.errors import SourceError
-from reefknot.ports.connector import Document, FetchRequest, KnownItem, Page, SourceContext
+from reefknot.ingest.connectors import github_api, github_content, github_repository
+from reefknot.ingest.connectors.github_content import Conversation, listing_query
+from reefknot.ingest.connectors.github_repository import GithubRepository
+from reefknot.ingest.port.connector import Document, FetchRequest, KnownItem, Page, SourceContext
 from reefknot.testing import virtual_time
 from tests.github_server import SECONDARY_MESSAGE, GithubServer, Reply, refusal
 

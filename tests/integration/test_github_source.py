@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.github_server import GithubServer
-from tests.unit.connectors.test_text_extraction import pdf, word
+from tests.unit.ingest.connectors.test_text_extraction import pdf, word
 
 CANARY = "ghp_canary0123456789"
 

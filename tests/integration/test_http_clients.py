@@ -26,8 +26,8 @@ import requests
 
 import reefknot as rk
 from reefknot import clock as timing
-from reefknot.engines.clocks import VirtualClock
 from reefknot.retrying.types import RetryKeywords
+from reefknot.runtime.clocks import VirtualClock
 
 READ_TIMEOUT = 10.0
 TLS = ssl.create_default_context()  # made once: it takes longer than everything else here

@@ -14,15 +14,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from reefknot.connectors import imap_mailbox
-from reefknot.connectors.imap_failures import ImapRefusedError
-from reefknot.connectors.imap_mailbox import ImapMailbox
-from reefknot.connectors.imap_protocol import FolderState, ImapConnection, ImapFolder
 from reefknot.core.failure import FailureType
-from reefknot.engines.clocks import SystemClock
-from reefknot.engines.documents import SqliteDocuments
 from reefknot.errors import SourceError
-from reefknot.ports.connector import FetchRequest
+from reefknot.ingest.connectors import imap_mailbox
+from reefknot.ingest.connectors.imap_failures import ImapRefusedError
+from reefknot.ingest.connectors.imap_mailbox import ImapMailbox
+from reefknot.ingest.connectors.imap_protocol import FolderState, ImapConnection, ImapFolder
+from reefknot.ingest.documents import SqliteDocuments
+from reefknot.ingest.port.connector import FetchRequest
+from reefknot.runtime.clocks import SystemClock
 from tests.faults.proxy import NO_TROUBLE, Proxy, Trouble, Way
 from tests.imap_servers import ImapServer, Mailbox, message, running_imap
 from tests.integration.imap_sink import MemorySink, Synced, connector, made, sync

@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
-from reefknot.app.nats_servers import NatsServer
-from reefknot.core.audit.chain import Head
-from reefknot.engines.clocks import VirtualClock
-from reefknot.engines.jetstream import audit, audit_log
-from reefknot.engines.jetstream.audit import AuditWriter
-from reefknot.engines.jetstream.audit_log import JetStreamAuditLog
-from reefknot.engines.jetstream.connection import UnansweredError
-from reefknot.engines.jetstream.reads import last_message, message_at
-from reefknot.engines.jetstream.store import JetStreamStore
+from reefknot.audit.model.chain import Head
+from reefknot.audit.port import AuditEntry, AuditQuery
+from reefknot.console.nats_servers import NatsServer
 from reefknot.errors import StoreFullError, StoreUnavailableError
-from reefknot.ports.audit_log import AuditEntry, AuditQuery
+from reefknot.runtime.clocks import VirtualClock
 from reefknot.runtime.seeds import new_id
+from reefknot.stores.jetstream import audit, audit_log
+from reefknot.stores.jetstream.audit import AuditWriter
+from reefknot.stores.jetstream.audit_log import JetStreamAuditLog
+from reefknot.stores.jetstream.connection import UnansweredError
+from reefknot.stores.jetstream.reads import last_message, message_at
+from reefknot.stores.jetstream.store import JetStreamStore
 from reefknot.testing.conformance.harness import event, event_types
 from tests.nats_servers import kill, restart
 

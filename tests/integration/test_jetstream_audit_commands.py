@@ -14,13 +14,13 @@ from uuid import uuid4
 
 import pytest
 
-from reefknot.app import open_store
-from reefknot.app.nats_servers import NatsServer
-from reefknot.config.settings import load_settings
+from reefknot.console.nats_servers import NatsServer
+from reefknot.console.operations.audit import EventQuery, audit_head, replay_events, search_events, verify_events
+from reefknot.console.operations.operator import Operator
 from reefknot.core.redaction import Redactor
-from reefknot.operations.audit import EventQuery, audit_head, replay_events, search_events, verify_events
-from reefknot.operations.operator import Operator
+from reefknot.policy.settings import load_settings
 from reefknot.runtime.seeds import new_id
+from reefknot.stores.opening import open_store
 from tests.warm_commands import run_warm
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "verify_chain.py"
@@ -29,10 +29,10 @@ MISMATCH = 65
 
 WRITER = """
 import asyncio, os, signal, sys
-from reefknot.app.stores import open_store
-from reefknot.engines.jetstream.audit import AuditWriter
-from reefknot.core.audit.event import OperatorAction, encode, timestamp
-from reefknot.ports.audit_log import AuditEntry
+from reefknot.stores.opening import open_store
+from reefknot.stores.jetstream.audit import AuditWriter
+from reefknot.audit.model.event import OperatorAction, encode, timestamp
+from reefknot.audit.port import AuditEntry
 
 async def main(url, number, dies):
     if dies:  # between a batch and its copy
@@ -53,7 +53,7 @@ asyncio.run(main(sys.argv[1], sys.argv[2], len(sys.argv) > 3))
 
 TRIMMER = """
 import asyncio, sys
-from reefknot.app.stores import open_store
+from reefknot.stores.opening import open_store
 
 async def main(url, before):
     async with open_store(url, tidy=False) as store:

@@ -15,17 +15,17 @@ from uuid import uuid4
 
 import pytest
 
-from reefknot.app.nats_servers import NatsServer
-from reefknot.core.overload.submission import SubmissionRules
-from reefknot.core.work import WorkDone, WorkItem, WorkState
-from reefknot.engines.clocks import VirtualClock
-from reefknot.engines.jetstream import JetStreamStore
-from reefknot.engines.jetstream.commits import Commits
-from reefknot.engines.jetstream.connection import Connection, UnansweredError
-from reefknot.engines.jetstream.state import Message, State
-from reefknot.engines.jetstream.work import sweep_blobs
+from reefknot.console.nats_servers import NatsServer
 from reefknot.errors import StoreUnavailableError
-from reefknot.ports.work_queue import Enqueued, Settlement
+from reefknot.queue.model.submission import SubmissionRules
+from reefknot.queue.model.work import WorkDone, WorkItem, WorkState
+from reefknot.queue.port.work_queue import Enqueued, Settlement
+from reefknot.runtime.clocks import VirtualClock
+from reefknot.stores.jetstream import JetStreamStore
+from reefknot.stores.jetstream.commits import Commits
+from reefknot.stores.jetstream.connection import Connection, UnansweredError
+from reefknot.stores.jetstream.state import Message, State
+from reefknot.stores.jetstream.work import sweep_blobs
 from reefknot.testing.conformance.harness import event, event_types, required
 
 Story = Callable[[JetStreamStore, JetStreamStore, VirtualClock], Awaitable[None]]

@@ -13,13 +13,13 @@ import pytest
 from msgspec import json
 from nats.aio.transport import TcpTransport
 
-from reefknot.app import open_store
-from reefknot.app.nats_servers import NatsServer, running_nats
-from reefknot.engines.clocks import SystemClock
-from reefknot.engines.jetstream import JetStreamStore, connection, options_from_url, streams
-from reefknot.engines.jetstream.connection import Connection, RefusedError, UnansweredError
-from reefknot.engines.jetstream.streams import NO_LEADER
+from reefknot.console.nats_servers import NatsServer, running_nats
 from reefknot.errors import ParameterError, StorePermissionError, StoreUnavailableError, StoreVersionError
+from reefknot.runtime.clocks import SystemClock
+from reefknot.stores.jetstream import JetStreamStore, connection, options_from_url, streams
+from reefknot.stores.jetstream.connection import Connection, RefusedError, UnansweredError
+from reefknot.stores.jetstream.streams import NO_LEADER
+from reefknot.stores.opening import open_store
 from reefknot.testing.conformance.harness import event
 
 HASTY = 0.5

@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 
-from reefknot.app.nats_servers import NatsServer
-from reefknot.core.work import WorkDone, WorkItem, WorkState
-from reefknot.engines.clocks import SystemClock
-from reefknot.engines.jetstream import JetStreamStore, options_from_url
-from reefknot.engines.jetstream.connection import Connection
-from reefknot.engines.jetstream.streams import stream_info
+from reefknot.console.nats_servers import NatsServer
 from reefknot.errors import StoreError, StoreFullError, StoreUnavailableError, StoreVersionError
-from reefknot.ports.work_queue import Settlement
+from reefknot.queue.model.work import WorkDone, WorkItem, WorkState
+from reefknot.queue.port.work_queue import Settlement
+from reefknot.runtime.clocks import SystemClock
 from reefknot.runtime.seeds import new_id
+from reefknot.stores.jetstream import JetStreamStore, options_from_url
+from reefknot.stores.jetstream.connection import Connection
+from reefknot.stores.jetstream.streams import stream_info
 from tests.acceptance.test_nats_commands import other_server
 
 JOBS = 10

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from reefknot.app.nats_servers import NatsServer
-from reefknot.core.work import Quarantine, WorkDone, WorkItem, WorkState
-from reefknot.engines.clocks import SystemClock
-from reefknot.engines.jetstream import JetStreamStore, reads, work
-from reefknot.ports.work_queue import ALL, Settlement
+from reefknot.console.nats_servers import NatsServer
+from reefknot.queue.model.work import Quarantine, WorkDone, WorkItem, WorkState
+from reefknot.queue.port.work_queue import ALL, Settlement
+from reefknot.runtime.clocks import SystemClock
 from reefknot.runtime.seeds import new_id
+from reefknot.stores.jetstream import JetStreamStore, reads, work
 
 CHUNK, CHUNKS = 50, 30
 Story = Callable[[JetStreamStore], Awaitable[None]]

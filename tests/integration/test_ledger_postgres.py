@@ -18,7 +18,6 @@ import pytest
 from psycopg.rows import dict_row
 
 import reefknot as rk
-from reefknot.engines.ledger import ledger
 from reefknot.errors import (
     IdempotencyError,
     KeyConflictError,
@@ -27,6 +26,7 @@ from reefknot.errors import (
     StoreUnavailableError,
     StoreVersionError,
 )
+from reefknot.idempotency.ledger import ledger
 from tests.integration.postgres import Server
 
 DYING = Path(__file__).parents[1] / "unit" / "engines" / "ledger_dying.py"

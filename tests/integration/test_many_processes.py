@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from reefknot.app import open_store
-from reefknot.core.work import WorkItem, WorkState
-from reefknot.ports.audit_log import AuditQuery
+from reefknot.audit.port import AuditQuery
+from reefknot.queue.model.work import WorkItem, WorkState
+from reefknot.stores.opening import open_store
 from tests.pace import slowness
 
 PROCESSES = 8
@@ -22,12 +22,12 @@ RACED_KEYS = 20
 
 WORKER = """
 import asyncio, json, sys, time
-from reefknot.app import open_store
+from reefknot.stores.opening import open_store
 from reefknot.core.canonical import canonical
-from reefknot.core.idempotency import Claimed, Done
-from reefknot.core.work import WorkDone
-from reefknot.ports.audit_log import AuditEntry
-from reefknot.ports.work_queue import Settlement
+from reefknot.idempotency.model import Claimed, Done
+from reefknot.queue.model.work import WorkDone
+from reefknot.audit.port import AuditEntry
+from reefknot.queue.port.work_queue import Settlement
 
 async def look_then_take(store, n, owner):
     # The broken variant: a select, and later an update that trusts it.

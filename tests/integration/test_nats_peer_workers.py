@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 import reefknot as rk
-from reefknot.ports.transport import Delivery
-from reefknot.router.health import MOST_WORKERS
+from reefknot.queue.port.transport import Delivery
+from reefknot.queue.router.health import MOST_WORKERS
 from tests.acceptance.folder import Folder, until
 from tests.integration.peers import ACK, ASSIGN, CANCEL, HEARTBEAT, RESULT, Fields, Peer, assignment
 

@@ -19,19 +19,19 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js.errors import APIError
 
-from reefknot.app.nats_servers import NatsServer, running_nats
-from reefknot.core.messages import ACK, ASSIGN, RESULT, encode
-from reefknot.engines.clocks import SystemClock
-from reefknot.engines.jetstream import assignments
-from reefknot.engines.jetstream.assignments import SubjectTakenError
-from reefknot.engines.jetstream.connection import Connection, options_from_url
-from reefknot.engines.jetstream.transport import JetStreamTransport
-from reefknot.engines.memory import MemoryStore
+from reefknot.console.nats_servers import NatsServer, running_nats
 from reefknot.errors import StoreFullError, StoreUnavailableError
-from reefknot.ports.transport import Delivery
+from reefknot.queue.model.messages import ACK, ASSIGN, RESULT, encode
+from reefknot.queue.port.transport import Delivery
+from reefknot.queue.worker.service import Worker
+from reefknot.queue.worker.settings import default_settings
+from reefknot.runtime.clocks import SystemClock
 from reefknot.runtime.seeds import new_id
-from reefknot.worker.service import Worker
-from reefknot.worker.settings import default_settings
+from reefknot.stores.jetstream import assignments
+from reefknot.stores.jetstream.assignments import SubjectTakenError
+from reefknot.stores.jetstream.connection import Connection, options_from_url
+from reefknot.stores.jetstream.transport import JetStreamTransport
+from reefknot.stores.memory import MemoryStore
 from tests.nats_servers import frozen, kill, restart, round_trip
 from tests.workshop import Step, work
 

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from reefknot.app import open_store
-from reefknot.app.doctor import examine_open
-from reefknot.blocks.fs import BlobGet, Folders, FsSettings
-from reefknot.connectors.file_selection import FolderSettings, Patterns
-from reefknot.connectors.folders import Folder
+from reefknot.console.doctor import examine_open
 from reefknot.core.failure import ErrorCode
-from reefknot.ports.store import Store
+from reefknot.ingest.connectors.file_selection import FolderSettings, Patterns
+from reefknot.ingest.connectors.folders import Folder
 from reefknot.runtime.files import is_open_here, whole_file
+from reefknot.steps.fs import BlobGet, Folders, FsSettings
+from reefknot.stores.opening import open_store
+from reefknot.stores.port.store import Store
 from tests.integration.stepping import step
 
 CLIENT = "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.execute('SELECT count(*) FROM work'); c.close()"

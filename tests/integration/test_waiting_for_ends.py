@@ -18,19 +18,19 @@ from uuid import uuid4
 import pytest
 
 import reefknot as rk
-from reefknot.app.nats_servers import NatsServer
-from reefknot.app.stores import open_store
-from reefknot.core.work import WorkDone, WorkItem
-from reefknot.engines import table_queue
-from reefknot.engines.clocks import LoopClock, VirtualLoop, run_in_virtual_loop
-from reefknot.engines.jetstream import JetStreamStore, ends
-from reefknot.engines.jetstream.reads import StreamMessage
-from reefknot.engines.jetstream.state import State
-from reefknot.engines.memory import MemoryStore
-from reefknot.engines.sqlite import work as sqlite_work
-from reefknot.ports.store import Store
-from reefknot.ports.work_queue import Settlement
+from reefknot.console.nats_servers import NatsServer
+from reefknot.queue.model.work import WorkDone, WorkItem
+from reefknot.queue.port.work_queue import Settlement
 from reefknot.runtime.changes import Waiters
+from reefknot.runtime.clocks import LoopClock, VirtualLoop, run_in_virtual_loop
+from reefknot.stores.jetstream import JetStreamStore, ends
+from reefknot.stores.jetstream.reads import StreamMessage
+from reefknot.stores.jetstream.state import State
+from reefknot.stores.memory import MemoryStore
+from reefknot.stores.opening import open_store
+from reefknot.stores.port.store import Store
+from reefknot.stores.sqlite import work as sqlite_work
+from reefknot.stores.table import queue as table_queue
 
 SOON_S = 4.0
 """A look every second, and a busy machine."""

@@ -22,9 +22,9 @@ CPU_FILE = "cpu-seconds"
 @contextmanager
 def made_up_versions(number: int) -> Iterator[None]:
     """A scope in which the store's files have this number of further versions, each with a table that means nothing."""
-    from reefknot.engines import documents
-    from reefknot.engines.sqlite import connection
-    from reefknot.engines.sqlite import store as sqlite_store
+    from reefknot.ingest import documents
+    from reefknot.stores.sqlite import connection
+    from reefknot.stores.sqlite import store as sqlite_store
 
     store: Any = sqlite_store
     modules: list[Any] = [connection, documents]
@@ -45,7 +45,7 @@ def made_up_versions(number: int) -> Iterator[None]:
 
 def run(seconds: float, versions: int, flag: str, words: list[str]) -> int:
     _move_time(seconds)
-    from reefknot.cli import main
+    from reefknot.console.cli import main
     from tests.faults.full_disk import FullWhile
     from tests.faults.vfs import FaultyDisk
 

@@ -19,19 +19,20 @@ from typing import Any, TypeVar
 
 from msgspec import structs
 
-from reefknot.app import activity, alerts, presence
+from reefknot.app import activity, alerts
 from reefknot.app import system as running
 from reefknot.clock import using_clock
-from reefknot.config.settings import Settings
-from reefknot.core import routing
-from reefknot.dashboard import live as live_pages
-from reefknot.engines.clocks import EPOCH, LoopClock, VirtualLoop, run_in_virtual_loop
-from reefknot.engines.sqlite import reads, transport
-from reefknot.ingestion import orchestrator
-from reefknot.router import dispatch
-from reefknot.router import service as router_service
-from reefknot.worker import pool
-from reefknot.worker.settings import WorkerSettings
+from reefknot.console.dashboard import live as live_pages
+from reefknot.ingest import orchestrator
+from reefknot.policy.settings import Settings
+from reefknot.queue import presence
+from reefknot.queue.model import routing
+from reefknot.queue.router import dispatch
+from reefknot.queue.router import service as router_service
+from reefknot.queue.worker import pool
+from reefknot.queue.worker.settings import WorkerSettings
+from reefknot.runtime.clocks import EPOCH, LoopClock, VirtualLoop, run_in_virtual_loop
+from reefknot.stores.sqlite import reads, transport
 
 T = TypeVar("T")
 

@@ -20,23 +20,24 @@ from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
 from reefknot import clock
-from reefknot.app import stores
-from reefknot.app.sources import documents_path, open_documents
 from reefknot.app.system import System, running_system
-from reefknot.config.settings import Settings, load_settings
-from reefknot.core.messages import ResultStatus
+from reefknot.audit.port import AuditQuery
+from reefknot.audit.retention import retention_given
+from reefknot.console.dashboard.server import build_app
+from reefknot.console.dashboard.site import Site
 from reefknot.core.redaction import Redactor
-from reefknot.dashboard.server import build_app
-from reefknot.dashboard.site import Site
-from reefknot.ports.audit_log import AuditQuery
-from reefknot.router.client import Handle
+from reefknot.ingest.configured_sources import documents_path, open_documents
+from reefknot.policy.settings import Settings, load_settings
+from reefknot.queue.client import Handle
+from reefknot.queue.model.messages import ResultStatus
+from reefknot.stores import opening as stores
 from tests.month.clockwork import PULSE_S, live
 from tests.month.judgement import Job, Record
 from tests.month.world import World
 from tests.security.site_client import HOST, access, ask, bearer, login
 
 if TYPE_CHECKING:
-    from reefknot.ports.store import Store
+    from reefknot.stores.port.store import Store
 
 BERLIN = ZoneInfo("Europe/Berlin")
 JOBS_AN_HOUR = 6
@@ -188,7 +189,7 @@ class Chapter:
 async def _retained(system: System, settings: Settings) -> AsyncIterator[None]:
     """Retention as a store in real time has it."""
     options = stores.options_of(settings)
-    given = stores.retention_given(options["audit_retention"], options["work_retention"])
+    given = retention_given(options["audit_retention"], options["work_retention"])
     job = stores._retention_job(system.store, system.store.clock, given)
     job.start()
     try:

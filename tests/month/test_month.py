@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from reefknot.app import stores
-from reefknot.engines.documents import SqliteDocuments
+from reefknot.ingest.documents import SqliteDocuments
+from reefknot.stores import retention
 from tests.month.__main__ import month
 from tests.month.judgement import INCIDENTS, TROUBLE, Job, Record, judge, table
 from tests.rows import for_each_row
@@ -38,11 +38,11 @@ def test_a_system_that_removes_nothing_and_loses_a_document_is_caught(monkeypatc
         kept = [one for one in page.documents if source != "folder" or "hour0003" not in one.text]
         return await keep(self, source, structs.replace(page, documents=kept), **more)
 
-    async def idle(_: stores.RetentionJob) -> stores.Removed:
-        return stores.Removed()
+    async def idle(_: retention.RetentionJob) -> retention.Removed:
+        return retention.Removed()
 
     monkeypatch.setattr(SqliteDocuments, "keep", lossy)
-    monkeypatch.setattr(stores.RetentionJob, "once", idle)
+    monkeypatch.setattr(retention.RetentionJob, "once", idle)
     with month(5) as living:
         living.live_quietly()
 

@@ -12,13 +12,13 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-from reefknot.app import open_store
-from reefknot.config.settings import Settings
+from reefknot.console.dashboard.security import SiteAccess
+from reefknot.console.dashboard.server import build_app
+from reefknot.console.dashboard.site import Site
 from reefknot.core.redaction import Redactor
-from reefknot.dashboard.security import SiteAccess
-from reefknot.dashboard.server import build_app
-from reefknot.dashboard.site import Site
-from tests.unit.cli import work_items
+from reefknot.policy.settings import Settings
+from reefknot.stores.opening import open_store
+from tests.unit.console.cli import work_items
 
 PORT = 8321
 HOST = f"127.0.0.1:{PORT}"

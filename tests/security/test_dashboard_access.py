@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from reefknot import clock
-from reefknot.config.settings import load_settings
-from reefknot.dashboard import live, security
-from reefknot.dashboard.api_routes import ROUTES
-from reefknot.dashboard.api_types import PREFIX
-from reefknot.dashboard.login import own_path
-from reefknot.dashboard.security import CONTENT_POLICY, MOST_BODY_BYTES, MOST_FAILURES, MOST_SESSIONS
-from reefknot.dashboard.site import Site
+from reefknot.console.dashboard import live, security
+from reefknot.console.dashboard.api_routes import ROUTES
+from reefknot.console.dashboard.api_types import PREFIX
+from reefknot.console.dashboard.login import own_path
+from reefknot.console.dashboard.security import CONTENT_POLICY, MOST_BODY_BYTES, MOST_FAILURES, MOST_SESSIONS
+from reefknot.console.dashboard.site import Site
 from reefknot.errors import ConfigurationError
+from reefknot.policy.settings import load_settings
 from reefknot.runtime.addresses import is_loopback
 from tests.security.site_client import (
     HOST,
@@ -116,8 +116,8 @@ def recorder_session(site: Site, token: str = OPERATOR) -> tuple[tuple[str, str]
 
 def in_site(work: Any, **more: Any) -> Any:
     """The result of `work(site)`, over an empty store in memory."""
-    from reefknot.app import open_store
     from reefknot.core.redaction import Redactor
+    from reefknot.stores.opening import open_store
 
     async def main() -> Any:
         async with open_store("memory:") as store:

@@ -13,11 +13,11 @@ import apsw
 import msgspec
 import pytest
 
-from reefknot.config.settings import Settings, load_settings
-from reefknot.dashboard import api, formats
-from reefknot.dashboard.api_routes import ROUTES
-from reefknot.dashboard.api_types import PREFIX, ApiRoute
-from reefknot.operations import jobs
+from reefknot.console.dashboard import api, formats
+from reefknot.console.dashboard.api_routes import ROUTES
+from reefknot.console.dashboard.api_types import PREFIX, ApiRoute
+from reefknot.console.operations import jobs
+from reefknot.policy.settings import Settings, load_settings
 from tests.security.site_client import ORIGIN, Answered, ask, bearer, build, login, opened_site, stored_work
 
 CONFIGURED = """

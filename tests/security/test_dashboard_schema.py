@@ -22,14 +22,14 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from reefknot.app.system import running_system
-from reefknot.config.settings import load_settings
+from reefknot.console.dashboard.api_routes import ROUTES
+from reefknot.console.dashboard.api_types import PREFIX
+from reefknot.console.dashboard.openapi import openapi_document
+from reefknot.console.dashboard.server import prepare, serving
+from reefknot.console.dashboard.site import Site
+from reefknot.console.operations import jobs, systems
 from reefknot.core.redaction import Redactor
-from reefknot.dashboard.api_routes import ROUTES
-from reefknot.dashboard.api_types import PREFIX
-from reefknot.dashboard.openapi import openapi_document
-from reefknot.dashboard.server import prepare, serving
-from reefknot.dashboard.site import Site
-from reefknot.operations import jobs, systems
+from reefknot.policy.settings import load_settings
 
 CONFIGURED = """
 sources:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from reefknot.config.layers import find
 from reefknot.errors import ConfigurationError
+from reefknot.policy.layers import find
 
 STRANGER = 54_321
 STEPS = """\

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from reefknot.blocks.fs import BlobPut, Folders, FsSettings, has_openat2, open_beneath, open_by_walking
+from reefknot.steps.fs import BlobPut, Folders, FsSettings, has_openat2, open_beneath, open_by_walking
 from tests.integration.stepping import run
 
 OPENS = 100_000

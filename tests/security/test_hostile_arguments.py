@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from reefknot.app import open_store
-from reefknot.app.clients import connect
-from reefknot.core.work import WorkFailed
 from reefknot.errors import KeyConflictError
-from tests.unit.cli import work_items
-from tests.unit.cli.running import Commands
+from reefknot.queue.connect import connect
+from reefknot.queue.model.work import WorkFailed
+from reefknot.stores.opening import open_store
+from tests.unit.console.cli import work_items
+from tests.unit.console.cli.running import Commands
 
 NOT_UTF8 = "\udcff"
 """The byte 0xff, as Python hands it to a program."""

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from reefknot.connectors.mail import read_mail
+from reefknot.ingest.connectors.mail import read_mail
 from tests.pace import slowness
 from tests.security.hostile_mail import hostile
 
@@ -28,7 +28,7 @@ MOST_MB = 128
 READER = """
 import json, re, sys, time
 from pathlib import Path
-from reefknot.connectors.mail import MOST_TEXT, MOST_TITLE, read_mail
+from reefknot.ingest.connectors.mail import MOST_TEXT, MOST_TITLE, read_mail
 from tests.security.hostile_mail import hostile
 
 worst = (0.0, -1)

@@ -35,7 +35,7 @@ def tell_peak():
     print("PEAK", int(peak[1]) // 1024, flush=True)
 
 atexit.register(tell_peak)
-from reefknot.cli import main
+from reefknot.console.cli import main
 sys.argv = ["reefknot", "source", "run", "it"]
 {before}
 sys.exit(main())
@@ -116,7 +116,7 @@ def test_an_issue_that_fails_does_not_keep_its_text(tmp_path: Path) -> None:
 
 def test_without_a_bound_of_objects_the_same_listing_takes_all_the_memory(tmp_path: Path) -> None:
     """The control."""
-    before = "from reefknot.connectors import github_api; github_api.has_more_objects = lambda body, most: False"
+    before = "from reefknot.ingest.connectors import github_api; github_api.has_more_objects = lambda body, most: False"
     with github("few labels") as source:
         _, _, peak = synced(tmp_path, source, before)
 
@@ -133,7 +133,7 @@ WIDE = b"Subject: x\r\nContent-Type: text/plain; charset=utf-8\r\n\r\n\xf0\x9f\x
 
 
 HOLDING = """
-from reefknot.connectors.imap_messages import MessageReader
+from reefknot.ingest.connectors.imap_messages import MessageReader
 held, document = [], MessageReader.document
 MessageReader.document = lambda self, *values, **more: (held.append(values[-1]), document(self, *values, **more))[1]
 """

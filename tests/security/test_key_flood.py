@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from reefknot.core.idempotency import Claimed, Done, Hit, KeyState
-from reefknot.engines.clocks import VirtualClock
-from reefknot.engines.sqlite import SqliteStore
-from reefknot.engines.sqlite import upkeep as retention
-from reefknot.engines.sqlite.transaction import LARGEST
 from reefknot.errors import KeyQuotaError
+from reefknot.idempotency.model import Claimed, Done, Hit, KeyState
+from reefknot.runtime.clocks import VirtualClock
+from reefknot.stores.sqlite import SqliteStore
+from reefknot.stores.sqlite import upkeep as retention
+from reefknot.stores.sqlite.transaction import LARGEST
 
 KEYS = int(os.environ.get("FLOOD_KEYS", "20000"))
 AT_ONCE = 500

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from reefknot.core.work import record_id
-from reefknot.dashboard import formats
-from reefknot.dashboard.api_types import PREFIX
-from reefknot.operations.jobs import JobQuery, RetryQuery, cancel_job, list_jobs, retry_jobs, show_job
-from reefknot.operations.operator import LONGEST_REASON
-from reefknot.operations.quarantine import (
+from reefknot.console.dashboard import formats
+from reefknot.console.dashboard.api_types import PREFIX
+from reefknot.console.operations.jobs import JobQuery, RetryQuery, cancel_job, list_jobs, retry_jobs, show_job
+from reefknot.console.operations.operator import LONGEST_REASON
+from reefknot.console.operations.quarantine import (
     QuarantineQuery,
     discard_jobs,
     edit_and_requeue,
@@ -22,11 +21,12 @@ from reefknot.operations.quarantine import (
     purge_jobs,
     requeue_jobs,
 )
-from reefknot.operations.sources import forget_source, pause_source
+from reefknot.console.operations.sources import forget_source, pause_source
+from reefknot.queue.model.work import record_id
 from tests.security.site_client import ask, bearer, build, opened_site
-from tests.unit.cli import work_items
-from tests.unit.operations.operator_scene import SECRET, OperatorScene, in_scene
-from tests.unit.operations.test_quarantine import PAYLOAD, kept
+from tests.unit.console.cli import work_items
+from tests.unit.console.operations.operator_scene import SECRET, OperatorScene, in_scene
+from tests.unit.console.operations.test_quarantine import PAYLOAD, kept
 
 CANARY = "CANARYbec23"
 BECAUSE = f"as asked: token={CANARY} or {SECRET}"

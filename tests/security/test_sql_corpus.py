@@ -9,11 +9,11 @@ from pathlib import Path
 import apsw
 import pytest
 
-from reefknot.blocks.sql import SqlQuery
-from reefknot.blocks.sql_rows import SqlConnection, SqlSettings
-from reefknot.blocks.sql_sqlite import SqliteRequest, SqliteStatement
 from reefknot.core.failure import ErrorCode
-from reefknot.core.messages import StepResult
+from reefknot.queue.model.messages import StepResult
+from reefknot.steps.sql import SqlQuery
+from reefknot.steps.sql_rows import SqlConnection, SqlSettings
+from reefknot.steps.sql_sqlite import SqliteRequest, SqliteStatement
 from tests.integration.stepping import step
 from tests.pace import within
 from tests.security.sql_corpus import SQLITE_CORPUS

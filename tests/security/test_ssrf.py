@@ -18,10 +18,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from reefknot.blocks.addresses import HttpSettings, read_allowed
-from reefknot.blocks.http import HttpRequest
 from reefknot.core.failure import ErrorCode
-from reefknot.core.messages import StepResult
+from reefknot.queue.model.messages import StepResult
+from reefknot.steps.addresses import HttpSettings, read_allowed
+from reefknot.steps.http import HttpRequest
 from tests.integration.stepping import Loopback, Reply, step
 
 PUBLIC = "93.184.216.34"

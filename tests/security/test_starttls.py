@@ -21,9 +21,9 @@ from typing import Any
 import pytest
 from nats.aio.transport import TcpTransport
 
-from reefknot.connectors.imap_protocol import ImapConnection
-from reefknot.engines.jetstream.connection import Connection, NatsOptions
 from reefknot.errors import SourceError, StoreUnavailableError
+from reefknot.ingest.connectors.imap_protocol import ImapConnection
+from reefknot.stores.jetstream.connection import Connection, NatsOptions
 from tests.imap_servers import CERTIFICATE, message
 from tests.integration.imap_sink import MemorySink, made, sync
 

@@ -22,7 +22,7 @@ from unittest.mock import patch
 
 from msgspec import json
 
-from reefknot.engines.clocks import EPOCH
+from reefknot.runtime.clocks import EPOCH
 from tests.simulation.broker_client import Client, Subscription
 from tests.simulation.broker_streams import BATCH, COMMIT, Consumer, Refusal, Request, Stored, Stream, matches, overlap
 

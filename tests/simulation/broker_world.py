@@ -20,14 +20,14 @@ from unittest.mock import patch
 import msgspec
 
 from reefknot.clock import SteadyClock
-from reefknot.core.messages import ACK, ASSIGN, AckStatus, ExecAssignment, ExecAssignmentAck
-from reefknot.core.work import ENDED, WorkState, is_unassigned
-from reefknot.engines.jetstream import JetStreamStore
-from reefknot.engines.jetstream.connection import options_from_url
-from reefknot.engines.jetstream.state import StoredItem
-from reefknot.engines.jetstream.streams import OPEN
-from reefknot.engines.jetstream.transport import JetStreamTransport
 from reefknot.errors import QueueFullError, StoreError
+from reefknot.queue.model.messages import ACK, ASSIGN, AckStatus, ExecAssignment, ExecAssignmentAck
+from reefknot.queue.model.work import ENDED, WorkState, is_unassigned
+from reefknot.stores.jetstream import JetStreamStore
+from reefknot.stores.jetstream.connection import options_from_url
+from reefknot.stores.jetstream.state import StoredItem
+from reefknot.stores.jetstream.streams import OPEN
+from reefknot.stores.jetstream.transport import JetStreamTransport
 from reefknot.testing import run_virtual
 from tests.simulation.broker import NO_FAULTS, Broker, Faults
 from tests.simulation.broker_client import PROCESS
@@ -234,6 +234,6 @@ def run_on_broker(seed: int, *, faults: Faults | None = None, **variant: Any) ->
     with (
         silence(),
         the_same_chance(seed),
-        patch("reefknot.engines.jetstream.store.JetStreamTransport", FastReturnTransport),
+        patch("reefknot.stores.jetstream.store.JetStreamTransport", FastReturnTransport),
     ):
         return run_virtual(main())

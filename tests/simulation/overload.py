@@ -16,15 +16,15 @@ from random import Random
 from typing import Any
 
 from reefknot.app.system import System
-from reefknot.core.messages import StepResult
-from reefknot.engines.clocks import LoopClock
-from reefknot.engines.memory import MemoryStore
 from reefknot.errors import QueueFullError
-from reefknot.ports.block import BlockContext
-from reefknot.ports.store import Store
-from reefknot.router.client import Client
+from reefknot.queue.client import Client
+from reefknot.queue.model.messages import StepResult
+from reefknot.queue.worker.settings import default_settings
+from reefknot.runtime.clocks import LoopClock
+from reefknot.steps.port import BlockContext
+from reefknot.stores.memory import MemoryStore
+from reefknot.stores.port.store import Store
 from reefknot.testing import run_virtual
-from reefknot.worker.settings import default_settings
 from tests.faults.outside_load import Request, Stream
 from tests.simulation.sea import Process, StoreThrough, Through, Weather
 from tests.simulation.world import opened

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from reefknot.core.audit.event import (
+from reefknot.audit.model.event import (
     Admission,
     AnyEvent,
     Dropped,
@@ -21,12 +21,12 @@ from reefknot.core.audit.event import (
     TimeoutOccurred,
     decode,
 )
-from reefknot.core.audit.replay import replay
-from reefknot.core.messages import ExecResult, ResultStatus
-from reefknot.core.work import ENDED, WorkItem, WorkState, record_id
-from reefknot.engines.memory import MemoryStore
-from reefknot.engines.work_items import group_of
-from reefknot.ports.audit_log import AuditQuery, MultiChainLog
+from reefknot.audit.model.replay import replay
+from reefknot.audit.port import AuditQuery, MultiChainLog
+from reefknot.queue.model.messages import ExecResult, ResultStatus
+from reefknot.queue.model.work import ENDED, WorkItem, WorkState, record_id
+from reefknot.stores.memory import MemoryStore
+from reefknot.stores.table.items import group_of
 
 if TYPE_CHECKING:
     from tests.simulation.world import World

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from reefknot.engines.clocks import EPOCH
-from reefknot.ports.store import Store
-from reefknot.ports.transport import Delivery
+from reefknot.queue.port.transport import Delivery
+from reefknot.runtime.clocks import EPOCH
+from reefknot.stores.port.store import Store
 
 
 class Crashed(BaseException):

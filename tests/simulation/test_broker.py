@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from reefknot.core.work import WorkItem
-from reefknot.engines.clocks import VirtualClock
-from reefknot.engines.jetstream import JetStreamStore
-from reefknot.engines.jetstream.commits import _ConflictError
-from reefknot.ports.work_queue import Enqueued
+from reefknot.queue.model.work import WorkItem
+from reefknot.queue.port.work_queue import Enqueued
+from reefknot.runtime.clocks import VirtualClock
+from reefknot.stores.jetstream import JetStreamStore
+from reefknot.stores.jetstream.commits import _ConflictError
 from reefknot.testing.conformance import (
     AuditLogContract,
     ControlContract,

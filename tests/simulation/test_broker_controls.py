@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from reefknot.engines.jetstream.audit import _Uncopied
-from reefknot.engines.jetstream.commits import Commits
-from reefknot.engines.jetstream.events import SealedEvent
-from reefknot.engines.jetstream.state import Kept, Message, State
-from reefknot.engines.jetstream.wire import Written
+from reefknot.stores.jetstream.audit import _Uncopied
+from reefknot.stores.jetstream.commits import Commits
+from reefknot.stores.jetstream.events import SealedEvent
+from reefknot.stores.jetstream.state import Kept, Message, State
+from reefknot.stores.jetstream.wire import Written
 from tests.simulation.broker_world import run_on_broker
 
 FEW = 60

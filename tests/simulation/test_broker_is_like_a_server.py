@@ -12,10 +12,10 @@ from uuid import uuid4
 import pytest
 from msgspec import json
 
-from reefknot.app.nats_servers import NatsServer
-from reefknot.engines.jetstream.connection import Connection, RefusedError, options_from_url
-from reefknot.engines.jetstream.reads import EVERYTHING, LATEST, count, last_message, message_at, page, scan
+from reefknot.console.nats_servers import NatsServer
 from reefknot.errors import StoreFullError
+from reefknot.stores.jetstream.connection import Connection, RefusedError, options_from_url
+from reefknot.stores.jetstream.reads import EVERYTHING, LATEST, count, last_message, message_at, page, scan
 from tests.simulation.broker import Broker
 
 EXPECTED, OVER = "Nats-Expected-Last-Subject-Sequence", "Nats-Expected-Last-Subject-Sequence-Subject"

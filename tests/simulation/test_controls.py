@@ -9,19 +9,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from reefknot.core import work as core
-from reefknot.core.audit.event import Quarantined
-from reefknot.core.messages import ExecAssignment
-from reefknot.core.work import WorkState
-from reefknot.engines.memory import MemoryStore, MemoryWorkQueue
-from reefknot.ports.work_queue import Settlement
-from reefknot.router.dispatch import Dispatcher
-from reefknot.router.service import Router
-from reefknot.worker.admission import AdmissionVerdict, WorkerAdmission
-from reefknot.worker.intake import Admitted, Intake, IntakeResult
-from reefknot.worker.pool import Pool
-from reefknot.worker.service import Worker
-from reefknot.worker.settings import WorkerSettings
+from reefknot.audit.model.event import Quarantined
+from reefknot.queue.model import work as core
+from reefknot.queue.model.messages import ExecAssignment
+from reefknot.queue.model.work import WorkState
+from reefknot.queue.port.work_queue import Settlement
+from reefknot.queue.router.dispatch import Dispatcher
+from reefknot.queue.router.service import Router
+from reefknot.queue.worker.admission import AdmissionVerdict, WorkerAdmission
+from reefknot.queue.worker.intake import Admitted, Intake, IntakeResult
+from reefknot.queue.worker.pool import Pool
+from reefknot.queue.worker.service import Worker
+from reefknot.queue.worker.settings import WorkerSettings
+from reefknot.stores.memory import MemoryStore, MemoryWorkQueue
 from tests.simulation.world import run
 
 FEW = 120
@@ -109,7 +109,7 @@ class UnboundedAdmission(WorkerAdmission):
         return None
 
     def decide(self, assignment: ExecAssignment, pool: Pool) -> AdmissionVerdict:
-        from reefknot.core.overload.admission import Accept
+        from reefknot.queue.model.admission import Accept
 
         return AdmissionVerdict(Accept(), {})
 
@@ -187,7 +187,7 @@ def test_few_places_alone_break_no_promise() -> None:
 
 def test_the_harness_catches_workers_that_believe_the_wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control of the steady clock: with the machine's own, a jump moves due times and deadlines."""
-    monkeypatch.setattr("reefknot.worker.service.SteadyClock", lambda clock: clock)
+    monkeypatch.setattr("reefknot.queue.worker.service.SteadyClock", lambda clock: clock)
     monkeypatch.setattr("tests.simulation.world.CALM_S", 60.0)
 
     assert any(run(seed, jumping_workers=True).broken for seed in range(1, FEW))

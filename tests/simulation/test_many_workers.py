@@ -15,10 +15,10 @@ from collections import Counter
 import pytest
 
 from reefknot.clock import SteadyClock
-from reefknot.core.overload.submission import SubmissionRules
-from reefknot.engines.memory import MemoryStore
 from reefknot.errors import QueueFullError
-from reefknot.router.submissions import Submissions
+from reefknot.queue.model.submission import SubmissionRules
+from reefknot.queue.router.submissions import Submissions
+from reefknot.stores.memory import MemoryStore
 from reefknot.testing import run_virtual
 from tests.simulation.sea import JumpingClock
 from tests.simulation.world import Story, World, quiet, silence

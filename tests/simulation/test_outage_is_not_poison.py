@@ -15,12 +15,12 @@ import pytest
 from msgspec import Struct
 
 from reefknot.core.failure import FailureType
-from reefknot.core.overload.source_health import HealthRules
-from reefknot.core.work import WorkState
 from reefknot.errors import SourceError
-from reefknot.ingestion.jobs import IngestionJob
-from reefknot.ports.connector import FetchRequest, Page
-from tests.unit.ingestion.world import World, in_world, page
+from reefknot.ingest.jobs import IngestionJob
+from reefknot.ingest.port.connector import FetchRequest, Page
+from reefknot.queue.model.source_health import HealthRules
+from reefknot.queue.model.work import WorkState
+from tests.unit.ingest.world import World, in_world, page
 
 GOOD = 10_000
 HOUR = 3600.0

@@ -19,9 +19,13 @@ from typing import Any
 import msgspec
 
 from reefknot.clock import SteadyClock
-from reefknot.core import work as core
+from reefknot.core.clock import Clock
 from reefknot.core.failure import ErrorCode
-from reefknot.core.messages import (
+from reefknot.errors import QueueFullError, StoreError
+from reefknot.queue.model import work as core
+from reefknot.queue.model.admission import RejectionPolicy, Rules
+from reefknot.queue.model.destination_health import DestinationRules
+from reefknot.queue.model.messages import (
     ACK,
     AckStatus,
     AssignmentOptions,
@@ -32,22 +36,18 @@ from reefknot.core.messages import (
     StepResult,
     StepStatus,
 )
-from reefknot.core.overload.admission import RejectionPolicy, Rules
-from reefknot.core.overload.destination_health import DestinationRules
-from reefknot.core.overload.submission import Capacity, SubmissionRules
-from reefknot.engines.memory import MemoryStore
-from reefknot.engines.sqlite import SqliteStore
-from reefknot.errors import QueueFullError, StoreError
-from reefknot.ports.block import BlockContext
-from reefknot.ports.clock import Clock
-from reefknot.ports.store import Store
-from reefknot.ports.work_queue import Settlement
-from reefknot.router.service import Router
-from reefknot.router.settings import RouterSettings
-from reefknot.router.submissions import Submissions
+from reefknot.queue.model.submission import Capacity, SubmissionRules
+from reefknot.queue.port.work_queue import Settlement
+from reefknot.queue.router.service import Router
+from reefknot.queue.router.settings import RouterSettings
+from reefknot.queue.router.submissions import Submissions
+from reefknot.queue.worker.service import Worker
+from reefknot.queue.worker.settings import default_settings
+from reefknot.steps.port import BlockContext
+from reefknot.stores.memory import MemoryStore
+from reefknot.stores.port.store import Store
+from reefknot.stores.sqlite import SqliteStore
 from reefknot.testing import run_virtual
-from reefknot.worker.service import Worker
-from reefknot.worker.settings import default_settings
 from tests.simulation.promises import check_at_the_end, check_bounds
 from tests.simulation.sea import Crashed, JumpingClock, Process, Sea, StoreThrough, Weather
 

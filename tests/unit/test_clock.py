@@ -12,7 +12,7 @@ import pytest
 import reefknot as rk
 from reefknot import clock
 from reefknot.clock import SteadyClock
-from reefknot.engines.clocks import EPOCH, VirtualClock
+from reefknot.runtime.clocks import EPOCH, VirtualClock
 from tests.unit.retrying.flaky import AsyncFlaky, Flaky
 
 

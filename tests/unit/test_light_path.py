@@ -48,7 +48,14 @@ except ValueError:
 
 
 CONNECTING = "import asyncio\nfrom reefknot import connect\n"
-SYSTEM = ("pydantic", "yaml", "cyclopts", "reefknot.worker.service", "reefknot.config.schema", "reefknot.app.managers")
+SYSTEM = (
+    "pydantic",
+    "yaml",
+    "cyclopts",
+    "reefknot.queue.worker.service",
+    "reefknot.policy.schema",
+    "reefknot.app.managers",
+)
 
 
 def test_a_client_loads_neither_the_configuration_nor_the_system_it_is_a_client_of() -> None:

@@ -18,19 +18,19 @@ from typing import Any, Self
 import msgspec
 from msgspec import structs
 
-from reefknot.app.presence import STORE_S, Status, living_systems, visible_work
 from reefknot.audit.journal import Journal, observed
-from reefknot.core.work import WorkState
-from reefknot.ports.audit_log import MultiChainLog
-from reefknot.ports.clock import Clock
-from reefknot.ports.store import Store
-from reefknot.ports.value_store import StoredValue
-from reefknot.ports.work_queue import WorkSnapshot
+from reefknot.audit.metrics import COARSE, STEP_S, ActivityRecord, EventCounters, added, held, less
+from reefknot.audit.port import MultiChainLog
+from reefknot.core.clock import Clock
+from reefknot.queue.model.work import WorkState
+from reefknot.queue.port.work_queue import WorkSnapshot
+from reefknot.queue.presence import STORE_S, Status, living_systems, visible_work
+from reefknot.queue.worker.service import Worker
 from reefknot.runtime.log import RepeatedErrors
 from reefknot.runtime.seeds import new_id
 from reefknot.runtime.tasks import Services
-from reefknot.telemetry.metrics import COARSE, STEP_S, ActivityRecord, EventCounters, added, held, less
-from reefknot.worker.service import Worker
+from reefknot.stores.port.store import Store
+from reefknot.stores.port.values import StoredValue
 
 PREFIX = "activity/"
 ENDED = f"{PREFIX}ended"

@@ -19,25 +19,25 @@ import msgspec
 from msgspec import Struct, structs
 
 from reefknot.app.activity import CLOSE_S, Activity, reported, store_activity
-from reefknot.app.presence import STORE_S, Status, living_systems, look_for_gone, unserved_work, visible_work
-from reefknot.app.stores import client_of
 from reefknot.audit.journal import Journal, envelope
-from reefknot.config.schema import AlertsSection
-from reefknot.config.secrets import WEBHOOK, SecretText, resolve_at, webhook_reference
-from reefknot.config.settings import Settings
+from reefknot.audit.metrics import ActivityRecord, series
+from reefknot.audit.model.event import AlertRaised, AlertResolved, timestamp
 from reefknot.core import alerts as core
 from reefknot.core.alerts import AlertLimits, AlertState, AlertThresholds, next_state, with_limits
-from reefknot.core.audit.event import AlertRaised, AlertResolved, timestamp
-from reefknot.core.waiting import Unserved, WaitCode
+from reefknot.core.clock import Clock
 from reefknot.errors import ConfigurationError, KeyConflictError
-from reefknot.ports.clock import Clock
-from reefknot.ports.store import Store
-from reefknot.ports.value_store import StoredValue
-from reefknot.ports.work_queue import WorkSnapshot
-from reefknot.router.client import Client
+from reefknot.policy.schema import AlertsSection
+from reefknot.policy.secrets import WEBHOOK, SecretText, resolve_at, webhook_reference
+from reefknot.policy.settings import Settings
+from reefknot.queue.client import Client
+from reefknot.queue.connect import client_of
+from reefknot.queue.model.waiting import Unserved, WaitCode
+from reefknot.queue.port.work_queue import WorkSnapshot
+from reefknot.queue.presence import STORE_S, Status, living_systems, look_for_gone, unserved_work, visible_work
 from reefknot.runtime.log import RepeatedErrors, error_text, logger
 from reefknot.runtime.tasks import Services
-from reefknot.telemetry.metrics import ActivityRecord, series
+from reefknot.stores.port.store import Store
+from reefknot.stores.port.values import StoredValue
 
 NAME = "alerts"
 LOOK_EVERY_S = 5.0

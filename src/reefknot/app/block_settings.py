@@ -20,12 +20,23 @@ from threading import Thread, Timer
 from types import ModuleType
 from typing import Any
 
-from reefknot.app.stores import store_url
-from reefknot.blocks.addresses import AllowEntry, HttpSettings, Unreachable, read_allowed
-from reefknot.blocks.fs import FsSettings, remove_spare_files
-from reefknot.blocks.http import HttpRequest
-from reefknot.blocks.inputs import Refusal
-from reefknot.blocks.python import (
+from reefknot.errors import ConfigurationError, ParameterError, ParameterTypeError, shown
+from reefknot.ingest.connectors.registry import registry as connectors
+from reefknot.policy.dialects import V2
+from reefknot.policy.layers import RETRIES
+from reefknot.policy.model.explain import lost_retries
+from reefknot.policy.reading.session import KeyPath, Problem, dotted
+from reefknot.policy.schema import FsBlockSection, HttpBlockSection, SqlBlockSection, SqlConnectionEntry
+from reefknot.policy.secrets import WEBHOOK, SecretText, resolve_at, webhook_reference
+from reefknot.policy.settings import Settings
+from reefknot.runtime.database_urls import SQLITE_PREFIX, sqlite_path
+from reefknot.runtime.log import logger, printable
+from reefknot.steps.addresses import AllowEntry, HttpSettings, Unreachable, read_allowed
+from reefknot.steps.fs import FsSettings, remove_spare_files
+from reefknot.steps.http import HttpRequest
+from reefknot.steps.inputs import Refusal
+from reefknot.steps.port import Block, own_policies, own_rules
+from reefknot.steps.python import (
     ALIASES,
     BlockSettings,
     by_name,
@@ -34,19 +45,8 @@ from reefknot.blocks.python import (
     registry,
     standard_blocks,
 )
-from reefknot.blocks.sql_rows import Access, SqlConnection, SqlSettings, StrongLogin
-from reefknot.config.dialects import V2
-from reefknot.config.layers import RETRIES
-from reefknot.config.reading.session import KeyPath, Problem, dotted
-from reefknot.config.schema import FsBlockSection, HttpBlockSection, SqlBlockSection, SqlConnectionEntry
-from reefknot.config.secrets import WEBHOOK, SecretText, resolve_at, webhook_reference
-from reefknot.config.settings import Settings
-from reefknot.connectors.registry import registry as connectors
-from reefknot.core.retry.explain import lost_retries
-from reefknot.errors import ConfigurationError, ParameterError, ParameterTypeError, shown
-from reefknot.ports.block import Block, own_policies, own_rules
-from reefknot.runtime.database_urls import SQLITE_PREFIX, sqlite_path
-from reefknot.runtime.log import logger, printable
+from reefknot.steps.sql_rows import Access, SqlConnection, SqlSettings, StrongLogin
+from reefknot.stores.opening import store_url
 
 LOGIN_S = 5.0
 """The time that a server has to tell about a login when a system starts."""
@@ -122,7 +122,7 @@ async def check_logins(settings: Settings) -> None:
     if not connections:
         return
     try:
-        from reefknot.blocks.sql_postgres import check_login
+        from reefknot.steps.sql_postgres import check_login
     except ImportError:  # the steps say what to install
         return
 
@@ -207,7 +207,7 @@ def _own_files(settings: Settings, store: str) -> Iterator[tuple[str, str]]:
     if store.startswith(SQLITE_PREFIX):
         yield STORE, sqlite_path(store)
     if configuration.sources:
-        from reefknot.app.sources import documents_path
+        from reefknot.ingest.configured_sources import documents_path
 
         yield "the documents of sources", str(documents_path(settings, store))
     if configuration.audit.jsonl is not None:

@@ -17,16 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from reefknot.app.block_settings import Modules, blocks_of
-from reefknot.app.clients import CLOSE_S, ClientThread, SyncClient, SystemScope
-from reefknot.app.stores import ACCEPTED_URLS, store_url
 from reefknot.app.system import ROUTER_NAME, System, running_system, worker_settings
-from reefknot.config.secrets import secret_texts
-from reefknot.config.settings import Settings, load_settings
 from reefknot.core import checks
 from reefknot.errors import ParameterTypeError, ReefknotError
-from reefknot.router.client import Client
+from reefknot.policy.secrets import secret_texts
+from reefknot.policy.settings import Settings, load_settings
+from reefknot.queue.client import Client
+from reefknot.queue.connect import CLOSE_S, ClientThread, SyncClient, SystemScope
 from reefknot.runtime.event_loops import require_asyncio
 from reefknot.runtime.log import logger
+from reefknot.stores.opening import ACCEPTED_URLS, store_url
 
 MOST_WORKERS = 64
 

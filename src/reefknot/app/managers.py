@@ -24,8 +24,7 @@ from msgspec import Struct
 from reefknot import clock
 from reefknot.audit.books import BookRecorder
 from reefknot.audit.journal import AuditSink, Journal, OnFailure, envelope
-from reefknot.core import checks
-from reefknot.core.audit.event import (
+from reefknot.audit.model.event import (
     DecisionRecord,
     Event,
     IdempotencyEvent,
@@ -35,13 +34,12 @@ from reefknot.core.audit.event import (
     RetryRefused,
     TimeoutOccurred,
 )
+from reefknot.core import checks
 from reefknot.core.canonical import canonical, checked_result_type, json_value, result_to_json
 from reefknot.core.canonical import fingerprint as fingerprint_of
-from reefknot.core.idempotency import KeyState, compute_key
+from reefknot.core.decide import REFUSED, History, Reason
+from reefknot.core.policy import RetryPolicy
 from reefknot.core.redaction import Redactor
-from reefknot.core.retry.decide import REFUSED, History, Reason
-from reefknot.core.retry.defaults import RetryCategory, operation_target
-from reefknot.core.retry.policy import RetryPolicy
 from reefknot.errors import (
     AttemptTimeoutError,
     ConfigurationError,
@@ -51,7 +49,9 @@ from reefknot.errors import (
 )
 from reefknot.idempotency.decorator import current_store
 from reefknot.idempotency.events import KeyEvents
+from reefknot.idempotency.model import KeyState, compute_key
 from reefknot.idempotency.once import KeyOptions, Mode, Once, mode_named
+from reefknot.policy.model.defaults import RetryCategory, operation_target
 from reefknot.retrying.call import CallState
 from reefknot.retrying.exhaustion import exhaustions
 from reefknot.retrying.functions import what_to_pass
@@ -61,8 +61,8 @@ from reefknot.runtime.event_loops import require_asyncio
 from reefknot.runtime.log import logger
 
 if TYPE_CHECKING:
-    from reefknot.core.retry.book import Book
-    from reefknot.ports.idempotency_store import IdempotencyStore
+    from reefknot.idempotency.port import IdempotencyStore
+    from reefknot.policy.model.book import Book
 
 _MOST_KEYS_IN_MEMORY = 100_000
 
@@ -193,7 +193,7 @@ class RetryManager:
         lease: checks.Seconds = 60.0,
         wait_for_result: checks.Seconds = 60.0,
     ) -> None:
-        from reefknot.config.book import PolicyBook
+        from reefknot.policy.book import PolicyBook
 
         self._lease = checks.seconds("lease", lease)
         self._wait = checks.seconds("wait_for_result", wait_for_result, or_zero=True, most=inf)
@@ -418,11 +418,11 @@ async def open_manager(
 
     The file is the one named, else the one found from the current folder. `engine` replaces the file's engine.
     """
-    from reefknot.app.audit_copies import kept_events
-    from reefknot.app.stores import open_store, options_of, store_url
-    from reefknot.config.book import PolicyBook
-    from reefknot.config.secrets import secret_texts
-    from reefknot.config.settings import load_settings
+    from reefknot.audit.copies import kept_events
+    from reefknot.policy.book import PolicyBook
+    from reefknot.policy.secrets import secret_texts
+    from reefknot.policy.settings import load_settings
+    from reefknot.stores.opening import open_store, options_of, store_url
 
     known = os.environ if environ is None else environ
     settings = load_settings(config, environ=known, cwd=Path.cwd())
@@ -455,7 +455,7 @@ def _keys_in_scope() -> IdempotencyStore:
 
 
 def _keys_in_memory() -> IdempotencyStore:
-    from reefknot.engines.memory import MemoryStore
+    from reefknot.stores.memory import MemoryStore
 
     global _warned
     if not _warned:
@@ -469,8 +469,8 @@ def _keys_in_memory() -> IdempotencyStore:
 
 
 def _default_sink(store: IdempotencyStore) -> AuditSink:
-    from reefknot.engines.log_sink import LogSink
-    from reefknot.engines.memory.store import MemoryIdempotencyStore
+    from reefknot.audit.log_sink import LogSink
+    from reefknot.stores.memory.store import MemoryIdempotencyStore
 
     # An audit log in memory is never trimmed, which a process that runs for months cannot afford.
     return LogSink() if isinstance(store, MemoryIdempotencyStore) else store.audit

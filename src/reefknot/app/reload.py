@@ -15,16 +15,16 @@ import msgspec
 from msgspec import Struct
 
 from reefknot.audit.journal import Journal, envelope
-from reefknot.config.check import other_changes
-from reefknot.core.audit.event import OperatorAction
+from reefknot.audit.model.event import OperatorAction
 from reefknot.errors import ConfigurationError
+from reefknot.policy.check import other_changes
 from reefknot.runtime.log import logger, printable
 
 if TYPE_CHECKING:
-    from reefknot.app.audit_copies import StoredBooks
-    from reefknot.config.settings import Settings
-    from reefknot.core.retry.book import Book
-    from reefknot.ports.clock import Clock
+    from reefknot.audit.copies import StoredBooks
+    from reefknot.core.clock import Clock
+    from reefknot.policy.model.book import Book
+    from reefknot.policy.settings import Settings
 
 Follow = Callable[["Book"], None]
 """Tells a worker, or the orchestrator, to follow another book."""

@@ -18,46 +18,46 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from reefknot.app import presence
 from reefknot.app.activity import Activity
 from reefknot.app.alerts import running_activity
-from reefknot.app.audit_copies import kept_events
 from reefknot.app.block_settings import blocks_for, check_steps, start_preparing
-from reefknot.app.clients import system_scope
-from reefknot.app.ingestion import running_ingestion, sync_entries
-from reefknot.app.presence import STATUS_EVERY_S, STORE_S, look_for_orphans
 from reefknot.app.reload import PolicyReload, ReloadOutcome
-from reefknot.app.schedules import running_schedules
-from reefknot.app.stores import client_of, open_store, options_of
+from reefknot.audit.copies import kept_events
 from reefknot.audit.journal import Journal
-from reefknot.blocks.threads import function_threads
+from reefknot.audit.port import end_of
 from reefknot.clock import SteadyClock
-from reefknot.config.settings import Settings
-from reefknot.core.messages import ExecAssignment, ExecResult
-from reefknot.core.overload.submission import Capacity
+from reefknot.core.clock import Clock
 from reefknot.core.redaction import Redactor
 from reefknot.errors import NameTakenError, StoreUnavailableError
-from reefknot.execution.isolation import Isolation
-from reefknot.ingestion.orchestrator import IngestionOrchestrator
-from reefknot.ports.audit_log import end_of
-from reefknot.ports.block import Block, own_classes
-from reefknot.ports.clock import Clock
-from reefknot.ports.control import Command
-from reefknot.ports.store import Store
-from reefknot.ports.work_queue import Held
-from reefknot.router.service import Router
-from reefknot.router.settings import RouterSettings
-from reefknot.router.settings import settings_from as router_settings
-from reefknot.router.submissions import Submissions
+from reefknot.ingest.assembly import running_ingestion, sync_entries
+from reefknot.ingest.configured_schedules import running_schedules
+from reefknot.ingest.orchestrator import IngestionOrchestrator
+from reefknot.policy.settings import Settings
+from reefknot.queue import presence
+from reefknot.queue.connect import client_of, system_scope
+from reefknot.queue.execution.isolation import Isolation
+from reefknot.queue.model.messages import ExecAssignment, ExecResult
+from reefknot.queue.model.submission import Capacity
+from reefknot.queue.port.control import Command
+from reefknot.queue.port.work_queue import Held
+from reefknot.queue.presence import STATUS_EVERY_S, STORE_S, look_for_orphans
+from reefknot.queue.router.service import Router
+from reefknot.queue.router.settings import RouterSettings
+from reefknot.queue.router.settings import settings_from as router_settings
+from reefknot.queue.router.submissions import Submissions
+from reefknot.queue.worker.loop_watch import LoopWatch
+from reefknot.queue.worker.service import Worker
+from reefknot.queue.worker.settings import WorkerSettings, settings_from
 from reefknot.runtime.database_urls import is_nats_url
 from reefknot.runtime.log import RepeatedErrors, logger, printable
 from reefknot.runtime.processes import process_mark
 from reefknot.runtime.seeds import new_id
 from reefknot.runtime.tasks import Services
 from reefknot.runtime.timeouts import AWAY_S, ended, unless_away
-from reefknot.worker.loop_watch import LoopWatch
-from reefknot.worker.service import Worker
-from reefknot.worker.settings import WorkerSettings, settings_from
+from reefknot.steps.port import Block, own_classes
+from reefknot.steps.threads import function_threads
+from reefknot.stores.opening import open_store, options_of
+from reefknot.stores.port.store import Store
 
 ROUTER_NAME = "router"
 CONTROL_S = 5.0

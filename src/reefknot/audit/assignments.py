@@ -17,7 +17,7 @@ import msgspec
 from msgspec import UNSET
 
 from reefknot.audit.journal import Journal, about_item, envelope
-from reefknot.core.audit.event import (
+from reefknot.audit.model.event import (
     RESULT_DIGITS,
     Completed,
     Event,
@@ -27,11 +27,11 @@ from reefknot.core.audit.event import (
     Submitted,
     timestamp,
 )
-from reefknot.core.messages import ExecAssignment, ExecResult
-from reefknot.core.overload.admission import ADMISSION_VERSION, Rules, rules_content
-from reefknot.core.results import answer_of
-from reefknot.core.work import CRASH_LIMIT, WorkItem, WorkState, attempts_begun, is_ingestion, runs_now
-from reefknot.ports.clock import Clock
+from reefknot.core.clock import Clock
+from reefknot.queue.model.admission import ADMISSION_VERSION, Rules, rules_content
+from reefknot.queue.model.messages import ExecAssignment, ExecResult
+from reefknot.queue.model.results import answer_of
+from reefknot.queue.model.work import CRASH_LIMIT, WorkItem, WorkState, attempts_begun, is_ingestion, runs_now
 from reefknot.runtime.processes import own_identity
 
 STORE_AGAIN_S = 3600.0

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 from reefknot import clock
 from reefknot.audit.journal import Journal, envelope
-from reefknot.core.audit.event import BookStored
-from reefknot.ports.audit_log import AuditQuery
+from reefknot.audit.model.event import BookStored
+from reefknot.audit.port import AuditQuery
 from reefknot.runtime.log import logger, printable
 
 if TYPE_CHECKING:
     from reefknot.audit.journal import AuditSink
-    from reefknot.core.retry.book import Book
-    from reefknot.ports.audit_log import AuditLog
+    from reefknot.audit.port import AuditLog
+    from reefknot.policy.model.book import Book
 
 LOOK_AGAIN_S = 3600.0
 PAGE = 100

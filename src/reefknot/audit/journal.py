@@ -23,21 +23,21 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from reefknot import clock
+from reefknot.audit.model.event import Event, as_written, encode, timestamp, timestamp_ms
+from reefknot.audit.port import AuditEntry, AuditLog
 from reefknot.core import checks
-from reefknot.core.audit.event import Event, as_written, encode, timestamp, timestamp_ms
 from reefknot.core.checks import choice
 from reefknot.core.redaction import Redactor
 from reefknot.errors import AuditUnavailableError, ParameterError, ReefknotError
-from reefknot.ports.audit_log import AuditEntry, AuditLog
 from reefknot.runtime.log import error_text, logger, printable
 from reefknot.runtime.redaction import process_redactor
 from reefknot.runtime.seeds import new_id
 from reefknot.runtime.tasks import run_in_background
 
 if TYPE_CHECKING:
-    from reefknot.core.audit.chain import Head
-    from reefknot.core.messages import ExecAssignment
-    from reefknot.core.work import WorkItem
+    from reefknot.audit.model.chain import Head
+    from reefknot.queue.model.messages import ExecAssignment
+    from reefknot.queue.model.work import WorkItem
 
 APPEND_TRIES = 3
 APPEND_TIMEOUT_S = 10.0

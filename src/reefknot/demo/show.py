@@ -28,9 +28,9 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Self
 
 import reefknot as rk
-from reefknot.cli import main as command_line
-from reefknot.cli.app import exit_for
-from reefknot.cli.config import FILES, recommended
+from reefknot.console.cli import main as command_line
+from reefknot.console.cli.app import exit_for
+from reefknot.console.cli.config import FILES, recommended
 from reefknot.demo.tour import (
     LOOPBACK,
     OK,
@@ -46,8 +46,8 @@ from reefknot.errors import QueueFullError
 from reefknot.runtime.log import printable
 
 if TYPE_CHECKING:
-    from reefknot.core.messages import ExecResult
-    from reefknot.router.client import Client, Handle
+    from reefknot.queue.client import Client, Handle
+    from reefknot.queue.model.messages import ExecResult
 
 PATIENCE_S = 60.0
 """Most seconds that anything here is waited for, on a busy machine."""
@@ -308,7 +308,7 @@ class Show(Tour):
             self._put_load(load, last=True)
 
     async def _draw_load(self, client: Client, load: Load) -> None:
-        from reefknot.app.presence import living_systems
+        from reefknot.queue.presence import living_systems
 
         while True:
             for system in await living_systems(client.store):

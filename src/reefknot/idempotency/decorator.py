@@ -24,8 +24,8 @@ import msgspec
 
 from reefknot import clock
 from reefknot.audit.journal import Journal, OnFailure, envelope
+from reefknot.audit.model.event import IdempotencyEvent
 from reefknot.core import checks
-from reefknot.core.audit.event import IdempotencyEvent
 from reefknot.core.canonical import canonical, check_returned, checked_result_type, json_value
 from reefknot.core.canonical import fingerprint as fingerprint_of
 from reefknot.core.redaction import Redactor
@@ -43,7 +43,7 @@ from reefknot.idempotency.plain import (
 from reefknot.retrying.functions import ASYNC_GENERATOR, GENERATOR, code_flags, is_async, name_of
 
 if TYPE_CHECKING:
-    from reefknot.ports.store import Store
+    from reefknot.stores.port.store import Store
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import asdict
 
-from reefknot.core.audit.event import TakenOver
+from reefknot.audit.model.event import TakenOver
 from reefknot.runtime.tasks import run_in_background
 
 if TYPE_CHECKING:
     from reefknot.audit.journal import Journal
-    from reefknot.core.audit.event import Event, IdempotencyEvent
-    from reefknot.core.idempotency import KeyRecord
-    from reefknot.ports.audit_log import AuditEntry
+    from reefknot.audit.model.event import Event, IdempotencyEvent
+    from reefknot.audit.port import AuditEntry
+    from reefknot.idempotency.model import KeyRecord
 
 
 class KeyEvents:

@@ -25,7 +25,18 @@ from msgspec import Struct
 
 from reefknot import clock
 from reefknot.core.canonical import canonical, result_from_json, result_to_json
-from reefknot.core.idempotency import (
+from reefknot.errors import (
+    KeyConflictError,
+    KeyInProgressError,
+    LeaseLostError,
+    NotJsonError,
+    OutcomeUnknownError,
+    ParameterError,
+    RecordedFailureError,
+    ResultTooLargeError,
+    StoreUnavailableError,
+)
+from reefknot.idempotency.model import (
     Busy,
     Claim,
     Claimed,
@@ -41,17 +52,6 @@ from reefknot.core.idempotency import (
     Uncertain,
     Unknown,
     checked_key,
-)
-from reefknot.errors import (
-    KeyConflictError,
-    KeyInProgressError,
-    LeaseLostError,
-    NotJsonError,
-    OutcomeUnknownError,
-    ParameterError,
-    RecordedFailureError,
-    ResultTooLargeError,
-    StoreUnavailableError,
 )
 from reefknot.idempotency.unrecorded import UnrecordedResult, unrecorded_of
 from reefknot.idempotency.waiting import (
@@ -72,9 +72,9 @@ from reefknot.runtime.tasks import run_in_background
 from reefknot.runtime.timeouts import Timeout
 
 if TYPE_CHECKING:
+    from reefknot.audit.port import AuditEntry
     from reefknot.idempotency.events import KeyEvents
-    from reefknot.ports.audit_log import AuditEntry
-    from reefknot.ports.idempotency_store import IdempotencyStore
+    from reefknot.idempotency.port import IdempotencyStore
 
 RECORD_TRIES = 5
 

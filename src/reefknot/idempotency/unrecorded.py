@@ -12,12 +12,12 @@ from weakref import WeakKeyDictionary
 
 from msgspec import Struct
 
-from reefknot.core.idempotency import Claim, Done, Failed
+from reefknot.audit.port import AuditEntry
 from reefknot.errors import StoreUnavailableError
-from reefknot.ports.audit_log import AuditEntry
+from reefknot.idempotency.model import Claim, Done, Failed
 
 if TYPE_CHECKING:
-    from reefknot.ports.idempotency_store import IdempotencyStore
+    from reefknot.idempotency.port import IdempotencyStore
 
 MOST_UNRECORDED = 1000
 

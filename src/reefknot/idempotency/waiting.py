@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import Struct
 
-from reefknot.core.idempotency import Claim, KeyRecord, KeyState
 from reefknot.errors import LeaseLostError, StoreUnavailableError
+from reefknot.idempotency.model import Claim, KeyRecord, KeyState
 from reefknot.runtime.processes import owner_is_gone
 from reefknot.runtime.timeouts import STORE_S
 
 if TYPE_CHECKING:
-    from reefknot.ports.idempotency_store import IdempotencyStore
+    from reefknot.idempotency.port import IdempotencyStore
 
 T = TypeVar("T")
 

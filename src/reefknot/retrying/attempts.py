@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from reefknot import clock
-from reefknot.core.retry.decide import AttemptRecord
+from reefknot.core.decide import AttemptRecord
 from reefknot.errors import BreakerOpenError, LoopMisuseError, ParameterError, ParameterTypeError
 from reefknot.retrying.breaker import Guard
 from reefknot.retrying.call import CallState

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from reefknot import clock
-from reefknot.core.overload.breaker import Breaker, BreakerSnapshot, BreakerState, Permit, Refused
+from reefknot.core.breaker import Breaker, BreakerSnapshot, BreakerState, Permit, Refused
 from reefknot.errors import AttemptTimeoutError, BreakerOpenError, DeadlineExceededError, ParameterTypeError
 from reefknot.retrying.failures import failure_from, retryable_by_default
 from reefknot.retrying.functions import RejectedResult, is_async, rule_for

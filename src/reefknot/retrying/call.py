@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from reefknot import clock
-from reefknot.core.failure import ErrorCode, Failure
-from reefknot.core.retry.backoff import draw
-from reefknot.core.retry.decide import (
+from reefknot.core.backoff import draw
+from reefknot.core.decide import (
     Again,
     AttemptRecord,
     Decision,
@@ -31,7 +30,8 @@ from reefknot.core.retry.decide import (
     decide,
     matches_exception_lists,
 )
-from reefknot.core.retry.policy import RetryPolicy
+from reefknot.core.failure import ErrorCode, Failure
+from reefknot.core.policy import RetryPolicy
 from reefknot.errors import BreakerOpenError, DeadlineExceededError
 from reefknot.retrying.exhaustion import mark_exhausted
 from reefknot.retrying.failures import failure_from, retryable_by_default

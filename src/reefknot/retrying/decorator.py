@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from functools import partial, update_wrapper
 
-from reefknot.core.retry.policy import RetryPolicy
+from reefknot.core.policy import RetryPolicy
 from reefknot.errors import ParameterTypeError
 from reefknot.retrying.functions import is_async, name_of, what_to_pass
 from reefknot.retrying.plan import LIBRARY_DEFAULT, Plan, meant_instead_of

@@ -14,8 +14,7 @@ from msgspec.structs import replace
 
 from reefknot import clock
 from reefknot.core.checks import is_number
-from reefknot.core.failure import ErrorCode, Failure, FailureType
-from reefknot.core.retry.classify import (
+from reefknot.core.classify import (
     AWS_CODES,
     GRPC_STATUSES,
     Kind,
@@ -26,7 +25,8 @@ from reefknot.core.retry.classify import (
     retryable_code,
     status_in,
 )
-from reefknot.core.retry.policy import class_name
+from reefknot.core.failure import ErrorCode, Failure, FailureType
+from reefknot.core.policy import class_name
 from reefknot.retrying.exhaustion import is_exhausted
 from reefknot.retrying.functions import UNREADABLE, every_leaf, is_group, leaves_of
 from reefknot.runtime.redaction import process_redactor, redact

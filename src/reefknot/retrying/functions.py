@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from re import Match
     from typing import Any, Protocol, TypeAlias, TypeGuard, TypeVar
 
+    from reefknot.core.decide import AttemptRecord, Reason
     from reefknot.core.failure import Failure
-    from reefknot.core.retry.decide import AttemptRecord, Reason
 
     T = TypeVar("T")
 

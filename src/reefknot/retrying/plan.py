@@ -11,7 +11,7 @@ from itertools import count
 from math import inf
 from os import environ
 
-from reefknot.core.retry.policy import MOST_ATTEMPTS, RetryPolicy
+from reefknot.core.policy import MOST_ATTEMPTS, RetryPolicy
 from reefknot.errors import ParameterError, ParameterTypeError
 from reefknot.retrying.functions import (
     RetryStatistics,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from typing import Any, TypeAlias, TypeVar
 
     from reefknot.core.failure import Failure
-    from reefknot.core.retry.throttle import RetryThrottle
+    from reefknot.core.throttle import RetryThrottle
     from reefknot.retrying.breaker import CircuitBreaker
     from reefknot.retrying.functions import ResultRule, Rule, WaitRule
     from reefknot.retrying.types import Hook, RetryKeywords, StopEvent
@@ -359,7 +359,7 @@ def _overridden(resolver: Callable[[], Resolve] | None, fields: dict[str, Any]) 
 def _throttle(value: object) -> RetryThrottle | None:
     if value is False or value is None:
         return None
-    from reefknot.core.retry.throttle import RetryThrottle
+    from reefknot.core.throttle import RetryThrottle
 
     if value is True:
         return RetryThrottle()

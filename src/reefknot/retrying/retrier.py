@@ -11,9 +11,9 @@ from sys import _getframe
 from typing import TYPE_CHECKING, Any, Generic, Never, ParamSpec, Self, TypeVar, Unpack, overload
 
 from reefknot import clock
+from reefknot.core.decide import Outcome
 from reefknot.core.failure import Failure
-from reefknot.core.retry.decide import Outcome
-from reefknot.core.retry.policy import RetryPolicy
+from reefknot.core.policy import RetryPolicy
 from reefknot.errors import ParameterError, ParameterTypeError
 from reefknot.retrying.attempts import Attempts
 from reefknot.retrying.call import CallState

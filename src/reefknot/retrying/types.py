@@ -24,13 +24,13 @@ from typing import (
 
 from msgspec import Struct
 
+from reefknot.core.decide import Reason
 from reefknot.core.failure import Failure
-from reefknot.core.retry.decide import Reason
 
 if TYPE_CHECKING:
     from reefknot.core.checks import Seconds
-    from reefknot.core.retry.policy import Jitter, JitterName, RetryStrategy, StrategyName
-    from reefknot.core.retry.throttle import RetryThrottle
+    from reefknot.core.policy import Jitter, JitterName, RetryStrategy, StrategyName
+    from reefknot.core.throttle import RetryThrottle
     from reefknot.retrying.breaker import CircuitBreaker
     from reefknot.retrying.functions import On, OnResult, RetryStatistics
 

@@ -1,7 +1,7 @@
 """
 The seam of tracing: where spans begin and end, without a tracing library.
 
-`tracing.tracer` is None until `reefknot.telemetry.traces` puts one there, and while it is None a call pays for one
+`tracing.tracer` is None until `reefknot.console.traces` puts one there, and while it is None a call pays for one
 comparison. A `CallTrace` is the spans of one call: an operation, and a child for each of its attempts. Only the span of
 an attempt is current, so that spans of the work itself are its children, and nothing is current during a wait.
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from reefknot.clock import using_clock
 from reefknot.core import checks
-from reefknot.engines.clocks import LoopClock, SkippingClock, VirtualClock, VirtualLoop, run_in_virtual_loop
 from reefknot.errors import JobsStuckError, VirtualDeadlockError
 from reefknot.retrying.plan import retry_switch
+from reefknot.runtime.clocks import LoopClock, SkippingClock, VirtualClock, VirtualLoop, run_in_virtual_loop
 
 if TYPE_CHECKING:
     from reefknot.testing.systems import SyncVirtualJob as SyncVirtualJob

@@ -13,15 +13,15 @@ from typing import Any
 
 from msgspec import Struct
 
-from reefknot.blocks.inputs import failed
-from reefknot.blocks.python import BlockFunction, PythonBlock
 from reefknot.core import checks
 from reefknot.core.canonical import canonical, json_value
 from reefknot.core.failure import ErrorCode
-from reefknot.core.messages import StepResult
-from reefknot.engines.clocks import VirtualLoop
 from reefknot.errors import ParameterError, ParameterTypeError
-from reefknot.ports.block import Block, BlockContext
+from reefknot.queue.model.messages import StepResult
+from reefknot.runtime.clocks import VirtualLoop
+from reefknot.steps.inputs import failed
+from reefknot.steps.port import Block, BlockContext
+from reefknot.steps.python import BlockFunction, PythonBlock
 
 MOST_FAULTS = 1_000_000
 INJECTED = "injected by fail()"

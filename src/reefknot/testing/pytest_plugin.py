@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from reefknot.engines.clocks import SkippingClock, VirtualClock
+    from reefknot.runtime.clocks import SkippingClock, VirtualClock
     from reefknot.testing import SyncVirtualSystem
 
 

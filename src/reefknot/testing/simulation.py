@@ -13,28 +13,28 @@ from datetime import UTC, datetime, timedelta
 from math import inf
 from typing import Any
 
-from reefknot.app.schedules import running_schedules, timetable_of
-from reefknot.app.stores import open_store, options_of
 from reefknot.app.system import System, worker_settings
+from reefknot.audit.port import pages_of
 from reefknot.clock import SteadyClock, using_clock
-from reefknot.config.settings import Settings
-from reefknot.core.messages import ExecResult
+from reefknot.console.operations.audit import EventFilter, EventQuery
+from reefknot.console.operations.operator import Operator
+from reefknot.console.operations.quarantine import QuarantineQuery, list_quarantined
+from reefknot.console.operations.waiting import waits_of
+from reefknot.console.words.events import event_fields
 from reefknot.core.redaction import Redactor
-from reefknot.core.results import answer_of
-from reefknot.core.schedules import next_due
-from reefknot.core.waiting import span
-from reefknot.core.work import SCHEDULED, WorkItem, WorkState, is_over
-from reefknot.engines.clocks import LoopClock, VirtualLoop
 from reefknot.errors import JobsStuckError, ResultPendingError
-from reefknot.operations.audit import EventFilter, EventQuery
-from reefknot.operations.operator import Operator
-from reefknot.operations.quarantine import QuarantineQuery, list_quarantined
-from reefknot.operations.waiting import waits_of
-from reefknot.operations.words.events import event_fields
-from reefknot.ports.audit_log import pages_of
-from reefknot.ports.block import Block
-from reefknot.ports.store import Store
-from reefknot.router.settings import settings_from as router_settings
+from reefknot.ingest.configured_schedules import running_schedules, timetable_of
+from reefknot.policy.settings import Settings
+from reefknot.queue.model.messages import ExecResult
+from reefknot.queue.model.results import answer_of
+from reefknot.queue.model.schedules import next_due
+from reefknot.queue.model.waiting import span
+from reefknot.queue.model.work import SCHEDULED, WorkItem, WorkState, is_over
+from reefknot.queue.router.settings import settings_from as router_settings
+from reefknot.runtime.clocks import LoopClock, VirtualLoop
+from reefknot.steps.port import Block
+from reefknot.stores.opening import open_store, options_of
+from reefknot.stores.port.store import Store
 
 STEP_S = 0.05
 """Virtual time between two looks at the jobs, while one of them is at work."""

@@ -19,14 +19,8 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 from reefknot.app.block_settings import Modules, blocks_of, warn_of_lost_retries
-from reefknot.config.layers import Tree, load_tree
-from reefknot.config.reading.session import Mark
-from reefknot.config.settings import Settings, settings_of
+from reefknot.console.operations.audit import EventQuery
 from reefknot.core import checks
-from reefknot.core.messages import ExecResult
-from reefknot.core.results import answer_of
-from reefknot.core.work import WorkItem, record_id
-from reefknot.engines.clocks import EPOCH, VirtualLoop
 from reefknot.errors import (
     KeyConflictError,
     LoopMisuseError,
@@ -35,8 +29,14 @@ from reefknot.errors import (
     QueueFullError,
     UnknownJobError,
 )
-from reefknot.operations.audit import EventQuery
-from reefknot.router.client import Client, Handle, SubmitItem, SubmitOptions
+from reefknot.policy.layers import Tree, load_tree
+from reefknot.policy.reading.session import Mark
+from reefknot.policy.settings import Settings, settings_of
+from reefknot.queue.client import Client, Handle, SubmitItem, SubmitOptions
+from reefknot.queue.model.messages import ExecResult
+from reefknot.queue.model.results import answer_of
+from reefknot.queue.model.work import WorkItem, record_id
+from reefknot.runtime.clocks import EPOCH, VirtualLoop
 from reefknot.runtime.event_loops import require_asyncio
 from reefknot.testing.faults import MOST_FAULTS, Answer, WrappedBlock, fault
 from reefknot.testing.simulation import Simulation

@@ -12,12 +12,12 @@ import pytest
 from reefknot.app import activity
 from reefknot.app.activity import ENDED, PREFIX, SILENT_S, Activity, fold_left, store_activity
 from reefknot.audit.journal import Journal, envelope, observed
-from reefknot.core.audit.event import Quarantined
-from reefknot.engines.clocks import LoopClock, SystemClock, VirtualLoop
-from reefknot.engines.memory import MemoryStore
-from reefknot.ports.store import Store
-from reefknot.ports.value_store import StoredValue
-from reefknot.telemetry.metrics import ActivityRecord, series
+from reefknot.audit.metrics import ActivityRecord, series
+from reefknot.audit.model.event import Quarantined
+from reefknot.runtime.clocks import LoopClock, SystemClock, VirtualLoop
+from reefknot.stores.memory import MemoryStore
+from reefknot.stores.port.store import Store
+from reefknot.stores.port.values import StoredValue
 from reefknot.testing import run_virtual
 
 

@@ -24,22 +24,22 @@ from reefknot.app.alerts import (
     webhook_of,
 )
 from reefknot.app.block_settings import block_settings
-from reefknot.app.stores import client_of
 from reefknot.audit.journal import Journal, envelope
-from reefknot.config.schema import AlertRule, AlertsSection
-from reefknot.config.secrets import secret_texts
-from reefknot.config.settings import load_settings
+from reefknot.audit.metrics import ActivityRecord
+from reefknot.audit.model.event import Completed, Quarantined, decode
+from reefknot.audit.port import AuditQuery
 from reefknot.core.alerts import RULES, AlertThresholds
-from reefknot.core.audit.event import Completed, Quarantined, decode
-from reefknot.engines.clocks import SystemClock, VirtualClock
-from reefknot.engines.memory import MemoryStore
+from reefknot.core.clock import Clock
 from reefknot.errors import ConfigurationError
-from reefknot.ports.audit_log import AuditQuery
-from reefknot.ports.clock import Clock
-from reefknot.ports.store import Store
-from reefknot.ports.work_queue import WorkSnapshot
-from reefknot.router.client import Client
-from reefknot.telemetry.metrics import ActivityRecord
+from reefknot.policy.schema import AlertRule, AlertsSection
+from reefknot.policy.secrets import secret_texts
+from reefknot.policy.settings import load_settings
+from reefknot.queue.client import Client
+from reefknot.queue.connect import client_of
+from reefknot.queue.port.work_queue import WorkSnapshot
+from reefknot.runtime.clocks import SystemClock, VirtualClock
+from reefknot.stores.memory import MemoryStore
+from reefknot.stores.port.store import Store
 
 RULE = AlertThresholds("oldest_age", threshold=10, clear=5, for_seconds=0, what="age", advice="look", unit=" s")
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from reefknot.app.block_settings import block_settings, check_roots
-from reefknot.blocks.python import BlockSettings
-from reefknot.blocks.sql_rows import Access, SqlConnection
-from reefknot.config.settings import load_settings
 from reefknot.errors import ConfigurationError
+from reefknot.policy.settings import load_settings
+from reefknot.steps.python import BlockSettings
+from reefknot.steps.sql_rows import Access, SqlConnection
 
 KEYS = {
     "blocks": ["http", "fs", "sql"],

@@ -12,9 +12,8 @@ import pytest
 
 import reefknot as rk
 from reefknot.app import managers
-from reefknot.config.book import PolicyBook
-from reefknot.core.audit.chain import Head
-from reefknot.core.audit.event import (
+from reefknot.audit.model.chain import Head
+from reefknot.audit.model.event import (
     IdempotencyEvent,
     RetryAttempt,
     RetryExhausted,
@@ -22,11 +21,12 @@ from reefknot.core.audit.event import (
     RetryRefused,
     TimeoutOccurred,
 )
-from reefknot.core.audit.replay import replay
-from reefknot.engines.clocks import VirtualClock
-from reefknot.engines.memory import MemoryStore
-from reefknot.ports.audit_log import AuditEntry, AuditQuery
-from reefknot.ports.store import Store
+from reefknot.audit.model.replay import replay
+from reefknot.audit.port import AuditEntry, AuditQuery
+from reefknot.policy.book import PolicyBook
+from reefknot.runtime.clocks import VirtualClock
+from reefknot.stores.memory import MemoryStore
+from reefknot.stores.port.store import Store
 from reefknot.testing import run_virtual
 from tests.unit.idempotency.failing_store import Failing, actions_in, events_in
 from tests.unit.retrying.flaky import AsyncAlways, AsyncFlaky

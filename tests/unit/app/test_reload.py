@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from reefknot.app import open_store
-from reefknot.app.audit_copies import kept_events
 from reefknot.app.reload import PolicyReload
 from reefknot.app.system import System, running_system, worker_settings
+from reefknot.audit.copies import kept_events
 from reefknot.audit.journal import Journal
-from reefknot.config.check import other_changes
-from reefknot.config.settings import Settings, load_settings
-from reefknot.core.audit.event import OperatorAction, decode
+from reefknot.audit.model.event import OperatorAction, decode
 from reefknot.core.failure import ErrorCode
-from reefknot.core.messages import ExecAssignment, ExecResult, Job, StepResult, StepStatus
-from reefknot.core.retry.book import Book, BookHistory
-from reefknot.engines.clocks import SystemClock
+from reefknot.policy.check import other_changes
+from reefknot.policy.model.book import Book, BookHistory
+from reefknot.policy.settings import Settings, load_settings
+from reefknot.queue.model.messages import ExecAssignment, ExecResult, Job, StepResult, StepStatus
+from reefknot.runtime.clocks import SystemClock
+from reefknot.stores.opening import open_store
 
 FILE = """\
 worker:

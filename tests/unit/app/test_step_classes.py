@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from reefknot.app.system import System
-from reefknot.blocks.python import BlockRegistry, block
-from reefknot.core.messages import ExecAssignment, Job, ResultStatus
-from reefknot.worker.settings import OTHER_POOL, default_settings
+from reefknot.queue.model.messages import ExecAssignment, Job, ResultStatus
+from reefknot.queue.worker.settings import OTHER_POOL, default_settings
+from reefknot.steps.python import BlockRegistry, block
 from tests.workshop import Shop, with_shop
 
 MOST = {"cpu": 2}
@@ -96,7 +96,7 @@ def test_what_names_a_class_keeps_it() -> None:
 
 def test_what_was_submitted_before_any_worker_ran_goes_there_too() -> None:
     async def story(shop: Shop) -> None:
-        from reefknot.app.stores import client_of
+        from reefknot.queue.connect import client_of
 
         client = client_of(shop.store, shop.clock, 100)
         handle = await client.submit("mail.send", assignment_id="early")
@@ -139,7 +139,7 @@ def test_a_class_that_no_worker_has_is_warned_of_once_with_the_nearest_name(capl
 
 def test_while_no_worker_runs_nothing_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     async def story(shop: Shop) -> None:
-        from reefknot.app.stores import client_of
+        from reefknot.queue.connect import client_of
 
         await client_of(shop.store, shop.clock, 100).submit("mail.send", resource_class="emials")
 

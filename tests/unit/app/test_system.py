@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from reefknot.app import open_store
-from reefknot.app.presence import living_systems
 from reefknot.app.system import System, running_system
-from reefknot.blocks.fs import FsSettings
-from reefknot.blocks.python import BlockSettings, by_name, standard_blocks
-from reefknot.config.settings import Settings, load_settings
-from reefknot.core.messages import ExecAssignment, Job
-from reefknot.engines.clocks import SystemClock
 from reefknot.errors import NameTakenError
-from reefknot.ports.store import Store
-from reefknot.worker.settings import default_settings
+from reefknot.policy.settings import Settings, load_settings
+from reefknot.queue.model.messages import ExecAssignment, Job
+from reefknot.queue.presence import living_systems
+from reefknot.queue.worker.settings import default_settings
+from reefknot.runtime.clocks import SystemClock
+from reefknot.steps.fs import FsSettings
+from reefknot.steps.python import BlockSettings, by_name, standard_blocks
+from reefknot.stores.opening import open_store
+from reefknot.stores.port.store import Store
 
 
 @pytest.fixture

@@ -7,12 +7,12 @@ import json
 
 from reefknot.audit.assignments import STORE_AGAIN_S, RulesRecorder, briefly_about, ended_event, submitted_event
 from reefknot.audit.journal import Journal
-from reefknot.core.audit.event import Dropped, decode, encode
-from reefknot.core.overload.admission import Rules, rules_hash
-from reefknot.core.work import WorkItem
-from reefknot.engines.clocks import VirtualClock
-from reefknot.engines.memory import MemoryStore
+from reefknot.audit.model.event import Dropped, decode, encode
+from reefknot.queue.model.admission import Rules, rules_hash
+from reefknot.queue.model.work import WorkItem
+from reefknot.runtime.clocks import VirtualClock
 from reefknot.runtime.processes import own_identity
+from reefknot.stores.memory import MemoryStore
 
 AT = 1_769_342_400.0
 

@@ -10,14 +10,14 @@ import reefknot as rk
 from reefknot import clock as timing
 from reefknot.audit.books import LOOK_AGAIN_S, BookRecorder
 from reefknot.audit.journal import Journal
-from reefknot.core.audit.event import BookStored, decode
-from reefknot.core.audit.replay import replay
+from reefknot.audit.log_sink import LogSink
+from reefknot.audit.model.event import BookStored, decode
+from reefknot.audit.model.replay import replay
+from reefknot.audit.port import AuditLog
 from reefknot.core.redaction import Redactor
-from reefknot.core.retry.book import content_hash
-from reefknot.engines.clocks import VirtualClock
-from reefknot.engines.log_sink import LogSink
-from reefknot.engines.memory import MemoryStore
-from reefknot.ports.audit_log import AuditLog
+from reefknot.policy.model.book import content_hash
+from reefknot.runtime.clocks import VirtualClock
+from reefknot.stores.memory import MemoryStore
 from reefknot.testing import run_virtual
 from reefknot.testing.conformance.harness import event
 

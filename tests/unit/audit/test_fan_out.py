@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import pytest
 
 from reefknot.audit.journal import FanOut
-from reefknot.core.audit.chain import Head
+from reefknot.audit.model.chain import Head
+from reefknot.audit.port import AuditEntry
 from reefknot.errors import ParameterError
-from reefknot.ports.audit_log import AuditEntry
 from reefknot.testing import run_virtual
 
 

@@ -14,8 +14,8 @@ import pytest
 
 from reefknot import clock
 from reefknot.audit.journal import Journal, OnFailure, envelope, observed
-from reefknot.core.audit.chain import Head
-from reefknot.core.audit.event import (
+from reefknot.audit.model.chain import Head
+from reefknot.audit.model.event import (
     Admission,
     AnyEvent,
     Completed,
@@ -27,11 +27,11 @@ from reefknot.core.audit.event import (
     decode,
     tenant_hash,
 )
+from reefknot.audit.port import AuditEntry
 from reefknot.core.redaction import Redactor
-from reefknot.engines.clocks import VirtualClock
-from reefknot.engines.memory import MemoryStore
 from reefknot.errors import AuditUnavailableError
-from reefknot.ports.audit_log import AuditEntry
+from reefknot.runtime.clocks import VirtualClock
+from reefknot.stores.memory import MemoryStore
 from reefknot.testing import run_virtual
 
 

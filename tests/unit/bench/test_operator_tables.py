@@ -6,13 +6,13 @@ import asyncio
 from pathlib import Path
 
 from bench.operators import filled, percentiles, questions
-from reefknot.core.audit.event import EVENT_TYPES, decode
+from reefknot.audit.model.event import EVENT_TYPES, decode
+from reefknot.console.operations.jobs import JobQuery, job_story, list_jobs
+from reefknot.console.operations.operator import Operator
+from reefknot.console.operations.quarantine import quarantine_stats
 from reefknot.core.redaction import Redactor
-from reefknot.engines.clocks import SystemClock
-from reefknot.engines.sqlite import SqliteStore
-from reefknot.operations.jobs import JobQuery, job_story, list_jobs
-from reefknot.operations.operator import Operator
-from reefknot.operations.quarantine import quarantine_stats
+from reefknot.runtime.clocks import SystemClock
+from reefknot.stores.sqlite import SqliteStore
 
 ITEMS, EVENTS = 200, 2000
 

@@ -10,13 +10,13 @@ from typing import Any
 
 from reefknot import clock
 from reefknot.audit.journal import Journal, envelope
-from reefknot.core.audit.event import AnyEvent, IdempotencyEvent, decode
-from reefknot.core.idempotency import Claim, ClaimResult, Ending, KeyRecord
+from reefknot.audit.model.event import AnyEvent, IdempotencyEvent, decode
+from reefknot.audit.port import AuditEntry, AuditLog, AuditQuery
 from reefknot.errors import StoreUnavailableError
 from reefknot.idempotency.events import KeyEvents
+from reefknot.idempotency.model import Claim, ClaimResult, Ending, KeyRecord
 from reefknot.idempotency.once import KeyOptions, Once
-from reefknot.ports.audit_log import AuditEntry, AuditLog, AuditQuery
-from reefknot.ports.idempotency_store import IdempotencyStore
+from reefknot.idempotency.port import IdempotencyStore
 
 DOWN = StoreUnavailableError("test", "the disk is on fire", "wait")
 

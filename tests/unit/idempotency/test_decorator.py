@@ -11,12 +11,12 @@ from uuid import UUID
 import pytest
 
 import reefknot as rk
-from reefknot.core.audit.event import IdempotencyEvent
-from reefknot.engines.clocks import VirtualClock
-from reefknot.engines.memory import MemoryStore
+from reefknot.audit.model.event import IdempotencyEvent
 from reefknot.errors import AuditUnavailableError
 from reefknot.idempotency import decorator as module
 from reefknot.idempotency.decorator import in_scope
+from reefknot.runtime.clocks import VirtualClock
+from reefknot.stores.memory import MemoryStore
 from reefknot.testing import run_virtual
 from tests.unit.idempotency.failing_store import actions_in, events_in
 

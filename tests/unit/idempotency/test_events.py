@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from reefknot.audit.journal import Journal
-from reefknot.core.audit.event import IdempotencyEvent, RetryRecovered
-from reefknot.engines.clocks import VirtualClock
-from reefknot.engines.memory import MemoryStore
+from reefknot.audit.model.event import IdempotencyEvent, RetryRecovered
 from reefknot.idempotency.events import KeyEvents
+from reefknot.runtime.clocks import VirtualClock
+from reefknot.stores.memory import MemoryStore
 from reefknot.testing import run_virtual
 from tests.unit.idempotency.failing_store import events_in
 

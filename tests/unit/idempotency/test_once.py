@@ -13,13 +13,13 @@ import msgspec
 import pytest
 
 from reefknot import errors
-from reefknot.app import open_store
-from reefknot.core.idempotency import Claimed, Done, KeyState, Released
-from reefknot.engines.clocks import VirtualClock
-from reefknot.engines.memory import MemoryStore
 from reefknot.idempotency import unrecorded
+from reefknot.idempotency.model import Claimed, Done, KeyState, Released
 from reefknot.idempotency.once import KeyOptions, Mode, Once, mode_named
+from reefknot.runtime.clocks import VirtualClock
 from reefknot.runtime.processes import process_mark
+from reefknot.stores.memory import MemoryStore
+from reefknot.stores.opening import open_store
 from reefknot.testing import run_virtual
 from tests.unit.idempotency.failing_store import Failing, actions_in, key_events, once
 from tests.unit.runtime.test_processes import gone_process

@@ -14,9 +14,9 @@ import pytest
 
 import reefknot as rk
 from reefknot.app.system import running_system
-from reefknot.config.settings import load_settings
-from reefknot.core.messages import ExecAssignment, Job
 from reefknot.idempotency.decorator import in_scope
+from reefknot.policy.settings import load_settings
+from reefknot.queue.model.messages import ExecAssignment, Job
 
 
 @pytest.fixture

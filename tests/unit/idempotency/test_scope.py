@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from reefknot.app import open_store
-from reefknot.engines.clocks import VirtualClock
-from reefknot.engines.memory import MemoryStore
 from reefknot.errors import NoStoreError
 from reefknot.idempotency.decorator import in_scope, store_in_scope
+from reefknot.runtime.clocks import VirtualClock
+from reefknot.stores.memory import MemoryStore
+from reefknot.stores.opening import open_store
 from reefknot.testing import run_virtual
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import reefknot as rk
 from reefknot import clock
-from reefknot.engines.clocks import VirtualClock
+from reefknot.runtime.clocks import VirtualClock
 from reefknot.runtime.timeouts import Timeout
 from tests.unit.retrying.flaky import AsyncFlaky, Flaky
 

@@ -10,7 +10,7 @@ import pytest
 
 import reefknot as rk
 from reefknot import clock
-from reefknot.engines.clocks import VirtualClock
+from reefknot.runtime.clocks import VirtualClock
 from tests.unit.retrying.flaky import Always, Flaky
 
 FAST = rk.RetryPolicy(4, 1, jitter="none")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import reefknot as rk
-from reefknot.engines.clocks import VirtualClock
+from reefknot.runtime.clocks import VirtualClock
 from tests.unit.retrying.flaky import Always, AsyncAlways, AsyncFlaky, Flaky
 
 CLOSED, OPEN, HALF_OPEN = rk.BreakerState.CLOSED, rk.BreakerState.OPEN, rk.BreakerState.HALF_OPEN

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 import reefknot as rk
-from reefknot.engines.clocks import VirtualClock
 from reefknot.retrying.exhaustion import MARK
 from reefknot.retrying.failures import failure_from
 from reefknot.retrying.types import RetryEvent
+from reefknot.runtime.clocks import VirtualClock
 from reefknot.runtime.log import LogBudget
 from tests.unit.retrying.flaky import Always, AsyncAlways, AsyncFlaky, Flaky
 

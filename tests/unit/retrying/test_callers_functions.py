@@ -14,8 +14,8 @@ from unittest import mock
 import pytest
 
 import reefknot as rk
-from reefknot.core.retry.decide import Reason
-from reefknot.engines.clocks import VirtualClock
+from reefknot.core.decide import Reason
+from reefknot.runtime.clocks import VirtualClock
 from tests.unit.retrying.flaky import Always, Answers, AsyncFlaky, Flaky
 
 # ---- arity -----------------------------------------------------------------------------------------------------------

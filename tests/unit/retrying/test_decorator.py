@@ -15,8 +15,8 @@ from unittest.mock import AsyncMock, MagicMock
 import pytest
 
 import reefknot as rk
-from reefknot.engines.clocks import VirtualClock
 from reefknot.retrying.functions import is_async
+from reefknot.runtime.clocks import VirtualClock
 from tests.unit.retrying.flaky import Always, AsyncFlaky, Flaky
 
 

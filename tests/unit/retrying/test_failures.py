@@ -15,10 +15,10 @@ from google.api_core import exceptions as google_errors
 import reefknot as rk
 from reefknot import clock
 from reefknot.core.failure import ErrorCode, FailureType
-from reefknot.engines.clocks import VirtualClock
 from reefknot.retrying import failures
 from reefknot.retrying.exhaustion import MARK, current_scope
 from reefknot.retrying.failures import failure_from, http_errors, read_hints, retryable_by_default
+from reefknot.runtime.clocks import VirtualClock
 from tests.unit.retrying.flaky import Flaky
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import reefknot as rk
-from reefknot.engines.clocks import VirtualClock
+from reefknot.runtime.clocks import VirtualClock
 from tests.unit.retrying.flaky import Always, Answers, AsyncAlways, AsyncAnswers, AsyncFlaky, Flaky
 
 

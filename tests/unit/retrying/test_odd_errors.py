@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import reefknot as rk
-from reefknot.engines.clocks import VirtualClock
 from reefknot.retrying import call
 from reefknot.retrying.failures import classify_failure, failure_from, read_hints
+from reefknot.runtime.clocks import VirtualClock
 from tests.unit.retrying.odd_errors import TOLD, all_odd, deep_group, raising
 
 ODD = all_odd()

@@ -8,7 +8,7 @@ from collections.abc import Awaitable
 import pytest
 
 import reefknot as rk
-from reefknot.engines.clocks import VirtualClock
+from reefknot.runtime.clocks import VirtualClock
 from tests.unit.retrying.flaky import Always, AsyncAlways, AsyncFlaky, Flaky
 
 POLICY = rk.RetryPolicy(3, 1, jitter="none")

@@ -17,7 +17,7 @@ import trio.testing
 
 import reefknot as rk
 from reefknot import clock
-from reefknot.engines.clocks import VirtualClock
+from reefknot.runtime.clocks import VirtualClock
 from tests.unit.retrying.flaky import AsyncAlways, AsyncFlaky
 
 Run = Callable[[Callable[[], Awaitable[Any]]], Any]
@@ -307,7 +307,7 @@ async def _manage_keys() -> None:
 
 
 async def _guard() -> None:
-    from reefknot.engines.memory import MemoryStore
+    from reefknot.stores.memory import MemoryStore
 
     await rk.idempotent(key=lambda: "k", store=MemoryStore(VirtualClock()))(_work)()
 
@@ -334,7 +334,7 @@ async def _start_router() -> None:
 
 
 def _memory_keys() -> Any:
-    from reefknot.engines.memory import MemoryStore
+    from reefknot.stores.memory import MemoryStore
 
     return MemoryStore(VirtualClock()).idempotency
 

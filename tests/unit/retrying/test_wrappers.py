@@ -12,8 +12,8 @@ import pytest
 
 import reefknot as rk
 from reefknot import clock
-from reefknot.engines.clocks import VirtualClock
 from reefknot.retrying.types import RetryKeywords
+from reefknot.runtime.clocks import VirtualClock
 from tests.unit.retrying.flaky import Always, AsyncFlaky, Flaky
 
 CONTROL_FLOW = (asyncio.CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit)

@@ -11,7 +11,7 @@ import pytest
 import reefknot as rk
 from reefknot.errors import ParameterError
 from reefknot.runtime.database_urls import sqlite_path
-from tests.unit.cli.running import Commands
+from tests.unit.console.cli.running import Commands
 
 HERE = "{here}"
 SPELLINGS = {

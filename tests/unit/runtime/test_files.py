@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from reefknot.blocks.fs import FsSettings, _spare, remove_spare_files
 from reefknot.runtime import files
 from reefknot.runtime.files import whole_file
+from reefknot.steps.fs import FsSettings, _spare, remove_spare_files
 
 
 @contextmanager
@@ -142,7 +142,7 @@ def test_a_spare_file_that_went_before_it_was_locked_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers = iter((False, True))
-    monkeypatch.setattr("reefknot.blocks.fs.is_ours", lambda _: next(answers))
+    monkeypatch.setattr("reefknot.steps.fs.is_ours", lambda _: next(answers))
     opened = os.open(tmp_path, os.O_RDONLY)
     with _spare(opened, "a") as (name, _):
         assert name in names(tmp_path)

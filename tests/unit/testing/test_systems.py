@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import reefknot as rk
-from reefknot.blocks.python import registry
+from reefknot.steps.python import registry
 from reefknot.testing import SyncVirtualSystem
 
 pytest_plugins = ["pytester"]

@@ -9,7 +9,7 @@ import pytest
 
 import reefknot as rk
 from reefknot import clock as timing
-from reefknot.engines.clocks import SkippingClock, VirtualClock
+from reefknot.runtime.clocks import SkippingClock, VirtualClock
 from tests.unit.retrying.flaky import Always, AsyncAlways, AsyncFlaky, Flaky
 
 pytest_plugins = ["pytester"]

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 import yaml
 
-from reefknot.core import messages
-from reefknot.core.message_schema import WIRE
+from reefknot.queue.model import messages
+from reefknot.queue.model.message_schema import WIRE
 from tools import asyncapi_page
 
 DOCUMENT: dict[str, Any] = yaml.safe_load(asyncapi_page.PAGE.read_text(encoding="utf-8"))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from reefknot.core.audit.event import EVENT_TYPES, Event
+from reefknot.audit.model.event import EVENT_TYPES, Event
 from tools import events_page
 
 

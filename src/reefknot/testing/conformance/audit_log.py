@@ -4,9 +4,9 @@ import asyncio
 
 from msgspec import structs
 
-from reefknot.core.audit.chain import Head, Link, verify
-from reefknot.ports.audit_log import AuditQuery
-from reefknot.ports.store import Store
+from reefknot.audit.model.chain import Head, Link, verify
+from reefknot.audit.port import AuditQuery
+from reefknot.stores.port.store import Store
 from reefknot.testing.conformance.harness import event, event_types, story
 
 

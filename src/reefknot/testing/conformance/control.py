@@ -2,9 +2,9 @@
 
 import asyncio
 
-from reefknot.engines.clocks import VirtualClock
-from reefknot.ports.control import SILENT_KEPT_S
-from reefknot.ports.store import Store
+from reefknot.queue.port.control import SILENT_KEPT_S
+from reefknot.runtime.clocks import VirtualClock
+from reefknot.stores.port.store import Store
 from reefknot.testing.conformance.harness import event, event_types, story
 
 

@@ -7,10 +7,10 @@ that would miss a deletion.
 
 import pytest
 
-from reefknot.engines.clocks import VirtualClock
 from reefknot.errors import ChangesLostError, ParameterError
-from reefknot.ports.connector import Document
-from reefknot.ports.documents import DocumentStore, Position
+from reefknot.ingest.port.connector import Document
+from reefknot.ingest.port.documents import DocumentStore, Position
+from reefknot.runtime.clocks import VirtualClock
 from reefknot.testing.conformance.documents import document, document_story, page
 
 

@@ -15,10 +15,10 @@ from typing import Concatenate
 
 import pytest
 
-from reefknot.engines.clocks import VirtualClock
 from reefknot.errors import ParameterError, SourceError, StalePositionError
-from reefknot.ports.connector import Document, Page
-from reefknot.ports.documents import DocumentStore, Position, SearchHit, SourceCounts
+from reefknot.ingest.port.connector import Document, Page
+from reefknot.ingest.port.documents import DocumentStore, Position, SearchHit, SourceCounts
+from reefknot.runtime.clocks import VirtualClock
 from reefknot.testing.conformance.harness import LONGEST_STORY, P, S, wall_ms
 
 SEARCHES = (

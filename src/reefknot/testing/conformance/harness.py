@@ -7,10 +7,10 @@ from functools import wraps
 from inspect import signature
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
+from reefknot.audit.port import AuditEntry
 from reefknot.core.canonical import canonical
-from reefknot.engines.clocks import VirtualClock
-from reefknot.ports.audit_log import AuditEntry
-from reefknot.ports.store import Store
+from reefknot.runtime.clocks import VirtualClock
+from reefknot.stores.port.store import Store
 
 P = ParamSpec("P")
 S = TypeVar("S")

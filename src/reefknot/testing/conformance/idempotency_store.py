@@ -5,7 +5,16 @@ from itertools import count
 
 import pytest
 
-from reefknot.core.idempotency import (
+from reefknot.audit.port import AuditEntry
+from reefknot.errors import (
+    KeyInProgressError,
+    KeyQuotaError,
+    KeyTooLongError,
+    LeaseLostError,
+    ParameterError,
+    ResultTooLargeError,
+)
+from reefknot.idempotency.model import (
     Busy,
     Claim,
     Claimed,
@@ -19,17 +28,8 @@ from reefknot.core.idempotency import (
     Uncertain,
     Unknown,
 )
-from reefknot.engines.clocks import VirtualClock
-from reefknot.errors import (
-    KeyInProgressError,
-    KeyQuotaError,
-    KeyTooLongError,
-    LeaseLostError,
-    ParameterError,
-    ResultTooLargeError,
-)
-from reefknot.ports.audit_log import AuditEntry
-from reefknot.ports.store import Store
+from reefknot.runtime.clocks import VirtualClock
+from reefknot.stores.port.store import Store
 from reefknot.testing.conformance.harness import Harness, event, event_types, required, story
 
 _owners = count(1)

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from reefknot.core.work import ROUTER, Settled, WorkFailed, WorkItem, WorkState
-from reefknot.engines.clocks import VirtualClock
 from reefknot.errors import ParameterError
-from reefknot.ports.store import Store
-from reefknot.ports.work_queue import Settlement, WorkFilter
+from reefknot.queue.model.work import ROUTER, Settled, WorkFailed, WorkItem, WorkState
+from reefknot.queue.port.work_queue import Settlement, WorkFilter
+from reefknot.runtime.clocks import VirtualClock
+from reefknot.stores.port.store import Store
 from reefknot.testing.conformance.harness import story, wall_ms
 
 

@@ -2,13 +2,13 @@
 
 from functools import partial
 
-from reefknot.core.overload.admission import Reject, RejectReason
-from reefknot.core.overload.submission import Capacity, SubmissionRules
-from reefknot.core.work import ROUTER, WorkDone, WorkItem, WorkState
-from reefknot.engines.clocks import VirtualClock
-from reefknot.ports.audit_log import AuditEntry
-from reefknot.ports.store import Store
-from reefknot.ports.work_queue import FIRST_FENCE, Enqueued, Settlement
+from reefknot.audit.port import AuditEntry
+from reefknot.queue.model.admission import Reject, RejectReason
+from reefknot.queue.model.submission import Capacity, SubmissionRules
+from reefknot.queue.model.work import ROUTER, WorkDone, WorkItem, WorkState
+from reefknot.queue.port.work_queue import FIRST_FENCE, Enqueued, Settlement
+from reefknot.runtime.clocks import VirtualClock
+from reefknot.stores.port.store import Store
 from reefknot.testing.conformance.harness import event, event_types, story, wall_ms
 
 

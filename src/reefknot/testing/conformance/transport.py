@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from functools import wraps
 
-from reefknot.engines.clocks import VirtualClock
-from reefknot.ports.transport import Delivery, Transport
+from reefknot.queue.port.transport import Delivery, Transport
+from reefknot.runtime.clocks import VirtualClock
 from reefknot.testing.conformance.harness import LONGEST_STORY, S
 
 Ends = tuple[Transport, Transport]

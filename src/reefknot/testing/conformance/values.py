@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from reefknot.engines.clocks import VirtualClock
 from reefknot.errors import ParameterError
-from reefknot.ports.store import Store
-from reefknot.ports.value_store import LONGEST_BODY, LONGEST_NAME, StoredValue
+from reefknot.runtime.clocks import VirtualClock
+from reefknot.stores.port.store import Store
+from reefknot.stores.port.values import LONGEST_BODY, LONGEST_NAME, StoredValue
 from reefknot.testing.conformance.harness import Harness, event, event_types, required, story
 
 ODD_TEXT = 'ünïcode "quoted" \\ \n\t\x01 🪢 *.> %'

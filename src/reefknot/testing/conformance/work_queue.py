@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import Sequence
 from functools import partial
 
-from reefknot.core.work import (
+from reefknot.audit.port import AuditEntry
+from reefknot.queue.model.work import (
     ROUTER,
     Budget,
     Interrupted,
@@ -18,10 +19,9 @@ from reefknot.core.work import (
     WorkItem,
     WorkState,
 )
-from reefknot.engines.clocks import VirtualClock
-from reefknot.ports.audit_log import AuditEntry
-from reefknot.ports.store import Store
-from reefknot.ports.work_queue import FIRST_FENCE, Enqueued, Held, Settlement
+from reefknot.queue.port.work_queue import FIRST_FENCE, Enqueued, Held, Settlement
+from reefknot.runtime.clocks import VirtualClock
+from reefknot.stores.port.store import Store
 from reefknot.testing.conformance.harness import event, event_types, required, story, wall_ms
 from reefknot.testing.conformance.listings import ListingContract
 from reefknot.testing.conformance.submissions import SubmissionContract

@@ -1,0 +1,1 @@
+"""Events, the hash chain, replay and analysis. Pure."""

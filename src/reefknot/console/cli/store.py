@@ -1,0 +1,450 @@
+"""
+`reefknot store`, and the store of every other command: its address, opening it, and the systems that run over it.
+
+The address is `--engine URL`, else `engine` of the configuration, else `.reefknot/state.db` beside it. A command never
+creates a store that it only looks at: a missing file is an error that names it, or the answer that nothing has run yet,
+where there is something to show all the same. Every change is audited.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from reefknot.console.cli.app import CommandError, Exit, examples, noun
+from reefknot.console.cli.options import (
+    OPERATOR,
+    STORE,
+    Actor,
+    OperatorFlags,
+    StoreFlags,
+    arg,
+    is_unconfigured,
+    settings,
+    settings_to_look,
+)
+from reefknot.console.cli.output import Advance, progress, put, relative, say, show
+from reefknot.runtime.database_urls import SQLITE_PREFIX, sqlite_path
+from reefknot.runtime.log import printable
+
+if TYPE_CHECKING:
+    from reefknot.console.operations.operator import Operator
+    from reefknot.policy.layers import Tree
+    from reefknot.policy.settings import Settings
+    from reefknot.stores.port.store import Store
+    from reefknot.stores.sqlite import SqliteStore
+
+R = TypeVar("R")
+_ACCEPTED = "sqlite:PATH, nats://HOST:PORT"
+
+# ---- the store of a command ------------------------------------------------------------------------------------------
+
+
+class StoreAddress(Struct, frozen=True):
+    """The store of a command: its URL, the settings in force (None when nothing is configured, or nothing was checked),
+    the redactor of their secrets, the value of `--as`."""
+
+    url: str
+    settings: Any
+    redactor: Any
+    named_actor: str | None = None
+    is_named: bool = False
+    """Whether `--engine` names it."""
+    mistakes: tuple[str, ...] = ()
+    """The mistakes in the configuration that keep nobody from looking."""
+
+    @property
+    def path(self) -> Path:
+        """The file of a SQLite store; every other engine is refused."""
+        if not self.is_sqlite:
+            raise CommandError(
+                f"{self.shown} is a store on NATS and has no file of its own; accepted here: sqlite:PATH. On NATS, "
+                "`reefknot doctor` looks at the streams, `reefknot audit verify` verifies the events, and "
+                "`nats stream backup` copies a stream"
+            )
+        return Path(sqlite_path(self.url))
+
+    @property
+    def shown(self) -> str:
+        """The URL for messages: without user, password or token."""
+        return shown_url(self.url)
+
+    @property
+    def is_sqlite(self) -> bool:
+        return self.url.startswith(SQLITE_PREFIX)
+
+    def require_file(self) -> None:
+        """Refuse a store that is not in a file, and one whose file is missing."""
+        if not self.path.is_file():
+            raise CommandError(
+                f"there is no store at {self.path}; name one with --engine sqlite:PATH, or with `engine` in "
+                "reefknot.yaml",
+                Exit.UNREACHABLE,
+            )
+
+    def is_unmade(self) -> bool:
+        """Whether the store is a file that nothing has made yet. One that `--engine` names is refused then: a slip in
+        the name would look like a store over which nothing has run."""
+        if not self.is_sqlite or self.path.exists():
+            return False
+        if self.is_named:
+            self.require_file()
+        return True
+
+    @property
+    def actor(self) -> str:
+        """The actor of an audited action: the value of `--as`, else the user of this system."""
+        from reefknot.console.operations.operator import actor_name
+
+        return actor_name(self.named_actor)
+
+    def operator(self, store: Store | None) -> Operator:
+        """The operator of this command, at its open store; at none for what needs none."""
+        from reefknot.console.operations.operator import Operator
+
+        return Operator(store, self.redactor, self.named_actor, self.settings, self.shown)  # type: ignore[arg-type]
+
+
+def shown_url(url: str) -> str:
+    """A store's URL for messages: without user, password or token."""
+    from reefknot.core.redaction import redact
+
+    return url if url.startswith(SQLITE_PREFIX) else printable(redact(url))
+
+
+def address_of(options: StoreFlags, *, actor: str | None = None, looks: bool = False) -> StoreAddress:
+    """
+    The store that `--engine` and `--config` name. Secrets that cannot be read here are skipped: an operator need not be
+    allowed to read all of them, and what was not read cannot be shown.
+
+    A command that only `looks` at the store is not kept from it by a mistake in another section, which is a warning.
+    """
+    from reefknot.stores.opening import store_url
+
+    mistakes: tuple[str, ...] = ()
+    found = None
+    if not is_unconfigured(options.config):
+        found, mistakes = settings_to_look(options.config) if looks else (settings(options.config), ())
+    url = store_url(found, options.engine)
+    if found is None:
+        return _address(url, options, actor=actor)
+    return msgspec.structs.replace(
+        _address(url, options, found.tree, found.path, found, actor=actor), mistakes=mistakes
+    )
+
+
+PLAIN_SECTIONS = frozenset(
+    {
+        *("engine", "secrets", "worker", "router", "retry_policies", "operations", "idempotency", "audit", "blocks"),
+        *("sources", "schedules", "ingestion", "dashboard", "alerts"),
+    }
+)
+"""The sections of a configuration that no warning is about, and that opening a file does not need."""
+
+
+def address_to_read(options: StoreFlags) -> StoreAddress:
+    """
+    The store of a command that only looks at jobs and systems.
+
+    Of the configuration it needs the store and the secrets, and checking all of it would be half of the time that such
+    a command takes. So a mistake elsewhere keeps nobody from looking. Where anything else is unusual, all of it is
+    checked: an unknown section may be a misspelt `secrets`.
+    """
+    from reefknot.policy.layers import load_tree
+    from reefknot.stores.opening import located
+
+    if is_unconfigured(options.config):
+        return address_of(options)
+    tree, path = load_tree(options.config, environ=os.environ, cwd=Path.cwd())
+    if not _is_plain(tree.value):
+        return address_of(options, looks=True)
+    if options.engine is not None:
+        return _address(located(options.engine, Path.cwd()), options, tree, path)
+    folder = Path.cwd() if path is None else path.parent
+    return _address(located(tree.value.get("engine"), folder), options, tree, path)
+
+
+def _is_plain(written: Mapping[str, Any]) -> bool:
+    """Whether the store and the secrets of a configuration can be told without checking the rest."""
+    from reefknot.policy.secrets import is_reference
+
+    engine, secrets = written.get("engine"), written.get("secrets", {})
+    return (
+        PLAIN_SECTIONS.issuperset(written)
+        and (engine is None or (isinstance(engine, str) and engine.startswith(SQLITE_PREFIX)))
+        and isinstance(secrets, dict)
+        and all(map(is_reference, secrets.values()))
+    )
+
+
+def _address(
+    url: str,
+    options: StoreFlags,
+    tree: Tree | None = None,
+    path: Path | None = None,
+    found: Settings | None = None,
+    *,
+    actor: str | None = None,
+) -> StoreAddress:
+    """The address with the redactor of the secrets that the configuration names."""
+    from reefknot.core.redaction import Redactor
+    from reefknot.policy.secrets import secret_texts
+
+    if url.rstrip(":") == "memory":
+        raise CommandError(f"--engine: memory: ends with the process that opened it; accepted here: {_ACCEPTED}")
+    secrets = () if tree is None else secret_texts(tree, path, environ=os.environ)[0]
+    name = options.actor if isinstance(options, OperatorFlags) else actor
+    return StoreAddress(url, found, Redactor(secrets), name, options.engine is not None)
+
+
+@asynccontextmanager
+async def opened(
+    address: StoreAddress, *, or_empty: bool = False, creates: bool = False, migrate: bool = False
+) -> AsyncIterator[Store]:
+    """
+    The store, opened without retention, and for reading only where it may not be written, or has an older version.
+
+    One that is missing is made with `creates`, unless `--engine` names it, and is refused otherwise. An empty file is
+    refused, too: only `store migrate` may turn it into a store (`or_empty`).
+    """
+    from reefknot.runtime.sqlite_files import is_writable
+    from reefknot.stores.opening import open_store, options_of
+
+    creates = creates and not address.is_named
+    is_new = creates and address.is_unmade()
+    if address.is_sqlite and not is_new:
+        address.require_file()
+        if not or_empty and address.path.stat().st_size == 0:
+            text = f"{address.path}: is an empty file, not a store; `store migrate` turns it into one"
+            raise CommandError(text, Exit.UNREACHABLE)
+    options: Any = {} if address.settings is None else options_of(address.settings)
+    options["nats"] = {**options.get("nats", {}), "creates": creates}
+    read_only = address.is_sqlite and not is_new and not is_writable(str(address.path))
+    async with open_store(address.url, **options, tidy=False, read_only=read_only, migrate=migrate) as store:
+        if is_new:
+            say(f"there was no store at {relative(str(address.path))}: a new one was made")
+        yield store
+
+
+def with_store(address: StoreAddress, work: Callable[[Store], Awaitable[R]], **how: bool) -> R:
+    """Open the store as `opened` does, await `work(store)` in an event loop of its own, and return the result."""
+
+    async def main() -> R:
+        async with opened(address, **how) as store:
+            return await work(store)
+
+    return asyncio.run(main())
+
+
+def looked(address: StoreAddress, look: Callable[[Operator], Awaitable[R]]) -> R:
+    """The answer of `look(operator)`; while no store has been made, at an empty one: nothing has run yet."""
+    from reefknot.stores.opening import open_store
+
+    async def main() -> R:
+        at = open_store("memory:", tidy=False) if address.is_unmade() else opened(address)
+        async with at as store:
+            return await look(address.operator(store))
+
+    return asyncio.run(main())
+
+
+# ---- reefknot store --------------------------------------------------------------------------------------------------
+
+app = noun("store", "store check")
+
+
+@app.command(help_epilogue=examples("store check --engine sqlite:state.db"))
+def check(*, options: StoreFlags = STORE) -> int:
+    """Check the file, its index of keys and the hash chain of its events. Exits with 65 when one is damaged."""
+    address = address_of(options, looks=True)
+    address.require_file()
+    report = with_store(address, lambda store: _sqlite(store, address).check())
+
+    def text() -> None:
+        for problem in report.problems:
+            put(problem)
+        for one in report.mismatches:
+            put(f"event {one.sequence}: {one.problem}")
+        verdict = "OK" if report.ok else "damaged"
+        head = f"chain {report.head.chain} ends at event {report.head.sequence}"
+        put(f"{address.path}: {verdict}; {head}; version {report.version}, SQLite {report.sqlite}")
+
+    show({"ok": report.ok, "path": str(address.path), **msgspec.to_builtins(report)}, text, json=options.json)
+    if not report.ok:
+        say("Restore a backup beside it and compare both, before anything else is written.")
+    return Exit.FINE if report.ok else Exit.MISMATCH
+
+
+@app.command(help_epilogue=examples("store backup state-backup.db"))
+def backup(
+    target: Annotated[Path, arg("File for the copy. It must not exist.")],
+    /,
+    *,
+    actor: Actor = None,
+    options: StoreFlags = STORE,
+) -> None:
+    """
+    Copy the store as it is while others go on writing it. The copy is a complete store of the same version.
+
+    A store of an older or a newer version is copied as well, and not migrated.
+    """
+    address = address_of(options, actor=actor, looks=True)
+    address.require_file()
+    if target.exists():
+        raise CommandError(f"{target}: exists already; name a file that does not exist", Exit.FAILED)
+    if not target.absolute().parent.is_dir():
+        raise CommandError(f"{target}: there is no folder {target.absolute().parent}; create it, or name another")
+    with progress("copying", 100) as advance:
+        version = _copied(str(address.path), str(target), _percent(advance))
+    _note_backup(address, str(target), version)
+    size = target.stat().st_size
+    data = {"path": str(address.path), "target": str(target), "bytes": size, "version": version}
+    copied = f"{address.path} copied to {target}, {size} bytes; open it with --engine sqlite:{target}"
+    show(data, lambda: put(copied), json=options.json)
+
+
+def _copied(path: str, target: str, report: Callable[[int, int], None]) -> int:
+    """Copy the file of a store of any version. Returns its version."""
+    from reefknot.runtime.sqlite_files import checked_version, close_connection, open_to_copy, translated
+    from reefknot.stores.sqlite.connection import APPLICATION_ID
+    from reefknot.stores.sqlite.upkeep import back_up
+
+    def version(connection: Any) -> int:
+        return checked_version(connection, path, application_id=APPLICATION_ID, newest=None)
+
+    import apsw
+
+    connection = open_to_copy(path, check=version)
+    try:
+        back_up(connection, target, report)
+        return version(connection)
+    except apsw.Error as error:
+        Path(target).unlink(missing_ok=True)
+        raise translated(error, path) from error
+    finally:
+        close_connection(connection)
+
+
+def _note_backup(address: StoreAddress, target: str, version: int) -> None:
+    """Audit a backup in the store, where that can be done."""
+    from reefknot.runtime.sqlite_files import is_writable
+    from reefknot.stores.sqlite.connection import VERSION
+
+    async def work(store: Store) -> None:
+        await store.audit.append([address.operator(store).event("store.backup", target)])
+
+    if version != VERSION:
+        say(f"the store has version {version}, this program writes {VERSION}: the backup is not among its events")
+    elif not is_writable(str(address.path)):
+        say("the store may not be written, so the backup is not among its events")
+    else:
+        with_store(address, work)
+
+
+def _percent(advance: Advance) -> Callable[[int, int], None]:
+    """A progress callback in pages, for a bar of 100."""
+    done = 0
+
+    def report(pages: int, total: int) -> None:
+        nonlocal done
+        percent = 100 * pages // max(total, 1)
+        advance(percent - done)
+        done = percent
+
+    return report
+
+
+@app.command(help_epilogue=examples("store migrate --dry-run"))
+def migrate(*, options: OperatorFlags = OPERATOR) -> None:
+    """
+    Migrate the store and its documents to the versions of this program. A newer file is refused (exit code 78).
+
+    Each file as it is goes to FILE.vN.bak first; to undo the migration, move that copy back.
+    """
+    from reefknot.stores.sqlite.connection import VERSION
+
+    address = address_of(options)
+    address.require_file()
+    found, _ = _version_and_unused(address)
+    migrated = found != VERSION and not options.dry_run
+
+    async def work(store: Store) -> None:
+        event = address.operator(store).event("store.migrate", str(address.path), old=found, new=VERSION)
+        await store.audit.append([event])
+
+    if migrated:
+        with_store(address, work, or_empty=True, migrate=True)
+    if not options.dry_run:
+        asyncio.run(_migrate_documents(address))
+
+    def text() -> None:
+        if found == VERSION:
+            put(f"{address.path} has version {found}, which is current")
+        else:
+            verb = "would be migrated" if options.dry_run else "migrated"
+            put(f"{address.path} {verb} from version {found} to {VERSION}")
+
+    data = {"path": str(address.path), "found": found, "current": VERSION, "migrated": migrated}
+    show(data, text, json=options.json)
+
+
+async def _migrate_documents(address: StoreAddress) -> None:
+    """Migrate the file of the documents, if there is one: it has versions of its own, and keeps a copy as well."""
+    from reefknot.ingest.configured_sources import documents_path, open_documents
+
+    file = documents_path(address.settings, address.url)
+    if file.is_file():
+        async with open_documents(file, create=False):
+            pass
+
+
+@app.command(help_epilogue=examples("store compact --dry-run"))
+def compact(*, options: OperatorFlags = OPERATOR) -> None:
+    """Return unused space to the disk. Writers wait meanwhile."""
+    address, dry_run = address_of(options), options.dry_run
+    address.require_file()
+    before = address.path.stat().st_size
+    _, unused = _version_and_unused(address)
+
+    async def work(store: Store) -> int:
+        freed = await _sqlite(store, address).compact()
+        await store.audit.append([address.operator(store).event("store.compact", str(address.path), bytes=freed)])
+        return freed
+
+    freed = 0 if dry_run else with_store(address, work)
+    text = f"about {unused} of {before} bytes would be freed" if dry_run else f"{freed} bytes freed"
+    data = {"path": str(address.path), "bytes": before, "unused": unused, "freed": freed, "compacted": not dry_run}
+    show(data, lambda: put(f"{address.path}: {text}"), json=options.json)
+
+
+def _sqlite(store: Store, address: StoreAddress) -> SqliteStore:
+    from reefknot.stores.sqlite import SqliteStore
+
+    assert isinstance(store, SqliteStore), address.path  # .path refuses every other engine by name
+    return store
+
+
+def _version_and_unused(address: StoreAddress) -> tuple[int, int]:
+    """The file's schema version and its unused bytes, read without changing anything."""
+    import apsw
+
+    from reefknot.runtime.sqlite_files import open_read_only, translated
+    from reefknot.stores.sqlite.connection import check_version
+
+    path = str(address.path)
+    connection = open_read_only(path, patience=15.0, check=lambda one: check_version(one, path))
+    try:
+        version = check_version(connection, path)
+        free, page = connection.pragma("freelist_count"), connection.pragma("page_size")
+    except apsw.Error as error:
+        raise translated(error, path) from error
+    finally:
+        connection.close()
+    return version, int(free) * int(page)

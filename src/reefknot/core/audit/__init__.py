@@ -1,1 +1,0 @@
-"""Audit events: their records, their hash chain, replay and statistics."""

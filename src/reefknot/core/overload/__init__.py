@@ -1,1 +1,0 @@
-"""Protection against overload: levels, admission, circuit breakers."""

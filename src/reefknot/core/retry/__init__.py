@@ -1,1 +1,0 @@
-"""The model of retrying: policies, classification, backoff, and the one decision."""

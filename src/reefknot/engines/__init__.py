@@ -1,1 +1,0 @@
-"""Engines implement the ports: stores, logs, ledgers, clocks. None knows another."""

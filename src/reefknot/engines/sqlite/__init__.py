@@ -1,5 +1,0 @@
-"""A durable store in one SQLite file: WAL, `synchronous=FULL`, one writer thread with group commit."""
-
-from reefknot.engines.sqlite.store import SqliteStore
-
-__all__ = ["SqliteStore"]

@@ -1,0 +1,1 @@
+"""Contracts of connectors and of the document store."""

@@ -1,0 +1,1 @@
+"""The policy book as values: layers resolved, built-in defaults, explanations, tuning. Pure."""

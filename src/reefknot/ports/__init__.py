@@ -1,1 +1,0 @@
-"""Contracts that the inside asks of the outside: one Protocol per file."""

@@ -1,0 +1,1 @@
+"""Work as values: messages, states, admission, routing, waiting. Pure."""

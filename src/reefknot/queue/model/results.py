@@ -1,0 +1,153 @@
+"""
+Results: what a caller is told of an assignment that has ended.
+
+A worker's result is stored with the assignment. An end that came without one (cancelled, dropped, expired, crashed too
+often) is told by the reason that was kept, in the same words whoever asks and as often as it is asked.
+"""
+
+from datetime import UTC, datetime
+
+import msgspec
+from msgspec import Struct
+
+from reefknot.core.canonical import record_fingerprint
+from reefknot.core.failure import ErrorCode
+from reefknot.queue.model.admission import RejectReason
+from reefknot.queue.model.messages import (
+    Correlation,
+    ExecAssignment,
+    ExecResult,
+    Job,
+    ResultJob,
+    ResultStatus,
+)
+from reefknot.queue.model.submission import EXPIRED, OVERDUE
+from reefknot.queue.model.work import WorkItem, WorkState, is_over, is_workers
+
+EXPIRED_MESSAGE = "the deadline passed while the assignment was queued; it was not run"
+OVERDUE_MESSAGE = "the deadline passed, and the worker that was running the assignment did not answer"
+UNKNOWN_OUTCOME = "the outcome of a guarded key is unknown"
+"""This and the following are reasons of quarantine. After a colon the first three say which one, or what is wrong."""
+UNREADABLE_WORK = "the stored assignment cannot be read"
+UNREADABLE_SUBMISSION = "the submission cannot be read"
+WORKER_FAILED = "the worker failed inside"
+UNKNOWN_TYPE = "no worker knows its type"
+DOWN = "waiting: destination is down"
+"""The beginning of the reason of an item that waits, without spending attempts, until its destination answers."""
+DROPPED = RejectReason.DROPPED_OLDEST.value
+DROPPED_MESSAGE = "Assignment dropped from a full queue to make room for newer work"
+
+_results = msgspec.json.Decoder(ExecResult)
+_assignments = msgspec.json.Decoder(ExecAssignment)
+
+
+def cancel_reason(given: str | None) -> str:
+    """A caller's reason to cancel, bounded; never one of the reasons that mean another end."""
+    reason = (given or "").strip()[:300] or "cancelled"
+    return f"cancelled: {reason}" if reason in (DROPPED, EXPIRED, OVERDUE) else reason
+
+
+def overdue_reason(item: WorkItem) -> str:
+    """The reason to end an assignment whose deadline has passed, by whether a worker runs it."""
+    return OVERDUE if item.state is WorkState.RUNNING and is_workers(item) else EXPIRED
+
+
+class WaitsFor(Struct, frozen=True):
+    """The destination that an item waits for, since when, and when it is called next. Times are milliseconds UTC."""
+
+    destination: str
+    since: int
+    next_probe_at: int
+
+
+def down_reason(destination: str, since: int) -> str:
+    """The reason of an item that waits for this destination since then: see `waits_for`."""
+    return (
+        f"{DOWN} ({destination}) since {datetime.fromtimestamp(since / 1000, UTC).isoformat(timespec='milliseconds')}"
+    )
+
+
+def waits_for(item: WorkItem) -> WaitsFor | None:
+    """The destination that is down and that an open item waits for, or waited for until it was claimed."""
+    if not item.reason.startswith(DOWN) or is_over(item):
+        return None
+    named, _, since = item.reason.rpartition(") since ")
+    try:
+        began = round(datetime.fromisoformat(since).timestamp() * 1000)
+    except ValueError:  # cut off, or written by a person
+        return None
+    return WaitsFor(named[len(DOWN) + 2 :], began, item.due_at)
+
+
+def assignment_of(item: WorkItem) -> ExecAssignment:
+    """The assignment that an item carries; of a damaged one, as much as stands beside its payload."""
+    try:
+        return _assignments.decode(item.payload)
+    except msgspec.DecodeError:
+        correlation = None if item.trace_id is None else Correlation(item.trace_id)
+        request = item.correlation_id or ""
+        return ExecAssignment(
+            item.assignment_id, request, Job(item.kind), tenant_id=item.tenant_id, correlation=correlation
+        )
+
+
+def is_same_job(item: WorkItem, assignment: ExecAssignment) -> bool:
+    """
+    Whether the item under the assignment's id is the same job: 1, 1.0 and true are three payloads.
+
+    A damaged item counts as the same: its end says so.
+    """
+    try:
+        return record_fingerprint(_assignments.decode(item.payload).job) == record_fingerprint(assignment.job)
+    except msgspec.ValidationError:  # something else than an assignment
+        return False
+    except msgspec.DecodeError:
+        return True
+
+
+def answer_of(item: WorkItem) -> ExecResult | None:
+    """The result of an item that has ended; None while it has not."""
+    if not is_over(item):
+        return None
+    if item.result is not None:
+        return _results.decode(item.result)
+    status, code, message = _end_of(item)
+    _, _, worker_id = item.resource_class.partition("@")
+    result = unrun_result(assignment_of(item), status, code, message, provider=worker_id or "router")
+    ran_ms = item.history[-1].ran_ms if item.history else 0
+    return msgspec.structs.replace(
+        result, latency_ms=ran_ms, retries_used=max(0, item.attempts - 1), timestamp=item.updated_at
+    )
+
+
+def _end_of(item: WorkItem) -> tuple[ResultStatus, ErrorCode, str]:
+    is_aside = item.state is WorkState.QUARANTINED or item.state is WorkState.DISCARDED
+    if item.reason == EXPIRED and not is_aside:
+        return ResultStatus.TIMEOUT, ErrorCode.cancelled_by_timeout, EXPIRED_MESSAGE
+    if item.reason == OVERDUE and not is_aside:
+        return ResultStatus.TIMEOUT, ErrorCode.cancelled_by_timeout, OVERDUE_MESSAGE
+    if item.state is WorkState.CANCELLED:
+        if item.reason == DROPPED:
+            return ResultStatus.ERROR, ErrorCode.system_overload, DROPPED_MESSAGE
+        return ResultStatus.CANCELLED, ErrorCode.cancelled_by_user, item.reason
+    return ResultStatus.ERROR, ErrorCode.internal_error, f"quarantined: {item.reason}" if is_aside else item.reason
+
+
+def unrun_result(
+    assignment: ExecAssignment, status: ResultStatus, code: ErrorCode, message: str, *, provider: str = "router"
+) -> ExecResult:
+    """The result of an assignment that no step ended."""
+    return ExecResult(
+        assignment_id=assignment.assignment_id,
+        request_id=assignment.request_id,
+        status=status,
+        provider_id=(assignment.executor and assignment.executor.provider_id) or provider,
+        job=ResultJob(assignment.job.type),
+        latency_ms=0,
+        cost=0,
+        trace_id=assignment.trace_id,
+        tenant_id=assignment.tenant_id,
+        retries_used=0,
+        error_code=code.wire,
+        error_message=message or None,
+    )

@@ -1,0 +1,1 @@
+"""Contracts of a work queue, its transport and its control channel."""

@@ -1,0 +1,409 @@
+"""
+The work queue: where work waits, who runs it, and where its result is kept.
+
+Accepted means kept. A claim is one atomic step with a lease and a fence; a lease that runs out comes back by itself at
+the next claim, counted as a crash. Events go with the change they tell of, or not at all. Whoever can tell that a
+holder will never come back need not wait for its lease: ending the lease of one that lives costs a second run, never a
+second result, because its fence is its own until somebody else claims.
+
+The quarantine is the work that is not tried again unless an operator requeues it. It keeps the payload byte for byte,
+the reason, the failure and the history. A requeued item keeps its id and gets a fresh budget; it may return to
+quarantine as often as it fails.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from enum import StrEnum
+from typing import Protocol
+
+from msgspec import Struct
+
+from reefknot.audit.port import AuditEntry
+from reefknot.errors import ParameterError
+from reefknot.queue.model.admission import Reject
+from reefknot.queue.model.failure_groups import FailureGroups, has_error
+from reefknot.queue.model.submission import SubmissionRules
+from reefknot.queue.model.work import CRASH_LIMIT, Settled, WorkItem, WorkState, is_ingestion
+
+
+class Held(Struct, frozen=True):
+    """An item that an owner believes it holds."""
+
+    id: str
+    owner: str
+    fence: int
+
+    @classmethod
+    def of(cls, item: WorkItem) -> "Held":
+        """The claim of an item that was just claimed."""
+        return cls(item.id, item.owner, item.fence)
+
+
+class Leases(Protocol):
+    """The leases of all work in a store."""
+
+    async def owners(self, *, silent_for: float = 0.0) -> list[str]:
+        """The owners of running work, each once; with `silent_for` those that have renewed nothing for so long."""
+
+    async def end(self, owners: Collection[str]) -> int:
+        """End the leases of owners that are gone for good; the next claim counts a crash. Returns how many ended."""
+
+    def extend(self, held: Sequence[Held], *, lease: float) -> None:
+        """
+        Hold work for longer, as `WorkQueue.renew` does, from any thread and without the event loop of the store.
+
+        It blocks its thread. Items that are lost are left out.
+        """
+
+    def give_back(self, held: Sequence[Held]) -> None:
+        """
+        Give work back as a shutdown does (`Interrupted`), from any thread and without the event loop of the store.
+
+        For a process that ends at once: nothing else of it may change the work meanwhile. It blocks its thread.
+        """
+
+
+FIRST_FENCE = 1
+"""The fence of an item's first owner."""
+
+
+class Enqueued(StrEnum):
+    """The outcome of enqueueing an item."""
+
+    ACCEPTED = "accepted"
+    DUPLICATE = "duplicate"
+
+
+class Settlement(Struct, frozen=True):
+    """An owner's report about one item it holds."""
+
+    id: str
+    owner: str
+    fence: int
+    settled: Settled
+    events: tuple[AuditEntry, ...] = ()
+    took_ms: float | None = None
+    """How long the attempt had its slot, when that tells the speed of the service."""
+
+
+class WorkSnapshot(Struct, frozen=True):
+    """The queue at one moment: how many in each visible state of each class, and how long its oldest due one waits."""
+
+    counts: dict[str, dict[WorkState, int]]
+    oldest_ms: dict[str, int] = {}
+    """By class, of those where something that is due waits."""
+
+    @property
+    def oldest_due_ms(self) -> int:
+        """The wait of the oldest due item of all classes."""
+        return max(self.oldest_ms.values(), default=0)
+
+
+CrashEvents = Callable[[WorkItem], Iterable[AuditEntry]]
+"""The events of an item that was accepted or displaced, or whose owner vanished, given the item as it is afterwards."""
+
+
+def events_to_keep(
+    items: Sequence[WorkItem], answers: Sequence[Enqueued | Reject], events: Sequence[AuditEntry]
+) -> Sequence[AuditEntry]:
+    """The events of `enqueue` that are audited, given the outcomes of its items. An event names an assignment's id."""
+    accepted = [item for item, answer in zip(items, answers, strict=True) if answer is Enqueued.ACCEPTED]
+    if len(accepted) == len(items):
+        return events
+    refused = {item.assignment_id for item in items} - {item.assignment_id for item in accepted}
+    return [event for event in events if event.work_id not in refused] if accepted else ()
+
+
+class WorkFilter(Struct, frozen=True):
+    """A filter for all work of a store. All given fields must match; an empty filter matches all."""
+
+    state: WorkState | None = None
+    """With `gone`, the visible one (`visible_state`)."""
+    kind: str | None = None
+    tenant_id: str | None = None
+    source: str | None = None
+    error: str | None = None
+    """A text in the reason, or in the last failure's code, type or message, in capital or small letters."""
+    since: int = 0
+    """The earliest creation, ms UTC."""
+    before: int | None = None
+    """Created before, ms UTC."""
+    only_ingestion: bool = False
+    """Whether only jobs of sources are meant, which no assignment is."""
+    gone: tuple[str, ...] | None = None
+    """Owners whose processes have ended."""
+    assignment_id: str | None = None
+    """Its id, whatever its tenant."""
+    correlation_id: str | None = None
+    trace_id: str | None = None
+    pool: str | None = None
+    """The resource class that it runs in, or waits for."""
+
+    def matches(self, item: WorkItem) -> bool:
+        """Whether the item matches in everything but its state."""
+        return (
+            self.kind in (None, item.kind)
+            and self.assignment_id in (None, item.assignment_id)
+            and self.correlation_id in (None, item.correlation_id)
+            and self.trace_id in (None, item.trace_id)
+            and self.pool in (None, item.pool)
+            and self.tenant_id in (None, item.tenant_id)
+            and self.source in (None, item.source)
+            and item.created_at >= self.since
+            and (self.before is None or item.created_at < self.before)
+            and not (self.only_ingestion and not is_ingestion(item))
+            and (self.error is None or has_error(item, self.error))
+        )
+
+
+EVERYTHING = WorkFilter()
+
+
+class WorkPage(Struct, frozen=True):
+    """A page of a search."""
+
+    items: list[WorkItem]
+    after: str = ""
+    """The id after which the next page begins; empty when there is none. With fewer items than asked for, the search
+    has read as much as one page may, and what it has not read may match."""
+
+
+def refuse_classes_with_gone(classes: Collection[str], gone: Collection[str] | None) -> None:
+    """Refuse a `find` by resource classes and by visible state at once."""
+    if classes and gone is not None:
+        raise ParameterError("classes", list(classes), "not together with gone; give one of them")
+
+
+class WorkQueue(Protocol):
+    """Takes work in, hands it out, hears what came of it."""
+
+    async def enqueue(
+        self,
+        items: Sequence[WorkItem],
+        *,
+        rules: SubmissionRules | None = None,
+        events: Sequence[AuditEntry] = (),
+        accept_events: CrashEvents | None = None,
+        owner: str = "",
+        lease: float = 60.0,
+        drop_events: CrashEvents | None = None,
+    ) -> list[Enqueued | Reject]:
+        """
+        Keep these, in one step. An id that is there already is a duplicate, whatever state it is in.
+
+        With `rules` admission decides, in the same step, by what is open in that moment (`admit_submission`): a
+        refusal writes nothing, and an item that is displaced ends as dropped, with the events `drop_events` gives for
+        it. The rules that a router has published come before the caller's. The events are kept when at least one item
+        was accepted, except those that tell (by their `work_id`) of an item that was not; those of `accept_events` for
+        each accepted item. With an `owner`, what is accepted is its at once, as if it had claimed it first, with the
+        fence `FIRST_FENCE`.
+        """
+
+    async def assign(
+        self,
+        items: Sequence[WorkItem],
+        *,
+        start: Collection[str] = (),
+        owner: str = "",
+        lease: float = 60.0,
+        events: Sequence[AuditEntry] = (),
+    ) -> list[WorkItem | None]:
+        """
+        Accept these for a worker, in one step. Returns each item as it is kept.
+
+        An open submission of the same id, kind and correlation moves to the item's class: one record, one result. An
+        id that is not there yet is new. None: a worker has it already, or it has ended. The items whose ids are in
+        `start` are the `owner`'s at once, as if it had claimed them; but a suspect, which has to run alone, is not.
+        Events of items that were not accepted go.
+        """
+
+    async def claim(
+        self,
+        n: int,
+        *,
+        owner: str,
+        classes: Sequence[str] = (),
+        lease: float = 60.0,
+        newest_first: bool = False,
+        only: Collection[str] | None = None,
+        isolate: bool = False,
+        crash_limit: int = CRASH_LIMIT,
+        crash_events: CrashEvents | None = None,
+    ) -> list[WorkItem]:
+        """
+        Take up to `n` due items of these classes (all, when none is named): highest priority first, then oldest.
+        Within a priority tenants take turns. With `only`, none but the items of these ids, the oldest first. With
+        `isolate` a suspect (`is_suspect`) comes by itself: what is behind it waits for the next claim.
+
+        First, every lease of these classes that ran out comes back as a crash, with the events `crash_events` gives for
+        it. With `n` 0 nothing else happens.
+        """
+
+    async def renew(self, held: Sequence[Held], *, lease: float = 60.0) -> list[bool]:
+        """Hold them for longer. False: that one is lost, stop working on it."""
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
+        """Report, in one step. False: that lease was lost, and nothing of its report was kept."""
+
+    async def cancel(self, work_id: str, *, reason: str = "", who: str = "", events: Sequence[AuditEntry] = ()) -> bool:
+        """Call it off, pending or running. False when there is no such item or it has ended."""
+
+    async def retry(
+        self, ids: Sequence[str], *, who: str, why: str = "", events: Sequence[AuditEntry] = ()
+    ) -> list[str]:
+        """
+        Return items to the queue that failed, timed out, were cancelled, or are in quarantine, in one step.
+
+        They keep their ids, and begin a new generation with a fresh budget. Returns the ids of those that went back;
+        the events are kept when there is one.
+        """
+
+    async def transfer(self, work_id: str, resource_class: str, *, due_at: int | None = None) -> bool:
+        """
+        Bring a pending item over to another class, whose claimers then find it; with `due_at` (ms UTC), due then.
+
+        False when it is not pending.
+        """
+
+    async def open_classes(self) -> list[str]:
+        """The resource classes that have pending or running items."""
+
+    async def recall(self, classes: Sequence[str], *, crash_events: CrashEvents | None = None) -> int:
+        """
+        Bring the pending items of workers that are gone back to the class `ROUTER`. Returns how many there were.
+
+        First, every lease of these classes that ran out comes back as a crash, as in `claim`.
+        """
+
+    async def get(self, work_id: str) -> WorkItem | None:
+        """The item with its payload, if there is one."""
+
+    async def find(
+        self,
+        *,
+        state: WorkState | None = None,
+        kind: str | None = None,
+        classes: Collection[str] = (),
+        after: str = "",
+        limit: int = 100,
+        since: int = 0,
+        oldest_first: bool = False,
+        gone: Collection[str] | None = None,
+    ) -> list[WorkItem]:
+        """
+        Items, the newest first, without payloads; `after` the last one's id gives the next page.
+
+        Behind an id that is gone there is nothing. With `classes`, only open items of these resource classes. `since`
+        leaves out what was created before (ms UTC). With `gone`, owners whose processes have ended, `state` means
+        `visible_state`; `classes` are refused then (`ParameterError`).
+        """
+
+    async def search(
+        self, which: WorkFilter = EVERYTHING, *, after: str = "", limit: int = 100, oldest_first: bool = False
+    ) -> WorkPage:
+        """
+        Items that match a filter, the newest first, without payloads; `after` is that of the page before.
+
+        A search reads a bounded number of items, and says where the next one goes on. Behind an id that is gone there
+        is nothing.
+        """
+
+    async def snapshot(self, gone: Collection[str] = ()) -> WorkSnapshot:
+        """The queue at this moment, by class and `visible_state`; `gone` are owners whose processes have ended."""
+
+    async def purge(self, before: int) -> int:
+        """Remove items that ended before this time (ms UTC), and tell how many went. Quarantine stays."""
+
+    async def wait(self, timeout: float, *, classes: Sequence[str] = ()) -> bool:
+        """Wait until there may be something to claim, at most `timeout` seconds. False: there is nothing."""
+
+    async def ended(self, work_id: str, timeout: float) -> WorkItem | None:
+        """The item as soon as it has ended (quarantine included), or None after `timeout` seconds."""
+
+
+class QuarantineFilter(Struct, frozen=True):
+    """A filter for items. All given fields must match; an empty filter matches all."""
+
+    ids: tuple[str, ...] = ()
+    kind: str | None = None
+    source: str | None = None
+    reason_contains: str | None = None
+    before: int | None = None
+    fingerprint: str | None = None
+    """See `reefknot.queue.model.failure_groups`."""
+    since: int | None = None
+    tenant_id: str | None = None
+    error: str | None = None
+    """A text in the reason or in the failure, as `WorkFilter.error` is."""
+
+
+ALL = QuarantineFilter()
+
+
+class QuarantineStats(Struct, frozen=True):
+    """The number of items in quarantine, by kind, source and reason."""
+
+    total: int
+    by_kind: dict[str, int]
+    by_source: dict[str, int]
+    by_reason: dict[str, int]
+    oldest_at: int | None
+
+
+class QuarantineStore(Protocol):
+    """The quarantine of a store: lists items, and does what an operator decided."""
+
+    async def find(self, which: QuarantineFilter = ALL, *, after: str = "", limit: int = 100) -> list[WorkItem]:
+        """Items in the order of their ids, without payloads."""
+
+    async def show(self, work_id: str) -> WorkItem | None:
+        """An item with its payload; None when it is not in quarantine."""
+
+    async def requeue(
+        self,
+        which: QuarantineFilter,
+        *,
+        who: str,
+        why: str = "",
+        dry_run: bool = False,
+        events: Sequence[AuditEntry] = (),
+    ) -> list[str]:
+        """
+        Return items to the queue; returns their ids. A dry run changes nothing.
+
+        A submission that failed with an item is open again in the same step, so that its caller gets the new result.
+        """
+
+    async def discard(
+        self,
+        which: QuarantineFilter,
+        *,
+        who: str,
+        reason: str = "",
+        dry_run: bool = False,
+        events: Sequence[AuditEntry] = (),
+    ) -> list[str]:
+        """End items without another attempt. They stay stored until they are purged."""
+
+    async def purge(
+        self, which: QuarantineFilter, *, dry_run: bool = False, events: Sequence[AuditEntry] = ()
+    ) -> list[str]:
+        """Delete items, permanently."""
+
+    async def replace(
+        self, work_id: str, payload: bytes, *, who: str, why: str = "", events: Sequence[AuditEntry] = ()
+    ) -> str | None:
+        """
+        Discard an item and queue one with another payload instead, in one step (`core.versions.replaced`).
+
+        Returns the new one's id, which is the next version of the item's. None: the item is not in quarantine, or there
+        is one of that id already; then nothing is changed.
+        """
+
+    async def count(self, which: QuarantineFilter = ALL) -> dict[str, int]:
+        """The number of items by kind, the most frequent first."""
+
+    async def stats(self) -> QuarantineStats:
+        """The number of items, by kind, source and reason."""
+
+    async def groups(self, which: QuarantineFilter = ALL) -> FailureGroups:
+        """The items grouped by the fingerprints of their failures."""

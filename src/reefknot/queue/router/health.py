@@ -1,0 +1,235 @@
+"""
+The health of a router's workers, by resource class.
+
+Acks, results and heartbeats update the table; silence and time make it expire. A worker that is silent because a step
+blocks its event loop gets no work, but it is not forgotten as long as its process exists.
+"""
+
+from collections.abc import Collection, Mapping
+from heapq import nlargest
+from math import inf
+
+import msgspec
+
+from reefknot.queue.model.admission import OverloadStatus
+from reefknot.queue.model.messages import LONGEST_ID, ExecAssignmentAck, ExecResult, Heartbeat
+from reefknot.queue.model.routing import WorkerHealth, WorkerState, worker_state
+from reefknot.runtime.processes import owner_exists
+
+MOST_WORKERS = 10_000
+MOST_CLASSES = 64
+MOST_SHOWN = 500
+"""Entries of a status: each router reports its own every second, and a store takes no message of any size."""
+LONGEST_INCARNATION = 4 * LONGEST_ID
+FORGET_AFTER_S = 300.0
+
+
+class HealthTable:
+    """The health of workers, by class and id. It decides nothing: `WorkerRanking.choose` does."""
+
+    def __init__(self, own: Collection[str] = ()) -> None:
+        """`own` workers serve this router alone: they tell everybody that they accept nothing."""
+        self._own = frozenset(own)
+        self.store = ""
+        """The store of this router; see `Heartbeat.store`."""
+        self._sharing: set[str] = set()
+        self._leaving: set[str] = set()
+        self._entries: dict[str, dict[str, WorkerHealth]] = {}
+        self._incarnations: dict[str, str] = {}
+        self._slots: dict[str, tuple[int, float]] = {}
+        """By class: all slots, and until when the number holds if there is no news."""
+        self.draining: set[str] = set()
+        self._ahead_ms: dict[str, tuple[str, int]] = {}
+        """By worker: its incarnation, and how far its wall clock is ahead of this router's, as far as is known."""
+
+    def record_clock(self, beat: Heartbeat, wall_ms: int) -> None:
+        """
+        Measure a worker's clock by its heartbeat, which arrived at `wall_ms`.
+
+        The least delayed of its heartbeats tells most. The clock of an incarnation does not jump.
+        """
+        ahead_ms = beat.timestamp - wall_ms
+        incarnation, known_ms = self._ahead_ms.get(beat.worker_id, ("", ahead_ms))
+        if incarnation != beat.incarnation:
+            known_ms = ahead_ms
+        if beat.worker_id not in self._ahead_ms and len(self._ahead_ms) >= MOST_WORKERS:
+            return
+        self._ahead_ms[beat.worker_id] = beat.incarnation, max(known_ms, ahead_ms)
+
+    def ahead_ms(self, worker_id: str) -> int | None:
+        """Milliseconds that the worker's wall clock is ahead of this router's; None when it is not known."""
+        known = self._ahead_ms.get(worker_id)
+        return None if known is None else known[1]
+
+    def record_heartbeat(self, beat: Heartbeat, now: float) -> str:
+        """Update a worker's health. The answer says that it restarted, or resumed, if it did: what it was sent may be
+        in its store only."""
+        worker_id = beat.worker_id
+        if len(worker_id) > LONGEST_ID or len(beat.incarnation) > LONGEST_INCARNATION:
+            return ""
+        is_shared = bool(beat.store) and beat.store == self.store
+        self._slots.clear()
+        draining = beat.leaving if worker_id in self._own else beat.draining
+        is_back = "resumed" if worker_id in self.draining and not draining else ""
+        if self._incarnations.get(worker_id, beat.incarnation) != beat.incarnation:
+            is_back = "restarted"
+        for name, reported in list(beat.classes.items())[:MOST_CLASSES]:
+            before = self._entries.get(name, {}).get(worker_id) or WorkerHealth(worker_id)
+            changed = msgspec.structs.replace(
+                before,
+                status=reported.status,
+                queue_depth=reported.queue_depth,
+                active=reported.active,
+                capacity=reported.capacity,
+                heard_at=now,
+                heartbeat_at=now,
+            )
+            if self._put(name, changed, makes_room=is_shared):
+                self._incarnations[worker_id] = beat.incarnation
+                (self.draining.add if draining else self.draining.discard)(worker_id)
+                (self._leaving.add if beat.leaving else self._leaving.discard)(worker_id)
+                (self._sharing.add if is_shared else self._sharing.discard)(worker_id)
+        return is_back
+
+    def is_live(self, worker_id: str, now: float) -> bool:
+        """Whether the worker is known, and not gone."""
+        found = [by_id[worker_id] for by_id in self._entries.values() if worker_id in by_id]
+        return any(not one.gone(now) for one in found)
+
+    def state(self, worker_id: str, now: float) -> WorkerState:
+        """The state of a worker that was heard of."""
+        gone = not self.is_live(worker_id, now)
+        return worker_state(draining=worker_id in self.draining, leaving=worker_id in self._leaving, gone=gone)
+
+    def keeps_queue(self, worker_id: str, name: str, now: float) -> bool:
+        """Whether queued work of a class is left to the worker: it has that class, is live, and not leaving."""
+        entry = self._entries.get(name, {}).get(worker_id)
+        return worker_id not in self._leaving and entry is not None and not entry.gone(now)
+
+    def shares_store(self, worker_id: str) -> bool:
+        """Whether the worker keeps its results in this router's store."""
+        return worker_id in self._sharing
+
+    def record_ack(self, worker_id: str, name: str, ack: ExecAssignmentAck, now: float) -> None:
+        """Update status and depth from an ack."""
+        before = self._entries.get(name, {}).get(worker_id)
+        if before is None:
+            return
+        depth = ack.queue_depth if isinstance(ack.queue_depth, int) else before.queue_depth
+        status = ack.overload_status or before.status
+        self._put(name, msgspec.structs.replace(before, status=status, queue_depth=depth, heard_at=now))
+
+    def record_result(self, worker_id: str, name: str, result: ExecResult, now: float) -> None:
+        before = self._entries.get(name, {}).get(worker_id)
+        if before is not None and result.overload_status is not None:
+            self._put(name, msgspec.structs.replace(before, status=result.overload_status, heard_at=now))
+
+    def probed(self, worker_id: str, name: str, now: float) -> None:
+        before = self._entries.get(name, {}).get(worker_id)
+        if before is not None:
+            self._put(name, msgspec.structs.replace(before, probed_at=now))
+
+    def of_class(self, name: str, unacked: Mapping[tuple[str, str], int]) -> list[WorkerHealth]:
+        """The workers of a class that accept work, each with the number of unacked assignments."""
+        return [
+            msgspec.structs.replace(one, unacked=unacked.get((one.worker_id, name), 0))
+            for one in self._entries.get(name, {}).values()
+            if one.worker_id not in self.draining
+        ]
+
+    def gone(self, now: float) -> set[str]:
+        """Workers whose heartbeats stopped."""
+        return {one.worker_id for by_id in self._entries.values() for one in by_id.values() if one.gone(now)}
+
+    def may_know(self, name: str, now: float) -> set[str]:
+        """The workers of a class that are live, paused, or silent though their process exists: they may come back."""
+        return {
+            one.worker_id
+            for one in self._entries.get(name, {}).values()
+            if not one.gone(now) or self._may_come_back(one.worker_id)
+        }
+
+    def _may_come_back(self, worker_id: str) -> bool:
+        return worker_id not in self._leaving and owner_exists(self._incarnations.get(worker_id, ""))
+
+    def forget(self, now: float) -> None:
+        """Drop workers that have been gone for long."""
+        self._slots.clear()
+        for name, by_id in list(self._entries.items()):
+            for worker_id, one in list(by_id.items()):
+                is_long_gone = one.gone(now) and now - one.heard_at > FORGET_AFTER_S
+                if is_long_gone and not self._may_come_back(worker_id):
+                    del by_id[worker_id]
+            if not by_id:
+                del self._entries[name]
+        here = {worker_id for by_id in self._entries.values() for worker_id in by_id}
+        for worker_id in self._incarnations.keys() - here:
+            del self._incarnations[worker_id]
+        for worker_id in self._ahead_ms.keys() - here:
+            del self._ahead_ms[worker_id]
+        self.draining &= here
+        self._sharing &= here
+        self._leaving &= here
+
+    def live(self, now: float) -> int:
+        """The number of live workers, which share the fleet's throttle."""
+        return len({one.worker_id for by_id in self._entries.values() for one in by_id.values() if not one.gone(now)})
+
+    def capacity(self, name: str, now: float) -> int:
+        """The slots of a class, of all live workers."""
+        slots, until = self._slots.get(name, (0, -inf))
+        if now <= until:
+            return slots
+        here = [one for one in self._entries.get(name, {}).values() if not one.gone(now)]
+        slots = sum(one.capacity for one in here)
+        until = min((one.gone_after for one in here), default=inf)
+        self._slots[name] = slots, until
+        return slots
+
+    def knows(self, name: str) -> bool:
+        """Whether a worker of this class is known."""
+        return name in self._entries
+
+    def classes(self, now: float) -> list[str]:
+        """The classes of all live workers."""
+        return sorted(name for name, by_id in self._entries.items() if any(not one.gone(now) for one in by_id.values()))
+
+    def status(self, worker_id: str, name: str) -> OverloadStatus | None:
+        one = self._entries.get(name, {}).get(worker_id)
+        return None if one is None else one.status
+
+    def all(self) -> dict[str, dict[str, WorkerHealth]]:
+        return {name: dict(by_id) for name, by_id in self._entries.items()}
+
+    def shown(self, now: float) -> tuple[dict[str, dict[str, WorkerHealth]], int]:
+        """
+        The workers for a status, by class and id, and how many entries are left out.
+
+        Those over this router's store come first, then the living, then those heard last: heartbeats of workers that do
+        not exist crowd out none that does.
+        """
+        entries = [(name, one) for name, by_id in self._entries.items() for one in by_id.values()]
+        left_out = max(0, len(entries) - MOST_SHOWN)
+        if left_out:
+            entries = nlargest(
+                MOST_SHOWN,
+                entries,
+                key=lambda one: (self.shares_store(one[1].worker_id), not one[1].gone(now), one[1].heard_at),
+            )
+        found: dict[str, dict[str, WorkerHealth]] = {}
+        for name, one in entries:
+            found.setdefault(name, {})[one.worker_id] = one
+        return found, left_out
+
+    def _put(self, name: str, health: WorkerHealth, *, makes_room: bool = False) -> bool:
+        """Keep an entry, if there is room; one that `makes_room` takes the place of a worker of another store."""
+        if len(name) > LONGEST_ID or (name not in self._entries and len(self._entries) >= MOST_CLASSES):
+            return False
+        by_id = self._entries.setdefault(name, {})
+        if health.worker_id not in by_id and len(by_id) >= MOST_WORKERS:
+            foreign = [one for one in by_id.values() if not self.shares_store(one.worker_id)] if makes_room else []
+            if not foreign:
+                return False
+            del by_id[min(foreign, key=lambda one: one.heard_at).worker_id]
+        by_id[health.worker_id] = health
+        return True

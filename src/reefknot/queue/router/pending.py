@@ -1,0 +1,343 @@
+"""
+Assignments that a router has claimed and whose result it waits for: waiting here, or sent to a worker.
+
+Nothing is scanned for each assignment: what waits stands in one priority queue for each class, deadlines in a heap.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
+from heapq import heapify, heappop, heappush
+from itertools import count, islice
+from math import inf
+
+from msgspec import Struct
+
+from reefknot.queue.model.messages import ExecAssignment
+from reefknot.queue.port.work_queue import Held
+
+
+class ClaimedSubmission(Struct, frozen=True):
+    """A submission that this router has claimed. `deadline_at` is milliseconds UTC."""
+
+    assignment: ExecAssignment
+    held: Held
+    deadline_at: int | None = None
+    sent_before: bool = False
+    """Claimed before, by another router or an earlier incarnation: a worker may have seen it."""
+    body: bytes = b""
+    """The assignment's bytes as they were submitted."""
+    was_accepted: bool = False
+    """Whether a worker that is gone had accepted it: it knew the step."""
+    requeued_at: int = 0
+    """When a person last ran it again (ms UTC): a result from before is one of an earlier generation."""
+    generation: int = 0
+    """How often it began anew with all its retries."""
+
+
+_GARBAGE = 1000
+"""Entries of a heap that may stand for nobody any more."""
+
+
+class Pending:
+    """An assignment between its claim and its result."""
+
+    __slots__ = (
+        "acked",
+        "asked_at",
+        "assignment",
+        "body",
+        "cancel_reason",
+        "deadline_at",
+        "generation",
+        "held",
+        "id",
+        "maybe_held_before_send",
+        "place",
+        "refusal",
+        "refused_until",
+        "requeued_at",
+        "resource_class",
+        "route",
+        "sent_before",
+        "since",
+        "too_late_for",
+        "unknown_since",
+        "was_accepted",
+        "worker_id",
+    )
+
+    def __init__(self, taken: ClaimedSubmission, resource_class: str, now: float) -> None:
+        self.assignment: ExecAssignment = taken.assignment
+        self.id = taken.assignment.record_id
+        self.body = taken.body
+        """The assignment's bytes as they were submitted."""
+        self.deadline_at = taken.deadline_at
+        self.sent_before = taken.sent_before
+        """Whether a worker may have it."""
+        self.maybe_held_before_send = taken.sent_before
+        """`sent_before` as of the previous send. Restored on refusal: a worker that refused cannot hold it."""
+        self.was_accepted = taken.was_accepted
+        self.requeued_at = taken.requeued_at
+        self.generation = taken.generation
+        self.resource_class = resource_class
+        self.since = now
+        self.place = 0
+        """Its number in the queue of its class; 0 when it is in none."""
+        self.held: Held = taken.held
+        """The claim on the submission. It is void once a worker has accepted it."""
+        self.worker_id: str | None = None
+        self.asked_at = 0.0
+        """When it was last sent."""
+        self.acked = False
+        self.route = 0
+        """How often it was sent: part of the message's id."""
+        self.refused_until: dict[str, float] = {}
+        """Workers that refused it, and when they may be asked again; never, if they do not know the step."""
+        self.too_late_for: set[str] = set()
+        """Workers with which it would miss its deadline."""
+        self.refusal = ""
+        self.unknown_since: float | None = None
+        """Since when every live worker has refused it because it does not know the type."""
+        self.cancel_reason: str | None = None
+        """The caller's reason, once it was cancelled: it is not sent any more."""
+
+
+_Stand = tuple[float, int, Pending]
+"""Age and number: the order within a priority and tenant. A number is never used twice."""
+
+
+class WaitingLine:
+    """
+    Waiting assignments of one resource class: by priority, tenants taking turns within it, then by age.
+
+    Removed entries are skipped on pop.
+    """
+
+    def __init__(self) -> None:
+        self._levels: dict[int, dict[str, list[_Stand]]] = {}
+        """By priority and tenant. The order of the tenants is that of their turns."""
+        self._entries = 0
+
+    def put(self, pending: Pending, place: int) -> None:
+        pending.place = place
+        tenants = self._levels.setdefault(pending.assignment.priority, {})
+        heappush(tenants.setdefault(pending.assignment.tenant_id or "", []), (pending.since, place, pending))
+        self._entries += 1
+
+    def next(self) -> Pending | None:
+        """Pop the next one."""
+        while self._levels:
+            priority = max(self._levels)
+            tenants = self._levels[priority]
+            name, queue = next(iter(tenants.items()))
+            _, place, pending = heappop(queue)
+            self._entries -= 1
+            is_there = pending.place == place
+            if is_there or not queue:  # a removed entry costs its tenant no turn
+                del tenants[name]
+                if queue:
+                    tenants[name] = queue
+            if not tenants:
+                del self._levels[priority]
+            if is_there:
+                pending.place = 0
+                return pending
+        return None
+
+    def all(self) -> list[Pending]:
+        """All of them; they stay."""
+        return [pending for queue in self._queues() for _, place, pending in queue if pending.place == place]
+
+    def tidy(self, waiting: int) -> None:
+        """Sweep removed entries out before they outnumber the waiting."""
+        if self._entries > 2 * waiting + _GARBAGE:
+            left = [(pending, place) for queue in self._queues() for _, place, pending in queue]
+            self._levels, self._entries = {}, 0
+            for pending, place in left:
+                if pending.place == place:
+                    self.put(pending, place)
+
+    def _queues(self) -> list[list[_Stand]]:
+        return [queue for tenants in self._levels.values() for queue in tenants.values()]
+
+
+class PendingTable:
+    """
+    Pending assignments by the id of their record; those that wait here also in a queue for each class.
+
+    Workers name an assignment by its own id, and their acks do not tell the tenant: see `out`.
+    """
+
+    def __init__(self) -> None:
+        self._all: dict[str, Pending] = {}
+        self._waiting: dict[str, Pending] = {}
+        self._lines: dict[str, WaitingLine] = {}
+        self._next_place = count(1).__next__
+        self._looks: list[tuple[int, int, Pending]] = []
+        self._out: dict[str, tuple[Pending, ...]] = {}
+        """Those that a worker has, by the assignment's own id."""
+        self.cancelled: list[Pending] = []
+        """Cancelled while a worker had it, and back here."""
+        self.of_class: Counter[str] = Counter()
+        """The number of each class in all."""
+        self.unacked: Counter[tuple[str, str]] = Counter()
+        """By worker and class: sent, and neither acked nor answered yet."""
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    def get(self, work_id: str) -> Pending | None:
+        return self._all.get(work_id)
+
+    def out(self, assignment_id: str) -> tuple[Pending, ...]:
+        """The assignments of this id, one for each tenant, that a worker has."""
+        return self._out.get(assignment_id, ())
+
+    def waits(self, pending: Pending) -> bool:
+        return self._waiting.get(pending.id) is pending
+
+    def all(self) -> list[Pending]:
+        return list(self._all.values())
+
+    def add(self, taken: ClaimedSubmission, resource_class: str, now: float) -> Pending:
+        """Add a claimed submission. One that is here already gets its newer claim, and waits again."""
+        known = self._all.get(taken.assignment.record_id)
+        if known is not None:
+            known.held, known.was_accepted, known.requeued_at = taken.held, taken.was_accepted, taken.requeued_at
+            self.back(known)
+            return known
+        pending = Pending(taken, resource_class, now)
+        self._all[pending.id] = pending
+        self.of_class[resource_class] += 1
+        self._stand(pending)
+        if pending.deadline_at is not None:
+            self.check_deadline_at(pending, pending.deadline_at)
+        return pending
+
+    def _stand(self, pending: Pending) -> None:
+        self._waiting[pending.id] = pending
+        self.line_up(pending)
+
+    def line_up(self, pending: Pending) -> None:
+        """Queue it, where its priority and its age put it."""
+        line = self._lines.get(pending.resource_class)
+        if line is None:
+            line = self._lines[pending.resource_class] = WaitingLine()
+        line.put(pending, self._next_place())
+        line.tidy(len(self._waiting))
+
+    def lines(self) -> Iterator[tuple[str, WaitingLine]]:
+        """The queues that may hold something. Those of classes without work are dropped."""
+        for name, line in list(self._lines.items()):
+            if self.of_class[name] > 0:
+                yield name, line
+            else:
+                del self._lines[name], self.of_class[name]
+
+    def check_deadline_at(self, pending: Pending, wall_ms: int) -> None:
+        """Check its deadline at this time, should it not have ended by then."""
+        heappush(self._looks, (wall_ms, self._next_place(), pending))
+        if len(self._looks) > 2 * len(self._all) + _GARBAGE:
+            self._looks = [one for one in self._looks if self._all.get(one[2].id) is one[2]]
+            heapify(self._looks)
+
+    def overdue(self, wall_ms: int) -> list[Pending]:
+        """The assignments whose check is due, wherever they are."""
+        found = []
+        while self._looks and self._looks[0][0] <= wall_ms:
+            pending = heappop(self._looks)[2]
+            if self._all.get(pending.id) is pending:
+                found.append(pending)
+        return found
+
+    def sent(self, pending: Pending, worker_id: str, now: float) -> None:
+        self._leave(pending)
+        self._waiting.pop(pending.id, None)
+        self._out[pending.assignment.assignment_id] = (*self.out(pending.assignment.assignment_id), pending)
+        pending.place = 0
+        pending.worker_id, pending.asked_at, pending.acked = worker_id, now, False
+        pending.route += 1
+        self.unacked[worker_id, pending.resource_class] += 1
+
+    def asked_again(self, pending: Pending, now: float) -> None:
+        pending.asked_at = now
+        pending.route += 1
+
+    def acked(self, pending: Pending) -> None:
+        self._count_answer(pending)
+        pending.acked = True
+
+    def back(self, pending: Pending) -> None:
+        """Let it wait here again, unless it has ended."""
+        if self._all.get(pending.id) is not pending:
+            return
+        self._leave(pending)
+        pending.worker_id, pending.acked = None, False
+        if pending.cancel_reason is not None:
+            self.cancelled.append(pending)
+        if not self.waits(pending):
+            self._stand(pending)
+
+    def refused(self, pending: Pending, worker_id: str, until: float, message: str) -> None:
+        """Let it wait here again; this worker is not asked before `until`."""
+        pending.refused_until[worker_id] = until
+        pending.refusal = message
+        if not pending.acked:  # else it was accepted before, and the record may be the worker's
+            pending.sent_before = pending.maybe_held_before_send
+        self.back(pending)
+
+    def remove(self, pending: Pending) -> bool:
+        """Remove it. False when it was not there any more."""
+        if self._all.get(pending.id) is not pending:
+            return False
+        self._leave(pending)
+        del self._all[pending.id]
+        self.of_class[pending.resource_class] -= 1
+        self._waiting.pop(pending.id, None)
+        pending.place = 0
+        return True
+
+    def sent_to(self, workers: AbstractSet[str]) -> list[Pending]:
+        return [one for one in self._all.values() if one.worker_id is not None and one.worker_id in workers]
+
+    def silent(self, *, unacked_since: float, acked_since: float) -> list[Pending]:
+        """The assignments without news for long: sent and not acked, or acked and without a result."""
+        return [
+            one
+            for one in self._all.values()
+            if one.worker_id is not None and one.asked_at < (acked_since if one.acked else unacked_since)
+        ]
+
+    def unanswered(self, since: float, most: int) -> list[Pending]:
+        """Up to `most` assignments that were sent before `since` and are not acked."""
+        if not self.unacked:
+            return []
+        late = (one for sent in self._out.values() for one in sent if not one.acked and one.asked_at < since)
+        return list(islice(late, most))
+
+    def known_nowhere(self, pending: Pending, workers: AbstractSet[str]) -> bool:
+        """Whether each of these workers has answered that it does not know the step."""
+        return bool(workers) and all(pending.refused_until.get(one) == inf for one in workers)
+
+    def _leave(self, pending: Pending) -> None:
+        """No worker has it any more."""
+        self._count_answer(pending)
+        if pending.worker_id is not None:
+            name = pending.assignment.assignment_id
+            others = tuple(one for one in self.out(name) if one is not pending)
+            if others:
+                self._out[name] = others
+            else:
+                self._out.pop(name, None)
+
+    def _count_answer(self, pending: Pending) -> None:
+        if pending.worker_id is not None and not pending.acked:
+            key = pending.worker_id, pending.resource_class
+            self.unacked[key] -= 1
+            if self.unacked[key] <= 0:
+                del self.unacked[key]

@@ -1,0 +1,516 @@
+"""
+Submissions: validated, kept in the store, claimed by a router, and answered.
+
+A submission is a work item of the class `ROUTER`: accepted means kept, whether a router runs or not. The worker that
+accepts it moves the same record to its own class, and ends it; so a caller finds its result in the store, whoever
+brought it there.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from math import inf
+from typing import Any
+
+from msgspec import Struct
+
+from reefknot.audit.assignments import briefly_about, completed_event, ended_event, submitted_event, vanished_events
+from reefknot.audit.journal import Journal, about_item
+from reefknot.audit.model.event import Admission, Dropped, Quarantined, Requeued
+from reefknot.audit.port import AuditEntry
+from reefknot.core.canonical import canonical, record_fingerprint
+from reefknot.core.clock import Clock
+from reefknot.core.failure import ErrorCode
+from reefknot.errors import KeyConflictError, NotJsonError, ParameterError, ParameterTypeError, QueueFullError
+from reefknot.queue.execution.settling import Claims
+from reefknot.queue.execution.tracing import submitting
+from reefknot.queue.model.admission import Reject, RejectReason
+from reefknot.queue.model.messages import (
+    AckStatus,
+    ExecAssignment,
+    ExecResult,
+    InvalidMessage,
+    Job,
+    ResultStatus,
+    encode,
+    read_assignment,
+    resource_class,
+)
+from reefknot.queue.model.results import (
+    DROPPED,
+    UNREADABLE_SUBMISSION,
+    answer_of,
+    assignment_of,
+    overdue_reason,
+    unrun_result,
+)
+from reefknot.queue.model.submission import SCHEDULE_MESSAGE, SubmissionRules
+from reefknot.queue.model.work import ROUTER, Quarantine, WorkItem, is_ingestion, is_over, requeued_at
+from reefknot.queue.port.control import Control
+from reefknot.queue.port.work_queue import FIRST_FENCE, Enqueued, Held, Settlement, WorkQueue
+from reefknot.queue.router.classes import FleetClasses
+from reefknot.queue.router.context import RouterContext, expired_event
+from reefknot.queue.router.pending import ClaimedSubmission
+from reefknot.queue.router.settings import CALLER_LATE_S, LEASE_S
+from reefknot.runtime.tasks import Batcher
+from reefknot.runtime.timeouts import STORE_S
+
+SUBMIT_ARGUMENTS = {
+    "job.type": "job_type",
+    "job.payload": "inputs",
+    "options.deadline_ms": "deadline",
+    "options.timeout_ms": "timeout",
+    "options.attempt_timeout_ms": "attempt_timeout",
+    "job.payload.timeout_ms": "inputs.timeout_ms",
+    "options.retry_count": "retries",
+    "options.priority": "priority",
+    "correlation.trace_id": "trace_id",
+}
+"""Fields of the wire, by their names in `Client.submit`."""
+_FREE_FIELDS = ("job.payload", "job.resources", "metadata", "decision")
+"""Fields that hold a caller's own values."""
+_UNWRITABLE = (TypeError, ValueError, OverflowError, RecursionError)
+BATCH = 200
+REFUSALS_S = 1.0
+"""How often refusals are written down: the first one at once, and then the number of the others."""
+_NEVER = 1_000_000_000
+"""A router may vanish as often as it likes: that says nothing about the work."""
+
+
+# ---- validation -----------------------------------------------------------------------------------------------------
+
+
+def validated(assignment: ExecAssignment, names: Mapping[str, str] | None = None) -> tuple[ExecAssignment, bytes]:
+    """
+    The assignment as it will travel, and its bytes. What JSON cannot say is refused with its place, never changed.
+
+    `names` are the caller's names of the fields, for the error.
+    """
+    called = names or {}
+    try:
+        body = encode(assignment)
+    except _UNWRITABLE as error:
+        _refuse_non_json(assignment, called)
+        raise NotJsonError("the assignment", str(error) or type(error).__name__) from error
+    read = read_assignment(body)
+    if isinstance(read, InvalidMessage):
+        raise _mistake(assignment, read, called)
+    if read.job != assignment.job or read.metadata != assignment.metadata or read.decision != assignment.decision:
+        _refuse_non_json(assignment, called)  # a tuple has become a list, which is fine; much else is not
+    return read, body
+
+
+def _refuse_non_json(assignment: ExecAssignment, called: Mapping[str, str]) -> None:
+    for field in _FREE_FIELDS:
+        canonical(_value_at(assignment, field), called.get(field, field))
+
+
+def _mistake(assignment: ExecAssignment, found: InvalidMessage, called: Mapping[str, str]) -> ParameterError:
+    field = found.field or "job.payload"
+    text = found.message.removeprefix(f"{found.field or 'the message'}: ")
+    accepted = text.partition("accepted: ")[2] or text
+    kind = ParameterTypeError if text.startswith("Expected") else ParameterError
+    return kind(called.get(field, field), _value_at(assignment, field), accepted)
+
+
+def _value_at(value: Any, field: str) -> Any:
+    for part in field.split("."):
+        if isinstance(value, Struct):
+            value = getattr(value, part, None)
+        else:
+            value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def check_same_job(assignment: ExecAssignment, known: Job) -> None:
+    """
+    `KeyConflictError` unless `known` is the job of the assignment: the same id is the same work.
+
+    Jobs are compared as they are written: a tuple is a list there, and 1, 1.0 and true, alike in Python, are not.
+    """
+    recorded, given = record_fingerprint(known), record_fingerprint(assignment.job)
+    if recorded != given:
+        raise KeyConflictError(assignment.assignment_id, recorded=recorded, given=given, is_job=True)
+
+
+# ---- the store ------------------------------------------------------------------------------------------------------
+
+
+class Submissions:
+    """Submissions in a store. Clients and routers use the same."""
+
+    def __init__(
+        self,
+        work: WorkQueue,
+        clock: Clock,
+        *,
+        rules: SubmissionRules,
+        lease: float = LEASE_S,
+        journal: Journal | None = None,
+        control: Control | None = None,
+    ) -> None:
+        """`rules` hold where no router has published its own; by `control` it knows the classes of steps."""
+        self._work = work
+        self._clock = clock
+        self._rules = rules
+        self._lease = lease
+        self.claims = Claims(work, lease)
+        self._journal = journal or Journal(None)
+        self._classes = None if control is None else FleetClasses(control, clock)
+        self._unwritten: Counter[tuple[str, str]] = Counter()
+        """Refusals since the last event, by reason and resource class."""
+        self._written_at = -inf
+
+    async def submit(self, assignment: ExecAssignment, *, due_at: int = 0) -> bool:
+        """
+        Keep an assignment, for `due_at` (ms UTC) or for now.
+
+        False when it is there already; `QueueFullError` when it is refused.
+        """
+        await self.learn_classes(assignment)
+        with submitting(assignment) as traced:
+            (kept,) = await self.enqueue([self.item(traced, encode(traced), due_at=due_at)])
+            return await self._is_new(assignment, kept)
+
+    async def submit_many(
+        self, assignments: Sequence[tuple[ExecAssignment, int]]
+    ) -> list[bool | QueueFullError | KeyConflictError]:
+        """Keep these with their due times, in one step. The answer for each is that of `submit`, or its error."""
+        await self.learn_classes(*(one for one, _ in assignments))
+        items, answers = list[WorkItem](), list[bool | QueueFullError | KeyConflictError]()
+        for assignment, due_at in assignments:
+            with submitting(assignment) as traced:  # not around the call: the spans would be one inside the other
+                items.append(self.item(traced, encode(traced), due_at=due_at))
+        for (assignment, _), kept in zip(assignments, await self.enqueue(items), strict=True):
+            try:
+                answers.append(await self._is_new(assignment, kept))
+            except (QueueFullError, KeyConflictError) as error:
+                answers.append(error)
+        return answers
+
+    async def _is_new(self, assignment: ExecAssignment, kept: Enqueued | Reject) -> bool:
+        """Whether a submission made the job; its error when it was refused, or its id has another job."""
+        if isinstance(kept, Reject):
+            raise self.refused(assignment, kept)
+        if kept is Enqueued.DUPLICATE:
+            await self.check_same_job(assignment)
+        return kept is Enqueued.ACCEPTED
+
+    async def enqueue(self, items: Sequence[WorkItem], *, owner: str = "") -> list[Enqueued | Reject]:
+        """Keep these in one step. With an `owner` they are its own at once, and need not be claimed."""
+        wall = self._clock.wall()
+        submitted = {item.id: self._journal.entries([submitted_event(item, wall)]) for item in items}
+        async with asyncio.timeout(STORE_S):
+            return await self._work.enqueue(
+                items,
+                rules=self._rules,
+                accept_events=lambda item: submitted[item.id],
+                owner=owner,
+                lease=self._lease,
+                drop_events=self._dropped,
+            )
+
+    def refused(self, assignment: ExecAssignment, verdict: Reject) -> QueueFullError:
+        """The error for a refused caller. The event says how many were refused since the last one."""
+        pool = self.class_of(assignment)
+        self._unwritten[verdict.reason.value, pool] += 1
+        now = self._clock.now()
+        if now - self._written_at >= REFUSALS_S:
+            self._written_at = now
+            number, self._unwritten = self._unwritten, Counter()
+            event = Admission(
+                **briefly_about(assignment, self._clock.wall()),
+                status=AckStatus.REJECTED.value,
+                reason=verdict.reason.value,
+                resource_class=ROUTER,
+                queue_depth=verdict.depth,
+                overload_status=None,
+                inputs={"refused": {f"{reason} {pool}": count for (reason, pool), count in number.items()}},
+            )
+            self._journal.write_soon(event)
+        is_full = verdict.reason is RejectReason.QUEUE_FULL
+        wait, reason = verdict.retry_after_ms / 1000, "queue is full" if is_full else "would miss deadline"
+        if verdict.message == SCHEDULE_MESSAGE:
+            reason = "too much work is scheduled"
+        limit = max(verdict.depth, self._rules.size)
+        return QueueFullError(depth=verdict.depth, limit=limit, retry_after=wait, reason=reason)
+
+    def item(self, assignment: ExecAssignment, body: bytes, *, due_at: int = 0) -> WorkItem:
+        """The work item of a submission; its deadline begins when it is due, by default now."""
+        deadline = assignment.options.deadline_ms
+        due_at = max(due_at, int(self._clock.wall() * 1000))
+        return WorkItem(
+            id=assignment.record_id,
+            kind=assignment.job.type,
+            resource_class=ROUTER,
+            tenant_id=assignment.tenant_id,
+            correlation_id=assignment.request_id,
+            trace_id=assignment.trace_id,
+            priority=assignment.priority,
+            due_at=due_at,
+            deadline_at=None if deadline is None else due_at + deadline,
+            pool=self.class_of(assignment),
+            payload=body,
+        )
+
+    async def learn_classes(self, *submitted: ExecAssignment) -> None:
+        """Read which classes there are, if that was not done just now, and warn of one that no worker has."""
+        if self._classes is not None:
+            await self._classes.refresh()
+            for assignment in submitted:
+                self._classes.warn_of(assignment)
+
+    def class_of(self, assignment: ExecAssignment) -> str:
+        """The resource class of an assignment, by what is known of its step."""
+        return resource_class(assignment) if self._classes is None else self._classes.class_of(assignment)
+
+    async def check_same_job(self, assignment: ExecAssignment) -> None:
+        """`KeyConflictError` when the id was used with another job."""
+        item = await self.find(assignment.record_id)
+        if item is not None and item.payload:
+            of_source = is_ingestion(item)  # which is no assignment, whatever its kind is called
+            known = Job(item.kind, {"ingestion_job": item.id}) if of_source else assignment_of(item).job
+            check_same_job(assignment, known)
+
+    async def claim(self, n: int, owner: str, only: Collection[str] | None = None) -> list[ClaimedSubmission]:
+        """Claim submissions that nobody holds; with `only`, none but these records."""
+        await self.learn_classes()
+        async with asyncio.timeout(STORE_S):
+            items = await self._work.claim(
+                n,
+                owner=owner,
+                classes=(ROUTER,),
+                lease=self._lease,
+                only=only,
+                crash_limit=_NEVER,
+                crash_events=self._crashed,
+            )
+        claimed = []
+        for item in items:
+            held = Held.of(item)
+            read = read_assignment(item.payload)
+            if isinstance(read, InvalidMessage):
+                await self._set_aside(item, held, f"{UNREADABLE_SUBMISSION}: {read.message}")
+            else:
+                seen = item.fence > FIRST_FENCE
+                was_accepted = bool(item.admission)
+                again_at, number = requeued_at(item), item.generation
+                claimed.append(
+                    ClaimedSubmission(read, held, item.deadline_at, seen, item.payload, was_accepted, again_at, number)
+                )
+        return claimed
+
+    async def recall(self, classes: Sequence[str]) -> int:
+        """Bring back what is queued for workers that are gone. Returns how many assignments that were."""
+        async with asyncio.timeout(STORE_S):
+            return await self._work.recall(classes, crash_events=self._worker_crashed)
+
+    def wall(self) -> float:
+        return self._clock.wall()
+
+    async def find(self, work_id: str) -> WorkItem | None:
+        """The record of this id."""
+        async with asyncio.timeout(STORE_S):
+            return await self._work.get(work_id)
+
+    async def answer(self, work_id: str) -> ExecResult | None:
+        """The result, if the assignment has ended."""
+        item = await self.find(work_id)
+        return None if item is None else answer_of(item)
+
+    async def result(self, work_id: str, timeout: float) -> ExecResult | None:
+        """The result as soon as there is one, or None after `timeout` seconds."""
+        item = await self._work.ended(work_id, timeout)
+        return None if item is None else answer_of(item)
+
+    async def ended_by_deadline(self, work_id: str, timeout: float) -> WorkItem | None:
+        """
+        The item as soon as it has ended, or None after `timeout` seconds.
+
+        An assignment that nobody ended soon after its deadline is ended here: its router and its worker may be gone.
+        """
+        ends = self._clock.now() + timeout
+        while (left := ends - self._clock.now()) > 0:
+            overdue_in = await self._overdue_in(work_id)
+            item = await self._work.ended(work_id, min(left, max(0.0, overdue_in)))
+            if item is not None or overdue_in > left:
+                return item
+            if await self._overdue_in(work_id) <= 0:  # else a person gave it another deadline meanwhile
+                await self._expire(work_id)
+        item = await self.find(work_id)
+        return item if item is not None and is_over(item) else None
+
+    async def _overdue_in(self, assignment_id: str) -> float:
+        """Seconds until a caller may end the assignment itself; infinite without a deadline."""
+        item = await self.find(assignment_id)
+        if item is None or item.deadline_at is None or is_over(item):
+            return inf
+        return item.deadline_at / 1000 + CALLER_LATE_S - self._clock.wall()
+
+    async def _expire(self, assignment_id: str) -> None:
+        item = await self.find(assignment_id)
+        if item is None:
+            return
+        wall, reason = self._clock.wall(), overdue_reason(item)
+        events = [expired_event(assignment_of(item), wall), ended_event(item, wall, cancelled=reason)]
+        async with asyncio.timeout(STORE_S):
+            entries = self._journal.entries(events)
+            await self._work.cancel(assignment_id, reason=reason, who="caller", events=entries)
+
+    async def _set_aside(self, item: WorkItem, held: Held, reason: str) -> None:
+        """Quarantine a submission that cannot be read. Its caller gets a result, and the log an event."""
+        result = unrun_result(assignment_of(item), ResultStatus.ERROR, ErrorCode.internal_error, reason)
+        wall, body = self._clock.wall(), encode(result)
+        event = Quarantined(**about_item(item, wall), reason=reason)
+        ended = completed_event(result, body, wall, since_ms=item.created_at, attempts=0)
+        settled = Quarantine(reason, None, body.decode())
+        entries = tuple(self._journal.entries([event, ended]))
+        async with asyncio.timeout(STORE_S):
+            await self._work.settle([Settlement(held.id, held.owner, held.fence, settled, entries)])
+
+    def _dropped(self, item: WorkItem) -> list[AuditEntry]:
+        wall = self._clock.wall()
+        event = Dropped(**about_item(item, wall), reason=DROPPED, resource_class=item.pool)
+        return self._journal.entries([event, ended_event(item, wall)])
+
+    def _worker_crashed(self, item: WorkItem) -> list[AuditEntry]:
+        return self._journal.entries(vanished_events(item, self._clock.wall()))
+
+    def _crashed(self, item: WorkItem) -> list[AuditEntry]:
+        about = about_item(item, self._clock.wall())
+        return self._journal.entries([Requeued(**about, reason="its router vanished", generation=item.generation)])
+
+
+# ---- callers of this process ----------------------------------------------------------------------------------------
+
+
+class _LocalSubmission:
+    """A submission that is being kept."""
+
+    __slots__ = ("assignment", "body", "kept")
+
+    def __init__(self, assignment: ExecAssignment, body: bytes) -> None:
+        self.assignment = assignment
+        self.body = body
+        self.kept: asyncio.Future[Enqueued | Reject] = asyncio.get_running_loop().create_future()
+
+
+class LocalCallers:
+    """
+    Callers in the router's own process, and the results they wait for.
+
+    Their submissions are kept in batches. While there is room they are this router's from the start; else they wait in
+    the store until it, or another router, has room.
+    """
+
+    def __init__(
+        self,
+        context: RouterContext,
+        submissions: Submissions,
+        *,
+        on_claimed: Callable[[], None],
+        on_left: Callable[[], None],
+    ) -> None:
+        self._context = context
+        self._submissions = submissions
+        self._on_claimed = on_claimed
+        self._on_left = on_left
+        self._callers: dict[str, asyncio.Future[ExecResult]] = {}
+        """By the id of the record."""
+        self._jobs: dict[str, Job] = {}
+        self._undecided: set[str] = set()
+        """Those whose submission is being kept: a result that comes meanwhile is one of an earlier submission."""
+        self.batch: Batcher[_LocalSubmission] = Batcher("submissions could not be kept", self._keep, most=BATCH)
+
+    async def submit(self, assignment: ExecAssignment, body: bytes) -> asyncio.Future[ExecResult]:
+        """Keep an assignment, or raise `QueueFullError` with the time to come back. Returns the future result."""
+        name = assignment.record_id
+        future = self._callers.get(name)
+        if future is not None and not future.done():
+            check_same_job(assignment, self._jobs[name])
+            return future
+        future = asyncio.get_running_loop().create_future()
+        self._callers[name], self._jobs[name] = future, assignment.job
+        self._undecided.add(name)
+        arrival = _LocalSubmission(assignment, body)
+        self.batch.put(arrival)
+        try:
+            if not self.batch.served:  # a router that does not run keeps what it is given all the same
+                await self.batch.finish()
+            kept = await arrival.kept
+            if isinstance(kept, Reject):
+                raise self._submissions.refused(assignment, kept)
+            if kept is Enqueued.DUPLICATE:
+                await self._submissions.check_same_job(assignment)
+                self._join(name, await self._submissions.find(name))
+                self._on_left()  # perhaps nobody looks after it
+        except BaseException as error:
+            self._forget(name)
+            if not future.done():  # another caller of the same id waits for this very future
+                future.set_exception(error if isinstance(error, Exception) else asyncio.CancelledError())
+                future.exception()
+            raise
+        return future
+
+    async def _keep(self, arrivals: list[_LocalSubmission]) -> None:
+        """Keep a batch, even of callers that have left: whether it was kept is not known to one that left."""
+        context, table = self._context, self._context.table
+        await self._submissions.learn_classes(*(one.assignment for one in arrivals))
+        items = [self._submissions.item(one.assignment, one.body) for one in arrivals]
+        owner = context.owner if len(table) + len(items) <= context.settings.rules.size else ""
+        try:
+            answers = await self._submissions.enqueue(items, owner=owner)
+        except BaseException as error:
+            for one in arrivals:
+                if not one.kept.done():
+                    one.kept.set_exception(error if isinstance(error, Exception) else asyncio.CancelledError())
+            raise
+        now = context.clock.now()
+        for one, item, kept in zip(arrivals, items, answers, strict=True):
+            if kept is Enqueued.ACCEPTED and owner:
+                claimed = ClaimedSubmission(
+                    one.assignment, Held(item.id, owner, FIRST_FENCE), item.deadline_at, False, one.body
+                )
+                table.add(claimed, item.pool, now)
+            if kept is Enqueued.ACCEPTED:
+                self._undecided.discard(item.id)
+            if not one.kept.done():
+                one.kept.set_result(kept)
+        (self._on_claimed if owner else self._on_left)()
+
+    def _join(self, name: str, item: WorkItem | None) -> None:
+        """Let a caller wait for the result of what was submitted before, as it stands in the store."""
+        self._undecided.discard(name)
+        pending = self._context.table.get(name)
+        if item is not None and pending is not None:  # run again since: an earlier result may still be on its way
+            pending.requeued_at = max(pending.requeued_at, requeued_at(item))
+        result = None if item is None else answer_of(item)
+        if result is not None:
+            self.resolve(name, result)
+
+    def names(self) -> list[str]:
+        """The records whose callers wait here."""
+        return list(self._callers)
+
+    def elsewhere(self) -> list[str]:
+        """The records whose callers wait here, and that this router does not look after."""
+        return [name for name in self._callers if self._context.table.get(name) is None]
+
+    async def answer_from_store(self, work_id: str) -> None:
+        """Resolve the caller of an assignment that has ended in the store."""
+        stored = await self._submissions.answer(work_id)
+        if stored is not None:
+            self.resolve(work_id, stored)
+
+    def resolve(self, work_id: str, result: ExecResult) -> None:
+        """Give a result to its caller, if it waits here."""
+        if work_id in self._undecided:
+            return
+        future = self._forget(work_id)
+        if future is not None and not future.done():
+            future.set_result(result)
+
+    def _forget(self, name: str) -> asyncio.Future[ExecResult] | None:
+        self._undecided.discard(name)
+        self._jobs.pop(name, None)
+        return self._callers.pop(name, None)

@@ -1,0 +1,370 @@
+"""
+Runs a claimed item's attempt, then settles and publishes it.
+
+Reports go to the store in batches (`execution/settling.py`). Ends that need no slot (cancelled, dropped, expired,
+crashed too often) are one store call with their event, and then a result.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from traceback import extract_tb
+
+import msgspec
+from msgspec import Struct
+
+from reefknot.audit.assignments import completed_event, ended_event, vanished_events
+from reefknot.audit.journal import about_item
+from reefknot.audit.model.event import Dropped, Event, OperatorAction
+from reefknot.audit.port import AuditEntry
+from reefknot.core.classify import classify
+from reefknot.core.failure import ErrorCode
+from reefknot.queue.execution.decision_log import ERROR
+from reefknot.queue.execution.events import expired_event, quarantined_event
+from reefknot.queue.execution.settling import Settling
+from reefknot.queue.execution.tracing import WorkTrace, assignment_trace
+from reefknot.queue.model.messages import Cancel, ExecResult, StepResult, StepStatus, encode
+from reefknot.queue.model.results import (
+    DROPPED,
+    UNREADABLE_WORK,
+    WORKER_FAILED,
+    answer_of,
+    assignment_of,
+    cancel_reason,
+)
+from reefknot.queue.model.submission import EXPIRED
+from reefknot.queue.model.work import (
+    Quarantine,
+    Snooze,
+    TryAgain,
+    WorkDone,
+    WorkFailed,
+    WorkItem,
+    WorkState,
+    is_workers,
+)
+from reefknot.queue.port.work_queue import Held, Settlement
+from reefknot.queue.worker.attempt import StepRunner
+from reefknot.queue.worker.context import WorkerContext
+from reefknot.queue.worker.overdue import stop_steps
+from reefknot.queue.worker.pool import Pool
+from reefknot.queue.worker.queue import Queued
+from reefknot.queue.worker.records import AcceptedWork, AttemptReport
+from reefknot.runtime.log import logger, printable
+from reefknot.runtime.timeouts import STORE_S
+
+MOST_WATCHED = 10_000
+MOST_REMEMBERED = 1_000
+
+
+class _Ended(Struct, frozen=True):
+    """An attempt that is over: its report to the store, and the result to publish."""
+
+    item: WorkItem
+    settlement: Settlement
+    pool: Pool
+    body: bytes | None
+    traced: tuple[WorkTrace, ExecResult] | None = None
+    """The trace of an assignment that has ended with this result."""
+
+
+class Closing:
+    """Runs what the pools of one worker have claimed, and closes what has ended."""
+
+    def __init__(self, context: WorkerContext, pools: Mapping[str, Pool], steps: StepRunner) -> None:
+        self._context = context
+        self._pools = pools
+        self._steps = steps
+        self._clock = context.clock
+        self.reports: Settling[_Ended] = Settling(
+            context.worker_id,
+            context.work,
+            clock=context.clock,
+            timeouts=context.timeouts,
+            lease=context.settings.lease,
+            settled=self._after_settling,
+            publish=self._publish,
+        )
+        self._started: dict[tuple[str, int], AcceptedWork] = {}
+        """Work that intake started, by id and fence: it need not be read again."""
+        self._crashed: deque[str] = deque(maxlen=MOST_WATCHED)
+        self._foreign: dict[str, str] = {}
+        """Sent here while another worker has it: by id, the class it comes to when that one lets go."""
+
+    # ---- attempts ---------------------------------------------------------------------------------------------------
+
+    def remember(self, item: WorkItem, work: AcceptedWork) -> None:
+        """Keep an assignment that intake has read, until its attempt begins."""
+        if len(self._started) >= MOST_REMEMBERED:  # those that were cancelled before they began
+            del self._started[next(iter(self._started))]
+        self._started[item.id, item.fence] = work
+
+    async def run(self, item: WorkItem) -> bool:
+        """Make one attempt of a claimed item, and report it. Returns whether its time is a service time."""
+        pool = self._pools[item.resource_class.rpartition("@")[0]]
+        try:
+            work = self._started.pop((item.id, item.fence), None) or AcceptedWork.read(item)
+        except msgspec.DecodeError as error:
+            work, reason = AcceptedWork.stand_in(item), f"{UNREADABLE_WORK}: {error}"
+            self._steps.log.ended(item, reason, attempts=item.attempts, level=ERROR)
+            self._report(item, self._set_aside(item, work, reason), pool, work)
+            return False
+        trace, task = assignment_trace(item, work.assignment), asyncio.current_task()
+        overdue_id = f"{item.id}#{item.fence}"
+
+        def overdue(make_report: Callable[[], AttemptReport]) -> None:
+            """Report the attempt of a step that goes on. Its slot stays taken, and its job may run again in another."""
+            if pool.claimed.get(item.id) != Held.of(item):
+                return  # cancelled, or given back
+            if task is not None and pool.running.get(item.id) is task:
+                del pool.running[item.id]
+                pool.running[overdue_id] = task
+            self._report(item, make_report(), pool, work, trace)
+
+        report: AttemptReport | None
+        try:
+            report = await self._steps.attempt(item, work, trace, overdue)
+        except Exception as error:  # a defect of ours: the assignment ends with it, and the worker goes on
+            report = self._broken(item, work, error)
+        finally:
+            pool.running.pop(overdue_id, None)
+            if trace is not None:
+                trace.attempt_ended()
+        if report is None:
+            return False
+        self._report(item, report, pool, work, trace)
+        return report.took_ms is not None
+
+    def _broken(self, item: WorkItem, work: AcceptedWork, error: Exception) -> AttemptReport:
+        text = printable(self._context.redactor(f"{type(error).__name__}: {error}"), most=300)
+        where = _raised_at(error)
+        logger().error("%s: attempting %s failed inside, %s: %s", self._context.worker_id, item.id, where, text)
+        return self._set_aside(item, work, WORKER_FAILED)
+
+    def _set_aside(self, item: WorkItem, work: AcceptedWork, reason: str) -> AttemptReport:
+        """Quarantine of an item that could not be run. It still gets its result and its event."""
+        step = StepResult(StepStatus.ERROR, ErrorCode.internal_error, error_message=reason)
+        failure = classify(reason, code=ErrorCode.internal_error)
+        event = quarantined_event(work.assignment, self._clock.wall(), reason, failure)
+        self._steps.counters.ended(ok=False, retried=item.attempts > 0)
+        result = self._steps.result(work.assignment, step, retries_used=item.attempts)
+        return AttemptReport(Quarantine(reason), (event,), result)
+
+    def _report(
+        self,
+        item: WorkItem,
+        report: AttemptReport,
+        pool: Pool,
+        work: AcceptedWork,
+        trace: WorkTrace | None = None,
+    ) -> None:
+        """Queue the report for the store. From here on it does not depend on the slot any more."""
+        settled, events, body = report.settled, report.events, None
+        if report.result is not None:
+            result = self._with_overload(report.result, pool, work.admitted.queue_depth)
+            body = encode(result)
+            ended = completed_event(
+                result,
+                body,
+                self._clock.wall(),
+                since_ms=item.created_at,
+                attempts=item.attempts if isinstance(settled, WorkFailed) and not settled.ran else None,
+                worker_id=self._context.worker_id,
+            )
+            events = (*events, ended)
+            if isinstance(settled, WorkDone):
+                settled = WorkDone(body.decode())
+            elif isinstance(settled, WorkFailed | Quarantine):
+                settled = msgspec.structs.replace(settled, result=body.decode())
+        entries = tuple(self._context.journal.entries(events)) if events else ()
+        settlement = Settlement(item.id, item.owner, item.fence, settled, entries, report.took_ms)
+        traced = None if trace is None or report.result is None else (trace, report.result)
+        self.reports.report(_Ended(item, settlement, pool, body, traced))
+
+    def _with_overload(self, result: ExecResult, pool: Pool, queue_depth: int) -> ExecResult:
+        """The result with the overload fields, which the baseline withholds."""
+        if not self._context.settings.queue_v2:
+            return result
+        return msgspec.structs.replace(result, queue_depth=queue_depth, overload_status=pool.status())
+
+    # ---- settling ---------------------------------------------------------------------------------------------------
+
+    def _after_settling(self, one: _Ended, kept: bool) -> None:
+        one.pool.settled(one.item.id, one.item.fence)
+        settled = one.settlement.settled
+        if kept and one.traced is not None:
+            trace, result = one.traced
+            trace.ended_with(result, quarantined=isinstance(settled, Quarantine))
+        if kept and isinstance(settled, TryAgain | Snooze):
+            one.pool.put(one.pool.queued(one.item, settled.due_at))
+
+    async def _publish(self, kept: list[_Ended]) -> None:
+        for one in kept:
+            if one.body is None:
+                continue
+            try:
+                await self._context.send_result(one.item.id, one.body, one.item.generation)
+            except Exception as error:  # it is stored; whoever asks again gets it
+                text = printable(str(error), most=300)
+                logger().error("%s: the result of %s was not sent (%s)", self._context.worker_id, one.item.id, text)
+
+    async def release_prefetched(self, pools: list[Pool]) -> None:
+        """Give back what was claimed ahead and no slot has begun."""
+        held = [(pool, one) for pool in pools for one in pool.release_prefetched()]
+        if held:
+            await self._context.claims.give_back([one for _, one in held])
+        for pool, one in held:
+            pool.settled(one.id, one.fence)
+
+    async def return_claimed(self, pools: list[Pool]) -> int:
+        """Let pending reports finish, stop the rest, and give it back. Returns how many went back. Bounded in time."""
+        await self.reports.finished()
+        tasks = [task for pool in pools for task in pool.running.values()]
+        held = [one for pool in pools for one in pool.cancel_all()]
+        left = await stop_steps(self._context.worker_id, tasks)
+        for pool in pools if left else ():
+            pool.running = {name: task for name, task in pool.running.items() if task not in left}
+        await self.reports.finished()  # an attempt that ended in the very moment it was stopped
+        if not held:
+            return 0
+        back = await self._context.claims.give_back(held)
+        for pool in pools:
+            pool.claimed.clear()
+        return sum(back)
+
+    # ---- ends without a slot ----------------------------------------------------------------------------------------
+
+    async def publish_result(self, work_id: str, *, again: bool = False) -> bool:
+        """Publish the result of an assignment that has ended. False when it has not."""
+        item = await self._get(work_id)
+        result = None if item is None else answer_of(item)
+        if item is None or result is None:
+            return False
+        if not again and item.result is None:  # cancelled, dropped, expired or crashed: no attempt has told it
+            is_aside, trace = item.state is WorkState.QUARANTINED, assignment_trace(item, assignment_of(item))
+            if is_aside:
+                self._steps.log.ended(item, f"quarantined: {item.reason}", attempts=item.attempts, level=ERROR)
+            if trace is not None:
+                trace.ended_with(result, quarantined=is_aside)
+        if item.result is None and self._context.settings.queue_v2:
+            pool = self._pools.get(item.resource_class.rpartition("@")[0]) or next(iter(self._pools.values()))
+            depth = AcceptedWork.read(item).admitted.queue_depth if item.payload and item.admission else 0
+            result = msgspec.structs.replace(
+                self._with_overload(result, pool, depth), worker_id=self._context.worker_id
+            )
+        if again:
+            await self._context.repeat_result(result)
+        else:
+            await self._context.send_result(work_id, encode(result), item.generation)
+        return True
+
+    async def cancel(self, cancel: Cancel) -> bool:
+        """Cancel an assignment of this worker, queued or running. Its result is published once."""
+        work_id = cancel.record_id
+        pool = next((one for one in self._pools.values() if one.has(work_id)), None)
+        if pool is None:
+            return False
+        reason = cancel_reason(self._context.redactor(cancel.reason or ""))
+        item = await self._get(work_id)
+        if item is None:
+            return False
+        event = OperatorAction(
+            **about_item(item, self._clock.wall()),
+            actor=self._context.worker_id,  # who asked has an event of their own
+            action="cancel",
+            subject=cancel.assignment_id,
+            details={"reason": reason},
+        )
+        await self._cancel(item, pool, reason, event)  # if somebody else was faster, its end is told all the same
+        pool.cancel(work_id)
+        return await self.publish_result(work_id)
+
+    async def drop(self, victim: str, pool: Pool) -> bool:
+        """Cancel queued work to make room. False when it had ended by itself."""
+        item = await self._get(victim)
+        if item is None:
+            return False
+        event = Dropped(**about_item(item, self._clock.wall()), reason=DROPPED, resource_class=pool.name)
+        return await self._cancel(item, pool, DROPPED, event)
+
+    async def expire(self, late: Queued, pool: Pool) -> None:
+        """End an assignment whose deadline passed while it waited, without waiting for a slot."""
+        item = await self._get(late.id)
+        if item is None or item.state is not WorkState.PENDING:
+            return
+        if item.attempts:  # an attempt says it better: it knows the last error
+            pool.put(msgspec.structs.replace(late, due=0.0, expires=float("inf")))
+            return
+        event = expired_event(assignment_of(item), self._clock.wall(), item.attempts)
+        if await self._cancel(item, pool, EXPIRED, event):
+            self._steps.counters.expired += 1
+            await self.publish_result(late.id)
+
+    async def _cancel(self, item: WorkItem, pool: Pool, reason: str, event: Event) -> bool:
+        ended = ended_event(item, self._clock.wall(), cancelled=reason)
+        entries = self._context.journal.entries([event, ended])
+        with self._context.timeouts.timeout(STORE_S):
+            done = await self._context.work.cancel(item.id, reason=reason, events=entries)
+        pool.queue.remove(item.id)
+        return done
+
+    # ---- crashes and duplicates -------------------------------------------------------------------------------------
+
+    def crash_events(self, item: WorkItem) -> Iterable[AuditEntry]:
+        """The events of an item whose owner vanished. Called where the store runs, perhaps in another thread."""
+        if item.state is WorkState.QUARANTINED:
+            self._crashed.append(item.id)
+        return self._context.journal.entries(vanished_events(item, self._clock.wall()))
+
+    async def publish_crashed(self) -> None:
+        """Publish the results of work that crashed too often and is in quarantine now."""
+        while self._crashed:
+            await self.publish_result(self._crashed.popleft())
+
+    async def answer_duplicate(self, work_id: str, pool: Pool) -> None:
+        """Answer an assignment that the store has: with its result again, or by taking it over from a lost worker."""
+        if pool.has(work_id) or await self.publish_result(work_id, again=True) or await self._take_over(work_id, pool):
+            self._foreign.pop(work_id, None)
+        elif len(self._foreign) < MOST_WATCHED:
+            self._foreign[work_id] = pool.name
+
+    async def recheck_foreign(self) -> None:
+        """Look again at what was sent here while another worker had it."""
+        for work_id, name in list(self._foreign.items()):
+            await self.answer_duplicate(work_id, self._pools[name])
+
+    async def _take_over(self, work_id: str, pool: Pool) -> bool:
+        item = await self._get(work_id)
+        if item is None:
+            return True
+        if item.state is WorkState.RUNNING and item.owner == self._context.owner:
+            if not pool.has(work_id):  # started by a store call whose answer was lost
+                pool.begin([item])
+            return True
+        if item.state is WorkState.RUNNING and item.resource_class != pool.queue_name:
+            with self._context.timeouts.timeout(STORE_S):  # nobody may be left who notices that its lease ran out
+                await self._context.work.claim(
+                    0, owner=self._context.owner, classes=(item.resource_class,), crash_events=self.crash_events
+                )
+            item = await self._get(work_id)
+        if item is None or item.state is not WorkState.PENDING or pool.paused:
+            return False
+        with self._context.timeouts.timeout(STORE_S):
+            if not await self._context.work.transfer(work_id, pool.queue_name):
+                return False
+        if not pool.has(work_id):
+            pool.put(pool.queued(item))
+        return True
+
+    async def _get(self, work_id: str) -> WorkItem | None:
+        """An item that a worker has accepted. A submission that waits for one is the routers' business."""
+        with self._context.timeouts.timeout(STORE_S):
+            item = await self._context.work.get(work_id)
+        return item if item is not None and is_workers(item) else None
+
+
+def _raised_at(error: Exception) -> str:
+    """The file and line where an error was raised, without any value of its frames."""
+    frames = extract_tb(error.__traceback__)
+    return f"at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "at an unknown place"

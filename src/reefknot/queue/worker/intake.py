@@ -1,0 +1,501 @@
+"""
+Intake: deliveries in batches → known? → admitted → kept → acknowledged.
+
+What has arrived by the time the store is free goes in together: one reading each, one store call for all. Admission is
+asked once for each, and again only if the store refused the batch: then they are taken in one by one. An arrival that a
+free slot can take is started by the same store call. Refusals, evictions and duplicates go beside the batch, several at
+once and never more. Nothing is acknowledged before it is kept, and a message that fails harms no other.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from msgspec import UNSET, Struct, structs
+
+from reefknot.audit.assignments import RulesRecorder
+from reefknot.audit.model.event import Event
+from reefknot.audit.port import AuditEntry
+from reefknot.errors import StoreError, StoreUnavailableError
+from reefknot.queue.model.admission import (
+    LONGEST_WAIT_MS,
+    Accept,
+    AcceptDropping,
+    Admission,
+    Defer,
+    Degrade,
+    OverloadStatus,
+    Reject,
+    RejectReason,
+)
+from reefknot.queue.model.messages import (
+    AckStatus,
+    ExecAssignment,
+    ExecAssignmentAck,
+    InvalidMessage,
+    read_assignment,
+    resource_class,
+)
+from reefknot.queue.model.results import DROPPED_MESSAGE, is_same_job
+from reefknot.queue.model.work import Interrupted, WorkItem, WorkState, assignment_and_tenant, is_unassigned
+from reefknot.queue.port.transport import Delivery
+from reefknot.queue.port.work_queue import Settlement
+from reefknot.queue.worker.admission import AdmissionVerdict, WorkerAdmission, with_own_class
+from reefknot.queue.worker.closing import Closing
+from reefknot.queue.worker.context import WorkerContext
+from reefknot.queue.worker.pool import Pool, starting
+from reefknot.queue.worker.records import AcceptedWork, AdmittedAs, admission_event
+from reefknot.runtime.tasks import BoundedTasks, run_in_background
+from reefknot.runtime.timeouts import STORE_S
+from reefknot.steps.port import Block, own_classes
+
+MOST_WAITING = 256
+"""Deliveries that were read and are not being taken in yet; beyond that the transport waits."""
+STORE_WAIT_MS = 1000
+"""When a worker whose store failed may be asked again."""
+_NOT_TAKEN = "an assignment could not be taken in"
+_OTHER_JOB = "assignment_id: it was used with another job; the same id is the same work: give the new job its own"
+_RETURNED = "Worker is draining, assignment handed back"
+_FAILED = "Failed to queue assignment"
+_FAILED_AS = {
+    AcceptDropping: "Failed to queue assignment after dropping oldest",
+    Defer: "Failed to queue deferred assignment",
+    Degrade: "Failed to queue degraded assignment",
+}
+
+
+class Admitted(Struct, frozen=True):
+    """An assignment that has its place in a pool and is not kept yet."""
+
+    work: AcceptedWork
+    pool: Pool
+    item: WorkItem
+    ack: ExecAssignmentAck
+    """The ack that is sent once it is kept; it shows the queue at admission."""
+    event: Event
+    failure: str
+    """The ack's message if it cannot be kept."""
+
+
+class IntakeResult(Struct, frozen=True):
+    """The outcome of one delivery."""
+
+    ack: ExecAssignmentAck
+    evicted: tuple[str, ExecAssignmentAck] | None = None
+    """The record of another assignment that had to make room, and its ack. Its result follows."""
+    duplicate: tuple[str, Pool] | None = None
+    """A record that the store has already, and the pool that it was sent to."""
+
+
+class Intake:
+    """Admits assignments into the pools of one worker."""
+
+    def __init__(
+        self,
+        context: WorkerContext,
+        pools: Mapping[str, Pool],
+        closing: Closing,
+        *,
+        known: Mapping[str, Block],
+        tasks: BoundedTasks,
+    ) -> None:
+        self._context = context
+        self._v2 = context.settings.queue_v2
+        self._pools = pools
+        self._closing = closing
+        self._tasks = tasks
+        self._rules = RulesRecorder(context.clock, enabled=self._v2)
+        self._arrived: list[Delivery] = []
+        self._some = asyncio.Event()
+        self._room = asyncio.Event()
+        self._admissions = WorkerAdmission(pools, known, v2=self._v2)
+        self._classes = own_classes(known.values())
+
+    @property
+    def draining(self) -> bool:
+        return self._admissions.draining
+
+    @draining.setter
+    def draining(self, draining: bool) -> None:
+        self._admissions.draining = draining
+
+    # ---- deliveries -------------------------------------------------------------------------------------------------
+
+    async def listen(self, deliveries: AsyncIterator[Delivery]) -> None:
+        """Read deliveries, as far as there is room for them."""
+        async for delivery in deliveries:
+            while len(self._arrived) >= MOST_WAITING:
+                self._room.clear()
+                await self._room.wait()
+            self._arrived.append(delivery)
+            self._some.set()
+
+    async def serve(self) -> None:
+        """Take in what has arrived, batch by batch."""
+        while True:
+            await self._some.wait()
+            self._some.clear()
+            batch, self._arrived = self._arrived, []
+            self._room.set()
+            await self._tasks.run_logged(_NOT_TAKEN, self._take_batch, batch)
+
+    async def _take_batch(self, batch: list[Delivery]) -> None:
+        admitted: list[tuple[Admitted, Delivery]] = []
+        repeated: list[tuple[ExecAssignment, Delivery]] = []
+        seen: set[str] = set()
+        for delivery in batch:
+            read = read_assignment(delivery.body, delivery.headers, int(self._context.clock.wall() * 1000))
+            read = with_own_class(read, self._classes)
+            if isinstance(read, ExecAssignment) and read.assignment_id in seen:
+                repeated.append((read, delivery))
+                continue
+            while (pool := self._admissions.undecided(read)) is not None:
+                if admitted:
+                    await self._keep_batch(admitted)
+                    admitted = []
+                else:
+                    await pool.entered()
+            answer = self.admit_now(read, _body(delivery))
+            if isinstance(answer, Admitted):
+                seen.add(answer.work.assignment.assignment_id)  # of several tenants one at a time: see `events_to_keep`
+                admitted.append((answer, delivery))
+            else:
+                await self._tasks.start(_NOT_TAKEN, self._take_alone, read, delivery, answer)
+        if admitted:
+            await self._keep_batch(admitted)
+        for assignment, delivery in repeated:  # now that the first of the same id is kept
+            await self._tasks.start(_NOT_TAKEN, self._take_alone, assignment, delivery)
+
+    async def _keep_batch(self, admitted: list[tuple[Admitted, Delivery]]) -> None:
+        try:
+            results = await self.keep([one for one, _ in admitted])
+        except Exception:
+            if len(admitted) == 1:
+                raise
+            for one, delivery in admitted:  # one by one: perhaps only one of them is bad
+                await self._tasks.start(_NOT_TAKEN, self._take_alone, one.work.assignment, delivery)
+            return
+        answered = [(result, delivery) for result, (_, delivery) in zip(results, admitted, strict=True)]
+        await self._tasks.start("acks could not be sent", self._answer_all, answered)
+
+    async def _answer_all(self, answered: list[tuple[IntakeResult, Delivery]]) -> None:
+        for result, delivery in answered:
+            await self._tasks.run_logged(_NOT_TAKEN, self._answer, result, delivery)
+
+    async def _answer(self, result: IntakeResult, delivery: Delivery) -> None:
+        if result.evicted is not None:
+            victim, ack = result.evicted
+            await self._context.send_ack(ack)
+            await self._closing.publish_result(victim)
+        await self._context.send_ack(result.ack)
+        if result.duplicate is not None:
+            await self._closing.answer_duplicate(*result.duplicate)
+        if delivery.done is not None:
+            await delivery.done()
+
+    async def _take_alone(
+        self, read: ExecAssignment | InvalidMessage, delivery: Delivery, answer: AdmissionVerdict | None = None
+    ) -> None:
+        await self._answer(await self.take(read, _body(delivery), answer), delivery)
+
+    # ---- admission --------------------------------------------------------------------------------------------------
+
+    def admit_now(self, read: ExecAssignment | InvalidMessage, body: bytes = b"") -> Admitted | AdmissionVerdict | None:
+        """
+        Admit an assignment that is new here, and reserve its place.
+
+        A verdict (reject, or drop another) needs the store first; None: invalid, not runnable here, or known.
+        """
+        if isinstance(read, InvalidMessage) or self._admissions.refusal(read) is not None:
+            return None
+        pool = self._pools[resource_class(read)]
+        if pool.has(read.record_id):
+            return None
+        verdict = self._admissions.decide(read, pool)
+        if isinstance(verdict.answer, Reject | AcceptDropping):
+            return verdict
+        return self._reserve(read, body, pool, verdict)
+
+    async def take(
+        self, read: ExecAssignment | InvalidMessage, body: bytes = b"", verdict: AdmissionVerdict | None = None
+    ) -> IntakeResult:
+        """
+        Take in one message, with everything that may have to be asked.
+
+        A store that cannot be asked is told by the ack. Not by the baseline: it refuses nothing, and a sender that
+        hears no ack sends again.
+        """
+        try:
+            return await self._take(read, body, verdict)
+        except (StoreError, TimeoutError):
+            if isinstance(read, InvalidMessage) or not self._v2:
+                raise
+            return self._not_kept(read, self._pools[resource_class(read)], _FAILED)
+
+    async def _take(
+        self, read: ExecAssignment | InvalidMessage, body: bytes, verdict: AdmissionVerdict | None
+    ) -> IntakeResult:
+        if isinstance(read, InvalidMessage):
+            return await self._refuse(read.assignment_id, read.ack_status, RejectReason.INVALID, read.message)
+        mistake = self._admissions.refusal(read)
+        if mistake is not None:
+            return await self._refuse(read.assignment_id, AckStatus.REJECTED, *mistake, assignment=read)
+        pool = self._pools[resource_class(read)]
+        while verdict is None and self._admissions.undecided(read) is not None:
+            await pool.entered()
+        if pool.has(read.record_id):
+            self._admissions.give_back(verdict, read, pool)
+            return await self._duplicate(read, pool)
+        verdict = verdict or self._admissions.decide(read, pool)
+        answer = verdict.answer
+        if isinstance(answer, Reject | AcceptDropping):
+            try:
+                with self._context.timeouts.timeout(STORE_S):
+                    known = await self._context.work.get(read.record_id)
+            except BaseException:
+                self._admissions.give_back(verdict, read, pool)
+                raise
+            if known is not None and not self._is_for_others(known, answer, pool):
+                self._admissions.give_back(verdict, read, pool)
+                return await self._duplicate(read, pool)
+        if isinstance(answer, Reject):
+            return await self._refuse(
+                read.assignment_id,
+                AckStatus.REJECTED,
+                answer.reason,
+                answer.message,
+                assignment=read,
+                pool=pool,
+                wait=answer.retry_after_ms,
+                inputs=verdict.inputs,
+            )
+        if isinstance(answer, AcceptDropping):
+            return await self._evict_and_keep(answer, read, body, pool, verdict)
+        (result,) = await self.keep([self._reserve(read, body, pool, verdict)])
+        return result
+
+    def _is_for_others(self, known: WorkItem, answer: Admission, pool: Pool) -> bool:
+        """Whether an arrival that admission refuses is no duplicate of ours: still open, or queued for a worker."""
+        if is_unassigned(known):
+            return True
+        waits = known.state is WorkState.PENDING and isinstance(answer, Reject)
+        return waits and (self.draining or known.resource_class != pool.queue_name)
+
+    # ---- keeping ----------------------------------------------------------------------------------------------------
+
+    def _reserve(self, assignment: ExecAssignment, body: bytes, pool: Pool, verdict: AdmissionVerdict) -> Admitted:
+        """The arrival with its place, which is taken before anything is awaited, so that nobody else gets it."""
+        answer = verdict.answer
+        assert not isinstance(answer, Reject)
+        pool.reserve(assignment.priority)
+        try:
+            met = pool.depth(), pool.status()
+            work = AcceptedWork(assignment, AdmittedAs.by(answer, assignment, met))
+            item = work.as_item(body, pool.queue_name, answer, int(self._context.clock.wall() * 1000))
+            event = self._event(
+                assignment, AckStatus.ACCEPTED, None, pool, message=answer.message, inputs=verdict.inputs, met=met
+            )
+            ack = self._ack(assignment.assignment_id, AckStatus.ACCEPTED, answer.message, pool=pool, met=met)
+        except BaseException:
+            pool.release(assignment.priority)
+            raise
+        return Admitted(work, pool, item, ack, event, _FAILED_AS.get(type(answer), _FAILED))
+
+    async def keep(self, batch: Sequence[Admitted]) -> list[IntakeResult]:
+        """Keep admitted assignments in one store call, and start those that free slots can take."""
+        start = self._startable(batch)
+        with starting([one.pool for one in batch if one.item.id in start]):
+            return await self._keep(batch, start)
+
+    async def _keep(self, batch: Sequence[Admitted], start: set[str]) -> list[IntakeResult]:
+        rules, placed = self._rules.missing([one.pool for one in batch]), 0
+        try:
+            entries = self._context.journal.entries([*rules, *(one.event for one in batch)])
+            kept = await self._assign([one.item for one in batch], start, entries)
+        except (StoreError, TimeoutError) as error:
+            is_away = isinstance(error, StoreUnavailableError | TimeoutError)
+            if not self._v2 or not (is_away or len(batch) == 1):
+                raise
+            return [self._not_kept(one.work.assignment, one.pool, one.failure) for one in batch]
+        else:
+            for one, item in zip(batch, kept, strict=True):
+                placed += 1
+                self._place(one, item)
+        finally:
+            for one in batch[placed:]:
+                one.pool.release(one.work.assignment.priority)
+        if any(kept):
+            self._rules.written(rules)
+        return [await self._kept(one, item) for one, item in zip(batch, kept, strict=True)]
+
+    async def _assign(self, items: list[WorkItem], start: set[str], entries: list[AuditEntry]) -> list[WorkItem | None]:
+        """Accept these in the store. If the worker ends meanwhile, what was started goes back and spends nothing."""
+        context = self._context
+        owner, lease = context.owner, context.settings.lease
+        task = asyncio.ensure_future(context.work.assign(items, start=start, owner=owner, lease=lease, events=entries))
+        try:
+            with context.timeouts.timeout(STORE_S):
+                return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            with suppress(Exception), context.timeouts.timeout(STORE_S):  # whatever the store says, the worker ends
+                started = [one for one in await task if one is not None and one.state is WorkState.RUNNING]
+                await context.work.settle([Settlement(one.id, one.owner, one.fence, Interrupted()) for one in started])
+            raise
+
+    def _startable(self, batch: Sequence[Admitted]) -> set[str]:
+        """The ids of arrivals for which their pools have a free slot now."""
+        arrivals = Counter(one.pool.name for one in batch)
+        free = {name: self._pools[name].can_start(number) for name, number in arrivals.items()}
+        start: set[str] = set()
+        wall_ms = self._context.clock.wall() * 1000
+        for one in batch:
+            if free[one.pool.name] > 0 and one.item.due_at <= wall_ms:
+                free[one.pool.name] -= 1
+                start.add(one.item.id)
+        return start
+
+    def _place(self, one: Admitted, item: WorkItem | None) -> None:
+        """Give kept work a slot or a place in the queue for its reserved one; None: it was known already."""
+        one.pool.release(one.work.assignment.priority)
+        if item is None:
+            return
+        if item.state is WorkState.RUNNING:
+            self._closing.remember(item, one.work)
+            one.pool.begin([item])
+        elif not one.pool.has(item.id):
+            one.pool.put(structs.replace(one.pool.queued(item), since=self._context.clock.now()))
+
+    async def _kept(self, one: Admitted, item: WorkItem | None) -> IntakeResult:
+        return await self._duplicate(one.work.assignment, one.pool) if item is None else IntakeResult(one.ack)
+
+    async def _evict_and_keep(
+        self, answer: AcceptDropping, assignment: ExecAssignment, body: bytes, pool: Pool, verdict: AdmissionVerdict
+    ) -> IntakeResult:
+        """Drop the victim, which gets an ack, a result and an event like every end, and keep the arrival."""
+        try:
+            dropped = await self._closing.drop(answer.victim, pool)
+        except BaseException:
+            self._admissions.give_back(verdict, assignment, pool)
+            raise
+        pool.release(assignment.priority)
+        (result,) = await self.keep([self._reserve(assignment, body, pool, verdict)])
+        if not dropped:
+            return result
+        (name, _), reason = assignment_and_tenant(answer.victim), RejectReason.DROPPED_OLDEST
+        ack = self._ack(name, AckStatus.REJECTED, DROPPED_MESSAGE, pool=pool, reason=reason)
+        return structs.replace(result, evicted=(answer.victim, ack))
+
+    async def _duplicate(self, assignment: ExecAssignment, pool: Pool) -> IntakeResult:
+        """Duplicate delivery: ack ACCEPTED whatever the queue's level. Another job under the same id is rejected."""
+        work_id = assignment.record_id
+        known = await self._known_under(work_id, pool)
+        if known is not None and is_unassigned(known) and work_id in pool.queue:
+            pool.queue.remove(work_id)  # a router took it back while this worker was silent
+            return await self.take(assignment)
+        if known is not None and not is_same_job(known, assignment):
+            refusal = AckStatus.REJECTED, RejectReason.INVALID, _OTHER_JOB
+            return await self._refuse(assignment.assignment_id, *refusal, assignment=assignment, pool=pool)
+        ack = self._ack(assignment.assignment_id, AckStatus.ACCEPTED, Accept().message, pool=pool)
+        return IntakeResult(ack, duplicate=(work_id, pool))
+
+    async def _known_under(self, work_id: str, pool: Pool) -> WorkItem | None:
+        try:
+            with self._context.timeouts.timeout(STORE_S):
+                return await self._context.work.get(work_id)
+        except (StoreError, TimeoutError):
+            if not pool.has(work_id):
+                raise
+            return None  # it is here; that the store is away makes it nobody else's
+
+    def _not_kept(self, assignment: ExecAssignment, pool: Pool, message: str) -> IntakeResult:
+        """Reject because the store failed. If it was kept after all, it is found when it is sent again."""
+        reason = RejectReason.OVERLOADED
+        event = self._event(assignment, AckStatus.REJECTED, reason, pool, message=message)
+        run_in_background(self._context.journal.write(event), "writing down a refusal")
+        ack = self._ack(
+            assignment.assignment_id, AckStatus.REJECTED, message, pool=pool, reason=reason, wait=STORE_WAIT_MS
+        )
+        return IntakeResult(ack)
+
+    async def _refuse(
+        self,
+        assignment_id: str,
+        status: AckStatus,
+        reason: RejectReason,
+        message: str,
+        *,
+        assignment: ExecAssignment | None = None,
+        pool: Pool | None = None,
+        wait: int | None = None,
+        inputs: dict[str, Any] | None = None,
+    ) -> IntakeResult:
+        event = self._event(assignment or assignment_id, status, reason, pool, message=message, inputs=inputs)
+        await self._rules.write(self._context.journal, event, [pool] if pool and inputs else [])
+        return IntakeResult(self._ack(assignment_id, status, message, pool=pool, reason=reason, wait=wait))
+
+    def drain_ack(self, assignment_id: str, pool: Pool) -> ExecAssignmentAck:
+        """The rejecting ack of work that was accepted before this worker had to leave."""
+        reason, wait = RejectReason.DRAINING, LONGEST_WAIT_MS
+        return self._ack(assignment_id, AckStatus.REJECTED, _RETURNED, pool=pool, reason=reason, wait=wait)
+
+    # ---- records ----------------------------------------------------------------------------------------------------
+
+    def _ack(
+        self,
+        assignment_id: str,
+        status: AckStatus,
+        message: str,
+        *,
+        pool: Pool | None = None,
+        reason: RejectReason | None = None,
+        wait: int | None = None,
+        met: tuple[int, OverloadStatus] | None = None,
+    ) -> ExecAssignmentAck:
+        if not self._v2:
+            return ExecAssignmentAck(assignment_id, status, message)
+        if pool is None:  # it belongs to no class: then the fullest one stands for the worker
+            pool = max(self._pools.values(), key=lambda one: (one.status().severity, one.depth()))
+        depth, level = met or (pool.depth(), pool.status())
+        return ExecAssignmentAck(
+            assignment_id,
+            status,
+            message,
+            overload_status=level,
+            queue_depth=depth,
+            worker_id=self._context.worker_id,
+            reason=None if reason is None else reason.value,
+            retry_after_ms=UNSET if wait is None else wait,
+        )
+
+    def _event(
+        self,
+        assignment: ExecAssignment | str,
+        status: AckStatus,
+        reason: RejectReason | None,
+        pool: Pool | None,
+        *,
+        message: str,
+        inputs: dict[str, Any] | None = None,
+        met: tuple[int, OverloadStatus] | None = None,
+    ) -> Event:
+        """The event of an admission; of a message that is no assignment, by its id."""
+        if met is None and pool is not None:
+            met = pool.depth(), pool.status()
+        return admission_event(
+            assignment,
+            self._context.clock.wall(),
+            status=status,
+            reason=reason,
+            worker_id=self._context.worker_id,
+            resource_class=None if pool is None else pool.name,
+            met=met,
+            inputs=inputs | pool.level_inputs() if inputs and pool else {},
+            message=message,
+        )
+
+
+def _body(delivery: Delivery) -> bytes:
+    """The assignment's bytes as they can be stored: headers beat the body, so with any the body is written anew."""
+    return b"" if delivery.headers else delivery.body

@@ -1,0 +1,358 @@
+"""
+Records of an assignment by its worker: stored form, wire result, events and counters.
+
+Counters are plain numbers of this process: events are the record, and no decision looks at either.
+"""
+
+import asyncio
+import re
+from collections import Counter
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Struct
+
+from reefknot.audit.assignments import briefly_about
+from reefknot.audit.journal import envelope
+from reefknot.audit.model.event import Admission as AdmissionEvent
+from reefknot.audit.model.event import (
+    Event,
+)
+from reefknot.core.canonical import canonical
+from reefknot.core.checks import LARGEST_FLOAT, is_number
+from reefknot.core.failure import ErrorCode
+from reefknot.errors import shown
+from reefknot.policy.model.book import Book
+from reefknot.queue.execution.tracing import WorkTrace
+from reefknot.queue.model.admission import (
+    Accept,
+    Admission,
+    Arrival,
+    Defer,
+    Degradation,
+    Degrade,
+    OverloadStatus,
+    QueueView,
+    RejectReason,
+)
+from reefknot.queue.model.messages import (
+    LARGEST_MESSAGE,
+    AckStatus,
+    ExecAssignment,
+    ExecResult,
+    ResultJob,
+    ResultStatus,
+    StepRequest,
+    StepResult,
+    StepStatus,
+    encode,
+)
+from reefknot.queue.model.results import assignment_of
+from reefknot.queue.model.work import Settled, WorkItem
+
+_ROOM = 64 * 1024
+"""Beside its outputs a result has little in it."""
+
+_KINDS: dict[str, type] = {"status": StepStatus, "error_code": ErrorCode, "outputs": dict, "metadata": dict}
+"""The fields of a step result that a block sets; its message is made a text in any case."""
+_LONG_NUMBER = re.compile(rb"[0-9]{19}")
+
+_RESULT_OF = {
+    StepStatus.OK: ResultStatus.SUCCESS,
+    StepStatus.ERROR: ResultStatus.ERROR,
+    StepStatus.TIMEOUT: ResultStatus.TIMEOUT,
+    StepStatus.CANCELLED: ResultStatus.CANCELLED,
+}
+
+
+class AdmittedAs(Struct, frozen=True, omit_defaults=True):
+    """The changes that admission made to an assignment, and the queue that it met. Stored with the assignment."""
+
+    skip_retries: bool = False
+    timeout_factor: float = 1.0
+    skip_circuit_breaker: bool = False
+    queue_depth: int = 0
+    overload_status: OverloadStatus = OverloadStatus.HEALTHY
+
+    @classmethod
+    def by(cls, answer: Admission, assignment: ExecAssignment, met: tuple[int, OverloadStatus]) -> "AdmittedAs":
+        """The changes by this decision; `met` is the depth and the status of the queue."""
+        change = answer.change if isinstance(answer, Degrade) else Degradation()
+        skips = assignment.options.skip_circuit_breaker or change.skip_circuit_breaker
+        return cls(change.skip_retries, change.timeout_factor, skips, *met)
+
+
+class AcceptedWork(Struct, frozen=True):
+    """An accepted assignment, and how it was admitted."""
+
+    assignment: ExecAssignment
+    admitted: AdmittedAs = AdmittedAs()
+
+    @classmethod
+    def read(cls, item: WorkItem) -> "AcceptedWork":
+        """The stored form; `msgspec.DecodeError` when it is damaged."""
+        return cls(_assignments.decode(item.payload), _admitted.decode(item.admission or "{}"))
+
+    @classmethod
+    def stand_in(cls, item: WorkItem) -> "AcceptedWork":
+        """The assignment from the columns beside a damaged payload: enough for a result and an event."""
+        return cls(assignment_of(item))
+
+    def as_item(self, body: bytes, queue_name: str, answer: Admission, wall_ms: int) -> WorkItem:
+        """The stored form, which `read` reads. Without a `body` as it came the assignment is encoded anew."""
+        assignment = self.assignment
+        delay_ms = answer.milliseconds if isinstance(answer, Defer) else 0
+        deadline = assignment.options.deadline_ms
+        return WorkItem(
+            id=assignment.record_id,
+            kind=assignment.job.type,
+            resource_class=queue_name,
+            tenant_id=assignment.tenant_id,
+            correlation_id=assignment.request_id,
+            trace_id=assignment.trace_id,
+            priority=assignment.priority,
+            due_at=wall_ms + delay_ms,
+            deadline_at=None if deadline is None else wall_ms + deadline,
+            admission="" if self.admitted == AdmittedAs() else encode(self.admitted).decode(),
+            payload=body or encode(assignment),
+        )
+
+
+_assignments = msgspec.json.Decoder(ExecAssignment)
+_admitted = msgspec.json.Decoder(AdmittedAs)
+
+
+def result_of(
+    assignment: ExecAssignment, step: StepResult, *, worker_id: str, v2: bool, wall: float, retries_used: int
+) -> ExecResult:
+    """The wire result of a step. Error codes travel by their names; the baseline does not say who worked."""
+    failed = step.error_code is not ErrorCode.none
+    return ExecResult(
+        assignment_id=assignment.assignment_id,
+        request_id=assignment.request_id,
+        status=_RESULT_OF[step.status],
+        provider_id=(assignment.executor and assignment.executor.provider_id) or worker_id,
+        job=ResultJob(assignment.job.type),
+        latency_ms=round(step.latency_ms, 3),
+        cost=_cost(step.metadata.get("cost")),
+        trace_id=assignment.trace_id,
+        tenant_id=assignment.tenant_id,
+        timestamp=int(wall * 1000),
+        queue_depth=step.queue_depth_at_queue if v2 else UNSET,
+        worker_id=worker_id if v2 else None,
+        retries_used=retries_used,
+        error_code=step.error_code.wire if failed else None,
+        error_message=step.error_message or None,
+        output=step.outputs or None,
+    )
+
+
+def _cost(given: object) -> int | float:
+    return given if is_number(given) and -LARGEST_FLOAT <= given <= LARGEST_FLOAT else 0
+
+
+def sendable(given: Any) -> StepResult:
+    """The step result if it can be sent; else the failure of one that is no result, no JSON, or too large."""
+    if not issubclass(type(given), StepResult):
+        return _broken(f"the block gave a {type(given).__name__}, not a StepResult")
+    step: StepResult = given
+    for name, kind in _KINDS.items():
+        if not issubclass(type(getattr(step, name)), kind):
+            found = type(getattr(step, name)).__name__
+            return _broken(f"the block's StepResult has a {found} as its {name}; accepted: {kind.__name__}")
+    try:
+        written = msgspec.json.encode((step.outputs, step.metadata))
+        if b"null" in written:  # which is also how "not a number" is written
+            canonical(step.outputs, "outputs")
+        if _LONG_NUMBER.search(written):  # not all that can be written can be read
+            msgspec.json.decode(written)
+        size = len(written)
+    except (TypeError, ValueError, RecursionError, OverflowError, UnicodeError, msgspec.DecodeError) as error:
+        return _broken(f"the block's outputs cannot be written as JSON: {error}")
+    if size > LARGEST_MESSAGE - _ROOM:
+        return _broken(f"the block's outputs have {size} bytes; accepted: at most {LARGEST_MESSAGE - _ROOM}")
+    if step.ok:  # whatever it says about an error: a success has none
+        is_plain = step.error_code is ErrorCode.none and not step.error_message
+        return step if is_plain else msgspec.structs.replace(step, error_code=ErrorCode.none, error_message="")
+    if step.error_code is ErrorCode.none:
+        return msgspec.structs.replace(step, error_code=_CODE_OF_STATUS.get(step.status, ErrorCode.execution_failed))
+    return step
+
+
+_CODE_OF_STATUS = {
+    StepStatus.CANCELLED: ErrorCode.cancelled_by_user,
+    StepStatus.TIMEOUT: ErrorCode.cancelled_by_timeout,
+}
+
+
+def as_text(message: object) -> str:
+    """A message as text that UTF-8 can carry, whatever a block gave as one."""
+    if not isinstance(message, str):
+        message = shown(message, 300)
+    return message if message.isascii() else message.encode("utf-8", "replace").decode()
+
+
+def _broken(message: str) -> StepResult:
+    return StepResult(StepStatus.ERROR, ErrorCode.execution_failed, error_message=message)
+
+
+def admission_event(
+    assignment: ExecAssignment | str,
+    wall: float,
+    *,
+    status: AckStatus,
+    reason: RejectReason | None,
+    worker_id: str,
+    resource_class: str | None,
+    met: tuple[int, OverloadStatus] | None,
+    inputs: dict[str, Any],
+    message: str,
+) -> AdmissionEvent:
+    """The event of an admission, or of a message that is no assignment, by its id. Inputs of no consequence go."""
+    arrival = inputs.get("newcomer")
+    if isinstance(arrival, Arrival):
+        recorded = msgspec.structs.replace(arrival, tenant="")  # the event names it already
+        inputs = {**inputs, "newcomer": recorded if recorded != Arrival() else None}
+        if reason is None:
+            inputs["view"] = _consequential(inputs["view"], arrival)
+            resource_class = None  # the rules name it
+    if message != Accept().message:
+        inputs = {**inputs, "message": message[:300]}
+    if isinstance(assignment, str):
+        about = envelope(wall=wall, work_id=assignment)
+    else:
+        about = briefly_about(assignment, wall)
+    return AdmissionEvent(
+        **about,
+        status=status.value,
+        reason=None if reason is None else reason.value,
+        worker_id=worker_id,
+        resource_class=resource_class,
+        queue_depth=None if met is None else met[0],
+        overload_status=None if met is None else met[1].value,
+        inputs={name: value for name, value in inputs.items() if value is not None} or None,
+    )
+
+
+def _consequential(view: QueueView, arrival: Arrival) -> QueueView | None:
+    """The queue as far as an accepted arrival depends on it; None for an empty one. Waits count with a deadline."""
+    if arrival.deadline_ms is None:
+        view = msgspec.structs.replace(view, concurrency=1, service_times_known=0, mean_service_ms=0.0)
+    return None if view == QueueView() else view
+
+
+class RetryCounts(Struct, frozen=True):
+    """Retries of one worker since it started."""
+
+    executions: int
+    succeeded: int
+    """Assignments that ended well, the first try included."""
+    failed: int
+    retries: int
+    retries_by_code: dict[str, int]
+    """By the error code of the failure that is retried."""
+    retries_by_block: dict[str, int]
+    recovered: int
+    """Assignments that succeeded after at least one retry."""
+    given_up: int
+    """Assignments that failed although they were retried."""
+    mean_backoff_s: float
+    budget_exhaustions: int
+    throttled: int
+    expired: int
+    retry_success_rate: float | None
+    """Of the assignments that were retried and have ended, how many succeeded. None while there is none."""
+
+
+class AttemptInputs(Struct, frozen=True):
+    """The inputs of one attempt. `began` is wall time; `elapsed` counts from the first attempt's beginning."""
+
+    item: WorkItem
+    assignment: ExecAssignment
+    request: StepRequest
+    """What the assignment asks for, and what degradation left of it."""
+    target: str
+    began: float
+    book: Book
+    queue_depth: int = 0
+    overload_status: OverloadStatus = OverloadStatus.HEALTHY
+    """The queue as it was at admission."""
+    trace: WorkTrace | None = None
+
+    @property
+    def number(self) -> int:
+        return self.item.attempts + 1
+
+    def elapsed(self, wall: float) -> float:
+        first = self.item.budget.first_attempt_at
+        return max(0.0, wall - (self.began if first is None else first / 1000))
+
+
+class AttemptReport(Struct, frozen=True):
+    """The outcome of one attempt: how the item settles, its events, and the result if this was the end."""
+
+    settled: Settled
+    events: tuple[Event, ...] = ()
+    result: ExecResult | None = None
+    """There only when the assignment has ended."""
+    took_ms: float | None = None
+    """The service time of the attempt, if it was made and not cut short by its own deadline."""
+
+
+class RunningStep(Struct, frozen=True):
+    """An attempt whose block is being run: what it is, the task that runs it, and when its time is over."""
+
+    assignment: ExecAssignment
+    task: asyncio.Task[Any] | None
+    ends: float
+    """By the worker's clock."""
+
+
+class Counters:
+    """The retry counters of one worker."""
+
+    def __init__(self) -> None:
+        self.executions = 0
+        self.succeeded = 0
+        self.failed = 0
+        self.recovered = 0
+        self.given_up = 0
+        self.budget_exhaustions = 0
+        self.throttled = 0
+        self.expired = 0
+        self._backoff = 0.0
+        self._by_code: Counter[str] = Counter()
+        self._by_block: Counter[str] = Counter()
+
+    def retry(self, code: str, block: str, delay: float) -> None:
+        """Another attempt was granted, after `delay` seconds."""
+        self._by_code[code] += 1
+        self._by_block[block] += 1
+        self._backoff += delay
+
+    def ended(self, *, ok: bool, retried: bool) -> None:
+        """An assignment ended."""
+        if ok:
+            self.succeeded += 1
+            self.recovered += retried
+        else:
+            self.failed += 1
+            self.given_up += retried
+
+    def snapshot(self) -> RetryCounts:
+        retries, ended = self._by_code.total(), self.recovered + self.given_up
+        return RetryCounts(
+            executions=self.executions,
+            succeeded=self.succeeded,
+            failed=self.failed,
+            retries=retries,
+            retries_by_code=dict(self._by_code),
+            retries_by_block=dict(self._by_block),
+            recovered=self.recovered,
+            given_up=self.given_up,
+            mean_backoff_s=self._backoff / retries if retries else 0.0,
+            budget_exhaustions=self.budget_exhaustions,
+            throttled=self.throttled,
+            expired=self.expired,
+            retry_success_rate=self.recovered / ended if ended else None,
+        )

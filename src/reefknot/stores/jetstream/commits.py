@@ -1,0 +1,415 @@
+"""
+Commits: the changes that callers ask for, made here, stored there, many in one atomic batch.
+
+A change is a function on the state of this process. All that are waiting run one after the other; the records they
+touched go to the server as one batch, each with the revision that it was changed from. The server stores all of them or
+none. When somebody else was faster with one of them, everything is undone here, the mirror catches up, and the changes
+run anew. An answer is given when the batch is stored, under `result-dedup` that of a claim or a renewal at once.
+
+Every batch ends with this process's outbox. Whether a batch without an answer was stored can be seen there: its last
+message names the batch. Until that is known the batch is sent again, and the revisions see to it that it counts once.
+One record without events needs neither batch nor outbox, and names its change itself. When somebody else has changed it
+before its answer came, the change is made anew, on what is there then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+from reefknot.audit.port import AuditEntry
+from reefknot.core.time import Moment
+from reefknot.errors import ReefknotError, StoreError, StoreFullError, StorePermissionError, StoreUnavailableError
+from reefknot.idempotency.model import KeyRecord
+from reefknot.runtime.log import error_text, logger
+from reefknot.runtime.seeds import new_id
+from reefknot.runtime.tasks import Services
+from reefknot.runtime.timeouts import AWAY_S
+from reefknot.stores.jetstream.audit import AuditWriter
+from reefknot.stores.jetstream.connection import (
+    RESULT_DEDUP,
+    Connection,
+    NatsOptions,
+    NobodyThereError,
+    RefusedError,
+    UnansweredError,
+)
+from reefknot.stores.jetstream.reads import last_message
+from reefknot.stores.jetstream.state import Message, State
+from reefknot.stores.jetstream.streams import NOT_FOUND, stream_info
+from reefknot.stores.jetstream.wire import WRONG_LAST
+
+R = TypeVar("R")
+MOST_WAITING = 20_000
+MOST_AT_ONCE = 128
+MOST_MESSAGES = 900
+"""Messages of a batch; the server takes a thousand."""
+MOST_TRIES = 200
+SOON_S = 0.1
+LOOK_EVERY = 4
+"""Tries that nobody took, after which the stream itself is looked for."""
+MOST_REFUSALS = 8
+"""Refusals of one batch for other reasons than a conflict: a leader that moves may refuse a few."""
+CATCH_UP_S = 0.25
+LONGEST_PAUSE_S = 0.05
+PATIENCE_S = 10.0
+COMMIT_HEADER = "Reefknot-Commit"
+
+
+class Batch:
+    """The messages and events of the changes that go together."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self.stored: list[tuple[int, Callable[[int], None]]] = []
+        self.events: list[AuditEntry] = []
+        self.keys: dict[str, tuple[int, KeyRecord | None]] = {}
+        """The records of idempotency keys as the changes before have left them, and where in the batch they are."""
+
+    def put_key(self, key: str, message: Message, record: KeyRecord | None, stored: Callable[[int], None]) -> None:
+        """Store the record of a key; the last change of a batch counts."""
+        if key in self.keys:
+            place = self.keys[key][0]
+            message.expected = self.messages[place].expected
+            self.messages[place] = message
+            self.stored = [one for one in self.stored if one[0] != place]
+            self.stored.append((place, stored))
+        else:
+            place = len(self.messages)
+            self.add(message, stored)
+        self.keys[key] = place, record
+
+    def add(self, message: Message, stored: Callable[[int], None] | None = None) -> None:
+        """Store this too; `stored` is called with its sequence."""
+        if stored is not None:
+            self.stored.append((len(self.messages), stored))
+        self.messages.append(message)
+
+
+class Change(Generic[R]):
+    """A caller's change: `run` makes it, `prepare` reads what it needs, again after every conflict."""
+
+    def __init__(
+        self,
+        run: Callable[[Batch, Moment], R],
+        prepare: Callable[[], Awaitable[None]] | None,
+        future: asyncio.Future[R],
+        is_soft: bool,
+    ) -> None:
+        self.run = run
+        self.prepare = prepare
+        self.future = future
+        self.is_soft = is_soft
+
+
+class _ConflictError(Exception):
+    """A record of the batch was changed by somebody else. `sequence` is that of the newer message."""
+
+    def __init__(self, sequence: int) -> None:
+        super().__init__(sequence)
+        self.sequence = sequence
+
+
+class Commits:
+    """The one writer of a store in this process."""
+
+    def __init__(self, connection: Connection, state: State, audit: AuditWriter) -> None:
+        self._connection = connection
+        self._state = state
+        self._audit = audit
+        self._is_fast = connection.options.guarantee == RESULT_DEDUP
+        self._waiting: deque[Change[Any]] = deque()
+        self._reads: list[Callable[[], None]] = []
+        self._is_busy = False
+        self._more = asyncio.Event()
+        self._services = Services("store")
+        self._closed = False
+        self._has_stored = False
+
+    def start(self) -> None:
+        self._services.keep("commits", self._work)
+
+    async def change(
+        self,
+        run: Callable[[Batch, Moment], R],
+        *,
+        prepare: Callable[[], Awaitable[None]] | None = None,
+        is_soft: bool = False,
+    ) -> R:
+        """Make a change and wait until it is stored. `run` raises before it changes anything, or not at all."""
+        future = self._add(run, prepare, is_soft)
+        self._more.set()
+        return await future
+
+    def change_soon(self, run: Callable[[Batch, Moment], R]) -> asyncio.Future[R]:
+        """Make a change with the next batch, or within a moment."""
+        future = self._add(run, None, False)
+        asyncio.get_running_loop().call_later(SOON_S, self._more.set)
+        return future
+
+    def _add(
+        self, run: Callable[[Batch, Moment], R], prepare: Callable[[], Awaitable[None]] | None, is_soft: bool
+    ) -> asyncio.Future[R]:
+        self._check_open()
+        if len(self._waiting) >= MOST_WAITING:
+            raise self._unavailable(f"{MOST_WAITING} changes are waiting for the server")
+        future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+        self._waiting.append(Change(run, prepare, future, is_soft and self._is_fast))
+        return future
+
+    async def read(self, look: Callable[[Moment], R]) -> R:
+        """Look at the state when nothing in it is unstored."""
+        self._check_open()
+        if not self._is_busy:
+            return look(self._state.now())
+        future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+
+        def answer() -> None:
+            if not future.done():
+                try:
+                    future.set_result(look(self._state.now()))
+                except ReefknotError as error:
+                    future.set_exception(error)
+
+        self._reads.append(answer)
+        return await future
+
+    async def close(self) -> None:
+        """Store what is waiting, for a bounded time, then stop."""
+        self._closed = True
+        self._more.set()
+        await self._services.finish(PATIENCE_S if self._connection.is_up else AWAY_S)
+        for change in self._waiting:
+            if not change.future.done():
+                change.future.set_exception(self._unavailable("it was closed"))
+
+    async def _work(self) -> None:
+        while not (self._closed and not self._waiting):
+            if not self._waiting:
+                self._more.clear()
+                await self._more.wait()
+            while self._waiting:
+                await self._audit.has_room()
+                number = min(MOST_AT_ONCE, len(self._waiting))
+                taken = [self._waiting.popleft() for _ in range(number)]
+                await self._commit_all([one for one in taken if not one.future.done()])
+
+    async def _commit_all(self, changes: list[Change[Any]]) -> None:
+        """Store these changes; what cannot be stored fails for its own caller."""
+        try:
+            await self._commit(changes)
+        except StoreFullError as error:
+            left = [one for one in changes if not one.future.done()]
+            if len(changes) > 1:
+                for change in left:
+                    await self._commit_all([change])
+            else:
+                _fail(left, error)
+        except asyncio.CancelledError:  # by a step, before anything was sent
+            _fail(changes, self._unavailable("a change was cancelled from outside"))
+            raise
+        except Exception as error:
+            logger().error("changes were not stored (%s)", error_text(error))
+            _fail(changes, error)
+
+    async def _commit(self, changes: list[Change[Any]]) -> None:
+        """Store these changes, however often somebody else is faster."""
+        for number in range(MOST_TRIES):
+            if number:
+                preparing = [one.prepare() for one in changes if one.prepare is not None]
+                await asyncio.gather(*preparing)
+                if number > 2:
+                    await asyncio.sleep(random.uniform(0, min(LONGEST_PAUSE_S, 0.001 * 2**number)))
+            try:
+                await self._try(changes)
+                return
+            except _ConflictError as lost:
+                changes = [one for one in changes if not one.future.done()]
+                await self._state.reach(lost.sequence - 1, CATCH_UP_S)
+        raise self._unavailable(f"others were faster {MOST_TRIES} times")
+
+    async def _try(self, changes: Sequence[Change[Any]]) -> None:
+        state, batch = self._state, Batch()
+        self._begin()
+        try:
+            now = state.now()
+            answers = [_run(change, batch, now) for change in changes]
+            first = len(batch.messages)
+            work, records = state.work_messages()
+            messages = [*batch.messages, *work, *state.pool_messages()]
+            events = [*state.table.events, *batch.events]
+            if len(messages) > MOST_MESSAGES:
+                raise StoreFullError(
+                    self._connection.options.shown, f"a change has {len(messages)} records", "make it in smaller parts"
+                )
+            for change, (answer, error) in zip(changes, answers, strict=True):
+                if change.is_soft and error is None and not change.future.done():
+                    change.future.set_result(answer)
+            if messages or events:
+                start = await self._store(messages, events)
+                for place, stored in batch.stored:
+                    stored(start + place)
+                for work_id, place, kept in records:
+                    state.keep(work_id, start + first + place, kept)
+            state.took()
+        except BaseException:
+            state.table.roll_back()
+            raise
+        finally:
+            self._end()
+        for change, (answer, error) in zip(changes, answers, strict=True):
+            if not change.future.done():
+                if error is not None:
+                    change.future.set_exception(error)
+                else:
+                    change.future.set_result(answer)
+
+    def _begin(self) -> None:
+        self._is_busy = True
+        self._state.hold()
+
+    def _end(self) -> None:
+        self._state.release()
+        self._is_busy = False
+        reads, self._reads = self._reads, []
+        for answer in reads:
+            answer()
+
+    async def _store(self, messages: list[Message], events: Sequence[AuditEntry]) -> int:
+        """Store a batch; returns the sequence of its first message."""
+        if len(messages) == 1 and not events:
+            return await self._send_whatever_is_cancelled(messages, new_id())
+        sealed = self._audit.seal(events)
+        outbox = Message(self._state.names.outbox(self._audit.writer), self._audit.outbox(sealed))
+        whole = [*messages, outbox]
+        last = await self._send_whatever_is_cancelled(whole, new_id())
+        self._audit.stored(sealed)
+        return last - len(whole) + 1
+
+    async def _send_whatever_is_cancelled(self, messages: list[Message], commit_id: str) -> int:
+        """Send a batch; a cancellation by a step does not end that, for the batch may be stored."""
+        is_doubtful = False
+        while True:
+            try:
+                return await self._send_until_known(messages, commit_id, is_doubtful=is_doubtful)
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if self._closed or task is None:
+                    raise
+                task.uncancel()
+                is_doubtful = True
+
+    async def _send_until_known(self, messages: list[Message], commit_id: str, *, is_doubtful: bool) -> int:
+        """Send a batch until it is known to be stored, or not to be; returns the sequence of its last message."""
+        number = 0
+        while True:
+            number += 1
+            try:
+                stored_at = await self._send(messages, commit_id)
+                self._has_stored = True
+                return stored_at
+            except RefusedError as error:
+                if error.number not in WRONG_LAST:
+                    if number >= MOST_REFUSALS:
+                        raise self._unavailable(f"the server refuses a batch ({error.text})") from error
+                    self._say_waiting(number, error)
+                    await asyncio.sleep(0.05 * number)
+                    continue
+                found_at = await self._found(messages[-1], commit_id) if is_doubtful else None
+                if found_at is not None:
+                    return found_at
+                raise _ConflictError(_sequence_in(error.text)) from error
+            except UnansweredError as error:
+                is_doubtful = True
+                self._say_waiting(number, error)
+            except StoreUnavailableError as error:
+                if isinstance(error, StorePermissionError) and not self._has_stored:
+                    raise  # it is not for now: this process may write nothing
+                self._say_waiting(number, error)
+                if self._closed and number > 3:
+                    raise
+                if isinstance(error, NobodyThereError) and number % LOOK_EVERY == 0:
+                    await self._check_stream()
+            await self._connection.wait_until_up(1.0)
+            await asyncio.sleep(min(1.0, 0.02 * 2 ** min(number, 6)))
+
+    async def _check_stream(self) -> None:
+        """Raise when nobody takes a batch because its stream is gone: waiting would not bring it back."""
+        name = self._state.names.state
+        try:
+            await stream_info(self._connection, name)
+        except RefusedError as error:
+            if error.number == NOT_FOUND:
+                raise self._unavailable(
+                    f"its stream {name} is gone", "restore it from a backup, or start anew"
+                ) from error
+        except StoreUnavailableError as error:  # it is only away
+            self._say_waiting(1, error)
+
+    async def _found(self, message: Message, commit_id: str) -> int | None:
+        """The sequence of the message if it is the last one on its subject, and is of this batch."""
+        while True:
+            try:
+                subject = message.over or message.subject
+                last = await last_message(self._connection, self._state.names.state, subject)
+                return last.sequence if last is not None and last.headers.get(COMMIT_HEADER) == commit_id else None
+            except StoreUnavailableError as error:
+                self._say_waiting(1, error)
+                await self._connection.wait_until_up(1.0)
+                await asyncio.sleep(0.1)
+
+    async def _send(self, messages: list[Message], commit_id: str) -> int:
+        batch = [(one.subject, one.body, one.headers()) for one in messages]
+        batch[-1][2][COMMIT_HEADER] = commit_id
+        return await self._connection.store(batch)
+
+    def _say_waiting(self, number: int, error: Exception) -> None:
+        if number % 10 == 1:
+            logger().warning("changes wait for %s (%s)", self._connection.options.shown, error_text(error))
+
+    def _check_open(self) -> None:
+        if self._closed or self._connection.is_closed:
+            _ = self._connection.client  # raises, after a fork with what to do
+            raise self._unavailable("it is closed", "open a new one")
+
+    def _unavailable(self, problem: str, way_out: str = "check the server, and try again") -> StoreUnavailableError:
+        return StoreUnavailableError(self._connection.options.shown, problem, way_out)
+
+
+def run_apart(options: NatsOptions, work: Callable[[Connection], Awaitable[None]]) -> None:
+    """Run `work` over a connection and loop of its own, from any thread: the loop of a store may be blocked."""
+
+    async def main() -> None:
+        connection = Connection(options)
+        await connection.open()
+        try:
+            await work(connection)
+        finally:
+            await connection.close()
+
+    try:
+        asyncio.run(main())
+    except (StoreError, TimeoutError) as error:
+        logger().warning("leases were not changed (%s)", error_text(error))
+
+
+def _run(change: Change[R], batch: Batch, now: Moment) -> tuple[R | None, Exception | None]:
+    try:
+        return change.run(batch, now), None
+    except Exception as error:  # the caller's own: the others of this batch go on
+        return None, error
+
+
+def _fail(changes: Sequence[Change[Any]], error: Exception) -> None:
+    for change in changes:
+        if not change.future.done():
+            change.future.set_exception(error)
+
+
+def _sequence_in(text: str) -> int:
+    """The number in JetStream's `wrong last sequence: 12`."""
+    digits = "".join(one for one in text.rpartition("sequence: ")[2] if one.isdecimal())
+    return int(digits or 0)

@@ -1,0 +1,493 @@
+"""
+The connection to a NATS server or cluster: reconnects for ever, asks JetStream, and names what is wrong.
+
+The first connection is tried for the patience of the store; then a lost one is tried again until the store is closed,
+and a log line says so once. nats-py is used here and in nothing but here: its defaults would give up after 60 tries and
+notice a frozen server after minutes.
+
+A request that was not answered may have been carried out: `UnansweredError` says so, and the caller finds out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Struct, json
+
+from reefknot.core.redaction import redact
+from reefknot.errors import (
+    ParameterError,
+    StoreFullError,
+    StorePermissionError,
+    StoreUnavailableError,
+    StoreVersionError,
+)
+from reefknot.runtime.database_urls import nats_address
+from reefknot.runtime.files import is_special
+from reefknot.runtime.log import error_text, logger, printable
+from reefknot.runtime.seeds import new_id
+from reefknot.runtime.tasks import Services
+from reefknot.runtime.timeouts import within
+from reefknot.stores.jetstream.wire import (
+    BATCH_ID,
+    BATCH_SEQUENCE,
+    DENIED,
+    FULL,
+    LIMITS,
+    NO_JETSTREAM,
+    READS,
+    Direct,
+    Hear,
+    Written,
+    as_heard,
+    batch_lines,
+    close_quietly,
+    explained,
+    hear_directly,
+    insist_on_tls,
+    is_refusal,
+    line_of,
+    outlive_errors,
+    refusal_in,
+    revive,
+    too_large,
+)
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+    from nats.aio.msg import Msg
+    from nats.aio.subscription import Subscription
+
+OLDEST_SERVER = (2, 12, 0)
+"""The first version with atomic batches and time limits of single messages."""
+PING_EVERY_S = 2
+RECONNECT_EVERY_S = 0.2
+REQUEST_S = 5.0
+BUFFERED_BYTES = 16 << 20
+LEAST_PAYLOAD = 640 << 10
+"""Bytes of a message that the server must take: parts of large payloads and results have 512 KiB."""
+DEFAULT_NAME = "reefknot"
+JETSTREAM_OFF = "start the server with -js, or enable JetStream for this account"
+FENCED, RESULT_DEDUP = "fenced", "result-dedup"
+
+
+class NatsOptions(Struct, frozen=True):
+    """The address of a store on NATS, and how to get in. Secrets are values here; the configuration has references."""
+
+    servers: tuple[str, ...]
+    name: str = DEFAULT_NAME
+    guarantee: str = FENCED
+    replicas: int = 1
+    token: str | None = None
+    user: str | None = None
+    password: str | None = None
+    credentials: str | None = None
+    """A file of credentials, as `nsc` writes them."""
+    tls_ca: str | None = None
+    tls_certificate: str | None = None
+    tls_key: str | None = None
+    patience: float = 5.0
+    max_shared_assignments: int = 10_000
+    max_bytes: int | None = None
+    """Bytes that each stream of the store may take, if it is made now; None: as many as the account has."""
+    creates: bool = True
+    """Whether streams that are missing are made; a command that only looks at a store makes none."""
+    read_only: bool = False
+    """Whether nothing may be changed: requests that would are refused here, and left events stay where they are."""
+    subject_prefix: str | None = None
+    """Written before the documented subjects; None: nothing for a store of the default name, else its name."""
+
+    @property
+    def prefix(self) -> str:
+        """The text before the documented subjects: stores of several names on one server do not hear each other."""
+        own = "" if self.name == DEFAULT_NAME else f"{self.name}."
+        return own if self.subject_prefix is None else self.subject_prefix
+
+    @property
+    def shown(self) -> str:
+        """The address for messages: without user, password or token."""
+        places = [urlsplit(server) for server in self.servers]
+        hosts = ",".join(place.netloc.rpartition("@")[2] for place in places)
+        return f"{places[0].scheme}://{hosts}" + ("" if self.name == DEFAULT_NAME else f"/{self.name}")
+
+
+def options_from_url(url: str, **more: Any) -> NatsOptions:
+    """The options of `nats://a:4222,b:4222/NAME`; `more` are those that an address cannot say."""
+    try:
+        servers, name = nats_address(url)
+    except ValueError as error:
+        raise ParameterError("url", redact(url), str(error)) from error
+    return NatsOptions(servers, name=name or DEFAULT_NAME, **more)
+
+
+class UnansweredError(StoreUnavailableError):
+    """A request was sent and not answered: it may have been carried out."""
+
+
+class NobodyThereError(StoreUnavailableError):
+    """A request that nobody took: JetStream is off, or a stream has no leader for the moment. Nothing was stored."""
+
+
+class RefusedError(StoreUnavailableError):
+    """JetStream's refusal of a request, by its number."""
+
+    def __init__(self, store: str, number: int, text: str) -> None:
+        way_out = LIMITS.get(number, "check the server's log")
+        super().__init__(store, f"the server refuses a request: {text} ({number})", way_out)
+        self.number = number
+        self.text = text
+
+
+class Connection:
+    """A connection that all parts of a store share."""
+
+    def __init__(self, options: NatsOptions) -> None:
+        self.options = options
+        self._client: Client | None = None
+        self._closing = False
+        self._last_error: Exception | None = None
+        self._reconnected: list[Callable[[], None]] = []
+        self._up_since = 0.0
+        self._unanswered: dict[asyncio.Future[Msg], str] = {}
+        """The subjects of requests that are not answered yet."""
+        self._broken_off: dict[asyncio.Future[Msg], StoreUnavailableError] = {}
+        """Why requests were cancelled here, which will never be answered."""
+        self._denied: set[str] = set()
+        self._services = Services("connection to NATS")
+
+    async def open(self) -> None:
+        """Connect. An error says which server was tried, and what is wrong with it."""
+        try:
+            from nats.aio.client import Client
+        except ImportError as error:
+            raise self._unavailable("nats-py is not installed", "pip install '.[nats]' in a checkout") from error
+        client = Client()
+        hear_directly(client)
+        outlive_errors(client)
+        settings = self._settings()
+        if settings["tls"] is not None:
+            insist_on_tls(client)
+        try:
+            await within(client.connect(servers=list(self.options.servers), **settings), self.options.patience)
+        except TimeoutError:
+            await close_quietly(client)
+            raise self._explained(self._last_error) from self._last_error
+        except Exception as error:
+            await close_quietly(client)
+            raise self._explained(self._last_error if is_refusal(self._last_error) else error) from error
+        self._last_error = None
+        self._client = client
+        self._up_since = asyncio.get_running_loop().time()
+        try:
+            self._check_server(client)
+        except StoreVersionError:
+            await self.close()
+            raise
+        self._services.keep("watch", self._watch)
+
+    async def _watch(self) -> None:
+        """Look now and then whether the tasks of the client still run. Never ends."""
+        while True:
+            await asyncio.sleep(PING_EVERY_S)
+            if await revive(self.client):
+                logger().error("the connection to %s was cancelled from outside; it begins again", self.options.shown)
+
+    def _check_server(self, client: Client) -> None:
+        version = client.connected_server_version
+        found = (version.major, version.minor, version.patch)
+        if found < OLDEST_SERVER:
+            oldest, shown = (".".join(map(str, one)) for one in (OLDEST_SERVER, found))
+            problem = f"its server has version {shown}, and {oldest} or later is needed"
+            raise StoreVersionError(self.options.shown, problem, "update the NATS server")
+        if client.max_payload < LEAST_PAYLOAD:
+            problem = f"its server takes messages of {client.max_payload} bytes, and {LEAST_PAYLOAD} are needed"
+            way_out = "raise max_payload of the server; its default of 1 MB is enough"
+            raise StoreVersionError(self.options.shown, problem, way_out)
+
+    def _settings(self) -> dict[str, Any]:
+        options = self.options
+        for name in ("credentials", "tls_ca", "tls_certificate", "tls_key"):
+            if is_special(getattr(options, name)):
+                raise self._unavailable(f"the file of nats.{name} is not a regular file", f"check nats.{name}")
+        if options.credentials is not None:
+            try:
+                Path(options.credentials).read_bytes()
+            except OSError as error:
+                problem = f"its file of credentials cannot be read ({error_text(error)})"
+                raise self._unavailable(problem, "check nats.credentials") from error
+        return {
+            "name": f"reefknot {options.name}",
+            "max_reconnect_attempts": -1,
+            "reconnect_time_wait": RECONNECT_EVERY_S,
+            "connect_timeout": 2,
+            "ping_interval": PING_EVERY_S,
+            "max_outstanding_pings": 2,
+            "pending_size": BUFFERED_BYTES,
+            "token": options.token,
+            "user": options.user,
+            "password": options.password,
+            "user_credentials": options.credentials,
+            "tls": self._tls(),
+            "error_cb": self._failed,
+            "disconnected_cb": self._lost,
+            "reconnected_cb": self._back,
+        }
+
+    def _tls(self) -> ssl.SSLContext | None:
+        options = self.options
+        if not (options.tls_ca or options.tls_certificate or options.servers[0].startswith("tls:")):
+            return None
+        try:
+            context = ssl.create_default_context(cafile=options.tls_ca)
+            if options.tls_certificate:
+                context.load_cert_chain(options.tls_certificate, options.tls_key)
+        except (OSError, ssl.SSLError) as error:
+            problem = f"its TLS files cannot be used ({error_text(error)})"
+            raise self._unavailable(problem, "check nats.tls_ca, nats.tls_certificate and nats.tls_key") from error
+        return context
+
+    async def _failed(self, error: Exception) -> None:
+        if self._client is not None and DENIED in (text := error_text(error).lower()):
+            self._deny(text)
+        elif not is_refusal(self._last_error):  # the end of the connection that follows one says less
+            self._last_error = error
+            if self._client is not None and is_refusal(error):
+                logger().warning("%s refuses this user (%s); trying again", self.options.shown, error_text(error))
+
+    def _deny(self, text: str) -> None:
+        """Break off the requests that this user may not make: the server answers none of them."""
+        problem = f"the server refuses this user ({printable(text[text.index(DENIED) :], most=200)})"
+        way_out = "allow it to publish and subscribe to $JS.API.>, _INBOX.> and the subjects of the store"
+        is_deaf = '"_inbox.' in text  # no answer can be heard
+        denied = [one for one, subject in self._unanswered.items() if is_deaf or f'"{subject.lower()}"' in text]
+        self._break_off(denied, StorePermissionError(self.options.shown, problem, way_out))
+        if not denied and text not in self._denied and len(self._denied) < MOST_DENIED:
+            self._denied.add(text)
+            logger().warning("%s: %s; %s", self.options.shown, problem, way_out)
+
+    def _break_off(self, requests: Iterable[asyncio.Future[Msg]], why: StoreUnavailableError) -> None:
+        for one in list(requests):
+            self._broken_off[one] = why
+            one.cancel()
+
+    async def _lost(self) -> None:
+        problem = "the connection was lost before a request was answered"
+        way_out = "it is tried again when the server is back"
+        self._break_off(self._unanswered, UnansweredError(self.options.shown, problem, way_out))
+        if not self._closing and self._client is not None:
+            why = error_text(self._last_error or ConnectionError("no reason given"))
+            logger().warning("the connection to %s is lost (%s); trying again", self.options.shown, why)
+
+    async def _back(self) -> None:
+        self._last_error = None
+        self._up_since = asyncio.get_running_loop().time()
+        logger().warning("connected to %s again", self.options.shown)
+        for call in list(self._reconnected):
+            call()
+
+    def on_reconnect(self, call: Callable[[], None]) -> Callable[[], None]:
+        """Call this in the loop whenever a lost connection is back, until the answer is called."""
+        self._reconnected.append(call)
+        return lambda: self._reconnected.remove(call)
+
+    @property
+    def client(self) -> Client:
+        if self._client is None or self._closing:
+            raise self._unavailable("it is closed", "open a new one")
+        return self._client
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closing
+
+    @property
+    def is_up(self) -> bool:
+        return self._client is not None and self._client.is_connected
+
+    @property
+    def up_for(self) -> float:
+        """Seconds since the connection was last lost; 0 while it is."""
+        return asyncio.get_running_loop().time() - self._up_since if self.is_up else 0.0
+
+    @property
+    def max_payload(self) -> int:
+        return self.client.max_payload
+
+    async def publish(
+        self, subject: str, body: bytes, *, headers: Mapping[str, str] | None = None, reply: str = ""
+    ) -> None:
+        """Send without waiting for an answer; an error when there is no connection."""
+        self._check_up()
+        client = self.client
+        if len(body) > client.max_payload:
+            raise too_large(self.options.shown, self.max_payload)
+        try:
+            await client._send_command(line_of(subject, body, headers, reply))
+            if client._flush_queue is not None and client._flush_queue.empty():
+                await client._flush_pending()
+        except Exception as error:
+            raise self._explained(error) from error
+
+    async def request(
+        self, subject: str, body: bytes = b"", *, headers: Mapping[str, str] | None = None, timeout: float = REQUEST_S
+    ) -> Msg:
+        """
+        Send and wait for the answer.
+
+        A request that is cancelled while its answer arrives would return the answer, in Python 3.11, and its caller
+        would never hear that it was cancelled: so the caller waits beside it.
+        """
+        from nats import errors
+
+        self._check_up(subject)
+        sent = asyncio.ensure_future(
+            self.client.request(subject, body, timeout=timeout, headers=dict(headers) if headers else None)
+        )
+        self._unanswered[sent] = subject
+        try:
+            return await asyncio.shield(sent)
+        except asyncio.CancelledError:
+            if sent.cancelled() and sent in self._broken_off:
+                raise self._broken_off[sent] from None
+            task = asyncio.current_task()
+            if sent.cancelled() and task is not None and not task.cancelling():
+                problem = "a request was cancelled from outside"
+                raise UnansweredError(self.options.shown, problem, "it is tried again") from None
+            sent.cancel()
+            raise
+        except errors.NoRespondersError as error:
+            raise NobodyThereError(self.options.shown, "JetStream does not answer there", JETSTREAM_OFF) from error
+        except (errors.TimeoutError, TimeoutError, errors.ConnectionClosedError) as error:
+            problem = f"a request was not answered within {timeout:g} s"
+            raise UnansweredError(self.options.shown, problem, "it is tried again when the server answers") from error
+        except Exception as error:
+            raise self._explained(error) from error
+        finally:
+            self._unanswered.pop(sent, None)
+            self._broken_off.pop(sent, None)
+
+    async def store(self, messages: Sequence[Written]) -> int:
+        """
+        Store messages (subject, body, headers) as one batch, all or none; returns the sequence of the last one.
+
+        The server syncs a batch of a stream without replicas to its disk before it is stored, in 2 ms and more. One
+        message alone needs no batch.
+        """
+        *others, (subject, body, headers) = messages
+        if not others:
+            return await self._store_behind(b"", messages[-1])
+        batch_id = new_id()
+        last = {**headers, BATCH_ID: batch_id, BATCH_SEQUENCE: str(len(messages)), "Nats-Batch-Commit": "1"}
+        return await self._store_behind(batch_lines(self._checked(others), batch_id), (subject, body, last))
+
+    async def store_in_order(self, messages: Sequence[Written]) -> int:
+        """
+        Store messages one after the other; returns the sequence of the last one, which alone is answered.
+
+        Some may be stored and others not, unless each expects the one before it: then the last speaks for all.
+        """
+        *others, last = messages
+        return await self._store_behind(b"".join([line_of(*one) for one in self._checked(others)]), last)
+
+    def _checked(self, messages: Sequence[Written]) -> Sequence[Written]:
+        if max((len(body) for _, body, _ in messages), default=0) > self.max_payload:
+            raise too_large(self.options.shown, self.max_payload)
+        return messages
+
+    async def _store_behind(self, lines: bytes, last: Written) -> int:
+        """Write these bytes to the connection, at once: nats-py takes longer for a message than the server does."""
+        self._check_up(last[0])
+        try:
+            await self.client._send_command(lines)
+        except Exception as error:
+            raise self._explained(error) from error
+        subject, body, headers = last
+        answer = await self.request(subject, body, headers=headers)
+        self.check(answer.data)
+        return int(json.decode(answer.data)["seq"])
+
+    async def api(self, name: str, body: Any = None, *, timeout: float = REQUEST_S) -> bytes:
+        """Call JetStream's API: `STREAM.INFO.x`. A refusal is a `RefusedError`."""
+        answer = await self.request(f"$JS.API.{name}", b"" if body is None else json.encode(body), timeout=timeout)
+        self.check(answer.data)
+        return bytes(answer.data)
+
+    def check(self, answer: bytes) -> None:
+        """Raise the error that an answer of JetStream has in it, if any."""
+        try:
+            error = refusal_in(answer)
+        except msgspec.DecodeError as problem:
+            raise self._unavailable("its answer is none of JetStream's", "check that it is a NATS server") from problem
+        if error is None:
+            return
+        if error.err_code in FULL:
+            raise StoreFullError(self.options.shown, printable(error.description, most=200), FULL[error.err_code])
+        if error.err_code in NO_JETSTREAM:
+            raise StoreVersionError(self.options.shown, "JetStream is not enabled there", JETSTREAM_OFF)
+        raise RefusedError(self.options.shown, error.err_code, printable(error.description, most=300))
+
+    async def listen(self, subject: str, heard: Hear) -> Subscription:
+        """
+        Hear a subject; `heard` is called while the connection is read, so in the order of all subjects of this server.
+
+        nats-py has a queue and a task for each subscription, and so an order for each. `heard` takes the queue's place.
+        """
+        subscription = await self.client.subscribe(subject, pending_bytes_limit=0)
+        early, subscription._pending_queue = subscription._pending_queue, (direct := Direct(heard))
+        while not early.empty():
+            await direct.hear(as_heard(early.get_nowait()))
+        return subscription
+
+    async def unsubscribe(self, subscriptions: Iterable[Subscription]) -> None:
+        """End subscriptions. Without a connection they have ended already."""
+        for one in subscriptions:
+            with contextlib.suppress(Exception):
+                await one.unsubscribe()
+
+    async def round_trip(self) -> None:
+        """
+        Return when the server has read everything that was sent before.
+
+        By a request: nats-py's ping overtakes what is not written yet, and its connection is deaf for ever after a ping
+        that timed out and was answered later.
+        """
+        await self.request("$JS.API.INFO")
+
+    async def wait_until_up(self, timeout: float) -> bool:
+        """Wait for a lost connection to be back, at most so long."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
+        while not self.is_up and not self._closing and loop.time() < deadline:  # noqa: ASYNC110 - nats-py has no event
+            await asyncio.sleep(RECONNECT_EVERY_S / 4)
+        return self.is_up
+
+    async def close(self) -> None:
+        """Close. A second call does nothing."""
+        client, self._closing = self._client, True
+        await self._services.stop()
+        if client is not None and not client.is_closed:
+            await close_quietly(client)
+
+    def _check_up(self, asks: str = READS[0]) -> None:
+        """Raise without a connection, and when a store that is open for reading only would be changed."""
+        if not self.client.is_connected:
+            raise self._unavailable("the connection is lost", "it is being tried again; check the server")
+        if self.options.read_only and not asks.startswith(READS):
+            raise StorePermissionError(self.options.shown, "it is open for reading only", "open it without read_only")
+
+    def _unavailable(self, problem: str, way_out: str) -> StoreUnavailableError:
+        return StoreUnavailableError(self.options.shown, problem, way_out)
+
+    def _explained(self, error: BaseException | None) -> Exception:
+        return explained(error, self.options.shown, max_payload=0 if self._client is None else self.max_payload)
+
+
+MOST_DENIED = 20
+"""Refused subjects that are logged; each once."""

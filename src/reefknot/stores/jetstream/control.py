@@ -1,0 +1,164 @@
+"""
+The commands, statuses and named values of a store on JetStream.
+
+Commands and statuses are mirrored by every process. Values are not: they may be large and change often, few processes
+ask for one, and whoever does wants it as it is now. So they are read from the leader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+
+from msgspec import json, msgpack
+
+from reefknot.audit.port import AuditEntry
+from reefknot.core.time import Moment, milliseconds
+from reefknot.queue.model.submission import Capacity
+from reefknot.queue.port.control import EVERYONE, NO_CAPACITY, SILENT_KEPT_S, Command, StatusReport
+from reefknot.runtime.seeds import new_id
+from reefknot.stores.jetstream.commits import Batch, Commits
+from reefknot.stores.jetstream.reads import StreamMessage, last_message, scan
+from reefknot.stores.jetstream.state import Message, State, StoredCommand, StoredStatus
+from reefknot.stores.jetstream.streams import token_of
+from reefknot.stores.port.values import StoredValue, checked_body, checked_name
+
+LEAST_TTL_S = 60
+"""Records of commands and statuses stay for at least so long; whether they are stale is in them."""
+
+
+class JetStreamControl:
+    """The commands and statuses of a store on JetStream."""
+
+    def __init__(self, state: State, commits: Commits) -> None:
+        self._state = state
+        self._commits = commits
+
+    async def post(
+        self,
+        name: str,
+        *,
+        target: str = EVERYONE,
+        body: str = "{}",
+        sender: str = "",
+        keep: float = 300.0,
+        events: Sequence[AuditEntry] = (),
+    ) -> int:
+        given = 0
+
+        def run(batch: Batch, now: Moment) -> None:
+            def stored(sequence: int) -> None:
+                nonlocal given
+                given = sequence
+                self._state.add_command(sequence, command)
+
+            command = StoredCommand(name, target, body, sender, now.wall, now.wall + milliseconds(keep))
+            subject = self._state.names.command(target, new_id())
+            batch.add(Message(subject, json.encode(command), ttl=LEAST_TTL_S + int(keep)), stored)
+            batch.events += events
+
+        await self._commits.change(run)
+        return given
+
+    async def poll(self, target: str, *, after: int = 0, limit: int = 100) -> list[Command]:
+        return await self._commits.read(lambda _: self._state.unread((EVERYONE, target), after, limit))
+
+    async def latest(self) -> int:
+        return await self._commits.read(lambda _: self._state.last_command)
+
+    async def wait(self, timeout: float, *, after: int) -> int:
+        return await self._state.watch(
+            self.latest, "control", pause=lambda latest: inf if latest <= after else 0.0, timeout=timeout
+        )
+
+    async def report(self, name: str, body: str, *, keep: float, capacity: Capacity = NO_CAPACITY) -> int:
+        """A message of its own: a status need not survive the server, and a thousand systems write one each second."""
+        token, now = token_of(name), self._state.now()
+        known = self._state.statuses.get(token)
+        earlier = known[1].first or known[0] if known is not None and known[1].stale_at > now.wall else 0
+        status = StoredStatus(name, body, now.wall, now.wall + milliseconds(keep), capacity, earlier)
+        ttl = LEAST_TTL_S + int(SILENT_KEPT_S + keep)
+        message = Message(self._state.names.status(name), json.encode(status), ttl=ttl)
+        sequence = await self._publish(message)
+        self._state.statuses[token] = sequence, status
+        return earlier or sequence
+
+    async def withdraw(self, name: str) -> None:
+        if token_of(name) in self._state.statuses:
+            await self._publish(Message(self._state.names.status(name), b"", ttl=LEAST_TTL_S))
+            self._state.statuses.pop(token_of(name), None)
+
+    async def _publish(self, message: Message) -> int:
+        connection = self._state.connection
+        answer = await connection.request(message.subject, message.body, headers=message.headers())
+        connection.check(answer.data)
+        return int(json.decode(answer.data)["seq"])
+
+    async def reports(self, *, silent: bool = False) -> list[StatusReport]:
+        return await self._commits.read(lambda _: self._state.reports(silent=silent))
+
+
+class JetStreamValues:
+    """
+    The named values of a store on JetStream.
+
+    The version of a value is the sequence of its message. A deletion is a message without a body, which the server
+    removes after a second.
+    """
+
+    def __init__(self, state: State, commits: Commits) -> None:
+        self._state = state
+        self._commits = commits
+
+    async def get(self, name: str) -> StoredValue | None:
+        message = await self._last(checked_name(name))
+        return None if message is None else _value_of(message)
+
+    async def put(self, name: str, body: str, *, version: int, events: Sequence[AuditEntry] = ()) -> StoredValue | None:
+        packed = msgpack.encode((checked_name(name), checked_body(body)))  # unlike JSON no longer than the texts
+        sequence = await self._replace(name, packed, version, events)
+        return StoredValue(name, body, sequence) if sequence else None
+
+    async def delete(self, name: str, *, version: int, events: Sequence[AuditEntry] = ()) -> bool:
+        return version > 0 and bool(await self._replace(checked_name(name), b"", version, events))
+
+    async def list(self, prefix: str = "") -> Sequence[StoredValue]:
+        names = self._state.names
+        messages = await scan(self._state.connection, names.state, [f"{names.name}.value.*"])
+        values = [value for value in map(_value_of, messages) if value is not None and value.name.startswith(prefix)]
+        return sorted(values, key=lambda value: value.name)
+
+    async def _last(self, name: str) -> StreamMessage | None:
+        return await last_message(self._state.connection, self._state.names.state, self._state.names.value(name))
+
+    async def _replace(self, name: str, packed: bytes, version: int, events: Sequence[AuditEntry]) -> int:
+        """Replace the value of this version; returns the sequence of its new message, or 0 if it has another one."""
+        subject, stored_at = self._state.names.value(name), 0
+        known = await self._last(name)
+
+        async def look() -> None:
+            nonlocal known
+            known = await self._last(name)
+
+        def run(batch: Batch, now: Moment) -> None:
+            def stored(sequence: int) -> None:
+                nonlocal stored_at
+                stored_at = sequence
+
+            current = known.sequence if known is not None and known.body else 0
+            # A change before in this batch has made a version that nobody can know yet.
+            if current == version and all(message.subject != subject for message in batch.messages):
+                expected = 0 if known is None else known.sequence
+                batch.add(Message(subject, packed, expected, ttl=None if packed else 1), stored)
+                batch.events += events
+
+        await self._commits.change(run, prepare=look)
+        return stored_at
+
+
+def _value_of(message: StreamMessage) -> StoredValue | None:
+    """The value in a message; None for a deletion."""
+    if not message.body:
+        return None
+    name, body = msgpack.decode(message.body, type=tuple[str, str])
+    return StoredValue(name, body, message.sequence)

@@ -1,0 +1,388 @@
+"""
+Reading a stream: its last message on a subject, all its messages once, or all of them as they come.
+
+Single reads are answered by the stream's leader. A `Feed` is a push consumer of our own: the server sends in order,
+with flow control, and a heartbeat when there is nothing to send. A gap in its numbers, or silence for longer than three
+heartbeats, and it is made anew behind the last message that arrived. Nothing is acknowledged, nothing redelivered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from msgspec import Struct, json
+
+from reefknot.audit.model.event import timestamp_ms
+from reefknot.errors import StoreError, StoreUnavailableError
+from reefknot.runtime.log import error_text, logger
+from reefknot.runtime.seeds import new_id
+from reefknot.runtime.tasks import Services
+from reefknot.stores.jetstream.connection import REQUEST_S, Connection, RefusedError, UnansweredError
+from reefknot.stores.jetstream.streams import NO_MESSAGE, StreamInfo
+from reefknot.stores.jetstream.wire import Heard, read_headers
+
+if TYPE_CHECKING:
+    from nats.aio.subscription import Subscription
+
+HEARTBEAT_S = 1.0
+SILENCE_S = 3.5
+SCAN_S = 60.0
+READ_S = 1.5
+"""How long one read waits for its answer: within the patience it is repeated, since an answer may get lost."""
+PATIENCE_S = 5.0
+R = TypeVar("R")
+_NANOSECONDS = 1_000_000_000
+
+
+class StreamMessage(Struct, frozen=True):
+    """A stored message."""
+
+    subject: str
+    sequence: int
+    body: bytes
+    raw_headers: bytes = b""
+    stored_at: int = 0
+    """Milliseconds UTC by the server's clock."""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return read_headers(self.raw_headers)
+
+
+class _Stored(Struct):
+    subject: str
+    seq: int
+    hdrs: bytes = b""
+    data: bytes = b""
+    time: str = ""
+
+
+class _Got(Struct):
+    message: _Stored
+
+
+async def last_message(connection: Connection, stream: str, subject: str) -> StreamMessage | None:
+    """The last message on a subject, which may have wildcards; None when there is none. Asked of the leader."""
+    return await _get(connection, stream, {"last_by_subj": subject})
+
+
+async def message_at(connection: Connection, stream: str, sequence: int) -> StreamMessage | None:
+    """The message of this sequence; None when it was removed."""
+    return await _get(connection, stream, {"seq": sequence})
+
+
+async def _get(connection: Connection, stream: str, what: dict[str, Any]) -> StreamMessage | None:
+    try:
+        answer = await patiently(connection, lambda: connection.api(f"STREAM.MSG.GET.{stream}", what, timeout=READ_S))
+    except RefusedError as error:
+        if error.number == NO_MESSAGE:
+            return None
+        raise
+    found = json.decode(answer, type=_Got).message
+    return StreamMessage(found.subject, found.seq, found.data, found.hdrs, timestamp_ms(found.time) or 0)
+
+
+async def patiently(connection: Connection, read: Callable[[], Awaitable[R]]) -> R:
+    """Read again while the server is away or a stream has no leader, for a while."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + PATIENCE_S
+    while True:
+        try:
+            return await read()
+        except RefusedError:
+            raise
+        except StoreUnavailableError:
+            if connection.is_closed or loop.time() >= deadline:
+                raise
+        await connection.wait_until_up(deadline - loop.time())
+        await asyncio.sleep(0.05)
+
+
+Start = dict[str, Any]
+LATEST: Start = {"deliver_policy": "last_per_subject"}
+EVERYTHING: Start = {"deliver_policy": "all"}
+
+
+def behind(sequence: int) -> Start:
+    """Begin with the message after this one."""
+    return {"deliver_policy": "by_start_sequence", "opt_start_seq": sequence + 1}
+
+
+class _Consumer(Struct):
+    name: str
+    num_pending: int = 0
+
+
+async def count(connection: Connection, stream: str, filters: Sequence[str]) -> int:
+    """The number of subjects of these filters that have a message."""
+    feed = Feed(connection, stream, filters, _ignore, start=LATEST)
+    made = await feed.create(f"count-{new_id()}", deliver=False)
+    await feed.delete(made.name)
+    return made.num_pending
+
+
+def _ignore(message: StreamMessage) -> None:
+    """Take no notice."""
+
+
+async def scan(
+    connection: Connection, stream: str, filters: Sequence[str], *, start: Start = LATEST, most: int | None = None
+) -> list[StreamMessage]:
+    """All messages of these filters, as of now; with `most` the first so many."""
+    found: list[StreamMessage] = []
+    enough = asyncio.Event()
+
+    def take(message: StreamMessage) -> None:
+        if most is None or len(found) < most:
+            found.append(message)
+        if most is not None and len(found) >= most:
+            enough.set()
+
+    feed = Feed(connection, stream, filters, take, start=start)
+    try:
+        async with asyncio.timeout(SCAN_S):
+            await feed.start()
+            waiting = [asyncio.ensure_future(one.wait()) for one in (feed.caught_up, enough)]
+            try:
+                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for one in waiting:
+                    one.cancel()
+    finally:
+        await feed.stop()
+    return found
+
+
+async def scan_each(
+    connection: Connection, stream: str, filters: Sequence[str], handle: Callable[[StreamMessage], None]
+) -> None:
+    """Handle all messages of these filters, as of now, one by one: none is kept."""
+    feed = Feed(connection, stream, filters, handle, start=LATEST)
+    try:
+        async with asyncio.timeout(SCAN_S):
+            await feed.start()
+            await feed.caught_up.wait()
+    finally:
+        await feed.stop()
+
+
+SPREAD = 16
+"""Sequences that are read back for each message wanted: other records have taken those between."""
+
+
+async def newest(
+    connection: Connection, stream: str, filters: Sequence[str], *, least: int
+) -> AsyncIterator[tuple[list[StreamMessage], int]]:
+    """
+    The last messages of these filters: at least so many, then about four times as many, and at the end all of them.
+
+    Beside them the time by which those left out were stored, in milliseconds UTC by the server's clock; 0: none were.
+    """
+    info = json.decode(await connection.api(f"STREAM.INFO.{stream}"), type=StreamInfo).state
+    span = SPREAD * least
+    while (start := info["last_seq"] - span) > info["first_seq"]:
+        found = await scan(connection, stream, filters, start=behind(start))
+        if len(found) >= least:
+            yield found, found[0].stored_at
+        span *= 4
+    yield await scan(connection, stream, filters), 0
+
+
+PAGE_BYTES = 8 << 20
+PAGE_TRIES = 3
+
+
+async def page(
+    connection: Connection, stream: str, filters: Sequence[str], *, start: Start, most: int
+) -> tuple[list[StreamMessage], bool]:
+    """The first messages of these filters, at most so many, and whether there were more. Nothing beyond is sent."""
+    for _ in range(PAGE_TRIES):
+        found, pending = await _pull(connection, stream, filters, start=start, most=most)
+        if found or not pending:
+            return found, pending > len(found)
+    problem = f"a page of {stream} was not sent in {PAGE_TRIES} tries"
+    raise UnansweredError(connection.options.shown, problem, "check the server's load, and try again")
+
+
+async def _pull(
+    connection: Connection, stream: str, filters: Sequence[str], *, start: Start, most: int
+) -> tuple[list[StreamMessage], int]:
+    """The messages of one page, up to the first gap, and how many there were when it was asked for."""
+    name = f"page-{new_id()}"
+    made = await Feed(connection, stream, filters, _ignore, start=start).create(name, deliver=False)
+    found: list[StreamMessage] = []
+    done = asyncio.Event()
+    wanted = min(most, made.num_pending)
+
+    def hear(message: Heard) -> None:
+        tokens = message.reply.split(".")
+        at = 5 if len(tokens) == 9 else 7
+        if message.status or int(tokens[at + 1]) != len(found) + 1:
+            done.set()
+        elif not done.is_set():
+            when = int(tokens[at + 2]) // 1_000_000
+            found.append(StreamMessage(message.subject, int(tokens[at]), message.data, message.raw_headers, when))
+            if len(found) == wanted:
+                done.set()
+
+    if wanted:
+        subscription = await connection.listen(f"_INBOX.{name}", hear)
+        try:
+            asked = json.encode({"batch": wanted, "max_bytes": PAGE_BYTES, "no_wait": True})
+            subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{name}"
+            await connection.publish(subject, asked, reply=f"_INBOX.{name}")
+            async with asyncio.timeout(REQUEST_S):
+                await done.wait()
+        except TimeoutError:
+            logger().debug("a page of %s came in part: %s of %s messages", stream, len(found), wanted)
+        finally:
+            if connection.is_up:
+                await subscription.unsubscribe()
+    await connection.publish(f"$JS.API.CONSUMER.DELETE.{stream}.{name}", b"")
+    return found, made.num_pending
+
+
+class Feed:
+    """The messages of some subjects of a stream, in order. `handle` is called in the loop for each."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        stream: str,
+        filters: Sequence[str],
+        handle: Callable[[StreamMessage], None],
+        *,
+        start: Start,
+        restarted: Callable[[], Start | None] | None = None,
+    ) -> None:
+        """`restarted` says where to begin when the consumer is made anew; None: behind the last message."""
+        self._connection = connection
+        self._stream = stream
+        self._filters = list(filters)
+        self._handle = handle
+        self._start = start
+        self._restarted = restarted
+        self.position = 0
+        """The sequence of the last message that was handled."""
+        self.caught_up = asyncio.Event()
+        """Set when everything that was there at the start was handled."""
+        self._consumer = ""
+        self._delivered = 0
+        self._heard_at = 0.0
+        self._subscription: Subscription | None = None
+        self._services = Services(f"feed of {stream}")
+        self._broken = asyncio.Event()
+        self._forget: Callable[[], None] | None = None
+
+    async def start(self) -> None:
+        """Begin. An error when the stream cannot be read."""
+        await self._begin(self._start)
+        self._forget = self._connection.on_reconnect(self._broken.set)
+        self._services.keep("watch", self._watch)
+
+    async def create(self, name: str, *, deliver: bool = True) -> _Consumer:
+        config: dict[str, Any] = {
+            "name": name,
+            "ack_policy": "none",
+            "replay_policy": "instant",
+            "filter_subjects": self._filters,
+            "mem_storage": True,
+            "num_replicas": 1,
+            "max_deliver": 1,
+            "inactive_threshold": int(10 * _NANOSECONDS),
+            **self._start,
+        }
+        if deliver:
+            config |= {
+                "deliver_subject": f"_INBOX.{name}",
+                "flow_control": True,
+                "idle_heartbeat": int(HEARTBEAT_S * _NANOSECONDS),
+            }
+        answer = await self._connection.api(
+            f"CONSUMER.CREATE.{self._stream}.{name}", {"stream_name": self._stream, "config": config}
+        )
+        return json.decode(answer, type=_Consumer)
+
+    async def delete(self, name: str) -> None:
+        try:
+            await self._connection.api(f"CONSUMER.DELETE.{self._stream}.{name}", timeout=1.0)
+        except (RefusedError, StoreError) as error:  # it goes by itself, a little later
+            logger().debug("a consumer was not deleted (%s)", error_text(error))
+
+    async def _begin(self, start: Start) -> None:
+        name = f"feed-{new_id()}"
+        subscription = await self._connection.listen(f"_INBOX.{name}", self._hear)
+        old, self._subscription = self._subscription, subscription
+        if old is not None:
+            await old.unsubscribe()
+        self._consumer, self._delivered, self._start = name, 0, start
+        if start is LATEST:
+            self.position = 0
+            self.caught_up.clear()
+        self._heard_at = asyncio.get_running_loop().time()
+        made = await self.create(name)
+        if made.num_pending == 0:
+            self.caught_up.set()
+
+    def _hear(self, message: Heard) -> Awaitable[None] | None:
+        self._heard_at = asyncio.get_running_loop().time()
+        if message.status:
+            return self._hear_control(message) if message.status == "100" else None
+        tokens = message.reply.split(".")
+        at = 5 if len(tokens) == 9 else 7
+        if len(tokens) < 9 or tokens[at - 2] != self._consumer:
+            return None  # of an earlier consumer
+        sequence, delivered, pending = int(tokens[at]), int(tokens[at + 1]), int(tokens[at + 3])
+        if delivered != self._delivered + 1:
+            self._broken.set()
+            return None
+        self._delivered = delivered
+        if pending == 0:
+            self.caught_up.set()  # before it is handled, which may ask; nothing else runs between
+        if sequence > self.position:
+            self.position = sequence
+            stored_at = int(tokens[at + 2]) // 1_000_000
+            self._handle(StreamMessage(message.subject, sequence, message.data, message.raw_headers, stored_at))
+        return None
+
+    async def _hear_control(self, message: Heard) -> None:
+        headers = message.headers
+        answer = message.reply or headers.get("Nats-Consumer-Stalled", "")
+        if answer:
+            await self._connection.publish(answer, b"")
+        last = headers.get("Nats-Last-Consumer", "")
+        if last.isdecimal() and int(last) > self._delivered:
+            self._broken.set()
+
+    async def _watch(self) -> None:
+        """Make the consumer anew when it skips or falls silent. Never ends."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                async with asyncio.timeout(HEARTBEAT_S):
+                    await self._broken.wait()
+            except TimeoutError:
+                if loop.time() - self._heard_at < SILENCE_S:
+                    continue
+            if not await self._connection.wait_until_up(HEARTBEAT_S):
+                continue
+            self._broken.clear()
+            try:
+                start = self._restarted() if self._restarted is not None else None
+                await self._begin(behind(self.position) if start is None else start)
+            except (RefusedError, StoreError, UnansweredError) as error:
+                logger().warning("%s cannot be followed (%s); trying again", self._stream, error_text(error))
+                self._broken.set()
+                await asyncio.sleep(HEARTBEAT_S)
+
+    async def stop(self) -> None:
+        if self._forget is not None:
+            self._forget()
+            self._forget = None
+        await self._services.stop()
+        if self._subscription is not None and self._connection.is_up:
+            subscription, self._subscription = self._subscription, None
+            await subscription.unsubscribe()
+            await self.delete(self._consumer)

@@ -1,0 +1,397 @@
+"""
+The state of a store in this process: a mirror of all open work, commands, statuses and resource classes.
+
+A feed of the state stream keeps it up to date; `Commits` changes it first here, then there. While a batch is on its way
+the mirror stands still: messages that arrive meanwhile are applied when its outcome is known. Every record has a
+revision, the sequence of its message, which a change is compared with at the server. So this mirror may be behind: a
+decision that was made on old facts is refused there, and made anew.
+
+Ended work is not mirrored. It is read when somebody asks for it, and a few ended items stay in the table.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Collection
+
+import msgspec
+from msgspec import Struct, json, structs
+
+from reefknot.core.clock import Clock
+from reefknot.core.time import Moment, Timeline, milliseconds
+from reefknot.errors import StoreCorruptError, StoreUnavailableError
+from reefknot.queue.model.submission import Capacity, ServiceTime, SubmissionRules
+from reefknot.queue.model.work import WorkItem, WorkState
+from reefknot.queue.port.control import SILENT_KEPT_S, Command, StatusReport
+from reefknot.runtime.changes import Waiters
+from reefknot.runtime.log import logger, printable
+from reefknot.stores.jetstream.connection import Connection
+from reefknot.stores.jetstream.reads import LATEST, Feed, Start, StreamMessage, last_message
+from reefknot.stores.jetstream.streams import OPEN, Names
+from reefknot.stores.table.items import END_TOPIC
+from reefknot.stores.table.table import WorkTable
+
+TOMBSTONE_S = 3600
+"""How long the message stays that says a record has left its subject."""
+RELOAD_AFTER_S = TOMBSTONE_S / 2
+MOST_ENDED = 1000
+INLINE_PAYLOAD, INLINE_RESULT, PART = 4096, 64 << 10, 512 << 10
+OPENED_S = 30.0
+Kept = tuple[str, int, int]
+
+
+class Message(Struct):
+    """A message of a batch. `expected` is the sequence of the last one on its subject, or on those of `over`."""
+
+    subject: str
+    body: bytes = b""
+    expected: int | None = None
+    over: str = ""
+    ttl: int | None = None
+    parts: int = 1
+    """How many messages the record has; the others are beside it."""
+
+    def headers(self) -> dict[str, str]:
+        headers: dict[str, str] = {}
+        if self.expected is not None:
+            headers["Nats-Expected-Last-Subject-Sequence"] = str(self.expected)
+            if self.over:
+                headers["Nats-Expected-Last-Subject-Sequence-Subject"] = self.over
+        if self.ttl is not None:
+            headers["Nats-TTL"] = f"{max(1, self.ttl)}s"
+        if self.parts > 1:
+            headers["Reefknot-Parts"] = str(self.parts)
+        return headers
+
+
+class StoredItem(Struct, frozen=True, array_like=True):
+    """The record of a work item; a payload or result in parts is stored beside it."""
+
+    item: WorkItem
+    order: int
+    payload_parts: int = 0
+    result_parts: int = 0
+
+
+class StoredStatus(Struct, frozen=True):
+    """The record of a status; `first` is the sequence of the first report, 0 in that report itself."""
+
+    name: str
+    body: str
+    at: int
+    stale_at: int
+    capacity: Capacity
+    first: int = 0
+
+
+class StoredCommand(Struct, frozen=True):
+    name: str
+    target: str
+    body: str
+    sender: str
+    at: int
+    stale_at: int
+
+
+class State(Waiters):
+    """The mirror of one store."""
+
+    def __init__(self, connection: Connection, names: Names, clock: Clock, *, work_ttl: int | None) -> None:
+        super().__init__()
+        self.connection = connection
+        self.names = names
+        self.clock = clock
+        self.timeline = Timeline(steady=clock.now(), wall=clock.wall())
+        self.table = WorkTable(self.offered, most_ended=sys.maxsize)
+        self._work_ttl = work_ttl
+        self.revisions: dict[str, int] = {}
+        """By work id: the sequence of its record."""
+        self.kept: dict[str, Kept] = {}
+        """By work id: the subject of its record, and the parts of payload and result beside it."""
+        self._ids: dict[str, str] = {}
+        """By subject of a record that is here: its work id, which a tombstone does not name."""
+        self.awaited: dict[str, int] = {}
+        """By token of a work id whose end is waited for: the sequence of the last tombstone of its record."""
+        self.entered: dict[str, int] = {}
+        """By resource class: the revision of its arrivals."""
+        self.statuses: dict[str, tuple[int, StoredStatus]] = {}
+        self.commands: dict[int, StoredCommand] = {}
+        self.last_command = 0
+        self._held: list[StreamMessage] | None = None
+        self._reloading: set[str] | None = None
+        self._heard_at = clock.now()
+        self.feed = Feed(
+            connection, names.state, names.mirrored, self._arrived, start=LATEST, restarted=self._where_to_begin
+        )
+
+    async def start(self) -> None:
+        await self.feed.start()
+        try:
+            async with asyncio.timeout(OPENED_S):
+                await self.feed.caught_up.wait()
+        except TimeoutError as error:
+            shown = self.connection.options.shown
+            raise StoreUnavailableError(shown, "its records cannot be read", "check the server's load") from error
+
+    async def close(self) -> None:
+        await self.feed.stop()
+        self.wake_all()
+
+    def now(self) -> Moment:
+        """This moment, by the server's time: for leases too, since their holders are on other machines."""
+        wall = self.timeline.at(self.clock.now()).wall
+        return Moment(wall, wall)
+
+    # ---- what arrives ------------------------------------------------------------------------------------------------
+
+    def hold(self) -> None:
+        """Apply nothing that arrives, until `release`."""
+        self._held = []
+
+    def release(self) -> None:
+        held, self._held = self._held or [], None
+        for message in held:
+            self._apply(message)
+
+    def _where_to_begin(self) -> Start | None:
+        """The place where the feed begins anew: with everything, after so long that tombstones may be gone."""
+        if self.clock.now() - self._heard_at < RELOAD_AFTER_S:
+            return None
+        self._reloading = {one.id for one in self.table.items.values() if one.state in _OPEN}
+        return LATEST
+
+    def _arrived(self, message: StreamMessage) -> None:
+        self._heard_at = self.clock.now()
+        if self._held is not None:
+            self._held.append(message)
+        else:
+            self._apply(message)
+        if self._reloading is not None and self.feed.caught_up.is_set():
+            gone, self._reloading = self._reloading, None
+            for work_id in gone:
+                self.forget(work_id)
+
+    def _apply(self, message: StreamMessage) -> None:
+        branch = message.subject.split(".", 3)[1]
+        try:
+            if branch == "work":
+                self._apply_work(message)
+            elif branch == "command":
+                self._apply_command(message)
+            elif branch == "status":
+                self._apply_status(message)
+            else:
+                self._apply_pool(message)
+        except msgspec.DecodeError as error:
+            text = printable(f"{message.subject} {message.sequence}: {error}", most=300)
+            logger().error("a record cannot be read (%s)", text)
+        self.wake("arrived")
+
+    def _apply_work(self, message: StreamMessage) -> None:
+        work_id = self._ids.get(message.subject)
+        token = "" if message.body else message.subject.rpartition(".")[2]
+        if token in self.awaited:  # also of a record that was never here: its messages may be gone by now
+            self.awaited[token] = max(self.awaited[token], message.sequence)
+            self.wake(END_TOPIC + token)
+        if work_id is not None and message.sequence <= self.revisions.get(work_id, 0):  # mostly a change of our own
+            if self._reloading is not None:
+                self._reloading.discard(work_id)
+            return
+        if not message.body:
+            if work_id is not None:
+                self.forget(work_id)
+            return
+        stored = json.decode(message.body, type=StoredItem)
+        if self._reloading is not None:
+            self._reloading.discard(stored.item.id)
+        if message.sequence > self.revisions.get(stored.item.id, 0):
+            self.load(stored, message.sequence, message.subject)
+
+    def load(self, stored: StoredItem, revision: int, subject: str) -> None:
+        """Take a record over as it is stored."""
+        item, known = stored.item, self.table.items.get(stored.item.id)
+        if stored.payload_parts and known is not None and known.payload:
+            item = structs.replace(item, payload=known.payload)
+        self.table.put(item, self.now(), stored.order)
+        self.keep(item.id, revision, (subject, stored.payload_parts, stored.result_parts))
+        self.took()
+
+    def keep(self, work_id: str, revision: int, kept: Kept) -> None:
+        """Note where the record of an item is."""
+        self._ids.pop(self.kept.get(work_id, ("",))[0], None)
+        self.revisions[work_id], self.kept[work_id], self._ids[kept[0]] = revision, kept, work_id
+
+    def _lose(self, work_id: str) -> None:
+        self.revisions.pop(work_id, None)
+        self._ids.pop(self.kept.pop(work_id, ("",))[0], None)
+
+    def forget(self, work_id: str) -> None:
+        """Take it that a record has left its subject: another process has ended or moved it."""
+        if work_id in self.table.items:
+            self.table.remove(work_id)
+        self._lose(work_id)
+        self.took()
+        self.wake(END_TOPIC + work_id)
+
+    def took(self) -> None:
+        """Take what has changed in the table as stored, and wake those who wait for it."""
+        gone = [work_id for work_id in self.table.before if work_id not in self.table.items]
+        self.table.clear_changes()
+        self.table.take_events()
+        topics = self.table.take_topics()
+        for work_id in [*gone, *self.table.trim_ended(MOST_ENDED)]:
+            self._lose(work_id)
+        if self._waiting:
+            self.wake(*sorted(topics), "")
+
+    def _apply_command(self, message: StreamMessage) -> None:
+        if message.body and message.sequence not in self.commands:
+            self.add_command(message.sequence, json.decode(message.body, type=StoredCommand))
+
+    def add_command(self, sequence: int, command: StoredCommand) -> None:
+        wall = self.now().wall
+        self.commands = {number: one for number, one in self.commands.items() if one.stale_at > wall}
+        self.commands[sequence] = command
+        self.last_command = max(self.last_command, sequence)
+        self.wake("control")
+
+    def _apply_status(self, message: StreamMessage) -> None:
+        name = message.subject.rsplit(".", 1)[1]
+        known = self.statuses.get(name)
+        if known is not None and known[0] >= message.sequence:
+            return
+        if message.body:
+            self.statuses[name] = message.sequence, json.decode(message.body, type=StoredStatus)
+        else:
+            self.statuses.pop(name, None)
+
+    def _apply_pool(self, message: StreamMessage) -> None:
+        _, _, pool, what = message.subject.split(".", 3)
+        if what == "entered":
+            self.entered[pool] = max(self.entered.get(pool, 0), message.sequence)
+        elif message.body:
+            name, service = json.decode(message.body, type=tuple[str, ServiceTime])
+            self.table.service_times[name] = service
+
+    def offered(self, pool: str, wall: int) -> tuple[int, SubmissionRules | None]:
+        """The slots of a resource class in all systems, and the rules that a router has published."""
+        offers = [status.capacity for _, status in self.statuses.values() if status.stale_at > wall]
+        rules = next((one.rules for one in offers if one.rules is not None), None)
+        return sum(one.slots.get(pool, 0) for one in offers), rules
+
+    def reports(self, *, silent: bool = False) -> list[StatusReport]:
+        """The statuses that are not stale; with `silent`, those that are, of which the longest silent are forgotten."""
+        wall, forgotten = self.now().wall, self.now().wall - milliseconds(SILENT_KEPT_S)
+        self.statuses = {name: one for name, one in self.statuses.items() if one[1].stale_at > forgotten}
+        found = [(one.first or at, one) for at, one in self.statuses.values() if (one.stale_at <= wall) is silent]
+        return [StatusReport(first, one.name, one.body, one.at) for first, one in sorted(found, key=lambda one: one[0])]
+
+    def unread(self, targets: Collection[str], after: int, limit: int) -> list[Command]:
+        wall = self.now().wall
+        found = [
+            Command(number, one.name, one.target, one.body, one.sender, one.at)
+            for number, one in sorted(self.commands.items())
+            if number > after and one.target in targets and one.stale_at > wall
+        ]
+        return found[:limit]
+
+    async def reach(self, sequence: int, timeout: float) -> None:
+        """Wait until the mirror is as new as this sequence, at most so long."""
+        await self.watch(
+            self._position, "arrived", pause=lambda at: 0.0 if at >= sequence else float("inf"), timeout=timeout
+        )
+
+    async def _position(self) -> int:
+        return self.feed.position
+
+    # ---- records -----------------------------------------------------------------------------------------------------
+
+    def work_messages(self) -> tuple[list[Message], list[tuple[str, int, Kept]]]:
+        """The messages that store what has changed in the table; and by id, which of them is its record."""
+        messages: list[Message] = []
+        records: list[tuple[str, int, Kept]] = []
+        for work_id, before in self.table.before.items():
+            item = self.table.items.get(work_id)
+            if item == before or (item is None and (before is None or work_id not in self.revisions)):
+                continue
+            revision = self.revisions.get(work_id, 0)
+            over = self.names.any_work(work_id)
+            old_subject, payload_parts, result_parts = self.kept.get(work_id, ("", 0, 0))
+            if item is None:
+                messages.append(Message(old_subject, b"", revision, over, ttl=1))
+                messages += self._no_blobs(work_id, payload_parts, result_parts)
+                continue
+            subject = self.names.work(item)
+            payload_parts = payload_parts or self._add_blob(messages, item, "payload", item.payload, INLINE_PAYLOAD)
+            result_parts = self._add_blob(messages, item, "result", (item.result or "").encode(), INLINE_RESULT)
+            if old_subject and old_subject != subject:
+                is_mirrored = old_subject.startswith(f"{self.names.name}.work.{OPEN}.")
+                messages.append(Message(old_subject, b"", revision, over, ttl=TOMBSTONE_S if is_mirrored else 1))
+            stored = StoredItem(
+                structs.replace(
+                    item, payload=b"" if payload_parts else item.payload, result=None if result_parts else item.result
+                ),
+                self.table.order_of(work_id),
+                payload_parts,
+                result_parts,
+            )
+            is_ended = item.state not in _OPEN and item.state is not WorkState.QUARANTINED
+            ttl = self._work_ttl if is_ended else None
+            messages.append(Message(subject, json.encode(stored), revision, over, ttl=ttl))
+            records.append((work_id, len(messages) - 1, (subject, payload_parts, result_parts)))
+        return messages, records
+
+    def pool_messages(self) -> list[Message]:
+        """The messages for resource classes whose service time changed, or that somebody was admitted to."""
+        entered = [
+            Message(
+                f"{self.names.pool(pool)}.entered", b"1", self.entered.get(self.names.pool(pool).rsplit(".", 1)[1], 0)
+            )
+            for pool in sorted(self.table.pools_entered)
+        ]
+        served = [
+            Message(f"{self.names.pool(pool)}.service", json.encode((pool, self.table.service_times[pool])))
+            for pool in sorted(self.table.pools_served)
+        ]
+        return entered + served
+
+    def _add_blob(self, messages: list[Message], item: WorkItem, field: str, value: bytes, inline: int) -> int:
+        if len(value) <= inline:
+            return 0
+        parts = [value[at : at + PART] for at in range(0, len(value), PART)]
+        messages += [Message(self.names.blob(item.id, field, number), part) for number, part in enumerate(parts)]
+        return len(parts)
+
+    def _no_blobs(self, work_id: str, payload_parts: int, result_parts: int) -> list[Message]:
+        fields = [("payload", payload_parts), ("result", result_parts)]
+        return [
+            Message(self.names.blob(work_id, field, number), b"", ttl=1) for field, n in fields for number in range(n)
+        ]
+
+    async def whole(self, item: WorkItem, payload_parts: int, result_parts: int) -> WorkItem:
+        """The item with its payload and result, wherever they are stored."""
+        if payload_parts and not item.payload:
+            item = structs.replace(item, payload=await self._blob(item.id, "payload", payload_parts))
+        if result_parts and item.result is None:
+            item = structs.replace(item, result=(await self._blob(item.id, "result", result_parts)).decode())
+        return item
+
+    async def _blob(self, work_id: str, field: str, parts: int) -> bytes:
+        subjects = [self.names.blob(work_id, field, number) for number in range(parts)]
+        found = [await last_message(self.connection, self.names.state, subject) for subject in subjects]
+        missing = [subject for subject, one in zip(subjects, found, strict=True) if one is None or not one.body]
+        if missing:
+            shown = self.connection.options.shown
+            raise StoreCorruptError(shown, f"{missing[0]} is missing", "requeue or discard the assignment")
+        return b"".join(one.body for one in found if one is not None)
+
+    async def read_work(self, work_id: str) -> tuple[StoredItem | None, int, str]:
+        """The record of an item as the server has it, its revision and subject. A tombstone has a revision too."""
+        message = await last_message(self.connection, self.names.state, self.names.any_work(work_id))
+        if message is None or not message.body:
+            return None, 0 if message is None else message.sequence, ""
+        return json.decode(message.body, type=StoredItem), message.sequence, message.subject
+
+
+_OPEN = (WorkState.PENDING, WorkState.RUNNING)

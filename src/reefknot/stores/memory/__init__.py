@@ -1,0 +1,122 @@
+"""
+`MemoryStore`: a store in this process's memory, for tests, simulation and small tools.
+
+It fulfils the contracts of the durable engines, ends with the process, and belongs to one event loop.
+"""
+
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import TypeVar
+
+from reefknot.clock import SteadyClock
+from reefknot.core.clock import Clock
+from reefknot.core.time import Moment
+from reefknot.idempotency.model import KEY_RETENTION_S
+from reefknot.queue.model.work import Interrupted
+from reefknot.queue.port.work_queue import Held, Settlement
+from reefknot.runtime.seeds import new_id
+from reefknot.stores.memory.store import (
+    Hub,
+    MemoryAuditLog,
+    MemoryContext,
+    MemoryControl,
+    MemoryIdempotencyStore,
+    MemoryTransport,
+    MemoryValues,
+)
+from reefknot.stores.table.queue import TableLeases, TableQuarantine, TableWorkQueue
+from reefknot.stores.table.table import MOST_ENDED, WorkTable
+
+__all__ = ["MemoryStore", "MemoryWorkQueue"]
+
+R = TypeVar("R")
+
+
+class MemoryWorkQueue(TableWorkQueue):
+    """The work of a memory store."""
+
+    def __init__(self, shared: MemoryContext, audit: MemoryAuditLog) -> None:
+        super().__init__(WorkTable(shared.offered, most_ended=MOST_ENDED), shared)
+        self._shared = shared
+        self._audit = audit
+
+    async def change(
+        self, run: Callable[[Moment], R], *, ids: Sequence[str] = (), wake: bool = True, is_soft: bool = False
+    ) -> R:
+        now = self._shared.now()
+        try:
+            answer = run(now)
+        except BaseException:
+            self.table.roll_back()
+            raise
+        self.table.clear_changes()
+        if self.table.events:
+            self._audit.add(self.table.take_events())
+        if wake or self.table.touched:
+            self._shared.changed(*self.table.take_topics())
+        return answer
+
+    async def look(self, read: Callable[[Moment], R]) -> R:
+        return read(self._shared.now())
+
+
+class MemoryLeases(TableLeases):
+    """The leases of all work in a memory store."""
+
+    def __init__(self, work: MemoryWorkQueue, shared: MemoryContext) -> None:
+        super().__init__(work)
+        self._shared = shared
+
+    def extend(self, held: Sequence[Held], *, lease: float) -> None:
+        self._work.table.extend(held, now=self._shared.now(), lease=lease)
+
+    def give_back(self, held: Sequence[Held]) -> None:
+        settled = [Settlement(one.id, one.owner, one.fence, Interrupted()) for one in held]
+        self._work.table.settle(settled, now=self._shared.now())
+        self._work.table.clear_changes()
+
+
+class MemoryStore:
+    """All parts of a store over one shared state."""
+
+    durable = False
+    failure = None
+    expires_by_itself = False
+    reached_for = inf
+
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        chain: str = "memory",
+        retention: float = KEY_RETENTION_S,
+        largest_result: int = 1 << 20,
+        most_keys: int | None = None,
+    ) -> None:
+        context = MemoryContext(clock)
+        self.identity = f"memory:{new_id()}"
+        self.audit = MemoryAuditLog(context, chain)
+        self.idempotency = MemoryIdempotencyStore(
+            context, self.audit, retention=retention, largest_result=largest_result, most_keys=most_keys
+        )
+        self.work = MemoryWorkQueue(context, self.audit)
+        self.quarantine = TableQuarantine(self.work)
+        self.control = MemoryControl(context, self.audit)
+        self.leases = MemoryLeases(self.work, context)
+        self.values = MemoryValues(context, self.audit)
+        self.clock = SteadyClock(clock)
+        self._hub = Hub()
+        self._context = context
+
+    def moment(self) -> Moment:
+        return self._context.now()
+
+    async def newest_record_at(self) -> int | None:
+        found = [self.audit.newest_at, self.work.table.newest_at, self.idempotency.newest_at]
+        return max((at for at in found if at is not None), default=None)
+
+    def transport(self, *, keeps_shared: bool = False) -> MemoryTransport:
+        return MemoryTransport(self._hub)
+
+    async def close(self) -> None:
+        self._context.close()

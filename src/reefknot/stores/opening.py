@@ -1,0 +1,215 @@
+"""
+Stores by their address, open for as long as a block lasts.
+
+In a virtual loop everything runs in that loop's time and thread, and nothing is removed by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import EllipsisType
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from reefknot.audit.retention import Retention, RetentionNote, retention_given
+from reefknot.core import checks
+from reefknot.errors import ConfigurationError, ParameterError
+from reefknot.idempotency.decorator import in_scope
+from reefknot.idempotency.model import KEY_RETENTION_S
+from reefknot.runtime.clocks import clock_of_this_loop, in_virtual_loop
+from reefknot.runtime.database_urls import NATS_PREFIXES, SQLITE_PREFIX, nats_address, sqlite_path
+from reefknot.runtime.event_loops import require_asyncio
+from reefknot.stores.retention import RetentionJob
+
+if TYPE_CHECKING:
+    from reefknot.core.clock import Clock
+    from reefknot.policy.settings import Settings
+    from reefknot.stores.port.store import Store
+
+DEFAULT_STORE = ".reefknot/state.db"
+ACCEPTED_URLS = "memory:, sqlite:PATH, or nats://HOST:PORT"
+
+# ---- stores and logs -------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def open_store(
+    url: str,
+    *,
+    clock: Clock | None = None,
+    retention: checks.Seconds = KEY_RETENTION_S,
+    largest_result: int = 1 << 20,
+    most_keys: int | None = None,
+    audit_retention: checks.Seconds | EllipsisType | None = ...,
+    work_retention: checks.Seconds | EllipsisType | None = ...,
+    tidy: bool = True,
+    read_only: bool = False,
+    migrate: bool = True,
+    nats: Mapping[str, Any] | None = None,
+) -> AsyncIterator[Store]:
+    """
+    A store, for as long as the block lasts: `.idempotency`, `.audit`, `.work`, `.quarantine`, `.control`.
+
+    `retention` is how many seconds an ended key is remembered, `largest_result` how many bytes a recorded result may
+    have, `most_keys` how many keys there may be. For the code inside it is the store in scope: a function under
+    `@idempotent` finds it by itself.
+
+    Records past their retention are removed in the background, every ten minutes: keys, events after `audit_retention`
+    (default: 90 days), ended work after `work_retention` (default: 7 days). None is for ever. A retention that was
+    given is noted beside the file. A block that lasts less than a minute removes nothing, nor does one with
+    `tidy=False`, or in a virtual loop.
+
+    `read_only` opens a store that may not be written, such as a file on a read-only disk: reads work, writes are
+    refused. On NATS events that dead processes left stay where they are, and are not read.
+
+    A file of an older version is migrated, after a copy of it to `NAME.vN.bak`: a program of that version cannot open
+    it any more. With `migrate=False` it is read as it is, or `StoreVersionError` says what to do.
+
+    `nats` are settings of a store on NATS, with secrets as values: `guarantee`, `replicas`, `user`, `password`,
+    `token`, `credentials`, `tls_ca`, `tls_certificate`, `tls_key`, `patience`.
+    """
+    require_asyncio("open_store")
+    checks.text("url", url, ACCEPTED_URLS)
+    kept = checks.seconds("retention", retention)
+    checks.whole_number("largest_result", largest_result)
+    if most_keys is not None:
+        checks.whole_number("most_keys", most_keys)
+    given = retention_given(audit_retention, work_retention)
+    now = clock or clock_of_this_loop()
+    limits: dict[str, Any] = {"retention": kept, "largest_result": largest_result, "most_keys": most_keys}
+    if url.startswith(NATS_PREFIXES):
+        limits |= {"work_retention": (given or Retention()).work, "settings": nats or {}}
+    store = await _opened(url, now, limits, read_only=read_only, migrate=migrate)
+    removes = tidy and not read_only and not in_virtual_loop() and not getattr(store, "read_only", False)
+    job = _retention_job(store, store.clock, given) if removes else None
+    try:
+        if job is not None:
+            job.start()
+        with in_scope(store, asyncio.get_running_loop()):
+            yield store
+    finally:
+        if job is not None:
+            await job.close()
+        await store.close()
+
+
+def _retention_job(store: Store, clock: Clock, given: Retention | None) -> RetentionJob:
+    if store.identity.startswith(SQLITE_PREFIX):
+        from reefknot.stores.sqlite import SqliteStore
+
+        assert isinstance(store, SqliteStore), store
+        note = RetentionNote(store.path)
+        return RetentionJob(store, clock, given=given, note=note, may_run=store.acquire_retention_lock)
+    return RetentionJob(store, clock, given=given)
+
+
+class StoreOptions(TypedDict):
+    """Settings of a store in a configuration, as keywords of `open_store`."""
+
+    retention: float
+    largest_result: int
+    most_keys: int | None
+    audit_retention: float | None
+    work_retention: float | None
+    nats: dict[str, Any]
+
+
+def options_of(settings: Settings) -> StoreOptions:
+    """The settings of the sections `idempotency`, `audit` and `nats`, and the worker's retention."""
+    configuration = settings.configuration
+    keys = configuration.idempotency
+    return {
+        "nats": _nats_options(settings),
+        "retention": keys.retention_seconds,
+        "largest_result": keys.largest_result_bytes,
+        "most_keys": keys.max_keys,
+        "audit_retention": configuration.audit.retention_seconds,
+        "work_retention": configuration.worker.retention_seconds,
+    }
+
+
+def _nats_options(settings: Settings) -> dict[str, Any]:
+    """The section `nats` with the secrets it names, paths beneath the configuration's folder."""
+    import os
+
+    from reefknot.policy.reading.session import Problem
+    from reefknot.policy.secrets import NATS_SECRETS, resolve_at
+
+    section, folder = settings.configuration.nats, settings.folder
+    found: dict[str, Any] = {
+        "guarantee": section.guarantee,
+        "replicas": section.replicas,
+        "user": section.user,
+        "patience": section.patience_seconds,
+        "max_shared_assignments": section.max_shared_assignments,
+        "max_bytes": section.max_bytes,
+        "subject_prefix": section.subject_prefix,
+    }
+    for name in ("credentials", "tls_ca", "tls_certificate", "tls_key"):
+        path = getattr(section, name)
+        found[name] = None if path is None else str(folder / path)
+    for name in NATS_SECRETS:
+        outcome = resolve_at(settings.tree, ("nats", name), environ=os.environ, folder=folder)
+        if isinstance(outcome, Problem):
+            raise ConfigurationError([str(outcome)])
+        found[name] = None if outcome is None else outcome.reveal()
+    return found
+
+
+def store_url(settings: Settings | None, engine: str | None = None) -> str:
+    """The address of a process's store: `engine`, else the configured one, else the default. Its path is absolute."""
+    if engine is None and settings is not None:
+        return located(settings.configuration.engine, settings.folder)
+    return located(engine, Path.cwd())
+
+
+def located(url: str | None, folder: Path) -> str:
+    """The address of a store with its path beneath `folder`; None stands for the default one."""
+    url = f"sqlite:{DEFAULT_STORE}" if url is None else url
+    path = file_of(url)
+    return url if path is None else f"sqlite:{folder / path}"
+
+
+def file_of(url: str) -> str | None:
+    """The file of a SQLite store, None for a store in memory or on NATS; every other URL is refused."""
+    if url in ("memory", "memory:"):
+        return None
+    why = ""
+    if url.startswith(SQLITE_PREFIX):
+        try:
+            return sqlite_path(url)
+        except ValueError as error:
+            why = f"; {error}"
+    elif url.startswith(NATS_PREFIXES):
+        try:
+            nats_address(url)
+        except ValueError as error:
+            why = f"; {error}"
+        else:
+            return None
+    from reefknot.core.redaction import redact
+
+    raise ParameterError("url", redact(url), ACCEPTED_URLS + why)
+
+
+async def _opened(url: str, clock: Clock, limits: dict[str, Any], *, read_only: bool, migrate: bool) -> Store:
+    path = file_of(url)
+    if url.startswith(NATS_PREFIXES):
+        from reefknot.stores.jetstream import JetStreamStore, options_from_url
+
+        options = options_from_url(url, **limits.pop("settings"), read_only=read_only)
+        return await JetStreamStore(options, clock, **limits, has_server_time=not in_virtual_loop()).start()
+    if path is None:
+        from reefknot.stores.memory import MemoryStore
+
+        if read_only:
+            raise ParameterError("read_only", read_only, "False for a store in memory: it has nothing to read")
+        return MemoryStore(clock, **limits)
+    from reefknot.stores.sqlite import SqliteStore
+    from reefknot.stores.sqlite.connection import is_older
+
+    if not migrate and not read_only:
+        read_only = is_older(path) if in_virtual_loop() else await asyncio.to_thread(is_older, path)
+    return await SqliteStore(path, clock, **limits, inline=in_virtual_loop(), read_only=read_only).start()

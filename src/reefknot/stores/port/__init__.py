@@ -1,0 +1,1 @@
+"""Contracts of a store and of its named values."""

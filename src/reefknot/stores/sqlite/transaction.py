@@ -1,0 +1,222 @@
+"""
+Write transactions: `Transaction` is shared by all requests of a batch; `BulkStatement` and `WriteCache` make it cheap.
+
+A transaction reads counters once and writes them once; events gather in it and are chained at the end, in order.
+A bulk statement writes many rows with few statements: every statement gives up the interpreter's lock and has to get it
+back, which takes long beside a busy loop. A write cache keeps what this process wrote last, so that it need not be read
+back: a key that was just claimed is about to be finished, an item that was just claimed about to be settled. As long as
+`PRAGMA data_version` says that no other connection has written, a cached record is the record in the file.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from operator import attrgetter
+from typing import Any, Generic, TypeVar, TypeVarTuple
+
+import apsw
+from msgspec import Struct, structs
+
+from reefknot.audit.model.chain import Head, link
+from reefknot.audit.port import AuditEntry
+from reefknot.core.time import Moment
+from reefknot.idempotency.model import KeyRecord
+from reefknot.queue.model.work import WorkItem
+
+R = TypeVar("R")
+Ts = TypeVarTuple("Ts")
+
+StoredKey = tuple[int, KeyRecord]
+"""The number of a key's row, and the record in it."""
+
+LARGEST = 10_000
+"""Records a cache may hold; a larger one is emptied."""
+
+
+class WriteCache(Generic[R]):
+    """
+    Records this process wrote last, by name. Dropping one is always safe: it is read from the file then.
+
+    What a transaction notes counts within it at once, and beyond it only after its commit.
+    """
+
+    __slots__ = ("_kept", "_noted")
+
+    def __init__(self) -> None:
+        self._kept: dict[str, R] = {}
+        self._noted: dict[str, R | None] = {}
+
+    def get(self, name: str) -> R | None:
+        """The record as of this transaction, None when it has to be read."""
+        noted = self._noted
+        return noted[name] if noted and name in noted else self._kept.get(name)
+
+    def note(self, name: str, record: R) -> None:
+        self._noted[name] = record
+
+    def drop(self, name: str) -> None:
+        self._noted[name] = None
+
+    def clear(self) -> None:
+        """Forget everything: another connection has written, or the outcome of a write is not known."""
+        self._kept.clear()
+        self._noted.clear()
+
+    def committed(self) -> None:
+        """Keep what was noted: it is in the file now."""
+        for name, record in self._noted.items():
+            if record is None:
+                self._kept.pop(name, None)
+            else:
+                self._kept[name] = record
+        self._noted.clear()
+        if len(self._kept) > LARGEST:
+            self._kept.clear()
+
+
+class RecordCaches:
+    """The caches of one writer's connection: idempotency keys and work items."""
+
+    __slots__ = ("_version", "items", "keys", "last_tenant")
+
+    def __init__(self) -> None:
+        self._version: object = None
+        self.last_tenant = ""
+        """The tenant whose work was claimed last: the next turn is that of the one behind it."""
+        self.keys: WriteCache[StoredKey] = WriteCache()
+        self.items: WriteCache[WorkItem] = WriteCache()
+
+    def check(self, connection: apsw.Connection) -> None:
+        """Forget everything if another connection has written. Called inside a transaction, where none can."""
+        version = connection.execute("PRAGMA data_version").get
+        if version != self._version:
+            self.clear()
+            self._version = version
+
+    def clear(self) -> None:
+        self.keys.clear()
+        self.items.clear()
+
+    def committed(self) -> None:
+        self.keys.committed()
+        self.items.committed()
+
+
+SIZES = (32, 8, 1)
+"""Rows per statement. Larger statements are slower again; few sizes, because SQLite prepares each once."""
+
+
+class BulkStatement:
+    """
+    A statement for any number of rows. `template` has one `{}`, for the rows' values.
+
+    An insert has to say `OR ROLLBACK`: SQLite then never rolls back to the middle of the transaction, and keeps no copy
+    of every page it touches. The writer gives up the whole transaction on an error in any case.
+    """
+
+    __slots__ = ("texts",)
+
+    def __init__(self, template: str, *, width: int) -> None:
+        row = f"({', '.join('?' * width)})"
+        self.texts = [(size, template.format(", ".join([row] * size))) for size in SIZES]
+
+    def run(self, connection: apsw.Connection, rows: Sequence[Sequence[Any]]) -> None:
+        at, number = 0, len(rows)
+        for size, text in self.texts:
+            while number - at >= size:
+                connection.execute(text, tuple(chain.from_iterable(rows[at : at + size])))
+                at += size
+
+
+_SAVE_COUNTERS = "UPDATE counter SET fence = ?, keys = ?, command = ?, transactions = transactions + ?, steady = ?"
+_COUNT_NEWS = "UPDATE counter SET transactions = transactions + 1, steady = ?"
+
+
+class StoreCounters(Struct):
+    """Last fence, number of idempotency keys, last command sequence: counted by all processes together."""
+
+    fence: int
+    keys: int
+    command: int
+
+
+_INSERT_EVENT = "INSERT INTO audit VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+_indexed = attrgetter("at", "event_type", "correlation_id", "trace_id", "work_id")
+EVENTS_PER_BLOCK = 1024
+"""Events that share a row of `audit_block`, which has the times of the latest and the earliest of them."""
+_EXTEND_BLOCK = (
+    "INSERT INTO audit_block VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET "
+    "latest_at = max(latest_at, excluded.latest_at), earliest_at = min(earliest_at, excluded.earliest_at)"
+)
+
+
+class Transaction:
+    """An open write transaction. `touched` collects the topics it changes; whoever waits for one is woken."""
+
+    __slots__ = ("_counters", "_events", "_saved", "cache", "connection", "now", "touched")
+
+    def __init__(self, connection: apsw.Connection, now: Moment, cache: RecordCaches) -> None:
+        self.connection = connection
+        self.now = now
+        self.cache = cache
+        self.touched: set[str] = set()
+        self._events: list[AuditEntry] = []
+        self._counters: StoreCounters | None = None
+        self._saved: tuple[int, ...] = ()
+
+    def add_events(self, events: Iterable[AuditEntry]) -> None:
+        """Append these events to the audit log with this transaction."""
+        self._events += events
+
+    @property
+    def counters(self) -> StoreCounters:
+        """The counters, read at first use, written by `flush` if they have changed."""
+        if self._counters is None:
+            row: Any = self.connection.execute("SELECT fence, keys, command FROM counter").fetchone()
+            self._saved = row
+            self._counters = StoreCounters(*row)
+        return self._counters
+
+    def flush(self) -> None:
+        """
+        Write counters and events, right before the commit.
+
+        A transaction that touched no topic is not counted: no waiter of another process need look at it.
+        """
+        is_news = bool(self.touched or self._events)
+        counters = () if self._counters is None else structs.astuple(self._counters)
+        if counters != self._saved:
+            self.connection.execute(_SAVE_COUNTERS, (*counters, is_news, self.now.steady))
+        elif is_news:
+            self.connection.execute(_COUNT_NEWS, (self.now.steady,))
+        if self._events:
+            self.flush_events()
+
+    def flush_events(self) -> Head:
+        """Write the events added so far. Returns the head of the chain."""
+        row: Any = self.connection.execute("SELECT chain, sequence, hash FROM audit_head").fetchone()
+        head = Head(*row)
+        if not self._events:
+            return head
+        rows = []
+        blocks: dict[int, tuple[int, int]] = {}
+        for entry in self._events:
+            head, hashed = link(head, entry.body)
+            rows.append((head.sequence, hashed, *_indexed(entry), entry.body.decode()))
+            block = head.sequence // EVENTS_PER_BLOCK
+            latest, earliest = blocks.get(block, (entry.at, entry.at))
+            blocks[block] = max(entry.at, latest), min(entry.at, earliest)
+        self.connection.executemany(_INSERT_EVENT, rows)
+        self.connection.executemany(_EXTEND_BLOCK, [(block, *times) for block, times in blocks.items()])
+        self.connection.execute("UPDATE audit_head SET sequence = ?, hash = ?", (head.sequence, head.hash))
+        self._events.clear()
+        self.touched.add("audit")
+        return head
+
+
+def each(handle: Callable[[Transaction, *Ts], R]) -> Callable[[Transaction, list[tuple[*Ts]]], list[R]]:
+    """A handler for the writer that answers the requests of a batch one by one; a request is a tuple of arguments."""
+
+    def handle_batch(transaction: Transaction, batch: list[tuple[*Ts]]) -> list[R]:
+        return [handle(transaction, *request) for request in batch]
+
+    return handle_batch

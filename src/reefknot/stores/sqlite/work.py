@@ -1,0 +1,495 @@
+"""
+The work queue of a SQLite store: one row for each piece of work.
+
+A claim is one `UPDATE … RETURNING`. What is due later is kept out of the index that claims read, and enters it when its
+time comes: a long line of waiting retries costs a claim nothing. Whoever waits is woken by the commit that concerns it,
+in this process by topic, from other processes by any change of the file.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
+from functools import partial
+from math import inf
+from typing import Any
+
+import apsw
+from msgspec import json
+
+from reefknot.audit.port import AuditEntry
+from reefknot.core.time import Moment, milliseconds
+from reefknot.queue.model import work as core
+from reefknot.queue.model.admission import Accept, Reject
+from reefknot.queue.model.submission import (
+    Displace,
+    SubmissionRules,
+)
+from reefknot.queue.model.work import WorkItem, WorkState
+from reefknot.queue.port.work_queue import (
+    EVERYTHING,
+    CrashEvents,
+    Enqueued,
+    Held,
+    Settlement,
+    WorkFilter,
+    WorkPage,
+    WorkSnapshot,
+    events_to_keep,
+    refuse_classes_with_gone,
+)
+from reefknot.runtime.changes import until
+from reefknot.runtime.sqlite_files import close_connection, immediate
+from reefknot.runtime.tasks import Services
+from reefknot.stores.sqlite import admission
+from reefknot.stores.sqlite import upkeep as retention
+from reefknot.stores.sqlite import work_rows as rows
+from reefknot.stores.sqlite.connection import query
+from reefknot.stores.sqlite.reads import StoreContext
+from reefknot.stores.sqlite.transaction import Transaction, each
+from reefknot.stores.sqlite.writer import write_apart
+from reefknot.stores.table.items import LOOK_S
+
+LEASES_TOPIC = "leases ended"
+_OWNERS = (
+    "SELECT owner FROM work INDEXED BY work_leased WHERE state = 'running' "
+    "GROUP BY owner HAVING max(lease_until - lease_ms) <= ? ORDER BY owner"
+)
+_END = (
+    "UPDATE work INDEXED BY work_leased SET lease_until = 0 "
+    "WHERE state = 'running' AND owner IN (SELECT value FROM json_each(?))"
+)
+
+
+class SqliteLeases:
+    """The leases of all work in a SQLite store."""
+
+    def __init__(self, context: StoreContext, connect: Callable[[], apsw.Connection]) -> None:
+        self._context = context
+        self._connect = connect
+
+    async def owners(self, *, silent_for: float = 0.0) -> list[str]:
+        latest = self._context.now().steady - milliseconds(silent_for)
+        return await self._context.read(lambda connection: rows.column(connection, _OWNERS, latest))
+
+    async def end(self, owners: Collection[str]) -> int:
+        return await self._context.write(_end, (rows.listed(sorted(owners)),)) if owners else 0
+
+    def extend(self, held: Sequence[Held], *, lease: float) -> None:
+        lease_ms = milliseconds(lease)
+        connection = self._connect()  # of this thread, as another process would: the writer answers to a loop
+        try:
+            with immediate(connection):
+                until_ms = self._context.now().steady + lease_ms
+                values = [(until_ms, lease_ms, one.id, one.owner, one.fence) for one in held]
+                connection.executemany(_RENEW, values)
+        finally:
+            close_connection(connection)
+
+    def give_back(self, held: Sequence[Held]) -> None:
+        back: Sequence[Settlement] = [Settlement(one.id, one.owner, one.fence, core.Interrupted()) for one in held]
+        write_apart(self._connect, self._context.now, _settle_batch, [back])
+
+
+@each
+def _end(transaction: Transaction, owners: str) -> int:
+    transaction.connection.execute(_END, (owners,))
+    ended = transaction.connection.changes()
+    transaction.cache.clear()  # what is remembered of these items has the old lease in it
+    transaction.touched.add(LEASES_TOPIC)
+    return ended
+
+
+_RECALL_READY = (
+    "UPDATE work SET resource_class = 'router', admission = iif(admission = '', '{}', admission), updated_at = ? "
+    "WHERE state = 'pending' AND ready = 1 AND resource_class = ?"
+)
+_RECALL_LATER = _RECALL_READY.replace("ready = 1", "ready = 0")
+_CLAIM = (
+    "UPDATE work SET state = 'running', owner = ?, fence = fence + 1, lease_until = ?, lease_ms = ?, updated_at = ? "  # noqa: S608
+    f"WHERE seq IN (SELECT value FROM json_each(?)) RETURNING seq, {rows.FULL}"
+)
+REFUSING_S = 1.0
+"""How long after a refusal the next arrival is first judged by a read, which costs the writer nothing."""
+_RENEW = "UPDATE work SET lease_until = ?, lease_ms = ? WHERE id = ? AND owner = ? AND fence = ? AND state = 'running'"
+_TRANSFER = "UPDATE work SET resource_class = ?, pool = ?, updated_at = ? WHERE id = ? AND state = 'pending'"
+_PROMOTE = (
+    "UPDATE work INDEXED BY work_later SET ready = 1 "
+    "WHERE state = 'pending' AND ready = 0 AND resource_class = ? AND due_at <= ?"
+)
+_SOONEST = (
+    "SELECT min(at) FROM (SELECT min(lease_until) - ?1 AS at FROM work INDEXED BY work_leased "
+    "WHERE state = 'running' AND (NOT ?4 OR resource_class IN (SELECT value FROM json_each(?3))) "
+    "UNION ALL SELECT (SELECT min(due_at) - ?2 FROM work WHERE state = 'pending' AND ready = 0 "
+    "AND resource_class = class.value) FROM json_each(?3) AS class "
+    "UNION ALL SELECT 0 FROM json_each(?3) AS class WHERE EXISTS "
+    "(SELECT 1 FROM work WHERE state = 'pending' AND ready = 1 AND resource_class = class.value))"
+)
+
+
+class SqliteWorkQueue:
+    """The work of a SQLite store."""
+
+    def __init__(self, context: StoreContext) -> None:
+        self._context = context
+        self._awaited: dict[str, set[asyncio.Future[WorkItem]]] = {}
+        """By id: those here who wait for the end of an item."""
+        self._services = Services("store")
+        self._changes = ExitStack()
+        self._refusing_until = 0.0
+
+    async def enqueue(
+        self,
+        items: Sequence[WorkItem],
+        *,
+        rules: SubmissionRules | None = None,
+        events: Sequence[AuditEntry] = (),
+        accept_events: CrashEvents | None = None,
+        owner: str = "",
+        lease: float = 60.0,
+        drop_events: CrashEvents | None = None,
+    ) -> list[Enqueued | Reject]:
+        loop = asyncio.get_running_loop()
+        if rules is not None and loop.time() < self._refusing_until:
+            answers = await self._context.read(
+                partial(admission.verdicts, items=items, rules=rules, wall=self._context.now().wall)
+            )
+            if Enqueued.ACCEPTED not in answers:
+                return answers
+        wanted = (items, rules, (events, accept_events, drop_events), owner, milliseconds(lease))
+        answers = await self._context.write(_enqueue_batch, wanted)
+        if any(isinstance(answer, Reject) for answer in answers):
+            self._refusing_until = loop.time() + REFUSING_S
+        return answers
+
+    async def assign(
+        self,
+        items: Sequence[WorkItem],
+        *,
+        start: Collection[str] = (),
+        owner: str = "",
+        lease: float = 60.0,
+        events: Sequence[AuditEntry] = (),
+    ) -> list[WorkItem | None]:
+        return await self._context.write(_assign_batch, (items, start, owner, milliseconds(lease), events))
+
+    async def claim(
+        self,
+        n: int,
+        *,
+        owner: str,
+        classes: Sequence[str] = (),
+        lease: float = 60.0,
+        newest_first: bool = False,
+        only: Collection[str] | None = None,
+        isolate: bool = False,
+        crash_limit: int = core.CRASH_LIMIT,
+        crash_events: CrashEvents | None = None,
+    ) -> list[WorkItem]:
+        order = admission.ClaimOrder(tuple(classes), n, newest_first, None if only is None else tuple(only), isolate)
+        wanted = (owner, order, milliseconds(lease), crash_limit, crash_events)
+        return await self._context.write(_claim, wanted)
+
+    async def renew(self, held: Sequence[Held], *, lease: float = 60.0) -> list[bool]:
+        return await self._context.write(_renew, (held, milliseconds(lease)))
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
+        return await self._context.write(_settle_batch, settlements)
+
+    async def cancel(self, work_id: str, *, reason: str = "", who: str = "", events: Sequence[AuditEntry] = ()) -> bool:
+        return await self._context.write(_cancel_batch, (work_id, reason, who, events))
+
+    async def retry(
+        self, ids: Sequence[str], *, who: str, why: str = "", events: Sequence[AuditEntry] = ()
+    ) -> list[str]:
+        return await self._context.write(_retry, (tuple(ids), who, why, events))
+
+    async def transfer(self, work_id: str, resource_class: str, *, due_at: int | None = None) -> bool:
+        return await self._context.write(_transfer, (work_id, resource_class, due_at))
+
+    async def open_classes(self) -> list[str]:
+        return await self._context.read(partial(rows.classes_with, states=("pending", "running")))
+
+    async def recall(self, classes: Sequence[str], *, crash_events: CrashEvents | None = None) -> int:
+        return await self._context.write(_recall, (tuple(classes), crash_events))
+
+    async def get(self, work_id: str) -> WorkItem | None:
+        return await self._context.read(lambda connection: rows.one(connection, work_id))
+
+    async def find(
+        self,
+        *,
+        state: WorkState | None = None,
+        kind: str | None = None,
+        classes: Collection[str] = (),
+        after: str = "",
+        limit: int = 100,
+        since: int = 0,
+        oldest_first: bool = False,
+        gone: Collection[str] | None = None,
+    ) -> list[WorkItem]:
+        refuse_classes_with_gone(classes, gone)
+        lost = None if gone is None else rows.LostClaims(rows.listed(gone), self._context.now().steady)
+        wanted = rows.Wanted(state, kind, tuple(classes), after, limit, since, oldest_first, lost)
+        return await self._context.read(partial(rows.page, wanted=wanted))
+
+    async def search(
+        self, which: WorkFilter = EVERYTHING, *, after: str = "", limit: int = 100, oldest_first: bool = False
+    ) -> WorkPage:
+        lost = None if which.gone is None else rows.LostClaims(rows.listed(which.gone), self._context.now().steady)
+        wanted = rows.Wanted(which.state, which.kind, (), after, limit, which.since, oldest_first, lost, which)
+        return await self._context.read(partial(rows.searched, wanted=wanted))
+
+    async def snapshot(self, gone: Collection[str] = ()) -> WorkSnapshot:
+        now = self._context.now()
+        lost = rows.LostClaims(rows.listed(gone), now.steady)
+        return await self._context.read(partial(rows.snapshot, lost=lost, wall=now.wall))
+
+    async def purge(self, before: int) -> int:
+        return await retention.purge_work(self._context, before)
+
+    async def wait(self, timeout: float, *, classes: Sequence[str] = ()) -> bool:
+        topics = (LEASES_TOPIC, *(rows.CLASS_TOPIC + name for name in classes)) if classes else ("",)
+
+        async def soonest() -> float:
+            return await self._context.read(partial(_soonest, now=self._context.now(), classes=classes))
+
+        return await self._context.watch(soonest, *topics, pause=float, timeout=timeout) <= 0
+
+    async def ended(self, work_id: str, timeout: float) -> WorkItem | None:
+        future: asyncio.Future[WorkItem] = asyncio.get_running_loop().create_future()
+        self._awaited.setdefault(work_id, set()).add(future)
+        if not self._services.names:
+            change = self._changes.enter_context(self._context.listening(rows.ENDED_TOPIC))  # before the first look
+            self._services.keep("look for ended work", partial(self._watch, change))
+        try:
+            item = await self.get(work_id)
+            if item is not None and core.is_over(item):
+                return item
+            await asyncio.wait([future], timeout=max(0.0, timeout))
+            return future.result() if future.done() else None
+        finally:
+            waiting = self._awaited.get(work_id)
+            if waiting is not None:
+                waiting.discard(future)
+                if not waiting:
+                    del self._awaited[work_id]
+
+    async def _watch(self, change: asyncio.Future[None]) -> None:
+        """
+        Resolve the waiters of `ended`.
+
+        One read for each change, and one every second without any, however many items are awaited. A failed read fails
+        every waiter.
+        """
+        try:
+            while self._awaited:
+                await until(change, LOOK_S)
+                self._changes.close()
+                change = self._changes.enter_context(self._context.listening(rows.ENDED_TOPIC))
+                for item in await self._context.read(partial(rows.over, ids=list(self._awaited))):
+                    for future in self._awaited.pop(item.id, ()):
+                        if not future.done():
+                            future.set_result(item)
+        except Exception as error:
+            waiting, self._awaited = self._awaited, {}
+            for future in (one for futures in waiting.values() for one in futures if not one.done()):
+                future.set_exception(error)
+        finally:
+            self._changes.close()
+
+
+def _enqueue_batch(transaction: Transaction, wanted: list[Any]) -> list[list[Enqueued | Reject]]:
+    known = rows.known(transaction.connection, [item.id for items, *_ in wanted for item in items])
+    arrivals = admission.BatchAdmission(transaction.connection, transaction.now.wall)
+    new: list[WorkItem] = []
+    answers: list[list[Enqueued | Reject]] = []
+    for items, rules, (events, accept_events, drop_events), owner, lease_ms in wanted:
+        answer: list[Enqueued | Reject] = []
+        for item in items:
+            if item.id in known:
+                answer.append(Enqueued.DUPLICATE)
+                continue
+            accepted = core.accepted(item, transaction.now, is_claimed=bool(owner))
+            verdict = Accept() if rules is None else arrivals.admit(accepted, rules)
+            if isinstance(verdict, Reject):
+                answer.append(verdict)
+                continue
+            if isinstance(verdict, Displace):
+                rows.insert(transaction, new)
+                new.clear()
+                admission.displace(transaction, accepted.pool, verdict, drop_events)
+            known.add(item.id)
+            answer.append(Enqueued.ACCEPTED)
+            new.append(_started(transaction, accepted, owner, lease_ms) if owner else accepted)
+            transaction.add_events(accept_events(accepted) if accept_events else ())
+        if Enqueued.ACCEPTED in answer:
+            transaction.add_events(events_to_keep(items, answer, events))
+        answers.append(answer)
+    rows.insert(transaction, new)
+    return answers
+
+
+def _started(transaction: Transaction, item: WorkItem, owner: str, lease_ms: int) -> WorkItem:
+    """The item as its owner's, as if it had been claimed. The write cache knows it, so settling need not read it."""
+    held = core.started(item, owner=owner, fence=item.fence + 1, lease_ms=lease_ms, now=transaction.now)
+    transaction.cache.items.note(held.id, held)
+    return held
+
+
+def _assign_batch(transaction: Transaction, wanted: list[Any]) -> list[list[WorkItem | None]]:
+    known = rows.cached_or_loaded(transaction, [item.id for items, *_ in wanted for item in items])
+    new: list[WorkItem] = []
+    moved: list[WorkItem] = []
+    started: list[WorkItem] = []
+    answers: list[list[WorkItem | None]] = []
+    for items, start, owner, lease_ms, events in wanted:
+        kept: list[WorkItem | None] = []
+        for item in items:
+            before = known.get(item.id)
+            after = core.accepted_for_worker(before, item, transaction.now)
+            if after is not None and item.id in start and not core.is_suspect(after):
+                now = transaction.now
+                after = core.started(after, owner=owner, fence=after.fence + 1, lease_ms=lease_ms, now=now)
+                started.append(after)
+            if after is not None:
+                known[item.id] = after
+                (new if before is None else moved).append(after)
+            kept.append(after)
+        answer = [Enqueued.DUPLICATE if one is None else Enqueued.ACCEPTED for one in kept]
+        if Enqueued.ACCEPTED in answer:
+            transaction.add_events(events_to_keep(items, answer, events))
+        answers.append(kept)
+    rows.insert(transaction, new)
+    rows.update(transaction, moved)
+    for item in started:  # settling need not read them
+        transaction.cache.items.note(item.id, item)
+    return answers
+
+
+@each
+def _claim(
+    transaction: Transaction,
+    owner: str,
+    order: admission.ClaimOrder,
+    lease_ms: int,
+    crash_limit: int,
+    crash_events: CrashEvents | None,
+) -> list[WorkItem]:
+    connection, now = transaction.connection, transaction.now
+    _reap(transaction, order.classes, crash_limit, crash_events)
+    classes = order.classes or rows.classes_with(connection, ("pending",))
+    for name in classes:
+        connection.execute(_PROMOTE, (name, now.wall))
+    if not classes or order.n <= 0:
+        return []
+    chosen = admission.next_rows(transaction, classes, order)
+    values = (owner, now.steady + lease_ms, lease_ms, now.wall, json.encode(chosen).decode())
+    taken = query(connection, _CLAIM, *values).fetchall() if chosen else []
+    places = {seq: at for at, seq in enumerate(chosen)}
+    taken.sort(key=lambda row: places[row[0]])
+    items = [rows.item_of(row[1:]) for row in taken]
+    for item in items:
+        transaction.cache.items.note(item.id, item)
+    return items
+
+
+def _reap(transaction: Transaction, classes: Sequence[str], crash_limit: int, crash_events: CrashEvents | None) -> None:
+    crashed = rows.expired(transaction.connection, transaction.now.steady, classes)
+    back = [core.lease_ran_out(item, transaction.now, crash_limit=crash_limit) for item in crashed]
+    rows.update(transaction, back)
+    for item in back:
+        transaction.add_events(crash_events(item) if crash_events else ())
+
+
+@each
+def _recall(transaction: Transaction, classes: Sequence[str], crash_events: CrashEvents | None) -> int:
+    _reap(transaction, classes, core.CRASH_LIMIT, crash_events)
+    number = 0
+    for name in classes:
+        for statement in (_RECALL_READY, _RECALL_LATER):
+            transaction.connection.execute(statement, (transaction.now.wall, name))
+            number += transaction.connection.changes()
+    transaction.cache.clear()  # cached items may be among them
+    transaction.touched.add(rows.CLASS_TOPIC + core.ROUTER)
+    return number
+
+
+@each
+def _renew(transaction: Transaction, held: Sequence[Held], lease_ms: int) -> list[bool]:
+    lease_until = transaction.now.steady + lease_ms
+    answer = []
+    for one in held:
+        transaction.connection.execute(_RENEW, (lease_until, lease_ms, one.id, one.owner, one.fence))
+        transaction.cache.items.drop(one.id)
+        answer.append(transaction.connection.changes() == 1)
+    return answer
+
+
+def _settle_batch(transaction: Transaction, wanted: list[Sequence[Settlement]]) -> list[list[bool]]:
+    found = rows.cached_or_loaded(transaction, [one.id for settlements in wanted for one in settlements])
+    changed: dict[str, WorkItem] = {}
+    took: dict[str, list[float]] = {}
+    answers = []
+    for settlements in wanted:
+        answer = []
+        for one in settlements:
+            item = found.get(one.id)
+            ours = item is not None and core.holds(item, owner=one.owner, fence=one.fence)
+            if ours and item is not None:
+                if one.took_ms is not None:
+                    took.setdefault(item.pool, []).append(one.took_ms)
+                found[one.id] = changed[one.id] = core.settle(item, one.settled, transaction.now)
+                transaction.add_events(one.events)
+            answer.append(ours)
+        answers.append(answer)
+    rows.update(transaction, list(changed.values()))
+    admission.fold_service_times(transaction.connection, took)
+    return answers
+
+
+def _cancel_batch(transaction: Transaction, wanted: list[Any]) -> list[bool]:
+    found = rows.cached_or_loaded(transaction, [work_id for work_id, _, _, _ in wanted])
+    changed: list[WorkItem] = []
+    answers = []
+    for work_id, reason, who, events in wanted:
+        item = found.get(work_id)
+        may = item is not None and WorkState.CANCELLED in core.MOVES[item.state]
+        if may and item is not None:
+            found[work_id] = core.cancel(item, transaction.now, reason=reason, who=who)
+            changed.append(found[work_id])
+            transaction.add_events(events)
+        answers.append(may)
+    rows.update(transaction, changed)
+    return answers
+
+
+@each
+def _retry(transaction: Transaction, ids: Sequence[str], who: str, why: str, events: Sequence[AuditEntry]) -> list[str]:
+    found = rows.cached_or_loaded(transaction, list(dict.fromkeys(ids)))
+    ended = [item for item in found.values() if core.can_retry(item)]
+    rows.update(transaction, [core.requeue(item, transaction.now, who=who, why=why) for item in ended])
+    transaction.add_events(events if ended else ())
+    return [item.id for item in ended]
+
+
+@each
+def _transfer(transaction: Transaction, work_id: str, resource_class: str, due_at: int | None) -> bool:
+    if due_at is not None:
+        item = rows.cached_or_loaded(transaction, [work_id]).get(work_id)
+        if item is None or item.state is not WorkState.PENDING:
+            return False
+        rows.update(transaction, [core.transferred(item, resource_class, transaction.now, due_at=due_at)])
+        return True
+    transaction.connection.execute(
+        _TRANSFER, (resource_class, core.pool_of(resource_class), transaction.now.wall, work_id)
+    )
+    transaction.cache.items.drop(work_id)
+    transaction.touched.add(rows.CLASS_TOPIC + resource_class)
+    return transaction.connection.changes() == 1
+
+
+def _soonest(connection: apsw.Connection, now: Moment, classes: Sequence[str]) -> float:
+    """Seconds until something can be claimed, infinite when only a change can bring it."""
+    names = classes or rows.classes_with(connection, ("pending",))
+    found = query(connection, _SOONEST, now.steady, now.wall, rows.listed(names), bool(classes)).get
+    return inf if found is None else found / 1000

@@ -1,0 +1,309 @@
+"""
+The async fronts of a work table: work queue, leases and quarantine, as the ports ask for them.
+
+An engine that holds its work in a table says how a change of it is made whole (`change`), and how it is looked at
+(`look`); everything else is the same for all of them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Sequence
+from typing import TypeVar
+
+from reefknot.audit.port import AuditEntry
+from reefknot.core.time import Moment
+from reefknot.queue.model import work as core
+from reefknot.queue.model.admission import Reject
+from reefknot.queue.model.failure_groups import FailureGroups
+from reefknot.queue.model.submission import SubmissionRules
+from reefknot.queue.model.versions import next_record
+from reefknot.queue.model.work import WorkItem, WorkState
+from reefknot.queue.port.work_queue import (
+    ALL,
+    EVERYTHING,
+    CrashEvents,
+    Enqueued,
+    Held,
+    QuarantineFilter,
+    QuarantineStats,
+    Settlement,
+    WorkFilter,
+    WorkPage,
+    WorkSnapshot,
+)
+from reefknot.runtime.changes import Waiters
+from reefknot.stores.table.items import CLASS_TOPIC, END_TOPIC, LEASES_TOPIC, LOOK_S
+from reefknot.stores.table.table import QuarantineTable, WorkTable
+
+R = TypeVar("R")
+
+
+class TableWorkQueue(ABC):
+    """The work of a store that holds it in a table."""
+
+    def __init__(self, table: WorkTable, waiters: Waiters) -> None:
+        self.table = table
+        self.waiters = waiters
+
+    @abstractmethod
+    async def change(
+        self, run: Callable[[Moment], R], *, ids: Sequence[str] = (), wake: bool = True, is_soft: bool = False
+    ) -> R:
+        """
+        Make a change of the table, whole or not at all, with its events; those who wait for it are woken.
+
+        `ids` are the items it may ask for. With `wake` False those who wait for any change sleep on when no topic was
+        touched: a claim or a renewal brings them nothing. A soft change may be told before it is stored.
+        """
+
+    @abstractmethod
+    async def look(self, read: Callable[[Moment], R]) -> R:
+        """Look at the table as it is stored."""
+
+    async def enqueue(
+        self,
+        items: Sequence[WorkItem],
+        *,
+        rules: SubmissionRules | None = None,
+        events: Sequence[AuditEntry] = (),
+        accept_events: CrashEvents | None = None,
+        owner: str = "",
+        lease: float = 60.0,
+        drop_events: CrashEvents | None = None,
+    ) -> list[Enqueued | Reject]:
+        return await self.change(
+            lambda now: self.table.enqueue(
+                items,
+                now=now,
+                rules=rules,
+                events=events,
+                accept_events=accept_events,
+                owner=owner,
+                lease=lease,
+                drop_events=drop_events,
+            ),
+            ids=[item.id for item in items],
+        )
+
+    async def assign(
+        self,
+        items: Sequence[WorkItem],
+        *,
+        start: Collection[str] = (),
+        owner: str = "",
+        lease: float = 60.0,
+        events: Sequence[AuditEntry] = (),
+    ) -> list[WorkItem | None]:
+        return await self.change(
+            lambda now: self.table.assign(items, now=now, start=start, owner=owner, lease=lease, events=events),
+            ids=[item.id for item in items],
+            is_soft=True,
+        )
+
+    async def claim(
+        self,
+        n: int,
+        *,
+        owner: str,
+        classes: Sequence[str] = (),
+        lease: float = 60.0,
+        newest_first: bool = False,
+        only: Collection[str] | None = None,
+        isolate: bool = False,
+        crash_limit: int = core.CRASH_LIMIT,
+        crash_events: CrashEvents | None = None,
+    ) -> list[WorkItem]:
+        return await self.change(
+            lambda now: self.table.claim(
+                n,
+                now=now,
+                owner=owner,
+                classes=classes,
+                lease=lease,
+                newest_first=newest_first,
+                only=only,
+                isolate=isolate,
+                crash_limit=crash_limit,
+                crash_events=crash_events,
+            ),
+            wake=False,
+            is_soft=True,
+        )
+
+    async def renew(self, held: Sequence[Held], *, lease: float = 60.0) -> list[bool]:
+        return await self.change(lambda now: self.table.renew(held, now=now, lease=lease), wake=False, is_soft=True)
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
+        return await self.change(lambda now: self.table.settle(settlements, now=now))
+
+    async def cancel(self, work_id: str, *, reason: str = "", who: str = "", events: Sequence[AuditEntry] = ()) -> bool:
+        return await self.change(
+            lambda now: self.table.cancel(work_id, now=now, reason=reason, who=who, events=events), ids=[work_id]
+        )
+
+    async def retry(
+        self, ids: Sequence[str], *, who: str, why: str = "", events: Sequence[AuditEntry] = ()
+    ) -> list[str]:
+        return await self.change(lambda now: self.table.retry(ids, now=now, who=who, why=why, events=events), ids=ids)
+
+    async def transfer(self, work_id: str, resource_class: str, *, due_at: int | None = None) -> bool:
+        return await self.change(
+            lambda now: self.table.transfer(work_id, resource_class, now=now, due_at=due_at), ids=[work_id]
+        )
+
+    async def open_classes(self) -> list[str]:
+        return await self.look(lambda _: self.table.open_classes())
+
+    async def recall(self, classes: Sequence[str], *, crash_events: CrashEvents | None = None) -> int:
+        return await self.change(lambda now: self.table.recall(classes, now=now, crash_events=crash_events))
+
+    async def get(self, work_id: str) -> WorkItem | None:
+        return await self.look(lambda _: self.table.get(work_id))
+
+    async def find(
+        self,
+        *,
+        state: WorkState | None = None,
+        kind: str | None = None,
+        classes: Collection[str] = (),
+        after: str = "",
+        limit: int = 100,
+        since: int = 0,
+        oldest_first: bool = False,
+        gone: Collection[str] | None = None,
+        match: WorkFilter = EVERYTHING,
+    ) -> list[WorkItem]:
+        return await self.look(
+            lambda now: self.table.find(
+                now=now,
+                state=state,
+                kind=kind,
+                classes=classes,
+                after=after,
+                limit=limit,
+                since=since,
+                oldest_first=oldest_first,
+                gone=gone,
+                match=match,
+            )
+        )
+
+    async def search(
+        self, which: WorkFilter = EVERYTHING, *, after: str = "", limit: int = 100, oldest_first: bool = False
+    ) -> WorkPage:
+        found = await self.find(
+            state=which.state,
+            after=after,
+            limit=limit,
+            since=which.since,
+            oldest_first=oldest_first,
+            gone=which.gone,
+            match=which,
+        )
+        return WorkPage(found, found[-1].id if len(found) == limit else "")
+
+    async def snapshot(self, gone: Collection[str] = ()) -> WorkSnapshot:
+        return await self.look(lambda now: self.table.snapshot(gone, now=now))
+
+    async def purge(self, before: int) -> int:
+        return await self.change(lambda _: self.table.purge(before), wake=False)
+
+    async def wait(self, timeout: float, *, classes: Sequence[str] = ()) -> bool:
+        async def soonest() -> float:
+            return await self.look(lambda now: self.table.soonest(classes, now))
+
+        topics = (LEASES_TOPIC, *(CLASS_TOPIC + name for name in classes)) if classes else ("",)
+        return await self.waiters.watch(soonest, *topics, pause=float, timeout=timeout) == 0
+
+    async def ended(self, work_id: str, timeout: float) -> WorkItem | None:
+        async def over() -> WorkItem | None:
+            item = await self.get(work_id)
+            return item if item is not None and core.is_over(item) else None
+
+        return await self.waiters.watch(
+            over, END_TOPIC + work_id, pause=lambda item: 0.0 if item else LOOK_S, timeout=timeout
+        )
+
+
+class TableLeases(ABC):
+    """The leases of all work in a store."""
+
+    def __init__(self, work: TableWorkQueue) -> None:
+        self._work = work
+
+    async def owners(self, *, silent_for: float = 0.0) -> list[str]:
+        return await self._work.look(lambda now: self._work.table.owners(now=now, silent_for=silent_for))
+
+    async def end(self, owners: Collection[str]) -> int:
+        return await self._work.change(lambda now: self._work.table.end_leases(owners, now=now), wake=False)
+
+    @abstractmethod
+    def extend(self, held: Sequence[Held], *, lease: float) -> None:
+        """Hold work for longer, from any thread."""
+
+    @abstractmethod
+    def give_back(self, held: Sequence[Held]) -> None:
+        """Give work back, from any thread of a process that ends."""
+
+
+class TableQuarantine:
+    """The quarantine of a store."""
+
+    def __init__(self, work: TableWorkQueue) -> None:
+        self._work = work
+        self._table = QuarantineTable(work.table)
+
+    async def find(self, which: QuarantineFilter = ALL, *, after: str = "", limit: int = 100) -> list[WorkItem]:
+        return await self._work.look(lambda _: self._table.find(which, after=after, limit=limit))
+
+    async def show(self, work_id: str) -> WorkItem | None:
+        return await self._work.look(lambda _: self._table.show(work_id))
+
+    async def requeue(
+        self,
+        which: QuarantineFilter,
+        *,
+        who: str,
+        why: str = "",
+        dry_run: bool = False,
+        events: Sequence[AuditEntry] = (),
+    ) -> list[str]:
+        return await self._work.change(
+            lambda now: self._table.requeue(which, now=now, who=who, why=why, dry_run=dry_run, events=events)
+        )
+
+    async def discard(
+        self,
+        which: QuarantineFilter,
+        *,
+        who: str,
+        reason: str = "",
+        dry_run: bool = False,
+        events: Sequence[AuditEntry] = (),
+    ) -> list[str]:
+        return await self._work.change(
+            lambda now: self._table.discard(which, now=now, who=who, reason=reason, dry_run=dry_run, events=events)
+        )
+
+    async def purge(
+        self, which: QuarantineFilter, *, dry_run: bool = False, events: Sequence[AuditEntry] = ()
+    ) -> list[str]:
+        return await self._work.change(lambda now: self._table.purge(which, now=now, dry_run=dry_run, events=events))
+
+    async def replace(
+        self, work_id: str, payload: bytes, *, who: str, why: str = "", events: Sequence[AuditEntry] = ()
+    ) -> str | None:
+        return await self._work.change(
+            lambda now: self._table.replace(work_id, payload, now=now, who=who, why=why, events=events),
+            ids=[work_id, next_record(work_id)],
+        )
+
+    async def count(self, which: QuarantineFilter = ALL) -> dict[str, int]:
+        return await self._work.look(lambda _: self._table.count(which))
+
+    async def stats(self) -> QuarantineStats:
+        return await self._work.look(lambda _: self._table.stats())
+
+    async def groups(self, which: QuarantineFilter = ALL) -> FailureGroups:
+        return await self._work.look(lambda _: self._table.groups(which))

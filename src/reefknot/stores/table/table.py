@@ -1,0 +1,471 @@
+"""
+`WorkTable` and `QuarantineTable`: every transition of a work queue and of its quarantine, over items in memory.
+
+Engines that hold their work in memory share them. They are synchronous and know no clock, no log and nobody who waits:
+the moment is an argument and never goes back, and audit events and topics to wake are collected until the engine takes
+them (`take_events`, `take_topics`). A call that raises may have made a part of its changes: the engine rolls it back.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from math import inf
+
+from msgspec import structs
+
+from reefknot.audit.port import AuditEntry
+from reefknot.core.time import Moment, milliseconds
+from reefknot.queue.model import work as core
+from reefknot.queue.model.admission import Accept, Arrival, Reject
+from reefknot.queue.model.failure_groups import FailureGroups, fingerprint_of, has_error
+from reefknot.queue.model.results import DROPPED
+from reefknot.queue.model.submission import (
+    Displace,
+    OpenWork,
+    Stage,
+    SubmissionRules,
+    admit_scheduled,
+    admit_submission,
+)
+from reefknot.queue.model.versions import replaced
+from reefknot.queue.model.work import ENDED, WorkItem, WorkState
+from reefknot.queue.port.work_queue import (
+    ALL,
+    EVERYTHING,
+    FIRST_FENCE,
+    CrashEvents,
+    Enqueued,
+    Held,
+    QuarantineFilter,
+    QuarantineStats,
+    Settlement,
+    WorkFilter,
+    WorkSnapshot,
+    events_to_keep,
+    refuse_classes_with_gone,
+)
+from reefknot.stores.table.items import LEASES_TOPIC, WorkItems
+
+MOST_ENDED = 10_000
+"""Ended items that are kept; the first to end goes first. Work in quarantine waits for an operator, and stays."""
+
+Offered = Callable[[str, int], tuple[int, SubmissionRules | None]]
+"""The slots that all systems offer a resource class at a wall time, and the rules that a router has published."""
+
+
+class WorkTable(WorkItems):
+    """The work of a store: the calls of `WorkQueue` and `Leases`, at a given moment."""
+
+    def __init__(self, offered: Offered, *, most_ended: int = MOST_ENDED) -> None:
+        super().__init__(most_ended=most_ended)
+        self._offered = offered
+
+    # ---- work comes in -----------------------------------------------------------------------------------------------
+
+    def enqueue(
+        self,
+        items: Sequence[WorkItem],
+        *,
+        now: Moment,
+        rules: SubmissionRules | None = None,
+        events: Sequence[AuditEntry] = (),
+        accept_events: CrashEvents | None = None,
+        owner: str = "",
+        lease: float = 60.0,
+        drop_events: CrashEvents | None = None,
+    ) -> list[Enqueued | Reject]:
+        lease_ms = milliseconds(lease)
+        answers: list[Enqueued | Reject] = []
+        for item in items:
+            if item.id in self.items:
+                answers.append(Enqueued.DUPLICATE)
+                continue
+            new = core.accepted(item, now, is_claimed=bool(owner))
+            verdict = Accept() if rules is None else self._admit(new, rules, now)
+            if isinstance(verdict, Reject):
+                answers.append(verdict)
+                continue
+            if isinstance(verdict, Displace):
+                self._displace(new.pool, verdict, now, drop_events)
+            if rules is not None:
+                self.pools_entered.add(new.pool)
+            if owner:
+                new = core.started(new, owner=owner, fence=FIRST_FENCE, lease_ms=lease_ms, now=now)
+            self.put(new, now)
+            self._collect(accept_events, new)
+            answers.append(Enqueued.ACCEPTED)
+        if Enqueued.ACCEPTED in answers:
+            self.events += events_to_keep(items, answers, events)
+        return answers
+
+    def _admit(self, item: WorkItem, rules: SubmissionRules, now: Moment) -> Accept | Displace | Reject:
+        slots, published = self._offered(item.pool, now.wall)
+        rows = [
+            (stage, priority, tenant, n)
+            for (pool, stage, priority, tenant), n in self._open.items()
+            if pool == item.pool
+        ]
+        work = OpenWork(rows, slots=slots, service=self.service_times.get(item.pool))
+        deadline = None if item.deadline_at is None else float(item.deadline_at - now.wall)
+        if core.stage_of(item) is Stage.SCHEDULED:
+            return admit_scheduled(work, item.tenant_id or "", published or rules)
+        return admit_submission(work, Arrival(item.priority, deadline, item.tenant_id or ""), published or rules)
+
+    def _displace(self, pool: str, verdict: Displace, now: Moment, drop_events: CrashEvents | None) -> None:
+        """End the oldest submission of this priority and tenant, to make room."""
+        wanted = (pool, Stage.SUBMITTED, verdict.priority, verdict.tenant)
+        victim = min((one for one, group in self._group.items() if group == wanted), key=self._order.__getitem__)
+        dropped = core.cancel(self.items[victim], now, reason=DROPPED, who="admission")
+        self.put(dropped, now)
+        self._collect(drop_events, dropped)
+
+    def _collect(self, events: CrashEvents | None, item: WorkItem) -> None:
+        if events is not None:
+            self.events += events(item)
+
+    def assign(
+        self,
+        items: Sequence[WorkItem],
+        *,
+        now: Moment,
+        start: Collection[str] = (),
+        owner: str = "",
+        lease: float = 60.0,
+        events: Sequence[AuditEntry] = (),
+    ) -> list[WorkItem | None]:
+        lease_ms = milliseconds(lease)
+        kept: list[WorkItem | None] = []
+        for item in items:
+            new = core.accepted_for_worker(self.items.get(item.id), item, now)
+            if new is not None:
+                if item.id in start and not core.is_suspect(new):
+                    new = core.started(new, owner=owner, fence=new.fence + 1, lease_ms=lease_ms, now=now)
+                self.put(new, now)
+            kept.append(new)
+        answers = [Enqueued.DUPLICATE if new is None else Enqueued.ACCEPTED for new in kept]
+        if Enqueued.ACCEPTED in answers:
+            self.events += events_to_keep(items, answers, events)
+        return kept
+
+    # ---- work is held ------------------------------------------------------------------------------------------------
+
+    def claim(
+        self,
+        n: int,
+        *,
+        now: Moment,
+        owner: str,
+        classes: Sequence[str] = (),
+        lease: float = 60.0,
+        newest_first: bool = False,
+        only: Collection[str] | None = None,
+        isolate: bool = False,
+        crash_limit: int = core.CRASH_LIMIT,
+        crash_events: CrashEvents | None = None,
+    ) -> list[WorkItem]:
+        self._reap(now, classes, crash_limit, crash_events)
+        self._promote(now)
+        lease_ms = milliseconds(lease)
+        taken: list[WorkItem] = []
+        names = classes or tuple(self._ready)
+        places = self._next(n, names, newest_first) if only is None else self._named(n, names, only)
+        for place in self._together(places) if isolate else places:
+            item = self.items[place[3]]
+            item = core.started(item, owner=owner, fence=item.fence + 1, lease_ms=lease_ms, now=now)
+            self.put(item, now)
+            taken.append(item)
+        return taken
+
+    def _reap(self, now: Moment, classes: Sequence[str], crash_limit: int, crash_events: CrashEvents | None) -> None:
+        if now.steady < self._next_lease_end:
+            return
+        expired = [
+            work_id
+            for work_id in self._running
+            if self._lease_end(self.items[work_id]) <= now.steady
+            and (not classes or self.items[work_id].resource_class in classes)
+        ]
+        for work_id in sorted(expired, key=self._order.__getitem__):
+            item = core.lease_ran_out(self.items[work_id], now, crash_limit=crash_limit)
+            self.put(item, now)
+            self._collect(crash_events, item)
+        self._next_lease_end = min((self._lease_end(self.items[work_id]) for work_id in self._running), default=inf)
+
+    def renew(self, held: Sequence[Held], *, now: Moment, lease: float = 60.0) -> list[bool]:
+        answers = [core.holds(self.items.get(one.id), owner=one.owner, fence=one.fence) for one in held]
+        lease_ms = milliseconds(lease)
+        for one, ours in zip(held, answers, strict=True):
+            if ours:
+                renewed = structs.replace(self.items[one.id], lease_until=now.steady + lease_ms, lease_ms=lease_ms)
+                self.put(renewed, now)
+        return answers
+
+    def extend(self, held: Sequence[Held], *, now: Moment, lease: float) -> None:
+        """Extend leases from any thread: nothing else may be touched, since the loop may go on at any moment."""
+        lease_ms = milliseconds(lease)
+        for one in held:
+            if core.holds(self.items.get(one.id), owner=one.owner, fence=one.fence):
+                self._extended[one.id] = one.fence, now.steady + lease_ms, lease_ms
+
+    def owners(self, *, now: Moment, silent_for: float = 0.0) -> list[str]:
+        latest = now.steady - milliseconds(silent_for)
+        running = [self._with_lease(self.items[work_id]) for work_id in self._running]
+        renewed = {item.owner for item in running if item.lease_until - item.lease_ms > latest}
+        return sorted({item.owner for item in running} - renewed)
+
+    def end_leases(self, owners: Collection[str], *, now: Moment) -> int:
+        held = [item for item in self.items.values() if item.state is WorkState.RUNNING and item.owner in owners]
+        for item in held:
+            self.put(structs.replace(item, lease_until=0), now)
+        if held:
+            self.touched.add(LEASES_TOPIC)
+        return len(held)
+
+    def settle(self, settlements: Sequence[Settlement], *, now: Moment) -> list[bool]:
+        answers: list[bool] = []
+        for one in settlements:
+            item = self.items.get(one.id)
+            ours = item is not None and core.holds(item, owner=one.owner, fence=one.fence)
+            if ours and item is not None:
+                if one.took_ms is not None:
+                    self.note_service_time(item.pool, one.took_ms)
+                self.put(core.settle(item, one.settled, now), now)
+                self.events += one.events
+            answers.append(ours)
+        return answers
+
+    # ---- work is called off, tried again, moved ----------------------------------------------------------------------
+
+    def cancel(
+        self, work_id: str, *, now: Moment, reason: str = "", who: str = "", events: Sequence[AuditEntry] = ()
+    ) -> bool:
+        item = self.items.get(work_id)
+        if item is None or WorkState.CANCELLED not in core.MOVES[item.state]:
+            return False
+        self.put(core.cancel(item, now, reason=reason, who=who), now)
+        self.events += events
+        return True
+
+    def retry(
+        self, ids: Sequence[str], *, now: Moment, who: str, why: str = "", events: Sequence[AuditEntry] = ()
+    ) -> list[str]:
+        found = [self.items[one] for one in dict.fromkeys(ids) if one in self.items]
+        ended = [item for item in found if core.can_retry(item)]
+        for item in ended:
+            self.put(core.requeue(item, now, who=who, why=why), now)
+        self.events += events if ended else ()
+        return [item.id for item in ended]
+
+    def transfer(self, work_id: str, resource_class: str, *, now: Moment, due_at: int | None = None) -> bool:
+        item = self.items.get(work_id)
+        if item is None or item.state is not WorkState.PENDING:
+            return False
+        if item.resource_class != resource_class or due_at is not None:
+            self.put(core.transferred(item, resource_class, now, due_at=due_at), now)
+        return True
+
+    def recall(self, classes: Sequence[str], *, now: Moment, crash_events: CrashEvents | None = None) -> int:
+        self._reap(now, classes, core.CRASH_LIMIT, crash_events)
+        back = [
+            item for item in self.items.values() if item.state is WorkState.PENDING and item.resource_class in classes
+        ]
+        for item in back:
+            self.put(core.recalled(item, now), now)
+        return len(back)
+
+    def purge(self, before: int) -> int:
+        gone = [item.id for item in self.items.values() if item.state in ENDED and item.updated_at < before]
+        for work_id in gone:
+            self.remove(work_id)
+        return len(gone)
+
+    # ---- reads -------------------------------------------------------------------------------------------------------
+
+    def get(self, work_id: str) -> WorkItem | None:
+        return self._with_lease(item) if (item := self.items.get(work_id)) is not None else None
+
+    def find(
+        self,
+        *,
+        now: Moment,
+        state: WorkState | None = None,
+        kind: str | None = None,
+        classes: Collection[str] = (),
+        after: str = "",
+        limit: int = 100,
+        since: int = 0,
+        oldest_first: bool = False,
+        gone: Collection[str] | None = None,
+        match: WorkFilter = EVERYTHING,
+    ) -> list[WorkItem]:
+        refuse_classes_with_gone(classes, gone)
+        if after and after not in self.items:
+            return []
+        first, last = (self._order[after], inf) if after and oldest_first else (-inf, self._order.get(after, inf))
+        found = [
+            self._with_lease(item)
+            for item in self.items.values()
+            if kind in (None, item.kind)
+            and item.created_at >= since
+            and first < self._order[item.id] < last
+            and match.matches(item)
+        ]
+        if state is not None:
+            shown = {
+                item.id: item.state if gone is None else core.visible_state(item, now, gone=gone) for item in found
+            }
+            found = [item for item in found if shown[item.id] is state]
+        if classes:
+            found = [item for item in found if core.stage_of(item) is not None and item.resource_class in classes]
+        choose = heapq.nsmallest if oldest_first else heapq.nlargest
+        found = choose(limit, found, key=lambda item: self._order[item.id])
+        return [structs.replace(item, payload=b"") for item in found]
+
+    def open_classes(self) -> list[str]:
+        states = (WorkState.PENDING, WorkState.RUNNING)
+        return sorted({item.resource_class for item in self.items.values() if item.state in states})
+
+    def snapshot(self, gone: Collection[str] = (), *, now: Moment) -> WorkSnapshot:
+        counts: dict[str, dict[WorkState, int]] = {}
+        oldest: dict[str, int] = {}
+        for item in self.items.values():
+            name, state = item.resource_class, item.state
+            if state is WorkState.RUNNING:
+                state = core.visible_state(self._with_lease(item), now, gone=gone)
+            of_class = counts.setdefault(name, {})
+            of_class[state] = of_class.get(state, 0) + 1
+            if state is WorkState.PENDING and item.due_at <= now.wall:
+                oldest[name] = max(oldest.get(name, 0), now.wall - item.due_at)
+        return WorkSnapshot(counts, oldest)
+
+    @property
+    def newest_at(self) -> int | None:
+        """The time of the latest change of an item that is kept."""
+        return max((item.updated_at for item in self.items.values()), default=None)
+
+
+_Change = Callable[[WorkItem, Moment], WorkItem]
+
+
+class QuarantineTable:
+    """The quarantined items of a work table: the calls of `QuarantineStore`, at a given moment."""
+
+    def __init__(self, table: WorkTable) -> None:
+        self._table = table
+
+    def find(self, which: QuarantineFilter = ALL, *, after: str = "", limit: int = 100) -> list[WorkItem]:
+        found = [item for item in self._meant(which) if item.id > after]
+        return [structs.replace(item, payload=b"") for item in found[:limit]]
+
+    def show(self, work_id: str) -> WorkItem | None:
+        item = self._table.items.get(work_id)
+        return item if item is not None and item.state is WorkState.QUARANTINED else None
+
+    def requeue(
+        self,
+        which: QuarantineFilter,
+        *,
+        now: Moment,
+        who: str,
+        why: str = "",
+        dry_run: bool = False,
+        events: Sequence[AuditEntry] = (),
+    ) -> list[str]:
+        return self._change(which, partial(core.requeue, who=who, why=why), now=now, dry_run=dry_run, events=events)
+
+    def discard(
+        self,
+        which: QuarantineFilter,
+        *,
+        now: Moment,
+        who: str,
+        reason: str = "",
+        dry_run: bool = False,
+        events: Sequence[AuditEntry] = (),
+    ) -> list[str]:
+        change = partial(core.discard, who=who, reason=reason)
+        return self._change(which, change, now=now, dry_run=dry_run, events=events)
+
+    def purge(
+        self, which: QuarantineFilter, *, now: Moment, dry_run: bool = False, events: Sequence[AuditEntry] = ()
+    ) -> list[str]:
+        return self._change(which, None, now=now, dry_run=dry_run, events=events)
+
+    def replace(
+        self,
+        work_id: str,
+        payload: bytes,
+        *,
+        now: Moment,
+        who: str,
+        why: str = "",
+        events: Sequence[AuditEntry] = (),
+    ) -> str | None:
+        item = self.show(work_id)
+        if item is None:
+            return None
+        old, new = replaced(item, payload, now, who=who, why=why)
+        if new.id in self._table.items:
+            return None
+        self._table.put(new, now)
+        self._table.put(old, now)
+        self._table.events += events
+        return new.id
+
+    def count(self, which: QuarantineFilter = ALL) -> dict[str, int]:
+        return dict(Counter(item.kind for item in self._meant(which)).most_common())
+
+    def stats(self) -> QuarantineStats:
+        items = self._meant(ALL)
+        return QuarantineStats(
+            total=len(items),
+            by_kind=dict(Counter(item.kind for item in items)),
+            by_source=dict(Counter(item.source for item in items)),
+            by_reason=dict(Counter(item.reason for item in items)),
+            oldest_at=min((item.updated_at for item in items), default=None),
+        )
+
+    def groups(self, which: QuarantineFilter = ALL) -> FailureGroups:
+        return FailureGroups(self._meant(which))
+
+    def _meant(self, which: QuarantineFilter) -> list[WorkItem]:
+        held = (item for item in self._table.items.values() if item.state is WorkState.QUARANTINED)
+        return sorted((item for item in held if matches(which, item)), key=lambda item: item.id)
+
+    def _change(
+        self,
+        which: QuarantineFilter,
+        change: _Change | None,
+        *,
+        now: Moment,
+        dry_run: bool,
+        events: Sequence[AuditEntry],
+    ) -> list[str]:
+        """Change the items that meet the filter, or delete them when there is no change to make. Returns their ids."""
+        items = self._meant(which)
+        if items and not dry_run:
+            for item in items:
+                if change is None:
+                    self._table.remove(item.id)
+                else:
+                    self._table.put(change(item, now), now)
+            self._table.events += events
+        return [item.id for item in items]
+
+
+def matches(which: QuarantineFilter, item: WorkItem) -> bool:
+    """Whether a filter means this item, which is in quarantine."""
+    return (
+        (not which.ids or item.id in which.ids)
+        and which.kind in (None, item.kind)
+        and which.source in (None, item.source)
+        and (which.reason_contains is None or which.reason_contains in item.reason)
+        and (which.before is None or item.updated_at < which.before)
+        and (which.since is None or item.updated_at >= which.since)
+        and which.tenant_id in (None, item.tenant_id)
+        and (which.error is None or has_error(item, which.error))
+        and (which.fingerprint is None or which.fingerprint == fingerprint_of(item))
+    )

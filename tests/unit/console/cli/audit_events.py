@@ -1,0 +1,105 @@
+"""Stores with audited events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+from msgspec import structs
+
+from reefknot.audit.model.event import (
+    AnyEvent,
+    DecisionRecord,
+    IdempotencyEvent,
+    RetryAttempt,
+    RetryExhausted,
+    RetryRecovered,
+    encode,
+    timestamp,
+    timestamp_ms,
+)
+from reefknot.audit.port import AuditEntry
+from reefknot.core.decide import History, Reason, decide
+from reefknot.core.failure import ErrorCode, Failure, FailureType
+from reefknot.core.policy import RetryPolicy
+from reefknot.stores.opening import open_store
+from reefknot.stores.port.store import Store
+
+R = TypeVar("R")
+NOON = 1_769_342_400.0
+POLICY = RetryPolicy(3, 1.0, jitter="none")
+FAILURE = Failure(ErrorCode.network_error, FailureType.TRANSIENT, "it broke", exceptions=("builtins.ConnectionError",))
+
+
+def in_store(path: Path, work: Callable[[Store], Awaitable[R]]) -> R:
+    """Do something with the store of this file."""
+
+    async def main() -> R:
+        async with open_store(f"sqlite:{path}") as store:
+            return await work(store)
+
+    return asyncio.run(main())
+
+
+def decision(attempts: int, message: str = "it broke") -> DecisionRecord:
+    history, failure = History(attempts, 0.0, 0.0), structs.replace(FAILURE, message=message)
+    return DecisionRecord.of(decide(POLICY, history, failure, 0.5), POLICY, history, failure, 0.5)
+
+
+def attempt(second: float, category: str = "RETRY_KV_GET", *, number: int = 1, message: str = "it broke") -> AnyEvent:
+    return RetryAttempt(
+        timestamp=timestamp(NOON + second),
+        retry_category=category,
+        operation="get it",
+        correlation_id=f"c{number}",
+        trace_id=f"t{number}",
+        attempt_number=number,
+        max_attempts=3,
+        delay_seconds=float(2 ** (number - 1)),
+        exception_type="ConnectionError",
+        exception_message=message,
+        decision=decision(number, message),
+    )
+
+
+def exhausted(second: float, category: str = "RETRY_KV_GET") -> AnyEvent:
+    return RetryExhausted(
+        timestamp=timestamp(NOON + second),
+        retry_category=category,
+        operation="get it",
+        total_attempts=3,
+        final_exception_type="ConnectionError",
+        final_exception_message="it broke",
+        reason=Reason.ATTEMPTS_SPENT,
+        decision=decision(3),
+    )
+
+
+STORY: list[AnyEvent] = [
+    attempt(0, number=1),
+    attempt(1, number=2),
+    exhausted(3),
+    attempt(10, "RETRY_NATS_PUBLISH"),
+    RetryRecovered(
+        timestamp=timestamp(NOON + 11), retry_category="RETRY_NATS_PUBLISH", total_attempts=2, elapsed_seconds=1.0
+    ),
+    IdempotencyEvent(timestamp=timestamp(NOON + 12), idempotency_key="order-7", action="record"),
+]
+"""Two operations and a key; three decisions to retry, one to stop."""
+
+
+def entry(event: AnyEvent) -> AuditEntry:
+    at = timestamp_ms(event.timestamp) or 0
+    return AuditEntry(encode(event), event.event_type, at, event.correlation_id, event.trace_id, event.work_id)
+
+
+def recorded(path: Path, events: list[AnyEvent] = STORY) -> Path:
+    """A store with these events."""
+
+    async def write(store: Store) -> None:
+        await store.audit.append([entry(event) for event in events])
+
+    in_store(path, write)
+    return path

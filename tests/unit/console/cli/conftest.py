@@ -1,0 +1,14 @@
+"""`rk`: commands, run in process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.console.cli.running import Commands
+
+
+@pytest.fixture
+def rk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Commands:
+    return Commands(tmp_path, monkeypatch, capsys)

@@ -1,0 +1,53 @@
+"""Commands run in process, in a folder of their own, without variables that change answers."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from reefknot.console.cli import main
+
+HIDDEN = ("WORKER_RETRIES_V2_ENABLED", "WORKER_QUEUE_V2_ENABLED", "REEFKNOT_CONFIG", "REEFKNOT_TRACEBACK")
+"""Variables that change answers, and are removed."""
+
+
+class Ended(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+class Commands:
+    """Runs commands in `folder`."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self.folder = folder
+        self.environment = monkeypatch
+        self._capsys = capsys
+        monkeypatch.chdir(folder)
+        for name in [one for one in os.environ if one in HIDDEN or one.startswith("REEFKNOT__")]:
+            monkeypatch.delenv(name)
+        monkeypatch.setenv("XDG_CONFIG_HOME", str(folder / "no-such-folder"))
+        monkeypatch.setenv("COLUMNS", "160")
+
+    def __call__(self, *words: str) -> Ended:
+        self.taken()
+        code = main(words)
+        return Ended(code, *self.taken())
+
+    def taken(self) -> tuple[str, str]:
+        """The text printed to both streams since the last call."""
+        return self._capsys.readouterr()
+
+    def write(self, text: str, name: str = "reefknot.yaml") -> Path:
+        path = self.folder / name
+        path.write_text(text, encoding="utf-8")
+        return path

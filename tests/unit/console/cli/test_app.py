@@ -1,0 +1,192 @@
+"""The application: help of every command, one exit code per kind of error, and no traceback for a usage error."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import reefknot
+from reefknot.console.cli import app
+from reefknot.console.cli.app import NOUNS, CommandError, Exit, exit_for, with_default_watch
+from reefknot.errors import (
+    ConfigurationError,
+    ParameterError,
+    StoreLockedError,
+    StorePermissionError,
+    StoreUnavailableError,
+)
+from tests.unit.console.cli.running import Commands
+
+
+def commands() -> Iterator[tuple[str, ...]]:
+    """Every noun, and every verb of it."""
+    yield ()
+    for noun, (import_path, _) in NOUNS.items():
+        module, _, name = import_path.partition(":")
+        yield (noun,)
+        yield from ((noun, verb) for verb in getattr(import_module(module), name) if not verb.startswith("-"))
+
+
+COMMANDS = list(commands())
+ODD_WORDS = ("unless said", "hand in", "handed in", "on record", "call off", "a line each", "nobody", "somebody")
+
+
+def test_every_command_is_found() -> None:
+    assert len(COMMANDS) == 1 + 22 + 64
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_help_shows_an_example_in_plain_words(rk: Commands, words: tuple[str, ...]) -> None:
+    ended = rk(*words, "--help")
+
+    assert (ended.code, ended.err) == (0, "")
+    assert f"    {' '.join(('reefknot', *words))}" in ended.out
+    assert "Example" in ended.out
+    assert [word for word in ODD_WORDS if word in ended.out] == []
+
+
+def test_the_version_is_printed(rk: Commands) -> None:
+    assert rk("--version") == (0, f"reefknot {reefknot.__version__}\n", "")
+
+
+def test_no_words_are_help(rk: Commands) -> None:
+    assert rk().out == rk("--help").out
+
+
+def test_bytes_that_are_no_text_are_shown_as_escapes(rk: Commands) -> None:
+    ended = rk("policy", "show", b"connector:\xff\xfe".decode("utf-8", "surrogateescape"))
+
+    assert ended.code == 2
+    assert "\\udcff" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (CommandError("no"), 2),
+        (CommandError("no", Exit.FAILED), 1),
+        (ParameterError("code", "x", "one of a, b"), 2),
+        (ConfigurationError(["a.yaml:1:1: bad"]), 78),
+        (PermissionError(errno.EACCES, "Permission denied", "x.yaml"), 77),
+        (ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"), 69),
+        (OSError(errno.ENOSPC, "No space left on device"), 1),
+        (StoreLockedError("sqlite:x", "locked", "try again"), 75),
+        (StorePermissionError("sqlite:x", "forbidden", "ask"), 77),
+        (StoreUnavailableError("sqlite:x", "away", "look"), 69),
+        (KeyError("ours"), 1),
+    ],
+)
+def test_an_error_has_one_exit_code(error: Exception, code: int) -> None:
+    assert exit_for(error)[0] == code
+
+
+def test_every_mistake_of_a_configuration_is_a_line_of_its_own() -> None:
+    assert exit_for(ConfigurationError(["a.yaml:1:1: bad", "a.yaml:2:1: worse"]))[1] == [
+        "a.yaml:1:1: bad",
+        "a.yaml:2:1: worse",
+    ]
+
+
+def test_a_parameter_is_called_by_its_flag() -> None:
+    _, lines = exit_for(ParameterError("retry_count", -1, "a whole number, 0 or more"))
+
+    assert lines == ["reefknot: --retry-count: -1 is not accepted: a whole number, 0 or more"]
+
+
+def documented_exit_codes(page: str) -> list[int]:
+    """The codes in the first column of the table of exit codes; one row may name several."""
+    section = page.partition("\n## Exit codes\n")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| ") and line[2].isdigit()]
+    return [int(code) for row in rows for code in row.split(",")]
+
+
+def test_the_numbers_are_those_of_the_documents() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
+
+    assert documented_exit_codes(page) == sorted(Exit)
+    assert documented_exit_codes(page.replace("| 66 |", "| |")) != sorted(Exit), "a missing row is noticed"
+
+
+def test_a_bug_is_an_internal_error_and_its_traceback_can_be_shown(
+    rk: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(words: object) -> None:
+        raise RuntimeError("a bolt is loose")
+
+    monkeypatch.setattr(app, "application", lambda: broken)
+
+    ended = rk("policy", "list")
+
+    assert ended.code == 1
+    assert "internal error: RuntimeError: a bolt is loose" in ended.err
+    assert "REEFKNOT_TRACEBACK=1" in ended.err
+    monkeypatch.setenv("REEFKNOT_TRACEBACK", "1")
+    with pytest.raises(RuntimeError, match="a bolt is loose"):
+        rk("policy", "list")
+
+
+def test_an_interrupt_is_130(rk: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(words: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(app, "application", lambda: interrupted)
+
+    assert rk("policy", "list").code == 130
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("polcy",), 'Did you mean "policy"?'),
+        (("policy", "explian"), 'Did you mean "explain"?'),
+        (("policy", "explain", "block:http", "--stauts", "4"), "Did you mean --status?"),
+        (("policy", "explain", "block:http", "--status", "many"), 'unable to convert "many" into int'),
+        (("policy", "explain", "block:http", "--status"), "--status requires an argument"),
+        (
+            ("policy", "explain", "block:http", "extra"),
+            "'extra' is not accepted: `policy explain` takes no further word",
+        ),
+        (("quarantine", "list", "--watch", "abc"), "--watch: 'abc' is not accepted: seconds from 0.1 to 3600"),
+        (("job", "list", "--watch", "-1"), "--watch: -1 is not accepted: seconds from 0.1 to 3600"),
+        (("job", "list", "--watch", ""), "--watch: '' is not accepted: seconds from 0.1 to 3600"),
+        (("worker", "list", "--watch=abc"), "--watch: 'abc' is not accepted: seconds from 0.1 to 3600"),
+        (("top", "--every", "abc"), "--every: 'abc' is not accepted: seconds from 0.1 to 3600"),
+        (("job", "cancel", "x", "--because"), "--because requires an argument: Reason"),
+        (("job", "cancel", "x", "--because", "--json"), "For example: reefknot job cancel order-7 --because '"),
+        (("job", "show"), "JOB requires an argument"),
+        (("policy", "list", "--kind", "blocks"), "blocks"),
+        (("policy", "list", "--no-json"), "--no-json"),
+        (("--nope",), "--nope"),
+        (("init", "somewhere"), "somewhere"),
+    ],
+)
+def test_what_no_command_takes_is_a_usage_error(rk: Commands, words: tuple[str, ...], says: str) -> None:
+    ended = rk(*words)
+
+    assert ended.code == 2
+    assert says in ended.err
+    assert ended.out == ""
+    assert "Traceback" not in ended.err
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        ("job list --watch", "job list --watch=2"),
+        ("job list --watch --json", "job list --watch=2 --json"),
+        ("job list --watch 5 --json", "job list --watch 5 --json"),
+        ("job list --watch .5", "job list --watch .5"),
+        ("job list --watch=1", "job list --watch=1"),
+        ("job list --watch -1", "job list --watch -1"),
+        ("job list --watch -.5", "job list --watch -.5"),
+        ("job list --watch often", "job list --watch often"),
+        ("job list --watch --", "job list --watch=2 --"),
+        ("", ""),
+    ],
+)
+def test_watch_without_seconds_means_every_two(given: str, read: str) -> None:
+    assert with_default_watch(given.split()) == read.split()

@@ -1,0 +1,317 @@
+"""Files of assignments: what is accepted, and where a mistake is said to be."""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reefknot.console.cli import assignments as reading
+from reefknot.console.cli.app import CommandError
+from reefknot.console.cli.assignments import AssignmentLine, InvalidLine, assignments
+from reefknot.queue.model.messages import ExecAssignment, InvalidMessage, read_assignment
+from tests.warm_commands import run_warm
+
+CONFIGURATION = (
+    "worker: {retries: {v2: {enabled: true}}, queue: {v2: {enabled: true}}}\nblocks: {fs: {roots: [files]}}\n"
+)
+
+
+def read(path: Path, content: bytes | str) -> list[AssignmentLine | InvalidLine]:
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+    async def everything() -> list[AssignmentLine | InvalidLine]:
+        return [one async for one in assignments(str(path), "digest")]
+
+    return asyncio.run(everything())
+
+
+def told(path: Path, content: bytes | str) -> list[str]:
+    """Each mistake, with its line; each assignment by its id."""
+    return [
+        f"{one.line}: {one.message}" if isinstance(one, InvalidLine) else one.assignment.assignment_id
+        for one in read(path, content)
+    ]
+
+
+def job(name: str, **more: Any) -> dict[str, Any]:
+    return {"assignment_id": name, "job": {"type": "fs.blob_get", "payload": {"path": "a.txt"}}, **more}
+
+
+def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """`reefknot` as a process of its own."""
+    return run_warm(*words, cwd=folder, env={**os.environ, "HOME": str(folder), "XDG_CONFIG_HOME": str(folder)})
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "work.jsonl"
+
+
+# ---- unknown fields and repeated keys --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ({"assigment_id": "x"}, "assigment_id: unknown field; accepted: assignment_id, request_id, job, "),
+        ({"assigment_id": "x"}, "; did you mean 'assignment_id'?"),
+        ({"options": {"deadlin_ms": 5}}, "options.deadlin_ms: unknown field"),
+        ({"options": {"deadlin_ms": 5}}, "; did you mean 'deadline_ms'?"),
+        ({"options": {"retry": {"max_attempt": 5}}}, "options.retry.max_attempt: unknown field"),
+        ({"priority": 5}, "; did you mean 'options.priority'?"),
+        ({"job": {"type": "t", "inputs": {}}}, "job.inputs: unknown field; accepted: type, payload"),
+        ({"executor": {"provider": "p"}}, "executor.provider: unknown field"),
+        ({"correlation": {"trace": "p"}}, "correlation.trace: unknown field"),
+    ],
+)
+def test_a_field_that_no_assignment_has_is_refused_with_the_one_that_may_be_meant(
+    file: Path, written: dict[str, Any], expected: str
+) -> None:
+    (mistake,) = told(file, json.dumps({"job": {"type": "t"}} | written))
+
+    assert mistake.startswith("1: ")
+    assert expected in mistake
+
+
+def test_the_wire_ignores_the_same_field_and_so_would_a_file_that_is_read_like_it(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control: what became of a misspelt id before."""
+
+    def as_on_the_wire(value: dict[str, Any], assignment_id: str, request_id: str) -> ExecAssignment | InvalidMessage:
+        ids = {"assignment_id": assignment_id, "request_id": request_id}
+        return read_assignment(json.dumps(ids | value).encode())
+
+    monkeypatch.setattr(reading, "written_assignment", as_on_the_wire)
+
+    assert told(file, json.dumps({"assigment_id": "x", "job": {"type": "t"}})) == ["digest-1"]
+
+
+def test_the_callers_own_values_may_have_any_field(file: Path) -> None:
+    own = {"anything": {"assigment_id": 1}}
+    given = {"job": {"type": "t", "payload": own, "resources": own}, "metadata": own, "decision": own}
+
+    (found,) = read(file, json.dumps(given))
+
+    assert isinstance(found, AssignmentLine)
+    assert found.assignment.job.payload == own
+
+
+@pytest.mark.parametrize(
+    ("line", "path"),
+    [
+        ('{"job": {"type": "a"}, "job": {"type": "b"}}', "job"),
+        ('{"job": {"type": "a", "payload": {"n": 1, "m": 2, "n": 1}}}', "job.payload.n"),
+        ('{"job": {"type": "a", "payload": {"l": [{"n": 1}, {"n": 1, "\\u006e": 2}]}}}', "job.payload.l[1].n"),
+    ],
+)
+def test_a_key_that_stands_twice_is_refused_with_its_path(file: Path, line: str, path: str) -> None:
+    assert told(file, line) == [f"1: {path}: the key stands twice in one object; keep one of them"]
+
+
+def test_the_same_name_in_two_objects_is_no_repetition(file: Path) -> None:
+    line = '{"assignment_id": "x", "job": {"type": "t", "payload": {"type": 1, "l": [{"n": 1}, {"n": 2}]}}}'
+
+    assert told(file, line) == ["x"]
+
+
+def test_run_and_submit_name_an_unknown_field_whatever_its_name_and_show_no_secret(tmp_path: Path) -> None:
+    (tmp_path / "reefknot.yaml").write_text(f"{CONFIGURATION}\nsecrets: {{mine: 'file:mine.txt'}}\n")
+    (tmp_path / "mine.txt").write_text("xyzzy-4711")
+    twice = '{"job": {"type": "t", "payload": {"token": "hunter2", "token": "hunter3"}}}'
+    lines = [json.dumps({"password": "hunter2"}), twice, json.dumps({"password=hunter2": 1, "xyzzy-4711": 1})]
+    lines += [json.dumps({"xyzzy-4711": 1})]
+    (tmp_path / "work.jsonl").write_text("\n".join(lines) + "\n")
+
+    for verb in ("run", "submit"):
+        told = command(tmp_path, verb, "work.jsonl").stderr
+        assert "work.jsonl:1: password: unknown field; accepted: " in told
+        assert "work.jsonl:2: job.payload.token: the key stands twice" in told
+        assert "work.jsonl:3: password=[redacted]: unknown field; " in told
+        assert "work.jsonl:4: [redacted]: unknown field; " in told
+        assert "hunter" not in told
+        assert "xyzzy" not in told
+
+
+def test_run_and_submit_refuse_a_misspelt_id_where_it_stands_and_do_the_rest(tmp_path: Path) -> None:
+    """Ignored, the misspelt id would be a random one, and the work would be done again by every run."""
+    (tmp_path / "reefknot.yaml").write_text(CONFIGURATION)
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "a.txt").write_text("ahoy")
+    misspelt = {"assigment_id": "two", "job": job("two")["job"]}
+    (tmp_path / "work.jsonl").write_text(f"{json.dumps(job('one'))}\n{json.dumps(misspelt)}\n")
+
+    for words in (("run", "work.jsonl", "--json"), ("submit", "work.jsonl", "--json")):
+        done = command(tmp_path, *words)
+        answer = json.loads(done.stdout)
+        assert (done.returncode, answer.get("succeeded", len(answer.get("handed_in", ())))) == (1, 1), done.stderr
+        assert "work.jsonl:2: assigment_id: unknown field" in done.stderr
+        assert "did you mean 'assignment_id'?" in done.stderr
+
+    listed = json.loads(command(tmp_path, "job", "list", "--json").stdout)["jobs"]
+    assert [one["id"] for one in listed] == ["one"]
+    twice = command(tmp_path, "submit", "--type", "fs.blob_get", "--inputs", '{"path": "a", "path": "b"}')
+    assert (twice.returncode, "--inputs: path: the key stands twice" in twice.stderr) == (2, True)
+
+
+# ---- encodings -------------------------------------------------------------------------------------------------------
+
+
+def test_a_byte_order_mark_is_accepted_also_between_joined_files(file: Path) -> None:
+    content = b"".join(codecs.BOM_UTF8 + json.dumps(job(name)).encode() + b"\r\n" for name in ("one", "two"))
+
+    assert told(file, content) == ["one", "two"]
+
+
+def test_latin_1_is_one_sentence_with_the_line_and_the_byte(file: Path) -> None:
+    content = f"{json.dumps(job('one'))}\n".encode() + '{"job": {"type": "café"}}\n'.encode("latin-1")
+
+    good, bad = told(file, content)
+
+    assert good == "one"
+    assert bad == (
+        "2: byte 21 of the line, 0xe9, is not UTF-8; save the file as UTF-8 (it may be in Latin-1 or Windows-1252)"
+    )
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_utf_16_is_one_sentence_for_the_whole_file(file: Path, encoding: str) -> None:
+    content = "\ufeff" + f"{json.dumps(job('one'))}\n" * 3
+
+    with pytest.raises(CommandError, match=r"work.jsonl: is in UTF-16; accepted: UTF-8"):
+        read(file, content.encode(encoding))
+
+
+def test_text_beyond_ascii_is_read_as_it_is(file: Path) -> None:
+    (found,) = read(file, json.dumps({"job": {"type": "t", "payload": {"name": "Åsa 日本"}}}, ensure_ascii=False))
+
+    assert isinstance(found, AssignmentLine)
+    assert found.assignment.job.payload == {"name": "Åsa 日本"}
+
+
+# ---- several lines ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("indent", [0, 1, 4, "\t"])
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+def test_pretty_printed_objects_and_arrays_are_read(file: Path, indent: int | str, ending: str) -> None:
+    jobs = [job("one", metadata={"text": 'a "quoted" } ] , {\\'}), job("two", metadata={"list": [[], {}, [1, 2]]})]
+    written = {
+        "one object": json.dumps(jobs[0], indent=indent),
+        "two objects": "\n".join(json.dumps(one, indent=indent) for one in jobs),
+        "an array": json.dumps(jobs, indent=indent),
+        "an array of lines": "[\n" + ",\n".join(json.dumps(one) for one in jobs) + "\n]\n",
+        "an array on one line": json.dumps(jobs),
+    }
+
+    found = {name: told(file, text.replace("\n", ending)) for name, text in written.items()}
+
+    assert found == {name: ["one"] if name == "one object" else ["one", "two"] for name in written}
+
+
+def test_a_pretty_printed_file_and_its_lines_are_the_same_assignments(file: Path) -> None:
+    jobs = [job("one", options={"timeout_ms": 5}), job("two")]
+    lines = read(file, "".join(f"{json.dumps(one)}\n" for one in jobs))
+    pretty = read(file, json.dumps(jobs, indent=2))
+
+    assert [_content(one) for one in pretty] == [_content(one) for one in lines]
+
+
+def _content(found: AssignmentLine | InvalidLine) -> tuple[Any, ...]:
+    assert isinstance(found, AssignmentLine), found
+    return found.assignment.assignment_id, found.assignment.job, found.assignment.options
+
+
+def test_ids_that_an_array_leaves_out_differ_and_stay_the_same(file: Path) -> None:
+    content = json.dumps([{"job": {"type": "t"}}] * 3)
+
+    assert told(file, content) == told(file, content) == ["digest-1", "digest-1.1", "digest-1.2"]
+    assert len(set(told(file, json.dumps([{"job": {"type": "t"}}] * 3, indent=1)))) == 3
+
+
+def test_an_id_twice_in_one_line_is_found_too(file: Path) -> None:
+    assert told(file, json.dumps([job("x"), job("x")]))[1].startswith("1: assignment_id: 'x' is in line 1 already")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('[\n {"job":\n  {"type": "t",\n   "inputs": {}}}\n]', "4: job.inputs: unknown field"),
+        ('{\n "job": {"type": "t"},\n "options": {\n  "timeout_ms": "5"\n }\n}', "4: options.timeout_ms: Expected"),
+        ('{\n "job": {"type": "t"},\n "job": {"type": "u"}\n}', "3: job: the key stands twice"),
+        ('{\n "job": {"type": "t"},\n "options": {oops}\n}', "3: not JSON: JSON is malformed: "),
+        ('{\n "job": {"type": "t"},\n "options": {\n', "1: not JSON: "),
+    ],
+)
+def test_a_mistake_inside_a_pretty_printed_object_is_told_with_its_own_line(
+    file: Path, text: str, expected: str
+) -> None:
+    (mistake,) = told(file, text)
+
+    assert mistake.startswith(expected)
+
+
+def test_latin_1_inside_a_pretty_printed_object_is_told_with_its_own_line(file: Path) -> None:
+    (mistake,) = told(file, '{\n "job": {\n  "type": "café"\n }\n}'.encode("latin-1"))
+
+    assert mistake.startswith("3: byte 14 of the line, 0xe9, is not UTF-8")
+
+
+def test_a_line_that_was_cut_off_costs_no_line_but_itself(file: Path) -> None:
+    """A line that ends like the beginning of a pretty-printed object, and one that does not."""
+    good = [json.dumps(job(name)) for name in ("one", "two", "three")]
+    cut = '{"assignment_id": "cut", "job": {'
+
+    found = told(file, "\n".join([good[0], cut, good[1], cut[:20], good[2], cut]))
+
+    assert [one for one in found if one[0].isalpha()] == ["one", "two", "three"]
+    assert [one.partition(":")[0] for one in found if one[0].isdigit()] == ["2", "4", "6"]
+
+
+def test_an_endless_pretty_printed_object_is_not_kept_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "LARGEST_MESSAGE", 1000)
+    text = reading._OpenText(is_array=False)
+    list(text.add(1, b'{"a": ['))
+    for number in range(2, 5000):
+        list(text.add(number, b'"0123456789",'))
+
+    assert len(text.rest()[1]) <= 1020
+
+
+def test_run_reads_an_array_from_a_pipe(tmp_path: Path) -> None:
+    (tmp_path / "reefknot.yaml").write_text(CONFIGURATION)
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "a.txt").write_text("ahoy")
+    done = subprocess.run(
+        [sys.executable, "-m", "reefknot", "run", "-", "--json"],
+        cwd=tmp_path,
+        env={**os.environ, "HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)},
+        input=codecs.BOM_UTF8 + json.dumps([job("one"), job("two")], indent=2).encode(),
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
+
+    assert (done.returncode, json.loads(done.stdout)["succeeded"]) == (0, 2), done.stderr
+
+
+def test_an_array_that_is_not_closed_is_told_where_it_ends(file: Path) -> None:
+    jobs = [json.dumps(job("one")), json.dumps(job("two"))]
+    message = "the array is not closed: the file was cut off here, or a ] is missing"
+    assert told(file, f"[{jobs[0]},\n{jobs[1]}") == ["one", "two", f"2: {message}"]
+    assert told(file, f"[{jobs[0]},\n") == ["one", f"1: {message}"]
+    assert told(file, f"[{jobs[0]}]\n") == ["one"]
+
+
+def test_a_long_text_without_an_end_is_read_once(file: Path) -> None:
+    """Looked for at each quote again, it would take minutes."""
+    (broken, _) = told(file, b'["' + b'\\"' * 300_000)
+    assert broken.startswith("1: ")

@@ -1,0 +1,760 @@
+"""`reefknot audit`."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import io
+import json
+import os
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import apsw
+import msgspec
+import pytest
+
+from reefknot.audit.model.chain import EventIndex, Head, link
+from reefknot.audit.model.event import (
+    Admission,
+    AnyEvent,
+    BookStored,
+    Completed,
+    IdempotencyEvent,
+    OperatorAction,
+    Routing,
+    Submitted,
+    decode,
+    tenant_hash,
+    timestamp,
+)
+from reefknot.audit.port import AuditEntry, KeptEntry
+from reefknot.console.cli import audit_files
+from reefknot.console.cli.audit import FilterFlags, follow_log
+from reefknot.console.cli.audit_files import SubmittedIds
+from reefknot.policy.model.book import content_hash
+from reefknot.stores.opening import open_store
+from reefknot.stores.port.store import Store
+from tests.pace import slowness
+from tests.unit.console.cli.audit_events import NOON, STORY, attempt, decision, entry, in_store, recorded
+from tests.unit.console.cli.running import Commands
+
+URL = "sqlite:state.db"
+
+
+@pytest.fixture
+def store(rk: Commands) -> Path:
+    return recorded(rk.folder / "state.db")
+
+
+def change(path: Path, statement: str) -> None:
+    connection = apsw.Connection(str(path))
+    connection.execute(statement)
+    connection.close()
+
+
+# tail
+
+
+def test_tail_shows_the_last_events_a_line_each(rk: Commands, store: Path) -> None:
+    ended = rk("audit", "tail", "--engine", URL, "-n", "2")
+
+    assert ended.code == 0
+    assert [line.split()[0] for line in ended.out.splitlines()] == ["5", "6"]
+    assert "idempotency_key=order-7" in ended.out
+
+
+def test_tail_in_json_is_one_event_a_line_with_its_position(rk: Commands, store: Path) -> None:
+    lines = [json.loads(line) for line in rk("audit", "tail", "--engine", URL, "--json").out.splitlines()]
+
+    assert [line["sequence"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    assert lines[2]["event"]["event_type"] == "retry_exhausted"
+    assert len(lines[0]["hash"]) == 64
+
+
+@pytest.mark.parametrize(
+    ("filters", "numbers"),
+    [
+        (["--type", "retry_attempt"], [1, 2, 4]),
+        (["--type", "retry_attempt", "-n", "1"], [4]),
+        (["--category", "nats.publish"], [4, 5]),
+        (["--category", "RETRY_KV_GET"], [1, 2, 3]),
+        (["--correlation", "c2"], [2]),
+        (["--trace", "t1"], [1, 4]),
+        (["--since", "2026-01-25T12:00:00Z"], [1, 2, 3, 4, 5, 6]),
+        (["--since", "1s"], []),
+        (["-n", "0"], []),
+    ],
+)
+def test_filters_narrow_what_tail_shows(rk: Commands, store: Path, filters: list[str], numbers: list[int]) -> None:
+    ended = rk("audit", "tail", "--engine", URL, "--json", *filters)
+
+    assert [json.loads(line)["sequence"] for line in ended.out.splitlines()] == numbers
+
+
+def test_following_shows_what_comes_and_ends_by_itself(
+    rk: Commands, store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def main() -> None:
+        async with open_store(f"sqlite:{store}") as opened:
+            wanted = FilterFlags(type_="retry_attempt").chosen()
+            following = asyncio.create_task(follow_log(opened.audit, wanted, after=6, seconds=1.0, json=True))
+            await asyncio.sleep(0)
+            await opened.audit.append([entry(STORY[4]), entry(attempt(20))])
+            await following
+
+    asyncio.run(main())
+    assert [json.loads(line)["sequence"] for line in capsys.readouterr().out.splitlines()] == [8]
+
+
+TRAIL: list[AnyEvent] = [
+    Submitted(timestamp=timestamp(NOON), work_id="a", tenant_id="acme", actor="ann", host="h", process=7),
+    Submitted(timestamp=timestamp(NOON + 1), work_id="b", tenant_id="blue", actor="bob", host="h", process=8),
+    Completed(
+        timestamp=timestamp(NOON + 2), work_id="a", tenant_id="acme", status="success", operation="x", attempts=1
+    ),
+    IdempotencyEvent(timestamp=timestamp(NOON + 3), idempotency_key="=order-7", action="record"),
+    OperatorAction(timestamp=timestamp(NOON + 4), actor="ann", os_user="root", action="job.cancel", subject="b"),
+]
+
+
+@pytest.mark.parametrize(
+    ("filters", "numbers"),
+    [
+        (["--work", "a"], [1, 3]),
+        (["--tenant", "acme"], [1, 3]),
+        (["--key", "=order-7"], [4]),
+        (["--actor", "ann"], [1, 5]),
+        (["--actor", "root"], [5]),
+        (["--until", "2026-01-25T12:00:02Z"], [1, 2]),
+        (["--since", "2026-01-25T12:00:01Z", "--until", "2026-01-25T12:00:04Z"], [2, 3, 4]),
+        (["--tenant", "acme", "--type", "completed"], [3]),
+        (["--tenant", "nobody"], []),
+    ],
+)
+def test_the_same_filters_choose_what_is_shown_exported_and_analysed(
+    rk: Commands, filters: list[str], numbers: list[int]
+) -> None:
+    recorded(rk.folder / "state.db", TRAIL)
+    rk("audit", "export", "log.jsonl", "--engine", URL)
+    shown = rk("audit", "tail", "--engine", URL, "--json", *filters).out.splitlines()
+    exported = rk("audit", "export", "-", "--engine", URL, *filters).out.splitlines()
+
+    assert [json.loads(line)["sequence"] for line in shown] == numbers
+    assert exported == shown, "the same lines"
+    assert rk("audit", "analyse", "--engine", URL, "--json", *filters).json["events"] == len(numbers)
+    assert rk("audit", "analyse", "log.jsonl", "--json", *filters).json["events"] == len(numbers)
+
+
+def test_an_end_before_the_beginning_is_refused(rk: Commands, store: Path) -> None:
+    ended = rk("audit", "tail", "--engine", URL, "--since", "1h", "--until", "2h")
+
+    assert (ended.code, ended.out) == (2, "")
+    assert "--until: 2h is not after 1h, from which on events are asked for; accepted: a later time" in ended.err
+
+
+def test_following_for_no_time_only_shows_what_is_there(rk: Commands, store: Path) -> None:
+    assert len(rk("audit", "tail", "--engine", URL, "--for", "0").out.splitlines()) == 6
+
+
+def test_a_message_cannot_steer_the_terminal(rk: Commands) -> None:
+    recorded(rk.folder / "state.db", [attempt(0, message="\x1b[31mred\x9b2J\u202egone\r\nnext")])
+    for words in (["--json"], []):
+        out = rk("audit", "tail", "--engine", URL, *words).out
+        assert out.removesuffix("\n").isprintable()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--type", "retry"], "accepted: retry_attempt"),
+        (["--since", "soon"], "--since: 'soon' is not accepted"),
+        (["-n", "-1"], "--lines"),
+        (["--for", "-1"], "--for"),
+    ],
+)
+def test_unknown_words_are_refused_with_what_is_accepted(
+    rk: Commands, store: Path, words: list[str], said: str
+) -> None:
+    ended = rk("audit", "tail", "--engine", URL, *words)
+
+    assert ended.code == 2
+    assert said in ended.err
+
+
+# export to stdout and as CSV
+
+
+def test_a_whole_export_to_stdout_verifies_against_a_head_that_was_printed(rk: Commands, store: Path) -> None:
+    (rk.folder / "log.jsonl").write_text(rk("audit", "export", "-", "--engine", URL).out)
+    (rk.folder / "kept.json").write_text(rk("audit", "head", "--engine", URL).out)
+    ended = rk("audit", "verify", "log.jsonl", "--head", "kept.json", "--json")
+
+    assert (ended.code, ended.json["proven_up_to"], ended.json["sequence"]) == (0, 6, 6)
+    assert rk("audit", "head", "log.jsonl").out == rk("audit", "head", "--engine", URL).out
+    assert not list(rk.folder.glob("-*")), "no file of that name"
+
+
+def test_csv_has_a_row_per_event_and_no_cell_that_a_spreadsheet_would_compute(rk: Commands) -> None:
+    recorded(rk.folder / "state.db", TRAIL)
+    ended = rk("audit", "export", "log.csv", "--format", "csv", "--engine", URL, "--json")
+    rows = list(csv.DictReader(io.StringIO((rk.folder / "log.csv").read_bytes().decode(), newline="")))
+
+    assert (ended.code, ended.json["events"], ended.json["head_file"]) == (0, 5, None)
+    assert [row["sequence"] for row in rows] == ["1", "2", "3", "4", "5"]
+    assert [row["event_code"] for row in rows] == ["RK-305", "RK-305", "RK-304", "RK-201", "RK-601"]
+    assert (rows[0]["actor"], rows[2]["status"], rows[2]["attempts"]) == ("ann", "success", "1")
+    assert rows[3]["idempotency_key"] == "'=order-7"
+    assert json.loads(rows[3]["event"])["idempotency_key"] == "=order-7"
+    assert not (rk.folder / "log.csv.head.json").exists()
+
+
+def test_a_selection_is_no_log_to_verify_and_says_so(rk: Commands, store: Path) -> None:
+    ended = rk("audit", "export", "some.jsonl", "--type", "retry_attempt", "--engine", URL)
+
+    assert ended.code == 0
+    assert "cannot be verified" in ended.err
+    assert rk("audit", "verify", "some.jsonl").code == 65
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["log.csv", "--format", "xml"], "--format: 'xml' is unknown; accepted: jsonl, csv"),
+        (["--frce"], "Unknown option: --frce. Did you mean --force?"),
+    ],
+)
+def test_an_export_that_is_not_understood_writes_nothing(
+    rk: Commands, store: Path, words: list[str], said: str
+) -> None:
+    before = set(rk.folder.iterdir())
+    ended = rk("audit", "export", *words, "--engine", URL)
+
+    assert ended.code == 2
+    assert said in ended.err
+    assert set(rk.folder.iterdir()) == before
+
+
+# verify
+
+
+def hash_anew(path: Path) -> None:
+    """Edit an event, and write every hash from there on anew, as whoever can write the file can do."""
+    connection = apsw.Connection(str(path))
+    connection.execute("UPDATE audit SET body = replace(body, 'get it', 'got it') WHERE sequence = 2")
+    name, _ = connection.execute("SELECT chain, sequence FROM audit_head").fetchone() or ("", 0)
+    head = Head(str(name))
+    for sequence, body in connection.execute("SELECT sequence, body FROM audit ORDER BY sequence").fetchall():
+        head, hashed = link(head, str(body).encode())
+        connection.execute("UPDATE audit SET hash = ? WHERE sequence = ?", (hashed, sequence))
+    connection.execute("UPDATE audit_head SET hash = ?", (head.hash,))
+    connection.close()
+
+
+def test_a_log_that_was_hashed_anew_is_only_called_consistent_and_a_head_shows_it(rk: Commands, store: Path) -> None:
+    (rk.folder / "kept.json").write_text(rk("audit", "head", "--engine", URL).out)
+    assert rk("audit", "verify", "--engine", URL, "--head", "kept.json").out.startswith(f"{rk_url(store)}: OK, nothing")
+    hash_anew(store)
+    alone = rk("audit", "verify", "--engine", URL)
+
+    assert alone.code == 0
+    assert "internally consistent; without a head this shows accidents, not intent" in alone.out
+    assert "OK" not in alone.out
+    assert "Without --head it is not proven that nobody wrote the log anew" in alone.err
+    assert rk("audit", "verify", "--engine", URL, "--head", "kept.json").code == 65
+
+
+def rk_url(store: Path) -> str:
+    return f"sqlite:{store}"
+
+
+def test_events_after_the_head_are_told_apart_from_those_before_it(rk: Commands, store: Path) -> None:
+    (rk.folder / "kept.json").write_text(rk("audit", "head", "--engine", URL).out)
+    recorded(store, [attempt(30)])
+    ended = rk("audit", "verify", "--engine", URL, "--head", "kept.json")
+
+    assert "nothing up to event 6 was changed" in ended.out
+    assert "Events 7 to 7 are newer than the head" in ended.err
+
+
+def test_every_head_of_a_file_of_heads_is_compared(rk: Commands, store: Path) -> None:
+    first = rk("audit", "head", "--engine", URL).out
+    recorded(store, [attempt(30)])
+    forged = first.replace(json.loads(first)["hash"], "f" * 64)
+    for lines, code in ((first, 0), (forged, 65)):
+        (rk.folder / "heads.jsonl").write_text(lines + rk("audit", "head", "--engine", URL).out)
+        assert rk("audit", "verify", "--engine", URL, "--head", "heads.jsonl").code == code, "the newest one fits"
+        rk("audit", "export", "log.jsonl", "--engine", URL, "--force")
+        assert rk("audit", "verify", "log.jsonl", "--head", "heads.jsonl").code == code
+
+
+@pytest.mark.parametrize("left", [1, 20, 100])
+def test_a_last_head_that_a_crash_has_cut_is_left_out(rk: Commands, store: Path, left: int) -> None:
+    head = rk("audit", "head", "--engine", URL).out
+    (rk.folder / "heads.jsonl").write_text(head + head[:left])
+    ended = rk("audit", "verify", "--engine", URL, "--head", "heads.jsonl", "--json")
+
+    assert (ended.code, ended.json["proven_up_to"]) == (0, 6)
+    (rk.folder / "heads.jsonl").write_text(head[:left])
+    alone = rk("audit", "verify", "--engine", URL, "--head", "heads.jsonl")
+    assert (alone.code, "--head: heads.jsonl contains no head" in alone.err) == (65, True)
+
+
+def test_a_damaged_head_that_is_not_the_last_is_named_and_a_whole_one_needs_no_newline(
+    rk: Commands, store: Path
+) -> None:
+    head = rk("audit", "head", "--engine", URL).out
+    (rk.folder / "heads.jsonl").write_text(head + head[:20] + "\n" + head)
+    ended = rk("audit", "verify", "--engine", URL, "--head", "heads.jsonl")
+
+    assert (ended.code, "--head: heads.jsonl:2: this line is no head" in ended.err) == (65, True)
+    (rk.folder / "heads.jsonl").write_text(head.rstrip())
+    assert rk("audit", "verify", "--engine", URL, "--head", "heads.jsonl").code == 0
+
+
+def test_the_configured_file_of_heads_is_compared_without_being_named(rk: Commands, store: Path) -> None:
+    rk.write("engine: sqlite:state.db\naudit: {heads: {path: elsewhere/heads.jsonl}}\n")
+    assert rk("audit", "verify", "--json").json["compared_with"] is None, "none was written yet"
+    (rk.folder / "elsewhere").mkdir()
+    (rk.folder / "elsewhere" / "heads.jsonl").write_text(rk("audit", "head").out)
+    assert rk("audit", "verify", "--json").json["proven_up_to"] == 6
+    hash_anew(store)
+    assert rk("audit", "verify").code == 65
+
+
+def test_of_a_configured_file_the_heads_of_the_logs_own_chain_count(rk: Commands, store: Path) -> None:
+    rk.write("engine: sqlite:state.db\naudit: {heads: {path: heads.jsonl}}\n")
+    assert "audit.heads: heads.jsonl: there is no such file" in rk("audit", "verify").err
+    ours = rk("audit", "head").out
+    other = ours.replace(json.loads(ours)["chain"], "another")
+    (rk.folder / "heads.jsonl").write_text(ours + other)
+    ended = rk("audit", "verify", "--json")
+
+    assert (ended.code, ended.json["proven_up_to"]) == (0, 6)
+    assert "has heads of 1 other chain too" in ended.err
+    assert rk("audit", "verify", "state.db", "--json").json["proven_up_to"] == 6, "a store that is named as a file"
+    assert rk("audit", "verify", "--head", "heads.jsonl").code == 65, "a head that was named is of this log, or is not"
+
+
+def test_a_log_that_somebody_went_back_in_does_not_fit_all_of_its_heads(rk: Commands, store: Path) -> None:
+    head = json.loads(rk("audit", "head", "--engine", URL).out)
+    before = json.dumps(head | {"hash": "0" * 64})
+    (rk.folder / "heads.jsonl").write_text(f"{before}\n{json.dumps(head)}\n")
+    ended = rk("audit", "verify", "--engine", URL, "--head", "heads.jsonl")
+
+    assert ended.code == 65
+    assert "event 6: the hash is not the one of the head" in ended.out
+
+
+def test_an_index_field_that_a_brief_event_does_not_have_is_a_mismatch(rk: Commands) -> None:
+    store = recorded(rk.folder / "state.db", TRAIL)
+    assert rk("audit", "verify", "--engine", URL).code == 0
+    change(store, "UPDATE audit SET correlation_id = 'planted' WHERE sequence = 1")
+    assert rk("audit", "verify", "--engine", URL).code == 65
+
+
+def test_an_untouched_store_verifies_and_the_limit_of_that_is_printed(rk: Commands, store: Path) -> None:
+    ended = rk("audit", "verify", "--engine", URL, "--json")
+
+    assert (ended.code, ended.json["ok"], ended.json["sequence"]) == (0, True, 6)
+    assert "Without --head" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("statement", "number"),
+    [
+        ("UPDATE audit SET body = replace(body, 'get it', 'got it') WHERE sequence = 2", 2),
+        ("DELETE FROM audit WHERE sequence = 3", 4),
+        ("UPDATE audit SET event_type = 'breaker' WHERE sequence = 4", 4),
+        ("UPDATE audit SET correlation_id = NULL WHERE sequence = 1", 1),
+    ],
+)
+def test_a_changed_store_is_reported_with_its_position(rk: Commands, store: Path, statement: str, number: int) -> None:
+    change(store, statement)
+    ended = rk("audit", "verify", "--engine", URL, "--json")
+
+    assert ended.code == 65
+    assert ended.json["mismatches"][0]["sequence"] == number
+    assert f"event {number}: " in rk("audit", "verify", "--engine", URL).out
+
+
+@pytest.mark.parametrize("body", ["'nonsense'", "CAST(x'7b22ff227d' AS TEXT)"])
+def test_an_event_that_is_no_json_any_more_stops_no_command_but_an_export(rk: Commands, store: Path, body: str) -> None:
+    change(store, f"UPDATE audit SET body = {body} WHERE sequence = 2")
+
+    for verb in ("verify", "replay", "export"):
+        assert rk("audit", verb, *(["log.jsonl"] if verb == "export" else []), "--engine", URL).code == 65
+    assert not (rk.folder / "log.jsonl").exists()
+    if body == "'nonsense'":
+        assert [json.loads(line)["event"] for line in rk("audit", "tail", "--engine", URL, "--json").out.splitlines()][
+            1
+        ] == "nonsense"
+        analysed = rk("audit", "analyse", "--engine", URL, "--json")
+        assert (analysed.code, analysed.json["unreadable"]) == (65, 1)
+        assert "1 events could not be read" in analysed.err
+        assert "2  " in rk("audit", "tail", "--engine", URL).out
+
+
+@pytest.mark.parametrize("named", ["state.db", "sqlite:state.db"])
+@pytest.mark.parametrize("verb", ["verify", "replay", "analyse"])
+def test_a_store_may_be_named_by_its_file(rk: Commands, store: Path, verb: str, named: str) -> None:
+    by_engine = rk("audit", verb, "--engine", URL, "--json")
+    by_name = rk("audit", verb, named, "--json")
+
+    assert (by_name.code, by_name.json) == (0, by_engine.json)
+    change(store, "UPDATE audit SET body = 'nonsense' WHERE sequence = 2")
+    assert rk("audit", verb, named).code == 65
+    (rk.folder / "other.db").write_bytes(b"SQLite format 3\x00" + b"x" * 4000)
+    assert rk("audit", verb, "other.db").code in (65, 78), "a database that is no store is not read as lines"
+
+
+def test_a_cut_off_end_shows_only_against_an_exported_head(rk: Commands, store: Path) -> None:
+    rk("audit", "export", "log.jsonl", "--engine", URL)
+    change(store, "DELETE FROM audit WHERE sequence > 4")
+    change(store, "UPDATE audit_head SET sequence = 4, hash = (SELECT hash FROM audit WHERE sequence = 4)")
+
+    assert rk("audit", "verify", "--engine", URL).code == 0
+    ended = rk("audit", "verify", "--engine", URL, "--head", "log.jsonl.head.json", "--json")
+    assert (ended.code, ended.json["mismatches"][0]["problem"]) == (65, "cut off: the head is at 6")
+
+
+def test_an_exported_file_is_compared_with_the_head_beside_it(rk: Commands, store: Path) -> None:
+    rk("audit", "export", "log.jsonl", "--engine", URL)
+    assert rk("audit", "verify", "log.jsonl", "--json").json["compared_with"] == "log.jsonl.head.json"
+    assert rk("audit", "verify", "log.jsonl").code == 0
+    lines = (rk.folder / "log.jsonl").read_bytes().splitlines(keepends=True)
+    (rk.folder / "log.jsonl").write_bytes(b"".join(lines[:-1]))
+
+    assert rk("audit", "verify", "log.jsonl").code == 65
+    (rk.folder / "log.jsonl.head.json").unlink()
+    assert rk("audit", "verify", "log.jsonl").code == 0
+
+
+def test_the_head_of_another_store_is_a_mismatch(rk: Commands, store: Path) -> None:
+    recorded(rk.folder / "other.db")
+    rk("audit", "export", "other.jsonl", "--engine", "sqlite:other.db")
+
+    assert rk("audit", "verify", "--engine", URL, "--head", "other.jsonl.head.json").code == 65
+
+
+@pytest.mark.parametrize(("text", "code"), [(None, 66), ("nonsense", 65), ("{}", 65)])
+def test_a_head_that_is_none_is_named(rk: Commands, store: Path, text: str | None, code: int) -> None:
+    if text is not None:
+        (rk.folder / "head").write_text(text)
+    ended = rk("audit", "verify", "--engine", URL, "--head", "head")
+
+    assert ended.code == code
+    assert "--head: head" in ended.err
+
+
+# replay
+
+
+def test_a_replay_decides_everything_again(rk: Commands, store: Path) -> None:
+    ended = rk("audit", "replay", "--engine", URL, "--json")
+
+    assert ended.code == 0
+    assert (ended.json["events"], ended.json["decisions"], ended.json["differences"]) == (6, 4, [])
+
+
+def test_a_decision_that_comes_out_differently_is_listed_and_the_exit_code_says_so(rk: Commands, store: Path) -> None:
+    change(store, """UPDATE audit SET body = replace(body, '"delay":1.0', '"delay":9.0') WHERE sequence = 1""")
+    ended = rk("audit", "replay", "--engine", URL, "--json")
+
+    assert ended.code == 65
+    assert ended.json["differences"] == [
+        {
+            "sequence": 1,
+            "event_type": "retry_attempt",
+            "recorded": "again after 9.0 s",
+            "decided": "again after 1.0 s",
+        }
+    ]
+    assert "1 difference" in rk("audit", "replay", "--engine", URL).out
+
+
+def test_an_exported_file_is_replayed_and_a_line_that_cannot_be_read_is_a_difference(rk: Commands, store: Path) -> None:
+    rk("audit", "export", "log.jsonl", "--engine", URL)
+    assert rk("audit", "replay", "log.jsonl", "--json").json["decisions"] == 4
+    with (rk.folder / "log.jsonl").open("ab") as file:
+        file.write(b"nonsense\n")
+
+    ended = rk("audit", "replay", "log.jsonl", "--json")
+    assert (ended.code, ended.json["differences"][0]["event_type"]) == (65, "unreadable")
+
+
+@pytest.mark.parametrize("verb", ["verify", "replay", "analyse", "head"])
+def test_a_line_that_is_nested_too_deeply_is_a_mismatch(rk: Commands, store: Path, verb: str) -> None:
+    rk("audit", "export", "log.jsonl", "--engine", URL)
+    with (rk.folder / "log.jsonl").open("ab") as file:
+        file.write(b'{"event":' + b"[" * 50_000 + b"\n")
+    ended = rk("audit", verb, "log.jsonl")
+
+    assert (ended.code, "internal error" in ended.err) == (65, False), ended.err
+
+
+def test_a_replay_says_what_could_not_be_decided_again(rk: Commands) -> None:
+    refused = Admission(timestamp=timestamp(NOON), work_id="a", status="rejected", reason="invalid")
+    recorded(rk.folder / "state.db", [refused])
+    ended = rk("audit", "replay", "--engine", URL)
+    assert (ended.code, "1 could not be decided again" in ended.out) == (0, True)
+    assert "admission refused as invalid: 1" in ended.err
+    assert rk("audit", "replay", "--engine", URL, "--json").json["undecided_by"] == {"admission refused as invalid": 1}
+
+
+def test_a_decision_without_its_inputs_is_a_difference(rk: Commands) -> None:
+    chosen = Routing(timestamp=timestamp(NOON), work_id="a", worker_id="w1", reason="chosen")
+    recorded(rk.folder / "state.db", [chosen])
+    ended = rk("audit", "replay", "--engine", URL)
+
+    assert (ended.code, "worker_id 'w1' with no inputs" in ended.out) == (65, True)
+
+
+def test_a_replay_over_retention_is_fine(rk: Commands, store: Path) -> None:
+    """The control: an anchor is an event like the others, and a replay can read it."""
+
+    async def trim(opened: Store) -> None:
+        await opened.audit.append([entry(attempt(20))])
+        assert await opened.audit.trim(int((NOON + 61) * 1000)) == 7
+        await opened.audit.append([entry(attempt(30))])
+
+    in_store(store, trim)
+    rk("audit", "export", "log.jsonl", "--engine", URL)
+    for words in (["--engine", URL], ["log.jsonl"]):
+        assert rk("audit", "replay", *words, "--json").json["events"] == 2
+        assert rk("audit", "verify", *words).code == 0
+
+
+def test_ten_thousand_events_are_replayed_in_seconds(rk: Commands) -> None:
+    events: list[AnyEvent] = [attempt(number, number=1 + number % 2) for number in range(10_000)]
+    recorded(rk.folder / "state.db", events)
+    began = perf_counter()
+    ended = rk("audit", "replay", "--engine", URL, "--json")
+
+    assert ended.json["decisions"] == 10_000
+    assert perf_counter() - began < 5.0 * slowness()
+
+
+# export
+
+
+def test_an_export_holds_every_event_byte_for_byte_and_nobody_else_may_read_it(rk: Commands, store: Path) -> None:
+    ended = rk("audit", "export", "log.jsonl", "--engine", URL, "--json")
+    file = rk.folder / "log.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+
+    assert ended.json["events"] == 6
+    assert ended.json["head"] == json.loads((rk.folder / "log.jsonl.head.json").read_text())
+    assert [decode(json.dumps(line["event"]).encode()) for line in lines[1:]] == STORY
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_an_empty_log_is_exported_too(rk: Commands) -> None:
+    recorded(rk.folder / "state.db", [])
+
+    assert rk("audit", "export", "log.jsonl", "--engine", URL, "--json").json["events"] == 0
+    assert rk("audit", "verify", "log.jsonl").code == 0
+
+
+def test_an_existing_file_is_kept_without_force(rk: Commands, store: Path) -> None:
+    rk.write("mine", "log.jsonl")
+    ended = rk("audit", "export", "log.jsonl", "--engine", URL)
+
+    assert ended.code == 1
+    assert (rk.folder / "log.jsonl").read_text() == "mine"
+    assert rk("audit", "export", "log.jsonl", "--engine", URL, "--force").code == 0
+
+
+def test_an_export_that_cannot_be_written_names_what_was_given(rk: Commands, store: Path) -> None:
+    (rk.folder / "folder").mkdir()
+    missing = rk("audit", "export", "gone/below/log.jsonl", "--engine", URL)
+    assert (missing.code, "there is no folder gone/below" in missing.err) == (2, True), missing.err
+    for words in ([], ["--force"], ["--force", "--format", "csv"]):
+        ended = rk("audit", "export", "folder", "--engine", URL, *words)
+        assert (ended.code, "folder: is a folder" in ended.err) == (2, True), ended.err
+    below = rk("audit", "export", "state.db/log.jsonl", "--engine", URL)
+
+    assert (below.code, "state.db/log.jsonl: not a directory" in below.err) == (2, True), below.err
+    assert sorted(one.name for one in rk.folder.iterdir() if "log" in one.name) == []
+
+
+@pytest.mark.parametrize("words", [[], ["--force"], ["--format", "csv", "--force"]])
+def test_a_pipe_is_written_as_it_is_and_never_replaced(rk: Commands, store: Path, words: list[str]) -> None:
+    pipe = rk.folder / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        ended = rk("audit", "export", "pipe", "--engine", URL, *words)
+        text = os.read(reader, 65_536)
+    finally:
+        os.close(reader)
+
+    assert (ended.code, text.count(b"\n")) == (0, 7), ended.err
+    assert pipe.is_fifo()
+    assert not (rk.folder / "pipe.head.json").exists(), "no head beside a device"
+
+
+def test_a_link_to_a_file_stays_a_link(rk: Commands, store: Path) -> None:
+    (rk.folder / "link.jsonl").symlink_to("log.jsonl")
+
+    assert rk("audit", "export", "link.jsonl", "--engine", URL).code == 0
+    assert (rk.folder / "link.jsonl").is_symlink()
+    assert rk("audit", "verify", "log.jsonl").code == 0
+
+
+# analyse
+
+
+def test_the_analysis_tells_rates_and_means_by_category(rk: Commands, store: Path) -> None:
+    found = rk("audit", "analyse", "--engine", URL, "--json").json
+
+    assert found["events"] == 6
+    assert found["peak_per_minute"] == 3
+    assert found["categories"]["RETRY_KV_GET"]["success_rate"] == 0.0
+    assert found["categories"]["RETRY_KV_GET"]["avg_attempts"] == 3.0
+    assert found["categories"]["RETRY_NATS_PUBLISH"]["success_rate"] == 1.0
+    assert "RETRY_NATS_PUBLISH" in rk("audit", "analyse", "--engine", URL).out
+
+
+def test_a_rate_past_the_threshold_is_an_alert(rk: Commands, store: Path) -> None:
+    words = ("audit", "analyse", "--engine", URL, "--threshold", "2")
+
+    assert "alert: all categories: 3 retries per minute, above 2" in rk(*words).err
+    assert rk(*words, "--json").json["alerts"][0]["peak_per_minute"] == 3
+    assert (rk(*words).code, rk(*words, "--fail-on-alert").code) == (0, 1)
+    assert rk("audit", "analyse", "--engine", URL, "--threshold", "3", "--fail-on-alert").code == 0
+
+
+def test_an_analysis_can_begin_later_and_read_a_file(rk: Commands, store: Path) -> None:
+    rk("audit", "export", "log.jsonl", "--engine", URL)
+    found = rk("audit", "analyse", "log.jsonl", "--since", "2026-01-25T12:00:05Z", "--json").json
+
+    assert (found["events"], list(found["categories"])) == (3, ["(none)", "RETRY_NATS_PUBLISH"])
+
+
+def test_a_threshold_that_is_no_rate_is_refused(rk: Commands, store: Path) -> None:
+    ended = rk("audit", "analyse", "--engine", URL, "--threshold", "-1")
+
+    assert (ended.code, "--threshold" in ended.err) == (2, True)
+
+
+# the store that is meant
+
+
+def test_the_configured_engine_is_found_beside_the_configuration(rk: Commands) -> None:
+    (rk.folder / "deep").mkdir()
+    rk.write("engine: sqlite:kept/state.db\n")
+    recorded(rk.folder / "kept" / "state.db")
+    rk.environment.chdir(rk.folder / "deep")
+
+    assert rk("audit", "verify").code == 0
+
+
+def test_by_default_it_is_the_default_file(rk: Commands) -> None:
+    recorded(rk.folder / ".reefknot" / "state.db")
+
+    assert rk("audit", "replay", "--json").json["decisions"] == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["verify"], 69, "there is no store at"),
+        (["verify", "--engine", "sqlite:missing.db"], 69, "missing.db"),
+        (["verify", "missing.jsonl"], 66, "missing.jsonl"),
+        (["verify", "--engine", "memory:"], 2, "ends with the process"),
+        (["verify", "--engine", "postgres://x"], 2, "--engine"),
+        (["verify", "x.jsonl", "--engine", "sqlite:x.db"], 2, "not both"),
+        (["verify", "--config", "missing.yaml"], 78, "missing.yaml"),
+    ],
+)
+def test_a_store_that_cannot_be_had_is_reported_with_its_code(
+    rk: Commands, words: list[str], code: int, said: str
+) -> None:
+    ended = rk("audit", *words)
+
+    assert (ended.code, said in ended.err) == (code, True), ended.err
+    assert not list(rk.folder.rglob("*.db"))
+
+
+def test_a_damaged_file_is_65_and_another_programs_file_is_78(rk: Commands) -> None:
+    (rk.folder / "damaged.db").write_bytes(b"no database at all" * 100)
+    change(rk.folder / "foreign.db", "CREATE TABLE theirs (x)")
+
+    assert rk("audit", "verify", "--engine", "sqlite:damaged.db").code == 65
+    assert rk("audit", "verify", "--engine", "sqlite:foreign.db").code == 78
+
+
+# ---- long logs, no logs, books ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", ["replay", "analyse"])
+@pytest.mark.parametrize("text", ["", "hello\n", '{"a": 1}\n', "\x1b[2J\n", '{"event":{},"hash":"x","sequence":1}\n'])
+def test_a_file_that_is_no_log_is_named_with_what_was_expected(rk: Commands, verb: str, text: str) -> None:
+    rk.write(text, "notes.txt")
+    ended = rk("audit", verb, "notes.txt")
+
+    assert ended.code == 65
+    assert ended.out == ""
+    assert "notes.txt:1: this is not an audit log: expected" in ended.err
+    assert '"format":2' in ended.err
+    assert ended.err.replace("\n", "").isprintable()
+
+
+def test_a_replay_reports_which_books_are_not_in_the_log(rk: Commands) -> None:
+    told = BookStored(timestamp="", book_hash=content_hash(CONTENT), content=CONTENT)
+    with_books = [
+        msgspec.structs.replace(STORY[0], decision=msgspec.structs.replace(decision(1), book_hash=one))
+        for one in (content_hash(CONTENT), "0123456789abcdef")
+    ]
+    recorded(rk.folder / "state.db", [*with_books, told])
+    ended = rk("audit", "replay", "--engine", URL)
+
+    assert ended.code == 0
+    assert "Missing from the log: 1 of the policy books that were in force (0123456789ab)" in ended.err
+    assert rk("audit", "replay", "--engine", URL, "--json").json["books"] == 1
+
+
+def test_a_book_that_was_changed_is_a_difference(rk: Commands) -> None:
+    recorded(rk.folder / "state.db", [BookStored(timestamp="", book_hash="f" * 64, content=CONTENT)])
+    ended = rk("audit", "replay", "--engine", URL)
+
+    assert ended.code == 65
+    assert "event 1 (book_stored): recorded: book ffffffffffff" in ended.out
+
+
+CONTENT: dict[str, Any] = {"operations": {"KV_GET": {"max_attempts": 9}}}
+
+
+def body_of(kind: str, work: str = "w", **fields: str) -> bytes:
+    return msgspec.json.encode({"event_type": kind, "work_id": work, **fields}, order="sorted")
+
+
+def test_events_in_an_export_have_the_ids_of_the_submission_of_their_own_tenant() -> None:
+    known, long, other = SubmittedIds(), "tenant-of-many-letters", "another-tenant-of-letters"
+    known.index_of(body_of("submitted", tenant_id=long, correlation_id="c", trace_id="t"))
+    known.index_of(body_of("submitted", tenant_id=other, correlation_id="d", trace_id="u"))
+    assert known.index_of(body_of("completed", tenant_id=long)) == EventIndex("completed", "c", "t", "w")
+    assert known.index_of(body_of("routing", tenant_hash=tenant_hash(other))) == EventIndex("routing", "d", "u", "w")
+    assert known.index_of(body_of("completed")) == EventIndex("completed", None, None, "w")
+    assert known.index_of(body_of("requeued", tenant_id=long)) == EventIndex("requeued", None, None, "w")
+    filed = EventIndex("completed", "x", None, "w")
+    assert known.index_of(body_of("completed", tenant_id=long), filed) == filed
+    assert known.index_of(b"[") == EventIndex()
+
+
+def test_an_export_says_the_ids_of_work_whose_submission_it_does_not_remember(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit_files, "MOST_SUBMISSIONS", 2)
+    known = SubmittedIds()
+    for work in ("a", "b", "c"):
+        known.index_of(body_of("submitted", work, correlation_id=f"of {work}"))
+    found = [known.index_of(body_of("completed", work)).correlation_id for work in ("a", "b", "c")]
+    assert found == [None, "of b", "of c"]
+    line = audit_files._exported_line("0" * 16, kept_as("a", "of a"), known)
+    assert b'"filed":{"event_type":"completed","correlation_id":"of a"' in line
+    assert b'"filed"' not in audit_files._exported_line("0" * 16, kept_as("b", "of b"), known)
+
+
+def kept_as(work: str, correlation: str) -> KeptEntry:
+    return KeptEntry(1, "0" * 64, AuditEntry(body_of("completed", work), "completed", 0, correlation, None, work))

@@ -1,0 +1,278 @@
+"""`reefknot dashboard` and the dashboard of `up`: what cannot be served is refused, with what to do about it."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+from reefknot.console.cli import serve
+from reefknot.console.dashboard import server
+from reefknot.stores.sqlite import SqliteStore
+from tests.unit.console.cli import work_items
+from tests.unit.console.cli.running import Commands
+
+CERTIFICATE = Path(__file__).parents[2] / "integration" / "localhost.pem"
+TOKEN = "a-token-that-is-long-enough"
+
+
+@pytest.fixture
+def rk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Commands:
+    return Commands(tmp_path, monkeypatch, capsys)
+
+
+@pytest.fixture
+def store(rk: Commands) -> Path:
+    path = rk.folder / ".reefknot" / "state.db"
+    work_items.submitted(path, "known")
+    return path
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """A port that somebody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        yield other.getsockname()[1]
+
+
+# ---- the port --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "ways"),
+    [
+        (("dashboard", "--port", "{}"), "--port or dashboard.port"),
+        (("up", "--for", "0"), "dashboard.port or REEFKNOT__DASHBOARD__PORT"),
+    ],
+)
+def test_a_port_in_use_that_somebody_chose_is_an_error(
+    rk: Commands, store: Path, taken: int, words: tuple[str, ...], ways: str
+) -> None:
+    rk.environment.setenv("REEFKNOT__DASHBOARD__PORT", str(taken))
+
+    ended = rk(*(word.format(taken) for word in words))
+
+    assert ended.code == 75
+    assert f"127.0.0.1:{taken}: the port is in use" in ended.err
+    assert f"choose another with {ways} (0 takes a free one)" in ended.err
+
+
+def test_the_usual_port_in_use_is_replaced_by_a_free_one(
+    rk: Commands, store: Path, taken: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "DEFAULT_PORT", taken)
+
+    ended, told, system = rk("dashboard", "--for", "0", "--json"), rk("dashboard", "--for", "0"), rk("up", "--for", "1")
+
+    assert ended.code == told.code == system.code == 0
+    assert ended.json["url"].startswith("http://127.0.0.1:")
+    assert f":{taken}/" not in ended.json["url"]
+    for one in (told, system):
+        lines = [line for line in one.err.splitlines() if "dashboard" in line]
+        assert lines[0] == "the dashboard's usual port is in use, so it has a free one"
+        assert lines[1].startswith("dashboard: http://127.0.0.1:")
+
+
+@pytest.mark.parametrize("words", [("dashboard", "--for", "0"), ("up", "--for", "1")], ids=["dashboard", "up"])
+def test_the_address_has_the_token_that_was_made_only_on_a_terminal_also_as_a_line_of_json(
+    rk: Commands, store: Path, words: tuple[str, ...]
+) -> None:
+    rk.environment.setenv("REEFKNOT__DASHBOARD__PORT", "0")
+    for form in ("text", "json"):
+        elsewhere = rk(*words, "--log-format", form)
+        assert "token=" not in elsewhere.err + elsewhere.out
+        assert re.search(r"http://127\.0\.0\.1:\d+/", elsewhere.err)
+        (path,) = re.findall(r"log in with the address in (\S+\.url), which only this user can read", elsewhere.err)
+        assert Path(path).parent == store.parent
+        assert not Path(path).exists(), "it ends with the server"
+
+    rk.environment.setattr(serve, "is_terminal", lambda stream: stream is sys.stderr)
+    as_text, as_json = rk(*words, "--log-format", "text"), rk(*words, "--log-format", "json")
+
+    assert re.search(r"^dashboard: http://127\.0\.0\.1:\d+/#token=[\w-]{43}$", as_text.err, re.MULTILINE)
+    lines = [json.loads(line) for line in as_json.err.splitlines()]
+    (address,) = [line["url"] for line in lines if line["message"] == "dashboard"]
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/#token=[\w-]{43}", address)
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("--port", "70000"), "--port: 70000 is not accepted: a port from 0 to 65535"),
+        (("--port", "-1"), "--port: -1 is not accepted: a port from 0 to 65535"),
+        (("--host", ""), "--host: '' is not accepted"),
+        (("--for", "-1"), "--for: -1 is not accepted"),
+    ],
+)
+def test_values_that_are_not_accepted(rk: Commands, store: Path, words: tuple[str, ...], named: str) -> None:
+    ended = rk("dashboard", *words)
+
+    assert (ended.code, ended.out) == (2, "")
+    assert named in ended.err
+
+
+def test_an_address_that_this_machine_does_not_have_is_refused(rk: Commands, store: Path) -> None:
+    rk.write(f"dashboard: {{tls_certificate: {CERTIFICATE}, tls_key: {CERTIFICATE}, operator_token: env:TOKEN}}")
+    rk.environment.setenv("TOKEN", TOKEN)
+
+    ended = rk("dashboard", "--host", "192.0.2.1", "--port", "0")
+
+    assert ended.code == 78
+    assert "the dashboard cannot be served on 192.0.2.1:0: " in ended.err
+    assert "check --host and --port" in ended.err
+
+
+# ---- TLS and tokens --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org"])
+@pytest.mark.parametrize("words", [("dashboard", "--host", "{}"), ("up", "--for", "0")])
+def test_another_address_without_tls_and_tokens_is_refused_with_the_settings(
+    rk: Commands, store: Path, host: str, words: tuple[str, ...]
+) -> None:
+    rk.environment.setenv("REEFKNOT__DASHBOARD__HOST", f'"{host}"')
+
+    ended = rk(*(word.format(host) for word in words))
+
+    assert ended.code == 78
+    for name in ("tls_certificate", "tls_key", "operator_token"):
+        assert f"dashboard.{name}" in ended.err
+    assert ("dashboard.allowed_hosts" in ended.err) is (host in ("0.0.0.0", "::"))
+
+
+@pytest.mark.parametrize(
+    ("section", "missing"),
+    [
+        (f"{{tls_certificate: {CERTIFICATE}, tls_key: {CERTIFICATE}}}", "dashboard.operator_token"),
+        ("{operator_token: env:TOKEN}", "dashboard.tls_certificate"),
+    ],
+)
+def test_tls_alone_and_a_token_alone_are_not_enough(rk: Commands, store: Path, section: str, missing: str) -> None:
+    rk.write(f"dashboard: {section}")
+    rk.environment.setenv("TOKEN", TOKEN)
+
+    ended = rk("dashboard", "--host", "192.0.2.1")
+
+    assert ended.code == 78
+    assert f"set {missing}" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("section", "named"),
+    [
+        ("{operator_token: env:NOT_THERE}", "there is no such environment variable"),
+        ("{operator_token: env:SHORT}", "the token is too short; accepted: at least 16 characters"),
+        ("{operator_token: env:TOKEN, reader_token: env:TOKEN}", "operator_token and reader_token are the same"),
+        ("{operator_token: written-in-the-file}", "accepted: a reference, env:NAME or file:PATH"),
+        ("{tls_certificate: cert.pem}", "tls_certificate and tls_key belong together"),
+        ("{tls_certificate: cert.pem, tls_key: cert.pem}", "cert.pem cannot be used"),
+        ("{port: 70000}", "dashboard.port"),
+        ("{prot: 1}", "unknown key; accepted: allowed_hosts, enabled, host"),
+    ],
+)
+@pytest.mark.parametrize("words", [("dashboard", "--for", "0"), ("up", "--for", "0")], ids=["dashboard", "up"])
+def test_a_section_that_cannot_be_used_is_refused(
+    rk: Commands, store: Path, section: str, named: str, words: tuple[str, ...]
+) -> None:
+    rk.write(f"dashboard: {section}")
+    rk.environment.setenv("TOKEN", TOKEN)
+    rk.environment.setenv("SHORT", "too-short-token")
+
+    ended = rk(*words)
+
+    assert (ended.code, ended.out) == (78, "")
+    assert named in ended.err
+    assert "too-short-token" not in ended.err
+    assert "written-in-the-file" not in ended.err
+
+
+def test_a_configured_token_is_never_printed(rk: Commands, store: Path) -> None:
+    rk.write("dashboard: {operator_token: env:TOKEN, port: 0}")
+    rk.environment.setenv("TOKEN", TOKEN)
+
+    told, as_json = rk("dashboard", "--for", "0"), rk("dashboard", "--for", "0", "--json")
+    lines, system = rk("dashboard", "--for", "0", "--log-format", "json"), rk("up", "--for", "1")
+
+    assert told.code == as_json.code == lines.code == system.code == 0
+    for one in (told, lines, system):
+        assert "log in with the token of dashboard.operator_token (env:TOKEN)" in one.err
+    assert as_json.json["token"] is None
+    assert TOKEN not in "".join(one.err + one.out for one in (told, as_json, lines, system))
+    assert "#token" not in told.err + lines.err + system.err
+
+
+def test_each_start_makes_another_token(rk: Commands, store: Path) -> None:
+    tokens = {rk("dashboard", "--for", "0", "--port", "0", "--json").json["token"] for _ in range(2)}
+
+    assert len(tokens) == 2
+    assert {len(one) for one in tokens} == {43}, "32 random bytes"
+
+
+def test_a_missing_package_is_named_with_its_extra(rk: Commands, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "NEEDED", ("starlette", "no_such_package"))
+
+    ended, system = rk("dashboard", "--for", "0"), rk("up", "--for", "0")
+
+    assert ended.code == 78
+    assert "pip install '.[dashboard]' in a checkout (missing: no_such_package)" in ended.err
+    assert system.code == 0
+    assert sum("'.[dashboard]'" in line for line in system.err.splitlines()) == 1
+
+
+def test_a_dashboard_that_is_switched_off_is_not_served(rk: Commands, store: Path) -> None:
+    rk.environment.setenv("REEFKNOT__DASHBOARD__ENABLED", "false")
+
+    ended = rk("up", "--for", "0")
+
+    assert ended.code == 0
+    assert "dashboard" not in ended.err
+
+
+# ---- the store -------------------------------------------------------------------------------------------------------
+
+
+def test_a_store_that_is_missing_is_named(rk: Commands) -> None:
+    ended = rk("dashboard", "--engine", "sqlite:nothing.db")
+
+    assert ended.code == 69
+    assert "there is no store at" in ended.err
+    assert not (rk.folder / "nothing.db").exists()
+
+
+def test_a_store_of_a_newer_version_is_refused(rk: Commands, store: Path) -> None:
+    connection = apsw.Connection(str(store))
+    connection.pragma("user_version", 9999)
+    connection.close()
+
+    ended = rk("dashboard", "--for", "0")
+
+    assert ended.code == 78
+    assert "newer" in ended.err
+
+
+def test_a_store_that_is_locked_is_told_as_such(rk: Commands, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    defaults: dict[str, Any] = SqliteStore.__init__.__kwdefaults__ or {}
+    monkeypatch.setitem(defaults, "patience", 0.2)
+    other = apsw.Connection(str(store))
+    try:
+        other.execute("PRAGMA locking_mode = EXCLUSIVE; BEGIN EXCLUSIVE").fetchall()
+        ended = rk("dashboard", "--for", "0")
+    finally:
+        other.close()
+
+    assert (ended.code, "locked for too long" in ended.err) == (75, True), ended.err
+    assert rk("dashboard", "--for", "0", "--port", "0").code == 0, "the control: nobody locks it any more"
+
+
+def test_a_store_in_memory_is_of_the_process_that_has_it(rk: Commands) -> None:
+    ended = rk("dashboard", "--engine", "memory:")
+
+    assert ended.code == 2
+    assert "memory: ends with the process that opened it" in ended.err

@@ -1,0 +1,321 @@
+"""The executable itself: start-up cost, exit codes, closed and full streams, encodings and terminals."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import subprocess
+import sys
+from pathlib import Path
+
+import apsw
+import pytest
+
+import reefknot
+from tests.unit.console.cli.audit_events import attempt, entry, in_store
+
+EXECUTABLE = Path(sys.executable).with_name("reefknot")
+
+
+def run(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(EXECUTABLE), *words],
+        cwd=cwd,
+        env={"PATH": os.environ["PATH"], "HOME": str(cwd), **environment},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+
+def test_the_version_loads_nothing_that_it_does_not_need(tmp_path: Path) -> None:
+    program = (
+        "import sys; from reefknot.console.cli import main; main(['--version']);"
+        "print(sorted({'cyclopts', 'pydantic', 'rich', 'yaml', 'msgspec', 'asyncio'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True)
+
+    assert done.stdout.splitlines()[1] == "[]"
+
+
+def test_an_answer_from_the_built_in_book_loads_neither_what_draws_nor_what_reads_files(tmp_path: Path) -> None:
+    program = (
+        "import sys; from reefknot.console.cli import main;"
+        "main(['policy', 'explain', 'block:http', '--status', '429', '--json']);"
+        "print(sorted(name for name in sys.modules if name.startswith(('rich.', 'pydantic', 'yaml', 'asyncio'))),"
+        " file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=30, check=True
+    )
+
+    assert done.stderr == "[]\n"
+
+
+@pytest.mark.parametrize(("words", "loaded"), [("job list", False), ("quarantine list", True)])
+def test_who_only_looks_at_jobs_does_not_load_what_checks_a_configuration(
+    tmp_path: Path, words: str, loaded: bool
+) -> None:
+    """The second one is the control."""
+    in_store(tmp_path / "state.db", lambda store: store.audit.append([entry(attempt(1))]))
+    (tmp_path / "reefknot.yaml").write_text("engine: sqlite:state.db\n")
+    program = (
+        f"import sys; from reefknot.console.cli import main; code = main({words.split()});"
+        "print(code, 'pydantic' in sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
+    )
+
+    assert done.stderr.splitlines()[-1] == f"0 {loaded}"
+
+
+STEPS = """
+import sys
+import reefknot
+
+@reefknot.block("own.loaded")
+async def loaded(inputs, context):
+    return {"loaded": [name for name in ("httpcore2", "httpx2") if name in sys.modules]}
+"""
+
+
+def test_a_run_without_a_request_does_not_load_the_http_library(tmp_path: Path) -> None:
+    (tmp_path / "steps.py").write_text(STEPS)
+    (tmp_path / "work.jsonl").write_text('{"assignment_id": "a", "request_id": "r", "job": {"type": "own.loaded"}}')
+    words = ["run", "work.jsonl", "--module", "steps", "--results", "out.jsonl"]
+    done = subprocess.run(
+        [sys.executable, "-m", "reefknot", *words], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
+    )
+
+    assert json.loads((tmp_path / "out.jsonl").read_text())["output"] == {"loaded": []}, done.stderr
+
+
+@pytest.mark.parametrize("alias", ["reefknot", "rk"])
+def test_the_executable_answers(tmp_path: Path, alias: str) -> None:
+    done = subprocess.run(
+        [EXECUTABLE.with_name(alias), "policy", "explain", "block:http", "--status", "404", "--json"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert '"decision": "stop"' in done.stdout
+
+
+def test_the_module_answers_too(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "reefknot", "--version"], capture_output=True, text=True, timeout=30, check=True
+    )
+
+    assert done.stdout == f"reefknot {reefknot.__version__}\n"
+
+
+def test_the_executable_ends_with_the_code_of_the_error(tmp_path: Path) -> None:
+    assert run("policy", "show", "connector:imap", cwd=tmp_path).returncode == 2
+
+
+def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
+    """`reefknot config schema | head -1`"""
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        done = subprocess.run(
+            [str(EXECUTABLE), "config", "schema"],
+            cwd=tmp_path,
+            stdout=write,
+            stderr=subprocess.PIPE,
+            timeout=30,
+            check=False,
+        )
+    finally:
+        os.close(write)
+
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_an_output_that_cannot_hold_a_character_gets_an_escape(tmp_path: Path) -> None:
+    done = run("policy", "schedule", "block:http", cwd=tmp_path, PYTHONIOENCODING="ascii")
+
+    assert done.returncode == 0, done.stderr
+    assert "4 attempts (1 + 3 retries)" in done.stdout
+
+
+def test_an_output_that_is_full_is_reported_once(tmp_path: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [str(EXECUTABLE), "config", "schema"],
+            cwd=tmp_path,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            timeout=30,
+            check=False,
+        )
+
+    assert (done.returncode, done.stderr) == (74, b"reefknot: stdout: no space left on device\n")
+
+
+def shell(line: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """A line of bash, in which `reefknot` is the executable."""
+    words = ["bash", "-c", line.replace("reefknot", str(EXECUTABLE))]
+    return subprocess.run(words, cwd=cwd, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("command", ["--version", "--help", "policy list", "config schema --json"])
+@pytest.mark.parametrize("errors", ["", "2>/dev/full"])
+def test_an_output_that_cannot_be_written_is_74_for_every_command(tmp_path: Path, command: str, errors: str) -> None:
+    done = shell(f"reefknot {command} >/dev/full {errors}", tmp_path)
+
+    assert done.returncode == 74
+    assert done.stderr == ("" if errors else "reefknot: stdout: no space left on device\n")
+
+
+def tampered(path: Path) -> Path:
+    """A store in which every event was changed; `audit verify` prints more than a pipe's buffer holds."""
+    in_store(path, lambda store: store.audit.append([entry(attempt(number)) for number in range(300)]))
+    connection = apsw.Connection(str(path))
+    connection.execute("UPDATE audit SET body = replace(body, 'it broke', 'it never broke')")
+    connection.close()
+    return path
+
+
+UNGUARDED = "import sys; from reefknot.console.cli.app import run; sys.exit(run(sys.argv[1:]))"
+
+
+def test_a_reader_that_goes_away_does_not_change_the_exit_code(tmp_path: Path) -> None:
+    """`audit verify | head -1`, by a reader that is gone before the first line, and by `head` itself."""
+    store = f"--engine sqlite:{tampered(tmp_path / 'state.db')}"
+    for words in ("audit verify", "audit verify --json", "store check"):
+        for reader in ("true", "head -1", "head -c 1"):
+            done = shell(f"reefknot {words} {store} | {reader} >/dev/null; exit ${{PIPESTATUS[0]}}", tmp_path)
+            assert done.returncode == 65, (words, reader, done.stderr)
+            assert "Traceback" not in done.stderr
+            assert "Broken" not in done.stderr
+
+
+def test_without_the_guard_of_stdout_the_exit_code_is_lost(tmp_path: Path) -> None:
+    """The control: the same command over a stdout that raises when its reader is gone."""
+    engine = f"sqlite:{tampered(tmp_path / 'state.db')}"
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", UNGUARDED, "store", "check", "--engine", engine],
+            stdout=write,
+            stderr=subprocess.DEVNULL,
+            timeout=60,
+            check=False,
+        )
+    finally:
+        os.close(write)
+
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_messages_are_written_at_once(tmp_path: Path, unbuffered: str) -> None:
+    """Whoever reads a pipe or a file sees that a system is up before it ends."""
+    process = subprocess.Popen(
+        [str(EXECUTABLE), "up", "--engine", "memory:"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        assert process.stderr is not None
+        ready, _, _ = select.select([process.stderr], [], [], 60)
+        assert ready
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_following_ends_when_nobody_reads(tmp_path: Path) -> None:
+    """`audit tail --follow | head -1` ends with the next event after `head` has."""
+    path = tmp_path / "state.db"
+    in_store(path, lambda store: store.audit.append([entry(attempt(1))]))
+    following = subprocess.Popen(
+        [str(EXECUTABLE), "audit", "tail", "--follow", "--engine", f"sqlite:{path}"], stdout=subprocess.PIPE
+    )
+    assert following.stdout is not None
+    assert following.stdout.readline()
+    following.stdout.close()
+    in_store(path, lambda store: store.audit.append([entry(attempt(2))]))
+
+    assert following.wait(timeout=60) == 0
+
+
+@pytest.mark.parametrize("command", ["submit -", "run -", "run - --results out.jsonl"])
+@pytest.mark.parametrize("stdin", ["<&-", "0>written"])
+def test_a_closed_stdin_is_a_usage_error(tmp_path: Path, command: str, stdin: str) -> None:
+    done = shell(f"reefknot {command} {stdin}", tmp_path)
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("reefknot: -: stdin is closed; accepted: one assignment per line, on stdin")
+    assert not (tmp_path / ".reefknot").exists(), "nothing was started"
+
+
+def test_an_empty_stdin_is_no_error(tmp_path: Path) -> None:
+    """The control: nothing to read is not the same as nothing to read from."""
+    done = shell("reefknot submit - --json </dev/null", tmp_path)
+
+    assert (done.returncode, '"handed_in": []' in done.stdout) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("policy list >&-", 0),
+        ("--version >&-", 0),
+        ("policy list >&- 2>&-", 0),
+        ("policy show connector:x 2>&-", 2),
+        ("policy show connector:x 2>/dev/full", 2),
+        ("config check gone.yaml >&- 2>&-", 78),
+    ],
+)
+def test_closed_streams_change_no_exit_code(tmp_path: Path, line: str, code: int) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f"{EXECUTABLE} {line}"], cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False
+    )
+
+    assert done.returncode == code
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def on_a_terminal(cwd: Path, **environment: str) -> str:
+    """What a command writes to a terminal."""
+    ours, theirs = os.openpty()
+    try:
+        done = subprocess.run(
+            [str(EXECUTABLE), "policy", "templates"],
+            cwd=cwd,
+            env={"PATH": os.environ["PATH"], "HOME": str(cwd), "TERM": "xterm-256color", **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=theirs,
+            stderr=subprocess.DEVNULL,
+            timeout=30,
+            check=False,
+        )
+        assert done.returncode == 0
+        return os.read(ours, 65536).decode()
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
+COLOUR = re.compile(r"\x1b\[(?:\d+;)*3[0-9](?:;\d+)*m")
+
+
+def test_a_terminal_gets_colours_unless_it_wants_none(tmp_path: Path) -> None:
+    assert COLOUR.search(on_a_terminal(tmp_path))
+    assert not COLOUR.search(on_a_terminal(tmp_path, NO_COLOR="1"))

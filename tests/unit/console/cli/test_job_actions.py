@@ -1,0 +1,181 @@
+"""`quarantine show --payload-only` and `quarantine requeue --payload`: an edited payload as a new version."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from reefknot.ingest.jobs import IngestionJob
+from reefknot.queue.model.work import Quarantine, WorkItem
+from reefknot.queue.port.work_queue import Settlement
+from reefknot.stores.port.store import Store
+from tests.unit.console.cli import work_items
+from tests.unit.console.cli.audit_events import in_store
+from tests.unit.console.cli.running import Commands
+
+
+@pytest.fixture
+def store(rk: Commands) -> Path:
+    path = rk.folder / ".reefknot" / "state.db"
+    work_items.quarantined(path, "order", payload={"city": "Bonn", "rows": [1, 2]})
+    work_items.failed_job(path, IngestionJob("import", "own_sea", "notes", {"folder": "Wokr"}))
+    return path
+
+
+def edited(rk: Commands, text: object) -> str:
+    return str(rk.write(text if isinstance(text, str) else json.dumps(text), "edited.json"))
+
+
+def test_the_payload_is_printed_edited_and_given_back_as_the_next_version(rk: Commands, store: Path) -> None:
+    before = work_items.item(store, "order")
+    printed = rk("quarantine", "show", "order", "--payload-only")
+    assert (json.loads(printed.out), printed.err) == ({"city": "Bonn", "rows": [1, 2]}, "")
+    file = edited(rk, printed.out.replace("Bonn", "Rome"))
+
+    dry = rk("quarantine", "requeue", "order", "--payload", file, "--dry-run")
+    assert (dry.code, dry.out.splitlines()[-1]) == (0, "order would be replaced by order~2")
+    assert '-  "city": "Bonn",\n+  "city": "Rome",' in dry.out
+    assert work_items.item(store, "order") == before
+
+    done = rk("quarantine", "requeue", "order", "--payload", file, "--because", "a typo", "--as", "ann", "--json")
+    assert (done.code, done.json["requeued"], done.json["replaces"]) == (0, ["order~2"], "order")
+    old, new = work_items.item(store, "order"), work_items.item(store, "order~2")
+    assert (old.state.value, old.payload, old.history[:-1]) == ("discarded", before.payload, before.history)
+    assert (old.history[-1].why, old.history[-1].who) == ("replaced by order~2", "ann")
+    body = json.loads(new.payload)
+    assert (body["assignment_id"], body["job"]["payload"]) == ("order~2", {"city": "Rome", "rows": [1, 2]})
+    assert (new.state.value, new.resource_class, new.pool) == ("pending", "router", "cpu")
+    assert [(one.what, one.why, one.who) for one in new.history] == [("replaces", "order: a typo", "ann")]
+    action = next(one for one in work_items.events(store) if one.event_type == "operator_action")
+    assert (action.actor, action.subject) == ("ann", "order")  # type: ignore[union-attr]
+    assert action.details == {  # type: ignore[union-attr]
+        "count": 1,
+        "ids": ["order"],
+        "replaced_by": "order~2",
+        "reason": "a typo",
+    }
+    assert [one.work_id for one in work_items.events(store) if one.event_type == "submitted"] == ["order~2"]
+
+
+def test_a_job_of_a_source_goes_on_with_another_payload_in_its_own_class(rk: Commands, store: Path) -> None:
+    printed = rk("quarantine", "show", "import", "--payload-only").out
+    file = edited(rk, printed.replace("Wokr", "Work"))
+
+    assert rk("quarantine", "requeue", "import", "--payload", file).out == "import replaced by import~2\n"
+    job = IngestionJob.of(work_items.item(store, "import~2"))
+    assert (job.payload, job.source, job.is_sync) == ({"folder": "Work"}, "notes", False)
+    assert work_items.item(store, "import~2").resource_class == "ingest.notes"
+
+
+def test_a_command_that_was_cut_off_may_be_given_again_and_another_edit_is_refused(rk: Commands, store: Path) -> None:
+    file = edited(rk, {"city": "Rome"})
+    for _ in range(2):
+        ended = rk("quarantine", "requeue", "order", "--payload", file)
+        assert (ended.code, ended.out) == (0, "order replaced by order~2\n")
+    assert len(work_items.operator_actions(store)) == 1
+
+    ended = rk("quarantine", "requeue", "order", "--payload", edited(rk, {"city": "Oslo"}))
+    assert (ended.code, "there is a job order~2 already, with another payload" in ended.err) == (1, True)
+    assert json.loads(work_items.item(store, "order~2").payload)["job"]["payload"] == {"city": "Rome"}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[1]", "not an object"),
+        ('{"city": ', "not JSON in UTF-8"),
+        ('{"a": 1, "a": 2}', "a: the key stands twice"),
+        ('{"city": "Bonn", "rows": [1, 2]}', "it is the payload that order has already"),
+        ('{"city": "[redacted]"}', "stands for a part that was hidden"),
+        pytest.param("x" * 9_000_000, "longer than", id="long"),
+    ],
+)
+def test_a_payload_that_cannot_be_one_is_refused_and_nothing_is_changed(
+    rk: Commands, store: Path, text: str, said: str
+) -> None:
+    ended = rk("quarantine", "requeue", "order", "--payload", edited(rk, text))
+
+    assert (ended.code, said in ended.err) == (2, True), ended.err
+    assert work_items.item(store, "order").state.value == "quarantined"
+    assert work_items.item(store, "order~2") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (".", ".: is a folder; accepted: a file with the payload as JSON, or - for stdin"),
+        ("", "the name of the file is empty; accepted: a file with the payload as JSON, or - for stdin"),
+        ("--dry-run", "'--dry-run' begins like an option; accepted: a file with the payload as JSON"),
+        ("/dev/zero", "/dev/zero: is a device; accepted: a file with the payload as JSON"),
+        ("nowhere.json", "nowhere.json: there is no such file"),
+    ],
+)
+def test_a_name_that_is_no_file_is_refused_by_its_flag(rk: Commands, store: Path, name: str, said: str) -> None:
+    ended = rk("quarantine", "requeue", "order", "--payload", name)
+
+    assert ended.code == (66 if name == "nowhere.json" else 2)
+    assert ended.err.startswith(f"reefknot: --payload: {said}")
+    assert "assignment" not in ended.err
+
+
+@pytest.mark.parametrize("words", [("order", "import"), (), ("order", "--all"), ("order", "--type", "x")])
+def test_a_payload_is_that_of_one_job(rk: Commands, store: Path, words: tuple[str, ...]) -> None:
+    ended = rk("quarantine", "requeue", *words, "--payload", edited(rk, {}))
+
+    assert (ended.code, "accepted with the id of one job" in ended.err) == (2, True)
+
+
+def test_what_has_no_payload_to_edit_says_so(rk: Commands, store: Path) -> None:
+    work_items.failed_job(store, IngestionJob("one", "own_sea", "notes", item="a.md"))
+    work_items.failed_job(store, IngestionJob("sync", "own_sea", "notes"))
+    work_items.failed_job(store, IngestionJob("broken", "own_sea", "notes"), b"\xff no json")
+
+    def said(*words: str) -> tuple[int, str]:
+        ended = rk("quarantine", *words)
+        return ended.code, ended.err
+
+    for text in ({"city": "Rome"}, {}):  # as `show --payload-only` prints it
+        assert said("requeue", "one", "--payload", edited(rk, text))[0] == 2
+        assert "only fetches 'a.md' again" in said("requeue", "one", "--payload", edited(rk, text))[1]
+        assert "sync is a sync of notes and has no payload" in said("requeue", "sync", "--payload", edited(rk, text))[1]
+    for name in ("one", "sync"):
+        shown = rk("quarantine", "show", name, "--payload-only")
+        assert (shown.code, shown.out, "has no payload to edit" in shown.err) == (0, "{}\n", True)
+    emptied = said("requeue", "import", "--payload", edited(rk, {}))
+    assert (emptied[0], "without a payload import would be a sync of notes" in emptied[1]) == (2, True)
+    file = edited(rk, {"city": "Rome"})
+    assert "cannot be read as a job" in said("requeue", "broken", "--payload", file)[1]
+    assert said("show", "broken", "--payload-only")[0] == 1
+    assert said("requeue", "nobody", "--payload", file)[0] == 1
+    assert "'nobody' is not in quarantine: there is no such job" in said("requeue", "nobody", "--payload", file)[1]
+    assert said("requeue", "order", "--payload", "nowhere.json")[0] == 66
+
+
+def test_secrets_are_hidden_and_said_to_be(rk: Commands, store: Path) -> None:
+    work_items.quarantined(store, "secret")
+    printed = rk("quarantine", "show", "secret", "--payload-only")
+
+    assert "hunter2" not in printed.out
+    assert "write their values in place of that" in printed.err
+    file = edited(rk, {"path": "b.txt", "password": "hunter2hunter2"})
+    dry = rk("quarantine", "requeue", "secret", "--payload", file, "--dry-run")
+    assert (dry.code, "hunter2" in dry.out) == (0, False)
+
+
+def test_a_version_of_a_version_counts_on_and_keeps_its_tenant(rk: Commands, store: Path) -> None:
+    async def work(store: Store) -> None:
+        assignment = {"assignment_id": "x~2", "request_id": "r", "job": {"type": "t"}, "tenant_id": "acme"}
+        item = WorkItem("acme|x~2", "t", tenant_id="acme", payload=json.dumps(assignment).encode())
+        await store.work.enqueue([item])
+        (held,) = await store.work.claim(1, owner="o", classes=("cpu",))
+        settlement = Settlement(held.id, "o", held.fence, Quarantine("bad"))
+        assert await store.work.settle([settlement]) == [True]
+
+    in_store(store, work)
+    ended = rk("quarantine", "requeue", "x~2", "--tenant", "acme", "--payload", edited(rk, {"a": 1}))
+
+    assert ended.out == "x~2 replaced by x~3\n"
+    new = work_items.item(store, "acme|x~3")
+    assert (new.tenant_id, json.loads(new.payload)["tenant_id"]) == ("acme", "acme")

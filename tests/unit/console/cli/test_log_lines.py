@@ -1,0 +1,177 @@
+"""Log lines of commands: their two forms, what is kept out of them, and that logging is as before afterwards."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+
+import pytest
+
+from reefknot.console.cli.live_output import LogFlags
+from reefknot.console.cli.output import say
+from reefknot.console.logs import JsonLines, TextLines
+from reefknot.console.operations.values import ParameterUseError
+from reefknot.runtime.redaction import add_secrets, remove_secrets
+from tests.unit.console.cli.running import Commands
+
+STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}[+-]\d\d:\d\d"
+OURS = logging.getLogger("reefknot")
+
+
+def logged(capsys: pytest.CaptureFixture[str], flags: LogFlags, *, feed: bool = False) -> list[str]:
+    """The lines on stderr of one line of each level, a retry, an audited event and a message."""
+    with flags.applied(feed=feed):
+        for level in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR):
+            OURS.log(level, "at %s", logging.getLevelName(level).lower())
+        OURS.warning("tried again", extra={"decision": "retry", "attempt": 1, "work_id": "a"})
+        logging.getLogger("reefknot.audit").info("audited")
+        say("a message")
+    return capsys.readouterr().err.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("level", "kept"),
+    [
+        ("debug", ["at debug", "at info", "at warning", "at error", "tried again"]),
+        ("info", ["at info", "at warning", "at error", "tried again"]),
+        ("warning", ["at warning", "at error", "tried again"]),
+        ("error", ["at error"]),
+    ],
+)
+def test_lines_from_a_level_on_are_printed_and_audited_events_always(
+    level: str, kept: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = logged(capsys, LogFlags(log_level=level, log_format="text"))
+
+    assert lines.pop() == "a message"
+    assert [line.split(": ", 1)[1] for line in lines] == [*kept, "audited"]
+    assert all(re.match(rf"{STAMP} [A-Z]+ reefknot", line) for line in lines)
+
+
+def test_as_json_messages_are_lines_too_and_a_retry_has_its_fields(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [json.loads(line) for line in logged(capsys, LogFlags(log_format="json"))]
+
+    assert [line["message"] for line in lines] == ["at warning", "at error", "tried again", "audited", "a message"]
+    assert (lines[2]["attempt"], lines[2]["work_id"], lines[2]["level"]) == (1, "a", "warning")
+    assert lines[-1]["logger"] == "reefknot.cli"
+    assert all(re.fullmatch(STAMP, line["time"]) for line in lines)
+
+
+def test_beside_a_live_feed_attempts_are_not_logged_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "tried again" not in " ".join(logged(capsys, LogFlags(log_format="text"), feed=True))
+    assert "tried again" in " ".join(logged(capsys, LogFlags(log_format="json"), feed=True))
+
+
+@pytest.mark.parametrize("words", [("up",), ("worker", "start"), ("router", "start"), ("dashboard",)], ids=" ".join)
+def test_without_a_terminal_everything_that_a_service_says_is_a_line_of_json(
+    rk: Commands, words: tuple[str, ...]
+) -> None:
+    rk.environment.delenv("REEFKNOT_LOG_FORMAT")
+    rk.environment.setenv("REEFKNOT__DASHBOARD__PORT", "0")
+    assert rk("submit", "--type", "fs.blob_get", "--id", "one").code == 0
+
+    ended = rk(*words, "--for", "0")
+
+    assert ended.code == 0
+    assert all(json.loads(line)["message"] for line in ended.err.splitlines())
+    assert ended.err
+
+
+def test_a_system_that_is_asked_for_json_logs_its_decisions_and_keeps_its_feed_for_terminals(rk: Commands) -> None:
+    rk.environment.setenv("REEFKNOT__DASHBOARD__ENABLED", "false")
+    inputs = json.dumps({"path": "missing.txt"})
+    assert rk("submit", "--type", "fs.blob_get", "--inputs", inputs, "--id", "lost").code == 0
+
+    ended = rk("up", "--for", "2", "--log-format", "json", "--log-level", "info")
+
+    lines = [json.loads(line) for line in ended.err.splitlines()]
+    assert [line["work_id"] for line in lines if line.get("decision") == "give_up"] == ["lost"]
+    assert ended.out == ""
+    assert "1 failed" in lines[-1]["message"]
+
+
+def test_the_traceback_of_a_step_is_a_field_of_its_line(rk: Commands) -> None:
+    rk.environment.setenv("REEFKNOT__DASHBOARD__ENABLED", "false")
+    rk.write(
+        "import reefknot as rk\n\n@rk.block('own.bug')\nasync def bug(inputs, context):\n    return {}['x']\n",
+        "bugs.py",
+    )
+    assert rk("submit", "--type", "own.bug", "--id", "one").code == 0
+
+    ended = rk("up", "--for", "2", "--module", "bugs", "--log-format", "json")
+
+    (line,) = [one for one in map(json.loads, ended.err.splitlines()) if "traceback" in one]
+    assert line["message"].endswith("own.bug one: its step raised")
+    assert line["traceback"].startswith("Traceback (most recent call last):\n  File ")
+    assert line["traceback"].endswith("KeyError: 'x'")
+    assert "is_traceback" not in line
+
+
+def test_the_form_can_be_chosen_by_the_environment(rk: Commands) -> None:
+    rk.environment.setenv("REEFKNOT_LOG_FORMAT", "json")
+    assert json.loads(rk("up", "--for", "0").err.splitlines()[0])["logger"] == "reefknot.cli"
+    rk.environment.setenv("REEFKNOT_LOG_FORMAT", "xml")
+    ended = rk("up", "--for", "0")
+    assert (ended.code, "REEFKNOT_LOG_FORMAT: 'xml' is unknown" in ended.err) == (2, True)
+
+
+def test_logging_is_as_before_afterwards(capsys: pytest.CaptureFixture[str]) -> None:
+    root, audit = logging.getLogger(), logging.getLogger("reefknot.audit")
+    before = list(root.handlers), root.level, audit.level
+    logged(capsys, LogFlags(log_level="debug", log_format="json"))
+
+    assert (list(root.handlers), root.level, audit.level) == before
+    say("plain")
+    assert capsys.readouterr().err == "plain\n"
+
+
+def test_the_error_that_ends_a_command_is_such_a_line_too(rk: Commands) -> None:
+    rk.write("x", "plain.txt")
+    ended = rk("up", "--for", "0", "--engine", "sqlite:plain.txt/state.db", "--log-format", "json")
+    plain = rk("up", "--for", "0", "--engine", "sqlite:plain.txt/state.db")
+
+    lines = [json.loads(line) for line in ended.err.splitlines()]
+    assert (ended.code, plain.code) == (69, 69)
+    assert "plain.txt/state.db" in lines[-1]["message"]
+    assert plain.err.splitlines()[-1] == lines[-1]["message"], "the next command's messages are plain"
+
+
+@pytest.mark.parametrize("flags", [LogFlags(log_level="loud"), LogFlags(log_format="xml")])
+def test_an_unknown_word_is_refused_before_anything_is_changed(flags: LogFlags) -> None:
+    handlers = list(logging.getLogger().handlers)
+    with pytest.raises(ParameterUseError, match="is unknown; accepted: "), flags.applied():
+        pass
+
+    assert logging.getLogger().handlers == handlers
+
+
+@pytest.mark.parametrize("form", [TextLines(), JsonLines()], ids=["text", "json"])
+def test_no_line_shows_a_secret_or_a_control_character(form: logging.Formatter) -> None:
+    add_secrets(["hunter2hunter2"])
+    try:
+        try:
+            raise ValueError("hunter2hunter2")
+        except ValueError as error:
+            trace = (type(error), error, error.__traceback__)
+        record = logging.LogRecord("own", logging.ERROR, "f", 1, "a\x1b[31m %s\nb", ("hunter2hunter2",), trace)
+        text = form.format(record)
+    finally:
+        remove_secrets(["hunter2hunter2"])
+
+    assert "hunter2" not in text
+    assert "\x1b" not in text
+    assert "ValueError" in text, "the traceback is there"
+    assert (len(text.splitlines()) == 1) is isinstance(form, JsonLines)
+
+
+def test_what_was_given_as_extra_is_without_secrets_too() -> None:
+    secret = "s3cr3t-of-a-step"
+    record = logging.makeLogRecord({"msg": "asked", "token": secret, "sent": {"headers": [f"Bearer {secret}", 7]}})
+    add_secrets((secret,))
+    try:
+        line = JsonLines().format(record)
+    finally:
+        remove_secrets((secret,))
+    assert secret not in line
+    assert json.loads(line)["sent"]["headers"][1] == 7

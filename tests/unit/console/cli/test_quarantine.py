@@ -1,0 +1,396 @@
+"""`reefknot quarantine`, and the results that callers get after a requeue."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reefknot.audit.model.event import OperatorAction
+from reefknot.console.operations import bulk
+from reefknot.ingest.jobs import IngestionJob
+from reefknot.queue.model.work import Quarantine, WorkDone, WorkItem
+from reefknot.stores.sqlite.quarantine import SqliteQuarantine
+from tests.unit.console.cli import work_items
+from tests.unit.console.cli.running import Commands
+
+
+@pytest.fixture
+def store(rk: Commands) -> Path:
+    path = rk.folder / ".reefknot" / "state.db"
+    work_items.quarantined(path, "a")
+    work_items.quarantined(path, "b", "its owner vanished 3 times", kind="other.type")
+    return path
+
+
+@pytest.mark.parametrize("words", [["list"], ["stats"], ["show", "x"], ["requeue", "x"]])
+def test_a_store_that_does_not_exist_is_not_created(rk: Commands, words: list[str]) -> None:
+    assert rk("quarantine", *words).code == 69
+    assert not (rk.folder / ".reefknot").exists()
+
+
+def test_a_list_narrows_by_type_and_reason(rk: Commands, store: Path) -> None:
+    def ids(*words: str) -> list[str]:
+        return [one["id"] for one in rk("quarantine", "list", "--json", *words).json["items"]]
+
+    assert ids() == ["a", "b"]
+    assert ids("--type", "other.type") == ["b"]
+    assert ids("--reason", "attempts") == ["a"]
+    assert ids("--before", "1h") == []
+    assert ids("--limit", "1") == ["a"]
+    assert ids("--after", "a") == ["b"]
+    assert "attempts_spent" in rk("quarantine", "list").out
+
+
+def test_showing_one_tells_reason_failure_and_payload_without_secrets(rk: Commands, store: Path) -> None:
+    ended = rk("quarantine", "show", "a", "--json")
+
+    assert (ended.json["reason"], ended.json["failure"]) == ("attempts_spent", {"code": "HTTP_ERROR"})
+    assert ended.json["assignment"]["job"]["payload"]["path"] == "a.txt"
+    assert "hunter2" not in ended.out + rk("quarantine", "show", "a").out
+    assert rk("quarantine", "show", "c").code == 1
+
+
+def test_stats_count_by_type_and_reason(rk: Commands, store: Path) -> None:
+    found = rk("quarantine", "stats", "--json").json
+
+    assert (found["total"], found["by_type"]["other.type"], found["by_reason"]["attempts_spent"]) == (2, 1, 1)
+
+
+def test_requeued_work_is_pending_again_and_audited_with_the_actor(rk: Commands, store: Path) -> None:
+    ended = rk("quarantine", "requeue", "a", "--as", "ann", "--json")
+
+    assert (ended.code, ended.json["requeued"]) == (0, ["a"])
+    back = work_items.item(store, "a")
+    assert (back.state.value, back.generation, back.attempts) == ("pending", 1, 0)
+    assert work_items.operator_actions(store) == [("ann", "quarantine.requeue")]
+    assert work_items.requeued(store) == [("a", 1)]
+
+
+def test_a_dry_run_counts_and_changes_nothing(rk: Commands, store: Path) -> None:
+    ended = rk("quarantine", "purge", "--all", "--dry-run")
+
+    assert ended.out == "a would be purged\nb would be purged\n"
+    assert "2 would be purged: 1 fs.blob_get, 1 other.type" in ended.err
+    assert rk("quarantine", "stats", "--json").json["total"] == 2
+    assert work_items.operator_actions(store) == []
+
+
+def test_many_are_counted_before_they_are_changed(rk: Commands, store: Path) -> None:
+    ended = rk("quarantine", "discard", "--reason", "vanished", "--because", "known crash", "--json")
+
+    assert (ended.json["discarded"], "1 to be discarded: 1 other.type" in ended.err) == (["b"], True)
+    assert work_items.item(store, "b").state.value == "discarded"
+    assert work_items.item(store, "b").history[-1].why == "known crash"
+
+
+def test_purged_work_is_gone_and_only_the_record_remembers(rk: Commands, store: Path) -> None:
+    assert rk("quarantine", "purge", "a", "--as", "ann").code == 0
+    assert work_items.item(store, "a") is None
+    assert work_items.operator_actions(store) == [("ann", "quarantine.purge")]
+
+
+@pytest.mark.parametrize("verb", ["requeue", "discard", "purge"])
+def test_saying_nothing_means_nothing(rk: Commands, store: Path, verb: str) -> None:
+    ended = rk("quarantine", verb)
+
+    assert (ended.code, "select jobs by ids" in ended.err) == (2, True)
+    assert rk("quarantine", "stats", "--json").json["total"] == 2
+
+
+def test_an_id_that_does_not_exist_is_reported_and_the_others_are_done(rk: Commands, store: Path) -> None:
+    ended = rk("quarantine", "requeue", "a", "nope", "--json")
+
+    assert (ended.code, ended.json["requeued"], ended.json["missing"]) == (1, ["a"], ["nope"])
+
+
+def test_a_time_that_is_none_is_refused_by_its_flag(rk: Commands, store: Path) -> None:
+    ended = rk("quarantine", "list", "--before", "yesterday")
+
+    assert (ended.code, ended.err.startswith("reefknot: --before:")) == (2, True)
+
+
+def test_an_id_that_is_elsewhere_is_reported_with_its_state(rk: Commands, store: Path) -> None:
+    work_items.accepted(store, "done", WorkDone())
+    ended = rk("quarantine", "requeue", "done", "nope")
+
+    assert ended.code == 1
+    assert "'done' is not in quarantine: it is succeeded" in ended.err
+    assert "'nope' is not in quarantine: there is no such job" in ended.err
+    assert "meant" not in ended.err
+    assert "no job matches" in rk("quarantine", "requeue", "--type", "no.such").err
+
+
+CONFIG = """\
+worker:
+  quarantine_failed: true
+  retries: {v2: {enabled: true, default_policy: {max_attempts: 0}}}
+  queue: {v2: {enabled: true}}
+blocks:
+  fs: {roots: [files]}
+"""
+
+
+def test_a_job_whose_lease_ran_out_is_reported_as_the_list_shows_it(rk: Commands, store: Path) -> None:
+    work_items.accepted(store, "lost", None)
+    (listed,) = [one for one in rk("job", "list", "--json").json["jobs"] if one["id"] == "lost"]
+
+    assert listed["state"] == "pending"
+    assert "'lost' is not in quarantine: it is pending" in rk("quarantine", "requeue", "lost").err
+    assert "'lost' cannot be retried: it is pending" in rk("job", "retry", "lost").err
+
+
+def failed_file(rk: Commands) -> str:
+    """A file of one assignment that failed for good, because what it reads was not there."""
+    (rk.folder / "files").mkdir()
+    rk.write(CONFIG)
+    line = {"assignment_id": "a", "request_id": "r", "job": {"type": "fs.blob_get", "payload": {"path": "a.txt"}}}
+    file = str(rk.write(json.dumps(line) + "\n", "work.jsonl"))
+    ended = rk("run", file, "--json")
+    assert (ended.code, ended.json["quarantined"]) == (1, 1), ended.err
+    (rk.folder / "files" / "a.txt").write_text("ahoy")
+    return file
+
+
+def test_the_same_file_again_gets_the_new_result(rk: Commands) -> None:
+    file = failed_file(rk)
+    assert rk("quarantine", "requeue", "a").code == 0
+    assert rk("job", "show", "a", "--json").json["state"] == "pending"
+
+    ended = rk("run", file, "--json", "--results", "out.jsonl")
+    assert (ended.code, ended.json["succeeded"]) == (0, 1)
+    assert json.loads((rk.folder / "out.jsonl").read_text())["output"]["content"] == "ahoy"
+    shown = rk("job", "show", "a", "--json").json
+    assert (shown["state"], shown["result"]["status"]) == ("succeeded", "success")
+
+
+def test_submit_with_wait_returns_the_new_result_as_well(rk: Commands) -> None:
+    file = failed_file(rk)
+    rk("quarantine", "requeue", "a")
+    assert rk("run", file).code == 0
+
+    ended = rk("submit", file, "--wait", "--json")
+    assert (ended.code, ended.json["results"][0]["status"]) == (0, "success")
+
+
+def test_control_without_a_requeue_the_old_result_stays(rk: Commands) -> None:
+    file = failed_file(rk)
+    ended = rk("run", file, "--json")
+    assert (ended.code, ended.json["failed"]) == (1, 1)
+    assert "had finished in an earlier run" in ended.err
+
+
+def test_a_bulk_action_goes_in_pages_and_tells_every_id_of_a_dry_run_and_of_the_change(
+    rk: Commands, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk, "CHUNK", 2)
+    for name in ("c", "d\u200be", "f"):
+        work_items.quarantined(store, name)
+    asked: list[int] = []
+    find = SqliteQuarantine.find
+
+    async def counted(self: SqliteQuarantine, *given: Any, limit: int, **options: Any) -> list[WorkItem]:
+        asked.append(limit)
+        return await find(self, *given, limit=limit, **options)
+
+    monkeypatch.setattr(SqliteQuarantine, "find", counted)
+    names = ["a", "b", "c", "d\u200be", "f"]
+    dry = rk("quarantine", "requeue", "--all", "--dry-run", "--json")
+    assert (dry.json["requeued"], dry.json["count"], dry.json["dry_run"]) == (names, 5, True)
+    assert rk("quarantine", "requeue", "--all", "--json").json["requeued"] == names
+    assert set(asked) == {2}
+    assert rk("quarantine", "requeue", "--all", "--json").json["requeued"] == []
+
+
+def test_a_dry_run_for_people_reads_no_more_than_it_shows(
+    rk: Commands, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk, "MOST_SHOWN", 1)
+    ended = rk("quarantine", "purge", "--all", "--dry-run")
+
+    assert ended.out == "a would be purged\n… and 1 more\n"
+    assert "2 would be purged: 1 fs.blob_get, 1 other.type" in ended.err
+    ended = rk("quarantine", "requeue", "--all", "--dry-run")  # which looks for jobs that nobody will run
+    assert ended.out == "a would be requeued\n… and 1 more\n"
+
+
+def test_giving_a_job_up_takes_a_reason(rk: Commands, store: Path) -> None:
+    for words in ([], ["--because", " "]):
+        ended = rk("quarantine", "discard", "a", *words)
+        assert (ended.code, "--because: a reason is required" in ended.err) == (2, True)
+    assert work_items.item(store, "a").state.value == "quarantined"
+    assert rk("quarantine", "discard", "a", "--dry-run").code == 0
+
+
+def test_every_action_is_audited_with_who_and_why(rk: Commands, store: Path) -> None:
+    work_items.quarantined(store, "c")
+    for verb, name in (("requeue", "a"), ("discard", "b"), ("purge", "c")):
+        assert rk("quarantine", verb, name, "--because", f"to {verb}", "--as", "ann").code == 0
+
+    found = [one for one in work_items.events(store) if isinstance(one, OperatorAction)]
+    assert [(one.actor, one.action, one.subject, (one.details or {})["reason"]) for one in found] == [
+        ("ann", f"quarantine.{verb}", name, f"to {verb}")
+        for verb, name in (("requeue", "a"), ("discard", "b"), ("purge", "c"))
+    ]
+    assert work_items.item(store, "a").history[-1].why == "to requeue"
+
+
+def test_jobs_are_grouped_by_what_failed_and_worked_on_as_a_group(rk: Commands, store: Path) -> None:
+    def failure(name: str) -> Quarantine:
+        body = {"code": "EXECUTION_FAILED", "failure_type": "permanent", "message": f"no file '{name}' hunter2hunter2"}
+        return Quarantine("not_retryable", json.dumps(body | {"token": "x"}))
+
+    for name in ("c", "d"):
+        work_items.accepted(store, name, failure(name))
+    (largest, *others) = rk("quarantine", "stats", "--group", "--json").json["groups"]
+
+    assert (largest["count"], largest["failure_type"], largest["types"]) == (2, "permanent", ["fs.blob_get"])
+    assert (largest["message"].startswith("no file 'd'"), len(others)) == (True, 2)
+    assert largest["oldest_at"] <= largest["newest_at"]
+    fingerprint = largest["fingerprint"]
+    listed = rk("quarantine", "list", "--fingerprint", fingerprint, "--json").json["items"]
+    assert [(one["id"], one["fingerprint"], one["failure_type"]) for one in listed] == [
+        ("c", fingerprint, "permanent"),
+        ("d", fingerprint, "permanent"),
+    ]
+    of_type = rk("quarantine", "list", "--group", "--type", "other.type", "--json").json["groups"]
+    assert [one["message"] for one in of_type] == ["its owner vanished 3 times"]
+    assert fingerprint in rk("quarantine", "stats", "--group").out
+    ended = rk("quarantine", "requeue", "--fingerprint", fingerprint, "--json")
+    assert (ended.json["requeued"], ended.json["count"]) == (["c", "d"], 2)
+
+
+def test_a_job_of_a_source_is_shown_without_a_result_for_anybody(rk: Commands, store: Path) -> None:
+    work_items.failed_job(store, IngestionJob("notes/a|b.md@1", "own_sea", "notes", item="a|b.md"))
+    (listed,) = rk("quarantine", "list", "--source", "notes", "--json").json["items"]
+    shown = rk("quarantine", "show", "notes/a|b.md@1", "--json").json
+
+    assert (listed["id"], listed["source"], listed["class"]) == ("notes/a|b.md@1", "notes", "ingest.notes")
+    assert (shown["ingestion_job"]["item"], shown["result"]) == ("a|b.md", None)
+    assert "notes" in rk("quarantine", "list").out
+    assert rk("job", "show", "notes/a|b.md@1", "--json").json["source"] == "notes"
+    assert rk("job", "retry", "notes/a|b.md@1", "--because", "mended").out == "notes/a|b.md@1 retried\n"
+    assert work_items.item(store, "|notes/a|b.md@1").resource_class == "ingest.notes"
+    ended = rk("job", "cancel", "notes/a|b.md@1", "--because", "enough", "--as", "ann")
+    assert (ended.code, ended.out) == (0, "notes/a|b.md@1 (pending) cancelled\n")
+    assert [one["id"] for one in rk("job", "list", "--json").json["jobs"] if one["state"] == "cancelled"] == [
+        "notes/a|b.md@1"
+    ]
+
+
+# ---- jobs of sources that are not configured -------------------------------------------------------------------------
+
+SOURCES = "sources: {notes: {connector: local_files, path: .}}\n"
+PICKED_UP = "up within seconds"
+
+
+@pytest.fixture
+def of_sources(rk: Commands) -> Path:
+    """Jobs of a source that is configured, and of two that are not."""
+    path = rk.folder / ".reefknot" / "state.db"
+    rk.write(SOURCES)
+    for name, source in (("notes@1", "notes"), ("gone@1", "gone"), ("gone/a b@2", "gone"), ("lost@1", "lost")):
+        work_items.failed_job(path, IngestionJob(name, "local_files", source))
+    return path
+
+
+def test_a_requeued_job_of_a_source_that_is_not_configured_is_said_to_wait(rk: Commands, of_sources: Path) -> None:
+    ended = rk("quarantine", "requeue", "gone/a b@2")
+
+    assert (ended.code, ended.out) == (0, "gone/a b@2 requeued\n")
+    assert "1 job waits for gone (not configured here, and in no running system)" in ended.err
+    assert "Add the source: reefknot source add gone …" in ended.err
+    assert "reefknot job cancel 'gone/a b@2'" in ended.err
+    assert PICKED_UP not in ended.err
+    assert work_items.item(of_sources, "gone/a b@2").state.value == "pending"
+    assert rk("job", "cancel", "gone/a b@2").code == 0
+    ended = rk("job", "retry", "gone/a b@2", "--json")
+    assert (ended.json["retried"], ended.json["unconfigured_sources"]) == (["gone/a b@2"], ["gone"])
+    assert "1 job waits for gone" in ended.err
+
+
+def test_a_filter_counts_the_jobs_that_wait_and_the_others_are_picked_up(
+    rk: Commands, of_sources: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk, "CHUNK", 1)
+    dry = rk("quarantine", "requeue", "--all", "--dry-run")
+    assert "3 jobs would wait for gone, lost (not configured here" in dry.err
+    assert PICKED_UP not in dry.err
+    assert rk("quarantine", "requeue", "--all", "--dry-run", "--json").json["unconfigured_sources"] == ["gone", "lost"]
+
+    ended = rk("quarantine", "requeue", "--all", "--json")
+    assert (ended.json["count"], ended.json["unconfigured_sources"]) == (4, ["gone", "lost"])
+    assert "a running system picks the other 1 up within seconds" in ended.err
+    assert "3 jobs wait for gone, lost" in ended.err
+    assert "reefknot job cancel ID" in ended.err
+
+
+def test_control_a_job_of_a_configured_source_is_picked_up(rk: Commands, of_sources: Path) -> None:
+    ended = rk("quarantine", "requeue", "--source", "notes", "--json")
+
+    assert (ended.json["count"], ended.json["unconfigured_sources"]) == (1, [])
+    assert (PICKED_UP in ended.err, "wait" in ended.err) == (True, False)
+    assert "unconfigured_sources" not in rk("quarantine", "purge", "gone@1", "--json").json
+
+
+def test_an_edited_job_of_a_source_that_is_not_configured_is_said_to_wait(rk: Commands, of_sources: Path) -> None:
+    work_items.failed_job(of_sources, IngestionJob("import", "own_sea", "gone", {"folder": "Wokr"}))
+    file = str(rk.write('{"folder": "Work"}', "edited.json"))
+    ended = rk("quarantine", "requeue", "import", "--payload", file, "--json")
+
+    assert ended.json["unconfigured_sources"] == ["gone"]
+    assert "reefknot job cancel 'import~2'" in ended.err
+    assert PICKED_UP not in ended.err
+
+
+# ---- selections that cannot be ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", ["requeue", "discard", "purge"])
+def test_ids_and_all_at_once_are_refused(rk: Commands, store: Path, verb: str) -> None:
+    ended = rk("quarantine", verb, "--all", "a", "--because", "both")
+
+    assert (ended.code, "--all: not together with ids" in ended.err) == (2, True)
+    assert rk("quarantine", "stats", "--json").json["total"] == 2
+
+
+@pytest.mark.parametrize("flag", ["--type", "--source", "--reason", "--fingerprint", "--before"])
+@pytest.mark.parametrize("verb", ["list", "requeue", "purge"])
+def test_a_filter_without_a_text_is_refused(rk: Commands, store: Path, verb: str, flag: str) -> None:
+    """An empty --reason is in every reason: a purge by it would be one of all."""
+    for text in ("", " "):
+        ended = rk("quarantine", verb, flag, text)
+        assert (ended.code, ended.err.startswith(f"reefknot: {flag}: {text!r} is not accepted")) == (2, True)
+    assert rk("quarantine", "stats", "--json").json["total"] == 2
+
+
+@pytest.mark.parametrize("words", [("retry", "--type", ""), ("retry", "--reason", " "), ("list", "--type", "")])
+def test_a_filter_of_jobs_without_a_text_is_refused(rk: Commands, store: Path, words: tuple[str, ...]) -> None:
+    ended = rk("job", *words)
+
+    assert (ended.code, f"{words[1]}: {words[2]!r} is not accepted" in ended.err) == (2, True)
+
+
+def test_a_list_takes_no_word_for_a_filter(rk: Commands, store: Path) -> None:
+    ended = rk("quarantine", "list", "other.type")
+
+    assert (ended.code, ended.out) == (2, "")
+    assert (
+        "'other.type' is not accepted: `quarantine list` takes options only; accepted: --type, --source," in ended.err
+    )
+
+
+def test_a_quarantined_job_beside_a_filter_that_it_does_not_match_is_not_called_absent(
+    rk: Commands, store: Path
+) -> None:
+    ended = rk("quarantine", "requeue", "a", "--type", "other.type")
+
+    assert (ended.code, "'a' does not match the filter" in ended.err) == (1, True)
+    assert "not in quarantine" not in ended.err
+
+
+def test_an_empty_list_of_a_source_says_nothing_of_failed_assignments(rk: Commands, store: Path) -> None:
+    assert "worker.quarantine_failed" not in rk("quarantine", "list", "--source", "notes").err
+    assert "worker.quarantine_failed is off here" in rk("quarantine", "list", "--type", "none").err

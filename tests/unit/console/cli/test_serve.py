@@ -1,0 +1,171 @@
+"""`reefknot up`, for fractions of a second."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from signal import SIGHUP
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from reefknot.app.reload import ReloadOutcome
+from reefknot.console.cli.serve import Shutdown
+from tests.unit.console.cli import work_items
+from tests.unit.console.cli.running import Commands
+from tests.unit.console.cli.steps import lines, prepared, up_until_ended
+
+if TYPE_CHECKING:
+    from reefknot.app.system import System
+
+
+def test_it_ends_by_itself_with_a_summary(rk: Commands) -> None:
+    prepared(rk)
+    ended = rk("up", "--for", "0.1", "--workers", "2")
+
+    assert ended.code == 0
+    assert "worker-1, worker-2 on .reefknot/state.db" in ended.err
+    assert ended.out.startswith("up for ")
+    assert ended.out.endswith("s: nothing was submitted\n")
+
+
+def test_events_are_printed_as_it_happens_and_counted_at_the_end(rk: Commands) -> None:
+    own = prepared(rk, quarantine=True)
+    odd = {"assignment_id": "odd", "job": {"type": "fs.blob_get", "payload_ref": "elsewhere"}}
+    file = lines(rk, own.flaky("lucky", 1), own.flaky("unlucky", 9), odd)
+    assert rk("submit", file).code == 0
+    ended = up_until_ended(rk, "lucky", "unlucky", "odd", module=own.module)
+
+    assert ended.code == 0
+    told = [line.split(maxsplit=2)[1:] for line in ended.out.splitlines()[:-1]]
+    for kind, name in (("retry", "lucky"), ("recovered", "lucky"), ("quarantined", "unlucky"), ("rejected", "odd")):
+        assert any(words[0] == kind and words[1].startswith(name) for words in told), (kind, ended.out)
+    assert "1 succeeded, 1 failed, 1 recovered, 3 retries" in ended.out.splitlines()[-1]
+
+
+def test_every_end_is_counted_once(rk: Commands) -> None:
+    """A worker refuses, and the router ends it for that: one rejection."""
+    own = prepared(rk)
+    odd = {"assignment_id": "odd", "request_id": "r", "job": {"type": "fs.blob_get", "payload_ref": "elsewhere"}}
+    late = own.nap("late", 9, options={"timeout_ms": 50})
+    rk("submit", lines(rk, own.flaky("good", 0), odd, own.flaky("bad", 9), late))
+    ended = up_until_ended(rk, "good", "odd", "bad", "late", module=own.module, as_json=True)
+    summary = json.loads(ended.out.splitlines()[-1])["summary"]
+
+    ends = {name: summary[name] for name in ("succeeded", "failed", "timed_out", "cancelled", "rejected", "dropped")}
+    assert ends == {"succeeded": 1, "failed": 1, "timed_out": 1, "cancelled": 0, "rejected": 1, "dropped": 0}
+    assert any('"odd"' in line for line in ended.out.splitlines())
+
+
+def test_failures_of_jobs_that_were_run_again_are_counted_too(rk: Commands) -> None:
+    """They go to their worker without the router, which does not hear of their ends."""
+    own = prepared(rk)
+    rk("submit", lines(rk, own.flaky("bad", 99), own.flaky("worse", 99), own.flaky("lucky", 4)))
+    up_until_ended(rk, "bad", "worse", "lucky", module=own.module)
+    assert rk("job", "retry", "bad", "worse", "lucky").code == 0
+    rk("submit", lines(rk, own.flaky("new", 99)))
+    ended = up_until_ended(rk, "bad", "worse", "lucky", "new", module=own.module, as_json=True)
+    summary = json.loads(ended.out.splitlines()[-1])["summary"]
+
+    assert (summary["succeeded"], summary["failed"], summary["quarantined"]) == (1, 3, 0)
+
+
+def test_every_end_of_jobs_that_were_run_again_is_counted_from_one_source(rk: Commands) -> None:
+    """A time-out, a cancellation and a rejection, of which the router hears nothing, or a worker nothing."""
+    own = prepared(rk)
+    late = own.nap("late", 9, options={"timeout_ms": 50})
+    rk("submit", lines(rk, late))
+    up_until_ended(rk, "late", module=own.module)
+    assert rk("job", "retry", "late").code == 0
+    odd = {"assignment_id": "odd", "request_id": "r", "job": {"type": "fs.blob_get", "payload_ref": "elsewhere"}}
+    rk("submit", lines(rk, odd, own.nap("expired", 0, options={"deadline_ms": 1})))
+    ended = up_until_ended(rk, "late", "odd", "expired", module=own.module, as_json=True)
+    summary = json.loads(ended.out.splitlines()[-1])["summary"]
+
+    assert (summary["timed_out"], summary["rejected"], summary["failed"], summary["cancelled"]) == (2, 1, 0, 0)
+
+
+def test_for_programs_every_line_is_json(rk: Commands) -> None:
+    own = prepared(rk)
+    rk("submit", lines(rk, own.flaky("lucky", 1)))
+    ended = up_until_ended(rk, "lucky", module=own.module, as_json=True)
+    found = [json.loads(line) for line in ended.out.splitlines()]
+
+    assert [one.get("event_type") for one in found[:-1]] == ["retry_attempt", "retry_recovered"]
+    assert found[-1]["summary"]["recovered"] == 1
+
+
+def test_work_left_by_a_worker_that_is_gone_is_taken_over(rk: Commands) -> None:
+    """It was requeued for `worker-9`, which nobody has any more."""
+    own = prepared(rk)
+    path = rk.folder / ".reefknot" / "state.db"
+    job = own.flaky("left", 0)["job"]
+    work_items.quarantined(path, "left", worker="worker-9", kind=job["type"], payload=job["payload"])
+    assert rk("quarantine", "requeue", "left").code == 0
+
+    up_until_ended(rk, "left", module=own.module)
+    assert work_items.item(path, "left").state.value == "succeeded"
+
+
+def test_the_baseline_is_reported_and_how_to_leave_it(rk: Commands) -> None:
+    """Once, and only once: nobody has written anything, so there is nothing to point at but the way to v2."""
+    told = [line for line in rk("up", "--for", "0", "--engine", "memory:").err.splitlines() if "baseline" in line]
+
+    assert len(told) == 1
+    assert told[0].endswith(": reefknot init")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["--for", "-1"], 2, "--for"),
+        (["--workers", "65"], 2, "--workers: 65"),
+        (["--engine", "sqlite:reefknot.yaml/x.db"], 69, "cannot be opened"),
+        (["--config", "gone.yaml"], 78, "gone.yaml"),
+        (["--module", "no_such_module"], 78, "no_such_module"),
+    ],
+)
+def test_what_cannot_work_is_reported_in_a_line(rk: Commands, words: list[str], code: int, told: str) -> None:
+    prepared(rk)
+    ended = rk("up", *words)
+
+    assert (ended.code, told in ended.err, ended.out) == (code, True, "")
+
+
+class SlowReloads:
+    """A system whose reloads end when they are told to."""
+
+    def __init__(self) -> None:
+        self.ends: list[asyncio.Future[None]] = []
+
+    def reload(self, actor: str) -> asyncio.Task[ReloadOutcome]:
+        self.ends.append(asyncio.get_running_loop().create_future())
+
+        async def reloading() -> ReloadOutcome:
+            await self.ends[-1]
+            return ReloadOutcome(0, "book")
+
+        return asyncio.create_task(reloading())
+
+
+def test_many_hangups_during_a_reload_are_one_more_reload(capsys: pytest.CaptureFixture[str]) -> None:
+    async def main() -> None:
+        system, shutdown = SlowReloads(), Shutdown(asyncio.Event())
+        shutdown._has_terminal = False
+        shutdown.reloads(cast("System", system))
+        for reloads in (1, 2):
+            for _ in range(100):
+                shutdown.on_signal(SIGHUP)
+                await asyncio.sleep(0)
+            assert len(system.ends) == reloads
+            system.ends[-1].set_result(None)
+            for _ in range(5):
+                await asyncio.sleep(0)
+        assert len(system.ends) == 3, "signals during the second one are a third, which sees the last change"
+        system.ends[-1].set_result(None)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert len(system.ends) == 3
+
+    asyncio.run(main())
+    assert capsys.readouterr().err.count("SIGHUP: the policies are unchanged") == 3

@@ -1,0 +1,227 @@
+"""`reefknot store`."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import apsw
+import pytest
+
+from reefknot.audit.model.event import OperatorAction, decode
+from reefknot.console.cli.store import PLAIN_SECTIONS
+from reefknot.errors import StoreUnavailableError
+from reefknot.policy.schema import Configuration
+from reefknot.stores.opening import open_store
+from reefknot.stores.port.store import Store
+from reefknot.stores.sqlite import SqliteStore
+from reefknot.stores.sqlite.connection import VERSION
+from tests.unit.console.cli import work_items
+from tests.unit.console.cli.audit_events import STORY, attempt, in_store, recorded
+from tests.unit.console.cli.running import Commands
+
+
+@pytest.fixture
+def store(rk: Commands) -> Path:
+    return recorded(rk.folder / ".reefknot" / "state.db")
+
+
+def actions(path: Path) -> list[tuple[str, str]]:
+    async def read(opened: Store) -> list[tuple[str, str]]:
+        events = [decode(kept.entry.body) for kept in await opened.audit.read()]
+        return [(event.actor, event.action) for event in events if isinstance(event, OperatorAction)]
+
+    return in_store(path, read)
+
+
+def execute(path: Path, *statements: str) -> None:
+    connection = apsw.Connection(str(path))
+    for statement in statements:
+        connection.execute(statement)
+    connection.close()
+
+
+@pytest.mark.parametrize("verb", ["check", "migrate", "compact"])
+def test_a_store_that_does_not_exist_is_not_created(rk: Commands, verb: str) -> None:
+    assert rk("store", verb).code == 69
+    assert not (rk.folder / ".reefknot").exists()
+
+
+def test_a_whole_store_is_fine(rk: Commands, store: Path) -> None:
+    found = rk("store", "check", "--json").json
+
+    assert (found["ok"], found["head"]["sequence"], found["version"]) == (True, len(STORY), VERSION)
+    assert "OK" in rk("store", "check").out
+
+
+def test_a_changed_event_makes_the_check_fail(rk: Commands, store: Path) -> None:
+    execute(store, "UPDATE audit SET body = '{}' WHERE sequence = 2")
+    ended = rk("store", "check")
+
+    assert (ended.code, "event 2: " in ended.out) == (65, True)
+    assert rk("store", "check", "--json").json["mismatches"][0]["sequence"] == 2
+
+
+def test_a_key_that_is_not_found_makes_the_check_fail(rk: Commands, store: Path) -> None:
+    """Its effect would run a second time."""
+    row = "(1, 5, 'order-1', 'done', 'me', 1, 0, 0, '', 0, NULL, NULL, NULL, 1, 1, 1)"
+    execute(store, f"INSERT INTO idempotency VALUES {row}")
+    ended = rk("store", "check")
+
+    assert ended.code == 65
+    assert "1 idempotency keys are in the file but are not found by their hash" in ended.out
+
+
+def test_a_damaged_page_makes_the_check_fail(rk: Commands) -> None:
+    store = recorded(rk.folder / ".reefknot" / "state.db", [attempt(number) for number in range(200)])
+    execute(store, "PRAGMA wal_checkpoint(TRUNCATE)")
+    data = bytearray(store.read_bytes())
+    for place in range(len(data) // 2, len(data) // 2 + 4096):
+        data[place] = 0x5A
+    store.write_bytes(data)
+
+    assert rk("store", "check").code == 65
+
+
+def test_a_backup_is_a_store_of_its_own_and_is_audited(rk: Commands, store: Path) -> None:
+    ended = rk("store", "backup", "copy.db", "--as", "ann", "--json")
+
+    assert (ended.code, ended.json["target"]) == (0, "copy.db")
+    assert rk("audit", "verify", "--engine", "sqlite:copy.db").code == 0
+    assert actions(store) == [("ann", "store.backup")]
+
+
+def test_a_backup_overwrites_nothing(rk: Commands, store: Path) -> None:
+    rk.write("mine", "copy.db")
+    ended = rk("store", "backup", "copy.db")
+
+    assert (ended.code, "exists already" in ended.err) == (1, True)
+    assert (rk.folder / "copy.db").read_text() == "mine"
+    assert actions(store) == []
+
+
+def test_a_current_store_needs_no_migration(rk: Commands, store: Path) -> None:
+    assert rk("store", "migrate", "--json").json["migrated"] is False
+    assert actions(store) == []
+
+
+def test_an_older_file_is_migrated_audited_and_a_dry_run_changes_nothing(rk: Commands) -> None:
+    path = rk.folder / ".reefknot" / "state.db"
+    path.parent.mkdir()
+    path.touch()
+
+    assert f"would be migrated from version 0 to {VERSION}" in rk("store", "migrate", "--dry-run").out
+    assert path.stat().st_size == 0
+    assert rk("store", "migrate", "--as", "ann", "--json").json["migrated"] is True
+    assert actions(path) == [("ann", "store.migrate")]
+
+
+@pytest.mark.parametrize("verb", ["check", "migrate", "compact"])
+def test_a_file_of_a_newer_version_is_refused_and_left_alone(rk: Commands, store: Path, verb: str) -> None:
+    execute(store, "PRAGMA user_version = 99")
+    ended = rk("store", verb)
+
+    assert (ended.code, "version 99" in ended.err) == (78, True)
+
+
+def test_compacting_gives_space_back_and_a_dry_run_changes_nothing(rk: Commands, store: Path) -> None:
+    execute(
+        store,
+        "CREATE TABLE filler (x)",
+        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 100)"
+        " INSERT INTO filler SELECT randomblob(4000) FROM n",
+        "DROP TABLE filler",
+        "PRAGMA wal_checkpoint(TRUNCATE)",
+    )
+    told = rk("store", "compact", "--dry-run", "--json").json
+    assert told["compacted"] is False
+    assert told["unused"] > 300_000
+    assert actions(store) == []
+
+    done = rk("store", "compact", "--as", "ann", "--json").json
+    assert done["freed"] > 300_000
+    assert actions(store) == [("ann", "store.compact")]
+
+
+@pytest.mark.parametrize("verb", ["check", "migrate", "compact"])
+def test_other_engines_are_named_as_not_meant(rk: Commands, verb: str) -> None:
+    ended = rk("store", verb, "--engine", "nats://127.0.0.1:4222")
+
+    assert (ended.code, "sqlite:PATH" in ended.err) == (2, True)
+
+
+@pytest.mark.parametrize("words", [["store", "check"], ["store", "compact"], ["job", "list"], ["audit", "verify"]])
+def test_an_empty_file_is_no_store_and_is_not_created_one(rk: Commands, words: list[str]) -> None:
+    (rk.folder / "empty.db").touch()
+    ended = rk(*words, "--engine", "sqlite:empty.db")
+
+    assert (ended.code, "empty.db: is an empty file, not a store" in ended.err) == (69, True)
+    assert (rk.folder / "empty.db").read_bytes() == b""
+
+
+def test_a_backup_into_a_folder_that_does_not_exist_blames_the_target(rk: Commands, store: Path) -> None:
+    ended = rk("store", "backup", "nowhere/x.db")
+
+    assert (ended.code, ended.err.startswith("reefknot: nowhere/x.db: there is no folder ")) == (2, True)
+    assert "state.db" not in ended.err
+
+
+def test_a_copy_that_cannot_be_written_blames_the_target(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with open_store(f"sqlite:{tmp_path / 'state.db'}") as kept:
+            assert isinstance(kept, SqliteStore)
+            with pytest.raises(StoreUnavailableError, match=r"store sqlite:\S*nowhere/x\.db: it cannot be written"):
+                await kept.backup(tmp_path / "nowhere" / "x.db")
+
+    asyncio.run(main())
+
+
+# ---- the configuration of a command that only looks ------------------------------------------------------------------
+
+LOOKS = [
+    ("job", "list"),
+    ("job", "show", "x"),
+    ("worker", "list"),
+    ("router", "status"),
+    ("top", "--once"),
+    ("quarantine", "stats"),
+]
+BAD_POLICY = "worker: {retries: {v2: {enabled: true, default_policy: {max_attempts: lots}}}}\n"
+
+
+@pytest.mark.parametrize("words", LOOKS, ids=" ".join)
+def test_a_mistake_in_a_policy_keeps_nobody_from_looking(rk: Commands, words: tuple[str, ...]) -> None:
+    work_items.submitted(rk.folder / ".reefknot" / "state.db", "x")
+    work_items.reported_running(rk.folder / ".reefknot" / "state.db", "worker-1")
+    rk.write(BAD_POLICY)
+
+    assert rk(*words).code == 0
+    assert rk("job", "cancel", "x").code == 78, "who acts is told"
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    ["secretz: {key: env:KEY}", "secrets: {key: hunter2}", "secrets: [env:KEY]", "engine: 5", "engine: nats://host:0"],
+)
+def test_where_the_store_or_the_secrets_may_be_wrong_everything_is_checked(rk: Commands, mistake: str) -> None:
+    rk.write(f"{mistake}\n")
+
+    for words in LOOKS:
+        assert rk(*words).code == 78, words
+
+
+def test_every_section_without_a_warning_is_a_plain_one() -> None:
+    assert set(Configuration.model_fields) - PLAIN_SECTIONS == {"nats"}
+
+
+def test_who_looks_finds_the_configured_store_and_hides_its_secrets(rk: Commands) -> None:
+    folder = rk.folder / "below" / "deeper"
+    folder.mkdir(parents=True)
+    work_items.submitted(rk.folder / "kept.db", "job-of-xyzzy-4711")
+    rk.environment.setenv("KEY", "xyzzy-4711")
+    rk.write("engine: sqlite:kept.db\nsecrets: {key: env:KEY}\n")
+    rk.environment.chdir(folder)
+
+    ended = rk("job", "list", "--json")
+    assert ([one["id"] for one in ended.json["jobs"]], "xyzzy" in ended.out) == (["job-of-[redacted]"], False)
+    assert rk("job", "list", "--engine", "sqlite:kept.db").code == 69, "a path that is typed is beneath this folder"

@@ -1,0 +1,331 @@
+"""`reefknot submit`."""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from reefknot.console.cli import submit
+from reefknot.errors import StoreFullError
+from reefknot.queue.client import Client
+from reefknot.queue.model.messages import ExecAssignment
+from tests.unit.console.cli import work_items
+from tests.unit.console.cli.running import Commands
+from tests.unit.console.cli.steps import get, lines, prepared, up_until_ended
+
+
+def test_what_is_submitted_is_kept_before_any_system_runs(rk: Commands) -> None:
+    own = prepared(rk)
+    ended = rk("submit", "--type", "fs.blob_get", "--inputs", '{"path": "a.txt"}', "--id", "x")
+
+    assert (ended.code, ended.out) == (0, "x\n")
+    assert up_until_ended(rk, "x", module=own.module).code == 0
+    assert rk("job", "show", "x", "--json").json["result"]["output"]["content"] == "ahoy"
+
+
+def test_the_same_id_twice_is_one_piece_of_work(rk: Commands) -> None:
+    prepared(rk)
+    for _ in range(2):
+        assert rk("submit", "--type", "fs.blob_get", "--id", "x").code == 0
+
+    assert len(rk("job", "list", "--json").json["jobs"]) == 1
+
+
+def test_a_file_with_a_bad_line_hands_in_the_good_ones_and_ends_with_1(rk: Commands) -> None:
+    prepared(rk)
+    ended = rk("submit", lines(rk, get("a.txt", "one"), "not json", get("a.txt", "two")), "--json")
+
+    assert (ended.code, ended.json["handed_in"], ended.json["mistakes"]) == (1, ["one", "two"], 1)
+    assert "work.jsonl:2: not JSON" in ended.err
+
+
+def test_a_header_that_no_request_can_carry_is_refused_and_nothing_is_kept(rk: Commands) -> None:
+    """By the flags and by a line of a file; a parameter that can be encoded is accepted."""
+    prepared(rk)
+    for value, code in (("José", 2), ("a; filename=José", 0)):
+        inputs = {"url": "https://example.org/", "headers": {"X-Name": value}}
+        ended = rk("submit", "--type", "http", "--inputs", json.dumps(inputs), "--id", f"flags-{code}")
+        assert ended.code == code, ended.err
+        if code:
+            assert "headers.X-Name" in ended.err
+            assert "accepted: ASCII text" in ended.err
+    line = {"assignment_id": "line", "job": {"type": "http.request", "payload": {**inputs, "headers": {"A": "é"}}}}
+    ended = rk("submit", lines(rk, json.dumps(line)), "--json")
+    assert ended.code == 1
+    assert "job.payload.headers.A" in ended.err
+    assert [one["id"] for one in rk("job", "list", "--json").json["jobs"]] == ["flags-0"]
+
+
+def test_waiting_without_a_system_ends_with_75_and_the_work_is_kept(rk: Commands) -> None:
+    prepared(rk)
+    ended = rk("submit", "--type", "fs.blob_get", "--id", "x", "--wait", "--timeout", "0.1", "--json")
+
+    assert (ended.code, ended.json["results"]) == (75, [])
+    assert "Is a system running?" in ended.err
+
+
+def test_results_that_are_there_are_shown_and_a_failure_is_1(rk: Commands) -> None:
+    prepared(rk)
+    file = lines(rk, get("a.txt", "good"), get("gone.txt", "bad"))
+    rk("run", file)
+    ended = rk("submit", file, "--wait")
+
+    assert ended.code == 1
+    assert "ahoy" in ended.out
+    assert "EXECUTION_FAILED: path: not found: gone.txt" in ended.out
+
+
+def test_a_queue_that_stays_full_is_reported_with_75(rk: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared(rk, size=1)
+    monkeypatch.setattr(submit, "GIVE_UP_S", 0.0)
+    ended = rk("submit", lines(rk, get("a.txt", "one"), get("a.txt", "two")))
+
+    assert (ended.code, "queue is full: 1 of 1" in ended.err) == (75, True)
+    assert work_items.item(rk.folder / ".reefknot" / "state.db", "two") is None
+    assert ended.out == "one\n", "the ids of what was accepted"
+
+
+@pytest.mark.parametrize(
+    ("failure", "code", "told"),
+    [
+        (StoreFullError("a.db", "the disk is full", "make room"), 69, "the disk is full; make room"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ],
+    ids=["full", "interrupted"],
+)
+@pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
+def test_a_file_that_cannot_be_submitted_whole_tells_the_ids_that_were_accepted(
+    rk: Commands, monkeypatch: pytest.MonkeyPatch, failure: BaseException, code: int, told: str, as_json: bool
+) -> None:
+    prepared(rk)
+    hand_in = Client.hand_in
+
+    async def until_two(self: Client, assignment: ExecAssignment, **more: Any) -> Any:
+        if assignment.assignment_id == "two":
+            raise failure
+        return await hand_in(self, assignment, **more)
+
+    monkeypatch.setattr(Client, "hand_in", until_two)
+    file = lines(rk, get("a.txt", "one"), get("a.txt", "two"), get("a.txt", "three"))
+    ended = rk("submit", file, *(["--json"] if as_json else []))
+
+    assert (ended.code, told in ended.err) == (code, True), ended.err
+    assert (ended.json["handed_in"] == ["one"]) if as_json else (ended.out == "one\n")
+
+
+def test_nothing_is_printed_when_nothing_was_accepted(rk: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared(rk)
+
+    async def never(*_: Any, **more: Any) -> Any:
+        raise StoreFullError("a.db", "the disk is full", "make room")
+
+    monkeypatch.setattr(Client, "hand_in", never)
+    assert rk("submit", lines(rk, get("a.txt", "one")), "--json")[:2] == (69, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "give either a FILE of assignments or one step with --type"),
+        (["work.jsonl", "--type", "x"], "give either a FILE"),
+        (["work.jsonl", "--tenant", "t"], "--tenant: accepted with --type; in a FILE each line names its own"),
+        (["work.jsonl", "--deadline", "5"], "--deadline: accepted with --type; in a FILE"),
+        (["work.jsonl", "--timeout-ms", "5"], "--timeout-ms: accepted with --type"),
+        (["work.jsonl", "--attempt-timeout-ms", "5"], "--attempt-timeout-ms: accepted with --type"),
+        (["work.jsonl", "--inputs", "{}"], "--inputs: accepted with --type"),
+        (["work.jsonl", "--id", "a", "--deadline", "5"], "each line names its own, as `assignment_id`, `options.dead"),
+        (["--type", "x", "--inputs", "{"], "--inputs: not JSON"),
+        (["--type", "x", "--inputs", "[]"], "--inputs: accepted: a JSON object"),
+        (["--type", ""], "--type: accepted"),
+        (["--type", "x", "--deadline", "0"], "--deadline: 0"),
+        (["--type", "x", "--timeout", "0"], "--timeout: 0"),
+        (["--type", "x", "--engine", "memory:"], "memory: ends with the process"),
+    ],
+)
+def test_unusable_words_are_refused(rk: Commands, words: list[str], told: str) -> None:
+    ended = rk("submit", *words)
+
+    assert (ended.code, told in ended.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["submit", "--typ", "x"], "Unknown option: --typ. Did you mean --type?"),
+        (["submit", "--typ=x"], "Unknown option: --typ. Did you mean --type?"),
+        (["submit", "work.jsonl", "--wiat"], "Unknown option: --wiat. Did you mean --wait?"),
+        (["run", "--result", "out.jsonl", "work.jsonl"], "Unknown option: --result. Did you mean --results?"),
+        (["run", "--zzz"], "Unknown option: --zzz."),
+        (["run", "-x"], "-x: unknown option, or no name of a file; a file of that name is ./-x"),
+        (["audit", "export", "--frce"], "Unknown option: --frce. Did you mean --force?"),
+        (["job", "list", "--stat", "failed"], "Unknown option: --stat. Did you mean --state?"),
+        (["job", "list", "--since", "-5m"], "--since: '-5m' is not accepted: a time such as"),
+        (["quarantine", "list", "--before", "-1d"], "--before: '-1d' is not accepted: a time such as"),
+        (["audit", "tail", "--until", "-1d"], "--until: '-1d' is not accepted: a time such as"),
+    ],
+)
+def test_a_mistyped_option_is_named_with_the_one_that_is_meant(rk: Commands, words: list[str], told: str) -> None:
+    prepared(rk)
+    lines(rk, get("a.txt", "one"))
+    ended = rk(*words)
+
+    assert (ended.code, f"reefknot: {told}" in ended.err) == (2, True), ended.err
+    assert not (rk.folder / ".reefknot").exists(), "nothing was submitted"
+
+
+def test_a_file_whose_name_looks_like_an_option_is_named_with_its_folder(rk: Commands) -> None:
+    prepared(rk)
+    lines(rk, get("a.txt", "one"), name="--typ")
+
+    assert rk("submit", "./--typ", "--json").json["handed_in"] == ["one"]
+
+
+def test_an_id_that_was_used_for_another_job_is_a_mistake_and_the_rest_is_submitted(rk: Commands) -> None:
+    prepared(rk)
+    assert rk("submit", lines(rk, get("a.txt", "one"))).code == 0
+    ended = rk("submit", lines(rk, get("b.txt", "one"), get("a.txt", "two")), "--json")
+
+    assert (ended.code, ended.json["handed_in"], ended.json["mistakes"]) == (1, ["two"], 1)
+    assert "work.jsonl:1: assignment_id: id 'one' was used with another job (fingerprint " in ended.err
+    alone = rk("submit", "--type", "fs.blob_get", "--id", "one", "--inputs", '{"path": "c"}')
+    assert (alone.code, "reefknot: id 'one' was used with another job" in alone.err) == (1, True)
+    assert "key" not in ended.err + alone.err
+
+
+# ---- work for later -------------------------------------------------------------------------------------------------
+
+
+def test_work_for_later_is_listed_as_scheduled_with_its_due_time(rk: Commands) -> None:
+    prepared(rk)
+    ended = rk("submit", "--type", "fs.blob_get", "--id", "x", "--in", "10m")
+    assert (ended.code, ended.out, ", due at 20" in ended.err) == (0, "x\n", True)
+    tomorrow = (datetime.now(UTC) + timedelta(days=1)).replace(microsecond=0)
+    assert rk("submit", lines(rk, get("a.txt", "y")), "--at", tomorrow.isoformat()).code == 0
+
+    jobs = {one["id"]: one for one in rk("job", "list", "--json").json["jobs"]}
+    assert (jobs["x"]["state"], jobs["x"]["reason"]) == ("pending", "scheduled")
+    assert 590 < jobs["x"]["due_in_s"] <= 600
+    assert jobs["y"]["due_at"] == f"{tomorrow:%Y-%m-%dT%H:%M:%S}.000Z"
+    listed = rk("job", "list").out
+    assert ("scheduled" in listed, "in 10 min" in listed or "in 9" in listed) == (True, True)
+    assert rk("job", "show", "y").out.count("scheduled") >= 1
+
+
+def test_work_for_later_runs_when_it_is_due_and_not_before(rk: Commands) -> None:
+    own = prepared(rk)
+    assert rk("submit", "--type", "fs.blob_get", "--inputs", '{"path": "a.txt"}', "--id", "x", "--in", "1s").code == 0
+    assert up_until_ended(rk, "x", module=own.module).code == 0
+    shown = rk("job", "show", "x", "--json").json
+
+    assert shown["state"] == "succeeded"
+    assert shown["updated_at"] >= shown["history"][0]["at"], "the history has its due time"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--in", "soon"], "--in: 'soon' is not accepted: a duration such as 90s, 15m, 2h, 7d"),
+        (["--in", "99999d"], "--in: '99999d'"),
+        (["--in", "-5m"], "--in: '-5m' is not accepted: a duration such as 90s, 15m, 2h, 7d"),
+        (["--at", "-5m"], "--at: '-5m' is not accepted: a time such as"),
+        (["--at", "tomorrow"], "--at: 'tomorrow' is not accepted: a time such as"),
+        (["--at", "2020-01-01T00:00:00Z"], "is over; leave --at out to submit for now"),
+        (["--at", "2100-01-01", "--in", "1s"], "--at: not together with --in"),
+        (["--at", "2100-01-01"], "is more than ten years ahead"),
+    ],
+)
+def test_a_due_time_that_cannot_be_read_is_refused(rk: Commands, words: list[str], told: str) -> None:
+    ended = rk("submit", "--type", "x", *words)
+
+    assert (ended.code, told in ended.err) == (2, True), ended.err
+
+
+def test_a_wait_that_ends_before_the_work_is_due_says_so_at_once(rk: Commands) -> None:
+    prepared(rk)
+    step = ("submit", "--type", "fs.blob_get", "--wait", "--timeout", "0.1")
+    late = rk(*step, "--id", "x", "--in", "1h")
+    assert late.code == 75
+    assert "1 of 1 due later than --wait lasts (0.1 s), the first in 3" in late.err
+    assert "due later than --wait lasts" in rk(*step, "--id", "x").err, "the job that is there is due later"
+    assert "due later" not in rk(*step, "--id", "y").err
+
+
+def test_a_local_time_that_the_clock_change_skips_is_not_taken_earlier(rk: Commands) -> None:
+    """02:30 does not exist on that day in New York: the clock goes from 02:00 EST to 03:00 EDT."""
+    prepared(rk)
+    year = datetime.now(UTC).year + 1
+    sunday = next(day for day in (date(year, 3, n) for n in range(8, 15)) if day.weekday() == 6)
+    with rk.environment.context() as inside:
+        inside.setenv("TZ", "EST5EDT,M3.2.0,M11.1.0")
+        time.tzset()
+        for name, at in (("before", "01:30"), ("gap", "02:30"), ("after", "03:30")):
+            assert rk("submit", "--type", "fs.blob_get", "--id", name, "--at", f"{sunday}T{at}").code == 0
+    time.tzset()
+    due = {one["id"]: one["due_at"][11:16] for one in rk("job", "list", "--json").json["jobs"]}
+
+    assert due == {"before": "06:30", "gap": "07:30", "after": "07:30"}
+
+
+# ---- ids that are there already -------------------------------------------------------------------------------------
+
+
+def test_a_job_that_was_cancelled_before_its_time_does_not_list_it(rk: Commands) -> None:
+    prepared(rk)
+    for name in ("given-up", "still-due"):
+        assert rk("submit", "--type", "fs.blob_get", "--id", name, "--in", "10m").code == 0
+    assert rk("job", "cancel", "given-up").code == 0
+    shown = rk("job", "show", "given-up", "--json").json
+
+    assert ([one["what"] for one in shown["history"]], "due: scheduled" in rk("job", "show", "given-up").out) == (
+        ["cancelled"],
+        False,
+    )
+    assert "due: scheduled" in rk("job", "show", "still-due").out, "the control: this one will be due"
+
+
+def test_an_id_that_is_scheduled_already_keeps_its_due_time_and_that_is_said(rk: Commands) -> None:
+    prepared(rk)
+    step = ("submit", "--type", "fs.blob_get", "--id", "x")
+    first = rk(*step, "--in", "2h", "--json").json
+    assert (first["handed_in"], first["existing"]) == (["x"], [])
+    again = rk(*step, "--in", "10m")
+
+    assert (again.code, again.out) == (0, "x\n")
+    assert "'x' was there already and is pending: it stays due at 20" in again.err
+    assert "0 submitted, 1 there already; list them" in again.err
+    (told,) = rk(*step, "--in", "10m", "--json").json["existing"]
+    assert (told["id"], told["tenant_id"], told["state"]) == ("x", None, "pending")
+    assert told["due_in_s"] > 7000
+    assert told["due_at"] == rk("job", "show", "x", "--json").json["due_at"]
+
+
+def test_an_id_that_has_ended_is_told_with_its_state_and_the_way_to_run_it_again(rk: Commands) -> None:
+    prepared(rk)
+    file = lines(rk, get("a.txt", "good"), get("gone.txt", "bad"), get("a.txt", "off", tenant_id="acme"))
+    rk("submit", "--type", "fs.blob_get", "--inputs", '{"path": "a.txt"}', "--id", "off", "--tenant", "acme")
+    assert rk("job", "cancel", "off", "--tenant", "acme").code == 0
+    rk("run", file)
+    ended = rk("submit", lines(rk, *map(json.loads, (rk.folder / file).read_text().splitlines()), get("a.txt", "new")))
+
+    assert ended.code == 0
+    assert "'good' was there already and is succeeded: to see its result: reefknot job show good" in ended.err
+    assert "'bad' was there already and is failed: to run it again: reefknot job retry bad\n" in ended.err
+    assert "is cancelled: to run it again: reefknot job retry off --tenant acme\n" in ended.err
+    assert "1 submitted, 3 there already" in ended.err
+    assert rk("job", "retry", "bad").code == 0
+    assert rk("job", "retry", "off", "--tenant", "acme").code == 0
+
+
+def test_only_the_first_of_many_ids_that_are_there_are_told_one_by_one(rk: Commands) -> None:
+    prepared(rk)
+    file = lines(rk, *(get("a.txt", f"job-{number}") for number in range(25)))
+    assert "25 submitted; list" in rk("submit", file).err
+    again = rk("submit", file)
+
+    assert again.err.count("was there already and is pending: it goes on as it was") == 20
+    assert "… and 5 more were there already" in again.err
+    assert len(rk("submit", file, "--json").json["existing"]) == 25

@@ -1,0 +1,188 @@
+"""`reefknot worker` and `reefknot router`, seen from another process."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from reefknot.console.operations import systems
+from reefknot.stores.port.store import Store
+from tests.unit.console.cli import work_items
+from tests.unit.console.cli.audit_events import in_store
+from tests.unit.console.cli.running import Commands
+from tests.unit.console.operations.statuses import running
+
+
+@pytest.fixture
+def store(rk: Commands, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(systems, "OBEY_WAIT_S", 0.1)
+    path = rk.folder / ".reefknot" / "state.db"
+    work_items.submitted(path, "x")
+    return path
+
+
+def test_the_workers_of_a_running_system_are_listed_class_by_class(rk: Commands, store: Path) -> None:
+    work_items.reported_running(store, "worker-1", "worker-2")
+    found = rk("worker", "list", "--json").json["workers"]
+
+    assert [one["worker_id"] for one in found] == ["worker-1", "worker-2"]
+    assert found[0]["classes"]["io"]["capacity"] == 8
+    assert (found[0]["draining"], found[0]["leaving"]) == (False, False)
+    assert found[0]["retries"].items() >= {"retries": 0, "mean_backoff_s": 0.0, "retry_success_rate": None}.items()
+    assert rk("worker", "list").out.count("worker-2") == 3
+
+
+@pytest.mark.parametrize("words", [("worker", "list"), ("worker", "list", "--wide"), ("top", "--once")])
+@pytest.mark.parametrize("width", [40, 80])
+def test_a_level_that_is_not_healthy_has_its_reason_below_and_open_breakers_are_named(
+    rk: Commands, store: Path, words: tuple[str, ...], width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In lines no wider than the terminal. A worker that is well, and a closed breaker, have none."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    places = {"worker_id": "worker-1", "throttled": True, "tokens": 0.5}
+    holding = [{**places, "name": "pay.charge", "breaker": "open"}, {**places, "name": "mail", "breaker": "closed"}]
+    reason = "85 of 100 places in the queue are taken"
+
+    async def report(kept: Store) -> None:
+        levels = {"worker-1": {"io": reason}}
+        await running(kept, status="overloaded", depth=85, levels=levels, destinations=holding)
+        await running(kept, "worker-2")
+
+    in_store(store, report)
+    shown = rk(*words).out
+    text = " ".join(shown.split())
+
+    assert f"worker-1 io is overloaded: {reason} breaker of pay.charge at worker-1 is open: jobs wait for it" in text
+    assert (text.count(" is overloaded"), text.count("breaker of"), "worker-2 io is" in text) == (1, 1, False)
+    lines = [line for line in shown.splitlines() if "overloaded:" in line or "breaker of" in line]
+    assert max(map(len, lines)) <= width
+
+
+def test_many_troubles_are_cut_short(rk: Commands, store: Path) -> None:
+    broken = {"worker_id": "worker-1", "breaker": "open", "throttled": False, "tokens": 5}
+    places = [{**broken, "name": f"host-{number}"} for number in range(12)]
+    in_store(store, lambda kept: running(kept, destinations=places))
+
+    shown = rk("worker", "list").out.splitlines()
+    assert (shown[-2].startswith("breaker of host-9 "), shown[-1]) == (True, "and 2 more; --json shows all")
+
+
+@pytest.mark.parametrize("words", [["worker", "list"], ["worker", "drain"], ["router", "status"]])
+def test_without_a_system_the_way_out_is_reported_with_69(rk: Commands, store: Path, words: list[str]) -> None:
+    ended = rk(*words)
+
+    assert (ended.code, "start one with: reefknot up" in ended.err) == (69, True)
+
+
+def test_the_router_says_what_was_submitted(rk: Commands, store: Path) -> None:
+    work_items.reported_running(store, "worker-1")
+    found = rk("router", "status", "--json").json
+
+    assert found["handed_in"] == {"pending": 1}
+    assert (found["routers"][0]["status"], found["routers"][0]["pending"]) == ("healthy", 0)
+    assert "submitted so far: 1 pending" in rk("router", "status").out
+
+
+def test_a_worker_that_is_unknown_is_refused_with_the_known_ones(rk: Commands, store: Path) -> None:
+    work_items.reported_running(store, "worker-1")
+    ended = rk("worker", "drain", "worker-7")
+
+    assert (ended.code, "accepted: worker-1" in ended.err) == (2, True)
+    assert work_items.operator_actions(store) == []
+
+
+def test_draining_is_audited_and_a_system_that_does_not_obey_is_75(rk: Commands, store: Path) -> None:
+    """The status is all there is of this system, so nobody obeys."""
+    work_items.reported_running(store, "worker-1")
+    assert rk("worker", "drain", "--dry-run").code == 0
+    assert work_items.operator_actions(store) == []
+
+    assert rk("worker", "drain", "worker-1", "--as", "ann").code == 75
+    assert work_items.operator_actions(store) == [("ann", "worker.drain")]
+
+
+@pytest.mark.parametrize("verb", ["pause", "resume"])
+def test_pausing_and_resuming_are_audited_and_a_dry_run_is_not(rk: Commands, store: Path, verb: str) -> None:
+    work_items.reported_running(store, "worker-1")
+    assert f"worker-1 would be {verb}d" in rk("worker", verb, "--dry-run").out
+    assert work_items.operator_actions(store) == []
+
+    assert rk("worker", verb, "worker-1", "--as", "ann").code == (75 if verb == "pause" else 0)
+    assert work_items.operator_actions(store) == [("ann", f"worker.{verb}")]
+
+
+@pytest.mark.parametrize("part", ["worker", "router"])
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--engine", "memory:"], 2, "visible to one process only"),
+        (["--engine", "nats://127.0.0.1:0"], 2, "--engine: 'nats://127.0.0.1:0' is not accepted"),
+        (["--for", "-1"], 2, "--for: -1 is not accepted"),
+        (["--{part}-id", "a.b"], 2, "--{part}-id: a.b is not accepted: printable text"),
+        (["--{part}-id", ""], 2, "--{part}-id: nothing is not accepted: printable text"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_starts(
+    rk: Commands, part: str, words: list[str], code: int, said: str
+) -> None:
+    ended = rk(part, "start", *(word.format(part=part) for word in words))
+
+    assert (ended.code, ended.out) == (code, "")
+    assert said.format(part=part) in ended.err
+
+
+@pytest.mark.parametrize("part", ["worker", "router"])
+def test_a_configured_store_that_no_other_process_can_see_is_78(rk: Commands, part: str) -> None:
+    rk.write("engine: 'memory:'\n")
+    ended = rk(part, "start")
+
+    assert (ended.code, "reefknot up --engine memory:" in ended.err) == (78, True)
+
+
+@pytest.mark.parametrize("part", ["worker", "router"])
+def test_a_part_says_that_it_is_ready_which_part_is_missing_and_a_summary(rk: Commands, part: str) -> None:
+    rk.write("worker: {retries: {v2: {enabled: true}}, queue: {v2: {enabled: true}}}\n")
+    ended = rk(part, "start", "--for", "0.05")
+    other = "router" if part == "worker" else "worker"
+
+    assert ended.code == 0
+    ready, missing = ended.err.splitlines()
+    assert ready.startswith(f"{part} {part}-1 is ready, for 0.05 s, on ")
+    assert f"no {other} is running on this store yet; start one with: reefknot {other} start" in missing
+    assert ended.out.startswith(f"{part} {part}-1 ran for 0.")
+
+
+def test_a_module_that_cannot_be_imported_is_78(rk: Commands) -> None:
+    ended = rk("worker", "start", "--module", "no_such_module_here", "--for", "0")
+
+    assert (ended.code, "--module no_such_module_here" in ended.err) == (78, True)
+
+
+@pytest.mark.parametrize("words", [["worker", "start"], ["worker", "pause"], ["worker", "resume"], ["router", "start"]])
+def test_help_of_the_newer_verbs_shows_an_example(rk: Commands, words: list[str]) -> None:
+    assert f"    reefknot {' '.join(words)}" in rk(*words, "--help").out
+
+
+def test_every_router_on_the_store_is_listed(rk: Commands) -> None:
+    path = rk.folder / ".reefknot" / "state.db"
+    work_items.reported_running(path, "worker-1")
+    work_items.reported_running(path, "worker-2")
+    found = rk("router", "status", "--json").json["routers"]
+
+    assert len({one["system_id"] for one in found}) == 2
+    assert rk("router", "status").out.count("router of pid") == 2
+
+
+@pytest.mark.parametrize("words", [("worker", "list"), ("router", "status"), ("worker", "pause")])
+def test_that_nothing_runs_is_told_without_waiting(
+    rk: Commands, store: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    async def waited(seconds: float) -> None:
+        raise AssertionError(f"waited for {seconds} s")
+
+    monkeypatch.setattr(asyncio, "sleep", waited)
+    ended = rk(*words)
+
+    assert (ended.code, "start one with: reefknot up" in ended.err) == (69, True)

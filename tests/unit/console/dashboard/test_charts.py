@@ -1,0 +1,166 @@
+"""Charts: what is drawn, what is said in words, and that no text gets out of its place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from reefknot.console.dashboard import charts
+from reefknot.console.dashboard.charts import CUT, MOST_POINTS, MOST_ROWS, Series, Span
+
+HOSTILE = '</svg><script>alert("1")</script>&\'\x1b\u202e'
+DRAWN: dict[str, Callable[[str], str]] = {
+    "lines": lambda text: charts.lines([Series(text, [1, None, 2])], title=text, unit=text, step_s=10),
+    "stacked": lambda text: charts.stacked([Series(text, [1, 0, 2])], title=text, unit=text, step_s=10),
+    "waits": lambda text: charts.waits([(1, 2), (2, 4)], title=text),
+    "timeline": lambda text: charts.timeline([(text, text, [Span(0, 1, text), Span(1, 2, "waiting")])], title=text),
+    "meter": lambda text: charts.meter(1, 2, title=text),
+}
+
+
+def elements(drawn: str) -> list[ET.Element]:
+    return list(ET.fromstring(drawn).iter())
+
+
+def named(drawn: str, tag: str, kind: str = "") -> list[ET.Element]:
+    return [one for one in elements(drawn) if one.tag == tag and kind in one.get("class", "")]
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_every_text_is_escaped(name: str) -> None:
+    plain, hostile = (elements(DRAWN[name](text)) for text in ("plain", HOSTILE))
+    assert [one.tag for one in hostile] == [one.tag for one in plain]
+    assert "script" not in {one.tag for one in hostile}
+    shown = "".join(text for one in hostile for text in (one.text or "", *one.attrib.values()))
+    assert shown.isprintable()
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_no_chart_has_a_style_of_its_own(name: str) -> None:
+    """The content policy refuses a style that is not in the sheet."""
+    assert not {one.tag for one in elements(DRAWN[name]("plain"))} & {"style", "script"}
+    assert all("style" not in one.attrib and "fill" not in one.attrib for one in elements(DRAWN[name]("plain")))
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_every_chart_is_told_in_words(name: str) -> None:
+    whole = elements(DRAWN[name]("a title"))[0]
+    assert whole.get("role") == ("group" if name == "timeline" else "img")
+    assert (whole.get("aria-label") or "").startswith("a title")
+
+
+def test_each_row_of_a_timeline_is_told_in_words() -> None:
+    drawn = charts.timeline([("attempt 1", "", [Span(0, 2, "waiting"), Span(2, 3, "failed")])], title="")
+    (bars,) = [one for one in elements(drawn) if one.get("role") == "img"]
+    assert bars.get("aria-label") == "attempt 1: waiting after 0 s for 2 s; failed after 2 s for 1 s"
+
+
+def test_the_words_of_a_chart_have_the_last_and_the_largest_value() -> None:
+    drawn = charts.lines([Series("retries", [1, 5, 2])], title="Retries", unit="per second", step_s=10)
+    assert elements(drawn)[0].get("aria-label") == "Retries: retries: 2 per second now, at most 5 per second"
+
+
+def test_a_gap_ends_a_line() -> None:
+    drawn = charts.lines([Series("a", [1, 2, None, 3, 4])], title="", unit="", step_s=10)
+    assert len(named(drawn, "polyline")) == 2
+
+
+def test_a_lone_value_is_a_line_too() -> None:
+    (line,) = named(charts.lines([Series("a", [None, 3, None])], title="", unit="", step_s=10), "polyline")
+    left, right = [point.split(",") for point in (line.get("points") or "").split()]
+    assert left[1] == right[1]
+    assert float(right[0]) - float(left[0]) == 6.0, "wide enough to be seen: a line of no length is not drawn"
+
+
+def test_nothing_recorded_is_drawn_as_an_empty_chart() -> None:
+    for values in ([], [None, None], [math.nan, math.inf]):
+        drawn = charts.lines([Series("a", values)], title="A", unit="", step_s=10)
+        assert "nothing recorded yet" in drawn
+        assert named(drawn, "polyline") == []
+
+
+def test_stacked_values_stand_on_each_other() -> None:
+    """1 below 3: the second begins where the first ends, at a quarter of the height."""
+    first, second = named(charts.stacked([Series("a", [1]), Series("b", [3])], title="", unit="", step_s=10), "path")
+
+    def top_and_height(path: ET.Element) -> tuple[float, float]:
+        _, top, _ = path.get("d", "").replace("M", "").replace("h", " ").replace("v", " ").split(" ", 2)
+        height = path.get("d", "").partition("v")[2].partition("h")[0]
+        return float(top), float(height)
+
+    (top, height), (above, rise) = top_and_height(first), top_and_height(second)
+    assert above + rise == pytest.approx(top, abs=0.11)
+    assert rise == pytest.approx(3 * height, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("value", "top"),
+    [(0, 1), (0.3, 0.4), (1, 1), (1.2, 2), (3, 4), (4.5, 5), (7, 10), (11, 20), (90, 100), (950, 1000)],
+)
+def test_an_axis_ends_at_a_round_number(value: float, top: float) -> None:
+    labels = [one.text for one in named(charts.lines([Series("a", [value])], title="", unit="x", step_s=1), "text")]
+    assert charts.number(top) in labels
+
+
+def test_a_meter_is_full_at_its_limit_and_never_beyond() -> None:
+    for value, limit, width in ((0, 10, 0), (5, 10, 50), (15, 10, 100), (3, 0, 0)):
+        (bar,) = named(charts.meter(value, limit, title="queue"), "rect", "fill")
+        assert float(bar.get("width", "-1")) == width
+
+
+def test_charts_of_any_length_are_bounded() -> None:
+    many = [Series("a", [float(number) for number in range(100_000)])]
+    (line,) = named(charts.lines(many, title="", unit="", step_s=1), "polyline")
+    assert len(line.get("points", "").split()) == MOST_POINTS
+    assert len(named(charts.waits([(1.0, 2.0)] * 5000, title=""), "rect", "sure")) == MOST_ROWS
+    rows = [("a", "b", [Span(0, 1, "failed")])] * 5000
+    assert len(named(charts.timeline(rows, title=""), "rect", "span")) == MOST_ROWS
+
+
+def test_attempts_stand_on_one_axis_of_time() -> None:
+    """The second begins at the half of four seconds."""
+    rows = [("attempt 1", "timeout", [Span(10, 11, "failed")]), ("attempt 2", "", [Span(12, 14, "succeeded")])]
+    first, second = named(charts.timeline(rows, title="Attempts"), "rect", "span")
+    (left, width), (x, twice) = place(first), place(second)
+    assert x == pytest.approx(left + 2 * width, abs=0.2)
+    assert twice == pytest.approx(2 * width, abs=0.2)
+
+
+def place(bar: ET.Element) -> tuple[float, float]:
+    """The begin and the width of a bar in percent."""
+    return float(bar.get("x", "").removesuffix("%")), float(bar.get("width", "").removesuffix("%"))
+
+
+def labels(drawn: str) -> list[str]:
+    return [one.text or "" for one in named(drawn, "text", "label")]
+
+
+def test_a_long_time_in_the_queue_is_cut_so_that_attempts_can_be_read() -> None:
+    """Ten minutes in a queue, then two attempts of a second each, with two seconds between them."""
+    rows = [
+        ("attempt 1", "", [Span(100, 700, "waiting"), Span(700, 701, "failed")]),
+        ("attempt 2", "", [Span(701, 703, "waiting"), Span(703, 704, "succeeded")]),
+    ]
+    drawn = charts.timeline(rows, title="", begins=100, ends=704)
+    first, second = (place(one) for one in named(drawn, "rect", "span"))
+    assert first == pytest.approx((CUT, (100 - CUT) / 4), abs=0.1)
+    assert second == pytest.approx((100 - (100 - CUT) / 4, (100 - CUT) / 4), abs=0.1)
+    assert len(named(drawn, "rect", "break")) == 3, "in both rows and in the axis"
+    assert labels(drawn) == ["0 s", "10 min", "10 min 4 s", "//"]
+
+
+def test_a_time_in_the_queue_that_leaves_room_is_not_cut() -> None:
+    rows = [("attempt 1", "", [Span(0, 5, "waiting"), Span(5, 7, "failed")])]
+    drawn = charts.timeline(rows, title="", begins=0, ends=7)
+    assert place(*named(drawn, "rect", "span")) == pytest.approx((500 / 7, 200 / 7), abs=0.1)
+    assert named(drawn, "rect", "break") == []
+
+
+def test_the_axis_ends_where_the_job_ended() -> None:
+    """An attempt of a second, and the job was cancelled a second later, while it waited."""
+    drawn = charts.timeline([("attempt 1", "", [Span(10, 11, "failed")])], title="", begins=10, ends=12)
+    assert place(*named(drawn, "rect", "span")) == pytest.approx((0, 50), abs=0.1)
+    assert labels(drawn)[-1] == "2 s"

@@ -1,0 +1,369 @@
+"""Pages in process: what an empty store shows, what an error says, and which command each action names."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shlex
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from bench.operators import filled
+from reefknot.app.alerts import AlertsRecord, RecordedAlert
+from reefknot.console.cli.app import application
+from reefknot.console.dashboard import pages, views
+from reefknot.console.dashboard.formats import cursor_words, places, words_of
+from reefknot.console.dashboard.live import ViewKey
+from reefknot.console.dashboard.server import build_app
+from reefknot.console.operations.alerts import active_alerts
+from reefknot.errors import StoreUnavailableError
+from reefknot.policy.settings import load_settings
+from tests.security.site_client import READER, Answered, ask, bearer, opened_site, stored_work
+
+CONFIG = """\
+sources:
+  notes: {connector: local_files, path: notes}
+schedules:
+  nightly: {cron: "0 3 * * *", assignment: {job: {type: own.nap, payload: {}}}}
+"""
+TEMPLATES = Path(pages.__file__).parent / "templates"
+TARGETS = (
+    "/",
+    "/alerts",
+    "/work",
+    "/quarantine",
+    "/policies",
+    "/policies?target=block:http&status=429",
+    "/workers",
+    "/sources",
+    "/audit",
+    "/audit/verify",
+    "/audit/replay",
+    "/health",
+)
+
+
+class Shown(HTMLParser):
+    """The commands of a page, and its buttons that act."""
+
+    def __init__(self, answered: Answered) -> None:
+        super().__init__()
+        self.commands: list[str] = []
+        self.actions: list[dict[str, str | None]] = []
+        self._box = self._code = False
+        self.feed(answered.text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        if "data-act" in given:
+            self.actions.append(given)
+        if self._box and tag == "code":
+            self._code = True
+            self.commands.append("")
+        self._box = given.get("class") == "cli"
+
+    def handle_endtag(self, tag: str) -> None:
+        if self._code and tag == "code":
+            self._code = False
+            self.commands = [one for one in self.commands if one]  # that of the dialog is empty until it opens
+
+    def handle_data(self, data: str) -> None:
+        if self._code:
+            self.commands[-1] += data
+
+
+def answers(path: Path, *targets: str, token: str | None = None, config: str = CONFIG) -> dict[str, Answered]:
+    """The pages of these addresses, over the store in this file."""
+    (path.parent / "reefknot.yaml").write_text(config)
+
+    async def story() -> dict[str, Answered]:
+        settings = load_settings(environ={}, cwd=path.parent)
+        async with opened_site(path, settings) as site:
+            app = build_app(site)
+            return {one: await ask(app, "GET", one, [bearer(token) if token else bearer()]) for one in targets}
+
+    return asyncio.run(story())
+
+
+def test_every_page_of_an_empty_store_answers_and_names_a_command_to_type(tmp_path: Path) -> None:
+    for target, answered in answers(tmp_path / "state.db", *TARGETS, config="{}\n").items():
+        assert answered.status == 200, (target, answered.text[:300])
+        assert Shown(answered).commands, target
+        if target in ("/work", "/quarantine", "/workers", "/sources", "/audit"):
+            assert 'class="empty"' in answered.text, target
+
+
+def test_what_if_answers_in_the_words_of_explain_with_what_ingestion_does(tmp_path: Path) -> None:
+    targets = ("/policies?target=block:http&status=429", "/policies?target=connector:imap_mailbox&status=503")
+    limited, outage = answers(tmp_path / "state.db", *targets).values()
+
+    assert "Retried: up to" in limited.text
+    assert "http_error 429 (rate_limited)" in limited.text
+    assert "In ingestion" not in limited.text
+    assert "each failure spends an attempt" in outage.text
+    assert "open its breaker" in outage.text
+
+
+def test_every_command_that_a_page_shows_is_one_of_the_command_line(tmp_path: Path) -> None:
+    """Twins of actions and commands to type are parsed as the command line would."""
+    path = tmp_path / "state.db"
+    stored_work(path)
+    filters = ("/work?state=pending&since=1h&sort=oldest", "/quarantine?reason=x&before=1h", "/audit?since=1h&work=a")
+    targets = (*TARGETS, *filters, "/work/waiting", "/work/held", "/quarantine/held")
+    app = application()
+    seen: set[str] = set()
+    for target, answered in answers(path, *targets).items():
+        assert answered.status == 200, (target, answered.text[:300])
+        shown = Shown(answered)
+        seen.update(shown.commands)
+        for one in shown.actions:  # the script appends the reason that was typed
+            ids = " picked" if "data-many" in one else ""  # and the ids of the selected rows
+            seen.add(f"{one['data-cli']}{ids}{'' if one['data-because'] == 'none' else ' --because x'}")
+    verbs = {" ".join(shlex.split(command)[1:3]) for command in seen}
+    assert {"quarantine requeue", "quarantine discard", "job cancel", "source pause", "schedule run", "doctor"} <= verbs
+    for command in sorted(seen):
+        program, *words = shlex.split(command)
+        assert program == "reefknot", command
+        app.parse_args(words, exit_on_error=False, print_error=False)
+
+
+def test_every_action_names_its_route_its_event_and_its_command(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    stored_work(path)
+    found = answers(path, "/work/waiting", "/quarantine", "/quarantine/held", "/sources")
+    actions = [one for answered in found.values() for one in Shown(answered).actions]
+    assert len(actions) >= 10
+    for one in actions:
+        assert (one["data-url"] or "").startswith("/api/v1/")
+        assert re.fullmatch(r"[a-z]+\.[a-z]+", one["data-event"] or "")
+        assert (one["data-cli"] or "").startswith("reefknot ")
+
+
+def test_a_reader_gets_no_action(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    stored_work(path)
+    for answered in answers(
+        path, "/work/waiting", "/quarantine", "/quarantine/held", "/sources", token=READER
+    ).values():
+        assert answered.status == 200
+        assert "data-act" not in answered.text
+        assert "/api/v1" not in answered.text
+
+
+def test_a_store_that_is_away_is_told_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def away(*_: object) -> Any:
+        raise StoreUnavailableError("state.db", "it cannot be opened", "check the disk")
+
+    monkeypatch.setattr(views, "VIEWS", tuple(replace(view, load=away) for view in views.VIEWS))
+    for answered in answers(tmp_path / "state.db", "/", "/work").values():
+        assert answered.status == 503
+        assert answered.headers["retry-after"]
+        assert "it cannot be opened; check the disk" in answered.text
+        assert "reefknot doctor" in Shown(answered).commands
+
+
+def test_no_template_trusts_a_text_or_has_a_style_or_script_of_its_own() -> None:
+    for template in TEMPLATES.glob("*.html"):
+        text = template.read_text()
+        assert not re.search(r"\|\s*safe\b|autoescape|Markup", text), template.name
+        assert not re.search(r"<style|\sstyle=|\son[a-z]+=|javascript:", text), template.name
+        assert all(" src=" in one for one in re.findall(r"<script[^>]*>", text)), template.name
+
+
+def test_a_live_fragment_is_the_live_part_of_its_page(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    stored_work(path)
+
+    (tmp_path / "reefknot.yaml").write_text(CONFIG)
+
+    async def story() -> None:
+        async with opened_site(path, load_settings(environ={}, cwd=tmp_path)) as site:
+            renderer = pages.PageRenderer(site)
+            for view in views.VIEWS:
+                if view.is_live:
+                    named = ("id", "held"), ("name", "nightly" if view.name == "schedule" else "notes")
+                    asked = tuple(one for one in named if one[0] in view.parameters)
+                    text, took = await renderer.fragment(ViewKey(view.name, "operator", asked))
+                    assert text.count("data-live=") == 1
+                    assert "<html" not in text
+                    assert 0 <= took < 5
+
+    asyncio.run(story())
+
+
+def test_a_parameter_that_a_page_does_not_know_is_refused(tmp_path: Path) -> None:
+    """A misspelled filter must not show everything; the API refuses it as well."""
+    for target, answered in answers(
+        tmp_path / "state.db", "/work?foo=bar", "/work?stat=failed&type=x", "/?state=failed", "/work/a?id=b"
+    ).items():
+        assert answered.status == 400, target
+        assert "is unknown; accepted: " in answered.text, target
+
+
+def test_a_job_that_is_not_there_is_told_in_the_words_of_pages(tmp_path: Path) -> None:
+    for answered in answers(tmp_path / "state.db", "/work/no%2Fbody", "/quarantine/no%2Fbody").values():
+        assert answered.status == 404
+        assert "--tenant" not in answered.text
+        assert '<input name="tenant"' in answered.text
+        assert 'no/body" class="acts-row"' in answered.text
+
+
+def test_the_quarantine_is_filtered_and_its_counts_are_those_of_the_filter(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    stored_work(path)
+    everything, none, young, old = answers(
+        path, "/quarantine", "/quarantine?tenant=nobody", "/quarantine?since=1h&error=", "/quarantine?error=of+nobody"
+    ).values()
+    assert "in the order of their ids" in everything.text
+    assert "jobs in quarantine" in everything.text
+    for empty in (none, old):
+        assert "No quarantined job matches this filter" in empty.text
+        assert re.search(r"<b>0</b><span>jobs that match, of \d", empty.text)
+    assert re.search(r"<b>[1-9]\d*</b><span>jobs that match, of \d", young.text)
+    assert "--since 1h" in young.text
+
+
+def test_the_actions_of_a_group_are_for_the_jobs_of_its_row_alone(tmp_path: Path) -> None:
+    """A group with jobs of other tenants, on a page for one of them."""
+    path = tmp_path / "state.db"
+    stored_work(path)
+    (page,) = answers(path, "/quarantine?since=1h&error=&type=fs.blob_get").values()
+    acts = [one for one in Shown(page).actions if "the group" in (one["data-act"] or "")]
+    assert [one["data-verb"] for one in acts][:2] == ["Requeue", "Discard"]
+    for one in acts:
+        body = json.loads(one["data-body"] or "")
+        assert body == {"since": "1h", "type": "fs.blob_get", "fingerprint": (one["data-act"] or "").split()[-1]}
+        given = dict(zip(*[iter(shlex.split(one["data-cli"] or "")[3:])] * 2, strict=True))
+        assert given == {f"--{name}": text for name, text in body.items()}
+
+
+def test_the_counts_of_filtered_work_are_named_as_those_of_all_jobs(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    stored_work(path)
+    everything, filtered = answers(path, "/work?sort=oldest", "/work?state=pending").values()
+    assert "<h2>Jobs</h2><p>3 pending" in everything.text
+    assert "<h2>Jobs</h2><p>all jobs: 3 pending" in filtered.text
+
+
+def test_without_a_system_no_chart_draws_a_value_of_now(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    stored_work(path)
+    (page,) = answers(path, "/").values()
+    for name in ("queued", "waits for", "in quarantine", "level, 0 healthy to 3 critical"):
+        assert f"{name} <b>no system runs</b>" in page.text
+    assert page.text.count(': nothing recorded yet"') == 5, "those four, and the share that recovered"
+
+
+def test_a_source_has_a_page_with_its_settings(tmp_path: Path) -> None:
+    known, unknown = answers(tmp_path / "state.db", "/sources/notes", "/sources/nobody").values()
+    assert known.status == 200
+    assert "<dt>path</dt>" in known.text
+    assert "source.pause" in known.text
+    assert unknown.status == 404
+
+
+def test_a_rule_is_resolved_where_it_can_be(tmp_path: Path) -> None:
+    (answered,) = answers(tmp_path / "state.db", "/alerts").values()
+    assert "below 0" not in answered.text.replace("below 0.9", "")
+    assert answered.text.count(">at 0<") == 4, "critical_workers, audit_outage, no_router, no_worker"
+    assert ">above 300 s<" in answered.text
+    assert 'data-go="l"' in answered.text
+
+
+def test_policies_name_a_place_once_and_without_its_folder(tmp_path: Path) -> None:
+    config = "worker: {retries: {v2: {enabled: true, default_policy: {max_attempts: 7, base_delay_ms: 50}}}}\n"
+    for answered in answers(tmp_path / "state.db", "/policies", "/policies?target=block:http", config=config).values():
+        shown = re.sub(r' title="[^"]*"', "", answered.text)
+        assert "reefknot.yaml:1" in shown
+        assert f"{tmp_path}/reefknot.yaml" not in shown
+        assert "built-in: " not in shown
+
+
+def test_the_fields_of_a_policy_read_as_on_the_command_line(tmp_path: Path) -> None:
+    config = "worker: {retries: {v2: {enabled: true, default_policy: {base_delay_ms: 90000, max_delay_ms: 1800000}}}}\n"
+    one, every = answers(tmp_path / "state.db", "/policies?target=block:http", "/policies", config=config).values()
+    assert all(f"<b>{text}</b>" in one.text for text in ("90 s", "1800 s", "4 attempts (1 + 3 retries)"))
+    assert all(f">{text}</td>" in every.text for text in ("90 s", "1800 s"))
+
+
+def test_verify_says_how_far_heads_prove_the_log() -> None:
+    none = {"heads_missing": None, "compared_with": None}
+    assert "accidents and not intent" in " ".join(views.proof(none))
+    one = {"chain": "c", "sequence": 972, "proven_up_to": 165, "mismatches_total": 0}
+    text = " ".join(views.proof({**one, "heads_missing": None, "compared_with": "heads.jsonl"}))
+    assert "heads.jsonl" in text
+    assert "event 165 of 972" in text
+    assert "Events 166 to 972" in text
+    bare = {**one, "chain": "d", "proven_up_to": None}
+    text = " ".join(views.proof({"heads_missing": None, "compared_with": "heads.jsonl", "chains": [one, bare]}))
+    assert "of chain c: nothing up to event 165" in text
+    assert "No head was kept of chain d" in text
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("reefknot top", ["reefknot", "top"]),
+        (
+            """job show 'a b' --because 'it'"'"'s late' x""",
+            ["job", "show", "'a b'", "--because", """'it'"'"'s late'""", "x"],
+        ),
+        (r"""--because 'it'\''s late'""", ["--because", r"""'it'\''s late'"""]),
+        ("odd  'line", ["odd  'line"]),
+    ],
+)
+def test_a_command_is_broken_between_its_words_alone(line: str, words: list[str]) -> None:
+    assert words_of(line) == words
+
+
+def test_a_cursor_is_shown_for_people() -> None:
+    table = {
+        None: "",
+        "2026-11-01T00:00:00Z": "2026-11-01T00:00:00Z",
+        '{"uid": 41, "folders": {"a": 1, "b": 2}}': "uid 41, folders (2 entries)",
+        "[1, 2]": "[1, 2]",
+        '{"cut': '{"cut',
+    }
+    assert {given: cursor_words(given) for given in table} == table
+    assert places(["/a/b.yaml:6:24", "/a/b.yaml:8:60", "built-in: worker default"]) == "b.yaml:6, 8; worker default"
+
+
+def test_an_active_alert_has_its_value_of_now() -> None:
+    raised = RecordedAlert("quarantine_growth", 15.0, 10.0, 0, "jobs: 15 (above 10)")
+    (shown,) = active_alerts(AlertsRecord(active={"quarantine_growth": raised}), [], {"quarantine_growth": 29.0})[
+        "alerts"
+    ]
+    assert (shown["value"], shown["now"]) == (15.0, 29.0)
+    text = str(pages.environment().globals["part"].alert(shown))  # type: ignore[attr-defined]
+    assert "<b>now 29</b>" in text
+
+
+def test_an_unknown_view_has_no_stream(tmp_path: Path) -> None:
+    wanting = ("/live", "/live?view=nothing", "/live?view=health", "/live?view=job", "/live?view=source")
+    found = answers(tmp_path / "state.db", *wanting)
+    assert {one.status for one in found.values()} == {400}
+
+
+@pytest.mark.slow
+def test_pages_of_fifty_thousand_events_answer_soon(tmp_path: Path) -> None:
+    """A tenth of a second on an idle machine; the limit is one that a busy machine keeps."""
+    path = asyncio.run(filled(tmp_path, items=5_000, events=50_000))
+    filters = ("/work?error=rare", "/work?tenant=tenant-rare", "/quarantine?reason=spent", "/audit?text=rare")
+    targets = (*TARGETS, *filters, "/work/job-500", "/quarantine/job-9")
+
+    async def story() -> None:
+        async with opened_site(path) as site:
+            app = build_app(site)
+            for target in targets:
+                began = time.monotonic()
+                answered = await ask(app, "GET", target, [bearer()])
+                assert answered.status in (200, 404), (target, answered.text[:300])
+                assert time.monotonic() - began < 5, target
+
+    asyncio.run(story())

@@ -1,0 +1,70 @@
+"""An operator over a store in memory, in virtual time, with a configuration of sources and schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+from msgspec import structs
+
+from reefknot.audit.model.event import OperatorAction, decode
+from reefknot.console.operations.operator import Operator
+from reefknot.core.redaction import Redactor
+from reefknot.ingest.configured_sources import open_documents
+from reefknot.ingest.port.connector import Document
+from reefknot.ingest.sources import SourceRecord, SourceRecords
+from reefknot.policy.settings import load_settings
+from tests.unit.ingest.world import World, in_world, page
+
+SECRET = "tok-4711-hush-hush"
+CONFIG = """\
+sources:
+  notes: {connector: local_files, path: notes, every: 15m}
+  mail: {connector: local_files, path: mail}
+schedules:
+  nightly: {cron: "0 3 * * *", assignment: {job: {type: own.nap, payload: {}}, tenant_id: acme}}
+"""
+
+
+class OperatorScene:
+    """A world, and the operator over it."""
+
+    def __init__(self, world: World, folder: Path, config: str = CONFIG) -> None:
+        self.world = world
+        (folder / "reefknot.yaml").write_text(config)
+        settings = load_settings(str(folder / "reefknot.yaml"), environ={}, cwd=folder)
+        self.operator = Operator(world.store, Redactor([SECRET]), "ann", settings, f"sqlite:{folder / 'state.db'}")
+        self.records = SourceRecords(world.store)
+        self.file = folder / "documents.db"
+
+    async def change(self, name: str, **fields: Any) -> SourceRecord:
+        """Change the record of a source; `health` is a mapping of fields of it."""
+        await self.records.read(name)
+        health = fields.pop("health", {})
+        return await self.records.change(
+            name, lambda one: structs.replace(one, health=structs.replace(one.health, **health), **fields)
+        )
+
+    async def keep(self, source: str, *names: str, cursor: str = "", problem: str = "") -> str:
+        """Keep documents as a sync does. Returns the place they are in."""
+        async with open_documents(self.file) as documents:
+            kept = page(*names, cursor=cursor)
+            if problem:
+                kept = structs.replace(kept, documents=(Document("odd", "odd", "1", problem=problem),))
+            await documents.keep(source, kept, after=await documents.position(source))
+            return await documents.identity()
+
+    async def actions(self) -> list[OperatorAction]:
+        """The operators' actions among the events."""
+        events = [decode(kept.entry.body) for kept in await self.world.store.audit.read()]
+        return [one for one in events if isinstance(one, OperatorAction)]
+
+
+def in_scene(folder: Path, story: Callable[[OperatorScene], Coroutine[Any, Any, None]], config: str = CONFIG) -> None:
+    """Run a story in virtual time."""
+    in_world(lambda world: story(OperatorScene(world, folder, config)))
+
+
+def names_of(actions: Sequence[OperatorAction]) -> list[tuple[str, str | None, str]]:
+    return [(one.action, one.subject, one.actor) for one in actions]

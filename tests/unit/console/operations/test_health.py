@@ -1,0 +1,431 @@
+"""`examine_store`: what is found around a store and in it, beside those who work on it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import tomllib
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import apsw
+import msgspec
+import pytest
+
+import reefknot as rk
+from reefknot.app.system import System
+from reefknot.audit.copies import kept_events
+from reefknot.audit.metrics import STEP_S
+from reefknot.console import doctor
+from reefknot.console.doctor import library_finding
+from reefknot.console.operations.health import EXTRAS, examine_address, examine_store, extras_finding
+from reefknot.console.operations.operator import Operator
+from reefknot.core.redaction import Redactor
+from reefknot.policy.schema import DashboardSection
+from reefknot.policy.settings import Settings, load_settings
+from reefknot.queue.model.work import ROUTER, WorkItem
+from reefknot.queue.presence import living_systems
+from reefknot.queue.worker.settings import default_settings
+from reefknot.runtime.addresses import is_loopback
+from reefknot.runtime.clocks import SystemClock
+from reefknot.runtime.processes import process_mark
+from reefknot.stores.opening import options_of
+from reefknot.stores.port.store import Store
+from reefknot.testing import run_virtual
+from reefknot.testing.conformance.harness import event
+from tests.rows import for_each_row
+from tests.unit.queue.test_presence import ELSEWHERE, gone_process, reported
+
+ROOT = Path(__file__).resolve().parents[3]
+Found = dict[str, dict[str, Any]]
+Work = Callable[[Store], Awaitable[None]]
+
+
+def written(folder: Path, text: str) -> Settings:
+    (folder / "reefknot.yaml").write_text(text)
+    return load_settings(environ={}, cwd=folder)
+
+
+def by_check(report: dict[str, Any]) -> Found:
+    """The findings by check, of several the worst."""
+    order = ("ok", "warning", "problem")
+    findings = sorted(report["findings"], key=lambda one: order.index(one["level"]))
+    return {one["check"]: one for one in findings}
+
+
+def examined(folder: Path, settings: Settings | None = None, work: Work | None = None) -> Found:
+    """The findings about an open store in this folder, after some work on it."""
+
+    async def main() -> Found:
+        async with rk.open_store(f"sqlite:{folder / 'state.db'}", tidy=False) as store:
+            if work is not None:
+                await work(store)
+            return by_check(await examine_store(Operator(store, Redactor(()), settings=settings)))
+
+    return asyncio.run(main())
+
+
+# ---- interpreter and extras ------------------------------------------------------------------------------------------
+
+
+def test_the_extras_are_those_of_the_package_and_all_of_them_are_here() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    offered = set(project["optional-dependencies"]) - {"all", "dev", "bench"}
+
+    assert set(EXTRAS) == offered
+    assert extras_finding(None).level == "ok"
+    assert "not installed" not in extras_finding(None).text
+
+
+def test_an_extra_that_is_missing_is_named_with_its_command_and_is_a_warning_when_it_is_needed(tmp_path: Path) -> None:
+    def without_nats(module: str) -> bool:
+        return module != "nats"
+
+    unused = extras_finding(written(tmp_path, ""), is_there=without_nats)
+    needed = extras_finding(written(tmp_path, "engine: nats://127.0.0.1:4222\n"), is_there=without_nats)
+
+    assert (unused.level, unused.way_out) == ("ok", "pip install '.[nats]' in a checkout adds them")
+    assert (needed.level, needed.way_out) == ("warning", "pip install '.[nats]' in a checkout")
+    assert "engine needs nats" in needed.text
+
+
+def test_every_extra_can_be_needed_by_a_configuration(tmp_path: Path) -> None:
+    text = (
+        "dashboard: {port: 0}\n"
+        "sources: {repo: {connector: github_repository, settings: {repository: a/b}, enabled: true}}\n"
+        "blocks: {sql: {connections: {shop: 'postgresql://shop@db/shop'}}}\n"
+    )
+    found = extras_finding(written(tmp_path, text), is_there=lambda module: False)
+
+    for needed in ("dashboard needs dashboard", "sources.repo needs ingest", "blocks.sql.connections.shop needs sql"):
+        assert needed in found.text
+
+
+@for_each_row(
+    ("version", "level"),
+    [("3.51.2", "warning"), ("3.9.3", "warning"), ("3.51.3", "ok"), ("3.54.1", "ok"), ("4.0", "ok")],
+)
+def test_a_library_with_the_race_that_damages_files_is_a_warning(version: str, level: str) -> None:
+    found = library_finding(version)
+
+    assert found.level == level
+    assert ("apsw" in found.way_out) is (level == "warning")
+
+
+# ---- configuration and secrets ---------------------------------------------------------------------------------------
+
+
+def test_a_secret_that_cannot_be_read_here_is_a_warning_and_a_file_for_all_eyes_too(tmp_path: Path) -> None:
+    text = "secrets: {api: 'env:NO_SUCH_VARIABLE', mail: 'file:mail.txt'}\n"
+    source = "{connector: github_repository, repository: a/b, token: 'env:NO_TOKEN'}"
+    settings = written(tmp_path, f"{text}sources: {{product: {source}}}\n")
+    file = tmp_path / "mail.txt"
+    file.write_text("xyzzy-the-password")
+    file.chmod(0o644)
+
+    async def main() -> dict[str, Any]:
+        async with rk.open_store(f"sqlite:{tmp_path / 'state.db'}", tidy=False) as store:
+            return await examine_store(Operator(store, Redactor(()), settings=settings))
+
+    report = asyncio.run(main())
+    found = [one for one in report["findings"] if one["check"] == "secrets" and one["level"] == "warning"]
+
+    assert report["ok"]
+    assert "secrets.api (env:NO_SUCH_VARIABLE): there is no such environment variable" in found[0]["text"]
+    assert "sources.product.token (env:NO_TOKEN): there is no such environment variable" in found[1]["text"]
+    assert found[2]["way_out"] == f"chmod 600 {file}"
+    assert len(found) == 3
+    assert "xyzzy" not in json.dumps(report)
+    file.chmod(0o600)
+    assert len([one for one in asyncio.run(main())["findings"] if one["level"] == "warning"]) == 2
+
+
+def test_a_secret_in_a_text_that_is_found_is_hidden(tmp_path: Path) -> None:
+    folder = tmp_path / "xyzzy-the-password"
+    folder.mkdir()
+    report = asyncio.run(
+        examine_address(f"sqlite:{folder / 'a.db'}", None, shown="", redactor=Redactor(("xyzzy-the-password",)))
+    )
+
+    assert "there is no store" in json.dumps(report)
+    assert "xyzzy" not in json.dumps(report)
+
+
+@for_each_row(
+    ("section", "level"),
+    [
+        ("{}", "ok"),
+        ("{enabled: false, host: 0.0.0.0}", "ok"),
+        ("{host: localhost}", "ok"),
+        ("{host: '::1'}", "ok"),
+        ("{host: ops.lan, tls_certificate: a.pem, tls_key: b.pem, operator_token: 'env:T'}", "ok"),
+        ("{host: '::', tls_certificate: a, tls_key: b, reader_token: 'env:T', allowed_hosts: [ops.lan]}", "ok"),
+    ],
+)
+def test_a_dashboard_for_this_host_or_with_tls_and_token_is_well(tmp_path: Path, section: str, level: str) -> None:
+    assert examined(tmp_path, written(tmp_path, f"dashboard: {section}\n"))["dashboard"]["level"] == level
+
+
+@for_each_row(
+    ("section", "lacks"),
+    [
+        (DashboardSection(host="0.0.0.0"), "tls_certificate and tls_key and operator_token or reader_token"),
+        (DashboardSection(host="::", operator_token="env:T"), "tls_certificate and tls_key and allowed_hosts are"),
+        (DashboardSection(host="ops.example.org", tls_certificate="a", tls_key="b"), "reader_token are missing"),
+    ],
+)
+def test_a_dashboard_for_other_hosts_without_tls_or_token_is_a_problem(
+    tmp_path: Path, section: DashboardSection, lacks: str
+) -> None:
+    settings = written(tmp_path, "")
+    configuration = settings.configuration.model_copy(update={"dashboard": section})
+
+    found = examined(tmp_path, msgspec.structs.replace(settings, configuration=configuration))["dashboard"]
+
+    assert (found["level"], found["cause"]) == ("problem", "misconfigured")
+    assert lacks in found["text"]
+    assert "127.0.0.1" in found["way_out"]
+
+
+def test_only_addresses_of_this_host_are_loopback() -> None:
+    assert [one for one in ("127.0.0.1", "127.9.9.9", "::1", "[::1]", "LocalHost") if not is_loopback(one)] == []
+    assert [one for one in ("0.0.0.0", "::", "10.0.0.1", "localhost.example.org", "") if is_loopback(one)] == []
+
+
+def test_warnings_of_the_configuration_are_findings(tmp_path: Path) -> None:
+    text = "worker: {queue: {v2: {enabled: true, rejection_policy: degrade}}}\n"
+    settings = written(tmp_path, text)
+    assert settings.warnings, "the control: this configuration has a warning"
+
+    found = examined(tmp_path, settings)["config"]
+
+    assert (found["level"], found["text"]) == ("warning", settings.warnings[0])
+
+
+def test_a_mistake_that_only_a_step_can_see_is_a_problem(tmp_path: Path) -> None:
+    settings = written(tmp_path, "blocks: {fs: {roots: [.]}}\n")
+
+    async def main() -> list[dict[str, Any]]:
+        async with rk.open_store(f"sqlite:{tmp_path / 'state.db'}", tidy=False) as store:
+            report = await examine_store(Operator(store, Redactor(()), settings=settings))
+            return [one for one in report["findings"] if one["check"] == "config"]
+
+    (found,) = asyncio.run(main())
+    assert (found["level"], found["cause"]) == ("problem", "misconfigured")
+    assert "blocks.fs.roots" in found["text"]
+
+
+# ---- the store -------------------------------------------------------------------------------------------------------
+
+
+def test_an_open_store_is_examined_while_somebody_else_writes_it(tmp_path: Path) -> None:
+    """A writer that holds its lock keeps no finding back, and is kept back by none."""
+    writer = []
+
+    async def begin(store: Store) -> None:
+        writer.append(apsw.Connection(str(tmp_path / "state.db")))
+        writer[0].execute("BEGIN IMMEDIATE")
+
+    found = examined(tmp_path, work=begin)
+    writer[0].execute("CREATE TABLE another (x); COMMIT")
+
+    assert {one["level"] for one in found.values()} == {"ok"}
+    assert {"python", "extras", "library", "schema", "durability", "content", "leases", "audit"} <= set(found)
+
+
+def locks_on(file: Path) -> int:
+    """The locks that this process holds on a file, as the system lists them."""
+    wanted = f":{file.stat().st_ino} "
+    return sum(wanted in line and f" {os.getpid()} " in line for line in Path("/proc/locks").read_text().splitlines())
+
+
+def test_a_look_at_an_open_store_keeps_the_locks_of_this_process(tmp_path: Path) -> None:
+    """Without them, others may take the file for one that nobody has open, and remove its log."""
+    file = tmp_path / "state.db"
+
+    async def main() -> tuple[int, int, int]:
+        async with rk.open_store(f"sqlite:{file}", tidy=False) as store:
+            before = locks_on(file)
+            await examine_store(Operator(store, Redactor(())))
+            after = locks_on(file)
+            os.close(os.open(file, os.O_RDONLY))
+            return before, after, locks_on(file)
+
+    before, after, closed = asyncio.run(main())
+    assert before == after > 0
+    assert closed == 0, "the control: whoever opens the file and closes it drops the locks of all"
+
+
+def test_a_check_of_the_content_that_takes_too_long_is_ended_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "OPEN_CHECK_S", -1.0)
+    monkeypatch.setattr(doctor, "CHECK_STEPS", 1)
+
+    found = examined(tmp_path)["content"]
+
+    assert found["level"] == "ok"
+    assert "was ended; `reefknot store check` goes to the end" in found["text"]
+
+
+def test_a_store_in_memory_promises_nothing() -> None:
+    async def main() -> Found:
+        async with rk.open_store("memory:") as store:
+            return by_check(await examine_store(Operator(store, Redactor(()))))
+
+    assert asyncio.run(main())["durability"]["level"] == "warning"
+
+
+# ---- what processes left behind --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_work_that_a_dead_process_holds_is_a_warning_with_the_command_that_takes_it_over(
+    tmp_path: Path, gone: bool
+) -> None:
+    async def work(store: Store) -> None:
+        await store.work.enqueue([WorkItem("a", "x", "c")])
+        owner = f"worker-1#5@{gone_process() if gone else process_mark()}"
+        await store.work.claim(1, owner=owner, classes=("c",), lease=600)
+
+    opened = examined(tmp_path, work=work)["leases"]
+    address = f"sqlite:{tmp_path / 'state.db'}"
+    closed = by_check(asyncio.run(examine_address(address, None, shown="", redactor=Redactor(()))))["leases"]
+
+    assert opened == closed
+    if gone:
+        assert (opened["level"], opened["way_out"]) == ("warning", "`reefknot up` takes it over")
+        assert "worker-1#5" in opened["text"]
+    else:
+        assert (opened["level"], opened["text"]) == ("ok", "work is held by 1, none of them gone")
+
+
+def test_work_of_a_silent_process_on_another_host_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> list[dict[str, Any]]:
+        async with rk.open_store("memory:") as store:
+            monkeypatch.setattr(type(store), "reached_for", 60.0)
+            await store.work.enqueue([WorkItem("a", "x", "c")])
+            await store.work.claim(1, owner=f"worker-9#1@{ELSEWHERE}", classes=("c",), lease=600)
+            operator = Operator(store, Redactor(()))
+            early = by_check(await examine_store(operator))["leases"]
+            await asyncio.sleep(10)
+            late = by_check(await examine_store(operator))["leases"]
+            await reported(store, process=ELSEWHERE)
+            return [early, late, by_check(await examine_store(operator))["leases"]]
+
+    early, late, heard = run_virtual(main())
+    assert (early["level"], late["level"], heard["level"]) == ("ok", "warning", "ok")
+    assert "worker-9#1" in late["text"]
+
+
+HELD = {"draining": True, "leaving": False}
+LEFT = {"draining": True, "leaving": True}
+
+
+@for_each_row(
+    ("waits_at", "worker", "expected"),
+    [
+        (ROUTER, {}, ("ok", "1 running, 1 job open", "")),
+        (ROUTER, HELD, ("warning", "worker-1, paused or draining", "`reefknot worker resume worker-1`")),
+        (ROUTER, LEFT, ("warning", "worker-1, paused or draining", "`reefknot worker resume worker-1`")),
+        ("io@worker-1", HELD, ("warning", "worker-1, paused or draining", "`reefknot worker resume worker-1`")),
+        ("io@worker-2", HELD, ("ok", "1 running, 1 job open", "")),
+    ],
+)
+def test_due_jobs_that_wait_for_a_worker_that_takes_nothing_are_a_warning(
+    tmp_path: Path, waits_at: str, worker: dict[str, Any], expected: tuple[str, str, str]
+) -> None:
+    async def work(store: Store) -> None:
+        await store.work.enqueue([WorkItem("a", "t", waits_at)], owner="router-1" if waits_at == ROUTER else "")
+        await changed_worker(store, **worker)
+
+    folder = tmp_path / f"{waits_at} {len(list(tmp_path.iterdir()))}"
+    folder.mkdir()
+    found = examined(folder, work=work)["systems"]
+
+    assert (found["level"], found["way_out"]) == (expected[0], expected[2])
+    assert expected[1] in found["text"]
+
+
+def test_a_paused_worker_is_well_while_another_runs_or_nothing_is_due(tmp_path: Path) -> None:
+    async def later(store: Store) -> None:
+        await store.work.enqueue([WorkItem("later", "t", ROUTER, due_at=store.moment().wall + 60_000)])
+        await changed_worker(store, **HELD)
+
+    async def beside(store: Store) -> None:
+        await store.work.enqueue([WorkItem("now", "t", ROUTER)])
+        await reported(store, worker="worker-2")
+
+    assert examined(tmp_path, work=later)["systems"]["level"] == "ok"
+    assert examined(tmp_path, work=beside)["systems"]["level"] == "ok"
+
+
+def test_due_jobs_that_wait_too_long_beside_workers_that_run_are_a_warning(tmp_path: Path) -> None:
+    """A type that no running system knows is named; the limit is that of the alert, and goes with it."""
+
+    async def work(store: Store) -> None:
+        an_hour_ago = store.moment().wall - 3_600_000
+        await store.work.enqueue([WorkItem(one, one, ROUTER, due_at=an_hour_ago) for one in ("own.known", "own.lost")])
+        await reported(store, blocks=["own.known"])
+
+    found = examined(tmp_path, work=work)["systems"]
+    assert (found["level"], "`reefknot worker list`" in found["way_out"]) == ("warning", True)
+    assert "the oldest for 60 min; no running system knows the type own.lost" in found["text"]
+
+    silent = written(tmp_path, "alerts: {rules: {oldest_age: {enabled: false}}}\n")
+    assert examined(tmp_path, silent)["systems"]["level"] == "ok"
+
+
+async def changed_worker(store: Store, **changes: Any) -> None:
+    """A system whose one worker reports itself with these changes."""
+    system = System(store, SystemClock(), settings=default_settings(), blocks={}, workers=("worker-1",))
+    worker = msgspec.to_builtins(system.workers[0].snapshot()) | changes
+    await reported(store, workers=[worker])
+
+
+@for_each_row(
+    ("activity", "expected"),
+    [
+        ({}, ("ok", "no running system holds events back; none lost")),
+        ({"activity": None}, ("ok", "no running system holds events back; none lost")),
+        ({"activity": {"audit_buffered": 7}}, ("warning", "7 events wait in memory")),
+        (
+            {"activity": {"id": "s", "audit_buffered": 7, "buckets": {"NOW": {"audit_lost": 3}}}},
+            ("warning", "3 events"),
+        ),
+    ],
+)
+def test_events_that_a_running_system_holds_back_or_lost_are_a_warning(
+    tmp_path: Path, activity: dict[str, Any], expected: tuple[str, str]
+) -> None:
+    async def work(store: Store) -> None:
+        for system in await living_systems(store):
+            await store.control.withdraw(system["system_id"])
+        step = str(int(store.moment().wall / 1000 // STEP_S))
+        await reported(store, **json.loads(json.dumps(activity).replace("NOW", step)))
+
+    found = examined(tmp_path, work=work)["audit"]
+
+    assert found["level"] == expected[0]
+    assert expected[1] in found["text"]
+
+
+def test_a_copy_that_is_far_behind_is_a_warning_until_a_system_has_copied(tmp_path: Path) -> None:
+    settings = written(tmp_path, "audit: {jsonl: {path: copies/events.jsonl}}\n")
+
+    async def many(store: Store) -> None:
+        await store.audit.append([event(str(number)) for number in range(1200)])
+
+    behind = examined(tmp_path, settings, many)["copies"]
+
+    async def main() -> Found:
+        async with rk.open_store(f"sqlite:{tmp_path / 'state.db'}", **options_of(settings), tidy=False) as store:
+            async with kept_events(store, settings):
+                pass
+            return by_check(await examine_store(Operator(store, Redactor(()), settings=settings)))
+
+    assert behind["level"] == "warning"
+    assert "1200 events behind" in behind["text"]
+    assert asyncio.run(main())["copies"]["level"] == "ok"

@@ -1,0 +1,189 @@
+"""Workers and routers that run, and commands to them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from reefknot.audit.model.event import OperatorAction
+from reefknot.console.operations import systems
+from reefknot.console.operations.operator import Operator, polled
+from reefknot.console.operations.systems import (
+    command_worker,
+    list_routers,
+    list_workers,
+    reload_parts,
+    running_systems,
+)
+from reefknot.core.redaction import Redactor
+from reefknot.errors import OperationError, ParameterError
+from reefknot.queue.presence import living_systems
+from reefknot.stores.port.store import Store
+from tests.unit.console.cli import work_items
+from tests.unit.console.cli.audit_events import in_store
+
+R = TypeVar("R")
+LEAVING = {"draining": True, "leaving": True}
+"""What a worker reports of itself when it was told to drain."""
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(systems, "OBEY_WAIT_S", 0.2)
+    return tmp_path / "state.db"
+
+
+def asked(path: Path, operation: Callable[[Operator], Awaitable[R]]) -> R:
+    """The answer to an operator at this store."""
+
+    def work(store: Store) -> Awaitable[R]:
+        return operation(Operator(store, Redactor(()), "ann", None, f"sqlite:{path}"))
+
+    return in_store(path, work)
+
+
+def actions(path: Path) -> list[OperatorAction]:
+    return [one for one in work_items.events(path) if isinstance(one, OperatorAction)]
+
+
+def changed_later(
+    monkeypatch: pytest.MonkeyPatch, change: Callable[[list[dict[str, Any]]], list[dict[str, Any]]], looks: int = 2
+) -> None:
+    """Have the systems report something else after so many looks: what they do when they obey."""
+    seen = 0
+
+    async def report(store: Store) -> list[dict[str, Any]]:
+        nonlocal seen
+        seen += 1
+        found = await living_systems(store)
+        return change(found) if seen > looks else found
+
+    monkeypatch.setattr(systems, "living_systems", report)
+
+
+def test_where_nothing_runs_a_page_has_empty_lists_and_a_command_an_error_with_the_way_out(path: Path) -> None:
+    assert asked(path, running_systems) == {"workers": [], "routers": [], "gone": [], "unserved": []}
+    for operation, part in ((list_workers, "worker"), (list_routers, "router")):
+        with pytest.raises(
+            OperationError, match=f"no {part} is running on sqlite:.*start one with: reefknot up"
+        ) as one:
+            asked(path, operation)
+        assert one.value.kind == "unreachable"
+
+
+def test_workers_and_routers_come_with_their_process_and_state(path: Path) -> None:
+    work_items.submitted(path, "x")
+    work_items.reported_running(path, "worker-1", "worker-2")
+    found = asked(path, running_systems)
+
+    assert [(one["worker_id"], one["state"]) for one in found["workers"]] == [
+        ("worker-1", "running"),
+        ("worker-2", "running"),
+    ]
+    assert found["routers"][0]["pid"] == found["workers"][0]["pid"]
+    assert asked(path, list_routers)["handed_in"] == {"pending": 1}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parameter", "said"),
+    [
+        (("drain", "worker-7"), "worker", "'worker-7' is unknown; accepted: worker-1"),
+        (("stop", None), "verb", "'stop' is unknown; accepted: drain, pause, resume"),
+    ],
+)
+def test_what_is_not_known_is_refused_and_nothing_is_sent(
+    path: Path, arguments: tuple[str, str | None], parameter: str, said: str
+) -> None:
+    work_items.reported_running(path, "worker-1")
+    with pytest.raises(ParameterError) as refused:
+        asked(path, lambda operator: command_worker(operator, *arguments))
+
+    assert (refused.value.parameter, said in str(refused.value)) == (parameter, True)
+    assert actions(path) == []
+
+
+@pytest.mark.parametrize("seconds", [-1.0, 86_401.0, float("nan")])
+def test_a_drain_that_ends_never_or_before_it_begins_is_refused(path: Path, seconds: float) -> None:
+    work_items.reported_running(path, "worker-1")
+    with pytest.raises(ParameterError, match="seconds"):
+        asked(path, lambda operator: command_worker(operator, "drain", seconds=seconds))
+
+
+def test_a_drain_is_obeyed_when_every_worker_says_so_and_is_audited(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work_items.reported_running(path, "worker-1", "worker-2")
+
+    def draining(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [{**one, "workers": [worker | LEAVING for worker in one["workers"]]} for one in found]
+
+    changed_later(monkeypatch, draining)
+    answer = asked(path, lambda operator: command_worker(operator, "drain", seconds=7))
+
+    assert answer == {"workers": ["worker-1", "worker-2"], "drained": True, "actor": "ann", "dry_run": False}
+    (action,) = actions(path)
+    assert (action.action, action.subject, action.actor, action.details) == (
+        "worker.drain",
+        "*",
+        "ann",
+        {"seconds": 7},
+    )
+
+
+def test_one_that_does_not_obey_is_told_and_one_that_is_gone_need_not(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work_items.reported_running(path, "worker-1")
+    assert asked(path, lambda operator: command_worker(operator, "pause"))["paused"] is False
+
+    changed_later(monkeypatch, lambda found: [{**one, "workers": []} for one in found])
+    assert asked(path, lambda operator: command_worker(operator, "pause"))["paused"] is True
+
+
+def test_a_dry_run_names_the_workers_and_changes_nothing(path: Path) -> None:
+    work_items.reported_running(path, "worker-1")
+    answer = asked(path, lambda operator: command_worker(operator, "resume", "worker-1", dry_run=True))
+
+    assert answer == {"workers": ["worker-1"], "resumed": False, "actor": "ann", "dry_run": True}
+    assert asked(path, lambda operator: reload_parts(operator, "router", dry_run=True))["dry_run"] is True
+    assert actions(path) == []
+
+
+def test_a_reload_answers_for_each_system_with_its_outcome_once_it_obeyed(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work_items.reported_running(path, "worker-1")
+    (silent,) = asked(path, lambda operator: reload_parts(operator, "worker"))["systems"]
+    assert list(silent) == ["system_id"]
+
+    outcome = {"sequence": 10**9, "problems": []}
+    changed_later(monkeypatch, lambda found: [{**one, "reload": outcome} for one in found])
+    (told,) = asked(path, lambda operator: reload_parts(operator, "worker", "worker-1"))["systems"]
+    assert told == {"system_id": silent["system_id"], **outcome}
+    assert [(one.action, one.subject) for one in actions(path)] == [
+        ("worker.reload", "*"),
+        ("worker.reload", "worker-1"),
+    ]
+
+
+@pytest.mark.parametrize(("part", "name", "parameter"), [("engine", None, "part"), ("router", "router-9", "router")])
+def test_a_reload_of_nobody_is_refused(path: Path, part: str, name: str | None, parameter: str) -> None:
+    work_items.reported_running(path, "worker-1")
+    with pytest.raises(ParameterError) as refused:
+        asked(path, lambda operator: reload_parts(operator, part, name))
+    assert refused.value.parameter == parameter
+
+
+def test_a_poll_ends_with_the_last_look_when_nothing_is_enough() -> None:
+    looks: list[int] = []
+
+    async def look() -> int:
+        looks.append(len(looks))
+        return looks[-1]
+
+    assert asyncio.run(polled(look, 0.2, enough=lambda found: found > 99)) == 2
+    assert asyncio.run(polled(look, 9.0, enough=lambda found: found > 2)) == 3

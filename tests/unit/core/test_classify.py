@@ -1,0 +1,508 @@
+"""Which kind of failure: the documents' lists word for word, the traps in them, and the order of evidence."""
+
+import re
+from collections.abc import Callable
+from time import thread_time
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reefknot.core.classify import (
+    KNOWN_CLASSES,
+    Kind,
+    classify,
+    is_transient,
+    kind_of_class,
+    kind_of_status,
+    kind_of_text,
+    retryable_code,
+    retryable_status,
+    status_in,
+    type_in,
+)
+from reefknot.core.failure import ErrorCode, Failure, FailureType
+from reefknot.core.policy import class_name
+from reefknot.core.redaction import LONGEST_TEXT
+from tests.rows import for_each_row
+
+TRANSIENT, LIMITED, PERMANENT, UNKNOWN = (
+    FailureType.TRANSIENT,
+    FailureType.RATE_LIMITED,
+    FailureType.PERMANENT,
+    FailureType.UNKNOWN,
+)
+DOCUMENTED: dict[FailureType, list[str]] = {
+    PERMANENT: ["permission denied", "access denied", "authentication failed", "invalid credentials", "not found"],
+    LIMITED: ["rate limit", "too many requests", "quota exceeded", "429", "throttled", "too many calls"],
+    TRANSIENT: [
+        *("timeout", "connection refused", "temporary", "unavailable", "network", "503", "502"),
+        *("timed out", "connection reset"),
+    ],
+}
+TERMS = [(term, kind) for kind, terms in DOCUMENTED.items() for term in terms]
+
+
+# --- words --------------------------------------------------------------------------------------------------------
+
+
+@for_each_row(("term", "kind"), TERMS)
+@for_each_row("frame", ["{}", "{}: /data/x", "while reading: {}", "Error ({}) again", "[{}]", "«{}»", "\n{}\t"])
+def test_the_documents_words_classify_as_the_documents_say(term: str, kind: FailureType, frame: str) -> None:
+    assert type_in(frame.format(term)) is kind
+    assert type_in(frame.format(term).upper()) is kind
+    assert type_in(frame.format(term.title())) is kind
+
+
+@for_each_row(("term", "kind"), [(term, kind) for term, kind in TERMS if " " in term])
+def test_words_may_be_joined_by_any_border(term: str, kind: FailureType) -> None:
+    for joined in (
+        term.replace(" ", "_"),
+        term.replace(" ", "-"),
+        term.title().replace(" ", ""),
+        term.replace(" ", " \n "),
+    ):
+        assert type_in(f"got {joined}") is kind, joined
+
+
+@for_each_row(
+    ("message", "kind"),
+    [
+        ("rate limited", LIMITED),
+        ("RateLimitExceeded", LIMITED),
+        ("RATE_LIMIT_EXCEEDED", LIMITED),
+        ("secondary-rate-limit", LIMITED),
+        ("timeouts", TRANSIENT),
+        ("ReadTimeout", TRANSIENT),
+        ("read_timeout", TRANSIENT),
+        ("SOCKETTimeout", TRANSIENT),
+        ("NetworkError", TRANSIENT),
+        ("HTTPNetworkError", TRANSIENT),
+        ("ServiceUnavailableError", TRANSIENT),
+        ("temporary_failure", TRANSIENT),
+        ("networking", TRANSIENT),
+        ("HTTP 503", TRANSIENT),
+        ("HTTP/1.1 502 Bad Gateway", TRANSIENT),
+        ("(503)", TRANSIENT),
+        ("503, then silence", TRANSIENT),
+        ("It was a 503.", TRANSIENT),
+        ("error503x 503", TRANSIENT),
+        ("Error429Retry", UNKNOWN),
+        ("status=429", LIMITED),
+        ("code:429;", LIMITED),
+        ("429Retry later", LIMITED),
+        ("err-429", LIMITED),
+    ],
+)
+def test_a_word_counts_where_a_word_begins(message: str, kind: FailureType) -> None:
+    assert type_in(message) is kind
+
+
+@for_each_row(
+    "message",
+    [
+        "",
+        " ",
+        "report-4291.pdf",
+        "report-429.pdf",
+        "14291",
+        "4290",
+        "v1.429",
+        "429.5 MB",
+        "1,429 rows",
+        "429,000 rows",
+        "x429",
+        "429th",
+        "503rd",
+        "1502",
+        "5020",
+        "subnetwork",
+        "subnetwork and subnetwork",
+        "nottimeout",
+        "Subnetwork",
+        "xnetwork",
+        "42 9",
+        "rate of change",
+        "limit rate",
+        "unrate limit",
+        "denied",
+        "ordinary words",
+        "é429",
+    ],
+)
+def test_what_only_looks_like_a_word_or_number_says_nothing(message: str) -> None:
+    assert type_in(message) is UNKNOWN
+
+
+def test_a_false_start_does_not_hide_a_true_one() -> None:
+    assert type_in("subnetwork of the network") is TRANSIENT
+    assert type_in("subnetwork, subnetwork, network") is TRANSIENT
+    assert type_in("4291 and 429") is LIMITED
+    assert type_in("4294291 and 14291, 429") is LIMITED
+    assert type_in("429 and 4291") is LIMITED
+    assert type_in("4291, 429, 4291") is LIMITED
+    assert type_in("network of subnetworks") is TRANSIENT
+    assert type_in("subnetwork, network, subnetwork") is TRANSIENT
+
+
+def test_permanent_is_heard_before_rate_limited_before_transient() -> None:
+    assert type_in("timeout, too many requests, access denied") is PERMANENT
+    assert type_in("timeout, too many requests") is LIMITED
+
+
+def test_only_the_beginning_of_a_text_is_read() -> None:
+    assert type_in("x" * (LONGEST_TEXT - 8) + " timeout") is TRANSIENT
+    assert type_in("x" * (LONGEST_TEXT - 7) + " timeout") is UNKNOWN
+
+
+@for_each_row(
+    ("message", "kind"),
+    [
+        ("timeout", Kind(ErrorCode.network_error, TRANSIENT)),
+        ("rate limit", Kind(ErrorCode.resource_unavailable, LIMITED)),
+        ("not found", Kind(ErrorCode.execution_failed, PERMANENT)),
+        ("oops", Kind(ErrorCode.execution_failed, UNKNOWN)),
+    ],
+)
+def test_words_also_give_a_code(message: str, kind: Kind) -> None:
+    assert kind_of_text(message) == kind
+
+
+# --- statuses -----------------------------------------------------------------------------------------------------
+
+
+@for_each_row(
+    ("message", "status"),
+    [
+        ("status: 503", 503),
+        ("status 503", 503),
+        ("HTTP 503", 503),
+        ("http 404 from upstream", 404),
+        ("HTTP/1.1 502 Bad Gateway", 502),
+        ("HTTP/2 429", 429),
+        ("HTTP request failed with status: 500", 500),
+        ("status_code=418", 418),
+        ("status code 418", 418),
+        ("Status:503", 503),
+        ("status=100", 100),
+        ("status : 503", 503),
+        ("it took 500 ms, status 404", 404),
+        ("status: 5031, status: 502", 502),
+        ("status" + " " * 8 + ":" + " " * 8 + "503", 503),
+        ("503", None),
+        ("status 600", None),
+        ("status 99", None),
+        ("status 5031", None),
+        ("mystatus: 503", None),
+        ("status was 503", None),
+        ("HTTP/1.1", None),
+        ("status: ٥٠٣", None),
+        ("", None),
+    ],
+)
+def test_a_status_is_read_where_the_text_calls_it_one(message: str, status: int | None) -> None:
+    assert status_in(message) == status
+
+
+def test_a_status_is_looked_for_in_the_beginning_only() -> None:
+    assert status_in("." * (LONGEST_TEXT - 10) + "status 503") == 503
+    assert status_in("." * (LONGEST_TEXT - 9) + "status 503") is None
+
+
+RETRYABLE_STATUSES = {408, 429, *range(500, 600)}
+
+
+@for_each_row("status", range(400, 600))
+def test_the_default_table_of_statuses(status: int) -> None:
+    """4xx no, except 408 and 429; 5xx yes."""
+    expected = LIMITED if status == 429 else TRANSIENT if status in RETRYABLE_STATUSES else PERMANENT
+
+    assert retryable_status(status) is (status in RETRYABLE_STATUSES)
+    assert retryable_code(ErrorCode.http_error, status) is (status in RETRYABLE_STATUSES)
+    assert kind_of_status(status) == Kind(ErrorCode.http_error, expected)
+
+
+@for_each_row("status", [None, 100, 200, 204, 301, 399])
+def test_below_400_nothing_failed(status: int | None) -> None:
+    assert kind_of_status(status) is None
+
+
+# --- codes --------------------------------------------------------------------------------------------------------
+
+RETRYABLE_CODES = {"network_error", "connection_timeout", "http_error", "resource_unavailable", "system_overload"}
+
+
+@for_each_row("code", list(ErrorCode))
+def test_the_default_table_of_codes(code: ErrorCode) -> None:
+    assert retryable_code(code) is (code.name in RETRYABLE_CODES)
+
+
+def test_a_status_only_speaks_for_http_errors() -> None:
+    assert retryable_code(ErrorCode.network_error, 404) is True
+    assert retryable_code(ErrorCode.invalid_input, 503) is False
+    assert retryable_code(ErrorCode.http_error) is True
+
+
+TYPES_OF_CODES = {
+    "none": UNKNOWN,
+    "invalid_input": PERMANENT,
+    "missing_required_field": PERMANENT,
+    "invalid_format": PERMANENT,
+    "execution_failed": UNKNOWN,
+    "resource_unavailable": TRANSIENT,
+    "permission_denied": PERMANENT,
+    "quota_exceeded": LIMITED,
+    "network_error": TRANSIENT,
+    "connection_timeout": TRANSIENT,
+    "http_error": TRANSIENT,
+    "internal_error": UNKNOWN,
+    "system_overload": TRANSIENT,
+    "cancelled_by_user": PERMANENT,
+    "cancelled_by_timeout": PERMANENT,
+}
+
+
+@for_each_row("code", list(ErrorCode))
+def test_a_declared_code_implies_its_type(code: ErrorCode) -> None:
+    failure = classify("whatever", code=code)
+
+    assert (failure.code, failure.failure_type) == (code, TYPES_OF_CODES[code.name])
+
+
+def test_quota_exceeded_is_a_rate_limit_as_text_and_not_retried_as_a_code() -> None:
+    assert type_in("quota exceeded") is LIMITED
+    assert retryable_code(ErrorCode.quota_exceeded) is False
+
+
+# --- the order of evidence ----------------------------------------------------------------------------------------
+
+TIMEOUT = ("app.Slow", "builtins.TimeoutError", "builtins.OSError", "builtins.Exception")
+
+
+def kind_of(failure: Failure) -> tuple[ErrorCode, FailureType]:
+    return failure.code, failure.failure_type
+
+
+def test_each_piece_of_evidence_beats_the_ones_after_it() -> None:
+    """A rate limit, a declared type, a declared code, the class, the status, the words."""
+    evidence: dict[str, Any] = {
+        "http_status": 429,
+        "failure_type": UNKNOWN,
+        "code": ErrorCode.invalid_input,
+        "exceptions": TIMEOUT,
+    }
+    words = "access denied"
+
+    assert kind_of(classify(words, **evidence)) == (ErrorCode.invalid_input, LIMITED)
+    evidence["http_status"] = 404
+    assert kind_of(classify(words, **evidence)) == (ErrorCode.invalid_input, UNKNOWN)
+    del evidence["failure_type"]
+    assert kind_of(classify(words, **evidence)) == (ErrorCode.invalid_input, PERMANENT)
+    del evidence["code"]
+    assert kind_of(classify(words, **evidence)) == (ErrorCode.connection_timeout, TRANSIENT)
+    evidence["exceptions"] = ("app.Oops", "builtins.Exception")
+    evidence["http_status"] = 503
+    assert kind_of(classify(words, **evidence)) == (ErrorCode.http_error, TRANSIENT)
+    evidence["http_status"] = 200
+    assert kind_of(classify(words, **evidence)) == (ErrorCode.execution_failed, PERMANENT)
+    assert kind_of(classify("?", **evidence)) == (ErrorCode.execution_failed, UNKNOWN)
+
+
+@for_each_row(
+    ("evidence", "limited"),
+    [
+        ({"http_status": 429}, True),
+        ({"http_status": 429, "code": ErrorCode.permission_denied}, True),
+        ({"http_status": 403}, False),
+        ({"http_status": 403, "retry_after": 5.0}, True),
+        ({"http_status": 403, "retry_after": 0.0}, True),
+        ({"http_status": 403, "limit_reached": True}, True),
+        ({"http_status": 403, "message": "You have exceeded a secondary rate limit"}, True),
+        ({"http_status": 403, "message": "quota exceeded"}, True),
+        ({"http_status": 403, "message": "no such rate"}, False),
+        ({"http_status": 401, "retry_after": 5.0}, False),
+        ({"http_status": 503, "retry_after": 5.0}, False),
+        ({"http_status": 503, "limit_reached": True}, False),
+        ({"http_status": 404, "message": "rate limit"}, False),
+        ({"retry_after": 5.0}, False),
+        ({"limit_reached": True}, False),
+    ],
+)
+def test_a_rate_limit_beats_permission(evidence: dict[str, Any], limited: bool) -> None:
+    failure = classify(**evidence)
+
+    assert (failure.failure_type is LIMITED) is limited
+    assert failure.code is evidence.get("code", ErrorCode.http_error if "http_status" in evidence else failure.code)
+
+
+def test_a_declared_type_brings_a_code_of_its_own_when_none_is_given() -> None:
+    assert classify(failure_type=PERMANENT).code is ErrorCode.execution_failed
+    assert classify(failure_type=UNKNOWN).code is ErrorCode.execution_failed
+    assert classify(failure_type=TRANSIENT).code is ErrorCode.network_error
+    assert classify(failure_type=LIMITED).code is ErrorCode.resource_unavailable
+    assert classify(failure_type=PERMANENT, http_status=503).code is ErrorCode.http_error
+    assert classify(failure_type=PERMANENT, http_status=503).failure_type is PERMANENT
+    assert classify(failure_type=PERMANENT, code=ErrorCode.system_overload).code is ErrorCode.system_overload
+
+
+def test_a_declared_http_error_asks_its_status() -> None:
+    assert classify(code=ErrorCode.http_error, http_status=404).failure_type is PERMANENT
+    assert classify(code=ErrorCode.http_error, http_status=500).failure_type is TRANSIENT
+    assert classify(code=ErrorCode.http_error, http_status=200).failure_type is TRANSIENT
+    assert classify(code=ErrorCode.internal_error, http_status=404).failure_type is UNKNOWN
+
+
+def test_all_evidence_is_kept_in_the_failure() -> None:
+    failure = classify("slow down", exceptions=TIMEOUT, http_status=403, retry_after=2.0)
+
+    assert failure == Failure(ErrorCode.http_error, LIMITED, "slow down", 403, 2.0, TIMEOUT)
+
+
+def test_nothing_said_is_an_unknown_failure() -> None:
+    assert classify() == Failure(ErrorCode.execution_failed, UNKNOWN)
+
+
+# --- classes ------------------------------------------------------------------------------------------------------
+
+TIMED_OUT = (ErrorCode.connection_timeout, TRANSIENT)
+NETWORK = (ErrorCode.network_error, TRANSIENT)
+DENIED = (ErrorCode.permission_denied, PERMANENT)
+
+
+@for_each_row(
+    ("name", "kind"),
+    [
+        ("builtins.TimeoutError", TIMED_OUT),
+        ("builtins.ConnectionError", NETWORK),
+        ("builtins.PermissionError", DENIED),
+        ("builtins.FileNotFoundError", (ErrorCode.execution_failed, PERMANENT)),
+        ("builtins.BlockingIOError", (ErrorCode.resource_unavailable, TRANSIENT)),
+        ("socket.gaierror", NETWORK),
+        ("ssl.SSLError", NETWORK),
+        ("ssl.SSLCertVerificationError", DENIED),
+        ("httpx.TimeoutException", TIMED_OUT),
+        ("httpx2._exceptions.NetworkError", NETWORK),
+        ("requests.exceptions.SSLError", DENIED),
+        ("requests.exceptions.Timeout", TIMED_OUT),
+        ("urllib3.exceptions.ProtocolError", NETWORK),
+        ("aiohttp.client_exceptions.ClientConnectorCertificateError", DENIED),
+        ("reefknot.errors.StoreFullError", (ErrorCode.resource_unavailable, TRANSIENT)),
+        ("reefknot.errors.StoreUnavailableError", (ErrorCode.resource_unavailable, TRANSIENT)),
+        ("reefknot.errors.StorePermissionError", DENIED),
+    ],
+)
+def test_a_class_is_known_by_name(name: str, kind: tuple[ErrorCode, FailureType]) -> None:
+    assert kind_of_class((name,)) == Kind(*kind)
+
+
+def test_every_known_class_is_transient_or_permanent() -> None:
+    assert {kind.failure_type for kind in KNOWN_CLASSES.values()} == {TRANSIENT, PERMANENT}
+
+
+def mro(cls: type[BaseException]) -> tuple[str, ...]:
+    return tuple(class_name(c) for c in cls.__mro__)
+
+
+def test_the_first_known_class_in_the_mro_speaks() -> None:
+    assert kind_of_class(mro(ConnectionResetError)) == Kind(*NETWORK)
+    assert kind_of_class(("ssl.SSLCertVerificationError", "ssl.SSLError")) == Kind(*DENIED)
+    assert kind_of_class(("ssl.SSLError", "ssl.SSLCertVerificationError")) == Kind(*NETWORK)
+    assert kind_of_class(mro(ValueError)) is None
+    assert kind_of_class(()) is None
+
+
+# --- the library's own answer -------------------------------------------------------------------------------------
+
+
+@for_each_row(
+    ("failure", "passing"),
+    [
+        (classify(exceptions=mro(ConnectionResetError)), True),
+        (classify(exceptions=mro(TimeoutError)), True),
+        (classify(exceptions=mro(PermissionError)), False),
+        (classify(exceptions=mro(ValueError)), False),
+        (classify("timeout must be positive", exceptions=mro(ValueError)), False),
+        (classify("429", exceptions=mro(ValueError)), False),
+        (classify(http_status=408), True),
+        (classify(http_status=429), True),
+        (classify(http_status=500), True),
+        (classify(http_status=404), False),
+        (classify(http_status=403), False),
+        (classify(http_status=403, retry_after=1.0), True),
+        (classify(exceptions=mro(PermissionError), http_status=503), False),
+        (classify(), False),
+    ],
+)
+def test_without_a_rule_only_connections_time_outs_and_statuses_are_worth_a_retry(
+    failure: Failure, passing: bool
+) -> None:
+    assert is_transient(failure) is passing
+
+
+# --- hostile text -------------------------------------------------------------------------------------------------
+
+TEN_MEGABYTES = 10_000_000
+HOSTILE = [
+    " ",
+    "status",
+    "status ",
+    "HTTP",
+    "HTTP/1.",
+    "aA",
+    "A",
+    "_-",
+    "subnetwork",
+    "4294",
+    "429429 ",
+    "xrate limi",
+    "\u0130",
+    "é\n",
+]
+
+
+@for_each_row("piece", HOSTILE)
+@for_each_row("read", [type_in, status_in, lambda text: classify(text, http_status=403)])
+def test_ten_megabytes_of_hostile_text_are_classified_in_ten_milliseconds(
+    piece: str, read: Callable[[str], object]
+) -> None:
+    text = (piece * (TEN_MEGABYTES // len(piece) + 1))[:TEN_MEGABYTES]
+
+    assert fastest(lambda: read(text)) < 0.010
+    assert fastest(lambda: read("status" + text)) < 0.010
+
+
+def test_the_limit_notices_a_pattern_that_looks_back_at_every_step() -> None:
+    """The control: two unbounded gaps beside each other, on a text of the length that is read."""
+    slow = re.compile(r"status\s*[:=]?\s*(\d)")
+
+    assert fastest(lambda: slow.search("status" + " " * LONGEST_TEXT), times=1) > 0.010
+
+
+def fastest(call: Callable[[], object], times: int = 8) -> float:
+    """The best of several, by the time this thread was at work: the machine may be busy, the code may not be slow."""
+    best = 1.0
+    for _ in range(times):
+        began = thread_time()
+        call()
+        best = min(best, thread_time() - began)
+        if best < 0.010:
+            break
+    return best
+
+
+alphabet = st.sampled_from([*" _-\n.,", "4", "2", "9", "5", "0", "3", "A", "a", "é", *(term for term, _ in TERMS)])
+
+
+@given(st.lists(alphabet, max_size=12).map("".join), st.none() | st.integers(100, 599))
+def test_any_text_and_status_give_a_failure(text: str, status: int | None) -> None:
+    failure = classify(text, http_status=status)
+
+    assert failure.failure_type in FailureType
+    assert failure.message == text
+    assert (failure.failure_type is LIMITED) >= (status == 429)
+
+
+def test_a_forbidden_answer_with_the_words_of_a_rate_limit_is_one_in_a_text_as_well() -> None:
+    assert type_in("403: rate limit exceeded for this token") is LIMITED
+    assert type_in("Forbidden, too many requests") is LIMITED
+    assert type_in("Forbidden") is PERMANENT

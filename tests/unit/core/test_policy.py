@@ -1,0 +1,452 @@
+"""A policy is checked when it is made, names what is wrong with it, and never changes."""
+
+import copy
+import pickle
+from math import inf, nan
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reefknot.core.policy import ALIASES, Jitter, RetryPolicy, RetryStrategy, class_name, rule_name
+from reefknot.errors import ParameterError, ParameterTypeError, shown
+from tests.rows import for_each_row
+
+DEFAULTS = {
+    "strategy": RetryStrategy.EXPONENTIAL_BACKOFF,
+    "max_attempts": 3,
+    "base_delay": 1.0,
+    "max_delay": 30.0,
+    "multiplier": 2.0,
+    "jitter": Jitter.PROPORTIONAL,
+    "jitter_factor": 0.1,
+    "time_budget": inf,
+    "attempt_timeout": inf,
+    "max_retry_after": 300.0,
+    "retryable": True,
+    "whole_seconds": False,
+    "retryable_exceptions": (),
+    "non_retryable_exceptions": (),
+}
+OTHERS: dict[str, Any] = {
+    "strategy": RetryStrategy.FIXED_DELAY,
+    "max_attempts": 9,
+    "base_delay": 0.5,
+    "max_delay": 31.0,
+    "multiplier": 3.0,
+    "jitter": Jitter.FULL,
+    "jitter_factor": 0.2,
+    "time_budget": 60.0,
+    "attempt_timeout": 7.0,
+    "max_retry_after": 10.0,
+    "retryable": False,
+    "whole_seconds": True,
+    "retryable_exceptions": ("builtins.OSError",),
+    "non_retryable_exceptions": ("builtins.KeyError",),
+}
+
+
+def made(**fields: Any) -> RetryPolicy:
+    return RetryPolicy(**fields)
+
+
+def test_the_defaults_are_the_documented_ones() -> None:
+    """Three executions, 1 s doubling up to 30 s, ±10 %."""
+    policy = RetryPolicy()
+
+    assert {name: getattr(policy, name) for name in DEFAULTS} == DEFAULTS
+    assert policy.retries == 2
+
+
+@for_each_row(("name", "value"), OTHERS.items())
+def test_a_field_that_is_given_is_kept(name: str, value: object) -> None:
+    assert getattr(made(**{name: value}), name) == value
+
+
+def test_attempts_and_base_delay_may_be_given_by_place() -> None:
+    assert RetryPolicy(5, 0.2) == RetryPolicy(max_attempts=5, base_delay=0.2)
+
+
+def test_whole_numbers_become_floats() -> None:
+    policy = RetryPolicy(base_delay=1, max_delay=2, multiplier=3, time_budget=4, attempt_timeout=5, max_retry_after=6)
+    numbers = (policy.base_delay, policy.max_delay, policy.multiplier, policy.time_budget, policy.attempt_timeout)
+
+    assert numbers == (1.0, 2.0, 3.0, 4.0, 5.0)
+    assert all(type(number) is float for number in (*numbers, policy.max_retry_after))
+
+
+SECONDS = r"a number of seconds from 0 to 100000000"
+LIMIT = r"a number of seconds above 0, or None for no limit"
+ATTEMPTS = r"a whole number from 1 to 1000000000 (executions, the first included)"
+STRATEGIES = "one of exponential_backoff, linear_backoff, fixed_delay, immediate, no_retry"
+JITTERS = "one of none, full, equal, proportional, decorrelated"
+RULES = "a list of exception classes or their names"
+
+NO_STRATEGIES: list[Any] = ["quadratic", "", None, 3, [], "Exponential_Backoff"]
+NO_JITTERS: list[Any] = ["some", "", 0.1, True, []]
+BAD_VALUES: list[tuple[str, Any, str]] = [
+    *(("max_attempts", value, ATTEMPTS) for value in (0, -1, 1_000_000_001)),
+    *(
+        (name, value, SECONDS)
+        for name in ("base_delay", "max_delay", "max_retry_after")
+        for value in (-1, -0.001, nan, inf, -inf, 100_000_001, 10**400)
+    ),
+    *(
+        (name, value, LIMIT)
+        for name in ("time_budget", "attempt_timeout")
+        for value in (0, 0.0, -1, nan, -inf, -(10**400))
+    ),
+    *(("jitter_factor", value, "a number from 0 to 1") for value in (-0.1, 1.1, nan, inf, -inf)),
+    *(
+        (name, value, "a number from 1 to 1000")
+        for name in ("multiplier", "backoff_multiplier")
+        for value in (0, 0.999, -2, nan, inf, -inf, 1000.5, 10**400)
+    ),
+    *(("strategy", value, STRATEGIES) for value in NO_STRATEGIES),
+    *(("jitter", value, JITTERS) for value in NO_JITTERS),
+]
+BAD_KINDS: list[tuple[str, Any, str]] = [
+    *(("max_attempts", value, ATTEMPTS) for value in (True, "3", 3.0, None, inf, nan)),
+    *(
+        (name, value, SECONDS)
+        for name in ("base_delay", "max_delay", "max_retry_after")
+        for value in (True, "1", None, [1], 1j)
+    ),
+    *((name, value, LIMIT) for name in ("time_budget", "attempt_timeout") for value in (False, "10", [10])),
+    *(("jitter_factor", value, "a number from 0 to 1") for value in (True, "0.1", None)),
+    *(
+        (name, value, "a number from 1 to 1000")
+        for name in ("multiplier", "backoff_multiplier")
+        for value in (True, "2", [2])
+    ),
+    *((name, value, "True or False") for name in ("retryable", "whole_seconds") for value in (1, 0, "yes", None)),
+    *(("jitter_enabled", value, "True or False") for value in (1, 0, "yes")),
+    *(
+        (name, value, RULES)
+        for name in ("retryable_exceptions", "non_retryable_exceptions")
+        for value in ("ValueError", ValueError, None, 5)
+    ),
+    *(
+        (name, [value], "exception classes or their names")
+        for name in ("retryable_exceptions", "non_retryable_exceptions")
+        for value in (int, "", None, ValueError("live"), 5)
+    ),
+]
+
+
+@for_each_row(("name", "value", "accepted"), BAD_VALUES)
+def test_a_value_out_of_range_is_refused_by_name(name: str, value: Any, accepted: str) -> None:
+    with pytest.raises(ParameterError) as caught:
+        made(**{name: value})
+
+    assert not isinstance(caught.value, TypeError)
+    assert (caught.value.parameter, caught.value.accepted) == (name, accepted)
+    assert str(caught.value) == f"{name}={shown(value)} is not accepted: {accepted}"
+    assert caught.value.__suppress_context__ or caught.value.__context__ is None
+
+
+@for_each_row(("name", "value", "accepted"), BAD_KINDS)
+def test_a_value_of_another_kind_is_refused_by_name(name: str, value: Any, accepted: str) -> None:
+    with pytest.raises(ParameterTypeError) as caught:
+        made(**{name: value})
+
+    refused = value[0] if accepted.startswith("exception classes") else value
+    assert (caught.value.parameter, caught.value.accepted) == (name, accepted)
+    assert str(caught.value).startswith(f"{name}={refused!r} ")
+
+
+@for_each_row(
+    ("name", "values"),
+    [
+        ("max_attempts", (1, 1_000_000_000)),
+        ("max_delay", (1.0, 100_000_000.0)),
+        ("max_retry_after", (0.0, 100_000_000.0)),
+        ("base_delay", (0.0, 30.0)),
+        ("jitter_factor", (0.0, 1.0)),
+        ("multiplier", (1.0, 1000.0)),
+        ("time_budget", (5e-324, inf)),
+        ("attempt_timeout", (5e-324, inf)),
+    ],
+)
+def test_the_ends_of_a_range_belong_to_it(name: str, values: tuple[float, ...]) -> None:
+    assert [getattr(made(**{name: value}), name) for value in values] == list(values)
+
+
+def test_no_limit_may_be_said_as_none() -> None:
+    policy = RetryPolicy(time_budget=None, attempt_timeout=None)
+
+    assert (policy.time_budget, policy.attempt_timeout) == (inf, inf)
+
+
+def test_a_base_above_the_cap_is_refused_and_the_cap_is_named() -> None:
+    with pytest.raises(ParameterError, match=r"^base_delay=31 is not accepted: at most max_delay, which is 30 s$"):
+        RetryPolicy(base_delay=31)
+
+    assert RetryPolicy(base_delay=30).base_delay == RetryPolicy().max_delay
+
+
+@for_each_row(
+    ("short", "meant"),
+    [
+        ("exponential", RetryStrategy.EXPONENTIAL_BACKOFF),
+        ("linear", RetryStrategy.LINEAR_BACKOFF),
+        ("fixed", RetryStrategy.FIXED_DELAY),
+        ("none", RetryStrategy.NO_RETRY),
+        *((strategy.value, strategy) for strategy in RetryStrategy),
+    ],
+)
+def test_a_strategy_has_a_long_and_a_short_name(short: Any, meant: RetryStrategy) -> None:
+    assert RetryPolicy(strategy=short).strategy is meant
+
+
+@for_each_row("jitter", list(Jitter))
+def test_a_jitter_is_known_by_its_name(jitter: Any) -> None:
+    assert RetryPolicy(jitter=jitter.value).jitter is jitter
+
+
+# --- the second spellings -----------------------------------------------------------------------------------------
+
+
+def test_the_documented_critical_policy_is_understood_in_its_own_spelling() -> None:
+    policy = RetryPolicy(
+        max_attempts=5, base_delay=2.0, max_delay=60.0, backoff_multiplier=1.5, jitter_enabled=True, jitter_factor=0.2
+    )
+
+    assert policy == RetryPolicy(5, 2.0, max_delay=60.0, multiplier=1.5, jitter="proportional", jitter_factor=0.2)
+
+
+def test_jitter_enabled_chooses_between_proportional_and_none() -> None:
+    assert RetryPolicy(jitter_enabled=True).jitter is Jitter.PROPORTIONAL
+    assert RetryPolicy(jitter_enabled=False).jitter is Jitter.NONE
+
+
+def test_two_spellings_of_one_multiplier_may_agree_but_not_differ() -> None:
+    assert RetryPolicy(multiplier=3, backoff_multiplier=3).multiplier == 3.0
+    with pytest.raises(ParameterError) as caught:
+        RetryPolicy(multiplier=2, backoff_multiplier=3)
+
+    assert caught.value.parameter == "backoff_multiplier"
+    assert str(caught.value) == (
+        "backoff_multiplier=3 is not accepted: another spelling of multiplier; give one of them"
+    )
+
+
+@for_each_row(("jitter", "enabled"), [("none", True), (Jitter.NONE, True), ("full", False), (Jitter.EQUAL, False)])
+def test_jitter_and_jitter_enabled_may_not_contradict_each_other(jitter: Any, enabled: bool) -> None:
+    with pytest.raises(ParameterError) as caught:
+        RetryPolicy(jitter=jitter, jitter_enabled=enabled)
+
+    assert caught.value.parameter == "jitter_enabled"
+    assert str(caught.value) == (
+        f"jitter_enabled={enabled} is not accepted: what agrees with jitter={str(jitter)!r}; give one of them"
+    )
+
+
+@pytest.mark.parametrize(("jitter", "enabled"), [("none", False), ("full", True), (Jitter.DECORRELATED, True)])
+def test_jitter_and_jitter_enabled_may_agree(jitter: Any, enabled: bool) -> None:
+    assert RetryPolicy(jitter=jitter, jitter_enabled=enabled).jitter == jitter
+
+
+def test_exception_lists_take_classes_and_names_in_any_iterable() -> None:
+    policy = RetryPolicy(
+        retryable_exceptions=[ConnectionError, "NetworkError"],
+        non_retryable_exceptions=(c for c in (ValueError, KeyError)),
+    )
+
+    assert policy.retryable_exceptions == ("builtins.ConnectionError", "NetworkError")
+    assert policy.non_retryable_exceptions == ("builtins.ValueError", "builtins.KeyError")
+
+
+def test_a_rule_is_named_by_its_parameter_when_it_is_none() -> None:
+    assert rule_name("on", TimeoutError) == "builtins.TimeoutError"
+    assert rule_name("on", KeyboardInterrupt) == "builtins.KeyboardInterrupt"
+    with pytest.raises(
+        ParameterTypeError, match=r"^on=<class 'int'> is not accepted: exception classes or their names$"
+    ):
+        rule_name("on", int)
+
+
+def test_a_class_is_called_by_module_and_qualified_name() -> None:
+    class Inner(Exception): ...
+
+    assert class_name(Inner) == f"{__name__}.test_a_class_is_called_by_module_and_qualified_name.<locals>.Inner"
+
+
+# --- a value ------------------------------------------------------------------------------------------------------
+
+
+@for_each_row("name", DEFAULTS)
+def test_no_field_can_be_set_or_deleted(name: str) -> None:
+    policy = RetryPolicy()
+
+    with pytest.raises(AttributeError, match=rf"^a policy does not change; use replace\({name}=…\)$"):
+        setattr(policy, name, OTHERS[name])
+    with pytest.raises(AttributeError, match=r"^a policy does not change$"):
+        delattr(policy, name)
+    assert policy == RetryPolicy()
+
+
+def test_a_policy_takes_no_new_attributes() -> None:
+    with pytest.raises(AttributeError):
+        RetryPolicy().tries = 3
+
+
+@for_each_row("name", DEFAULTS)
+def test_policies_that_differ_in_one_field_differ(name: str) -> None:
+    one, other = RetryPolicy(), made(**{name: OTHERS[name]})
+
+    assert one != other
+    assert hash(one) != hash(other)
+    assert one.replace(**{name: OTHERS[name]}) == other
+
+
+def test_equal_policies_are_equal_and_hash_alike() -> None:
+    one, other = made(**OTHERS), made(**OTHERS)
+
+    assert one == other
+    assert hash(one) == hash(other)
+    assert len({one, other}) == 1
+
+
+def test_a_policy_equals_nothing_but_a_policy() -> None:
+    assert RetryPolicy() != object()
+    assert RetryPolicy() != Sub()
+    assert RetryPolicy().__eq__(3) is NotImplemented
+
+
+class Sub(RetryPolicy):
+    __slots__ = ()
+
+
+def test_replace_checks_its_result_and_keeps_the_rest_and_the_class() -> None:
+    policy = made(**OTHERS)
+
+    assert policy.replace() == policy
+    assert policy.replace(max_attempts=2).base_delay == policy.base_delay
+    assert type(Sub().replace(max_attempts=2)) is Sub
+    with pytest.raises(ParameterError, match=r"^base_delay=99"):
+        policy.replace(base_delay=99)
+    with pytest.raises(TypeError, match="colour"):
+        policy.replace(colour="red")
+
+
+def test_replace_understands_the_second_spellings() -> None:
+    policy = RetryPolicy(multiplier=3, jitter="full")
+
+    assert policy.replace(backoff_multiplier=4).multiplier == 4.0
+    assert policy.replace(jitter_enabled=False).jitter is Jitter.NONE
+    assert policy.replace(jitter_enabled=False).multiplier == 3.0
+
+
+@st.composite
+def policies(draw: st.DrawFn) -> RetryPolicy:
+    cap = draw(st.floats(0, 1e8))
+    return RetryPolicy(
+        draw(st.integers(1, 10**9)),
+        draw(st.floats(0, cap)),
+        max_delay=cap,
+        multiplier=draw(st.floats(1, 1000)),
+        jitter=draw(st.sampled_from(Jitter)),
+        jitter_factor=draw(st.floats(0, 1)),
+        strategy=draw(st.sampled_from(RetryStrategy)),
+        time_budget=draw(st.none() | st.floats(0, exclude_min=True, allow_nan=False)),
+        attempt_timeout=draw(st.none() | st.floats(0, exclude_min=True, allow_nan=False)),
+        max_retry_after=draw(st.floats(0, 1e8)),
+        retryable=draw(st.booleans()),
+        whole_seconds=draw(st.booleans()),
+        retryable_exceptions=draw(st.lists(st.sampled_from([OSError, ValueError, "NetworkError"]))),
+        non_retryable_exceptions=draw(st.lists(st.sampled_from([KeyError, "a.b.C"]))),
+    )
+
+
+@given(policies())
+def test_a_policy_comes_back_from_its_repr_from_pickle_and_from_copies(policy: RetryPolicy) -> None:
+    for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
+        assert pickle.loads(pickle.dumps(policy, protocol)) == policy
+    assert copy.copy(policy) == copy.deepcopy(policy) == policy
+    assert eval(repr(policy), {"RetryPolicy": RetryPolicy, "inf": inf}) == policy
+    assert type(pickle.loads(pickle.dumps(Sub()))) is Sub
+
+
+def test_the_repr_names_every_field_in_plain_values() -> None:
+    text = repr(RetryPolicy())
+
+    assert text.startswith("RetryPolicy(")
+    assert all(f"{name}=" in text for name in DEFAULTS)
+    assert "strategy='exponential_backoff'" in text
+
+
+@for_each_row(
+    ("policy", "line"),
+    [
+        (RetryPolicy(), "3 attempts (1 + 2 retries), 1 s x2 each time, at most 30 s, jitter proportional ±10%"),
+        (RetryPolicy(1, jitter="full"), "1 attempt, 1 s x2 each time, at most 30 s, jitter full"),
+        (
+            RetryPolicy(2, 0.5, strategy="linear", jitter="none", time_budget=10),
+            "2 attempts (1 + 1 retry), 0.5 s more each time, at most 30 s, jitter none, 10 s in all",
+        ),
+        (
+            RetryPolicy(3, 0.5, strategy="fixed", jitter="equal"),
+            "3 attempts (1 + 2 retries), 0.5 s apart, jitter equal",
+        ),
+        (
+            RetryPolicy(4, strategy="immediate", jitter="none"),
+            "4 attempts (1 + 3 retries), no wait between, jitter none",
+        ),
+        (RetryPolicy(4, strategy="no_retry"), "never retried"),
+    ],
+)
+def test_a_policy_describes_itself_in_one_line(policy: RetryPolicy, line: str) -> None:
+    assert policy.describe() == line
+
+
+# --- other spellings ----------------------------------------------------------------------------------------------
+
+
+def test_attempts_and_deadline_are_other_spellings() -> None:
+    policy = RetryPolicy(attempts=5, deadline=10)
+    assert policy == RetryPolicy(max_attempts=5, time_budget=10)
+    assert (policy.attempts, policy.deadline) == (policy.max_attempts, policy.time_budget) == (5, 10.0)
+    assert type(RetryPolicy().max_attempts) is int
+    assert RetryPolicy().attempts == 3
+
+
+def test_other_spellings_work_in_replace_too() -> None:
+    policy = RetryPolicy(5, time_budget=10)
+    assert policy.replace(attempts=2).max_attempts == 2
+    assert policy.replace(deadline=3).time_budget == 3.0
+    assert policy.replace(deadline=None).time_budget == inf
+    assert policy.replace(backoff_multiplier=3, multiplier=3).multiplier == 3.0
+
+
+@pytest.mark.parametrize(
+    ("fields", "parameter"),
+    [
+        ({"max_attempts": 3, "attempts": 5}, "attempts"),
+        ({"max_attempts": 4, "attempts": 5}, "attempts"),
+        ({"time_budget": 3, "deadline": 5}, "deadline"),
+        ({"attempts": 0}, "attempts"),
+        ({"attempts": 1.5}, "attempts"),
+        ({"deadline": -1}, "deadline"),
+        ({"deadline": "soon"}, "deadline"),
+    ],
+)
+def test_two_spellings_must_agree_and_an_error_names_the_one_given(fields: Any, parameter: str) -> None:
+    with pytest.raises(ParameterError) as caught:
+        RetryPolicy(**fields)
+    assert caught.value.parameter == parameter
+
+
+def test_two_spellings_may_agree() -> None:
+    assert RetryPolicy(max_attempts=5, attempts=5, time_budget=3, deadline=3) == RetryPolicy(5, time_budget=3)
+
+
+def test_every_spelling_can_be_read() -> None:
+    policy = RetryPolicy(multiplier=3, jitter="full")
+    assert (policy.backoff_multiplier, policy.jitter_enabled) == (3.0, True)
+    assert RetryPolicy(jitter="none").jitter_enabled is False
+    for alias in ALIASES:
+        assert getattr(policy, alias) is not None
+        with pytest.raises(AttributeError):
+            setattr(policy, alias, 1)

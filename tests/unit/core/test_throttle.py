@@ -1,0 +1,346 @@
+"""The retry throttle."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from math import inf, nan
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reefknot.core.backoff import draw
+from reefknot.core.decide import Again, History, ThrottleView, decide
+from reefknot.core.failure import ErrorCode, Failure, FailureType
+from reefknot.core.policy import RetryPolicy
+from reefknot.core.throttle import RetryThrottle
+from reefknot.errors import ParameterError, ParameterTypeError, shown
+from tests.rows import for_each_row
+
+DOWN = Failure(ErrorCode.network_error, FailureType.TRANSIENT)
+POLICY = RetryPolicy(4, 0.1, jitter="full")
+
+
+@dataclass
+class Traffic:
+    requests: int = 0
+    attempts: int = 0
+    retries: int = 0
+    successes: int = 0
+    throttled: int = 0
+
+
+def execute(throttle: RetryThrottle, now: float) -> None:
+    if now > throttle.edge:
+        throttle.roll(now)
+    throttle.tick()
+
+
+def run(throttle: RetryThrottle | None, *, rate: float, seconds: float, failing: float, start: float = 50.0) -> Traffic:
+    """Requests at an even rate, each with its retries, against a place where a share of all calls fails."""
+    seen = Traffic(requests=round(rate * seconds))
+    due: list[tuple[float, int, int]] = []
+    for n in range(seen.requests):
+        heappush(due, (start + n / rate, n, 1))
+    while due:
+        now, key, attempt = heappop(due)
+        seen.attempts += 1
+        if throttle is not None:
+            execute(throttle, now)
+        if draw(7, key, 1000 + attempt) >= failing:
+            seen.successes += 1
+            if throttle is not None:
+                throttle.feed()
+            continue
+        view = None if throttle is None else throttle.view(now)
+        chance = draw(3, key, attempt)
+        decision = decide(POLICY, History(attempt, now - (start + key / rate)), DOWN, chance, throttle=view)
+        if isinstance(decision, Again):
+            seen.retries += 1
+            if throttle is not None:
+                throttle.spend()
+            heappush(due, (now + decision.delay, key, attempt + 1))
+        elif attempt < POLICY.max_attempts:
+            seen.throttled += 1
+    return seen
+
+
+def test_a_busy_place_that_is_down_is_not_hit_more_than_five_percent_harder() -> None:
+    """100 requests a second, nothing succeeds for 30 s."""
+    seen = run(RetryThrottle(), rate=100, seconds=30, failing=1.0)
+
+    assert seen.requests == 3000
+    assert seen.attempts / seen.requests <= 1.05
+    assert seen.throttled > 2800
+
+
+def test_without_a_throttle_the_same_outage_is_multiplied_by_four() -> None:
+    """The control."""
+    seen = run(None, rate=100, seconds=30, failing=1.0)
+
+    assert seen.attempts / seen.requests == 4
+
+
+def test_a_quiet_place_keeps_all_its_retries() -> None:
+    """Two requests a second are eight executions a second: never 100 in 10 s."""
+    seen = run(RetryThrottle(), rate=2, seconds=60, failing=1.0)
+
+    assert seen.attempts == 4 * seen.requests
+    assert seen.throttled == 0
+
+
+def test_up_to_one_failure_in_twenty_nothing_changes() -> None:
+    seen = run(RetryThrottle(), rate=100, seconds=30, failing=0.05)
+
+    assert seen.throttled == 0
+    assert seen.retries > 100
+
+
+def test_retries_come_back_with_the_successes() -> None:
+    throttle = RetryThrottle()
+    run(throttle, rate=100, seconds=10, failing=1.0, start=50.0)
+    after = run(throttle, rate=100, seconds=20, failing=0.02, start=100.0)
+
+    assert throttle.tokens > 1
+    assert after.throttled <= 20
+
+
+@given(st.floats(0.0, 1.0), st.integers(20, 200), st.integers(0, 3))
+def test_on_a_busy_place_retries_are_bounded_by_what_feeds_them(failing: float, rate: int, whom: int) -> None:
+    """
+    The first tokens, a tenth per success, a trickle, and the executions before it began to act.
+
+    Busy means 20 requests a second or more. Below 10 a second the throttle stops acting whenever its own refusals
+    bring the place under 100 executions in 10 s, and retries are granted again: there the bound does not hold.
+    """
+    seconds = 8.0
+    seen = run(RetryThrottle(), rate=rate, seconds=seconds, failing=failing, start=10.0 + whom)
+
+    assert seen.retries <= 10 + 0.1 * seen.successes + 0.1 * (seconds + 10) + 100
+
+
+# --- the parts ----------------------------------------------------------------------------------------------------
+
+
+def busy(**settings: Any) -> RetryThrottle:
+    throttle = RetryThrottle(**settings)
+    for _ in range(100):
+        execute(throttle, 20.0)
+    return throttle
+
+
+@for_each_row(("executions", "acting"), [(0, False), (1, False), (99, False), (100, True), (250, True)])
+def test_it_acts_from_a_hundred_executions_on(executions: int, acting: bool) -> None:
+    throttle = RetryThrottle()
+    for _ in range(executions):
+        execute(throttle, 5.0)
+
+    assert throttle.view(5.0) == ThrottleView(acting=acting, tokens=10.0)
+    assert throttle.recent(5.0) == throttle.executions == executions
+
+
+def test_executions_are_forgotten_after_the_window() -> None:
+    """To a tenth of the window: 100 executions at 20 s count until 31 s."""
+    throttle = busy()
+
+    assert throttle.recent(30.0) == 100
+    assert throttle.recent(30.99) == 100
+    assert throttle.recent(31.0) == 0
+    assert throttle.view(31.0).acting is False
+
+
+def test_a_new_tenth_begins_only_after_the_edge_and_old_ones_are_dropped() -> None:
+    throttle = RetryThrottle(window=10)
+    for second in range(100):
+        execute(throttle, float(second) * 1.5)
+        assert throttle.edge == second * 1.5 + 1.0
+
+    assert throttle.executions == 100
+    assert throttle.recent(148.5) == 8  # 138 s, 139.5 s, … 148.5 s
+    assert len(throttle._marks) == 8
+
+
+def test_within_one_tenth_there_is_one_mark() -> None:
+    throttle = RetryThrottle(window=10)
+    for tenth in range(10):
+        execute(throttle, 3.0 + tenth / 10)
+
+    assert len(throttle._marks) == 1
+    assert throttle.recent(3.9) == 10
+    execute(throttle, 4.0)
+    assert len(throttle._marks) == 1
+    execute(throttle, 4.001)
+    assert len(throttle._marks) == 2
+
+
+def test_a_success_brings_a_tenth_of_a_token_up_to_the_cap() -> None:
+    throttle = busy()
+    throttle.spend()
+    assert throttle.tokens == 9.0
+    throttle.feed()
+    assert throttle.tokens == pytest.approx(9.1)
+    for _ in range(20):
+        throttle.feed()
+    assert throttle.tokens == 10.0
+
+
+def test_time_brings_a_tenth_of_a_token_a_second_up_to_the_cap() -> None:
+    throttle = busy()
+    assert throttle.view(20.0).tokens == 10.0
+    for _ in range(5):
+        throttle.spend()
+    assert throttle.view(20.0).tokens == 5.0
+    assert throttle.view(30.0).tokens == pytest.approx(6.0)
+    assert throttle.view(30.0).tokens == pytest.approx(6.0)
+    assert throttle.view(1000.0).tokens == 10.0
+
+
+def test_the_time_before_the_first_look_brings_nothing() -> None:
+    throttle = busy()
+    throttle.spend()
+
+    assert throttle.view(900.0).tokens == 9.0
+    assert throttle.view(901.0).tokens == pytest.approx(9.1)
+
+
+def test_time_zero_is_a_time() -> None:
+    throttle = RetryThrottle()
+    throttle.spend()
+    throttle.view(0.0)
+    execute(throttle, 0.0)
+
+    assert throttle.view(5.0).tokens == pytest.approx(9.5)
+    assert throttle.recent(0.5) == 1
+
+
+def test_a_clock_that_steps_back_brings_no_tokens_and_takes_none() -> None:
+    throttle = busy()
+    throttle.spend()
+    throttle.view(50.0)
+
+    assert throttle.view(40.0).tokens == 9.0
+    assert throttle.view(41.0).tokens == pytest.approx(9.1)
+
+
+def test_a_token_lent_is_missing_afterwards() -> None:
+    throttle = RetryThrottle(tokens=1)
+    throttle.spend()
+    assert throttle.tokens == 0.0
+    throttle.spend()
+
+    assert throttle.tokens == -1.0
+
+
+def test_retries_while_it_did_not_act_leave_a_debt_of_one_token_at_most() -> None:
+    """Fifty retries of a quiet place do not silence it for minutes once it is busy."""
+    throttle = RetryThrottle()
+    throttle.view(1.0)
+    for _ in range(50):
+        throttle.spend()
+
+    assert throttle.view(1.0).tokens == -1.0
+    assert throttle.view(21.5).tokens >= 1.0
+
+
+def test_the_settings_are_heard() -> None:
+    throttle = RetryThrottle(2, per_success=0.5, per_second=0.25, min_executions=3, window=1.0)
+    throttle.spend()
+    throttle.spend()
+    throttle.feed()
+    assert throttle.tokens == 0.5
+    throttle.view(10.0)
+    assert throttle.view(12.0).tokens == 1.0
+    for _ in range(3):
+        execute(throttle, 12.0)
+    assert throttle.view(12.0).acting
+    assert not throttle.view(13.1).acting
+
+
+@for_each_row(
+    ("name", "value", "least"),
+    [
+        *(("tokens", value, "1") for value in (0, 0.999, -1, nan, inf, 10**400)),
+        *(("per_success", value, "0") for value in (-0.1, nan, inf, -inf)),
+        *(("per_second", value, "0") for value in (-0.1, nan, inf, 10**400)),
+        *(("min_executions", value, "0") for value in (-1, nan, inf)),
+        *(("window", value, "0.001") for value in (0, 0.0009, -1, nan, inf)),
+    ],
+)
+def test_a_setting_out_of_range_is_refused_by_name(name: str, value: Any, least: str) -> None:
+    settings: dict[str, Any] = {name: value}
+
+    with pytest.raises(ParameterError) as caught:
+        RetryThrottle(**settings)
+
+    assert not isinstance(caught.value, TypeError)
+    assert (caught.value.parameter, caught.value.accepted) == (name, f"a finite number, {least} or more")
+    assert str(caught.value) == f"{name}={shown(value)} is not accepted: a finite number, {least} or more"
+
+
+@for_each_row("name", ["tokens", "per_success", "per_second", "min_executions", "window"])
+@for_each_row("value", [True, "1", None, [1]])
+def test_a_setting_of_another_kind_is_refused_by_name(name: str, value: Any) -> None:
+    settings: dict[str, Any] = {name: value}
+
+    with pytest.raises(ParameterTypeError) as caught:
+        RetryThrottle(**settings)
+
+    assert caught.value.parameter == name
+    assert str(caught.value).startswith(f"{name}={value!r} is not accepted: a finite number, ")
+
+
+def test_the_least_settings_are_accepted() -> None:
+    throttle = RetryThrottle(1, per_success=0, per_second=0, min_executions=0, window=0.001)
+
+    assert throttle.view(1.0) == ThrottleView(acting=True, tokens=1.0)
+    assert type(throttle.cap) is float
+    assert RetryThrottle(1.7976931348623157e308).cap == 1.7976931348623157e308
+
+
+def test_a_share_of_the_fleets_tokens_caps_them_and_what_was_spent_stays_spent() -> None:
+    throttle = RetryThrottle(10.0, per_second=1.0)
+    throttle.view(0.0)
+    for _ in range(7):
+        throttle.spend()
+    throttle.share(5.0, per_second=0.5)
+
+    assert (throttle.cap, throttle.tokens) == (5.0, 3.0)
+    assert throttle.view(2.0).tokens == 4.0
+    throttle.share(2.0, per_second=0.5)
+    assert throttle.tokens == 2.0
+    with pytest.raises(ParameterError, match="tokens"):
+        throttle.share(0.5, per_second=0.1)
+    with pytest.raises(ParameterError, match="per_second"):
+        throttle.share(1.0, per_second=-0.1)
+
+
+# ---- debt ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_thousand_retries_of_small_work_leave_one_token_missing() -> None:
+    throttle = RetryThrottle(tokens=10)
+    for _ in range(1000):
+        throttle.spend()
+
+    assert throttle.tokens == -1.0
+
+
+def test_a_few_successes_bring_retries_back_after_a_long_quiet_failure() -> None:
+    """Twenty successes are two tokens: one that was missing, one to spend."""
+    throttle = RetryThrottle(tokens=10, per_second=0)
+    for _ in range(1000):
+        throttle.spend()
+    for _ in range(21):
+        throttle.feed()
+
+    assert throttle.view(0.0).tokens >= 1.0
+
+
+def test_a_token_that_two_threads_took_at_once_is_missing_afterwards() -> None:
+    throttle = RetryThrottle(tokens=1)
+    throttle.spend()
+    throttle.spend()
+
+    assert throttle.tokens == -1.0

@@ -1,0 +1,700 @@
+"""Mode txn on SQLite: the effect and its record commit together, or neither does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from threading import Barrier, Thread
+from typing import Any
+
+import apsw
+import msgspec
+import pydantic
+import pytest
+
+from reefknot.errors import (
+    IdempotencyError,
+    KeyConflictError,
+    KeyInProgressError,
+    KeyTooLongError,
+    NotJsonError,
+    OutcomeUnknownError,
+    ParameterError,
+    ParameterTypeError,
+    ResultTooLargeError,
+    StoreCorruptError,
+    StoreUnavailableError,
+    StoreVersionError,
+)
+from reefknot.idempotency.ledger import ledger
+from reefknot.idempotency.ledger.claims import LARGEST_RESULT
+
+Connect = Callable[[str], Any]
+DYING = Path(__file__).with_name("ledger_dying.py")
+
+
+def with_sqlite3(**options: Any) -> Connect:
+    return lambda path: sqlite3.connect(path, **options)
+
+
+def with_dictionaries(path: str) -> sqlite3.Connection:
+    """A caller whose rows are dictionaries, and whose text is bytes."""
+    conn = sqlite3.connect(path)
+    conn.row_factory = lambda cursor, row: dict(zip((name for name, *_ in cursor.description), row, strict=True))
+    conn.text_factory = bytes
+    return conn
+
+
+def with_apsw_traces(path: str) -> apsw.Connection:
+    conn = apsw.Connection(path)
+    conn.row_trace = lambda cursor, row: {"row": row}
+    return conn
+
+
+BEGINS_BY_ITSELF: dict[str, Connect] = {
+    "sqlite3": with_sqlite3(),
+    "sqlite3 immediate": with_sqlite3(isolation_level="IMMEDIATE"),
+    "sqlite3 none": with_sqlite3(isolation_level=None),
+    "sqlite3 dictionaries": with_dictionaries,
+    "apsw": apsw.Connection,
+    "apsw traces": with_apsw_traces,
+}
+if sys.version_info >= (3, 12):
+    BEGINS_BY_ITSELF["sqlite3 autocommit"] = with_sqlite3(autocommit=True)
+
+connects = pytest.mark.parametrize("connect", BEGINS_BY_ITSELF.values(), ids=BEGINS_BY_ITSELF.keys())
+
+
+def plain(path: str, beside: Any = None) -> Any:
+    """
+    A connection through the same library as `beside`.
+
+    `apsw` and `sqlite3` each bring an SQLite of their own. Two on one file in one process undo each other's locks.
+    """
+    return apsw.Connection(path) if isinstance(beside, apsw.Connection) else sqlite3.connect(path)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    """A database that holds one table of the caller's."""
+    path = str(tmp_path / "app.db")
+    conn = plain(path)
+    conn.execute("PRAGMA journal_mode = WAL")
+    conn.execute("CREATE TABLE effect (n INTEGER)")
+    conn.close()
+    return path
+
+
+def effects(path: str, beside: Any = None) -> int:
+    conn = plain(path, beside)
+    ((count,),) = list(conn.execute("SELECT count(*) FROM effect"))
+    conn.close()
+    return int(count)
+
+
+def records(path: str) -> list[tuple[str, str, str | None]]:
+    conn = plain(path)
+    found = list(conn.execute("SELECT key, fingerprint, result FROM reefknot_ledger ORDER BY key"))
+    conn.close()
+    return found
+
+
+def pay(conn: Any, key: str = "a", *, amount: int = 20, wait: float = 10.0) -> Any:
+    """A caller's code, as documented."""
+    with ledger(conn, wait=wait).once(key) as claim:
+        if claim.done:
+            return claim.result
+        conn.execute("INSERT INTO effect VALUES (1)")
+        claim.result = {"paid": amount}
+    return claim.result
+
+
+def write_and_fail(conn: Any, key: str = "a") -> None:
+    with ledger(conn).once(key):
+        conn.execute("INSERT INTO effect VALUES (1)")
+        raise ZeroDivisionError
+
+
+def write_and_answer(conn: Any, value: object) -> None:
+    """A body that never asks whether it is done."""
+    with ledger(conn).once("a") as claim:
+        conn.execute("INSERT INTO effect VALUES (1)")
+        claim.result = value
+
+
+def enter(block: Any) -> None:
+    with block:
+        pass
+
+
+# ---- one block -------------------------------------------------------------------------------------------------------
+
+
+@connects
+def test_the_second_call_of_a_key_gets_the_first_ones_result_and_has_no_effect(connect: Connect, path: str) -> None:
+    conn = connect(path)
+
+    assert pay(conn, amount=20) == {"paid": 20}
+    assert pay(conn, amount=99) == {"paid": 20}
+    assert not conn.in_transaction
+    conn.close()
+
+    assert effects(path) == 1
+    assert records(path) == [("a", "", '{"paid":20}')]
+
+
+@connects
+def test_an_exception_undoes_the_effect_and_the_record_and_propagates(connect: Connect, path: str) -> None:
+    conn = connect(path)
+    with pytest.raises(ZeroDivisionError):
+        write_and_fail(conn)
+    assert not conn.in_transaction
+    assert effects(path, conn) == 0
+
+    assert pay(conn) == {"paid": 20}
+    conn.close()
+    assert effects(path) == 1
+
+
+@connects
+def test_a_block_joins_an_open_transaction_and_leaves_the_commit_to_the_caller(connect: Connect, path: str) -> None:
+    conn = connect(path)
+    conn.execute("BEGIN")
+    pay(conn)
+    assert conn.in_transaction
+    conn.execute("ROLLBACK")
+    assert effects(path, conn) == 0
+
+    conn.execute("BEGIN")
+    pay(conn)
+    conn.execute("COMMIT")
+    conn.close()
+    assert (effects(path), len(records(path))) == (1, 1)
+
+
+@connects
+def test_in_a_joined_transaction_an_exception_undoes_the_block_alone(connect: Connect, path: str) -> None:
+    conn = connect(path)
+    conn.execute("BEGIN")
+    conn.execute("INSERT INTO effect VALUES (0)")
+    pay(conn, "earlier")
+    with pytest.raises(ZeroDivisionError):
+        write_and_fail(conn)
+    conn.execute("COMMIT")
+    conn.close()
+
+    assert effects(path) == 2
+    assert [key for key, *_ in records(path)] == ["earlier"]
+
+
+def test_nested_blocks_of_one_caller_share_the_outer_ones_end(path: str) -> None:
+    conn = sqlite3.connect(path)
+    with ledger(conn).once("outer"):
+        pay(conn, "inner")
+        with pytest.raises(ZeroDivisionError):
+            write_and_fail(conn, "inner too")
+        assert effects(path) == 0
+    assert effects(path) == 1
+
+    outer = ledger(conn).once("another outer")
+    outer.__enter__()
+    pay(conn, "another inner")
+    outer.__exit__(ValueError, ValueError(), None)
+    conn.close()
+
+    assert effects(path) == 1
+    assert [key for key, *_ in records(path)] == ["inner", "outer"]
+
+
+if sys.version_info >= (3, 12):
+
+    def test_without_autocommit_the_callers_commit_keeps_both(path: str) -> None:
+        """Such a connection has a transaction open at all times."""
+        conn = sqlite3.connect(path, autocommit=False)
+        pay(conn)
+        assert effects(path) == 0
+        conn.commit()
+        assert pay(conn, amount=99) == {"paid": 20}
+        conn.close()
+        assert effects(path) == 1
+
+
+def test_leaving_without_a_result_records_null_and_that_is_a_hit(path: str) -> None:
+    conn = sqlite3.connect(path)
+    with ledger(conn).once("a") as first:
+        assert not first.done
+        assert first.result is None
+    with ledger(conn).once("a") as second:
+        assert second.done
+        assert second.result is None
+    conn.close()
+    assert records(path) == [("a", "", "null")]
+
+
+def test_a_body_that_forgets_to_look_has_no_second_effect(path: str) -> None:
+    conn = sqlite3.connect(path)
+    for _ in range(2):
+        with ledger(conn).once("a"):
+            conn.execute("INSERT INTO effect VALUES (1)")
+    conn.close()
+    assert effects(path) == 1
+
+
+def test_setting_the_result_of_a_finished_key_is_refused_and_the_effect_undone(path: str) -> None:
+    conn = sqlite3.connect(path)
+    pay(conn)
+    with pytest.raises(IdempotencyError, match=r"if claim\.done"):
+        write_and_answer(conn, "again")
+    conn.close()
+    assert effects(path) == 1
+
+
+async def _pay_async(conn: Any) -> Any:
+    async with ledger(conn).once("a") as claim:
+        if claim.done:
+            return claim.result
+        conn.execute("INSERT INTO effect VALUES (1)")
+        claim.result = {"paid": 20}
+    return claim.result
+
+
+@connects
+def test_async_with_does_the_same(connect: Connect, path: str) -> None:
+    conn = connect(path)
+    answers = [asyncio.run(_pay_async(conn)) for _ in range(2)]
+    conn.close()
+
+    assert answers == [{"paid": 20}, {"paid": 20}]
+    assert effects(path) == 1
+
+
+def test_a_cancelled_task_undoes_its_block(path: str) -> None:
+    async def main() -> None:
+        conn = sqlite3.connect(path)
+        inside = asyncio.Event()
+
+        async def work() -> None:
+            async with ledger(conn).once("a"):
+                conn.execute("INSERT INTO effect VALUES (1)")
+                inside.set()
+                await asyncio.Event().wait()
+
+        task = asyncio.create_task(work())
+        await asyncio.wait_for(inside.wait(), 10)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not conn.in_transaction
+        conn.close()
+
+    asyncio.run(main())
+    assert effects(path) == 0
+
+
+# ---- results ---------------------------------------------------------------------------------------------------------
+
+
+class Receipt(msgspec.Struct):
+    number: int
+    lines: tuple[str, ...]
+
+
+def test_a_result_comes_back_as_json_or_as_its_type_to_the_first_caller_too(path: str) -> None:
+    conn = sqlite3.connect(path)
+    with ledger(conn).once("a") as claim:
+        claim.result = Receipt(7, ("tea",))
+    for _ in range(2):
+        assert claim.result == {"number": 7, "lines": ["tea"]}
+        assert claim.result_as(Receipt) == Receipt(7, ("tea",))
+        with ledger(conn).once("a") as claim:
+            assert claim.done
+    with pytest.raises(msgspec.ValidationError):
+        claim.result_as(list[int])
+    conn.close()
+
+
+def test_a_model_of_pydantic_comes_back_as_its_type(path: str) -> None:
+    class Model(pydantic.BaseModel):
+        number: int
+        lines: tuple[str, ...] = ()
+
+    conn = sqlite3.connect(path)
+    with ledger(conn).once("a") as claim:
+        claim.result = [Model(number=7, lines=("tea",))]
+    for _ in range(2):
+        assert claim.result == [{"number": 7, "lines": ["tea"]}]
+        assert claim.result_as(list[Model]) == [Model(number=7, lines=("tea",))]
+        with ledger(conn).once("a") as claim:
+            assert claim.done
+    with pytest.raises(msgspec.ValidationError):
+        claim.result_as(Model)
+    conn.close()
+
+
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [(object(), NotJsonError), (float("nan"), NotJsonError), ("x" * LARGEST_RESULT, ResultTooLargeError)],
+)
+def test_a_result_that_cannot_be_recorded_undoes_the_effect(path: str, value: object, error: type[Exception]) -> None:
+    conn = sqlite3.connect(path)
+    with pytest.raises(error):
+        write_and_answer(conn, value)
+    conn.close()
+    assert effects(path) == 0
+
+
+def test_a_result_of_the_largest_size_is_kept(path: str) -> None:
+    conn = sqlite3.connect(path)
+    with ledger(conn).once("a") as claim:
+        claim.result = "x" * (LARGEST_RESULT - 2)
+    with ledger(conn).once("a") as claim:
+        assert len(claim.result) == LARGEST_RESULT - 2
+    conn.close()
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+
+def test_a_key_with_another_fingerprint_is_refused_with_both(path: str) -> None:
+    conn = sqlite3.connect(path)
+    book = ledger(conn)
+    with book.once("a", fingerprint="f1"):
+        pass
+    with pytest.raises(KeyConflictError) as caught:
+        enter(book.once("a", fingerprint="f2"))
+    assert (caught.value.recorded, caught.value.given) == ("f1", "f2")
+    assert not conn.in_transaction
+    with book.once("a") as unsaid:
+        assert unsaid.done
+    with book.once("a", fingerprint="f1") as same:
+        assert same.done
+    conn.close()
+
+
+@pytest.mark.parametrize(
+    ("key", "error"),
+    [("", ParameterError), (7, ParameterTypeError), ("x" * 513, KeyTooLongError), ("\0", ParameterError)],
+)
+def test_a_bad_key_is_refused(key: Any, error: type[Exception]) -> None:
+    conn = sqlite3.connect(":memory:")
+    with pytest.raises(error):
+        ledger(conn).once(key)
+    conn.close()
+
+
+@pytest.mark.parametrize(
+    "table", ["", "1a", "a-b", 'a"b', "a;DROP TABLE effect", "a.b.c", "a b", "x" * 64, "ü", "a\n", 7]
+)
+def test_a_table_name_that_is_no_identifier_is_refused(table: Any) -> None:
+    conn = sqlite3.connect(":memory:")
+    with pytest.raises(ParameterError):
+        ledger(conn, table=table)
+    conn.close()
+
+
+@pytest.mark.parametrize("table", ["order", "main.select", "_x9"])
+def test_a_table_name_may_be_qualified_or_a_word_of_sql(table: str, path: str) -> None:
+    conn = sqlite3.connect(path)
+    for expected in (False, True):
+        with ledger(conn, table=table).once("a") as claim:
+            assert claim.done is expected
+    conn.close()
+
+
+@pytest.mark.parametrize("wait", [-1, float("nan"), float("inf"), True, "1"])
+def test_a_wait_that_is_no_time_is_refused(wait: Any) -> None:
+    conn = sqlite3.connect(":memory:")
+    with pytest.raises(ParameterError):
+        ledger(conn, wait=wait)
+    conn.close()
+
+
+def test_what_is_no_connection_of_a_known_driver_is_refused() -> None:
+    class Connection:
+        """The name alone does not make one."""
+
+    for thing in (Connection(), None, "app.db"):
+        with pytest.raises(ParameterTypeError, match="sqlite3, apsw or psycopg"):
+            ledger(thing)
+
+
+def test_a_block_is_entered_once(path: str) -> None:
+    conn = sqlite3.connect(path)
+    block = ledger(conn).once("a")
+    with block:
+        pass
+    with pytest.raises(IdempotencyError, match="entered before"):
+        enter(block)
+    conn.close()
+
+
+def commit(conn: Any) -> None:
+    conn.commit()
+
+
+def commit_and_go_on(conn: Any) -> None:
+    conn.commit()
+    conn.execute("INSERT INTO effect VALUES (2)")
+
+
+def roll_back(conn: Any) -> None:
+    conn.rollback()
+
+
+def write_and_end(conn: Any, end: Callable[[Any], None]) -> None:
+    with ledger(conn).once("a"):
+        conn.execute("INSERT INTO effect VALUES (1)")
+        end(conn)
+
+
+@pytest.mark.parametrize("end", [commit, commit_and_go_on, roll_back])
+@pytest.mark.parametrize("joined", [False, True])
+def test_a_block_that_ends_its_own_transaction_is_told(path: str, end: Callable[[Any], None], joined: bool) -> None:
+    conn = sqlite3.connect(path)
+    if joined:
+        conn.execute("BEGIN")
+    with pytest.raises(IdempotencyError, match="ended its own transaction"):
+        write_and_end(conn, end)
+    conn.rollback()
+
+    if end is roll_back:
+        assert pay(conn) == {"paid": 20}
+    else:  # committed without its result: whether the whole effect happened, nobody can tell
+        with pytest.raises(OutcomeUnknownError):
+            pay(conn)
+    conn.close()
+    assert effects(path) == 1
+
+
+def test_a_table_of_another_shape_is_named(path: str) -> None:
+    conn = sqlite3.connect(path)
+    with pytest.raises(StoreVersionError, match="not a ledger"):
+        enter(ledger(conn, table="effect").once("a"))
+    assert not conn.in_transaction
+    conn.close()
+
+
+def test_a_database_that_may_not_be_written_is_named(path: str) -> None:
+    conn = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+    with pytest.raises(StoreUnavailableError, match="may not be written"):
+        enter(ledger(conn).once("a"))
+    conn.close()
+
+
+@pytest.mark.parametrize("connect", [with_sqlite3(), apsw.Connection])
+def test_a_file_that_is_no_database_is_named(connect: Connect, tmp_path: Path) -> None:
+    (tmp_path / "x.db").write_bytes(b"not a database, but long enough" * 100)
+    conn = connect(str(tmp_path / "x.db"))
+    with pytest.raises(StoreCorruptError):
+        enter(ledger(conn).once("a"))
+    conn.close()
+
+
+def test_a_closed_connection_raises_what_the_driver_raises_and_leaves_no_trace(path: str) -> None:
+    conn = sqlite3.connect(path)
+    conn.close()
+    for _ in range(2):  # the second time it is not "another task" either
+        with pytest.raises(sqlite3.ProgrammingError) as caught:
+            enter(ledger(conn).once("a"))
+        assert caught.value.__cause__ is not caught.value
+
+
+# ---- two at once -----------------------------------------------------------------------------------------------------
+
+
+@connects
+@pytest.mark.parametrize("first_ends", ["well", "badly"])
+def test_a_second_task_waits_for_the_first_without_blocking_the_loop(
+    connect: Connect, path: str, first_ends: str
+) -> None:
+    """Both live in one loop: a driver that waited inside of its call would never let the first one end."""
+
+    async def main() -> Any:
+        one, two = connect(path), connect(path)
+        block = ledger(one).once("a")
+        claim = await block.__aenter__()
+        one.execute("INSERT INTO effect VALUES (1)")
+        claim.result = "first"
+        later = asyncio.create_task(_pay_async(two))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not later.done()
+        if first_ends == "well":
+            await block.__aexit__(None, None, None)
+        else:
+            await block.__aexit__(ValueError, ValueError(), None)
+        answer = await later
+        one.close()
+        two.close()
+        return answer
+
+    assert asyncio.run(main()) == ("first" if first_ends == "well" else {"paid": 20})
+    assert effects(path) == 1
+
+
+@connects
+def test_a_wait_is_bounded_and_the_busy_timeout_is_put_back(connect: Connect, path: str) -> None:
+    two = connect(path)
+    one = plain(path, two)
+    two.execute("PRAGMA busy_timeout = 3000")
+    with ledger(one).once("a"):
+        with pytest.raises(KeyInProgressError, match="write lock") as caught:
+            pay(two, wait=0.02)
+        assert "lease" not in str(caught.value)
+    assert not two.in_transaction
+    with ledger(two).once("a") as claim:
+        assert claim.done
+    assert "3000" in str(next(iter(two.execute("PRAGMA busy_timeout"))))
+    one.close()
+    two.close()
+
+
+def test_a_busy_handler_of_the_callers_own_is_left_in_place(path: str) -> None:
+    one, two = apsw.Connection(path), apsw.Connection(path)
+    asked = []
+
+    def handler(count: int) -> bool:
+        asked.append(count)
+        return False
+
+    two.set_busy_handler(handler)
+    with ledger(one).once("a"), pytest.raises(KeyInProgressError):
+        pay(two, wait=0)
+    assert asked == [0]
+    one.close()
+    two.close()
+
+
+def test_a_joined_transaction_that_read_an_old_state_is_told_to_start_over(path: str) -> None:
+    one, two = apsw.Connection(path), apsw.Connection(path)
+    list(two.execute("BEGIN; SELECT * FROM effect"))
+    pay(one)
+    with pytest.raises(StoreUnavailableError, match="no longer the latest"):
+        pay(two)
+    two.execute("ROLLBACK")
+    assert pay(two) == {"paid": 20}
+    one.close()
+    two.close()
+    assert effects(path) == 1
+
+
+def test_two_tasks_in_blocks_of_one_connection_are_refused(path: str) -> None:
+    """Joining, the second would report as done what the first may still undo."""
+
+    async def main() -> None:
+        conn = sqlite3.connect(path)
+        block = ledger(conn).once("a")
+        await block.__aenter__()
+        with pytest.raises(IdempotencyError, match="give each its own connection"):
+            await asyncio.create_task(_pay_async(conn))
+        await block.__aexit__(ValueError, ValueError(), None)
+        assert await asyncio.create_task(_pay_async(conn)) == {"paid": 20}
+        conn.close()
+
+    asyncio.run(main())
+    assert effects(path) == 1
+
+
+def naive(conn: Any, key: str, between: Callable[[], object]) -> None:
+    """Look, then act: what the race is about."""
+    if not list(conn.execute("SELECT key FROM reefknot_ledger WHERE key = ?", (key,))):
+        between()
+        conn.execute("INSERT INTO effect VALUES (1)")
+        conn.execute("INSERT OR IGNORE INTO reefknot_ledger (key, fingerprint) VALUES (?, '')", (key,))
+
+
+def race(path: str, callers: int, work: Callable[[Any], object]) -> None:
+    start = Barrier(callers)
+    trouble: list[BaseException] = []
+
+    def caller() -> None:
+        try:
+            conn = apsw.Connection(path)
+            conn.set_busy_timeout(10_000)  # before the first read: another caller may be recovering the log right now
+            conn.execute("PRAGMA synchronous = OFF")
+            start.wait(10)
+            work(conn)
+            conn.close()
+        except BaseException as error:
+            trouble.append(error)
+
+    threads = [Thread(target=caller) for _ in range(callers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert not trouble
+
+
+def test_sixteen_callers_of_each_key_have_one_effect_each(path: str) -> None:
+    keys = [f"key-{n}" for n in range(12)]
+    answers: list[Any] = []
+
+    race(path, 16, lambda conn: answers.extend(pay(conn, key) for key in keys))
+
+    assert effects(path) == len(keys)
+    assert len(records(path)) == len(keys)
+    assert answers == [{"paid": 20}] * 16 * len(keys)
+
+
+def test_control_callers_that_look_and_then_act_have_two_effects(path: str) -> None:
+    conn = sqlite3.connect(path)
+    with ledger(conn).once("makes the table"):
+        pass
+    conn.close()
+    both_looked = Barrier(2)
+
+    race(path, 2, lambda conn: naive(conn, "a", lambda: both_looked.wait(10)))
+
+    assert effects(path) == 2
+
+
+# ---- death -----------------------------------------------------------------------------------------------------------
+
+
+def die_everywhere(variant: str, path: str) -> list[tuple[int, int]]:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(DYING), variant, "sqlite", path],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return [(effects, records) for effects, records in json.loads(done.stdout)]
+
+
+def test_killed_at_any_statement_and_restarted_there_is_one_effect_and_one_record(tmp_path: Path) -> None:
+    counts = die_everywhere("txn", str(tmp_path / "app.db"))
+
+    assert len(counts) >= 10
+    assert set(counts) == {(1, 1)}
+
+
+@pytest.mark.parametrize(("variant", "wrong"), [("effect_first", 2), ("record_first", 0)])
+def test_control_a_record_outside_of_the_transaction_doubles_or_loses_the_effect(
+    tmp_path: Path, variant: str, wrong: int
+) -> None:
+    counts = die_everywhere(variant, str(tmp_path / "app.db"))
+
+    assert wrong in {effects for effects, _ in counts}
+
+
+# ---- what it costs to load -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("driver", "loaded"), [("sqlite3", []), ("apsw", ["apsw"])])
+def test_a_driver_is_imported_only_for_its_own_connections(driver: str, loaded: list[str]) -> None:
+    program = (
+        f"import sys, {driver}; from reefknot.idempotency.ledger import ledger; conn = {driver}.Connection(':memory:')\n"
+        "with ledger(conn).once('a'): pass\n"
+        "conn.close(); print([name for name in ('apsw', 'psycopg') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+
+    assert done.stdout.strip() == str(loaded), done.stderr

@@ -1,0 +1,267 @@
+"""Who may do it, and what came of it."""
+
+from hashlib import sha256
+
+import pytest
+from msgspec import structs
+
+from reefknot.core.time import Moment
+from reefknot.errors import KeyTooLongError, ParameterError, ParameterTypeError, ResultTooLargeError
+from reefknot.idempotency.model import (
+    LONGEST_KEY,
+    Busy,
+    Claim,
+    Claimed,
+    ClaimRequest,
+    Conflict,
+    Done,
+    Ending,
+    Failed,
+    Hit,
+    KeyRecord,
+    KeyState,
+    Lost,
+    Released,
+    Uncertain,
+    Unknown,
+    checked_ending,
+    checked_key,
+    claim,
+    compute_key,
+    finish,
+    header_key,
+    is_spent,
+    renew,
+    resolve,
+)
+from tests.rows import for_each_row
+
+NOW = Moment(1_000, 50_000)
+RETENTION = 10_000
+ASKING = ClaimRequest("k", "me", "print", 500)
+
+
+def held(*, guard: bool = False) -> KeyRecord:
+    answer = claim(None, structs.replace(ASKING, guard=guard), fence=3, now=NOW, retention_ms=RETENTION)
+    assert isinstance(answer, Claimed)
+    return answer.record
+
+
+def ended(ending: Ending, record: KeyRecord | None = None) -> KeyRecord:
+    answer = finish(record or held(), Claim("k", "me", 3), ending, now=NOW, retention_ms=RETENTION)
+    assert isinstance(answer, KeyRecord)
+    return answer
+
+
+def ask(record: KeyRecord | None, *, owner: str = "you", fingerprint: str = "print", now: Moment = NOW) -> object:
+    asking = ClaimRequest("k", owner, fingerprint, 500)
+    return claim(record, asking, fence=9, now=now, retention_ms=RETENTION)
+
+
+def test_the_key_does_not_depend_on_the_order_inside_its_parameters() -> None:
+    one = compute_key("op", "t", "c", {"a": {"x": 1, "y": [1, 2]}, "b": 2})
+    two = compute_key("op", "t", "c", {"b": 2, "a": {"y": [1, 2], "x": 1}})
+    assert one == two
+    assert len(one) == 64
+
+
+def test_the_key_is_sha256_of_canonical_json_of_the_four_names() -> None:
+    text = b'{"additional_params":{},"correlation_id":null,"operation":"op","tenant_id":null}'
+    assert compute_key("op") == sha256(text).hexdigest()
+
+
+def test_no_tenant_differs_from_an_empty_one_and_no_parameters_are_empty_ones() -> None:
+    keys = {compute_key("op", *two) for two in ((None, None), ("", None), (None, ""), ("", ""))}
+    assert len(keys) == 4
+    assert compute_key("op", additional_params=None) == compute_key("op", additional_params={})
+
+
+@pytest.mark.parametrize("key", ["k", "k" * LONGEST_KEY, "ä" * (LONGEST_KEY // 2)])
+def test_a_key_within_its_bounds_is_taken(key: str) -> None:
+    assert checked_key(key) == key
+
+
+@for_each_row(
+    ("key", "error"),
+    [
+        ("", ParameterError),
+        (None, ParameterTypeError),
+        ("\ud800", ParameterError),
+        ("k" * (LONGEST_KEY + 1), KeyTooLongError),
+        ("ä" * (LONGEST_KEY // 2 + 1), KeyTooLongError),
+    ],
+)
+def test_what_cannot_be_a_key_is_refused(key: str, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        checked_key(key)
+
+
+def test_a_key_that_is_too_long_tells_both_lengths() -> None:
+    with pytest.raises(KeyTooLongError) as caught:
+        checked_key("k" * 600)
+    assert (caught.value.length, caught.value.limit) == (600, LONGEST_KEY)
+
+
+def test_an_absent_key_is_claimed_with_the_fence_and_the_lease() -> None:
+    assert held() == KeyRecord(
+        key="k",
+        state=KeyState.IN_PROGRESS,
+        owner="me",
+        fence=3,
+        lease_until=1_500,
+        lease_ms=500,
+        fingerprint="print",
+        guard=False,
+        result=None,
+        failure=None,
+        metadata=None,
+        created_at=50_000,
+        updated_at=50_000,
+        expires_at=60_500,
+    )
+
+
+def test_a_held_key_is_busy_until_its_lease_ends_and_then_taken_over() -> None:
+    assert ask(held(), now=Moment(1_499, 50_499)) == Busy(held(), 1)
+    answer = ask(held(), now=Moment(1_500, 50_500))
+    assert isinstance(answer, Claimed)
+    assert answer.taken_over
+    assert answer.claim == Claim("k", "you", 9)
+    assert answer.record.created_at == 50_000
+
+
+def test_a_guarded_key_is_not_taken_over() -> None:
+    answer = ask(held(guard=True), now=Moment(1_500, 50_500))
+    assert isinstance(answer, Uncertain)
+    assert (answer.record.state, answer.record.updated_at) == (KeyState.UNKNOWN, 50_500)
+    assert ask(answer.record) == Uncertain(answer.record)
+
+
+def test_the_owner_asking_again_gets_the_same_record() -> None:
+    record = held()
+    assert ask(record, owner="me") == Claimed(record)
+
+
+@pytest.mark.parametrize("ending", [Done("1"), Failed("2")])
+def test_an_ended_key_is_a_hit(ending: Ending) -> None:
+    record = ended(ending)
+    assert ask(record) == Hit(record)
+
+
+def test_a_released_key_is_claimed_and_remembers_since_when_it_is_known() -> None:
+    answer = ask(ended(Released()), now=Moment(2_000, 51_000))
+    assert isinstance(answer, Claimed)
+    assert not answer.taken_over
+    assert (answer.record.created_at, answer.record.updated_at) == (50_000, 51_000)
+
+
+@for_each_row("record", [held(), ended(Done("1")), ended(Released()), ended(Unknown())])
+def test_another_payload_is_a_conflict_in_every_state(record: KeyRecord) -> None:
+    assert ask(record, fingerprint="other") == Conflict(record, "other")
+
+
+def test_an_empty_fingerprint_is_not_compared() -> None:
+    record = ended(Done("1"))
+    assert ask(record, fingerprint="") == Hit(record)
+    blank = structs.replace(record, fingerprint="")
+    assert ask(blank, fingerprint="other") == Hit(blank)
+
+
+@pytest.mark.parametrize("ending", [Done("1"), Failed("1"), Released()])
+def test_past_its_retention_an_ended_key_is_spent_and_claimed_anew(ending: Ending) -> None:
+    record = ended(ending)
+    assert not is_spent(record, Moment(0, 59_999))
+    assert is_spent(record, Moment(0, 60_000))
+    answer = ask(record, fingerprint="other", now=Moment(0, 60_000))
+    assert isinstance(answer, Claimed)
+    assert answer.record.created_at == 60_000
+
+
+def test_an_unknown_outcome_a_live_lease_and_a_guarded_key_are_never_spent() -> None:
+    late = Moment(10**9, 10**9)
+    assert not is_spent(ended(Unknown()), late)
+    assert not is_spent(held(guard=True), late)
+    assert not is_spent(held(), Moment(1_499, 10**9))
+    assert is_spent(held(), Moment(1_500, 10**9))
+
+
+def test_renewing_moves_the_lease_and_the_retention() -> None:
+    later = Moment(1_400, 50_400)
+    record = renew(held(), Claim("k", "me", 3), now=later, lease_ms=700, retention_ms=RETENTION)
+    assert isinstance(record, KeyRecord)
+    assert (record.lease_until, record.lease_ms, record.expires_at, record.updated_at) == (2_100, 700, 61_100, 50_400)
+
+
+@pytest.mark.parametrize("stale", [Claim("k", "you", 3), Claim("k", "me", 2)])
+def test_a_stale_claim_is_refused_by_every_write(stale: Claim) -> None:
+    record = held()
+    assert renew(record, stale, now=NOW, lease_ms=1, retention_ms=1) == Lost(record)
+    assert finish(record, stale, Done("1"), now=NOW, retention_ms=1) == Lost(record)
+    assert renew(None, stale, now=NOW, lease_ms=1, retention_ms=1) == Lost(None)
+    assert finish(None, stale, Done("1"), now=NOW, retention_ms=1) == Lost(None)
+
+
+def test_an_ended_key_cannot_be_renewed() -> None:
+    record = ended(Done("1"))
+    assert renew(record, Claim("k", "me", 3), now=NOW, lease_ms=1, retention_ms=1) == Lost(record)
+
+
+@for_each_row(
+    ("ending", "state", "texts"),
+    [
+        (Done("1", "2"), KeyState.DONE, ("1", None, "2")),
+        (Failed("1", "2"), KeyState.FAILED, (None, "1", "2")),
+        (Released(), KeyState.RELEASED, (None, None, None)),
+        (Unknown("1"), KeyState.UNKNOWN, (None, "1", None)),
+    ],
+)
+def test_an_ending_is_written_down_with_its_retention(
+    ending: Ending, state: KeyState, texts: tuple[str | None, ...]
+) -> None:
+    record = ended(ending)
+    assert record.state is state
+    assert (record.result, record.failure, record.metadata) == texts
+    assert (record.updated_at, record.expires_at) == (50_000, 60_000)
+
+
+def test_the_same_ending_twice_changes_nothing_and_another_is_refused() -> None:
+    mine = Claim("k", "me", 3)
+    record = ended(Done("1"))
+    assert finish(record, mine, Done("1"), now=Moment(9, 99_999), retention_ms=RETENTION) is record
+    for other in (Done("2"), Failed("1"), Released()):
+        assert finish(record, mine, other, now=NOW, retention_ms=RETENTION) == Lost(record)
+
+
+def test_a_slow_owner_may_still_tell_an_outcome_that_was_unknown() -> None:
+    answer = ask(held(guard=True), now=Moment(1_500, 50_500))
+    assert isinstance(answer, Uncertain)
+    assert ended(Done("1"), answer.record).state is KeyState.DONE
+
+
+def test_only_an_unknown_outcome_can_be_resolved() -> None:
+    unknown = ended(Unknown())
+    told = resolve(unknown, Done("1"), now=NOW, retention_ms=RETENTION)
+    assert isinstance(told, KeyRecord)
+    assert told.state is KeyState.DONE
+    assert resolve(told, Failed("1"), now=NOW, retention_ms=RETENTION) == Lost(told)
+    assert resolve(None, Done("1"), now=NOW, retention_ms=RETENTION) == Lost(None)
+
+
+@for_each_row("ending", [Done("x" * 6, "y" * 4), Done("ä" * 5), Failed("x" * 10), Released(), Unknown()])
+def test_an_ending_within_its_bound_is_taken(ending: Ending) -> None:
+    checked_ending(ending, 10)
+
+
+@for_each_row("ending", [Done("x" * 7, "y" * 4), Done("ä" * 6), Failed("x" * 11), Unknown("x" * 11)])
+def test_an_ending_beyond_its_bound_is_refused_with_both_sizes(ending: Ending) -> None:
+    with pytest.raises(ResultTooLargeError) as caught:
+        checked_ending(ending, 10)
+    assert caught.value.size > caught.value.limit == 10
+
+
+def test_a_key_that_is_not_ascii_travels_as_its_hash() -> None:
+    """A tab is a sign that headers may have; a line break ends one."""
+    for key in ("", "order-7/0", "order 7\t/0"):
+        assert header_key(key) == key
+    for key in ("märz/0", "a\nb/0", "\x7f/0", "\ud800/0"):
+        assert header_key(key) == sha256(key.encode("utf-8", "surrogatepass")).hexdigest()

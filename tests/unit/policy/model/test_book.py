@@ -1,0 +1,839 @@
+"""The policy book: which layer wins, and what it says about it."""
+
+import copy
+import pickle
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reefknot.core.failure import ErrorCategory, ErrorCode, Failure, FailureType
+from reefknot.core.policy import FIELDS, Jitter, RetryPolicy, RetryStrategy
+from reefknot.errors import ParameterError
+from reefknot.policy.model import book as book_module
+from reefknot.policy.model.book import (
+    EMPTY_PATCH,
+    MOST_BOOKS,
+    NO_REQUEST,
+    SHOWN_FIELDS,
+    Book,
+    BookHistory,
+    CategoryEntry,
+    FieldOrigin,
+    FieldValue,
+    Layer,
+    Patch,
+    Request,
+    ResolvedPolicy,
+    StatusRules,
+    TargetEntry,
+    families,
+    fold_patches,
+    kind_of,
+    merge,
+    patch,
+)
+from reefknot.policy.model.defaults import BASE, CATEGORIES, OTHERS, STATUSES
+from tests.rows import for_each_row
+
+HTTP_429 = Failure(ErrorCode.http_error, FailureType.RATE_LIMITED, "", 429)
+HTTP_503 = Failure(ErrorCode.http_error, FailureType.TRANSIENT, "", 503)
+TIMEOUT = Failure(ErrorCode.connection_timeout, FailureType.TRANSIENT)
+DENIED = Failure(ErrorCode.permission_denied, FailureType.PERMANENT)
+
+
+def said(layer: Layer, source: str = "file", **fields: Any) -> Patch:
+    return patch(layer, source, fields)
+
+
+NO_RULES = StatusRules()
+
+
+def book_of(
+    *,
+    default: Patch = EMPTY_PATCH,
+    categories: Mapping[ErrorCategory, CategoryEntry] = {},
+    statuses: StatusRules = NO_RULES,
+    targets: Mapping[str, tuple[TargetEntry, ...]] = {},
+    sources: Mapping[str, tuple[str, TargetEntry]] = {},
+) -> Book:
+    """What is built in for the kinds of targets, and what a test says over it."""
+    return Book(
+        base={**BASE, "block": (*BASE["block"], default)},
+        categories={
+            category: (known, *([categories[category]] if category in categories else []))
+            for category, known in CATEGORIES.items()
+        },
+        statuses=(STATUSES, statuses),
+        targets=targets,
+        others=OTHERS,
+        sources=sources,
+        hash="h",
+    )
+
+
+def entry(policy: Patch = EMPTY_PATCH, overrides: Mapping[Any, Patch] = {}) -> TargetEntry:
+    return TargetEntry(policy, overrides)
+
+
+# ---- which layer wins -----------------------------------------------------------------------------------------------
+
+
+def all_layers() -> Book:
+    return book_of(
+        default=said(Layer.GLOBAL, max_attempts=11, base_delay=0.11, max_delay=111.0, multiplier=1.1),
+        categories={
+            ErrorCategory.NETWORK: CategoryEntry(
+                said(Layer.CATEGORY, max_attempts=12, base_delay=0.12, max_delay=112.0)
+            )
+        },
+        targets={
+            "block:http": (
+                entry(
+                    said(Layer.TARGET, max_attempts=13, base_delay=0.13),
+                    {429: said(Layer.OVERRIDE, max_attempts=14)},
+                ),
+            )
+        },
+    )
+
+
+def test_the_nearer_layer_wins_and_knows_whom_it_overrode() -> None:
+    settled = all_layers().resolve("block:http", HTTP_429, request=Request(retries=14)).provenance["max_attempts"]
+
+    assert (settled.value, settled.layer) == (15, Layer.REQUEST)
+    assert [(one.value, one.layer) for one in settled.overrode] == [
+        (14, Layer.OVERRIDE),
+        (13, Layer.TARGET),
+        (12, Layer.CATEGORY),
+        (11, Layer.GLOBAL),
+        (4, Layer.BUILTIN),
+    ]
+
+
+@for_each_row(
+    ("failure", "field", "value", "layer"),
+    [
+        (HTTP_429, "max_attempts", 14, Layer.OVERRIDE),
+        (HTTP_503, "max_attempts", 13, Layer.TARGET),
+        (HTTP_503, "base_delay", 0.13, Layer.TARGET),
+        (HTTP_503, "max_delay", 112.0, Layer.CATEGORY),
+        (DENIED, "max_delay", 111.0, Layer.GLOBAL),
+        (None, "max_delay", 111.0, Layer.GLOBAL),
+        (None, "multiplier", 1.1, Layer.GLOBAL),
+        (None, "max_retry_after", 300.0, Layer.BUILTIN),
+    ],
+)
+def test_a_field_comes_from_the_nearest_layer_that_speaks_of_it(
+    failure: Failure | None, field: str, value: object, layer: Layer
+) -> None:
+    policy = all_layers().resolve("block:http", failure)
+
+    assert getattr(policy, field) == value
+    assert policy.provenance[field].layer is layer
+
+
+def test_another_block_does_not_hear_what_was_said_of_this_one() -> None:
+    policy = all_layers().resolve("block:fs", HTTP_429)
+
+    assert policy.provenance["max_attempts"].layer is Layer.CATEGORY
+
+
+@pytest.mark.parametrize("target", ["connector:imap_mailbox", "operation:kv.get"])
+def test_the_global_default_and_the_categories_govern_blocks_alone(target: str) -> None:
+    policy = all_layers().resolve(target, TIMEOUT)
+
+    assert {field.layer for field in policy.provenance.values()} == {Layer.BUILTIN}
+    assert policy.retryable
+
+
+def test_a_step_hears_its_family_and_then_its_own_name() -> None:
+    book = book_of(
+        targets={
+            "block:http": (entry(said(Layer.TARGET, "family", max_attempts=7, base_delay=0.7)),),
+            "block:http.request": (entry(said(Layer.TARGET, "own", max_attempts=8)),),
+        }
+    )
+
+    own = book.resolve("block:http.request").provenance
+    assert (own["max_attempts"].source, own["base_delay"].source) == ("own", "family")
+    assert book.resolve("block:http").max_attempts == 7
+    assert book.resolve("block:http.head").max_attempts == 7
+    assert book.resolve("block:httpx").max_attempts == 4
+
+
+def test_every_override_of_a_family_stands_above_the_policy_of_the_step() -> None:
+    book = book_of(
+        targets={
+            "block:http": (entry(overrides={429: said(Layer.OVERRIDE, base_delay=1.0)}),),
+            "block:http.request": (entry(said(Layer.TARGET, base_delay=0.2)),),
+        }
+    )
+
+    assert book.resolve("block:http.request", HTTP_429).base_delay == 1.0
+    assert book.resolve("block:http.request", HTTP_503).base_delay == 0.2
+
+
+def test_only_blocks_have_families() -> None:
+    assert list(families("block:http.request.v2")) == ["block:http", "block:http.request.v2"]
+    assert list(families("block:http")) == ["block:http"]
+    assert list(families("operation:kv.get")) == ["operation:kv.get"]
+
+
+def test_the_files_entry_stands_above_the_built_in_one() -> None:
+    book = book_of(
+        targets={
+            "connector:x": (
+                entry(said(Layer.BUILTIN, max_attempts=4, base_delay=1.0, max_delay=9.0)),
+                entry(said(Layer.TARGET, max_attempts=6)),
+            )
+        }
+    )
+
+    policy = book.resolve("connector:x")
+    assert (policy.max_attempts, policy.base_delay) == (6, 1.0)
+
+
+def test_a_target_that_was_spoken_of_is_not_given_the_default_for_the_others() -> None:
+    book = book_of(targets={"connector:x": (entry(said(Layer.TARGET, max_attempts=2, base_delay=5.0, max_delay=5.0)),)})
+
+    assert book.resolve("connector:x", Failure(ErrorCode.none, FailureType.PERMANENT)).retryable
+    assert not book.resolve("connector:y", Failure(ErrorCode.none, FailureType.PERMANENT)).retryable
+
+
+# ---- overrides ------------------------------------------------------------------------------------------------------
+
+
+BY_ALL = {
+    FailureType.TRANSIENT: said(Layer.OVERRIDE, "type", max_attempts=2, base_delay=0.2, multiplier=1.2),
+    ErrorCode.http_error: said(Layer.OVERRIDE, "code", max_attempts=3, base_delay=0.3),
+    503: said(Layer.OVERRIDE, "status", max_attempts=4),
+}
+
+
+def test_a_status_override_beats_a_code_override_which_beats_a_failure_type_override() -> None:
+    provenance = book_of(targets={"block:http": (entry(overrides=BY_ALL),)}).resolve("block:http", HTTP_503).provenance
+
+    assert [provenance[field].source for field in ("max_attempts", "base_delay", "multiplier")] == [
+        *("status", "code", "type"),
+    ]
+    assert [one.source for one in provenance["max_attempts"].overrode[:2]] == ["code", "type"]
+
+
+def test_an_override_is_for_its_own_failure_only() -> None:
+    book = book_of(targets={"block:http": (entry(overrides=BY_ALL),)})
+
+    assert book.resolve("block:http", TIMEOUT).provenance["max_attempts"].source == "type"
+    assert book.resolve("block:http", HTTP_429).provenance["max_attempts"].source == "code"
+    assert book.resolve("block:http", DENIED).provenance["max_attempts"].layer is Layer.BUILTIN
+    assert book.resolve("block:http").provenance["max_attempts"].layer is Layer.BUILTIN
+
+
+def test_a_rate_limit_under_another_status_is_spoken_of_as_429() -> None:
+    book = book_of(targets={"block:http": (entry(overrides={429: said(Layer.OVERRIDE, max_attempts=9)}),)})
+    limited = Failure(ErrorCode.http_error, FailureType.RATE_LIMITED, "", 403)
+
+    assert book.resolve("block:http", limited).max_attempts == 9
+    assert book.resolve("block:http", limited).retryable
+    forbidden = Failure(ErrorCode.http_error, FailureType.PERMANENT, "", 403)
+    assert book.resolve("block:http", forbidden).max_attempts == 4
+    assert not book.resolve("block:http", forbidden).retryable
+
+
+def test_a_rate_limit_with_an_override_for_its_own_status_keeps_to_that() -> None:
+    overrides = {429: said(Layer.OVERRIDE, max_attempts=9), 403: said(Layer.OVERRIDE, max_attempts=8)}
+    book = book_of(targets={"block:http": (entry(overrides=overrides),)})
+
+    assert (
+        book.resolve("block:http", Failure(ErrorCode.http_error, FailureType.RATE_LIMITED, "", 403)).max_attempts == 8
+    )
+
+
+# ---- is it worth another try ----------------------------------------------------------------------------------------
+
+
+def flags(**codes: object) -> CategoryEntry:
+    return CategoryEntry(
+        codes={ErrorCode[name]: FieldValue(value, Layer.CATEGORY, "file") for name, value in codes.items()}
+    )
+
+
+def test_a_code_of_a_category_can_be_made_worth_another_try() -> None:
+    book = book_of(categories={ErrorCategory.EXECUTION: flags(execution_failed=True)})
+
+    policy = book.resolve("block:http", Failure(ErrorCode.execution_failed, FailureType.UNKNOWN))
+    assert policy.retryable
+    assert policy.provenance["retryable"].layer is Layer.CATEGORY
+    assert not book.resolve("block:http", Failure(ErrorCode.quota_exceeded, FailureType.UNKNOWN)).retryable
+
+
+def test_the_flag_of_a_category_vetoes_a_target_that_wants_more_attempts() -> None:
+    book = book_of(
+        categories={ErrorCategory.NETWORK: flags(connection_timeout=False)},
+        targets={"block:http": (entry(said(Layer.TARGET, max_attempts=9)),)},
+    )
+
+    policy = book.resolve("block:http", TIMEOUT, request=Request(retries=50))
+    assert (policy.max_attempts, policy.retryable) == (51, False)
+
+
+def test_an_override_may_lift_the_veto_for_its_own_failure() -> None:
+    book = book_of(
+        targets={"block:http": (entry(overrides={ErrorCode.permission_denied: said(Layer.OVERRIDE, retryable=True)}),)}
+    )
+
+    assert book.resolve("block:http", DENIED).retryable
+    assert not book.resolve("block:fs", DENIED).retryable
+
+
+def test_a_status_says_whether_an_http_error_is_retried_and_none_means_yes() -> None:
+    book = book_of()
+    without = Failure(ErrorCode.http_error, FailureType.TRANSIENT)
+
+    assert book.resolve("block:http", without).retryable
+    assert book.resolve("block:http", HTTP_503).retryable
+    assert not book.resolve("block:http", Failure(ErrorCode.http_error, FailureType.PERMANENT, "", 404)).retryable
+
+
+def test_a_status_that_no_rule_speaks_of_is_left_as_it_was() -> None:
+    policy = book_of().resolve("block:http", Failure(ErrorCode.http_error, FailureType.UNKNOWN, "", 777))
+
+    assert policy.retryable
+    assert policy.provenance["retryable"].source == "built-in: worker default"
+
+
+def test_a_redirect_that_is_reported_as_a_failure_is_not_asked_for_again() -> None:
+    policy = book_of().resolve("block:http", Failure(ErrorCode.http_error, FailureType.UNKNOWN, "", 302))
+
+    assert not policy.retryable
+    assert policy.provenance["retryable"].source == "built-in: HTTP statuses"
+
+
+def test_the_status_of_another_code_is_not_looked_at() -> None:
+    policy = book_of().resolve("block:http", Failure(ErrorCode.network_error, FailureType.UNKNOWN, "", 404))
+
+    assert policy.retryable
+
+
+def rules(hundreds: Mapping[int, bool] = {}, statuses: Mapping[int, bool] = {}) -> StatusRules:
+    return StatusRules(
+        {key: FieldValue(value, Layer.CATEGORY, "file") for key, value in hundreds.items()},
+        {key: FieldValue(value, Layer.CATEGORY, "file") for key, value in statuses.items()},
+    )
+
+
+def verdict(book: Book, status: int) -> bool:
+    return book.resolve("block:http", Failure(ErrorCode.http_error, FailureType.UNKNOWN, "", status)).retryable
+
+
+def test_a_hundred_that_is_said_again_keeps_the_built_in_exceptions() -> None:
+    book = book_of(statuses=rules({4: False}))
+
+    assert (verdict(book, 404), verdict(book, 408), verdict(book, 429)) == (False, True, True)
+
+
+def test_an_exception_beats_its_hundred_in_either_direction() -> None:
+    book = book_of(statuses=rules({5: False}, {503: True, 425: True, 429: False}))
+
+    assert [verdict(book, status) for status in (500, 503, 425, 424, 429, 408)] == [
+        *(False, True, True, False, False, True),
+    ]
+
+
+def test_a_plain_flag_for_http_errors_ends_the_asking() -> None:
+    never = book_of(categories={ErrorCategory.NETWORK: flags(http_error=False)}, statuses=rules({5: True}))
+    always = book_of(categories={ErrorCategory.NETWORK: flags(http_error=True)})
+
+    assert not verdict(never, 503)
+    assert verdict(always, 404)
+
+
+def test_saying_conditional_again_asks_the_status_once() -> None:
+    book = book_of(categories={ErrorCategory.NETWORK: flags(http_error="conditional")}, statuses=rules({5: False}))
+
+    settled = book.resolve("block:http", HTTP_503).provenance["retryable"]
+    assert settled.value is False
+    assert [one.source for one in settled.overrode] == ["built-in: HTTP statuses", "built-in: worker default"]
+
+
+def test_an_entry_that_is_silent_about_a_code_leaves_it_to_the_next() -> None:
+    book = Book(
+        base=BASE,
+        categories={ErrorCategory.SYSTEM: (CategoryEntry(), flags(internal_error=True), flags(system_overload=False))},
+        statuses=(),
+        targets={},
+        others={},
+        sources={},
+        hash="h",
+    )
+
+    verdicts = [
+        book.resolve("block:x", Failure(code, FailureType.UNKNOWN)).provenance["retryable"].layer
+        for code in (ErrorCode.internal_error, ErrorCode.system_overload, ErrorCode.network_error)
+    ]
+    assert verdicts == [Layer.CATEGORY, Layer.CATEGORY, Layer.BUILTIN]
+
+
+def test_a_strategy_that_never_retries_is_not_retryable_and_says_why() -> None:
+    book = book_of(targets={"block:x": (entry(said(Layer.TARGET, "there", strategy=RetryStrategy.NO_RETRY)),)})
+
+    settled = book.resolve("block:x", TIMEOUT).provenance["retryable"]
+    assert (settled.value, settled.layer, settled.source) == (False, Layer.TARGET, "there")
+    assert settled.overrode == (
+        FieldValue(True, Layer.BUILTIN, "built-in: error codes"),
+        FieldValue(True, Layer.BUILTIN, "built-in: worker default"),
+    )
+
+
+def test_what_is_not_retryable_anyway_keeps_its_reason_under_such_a_strategy() -> None:
+    book = book_of(targets={"block:x": (entry(said(Layer.TARGET, strategy=RetryStrategy.NO_RETRY)),)})
+
+    assert book.resolve("block:x", DENIED).provenance["retryable"].source == "built-in: error codes"
+
+
+# ---- sources --------------------------------------------------------------------------------------------------------
+
+
+def sourced() -> Book:
+    return book_of(
+        targets={
+            "connector:mail": (
+                entry(
+                    said(Layer.TARGET, max_attempts=5, base_delay=10.0, max_delay=60.0),
+                    {FailureType.TRANSIENT: said(Layer.OVERRIDE, max_attempts=6)},
+                ),
+            )
+        },
+        sources={
+            "inbox": (
+                "mail",
+                entry(
+                    said(Layer.SOURCE, max_attempts=7),
+                    {FailureType.RATE_LIMITED: said(Layer.SOURCE, max_attempts=8)},
+                ),
+            )
+        },
+    )
+
+
+@for_each_row(
+    ("source", "failure_type", "attempts"),
+    [
+        (None, FailureType.UNKNOWN, 5),
+        (None, FailureType.TRANSIENT, 6),
+        ("inbox", FailureType.UNKNOWN, 7),
+        ("inbox", FailureType.TRANSIENT, 7),
+        ("inbox", FailureType.RATE_LIMITED, 8),
+    ],
+)
+def test_a_source_stands_above_its_connectors_overrides_and_its_own_above_it(
+    source: str | None, failure_type: FailureType, attempts: int
+) -> None:
+    failure = Failure(ErrorCode.execution_failed, failure_type)
+
+    assert sourced().resolve("connector:mail", failure, source=source).max_attempts == attempts
+
+
+def test_a_request_stands_above_a_source() -> None:
+    assert sourced().resolve("connector:mail", source="inbox", request=Request(retries=0)).max_attempts == 1
+
+
+def test_an_unknown_source_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ParameterError, match="source='outbox' is not accepted: a configured source: inbox") as caught:
+        sourced().resolve("connector:mail", source="outbox")
+    assert caught.value.parameter == "source"
+    with pytest.raises(ParameterError, match="none, because no source is configured"):
+        book_of().resolve("connector:mail", source="inbox")
+    two = book_of(sources={"b": ("mail", entry()), "a": ("mail", entry())})
+    with pytest.raises(ParameterError, match=r"a configured source: a, b$"):
+        two.resolve("connector:mail", source="c")
+
+
+def test_the_source_of_another_connector_is_refused() -> None:
+    message = "a source of connector:web; this one belongs to connector:mail"
+    with pytest.raises(ParameterError, match=message) as caught:
+        sourced().resolve("connector:web", source="inbox")
+    assert str(caught.value).startswith("source='inbox' is not accepted")
+
+
+# ---- the request ----------------------------------------------------------------------------------------------------
+
+
+@for_each_row("retries", [0, 1, 3, 4, 99])
+def test_a_request_overrides_the_count_up_and_down(retries: int) -> None:
+    policy = book_of().resolve("block:http", TIMEOUT, request=Request(retries=retries))
+
+    assert policy.max_attempts == retries + 1
+    assert (policy.provenance["max_attempts"].layer, policy.provenance["max_attempts"].source) == (
+        Layer.REQUEST,
+        "request",
+    )
+
+
+def test_a_request_that_says_nothing_changes_nothing() -> None:
+    assert Request().patch() == {}
+    assert Request() == NO_REQUEST
+    assert Request(0, 0.0, 0.5).patch() == said(
+        Layer.REQUEST, "request", max_attempts=1, base_delay=0.0, time_budget=0.5
+    )
+
+
+def test_the_base_delay_of_a_request_obeys_the_cap_and_says_so() -> None:
+    policy = book_of().resolve("block:http", request=Request(base_delay=31.0))
+
+    assert (policy.base_delay, policy.max_delay) == (30.0, 30.0)
+    settled = policy.provenance["base_delay"]
+    assert (settled.layer, settled.source) == (Layer.BUILTIN, "built-in: worker default")
+    assert settled.overrode == (
+        FieldValue(31.0, Layer.REQUEST, "request"),
+        FieldValue(0.1, Layer.BUILTIN, "built-in: worker default"),
+    )
+
+
+def test_the_base_delay_of_a_request_below_the_cap_is_taken() -> None:
+    policy = book_of().resolve("block:http", request=Request(base_delay=30.0))
+
+    assert policy.base_delay == 30.0
+    assert policy.provenance["base_delay"].layer is Layer.REQUEST
+
+
+# ---- base and cap together ------------------------------------------------------------------------------------------
+
+
+def limited_longer() -> Book:
+    return book_of(
+        targets={
+            "connector:x": (
+                entry(
+                    said(Layer.TARGET, "cap", max_attempts=4, base_delay=10.0, max_delay=60.0),
+                    {FailureType.RATE_LIMITED: said(Layer.OVERRIDE, "limit", base_delay=600.0)},
+                ),
+            )
+        }
+    )
+
+
+def test_a_rate_limits_own_delay_above_the_cap_is_the_cap_for_that_failure() -> None:
+    limited = limited_longer().resolve("connector:x", Failure(ErrorCode.none, FailureType.RATE_LIMITED))
+
+    assert (limited.base_delay, limited.max_delay) == (600.0, 600.0)
+    settled = limited.provenance["max_delay"]
+    assert (settled.layer, settled.source) == (Layer.OVERRIDE, "limit")
+    assert settled.overrode == (FieldValue(60.0, Layer.TARGET, "cap"),)
+    other = limited_longer().resolve("connector:x", Failure(ErrorCode.none, FailureType.TRANSIENT))
+    assert (other.base_delay, other.max_delay) == (10.0, 60.0)
+
+
+def test_a_rate_limits_delay_below_the_cap_leaves_the_cap_alone() -> None:
+    book = book_of(
+        targets={
+            "connector:x": (
+                entry(
+                    said(Layer.TARGET, max_attempts=4, base_delay=10.0, max_delay=600.0),
+                    {FailureType.RATE_LIMITED: said(Layer.OVERRIDE, base_delay=600.0)},
+                ),
+            )
+        }
+    )
+
+    policy = book.resolve("connector:x", Failure(ErrorCode.none, FailureType.RATE_LIMITED))
+    assert policy.max_delay == 600.0
+    assert policy.provenance["max_delay"].layer is Layer.TARGET
+
+
+@for_each_row(
+    ("target", "failure"),
+    [("block:x", HTTP_429), ("connector:x", TIMEOUT), ("connector:x", None), ("block:x", None)],
+)
+def test_elsewhere_a_base_above_its_cap_is_refused(target: str, failure: Failure | None) -> None:
+    fields = said(Layer.TARGET, max_attempts=3, base_delay=61.0, max_delay=60.0)
+    book = book_of(targets={target: (entry(fields),)})
+
+    with pytest.raises(ParameterError, match="at most max_delay, which is 60 s"):
+        book.resolve(target, failure)
+    assert book.origins(target, failure)["base_delay"].value == 61.0
+
+
+# ---- targets --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("target", "kind"), [("block:http", "block"), ("connector:x", "connector"), ("operation:a:b", "operation")]
+)
+def test_the_kind_stands_before_the_colon(target: str, kind: str) -> None:
+    assert kind_of(target) == kind
+
+
+@for_each_row("target", ["http", "block", "block:", ":http", "step:http", "", "Block:http"])
+def test_what_is_no_target_is_refused(target: str) -> None:
+    message = "block:<type>, connector:<type> or operation:<name>"
+    with pytest.raises(ParameterError, match=message) as caught:
+        book_of().resolve(target)
+    assert str(caught.value) == f"target={target!r} is not accepted: {message}"
+
+
+# ---- snapshots ------------------------------------------------------------------------------------------------------
+
+
+def test_the_same_question_gets_the_very_same_policy() -> None:
+    book = book_of()
+
+    assert book.resolve("block:http", TIMEOUT) is book.resolve("block:http", TIMEOUT)
+    also = Failure(ErrorCode.connection_timeout, FailureType.TRANSIENT, "other words", retry_after=3.0)
+    assert book.resolve("block:http", also) is book.resolve("block:http", TIMEOUT)
+
+
+def test_every_part_of_the_question_is_heard() -> None:
+    book = sourced()
+    mail = "connector:mail"
+    asked = [
+        book.resolve("block:http"),
+        book.resolve("block:http", TIMEOUT),
+        book.resolve("block:http", HTTP_429),
+        book.resolve("block:http", HTTP_503),
+        book.resolve("block:http", request=Request(retries=1)),
+        book.resolve(mail),
+        book.resolve(mail, source="inbox"),
+        book.resolve(mail, Failure(ErrorCode.none, FailureType.TRANSIENT)),
+        book.resolve(mail, Failure(ErrorCode.none, FailureType.RATE_LIMITED)),
+    ]
+
+    assert len({id(policy) for policy in asked}) == len(asked)
+
+
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(book_module, "_CACHE", 3)
+    book = book_of()
+    first = book.resolve("block:a")
+    for name in "bc":
+        book.resolve(f"block:{name}")
+    assert book.resolve("block:a") is first
+
+    book.resolve("block:d")
+
+    assert book.resolve("block:a") is not first
+    assert book.resolve("block:a") == first
+    assert len(book._cache) == 2
+
+
+def test_four_thousand_policies_are_remembered_by_default() -> None:
+    assert book_module._CACHE == 4096
+
+
+def test_a_resolver_answers_for_its_target_and_source() -> None:
+    book = sourced()
+    resolve = book.resolver("connector:mail", source="inbox")
+
+    assert resolve(TIMEOUT) is book.resolve("connector:mail", TIMEOUT, source="inbox")
+    assert sourced().resolver("connector:mail")(TIMEOUT).max_attempts == 6
+
+
+def test_provenance_cannot_be_changed() -> None:
+    policy = book_of().resolve("block:http")
+
+    with pytest.raises(TypeError):
+        policy.provenance["max_attempts"] = FieldOrigin(9, Layer.REQUEST, "me")  # type: ignore[index]
+    with pytest.raises(AttributeError):
+        policy.book_hash = "other"
+
+
+def test_a_resolved_policy_survives_copying_and_pickling() -> None:
+    policy = all_layers().resolve("block:http", HTTP_429)
+
+    for other in (copy.copy(policy), copy.deepcopy(policy), pickle.loads(pickle.dumps(policy))):
+        assert other == policy
+        assert other.provenance == policy.provenance
+        assert (other.target, other.book_hash) == ("block:http", "h")
+
+
+def test_what_a_caller_replaces_was_said_by_the_caller() -> None:
+    policy = all_layers().resolve("block:http", HTTP_503)
+    changed = policy.replace(max_attempts=2, time_budget=None, backoff_multiplier=3.0, jitter_enabled=False)
+
+    assert (changed.max_attempts, changed.time_budget) == (2, float("inf"))
+    assert (changed.multiplier, changed.jitter) == (3.0, Jitter.NONE)
+    settled = changed.provenance["max_attempts"]
+    assert (settled.value, settled.layer, settled.source) == (2, Layer.REQUEST, "caller")
+    assert [(one.value, one.layer) for one in settled.overrode] == [
+        (13, Layer.TARGET),
+        (12, Layer.CATEGORY),
+        (11, Layer.GLOBAL),
+        (4, Layer.BUILTIN),
+    ]
+    assert {one.source for one in settled.overrode} == {"file", "built-in: worker default"}
+    assert {name for name, one in changed.provenance.items() if one.source == "caller"} == {
+        *("max_attempts", "time_budget", "multiplier", "jitter"),
+    }
+    assert (changed.target, changed.book_hash) == ("block:http", "h")
+    assert policy.max_attempts == 13
+
+
+def test_a_field_that_nobody_spoke_of_can_be_replaced_too() -> None:
+    changed = book_of().resolve("block:http").replace(non_retryable_exceptions=[ValueError])
+
+    assert changed.non_retryable_exceptions == ("builtins.ValueError",)
+    assert changed.provenance["non_retryable_exceptions"] == FieldOrigin(
+        ("builtins.ValueError",), Layer.REQUEST, "caller"
+    )
+
+
+def test_a_replacement_is_checked_like_any_policy() -> None:
+    with pytest.raises(ParameterError, match="at most max_delay"):
+        book_of().resolve("block:http").replace(base_delay=31)
+
+
+def test_tables_show_every_field_but_three() -> None:
+    assert set(FIELDS) - set(SHOWN_FIELDS) == {"whole_seconds", "retryable_exceptions", "non_retryable_exceptions"}
+    assert list(SHOWN_FIELDS) == [field for field in FIELDS if field in SHOWN_FIELDS]
+
+
+# ---- an independent walk through the layers -------------------------------------------------------------------------
+
+
+NUMBERS = st.dictionaries(
+    st.sampled_from(["max_attempts", "multiplier", "max_retry_after"]), st.integers(1, 50), max_size=3
+)
+CONDITIONS: st.SearchStrategy[Any] = st.sampled_from(
+    [FailureType.TRANSIENT, FailureType.RATE_LIMITED, ErrorCode.http_error, ErrorCode.network_error, 429, 503]
+)
+FAILURES = st.one_of(
+    st.none(),
+    st.builds(
+        Failure,
+        st.sampled_from([ErrorCode.http_error, ErrorCode.network_error, ErrorCode.internal_error]),
+        st.sampled_from(FailureType),
+        st.just(""),
+        st.sampled_from([None, 429, 503, 404]),
+    ),
+)
+
+
+@given(NUMBERS, NUMBERS, NUMBERS, st.dictionaries(CONDITIONS, NUMBERS), FAILURES, st.none() | st.integers(0, 9))
+def test_the_named_layer_is_the_one_whose_value_won(
+    default: dict[str, int],
+    category: dict[str, int],
+    target: dict[str, int],
+    overrides: dict[Any, dict[str, int]],
+    failure: Failure | None,
+    retries: int | None,
+) -> None:
+    """Against a walk by hand, from the request down: the first that speaks is the one."""
+    book = book_of(
+        default=patch(Layer.GLOBAL, "global", default),
+        categories={ErrorCategory.NETWORK: CategoryEntry(patch(Layer.CATEGORY, "category", category))},
+        targets={
+            "block:x": (
+                entry(
+                    patch(Layer.TARGET, "target", target),
+                    {key: patch(Layer.OVERRIDE, f"override {key}", fields) for key, fields in overrides.items()},
+                ),
+            )
+        },
+    )
+    walk: list[tuple[str, Mapping[str, int]]] = []
+    if retries is not None:
+        walk.append(("request", {"max_attempts": retries + 1}))
+    if failure is not None:
+        status = failure.http_status
+        if status is not None and status not in overrides and failure.failure_type is FailureType.RATE_LIMITED:
+            status = 429
+        conditions = (status, failure.code, failure.failure_type)
+        walk += [(f"override {key}", overrides.get(key, {})) for key in conditions if key is not None]
+    walk.append(("target", target))
+    if failure is not None and failure.code is not ErrorCode.internal_error:
+        walk.append(("category", category))
+    walk += [
+        ("global", default),
+        ("built-in: worker default", {"max_attempts": 4, "multiplier": 2, "max_retry_after": 300}),
+    ]
+
+    policy = book.resolve("block:x", failure, request=Request(retries=retries))
+
+    for field in ("max_attempts", "multiplier", "max_retry_after"):
+        source, value = next((name, fields[field]) for name, fields in walk if field in fields)
+        assert getattr(policy, field) == value
+        assert (policy.provenance[field].value, policy.provenance[field].source) == (value, source)
+        assert [one.source for one in policy.provenance[field].overrode] == [
+            name for name, fields in walk if field in fields
+        ][1:]
+
+
+def test_two_policies_of_the_same_values_are_equal_wherever_they_came_from() -> None:
+    assert book_of().resolve("block:a") == book_of().resolve("block:b")
+    assert isinstance(book_of().resolve("block:a"), RetryPolicy)
+    assert ResolvedPolicy.__mro__[1] is RetryPolicy
+
+
+# ---- patches ---------------------------------------------------------------------------------------------------------
+
+
+SOME_FIELDS = st.sampled_from(["max_attempts", "base_delay", "jitter"])
+PATCHES: st.SearchStrategy[Patch] = st.builds(
+    patch,
+    st.sampled_from(Layer),
+    st.sampled_from(["a.yaml:1", "b.yaml:2"]),
+    st.dictionaries(SOME_FIELDS, st.integers(0, 9)),
+)
+
+
+@given(PATCHES, PATCHES, PATCHES)
+def test_merging_is_associative(a: Patch, b: Patch, c: Patch) -> None:
+    assert merge(merge(a, b), c) == merge(a, merge(b, c))
+
+
+@given(PATCHES)
+def test_nothing_said_changes_nothing(a: Patch) -> None:
+    assert merge(a, EMPTY_PATCH) == a == merge(EMPTY_PATCH, a)
+
+
+@given(st.lists(PATCHES, max_size=6))
+def test_the_named_layer_is_always_the_one_whose_value_won(patches: list[Patch]) -> None:
+    settled = fold_patches(patches)
+
+    for field, winner in settled.items():
+        speakers = [one[field] for one in patches if field in one]
+        last = speakers[-1]
+        assert (winner.value, winner.layer, winner.source) == (last.value, last.layer, last.source)
+        assert winner.overrode == tuple(reversed(speakers[:-1]))
+
+
+@given(st.lists(PATCHES, max_size=6))
+def test_a_field_that_nobody_spoke_of_is_not_there(patches: list[Patch]) -> None:
+    assert set(fold_patches(patches)) == {field for one in patches for field in one}
+
+
+def test_said_none_beats_said_something() -> None:
+    settled = fold_patches(
+        [patch(Layer.BUILTIN, "x", {"time_budget": 30}), patch(Layer.TARGET, "y", {"time_budget": None})]
+    )
+
+    assert settled["time_budget"].value is None
+    assert settled["time_budget"].overrode == (FieldValue(30, Layer.BUILTIN, "x"),)
+
+
+def test_a_patch_cannot_be_changed_afterwards() -> None:
+    fields: dict[str, Any] = {"max_attempts": 3}
+    one = patch(Layer.GLOBAL, "x", fields)
+    fields["max_attempts"] = 9
+
+    assert one["max_attempts"].value == 3
+
+
+def test_layers_rank_from_the_built_in_to_the_request() -> None:
+    ranked = sorted(Layer, key=lambda layer: layer.rank)
+
+    assert [layer.value for layer in ranked] == [
+        *("builtin", "global", "category", "step", "target", "override", "source", "request"),
+    ]
+
+
+def test_work_follows_the_book_it_began_under() -> None:
+    books = [book_of() for _ in range(MOST_BOOKS + 2)]
+    history = BookHistory(books[0])
+    for number, book in enumerate(books[1:], 1):
+        history.add(book, since=number * 100)
+    assert history.at(850) is books[8]
+    assert history.at(100_000) is books[-1]
+    assert history.at(0) is books[2], "older than all that are kept: the oldest one"

@@ -1,0 +1,94 @@
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from reefknot.errors import ConfigurationError
+from reefknot.policy.layers import environment, flags
+from tests.rows import for_each_row
+
+
+def mistakes(environ: Mapping[str, str]) -> list[str]:
+    with pytest.raises(ConfigurationError) as caught:
+        environment(environ)
+    return [str(problem) for problem in caught.value.problems]
+
+
+def test_a_variable_says_the_setting_at_its_path() -> None:
+    tree = environment({"REEFKNOT__WORKER__QUEUE__V2__ENABLED": "on", "PATH": "/bin", "REEFKNOT_CONFIG": "x"})
+    assert tree.value == {"worker": {"queue": {"v2": {"enabled": True}}}}
+    assert str(tree.mark(("worker", "queue", "v2", "enabled"))) == "environment REEFKNOT__WORKER__QUEUE__V2__ENABLED"
+
+
+@for_each_row(
+    ("written", "meant"),
+    [
+        ("5", 5), ("1e3", 1000.0), ("no", False), ("null", None), ("~", None), ("text", "text"), (" 5 ", 5),
+        ("memory:", "memory:"), ("sqlite:a b.db", "sqlite:a b.db"), ("a: b", "a: b"), ("- a", "- a"), ("#x", "#x"),
+        ("*x", "*x"), ("!x", "!x"), ("'5'", "5"), ('""', ""), ("[1, a]", [1, "a"]),
+        ("{a: {b: on}}", {"a": {"b": True}}),
+        ('{"a": "on"}', {"a": "on"}),
+    ],
+)  # fmt: skip
+def test_a_value_is_a_word_or_one_piece_of_yaml(written: str, meant: Any) -> None:
+    read = environment({"REEFKNOT__A": written}).value["a"]
+    assert (type(read), read) == (type(meant), meant)
+
+
+@pytest.mark.parametrize("written", ["", "  "])
+def test_an_empty_variable_says_nothing(written: str) -> None:
+    assert environment({"REEFKNOT__A__B": written}).value == {}
+
+
+def test_the_more_exact_variable_wins() -> None:
+    tree = environment({"REEFKNOT__A__B": "1", "REEFKNOT__A": "{b: 2, c: [3]}"})
+    assert tree.value == {"a": {"b": 1, "c": [3]}}
+    assert str(tree.mark(("a", "b"))) == "environment REEFKNOT__A__B"
+    assert str(tree.mark(("a", "c", 0))) == "environment REEFKNOT__A"
+
+
+def test_every_variable_that_cannot_be_read_is_named() -> None:
+    found = mistakes(
+        {
+            "REEFKNOT__": "1",
+            "REEFKNOT__A____B": "1",
+            "REEFKNOT__C": "[1",
+            "REEFKNOT__D": "0123",
+            "REEFKNOT__E": "x\udcff",
+            "REEFKNOT__F": "{a: 1, a: 2}",
+            "REEFKNOT__G": "1",
+            "REEFKNOT__G__H": "1",
+            "REEFKNOT__g": "2",
+        }
+    )
+    assert [line.partition(":")[0].removeprefix("environment REEFKNOT__") for line in found] == [
+        "", "A____B", "C", "D", "E", "F", "g", "G__H",
+    ]  # fmt: skip
+    assert found[-1].endswith("environment REEFKNOT__G gives g a value that holds no further settings")
+
+
+def test_the_variables_share_the_limits_of_one_document() -> None:
+    lists = {f"REEFKNOT__A{n:02}": f"[{', '.join(['1'] * 2000)}]" for n in range(6)}
+    assert len(environment(dict(list(lists.items())[:4])).value) == 4
+    assert "limit of 10000" in mistakes(lists)[0]
+    assert "256 kB" in mistakes({f"REEFKNOT__A{n}": "x" * 100_000 for n in range(3)})[0]
+    assert "256 kB" in mistakes({"REEFKNOT__A": "x" * 300_000})[0]
+    assert "32 levels" in mistakes({"REEFKNOT__" + "__".join(["A"] * 33): "1"})[0]
+    assert "32 levels" in mistakes({"REEFKNOT__A": "[" * 40 + "]" * 40})[0]
+
+
+def test_a_flag_says_the_setting_at_its_path() -> None:
+    tree = flags({"engine": "memory:", 'operations."nats.publish".timeout': 3, "a.b": None})
+    assert tree.value == {"engine": "memory:", "operations": {"nats.publish": {"timeout": 3}}, "a": {"b": None}}
+    assert str(tree.mark(("engine",))) == "flag --engine"
+
+
+@for_each_row("name", ["", ".", "a.", ".a", "a..b", 'a."b', 'a"b"', "a[0]", '""'])
+def test_a_flag_that_is_no_path_is_refused(name: str) -> None:
+    with pytest.raises(ConfigurationError, match="not a path"):
+        flags({name: 1})
+
+
+def test_flags_that_cannot_both_hold_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="flag --a gives a a value that holds no further settings"):
+        flags({"a": 1, "a.b": 2})

@@ -1,0 +1,60 @@
+"""The two gates between the baseline and v2."""
+
+import pytest
+
+from reefknot.errors import ConfigurationError
+from reefknot.policy.layers import QUEUE, RETRIES, Gate, gate, gate_from_environment
+from tests.rows import for_each_row
+
+BOTH = for_each_row("variable", [RETRIES, QUEUE])
+
+
+def test_the_variables_have_the_documented_names() -> None:
+    assert (RETRIES, QUEUE) == ("WORKER_RETRIES_V2_ENABLED", "WORKER_QUEUE_V2_ENABLED")
+
+
+@BOTH
+@for_each_row("word", ["true", "1", "yes", "on", "TRUE", "Yes", "oN", " true ", "on\n"])
+@for_each_row("configured", [None, True, False])
+def test_a_yes_in_the_environment_opens_the_gate_whatever_the_file_says(
+    variable: str, word: str, configured: bool | None
+) -> None:
+    assert gate(variable, {variable: word}, configured) == Gate(True, f"environment {variable}")
+
+
+@BOTH
+@for_each_row("word", ["false", "0", "no", "off", "FALSE", "No", "oFF", " 0 "])
+@for_each_row("configured", [None, True, False])
+def test_a_no_in_the_environment_closes_the_gate_whatever_the_file_says(
+    variable: str, word: str, configured: bool | None
+) -> None:
+    assert gate(variable, {variable: word}, configured) == Gate(False, f"environment {variable}")
+
+
+@BOTH
+@for_each_row("environ", [{}, {"X": "1"}, {RETRIES: "", QUEUE: ""}, {RETRIES: "  ", QUEUE: "\t"}])
+def test_a_silent_environment_leaves_it_to_the_file(variable: str, environ: dict[str, str]) -> None:
+    assert gate(variable, environ, True, where="a.yaml:3") == Gate(True, "a.yaml:3")
+    assert gate(variable, environ, False) == Gate(False, "the file")
+    assert gate(variable, environ, None) == Gate(False, "default")
+
+
+@for_each_row("word", ["maybe", "2", "truee", "y", "enabled", "-1", "ja", "1.0"])
+def test_anything_else_is_a_mistake_and_not_a_guess(word: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        gate(RETRIES, {RETRIES: word}, True)
+
+    (problem,) = caught.value.problems
+    assert str(problem) == (
+        f"environment {RETRIES}: {word!r} is not accepted; accepted: true, 1, yes, on, false, 0, no, off, or nothing"
+    )
+
+
+def test_one_gate_does_not_hear_the_others_variable() -> None:
+    assert not gate(RETRIES, {QUEUE: "true"}, None)
+    assert gate_from_environment(QUEUE, {RETRIES: "maybe"}) is None
+
+
+def test_a_gate_is_true_when_it_is_open() -> None:
+    assert Gate(True, "x")
+    assert not Gate(False, "x")

@@ -1,0 +1,153 @@
+"""What a configuration file may say: names, kinds and bounds."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from reefknot.policy.schema import (
+    Backoff,
+    Configuration,
+    ConnectorEntry,
+    OperationEntry,
+    OverloadThresholds,
+    QueueV2,
+    Section,
+    Source,
+    Throttle,
+)
+from tests.rows import for_each_row
+
+BOUNDS: list[tuple[type[Section], str, list[Any], list[Any]]] = [
+    (Backoff, "max_attempts", [0, 1, 100, None], [-1, 101, 1.5, "3", True]),
+    (Backoff, "base_delay_ms", [0, 0.5, 86_400_000], [-0.1, 86_400_001, "100", True]),
+    (Backoff, "max_delay_ms", [0, 86_400_000], [-1, 86_400_001]),
+    (Backoff, "max_retry_after_ms", [0, 86_400_000], [-1, 86_400_001]),
+    (Backoff, "jitter_type", ["none", "full", "equal", "proportional", "decorrelated"], ["FULL", "", 1, True]),
+    (Backoff, "jitter_factor", [0, 0.5, 1], [-0.1, 1.1]),
+    (Backoff, "exponential_base", [1, 2.0, 1000], [0.9, 1001]),
+    (Backoff, "strategy", ["exponential_backoff", "no_retry", "a_packages_own"], [3]),
+    (ConnectorEntry, "max_attempts", [1, 10], [0, 11, 3.0, "3"]),
+    (ConnectorEntry, "base_delay_seconds", [1, 3600], [0, 3601, 1.5]),
+    (ConnectorEntry, "max_delay_seconds", [1, 86400], [0, 86401]),
+    (ConnectorEntry, "jitter_factor", [0, 0.0, 1.0], [-0.01, 1.01]),
+    (ConnectorEntry, "backoff_multiplier", [1, 10.0], [0.99, 10.01]),
+    (ConnectorEntry, "transient_max_attempts", [1, 20, None], [0, 21]),
+    (ConnectorEntry, "rate_limit_delay_seconds", [1, 7200, None], [0, 7201]),
+    (ConnectorEntry, "permanent_failures_no_retry", [True, False], [1, "yes"]),
+    (OperationEntry, "max_attempts", [1, 100], [0, 101]),
+    (OperationEntry, "base_delay", [0, 86_400], [-1, 86_401]),
+    (OperationEntry, "backoff_multiplier", [1, 1000], [0, 1001]),
+    (OperationEntry, "jitter_enabled", [True, False], [0, "no"]),
+    (OperationEntry, "timeout", [0.001, 86_400, None], [0, -1, 86_401]),
+    (OperationEntry, "retryable_exceptions", [[], ["ValueError"]], ["ValueError", [1], [""], {}]),
+    (QueueV2, "max_queue_size", [1, 10_000_000], [0, 10_000_001]),
+    (QueueV2, "rejection_policy", ["reject_new", "drop_oldest", "defer", "degrade"], ["drop", None]),
+    (QueueV2, "reject_at", ["overloaded", "critical"], ["degraded"]),
+    (QueueV2, "max_wait_fraction", [None, 0.1, 1], [0, 1.1]),
+    (OverloadThresholds, "degraded", [0.1, 10], [0, 10.1]),
+    (Throttle, "tokens", [1, 1_000_000], [0.9, 1_000_001]),
+    (Throttle, "per_success", [0, 1000], [-1, 1001]),
+]
+
+
+@for_each_row(
+    ("section", "name", "value"),
+    [(section, name, value) for section, name, accepted, _ in BOUNDS for value in accepted],
+)
+def test_a_value_within_its_bounds_is_accepted(section: type[Section], name: str, value: object) -> None:
+    assert getattr(section.model_validate({name: value}), name) == value
+
+
+@for_each_row(
+    ("section", "name", "value"),
+    [(section, name, value) for section, name, _, refused in BOUNDS for value in refused],
+)
+def test_a_value_beyond_its_bounds_or_of_another_kind_is_refused(
+    section: type[Section], name: str, value: object
+) -> None:
+    with pytest.raises(ValidationError):
+        section.model_validate({name: value})
+
+
+@for_each_row("section", [Backoff, ConnectorEntry, OperationEntry, QueueV2, Throttle, Configuration])
+def test_an_unknown_key_is_refused(section: type[Section]) -> None:
+    with pytest.raises(ValidationError, match="Extra inputs are not permitted"):
+        section.model_validate({"retrys": 1})
+
+
+def test_not_said_differs_from_said_none() -> None:
+    assert ConnectorEntry.model_validate({}).model_fields_set == set()
+    assert ConnectorEntry.model_validate({"transient_max_attempts": None}).model_fields_set == {
+        "transient_max_attempts"
+    }
+
+
+def test_a_source_keeps_its_connectors_own_settings_and_needs_its_connector() -> None:
+    source = Source.model_validate({"connector": "local_files", "folder": "/data"})
+
+    assert source.model_extra == {"folder": "/data"}
+    with pytest.raises(ValidationError, match="Field required"):
+        Source.model_validate({"folder": "/data"})
+
+
+def test_what_is_read_cannot_be_changed() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        Configuration().worker = Configuration().worker
+
+
+def test_every_key_of_the_design_is_a_section() -> None:
+    assert set(Configuration.model_fields) == {
+        *("worker", "retry_policies", "operations", "engine", "idempotency", "audit", "router"),
+        *("sources", "schedules", "ingestion", "blocks", "dashboard", "alerts", "secrets", "nats"),
+    }
+
+
+def test_the_queue_has_the_documented_defaults() -> None:
+    queue = QueueV2()
+
+    assert (queue.max_queue_size, queue.rejection_policy, queue.reject_at) == (1000, "reject_new", "critical")
+    steps = queue.overload_thresholds
+    assert (steps.degraded, steps.overloaded, steps.critical) == (0.5, 0.8, 1.0)
+    assert queue.max_wait_fraction == 0.5
+    assert (queue.policies.defer.max_defer_time_ms, queue.policies.drop_oldest.max_drop_age_ms) == (30_000, 60_000)
+    levels = queue.policies.degrade.degradation_levels
+    assert [level.timeout_reduction_factor for level in (levels.light, levels.medium, levels.heavy)] == [1.0, 0.8, 0.5]
+
+
+def test_the_schema_can_be_published() -> None:
+    """Editors read it: a category's `retryable` is a flag or a mapping there too."""
+    schema = Configuration.model_json_schema()
+
+    assert schema["additionalProperties"] is False
+    retryable = schema["$defs"]["Category"]["properties"]["retryable"]
+    assert [one["type"] for one in retryable["anyOf"]] == ["boolean", "object"]
+
+
+def test_the_schema_describes_what_blocks_may_reach() -> None:
+    """Editors complete and check `blocks` like every other section."""
+    schema = Configuration.model_json_schema()
+    models = schema["$defs"]
+
+    assert schema["properties"]["blocks"]["$ref"] == "#/$defs/BlocksSection"
+    assert set(models["BlocksSection"]["properties"]) == {"http", "fs", "sql"}
+    assert models["BlocksSection"]["additionalProperties"] is False
+    assert set(models["HttpBlockSection"]["properties"]) == {"allow", "max_response_bytes", "ca_file"}
+    assert set(models["FsBlockSection"]["properties"]) == {"roots", "max_bytes"}
+    assert set(models["SqlBlockSection"]["properties"]) == {"connections", "allow", "max_rows", "max_bytes"}
+    assert models["SqlConnectionEntry"]["required"] == ["url"]
+    assert models["SqlConnectionEntry"]["properties"]["access"]["enum"] == ["read", "write"]
+    assert models["HttpBlockSection"]["properties"]["max_response_bytes"]["maximum"] == 67_108_864
+
+    text, entry = models["SqlBlockSection"]["properties"]["connections"]["additionalProperties"]["oneOf"]
+    assert (text["type"], entry["$ref"]) == ("string", "#/$defs/SqlConnectionEntry")
+
+
+def test_every_section_has_a_model_or_is_a_plain_value() -> None:
+    bare = [
+        name
+        for name, one in Configuration.model_json_schema()["properties"].items()
+        if one.get("additionalProperties") is True
+    ]
+
+    assert bare == []

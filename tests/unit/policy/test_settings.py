@@ -1,0 +1,255 @@
+"""Everything a process is told before it starts."""
+
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from reefknot.core.failure import ErrorCode, Failure, FailureType
+from reefknot.errors import ConfigurationError, ConfigurationMissingError
+from reefknot.policy.layers import QUEUE, RETRIES
+from reefknot.policy.reading.session import Problem
+from reefknot.policy.settings import Settings, load_settings
+
+OPEN = {RETRIES: "true"}
+
+
+def write(folder: Path, text: str, name: str = "reefknot.yaml") -> str:
+    path = folder / name
+    path.write_text(text)
+    return str(path)
+
+
+def load(folder: Path, explicit: str | None = None, **environ: str) -> Settings:
+    return load_settings(explicit, environ=environ, cwd=folder)
+
+
+GATED = "worker: {retries: {v2: {enabled: true}}, queue: {v2: {enabled: true}}}\n"
+
+
+def test_without_anything_the_built_in_book_holds_and_both_gates_are_shut(tmp_path: Path) -> None:
+    found = load(tmp_path)
+
+    assert (found.retries_gate.on, found.queue_gate.on) == (False, False)
+    assert found.retries_gate.origin == "default"
+    assert (found.path, found.warnings) == (None, ())
+    assert found.book.resolve("block:http").max_attempts == 4
+
+
+def test_a_file_opens_both_gates_and_says_where(tmp_path: Path) -> None:
+    named = write(tmp_path, GATED)
+    found = load(tmp_path)
+
+    assert found.path == Path(named)
+    assert (found.retries_gate.on, found.retries_gate.origin) == (True, f"{named}:1:25")
+    assert (found.queue_gate.on, found.queue_gate.origin) == (True, f"{named}:1:55")
+
+
+def test_a_file_that_says_nothing_of_a_gate_leaves_it_shut(tmp_path: Path) -> None:
+    write(tmp_path, "operations: {KV_GET: {max_attempts: 9}}\n")
+    found = load(tmp_path)
+
+    assert not found.retries_gate
+    assert not found.queue_gate
+    assert found.book.resolve("operation:kv.get").max_attempts == 9
+
+
+@pytest.mark.parametrize("word", ["off", "0"])
+def test_the_environment_shuts_a_gate_that_the_file_opens(tmp_path: Path, word: str) -> None:
+    write(tmp_path, GATED)
+    found = load(tmp_path, **{RETRIES: word})
+
+    assert (found.retries_gate.on, found.retries_gate.origin) == (False, f"environment {RETRIES}")
+    assert found.queue_gate.on
+
+
+def test_the_environment_opens_a_gate_that_the_file_shuts(tmp_path: Path) -> None:
+    write(tmp_path, GATED.replace("true", "false"))
+    found = load(tmp_path, **{QUEUE: "yes"})
+
+    assert (found.queue_gate.on, found.queue_gate.origin) == (True, f"environment {QUEUE}")
+    assert not found.retries_gate
+
+
+def test_the_general_variable_stands_above_the_file_and_below_the_gates_own(tmp_path: Path) -> None:
+    write(tmp_path, GATED)
+    general = "REEFKNOT__WORKER__RETRIES__V2__ENABLED"
+
+    assert load(tmp_path, **{general: "false"}).retries_gate.origin == f"environment {general}"
+    assert not load(tmp_path, **{general: "false"}).retries_gate
+    assert load(tmp_path, **{general: "false", RETRIES: "on"}).retries_gate
+
+
+@pytest.mark.parametrize("variable", [RETRIES, QUEUE])
+@pytest.mark.parametrize("forgiving", [False, True])
+def test_a_gate_that_says_maybe_is_a_mistake(tmp_path: Path, variable: str, forgiving: bool) -> None:
+    with pytest.raises(ConfigurationError, match="'maybe' is not accepted"):
+        load_settings(environ={variable: "maybe"}, cwd=tmp_path, forgiving=forgiving)
+
+
+# ---- a file that is not there ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("environ", [{}, OPEN])
+def test_a_named_file_that_is_missing_is_an_error(tmp_path: Path, environ: dict[str, str]) -> None:
+    with pytest.raises(ConfigurationMissingError, match="there is no such file"):
+        load_settings("gone.yaml", environ=environ, cwd=tmp_path)
+    with pytest.raises(ConfigurationMissingError, match="REEFKNOT_CONFIG"):
+        load_settings(environ={**environ, "REEFKNOT_CONFIG": "gone.yaml"}, cwd=tmp_path)
+
+
+@pytest.mark.parametrize("environ", [{}, {RETRIES: "off"}, {RETRIES: ""}, {QUEUE: "on"}])
+def test_it_is_forgiven_only_when_the_environment_opened_the_gate(tmp_path: Path, environ: dict[str, str]) -> None:
+    with pytest.raises(ConfigurationMissingError):
+        load_settings("gone.yaml", environ=environ, cwd=tmp_path, forgiving=True)
+
+
+@pytest.mark.parametrize("named_by_variable", [False, True])
+def test_a_forgiven_file_means_the_baseline_and_a_warning(tmp_path: Path, named_by_variable: bool) -> None:
+    environ = {**OPEN, "REEFKNOT_CONFIG": "gone.yaml"} if named_by_variable else OPEN
+    found = load_settings(None if named_by_variable else "gone.yaml", environ=environ, cwd=tmp_path, forgiving=True)
+
+    assert (found.retries_gate.on, found.retries_gate.origin) == (False, "missing file gone.yaml")
+    assert found.path is None
+    assert found.warnings == (
+        (
+            f"gone.yaml is missing, so the baseline is in force although {RETRIES} is on;"
+            " create the file, or do not name it"
+        ),
+    )
+
+
+def test_without_the_file_variables_and_flags_still_hold(tmp_path: Path) -> None:
+    environ = {**OPEN, "REEFKNOT__WORKER__QUEUE__V2__MAX_QUEUE_SIZE": "5", "REEFKNOT__WORKER__QUEUE__V2__ENABLED": "on"}
+    found = load_settings("gone.yaml", environ=environ, cwd=tmp_path, overrides={"engine": "memory:"}, forgiving=True)
+
+    assert found.configuration.worker.queue.v2.max_queue_size == 5
+    assert found.configuration.engine == "memory:"
+    assert found.queue_gate.on
+    assert not found.retries_gate
+
+
+def test_none_named_means_v2_with_built_in_defaults(tmp_path: Path) -> None:
+    for forgiving in (False, True):
+        found = load_settings(environ=OPEN, cwd=tmp_path, forgiving=forgiving)
+        assert found.retries_gate.on
+        assert found.book.resolve("block:http").max_attempts == 4
+
+
+def test_a_file_without_the_section_means_v2_with_built_in_defaults(tmp_path: Path) -> None:
+    named = write(tmp_path, "engine: 'memory:'\n")
+    found = load_settings(named, environ=OPEN, cwd=tmp_path, forgiving=True)
+
+    assert found.retries_gate.on
+    assert found.book.resolve("block:http").base_delay == 0.1
+
+
+def test_a_file_that_is_there_but_wrong_is_never_forgiven(tmp_path: Path) -> None:
+    named = write(tmp_path, "worker: {retries: {v2: {enabld: true}}}\n")
+
+    with pytest.raises(ConfigurationError, match="did you mean 'enabled'"):
+        load_settings(named, environ=OPEN, cwd=tmp_path, forgiving=True)
+
+
+# ---- the environment, flags, warnings --------------------------------------------------------------------------------
+
+
+def test_a_variable_stands_above_the_file_and_a_flag_above_it(tmp_path: Path) -> None:
+    write(tmp_path, "worker: {retries: {v2: {default_policy: {max_attempts: 1, base_delay_ms: 10}}}}\n")
+    variable = "REEFKNOT__WORKER__RETRIES__V2__DEFAULT_POLICY__MAX_ATTEMPTS"
+
+    by_variable = load_settings(environ={variable: "2"}, cwd=tmp_path)
+    by_flag = load_settings(
+        environ={variable: "2"}, cwd=tmp_path, overrides={"worker.retries.v2.default_policy.max_attempts": 3}
+    )
+
+    assert by_variable.book.resolve("block:x").retries == 2
+    assert by_variable.book.resolve("block:x").provenance["max_attempts"].source == f"environment {variable}"
+    assert by_variable.book.resolve("block:x").base_delay == 0.01
+    assert by_flag.book.resolve("block:x").retries == 3
+    assert by_flag.book.resolve("block:x").provenance["max_attempts"].source.startswith("flag --worker")
+
+
+def test_a_mistake_in_a_variable_names_the_variable(tmp_path: Path) -> None:
+    variable = "REEFKNOT__WORKER__RETRIES__V2__DEFAULT_POLICY__BASE_DELAY_MS"
+
+    with pytest.raises(ConfigurationError) as caught:
+        load_settings(environ={variable: "40000"}, cwd=tmp_path)
+
+    (problem,) = cast(list[Problem], caught.value.problems)
+    assert problem.mark.source == f"environment {variable}"
+    assert problem.path == "worker.retries.v2.default_policy.base_delay_ms"
+    assert problem.message.startswith("for any block, the base delay of 40 s is above the cap of 30 s")
+
+
+def test_a_mistake_in_a_variable_that_brings_a_whole_mapping_names_the_word(tmp_path: Path) -> None:
+    variable = "REEFKNOT__WORKER__RETRIES__V2__BLOCK_POLICIES"
+    base = "{http: {base_delay_ms: 40000, jitter_type: none, error_overrides: {'500': {max_attempts: 3}}}}"
+    cap = "{http: {base_delay_ms: 20, error_overrides: {'500': {max_delay_ms: 10, max_attempts: 3}}}}"
+
+    for value, path in ((base, "http.base_delay_ms"), (cap, "http.error_overrides.500.max_delay_ms")):
+        with pytest.raises(ConfigurationError) as caught:
+            load_settings(environ={variable: value}, cwd=tmp_path)
+        (problem,) = cast(list[Problem], caught.value.problems)
+        assert problem.path == f"worker.retries.v2.block_policies.{path}"
+
+
+DEGRADE = """
+worker:
+  queue:
+    v2:
+      rejection_policy: degrade
+      policies:
+        degrade:
+          degradation_levels: {medium: {skip_circuit_breaker: MEDIUM}, heavy: {skip_circuit_breaker: HEAVY}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("medium", "heavy", "named"),
+    [("false", "true", "heavy"), ("true", "false", "medium"), ("true", "true", "medium and heavy")],
+)
+def test_a_degradation_that_skips_the_circuit_breaker_is_warned_about(
+    tmp_path: Path, medium: str, heavy: str, named: str
+) -> None:
+    write(tmp_path, DEGRADE.replace("MEDIUM", medium).replace("HEAVY", heavy))
+
+    (warning,) = load(tmp_path).warnings
+    assert f"{named} degradation skips the circuit breaker" in warning
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        DEGRADE.replace("MEDIUM", "false").replace("HEAVY", "false"),
+        DEGRADE.replace("MEDIUM", "true").replace("HEAVY", "true").replace(": degrade", ": defer"),
+    ],
+)
+def test_a_breaker_that_is_kept_needs_no_warning(tmp_path: Path, text: str) -> None:
+    write(tmp_path, text)
+
+    assert load(tmp_path).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("", 1000),
+        ("worker: {queue: {v2: {max_queue_size: 50}}}\n", 50),
+        ("worker: {queue: {v2: {max_queue_size: 50}}}\nrouter: {max_queue_size: 7}\n", 7),
+    ],
+)
+def test_the_bound_of_submissions_is_the_routers_else_that_of_a_workers_queue(
+    tmp_path: Path, text: str, size: int
+) -> None:
+    write(tmp_path, text)
+
+    assert load(tmp_path).queue_size == size
+
+
+def test_settings_cannot_be_changed(tmp_path: Path) -> None:
+    found = load(tmp_path)
+
+    with pytest.raises(AttributeError):
+        found.path = tmp_path  # type: ignore[misc]
+    assert not found.book.resolve("block:x", Failure(ErrorCode.none, FailureType.UNKNOWN)).retryable

@@ -1,0 +1,595 @@
+"""What a block raises ends its step, and nothing else; it is retried when it should be, and never when it must not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import Callable
+from threading import Thread
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+import reefknot as rk
+from reefknot.audit.model.event import Quarantined, RetryRefused, TimeoutOccurred
+from reefknot.audit.model.replay import replay
+from reefknot.audit.port import AuditQuery
+from reefknot.core.failure import FailureType
+from reefknot.errors import KeyInProgressError, OutcomeUnknownError, QueueFullError, SourceError
+from reefknot.idempotency.decorator import in_scope
+from reefknot.queue.execution.failures import (
+    LONGEST_TRACEBACK,
+    failure_with_place,
+    is_ctrl_c,
+    raised_at,
+    traceback_text,
+)
+from reefknot.queue.model.messages import ResultStatus, StepResult
+from reefknot.queue.model.work import WorkItem, WorkState
+from reefknot.queue.worker import attempt as step_module
+from reefknot.retrying.failures import failure_from
+from reefknot.runtime.redaction import add_secrets, remove_secrets
+from tests.workshop import OK, REFUSED, Shop, Step, with_shop, work
+
+
+async def told(shop: Shop, kind: type[Any]) -> list[Any]:
+    """What is on record of this kind."""
+    return list(await shop.events(kind))
+
+
+async def stored(shop: Shop, name: str) -> WorkItem:
+    item = await shop.store.work.get(name)
+    assert item is not None
+    return item
+
+
+class Mine(BaseException):
+    """Somebody's own control flow."""
+
+
+def raising(error: BaseException) -> Any:
+    async def outcome() -> StepResult:
+        raise error
+
+    return outcome
+
+
+async def ran(shop: Shop, *outcomes: Any, seconds: float = 50, **options: Any) -> Step:
+    """One assignment named `a`, to its end."""
+    step = Step(*outcomes)
+    await shop.worker("w1", step)
+    await shop.send(work("a", **options))
+    await asyncio.sleep(seconds)
+    return step
+
+
+# ---- what is no Exception -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), SystemExit(3), KeyboardInterrupt("own"), Mine("own")])
+def test_control_flow_that_a_block_raises_by_itself_fails_its_step_and_is_not_retried(error: BaseException) -> None:
+    """Its lease is 60 s: within 50 s nothing but the step's own end can have answered."""
+
+    async def story(shop: Shop) -> None:
+        step = await ran(shop, raising(error))
+        result = shop.result("a")
+        assert (result.status, result.error_code) == (ResultStatus.ERROR, "EXECUTION_FAILED")
+        assert type(error).__name__ in (result.error_message or "")
+        assert len(step.began) == 1
+        await shop.send(work("b"))
+        await asyncio.sleep(1)
+        assert (await stored(shop, "b")).state is WorkState.FAILED, "the worker goes on"
+
+    with_shop(story)
+
+
+def test_the_baseline_does_not_retry_control_flow_either() -> None:
+    async def story(shop: Shop) -> None:
+        step = Step(raising(SystemExit(1)))
+        await shop.worker("w1", step, retries_v2=False)
+        await shop.send(work("a"))
+        await asyncio.sleep(10)
+        assert (shop.result("a").retries_used, len(step.began)) == (0, 1)
+
+    with_shop(story)
+
+
+def test_sys_exit_in_a_thread_of_a_block_is_no_end_of_the_worker() -> None:
+    async def in_thread() -> StepResult:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[StepResult] = loop.create_future()
+        future.set_exception(SystemExit("done here"))
+        return await future
+
+    async def story(shop: Shop) -> None:
+        await ran(shop, in_thread)
+        assert "SystemExit" in (shop.result("a").error_message or "")
+
+    with_shop(story)
+
+
+def test_who_is_called_off_from_outside_does_not_take_it_for_its_own_failure() -> None:
+    """The control for the one above: a step that a worker stops goes back to the queue, and ends nothing."""
+
+    async def story(shop: Shop) -> None:
+        worker = await shop.worker("w1", Step(seconds=30))
+        await shop.send(work("a"))
+        await asyncio.sleep(1)
+        assert await worker.drain(0) == 1
+        item = await stored(shop, "a")
+        assert (item.state, item.attempts, shop.results) == (WorkState.PENDING, 0, [])
+
+    with_shop(story)
+
+
+def test_ctrl_c_still_ends_everything() -> None:
+    """A signal that comes while the step runs, with Python's own handler and with none of the loop's."""
+
+    async def interrupted() -> StepResult:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.raise_signal(signal.SIGINT)
+        return OK
+
+    async def story(shop: Shop) -> None:
+        await ran(shop, interrupted)
+
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            with_shop(story)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert sys.exc_info() == (None, None, None)
+
+
+def test_the_check_catches_a_worker_that_takes_every_interrupt_for_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: then a step ends everything."""
+    monkeypatch.setattr(step_module, "is_ctrl_c", lambda error: True)
+
+    async def story(shop: Shop) -> None:
+        await ran(shop, raising(KeyboardInterrupt()))
+
+    with pytest.raises(KeyboardInterrupt):
+        with_shop(story)
+
+
+def test_the_handler_of_asyncio_is_told_from_a_step_that_raises_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    def _on_sigint() -> None:
+        raise KeyboardInterrupt
+
+    def own() -> None:
+        raise KeyboardInterrupt
+
+    def is_told(raises: Callable[[], None]) -> bool:
+        try:
+            raises()
+        except KeyboardInterrupt as error:
+            return is_ctrl_c(error)
+        return False
+
+    monkeypatch.setattr(signal, "getsignal", lambda _: None)
+    assert (is_told(_on_sigint), is_told(own)) == (True, False)
+    in_thread: list[bool] = []
+    thread = Thread(target=lambda: in_thread.append(is_told(_on_sigint)))
+    thread.start()
+    thread.join()
+    assert in_thread == [False], "signals reach the main thread alone"
+
+
+# ---- tracebacks -----------------------------------------------------------------------------------------------------
+
+
+def divides(depth: int) -> int:
+    """A bug so many calls down."""
+    return depth // 0 if depth < 2 else divides(depth - 1) + divides(depth - 2)
+
+
+def fails(depth: int, message: str) -> None:
+    password = "hunter2secret"  # noqa: F841 - a source line with a secret in it
+    try:
+        divides(depth)
+    except ZeroDivisionError as error:
+        raise LookupError(message) from error
+
+
+async def kept_failure(shop: Shop, name: str = "a") -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((await stored(shop, name)).failure or "{}")
+    return found
+
+
+def test_the_traceback_and_the_class_names_of_a_bug_are_kept_with_the_job() -> None:
+    async def story(shop: Shop) -> None:
+        await ran(shop, raising(KeyError("total")))
+        failure = await kept_failure(shop)
+
+        assert failure["exceptions"] == ["builtins.KeyError", "builtins.LookupError", "builtins.Exception"]
+        assert failure["message"] == "KeyError: 'total'"
+        lines = failure["traceback"].splitlines()
+        assert (lines[0], lines[-1]) == ("Traceback (most recent call last):", "KeyError: 'total'")
+        assert f'File "{__file__}", line ' in failure["traceback"]
+        assert "attempt.py" not in failure["traceback"], "the worker's own frames are of no use"
+
+    with_shop(story)
+
+
+def test_a_job_that_is_retried_has_the_traceback_of_its_last_attempt() -> None:
+    async def story(shop: Shop) -> None:
+        await ran(shop, raising(ConnectionError("first")), raising(ConnectionError("second")), OK, seconds=0.015)
+        assert "ConnectionError: first" in (await kept_failure(shop))["traceback"]
+        await asyncio.sleep(50)
+        assert (await stored(shop, "a")).failure is None
+
+    with_shop(story)
+
+
+def test_a_traceback_is_bounded_and_its_last_frames_survive() -> None:
+    def told_of(message: str) -> str:
+        try:
+            fails(900, message)
+        except LookupError as error:
+            return traceback_text(error)
+        return ""
+
+    text = told_of("the end")
+    assert len(text) <= LONGEST_TRACEBACK
+    assert text.endswith("raise LookupError(message) from error\nLookupError: the end")
+    assert "ZeroDivisionError" in told_of("short"), "the cause stands before"
+    long = told_of("x" * 1_000_000)
+    assert len(long) <= LONGEST_TRACEBACK
+    assert "raise LookupError(message) from error" in long
+    assert told_of("token=abcdef12345 was refused").endswith("LookupError: token=[redacted] was refused")
+    assert told_of("half \ud800").endswith("LookupError: half ?")
+
+
+def test_secrets_are_not_in_a_kept_traceback() -> None:
+    async def story(shop: Shop) -> None:
+        await ran(shop, raising(ValueError("password=s3cr3t-value is not accepted")))
+        failure = await kept_failure(shop)
+        assert failure["traceback"].endswith("ValueError: password=[redacted] is not accepted")
+        assert "s3cr3t-value" not in failure["message"]
+
+    with_shop(story)
+
+
+def test_an_exception_that_is_raised_again_and_again_collects_no_frames() -> None:
+    same = ValueError("the same object")
+    texts = []
+    for _ in range(3):
+        try:
+            raise same
+        except ValueError as error:
+            texts.append(traceback_text(error))
+
+    assert texts[0].count("raise same") == 1
+    assert texts == [texts[0]] * 3
+
+
+def test_the_log_has_the_traceback_of_a_bug_once_and_none_of_an_outage(caplog: pytest.LogCaptureFixture) -> None:
+    async def story(shop: Shop) -> None:
+        await ran(shop, raising(ConnectionError("down")))
+        assert "Traceback" not in caplog.text
+        caplog.clear()
+        step = Step(raising(KeyError("total\nWARNING forged")), name="test.bug")
+        await shop.worker("w2", step)
+        await shop.send(work("b", job="test.bug"), to="w2")
+        await asyncio.sleep(50)
+
+    with caplog.at_level("WARNING", logger="reefknot"):
+        with_shop(story)
+    (record,) = caplog.records
+    lines = record.getMessage().splitlines()
+    assert lines[0] == "w2: test.bug b: its step raised"
+    assert lines[1] == "    Traceback (most recent call last):"
+    assert all(line.startswith("    ") for line in lines[1:]), "no line of it reads like one of the log's own"
+
+
+def test_the_traceback_of_an_odd_exception_is_left_out() -> None:
+    class OddError(Exception):
+        def __getattribute__(self, name: str) -> Any:
+            raise RuntimeError("nothing to read here")
+
+    assert traceback_text(OddError()) == ""
+
+
+# ---- groups and requests --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("group", "retries"),
+    [
+        (ExceptionGroup("both", [ConnectionError("x"), TimeoutError("y")]), 1),
+        (ExceptionGroup("deep", [ExceptionGroup("in", [ConnectionError("x")]), TimeoutError("y")]), 1),
+        (ExceptionGroup("mixed", [ConnectionError("x"), ValueError("y")]), 0),
+        (ExceptionGroup("deep", [ConnectionError("x"), ExceptionGroup("in", [PermissionError("no")])]), 0),
+        (BaseExceptionGroup("control", [ConnectionError("x"), SystemExit(1)]), 0),
+    ],
+)
+def test_a_group_is_retried_only_if_every_leaf_would_be(group: BaseExceptionGroup[Any], retries: int) -> None:
+    async def story(shop: Shop) -> None:
+        await ran(shop, raising(group), OK)
+        result = shop.result("a")
+        assert result.retries_used == retries
+        assert (result.status is ResultStatus.SUCCESS) is bool(retries)
+
+    with_shop(story)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        rk.RetryAfter(2.0),
+        rk.RetryAfter(2.0, "not found yet"),
+        QueueFullError(depth=5, limit=5, retry_after=2.0),
+        KeyInProgressError("k", owner="me", retry_after=2.0),
+        ExceptionGroup("all", [ConnectionError("x"), rk.RetryAfter(2.0), rk.RetryAfter(0.1)]),
+    ],
+)
+def test_who_asks_to_be_tried_again_after_a_while_is(error: Exception) -> None:
+    async def story(shop: Shop) -> None:
+        step = await ran(shop, error, OK)
+        assert (shop.result("a").status, shop.result("a").retries_used) == (ResultStatus.SUCCESS, 1)
+        first, second = step.times("a")
+        assert 2.0 <= second - first < 2.5
+
+    with_shop(story)
+
+
+# ---- keys that somebody else holds ----------------------------------------------------------------------------------
+
+
+async def waits_for_a_key(shop: Shop, held_for: float, *, wait: float = 60.0, **options: Any) -> Step:
+    """A step whose key another caller holds for so long; its own time is a few seconds."""
+    name = f"held-{id(shop)}"
+
+    @rk.idempotent(key=lambda order, seconds: order, name=name, store=shop.store, wait=wait)
+    async def charge(order: str, seconds: float) -> str:
+        await asyncio.sleep(seconds)
+        return order
+
+    async def outcome() -> StepResult:
+        return StepResult(outputs={"charged": await charge("order-7", held_for)})
+
+    other = asyncio.create_task(charge("order-7", held_for))
+    await asyncio.sleep(0.01)
+    step = await ran(shop, outcome, seconds=max(60.0, held_for), **options)
+    other.cancel()
+    return step
+
+
+def test_waiting_for_a_key_does_not_use_up_the_time_of_the_step() -> None:
+    async def story(shop: Shop) -> None:
+        await waits_for_a_key(shop, 20, timeout_ms=5000)
+        result = shop.result("a")
+        assert (result.status, result.output) == (ResultStatus.SUCCESS, {"charged": "order-7"})
+        item = await stored(shop, "a")
+        assert (item.attempts, item.snoozes) == (1, 3), "no attempt is spent on it"
+
+    with_shop(story)
+
+
+def test_a_step_that_waits_for_a_key_says_so() -> None:
+    async def story(shop: Shop) -> None:
+        waiting = asyncio.create_task(waits_for_a_key(shop, 20, timeout_ms=5000))
+        await asyncio.sleep(5.2)
+        item = await stored(shop, "a")
+        assert (item.state, "order-7" in item.reason) == (WorkState.PENDING, True)
+        await waiting
+
+    with_shop(story)
+
+
+def test_the_wait_for_a_key_has_the_callers_own_bound_and_its_end_names_the_key() -> None:
+    async def story(shop: Shop) -> None:
+        await waits_for_a_key(shop, 300, wait=12.0, timeout_ms=5000)
+        result = shop.result("a")
+        assert result.status is not ResultStatus.SUCCESS
+        assert "order-7" in (result.error_message or "")
+        assert (await stored(shop, "a")).snoozes == 2
+
+    with_shop(story)
+
+
+def test_the_deadline_holds_for_the_wait_too() -> None:
+    async def story(shop: Shop) -> None:
+        await waits_for_a_key(shop, 300, timeout_ms=3000, deadline_ms=6000)
+        assert shop.result("a").status is ResultStatus.TIMEOUT
+
+    with_shop(story)
+
+
+def test_a_worker_that_lets_a_step_wait_until_its_time_is_over_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reefknot.idempotency.waiting.AttemptKeys.wait", lambda self, now: 1e9)
+
+    async def story(shop: Shop) -> None:
+        await waits_for_a_key(shop, 20, timeout_ms=5000)
+        assert shop.result("a").status is ResultStatus.TIMEOUT
+
+    with_shop(story)
+
+
+# ---- guarded keys ---------------------------------------------------------------------------------------------------
+
+
+def guarded(shop: Shop, error: BaseException, calls: list[str], *, swallow: bool = False) -> Any:
+    """A block that calls a guarded function, which fails with `error`."""
+
+    @rk.idempotent(key=lambda order: order, mode="guard", name=f"charge-{id(calls)}", store=shop.store)
+    async def charge(order: str) -> str:
+        calls.append(order)
+        await asyncio.sleep(1)
+        raise error
+
+    async def outcome() -> StepResult:
+        try:
+            await charge("order-7")
+        except Exception:
+            if not swallow:
+                raise
+            raise ConnectionError("told otherwise") from None
+        return OK
+
+    return outcome
+
+
+@pytest.mark.parametrize("swallow", [False, True])
+def test_an_attempt_that_leaves_a_guarded_key_unknown_is_quarantined_and_not_repeated(swallow: bool) -> None:
+    async def story(shop: Shop) -> None:
+        calls: list[str] = []
+        step = await ran(shop, guarded(shop, TimeoutError("no answer"), calls, swallow=swallow), timeout_ms=40_000)
+        assert (len(step.began), calls) == (1, ["order-7"])
+        item = await stored(shop, "a")
+        assert item.state is WorkState.QUARANTINED
+        assert "order-7" in item.reason
+        result = shop.result("a")
+        assert (result.status, result.retries_used) == (ResultStatus.ERROR, 0)
+        assert "order-7" in (result.error_message or "")
+        (event,) = await told(shop, Quarantined)
+        assert (event.work_id, event.correlation_id) == ("a", "r-a")
+        assert [one.reason for one in await told(shop, RetryRefused)] == ["not_retryable"]
+        bodies = [kept.entry.body for kept in await shop.store.audit.read(AuditQuery(limit=1000))]
+        assert replay(bodies).differences == ()
+
+    with_shop(story)
+
+
+def test_a_guarded_step_that_is_cut_off_is_an_unknown_outcome_too() -> None:
+    async def story(shop: Shop) -> None:
+        calls: list[str] = []
+        await ran(shop, guarded(shop, ValueError(), calls), timeout_ms=500)
+        assert (await stored(shop, "a")).state is WorkState.QUARANTINED
+        assert (shop.result("a").status, calls) == (ResultStatus.ERROR, ["order-7"])
+        (timeout,) = await told(shop, TimeoutOccurred)
+        assert (timeout.whole, timeout.timeout_seconds) == (True, pytest.approx(0.5, abs=0.02))
+
+    with_shop(story)
+
+
+def test_a_key_whose_outcome_is_unknown_already_quarantines_whoever_needs_it() -> None:
+    async def story(shop: Shop) -> None:
+        step = await ran(shop, OutcomeUnknownError("charge:order-7", owner="w9"))
+        assert len(step.began) == 1
+        item = await stored(shop, "a")
+        assert (item.state, "charge:order-7" in item.reason) == (WorkState.QUARANTINED, True)
+        assert [event.work_id for event in await told(shop, Quarantined)] == ["a"]
+
+    with_shop(story)
+
+
+def test_a_worker_that_does_not_look_at_guarded_keys_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: without it the attempt is repeated, and the end is a plain failure that nobody looks at."""
+    monkeypatch.setattr(step_module, "unknown_key", lambda ran, keys: "")
+
+    async def story(shop: Shop) -> None:
+        calls: list[str] = []
+        step = await ran(shop, guarded(shop, TimeoutError("no answer"), calls), timeout_ms=40_000)
+        assert len(step.began) > 1
+        assert (await stored(shop, "a")).state is WorkState.FAILED
+
+    with_shop(story)
+
+
+def test_a_guarded_function_that_works_and_one_in_another_mode_change_nothing() -> None:
+    async def story(shop: Shop) -> None:
+        @rk.idempotent(key=lambda order: order, mode="guard", name="works")
+        async def works(order: str) -> str:
+            return order
+
+        @rk.idempotent(key=lambda order: order, mode="retry", name="fails")
+        async def fails(order: str) -> str:
+            raise REFUSED
+
+        async def outcome() -> StepResult:
+            with in_scope(shop.store):
+                await works("x")
+                await fails("x")
+            return OK
+
+        step = await ran(shop, outcome, OK)
+        assert (len(step.began), shop.result("a").status) == (2, ResultStatus.SUCCESS)
+
+    with_shop(story)
+
+
+# ---- time-outs ------------------------------------------------------------------------------------------------------
+
+
+def test_a_step_that_runs_out_of_time_is_on_record_as_such() -> None:
+    async def story(shop: Shop) -> None:
+        await shop.worker("w1", Step(seconds=60))
+        await shop.send(work("a", timeout_ms=2000))
+        await asyncio.sleep(5)
+        (event,) = await told(shop, TimeoutOccurred)
+        assert (event.work_id, event.attempt_number, event.timeout_seconds, event.whole) == ("a", 1, 2.0, True)
+
+    with_shop(story)
+
+
+def test_each_attempt_that_runs_out_of_its_own_time_is_on_record() -> None:
+    async def story(shop: Shop) -> None:
+        await shop.worker("w1", Step(seconds=60), retries_v2=False)  # there, `timeout_ms` bounds each attempt
+        await shop.send(work("a", retry_count=1, timeout_ms=1000))
+        await asyncio.sleep(10)
+        cut = [(one.attempt_number, one.timeout_seconds, one.whole) for one in await told(shop, TimeoutOccurred)]
+        assert cut == [(1, 1.0, False), (2, 1.0, False)]
+
+    with_shop(story)
+
+
+# ---- failures with their place --------------------------------------------------------------------------------------
+
+
+def raised(error: BaseException) -> BaseException:
+    try:
+        raise error
+    except BaseException as caught:
+        return caught
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (KeyError("x"), "KeyError: 'x' (in {at})"),
+        (AssertionError(), "AssertionError (in {at})"),
+        (SystemExit(3), "SystemExit: 3 (in {at})"),
+        (ValueError("odd"), "ValueError: odd (in {at})"),
+        (ConnectionRefusedError("connection refused"), "connection refused"),
+        (TimeoutError(), "TimeoutError"),
+        (SourceError("no such space; create it", FailureType.PERMANENT), "no such space; create it"),
+    ],
+    ids=lambda one: type(one).__name__ if isinstance(one, BaseException) else "",
+)
+def test_a_failure_with_its_place_names_the_class_and_the_line_of_what_says_nothing_by_itself(
+    error: BaseException, told: str
+) -> None:
+    at = f"{__file__}:{raised.__code__.co_firstlineno + 2}"
+    failure = failure_with_place(raised(error))
+    assert failure.message == told.format(at=at)
+    assert structs.replace(failure, message="") == structs.replace(failure_from(error), message="")
+
+
+def test_the_place_is_in_the_module_of_ones_own_and_not_in_the_library_that_it_calls() -> None:
+    def own() -> None:
+        json.loads("{")
+
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - json's own, whose frames are what matters
+        own()
+    assert raised_at(caught.value) == f"{__file__}:{own.__code__.co_firstlineno + 1}"
+    assert raised_at(ValueError("never raised")) == ""
+
+
+def test_a_group_tells_of_its_first_exception() -> None:
+    found = failure_with_place(raised(BaseExceptionGroup("two of them", [raised(KeyError("x")), ValueError("y")])))
+    assert found.message.startswith("ExceptionGroup: two of them (2 sub-exceptions): KeyError: 'x' (in ")
+
+
+def test_a_failure_with_its_place_holds_no_secret_and_is_bounded() -> None:
+    add_secrets(["hush-hush-4711"])
+    try:
+        message = failure_with_place(raised(KeyError("hush-hush-4711" + "x" * 10_000))).message
+    finally:
+        remove_secrets(["hush-hush-4711"])
+    assert "hush-hush" not in message
+    assert (len(message) <= 4096, message.endswith(")")) == (True, True)

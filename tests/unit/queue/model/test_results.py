@@ -1,0 +1,219 @@
+"""Results: an end is told by what was stored, or by its reason, in the same words as often as it is asked."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from reefknot.core.failure import ErrorCode
+from reefknot.queue.model.messages import (
+    Correlation,
+    ExecAssignment,
+    ExecResult,
+    Executor,
+    Job,
+    ResultJob,
+    ResultStatus,
+    encode,
+)
+from reefknot.queue.model.results import (
+    DOWN,
+    DROPPED,
+    DROPPED_MESSAGE,
+    EXPIRED_MESSAGE,
+    OVERDUE_MESSAGE,
+    WaitsFor,
+    answer_of,
+    assignment_of,
+    cancel_reason,
+    down_reason,
+    is_same_job,
+    overdue_reason,
+    unrun_result,
+    waits_for,
+)
+from reefknot.queue.model.submission import EXPIRED, OVERDUE
+from reefknot.queue.model.work import WorkItem, WorkState
+
+S, R = WorkState, ResultStatus
+ASSIGNMENT = ExecAssignment(
+    "a", "r-1", Job("test.step", {"n": 1}), tenant_id="t", correlation=Correlation("trace"), resource_class="cpu"
+)
+
+
+def ended(state: WorkState = S.FAILED, **fields: object) -> WorkItem:
+    item = WorkItem("a", "test.step", "cpu@w1", state=state, payload=encode(ASSIGNMENT), updated_at=7_000)
+    return msgspec.structs.replace(item, **fields)
+
+
+# ---- answer_of ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", [S.PENDING, S.RUNNING])
+@pytest.mark.parametrize("result", [None, "{}"])
+def test_what_has_not_ended_has_no_answer(state: WorkState, result: str | None) -> None:
+    assert answer_of(ended(state, result=result)) is None
+
+
+@pytest.mark.parametrize("state", [S.SUCCEEDED, S.FAILED, S.CANCELLED, S.DISCARDED, S.QUARANTINED])
+def test_a_stored_result_is_the_answer_as_it_was_stored(state: WorkState) -> None:
+    stored = ExecResult("a", "r-1", R.SUCCESS, "w9", ResultJob("test.step"), 12.5, 3, output={"x": [1]}, timestamp=5)
+    assert answer_of(ended(state, result=encode(stored).decode(), reason="no matter")) == stored
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "status", "code", "message"),
+    [
+        (S.CANCELLED, DROPPED, R.ERROR, ErrorCode.system_overload, DROPPED_MESSAGE),
+        (S.CANCELLED, EXPIRED, R.TIMEOUT, ErrorCode.cancelled_by_timeout, EXPIRED_MESSAGE),
+        (S.CANCELLED, OVERDUE, R.TIMEOUT, ErrorCode.cancelled_by_timeout, OVERDUE_MESSAGE),
+        (S.FAILED, EXPIRED, R.TIMEOUT, ErrorCode.cancelled_by_timeout, EXPIRED_MESSAGE),
+        (S.FAILED, OVERDUE, R.TIMEOUT, ErrorCode.cancelled_by_timeout, OVERDUE_MESSAGE),
+        (S.QUARANTINED, EXPIRED, R.ERROR, ErrorCode.internal_error, f"quarantined: {EXPIRED}"),
+        (S.CANCELLED, "no need", R.CANCELLED, ErrorCode.cancelled_by_user, "no need"),
+        (S.CANCELLED, "", R.CANCELLED, ErrorCode.cancelled_by_user, None),
+        (S.QUARANTINED, "crashed", R.ERROR, ErrorCode.internal_error, "quarantined: crashed"),
+        (S.DISCARDED, "crashed", R.ERROR, ErrorCode.internal_error, "quarantined: crashed"),
+        (S.FAILED, "timeout", R.ERROR, ErrorCode.internal_error, "timeout"),
+        (S.SUCCEEDED, "", R.ERROR, ErrorCode.internal_error, None),
+    ],
+)
+def test_an_end_without_a_result_is_told_by_its_reason(
+    state: WorkState, reason: str, status: ResultStatus, code: ErrorCode, message: str | None
+) -> None:
+    answer = answer_of(ended(state, reason=reason))
+    assert answer is not None
+    assert (answer.status, answer.error_code, answer.error_message) == (status, code.wire, message)
+
+
+def test_such_an_answer_says_whose_work_it_was_and_when_it_ended_as_often_as_it_is_asked() -> None:
+    item = ended(S.CANCELLED, reason="no need", attempts=3)
+    answer = answer_of(item)
+    assert answer is not None
+    assert (answer.assignment_id, answer.request_id, answer.job) == ("a", "r-1", ResultJob("test.step"))
+    assert (answer.tenant_id, answer.trace_id, answer.provider_id) == ("t", "trace", "w1")
+    assert (answer.retries_used, answer.timestamp, answer.latency_ms, answer.cost) == (2, 7_000, 0, 0)
+    assert answer_of(item) == answer
+
+
+@pytest.mark.parametrize(("attempts", "retries"), [(0, 0), (1, 0), (2, 1)])
+def test_an_answer_counts_retries_and_never_less_than_none(attempts: int, retries: int) -> None:
+    answer = answer_of(ended(S.QUARANTINED, attempts=attempts))
+    assert answer is not None
+    assert answer.retries_used == retries
+
+
+@pytest.mark.parametrize(("resource_class", "provider"), [("router", "router"), ("cpu", "router"), ("io@w2", "w2")])
+def test_the_provider_of_what_no_step_ended_is_the_worker_that_had_it_or_the_router(
+    resource_class: str, provider: str
+) -> None:
+    answer = answer_of(ended(S.CANCELLED, resource_class=resource_class))
+    assert answer is not None
+    assert answer.provider_id == provider
+
+
+# ---- unrun_result ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("executor", "provider"), [(None, "router"), (Executor(), "router"), (Executor(provider_id="p-1"), "p-1")]
+)
+def test_a_provider_that_the_assignment_names_is_the_provider(executor: Executor | None, provider: str) -> None:
+    assignment = msgspec.structs.replace(ASSIGNMENT, executor=executor)
+    assert unrun_result(assignment, R.ERROR, ErrorCode.internal_error, "x").provider_id == provider
+
+
+def test_a_message_that_says_nothing_is_none() -> None:
+    assert unrun_result(ASSIGNMENT, R.ERROR, ErrorCode.internal_error, "").error_message is None
+
+
+# ---- assignment_of, is_same_job -------------------------------------------------------------------------------------
+
+
+def test_the_assignment_is_the_one_that_was_submitted() -> None:
+    assert assignment_of(ended()) == ASSIGNMENT
+
+
+@pytest.mark.parametrize("trace", [None, "trace"])
+def test_of_a_damaged_payload_what_stands_beside_it_is_told(trace: str | None) -> None:
+    item = ended(payload=b"{broken", tenant_id="t", correlation_id="r-1", trace_id=trace)
+    found = assignment_of(item)
+    assert (found.assignment_id, found.request_id, found.job) == ("a", "r-1", Job("test.step"))
+    assert (found.tenant_id, found.trace_id) == ("t", trace)
+    assert assignment_of(msgspec.structs.replace(item, correlation_id=None)).request_id == ""
+
+
+@pytest.mark.parametrize("payload", [b"", b"[]", b"{}", b'{"assignment":{}}'])
+def test_a_payload_that_is_no_assignment_is_told_of_like_a_damaged_one(payload: bytes) -> None:
+    assert assignment_of(ended(payload=payload)).job == Job("test.step")
+
+
+@pytest.mark.parametrize(
+    ("payload", "same"),
+    [
+        (encode(ASSIGNMENT), True),
+        (encode(msgspec.structs.replace(ASSIGNMENT, request_id="r-2", tenant_id=None)), True),
+        (encode(msgspec.structs.replace(ASSIGNMENT, job=Job("test.step", {"n": 2}))), False),
+        (encode(msgspec.structs.replace(ASSIGNMENT, job=Job("test.step", {"n": 1.0}))), False),
+        (encode(msgspec.structs.replace(ASSIGNMENT, job=Job("test.step", {"n": True}))), False),
+        (encode(msgspec.structs.replace(ASSIGNMENT, job=Job("other.step", {"n": 1}))), False),
+        (b'{"something": "else"}', False),
+        (b"{broken", True),
+        (b"", True),
+    ],
+)
+def test_the_same_job_is_told_from_another_one(payload: bytes, same: bool) -> None:
+    """What is damaged counts as the same: whoever runs it says that it is damaged."""
+    assert is_same_job(ended(payload=payload), ASSIGNMENT) is same
+
+
+def test_a_reason_to_cancel_is_bounded_and_never_means_another_end() -> None:
+    for given, kept in (
+        (None, "cancelled"),
+        ("  ", "cancelled"),
+        (" changed my mind ", "changed my mind"),
+        (EXPIRED, f"cancelled: {EXPIRED}"),
+        (OVERDUE, f"cancelled: {OVERDUE}"),
+        (DROPPED, f"cancelled: {DROPPED}"),
+        ("x" * 1000, "x" * 300),
+    ):
+        assert cancel_reason(given) == kept, given
+
+
+@pytest.mark.parametrize(
+    ("resource_class", "state", "reason"),
+    [
+        ("cpu@w1", S.RUNNING, OVERDUE),
+        ("cpu@w1", S.PENDING, EXPIRED),
+        ("router", S.RUNNING, EXPIRED),
+    ],
+)
+def test_a_deadline_that_passed_is_told_by_whether_a_worker_was_running_it(
+    resource_class: str, state: WorkState, reason: str
+) -> None:
+    assert overdue_reason(WorkItem("a", "test.step", resource_class, state=state)) == reason
+
+
+# ---- waits ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_that_waits_for_a_destination_says_for_which_since_when_and_until_when() -> None:
+    since = 1_700_000_000_123
+    item = WorkItem("a", "k", due_at=1_700_000_060_000, reason=down_reason("api (2) since ever:443", since))
+    assert waits_for(item) == WaitsFor("api (2) since ever:443", since, 1_700_000_060_000)
+    assert waits_for(msgspec.structs.replace(item, state=WorkState.RUNNING)) == waits_for(item), (
+        "claimed, to be tried again"
+    )
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        WorkItem("a", "k", reason="shutdown"),
+        WorkItem("a", "k", reason=DOWN),
+        WorkItem("a", "k", reason=f"{DOWN} (x) since yesterday"),
+        WorkItem("a", "k", state=WorkState.FAILED, reason=down_reason("x", 1)),
+    ],
+)
+def test_every_other_item_waits_for_none(item: WorkItem) -> None:
+    assert waits_for(item) is None

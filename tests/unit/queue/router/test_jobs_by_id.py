@@ -1,0 +1,401 @@
+"""A job by its id, submitted by another client: its state and its end, cancelled and run again; many in one step."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pydantic
+import pytest
+
+import reefknot as rk
+from reefknot.audit.model.event import OperatorAction, Requeued
+from reefknot.console.nats_servers import NatsServer
+from reefknot.errors import (
+    KeyConflictError,
+    NotJsonError,
+    OperationError,
+    ParameterError,
+    ParameterTypeError,
+    QueueFullError,
+    ResultPendingError,
+    UnknownJobError,
+)
+from reefknot.ingest.jobs import class_of
+from reefknot.queue.client import Client, Handle
+from reefknot.queue.model.messages import ResultStatus
+from reefknot.queue.model.work import WorkItem
+from reefknot.retrying.types import RetryKeywords
+from tests.rows import for_each_row
+from tests.workshop import DENIED, Shop, Step, with_shop
+
+
+def other(shop: Shop) -> Client:
+    """A client that knows nothing but the store, as one of another process."""
+    return Client(shop.store, shop.clock)
+
+
+@pytest.mark.parametrize("engine", ["memory", "sqlite"])
+def test_a_job_is_found_by_its_id_from_its_beginning_to_its_end(tmp_path: Path, engine: str) -> None:
+    async def story(shop: Shop) -> None:
+        job = other(shop).job("a")
+        assert await job.status() == "unknown"
+        await Client(shop.store, shop.clock).submit("test.step", {"seconds": 5}, assignment_id="a")
+        assert await job.status() == "pending"
+        with pytest.raises(ResultPendingError, match="no result after 0 s"):
+            await job.wait(0)
+        await shop.router()
+        await shop.worker("w1", Step())
+        await asyncio.sleep(3)
+        assert await job.status() == "running"
+        assert await job.wait(timedelta(minutes=1)) == "succeeded"
+        result = await other(shop).job("a").result()
+        assert (result.status, result.output) == (ResultStatus.SUCCESS, {"done": True})
+
+    with_shop(story, str(tmp_path / "s.db") if engine == "sqlite" else None)
+
+
+def test_a_job_that_failed_is_an_end_for_wait_and_runs_again_when_asked() -> None:
+    async def story(shop: Shop) -> None:
+        await shop.router()
+        step = Step(DENIED, DENIED)
+        await shop.worker("w1", step)
+        await Client(shop.store, shop.clock).submit("test.step", assignment_id="a")
+        job = other(shop).job("a")
+        assert await job.wait() == "failed"
+        assert (await job.result()).status is ResultStatus.ERROR
+        step.outcomes = (Step().outcomes[0],)
+        await job.retry("the right is there now")
+        assert await job.wait() == "succeeded"
+        (action,) = await shop.events(OperatorAction)
+        (again,) = await shop.events(Requeued)
+        assert (action.work_id, action.action, action.actor) == ("a", "retry", "caller")  # type: ignore[union-attr]
+        assert again.reason == "retried by caller: the right is there now"  # type: ignore[union-attr]
+        with pytest.raises(OperationError, match="a is succeeded: only one that failed"):
+            await job.retry()
+        assert len(await shop.events(OperatorAction)) == 1, "what was refused is not audited as done"
+
+    with_shop(story)
+
+
+def test_a_job_with_a_deadline_that_nobody_ends_is_ended_by_the_one_who_waits() -> None:
+    async def story(shop: Shop) -> None:
+        await Client(shop.store, shop.clock).submit("test.step", assignment_id="a", deadline=timedelta(seconds=20))
+        began = asyncio.get_running_loop().time()
+        assert await other(shop).job("a").wait() == "failed"
+        assert 20 <= asyncio.get_running_loop().time() - began <= 22
+        assert (await other(shop).job("a").result()).status is ResultStatus.TIMEOUT
+
+    with_shop(story)
+
+
+def test_a_job_for_later_is_waited_for_until_it_is_due() -> None:
+    async def story(shop: Shop) -> None:
+        await shop.router()
+        await shop.worker("w1", Step())
+        await Client(shop.store, shop.clock).submit("test.step", assignment_id="a", delay=timedelta(minutes=3))
+        assert await other(shop).job("a").wait() == "succeeded"
+
+    with_shop(story)
+
+
+def test_the_same_id_of_another_tenant_is_another_job() -> None:
+    async def story(shop: Shop) -> None:
+        await Client(shop.store, shop.clock).submit("test.step", assignment_id="a", tenant_id="acme")
+        client = other(shop)
+        assert await client.job("a", tenant_id="acme").status() == "pending"
+        assert [await client.job("a", tenant_id=one).status() for one in (None, "evil")] == ["unknown"] * 2
+
+    async def without_router(shop: Shop) -> None:
+        async def nobody(_: object) -> bool:
+            return False
+
+        client = Client(shop.store, shop.clock, has_router=nobody)
+        await client.submit("test.step", assignment_id="a", tenant_id="acme")
+        await client.job("a", "acme").cancel("not needed")
+        assert await client.job("a", "acme").wait() == "cancelled"
+
+    with_shop(story)
+    with_shop(without_router)
+
+
+@for_each_row(
+    ("call",),
+    [
+        (lambda job: job.result(60),),
+        (lambda job: job.wait(60),),
+        (lambda job: job.cancel(),),
+        (lambda job: job.retry(),),
+    ],
+)
+def test_an_id_that_no_job_has_is_told_at_once(call: Callable[[Handle], Awaitable[object]]) -> None:
+    async def story(shop: Shop) -> None:
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(UnknownJobError, match=r"no job has the id 'nothing'.*give tenant_id=") as caught:
+            await call(other(shop).job("nothing"))
+        assert isinstance(caught.value, LookupError)
+        assert isinstance(caught.value, rk.ReefknotError)
+        assert (caught.value.assignment_id, caught.value.tenant_id) == ("nothing", None)
+        with pytest.raises(UnknownJobError, match="no job of tenant 'acme' has the id 'nothing'"):
+            await call(other(shop).job("nothing", tenant_id="acme"))
+        assert asyncio.get_running_loop().time() - began < 1
+
+    with_shop(story)
+
+
+def test_a_job_of_a_source_ends_and_has_no_result_of_a_step() -> None:
+    async def story(shop: Shop) -> None:
+        item = WorkItem("sync-1", "full_sync", class_of("notes"), source="notes", payload=b"{}")
+        await shop.store.work.enqueue([item])
+        await shop.store.work.cancel("sync-1", who="ann")
+        job = other(shop).job("sync-1")
+        assert await job.wait() == "cancelled"
+        with pytest.raises(OperationError, match="is a job of a source"):
+            await job.result()
+
+    with_shop(story)
+
+
+@for_each_row(
+    ("given", "accepted"),
+    [
+        ({"assignment_id": 7}, "assignment_id=7 is not accepted: the id of a job"),
+        ({"assignment_id": "a", "tenant_id": 7}, "tenant_id=7 is not accepted: the name of a tenant, or None"),
+    ],
+)
+def test_what_is_no_id_is_refused_before_anything_is_read(given: dict[str, Any], accepted: str) -> None:
+    async def story(shop: Shop) -> None:
+        with pytest.raises(ParameterTypeError) as caught:
+            other(shop).job(**given)
+        assert accepted in str(caught.value)
+
+    with_shop(story)
+
+
+class OrderModel(pydantic.BaseModel):
+    number: int = 7
+
+
+@dataclass
+class OrderData:
+    number: int = 7
+
+
+class OrderStruct(msgspec.Struct):
+    number: int = 7
+
+
+@for_each_row(
+    ("given", "advice"),
+    [
+        (OrderModel(), '; for a pydantic model pass model.model_dump(mode="json")'),
+        (OrderData(), "; for a dataclass pass dataclasses.asdict(value)"),
+        (OrderStruct(), "; for a msgspec.Struct pass msgspec.to_builtins(value)"),
+        (OrderData, ""),
+        ([7], ""),
+    ],
+)
+def test_a_model_as_inputs_is_refused_with_the_call_that_makes_a_mapping_of_it(given: Any, advice: str) -> None:
+    async def story(shop: Shop) -> None:
+        with pytest.raises(ParameterTypeError) as caught:
+            await other(shop).submit("test.step", given)
+        assert str(caught.value).endswith(f"a mapping of names to JSON values, or None{advice}")
+
+    with_shop(story)
+
+
+# ---- options ---------------------------------------------------------------------------------------------------------
+
+
+@for_each_row(
+    ("options", "told"),
+    [
+        ({"deadlin": 5}, "deadlin=5 is not accepted: no such option; did you mean 'deadline'?; accepted: "),
+        ({"time_out": 5}, "did you mean 'timeout'?"),
+        ({"countdown": 5}, "countdown=5 is not accepted: no such option; did you mean 'delay'?"),
+        ({"task_id": "a"}, "did you mean 'assignment_id'?"),
+        ({"nonsense": 5}, "nonsense=5 is not accepted: no such option; accepted: "),
+        ({"deadline": timedelta(0)}, "deadline=0.0 is not accepted: a number of seconds above 0"),
+        ({"delay": timedelta(days=-1)}, "delay=-86400.0 is not accepted"),
+        ({"at": timedelta(1)}, "a datetime; without a zone it is local"),
+    ],
+)
+@pytest.mark.parametrize("by", ["submit", "run", "submit_many"])
+def test_an_option_that_does_not_exist_is_refused_with_the_nearest(by: str, options: dict[str, Any], told: str) -> None:
+    async def story(shop: Shop) -> None:
+        client = other(shop)
+        many: Any = [("test.step", {}), {"job_type": "test.step", **options}]
+        called = client.submit_many(many) if by == "submit_many" else getattr(client, by)("test.step", {}, **options)
+        with pytest.raises(ParameterError) as caught:
+            await called
+        place = "items[1]." if by == "submit_many" else ""
+        assert str(caught.value).startswith(place)
+        assert told in str(caught.value)
+        if "no such option" in told:
+            assert isinstance(caught.value, ParameterTypeError)
+        assert await shop.store.work.find() == [], "nothing was stored"
+
+    with_shop(story)
+
+
+def test_durations_are_accepted_as_timedelta() -> None:
+    async def story(shop: Shop) -> None:
+        minute, hour = timedelta(minutes=1), timedelta(hours=1)
+        handle = await other(shop).submit(
+            "test.step", deadline=hour, timeout=minute, attempt_timeout=timedelta(milliseconds=1500), delay=hour
+        )
+        item = await shop.store.work.get(handle.assignment_id)
+        assert item is not None
+        assert (item.due_at - item.created_at, (item.deadline_at or 0) - item.due_at) == (3_600_000, 3_600_000)
+        assert b'"timeout_ms":60000' in item.payload
+        assert b'"attempt_timeout_ms":1500' in item.payload
+        with pytest.raises(ResultPendingError):
+            await handle.result(timedelta(seconds=1))
+
+    with_shop(story)
+
+
+# ---- many at once ----------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def opened(engine: str, tmp_path: Path, server: NatsServer | None, size: int = 200) -> Any:
+    url = {"memory": "memory:", "sqlite": f"sqlite:{tmp_path / 's.db'}"}.get(engine)
+    if url is None:
+        assert server is not None
+        url = f"{server.url}/{tmp_path.name.replace('_', '-')[-24:]}"
+    async with rk.connect(url, size=size) as client:
+        yield client
+
+
+@pytest.fixture(params=["memory", "sqlite", "nats"])
+def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Any]:
+    name = str(request.param)
+    server = request.getfixturevalue("nats_server") if name == "nats" else None
+    return lambda: opened(name, tmp_path, server)
+
+
+def test_many_are_stored_in_one_step_with_an_answer_for_each(engine: Callable[[], Any]) -> None:
+    async def story() -> None:
+        async with engine() as client:
+            await client.submit("test.step", {"n": 1}, assignment_id="there")
+            await client.submit("test.step", {"n": 2}, assignment_id="taken")
+            items: list[rk.SubmitItem | tuple[str, dict[str, Any]]] = [
+                ("test.step", {"n": 0}),
+                {"job_type": "test.step", "inputs": {"n": 1}, "assignment_id": "there"},
+                {"job_type": "test.step", "inputs": {"n": 3}, "assignment_id": "taken"},
+                {
+                    "job_type": "test.step",
+                    "assignment_id": "new",
+                    "tenant_id": "acme",
+                    "deadline": timedelta(minutes=5),
+                },
+                {"job_type": "test.step", "assignment_id": "twice"},
+                {"job_type": "test.step", "assignment_id": "twice"},
+                {"job_type": "test.step", "at": None, "delay": 600},
+            ]
+            answers = await client.submit_many(items)
+            first, there, taken, new, twice, again, later = answers
+            assert [one.is_new for one in (first, there, new, twice, again, later)] == [
+                *(True, False, True, True, False, True)
+            ]
+            assert isinstance(taken, KeyConflictError)
+            assert (new.assignment_id, new.tenant_id) == ("new", "acme")
+            assert [await one.status() for one in answers if isinstance(one, Handle)] == ["pending"] * 6
+            counts = await client.store.work.snapshot()
+            assert sum(sum(one.values()) for one in counts.counts.values()) == 6
+            assert await client.submit_many([]) == []
+
+            full = await client.submit_many([("test.step", {"n": n}) for n in range(300)])
+            kept = [one for one in full if isinstance(one, Handle)]
+            refused = [one for one in full if isinstance(one, QueueFullError)]
+            assert (len(kept), len(refused)) == (96, 204), "half of 200 places, as another tenant waits"
+            assert [isinstance(one, Handle) for one in full] == [True] * 96 + [False] * 204
+            assert all(one.retry_after > 0 for one in refused)
+            assert {await one.status() for one in kept} == {"pending"}
+
+    asyncio.run(story())
+
+
+@for_each_row(
+    ("items", "told"),
+    [
+        ([("a.b", {}), {"job_type": "a.b", "deadline": "5"}], "items[1].deadline='5' is not accepted: a number of sec"),
+        ([("a.b", {}), ("a.b", [1])], "items[1].inputs=[1] is not accepted: a mapping"),
+        ([("a.b", {}), ("", {})], "items[1].job_type='' is not accepted"),
+        ([("a.b", {}), {"inputs": {}}], "items[1].job_type=None is not accepted: the type of a step; it is missing"),
+        (
+            [("a.b", {}), {"job_type": "a.b", "input": {}}],
+            "items[1].input={} is not accepted: no such option; did you m",
+        ),
+        ([("a.b", {}), "a.b"], "items[1]='a.b' is not accepted: a mapping with the arguments of submit, or a pair"),
+        ([("a.b", {}), ("a.b",)], "items[1]=('a.b',) is not accepted"),
+        ([("a.b", {}), ("a.b", {"x": {1}})], "items[1].inputs.x is not JSON"),
+        ({"job_type": "a.b"}, "items={'job_type': 'a.b'} is not accepted: a list of mappings"),
+        (5, "items=5 is not accepted: a list of mappings"),
+        ("a.b", "items='a.b' is not accepted"),
+        (
+            [
+                {"job_type": "a.b", "inputs": {"n": 1}, "assignment_id": "x"},
+                {"job_type": "a.b", "inputs": {"n": 2}, "assignment_id": "x"},
+            ],
+            "items[1].assignment_id='x' is not accepted: an id of its own; items[0] has it with another job",
+        ),
+        ([("a.b", {})] * 10_001, "items='more than 10000' is not accepted: at most 10000"),
+    ],
+)
+def test_an_item_that_is_written_wrongly_is_named_before_anything_is_stored(items: Any, told: str) -> None:
+    async def story(shop: Shop) -> None:
+        with pytest.raises((ParameterError, NotJsonError)) as caught:
+            await other(shop).submit_many(items)
+        assert str(caught.value).startswith(told)
+        assert await shop.store.work.find() == []
+
+    with_shop(story)
+
+
+def test_on_nats_what_is_no_one_batch_is_refused_whole(nats_server: NatsServer, tmp_path: Path) -> None:
+    async def story() -> None:
+        async with opened("nats", tmp_path, nats_server, size=100_000) as client:
+            with pytest.raises(rk.StoreFullError, match="make it in smaller parts"):
+                await client.submit_many([("test.step", {"n": n}) for n in range(1000)])
+            assert await client.store.work.find() == [], "nothing was stored"
+            assert len(await client.submit_many([("test.step", {"n": n}) for n in range(90)])) == 90
+
+    asyncio.run(story())
+
+
+# ---- a queue that is full --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("attempts", "accepted"), [(None, 180), (200, 300)])
+def test_a_caller_that_waits_for_room_needs_attempts_as_well_as_a_deadline(attempts: int | None, accepted: int) -> None:
+    """A queue that moves asks for waits of a tenth of a second: the usual four attempts are over long before 20 s."""
+
+    async def story(shop: Shop) -> None:
+        client = Client(shop.store, shop.clock, size=200)
+        limits: RetryKeywords = {"on": QueueFullError, "deadline": 20, "log": False}
+        if attempts is not None:
+            limits["attempts"] = attempts
+
+        @rk.retry(**limits)
+        async def submit(number: int) -> Handle:
+            return await client.submit("test.step", {"n": number})
+
+        submitting = [asyncio.create_task(submit(number)) for number in range(300)]
+        await asyncio.sleep(0.5 if attempts else 4)
+        await shop.router()
+        await shop.worker("w1", Step(seconds=0.001))
+        answers = await asyncio.gather(*submitting, return_exceptions=True)
+        assert len([one for one in answers if isinstance(one, Handle)]) == accepted
+        refused = [one for one in answers if isinstance(one, QueueFullError)]
+        assert len(refused) == 300 - accepted
+        assert all("all attempts are spent" in one.__notes__[0] for one in refused)
+
+    with_shop(story)

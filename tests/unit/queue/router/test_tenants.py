@@ -1,0 +1,350 @@
+"""One id at several tenants: each has its own work and its own result, and learns nothing of the others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec import structs
+
+from reefknot.errors import KeyConflictError, ResultPendingError
+from reefknot.queue import client
+from reefknot.queue.client import Client
+from reefknot.queue.model import messages
+from reefknot.queue.model.admission import RejectionPolicy, Rules
+from reefknot.queue.model.messages import (
+    ACK,
+    ASSIGN,
+    CANCEL,
+    RESULT,
+    AckStatus,
+    Cancel,
+    ExecAssignment,
+    ExecAssignmentAck,
+    ExecResult,
+    ResultJob,
+    ResultStatus,
+    StepResult,
+    encode,
+)
+from reefknot.queue.router.completion import Acknowledge
+from reefknot.queue.router.inbox import Inbox
+from tests.workshop import Shop, Step, with_shop, work
+
+TENANTS = ("acme", "bolt", None)
+
+
+class Told(Step):
+    """A step whose result tells for whom it ran."""
+
+    async def run(self, inputs: Any, context: Any) -> StepResult:
+        await super().run(inputs, context)
+        return StepResult(outputs={"tenant": context.tenant_id, "value": inputs.get("value")})
+
+
+def of(tenant: str | None, name: str = "x", *, request: str = "", **payload: Any) -> ExecAssignment:
+    given = work(name, payload)
+    return structs.replace(given, tenant_id=tenant, request_id=request or f"r-{tenant}")
+
+
+def tenant_told(result: ExecResult) -> Any:
+    return (result.output or {})["tenant"]
+
+
+# ---- one worker -----------------------------------------------------------------------------------------------------
+
+
+async def each_has_its_own(shop: Shop, tenants: tuple[str | None, ...], seconds: float) -> None:
+    """The next one comes while the one before runs (a long step), or after its end (a short one)."""
+    step = Told(seconds=seconds)
+    await shop.router()
+    await shop.worker("w1", step, concurrency={"cpu": 3})
+    await asyncio.sleep(1.1)
+    client = Client(shop.store, shop.clock)
+    handles = []
+    for tenant in tenants:
+        handles.append(await client.hand_in(of(tenant)))
+        await asyncio.sleep(2)
+    results = [await handle.result(60) for handle in handles]
+    assert [tenant_told(result) for result in results] == list(tenants)
+    assert [(one.assignment_id, one.tenant_id) for one in results] == [("x", tenant) for tenant in tenants]
+    assert len(step.began) == 3
+    again = [await (await client.hand_in(of(tenant))).result(1) for tenant in tenants]
+    assert again == results
+    assert len(step.began) == 3
+
+
+@pytest.mark.parametrize("engine", ["memory", "sqlite"])
+@pytest.mark.parametrize("seconds", [0.01, 20.0])
+@pytest.mark.parametrize("tenants", [TENANTS, TENANTS[::-1]])
+def test_each_tenant_has_its_own_result_under_an_id_that_others_use(
+    tmp_path: Any, engine: str, seconds: float, tenants: tuple[str | None, ...]
+) -> None:
+    path = str(tmp_path / "state.db") if engine == "sqlite" else None
+    with_shop(lambda shop: each_has_its_own(shop, tenants, seconds), path)
+
+
+def test_control_ids_without_their_tenant_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (messages, client):
+        monkeypatch.setattr(module, "record_id", lambda assignment_id, _: assignment_id)
+    with pytest.raises(AssertionError, match=r"\['acme', 'acme', 'acme'\]"):
+        with_shop(lambda shop: each_has_its_own(shop, TENANTS, 0.01))
+
+
+def test_another_job_under_the_id_of_another_tenant_is_no_conflict() -> None:
+    async def story(shop: Shop) -> None:
+        router = await shop.router()
+        await shop.worker("w1", Told())
+        await asyncio.sleep(1.1)
+        futures = [await router.submit(of(tenant, value=number)) for number, tenant in enumerate(TENANTS)]
+        async with asyncio.timeout(30):
+            values = [(await future).output for future in futures]
+        assert values == [{"tenant": tenant, "value": number} for number, tenant in enumerate(TENANTS)]
+        with pytest.raises(KeyConflictError):
+            await router.submit(of("acme", value=9))
+
+    with_shop(story)
+
+
+def test_a_sink_gets_another_idempotency_key_for_each_tenant() -> None:
+    async def story(shop: Shop) -> None:
+        step = Told()
+        await shop.worker("w1", step)
+        await shop.send(*map(of, TENANTS))
+        await asyncio.sleep(1)
+        assert {one.idempotency_key for one in step.contexts} == {"acme|x/0", "bolt|x/0", "x/0"}
+        assert {one.assignment_id for one in step.contexts} == {"x"}
+
+    with_shop(story)
+
+
+def test_events_name_the_assignments_own_id_and_the_tenant_beside_it() -> None:
+    async def story(shop: Shop) -> None:
+        await shop.router()
+        await shop.worker("w1", Told())
+        await asyncio.sleep(1.1)
+        await (await Client(shop.store, shop.clock).hand_in(of("acme"))).result(30)
+        events = [event for event in await shop.events() if event.work_id is not None]
+        assert {(event.work_id, event.tenant_id) for event in events} == {("x", "acme")}
+
+    with_shop(story)
+
+
+# ---- cancelling -----------------------------------------------------------------------------------------------------
+
+
+def test_a_tenant_cancels_its_own_and_nobody_elses() -> None:
+    async def story(shop: Shop) -> None:
+        await shop.router()
+        await shop.worker("w1", Told(seconds=5), concurrency={"cpu": 3})
+        await asyncio.sleep(1.1)
+        client = Client(shop.store, shop.clock)
+        handles = [await client.hand_in(of(tenant)) for tenant in TENANTS]
+        await asyncio.sleep(1)
+        await client.cancel("x", "enough", tenant_id="bolt")
+        await client.cancel("x", tenant_id="nobody")
+        results = [await handle.result(30) for handle in handles]
+        assert [result.status.value for result in results] == ["success", "cancelled", "success"]
+        assert results[1].error_message == "enough"
+        assert [await handle.status() for handle in handles] == ["succeeded", "cancelled", "succeeded"]
+
+    with_shop(story)
+
+
+@pytest.mark.parametrize("tenant", TENANTS)
+def test_a_router_cancels_what_waits_of_this_tenant_alone(tenant: str | None) -> None:
+    async def story(shop: Shop) -> None:
+        router = await shop.router()
+        futures = {one: await router.submit(of(one)) for one in TENANTS}
+        assert await router.cancel("x", tenant_id=tenant)
+        await asyncio.sleep(1)
+        assert {one for one, future in futures.items() if future.done()} == {tenant}
+
+    with_shop(story)
+
+
+def test_a_cancel_message_without_a_tenant_leaves_the_work_of_tenants_alone() -> None:
+    async def story(shop: Shop) -> None:
+        await shop.worker("w1", Told(seconds=5), concurrency={"cpu": 3})
+        await shop.send(of("acme"), of(None))
+        await shop.transport.publish(CANCEL, encode(Cancel("x")))
+        await asyncio.sleep(30)
+        assert {one.tenant_id: one.status.value for one in shop.results} == {"acme": "success", None: "cancelled"}
+
+    with_shop(story)
+
+
+# ---- a worker that makes room, or leaves ----------------------------------------------------------------------------
+
+
+def test_what_is_dropped_to_make_room_is_answered_under_its_own_id_and_tenant() -> None:
+    async def story(shop: Shop) -> None:
+        rules = Rules(size=1, policy=RejectionPolicy.DROP_OLDEST)
+        await shop.worker("w1", Step(seconds=20), concurrency={"cpu": 1}, rules=rules)
+        await shop.send(of("acme", "running"))
+        await shop.send(of("acme"))
+        await shop.send(of("bolt"))
+        await asyncio.sleep(1)
+        dropped = [ack for ack in shop.acks if ack.reason == "dropped_oldest"]
+        assert [ack.assignment_id for ack in dropped] == ["x"]
+        assert [(one.assignment_id, one.tenant_id) for one in shop.results] == [("x", "acme")]
+
+    with_shop(story)
+
+
+def test_a_worker_that_leaves_gives_back_the_work_of_each_tenant() -> None:
+    async def story(shop: Shop) -> None:
+        router = await shop.router()
+        first = await shop.worker("w1", Told(seconds=3), concurrency={"cpu": 1})
+        await asyncio.sleep(1.1)
+        futures = [await router.submit(of(tenant)) for tenant in TENANTS]
+        await asyncio.sleep(1)
+        await shop.worker("w2", Told(), concurrency={"cpu": 1})
+        await first.drain(30)
+        async with asyncio.timeout(60):
+            assert [tenant_told(await future) for future in futures] == list(TENANTS)
+        assert {ack.assignment_id for ack in shop.acks} == {"x"}
+
+    with_shop(story)
+
+
+# ---- workers that do not tell the tenant ----------------------------------------------------------------------------
+
+
+class Peer:
+    """A worker of another make on the shared subject: it tells no tenant, neither in acks nor in results."""
+
+    def __init__(self, shop: Shop) -> None:
+        self.got: list[ExecAssignment] = []
+        self._shop = shop
+        self._bodies = shop.heard(ASSIGN)
+
+    async def heard(self, number: int) -> list[ExecAssignment]:
+        await asyncio.sleep(0.5)
+        self.got = [msgspec.json.decode(body, type=ExecAssignment) for body in self._bodies]
+        assert len(self.got) == number
+        return self.got
+
+    async def ack(self, assignment: ExecAssignment) -> None:
+        ack = ExecAssignmentAck(assignment.assignment_id, AckStatus.ACCEPTED)
+        await self._shop.transport.publish(ACK, encode(ack))
+
+    async def answer(self, assignment: ExecAssignment) -> None:
+        result = ExecResult(
+            assignment.assignment_id,
+            assignment.request_id,
+            ResultStatus.SUCCESS,
+            "peer",
+            ResultJob("test.step"),
+            output={"tenant": assignment.tenant_id},
+        )
+        await self._shop.transport.publish(RESULT, encode(result))
+        await asyncio.sleep(0.1)
+
+
+def with_peer(
+    story: Callable[[Shop, Peer, list[asyncio.Future[ExecResult]]], Awaitable[None]], *, request: str = ""
+) -> None:
+    """A story of two tenants' assignments under one id, for a peer."""
+
+    async def whole(shop: Shop) -> None:
+        peer = Peer(shop)
+        router = await shop.router(shared_subject=True)
+        futures = [await router.submit(of(tenant, request=request)) for tenant in ("acme", "bolt")]
+        await story(shop, peer, futures)
+
+    with_shop(whole)
+
+
+async def second_is_answered_first(shop: Shop, peer: Peer, futures: list[asyncio.Future[ExecResult]]) -> None:
+    (first,) = await peer.heard(1)
+    await peer.ack(first)
+    _, second = await peer.heard(2)
+    await peer.ack(second)
+    await peer.answer(second)
+    await peer.answer(second)  # at least once: the other one waits still
+    await peer.answer(first)
+    async with asyncio.timeout(5):
+        told = [tenant_told(await future) for future in futures]
+    assert told == ["acme", "bolt"]
+
+
+def test_of_two_tenants_with_one_id_the_second_is_sent_when_the_first_is_acked() -> None:
+    with_peer(second_is_answered_first)
+
+
+def test_control_a_router_that_takes_any_result_of_the_id_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def by_id_alone(self: Inbox, result: ExecResult, done: Acknowledge | None) -> bool:
+        for pending in self._table.out(result.assignment_id)[:1]:
+            self._completion.finish_foreign(pending, result, done)
+        return True
+
+    monkeypatch.setattr(Inbox, "_read_result", by_id_alone)
+    with pytest.raises(AssertionError, match=r"\['bolt', 'bolt'\]"):
+        with_peer(second_is_answered_first)
+
+
+def test_a_late_result_of_one_tenant_is_not_given_to_the_other() -> None:
+    async def story(shop: Shop, peer: Peer, futures: list[asyncio.Future[ExecResult]]) -> None:
+        (first,) = await peer.heard(1)
+        await peer.answer(first)
+        _, second = await peer.heard(2)
+        await peer.answer(first)
+        assert (futures[0].done(), futures[1].done()) == (True, False)
+        await peer.answer(second)
+        assert [tenant_told(await future) for future in futures] == ["acme", "bolt"]
+
+    with_peer(story)
+
+
+def test_where_the_requests_are_called_the_same_too_the_second_waits_for_the_first_result() -> None:
+    async def story(shop: Shop, peer: Peer, futures: list[asyncio.Future[ExecResult]]) -> None:
+        (first,) = await peer.heard(1)
+        await peer.ack(first)
+        await peer.heard(1)
+        await peer.answer(first)
+        _, second = await peer.heard(2)
+        await peer.ack(second)
+        await peer.answer(second)
+        assert [tenant_told(await future) for future in futures] == ["acme", "bolt"]
+
+    with_peer(story, request="r")
+
+
+def test_a_result_that_could_mean_two_is_given_to_none() -> None:
+    """One has no tenant and runs at a worker that tells neither; the store has its result all the same."""
+
+    async def story(shop: Shop) -> None:
+        router = await shop.router()
+        table = router.table
+        for tenant in (None, "acme"):
+            await router.submit(of(tenant, request="r"))
+        for pending in table.all():
+            table.sent(pending, "w", 0.0)
+        inbox = router._inbox
+        result = ExecResult("x", "r", ResultStatus.SUCCESS, "w", ResultJob("test.step"))
+        assert inbox._answered(result) is None
+        assert inbox._answered(structs.replace(result, tenant_id="acme")) is table.get("acme|x")
+        assert inbox._answered(structs.replace(result, request_id="earlier")) is table.get("x")
+
+    with_shop(story)
+
+
+def test_another_tenants_handle_does_not_find_a_result() -> None:
+    async def story(shop: Shop) -> None:
+        await shop.router()
+        client = Client(shop.store, shop.clock)
+        await shop.worker("w1", Told())
+        await asyncio.sleep(1.1)
+        await (await client.hand_in(of("acme"))).result(30)
+        for member in list(shop.members):
+            shop.vanish(member)
+        handle = await client.hand_in(of("bolt"))
+        with pytest.raises(ResultPendingError):
+            await handle.result(5)
+        assert await handle.status() == "pending"
+
+    with_shop(story)

@@ -1,0 +1,382 @@
+"""A caller's side: what is called off is off, whether a router runs or not."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from reefknot.audit.model.event import OperatorAction
+from reefknot.errors import KeyConflictError, NotJsonError, ParameterError, ResultPendingError
+from reefknot.queue.client import Client, Handle
+from reefknot.queue.model.messages import ExecResult, ResultStatus
+from reefknot.queue.model.work import Interrupted, WorkState
+from reefknot.queue.port.work_queue import QuarantineFilter, Settlement
+from reefknot.queue.router.service import Router
+from reefknot.stores.port.store import Store
+from tests.workshop import Shop, Step, with_shop, work
+
+
+async def nobody(store: Store) -> bool:
+    return False
+
+
+async def somebody(store: Store) -> bool:
+    return True
+
+
+async def called_off(handle: Handle) -> ExecResult:
+    result = await handle.result(30)
+    assert (result.status, result.error_code) == (ResultStatus.CANCELLED, "CANCELLED_BY_USER")
+    return result
+
+
+def test_a_handle_says_pending_until_a_worker_is_at_it() -> None:
+    """The router's claim alone is no execution."""
+
+    async def story(shop: Shop) -> None:
+        client = Client(shop.store, shop.clock, has_router=somebody)
+        handle = await client.hand_in(work("a"))
+        assert await handle.status() == "pending"
+        await shop.router()
+        await asyncio.sleep(1)
+        item = await shop.store.work.get("a")
+        assert item is not None
+        assert item.state is WorkState.RUNNING, "the router holds it"
+        assert await handle.status() == "pending"
+        await shop.worker("w1", Step(seconds=5))
+        await asyncio.sleep(2)
+        assert await handle.status() == "running"
+        await asyncio.sleep(10)
+        assert await handle.status() == "succeeded"
+
+    with_shop(story)
+
+
+# ---- calling off ----------------------------------------------------------------------------------------------------
+
+
+def test_without_a_router_it_is_off_at_once_and_on_record() -> None:
+    async def story(shop: Shop) -> None:
+        client = Client(shop.store, shop.clock, has_router=nobody)
+        handle = await client.hand_in(work("a"))
+        await handle.cancel("not needed")
+        assert (await called_off(handle)).error_message == "not needed"
+        (event,) = await shop.events(OperatorAction)
+        assert (event.work_id, event.action) == ("a", "cancel")  # type: ignore[union-attr]
+        assert not await client.cancel("a")
+        assert not await client.cancel("never heard of")
+        assert len(await shop.events(OperatorAction)) == 1
+
+    with_shop(story)
+
+
+def test_without_a_router_what_a_worker_has_is_off_too() -> None:
+    async def story(shop: Shop) -> None:
+        step = Step(seconds=100)
+        router = await shop.router()
+        await shop.worker("w1", step, lease=5)
+        client = Client(shop.store, shop.clock, has_router=nobody)
+        handle = await client.hand_in(work("a"))
+        await asyncio.sleep(2)
+        shop.vanish(router)
+        await handle.cancel()
+        await called_off(handle)
+        item = await shop.store.work.get("a")
+        assert item is not None
+        assert item.state.value == "cancelled"
+        await shop.send(work("alone"))
+        assert await client.cancel("alone")
+
+    with_shop(story)
+
+
+@pytest.mark.parametrize("engine", ["memory", "sqlite"])
+@pytest.mark.parametrize("where", ["handed in", "taken on", "handed back"])
+def test_a_router_that_starts_hears_what_was_called_off_while_it_was_away(
+    tmp_path: Path, engine: str, where: str
+) -> None:
+    async def story(shop: Shop) -> None:
+        assert await story_of(shop, where) == "cancelled"
+
+    with_shop(story, str(tmp_path / "s.db") if engine == "sqlite" else None)
+
+
+async def story_of(shop: Shop, where: str) -> str:
+    """Called off between two lives of the router; answers how it ended."""
+    client = Client(shop.store, shop.clock, has_router=somebody)  # it has not noticed that the router is gone
+    handle = await client.hand_in(work("a"))
+    if where != "handed in":
+        first = await shop.router()
+        await asyncio.sleep(1)
+        shop.vanish(first)
+    if where == "handed back":
+        item = await shop.store.work.get("a")
+        assert item is not None
+        await shop.store.work.settle([Settlement(item.id, item.owner, item.fence, Interrupted())])
+    await handle.cancel()
+    await shop.router()
+    await asyncio.sleep(60)
+    await shop.worker("w1", Step())
+    return (await handle.result(60)).status.value
+
+
+def test_a_router_that_begins_to_listen_when_it_starts_misses_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control."""
+    honest = Router._cancel_command
+
+    async def deaf(router: Router, command: object) -> None:
+        if asyncio.get_running_loop().time() > 100:
+            await honest(router, command)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Router, "_cancel_command", deaf)
+
+    async def story(shop: Shop) -> None:
+        assert await story_of(shop, "handed in") == "success"
+
+    with_shop(story)
+
+
+def test_an_old_cancel_does_not_reach_what_a_person_wanted_again() -> None:
+    async def story(shop: Shop) -> None:
+        client = Client(shop.store, shop.clock)
+        first = await shop.router()
+        await shop.worker("w1", Step(ValueError("no"), ValueError("no")), quarantine_failed=True)
+        handle = await client.hand_in(work("a"))
+        assert (await handle.result(30)).status is ResultStatus.ERROR
+        await client.cancel("a")  # too late: it has ended
+        await asyncio.sleep(1)
+        await first.stop()
+        shop.members.remove(first)
+        await shop.store.quarantine.requeue(QuarantineFilter(ids=("a",)), who="ann")
+        await shop.router()
+        await asyncio.sleep(30)
+        assert (await handle.result(30)).status is ResultStatus.ERROR
+
+    with_shop(story)
+
+
+# ---- the same id ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("when", ["waiting", "under way", "ended"])
+@pytest.mark.parametrize("by", ["client", "router"])
+def test_the_same_id_with_another_job_is_refused_with_both_fingerprints(by: str, when: str) -> None:
+    async def story(shop: Shop) -> None:
+        client = Client(shop.store, shop.clock)
+        router = await shop.router()
+        submit = client.hand_in if by == "client" else router.submit
+        first = await submit(work("a", {"n": 1}))
+        if when != "waiting":
+            await shop.worker("w1", Step(seconds=5))
+            await asyncio.sleep(2 if when == "under way" else 20)
+        with pytest.raises(KeyConflictError, match="another job") as caught:
+            await submit(work("a", {"n": 2}))
+        assert (caught.value.key, len({caught.value.given, caught.value.recorded})) == ("a", 2)
+        with pytest.raises(KeyConflictError):
+            await submit(work("a", {"n": 1}, job="another.step"))
+        again = await submit(work("a", {"n": 1}, priority="high"))
+        if when == "waiting":
+            await shop.worker("w1", Step())
+        results = [await one.result(30) if isinstance(one, Handle) else await one for one in (first, again)]
+        assert [one.status for one in results] == [ResultStatus.SUCCESS] * 2
+        assert results[0] == results[1]
+
+    with_shop(story)
+
+
+def test_two_at_once_with_one_id_and_two_jobs_are_not_one_piece_of_work() -> None:
+    async def story(shop: Shop) -> None:
+        router = await shop.router()
+        pair = [router.submit(work("a", {"n": number})) for number in (1, 2)]
+        kept = await asyncio.gather(*pair, return_exceptions=True)
+        assert [isinstance(one, KeyConflictError) for one in kept] == [False, True]
+
+    with_shop(story)
+
+
+# ---- what cannot be handed in ---------------------------------------------------------------------------------------
+
+CIRCLE: dict[str, Any] = {}
+CIRCLE["again"] = CIRCLE
+
+
+@pytest.mark.parametrize(
+    ("value", "place"),
+    [
+        (object(), "inputs.x"),
+        (math.nan, "inputs.x"),
+        (math.inf, "inputs.x"),
+        (b"bytes", "inputs.x"),
+        ({1, 2}, "inputs.x"),
+        (datetime.now(UTC), "inputs.x"),
+        ({1: "a"}, "inputs.x"),
+        ([1, [{"deep": -math.inf}]], "inputs.x[1][0].deep"),
+        ("\ud800", "inputs"),
+        (CIRCLE, "inputs.x.again"),
+    ],
+)
+def test_what_json_cannot_say_is_refused_with_its_place_and_never_changed(value: object, place: str) -> None:
+    async def story(shop: Shop) -> None:
+        client = Client(shop.store, shop.clock)
+        router = await shop.router()
+        with pytest.raises(NotJsonError) as caught:
+            await client.submit("test.step", {"x": value})
+        assert caught.value.path.startswith(place)
+        for hand_in in (client.hand_in, router.submit):
+            with pytest.raises(NotJsonError, match=r"^job\.payload"):
+                await hand_in(work("a", {"x": value}))
+        with pytest.raises(NotJsonError, match=r"^metadata"):
+            await client.hand_in(structs.replace(work("a"), metadata={"x": value}))
+
+    with_shop(story)
+
+
+def test_lists_and_tuples_and_every_json_value_are_accepted() -> None:
+    async def story(shop: Shop) -> None:
+        client = Client(shop.store, shop.clock)
+        await client.submit("test.step", {"a": (1, 2), "b": None, "c": [True, 1.5, 2**70], "d": {"e": "ü"}})
+
+    with_shop(story)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"inputs": object()}, "inputs=<object object at 0x"),
+        ({"inputs": [1]}, "inputs=[1] is not accepted: a mapping"),
+        ({"inputs": "text"}, "inputs='text' is not accepted: a mapping"),
+        ({"inputs": []}, "inputs=[] is not accepted: a mapping"),
+        ({"inputs": {"x": "y" * 2_000_000}}, "at most 1048576"),
+        ({"inputs": {"timeout_ms": 0}}, "inputs.timeout_ms=0 is not accepted: a whole number from 1"),
+        ({"job_type": 5}, "job_type=5 is not accepted: Expected `str`, got `int`"),
+        ({"job_type": ""}, "job_type='' is not accepted: printable text of 1 to 256 characters"),
+        ({"retries": -1}, "retries=-1 is not accepted: a whole number from 0 to 100"),
+        ({"retries": "x"}, "retries='x' is not accepted: Expected `int | null`, got `str`"),
+        ({"priority": "urgent"}, "priority='urgent' is not accepted: a whole number, or one of low"),
+        ({"assignment_id": ""}, "assignment_id='' is not accepted: printable text"),
+        ({"tenant_id": "a\nb"}, "tenant_id='a\\nb' is not accepted: printable text of at most 256"),
+        ({"trace_id": "x" * 999}, "trace_id='xxx"),
+        ({"resource_class": 5}, "resource_class=5 is not accepted"),
+        ({"deadline": math.nan}, "deadline=nan is not accepted: a number of seconds above 0"),
+        ({"timeout": "5"}, "timeout='5' is not accepted: a number of seconds above 0"),
+    ],
+)
+def test_a_wrong_argument_is_named_as_the_caller_calls_it_with_its_value(wrong: dict[str, Any], message: str) -> None:
+    async def story(shop: Shop) -> None:
+        client = Client(shop.store, shop.clock)
+        with pytest.raises(ParameterError) as caught:
+            await client.submit(**{"job_type": "test.step", **wrong})
+        assert message in str(caught.value)
+
+    with_shop(story)
+
+
+@pytest.mark.parametrize("timeout", [math.nan, -1, "5", True])
+def test_a_wait_that_is_no_time_is_refused(timeout: Any) -> None:
+    async def story(shop: Shop) -> None:
+        handle = await Client(shop.store, shop.clock).hand_in(work("a"))
+        with pytest.raises(ParameterError, match=r"timeout=.* is not accepted: a number of seconds, 0 or more"):
+            await handle.result(timeout)
+        with pytest.raises(ResultPendingError):
+            await handle.result(0)
+
+    with_shop(story)
+
+
+# ---- fields as a mapping --------------------------------------------------------------------------------------------
+
+
+def test_the_fields_of_an_assignment_are_taken_as_a_mapping_and_missing_ids_are_made() -> None:
+    async def story(shop: Shop) -> None:
+        client = Client(shop.store, shop.clock)
+        handle = await client.hand_in({"job": {"type": "test.step", "payload": {"n": 1}}})
+        named = await client.hand_in({"assignment_id": "a", "job": {"type": "test.step"}})
+
+        assert (named.assignment_id, await handle.status()) == ("a", "pending")
+        requests = [
+            item.correlation_id for name in (handle.assignment_id, "a") if (item := await shop.store.work.get(name))
+        ]
+        assert requests[0] == handle.assignment_id, "as in a file"
+        assert requests[1] not in ("a", handle.assignment_id)
+
+    with_shop(story)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"assigment_id": "a", "job": {"type": "t"}}, "assigment_id: unknown field; .*did you mean 'assignment_id'?"),
+        ({"job": {"type": "t"}, "options": {"deadlin_ms": 5}}, "options.deadlin_ms: unknown field"),
+        ({"job": {"type": "t", "payload": {"n": {1, 2}}}}, r"assignment\.job\.payload\.n"),
+        ({"job": {}}, "job.type: missing"),
+        (["job"], "an ExecAssignment, or a mapping of its fields"),
+    ],
+)
+def test_fields_that_no_assignment_has_are_refused_by_the_client_too(fields: Any, told: str) -> None:
+    async def story(shop: Shop) -> None:
+        with pytest.raises((ParameterError, NotJsonError), match=told):
+            await Client(shop.store, shop.clock).hand_in(fields)
+
+    with_shop(story)
+
+
+# ---- work for later -------------------------------------------------------------------------------------------------
+
+
+def test_work_for_later_runs_at_its_time_and_its_deadline_counts_from_there() -> None:
+    async def story(shop: Shop) -> None:
+        step = Step()
+        await shop.router()
+        await shop.worker("w1", step)
+        await asyncio.sleep(1)
+        began = asyncio.get_running_loop().time()
+        client = Client(shop.store, shop.clock)
+        soon = await client.submit("test.step", delay=100, deadline=5, assignment_id="soon")
+        at = datetime.fromtimestamp(shop.clock.wall() + 200, UTC)
+        later = await client.submit("test.step", at=at, assignment_id="later")
+        item = await shop.store.work.get("soon")
+        assert item is not None
+        assert (item.state.value, item.reason, item.due_at - item.created_at) == ("pending", "scheduled", 100_000)
+        assert item.deadline_at == item.due_at + 5000
+        for handle in (soon, later):
+            assert (await handle.result()).status is ResultStatus.SUCCESS
+        ran = [(name, when - began) for name, when in step.began]
+        assert [name for name, _ in ran] == ["soon", "later"]
+        assert 100 <= ran[0][1] < 105
+        assert 200 <= ran[1][1] < 205
+
+    with_shop(story)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"delay": -1}, "delay=-1"),
+        ({"delay": "10m"}, "delay='10m'"),
+        ({"delay": 1e12}, "delay=1"),
+        ({"at": 5}, "a datetime; without a zone it is local"),
+        ({"delay": 1, "at": datetime(2026, 1, 1, tzinfo=UTC)}, "not together with delay"),
+    ],
+)
+def test_a_due_time_that_makes_no_sense_is_refused(options: dict[str, Any], told: str) -> None:
+    async def story(shop: Shop) -> None:
+        with pytest.raises(ParameterError, match=told):
+            await Client(shop.store, shop.clock).submit("test.step", **options)
+
+    with_shop(story)
+
+
+def test_a_time_that_is_over_means_now() -> None:
+    async def story(shop: Shop) -> None:
+        handle = await Client(shop.store, shop.clock).submit("test.step", at=datetime(2000, 1, 1, tzinfo=UTC))
+        item = await shop.store.work.get(handle.assignment_id)
+        assert item is not None
+        assert (item.reason, item.due_at) == ("", item.created_at)
+
+    with_shop(story)

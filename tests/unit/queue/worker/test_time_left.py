@@ -1,0 +1,321 @@
+"""
+Attempts and the time that is left for them: none is begun in vain, and our own deadline is not the destination's fault.
+
+Each promise has a control: the same story with the rule patched away, in which the promise is broken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from reefknot.audit.model.event import BreakerEvent
+from reefknot.queue.execution.failures import TimedOut
+from reefknot.queue.model.admission import Rules
+from reefknot.queue.model.messages import ExecAssignment, ResultStatus
+from reefknot.queue.model.results import answer_of
+from reefknot.queue.model.work import WorkState
+from reefknot.queue.worker import attempt
+from reefknot.queue.worker.attempt import StepRunner
+from reefknot.queue.worker.destinations import Destination
+from reefknot.queue.worker.service import Worker
+from reefknot.queue.worker.settings import ThrottleSettings
+from tests.workshop import NO_BREAKER, OK, REFUSED, Shop, Step, with_shop, work
+
+NO_THROTTLE = ThrottleSettings(enabled=False)
+OPENS_AFTER = 20
+"""Well above the ten failures in a row that open a breaker."""
+
+
+@pytest.fixture
+def cut_ones_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every time-out is taken for one of the full attempt limit."""
+
+    def full(seconds: float, whole: bool) -> TimedOut:
+        return TimedOut(seconds, whole=False)
+
+    monkeypatch.setattr(attempt, "TimedOut", full)
+
+
+@pytest.fixture
+def nothing_is_usual(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Destination, "usual", lambda self, now: 0.0)
+
+
+def place_of(worker: Worker, name: str = "somewhere") -> Destination:
+    return worker.steps.outages.destinations.at(name)
+
+
+async def hurried(shop: Shop) -> Worker:
+    """A busy destination that answers in 1 ms; then one after the other that hangs until its own 50 ms are over."""
+    worker = await shop.worker(
+        "w1", Step(seconds=0.001), concurrency={"cpu": 4}, throttle=NO_THROTTLE, rules=Rules(size=100_000)
+    )
+    await shop.send(*(work(f"quick-{n}") for n in range(120)))
+    await asyncio.sleep(1)
+    for number in range(2 * OPENS_AFTER):
+        await shop.send(work(f"cut-{number}", {"seconds": 60}, timeout_ms=50, retry_count=0))
+        await asyncio.sleep(0.06)
+    return worker
+
+
+# ---- our own deadline is not the destination's fault ----------------------------------------------------------------
+
+
+def test_attempts_that_were_cut_short_by_their_own_deadline_do_not_open_the_breaker() -> None:
+    async def story(shop: Shop) -> None:
+        worker = await hurried(shop)
+        cut = [one.status for one in shop.results if one.assignment_id.startswith("cut-")]
+        assert cut == [ResultStatus.TIMEOUT] * 2 * OPENS_AFTER
+        assert place_of(worker).busy(shop.clock.now())
+        assert place_of(worker).health.failed_at == ()
+        await shop.send(work("next"))
+        await asyncio.sleep(1)
+        assert shop.result("next").status is ResultStatus.SUCCESS
+        assert await shop.events(BreakerEvent) == []
+
+    with_shop(story)
+
+
+@pytest.mark.usefixtures("cut_ones_count")
+def test_if_they_counted_the_breaker_would_open() -> None:
+    async def story(shop: Shop) -> None:
+        await hurried(shop)
+        events: list[Any] = await shop.events(BreakerEvent)
+        assert events[0].state == "open"
+
+    with_shop(story)
+
+
+async def cut_at_a_tenth(shop: Shop) -> tuple[Destination, int, float]:
+    """Ten answers of a second, then ten attempts that are cut after 0.1 s; and what the store had learnt before."""
+    worker = await shop.worker("w1", Step(seconds=1), concurrency={"cpu": 10})
+    await shop.send(*(work(f"known-{n}") for n in range(10)))
+    await asyncio.sleep(1.5)
+    place = place_of(worker)
+    assert place.usual(shop.clock.now() - 0.5) == pytest.approx(1, abs=0.01)
+    known, mean = service_time(shop)
+    assert known == 10
+    await shop.send(*(work(f"cut-{n}", timeout_ms=100, retry_count=0) for n in range(10)))
+    await asyncio.sleep(0.2)
+    assert {shop.result(f"cut-{n}").status for n in range(10)} == {ResultStatus.TIMEOUT}
+    return place, known, mean
+
+
+def service_time(shop: Shop) -> tuple[int, float]:
+    """What the store tells admission about the steps of the class."""
+    work_queue: Any = shop.store.work
+    found = work_queue.table.service_times["cpu"]
+    return found.known, found.mean_ms
+
+
+def test_an_attempt_that_was_cut_short_does_not_pull_the_usual_time_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Begun at all only because the check before it is switched off here."""
+    monkeypatch.setattr(StepRunner, "_too_late", lambda *_: "")
+
+    async def story(shop: Shop) -> None:
+        place, known, mean = await cut_at_a_tenth(shop)
+        assert place._mean_s == pytest.approx(1, abs=0.01)
+        assert place._answers == 10
+        assert service_time(shop) == (known, mean), "nor what admission believes"
+
+    with_shop(story)
+
+
+@pytest.mark.usefixtures("cut_ones_count")
+def test_if_it_counted_it_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StepRunner, "_too_late", lambda *_: "")
+
+    async def story(shop: Shop) -> None:
+        place, known, mean = await cut_at_a_tenth(shop)
+        assert place._mean_s < 0.5
+        assert service_time(shop) > (known, 0.0)
+        assert service_time(shop)[1] < mean
+
+    with_shop(story)
+
+
+def test_an_attempt_that_was_cut_after_more_than_the_usual_time_says_that_it_takes_longer() -> None:
+    """Else a destination that became slow would be asked in vain for ever."""
+
+    async def story(shop: Shop) -> None:
+        worker = await hurried(shop)
+        assert 0.04 < place_of(worker).usual(shop.clock.now()) <= 0.05
+
+    with_shop(story)
+
+
+# ---- no attempt in vain ---------------------------------------------------------------------------------------------
+
+
+async def a_second_each(shop: Shop, *outcomes: Any) -> Step:
+    step = Step(*outcomes, seconds=1)
+    await shop.worker("w1", step, concurrency={"cpu": 10}, breaker=NO_BREAKER)
+    await shop.send(*(work(f"known-{n}", retry_count=0) for n in range(10)))
+    await asyncio.sleep(1.1)
+    return step
+
+
+def test_no_attempt_is_begun_with_less_time_than_the_destination_usually_takes_and_the_result_says_so() -> None:
+    async def story(shop: Shop) -> None:
+        step = await a_second_each(shop)
+        await shop.send(work("late", timeout_ms=500), work("soon", deadline_ms=500), work("fits", timeout_ms=2000))
+        await asyncio.sleep(2)
+        assert (step.times("late"), step.times("soon"), len(step.times("fits"))) == ([], [], 1)
+        for name in ("late", "soon"):
+            result = shop.result(name)
+            assert (result.status, result.error_code) == (ResultStatus.TIMEOUT, "CANCELLED_BY_TIMEOUT")
+            message = result.error_message or ""
+            assert message.startswith(("0.5 s were left", "0.499 s were left")), message
+            assert "somewhere takes about" in message
+            assert message.endswith("it was not run")
+        assert shop.result("fits").status is ResultStatus.SUCCESS
+
+    with_shop(story)
+
+
+def test_a_retry_that_would_not_fit_is_not_begun_and_the_result_tells_the_failure_before() -> None:
+    async def story(shop: Shop) -> None:
+        step = await a_second_each(shop, REFUSED)
+        await shop.send(work("a", timeout_ms=1800, retry={"max_attempts": 5, "backoff_ms": 1}))
+        await asyncio.sleep(5)
+        result = shop.result("a")
+        assert len(step.times("a")) == 1
+        assert result.status is ResultStatus.TIMEOUT
+        assert "it was not run; before that: " in (result.error_message or "")
+        assert "refused" in (result.error_message or "")
+
+    with_shop(story)
+
+
+@pytest.mark.usefixtures("nothing_is_usual")
+def test_without_a_usual_time_both_would_be_begun_in_vain() -> None:
+    async def story(shop: Shop) -> None:
+        step = await a_second_each(shop)
+        await shop.send(work("late", timeout_ms=500), work("soon", deadline_ms=500))
+        await asyncio.sleep(2)
+        assert (len(step.times("late")), len(step.times("soon"))) == (1, 1)
+        assert {shop.result(name).status for name in ("late", "soon")} == {ResultStatus.TIMEOUT}
+
+    with_shop(story)
+
+
+def test_a_few_answers_are_not_yet_a_usual_time() -> None:
+    async def story(shop: Shop) -> None:
+        step = Step(seconds=1)
+        await shop.worker("w1", step, concurrency={"cpu": 10})
+        await shop.send(*(work(f"known-{n}") for n in range(4)))
+        await asyncio.sleep(1.1)
+        await shop.send(work("late", timeout_ms=500))
+        await asyncio.sleep(1)
+        assert len(step.times("late")) == 1
+
+    with_shop(story)
+
+
+async def asked_again_after(shop: Shop, seconds: float) -> bool:
+    """The destination took a second each, and is quick by now: whether it is asked after so many seconds."""
+    step = await a_second_each(shop)
+    step.seconds = 0.01
+    await asyncio.sleep(seconds)
+    await shop.send(work("again", timeout_ms=400))
+    await asyncio.sleep(1)
+    ran = bool(step.times("again"))
+    assert (shop.result("again").status is ResultStatus.SUCCESS) is ran
+    return ran
+
+
+def test_a_slow_destination_is_asked_again_after_some_seconds_without_an_answer() -> None:
+    """The usual second counts half every five seconds: 0.4 s are enough again after seven."""
+
+    async def story(shop: Shop) -> None:
+        assert await asked_again_after(shop, 7.0)
+
+    with_shop(story)
+
+
+def test_it_is_left_alone_until_then() -> None:
+    async def story(shop: Shop) -> None:
+        assert not await asked_again_after(shop, 5.0)
+
+    with_shop(story)
+
+
+def test_a_usual_time_that_never_fades_would_keep_it_away_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reefknot.queue.worker.destinations.HALF_LIFE_S", 1e12)
+
+    async def story(shop: Shop) -> None:
+        assert not await asked_again_after(shop, 3600.0)
+
+    with_shop(story)
+
+
+# ---- a deadline that passes in a queue ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("store", [None, "late.db"])
+def test_a_deadline_that_passes_in_a_queue_is_the_same_end_at_a_router_and_at_a_worker(
+    tmp_path: Path, store: str | None
+) -> None:
+    async def story(shop: Shop) -> None:
+        router = await shop.router()
+        early = await router.submit(work("at-router", deadline_ms=500, priority=0))
+        await asyncio.sleep(3)
+        await shop.worker("w1", Step(seconds=30), concurrency={"cpu": 1})
+        await shop.send(work("long"), work("at-worker", deadline_ms=500))
+        await asyncio.sleep(3)
+        assert early is not None
+        items = [await shop.store.work.get(name) for name in ("at-router", "at-worker")]
+        assert [one.state for one in items if one is not None] == [WorkState.FAILED] * 2
+        answers = [answer_of(one) for one in items if one is not None]
+        assert [(one.status, one.error_code) for one in answers if one is not None] == [
+            (ResultStatus.TIMEOUT, "CANCELLED_BY_TIMEOUT")
+        ] * 2
+
+    with_shop(story, None if store is None else str(tmp_path / store))
+
+
+# ---- one tenant's trouble -------------------------------------------------------------------------------------------
+
+
+async def troubled(shop: Shop, others: str) -> tuple[list[str], Step]:
+    """Sixty failures of tenant `a` at a busy destination at which `others` has just succeeded; then a call of `b`."""
+    step = Step(OK, seconds=0.001)
+    failing = Step(REFUSED, name="failing", seconds=0.001)
+    await shop.worker("w1", step, failing, concurrency={"cpu": 4}, throttle=NO_THROTTLE, rules=Rules(size=100_000))
+
+    def of(tenant: str, name: str, **given: Any) -> ExecAssignment:
+        return structs.replace(work(name, retry_count=0, **given), tenant_id=tenant)
+
+    await shop.send(*(of(others, f"well-{n}") for n in range(120)))
+    await asyncio.sleep(1)
+    await shop.send(*(of("a", f"fails-{n}", job="failing") for n in range(60)))
+    await asyncio.sleep(1)
+    await shop.send(of("b", "other"))
+    await asyncio.sleep(0.5)
+    events: list[Any] = await shop.events(BreakerEvent)
+    return [event.state for event in events], step
+
+
+def test_the_failures_of_one_tenant_do_not_keep_another_away() -> None:
+    async def story(shop: Shop) -> None:
+        states, step = await troubled(shop, others="b")
+        assert states == []
+        assert len(step.times("other")) == 1
+
+    with_shop(story)
+
+
+def test_with_one_tenant_only_its_failures_open_the_breaker() -> None:
+    """The control: nobody else has called for a while, so `a` speaks for the destination."""
+
+    async def story(shop: Shop) -> None:
+        states, step = await troubled(shop, others="a")
+        assert states[0] == "open"
+        assert step.times("other") == []
+
+    with_shop(story)

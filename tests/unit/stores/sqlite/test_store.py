@@ -1,0 +1,742 @@
+"""The SQLite engine beyond the contracts of a store: its file, its thread, its errors."""
+
+import asyncio
+import stat
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+from reefknot.audit.model.chain import Mismatch
+from reefknot.errors import (
+    LeaseLostError,
+    ParameterError,
+    StoreCorruptError,
+    StoreError,
+    StoreFullError,
+    StoreReplacedError,
+    StoreUnavailableError,
+    StoreVersionError,
+)
+from reefknot.idempotency.model import Busy, Claimed, Done
+from reefknot.queue.model.work import WorkDone, WorkItem
+from reefknot.queue.port.work_queue import Enqueued, Settlement
+from reefknot.runtime import sqlite_files
+from reefknot.runtime.clocks import SystemClock, VirtualClock
+from reefknot.runtime.forks import FORKS
+from reefknot.runtime.open_files import OpenedFile
+from reefknot.runtime.sqlite_files import LARGEST_IDLE_LOG, translated
+from reefknot.stores.opening import open_store
+from reefknot.stores.sqlite import SqliteStore, admission, idempotency, store, work
+from reefknot.stores.sqlite import work_rows as items
+from reefknot.stores.sqlite.connection import VERSION
+from reefknot.stores.sqlite.transaction import RecordCaches
+from reefknot.testing import run_virtual
+from reefknot.testing.conformance.harness import event, event_types
+from tests.pace import slowness
+
+
+@asynccontextmanager
+async def opened(path: Path, clock: VirtualClock | None = None, **options: Any) -> AsyncIterator[SqliteStore]:
+    store = await SqliteStore(path, clock or VirtualClock(), **options).start()
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+def run(story: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(20 * slowness()):
+            await story()
+
+    asyncio.run(bounded())
+
+
+def test_the_file_is_wal_fully_synchronous_and_nobody_elses_to_read(tmp_path: Path) -> None:
+    path = tmp_path / "new folder" / "state.db"
+
+    async def story() -> None:
+        async with opened(path) as store:
+
+            def settings(connection: apsw.Connection) -> tuple[object, object]:
+                return connection.pragma("journal_mode"), connection.pragma("synchronous")
+
+            assert await store._context.read(settings) == ("wal", 2)
+
+    run(story)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_what_was_acknowledged_is_there_after_opening_again(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+
+    async def story() -> None:
+        async with opened(path) as store:
+            answer = await store.idempotency.claim("k", owner="me")
+            assert isinstance(answer, Claimed)
+            await store.idempotency.finish(answer.claim, Done("7"), events=[event("record")])
+            await store.work.enqueue([WorkItem("a", "t", payload=b"\xff")])
+        async with opened(path) as store:
+            record = await store.idempotency.get("k")
+            assert record is not None
+            assert record.result == "7"
+            assert await event_types(store) == ["record"]
+            assert [item.payload for item in await store.work.claim(1, owner="w")] == [b"\xff"]
+            assert (await store.check()).ok
+
+    run(story)
+
+
+def test_one_bad_request_harms_nobody_else_in_its_batch(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with opened(tmp_path / "state.db") as store:
+            items = [WorkItem("good", "t"), WorkItem("bad", "\ud800"), WorkItem("fine", "t")]
+            answers = await asyncio.gather(
+                *(store.work.enqueue([item]) for item in items),
+                store.idempotency.claim("k", owner="me"),
+                return_exceptions=True,
+            )
+            assert answers[0] == answers[2] == [Enqueued.ACCEPTED]
+            assert isinstance(answers[1], StoreError)
+            assert isinstance(answers[3], Claimed)
+            assert [item.id for item in await store.work.find()] == ["fine", "good"]
+
+    run(story)
+
+
+def test_a_file_of_a_newer_version_is_refused_and_not_touched(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+
+    async def story() -> None:
+        async with opened(path):
+            pass
+        newer = apsw.Connection(str(path))
+        newer.execute(f"PRAGMA user_version = {VERSION + 1}")
+        newer.close()
+        with pytest.raises(StoreVersionError, match="use a newer reefknot"):
+            await SqliteStore(path, VirtualClock()).start()
+        again = apsw.Connection(str(path))
+        assert again.pragma("user_version") == VERSION + 1
+        again.close()
+
+    run(story)
+
+
+def test_a_database_of_another_program_is_refused_and_not_touched(tmp_path: Path) -> None:
+    path = tmp_path / "other.db"
+    other = apsw.Connection(str(path))
+    other.execute("CREATE TABLE theirs (x)")
+    other.close()
+
+    async def story() -> None:
+        with pytest.raises(StoreVersionError, match="another program"):
+            await SqliteStore(path, VirtualClock()).start()
+
+    run(story)
+    other = apsw.Connection(str(path))
+    assert other.execute("SELECT group_concat(name) FROM sqlite_schema").get == "theirs"
+    other.close()
+
+
+@pytest.mark.parametrize("content", [b"this is no database" * 100, b"SQLite format 3\0" + b"\x07" * 5000])
+def test_a_file_that_is_no_database_is_named_as_such(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "state.db"
+    path.write_bytes(content)
+
+    async def story() -> None:
+        with pytest.raises(StoreCorruptError, match="restore a backup"):
+            await SqliteStore(path, VirtualClock()).start()
+
+    run(story)
+    assert path.read_bytes() == content
+
+
+def test_a_folder_that_cannot_be_is_a_store_that_cannot_be_reached(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+
+    async def story() -> None:
+        with pytest.raises(StoreUnavailableError, match="cannot be opened"):
+            await SqliteStore(tmp_path / "file" / "state.db", VirtualClock()).start()
+
+    run(story)
+
+
+def read_only_opener(path: str, flags: int) -> apsw.Connection:
+    return apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY)
+
+
+def test_a_file_that_may_not_be_written_says_which_right_is_missing(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+
+    async def story() -> None:
+        async with opened(path):
+            pass
+        with pytest.raises(StoreUnavailableError, match="right to write"):
+            await SqliteStore(path, VirtualClock(), opener=read_only_opener).start()
+
+    run(story)
+
+
+def test_a_full_disk_refuses_the_write_whole_and_works_again_when_there_is_room(tmp_path: Path) -> None:
+    connections: list[apsw.Connection] = []
+
+    def small(path: str, flags: int) -> apsw.Connection:
+        connections.append(apsw.Connection(path, flags=flags))
+        return connections[-1]
+
+    async def story() -> None:
+        async with opened(tmp_path / "state.db", opener=small) as store:
+            connections[0].execute("PRAGMA max_page_count = 60")
+            items = [WorkItem(f"{number}", "t", payload=b"x" * 10_000) for number in range(100)]
+            with pytest.raises(StoreFullError, match="make room"):
+                await store.work.enqueue(items, events=[event("admission")])
+            assert await store.work.find() == []
+            assert await event_types(store) == []
+            assert await store.work.enqueue([WorkItem("small", "t")]) == [Enqueued.ACCEPTED]
+            connections[0].execute("PRAGMA max_page_count = 100000")
+            assert await store.work.enqueue(items) == [Enqueued.ACCEPTED] * 100
+
+    run(story)
+
+
+class SyncFails(apsw.VFS):
+    """Every fsync fails from the moment `broken` is set."""
+
+    def __init__(self) -> None:
+        super().__init__("sync-fails", "")
+        self.broken = False
+
+    def xOpen(self, name: str | apsw.URIFilename | None, flags: list[int]) -> "SyncFailsFile":
+        return SyncFailsFile(self, name, flags)
+
+
+class SyncFailsFile(apsw.VFSFile):
+    def __init__(self, vfs: SyncFails, name: str | apsw.URIFilename | None, flags: list[int]) -> None:
+        self._vfs = vfs
+        super().__init__("", name, flags)
+
+    def xSync(self, flags: int) -> None:
+        if self._vfs.broken:
+            raise apsw.IOError
+        super().xSync(flags)
+
+
+@pytest.mark.filterwarnings("ignore")  # apsw tells of errors inside a VFS by a warning as well
+def test_after_a_failed_fsync_nothing_more_is_written(tmp_path: Path) -> None:
+    vfs = SyncFails()
+
+    def opener(path: str, flags: int) -> apsw.Connection:
+        return apsw.Connection(path, flags=flags, vfs="sync-fails")
+
+    async def story() -> None:
+        store = await SqliteStore(tmp_path / "state.db", VirtualClock(), opener=opener).start()
+        await store.idempotency.claim("before", owner="me")
+        vfs.broken = True
+        assert store.failure is None
+        with pytest.raises(StoreUnavailableError, match="not known") as refused:
+            await store.idempotency.claim("during", owner="me")
+        assert store.failure is refused.value
+        vfs.broken = False
+        with pytest.raises(StoreUnavailableError):
+            await store.idempotency.claim("after", owner="me")
+        await store.close()
+
+    try:
+        run(story)
+    finally:
+        vfs.unregister()
+
+
+LARGE = 8 * LARGEST_IDLE_LOG // 5
+
+
+async def log_sizes(path: Path) -> tuple[int, int]:
+    """Bytes of the log while a reader holds an old snapshot, and after it has ended and others have written."""
+    log = path.with_name(f"{path.name}-wal")
+    async with opened(path) as store:
+        reader = apsw.Connection(str(path))
+        reader.execute("BEGIN; SELECT count(*) FROM work")
+        for number in range(8):
+            await store.work.enqueue([WorkItem(f"{number}", "t", payload=bytes(LARGE // 8))])
+        largest = log.stat().st_size
+        reader.close()
+        for number in range(3):
+            await store.work.enqueue([WorkItem(f"after-{number}", "t")])
+        return largest, log.stat().st_size
+
+
+def test_the_log_shrinks_after_a_long_reader_has_ended(tmp_path: Path) -> None:
+    async def story() -> None:
+        largest, left = await log_sizes(tmp_path / "state.db")
+        assert largest > LARGEST_IDLE_LOG * 3 / 2
+        assert left <= LARGEST_IDLE_LOG
+
+    run(story)
+
+
+def test_a_log_without_a_bound_stays_at_its_largest_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control."""
+    monkeypatch.setattr(sqlite_files, "LARGEST_IDLE_LOG", -1)
+
+    async def story() -> None:
+        largest, left = await log_sizes(tmp_path / "state.db")
+        assert left >= largest
+
+    run(story)
+
+
+def test_a_closed_store_and_one_from_before_a_fork_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        async with opened(tmp_path / "state.db") as store:
+            with monkeypatch.context() as patch:
+                patch.setattr(FORKS, "generation", FORKS.generation + 1)
+                with pytest.raises(StoreUnavailableError, match="fork"):
+                    await store.idempotency.claim("k", owner="me")
+                with pytest.raises(StoreUnavailableError, match="fork"):
+                    await store.idempotency.get("k")
+            await store.idempotency.claim("k", owner="me")
+        await store.close()
+        with pytest.raises(StoreUnavailableError, match="closed"):
+            await store.idempotency.claim("k", owner="me")
+
+    run(story)
+
+
+class JumpingClock(VirtualClock):
+    """A clock whose wall time jumps; the steady one goes on."""
+
+    jump = 0.0
+
+    def wall(self) -> float:
+        return super().wall() + self.jump
+
+
+@pytest.mark.parametrize("jump", [86_400.0, -86_400.0])
+def test_a_wall_clock_that_jumps_by_a_day_moves_no_lease_and_no_retry(tmp_path: Path, jump: float) -> None:
+    clock = JumpingClock()
+
+    async def story() -> None:
+        async with opened(tmp_path / "state.db", clock) as store:
+            await store.idempotency.claim("k", owner="me", lease=60)
+            due = round(clock.wall() * 1000) + 5_000
+            await store.work.enqueue([WorkItem("a", "t"), WorkItem("later", "t", due_at=due)])
+            await store.work.claim(1, owner="me", lease=60)
+            clock.jump = jump
+            assert isinstance(await store.idempotency.claim("k", owner="you"), Busy)
+            assert await store.work.claim(9, owner="you") == []
+            clock.advance(5)
+            assert [item.id for item in await store.work.claim(9, owner="you")] == ["later"]
+            async with opened(tmp_path / "state.db", clock) as other:  # a process that started after the jump
+                assert isinstance(await other.idempotency.claim("k", owner="you"), Busy)
+            clock.advance(55)
+            assert isinstance(await store.idempotency.claim("k", owner="you"), Claimed)
+
+    run(story)
+
+
+def test_after_the_machine_restarted_every_lease_is_over(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with opened(tmp_path / "state.db", VirtualClock(start=1_000_000)) as store:
+            await store.idempotency.claim("k", owner="me", lease=60)
+            await store.work.enqueue([WorkItem("a", "t")])
+            await store.work.claim(1, owner="me", lease=60)
+        async with opened(tmp_path / "state.db", VirtualClock(start=10)) as store:
+            answer = await store.idempotency.claim("k", owner="you")
+            assert isinstance(answer, Claimed)
+            assert answer.taken_over
+            assert [item.crashes for item in await store.work.claim(1, owner="you")] == [1]
+
+    run(story)
+
+
+def test_what_another_store_on_the_file_writes_wakes_up_who_waits(tmp_path: Path) -> None:
+    async def story() -> None:
+        path = tmp_path / "state.db"
+        async with opened(path) as one, opened(path) as two:
+            answer = await two.idempotency.claim("k", owner="two")
+            assert isinstance(answer, Claimed)
+            waits: list[asyncio.Task[Any]] = [
+                asyncio.create_task(one.work.wait(15)),
+                asyncio.create_task(one.audit.wait(0, 15)),
+                asyncio.create_task(one.control.wait(15, after=0)),
+            ]
+            result = asyncio.create_task(one.idempotency.wait("k", 15))
+            await asyncio.sleep(0.01)
+            await two.work.enqueue([WorkItem("a", "t")], events=[event("admission")])
+            await two.idempotency.finish(answer.claim, Done("7"))
+            said = await two.control.post("hello")
+            assert await asyncio.gather(*waits) == [True, True, said]
+            record = await result
+            assert record is not None
+            assert record.result == "7"
+
+    run(story)
+
+
+def test_a_status_from_another_store_on_the_file_wakes_nobody(tmp_path: Path) -> None:
+    async def story() -> None:
+        path = tmp_path / "state.db"
+        async with opened(path) as one, opened(path) as two:
+            waiting = asyncio.create_task(one.control.wait(15, after=0))
+            await asyncio.sleep(0.01)
+            with one._watcher.listening("control") as change:
+                for _ in range(3):
+                    await two.control.report("s", "{}", keep=5)
+                    await asyncio.sleep(0.1)
+                await two.control.withdraw("s")
+                await asyncio.sleep(0.6)
+                assert not change.done()
+                said = await two.control.post("hello")
+                assert await waiting == said
+                assert change.done()
+
+    run(story)
+
+
+async def zombie_writes(path: Path) -> tuple[bool, bool]:
+    """Two stores on one file. The first one claims, the second one takes over; are the first one's reports refused?"""
+    clock = VirtualClock()
+    async with opened(path, clock) as one, opened(path, clock) as two:
+        await one.work.enqueue([WorkItem("a", "t")])
+        answer = await one.idempotency.claim("k", owner="one", lease=5)
+        (item,) = await one.work.claim(1, owner="one", lease=5)
+        assert isinstance(answer, Claimed)
+        clock.advance(5)
+        heir = await two.idempotency.claim("k", owner="two")
+        assert isinstance(heir, Claimed)
+        await two.idempotency.finish(heir.claim, Done('"two"'))
+        await two.work.claim(1, owner="two")
+        (settled,) = await one.work.settle([Settlement("a", "one", item.fence, WorkDone())])
+        try:
+            await one.idempotency.finish(answer.claim, Done('"one"'))
+        except LeaseLostError:
+            return True, not settled
+        return False, not settled
+
+
+def test_what_a_store_remembers_does_not_hide_what_another_one_wrote(tmp_path: Path) -> None:
+    async def story() -> None:
+        assert await zombie_writes(tmp_path / "state.db") == (True, True)
+
+    run(story)
+
+
+def test_without_asking_for_the_version_the_zombie_would_have_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        assert await zombie_writes(tmp_path / "state.db") == (False, False)
+
+    monkeypatch.setattr(RecordCaches, "check", lambda caches, connection: None)
+    run(story)
+
+
+def test_what_a_failed_transaction_would_have_written_is_not_remembered(tmp_path: Path) -> None:
+    connections: list[apsw.Connection] = []
+
+    def remembering(path: str, flags: int) -> apsw.Connection:
+        connections.append(apsw.Connection(path, flags=flags))
+        return connections[-1]
+
+    async def story() -> None:
+        async with opened(tmp_path / "state.db", opener=remembering) as store:
+            connections[0].set_commit_hook(lambda: True)  # the commit becomes a rollback
+            with pytest.raises(StoreError):
+                await store.idempotency.claim("k", owner="one")
+            connections[0].set_commit_hook(None)
+            answer = await store.idempotency.claim("k", owner="two")
+            assert isinstance(answer, Claimed)
+            assert not answer.taken_over
+
+    run(story)
+
+
+def test_a_backup_is_a_store_of_its_own_and_never_overwrites(tmp_path: Path) -> None:
+    async def story() -> None:
+        steps: list[tuple[int, int]] = []
+        async with opened(tmp_path / "state.db") as store:
+            await store.work.enqueue([WorkItem(f"{n}", "t", payload=b"x" * 1000) for n in range(200)])
+            await store.audit.append([event("a")])
+            await store.backup(tmp_path / "copy.db", progress=lambda done, total: steps.append((done, total)))
+            with pytest.raises(StoreUnavailableError, match="exists"):
+                await store.backup(tmp_path / "copy.db")
+            head = await store.audit.head()
+        assert steps[-1][0] == steps[-1][1]
+        async with opened(tmp_path / "copy.db") as copy:
+            assert await copy.audit.head() == head
+            assert len(await copy.work.find(limit=500)) == 200
+
+    run(story)
+
+
+def test_the_check_finds_an_edited_event(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+
+    async def story() -> None:
+        async with opened(path) as store:
+            await store.audit.append([event("a"), event("b")])
+            assert (await store.check()).ok
+        hand = apsw.Connection(str(path))
+        hand.execute("UPDATE audit SET body = '{}' WHERE sequence = 1")
+        hand.close()
+        async with opened(path) as store:
+            report = await store.check()
+            assert not report.ok
+            assert report.mismatches == [Mismatch(1, "the hash does not fit the body and its place")]
+
+    run(story)
+
+
+def test_compacting_gives_space_back(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with opened(tmp_path / "state.db") as store:
+            await store.work.enqueue([WorkItem(f"{n:03}", "t", payload=b"x" * 5000) for n in range(300)])
+            for n in range(300):
+                await store.work.cancel(f"{n:03}")
+            assert await store.work.purge(1 << 60) == 300
+            assert await store.compact() > 500_000
+            assert await store.work.enqueue([WorkItem("a", "t")]) == [Enqueued.ACCEPTED]
+
+    run(story)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        items._EXPIRED,
+        items._LOAD,
+        admission._OLDEST_SUBMISSION,
+        admission._OPEN_WORK,
+        admission._SUBMITTERS,
+        admission._QUEUED_TENANTS,
+        idempotency._LOAD,
+        *(text for _, text in idempotency._UPDATE.texts),
+        *(text for _, text in idempotency._REPLACE.texts),
+        work._SOONEST,
+        admission._NEXT.format("ASC"),
+        work._PROMOTE,
+        items._OLDEST_DUE,
+        items._LOST_CLAIMS,
+        items._CLASSES,
+        items._KINDS,
+        items._BY_SEQ.format("DESC"),
+        *(
+            items._PAGE.format(f"{one} AND resource_class = ?", "DESC")
+            for ones in items._OF_CLASS.values()
+            for one in ones
+        ),
+        items._PAGE.format(items._OF_STATE, "DESC"),
+        store._END_EARLIER.format("work INDEXED BY work_leased", "running"),
+    ],
+)
+def test_what_every_claim_asks_for_never_walks_through_the_table(tmp_path: Path, statement: str) -> None:
+    async def story() -> None:
+        async with opened(tmp_path / "state.db") as opened_store:
+
+            def plan(connection: apsw.Connection) -> list[str]:
+                rows = connection.execute(f"EXPLAIN QUERY PLAN {statement}", [None] * _places(statement))
+                return [str(row[3]) for row in rows]
+
+            steps = await opened_store._context.read(plan)
+            assert not [step for step in steps if step.startswith("SCAN") and step.endswith((" work", " idempotency"))]
+
+    run(story)
+
+
+def _places(statement: str) -> int:
+    """The number of values of a statement, numbered or not."""
+    return max((number for number in (1, 2, 3, 4) if f"?{number}" in statement), default=statement.count("?"))
+
+
+def test_in_a_virtual_loop_the_store_lives_in_virtual_time(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with open_store(f"sqlite:{tmp_path / 'state.db'}") as store:
+            first = await store.idempotency.claim("k", owner="me", lease=3600)
+            assert isinstance(first, Claimed)
+            await asyncio.sleep(3599)
+            assert isinstance(await store.idempotency.claim("k", owner="you"), Busy)
+            await asyncio.sleep(2)
+            assert isinstance(await store.idempotency.claim("k", owner="you"), Claimed)
+
+    run_virtual(story())
+
+
+@pytest.mark.parametrize("url", ["", "sqlite:", "sqlite", "redis://here", "nats://here:0", "state.db"])
+def test_a_url_without_an_engine_names_those_there_are(url: str) -> None:
+    async def story() -> None:
+        with pytest.raises(ParameterError, match="memory:, sqlite:PATH, or nats://HOST:PORT"):
+            async with open_store(url):
+                pass
+
+    run(story)
+
+
+def test_a_backup_into_a_folder_that_is_not_there_says_so(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with opened(tmp_path / "state.db") as store:
+            with pytest.raises(StoreUnavailableError, match="name a file in a folder that is there"):
+                await store.backup(tmp_path / "nowhere" / "copy.db")
+
+    run(story)
+
+
+@pytest.mark.parametrize("error", [apsw.BusyError("busy"), apsw.LockedError("locked"), apsw.ProtocolError("lost")])
+def test_a_file_that_others_keep_is_unavailable_and_no_defect(error: apsw.Error) -> None:
+    event_types = translated(error, "state.db")
+
+    assert isinstance(event_types, StoreUnavailableError)
+    assert "another process kept it locked" in str(event_types)
+
+
+def test_opening_a_store_takes_no_lease_away_that_was_granted_in_that_very_moment(tmp_path: Path) -> None:
+    """A claim between reading the clock and reading the leases: such a lease ends later than expected."""
+    path = tmp_path / "state.db"
+
+    class Late(VirtualClock):
+        """Right after it was read, time goes on and somebody claims."""
+
+        then: Callable[[], None] | None = None
+
+        def now(self) -> float:
+            read = super().now()
+            if self.then is not None:
+                then, self.then = self.then, None
+                then()
+            return read
+
+    async def story() -> None:
+        here, late = VirtualClock(), Late()
+        living = await SqliteStore(path, here, inline=True, patience=0.05).start()
+        await living.work.enqueue([WorkItem("a", "t")])
+        opening = SqliteStore(path, late, inline=True)
+        claimed: list[WorkItem] = []
+
+        def claims() -> None:
+            here.advance(5)
+            late.advance(5)
+            try:  # without a thread it is done at once, unless the one who opens is in the way
+                living.work.claim(1, owner="w", lease=60).send(None)
+            except StopIteration as done:
+                claimed.extend(done.value)
+            except StoreUnavailableError:
+                return
+
+        late.then = claims
+        await opening.start()
+        assert late.then is None
+        taken = [item.crashes for item in await opening.work.claim(1, owner="next")]
+        assert taken == ([] if claimed else [0])
+        await opening.close()
+        await living.close()
+
+    run(story)
+
+
+# ---- the time of a host ----------------------------------------------------------------------------------------------
+
+
+class HostClock(VirtualClock):
+    """A clock whose steady part all processes of a boot share, and whose wall part somebody sets."""
+
+    def __init__(self, ahead: float = 0.0, boot: str = "this boot") -> None:
+        super().__init__()
+        self.boot = boot
+        self._ahead = ahead
+
+    def wall(self) -> float:
+        return super().wall() + self._ahead
+
+
+DAY = 86_400.0
+
+
+def in_half_a_minute(store: SqliteStore) -> WorkItem:
+    return WorkItem("a", "t", due_at=int((store.clock.wall() + 30) * 1000))
+
+
+@pytest.mark.parametrize("ahead", [-DAY, -60.0, 60.0, DAY])
+def test_processes_of_one_boot_agree_on_the_time_while_anything_is_open(tmp_path: Path, ahead: float) -> None:
+    async def story() -> None:
+        async with opened(tmp_path / "s.db", HostClock()) as first:
+            await first.work.enqueue([in_half_a_minute(first)])
+        clock = HostClock(ahead)
+        async with opened(tmp_path / "s.db", clock) as later:
+            assert later.clock.wall() == first.clock.wall()
+            clock.advance(29)
+            assert await later.work.claim(1, owner="me") == []
+            clock.advance(2)
+            assert [one.id for one in await later.work.claim(1, owner="me")] == ["a"], "it is due, whatever the clock"
+            async with opened(tmp_path / "s.db", HostClock(ahead, "another boot")) as other:
+                assert other.clock.wall() == first.clock.wall() + ahead, "by wall time alone"
+            async with opened(tmp_path / "s.db", VirtualClock()) as unknown:
+                assert unknown.clock.wall() == first.clock.wall()
+
+    run(story)
+
+
+def test_a_system_that_lives_keeps_its_time(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with opened(tmp_path / "s.db", HostClock()) as first:
+            await first.control.report("system", "{}", keep=5)
+            async with opened(tmp_path / "s.db", HostClock(DAY)) as later:
+                assert later.clock.wall() == first.clock.wall()
+                assert len(await later.control.reports()) == 1
+            await first.control.withdraw("system")
+        async with opened(tmp_path / "s.db", HostClock(DAY)) as after:
+            assert after.clock.wall() == first.clock.wall() + DAY, "nothing is open any more"
+
+    run(story)
+
+
+def test_control_processes_that_believe_their_own_clocks_disagree(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with opened(tmp_path / "s.db", HostClock(boot="")) as first:
+            await first.work.enqueue([in_half_a_minute(first)])
+        clock = HostClock(-60.0, boot="")
+        async with opened(tmp_path / "s.db", clock) as later:
+            clock.advance(31)
+            assert await later.work.claim(1, owner="me") == []
+
+    run(story)
+
+
+def test_nothing_is_acknowledged_after_the_file_was_deleted(tmp_path: Path) -> None:
+    async def story() -> None:
+        path = tmp_path / "state.db"
+        store = await SqliteStore(path, SystemClock()).start()
+        try:
+            assert await store.work.enqueue([WorkItem("a", "t")]) == [Enqueued.ACCEPTED]
+            path.unlink()
+            with pytest.raises(StoreReplacedError, match="deleted or moved"):
+                await store.work.enqueue([WorkItem("b", "t")])
+            with pytest.raises(StoreReplacedError):
+                await store.work.get("a")
+            assert isinstance(store.failure, StoreReplacedError), "a system that looks at it ends"
+        finally:
+            await store.close()
+        assert not path.exists(), "no reader and no writer has made a new file"
+
+    asyncio.run(story())
+
+
+def test_without_the_check_a_write_to_a_deleted_file_is_acknowledged_and_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control."""
+    monkeypatch.setattr(OpenedFile, "in_place", True)
+
+    async def story() -> None:
+        path = tmp_path / "state.db"
+        store = await SqliteStore(path, SystemClock()).start()
+        try:
+            path.unlink()
+            assert await store.work.enqueue([WorkItem("b", "t")]) == [Enqueued.ACCEPTED]
+        finally:
+            await store.close()
+        assert not path.exists()
+
+    asyncio.run(story())

@@ -1,0 +1,325 @@
+"""The event loop and the writer thread share a core: group commit, and the GIL where it is needed."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+from reefknot.errors import StoreError
+from reefknot.idempotency.model import Claimed, ClaimRequest, Done
+from reefknot.stores.sqlite import SqliteStore, writer
+from reefknot.stores.sqlite.transaction import Transaction, each
+from tests.unit.stores.sqlite.test_store import opened, run
+
+TURNS = 200
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Another process holds the write lock."""
+    other = apsw.Connection(str(path))
+    other.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    finally:
+        other.execute("ROLLBACK")
+        other.close()
+
+
+def test_all_callers_of_one_turn_share_a_transaction(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with opened(tmp_path / "state.db") as store:
+            answers = await asyncio.gather(*(store.idempotency.claim(f"{n}", owner="me") for n in range(64)))
+            assert store.batches == 1
+            claims = [answer.claim for answer in answers if isinstance(answer, Claimed)]
+            await asyncio.gather(*(store.idempotency.finish(claim, Done("1")) for claim in claims))
+            assert (len(claims), store.batches) == (64, 2)
+
+    run(story)
+
+
+def test_a_loop_goes_on_while_the_file_is_locked_by_others(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with opened(tmp_path / "state.db") as store:
+            with locked(tmp_path / "state.db"):
+                waiting = asyncio.create_task(store.idempotency.claim("k", owner="me"))
+                for _ in range(TURNS):
+                    await asyncio.sleep(0)
+                assert not waiting.done()
+            assert isinstance(await waiting, Claimed)
+
+    run(story)
+
+
+async def blocked_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """For which of three requests, one after the other, the loop blocks while other processes have the file's lock."""
+    asked: list[bool] = []
+
+    class NeverReleased:
+        def acquire(self, timeout: float) -> bool:
+            asked.append(True)
+            time.sleep(timeout)
+            return False
+
+        def locked(self) -> bool:
+            return False
+
+    async with opened(path) as store:
+        monkeypatch.setattr(store._writer._gil, "_released", NeverReleased())
+        monkeypatch.setattr(writer, "_has_more_to_do", lambda loop: True)
+        given = []
+        for key in ("a", "b", "c"):
+            asked.clear()
+            with locked(path):
+                waiting = asyncio.create_task(store.idempotency.claim(key, owner="me"))
+                for _ in range(3):  # it submits, and the thread is woken
+                    await asyncio.sleep(0)
+            await waiting
+            given.append(bool(asked))
+        return given
+
+
+def test_after_blocking_in_vain_a_loop_does_not_block_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "PAUSE_AFTER_TIMEOUT_S", 3600.0)
+    assert asyncio.run(blocked_for(tmp_path / "state.db", monkeypatch)) == [True, False, False]
+
+
+def test_without_that_pause_a_loop_would_block_in_vain_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "PAUSE_AFTER_TIMEOUT_S", -3600.0)
+    assert asyncio.run(blocked_for(tmp_path / "state.db", monkeypatch)) == [True, True, True]
+
+
+@each
+def _nothing(transaction: Transaction, name: str) -> str:
+    return name
+
+
+def test_a_request_that_found_company_does_not_hurry_a_later_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its time may end while the next one waits for company: that would be a transaction for nothing."""
+
+    async def story() -> None:
+        async with opened(tmp_path / "state.db") as store:
+            due: list[tuple[Any, ...]] = []
+            with monkeypatch.context() as patched:
+                patched.setattr(asyncio.get_running_loop(), "call_later", lambda _, *call: due.append(call))
+                first = store._writer.submit(_nothing, ("first",), within=60)
+                (ends_first,) = due
+                await store.idempotency.claim("k", owner="me")
+                assert await first == "first"
+                due.clear()
+                second = store._writer.submit(_nothing, ("second",), within=60)
+                (ends_second,) = due
+
+            ends_first[0](*ends_first[1:])
+            assert (len(store._writer._unhurried), len(store._writer._submitted)) == (1, 0), "it has its own time"
+            ends_second[0](*ends_second[1:])
+            assert await second == "second"
+
+    run(story)
+
+
+def test_a_loop_that_stopped_before_it_woke_the_thread_holds_up_no_other(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with opened(tmp_path / "state.db") as store:
+            stopped = asyncio.new_event_loop()
+            store._writer._waking = stopped
+            assert isinstance(await store.idempotency.claim("k", owner="me"), Claimed)
+            stopped.close()
+
+    run(story)
+
+
+def test_requests_submitted_right_before_closing_are_written(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with opened(tmp_path / "state.db") as store:
+            asking: Any = ("k", ClaimRequest("k", "me", "", 1000), (), None)
+            future = store._writer.submit(store.idempotency._handler, asking)
+            await store.close()
+            assert isinstance(await future, Claimed)
+
+    run(story)
+
+
+@contextmanager
+def nudges(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+    """The sleeps of this thread, by which it lets the writer thread have the interpreter's lock."""
+    taken: list[float] = []
+    really, ours = time.sleep, threading.get_ident()
+
+    def sleep(seconds: float) -> None:
+        if threading.get_ident() == ours:
+            taken.append(seconds)
+        really(seconds)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "sleep", sleep)
+        yield taken
+
+
+def test_a_busy_loop_nudges_until_the_write_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        async with opened(tmp_path / "state.db") as store:
+            with nudges(store, monkeypatch) as taken:
+                with locked(tmp_path / "state.db"):
+                    waiting = asyncio.create_task(store.idempotency.claim("k", owner="me"))
+                    while len(taken) < 5:  # noqa: ASYNC110 - the loop has to be busy
+                        await asyncio.sleep(0)
+                assert isinstance(await waiting, Claimed)
+                assert all(one == writer.NUDGE_S for one in taken)
+                seen = len(taken)
+                for _ in range(TURNS):
+                    await asyncio.sleep(0)
+                assert len(taken) <= seen + 1, "nobody writes any more"
+
+    run(story)
+
+
+def test_a_loop_that_has_nothing_to_do_does_not_sleep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        async with opened(tmp_path / "state.db") as store:
+            with nudges(store, monkeypatch) as taken:
+                with locked(tmp_path / "state.db"):
+                    waiting = asyncio.create_task(store.idempotency.claim("k", owner="me"))
+                    await asyncio.wait({waiting}, timeout=0.05)
+                assert isinstance(await waiting, Claimed)
+                assert len(taken) <= 2, "at the ends of the wait, when there was something to do"
+
+    run(story)
+
+
+def test_the_longer_a_write_takes_the_rarer_the_nudges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow disk, or a file that others keep, must not cost a loop half of its time."""
+
+    async def story() -> None:
+        async with opened(tmp_path / "state.db") as store:
+            gaps: list[float] = []
+            loop = asyncio.get_running_loop()
+            later = loop.call_later
+
+            def call_later(delay: float, callback: Any, *words: Any) -> asyncio.TimerHandle:
+                if callback == store._writer._gil.nudge:
+                    gaps.append(delay)
+                return later(delay, callback, *words)
+
+            monkeypatch.setattr(loop, "call_later", call_later)
+            with locked(tmp_path / "state.db"):
+                waiting = asyncio.create_task(store.idempotency.claim("k", owner="me"))
+                async with asyncio.timeout(10):
+                    while len(gaps) < 7:  # noqa: ASYNC110 - the loop has to be busy
+                        await asyncio.sleep(0)
+            await waiting
+            assert gaps[0] == writer.MIN_GAP_S
+            assert all(after == min(2 * before, writer.MAX_GAP_S) for before, after in pairwise(gaps[:7]))
+            assert gaps[6] == writer.MAX_GAP_S
+
+    run(story)
+
+
+# ---- a lone caller on a quick disk -----------------------------------------------------------------------------------
+
+
+def whose(_transaction: Any, wanted: list[Any]) -> list[int]:
+    """The thread that writes."""
+    return [threading.get_ident()] * len(wanted)
+
+
+def call_it_quick(store: SqliteStore) -> None:
+    """As if the last transactions had been quick, however slow the disk of a test is."""
+    store._writer._quick = writer.QUICK_IN_A_ROW
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_a_lone_request_is_written_by_the_loop_itself_if_the_disk_has_been_quick(tmp_path: Path, quick: bool) -> None:
+    """With the control: a disk of which that is not known is left to the thread."""
+
+    async def story() -> None:
+        async with opened(tmp_path / "state.db") as store:
+            if quick:
+                call_it_quick(store)
+            assert (await store._writer.submit(whose, None) == threading.get_ident()) is quick
+
+    run(story)
+
+
+def test_callers_that_come_together_share_the_threads_transaction_on_a_quick_disk_too(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with opened(tmp_path / "state.db") as store:
+            call_it_quick(store)
+            threads = await asyncio.gather(*(store._writer.submit(whose, None) for _ in range(64)))
+            assert store.batches == 1
+            assert threading.get_ident() not in threads
+
+    run(story)
+
+
+def test_a_lone_request_on_a_quick_disk_does_not_hold_its_loop_up_while_others_have_the_lock(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with opened(tmp_path / "state.db") as store:
+            call_it_quick(store)
+            with locked(tmp_path / "state.db"):
+                waiting = asyncio.create_task(store.idempotency.claim("k", owner="me"))
+                for _ in range(TURNS):
+                    await asyncio.sleep(0)
+                assert not waiting.done()
+            assert isinstance(await waiting, Claimed)
+
+    run(story)
+
+
+def test_a_slow_transaction_sends_the_next_request_to_the_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        async with opened(tmp_path / "state.db") as store:
+            call_it_quick(store)
+            monkeypatch.setattr(writer, "QUICK_S", -1.0)
+            here = threading.get_ident()
+            assert [await store._writer.submit(whose, None) == here for _ in range(2)] == [True, False]
+
+    run(story)
+
+
+def test_a_lone_request_that_fails_is_answered_and_nothing_of_it_is_kept(tmp_path: Path) -> None:
+    def fails(transaction: Any, wanted: list[Any]) -> list[Any]:
+        transaction.connection.execute("UPDATE counter SET keys = 99")
+        raise ZeroDivisionError
+
+    async def story() -> None:
+        async with opened(tmp_path / "state.db") as store:
+            call_it_quick(store)
+            with pytest.raises(StoreError, match="ZeroDivisionError"):
+                await store._writer.submit(fails, None)
+            assert await store._context.read(lambda connection: connection.execute("SELECT keys FROM counter").get) == 0
+            assert isinstance(await store.idempotency.claim("k", owner="me"), Claimed)
+
+    run(story)
+
+
+@pytest.mark.parametrize("pages", [20, 1 << 30])
+def test_the_write_ahead_log_of_a_lone_caller_stays_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pages: int
+) -> None:
+    """With the control: a log that is never brought over to the file grows with every write."""
+    monkeypatch.setattr(writer, "CHECKPOINT_PAGES", pages)
+
+    async def story() -> int:
+        async with opened(tmp_path / "state.db") as store:
+            for number in range(60):
+                call_it_quick(store)
+                await store.idempotency.claim(f"{number}", owner="me")
+            return (tmp_path / "state.db-wal").stat().st_size // 4096
+
+    assert (asyncio.run(story()) < 100) is (pages == 20)

@@ -1,0 +1,82 @@
+"""A memory store is bounded: what has ended, and what is audited, goes when there is too much of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from reefknot.audit.model.chain import ANCHOR
+from reefknot.queue.model.work import WorkDone, WorkFailed, WorkItem, WorkState
+from reefknot.queue.port.work_queue import Enqueued, Held, Settlement
+from reefknot.runtime.clocks import VirtualClock
+from reefknot.stores import memory
+from reefknot.stores.memory import MemoryStore
+from reefknot.stores.memory import store as parts
+from reefknot.testing import run_virtual
+from reefknot.testing.conformance.harness import event
+
+MOST = 20
+
+
+async def after_many(number: int) -> MemoryStore:
+    """A store with one item that waits, and many that have ended, one in ten of them badly."""
+    store = MemoryStore(VirtualClock())
+    await store.work.enqueue([WorkItem("waits", "t", resource_class="other")])
+    for count in range(number):
+        await store.work.enqueue([WorkItem(f"{count}", "t", payload=b"x" * 100)], events=[event("admitted")])
+        (item,) = await store.work.claim(1, owner="me", classes=("cpu",))
+        end = WorkDone('"fine"') if count % 10 else WorkFailed("{}", None, "failed")
+        assert await store.work.settle([Settlement(item.id, "me", item.fence, end)]) == [True]
+    return store
+
+
+def test_the_items_that_ended_first_go_and_open_ones_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "MOST_ENDED", MOST)
+
+    async def story() -> None:
+        store = await after_many(5 * MOST)
+        kept = await store.work.find(limit=1000)
+        assert {item.id for item in kept} == {"waits", *(f"{number}" for number in range(4 * MOST, 5 * MOST))}
+        last = await store.work.get(f"{5 * MOST - 1}")
+        assert last is not None
+        assert last.state is WorkState.SUCCEEDED
+        (answer,) = await store.work.enqueue([WorkItem("0", "t")])
+        assert answer is Enqueued.ACCEPTED, "an id that was forgotten is a new one"
+
+    run_virtual(story())
+
+
+def test_without_the_bound_every_item_stays() -> None:
+    """The control."""
+
+    async def story() -> None:
+        store = await after_many(5 * MOST)
+        assert len(await store.work.find(limit=1000)) == 5 * MOST + 1
+
+    run_virtual(story())
+
+
+def test_extended_leases_of_unknown_and_ended_work_are_not_kept() -> None:
+    async def story() -> None:
+        store = await after_many(1)
+        (item,) = await store.work.claim(1, owner="me", classes=("other",))
+        ours = Held(item.id, "me", item.fence)
+        store.leases.extend([Held("0", "me", 1), Held("unknown", "me", 1), ours], lease=60)
+        assert list(store.work.table._extended) == ["waits"]
+        assert await store.work.settle([Settlement(item.id, "me", item.fence, WorkDone())]) == [True]
+        assert not store.work.table._extended
+
+    run_virtual(story())
+
+
+def test_the_oldest_events_go_and_the_chain_that_is_left_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "MOST_EVENTS", MOST)
+
+    async def story() -> None:
+        store = await after_many(5 * MOST)
+        kept = await store.audit.read()
+        assert len(kept) <= MOST
+        assert kept[-1].sequence >= 5 * MOST
+        assert any(one.entry.event_type == ANCHOR for one in kept)
+        assert await store.audit.verify() == []
+
+    run_virtual(story())

@@ -1,0 +1,357 @@
+"""`RetentionJob`: removes what is past its retention, and nothing that lives."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import reefknot as rk
+from reefknot.audit.retention import KEEP_EVENTS_S, KEEP_WORK_S, Retention, RetentionNote, retention_given
+from reefknot.errors import ParameterError
+from reefknot.idempotency.model import Claimed, Done
+from reefknot.queue.model.work import Quarantine, WorkDone, WorkItem
+from reefknot.queue.port.work_queue import Settlement
+from reefknot.runtime.clocks import VirtualClock, clock_of_this_loop
+from reefknot.stores.memory import MemoryStore
+from reefknot.stores.opening import _retention_job
+from reefknot.stores.port.store import Store
+from reefknot.stores.retention import EVERY_S, SHORTEST_WAIT_S, Removed, RetentionJob
+from reefknot.stores.sqlite import SqliteStore
+from reefknot.testing import run_virtual
+from reefknot.testing.conformance.harness import event
+
+DAY = 86_400.0
+
+
+async def filled(store: Store, at: float) -> None:
+    """A key, an ended and a running and a quarantined piece of work, and two events, all of this moment."""
+    answer = await store.idempotency.claim("ended", owner="a")
+    assert isinstance(answer, Claimed)
+    await store.idempotency.finish(answer.claim, Done("1"))
+    await store.idempotency.claim("guarded", owner="b", lease=1, guard=True)
+    await store.work.enqueue([WorkItem(name, "t") for name in ("done", "running", "stuck", "waiting")])
+    by_id = {one.id: one for one in await store.work.claim(3, owner="me", lease=1e6)}
+    for name, how in (("done", WorkDone("1")), ("stuck", Quarantine("no"))):
+        await store.work.settle([Settlement(name, "me", by_id[name].fence, how)])
+    await store.audit.append([event("a", at=int(at * 1000)), event("b", at=int(at * 1000))])
+
+
+def test_a_round_removes_what_is_past_its_retention_and_nothing_that_lives(caplog: pytest.LogCaptureFixture) -> None:
+    clock = VirtualClock()
+
+    async def main() -> None:
+        store = MemoryStore(clock, retention=DAY)
+        job = RetentionJob(store, clock, given=Retention(events=10 * DAY, work=5 * DAY))
+        await filled(store, clock.wall())
+        assert await job.once() == Removed()
+        clock.advance(2 * DAY)
+        assert await job.once() == Removed(keys=1)
+        clock.advance(4 * DAY)
+        assert await job.once() == Removed(work=1)
+        clock.advance(5 * DAY)
+        assert await job.once() == Removed(events=2)
+        assert not await job.once()
+        assert [one.id for one in await store.work.find()] == ["waiting", "stuck", "running"]
+        assert await store.idempotency.get("guarded") is not None
+        assert await store.audit.verify() == []
+
+    with caplog.at_level(logging.INFO, "reefknot"):
+        run_virtual(main())
+    lines = [record.message for record in caplog.records if "retention" in record.message]
+    assert lines[0] == "retention removed 1 keys, 0 ended work items, 0 events"
+    assert len(lines) == 3
+
+
+def test_for_ever_is_for_ever() -> None:
+    clock = VirtualClock()
+
+    async def main() -> None:
+        store = MemoryStore(clock, retention=DAY)
+        await filled(store, clock.wall())
+        clock.advance(10_000 * DAY)
+        assert await RetentionJob(store, clock, given=Retention(None, None)).once() == Removed(keys=1)
+        assert await RetentionJob(store, clock).once() == Removed(work=1, events=2)
+
+    run_virtual(main())
+
+
+class JumpingClock(VirtualClock):
+    """A wall clock that somebody sets."""
+
+    jump = 0.0
+
+    def wall(self) -> float:
+        return super().wall() + self.jump
+
+
+def test_a_wall_clock_that_jumps_makes_nothing_older() -> None:
+    clock = JumpingClock()
+
+    async def main() -> None:
+        store = MemoryStore(clock, retention=DAY)
+        job = RetentionJob(store, clock)
+        await filled(store, clock.wall())
+        clock.jump = 1000 * DAY
+        assert await job.once() == Removed()
+        assert await RetentionJob(store, clock).once() == Removed(
+            work=1, events=2
+        )  # who opens it now believes the clock
+
+    run_virtual(main())
+
+
+class Counting:
+    """A store's parts that only count how often they were asked to tidy."""
+
+    expires_by_itself = False
+
+    def __init__(self, broken: bool = False, newest: int | None = None) -> None:
+        self.rounds = 0
+        self.broken = broken
+        self.newest = newest
+        self.idempotency = self.work = self.audit = self
+
+    async def newest_record_at(self) -> int | None:
+        return self.newest
+
+    async def purge(self, before: int = 0) -> int:
+        self.rounds += not before
+        if self.broken:
+            raise OSError("the disk is gone")
+        return 0
+
+    async def trim(self, before: int, *, rule: str) -> int:
+        return 0
+
+
+def test_a_round_runs_about_every_ten_minutes_also_after_a_failure(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        store: Any = Counting()
+        job = RetentionJob(store, clock_of_this_loop())
+        job.start()
+        await asyncio.sleep(EVERY_S - 1)
+        assert store.rounds == 0
+        await asyncio.sleep(EVERY_S)
+        assert store.rounds == 1
+        store.broken = True
+        await asyncio.sleep(3 * EVERY_S)
+        store.broken = False
+        before = store.rounds
+        await asyncio.sleep(10 * EVERY_S)
+        assert 7 <= store.rounds - before <= 10
+        await job.close()
+        ended = store.rounds
+        await asyncio.sleep(10 * EVERY_S)
+        assert store.rounds == ended
+
+    run_virtual(main())
+    assert "the retention round failed (the disk is gone)" in caplog.text
+
+
+def test_a_process_that_may_not_run_rounds_runs_none() -> None:
+    async def main() -> None:
+        store: Any = Counting()
+        job = RetentionJob(store, clock_of_this_loop(), may_run=lambda: False)
+        job.start()
+        await asyncio.sleep(5 * EVERY_S)
+        await job.close()
+        assert store.rounds == 0
+
+    run_virtual(main())
+
+
+def test_one_process_of_a_host_runs_retention(tmp_path: Path) -> None:
+    async def main() -> None:
+        clock = VirtualClock()
+        one, other = (SqliteStore(tmp_path / "state.db", clock) for _ in range(2))
+        await one.start()
+        await other.start()
+        assert one.acquire_retention_lock()
+        assert one.acquire_retention_lock()
+        assert not other.acquire_retention_lock()
+        await one.close()
+        assert other.acquire_retention_lock()
+        await other.close()
+
+    asyncio.run(main())
+
+
+# ---- through open_store ----------------------------------------------------------------------------------------------
+
+
+def opened(path: Path, clock: VirtualClock, work: Callable[[Store], Any] | None = None, **options: Any) -> None:
+    async def main() -> None:
+        async with rk.open_store(f"sqlite:{path}", clock=clock, retention=DAY, **options) as store:
+            if work is not None:
+                await work(store)
+
+    asyncio.run(main())
+
+
+def types_in(path: Path, clock: VirtualClock) -> list[str]:
+    found: list[str] = []
+
+    async def read(store: Store) -> None:
+        found.extend(one.entry.event_type for one in await store.audit.read())
+
+    opened(path, clock, read, tidy=False)
+    return found
+
+
+def rounds(path: Path, clock: VirtualClock, **options: Any) -> None:
+    """A process that has the store open for so long that it runs a round."""
+
+    async def once(store: Store) -> None:
+        await _retention_job(store, store.clock, retention_given(**{**UNSAID, **options})).once()
+
+    opened(path, clock, once, tidy=False)
+
+
+UNSAID: dict[str, Any] = {"events": ..., "work": ...}
+
+
+def test_a_short_command_removes_nothing_whatever_its_clock_says(tmp_path: Path) -> None:
+    path, clock = tmp_path / "state.db", VirtualClock()
+
+    async def fill(store: Store) -> None:
+        await filled(store, clock.wall())
+
+    opened(path, clock, fill)
+    clock.advance(10 * KEEP_EVENTS_S)
+    opened(path, clock)
+    assert types_in(path, clock) == ["a", "b"]
+    rounds(path, clock)
+    assert types_in(path, clock) == ["anchor"], "the control: it was due"
+
+
+def test_a_process_that_runs_removes_something_only_when_it_has_had_the_store_open_for_a_while() -> None:
+    async def main() -> None:
+        store: Any = Counting()
+        note = RetentionNote(None)
+        note.write(last_round_at=1.0)
+        job = RetentionJob(store, clock_of_this_loop(), note=note)
+        job.start()
+        await asyncio.sleep(SHORTEST_WAIT_S - 1)
+        assert store.rounds == 0
+        await asyncio.sleep(SHORTEST_WAIT_S)
+        assert store.rounds == 1
+        await job.close()
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("ahead", [0.9, 1.1, 30.0])
+def test_nothing_is_removed_while_the_clock_is_more_than_a_day_past_the_newest_record(
+    ahead: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        clock = clock_of_this_loop()
+        store: Any = Counting(newest=int((clock.wall() - ahead * DAY) * 1000))
+        job = RetentionJob(store, clock)
+        job.start()
+        await asyncio.sleep(3 * EVERY_S)
+        assert bool(store.rounds) is (ahead < 1)
+        await job.close()
+
+    run_virtual(main())
+    assert ("more than a day past the newest record" in caplog.text) is (ahead > 1)
+
+
+def test_records_that_a_process_with_a_wrong_clock_writes_itself_say_nothing_for_a_day() -> None:
+    async def main() -> None:
+        clock = clock_of_this_loop()
+        store: Any = Counting(newest=int((clock.wall() - 30 * DAY) * 1000))
+        job = RetentionJob(store, clock)
+        job.start()
+        await asyncio.sleep(60)
+        store.newest = None  # it is of now
+        await asyncio.sleep(DAY - 120)
+        assert store.rounds == 0
+        await asyncio.sleep(2 * EVERY_S)
+        assert store.rounds > 0, "somebody would have noticed by now"
+        await job.close()
+
+    run_virtual(main())
+
+
+def test_a_noted_retention_binds_processes_without_a_setting(tmp_path: Path) -> None:
+    path, clock = tmp_path / "state.db", VirtualClock()
+
+    async def fill(store: Store) -> None:
+        await filled(store, clock.wall())
+
+    opened(path, clock, fill, audit_retention=None, work_retention=1000 * DAY)
+    clock.advance(KEEP_EVENTS_S + KEEP_WORK_S)
+    rounds(path, clock)
+    assert types_in(path, clock) == ["a", "b"]
+    rounds(path, clock, events=DAY)  # now somebody says otherwise
+    assert types_in(path, clock) == ["anchor"]
+
+
+def test_control_without_the_note_the_events_would_be_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reefknot.stores.opening.RetentionNote", lambda path: RetentionNote(None))
+    path, clock = tmp_path / "state.db", VirtualClock()
+
+    async def fill(store: Store) -> None:
+        await filled(store, clock.wall())
+
+    opened(path, clock, fill, audit_retention=None)
+    clock.advance(KEEP_EVENTS_S + EVERY_S)
+    rounds(path, clock)
+    assert types_in(path, clock) == ["anchor"]
+
+
+@pytest.mark.parametrize("engine", ["memory", "sqlite"])
+def test_the_newest_record_is_an_event_a_key_or_work(tmp_path: Path, engine: str) -> None:
+    async def main() -> None:
+        clock = VirtualClock()
+        store: Any = MemoryStore(clock)
+        if engine == "sqlite":
+            store = await SqliteStore(tmp_path / "state.db", clock, inline=True).start()
+        assert await store.newest_record_at() is None
+        for part in ("key", "work", "event"):
+            clock.advance(5)
+            if part == "key":
+                await store.idempotency.claim("k", owner="a")
+            elif part == "work":
+                await store.work.enqueue([WorkItem("w", "t")])
+            else:
+                await store.audit.append([event("a", at=int(clock.wall() * 1000))])
+            assert await store.newest_record_at() == int(clock.wall() * 1000)
+        await store.close()
+
+    run_virtual(main())
+
+
+def test_a_note_that_cannot_be_read_or_written_says_nothing(tmp_path: Path) -> None:
+    (tmp_path / "state.db-retention").write_bytes(b"nonsense")
+    note = RetentionNote(str(tmp_path / "state.db"))
+    assert note.read().retention is None
+    note.write(retention=Retention(1.0, None))
+    assert RetentionNote(str(tmp_path / "state.db")).read().retention == Retention(1.0, None)
+    nowhere = RetentionNote(str(tmp_path / "no" / "state.db"))
+    nowhere.write(last_round_at=3.0)
+    assert nowhere.read().last_round_at == 3.0
+
+
+@pytest.mark.parametrize("name", ["audit_retention", "work_retention"])
+@pytest.mark.parametrize("given", [0, -1, float("inf"), float("nan"), True, "7d"])
+def test_an_invalid_retention_is_refused_before_anything_is_opened(tmp_path: Path, name: str, given: Any) -> None:
+    with pytest.raises(ParameterError, match=f"{name}=.*seconds above 0, or None for ever"):
+        opened(tmp_path / "state.db", VirtualClock(), **{name: given})
+    assert not (tmp_path / "state.db").exists()
+
+
+def test_in_a_virtual_loop_nothing_is_removed(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with rk.open_store("memory:") as store:
+            await store.audit.append([event("a", at=0)])
+            await asyncio.sleep(KEEP_EVENTS_S + EVERY_S)
+            assert len(await store.audit.read()) == 1
+
+    run_virtual(main())

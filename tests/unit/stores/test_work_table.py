@@ -1,0 +1,356 @@
+"""The work table: what a call leaves behind is collected for the engine, and a roll-back undoes all of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from copy import deepcopy
+from functools import partial
+from random import Random
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from reefknot.audit.port import AuditEntry
+from reefknot.core.time import Moment
+from reefknot.queue.model.admission import Reject
+from reefknot.queue.model.submission import ServiceTime, SubmissionRules
+from reefknot.queue.model.work import (
+    ENDED,
+    ROUTER,
+    Interrupted,
+    Quarantine,
+    Settled,
+    Snooze,
+    TryAgain,
+    WorkDone,
+    WorkFailed,
+    WorkItem,
+    WorkState,
+)
+from reefknot.queue.port.work_queue import ALL, Enqueued, Held, Settlement
+from reefknot.runtime.clocks import VirtualClock
+from reefknot.stores.memory import MemoryStore
+from reefknot.stores.table.items import CLASS_TOPIC, END_TOPIC, LEASES_TOPIC, group_of
+from reefknot.stores.table.table import QuarantineTable, WorkTable
+from reefknot.testing import run_virtual
+from reefknot.testing.conformance.harness import event, event_types
+
+NOW = Moment(5_000, 1_000_000)
+RULES = SubmissionRules(size=12)
+CLASSES = ("io@w1", "cpu@w1")
+LEASE_S = 10.0
+MOST_ENDED = 5
+SEEDS = range(150)
+
+
+def offered(pool: str, wall: int) -> tuple[int, SubmissionRules | None]:
+    return 2, None
+
+
+def told(item: WorkItem) -> list[AuditEntry]:
+    return [event("told", work_id=item.id)]
+
+
+class Caller:
+    """Calls of a table by chance: the same seed makes the same calls of tables that give the same answers."""
+
+    def __init__(self, table: WorkTable, seed: int, *, prefix: str, now: Moment = NOW) -> None:
+        self.table, self.quarantine = table, QuarantineTable(table)
+        self.rng = Random(seed)
+        self.prefix = prefix
+        self.now = now
+        self.number = 0
+        self.calls = (
+            *(self.enqueue, self.enqueue, self.assign, self.claim, self.claim, self.settle, self.settle, self.settle),
+            *(self.renew, self.extend, self.end_leases, self.cancel, self.retry, self.transfer, self.recall),
+            *(self.purge, self.requeue, self.discard, self.purge_quarantine, self.wait),
+        )
+
+    def call(self, times: int) -> list[Any]:
+        """The answers of so many calls, each with how the table looks afterwards."""
+        return [(self.rng.choice(self.calls)(), self.look()) for _ in range(times)]
+
+    def look(self) -> list[Any]:
+        """Everything that the table can be asked without changing it."""
+        table, now = self.table, self.now
+        return [
+            {work_id: table.get(work_id) for work_id in sorted(table.items)},
+            *(table.find(now=now, oldest_first=oldest, limit=1000) for oldest in (True, False)),
+            table.find(now=now, state=WorkState.PENDING, gone=("w1",)),
+            table.snapshot(now=now),
+            table.newest_at,
+            table.owners(now=now),
+            table.open_classes(),
+            dict(table.service_times),
+            dict(table._open),
+            [table.soonest(classes, now) for classes in ((), (ROUTER,), CLASSES)],
+            self.quarantine.find(),
+            self.quarantine.count(),
+            self.quarantine.stats(),
+        ]
+
+    def some(self, *states: WorkState) -> list[WorkItem]:
+        found = sorted((one for one in self.table.items.values() if one.state in states), key=lambda one: one.id)
+        return self.rng.sample(found, min(len(found), self.rng.randint(1, 3)))
+
+    def new(self, resource_class: str, pool: str = "") -> WorkItem:
+        self.number += 1
+        return WorkItem(
+            f"{self.prefix}{self.number:03}",
+            "t",
+            resource_class,
+            pool=pool,
+            priority=self.rng.randint(-1, 1),
+            tenant_id=self.rng.choice([None, "x", "y"]),
+            due_at=self.now.wall + self.rng.choice([0, 0, 3000]),
+        )
+
+    def enqueue(self) -> Any:
+        items = [self.new(ROUTER, self.rng.choice(["io", "cpu"])) for _ in range(self.rng.randint(1, 5))]
+        owner = self.rng.choice(["", "", "router-1"])
+        return self.table.enqueue(
+            [*items, *self.some(*WorkState)],
+            now=self.now,
+            rules=self.rng.choice([None, RULES]),
+            accept_events=told,
+            owner=owner,
+            lease=LEASE_S,
+            drop_events=told,
+        )
+
+    def assign(self) -> Any:
+        items = [WorkItem(one.id, "t", f"{one.pool}@w1", due_at=self.now.wall) for one in self.some(WorkState.PENDING)]
+        items.append(self.new("cpu@w1"))
+        start = {one.id for one in items if self.rng.random() < 0.5}
+        return self.table.assign(items, now=self.now, start=start, owner="w1", lease=LEASE_S)
+
+    def claim(self) -> Any:
+        only = self.rng.choice([None, None, {one.id for one in self.some(WorkState.PENDING)}])
+        return self.table.claim(
+            self.rng.randint(0, 4),
+            now=self.now,
+            owner="w1",
+            classes=self.rng.choice([(ROUTER,), CLASSES, ()]),
+            lease=LEASE_S,
+            newest_first=self.rng.random() < 0.2,
+            only=only,
+            isolate=self.rng.random() < 0.5,
+            crash_events=told,
+        )
+
+    def settle(self) -> Any:
+        due = self.now.wall + self.rng.choice([0, 2000])
+        ways: Sequence[Settled] = (
+            *(WorkDone("1"), WorkFailed("f", None, "r"), TryAgain(due, "f", "transient", 5), Snooze(due, "later")),
+            *(Interrupted(), Quarantine("r", "f")),
+        )
+        done = [
+            Settlement(one.id, one.owner, one.fence, self.rng.choice(ways), took_ms=self.rng.choice([None, 5.0, 900.0]))
+            for one in self.some(WorkState.RUNNING)
+        ]
+        return self.table.settle(done, now=self.now)
+
+    def held(self) -> list[Held]:
+        return [Held(one.id, one.owner, one.fence) for one in self.some(WorkState.RUNNING)]
+
+    def renew(self) -> Any:
+        return self.table.renew(self.held(), now=self.now, lease=LEASE_S)
+
+    def extend(self) -> None:
+        """Left out within what is rolled back: an extended lease stays extended."""
+        held = self.held()
+        if self.prefix != "undone":
+            self.table.extend(held, now=self.now, lease=2 * LEASE_S)
+
+    def end_leases(self) -> Any:
+        return self.table.end_leases({"router-1"}, now=self.now)
+
+    def cancel(self) -> Any:
+        return [self.table.cancel(one.id, now=self.now) for one in self.some(*WorkState)]
+
+    def retry(self) -> Any:
+        return self.table.retry([one.id for one in self.some(*ENDED, WorkState.QUARANTINED)], now=self.now, who="me")
+
+    def transfer(self) -> Any:
+        return [
+            self.table.transfer(one.id, self.rng.choice(CLASSES), now=self.now) for one in self.some(WorkState.PENDING)
+        ]
+
+    def recall(self) -> Any:
+        return self.table.recall(CLASSES[:1], now=self.now, crash_events=told)
+
+    def purge(self) -> Any:
+        return self.table.purge(self.now.wall - self.rng.choice([0, 4000, 9000]))
+
+    def requeue(self) -> Any:
+        return self.quarantine.requeue(ALL, now=self.now, who="me")
+
+    def discard(self) -> Any:
+        return self.quarantine.discard(ALL, now=self.now, who="me")
+
+    def purge_quarantine(self) -> Any:
+        return self.quarantine.purge(ALL, now=self.now)
+
+    def wait(self) -> None:
+        passed = self.rng.choice([500, 3000, 11_000])
+        self.now = Moment(self.now.steady + passed, self.now.wall + passed)
+
+
+def difference_after_a_roll_back(kind: type[WorkTable], seed: int) -> bool:
+    """Whether a table that was changed and rolled back can be told from one that was never changed."""
+    table = kind(offered, most_ended=MOST_ENDED)
+    first = Caller(table, seed, prefix="kept")
+    first.call(25)
+    table.take_events()
+    table.take_topics()
+    table.take_changes()
+    never_changed = deepcopy(table)
+
+    undone = Caller(table, seed + 1, prefix="undone", now=first.now)
+    undone.call(10)
+    table.roll_back()
+    if table.take_events() or table.take_topics() or table.take_changes().before:
+        return True
+
+    again = [Caller(one, seed + 2, prefix="after", now=undone.now) for one in (table, never_changed)]
+    seen = [[caller.look(), *caller.call(25)] for caller in again]
+    return seen[0] != seen[1] or table.events != never_changed.events or table.touched != never_changed.touched
+
+
+def test_a_table_that_is_rolled_back_answers_every_call_as_if_nothing_had_happened() -> None:
+    assert [seed for seed in SEEDS if difference_after_a_roll_back(WorkTable, seed)] == []
+
+
+class ForgetsTurns(WorkTable):
+    def roll_back(self) -> None:
+        last = self._last_tenant
+        super().roll_back()
+        self._last_tenant = last
+
+
+class ForgetsPlaces(WorkTable):
+    def roll_back(self) -> None:
+        later = self._later.copy()
+        super().roll_back()
+        self._later = later
+
+
+class ForgetsServiceTimes(WorkTable):
+    def roll_back(self) -> None:
+        times = self.service_times.copy()
+        super().roll_back()
+        self.service_times = times
+
+
+class ForgetsTheOrderOfEnds(WorkTable):
+    def _put_back(self, item: WorkItem) -> None:
+        super()._put_back(item)
+        if item.id in self._ended:
+            self._ended[item.id] = self._ends
+
+
+class ForgetsExtendedLeases(WorkTable):
+    def _put_back(self, item: WorkItem) -> None:
+        super()._put_back(item)
+        self._extended.pop(item.id, None)
+
+
+@pytest.mark.parametrize(
+    "broken", [ForgetsTurns, ForgetsPlaces, ForgetsServiceTimes, ForgetsTheOrderOfEnds, ForgetsExtendedLeases]
+)
+def test_a_roll_back_that_forgets_something_is_noticed(broken: type[WorkTable]) -> None:
+    """The controls."""
+    assert any(difference_after_a_roll_back(broken, seed) for seed in SEEDS)
+
+
+def test_the_changes_name_every_item_as_it_was_before() -> None:
+    for seed in SEEDS[:50]:
+        table = WorkTable(offered, most_ended=MOST_ENDED)
+        caller = Caller(table, seed, prefix="a")
+        caller.call(20)
+        table.take_changes()
+        before = dict(table.items)
+        caller.call(8)
+        changed = {one for one in before.keys() | table.items.keys() if before.get(one) != table.items.get(one)}
+        changes = table.take_changes()
+        assert changed <= changes.before.keys()
+        assert all(item == before.get(work_id) for work_id, item in changes.before.items())
+        assert table.take_changes().before == {}
+        assert Counter(one for item in table.items.values() if (one := group_of(item))) == table._open
+
+
+def test_pools_are_noted_when_their_admission_or_their_service_time_changes() -> None:
+    table = WorkTable(offered)
+    table.enqueue([WorkItem("plain", "t", ROUTER, pool="cpu")], now=NOW)
+    assert table.take_changes().pools_entered == set()
+
+    small = SubmissionRules(size=1, preempt=False)
+    answers = table.enqueue([WorkItem(one, "t", ROUTER, pool="io") for one in "ab"], now=NOW, rules=small)
+    assert isinstance(answers[1], Reject)
+    table.enqueue([WorkItem("refused", "t", ROUTER, pool="cpu")], now=NOW, rules=small)
+    (item,) = table.claim(1, now=NOW, owner="me", only={"a"})
+    table.settle([Settlement(item.id, "me", item.fence, WorkDone(), took_ms=7.0)], now=NOW)
+    assert table.pools_served == {"io"}
+    changes = table.take_changes()
+    assert (changes.pools_entered, changes.pools_served) == ({"io"}, {"io"})
+    assert table.service_times == {"io": ServiceTime().after(7.0)}
+    assert table.pools_served == set()
+
+
+def test_events_and_topics_are_collected_in_order_until_they_are_taken() -> None:
+    table = WorkTable(offered)
+    table.enqueue([WorkItem("a", "t")], now=NOW, events=[event("admitted")], accept_events=told)
+    (item,) = table.claim(1, now=NOW, owner="me")
+    done = Settlement("a", "me", item.fence, WorkDone(), (event("done"),))
+    table.settle([done, done], now=NOW)
+    assert [one.event_type for one in table.take_events()] == ["told", "admitted", "done"]
+    assert table.take_topics() == {CLASS_TOPIC + "cpu", END_TOPIC + "a"}
+    table.enqueue([WorkItem("b", "t")], now=NOW, owner="me")
+    table.end_leases({"me"}, now=NOW)
+    assert table.take_topics() == {LEASES_TOPIC}
+    assert table.take_events() == []
+
+
+def test_items_come_in_the_order_of_arrival_or_in_the_order_that_is_given() -> None:
+    table = WorkTable(offered)
+    for work_id, order in (("late", 20), ("early", 10), ("latest", None)):
+        table.put(WorkItem(work_id, "t"), NOW, order=order)
+    assert [item.id for item in table.find(now=NOW, oldest_first=True)] == ["early", "late", "latest"]
+    table.put(table.items["latest"], NOW, order=5)
+    assert [item.id for item in table.claim(9, now=NOW, owner="me")] == ["latest", "early", "late"]
+
+
+def test_an_item_that_is_removed_is_neither_counted_nor_claimed() -> None:
+    table = WorkTable(offered)
+    table.enqueue([WorkItem(one, "t") for one in "ab"], now=NOW)
+    (running,) = table.claim(1, now=NOW, owner="me")
+    table.remove(running.id)
+    table.remove("b")
+    assert table.owners(now=NOW) == table.open_classes() == []
+    assert not table._open
+    later = Moment(NOW.steady + 100_000, NOW.wall + 100_000)
+    assert table.claim(9, now=later, owner="me") == []
+
+    table.put(structs.replace(WorkItem("b", "t"), priority=5), NOW)
+    assert [item.id for item in table.claim(9, now=later, owner="me")] == ["b"], "once, though it had a place before"
+
+
+def test_a_call_of_the_memory_engine_that_fails_half_way_leaves_nothing_behind() -> None:
+    def fails_for(work_id: str, item: WorkItem) -> list[AuditEntry]:
+        if item.id == work_id:
+            raise LookupError(work_id)
+        return told(item)
+
+    async def story() -> None:
+        store = MemoryStore(VirtualClock())
+        items = [WorkItem(one, "t") for one in "abc"]
+        with pytest.raises(LookupError):
+            await store.work.enqueue(items, accept_events=partial(fails_for, "b"))
+        assert await store.work.find() == []
+        assert await event_types(store) == []
+        assert await store.work.enqueue(items, accept_events=told) == [Enqueued.ACCEPTED] * 3
+        assert await event_types(store) == ["told"] * 3
+
+    run_virtual(story())
