@@ -24,6 +24,9 @@ JOBS ?= $(shell echo $$((3 * $$(getconf _NPROCESSORS_ONLN))))
 ALONE = $(shell grep -rl --include='test_*.py' 'pytest\.mark\.alone' tests)
 # A choice by ARGS may leave one of the two steps without a test, which pytest ends with 5.
 SOME = $(if $(ARGS),|| test $$? -eq 5)
+# The tests of the pure part: core and models.
+PURE := tests/unit/core tests/unit/audit/model tests/unit/policy/model tests/unit/queue/model \
+	tests/unit/idempotency/test_model.py tests/unit/ingest/test_model.py
 # Words for pytest in the first of its two steps: `make test` leaves out what `make coverage` has run.
 LESS ?=
 
@@ -59,7 +62,7 @@ run: $(if $(wildcard $(STAMP)),$(STAMP),$(RUN_STAMP)) ## eight short scenes, abo
 # The checks are single processes: two at a time. The tests come after them, because they need all of the machine.
 test: $(STAMP) ## everything CI does
 	@$(MAKE) --jobs=2 --output-sync=target lint coverage types collect
-	@$(MAKE) pytest LESS=--ignore=tests/unit/core
+	@$(MAKE) pytest LESS='$(PURE:%=--ignore=%)'
 
 bench: $(STAMP) ## the benchmarks, side by side with the peers
 	@tools/system_packages.sh bench
@@ -133,7 +136,7 @@ pytest: $(STAMP) ## the tests, snippets of the documents and examples among them
 
 coverage: $(STAMP) ## the branch coverage of the core by its own tests
 	$(call step,branch coverage of the core)
-	@$(BIN)/coverage run -m pytest -q --durations=0 --durations-min=1 tests/unit/core
+	@$(BIN)/coverage run -m pytest -q --durations=0 --durations-min=1 $(PURE)
 	@$(BIN)/coverage report
 
 clean: ## remove what was made, .venv too

@@ -2,9 +2,9 @@
 The command line and the public names, compared with golden files.
 
 `REEFKNOT_GOLDEN=write pytest tests/golden` rewrites the files; otherwise every difference fails with a diff. Nothing
-here imports more than `reefknot.console.cli.main` and public names, so that the inside may be rearranged. Commands run in
-process, 100 columns wide; help, steps of one's own, stdin, and `up` beside other commands (`live.py`) are processes of
-their own. What is made comparable, and how, is in `harness.py`.
+here imports more than `reefknot.console.cli.main` and public names, so that the inside may be rearranged. Commands run
+in process, 100 columns wide; help, steps of one's own, stdin, and `up` beside other commands (`live.py`) are processes
+of their own. What is made comparable, and how, is in `harness.py`.
 
 Left out, because it cannot be made the same in every run, or takes too long:
 

@@ -24,6 +24,7 @@ from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 from reefknot.clock import pause
 from reefknot.core import checks
+from reefknot.core.clock import Clock
 from reefknot.errors import VirtualDeadlockError
 from reefknot.runtime.processes import boot_name
 

@@ -691,7 +691,8 @@ def test_control_a_record_outside_of_the_transaction_doubles_or_loses_the_effect
 @pytest.mark.parametrize(("driver", "loaded"), [("sqlite3", []), ("apsw", ["apsw"])])
 def test_a_driver_is_imported_only_for_its_own_connections(driver: str, loaded: list[str]) -> None:
     program = (
-        f"import sys, {driver}; from reefknot.idempotency.ledger import ledger; conn = {driver}.Connection(':memory:')\n"
+        f"import sys, {driver}; from reefknot.idempotency.ledger import ledger\n"
+        f"conn = {driver}.Connection(':memory:')\n"
         "with ledger(conn).once('a'): pass\n"
         "conn.close(); print([name for name in ('apsw', 'psycopg') if name in sys.modules])"
     )

@@ -6,8 +6,8 @@ and the rest goes back to the store, where the next child finds it. A child that
 and line; the next change starts another one. Files are looked at several times a second, which works on every file
 system and needs no library.
 
-`python -m reefknot.console.cli.reloading FD WORD …` is the child: it ends when the other end of the pipe FD is closed, so that
-none is left behind by a parent that was killed.
+`python -m reefknot.console.cli.reloading FD WORD …` is the child: it ends when the other end of the pipe FD is closed,
+so that none is left behind by a parent that was killed.
 """
 
 from __future__ import annotations

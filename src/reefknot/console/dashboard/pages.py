@@ -1,8 +1,8 @@
 """
 Pages: routes from a request to an operation to a template, and the live stream of each page.
 
-A page has no query of its own: `reefknot.console.dashboard.views` asks an operation, and a template shows its answer. Texts are
-escaped by the templates, always; the only markup that they take as it is are the charts.
+A page has no query of its own: `reefknot.console.dashboard.views` asks an operation, and a template shows its answer.
+Texts are escaped by the templates, always; the only markup that they take as it is are the charts.
 """
 
 from __future__ import annotations

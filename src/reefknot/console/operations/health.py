@@ -2,8 +2,8 @@
 `examine_store`: everything that `reefknot doctor` checks, each finding with its remedy.
 
 The findings are about this interpreter and the extras in it, the configuration and its secrets, the store
-(`reefknot.console.doctor`), and what the processes over the store left behind. Nothing is made, changed or repaired, and no
-finding holds a secret. A warning is something to look at; only a problem makes the answer not `ok`.
+(`reefknot.console.doctor`), and what the processes over the store left behind. Nothing is made, changed or repaired,
+and no finding holds a secret. A warning is something to look at; only a problem makes the answer not `ok`.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 `waits_of`: for each job that waits, why it does and what to do.
 
 The facts come from the store: the records of the jobs, what running systems report, sources, keys, and the jobs ahead.
-The answers are those of `reefknot.queue.model.waiting`. What is read is bounded, whatever the store holds, and nothing is read
-for a list of jobs that do not wait.
+The answers are those of `reefknot.queue.model.waiting`. What is read is bounded, whatever the store holds, and nothing
+is read for a list of jobs that do not wait.
 """
 
 from __future__ import annotations
