@@ -40,7 +40,7 @@ from reefknot.runtime.clocks import LoopClock
 from reefknot.steps.port import Block, BlockContext
 from reefknot.stores.memory import MemoryStore
 from reefknot.stores.memory.store import MemoryTransport
-from reefknot.stores.port.store import Store
+from reefknot.stores.port import Store
 from reefknot.stores.sqlite import SqliteStore
 from reefknot.testing import run_virtual
 

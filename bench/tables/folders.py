@@ -24,7 +24,7 @@ from reefknot.ingest.connectors.folders import SETTLED_NS
 from reefknot.ingest.connectors.local_files import LocalFiles
 from reefknot.ingest.connectors.obsidian_vault import ObsidianVault
 from reefknot.ingest.documents import SqliteDocuments
-from reefknot.ingest.port.connector import Connector, FetchRequest, SourceContext
+from reefknot.ingest.port import Connector, FetchRequest, SourceContext
 from reefknot.runtime.clocks import SystemClock
 
 CONNECTORS = {"local_files": LocalFiles, "obsidian_vault": ObsidianVault}

@@ -26,7 +26,7 @@ from bench.tables.imap import PAGE
 from reefknot.ingest.connectors.imap_mailbox import ImapMailbox
 from reefknot.runtime.clocks import SystemClock
 from reefknot.ingest.documents import SqliteDocuments
-from reefknot.ingest.port.connector import FetchRequest, SourceContext
+from reefknot.ingest.port import FetchRequest, SourceContext
 
 settings, password, file = json.loads(sys.argv[1])
 

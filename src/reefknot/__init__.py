@@ -84,11 +84,11 @@ if TYPE_CHECKING:
     from reefknot.ingest.jobs import IngestionJob as IngestionJob
     from reefknot.ingest.jobs import JobQueue as JobQueue
     from reefknot.ingest.orchestrator import IngestionOrchestrator as IngestionOrchestrator
-    from reefknot.ingest.port.connector import Document as Document
-    from reefknot.ingest.port.connector import FetchRequest as FetchRequest
-    from reefknot.ingest.port.connector import ItemFailure as ItemFailure
-    from reefknot.ingest.port.connector import Page as Page
-    from reefknot.ingest.port.connector import SourceContext as SourceContext
+    from reefknot.ingest.port import Document as Document
+    from reefknot.ingest.port import FetchRequest as FetchRequest
+    from reefknot.ingest.port import ItemFailure as ItemFailure
+    from reefknot.ingest.port import Page as Page
+    from reefknot.ingest.port import SourceContext as SourceContext
     from reefknot.ingest.sources import IngestionSource as IngestionSource
     from reefknot.ingest.telemetry import TelemetryRecorder as TelemetryRecorder
     from reefknot.policy.book import PolicyBook as PolicyBook
@@ -176,7 +176,7 @@ _HOMES = {
     "reefknot.ingest.sources": "IngestionSource",
     "reefknot.ingest.telemetry": "TelemetryRecorder",
     "reefknot.steps.port": "BlockContext",
-    "reefknot.ingest.port.connector": "Document FetchRequest ItemFailure Page SourceContext",
+    "reefknot.ingest.port": "Document FetchRequest ItemFailure Page SourceContext",
     "reefknot.queue.port.work_queue": "QuarantineStore",
     "reefknot.retrying.breaker": "CircuitBreaker",
     "reefknot.retrying.decorator": "retry using",

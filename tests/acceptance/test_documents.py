@@ -96,7 +96,7 @@ WRITER = """
 import asyncio, sys
 from reefknot.runtime.clocks import SystemClock
 from reefknot.ingest.documents import SqliteDocuments
-from reefknot.ingest.port.connector import Document
+from reefknot.ingest.port import Document
 
 async def main(name):
     documents = await SqliteDocuments(".reefknot/documents.db", SystemClock(), patience=60).start()

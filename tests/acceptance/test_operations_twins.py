@@ -33,7 +33,7 @@ from reefknot.ingest.telemetry import TelemetryRecorder
 from reefknot.policy.settings import load_settings
 from reefknot.queue.model.work import WorkFailed
 from reefknot.stores.opening import open_store, options_of
-from reefknot.stores.port.store import Store
+from reefknot.stores.port import Store
 from tests.acceptance.folder import Folder
 from tests.unit.console.cli.audit_events import in_store
 from tests.unit.console.cli.work_items import accepted, events, quarantined, reported_running, submitted

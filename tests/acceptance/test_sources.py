@@ -30,7 +30,7 @@ import os
 from reefknot.ingest.connectors.registry import connector
 from reefknot.core.failure import FailureType
 from reefknot.errors import ParameterError, SourceError
-from reefknot.ingest.port.connector import Document, ItemFailure, Page
+from reefknot.ingest.port import Document, ItemFailure, Page
 
 FAILURES = {
     "denied": SourceError("the token is not accepted; make a new one and set it", FailureType.PERMANENT),

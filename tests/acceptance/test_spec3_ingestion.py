@@ -11,7 +11,7 @@ import pytest
 import reefknot as rk
 from reefknot.core.failure import FailureType
 from reefknot.errors import SourceError
-from reefknot.ingest.port.connector import FetchRequest, Page
+from reefknot.ingest.port import FetchRequest, Page
 from reefknot.ingest.telemetry import TelemetryRecorder
 from reefknot.queue.model.source_health import SourceCondition
 from reefknot.queue.model.work import Budget, WorkState

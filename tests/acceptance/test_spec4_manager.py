@@ -19,7 +19,7 @@ import pytest
 
 import reefknot as rk
 from reefknot.audit.port import AuditQuery
-from reefknot.stores.port.store import Store
+from reefknot.stores.port import Store
 from reefknot.testing import run_virtual
 
 Category = rk.RetryCategory

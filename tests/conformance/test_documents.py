@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from reefknot.ingest.documents import SqliteDocuments
-from reefknot.ingest.port.documents import DocumentStore
+from reefknot.ingest.port import DocumentStore
 from reefknot.runtime.clocks import VirtualClock
 from reefknot.testing.conformance import DocumentChangesContract, DocumentHarness, DocumentsContract
 

@@ -12,7 +12,7 @@ import pytest
 
 from reefknot.audit.jsonlines import JsonLinesLog
 from reefknot.runtime.clocks import VirtualClock
-from reefknot.stores.port.store import Store
+from reefknot.stores.port import Store
 from reefknot.testing.conformance import AuditLogContract, Harness
 
 

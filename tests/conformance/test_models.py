@@ -21,7 +21,7 @@ from reefknot.queue.port.work_queue import ALL, Enqueued, Held, Settlement
 from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores.memory import MemoryStore, MemoryWorkQueue
 from reefknot.stores.memory.store import MemoryIdempotencyStore
-from reefknot.stores.port.store import Store
+from reefknot.stores.port import Store
 from reefknot.stores.sqlite import SqliteStore
 from reefknot.testing.conformance.harness import event
 

@@ -19,7 +19,7 @@ from reefknot.idempotency.model import Claimed, Done
 from reefknot.queue.model.work import WorkDone
 from reefknot.queue.port.work_queue import Settlement
 from reefknot.stores.opening import open_store
-from reefknot.stores.port.store import Store
+from reefknot.stores.port import Store
 
 LEASE = 0.3
 ZOMBIE = '"the zombie"'

@@ -27,13 +27,12 @@ from reefknot.errors import SourceError
 from reefknot.ingest.documents import SqliteDocuments
 from reefknot.ingest.jobs import IngestionJob, JobQueue
 from reefknot.ingest.orchestrator import IngestionOrchestrator, IngestionSettings
-from reefknot.ingest.port.connector import Document, FetchRequest, ItemFailure, KnownItems, Page
-from reefknot.ingest.port.documents import Position
+from reefknot.ingest.port import Document, FetchRequest, ItemFailure, KnownItems, Page, Position
 from reefknot.ingest.sources import IngestionSource
 from reefknot.queue.model.work import is_over
 from reefknot.runtime.clocks import SystemClock
 from reefknot.stores.opening import open_store
-from reefknot.stores.port.store import Store
+from reefknot.stores.port import Store
 from tests.faults.dying import in_a_process_of_its_own
 
 PAGES, PER_PAGE = 4, 5

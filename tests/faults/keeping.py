@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from reefknot.ingest.documents import SqliteDocuments
-from reefknot.ingest.port.connector import Document, Page
-from reefknot.ingest.port.documents import Position
+from reefknot.ingest.port import Document, Page, Position
 from reefknot.runtime.clocks import SystemClock
 from tests.faults.dying import in_a_process_of_its_own
 from tests.faults.vfs import Counter, FaultyDisk, Fuse, Hook

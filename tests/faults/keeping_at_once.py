@@ -11,7 +11,7 @@ from pathlib import Path
 
 from reefknot.errors import StalePositionError
 from reefknot.ingest.documents import SqliteDocuments
-from reefknot.ingest.port.connector import Document, Page
+from reefknot.ingest.port import Document, Page
 from reefknot.runtime.clocks import SystemClock
 
 

@@ -24,7 +24,7 @@ from reefknot.idempotency.model import Done, KeyRecord
 from reefknot.queue.model.work import Quarantine, Settled, WorkDone, WorkItem
 from reefknot.queue.port.work_queue import Settlement
 from reefknot.runtime.clocks import SystemClock
-from reefknot.stores.port.store import Store
+from reefknot.stores.port import Store
 from reefknot.stores.sqlite import SqliteStore
 from reefknot.stores.sqlite.idempotency import load
 from tests.faults.vfs import Call, Hook

@@ -43,7 +43,7 @@ from reefknot.queue.worker.settings import default_settings
 from reefknot.runtime.clocks import clock_of_this_loop
 from reefknot.steps.port import BlockContext
 from reefknot.stores.opening import open_store
-from reefknot.stores.port.store import Store
+from reefknot.stores.port import Store
 from tests.faults.dying import in_a_process_of_its_own
 
 STAGES = (

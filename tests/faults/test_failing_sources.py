@@ -39,7 +39,7 @@ sources:
 SHELF = """\
 import os
 from reefknot.ingest.connectors.registry import connector
-from reefknot.ingest.port.connector import Document, ItemFailure, Page
+from reefknot.ingest.port import Document, ItemFailure, Page
 
 BAD, PAGE = int(os.environ["BAD"]), int(os.environ["PAGE"])
 

@@ -17,7 +17,7 @@ from reefknot.idempotency.model import Busy, Claimed, Done
 from reefknot.queue.model.work import WorkDone, WorkItem
 from reefknot.queue.port.work_queue import Settlement
 from reefknot.stores.opening import open_store
-from reefknot.stores.port.store import Store
+from reefknot.stores.port import Store
 from tests.faults.carrying_out import Plan, carried_out, plan
 from tests.faults.freezing import FENCELESS
 from tests.faults.holding import LEASE, ZOMBIE

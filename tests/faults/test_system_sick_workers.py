@@ -23,7 +23,7 @@ from reefknot.runtime.clocks import clock_of_this_loop
 from reefknot.steps.port import BlockContext
 from reefknot.stores.memory.store import MemoryTransport
 from reefknot.stores.opening import open_store
-from reefknot.stores.port.store import Store
+from reefknot.stores.port import Store
 from reefknot.testing import run_virtual
 
 SIZE, SLOTS, STEP_S, PER_SECOND = 10, 2, 0.05, 20.0

@@ -24,7 +24,7 @@ from typing import Any
 from reefknot.ingest.documents import SqliteDocuments
 from reefknot.ingest.jobs import IngestionJob, JobQueue
 from reefknot.ingest.orchestrator import IngestionOrchestrator, IngestionSettings
-from reefknot.ingest.port.connector import Document, FetchRequest, KnownItems, Page
+from reefknot.ingest.port import Document, FetchRequest, KnownItems, Page
 from reefknot.ingest.sources import IngestionSource
 from reefknot.queue.presence import look_for_orphans
 from reefknot.runtime.clocks import SystemClock

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from reefknot.ingest.connectors.imap_mailbox import ImapMailbox
-from reefknot.ingest.port.connector import Document, FetchRequest, ItemFailure, KnownItem, Page, SourceContext
+from reefknot.ingest.port import Document, FetchRequest, ItemFailure, KnownItem, Page, SourceContext
 from tests.imap_servers import CERTIFICATE, PASSWORD, Mailbox
 
 MOST_PAGES = 2000

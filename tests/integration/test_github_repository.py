@@ -16,7 +16,7 @@ from reefknot.errors import SourceError
 from reefknot.ingest.connectors import github_api, github_content, github_repository
 from reefknot.ingest.connectors.github_content import Conversation, listing_query
 from reefknot.ingest.connectors.github_repository import GithubRepository
-from reefknot.ingest.port.connector import Document, FetchRequest, KnownItem, Page, SourceContext
+from reefknot.ingest.port import Document, FetchRequest, KnownItem, Page, SourceContext
 from reefknot.testing import virtual_time
 from tests.github_server import SECONDARY_MESSAGE, GithubServer, Reply, refusal
 

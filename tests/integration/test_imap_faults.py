@@ -19,7 +19,7 @@ from reefknot.errors import SourceError
 from reefknot.ingest.connectors import imap_protocol
 from reefknot.ingest.connectors.imap_mailbox import ImapMailbox
 from reefknot.ingest.connectors.imap_protocol import ImapConnection
-from reefknot.ingest.port.connector import FetchRequest, ItemFailure
+from reefknot.ingest.port import FetchRequest, ItemFailure
 from tests.faults.proxy import Fault, Trouble, Way, nobody_accepts, nobody_there, proxied
 from tests.imap_servers import Mailbox, message
 from tests.integration.imap_sink import MemorySink, connector, made, sync

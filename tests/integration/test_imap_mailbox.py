@@ -21,7 +21,7 @@ from reefknot.ingest.connectors.imap_failures import ImapRefusedError
 from reefknot.ingest.connectors.imap_mailbox import ImapMailbox
 from reefknot.ingest.connectors.imap_protocol import FolderState, ImapConnection, ImapFolder
 from reefknot.ingest.documents import SqliteDocuments
-from reefknot.ingest.port.connector import FetchRequest
+from reefknot.ingest.port import FetchRequest
 from reefknot.runtime.clocks import SystemClock
 from tests.faults.proxy import NO_TROUBLE, Proxy, Trouble, Way
 from tests.imap_servers import ImapServer, Mailbox, message, running_imap

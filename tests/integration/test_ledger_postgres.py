@@ -29,7 +29,7 @@ from reefknot.errors import (
 from reefknot.idempotency.ledger import ledger
 from tests.integration.postgres import Server
 
-DYING = Path(__file__).parents[1] / "unit" / "engines" / "ledger_dying.py"
+DYING = Path(__file__).parents[1] / "unit" / "idempotency" / "ledger_dying.py"
 NUMBERS = itertools.count(1)
 LEVELS = [psycopg.IsolationLevel.READ_COMMITTED, psycopg.IsolationLevel.SERIALIZABLE]
 

@@ -28,7 +28,7 @@ from reefknot.stores.jetstream.reads import StreamMessage
 from reefknot.stores.jetstream.state import State
 from reefknot.stores.memory import MemoryStore
 from reefknot.stores.opening import open_store
-from reefknot.stores.port.store import Store
+from reefknot.stores.port import Store
 from reefknot.stores.sqlite import work as sqlite_work
 from reefknot.stores.table import queue as table_queue
 

@@ -37,7 +37,7 @@ from tests.month.world import World
 from tests.security.site_client import HOST, access, ask, bearer, login
 
 if TYPE_CHECKING:
-    from reefknot.stores.port.store import Store
+    from reefknot.stores.port import Store
 
 BERLIN = ZoneInfo("Europe/Berlin")
 JOBS_AN_HOUR = 6

@@ -23,7 +23,7 @@ from reefknot.queue.worker.settings import default_settings
 from reefknot.runtime.clocks import LoopClock
 from reefknot.steps.port import BlockContext
 from reefknot.stores.memory import MemoryStore
-from reefknot.stores.port.store import Store
+from reefknot.stores.port import Store
 from reefknot.testing import run_virtual
 from tests.faults.outside_load import Request, Stream
 from tests.simulation.sea import Process, StoreThrough, Through, Weather

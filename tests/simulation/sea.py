@@ -14,7 +14,7 @@ from typing import Any
 
 from reefknot.queue.port.transport import Delivery
 from reefknot.runtime.clocks import EPOCH
-from reefknot.stores.port.store import Store
+from reefknot.stores.port import Store
 
 
 class Crashed(BaseException):

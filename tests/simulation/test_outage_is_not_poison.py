@@ -17,7 +17,7 @@ from msgspec import Struct
 from reefknot.core.failure import FailureType
 from reefknot.errors import SourceError
 from reefknot.ingest.jobs import IngestionJob
-from reefknot.ingest.port.connector import FetchRequest, Page
+from reefknot.ingest.port import FetchRequest, Page
 from reefknot.queue.model.source_health import HealthRules
 from reefknot.queue.model.work import WorkState
 from tests.unit.ingest.world import World, in_world, page

@@ -45,7 +45,7 @@ from reefknot.queue.worker.service import Worker
 from reefknot.queue.worker.settings import default_settings
 from reefknot.steps.port import BlockContext
 from reefknot.stores.memory import MemoryStore
-from reefknot.stores.port.store import Store
+from reefknot.stores.port import Store
 from reefknot.stores.sqlite import SqliteStore
 from reefknot.testing import run_virtual
 from tests.simulation.promises import check_at_the_end, check_bounds

@@ -29,8 +29,7 @@ from reefknot.queue.worker.service import Worker
 from reefknot.runtime.log import RepeatedErrors
 from reefknot.runtime.seeds import new_id
 from reefknot.runtime.tasks import Services
-from reefknot.stores.port.store import Store
-from reefknot.stores.port.values import StoredValue
+from reefknot.stores.port import Store, StoredValue
 
 PREFIX = "activity/"
 ENDED = f"{PREFIX}ended"

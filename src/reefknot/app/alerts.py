@@ -36,8 +36,7 @@ from reefknot.queue.port.work_queue import WorkSnapshot
 from reefknot.queue.presence import STORE_S, Status, living_systems, look_for_gone, unserved_work, visible_work
 from reefknot.runtime.log import RepeatedErrors, error_text, logger
 from reefknot.runtime.tasks import Services
-from reefknot.stores.port.store import Store
-from reefknot.stores.port.values import StoredValue
+from reefknot.stores.port import Store, StoredValue
 
 NAME = "alerts"
 LOOK_EVERY_S = 5.0

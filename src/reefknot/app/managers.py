@@ -40,13 +40,7 @@ from reefknot.core.canonical import fingerprint as fingerprint_of
 from reefknot.core.decide import REFUSED, History, Reason
 from reefknot.core.policy import RetryPolicy
 from reefknot.core.redaction import Redactor
-from reefknot.errors import (
-    AttemptTimeoutError,
-    ConfigurationError,
-    KeyConflictError,
-    ParameterTypeError,
-    RetryError,
-)
+from reefknot.errors import AttemptTimeoutError, ConfigurationError, KeyConflictError, ParameterTypeError, RetryError
 from reefknot.idempotency.decorator import current_store
 from reefknot.idempotency.events import KeyEvents
 from reefknot.idempotency.model import KeyState, compute_key

@@ -57,7 +57,7 @@ from reefknot.runtime.timeouts import AWAY_S, ended, unless_away
 from reefknot.steps.port import Block, own_classes
 from reefknot.steps.threads import function_threads
 from reefknot.stores.opening import open_store, options_of
-from reefknot.stores.port.store import Store
+from reefknot.stores.port import Store
 
 ROUTER_NAME = "router"
 CONTROL_S = 5.0

@@ -37,7 +37,7 @@ from reefknot.runtime.event_loops import first_of
 from reefknot.runtime.files import private_opener, whole_file
 from reefknot.runtime.log import error_text, logger
 from reefknot.runtime.tasks import Services
-from reefknot.stores.port.store import Store
+from reefknot.stores.port import Store
 
 PAGE = 500
 LONGEST_WAIT_S = 5.0

@@ -34,7 +34,7 @@ from reefknot.runtime.log import error_text, printable
 if TYPE_CHECKING:
     from reefknot.stores.jetstream.connection import Connection, NatsOptions
     from reefknot.stores.jetstream.streams import StreamInfo
-    from reefknot.stores.port.store import Store
+    from reefknot.stores.port import Store
 
 Level = Literal["ok", "warning", "problem"]
 Cause = Literal["", "unreachable", "locked", "forbidden", "misconfigured", "damaged", "unserved"]

@@ -31,17 +31,7 @@ import reefknot as rk
 from reefknot.console.cli import main as command_line
 from reefknot.console.cli.app import exit_for
 from reefknot.console.cli.config import FILES, recommended
-from reefknot.demo.tour import (
-    LOOPBACK,
-    OK,
-    STOPPED_BY_SIGNAL,
-    Response,
-    Service,
-    Tour,
-    deadline,
-    logged_from,
-    recovery,
-)
+from reefknot.demo.tour import LOOPBACK, OK, STOPPED_BY_SIGNAL, Response, Service, Tour, deadline, logged_from, recovery
 from reefknot.errors import QueueFullError
 from reefknot.runtime.log import printable
 

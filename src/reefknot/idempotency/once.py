@@ -54,14 +54,7 @@ from reefknot.idempotency.model import (
     checked_key,
 )
 from reefknot.idempotency.unrecorded import UnrecordedResult, unrecorded_of
-from reefknot.idempotency.waiting import (
-    HeldKey,
-    attempt_keys,
-    bounded,
-    end_dead_lease,
-    report_unknown,
-    wait_for_change,
-)
+from reefknot.idempotency.waiting import HeldKey, attempt_keys, bounded, end_dead_lease, report_unknown, wait_for_change
 from reefknot.retrying.failures import failure_from
 from reefknot.runtime.event_loops import require_asyncio
 from reefknot.runtime.log import error_text, logger, printable

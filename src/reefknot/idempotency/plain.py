@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from reefknot.errors import EventLoopRunningError, StoreUnavailableError
 
 if TYPE_CHECKING:
-    from reefknot.stores.port.store import Store
+    from reefknot.stores.port import Store
 
 T = TypeVar("T")
 

@@ -29,7 +29,7 @@ from reefknot.runtime.timeouts import AWAY_S, unless_away
 if TYPE_CHECKING:
     from reefknot.policy.settings import Settings
     from reefknot.queue.execution.isolation import Isolation
-    from reefknot.stores.port.store import Store
+    from reefknot.stores.port import Store
 
 
 @asynccontextmanager

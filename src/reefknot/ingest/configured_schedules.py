@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from reefknot.policy.schema import TimetableKeys
     from reefknot.policy.settings import Settings
     from reefknot.queue.client import Client
-    from reefknot.stores.port.store import Store
+    from reefknot.stores.port import Store
 
 
 def timetable_of(entry: TimetableKeys) -> Timetable:

@@ -20,7 +20,7 @@ from msgspec import Struct
 from reefknot.core.checks import suggest
 from reefknot.core.failure import FailureType
 from reefknot.errors import ConfigurationError, ParameterError, ReefknotError, SourceError
-from reefknot.ingest.port.connector import Connector, ConnectorFactory, SourceContext, UnknownSettingError
+from reefknot.ingest.port import Connector, ConnectorFactory, SourceContext, UnknownSettingError
 from reefknot.policy.reading.session import KeyPath, Mark, Problem, dotted
 from reefknot.policy.secrets import resolve
 from reefknot.queue.model.schedules import Timetable, parse

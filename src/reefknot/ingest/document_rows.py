@@ -19,8 +19,15 @@ import msgspec
 from reefknot.core.failure import FailureType
 from reefknot.errors import ChangesLostError, ParameterError, ParameterTypeError, SourceError, shown
 from reefknot.ingest.model import SearchQuery
-from reefknot.ingest.port.connector import LARGEST_CURSOR, LONGEST_NAME, Document
-from reefknot.ingest.port.documents import TOMBSTONE_DAYS, DocumentChange, DocumentChanges, SearchHit
+from reefknot.ingest.port import (
+    LARGEST_CURSOR,
+    LONGEST_NAME,
+    TOMBSTONE_DAYS,
+    Document,
+    DocumentChange,
+    DocumentChanges,
+    SearchHit,
+)
 
 LARGEST_TEXT = 16 << 20
 LARGEST_METADATA = 256 << 10

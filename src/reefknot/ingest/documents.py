@@ -48,8 +48,7 @@ from reefknot.ingest.document_rows import (
     write,
 )
 from reefknot.ingest.model import parse_search
-from reefknot.ingest.port.connector import Document, KnownItem, Page
-from reefknot.ingest.port.documents import DocumentChanges, Position, SearchHit, SourceCounts
+from reefknot.ingest.port import Document, DocumentChanges, KnownItem, Page, Position, SearchHit, SourceCounts
 from reefknot.runtime import open_files
 from reefknot.runtime.forks import FORKS, opened_before_fork
 from reefknot.runtime.sqlite_files import (

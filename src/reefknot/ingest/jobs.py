@@ -22,7 +22,7 @@ from reefknot.errors import ParameterError
 from reefknot.policy.model.defaults import JobType
 from reefknot.queue.model.work import INGEST, WorkItem, assignment_and_tenant, is_ingestion, record_id
 from reefknot.queue.port.work_queue import Enqueued
-from reefknot.stores.port.store import Store
+from reefknot.stores.port import Store
 
 MOST_AT_ONCE = 100
 """Jobs that are kept in one step: a store on NATS takes no more than 900 records in one."""

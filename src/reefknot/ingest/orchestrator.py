@@ -30,7 +30,7 @@ from reefknot.core.redaction import Redactor
 from reefknot.errors import ParameterError
 from reefknot.ingest.attempt import JobReport, JobRunner
 from reefknot.ingest.jobs import JobQueue, class_of
-from reefknot.ingest.port.documents import DocumentSink
+from reefknot.ingest.port import DocumentSink
 from reefknot.ingest.sources import IngestionSource, SourceRecord, SourceRecords, request_sync, with_health
 from reefknot.ingest.sync import IngestionContext, SyncLimits, SyncSummary
 from reefknot.ingest.telemetry import TelemetryRecorder

@@ -15,14 +15,7 @@ from msgspec.structs import replace
 
 from reefknot.core.failure import FailureType
 from reefknot.errors import SourceError, shown
-from reefknot.ingest.port.connector import (
-    LARGEST_CURSOR,
-    LONGEST_NAME,
-    MOST_DOCUMENTS,
-    Document,
-    ItemFailure,
-    Page,
-)
+from reefknot.ingest.port import LARGEST_CURSOR, LONGEST_NAME, MOST_DOCUMENTS, Document, ItemFailure, Page
 
 MOST_FAILURES = 10_000
 """Items of one page that could not be read."""

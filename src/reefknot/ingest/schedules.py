@@ -24,7 +24,7 @@ from reefknot.errors import QueueFullError, StoreCorruptError, StoreUnavailableE
 from reefknot.queue.model.schedules import DueTimes, Timetable, due, due_text, last_due_times, next_due
 from reefknot.runtime.log import RepeatedErrors, error_text, logger, printable
 from reefknot.runtime.tasks import Services
-from reefknot.stores.port.store import Store
+from reefknot.stores.port import Store
 
 PREFIX = "schedule:"
 SUBMIT_S = 60.0

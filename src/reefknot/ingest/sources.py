@@ -19,11 +19,11 @@ from reefknot.audit.port import AuditEntry
 from reefknot.core.decide import Reason
 from reefknot.errors import StoreUnavailableError
 from reefknot.ingest.jobs import IngestionJob, JobQueue, class_of, source_of
-from reefknot.ingest.port.connector import Connector
+from reefknot.ingest.port import Connector
 from reefknot.queue.model.source_health import SourceCondition, SourceHealth
 from reefknot.queue.model.work import WorkItem, WorkState, is_over, visible_state
 from reefknot.queue.port.work_queue import QuarantineFilter
-from reefknot.stores.port.store import Store
+from reefknot.stores.port import Store
 
 PREFIX = "source:"
 ENQUEUED_WITHIN_MS = 60_000

@@ -22,8 +22,7 @@ from reefknot.core.policy import RetryPolicy
 from reefknot.errors import SourceError
 from reefknot.ingest.jobs import IngestionJob, JobQueue, item_job_id, location_in
 from reefknot.ingest.pages import checked_document, checked_page
-from reefknot.ingest.port.connector import Connector, FetchRequest, ItemFailure, Page
-from reefknot.ingest.port.documents import DocumentSink, Position
+from reefknot.ingest.port import Connector, DocumentSink, FetchRequest, ItemFailure, Page, Position
 from reefknot.ingest.sources import IngestionSource, SourceRecord, SourceRecords, remembered_jobs
 from reefknot.ingest.telemetry import TelemetryRecorder
 from reefknot.queue.execution.tracing import spanned

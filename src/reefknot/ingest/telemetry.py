@@ -16,7 +16,7 @@ from msgspec import Struct, structs
 from reefknot.core.failure import FailureType
 from reefknot.errors import ReefknotError
 from reefknot.runtime.log import logger, printable
-from reefknot.stores.port.values import ValueStore
+from reefknot.stores.port import ValueStore
 
 PREFIX = "telemetry:"
 MOST_CONNECTORS = 1000

@@ -12,15 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeGuard
 
 from reefknot.policy.layers import Tree
-from reefknot.policy.reading.session import (
-    UNFIT_DECODED,
-    Mark,
-    Problem,
-    UnreadableError,
-    dotted,
-    read_small,
-    shortened,
-)
+from reefknot.policy.reading.session import UNFIT_DECODED, Mark, Problem, UnreadableError, dotted, read_small, shortened
 
 MOST_SECRET_BYTES = 64 * 1024
 ACCEPTED = "a reference: env:NAME or file:PATH"

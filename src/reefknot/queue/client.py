@@ -55,7 +55,7 @@ from reefknot.queue.model.work import (
 from reefknot.queue.router.context import cancelled_event
 from reefknot.queue.router.submissions import SUBMIT_ARGUMENTS, Submissions, validated
 from reefknot.runtime.seeds import new_id
-from reefknot.stores.port.store import Store
+from reefknot.stores.port import Store
 
 DEFAULT_WAIT = 60.0
 LONGEST_DEADLINE_S = 1e9

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from reefknot.errors import KeyConflictError, QueueFullError
     from reefknot.queue.client import Client, Handle, SubmitItem, SubmitOptions
     from reefknot.queue.model.messages import ExecAssignment, ExecResult
-    from reefknot.stores.port.store import Store
+    from reefknot.stores.port import Store
 
 T = TypeVar("T")
 CLOSE_S = 10.0

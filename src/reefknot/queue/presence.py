@@ -30,7 +30,7 @@ from reefknot.queue.port.control import SILENT_KEPT_S, StatusReport
 from reefknot.queue.port.work_queue import WorkSnapshot
 from reefknot.runtime.log import RepeatedErrors, logger
 from reefknot.runtime.processes import is_gone, owner_is_gone
-from reefknot.stores.port.store import Store
+from reefknot.stores.port import Store
 
 LOOK_S = 1.0
 STATUS_KEPT_S = 5.0

@@ -26,7 +26,7 @@ from reefknot.stores.retention import RetentionJob
 if TYPE_CHECKING:
     from reefknot.core.clock import Clock
     from reefknot.policy.settings import Settings
-    from reefknot.stores.port.store import Store
+    from reefknot.stores.port import Store
 
 DEFAULT_STORE = ".reefknot/state.db"
 ACCEPTED_URLS = "memory:, sqlite:PATH, or nats://HOST:PORT"

@@ -24,7 +24,7 @@ from reefknot.runtime.tasks import Services
 
 if TYPE_CHECKING:
     from reefknot.core.clock import Clock
-    from reefknot.stores.port.store import Store
+    from reefknot.stores.port import Store
 
 EVERY_S = 600.0
 SPREAD = 0.2

@@ -34,7 +34,7 @@ from reefknot.queue.router.settings import settings_from as router_settings
 from reefknot.runtime.clocks import LoopClock, VirtualLoop
 from reefknot.steps.port import Block
 from reefknot.stores.opening import open_store, options_of
-from reefknot.stores.port.store import Store
+from reefknot.stores.port import Store
 
 STEP_S = 0.05
 """Virtual time between two looks at the jobs, while one of them is at work."""

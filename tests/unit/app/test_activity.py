@@ -16,8 +16,7 @@ from reefknot.audit.metrics import ActivityRecord, series
 from reefknot.audit.model.event import Quarantined
 from reefknot.runtime.clocks import LoopClock, SystemClock, VirtualLoop
 from reefknot.stores.memory import MemoryStore
-from reefknot.stores.port.store import Store
-from reefknot.stores.port.values import StoredValue
+from reefknot.stores.port import Store, StoredValue
 from reefknot.testing import run_virtual
 
 

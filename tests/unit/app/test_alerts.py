@@ -39,7 +39,7 @@ from reefknot.queue.connect import client_of
 from reefknot.queue.port.work_queue import WorkSnapshot
 from reefknot.runtime.clocks import SystemClock, VirtualClock
 from reefknot.stores.memory import MemoryStore
-from reefknot.stores.port.store import Store
+from reefknot.stores.port import Store
 
 RULE = AlertThresholds("oldest_age", threshold=10, clear=5, for_seconds=0, what="age", advice="look", unit=" s")
 

@@ -26,7 +26,7 @@ from reefknot.audit.port import AuditEntry, AuditQuery
 from reefknot.policy.book import PolicyBook
 from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores.memory import MemoryStore
-from reefknot.stores.port.store import Store
+from reefknot.stores.port import Store
 from reefknot.testing import run_virtual
 from tests.unit.idempotency.failing_store import Failing, actions_in, events_in
 from tests.unit.retrying.flaky import AsyncAlways, AsyncFlaky

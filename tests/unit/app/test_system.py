@@ -19,7 +19,7 @@ from reefknot.runtime.clocks import SystemClock
 from reefknot.steps.fs import FsSettings
 from reefknot.steps.python import BlockSettings, by_name, standard_blocks
 from reefknot.stores.opening import open_store
-from reefknot.stores.port.store import Store
+from reefknot.stores.port import Store
 
 
 @pytest.fixture

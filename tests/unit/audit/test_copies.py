@@ -37,7 +37,7 @@ from reefknot.runtime.clocks import VirtualClock
 from reefknot.runtime.event_loops import first_of
 from reefknot.stores.memory import MemoryStore
 from reefknot.stores.opening import options_of
-from reefknot.stores.port.store import Store
+from reefknot.stores.port import Store
 from reefknot.testing import run_virtual
 from reefknot.testing.conformance.harness import event
 

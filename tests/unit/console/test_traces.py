@@ -24,7 +24,7 @@ from reefknot.app.system import System, running_system
 from reefknot.console import traces
 from reefknot.core.failure import FailureType
 from reefknot.errors import ParameterError, SourceError
-from reefknot.ingest.port.connector import FetchRequest, Page
+from reefknot.ingest.port import FetchRequest, Page
 from reefknot.policy.settings import Settings, load_settings
 from reefknot.queue.model.messages import (
     AssignmentOptions,

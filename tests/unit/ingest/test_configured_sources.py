@@ -13,7 +13,7 @@ from reefknot.ingest.configured_sources import (
     open_documents,
     sources_of,
 )
-from reefknot.ingest.port.connector import Document
+from reefknot.ingest.port import Document
 from reefknot.policy.layers import read_text
 from reefknot.policy.settings import Settings, settings_of
 from reefknot.runtime.redaction import redact

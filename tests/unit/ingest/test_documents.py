@@ -31,8 +31,7 @@ from reefknot.ingest import documents as module
 from reefknot.ingest.document_rows import search_expression
 from reefknot.ingest.documents import APPLICATION_ID, VERSION, SqliteDocuments
 from reefknot.ingest.model import parse_search
-from reefknot.ingest.port.connector import LARGEST_CURSOR, Document, Page
-from reefknot.ingest.port.documents import Position
+from reefknot.ingest.port import LARGEST_CURSOR, Document, Page, Position
 from reefknot.runtime.clocks import SystemClock, VirtualClock
 from reefknot.stores.sqlite import SqliteStore
 from reefknot.testing import run_virtual

@@ -14,7 +14,7 @@ from reefknot.core.failure import FailureType
 from reefknot.errors import ParameterError, SourceError, StoreUnavailableError
 from reefknot.ingest.jobs import IngestionJob
 from reefknot.ingest.orchestrator import IngestionOrchestrator
-from reefknot.ingest.port.connector import Document, FetchRequest, ItemFailure, Page
+from reefknot.ingest.port import Document, FetchRequest, ItemFailure, Page
 from reefknot.ingest.sync import SyncSummary
 from reefknot.queue.model.work import WorkItem, WorkState
 from tests.unit.ingest.world import FunctionConnector, MemorySink, World, document, in_world, page

@@ -12,7 +12,7 @@ from reefknot.audit.port import AuditEntry, AuditQuery
 from reefknot.core.failure import FailureType
 from reefknot.errors import SourceError
 from reefknot.ingest.jobs import MOST_AT_ONCE, IngestionJob, class_of, item_job_id
-from reefknot.ingest.port.connector import Document, FetchRequest, ItemFailure, Page
+from reefknot.ingest.port import Document, FetchRequest, ItemFailure, Page
 from reefknot.queue.model.admission import Reject
 from reefknot.queue.model.versions import replaced_reason
 from reefknot.queue.model.work import WorkItem, WorkState

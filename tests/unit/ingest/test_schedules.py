@@ -21,7 +21,7 @@ from reefknot.queue.model.messages import ExecAssignment, Job
 from reefknot.queue.model.schedules import Timetable, parse
 from reefknot.runtime.clocks import clock_of_this_loop
 from reefknot.stores.memory import MemoryStore
-from reefknot.stores.port.store import Store
+from reefknot.stores.port import Store
 from reefknot.stores.sqlite import SqliteStore
 from reefknot.testing import run_virtual
 from reefknot.testing.conformance.harness import event, event_types

@@ -12,7 +12,7 @@ from msgspec import structs
 from reefknot.core.failure import FailureType
 from reefknot.errors import SourceError
 from reefknot.ingest import sync
-from reefknot.ingest.port.connector import Document, FetchRequest, ItemFailure, Page
+from reefknot.ingest.port import Document, FetchRequest, ItemFailure, Page
 from reefknot.ingest.sources import remembered_jobs
 from reefknot.ingest.sync import ProgressWatch, SyncLimits
 from reefknot.queue.model.source_health import HealthRules, SourceCondition

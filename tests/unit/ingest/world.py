@@ -11,8 +11,7 @@ from msgspec import structs
 from reefknot.errors import StalePositionError
 from reefknot.ingest.jobs import IngestionJob, JobQueue
 from reefknot.ingest.orchestrator import IngestionOrchestrator, IngestionSettings
-from reefknot.ingest.port.connector import Document, FetchRequest, KnownItem, KnownItems, Page
-from reefknot.ingest.port.documents import Position
+from reefknot.ingest.port import Document, FetchRequest, KnownItem, KnownItems, Page, Position
 from reefknot.ingest.sources import IngestionSource
 from reefknot.queue.model.work import WorkItem, WorkState
 from reefknot.runtime.clocks import LoopClock, VirtualLoop, run_in_virtual_loop

@@ -18,7 +18,7 @@ from reefknot.queue.model.messages import ExecResult, ResultStatus
 from reefknot.queue.model.work import Interrupted, WorkState
 from reefknot.queue.port.work_queue import QuarantineFilter, Settlement
 from reefknot.queue.router.service import Router
-from reefknot.stores.port.store import Store
+from reefknot.stores.port import Store
 from tests.workshop import Shop, Step, with_shop, work
 
 

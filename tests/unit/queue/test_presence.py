@@ -32,7 +32,7 @@ from reefknot.queue.worker.settings import default_settings
 from reefknot.runtime.clocks import SystemClock
 from reefknot.runtime.processes import process_mark
 from reefknot.stores.opening import open_store
-from reefknot.stores.port.store import Store
+from reefknot.stores.port import Store
 from reefknot.testing import run_virtual
 
 ELSEWHERE = "0123456789ab.1.1"

@@ -115,7 +115,7 @@ def test_a_type_has_one_block(own_registry: BlockRegistry) -> None:
 
     def other(inputs: Mapping[str, Any], context: BlockContext) -> None: ...
 
-    with pytest.raises(ParameterError, match=r"no other block has; this one is of tests\.unit\.blocks\."):
+    with pytest.raises(ParameterError, match=r"no other block has; this one is of tests\.unit\.steps\."):
         block("x.y")(other)
 
 

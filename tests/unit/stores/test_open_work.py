@@ -32,7 +32,7 @@ from reefknot.queue.model.work import (
 from reefknot.queue.port.work_queue import ALL, Enqueued, Held, Settlement
 from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores.memory import MemoryStore
-from reefknot.stores.port.store import Store
+from reefknot.stores.port import Store
 from reefknot.stores.sqlite import SqliteStore
 from reefknot.stores.table.items import group_of
 

@@ -19,7 +19,7 @@ from reefknot.queue.port.work_queue import Settlement
 from reefknot.runtime.clocks import VirtualClock, clock_of_this_loop
 from reefknot.stores.memory import MemoryStore
 from reefknot.stores.opening import _retention_job
-from reefknot.stores.port.store import Store
+from reefknot.stores.port import Store
 from reefknot.stores.retention import EVERY_S, SHORTEST_WAIT_S, Removed, RetentionJob
 from reefknot.stores.sqlite import SqliteStore
 from reefknot.testing import run_virtual

@@ -10,6 +10,7 @@ import pytest
 
 from tools import check_house
 from tools.check_house import RULES, findings, main, summary
+from tools.source_tree import ROOT, read_modules
 
 
 class Write(Protocol):
@@ -94,19 +95,32 @@ def test_an_entry_point_may_be_small_and_so_may_a_package_docstring(check: Write
     assert check({}, "module-floor") == []
 
 
-def test_a_package_has_at_most_16_modules_its_init_and_its_subpackages_not_counted(check: Write) -> None:
-    modules = {f"m{number}.py": "" for number in range(16)} | {"sub/m.py": ""}
-    assert check(modules, "package-ceiling") == []
+def test_a_product_keeps_to_its_lines_and_modules(check: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check_house, "BUDGETS", {"sub": (3, 2)})
+    assert (
+        check({"sub/a.py": "x = 1\n", "sub/deeper/b.py": "x = 1\nx = 2\n", "other.py": "x = 1\n" * 9}, "product-budget")
+        == []
+    )
 
-    (found,) = check({"another.py": ""}, "package-ceiling")
-    assert found == "src/pkg/__init__.py:1: package-ceiling: package has 17 modules, 16 are allowed"
+    (lines,) = check({"sub/a.py": "x = 1\n" * 2}, "product-budget")
+    assert "product has 4 lines, 3 are allowed" in lines
+
+    assert ["modules" in text for text in check({"sub/c.py": ""}, "product-budget")] == [False, True]
 
 
-def test_a_package_with_a_ceiling_of_its_own_is_held_to_that(check: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check_house, "PACKAGE_CEILINGS", {"pkg": 2})
+def test_every_product_has_a_budget() -> None:
+    parts = {module.part for module in read_modules(ROOT)} - {"reefknot", "__main__", "clock", "errors"}
+    assert parts == set(check_house.BUDGETS)
 
-    assert check({"a.py": "", "b.py": ""}, "package-ceiling") == []
-    assert len(check({"c.py": ""}, "package-ceiling")) == 1
+
+@pytest.mark.parametrize("importer", ["core/a.py", "sub/model.py", "sub/model/a.py", "sub/port.py"])
+def test_models_ports_and_the_core_import_no_flow(check: Write, importer: str) -> None:
+    others = {"sub/flow.py": "", "other/model/b.py": "", "core/b.py": ""}
+    fine = "from pkg.other.model import b\nfrom pkg.core import b as c\n"
+    assert check({importer: fine, **others}, "open-modules") == []
+
+    (found,) = check({importer: "from pkg.sub import flow\n"}, "open-modules")
+    assert "imports pkg.sub.flow: models and ports import core, models and ports only" in found
 
 
 @pytest.mark.parametrize(

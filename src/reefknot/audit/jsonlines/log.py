@@ -14,15 +14,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TypeVar
 
-from reefknot.audit.jsonlines.writer import (
-    Fsync,
-    LineWriter,
-    LogSnapshot,
-    files_of,
-    lines_of,
-    opening_head,
-    translated,
-)
+from reefknot.audit.jsonlines.writer import Fsync, LineWriter, LogSnapshot, files_of, lines_of, opening_head, translated
 from reefknot.audit.model.chain import (
     Head,
     LogLine,

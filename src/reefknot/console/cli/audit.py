@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from cyclopts import Token
 
     from reefknot.audit.verification import KeptHeads
-    from reefknot.stores.port.store import Store
+    from reefknot.stores.port import Store
 
 app = noun("audit", "audit tail --follow --type retry_exhausted")
 

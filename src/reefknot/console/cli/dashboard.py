@@ -17,7 +17,7 @@ from reefknot.runtime.log import error_text, logger
 if TYPE_CHECKING:
     from reefknot.console.dashboard.server import Serving
     from reefknot.console.dashboard.site import Site
-    from reefknot.stores.port.store import Store
+    from reefknot.stores.port import Store
 
 REOPEN_EVERY_S = 2.0
 

@@ -10,17 +10,7 @@ from cyclopts import Parameter
 
 from reefknot.console.cli.app import CommandError, Exit, examples, noun
 from reefknot.console.cli.job_actions import reported
-from reefknot.console.cli.options import (
-    OPERATOR,
-    STORE,
-    Limit,
-    OperatorFlags,
-    StoreFlags,
-    Tenant,
-    Wide,
-    arg,
-    time_arg,
-)
+from reefknot.console.cli.options import OPERATOR, STORE, Limit, OperatorFlags, StoreFlags, Tenant, Wide, arg, time_arg
 from reefknot.console.cli.output import put, put_document, put_fields, put_jobs, put_json, say, show
 from reefknot.console.cli.store import address_of, address_to_read, with_store
 from reefknot.console.cli.watch import Watch, repeated

@@ -51,13 +51,7 @@ from reefknot.console.cli.serve import (
     until_first_ends,
     until_text,
 )
-from reefknot.console.cli.store import (
-    StoreAddress,
-    address_of,
-    address_to_read,
-    shown_url,
-    with_store,
-)
+from reefknot.console.cli.store import StoreAddress, address_of, address_to_read, shown_url, with_store
 from reefknot.console.cli.watch import Watch, repeated
 from reefknot.console.operations import systems as operations
 from reefknot.console.operations.systems import (

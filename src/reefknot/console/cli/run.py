@@ -58,7 +58,7 @@ from reefknot.runtime.log import printable
 
 if TYPE_CHECKING:
     from reefknot.app.system import System
-    from reefknot.stores.port.store import Store
+    from reefknot.stores.port import Store
 
 IN_FLIGHT = 200
 MOST_SHOWN = 20

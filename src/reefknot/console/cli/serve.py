@@ -26,14 +26,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 from msgspec import Struct
 
 from reefknot.console.cli.app import CommandError, Exit, noun
-from reefknot.console.cli.live_output import (
-    LOG,
-    LevelChanges,
-    LiveFeed,
-    LogFlags,
-    is_terminal,
-    local_time,
-)
+from reefknot.console.cli.live_output import LOG, LevelChanges, LiveFeed, LogFlags, is_terminal, local_time
 from reefknot.console.cli.options import (
     SYSTEM,
     StoreFlags,

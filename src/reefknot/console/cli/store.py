@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from reefknot.console.operations.operator import Operator
     from reefknot.policy.layers import Tree
     from reefknot.policy.settings import Settings
-    from reefknot.stores.port.store import Store
+    from reefknot.stores.port import Store
     from reefknot.stores.sqlite import SqliteStore
 
 R = TypeVar("R")

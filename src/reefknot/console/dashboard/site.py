@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from reefknot.console.dashboard.security import SiteAccess
     from reefknot.core.redaction import Redactor
     from reefknot.policy.settings import Settings
-    from reefknot.stores.port.store import Store
+    from reefknot.stores.port import Store
 
 RETRY_AFTER_S = 5
 MOST_AT_ONCE = {"operator": 2, "reader": 1}

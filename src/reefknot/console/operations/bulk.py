@@ -22,7 +22,7 @@ from reefknot.runtime.log import printable
 if TYPE_CHECKING:
     from reefknot.audit.port import AuditEntry
     from reefknot.console.operations.operator import Operator
-    from reefknot.stores.port.store import Store
+    from reefknot.stores.port import Store
 
 CHUNK = 500
 MOST_SHOWN = 20

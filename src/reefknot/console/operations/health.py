@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from reefknot.policy.schema import DashboardSection
     from reefknot.policy.settings import Settings
     from reefknot.queue.port.work_queue import WorkSnapshot
-    from reefknot.stores.port.store import Store
+    from reefknot.stores.port import Store
 
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "dashboard": ("jinja2", "starlette", "uvicorn"),

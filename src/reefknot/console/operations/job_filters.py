@@ -22,7 +22,7 @@ from reefknot.queue.port.work_queue import WorkFilter
 from reefknot.queue.presence import gone_owners
 
 if TYPE_CHECKING:
-    from reefknot.stores.port.store import Store
+    from reefknot.stores.port import Store
 
 _STATES = {one.value: one for one in WorkState}
 

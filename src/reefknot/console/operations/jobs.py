@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from reefknot.core.redaction import Redactor
     from reefknot.queue.model.waiting import Wait
     from reefknot.queue.port.work_queue import WorkSnapshot
-    from reefknot.stores.port.store import Store
+    from reefknot.stores.port import Store
 
 MOST_EVENTS = 100
 MOST_FOUND = 50

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from reefknot.audit.port import AuditEntry
     from reefknot.policy.settings import Settings
     from reefknot.queue.client import Client
-    from reefknot.stores.port.store import Store
+    from reefknot.stores.port import Store
 
 R = TypeVar("R")
 T = TypeVar("T")

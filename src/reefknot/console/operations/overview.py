@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from reefknot.audit.port import KeptEntry
     from reefknot.console.operations.operator import Operator
     from reefknot.queue.presence import Status
-    from reefknot.stores.port.store import Store
+    from reefknot.stores.port import Store
 
 MOST_ENDS = 8
 MOST_BREAKERS = 100

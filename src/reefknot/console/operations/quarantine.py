@@ -46,7 +46,7 @@ from reefknot.runtime.log import printable
 if TYPE_CHECKING:
     from reefknot.audit.port import AuditEntry
     from reefknot.console.operations.operator import Operator
-    from reefknot.stores.port.store import Store
+    from reefknot.stores.port import Store
 
 # ---- selection -------------------------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from reefknot.ingest.sources import SourceStatus
     from reefknot.policy.schema import TimetableKeys
     from reefknot.queue.model.schedules import Timetable
-    from reefknot.stores.port.store import Store
+    from reefknot.stores.port import Store
 
 
 async def list_schedules(operator: Operator) -> dict[str, Any]:

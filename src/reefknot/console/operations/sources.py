@@ -35,7 +35,7 @@ from reefknot.console.words.sources import (
 )
 from reefknot.errors import ChangesLostError, OperationError
 from reefknot.ingest.model import parse_search
-from reefknot.ingest.port.documents import SourceCounts
+from reefknot.ingest.port import SourceCounts
 from reefknot.queue.model.schedules import next_due
 from reefknot.queue.model.source_health import SourceCondition
 from reefknot.queue.model.work import WorkItem, WorkState, is_over
@@ -48,9 +48,9 @@ if TYPE_CHECKING:
     from reefknot.core.redaction import Redactor
     from reefknot.ingest.configured_sources import ConfiguredSource
     from reefknot.ingest.documents import SqliteDocuments
-    from reefknot.ingest.port.documents import DocumentChange, DocumentChanges
+    from reefknot.ingest.port import DocumentChange, DocumentChanges
     from reefknot.ingest.sources import SourceRecord, SourceStatus
-    from reefknot.stores.port.store import Store
+    from reefknot.stores.port import Store
 
 LONGEST_CURSOR_SHOWN = 200
 ENDED_AT_ONCE = 200

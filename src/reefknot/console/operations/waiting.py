@@ -34,7 +34,7 @@ from reefknot.queue.presence import fleet_of, known_pool, living_systems, servin
 if TYPE_CHECKING:
     from reefknot.core.time import Moment
     from reefknot.queue.presence import Status
-    from reefknot.stores.port.store import Store
+    from reefknot.stores.port import Store
 
 MOST_AHEAD = 1000
 """Jobs of one queue that are looked at to count those ahead of another."""

@@ -18,7 +18,7 @@ from reefknot.queue.model.work import WorkItem, WorkState, is_over
 if TYPE_CHECKING:
     from reefknot.core.redaction import Redactor
     from reefknot.ingest.configured_sources import ConfiguredSource
-    from reefknot.ingest.port.documents import SourceCounts
+    from reefknot.ingest.port import SourceCounts
     from reefknot.ingest.sources import SourceRecord, SourceStatus
 
 NEEDS_ATTENTION, NEVER_SYNCED, NOT_CONFIGURED = "needs attention", "never synced", "not configured"

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from reefknot.core.checks import flag, text, whole_number
 from reefknot.errors import ParameterError, ParameterTypeError
-from reefknot.ingest.port.connector import SourceContext, UnknownSettingError
+from reefknot.ingest.port import SourceContext, UnknownSettingError
 
 Parts = tuple[str, ...]
 """The names on the way from the root to a file, as the system spells them."""

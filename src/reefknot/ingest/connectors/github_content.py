@@ -24,7 +24,7 @@ from reefknot.ingest.connectors.file_contents import extracted, media_type_of
 from reefknot.ingest.connectors.github_api import MOST_TREE_OBJECTS, RAW, ApiAnswer, GithubApi, path_of
 from reefknot.ingest.connectors.github_settings import GithubSettings
 from reefknot.ingest.connectors.text_extraction import KINDS, is_installed
-from reefknot.ingest.port.connector import Document
+from reefknot.ingest.port import Document
 
 LARGEST_TEXT = 1024 * 1024
 """Characters of an issue or a pull request with its comments."""

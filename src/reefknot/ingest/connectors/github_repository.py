@@ -34,15 +34,7 @@ from reefknot.ingest.connectors.github_content import (
     version_of,
 )
 from reefknot.ingest.connectors.github_settings import GithubSettings
-from reefknot.ingest.port.connector import (
-    Document,
-    FetchRequest,
-    ItemFailure,
-    KnownItem,
-    KnownItems,
-    Page,
-    SourceContext,
-)
+from reefknot.ingest.port import Document, FetchRequest, ItemFailure, KnownItem, KnownItems, Page, SourceContext
 
 PAGE_S = 30.0
 """Time after which a page is closed with what it has, so that a slow server does not outlast the page's time limit."""

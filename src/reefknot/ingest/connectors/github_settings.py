@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from reefknot.core.checks import suggest, text, whole_number
 from reefknot.errors import ParameterError, ParameterTypeError
-from reefknot.ingest.port.connector import SourceContext, UnknownSettingError
+from reefknot.ingest.port import SourceContext, UnknownSettingError
 from reefknot.runtime.addresses import is_loopback
 
 KINDS = ("files", "issues", "pull_requests")

@@ -39,7 +39,7 @@ from reefknot.ingest.connectors.imap_messages import (
 )
 from reefknot.ingest.connectors.imap_protocol import FolderState, ImapConnection, ImapFolder, ranges
 from reefknot.ingest.connectors.imap_settings import ImapSettings, read_settings
-from reefknot.ingest.port.connector import Document, FetchRequest, KnownItems, Page, SourceContext
+from reefknot.ingest.port import Document, FetchRequest, KnownItems, Page, SourceContext
 from reefknot.runtime.log import logger, printable
 
 WINDOW = 50_000

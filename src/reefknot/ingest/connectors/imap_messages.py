@@ -23,7 +23,7 @@ from reefknot.ingest.connectors.imap_failures import ImapRefusedError
 from reefknot.ingest.connectors.imap_protocol import ImapConnection, MessageInfo, ranges
 from reefknot.ingest.connectors.imap_settings import ImapSettings
 from reefknot.ingest.connectors.mail import problem_text, read_mail
-from reefknot.ingest.port.connector import Document, ItemFailure, Page
+from reefknot.ingest.port import Document, ItemFailure, Page
 from reefknot.runtime.log import printable
 
 CHUNK = 512 * 1024

@@ -20,7 +20,7 @@ from reefknot.core.failure import FailureType
 from reefknot.errors import ParameterError, ParameterTypeError, SourceError
 from reefknot.ingest.connectors.imap_failures import ImapAddress, Tls
 from reefknot.ingest.connectors.imap_protocol import ImapFolder, MessageInfo
-from reefknot.ingest.port.connector import UnknownSettingError
+from reefknot.ingest.port import UnknownSettingError
 from reefknot.runtime.addresses import is_loopback
 from reefknot.runtime.log import printable
 

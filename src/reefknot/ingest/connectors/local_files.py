@@ -42,15 +42,7 @@ from reefknot.ingest.connectors.folders import (
     times_of,
 )
 from reefknot.ingest.connectors.text_extraction import is_installed
-from reefknot.ingest.port.connector import (
-    Document,
-    FetchRequest,
-    ItemFailure,
-    KnownItem,
-    KnownItems,
-    Page,
-    SourceContext,
-)
+from reefknot.ingest.port import Document, FetchRequest, ItemFailure, KnownItem, KnownItems, Page, SourceContext
 from reefknot.runtime.log import printable
 
 T = TypeVar("T")

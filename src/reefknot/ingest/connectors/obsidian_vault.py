@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from reefknot.core.checks import flag
 from reefknot.ingest.connectors.folders import FileOnDisk
 from reefknot.ingest.connectors.local_files import LocalFiles, counted
-from reefknot.ingest.port.connector import Document, SourceContext
+from reefknot.ingest.port import Document, SourceContext
 
 LARGEST_FRONT_MATTER = 65_536
 MOST_VALUES = 5000

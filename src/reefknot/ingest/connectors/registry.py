@@ -17,15 +17,7 @@ from typing import Any, TypeVar
 from reefknot.core.checks import suggest
 from reefknot.core.failure import FailureType
 from reefknot.errors import ConfigurationError, ParameterError, ParameterTypeError, SourceError
-from reefknot.ingest.port.connector import (
-    Connector,
-    ConnectorFactory,
-    Document,
-    FetchRequest,
-    KnownItems,
-    Page,
-    SourceContext,
-)
+from reefknot.ingest.port import Connector, ConnectorFactory, Document, FetchRequest, KnownItems, Page, SourceContext
 from reefknot.runtime.user_modules import import_user_module
 
 GROUP = "reefknot.connectors"

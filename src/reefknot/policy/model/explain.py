@@ -10,14 +10,7 @@ from math import ceil, inf
 
 from msgspec import Struct
 
-from reefknot.core.backoff import (
-    delay_before,
-    delay_without_jitter,
-    draw,
-    in_whole_seconds,
-    key_number,
-    wait_range,
-)
+from reefknot.core.backoff import delay_before, delay_without_jitter, draw, in_whole_seconds, key_number, wait_range
 from reefknot.core.decide import Again, History, Reason, decide
 from reefknot.core.failure import Failure
 from reefknot.core.policy import RetryPolicy

@@ -258,7 +258,7 @@ LONGEST_PART = 1000
 MOST_FRAMES = 20
 MOST_RELATED = 3
 """Causes of an exception, and exceptions of a group, that stand beside it."""
-_PACKAGE = str(Path(__file__).parents[1])
+_PACKAGE = str(Path(__file__).parents[2])
 _HEAD = "Traceback (most recent call last):\n"
 _CAUSE = "\nThe above exception was the cause of the following one:\n\n"
 _IN_GROUP = "\nAn exception of the group:\n\n"

@@ -13,14 +13,7 @@ from msgspec import Struct
 from reefknot.core.canonical import record_fingerprint
 from reefknot.core.failure import ErrorCode
 from reefknot.queue.model.admission import RejectReason
-from reefknot.queue.model.messages import (
-    Correlation,
-    ExecAssignment,
-    ExecResult,
-    Job,
-    ResultJob,
-    ResultStatus,
-)
+from reefknot.queue.model.messages import Correlation, ExecAssignment, ExecResult, Job, ResultJob, ResultStatus
 from reefknot.queue.model.submission import EXPIRED, OVERDUE
 from reefknot.queue.model.work import WorkItem, WorkState, is_over, is_workers
 

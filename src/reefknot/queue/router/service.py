@@ -22,15 +22,7 @@ from reefknot.core.clock import Clock
 from reefknot.core.redaction import Redactor
 from reefknot.queue.execution.tracing import submitting
 from reefknot.queue.model.admission import OverloadStatus, level
-from reefknot.queue.model.messages import (
-    ACK,
-    HEARTBEAT,
-    RESULT,
-    Cancel,
-    ExecAssignment,
-    ExecResult,
-    encode,
-)
+from reefknot.queue.model.messages import ACK, HEARTBEAT, RESULT, Cancel, ExecAssignment, ExecResult, encode
 from reefknot.queue.model.results import answer_of, assignment_of, cancel_reason
 from reefknot.queue.model.work import ROUTER, WorkItem, WorkState, is_ingestion, is_over, is_workers, pool_of, worker_of
 from reefknot.queue.port.control import Command
@@ -48,7 +40,7 @@ from reefknot.runtime.log import RepeatedErrors
 from reefknot.runtime.seeds import new_id
 from reefknot.runtime.tasks import BoundedTasks, Service, Services
 from reefknot.runtime.timeouts import STORE_S
-from reefknot.stores.port.store import Store
+from reefknot.stores.port import Store
 
 TICK_S = 0.05
 CHECK_S = 0.25

@@ -60,16 +60,7 @@ from reefknot.queue.model.messages import (
 )
 from reefknot.queue.model.results import EXPIRED_MESSAGE, UNKNOWN_OUTCOME
 from reefknot.queue.model.submission import EXPIRED
-from reefknot.queue.model.work import (
-    Quarantine,
-    Returned,
-    Snooze,
-    TryAgain,
-    WorkDone,
-    WorkFailed,
-    WorkItem,
-    step_key,
-)
+from reefknot.queue.model.work import Quarantine, Returned, Snooze, TryAgain, WorkDone, WorkFailed, WorkItem, step_key
 from reefknot.queue.worker.context import WorkerContext
 from reefknot.queue.worker.destinations import Destination
 from reefknot.queue.worker.outages import Outages

@@ -15,9 +15,7 @@ from msgspec import UNSET, Struct
 from reefknot.audit.assignments import briefly_about
 from reefknot.audit.journal import envelope
 from reefknot.audit.model.event import Admission as AdmissionEvent
-from reefknot.audit.model.event import (
-    Event,
-)
+from reefknot.audit.model.event import Event
 from reefknot.core.canonical import canonical
 from reefknot.core.checks import LARGEST_FLOAT, is_number
 from reefknot.core.failure import ErrorCode

@@ -57,7 +57,7 @@ from reefknot.runtime.seeds import new_id
 from reefknot.runtime.tasks import BoundedTasks, Service, Services
 from reefknot.runtime.timeouts import STORE_S, Timeouts
 from reefknot.steps.port import Block, own_classes
-from reefknot.stores.port.store import Store
+from reefknot.stores.port import Store
 
 PAGE = 500
 MOST_DOWN = 1000

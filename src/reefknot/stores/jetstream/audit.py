@@ -24,13 +24,7 @@ from reefknot.runtime.log import error_text, logger
 from reefknot.runtime.seeds import new_id
 from reefknot.runtime.tasks import Services
 from reefknot.stores.jetstream.connection import Connection, RefusedError, UnansweredError
-from reefknot.stores.jetstream.events import (
-    SealedEvent,
-    StoredEvent,
-    decoded,
-    outbox_events,
-    sealed,
-)
+from reefknot.stores.jetstream.events import SealedEvent, StoredEvent, decoded, outbox_events, sealed
 from reefknot.stores.jetstream.reads import LATEST, StreamMessage, behind, last_message, message_at, page, scan
 from reefknot.stores.jetstream.state import Message, State
 from reefknot.stores.jetstream.streams import Names, stream_info

@@ -21,7 +21,7 @@ from reefknot.stores.jetstream.commits import Batch, Commits
 from reefknot.stores.jetstream.reads import StreamMessage, last_message, scan
 from reefknot.stores.jetstream.state import Message, State, StoredCommand, StoredStatus
 from reefknot.stores.jetstream.streams import token_of
-from reefknot.stores.port.values import StoredValue, checked_body, checked_name
+from reefknot.stores.port import StoredValue, checked_body, checked_name
 
 LEAST_TTL_S = 60
 """Records of commands and statuses stay for at least so long; whether they are stale is in them."""

@@ -50,7 +50,7 @@ from reefknot.queue.model.submission import Capacity, SubmissionRules
 from reefknot.queue.port.control import EVERYONE, NO_CAPACITY, SILENT_KEPT_S, Command, StatusReport
 from reefknot.queue.port.transport import Delivery
 from reefknot.runtime.changes import Waiters
-from reefknot.stores.port.values import StoredValue, checked_body, checked_name
+from reefknot.stores.port import StoredValue, checked_body, checked_name
 
 MOST_EVENTS = 100_000
 """Events that a memory store keeps; beyond, the oldest tenth goes, as by retention."""

@@ -10,7 +10,7 @@ from reefknot.audit.port import AuditEntry
 from reefknot.core.time import milliseconds
 from reefknot.queue.model.submission import Capacity
 from reefknot.queue.port.control import EVERYONE, NO_CAPACITY, SILENT_KEPT_S, Command, StatusReport
-from reefknot.stores.port.values import StoredValue, checked_body, checked_name
+from reefknot.stores.port import StoredValue, checked_body, checked_name
 from reefknot.stores.sqlite.connection import query
 from reefknot.stores.sqlite.reads import StoreContext
 from reefknot.stores.sqlite.transaction import Transaction, each

@@ -20,10 +20,7 @@ from reefknot.audit.port import AuditEntry
 from reefknot.core.time import Moment, milliseconds
 from reefknot.queue.model import work as core
 from reefknot.queue.model.admission import Accept, Reject
-from reefknot.queue.model.submission import (
-    Displace,
-    SubmissionRules,
-)
+from reefknot.queue.model.submission import Displace, SubmissionRules
 from reefknot.queue.model.work import WorkItem, WorkState
 from reefknot.queue.port.work_queue import (
     EVERYTHING,

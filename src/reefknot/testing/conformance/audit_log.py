@@ -6,7 +6,7 @@ from msgspec import structs
 
 from reefknot.audit.model.chain import Head, Link, verify
 from reefknot.audit.port import AuditQuery
-from reefknot.stores.port.store import Store
+from reefknot.stores.port import Store
 from reefknot.testing.conformance.harness import event, event_types, story
 
 

@@ -4,7 +4,7 @@ import asyncio
 
 from reefknot.queue.port.control import SILENT_KEPT_S
 from reefknot.runtime.clocks import VirtualClock
-from reefknot.stores.port.store import Store
+from reefknot.stores.port import Store
 from reefknot.testing.conformance.harness import event, event_types, story
 
 

@@ -8,8 +8,7 @@ that would miss a deletion.
 import pytest
 
 from reefknot.errors import ChangesLostError, ParameterError
-from reefknot.ingest.port.connector import Document
-from reefknot.ingest.port.documents import DocumentStore, Position
+from reefknot.ingest.port import Document, DocumentStore, Position
 from reefknot.runtime.clocks import VirtualClock
 from reefknot.testing.conformance.documents import document, document_story, page
 

@@ -16,8 +16,7 @@ from typing import Concatenate
 import pytest
 
 from reefknot.errors import ParameterError, SourceError, StalePositionError
-from reefknot.ingest.port.connector import Document, Page
-from reefknot.ingest.port.documents import DocumentStore, Position, SearchHit, SourceCounts
+from reefknot.ingest.port import Document, DocumentStore, Page, Position, SearchHit, SourceCounts
 from reefknot.runtime.clocks import VirtualClock
 from reefknot.testing.conformance.harness import LONGEST_STORY, P, S, wall_ms
 

@@ -10,7 +10,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 from reefknot.audit.port import AuditEntry
 from reefknot.core.canonical import canonical
 from reefknot.runtime.clocks import VirtualClock
-from reefknot.stores.port.store import Store
+from reefknot.stores.port import Store
 
 P = ParamSpec("P")
 S = TypeVar("S")

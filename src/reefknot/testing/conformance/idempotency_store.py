@@ -29,7 +29,7 @@ from reefknot.idempotency.model import (
     Unknown,
 )
 from reefknot.runtime.clocks import VirtualClock
-from reefknot.stores.port.store import Store
+from reefknot.stores.port import Store
 from reefknot.testing.conformance.harness import Harness, event, event_types, required, story
 
 _owners = count(1)

@@ -6,7 +6,7 @@ from reefknot.errors import ParameterError
 from reefknot.queue.model.work import ROUTER, Settled, WorkFailed, WorkItem, WorkState
 from reefknot.queue.port.work_queue import Settlement, WorkFilter
 from reefknot.runtime.clocks import VirtualClock
-from reefknot.stores.port.store import Store
+from reefknot.stores.port import Store
 from reefknot.testing.conformance.harness import story, wall_ms
 
 

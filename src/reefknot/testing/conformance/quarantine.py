@@ -3,7 +3,7 @@
 from reefknot.queue.model.work import Budget, Quarantine, WorkDone, WorkFailed, WorkItem, WorkState
 from reefknot.queue.port.work_queue import ALL, Enqueued, QuarantineFilter, QuarantineStats, Settlement
 from reefknot.runtime.clocks import VirtualClock
-from reefknot.stores.port.store import Store
+from reefknot.stores.port import Store
 from reefknot.testing.conformance.harness import event, event_types, required, story, wall_ms
 
 PAYLOAD = bytes(range(256))

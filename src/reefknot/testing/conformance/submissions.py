@@ -8,7 +8,7 @@ from reefknot.queue.model.submission import Capacity, SubmissionRules
 from reefknot.queue.model.work import ROUTER, WorkDone, WorkItem, WorkState
 from reefknot.queue.port.work_queue import FIRST_FENCE, Enqueued, Settlement
 from reefknot.runtime.clocks import VirtualClock
-from reefknot.stores.port.store import Store
+from reefknot.stores.port import Store
 from reefknot.testing.conformance.harness import event, event_types, story, wall_ms
 
 

@@ -6,8 +6,7 @@ import pytest
 
 from reefknot.errors import ParameterError
 from reefknot.runtime.clocks import VirtualClock
-from reefknot.stores.port.store import Store
-from reefknot.stores.port.values import LONGEST_BODY, LONGEST_NAME, StoredValue
+from reefknot.stores.port import LONGEST_BODY, LONGEST_NAME, Store, StoredValue
 from reefknot.testing.conformance.harness import Harness, event, event_types, required, story
 
 ODD_TEXT = 'ünïcode "quoted" \\ \n\t\x01 🪢 *.> %'

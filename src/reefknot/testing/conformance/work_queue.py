@@ -21,7 +21,7 @@ from reefknot.queue.model.work import (
 )
 from reefknot.queue.port.work_queue import FIRST_FENCE, Enqueued, Held, Settlement
 from reefknot.runtime.clocks import VirtualClock
-from reefknot.stores.port.store import Store
+from reefknot.stores.port import Store
 from reefknot.testing.conformance.harness import event, event_types, required, story, wall_ms
 from reefknot.testing.conformance.listings import ListingContract
 from reefknot.testing.conformance.submissions import SubmissionContract

@@ -25,7 +25,7 @@ from reefknot.core.decide import History, Reason, decide
 from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.policy import RetryPolicy
 from reefknot.stores.opening import open_store
-from reefknot.stores.port.store import Store
+from reefknot.stores.port import Store
 
 R = TypeVar("R")
 NOON = 1_769_342_400.0

@@ -105,7 +105,7 @@ def documented_exit_codes(page: str) -> list[int]:
 
 
 def test_the_numbers_are_those_of_the_documents() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[4] / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
 
     assert documented_exit_codes(page) == sorted(Exit)
     assert documented_exit_codes(page.replace("| 66 |", "| |")) != sorted(Exit), "a missing row is noticed"

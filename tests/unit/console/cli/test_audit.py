@@ -35,7 +35,7 @@ from reefknot.console.cli.audit import FilterFlags, follow_log
 from reefknot.console.cli.audit_files import SubmittedIds
 from reefknot.policy.model.book import content_hash
 from reefknot.stores.opening import open_store
-from reefknot.stores.port.store import Store
+from reefknot.stores.port import Store
 from tests.pace import slowness
 from tests.unit.console.cli.audit_events import NOON, STORY, attempt, decision, entry, in_store, recorded
 from tests.unit.console.cli.running import Commands

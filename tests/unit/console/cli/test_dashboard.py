@@ -19,7 +19,7 @@ from reefknot.stores.sqlite import SqliteStore
 from tests.unit.console.cli import work_items
 from tests.unit.console.cli.running import Commands
 
-CERTIFICATE = Path(__file__).parents[2] / "integration" / "localhost.pem"
+CERTIFICATE = Path(__file__).parents[3] / "integration" / "localhost.pem"
 TOKEN = "a-token-that-is-long-enough"
 
 

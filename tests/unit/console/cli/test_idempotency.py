@@ -9,7 +9,7 @@ import pytest
 
 from reefknot.audit.model.event import OperatorAction, decode
 from reefknot.idempotency.model import Claimed, Done, Unknown
-from reefknot.stores.port.store import Store
+from reefknot.stores.port import Store
 from tests.unit.console.cli.audit_events import in_store
 from tests.unit.console.cli.running import Commands
 

@@ -10,7 +10,7 @@ import pytest
 from reefknot.ingest.jobs import IngestionJob
 from reefknot.queue.model.work import Quarantine, WorkItem
 from reefknot.queue.port.work_queue import Settlement
-from reefknot.stores.port.store import Store
+from reefknot.stores.port import Store
 from tests.unit.console.cli import work_items
 from tests.unit.console.cli.audit_events import in_store
 from tests.unit.console.cli.running import Commands

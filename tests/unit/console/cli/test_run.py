@@ -19,7 +19,7 @@ from reefknot.queue.model.messages import LARGEST_MESSAGE, ExecResult, ResultJob
 from reefknot.queue.model.work import Quarantine, WorkFailed, WorkItem
 from reefknot.queue.port.work_queue import Settlement
 from reefknot.stores.opening import open_store
-from reefknot.stores.port.store import Store
+from reefknot.stores.port import Store
 from tests.unit.console.cli.running import Commands
 from tests.unit.console.cli.steps import get, lines, prepared, results
 

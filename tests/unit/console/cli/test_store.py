@@ -13,7 +13,7 @@ from reefknot.console.cli.store import PLAIN_SECTIONS
 from reefknot.errors import StoreUnavailableError
 from reefknot.policy.schema import Configuration
 from reefknot.stores.opening import open_store
-from reefknot.stores.port.store import Store
+from reefknot.stores.port import Store
 from reefknot.stores.sqlite import SqliteStore
 from reefknot.stores.sqlite.connection import VERSION
 from tests.unit.console.cli import work_items

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from reefknot.console.operations import systems
-from reefknot.stores.port.store import Store
+from reefknot.stores.port import Store
 from tests.unit.console.cli import work_items
 from tests.unit.console.cli.audit_events import in_store
 from tests.unit.console.cli.running import Commands

@@ -16,7 +16,7 @@ from reefknot.queue.port.work_queue import Settlement
 from reefknot.queue.worker.settings import default_settings
 from reefknot.runtime.clocks import SystemClock
 from reefknot.stores.opening import open_store
-from reefknot.stores.port.store import Store
+from reefknot.stores.port import Store
 from tests.unit.console.cli.audit_events import in_store
 
 OF_SOURCE = '{"code": "EXECUTION_FAILED", "failure_type": "permanent", "message": "no folder \'Wokr\'"}'

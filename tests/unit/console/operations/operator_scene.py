@@ -12,7 +12,7 @@ from reefknot.audit.model.event import OperatorAction, decode
 from reefknot.console.operations.operator import Operator
 from reefknot.core.redaction import Redactor
 from reefknot.ingest.configured_sources import open_documents
-from reefknot.ingest.port.connector import Document
+from reefknot.ingest.port import Document
 from reefknot.ingest.sources import SourceRecord, SourceRecords
 from reefknot.policy.settings import load_settings
 from tests.unit.ingest.world import World, in_world, page

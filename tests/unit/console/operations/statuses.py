@@ -8,7 +8,7 @@ from typing import Any
 from reefknot.app.system import System
 from reefknot.queue.worker.settings import default_settings
 from reefknot.runtime.clocks import SystemClock
-from reefknot.stores.port.store import Store
+from reefknot.stores.port import Store
 
 
 async def running(

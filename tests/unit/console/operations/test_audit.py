@@ -36,7 +36,7 @@ from reefknot.errors import ParameterError
 from reefknot.policy.model.book import content_hash
 from reefknot.policy.settings import Settings, load_settings
 from reefknot.runtime.clocks import VirtualClock
-from reefknot.stores.port.store import Store
+from reefknot.stores.port import Store
 from reefknot.stores.sqlite import SqliteStore
 from reefknot.stores.sqlite.transaction import EVENTS_PER_BLOCK
 from reefknot.testing.conformance.harness import event

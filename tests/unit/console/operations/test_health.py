@@ -32,13 +32,13 @@ from reefknot.runtime.addresses import is_loopback
 from reefknot.runtime.clocks import SystemClock
 from reefknot.runtime.processes import process_mark
 from reefknot.stores.opening import options_of
-from reefknot.stores.port.store import Store
+from reefknot.stores.port import Store
 from reefknot.testing import run_virtual
 from reefknot.testing.conformance.harness import event
 from tests.rows import for_each_row
 from tests.unit.queue.test_presence import ELSEWHERE, gone_process, reported
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 Found = dict[str, dict[str, Any]]
 Work = Callable[[Store], Awaitable[None]]
 

@@ -29,12 +29,11 @@ from reefknot.errors import OperationError, ParameterError, QueueFullError
 from reefknot.queue.connect import client_of
 from reefknot.runtime.clocks import SystemClock
 from reefknot.stores.memory import MemoryStore
-from reefknot.stores.port.store import Store
-from reefknot.stores.port.values import StoredValue
+from reefknot.stores.port import Store, StoredValue
 from tests.unit.audit.test_metrics import retry
 from tests.unit.console.operations.statuses import running
 
-DEPLOY = Path(__file__).parents[3] / "deploy"
+DEPLOY = Path(__file__).parents[4] / "deploy"
 _NAME = re.compile(r"\breefknot_\w+")
 
 

@@ -34,7 +34,7 @@ from reefknot.queue.presence import visible_work
 from reefknot.queue.worker.settings import default_settings
 from reefknot.runtime.clocks import SystemClock, VirtualClock
 from reefknot.stores.memory import MemoryStore
-from reefknot.stores.port.store import Store
+from reefknot.stores.port import Store
 from tests.unit.audit.test_metrics import given_up, retry
 from tests.unit.console.operations.statuses import running
 

@@ -11,7 +11,7 @@ import pytest
 from reefknot.console.operations import sources
 from reefknot.console.operations.values import time_text
 from reefknot.errors import OperationError, ParameterError
-from reefknot.ingest.port.connector import FetchRequest, Page
+from reefknot.ingest.port import FetchRequest, Page
 from reefknot.queue.model.work import WorkState
 from tests.unit.console.operations.operator_scene import SECRET, OperatorScene, in_scene, names_of
 from tests.unit.ingest.world import page

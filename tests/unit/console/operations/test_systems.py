@@ -22,7 +22,7 @@ from reefknot.console.operations.systems import (
 from reefknot.core.redaction import Redactor
 from reefknot.errors import OperationError, ParameterError
 from reefknot.queue.presence import living_systems
-from reefknot.stores.port.store import Store
+from reefknot.stores.port import Store
 from tests.unit.console.cli import work_items
 from tests.unit.console.cli.audit_events import in_store
 

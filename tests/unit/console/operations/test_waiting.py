@@ -19,7 +19,7 @@ from reefknot.queue.model.work import ROUTER, Snooze, WorkItem
 from reefknot.queue.port.work_queue import Settlement
 from reefknot.runtime.processes import process_mark
 from reefknot.stores.opening import open_store
-from reefknot.stores.port.store import Store
+from reefknot.stores.port import Store
 from tests.unit.queue.test_presence import ELSEWHERE, reported
 
 Stage = Callable[[Store], Awaitable[str]]

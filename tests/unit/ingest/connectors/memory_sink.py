@@ -11,8 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from reefknot.errors import StalePositionError
-from reefknot.ingest.port.connector import Connector, Document, FetchRequest, KnownItem, Page, SourceContext
-from reefknot.ingest.port.documents import DocumentSink, Position
+from reefknot.ingest.port import (
+    Connector,
+    Document,
+    DocumentSink,
+    FetchRequest,
+    KnownItem,
+    Page,
+    Position,
+    SourceContext,
+)
 
 MOST_PAGES = 100_000
 

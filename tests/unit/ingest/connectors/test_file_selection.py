@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from reefknot.errors import ParameterError, ParameterTypeError
 from reefknot.ingest.connectors.file_selection import MAX_BYTES, Patterns, location_of, parts_of, read_settings
-from reefknot.ingest.port.connector import SourceContext
+from reefknot.ingest.port import SourceContext
 
 
 def settings(**given: Any) -> Any:

@@ -9,7 +9,7 @@ import pytest
 
 from reefknot.errors import ParameterError, ParameterTypeError
 from reefknot.ingest.connectors.github_settings import GithubSettings
-from reefknot.ingest.port.connector import SourceContext
+from reefknot.ingest.port import SourceContext
 
 
 def settings(**given: Any) -> GithubSettings:

@@ -21,8 +21,7 @@ from reefknot.core.failure import FailureType
 from reefknot.errors import ParameterError, SourceError, StalePositionError
 from reefknot.ingest.connectors import folders, local_files
 from reefknot.ingest.connectors.local_files import LocalFiles
-from reefknot.ingest.port.connector import Connector, ConnectorFactory, FetchRequest, WatchingConnector
-from reefknot.ingest.port.documents import Position
+from reefknot.ingest.port import Connector, ConnectorFactory, FetchRequest, Position, WatchingConnector
 from tests.unit.ingest.connectors.memory_sink import MemorySink, Synced, context, peak_of, put, sync
 
 LONG_AGO = -(10**15)
@@ -651,7 +650,7 @@ AS_USER = """
 import asyncio, sys
 from pathlib import Path
 from reefknot.ingest.connectors.local_files import LocalFiles
-from reefknot.ingest.port.documents import Position
+from reefknot.ingest.port import Position
 from tests.unit.ingest.connectors.memory_sink import MemorySink, context, sync
 pages = asyncio.run(sync(LocalFiles(context(Path(sys.argv[1]))), MemorySink()))
 print(sorted(pages.locations), sorted(pages.failures), {str(error.failure_type) for error in pages.failures.values()})

@@ -22,7 +22,7 @@ from reefknot.ingest.connectors.obsidian_vault import (
     split,
     without_code,
 )
-from reefknot.ingest.port.connector import ConnectorFactory, Document
+from reefknot.ingest.port import ConnectorFactory, Document
 from tests.unit.ingest.connectors.memory_sink import MemorySink, Synced, context, peak_of, put, sync
 
 NOTE = """\

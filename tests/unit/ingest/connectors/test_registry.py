@@ -24,7 +24,7 @@ from reefknot.ingest.connectors.registry import (
     load_connectors,
     offered_connectors,
 )
-from reefknot.ingest.port.connector import (
+from reefknot.ingest.port import (
     Connector,
     Document,
     FetchRequest,
@@ -231,7 +231,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 SOURCE = """
 from reefknot.ingest.connectors.registry import connector
-from reefknot.ingest.port.connector import Page
+from reefknot.ingest.port import Page
 
 @connector("team_wiki")
 async def fetch(request):

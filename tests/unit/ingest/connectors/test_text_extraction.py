@@ -17,7 +17,7 @@ from reefknot.ingest.connectors.local_files import LocalFiles
 from reefknot.ingest.connectors.mail import read_mail
 from reefknot.ingest.connectors.obsidian_vault import ObsidianVault
 from reefknot.ingest.connectors.text_extraction import ExtractedText, extract
-from reefknot.ingest.port.connector import Document
+from reefknot.ingest.port import Document
 from tests.unit.ingest.connectors.memory_sink import MemorySink, Synced, context, put, sync
 
 

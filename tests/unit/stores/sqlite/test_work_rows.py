@@ -14,7 +14,7 @@ from reefknot.queue.model.work import WorkFailed, WorkItem, WorkState
 from reefknot.queue.port.work_queue import Settlement, WorkFilter
 from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores.memory import MemoryStore
-from reefknot.stores.port.store import Store
+from reefknot.stores.port import Store
 from reefknot.stores.sqlite import SqliteStore
 from reefknot.stores.sqlite import work_rows as rows
 

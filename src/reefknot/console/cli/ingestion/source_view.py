@@ -21,8 +21,7 @@ from reefknot.queue.model.work import WorkItem, WorkState
 
 if TYPE_CHECKING:
     from reefknot.console.operations.operator import Operator
-    from reefknot.ingest.port.connector import Document
-    from reefknot.ingest.port.documents import SourceCounts
+    from reefknot.ingest.port import Document, SourceCounts
     from reefknot.ingest.sources import SourceRecord
     from reefknot.ingest.sync import SyncSummary
 

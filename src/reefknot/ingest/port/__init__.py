@@ -1,1 +1,0 @@
-"""Contracts of connectors and of the document store."""

@@ -1,1 +1,0 @@
-"""Contracts of a store and of its named values."""
