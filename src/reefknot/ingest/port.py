@@ -1,8 +1,14 @@
 """
-Contracts of ingestion: a connector, which reads a source page by page, and the store of its documents.
+The contracts of ingestion: connectors, the sink that ingestion writes to, and the documents that an application reads.
 
-A connector knows its source and nothing else: not the queue, not the policy, not where documents are kept. The document
-store keeps documents and the source's cursor in one transaction.
+A connector reads one source page by page, and never retries. It is given where the last page ended (the cursor) and
+what is kept of its source (`KnownItems`), and returns the next page: new and changed documents, deletions, items that
+could not be read, and the cursor behind them. Raise `SourceError` for a failure of the whole source. A failure of one
+item goes into `Page.failures`: it becomes a job of its own, and the sync goes on.
+
+A page and the cursor behind it are kept in one step, or not at all: so no cursor is ever ahead of its documents, and a
+sync that was interrupted continues behind the last page. Each write names the position that it continues; a writer that
+was overtaken is refused, and so two syncs of one source never interleave.
 """
 
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence

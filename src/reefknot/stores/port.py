@@ -1,7 +1,11 @@
 """
-Contracts of a store: its parts over one database, and its named values.
+The contracts of a store and of its named values.
 
-All parts share one database and one chain of events, so a change and its event are stored in one step.
+All parts of a store share one database and one chain of events, so a change and its event are stored in one step.
+
+Named values are small JSON texts with versions, shared by all processes over one store: the state of sources and
+schedules, and the telemetry. A change names the version that it was made from, so of two processes that change a value
+at once one is refused, reads again and decides again.
 """
 
 from collections.abc import Sequence

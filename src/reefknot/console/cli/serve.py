@@ -78,9 +78,8 @@ class Startup(Struct, frozen=True):
         """The running system with these parts. `drain` is None for the configured time."""
         from reefknot.app.system import running_system, worker_settings
 
-        seconds = worker_settings(self.settings).drain if drain is None else drain
-        parts |= {"drain": seconds, "secrets": self.secrets, "reread": self.reread}
-        return running_system(self.url, self.settings, **parts)
+        drain = worker_settings(self.settings).drain if drain is None else drain
+        return running_system(self.url, self.settings, drain=drain, secrets=self.secrets, reread=self.reread, **parts)
 
     def reread(self) -> Any:
         """The settings as they are written now, from the file that was found at the start."""

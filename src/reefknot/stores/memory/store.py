@@ -34,17 +34,7 @@ from reefknot.core.clock import Clock
 from reefknot.core.time import Moment, Timeline, milliseconds
 from reefknot.errors import KeyInProgressError, KeyQuotaError, LeaseLostError, StoreUnavailableError
 from reefknot.idempotency import model as core
-from reefknot.idempotency.model import (
-    Claim,
-    Claimed,
-    ClaimRequest,
-    ClaimResult,
-    Ending,
-    KeyRecord,
-    KeyState,
-    Lost,
-    checked_key,
-)
+from reefknot.idempotency.model import Claim, Claimed, ClaimRequest, ClaimResult, Ending, KeyRecord, KeyState, Lost
 from reefknot.idempotency.port import TakeoverEvents
 from reefknot.queue.model.submission import Capacity, SubmissionRules
 from reefknot.queue.port.control import EVERYONE, NO_CAPACITY, SILENT_KEPT_S, Command, StatusReport
@@ -222,7 +212,7 @@ class MemoryIdempotencyStore:
         takeover_events: TakeoverEvents | None = None,
     ) -> ClaimResult:
         now = self._shared.now()
-        request = ClaimRequest(checked_key(key), owner, fingerprint, milliseconds(lease), guard)
+        request = ClaimRequest(core.checked_key(key), owner, fingerprint, milliseconds(lease), guard)
         old = self._record(key)
         if old is None:
             self._make_room(now)
@@ -264,7 +254,7 @@ class MemoryIdempotencyStore:
     async def resolve(self, key: str, ending: Ending, *, events: Sequence[AuditEntry] = ()) -> bool:
         now = self._shared.now()
         core.checked_ending(ending, self._largest_result)
-        old = self._records.get(checked_key(key))
+        old = self._records.get(core.checked_key(key))
         new = core.resolve(old, ending, now=now, retention_ms=self._retention_ms)
         if isinstance(new, Lost):
             return False
@@ -273,7 +263,7 @@ class MemoryIdempotencyStore:
 
     async def get(self, key: str) -> KeyRecord | None:
         now = self._shared.now()
-        record = self._record(checked_key(key))
+        record = self._record(core.checked_key(key))
         return None if record is None or core.is_spent(record, now) else record
 
     async def wait(self, key: str, timeout: float) -> KeyRecord | None:
@@ -290,7 +280,7 @@ class MemoryIdempotencyStore:
 
     async def forget(self, key: str, *, events: Sequence[AuditEntry] = ()) -> bool:
         now = self._shared.now()
-        record = self._record(checked_key(key))
+        record = self._record(core.checked_key(key))
         if record is None:
             return False
         if record.state is KeyState.IN_PROGRESS and now.steady < record.lease_until:
