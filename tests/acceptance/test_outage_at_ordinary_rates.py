@@ -33,7 +33,7 @@ from reefknot.queue.worker.settings import WorkerSettings, settings_from
 from reefknot.steps.port import BlockContext
 from tests.workshop import OK, Shop, Step, http, with_shop, work
 
-SAMPLES = Path(reefknot.__file__).parent / "cli" / "samples"
+SAMPLES = Path(reefknot.__file__).parent / "console" / "cli" / "samples"
 DOWN_S = 180.0
 WELL_S = 10.0
 """Seconds of health before the outage."""

@@ -24,7 +24,7 @@ from tests.acceptance.folder import Folder
 DOWN_S = float(os.environ.get("OUTAGE_SECONDS", "0"))
 EVERY_S = 1.0 if DOWN_S else 0.0
 MOST_JOBS = 400
-SAMPLE = Path(reefknot.__file__).parent / "cli" / "samples" / "reefknot.yaml"
+SAMPLE = Path(reefknot.__file__).parent / "console" / "cli" / "samples" / "reefknot.yaml"
 
 
 class Server(ThreadingHTTPServer):

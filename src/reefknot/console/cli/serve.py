@@ -56,9 +56,8 @@ LEVELS_EVERY_S = 0.2
 
 For = Annotated[float | None, arg("Shut down after this many seconds.", "--for")]
 DrainSeconds = Annotated[float | None, arg("Seconds that running steps get at shutdown. Default: 30.")]
-Reload = Annotated[
-    bool, arg("For development: restart the steps when a file of their modules changes. --drain is then 2 by default.")
-]
+_RELOAD = "For development: restart the steps when a file of their modules changes. --drain is then 2 by default."
+Reload = Annotated[bool, arg(_RELOAD)]
 
 # ---- start-up --------------------------------------------------------------------------------------------------------
 
