@@ -184,6 +184,8 @@ def test_control_an_attribute_that_is_no_longer_assigned_is_noticed() -> None:
 # ---- the table is complete -------------------------------------------------------------------------------------------
 
 PRIVATE = re.compile(r"_[a-z]\w*$")
+DEFINING = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Name, ast.Attribute)
+USING = (ast.Attribute, ast.Call, ast.ImportFrom)
 ASKED_BY_NAME = {"getattr", "hasattr", "setattr"}
 
 
@@ -191,6 +193,8 @@ def own_names(trees: Mapping[str, ast.Module]) -> set[str]:
     """Every name that these modules define themselves: functions, classes, variables and attributes of `self`."""
     names: set[str] = set()
     for node in (node for tree in trees.values() for node in ast.walk(tree)):
+        if not isinstance(node, DEFINING):
+            continue
         match node:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
                 names.add(name)
@@ -206,6 +210,8 @@ def own_names(trees: Mapping[str, ast.Module]) -> set[str]:
 def private_uses(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """(line, name) of every private attribute that a module reads, sets, asks for by name or imports."""
     for node in ast.walk(tree):
+        if not isinstance(node, USING):
+            continue
         match node:
             case ast.Attribute(attr=name, lineno=line) if PRIVATE.match(name):
                 yield line, name
