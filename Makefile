@@ -37,10 +37,10 @@ unexport PYTHONDONTWRITEBYTECODE
 
 step = @printf '\n== %s\n' '$(1)'
 
-.PHONY: help venv run test bench faults month mutants soak fmt lint house map docs dist types collect pytest coverage clean
+.PHONY: help venv run test bench faults month mutants soak fmt lint house map docs dist release-check spread types collect pytest coverage clean
 
 help: ## this list
-	@grep -E '^[a-z]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
+	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
 
 venv: $(STAMP) ## the environment in .venv; made anew only when its inputs change
 
@@ -116,6 +116,12 @@ docs: $(STAMP) ## the documents as a site in site/; a broken link is an error
 
 dist: $(STAMP) ## wheel and sdist in dist/, tried in fresh environments, with each extra alone too; three minutes
 	@$(BIN)/python -m tools.make_dist $(ARGS)
+
+release-check: $(STAMP) ## whether this commit can be tagged: version, changelog, clean tree, tag; ARGS=0.1.0 for that version
+	@$(BIN)/python -m tools.release_check $(ARGS)
+
+spread: $(STAMP) ## a short spread of the tests on Python 3.12, 3.13 and 3.14, where they are installed; ARGS=3.13 for one
+	@$(BIN)/python tools/spread.py $(ARGS)
 
 types: $(STAMP) ## mypy strict, and pyright on tests/typing
 	$(call step,types: mypy)
