@@ -37,7 +37,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 step = @printf '\n== %s\n' '$(1)'
 
-.PHONY: help venv run test bench faults month mutants soak fmt lint house map docs dist release-check spread types collect pytest coverage clean
+.PHONY: help venv run test bench flows faults month mutants soak fmt lint house map docs dist release-check spread types collect pytest coverage clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -67,6 +67,9 @@ test: $(STAMP) ## everything CI does
 bench: $(STAMP) ## the benchmarks, side by side with the peers
 	@tools/system_packages.sh bench
 	@$(BIN)/python -m bench $(ARGS)
+
+flows: $(STAMP) ## how much code six ordinary flows run through, next to the kept figures; ARGS=--write keeps them
+	@$(BIN)/python -m tools.flows $(ARGS)
 
 faults: $(STAMP) ## every kill, freeze, power cut and disk error instead of a spread of them, and every story of the commands on NATS; minutes
 	@REEFKNOT_FAULT_POINTS=all $(BIN)/python -m pytest tests/faults tests/acceptance/test_web_frameworks.py $(ARGS)
