@@ -136,7 +136,7 @@ ASSIGNED = [
     ),
 ]
 NAMED_TUPLES = {"_asdict", "_replace"}  # public, in spite of their names
-ONLY_FROM_3_12 = {"_is_coroutine_mark"}
+ONLY_FROM_3_12 = {"_is_coroutine_marker"}
 
 
 def has_shape(one: PrivateName) -> bool:
@@ -161,7 +161,7 @@ def test_a_function_marked_as_a_coroutine_function_has_a_bare_object_as_its_mark
     """`inspect.markcoroutinefunction` came with Python 3.12."""
     mark = getattr(inspect, "markcoroutinefunction", None)
     assert (mark is None) == (sys.version_info < (3, 12))
-    assert mark is None or type(mark(lambda: None)._is_coroutine_mark) is object
+    assert mark is None or type(mark(lambda: None)._is_coroutine_marker) is object
 
 
 @pytest.mark.parametrize(

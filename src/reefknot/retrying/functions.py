@@ -128,7 +128,7 @@ def code_flags(fn: object) -> int:
 def is_async(fn: object) -> bool:
     """Whether calling `fn` gives a coroutine, as far as its code or a marker tells."""
     # inspect's marker is a bare object; a mock, which has every attribute, answers with another mock.
-    return bool(code_flags(fn) & COROUTINE) or type(getattr(fn, "_is_coroutine_mark", None)) is object
+    return bool(code_flags(fn) & COROUTINE) or type(getattr(fn, "_is_coroutine_marker", None)) is object
 
 
 def checked_arity(option: str, fn: Any, accepted: str, takes: str, given: int = 1) -> Any:
