@@ -321,7 +321,7 @@ async def _server_findings(
 
 
 def _server(connection: Connection, seconds: float) -> Finding:
-    found, cluster = connection.client.connected_server_version, connection.client._server_info.get("cluster")
+    found, cluster = connection.client.connected_server_version, connection.cluster
     version = f"{found.major}.{found.minor}.{found.patch}"
     place = f"in the cluster {printable(str(cluster), most=60)}" if cluster else "alone, in no cluster"
     text = f"{connection.options.shown} answers, connected in {seconds * 1000:.0f} ms; version {version}, {place}"

@@ -40,13 +40,29 @@ def function_of(lines: int, name: str = "f", indent: str = "") -> str:
 # Sizes
 
 
+def test_comments_count_against_the_length_of_a_module(check: Write) -> None:
+    most = check_house.MODULE_LENGTH
+    found = f"src/pkg/m.py:1: module-ceiling: module has {most + 1} lines in all, {most} are allowed"
+
+    assert check({"m.py": "# why\n" * most}, "module-ceiling") == []
+    assert check({"m.py": "# why\n" * (most + 1)}, "module-ceiling") == [found]
+
+
+@pytest.mark.parametrize("use", ["client._subs", "self.client._subs", "connection.client._subs"])
+def test_a_private_name_of_the_nats_client_is_found(check: Write, use: str) -> None:
+    found = "src/pkg/m.py:1: private-client: client._subs is a private name of nats-py: use it in " + check_house.WIRE
+
+    assert check({"m.py": f"x = {use}\n"}, "private-client") == [found]
+    assert check({"m.py": "x = client.subs\ny = self._client._handle\nz = client.__class__\n"}, "private-client") == []
+
+
 @pytest.mark.parametrize(
     ("source", "found"),
     [
         ("x = 1\n" * 450, None),
         ("x = 1\n" * 451, 451),
-        ("x = 1\n\n# why\n" * 450, None),
-        ("x = 1\n\n# why\n" * 451, 451),
+        ("x = 1\n" * 450 + "\n# why\n" * 40, None),
+        ("x = 1\n" * 451 + "\n# why\n" * 40, 451),
         ('x = """\n' + "# inside a text, and no comment\n" * 449 + '"""\n', 451),
         ('x = f"""\n' + "# inside a text, and no comment {x}\n" * 449 + '"""\n', 451),
     ],

@@ -49,6 +49,7 @@ from reefknot.stores.jetstream.wire import (
     as_heard,
     batch_lines,
     close_quietly,
+    cluster_of,
     explained,
     hear_directly,
     insist_on_tls,
@@ -57,6 +58,7 @@ from reefknot.stores.jetstream.wire import (
     outlive_errors,
     refusal_in,
     revive,
+    send,
     too_large,
 )
 
@@ -320,6 +322,11 @@ class Connection:
     def max_payload(self) -> int:
         return self.client.max_payload
 
+    @property
+    def cluster(self) -> str | None:
+        """The name of the cluster that the connected server belongs to."""
+        return cluster_of(self.client)
+
     async def publish(
         self, subject: str, body: bytes, *, headers: Mapping[str, str] | None = None, reply: str = ""
     ) -> None:
@@ -329,9 +336,7 @@ class Connection:
         if len(body) > client.max_payload:
             raise too_large(self.options.shown, self.max_payload)
         try:
-            await client._send_command(line_of(subject, body, headers, reply))
-            if client._flush_queue is not None and client._flush_queue.empty():
-                await client._flush_pending()
+            await send(client, line_of(subject, body, headers, reply))
         except Exception as error:
             raise self._explained(error) from error
 
@@ -405,7 +410,7 @@ class Connection:
         """Write these bytes to the connection, at once: nats-py takes longer for a message than the server does."""
         self._check_up(last[0])
         try:
-            await self.client._send_command(lines)
+            await send(self.client, lines, flush=False)
         except Exception as error:
             raise self._explained(error) from error
         subject, body, headers = last

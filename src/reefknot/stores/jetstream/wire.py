@@ -100,6 +100,18 @@ def _head(headers: Mapping[str, str], more: str = "") -> bytes:
     return f"{_VERSION}{more}\r\n{named}\r\n".encode()
 
 
+async def send(client: Client, lines: bytes, *, flush: bool = True) -> None:
+    """Write ready lines to the connection; with `flush` wake its flusher, unless it is awake."""
+    await client._send_command(lines)
+    if flush and client._flush_queue is not None and client._flush_queue.empty():
+        await client._flush_pending()
+
+
+def cluster_of(client: Client) -> str | None:
+    """The name of the cluster that the connected server belongs to."""
+    return client._server_info.get("cluster")
+
+
 class Direct(asyncio.Queue["Msg"]):
     """In place of a subscription's queue: says who hears its messages, and keeps none."""
 
