@@ -36,7 +36,7 @@ async def _real_asleep(seconds: float) -> None:
 
 def in_trio() -> bool:
     """Whether this code runs in a task of Trio; what was never imported runs nothing."""
-    # Another thread may be importing it at this moment: until it is done, nobody runs in it.
+    # Another thread may be importing it at this moment: until it is done, no task runs in it.
     asked = getattr(getattr(modules.get("trio"), "lowlevel", None), "in_trio_task", None)
     return asked is not None and bool(asked())
 
@@ -119,7 +119,7 @@ class SteadyClock:
 
     Stores reckon the same way, so a due time computed here comes due there, whatever happens to the machine's clock
     meanwhile. Wrapping a steady clock keeps its offset: parts that are given the same one agree to the millisecond.
-    With an `offset` its wall time is that of whoever measured it: a store's, by which all processes of a host agree.
+    With an `offset` its wall time is that of the store that measured it, on which all processes of a host agree.
     """
 
     _clock: Clock

@@ -56,7 +56,7 @@ class Activity:
         self.counters = EventCounters(clock.wall)
         self.record_id = new_id()
         self.workers: Sequence[Worker] = ()
-        """The workers whose levels and destinations are told."""
+        """The workers whose levels and destinations are shown."""
         self.looked_at: Callable[[], int] = int
         """When this system last looked at its alerts (ms UTC); 0 for never."""
         self._journal = Journal(store.audit)
@@ -268,7 +268,7 @@ def _encoded(record: ActivityRecord) -> str:
 
 
 def _decoded(value: StoredValue) -> ActivityRecord:
-    """The record of a value. One that cannot be read counts as empty, and is written anew."""
+    """The record of a value. One that cannot be read counts as empty, and is replaced."""
     try:
         return _record.decode(value.body)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):

@@ -5,7 +5,7 @@ beyond its limits.
 All systems over a store measure the same values (`measured`) and share one state, the value `alerts`. Who changes it
 does so by compare-and-set together with the event, so of many systems one tells, once; a system that starts finds the
 state as it is. A webhook is an assignment like any other, submitted under an id that is made of the alert and its time:
-it is retried, survives a crash, and is one job whoever submits it.
+it is retried, survives a crash, and is one job whichever system submits it.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ from reefknot.stores.port import Store, StoredValue
 NAME = "alerts"
 LOOK_EVERY_S = 5.0
 NOTED_EVERY_S = 30.0
-"""How often the time of a look that changed nothing is written, for whoever asks after a crash."""
+"""How often the time of a look that changed nothing is written, for questions after a crash."""
 MOST_RESOLVED = 20
 MINUTE_STEPS = 6
 FIVE_MINUTES_STEPS = 30
@@ -93,7 +93,7 @@ async def stored_alerts(store: Store) -> tuple[AlertsRecord, int]:
 
 
 def _decoded(value: StoredValue) -> AlertsRecord:
-    """The alerts of a value. One that cannot be read counts as empty, and is written anew."""
+    """The alerts of a value. One that cannot be read counts as empty, and is replaced."""
     try:
         return _records.decode(value.body)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
@@ -182,7 +182,7 @@ class AlertWebhook(Struct, frozen=True):
         }
         try:
             await self.client.hand_in(assignment)
-        except KeyConflictError as error:  # by a system with another webhook: it is told already
+        except KeyConflictError as error:  # by a system with another webhook: it was sent already
             logger().warning("alert %s was sent elsewhere already (%s)", alert.alert, error_text(error))
 
 
@@ -225,7 +225,7 @@ class AlertWatch:
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def close(self) -> None:
-        """Note the time of the last look, for whoever asks while no system is running."""
+        """Note the time of the last look, for questions while no system is running."""
         if self._store.failure is not None or not self.looked_at:
             return
         try:
@@ -252,7 +252,7 @@ class AlertWatch:
             entries = self._journal.entries([self._event(one) for one in changes])
             kept = await self._store.values.put(NAME, _encoded(changed), version=version, events=entries)
             if kept is None:
-                return  # another system told something: the next look measures anew
+                return  # another system sent something: the next look measures again
             record, version = changed, kept.version
             for one in changes:
                 self._log(one)
@@ -279,7 +279,7 @@ class AlertWatch:
             else:
                 over = {"text": f"{rule.what}: {shown:g}{rule.unit} again", "resolved_at": int(now * 1000)}
                 changed.append(structs.replace(known, value=shown, webhook_due=due, **over))
-        if self._is_first:  # a rule that was switched off since: nobody else would ever resolve its alert
+        if self._is_first:  # a rule that was switched off since: nothing else would ever resolve its alert
             off = [one for name, one in record.active.items() if name not in self._rules]
             text = "its rule was switched off"
             changed += [structs.replace(one, text=text, resolved_at=int(now * 1000), webhook_due=False) for one in off]

@@ -1,7 +1,7 @@
 """
 `system` and `system_sync`: a router and workers in the process of an application, on a store that lasts.
 
-They are `reefknot up` without its command: the same parts over the same store, beside any number of other processes.
+They are `reefknot up` without its command: the same parts over the same store, next to any number of other processes.
 The block yields a client of that store. It ends as a drained worker does: running steps get their time, and what does
 not end in it returns to the queue.
 """

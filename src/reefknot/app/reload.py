@@ -72,7 +72,7 @@ class PolicyReload:
         self.latest: ReloadOutcome | None = None
 
     async def once(self, followers: Sequence[Follow], *, actor: str, sequence: int = 0) -> ReloadOutcome:
-        """Reload, and audit what came of it."""
+        """Reload, and audit the outcome."""
         async with self._one_at_a_time:
             before = self._settings.book.hash
             if self.latest is not None:  # a signal, which has no number, hides no command's answer

@@ -127,7 +127,7 @@ class System:
         self._services = Services("system")
         self._draining: dict[str, asyncio.Task[int]] = {}
         self.ingestion: IngestionOrchestrator | None = None
-        """The orchestrator that runs beside the workers, if there is one."""
+        """The orchestrator that runs with the workers, if there is one."""
         self._activity = activity
         if activity is not None:
             activity.workers = self.workers
@@ -181,7 +181,7 @@ class System:
 
     async def stop(self, drain: float = 0.0) -> int:
         """
-        End. With `drain`, running steps get so many seconds; answers how many went back to the queue.
+        End. With `drain`, running steps get that many seconds; returns how many went back to the queue.
 
         Nothing can be given back to a store that is away and stays away: that is left to the leases.
         """
@@ -333,7 +333,9 @@ class System:
                 logger().warning("unknown command %s", printable(command.name, most=80))
 
     def reload(self, actor: str, sequence: int = 0) -> asyncio.Task[ReloadOutcome] | None:
-        """Read the configuration again, beside everything else. None when this system was not started from one."""
+        """
+        Read the configuration again, while everything else goes on. None when this system was not started from one.
+        """
         if self._reload is None:
             logger().error("this system was not started from a configuration that can be read again")
             return None
@@ -353,7 +355,7 @@ class System:
         return bool(names) and body.get("name") in (None, *names)
 
     def _command_worker(self, worker: Worker, what: str, seconds: float) -> None:
-        """A drain goes on beside everything else: it takes as long as the longest running step."""
+        """A drain goes on while everything else does: it takes as long as the longest running step."""
         name = worker.worker_id
         earlier = self._draining.pop(name, None)
         if earlier is not None:
@@ -448,7 +450,7 @@ async def _started(
         try:
             await system.start()
             return system
-        except NameTakenError:  # somebody who started in the same moment was faster
+        except NameTakenError:  # a system that started in the same moment was faster
             tries -= 1
             if not tries or not (router == "" or isinstance(workers, int)):
                 raise

@@ -43,7 +43,7 @@ async def running_ingestion(
     seed: int | None = None,
     drain: float | None = None,
 ) -> AsyncIterator[IngestionOrchestrator | None]:
-    """The orchestrator over the configured sources, for as long as the block lasts; None when there are none."""
+    """The orchestrator over the configured sources, for as long as the block lasts; None without sources."""
     check_sources(settings, strict=True)
     sources = sources_of(settings)
     if not sources:

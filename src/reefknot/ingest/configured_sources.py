@@ -85,7 +85,7 @@ class ConfiguredSource(Struct, frozen=True):
 
 
 class _SecretReader:
-    """Resolves the references of one source, each time anew: a secret may be changed while a system runs."""
+    """Resolves the references of one source at every call: a secret may be changed while a system runs."""
 
     def __init__(self, source: ConfiguredSource) -> None:
         self._source = source
@@ -144,7 +144,7 @@ def connector_for(source: ConfiguredSource) -> Connector:
 
 
 def _unknown_setting(error: UnknownSettingError) -> ParameterError:
-    """The error with the keys that every source has, beside those of its connector."""
+    """The error with the keys that every source has, in addition to those of its connector."""
     from reefknot.policy.schema import Source
 
     common = tuple(Source.model_fields)
@@ -248,7 +248,7 @@ def ingestion_settings(settings: Settings) -> IngestionSettings:
 
 
 def documents_path(settings: Settings | None, url: str) -> Path:
-    """The file of the documents: the configured one, or one beside the store at `url`."""
+    """The file of the documents: the configured one, or one next to the store at `url`."""
     folder = Path.cwd() if settings is None else settings.folder
     named = None if settings is None else settings.configuration.ingestion.documents
     if named is not None:

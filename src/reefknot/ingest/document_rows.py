@@ -380,7 +380,9 @@ def delete(connection: apsw.Connection, source: str, rows: Sequence[tuple[Any, .
 
 
 def _purge(connection: apsw.Connection, *, before: int) -> None:
-    """Forget the oldest deletions, in their order: whoever has not read the last one of them has to start over."""
+    """
+    Forget the oldest deletions, in their order: a reader that has not seen the last one of them has to start over.
+    """
     oldest: Any = connection.execute("SELECT deleted_at FROM tombstones ORDER BY sequence LIMIT 1").get
     if oldest is None or oldest >= before:
         return

@@ -116,8 +116,8 @@ class SqliteDocuments:
         Prepare; nothing is opened yet.
 
         `create=False` refuses a file that is not there, `migrates=False` one that has to be migrated first. `read_only`
-        is for a file that may not be written: none is made or changed, not even beside it. `inline` works in the
-        caller's thread, for virtual time.
+        is for a file that may not be written: none is made or changed, nor is any file next to it. `inline` works in
+        the caller's thread, for virtual time.
         """
         self.path = str(Path(path).absolute())
         self._clock = clock
@@ -349,7 +349,9 @@ class SqliteDocuments:
             accepted = f"what its columns can hold ({error}); correct the connector"
             raise ParameterError("documents", "a page", accepted) from error
         except (apsw.Error, OSError, UnicodeDecodeError) as error:
-            if is_fatal(error):  # after a failed fsync nothing more is written here: the next one opens the file anew
+            if is_fatal(
+                error
+            ):  # after a failed fsync nothing more is written here: the next change opens the file again
                 self._disconnect()
             raise translated(error, self.path) from error
 
@@ -390,7 +392,7 @@ class SqliteDocuments:
             problem = "the file of the documents was deleted, moved or replaced while it was open"
             way_out = (
                 f"put it back; or stop reefknot, remove {self.path}-wal and {self.path}-shm if they are left, and "
-                "start it again: sources are then read anew"
+                "start it again: sources are then read from the beginning"
             )
             raise StoreReplacedError(f"sqlite:{self.path}", problem, way_out)
 

@@ -48,7 +48,7 @@ class IngestionJob(Struct, frozen=True):
     job_type: JobType | str
     source: str
     payload: Mapping[str, Any] = {}
-    """What the connector is asked for beside a sync; empty for a sync."""
+    """What the connector is asked for instead of a sync; empty for a sync."""
     trigger: str = "manual"
     """schedule, change, manual or item."""
     item: str = ""

@@ -126,7 +126,7 @@ def _is_json(values: dict[Any, Any]) -> bool:
 
 
 def _with_valid_text(document: Document) -> Document:
-    """The document without lone surrogates in its texts. That some were replaced is told as its problem."""
+    """The document without lone surrogates in its texts. A replacement is reported as its problem."""
     fields = ("title", "text", "media_type", "problem")
     changed = {field: valid for field in fields if (valid := _valid(text := getattr(document, field))) is not text}
     if not changed:

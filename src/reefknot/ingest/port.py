@@ -114,7 +114,7 @@ class FetchRequest(Struct, frozen=True):
     limit: int = 100
     """The number of documents that a page should have at most."""
     payload: Mapping[str, Any] = {}
-    """What the job asks for beside a sync; empty for a scheduled one."""
+    """What the job asks for instead of a sync; empty for a scheduled one."""
 
 
 class SourceContext(Struct, frozen=True):

@@ -30,7 +30,7 @@ PREFIX = "schedule:"
 SUBMIT_S = 60.0
 """Longest time of one submission and the change of its state."""
 LONGEST_SLEEP_S = 60.0
-"""The store's time may be set anew, so nobody sleeps longer by it."""
+"""The longest sleep: the store's time may be set while a loop sleeps."""
 RETRY_S, LONGEST_RETRY_S = 1.0, 30.0
 MOST_TRIES = 100
 MOST_RUNS = 20
@@ -108,7 +108,7 @@ async def read_state(store: Store, name: str) -> tuple[ScheduleState | None, int
 async def change_state(
     store: Store, name: str, change: Callable[[ScheduleState], ScheduleState], *, events: Sequence[AuditEntry] = ()
 ) -> ScheduleState:
-    """Change the state of an entry, whoever else changes it meanwhile, together with the events."""
+    """Change the state of an entry together with the events, even when other processes change it meanwhile."""
     for _ in range(MOST_TRIES):
         known, version = await read_state(store, name)
         changed = change(known or ScheduleState(time_of(store)))
@@ -135,7 +135,9 @@ async def resume(store: Store, name: str, *, events: Sequence[AuditEntry] = ()) 
 
 
 async def run_now(store: Store, entry: ScheduledEntry, *, events: Sequence[AuditEntry] = ()) -> str:
-    """Submit an entry for this moment, beside its timetable, paused or not. Returns the id of the submission."""
+    """
+    Submit an entry for this moment, in addition to its timetable, paused or not. Returns the id of the submission.
+    """
     now = time_of(store)
     async with asyncio.timeout(SUBMIT_S):
         await entry.submit(now)

@@ -2,7 +2,8 @@
 Sources: what a source is to the orchestrator, its record in the store, and the request for a sync.
 
 The record of a source (`source:<name>` among the store's values) holds its health and the id of its latest sync. All
-processes share it: each change names the version it was made from, and is decided anew when another process was faster.
+processes share it: each change names the version it was made from, and is decided again when another process was
+faster.
 """
 
 import os
@@ -72,8 +73,8 @@ class SourceRecord(Struct, frozen=True, omit_defaults=True):
         """
         The place of the documents, and so of the cursor, if it is another one than `here`; else empty.
 
-        A file that was deleted is no place any more: the next sync begins anew. That is known of a file on this host,
-        so where the store is one (`is_local`).
+        A file that was deleted is no place any more: the next sync starts from the beginning. That is known of a file
+        on this host, so where the store is one (`is_local`).
         """
         name, _, file = self.documents.partition(" ")
         here_name, _, here_file = here.partition(" ")
@@ -214,7 +215,7 @@ async def request_sync(
 
 
 def _with_sync(record: SourceRecord, *, before: str, job_id: str, now: int) -> SourceRecord:
-    """The record with this sync, unless somebody else has named another one meanwhile."""
+    """The record with this sync, unless another process has named another one meanwhile."""
     if record.sync_job != before or record.sync_job == job_id:
         return record
     return structs.replace(record, sync_job=job_id, requested_at=now)

@@ -21,7 +21,7 @@ from reefknot.stores.port import ValueStore
 PREFIX = "telemetry:"
 MOST_CONNECTORS = 1000
 MOST_ATTEMPTS = 25
-"""Executions of one job that are told apart."""
+"""Executions of one job that are distinguished."""
 MOST_TRIES = 50
 
 
@@ -78,11 +78,13 @@ _metrics = msgspec.json.Decoder(ConnectorMetrics)
 
 
 def _read(connector: str, body: str) -> ConnectorMetrics:
-    """The counts of a record. One that cannot be read is started anew: counting goes on, and the loss is told."""
+    """
+    The counts of a record. One that cannot be read starts again from zero: counting goes on, and the loss is logged.
+    """
     try:
         return decoded_metrics(connector, body)
     except DamagedMetricsError as error:
-        logger().warning("%s; its counts begin anew", error)
+        logger().warning("%s; its counts start again from zero", error)
         return ConnectorMetrics()
 
 

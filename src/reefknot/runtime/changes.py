@@ -1,7 +1,7 @@
 """
 Waiting for changes: `Waiters` wakes tasks by topic, `FileChanges` tells of writes to a file.
 
-SQLite tells nobody that another process has committed. Watching its write-ahead log by inotify costs nothing while
+SQLite does not report that another process has committed. Watching its write-ahead log by inotify costs nothing while
 nothing happens, where polling would cost a little all the time. Other systems than Linux have no inotify: there the
 caller has to poll, and `FileChanges.start` says so.
 """
@@ -69,7 +69,7 @@ class Waiters:
 
 
 async def until(change: asyncio.Future[None], seconds: float) -> bool:
-    """Wait for a change, at most so many seconds. False when there was none."""
+    """Wait for a change, at most `seconds`. False when there was none."""
     done, _ = await asyncio.wait([change], timeout=max(0.0, seconds))
     return bool(done)
 

@@ -1,7 +1,7 @@
 """
 Clocks: the time of this machine, and virtual time for tests and simulation.
 
-`SystemClock` reads the steady clock that all processes of the machine share and that nobody can set; where there is one
+`SystemClock` reads the steady clock that all processes of the machine share and that cannot be set; where there is one
 that also counts the time the machine slept, it is that one. `VirtualClock` is for one caller: a sleep moves the clock
 and returns. `VirtualLoop` is an event loop whose time jumps to the next timer when nothing else can run, so any number
 of tasks wait side by side and a day takes milliseconds.

@@ -1,7 +1,7 @@
 """
 Files as reefknot writes them: for this user alone, and whole or not at all.
 
-Payloads, results and events may hold what others must not read, whatever the umask says. A file that somebody made
+Payloads, results and events may hold what others must not read, whatever the umask says. A file that another user made
 beforehand, with `touch` or a redirection, loses the rights of others when it is opened. Only regular files of this user
 are changed: never a device, never another user's file.
 

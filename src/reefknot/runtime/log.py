@@ -100,7 +100,9 @@ NO_LINES = _NoLines()
 
 
 def budget_of(name: str) -> LogBudget:
-    """Budget of all lines under one name, whoever writes them. Names beyond the first thousand share one budget."""
+    """
+    Budget of all lines under one name, whichever part writes them. Names beyond the first thousand share one budget.
+    """
     budget = _budgets.get(name)
     if budget is None:
         if len(_budgets) >= _MAX_BUDGETS:

@@ -66,7 +66,7 @@ def is_gone(marked: str) -> bool:
         os.kill(int(number), 0)
     except ProcessLookupError:
         return True
-    except (OSError, OverflowError):  # somebody else's, and so it is there
+    except (OSError, OverflowError):  # another user's, and so it is there
         return False
     now = _began(int(number))
     return now == "" or (began.isdecimal() and began != "0" and now is not None and now != began)

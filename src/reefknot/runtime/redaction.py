@@ -25,7 +25,7 @@ def add_secrets(secrets: Iterable[str]) -> None:
 
 
 def remove_secrets(secrets: Iterable[str]) -> None:
-    """Undo one `add_secrets`; a text that somebody else added as well stays hidden."""
+    """Undo one `add_secrets`; a text that another caller added as well stays hidden."""
     _known.subtract(secrets)
     _renew()
 

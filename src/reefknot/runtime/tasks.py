@@ -79,7 +79,7 @@ class Services:
         return [one for one in kept if isinstance(one, asyncio.Task)]
 
     async def finish(self, timeout: float) -> None:
-        """Wait until all have returned, at most so long, then stop the others."""
+        """Wait until all have returned, at most `seconds`, then stop the others."""
         tasks = [one for one in self._kept.values() if isinstance(one, asyncio.Task)]
         if tasks:
             await asyncio.wait(tasks, timeout=timeout)

@@ -2,7 +2,7 @@
 Time limits around a block of one asyncio task.
 
 `Timeout` cancels the task when the time is over and turns that cancellation, and no other, into an error: when
-somebody else cancels the task as well, the other one wins, as with `asyncio.timeout`. `Timeouts` hands out limits that
+other code cancels the task as well, the other one wins, as with `asyncio.timeout`. `Timeouts` hands out limits that
 share a single timer, set to the earliest of them: a block that ends in time, as nearly all do, never touches the
 loop's heap.
 """
@@ -171,4 +171,4 @@ async def ended(*tasks: asyncio.Future[Any]) -> None:
         await asyncio.wait(left, timeout=CANCELLATION_S)
     for task in tasks:
         if task.done() and not task.cancelled():
-            task.exception()  # looked at: whoever does not wait any more has no use for it
+            task.exception()  # retrieved: the caller no longer waits for it

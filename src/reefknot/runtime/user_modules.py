@@ -1,8 +1,8 @@
 """
-Modules of the user, as `--module` names them: found, imported, and their mistakes told with file and line.
+Modules of the user, as `--module` names them: found and imported; their mistakes are reported with file and line.
 
 Modules are named on the command line, never by data that came in. What a module brings is registered by its decorators
-while it is imported; whoever asked for it looks into its own registry afterwards.
+while it is imported; the caller looks into its own registry afterwards.
 """
 
 import importlib

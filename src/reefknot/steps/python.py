@@ -3,7 +3,7 @@ The blocks of a worker by name: the standard ones, and Python functions under `@
 
 `@block("invoice.render")` registers a function of (inputs, context) and its options; a worker finds it by `--module`,
 or by an entry point of the group `reefknot.blocks`. Modules are named on the command line or by installed packages,
-never by data that came in. A plain function runs in a thread, where nobody can interrupt it (`blocks/threads.py`).
+never by data that came in. A plain function runs in a thread, where it cannot be interrupted (`steps/threads.py`).
 Standard blocks have short names as well: `http` is `http.request`.
 """
 
@@ -212,7 +212,7 @@ def load_entry_points(found: Iterable[EntryPoint] | None = None) -> dict[str, Bl
         try:
             one = _offered_block(entry.name, entry.load())
             loaded[one.type] = one
-        except Exception as error:  # somebody else's package
+        except Exception as error:  # a third party's package
             problems.append(f"entry point {entry.name} = {entry.value}: {type(error).__name__}: {error}")
     if problems:
         raise ConfigurationError(problems)

@@ -81,7 +81,7 @@ class SqliteQueries:
         return SqliteReply(refused=ErrorCode.resource_unavailable, message=text)
 
     def _recover(self, request: SqliteRequest) -> None:
-        """Undo what a killed statement wrote: until somebody does, a connection for reading cannot open the file."""
+        """Undo what a killed statement wrote: until then a connection for reading cannot open the file."""
         again = SqliteRequest(request.path, "SELECT 1", writes=True)
         helper = self._take()
         try:

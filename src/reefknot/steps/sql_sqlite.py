@@ -102,7 +102,7 @@ class SqliteRequest(Struct, frozen=True):
 
 
 class SqliteReply(Struct, frozen=True):
-    """Reply of a helper process: the rows of the statement, or why there are none."""
+    """Reply of a helper process: the rows of the statement, or why there are no rows."""
 
     rows: list[dict[str, Any]] = []
     affected: int = 0
@@ -230,7 +230,7 @@ class SqliteStatement:
         return begins
 
     def _is_late(self) -> bool:
-        """Whether nobody waits for it any more: its time is over, it was cancelled, or the worker is gone."""
+        """Whether its caller has stopped waiting: its time is over, it was cancelled, or the worker is gone."""
         late = self._until is not None and time.monotonic() >= self._until
         return late or self.cancelled or os.getppid() != self._worker
 

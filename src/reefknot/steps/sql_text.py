@@ -141,7 +141,7 @@ def read(query: str) -> SqlText:
 
 
 def refuse_several(statement: SqlText) -> None:
-    """Refuse a text of more than one statement. Bodies of functions and rules are not told apart here."""
+    """Refuse a text of more than one statement. Bodies of functions and rules count as statements here."""
     if any(one.is_sign(";") for one in statement.tokens):
         raise _refused("more than one statement; accepted: one, without another after it")
 

@@ -139,6 +139,6 @@ def _no_such_option(name: str) -> str:
 
 
 def caller_place(depth: int) -> str:
-    """The file and line of a caller, so many frames above the function that asks."""
+    """The file and line of a caller, `frames` above the function that asks."""
     frame = sys._getframe(depth + 1)
     return f"{os.path.abspath(frame.f_code.co_filename)}:{frame.f_lineno}"

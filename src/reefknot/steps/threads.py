@@ -1,7 +1,7 @@
 """
 Threads of plain functions: bounded in number, and never waited for when the process ends.
 
-Nobody can interrupt a function in a thread. One whose attempt is over goes on, and keeps its thread until it returns:
+A function in a thread cannot be interrupted. One whose attempt is over goes on, and keeps its thread until it returns:
 then another thread takes its place, up to a limit. A block that leaves many such functions behind is refused further
 ones, so that it does not take all threads from the others. The threads are daemons: a shutdown does not depend on them.
 
@@ -68,7 +68,7 @@ class _FunctionCall:
         """When it returned or raised, by the clock of its loop."""
 
     def run(self) -> None:
-        """Call the function, and give its result or its exception to whoever still waits for it."""
+        """Call the function, and give its result or its exception to the task that still waits for it."""
         try:
             self.value = self.function()
         except StopIteration as stop:  # a future cannot carry it
@@ -88,7 +88,9 @@ class _FunctionCall:
             self.future.set_exception(self.error)
 
     def returned_by(self, ends: float) -> bool:
-        """Whether it has returned by then. What has to be awaited has not: nobody would end that in time any more."""
+        """
+        Whether it has returned by then. A result that has to be awaited does not count: nothing would end it in time.
+        """
         return self.returned_at <= ends and not inspect.isawaitable(self.value)
 
     def answer(self) -> Any:
@@ -122,7 +124,7 @@ class FunctionThreads:
         """
         The function's result, from a thread; `FunctionsOverdueError` when its block has left too many behind.
 
-        A cancellation is ignored when the function has returned `within` so many seconds: its effect is known.
+        A cancellation is ignored when the function returns `within` these seconds: its effect is known.
         """
         if self._overdue[name] >= self._most_overdue:
             raise FunctionsOverdueError(name, self._overdue[name])
@@ -151,9 +153,9 @@ class FunctionThreads:
             self._warn(call, "all %d threads of plain functions are taken; a step of the block %s waits", self._most)
 
     def _leave(self, call: _FunctionCall) -> None:
-        """Forget a call that nobody waits for any more. One that runs counts as overdue until it returns."""
+        """Forget a call whose caller has stopped waiting. One that runs counts as overdue until it returns."""
         if call.future.done() and not call.future.cancelled():
-            call.future.exception()  # else asyncio complains that nobody has looked
+            call.future.exception()  # else asyncio complains that it was never retrieved
         with self._changed:
             if not call.has_begun:
                 self._waiting.remove(call)

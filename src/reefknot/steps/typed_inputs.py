@@ -54,7 +54,7 @@ Model = _Dataclass | _Attrs | _Pydantic | msgspec.Struct
 
 
 def caller_names(depth: int) -> dict[str, Any]:
-    """The local names that annotations may use at a caller, so many frames above the function that asks."""
+    """The local names that annotations may use at a caller, `frames` above the function that asks."""
     frame = sys._getframe(depth + 1)
     return {} if frame.f_locals is frame.f_globals else dict(frame.f_locals)
 

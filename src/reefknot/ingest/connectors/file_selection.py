@@ -110,7 +110,7 @@ def _path(key: str, given: object, folder: Path) -> Path:
         raise ParameterError(key, given, accepted)
     try:
         return folder / Path(written).expanduser()
-    except RuntimeError:  # ~somebody, who has no home here
+    except RuntimeError:  # ~user, who has no home here
         raise ParameterError(key, given, f"{accepted}; the home folder in it is not known") from None
 
 
@@ -223,7 +223,7 @@ class _Matcher:
 
 
 def _segments(pattern: str) -> list[str]:
-    """The names of a pattern. It ends with `**`: whoever matches a folder matches what is in it."""
+    """The names of a pattern. It ends with `**`: a pattern that matches a folder matches what is in it."""
     words = [word for word in pattern.split("/") if word not in ("", ".")]
     if "/" not in pattern.rstrip("/"):
         words.insert(0, "**")

@@ -2,9 +2,9 @@
 A folder of a disk, read safely: the files in it, in order, and their contents.
 
 Folders and files are opened part by part beneath the root, and no part may be a symbolic link that is not followed by
-the settings: whoever can write to the folder cannot lead a sync out of it, not even between a look and the read behind
-it. Special files are never opened. Files come in the order of their locations. Everything here blocks, and runs in a
-thread.
+the settings: a person who can write to the folder cannot lead a sync out of it, not even between a look and the read
+behind it. Special files are never opened. Files come in the order of their locations. Everything here blocks, and runs
+in a thread.
 """
 
 import errno
@@ -138,7 +138,7 @@ class OpenFolder:
         self._patterns = folder.patterns
         about = os.fstat(descriptor)
         self.identity = f"{about.st_dev}:{about.st_ino}"
-        """Device and inode: another one when a disk is mounted or unmounted here, or the folder is made anew."""
+        """Device and inode: another one when a disk is mounted or unmounted here, or the folder is made again."""
         self._bases = {"": descriptor}
         self._last: tuple[str, Parts, int] | None = None
 
@@ -330,7 +330,7 @@ def _is_beneath(path: str, base: str) -> bool:
 
 
 def times_of(about: os.stat_result) -> str:
-    """Size, times and inode in one text. A change of the file changes its ctime, which nobody can set back."""
+    """Size, times and inode in one text. A change of the file changes its ctime, which cannot be set back."""
     return f"{about.st_size}-{about.st_mtime_ns}-{about.st_ctime_ns}-{about.st_ino}"
 
 

@@ -106,7 +106,7 @@ class GithubApi:
         self._ca_file = ca_file
         self._client: httpx2.AsyncClient | None = None
         self.remaining: str = ""
-        """The requests that are left of the rate limit, as the last answer told."""
+        """The requests that are left of the rate limit, according to the last answer."""
 
     async def get(
         self,
@@ -142,7 +142,7 @@ class GithubApi:
         """
         The body as a value of this kind. One that is something else is a transient failure: a proxy's page, say.
 
-        An answer of more than so many `objects` is a permanent failure, and is not decoded.
+        An answer of more than `objects` objects is a permanent failure, and is not decoded.
         """
         if has_more_objects(answer.body, objects):
             text = f"{self._base} answered with more than {objects} objects, which is too many; check `base_url:`"

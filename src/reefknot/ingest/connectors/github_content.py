@@ -253,7 +253,7 @@ class Listings:
         self._pages: dict[int, int] = {}
         """The first page with a content, by the hash of the content."""
         self.failed: set[tuple[str, str]] = set()
-        """Locations and versions that this sync could not read: listings overlap, and a failure is told once."""
+        """Locations and versions that this sync could not read: listings overlap, and a failure is reported once."""
 
     def read(self, answer: ApiAnswer, name: str, page: int) -> list[Conversation]:
         """The conversations of one page of the listing of this name."""

@@ -2,7 +2,7 @@
 The connector of a GitHub repository: files of one branch, issues and pull requests.
 
 A sync goes through phases, and its cursor says how far it has come. Files are compared by the hashes of a commit's
-tree; a push while they are read begins that phase anew, and what is kept already is not fetched again. Issues are read
+tree; a push while they are read restarts that phase, and what is kept already is not fetched again. Issues are read
 from the oldest change to the newest, so that one that changes meanwhile comes again at the end; pull requests, for
 which GitHub knows no `since`, from the newest change down to the last sync's. Requests that would repeat the last
 sync's carry its ETags: an unchanged repository costs nothing of the rate limit.
@@ -216,7 +216,10 @@ class GithubRepository:
         await self._api.close()
 
     def _resumed(self, cursor: str) -> SyncState:
-        """The state of a cursor. One of other settings, or of none of ours, begins anew; kept documents stay known."""
+        """
+        The state of a cursor. One of other settings, or of another program, starts from the beginning; kept documents
+        stay known.
+        """
         state = SyncState(scope=self._settings.scope, swept_at=0.0 if cursor else clock.wall())
         with suppress(msgspec.DecodeError):
             found = msgspec.json.decode(cursor, type=SyncState)

@@ -186,7 +186,7 @@ class ImapConnection:
                 injected = await reader.read(1)
         if injected:
             raise SourceError(
-                f"{self.address} sent more than its answer before TLS began: somebody may be on the line",
+                f"{self.address} sent more than its answer before TLS began: the connection may be intercepted",
                 FailureType.PERMANENT,
             )
 
@@ -215,7 +215,7 @@ class ImapConnection:
         self._capabilities = frozenset(words.decode("ascii", "replace").upper().split())
 
     async def logout(self) -> None:
-        """Take leave, then close. An error on the way out is none."""
+        """Log out and close; errors are ignored."""
         if self._writer is not None:
             try:
                 async with asyncio.timeout(5.0):

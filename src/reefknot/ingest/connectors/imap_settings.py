@@ -41,7 +41,7 @@ _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct",
 
 
 class Attachments(StrEnum):
-    """The part of attachments that is kept beside their names and sizes."""
+    """The part of attachments that is kept in addition to their names and sizes."""
 
     TEXT = "text"
     NAMES = "names"

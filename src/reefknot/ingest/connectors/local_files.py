@@ -6,7 +6,7 @@ is kept, and reads those that differ. Then the prune goes through what is kept, 
 itself: so a file is only ever deleted because it is not there, never because a scan has not seen it.
 
 A file that was moved keeps its identity: it is new where it is, the one with its content or its inode is gone. A move
-during a scan, from behind its position to before it, looks like a deletion. So whoever disappeared since the scan
+during a scan, from behind its position to before it, looks like a deletion. So a file that disappeared since the scan
 began is not deleted yet: another round follows, and finds it.
 """
 
@@ -48,7 +48,7 @@ from reefknot.runtime.log import printable
 T = TypeVar("T")
 
 STUCK_S = 60.0
-"""Longest time for one step in a thread: a disk that answers nothing for so long is down."""
+"""Longest time for one step in a thread: a disk that does not answer in this time is down."""
 PAGE_S = 10.0
 """Time after which a page ends, however few documents it has: what is kept need not be read again."""
 PAGE_CHARACTERS = 16 << 20
@@ -110,7 +110,7 @@ class FolderCursor(Struct, frozen=True, omit_defaults=True):
 
 
 def _read_cursor(text: str) -> FolderCursor:
-    """The cursor; one that cannot be read begins anew, which costs time and nothing else."""
+    """The cursor; one that cannot be read starts from the beginning, which costs time and nothing else."""
     if not text:
         return FolderCursor()
     try:

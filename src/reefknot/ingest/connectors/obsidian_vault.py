@@ -33,7 +33,7 @@ MOST_CHARACTERS = 131_072
 """Characters of all values of the front matter, aliases expanded."""
 DEEPEST_VALUE = 20
 MOST_NAMES = 500
-"""Tags, aliases, links and embeds of a note that are kept: so many of each."""
+"""Tags, aliases, links and embeds of a note that are kept: this number of each."""
 LONGEST_NAME = 300
 SCANNED = 1 << 20
 """Characters of a note in which names are looked for. The text is kept as a whole."""

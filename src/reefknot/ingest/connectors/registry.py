@@ -156,7 +156,7 @@ def offered_connectors(found: Iterable[EntryPoint] | None = None) -> dict[str, C
     for entry in _installed() if found is None else found:
         try:
             offered.add(entry.name, entry.load())
-        except Exception as error:  # somebody else's package
+        except Exception as error:  # a third party's package
             problems.append(f"entry point {entry.name} = {entry.value}: {type(error).__name__}: {error}")
     if problems:
         raise ConfigurationError(problems)

@@ -221,7 +221,7 @@ def _read_frame(pipe: IO[bytes], most: int) -> bytes | None:
 
 
 def serve() -> None:
-    """Answer requests on stdin until there are none. What a library prints goes nowhere."""
+    """Answer requests on stdin until it ends. What a library prints goes nowhere."""
     import resource
 
     resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))

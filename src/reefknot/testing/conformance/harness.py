@@ -34,7 +34,7 @@ class Harness:
         self._factory = factory
 
     def opened(self, clock: VirtualClock, **options: Any) -> AbstractAsyncContextManager[Store]:
-        """A store beside that of a story: over the same database, where the engine's harness has one."""
+        """A second store for a test: over the same database, where the engine's harness has one."""
         return self._factory(clock, **options)
 
     def run(self, story: Story, **options: Any) -> None:

@@ -87,7 +87,7 @@ class ListingContract:
     async def test_the_snapshot_counts_a_claim_without_an_attempt_as_waiting(
         self, store: Store, clock: VirtualClock
     ) -> None:
-        """Held by a router, by an owner that is gone, and under a lease that ran out: due, and nobody is at them."""
+        """Held by a router, by an owner that is gone, and under a lease that ran out: due, and not being run."""
         started = wall_ms(clock)
         await store.work.enqueue([WorkItem("held", "t", ROUTER)], owner="router-1", lease=60)
         await store.work.enqueue([WorkItem("soon", "t", ROUTER, due_at=started + 60_000)], owner="router-1", lease=60)
@@ -107,7 +107,7 @@ class ListingContract:
         assert without.counts["cpu@gone"] == runs
         assert without.oldest_ms == {ROUTER: 5000, "cpu@late": 3000}
         clock.advance(60)
-        assert (await store.work.snapshot()).oldest_ms[ROUTER] == 65_000, "nobody has renewed its lease"
+        assert (await store.work.snapshot()).oldest_ms[ROUTER] == 65_000, "its lease was not renewed"
 
     @story()
     async def test_classes_and_visible_states_are_not_looked_for_together(

@@ -100,7 +100,7 @@ class SubmissionContract:
 
     @story()
     async def test_a_submission_that_is_due_later_makes_room_as_well(self, store: Store, clock: VirtualClock) -> None:
-        """Recalled retries are such: they hold a place, and nobody can claim them yet."""
+        """Recalled retries are such: they hold a place, and cannot be claimed yet."""
         due = wall_ms(clock) + 9000
         later = [
             WorkItem(f"a{number}", "t", ROUTER, pool="io", priority=-1, due_at=due, admission="{}") for number in (1, 2)

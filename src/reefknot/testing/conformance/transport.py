@@ -18,10 +18,10 @@ from reefknot.testing.conformance.harness import LONGEST_STORY, S
 Ends = tuple[Transport, Transport]
 TransportStory = Callable[[Transport, Transport, VirtualClock], Awaitable[None]]
 MOST_AHEAD = 5000
-"""A sender that gets so far ahead of somebody who has two places has no bound."""
+"""A sender that gets this far ahead of a reader with two places has no bound."""
 LAST = b"that was all"
 WAIT_S = 0.2
-"""How long one waits to see that somebody waits."""
+"""How long a test waits to see that a reader waits."""
 
 
 class TransportHarness:
@@ -40,7 +40,7 @@ class TransportHarness:
 
 
 async def receive(line: AsyncIterator[Delivery], count: int) -> list[bytes]:
-    """So many, or a failed story."""
+    """This number of messages, or a failed test."""
     return [(await anext(line)).body for _ in range(count)]
 
 

@@ -307,7 +307,7 @@ class WorkQueueContract(SubmissionContract, ListingContract):
         clock.advance(20)
         assert (await store.work.snapshot()).oldest_due_ms == 22_000
         (first,) = await take(store, classes=["io"])
-        assert (await store.work.snapshot()).oldest_due_ms == 12_000, "that of the one that nobody has promoted"
+        assert (await store.work.snapshot()).oldest_due_ms == 12_000, "that of the one that was not promoted"
         await store.work.settle([report(first, WorkDone())])
         await take(store, classes=["io"])
         snapshot = await store.work.snapshot()
