@@ -216,10 +216,7 @@ class GithubRepository:
         await self._api.close()
 
     def _resumed(self, cursor: str) -> SyncState:
-        """
-        The state of a cursor. One of other settings, or of another program, starts from the beginning; kept documents
-        stay known.
-        """
+        """The state of a cursor. One of other settings or of another program starts over; kept documents stay known."""
         state = SyncState(scope=self._settings.scope, swept_at=0.0 if cursor else clock.wall())
         with suppress(msgspec.DecodeError):
             found = msgspec.json.decode(cursor, type=SyncState)
