@@ -26,7 +26,7 @@ from reefknot.audit.port import AuditEntry, AuditQuery
 from reefknot.idempotency.model import Claimed, Done
 from reefknot.queue.model.submission import SubmissionRules
 from reefknot.queue.model.work import WorkDone, WorkItem, WorkState
-from reefknot.queue.port.work_queue import Held, QuarantineFilter, Settlement
+from reefknot.queue.port.work_queue import Enqueue, Held, QuarantineFilter, Settlement, WorkClaim
 from reefknot.runtime.clocks import SystemClock
 from reefknot.stores.sqlite import SqliteStore
 from reefknot.stores.sqlite.connection import add_key_hash
@@ -177,11 +177,11 @@ def writing(store: SqliteStore, quarantined: list[str]) -> dict[str, Call]:
 
     async def enqueue() -> str:
         name = f"{os.urandom(16).hex()}"
-        await store.work.enqueue([WorkItem(name, "demo.step1", "router", pool="io")], rules=UNBOUNDED)
+        await store.work.enqueue([WorkItem(name, "demo.step1", "router", pool="io")], Enqueue(rules=UNBOUNDED))
         return name
 
     async def claim_renew_settle() -> None:
-        (item,) = await store.work.claim(1, owner="me", classes=("router",))
+        (item,) = await store.work.claim(1, WorkClaim(owner="me", classes=("router",)))
         await store.work.renew([Held(item.id, item.owner, item.fence)])
         await store.work.settle([Settlement(item.id, item.owner, item.fence, WorkDone("1"))])
 

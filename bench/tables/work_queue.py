@@ -17,7 +17,7 @@ from bench.measure import Contestant, Effort, measure
 from bench.table import MICROSECONDS, Run, Table
 from bench.verdict import AtMostTimes
 from reefknot.queue.model.work import WorkDone, WorkItem
-from reefknot.queue.port.work_queue import Settlement
+from reefknot.queue.port.work_queue import Settlement, WorkClaim
 from reefknot.runtime.clocks import SystemClock
 from reefknot.stores.sqlite import SqliteStore
 from tools.postgres_server import ServerError
@@ -82,7 +82,7 @@ def ours(store: SqliteStore, runner: asyncio.Runner) -> Contestant:
         began = perf_counter()
         for _ in range(times * ROUND // GROUP):
             await store.work.enqueue([_item() for _ in range(GROUP)])
-            taken = await store.work.claim(GROUP, owner="me", classes=("io",))
+            taken = await store.work.claim(GROUP, WorkClaim(owner="me", classes=("io",)))
             assert len(taken) == GROUP
             await _complete(store, taken)
         return (perf_counter() - began) / ROUND
@@ -104,7 +104,7 @@ def singles(store: SqliteStore, runner: asyncio.Runner) -> Contestant:
         async def claimer() -> None:
             done = 0
             while done < wanted:
-                taken = await store.work.claim(GROUP, owner="me", classes=("io",))
+                taken = await store.work.claim(GROUP, WorkClaim(owner="me", classes=("io",)))
                 if not taken:
                     await store.work.wait(1.0, classes=("io",))
                     continue

@@ -27,7 +27,7 @@ from reefknot.queue.model.messages import (
 )
 from reefknot.queue.model.results import assignment_of, unrun_result
 from reefknot.queue.model.work import ROUTER, WorkItem, WorkState, record_id, visible_state
-from reefknot.queue.port.work_queue import ALL
+from reefknot.queue.port.work_queue import ALL, WorkClaim
 from reefknot.queue.router.settings import RouterSettings
 from reefknot.queue.worker.records import AcceptedWork
 from reefknot.queue.worker.settings import default_settings
@@ -307,7 +307,7 @@ def test_the_open_work_of_an_older_store_is_counted(version: int, request: pytes
 
     async def main() -> None:
         async with open_store(f"sqlite:{path}") as store:
-            await store.work.claim(3, owner="o", classes=(ROUTER,))
+            await store.work.claim(3, WorkClaim(owner="o", classes=(ROUTER,)))
             await store.work.cancel(record_id("submitted", "t-1"))
         with apsw.Connection(str(path)) as connection:
             kept = connection.execute("SELECT pool, stage, priority, tenant, number FROM open_work ORDER BY 1, 2, 3, 4")
@@ -321,7 +321,7 @@ def test_the_open_work_of_an_older_store_is_counted(version: int, request: pytes
 def test_every_waiting_submission_of_version_3_can_be_claimed_also_of_a_tenant_without_a_name(version_3: Path) -> None:
     async def main() -> None:
         async with open_store(f"sqlite:{version_3}") as store:
-            claimed = await store.work.claim(1000, owner="o", classes=(ROUTER,))
+            claimed = await store.work.claim(1000, WorkClaim(owner="o", classes=(ROUTER,)))
             assert {one.assignment_id for one in claimed} == {*SUBMISSIONS, "submitted", "damaged"}
 
     asyncio.run(main())

@@ -17,7 +17,7 @@ from reefknot.audit.port import AuditEntry
 from reefknot.errors import LeaseLostError
 from reefknot.idempotency.model import Busy, Claim, Claimed, Done, Ending, Hit, KeyRecord, Released, Uncertain
 from reefknot.queue.model.work import Interrupted, Quarantine, Settled, Snooze, TryAgain, WorkDone, WorkItem, WorkState
-from reefknot.queue.port.work_queue import ALL, Enqueued, Held, Settlement
+from reefknot.queue.port.work_queue import ALL, Enqueued, Held, Settlement, WorkClaim
 from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores.memory import MemoryStore, MemoryWorkQueue
 from reefknot.stores.memory.store import MemoryIdempotencyStore
@@ -211,7 +211,7 @@ class Work(Machine):
         due = [name for name, entry in self.model.items() if entry[0] == "pending" and entry[1] <= self.wall()]
         due.sort(key=lambda name: (-self.model[name][6], sign * self.model[name][1], sign * self.model[name][7]))
         call = self.store.work.claim(
-            n, owner=owner, lease=10, newest_first=newest, crash_events=lambda _: [event("crashed")]
+            n, WorkClaim(owner=owner, lease=10, newest_first=newest, crash_events=lambda _: [event("crashed")])
         )
         taken = self.run(call)
         assert [item.id for item in taken] == due[:n]

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from reefknot.queue.port.work_queue import WorkClaim
 from tests.faults.story import EARLIER, Way, first_life, second_life
 from tests.faults.vfs import Counter, FaultyDisk, Fuse, Hook
 
@@ -130,7 +131,7 @@ async def _live_before(path: Path, *, dies: bool) -> None:
     async with open_store(f"sqlite:{path}") as store:
         names = [f"earlier-{number}" for number in range(EARLIER)]
         await store.work.enqueue([WorkItem(name, "t", payload=b"x" * 300) for name in names])
-        for item in await store.work.claim(EARLIER, owner="earlier"):
+        for item in await store.work.claim(EARLIER, WorkClaim(owner="earlier")):
             await store.work.settle([Settlement(item.id, "earlier", item.fence, WorkDone(), (told("done", item.id),))])
         if dies:
             os.kill(os.getpid(), signal.SIGKILL)

@@ -17,7 +17,7 @@ from reefknot.errors import LeaseLostError
 from reefknot.idempotency.decorator import idempotent
 from reefknot.idempotency.model import Claimed, Done
 from reefknot.queue.model.work import WorkDone
-from reefknot.queue.port.work_queue import Settlement
+from reefknot.queue.port.work_queue import Settlement, WorkClaim
 from reefknot.stores.opening import open_store
 from reefknot.stores.port import Store
 
@@ -64,7 +64,7 @@ async def by_function(store: Store) -> str:
 
 async def main(path: str, variant: str) -> None:
     async with open_store(f"sqlite:{path}") as store:
-        (item,) = await store.work.claim(1, owner="zombie", lease=LEASE)
+        (item,) = await store.work.claim(1, WorkClaim(owner="zombie", lease=LEASE))
         if variant == "function":
             record = await by_function(store)
         else:

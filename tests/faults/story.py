@@ -22,7 +22,7 @@ from reefknot.errors import OutcomeUnknownError
 from reefknot.idempotency.decorator import idempotent
 from reefknot.idempotency.model import Done, KeyRecord
 from reefknot.queue.model.work import Quarantine, Settled, WorkDone, WorkItem
-from reefknot.queue.port.work_queue import Settlement
+from reefknot.queue.port.work_queue import Settlement, WorkClaim
 from reefknot.runtime.clocks import SystemClock
 from reefknot.stores.port import Store
 from reefknot.stores.sqlite import SqliteStore
@@ -112,7 +112,7 @@ class Worker:
 
     async def work(self, most: int = 1) -> None:
         """Until nothing is left that can be claimed."""
-        while items := await self._store.work.claim(most, owner=self._owner, lease=LEASE):
+        while items := await self._store.work.claim(most, WorkClaim(owner=self._owner, lease=LEASE)):
             for item in items:
                 self._acknowledged("claimed", item.id, item.fence)
                 settled = await self._charge(item.id)

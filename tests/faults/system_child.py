@@ -37,7 +37,7 @@ from reefknot.queue.model.messages import (
 )
 from reefknot.queue.model.work import ROUTER, TryAgain, WorkDone, WorkItem, WorkState, is_workers
 from reefknot.queue.port.transport import Transport
-from reefknot.queue.port.work_queue import Enqueued, Settlement
+from reefknot.queue.port.work_queue import FREELY, Enqueue, Enqueued, Settlement, WorkClaim
 from reefknot.queue.router.settings import RouterSettings
 from reefknot.queue.worker.settings import default_settings
 from reefknot.runtime.clocks import clock_of_this_loop
@@ -101,19 +101,21 @@ class DoomedWork:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._work, name)
 
-    async def enqueue(self, items: Sequence[WorkItem], **named: Any) -> list[Enqueued | Reject]:
+    async def enqueue(
+        self, items: Sequence[WorkItem], terms: Enqueue = FREELY, **named: Any
+    ) -> list[Enqueued | Reject]:
         if self._doom.flaw == "promises too early":
-            self._late.add(asyncio.get_running_loop().create_task(self._keep_later(items, named)))
+            self._late.add(asyncio.get_running_loop().create_task(self._keep_later(items, terms, named)))
             return [Enqueued.ACCEPTED] * len(items)
-        kept = await self._work.enqueue(items, **named)
-        if named.get("owner"):  # the router's own from the first moment on
+        kept = await self._work.enqueue(items, terms, **named)
+        if terms.owner:  # the router's own from the first moment on
             for item in items:
                 self._doom.at("held", item.id)
         return kept
 
-    async def _keep_later(self, items: Sequence[WorkItem], named: dict[str, Any]) -> None:
+    async def _keep_later(self, items: Sequence[WorkItem], terms: Enqueue, named: dict[str, Any]) -> None:
         await asyncio.sleep(0.1)
-        await self._work.enqueue(items, **named)
+        await self._work.enqueue(items, terms, **named)
 
     async def assign(self, items: Sequence[WorkItem], **named: Any) -> list[WorkItem | None]:
         if self._doom.stage in QUEUED:
@@ -124,8 +126,8 @@ class DoomedWork:
                 self._doom.at("started" if item.state is WorkState.RUNNING else "assigned", item.id)
         return kept
 
-    async def claim(self, n: int, **named: Any) -> list[WorkItem]:
-        items = await self._work.claim(n, **named)
+    async def claim(self, n: int, claim: WorkClaim) -> list[WorkItem]:
+        items = await self._work.claim(n, claim)
         for item in items:
             self._doom.at("held" if item.resource_class == ROUTER else "claimed", item.id)
         return items

@@ -13,7 +13,7 @@ import reefknot.stores.sqlite.writer as writer
 from reefknot.errors import StoreError, StoreFullError, StoreUnavailableError
 from reefknot.idempotency.model import Claimed, Done, KeyState
 from reefknot.queue.model.work import WorkDone, WorkItem, WorkState
-from reefknot.queue.port.work_queue import Settlement
+from reefknot.queue.port.work_queue import Settlement, WorkClaim
 from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores.sqlite import SqliteStore
 from tests.faults.points import spread
@@ -46,7 +46,7 @@ async def record(store: SqliteStore) -> None:
 
 
 async def settle(store: SqliteStore) -> None:
-    for item in await store.work.claim(3, owner="me", lease=60):
+    for item in await store.work.claim(3, WorkClaim(owner="me", lease=60)):
         await store.work.settle([Settlement(item.id, "me", item.fence, WorkDone(), (told("settled", item.id),))])
 
 

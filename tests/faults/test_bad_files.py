@@ -12,7 +12,7 @@ from reefknot.console.cli.app import exit_for
 from reefknot.errors import StoreCorruptError, StoreError, StoreUnavailableError, StoreVersionError
 from reefknot.idempotency.model import Claimed, Done
 from reefknot.queue.model.work import WorkDone, WorkItem
-from reefknot.queue.port.work_queue import Settlement
+from reefknot.queue.port.work_queue import Settlement, WorkClaim
 from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores.opening import open_store
 from reefknot.stores.sqlite import SqliteStore
@@ -32,7 +32,7 @@ def store_file(tmp_path: Path) -> Path:
         async with open_store(f"sqlite:{path}") as store:
             names = [f"{number:03}" for number in range(NUMBER)]
             await store.work.enqueue([WorkItem(name, "t", payload=b"p" * 500) for name in names])
-            for item in await store.work.claim(NUMBER // 2, owner="me"):
+            for item in await store.work.claim(NUMBER // 2, WorkClaim(owner="me")):
                 report = Settlement(item.id, "me", item.fence, WorkDone('"ok"'), (told("settled", item.id),))
                 await store.work.settle([report])
                 answer = await store.idempotency.claim(item.id, owner="me")
@@ -51,7 +51,7 @@ async def use_everything(path: Path) -> list[str]:
         await store.work.find(limit=1000)
         await stored_keys(store)
         await store.audit.read()
-        await store.work.claim(5, owner="you")
+        await store.work.claim(5, WorkClaim(owner="you"))
         await store.idempotency.claim("new", owner="you")
         return [*found.problems, *(mismatch.problem for mismatch in found.mismatches)]
     finally:

@@ -9,7 +9,7 @@ import pytest
 from reefknot.errors import LeaseLostError
 from reefknot.idempotency.model import Busy, Claim, Claimed, Done, Hit
 from reefknot.queue.model.work import Snooze, TryAgain, WorkDone, WorkItem
-from reefknot.queue.port.work_queue import Held, Settlement
+from reefknot.queue.port.work_queue import Held, Settlement, WorkClaim
 from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores.sqlite import SqliteStore
 
@@ -75,7 +75,7 @@ class Story:
 
     async def _take(self, owner: str, n: int = 9) -> list[WorkItem]:
         store = await self._open()
-        items = await store.work.claim(n, owner=owner, lease=60)
+        items = await store.work.claim(n, WorkClaim(owner=owner, lease=60))
         seen = [(item.id, item.fence, item.crashes) for item in items]
         # Due times are wall time: a process that starts with another idea of the time may sort by it.
         self.trace.append(sorted(seen) if self._reopens else seen)
@@ -113,9 +113,9 @@ class Story:
         ]
         self.trace.append(await self._stores[0].work.settle(reports))
         await step()
-        self.trace.append([item.id for item in await self._stores[0].work.claim(1, owner="you", lease=60)])
+        self.trace.append([item.id for item in await self._stores[0].work.claim(1, WorkClaim(owner="you", lease=60))])
         await step(5)
-        self.trace.append([item.id for item in await self._stores[0].work.claim(9, owner="you", lease=60)])
+        self.trace.append([item.id for item in await self._stores[0].work.claim(9, WorkClaim(owner="you", lease=60))])
         await step(53)
         await self._ask("you")
         await step(2)

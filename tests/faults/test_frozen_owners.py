@@ -15,7 +15,7 @@ import pytest
 
 from reefknot.idempotency.model import Busy, Claimed, Done
 from reefknot.queue.model.work import WorkDone, WorkItem
-from reefknot.queue.port.work_queue import Settlement
+from reefknot.queue.port.work_queue import Settlement, WorkClaim
 from reefknot.stores.opening import open_store
 from reefknot.stores.port import Store
 from tests.faults.carrying_out import Plan, carried_out, plan
@@ -58,7 +58,7 @@ async def take_over(store: Store) -> int:
         assert isinstance(answer, Busy)
         assert asyncio.get_running_loop().time() < deadline
         await store.idempotency.wait("charge:order", 2 * LEASE)
-    while not (items := await store.work.claim(1, owner="heir", lease=60)):
+    while not (items := await store.work.claim(1, WorkClaim(owner="heir", lease=60))):
         assert asyncio.get_running_loop().time() < deadline
         await store.work.wait(2 * LEASE)
     await store.idempotency.finish(answer.claim, Done(HEIR))

@@ -16,7 +16,7 @@ import reefknot.stores.sqlite.store as sqlite_store
 from reefknot.errors import StoreError
 from reefknot.idempotency.model import Claimed, Done, KeyState
 from reefknot.queue.model.work import WorkDone, WorkItem, WorkState
-from reefknot.queue.port.work_queue import Enqueued, Settlement
+from reefknot.queue.port.work_queue import Enqueued, Settlement, WorkClaim
 from reefknot.runtime.clocks import SystemClock
 from reefknot.runtime.sqlite_files import open_connection
 from reefknot.stores.sqlite import SqliteStore, idempotency
@@ -83,7 +83,7 @@ def recorded(folder: Path, synchronous: str) -> Recording:
         await store.start()
         for number in range(ROUNDS):
             await asyncio.gather(*(order(store, f"{number}-{caller}") for caller in range(1 + number % 4)))
-            for item in await store.work.claim(99, owner="me"):
+            for item in await store.work.claim(99, WorkClaim(owner="me")):
                 (kept,) = await store.work.settle([Settlement(item.id, "me", item.fence, WorkDone())])
                 assert kept
                 promised("settled", item.id)

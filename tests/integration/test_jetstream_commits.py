@@ -19,7 +19,7 @@ from reefknot.console.nats_servers import NatsServer
 from reefknot.errors import StoreUnavailableError
 from reefknot.queue.model.submission import SubmissionRules
 from reefknot.queue.model.work import WorkDone, WorkItem, WorkState
-from reefknot.queue.port.work_queue import Enqueued, Settlement
+from reefknot.queue.port.work_queue import Enqueue, Enqueued, Settlement, WorkClaim
 from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores.jetstream import JetStreamStore
 from reefknot.stores.jetstream.commits import Commits
@@ -67,7 +67,7 @@ class TestOneWinner:
         await one.work.enqueue([item(f"w{number}") for number in range(40)])
         await other.work.wait(10.0, classes=["cpu"])
         claims = [
-            store.work.claim(5, owner=f"{name}-{number}", classes=["cpu"])
+            store.work.claim(5, WorkClaim(owner=f"{name}-{number}", classes=["cpu"]))
             for number in range(8)
             for name, store in (("one", one), ("other", other))
         ]
@@ -93,10 +93,10 @@ class TestOneWinner:
     def test_the_late_result_of_an_owner_that_was_given_up_is_refused(self, nats_server: NatsServer) -> None:
         async def story(one: JetStreamStore, other: JetStreamStore, clock: VirtualClock) -> None:
             await one.work.enqueue([item("w")])
-            (held,) = await one.work.claim(1, owner="frozen", lease=5)
+            (held,) = await one.work.claim(1, WorkClaim(owner="frozen", lease=5))
             clock.advance(6)
             await other.work.wait(5.0)
-            (again,) = await other.work.claim(1, owner="heir")
+            (again,) = await other.work.claim(1, WorkClaim(owner="heir"))
             late = Settlement("w", "frozen", held.fence, WorkDone('"late"'), events=(event("late"),))
             assert await one.work.settle([late]) == [False]
             assert await other.work.settle([Settlement("w", "heir", again.fence, WorkDone('"right"'))]) == [True]
@@ -112,7 +112,9 @@ class TestAdmission:
 
     async def _submit(self, one: JetStreamStore, other: JetStreamStore) -> int:
         arrivals = [
-            store.work.enqueue([item(f"{name}{number}", resource_class="router", pool="cpu")], rules=self.RULES)
+            store.work.enqueue(
+                [item(f"{name}{number}", resource_class="router", pool="cpu")], Enqueue(rules=self.RULES)
+            )
             for number in range(20)
             for name, store in (("a", one), ("b", other))
         ]
@@ -160,7 +162,7 @@ class TestLostAnswers:
         """The answers in the life of one item, from its submission to its end."""
         name = f"w{number}"
         answers: list[object] = list(await store.work.enqueue([item(name)], events=[event("submitted", work_id=name)]))
-        claimed = await store.work.claim(1, owner="me")
+        claimed = await store.work.claim(1, WorkClaim(owner="me"))
         answers += [one.id for one in claimed]
         for one in claimed:
             answers += await store.work.settle([Settlement(one.id, "me", one.fence, WorkDone('"done"'))])
@@ -229,7 +231,7 @@ def test_a_payload_and_a_result_of_several_megabytes_come_back_as_they_were(nats
         payload, result = bytes(range(256)) * 12_000, "r" * 2_000_000
         await one.work.enqueue([item("large", payload=payload)])
         await other.work.wait(10.0)
-        (claimed,) = await other.work.claim(1, owner="other")
+        (claimed,) = await other.work.claim(1, WorkClaim(owner="other"))
         assert claimed.payload == payload
         await other.work.settle([Settlement("large", "other", claimed.fence, WorkDone(result))])
         found = required(await one.work.ended("large", 10.0))

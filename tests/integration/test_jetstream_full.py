@@ -17,7 +17,7 @@ import pytest
 from reefknot.console.nats_servers import NatsServer
 from reefknot.errors import StoreError, StoreFullError, StoreUnavailableError, StoreVersionError
 from reefknot.queue.model.work import WorkDone, WorkItem, WorkState
-from reefknot.queue.port.work_queue import Settlement
+from reefknot.queue.port.work_queue import Settlement, WorkClaim
 from reefknot.runtime.clocks import SystemClock
 from reefknot.runtime.seeds import new_id
 from reefknot.stores.jetstream import JetStreamStore, options_from_url
@@ -57,7 +57,7 @@ async def size(store: JetStreamStore) -> int:
 async def claimed(store: JetStreamStore, prefix: str) -> list[Settlement]:
     """Reports of some jobs that are running, not yet made."""
     await store.work.enqueue([WorkItem(f"{prefix}{number}", "t", "io") for number in range(JOBS)])
-    items = await store.work.claim(JOBS, owner="w", classes=["io"])
+    items = await store.work.claim(JOBS, WorkClaim(owner="w", classes=["io"]))
     return [Settlement(one.id, "w", one.fence, WorkDone(RESULT)) for one in items]
 
 

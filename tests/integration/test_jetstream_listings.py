@@ -10,7 +10,7 @@ import pytest
 
 from reefknot.console.nats_servers import NatsServer
 from reefknot.queue.model.work import Quarantine, WorkDone, WorkItem, WorkState
-from reefknot.queue.port.work_queue import ALL, Settlement
+from reefknot.queue.port.work_queue import ALL, Settlement, WorkClaim
 from reefknot.runtime.clocks import SystemClock
 from reefknot.runtime.seeds import new_id
 from reefknot.stores.jetstream import JetStreamStore, reads, work
@@ -45,7 +45,7 @@ async def submitted(store: JetStreamStore, names: Sequence[str]) -> None:
 
 
 async def done(store: JetStreamStore, number: int) -> None:
-    items = await store.work.claim(number, owner="w", classes=["io"])
+    items = await store.work.claim(number, WorkClaim(owner="w", classes=["io"]))
     assert len(items) == number
     await store.work.settle([Settlement(one.id, "w", one.fence, WorkDone("1")) for one in items])
 
@@ -110,7 +110,7 @@ async def young_among_old(store: JetStreamStore) -> None:
     await submitted(store, [f"old-{number:03}" for number in range(200)])
     await asyncio.sleep(0.01)  # another millisecond
     await store.work.enqueue([WorkItem("young", "t", "cpu")])
-    (item,) = await store.work.claim(1, owner="w", classes=["cpu"])
+    (item,) = await store.work.claim(1, WorkClaim(owner="w", classes=["cpu"]))
     await store.work.settle([Settlement("young", "w", item.fence, WorkDone("1"))])
     for _ in range(10):
         await done(store, 20)
@@ -141,7 +141,7 @@ def test_requeued_work_is_counted_once_a_moment_later(nats_server: NatsServer) -
 
     async def story(store: JetStreamStore) -> None:
         await submitted(store, ["a"])
-        (item,) = await store.work.claim(1, owner="w", classes=["io"])
+        (item,) = await store.work.claim(1, WorkClaim(owner="w", classes=["io"]))
         await store.work.settle([Settlement("a", "w", item.fence, Quarantine("bad"))])
         assert (await store.work.snapshot()).counts == {"io": {WorkState.QUARANTINED: 1}}
         await store.quarantine.requeue(ALL, who="me")

@@ -27,7 +27,7 @@ from reefknot.core.canonical import canonical
 from reefknot.idempotency.model import Claimed, Done
 from reefknot.queue.model.work import WorkDone
 from reefknot.audit.port import AuditEntry
-from reefknot.queue.port.work_queue import Settlement
+from reefknot.queue.port.work_queue import Settlement, WorkClaim
 
 async def look_then_take(store, n, owner):
     # The broken variant: a select, and later an update that trusts it.
@@ -52,7 +52,7 @@ async def main(path, me, keys, broken):
             if broken:
                 items = await look_then_take(store, 5, me)
             else:
-                items = await store.work.claim(5, owner=me, lease=600)
+                items = await store.work.claim(5, WorkClaim(me, lease=600))
             slowest = max(slowest, time.monotonic() - asked)
             if not runs and not broken:
                 print("claimed", flush=True)  # whoever is slow to start gets a share before the fast have it all

@@ -20,7 +20,7 @@ import pytest
 import reefknot as rk
 from reefknot.console.nats_servers import NatsServer
 from reefknot.queue.model.work import WorkDone, WorkItem
-from reefknot.queue.port.work_queue import Settlement
+from reefknot.queue.port.work_queue import Settlement, WorkClaim
 from reefknot.runtime.changes import Waiters
 from reefknot.runtime.clocks import LoopClock, VirtualLoop, run_in_virtual_loop
 from reefknot.stores.jetstream import JetStreamStore, ends
@@ -38,7 +38,7 @@ SOON_S = 4.0
 
 async def end_all(store: Store) -> None:
     """Claim everything that waits, and end it."""
-    held = await store.work.claim(1000, owner="w")
+    held = await store.work.claim(1000, WorkClaim(owner="w"))
     settled = [Settlement(one.id, one.owner, one.fence, WorkDone('"done"')) for one in held]
     assert all(await store.work.settle(settled))
 

@@ -21,7 +21,7 @@ from reefknot.core import checks
 from reefknot.errors import ParameterError
 from reefknot.policy.model.defaults import JobType
 from reefknot.queue.model.work import INGEST, WorkItem, assignment_and_tenant, is_ingestion, record_id
-from reefknot.queue.port.work_queue import Enqueued
+from reefknot.queue.port.work_queue import Enqueue, Enqueued
 from reefknot.stores.port import Store
 
 MOST_AT_ONCE = 100
@@ -126,7 +126,7 @@ class JobQueue:
         for at in range(0, len(items), MOST_AT_ONCE):
             part = items[at : at + MOST_AT_ONCE]
             of_part = () if any(accepted) else events
-            answers = await self.store.work.enqueue(part, events=of_part, accept_events=self._submitted)
+            answers = await self.store.work.enqueue(part, Enqueue(accept_events=self._submitted), events=of_part)
             accepted += [answer is Enqueued.ACCEPTED for answer in answers]
         return accepted
 

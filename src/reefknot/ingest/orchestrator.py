@@ -42,7 +42,7 @@ from reefknot.queue.execution.settling import Claims, Settling
 from reefknot.queue.execution.tracing import WorkTrace, source_trace
 from reefknot.queue.model.source_health import HealthRules, free_places, probe_begun, probe_released
 from reefknot.queue.model.work import Interrupted, Quarantine, Snooze, WorkDone, WorkItem, WorkState
-from reefknot.queue.port.work_queue import Held, Settlement
+from reefknot.queue.port.work_queue import Held, Settlement, WorkClaim
 from reefknot.runtime.log import RepeatedErrors, error_text, logger
 from reefknot.runtime.processes import process_mark
 from reefknot.runtime.seeds import new_id
@@ -338,15 +338,15 @@ class IngestionOrchestrator:
         return len(items)
 
     async def _claim_from(self, name: str, free: int) -> list[WorkItem]:
+        claim = WorkClaim(
+            self._owner,
+            classes=(class_of(name),),
+            lease=self.settings.lease,
+            isolate=True,
+            crash_events=self._crash_events,
+        )
         with self._timeouts.timeout(STORE_S):
-            return await self._store.work.claim(
-                free,
-                owner=self._owner,
-                classes=(class_of(name),),
-                lease=self.settings.lease,
-                isolate=True,
-                crash_events=self._crash_events,
-            )
+            return await self._store.work.claim(free, claim)
 
     def _put_off(self, item: WorkItem) -> None:
         """Give a suspect back until it can run alone."""

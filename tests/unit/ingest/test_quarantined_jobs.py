@@ -16,7 +16,7 @@ from reefknot.ingest.port import Document, FetchRequest, ItemFailure, Page
 from reefknot.queue.model.admission import Reject
 from reefknot.queue.model.versions import replaced_reason
 from reefknot.queue.model.work import WorkItem, WorkState
-from reefknot.queue.port.work_queue import ALL, Enqueued, QuarantineFilter
+from reefknot.queue.port.work_queue import ALL, Enqueue, Enqueued, QuarantineFilter
 from tests.unit.ingest.world import World, document, in_world, page
 
 
@@ -138,9 +138,9 @@ def test_many_jobs_are_kept_in_steps_that_every_store_takes() -> None:
         sizes: list[int] = []
         enqueue = world.store.work.enqueue
 
-        async def counted(items: Sequence[WorkItem], **more: Any) -> list[Enqueued | Reject]:
+        async def counted(items: Sequence[WorkItem], *terms: Enqueue, **more: Any) -> list[Enqueued | Reject]:
             sizes.append(len(items))
-            return await enqueue(items, **more)
+            return await enqueue(items, *terms, **more)
 
         world.store.work.enqueue = counted  # type: ignore[method-assign]
         jobs = [IngestionJob(f"j{n}", "own_sea", "notes") for n in range(950)]

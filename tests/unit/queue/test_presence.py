@@ -17,7 +17,7 @@ from reefknot.audit.model.event import WorkerGone, decode
 from reefknot.audit.port import AuditQuery
 from reefknot.errors import NameTakenError
 from reefknot.queue.model.work import ROUTER, WorkDone, WorkItem
-from reefknot.queue.port.work_queue import Settlement
+from reefknot.queue.port.work_queue import Settlement, WorkClaim
 from reefknot.queue.presence import (
     SILENT_UNTIL_GONE_S,
     forget_replaced,
@@ -95,9 +95,9 @@ def test_what_a_gone_process_held_can_be_claimed_at_once_and_what_a_living_one_h
     async def main() -> tuple[int, list[int]]:
         async with open_store(url if url == "memory:" else f"sqlite:{tmp_path / 'state.db'}") as store:
             await store.work.enqueue([WorkItem("a", "x", "c")])
-            await store.work.claim(1, owner=owner, classes=("c",), lease=600)
+            await store.work.claim(1, WorkClaim(owner=owner, classes=("c",), lease=600))
             ended = await release_dead_leases(store)
-            again = await store.work.claim(1, owner="other", classes=("c",))
+            again = await store.work.claim(1, WorkClaim(owner="other", classes=("c",)))
             return ended, [item.crashes for item in again]
 
     assert asyncio.run(main()) == ((1, [1]) if gone else (0, []))
@@ -110,11 +110,11 @@ def test_who_was_taken_for_gone_may_still_report_until_somebody_else_has_claimed
     async def main() -> list[bool]:
         async with open_store(url if url == "memory:" else f"sqlite:{tmp_path / 'state.db'}") as store:
             await store.work.enqueue([WorkItem(name, "x", "c") for name in "ab"])
-            held = await store.work.claim(2, owner="me", classes=("c",), lease=600)
+            held = await store.work.claim(2, WorkClaim(owner="me", classes=("c",), lease=600))
             assert await store.leases.end(["me"]) == 2
             reports = [Settlement(one.id, one.owner, one.fence, WorkDone("1")) for one in held]
             first = await store.work.settle(reports[:1])
-            await store.work.claim(1, owner="other", classes=("c",))
+            await store.work.claim(1, WorkClaim(owner="other", classes=("c",)))
             return first + await store.work.settle(reports[1:])
 
     assert asyncio.run(main()) == [True, False]

@@ -6,7 +6,7 @@ import pytest
 
 from reefknot.audit.model.chain import ANCHOR
 from reefknot.queue.model.work import WorkDone, WorkFailed, WorkItem, WorkState
-from reefknot.queue.port.work_queue import Enqueued, Held, Settlement
+from reefknot.queue.port.work_queue import Enqueued, Held, Settlement, WorkClaim
 from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores import memory
 from reefknot.stores.memory import MemoryStore
@@ -23,7 +23,7 @@ async def after_many(number: int) -> MemoryStore:
     await store.work.enqueue([WorkItem("waits", "t", resource_class="other")])
     for count in range(number):
         await store.work.enqueue([WorkItem(f"{count}", "t", payload=b"x" * 100)], events=[event("admitted")])
-        (item,) = await store.work.claim(1, owner="me", classes=("cpu",))
+        (item,) = await store.work.claim(1, WorkClaim(owner="me", classes=("cpu",)))
         end = WorkDone('"fine"') if count % 10 else WorkFailed("{}", None, "failed")
         assert await store.work.settle([Settlement(item.id, "me", item.fence, end)]) == [True]
     return store
@@ -58,7 +58,7 @@ def test_without_the_bound_every_item_stays() -> None:
 def test_extended_leases_of_unknown_and_ended_work_are_not_kept() -> None:
     async def story() -> None:
         store = await after_many(1)
-        (item,) = await store.work.claim(1, owner="me", classes=("other",))
+        (item,) = await store.work.claim(1, WorkClaim(owner="me", classes=("other",)))
         ours = Held(item.id, "me", item.fence)
         store.leases.extend([Held("0", "me", 1), Held("unknown", "me", 1), ours], lease=60)
         assert list(store.work.table._extended) == ["waits"]

@@ -29,7 +29,7 @@ from reefknot.queue.model.work import (
     WorkRejected,
     WorkState,
 )
-from reefknot.queue.port.work_queue import ALL, Enqueued, Held, Settlement
+from reefknot.queue.port.work_queue import ALL, Enqueue, Enqueued, Held, Settlement, WorkClaim
 from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores.memory import MemoryStore
 from reefknot.stores.port import Store
@@ -95,7 +95,7 @@ class Twins:
         items = [self.new(ROUTER, pool=self.rng.choice(["io", "cpu"])) for _ in range(number)]
         again = self.items(*WorkState)[:1]
         answers = await self.both(
-            lambda store: store.work.enqueue([*items, *again], rules=RULES, owner=owner, lease=LEASE_S)
+            lambda store: store.work.enqueue([*items, *again], Enqueue(rules=RULES, owner=owner, lease=LEASE_S))
         )
         self.happened["refused"] += any(isinstance(one, Reject) for one in answers)
         assert answers[len(items) :] == [Enqueued.DUPLICATE] * len(again)
@@ -116,7 +116,9 @@ class Twins:
         classes = self.rng.choice([(ROUTER,), ("io@w1", "cpu@w1"), ("io",), ()])
         n, newest = self.rng.randint(0, 4), self.rng.random() < 0.3
         await self.both(
-            lambda store: store.work.claim(n, owner="w1", classes=classes, lease=LEASE_S, newest_first=newest)
+            lambda store: store.work.claim(
+                n, WorkClaim(owner="w1", classes=classes, lease=LEASE_S, newest_first=newest)
+            )
         )
 
     async def settle(self) -> None:
@@ -165,7 +167,7 @@ class Twins:
 
     async def lease_runs_out(self) -> None:
         self.clock.advance(LEASE_S + 1)
-        await self.both(lambda store: store.work.claim(0, owner="w2"))
+        await self.both(lambda store: store.work.claim(0, WorkClaim(owner="w2")))
 
     async def requeue(self) -> None:
         self.happened["out of quarantine"] += bool(await self.both(lambda store: store.quarantine.requeue(ALL, who="")))

@@ -15,7 +15,7 @@ from reefknot.audit.retention import KEEP_EVENTS_S, KEEP_WORK_S, Retention, Rete
 from reefknot.errors import ParameterError
 from reefknot.idempotency.model import Claimed, Done
 from reefknot.queue.model.work import Quarantine, WorkDone, WorkItem
-from reefknot.queue.port.work_queue import Settlement
+from reefknot.queue.port.work_queue import Settlement, WorkClaim
 from reefknot.runtime.clocks import VirtualClock, clock_of_this_loop
 from reefknot.stores.memory import MemoryStore
 from reefknot.stores.opening import _retention_job
@@ -35,7 +35,7 @@ async def filled(store: Store, at: float) -> None:
     await store.idempotency.finish(answer.claim, Done("1"))
     await store.idempotency.claim("guarded", owner="b", lease=1, guard=True)
     await store.work.enqueue([WorkItem(name, "t") for name in ("done", "running", "stuck", "waiting")])
-    by_id = {one.id: one for one in await store.work.claim(3, owner="me", lease=1e6)}
+    by_id = {one.id: one for one in await store.work.claim(3, WorkClaim(owner="me", lease=1e6))}
     for name, how in (("done", WorkDone("1")), ("stuck", Quarantine("no"))):
         await store.work.settle([Settlement(name, "me", by_id[name].fence, how)])
     await store.audit.append([event("a", at=int(at * 1000)), event("b", at=int(at * 1000))])

@@ -29,7 +29,7 @@ from reefknot.queue.model.work import (
     WorkItem,
     WorkState,
 )
-from reefknot.queue.port.work_queue import ALL, Enqueued, Held, Settlement
+from reefknot.queue.port.work_queue import ALL, Enqueue, Enqueued, Held, Settlement, WorkClaim
 from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores.memory import MemoryStore
 from reefknot.stores.table.items import CLASS_TOPIC, END_TOPIC, LEASES_TOPIC, group_of
@@ -112,12 +112,10 @@ class Caller:
         owner = self.rng.choice(["", "", "router-1"])
         return self.table.enqueue(
             [*items, *self.some(*WorkState)],
+            Enqueue(
+                rules=self.rng.choice([None, RULES]), accept_events=told, owner=owner, lease=LEASE_S, drop_events=told
+            ),
             now=self.now,
-            rules=self.rng.choice([None, RULES]),
-            accept_events=told,
-            owner=owner,
-            lease=LEASE_S,
-            drop_events=told,
         )
 
     def assign(self) -> Any:
@@ -130,14 +128,16 @@ class Caller:
         only = self.rng.choice([None, None, {one.id for one in self.some(WorkState.PENDING)}])
         return self.table.claim(
             self.rng.randint(0, 4),
+            WorkClaim(
+                owner="w1",
+                classes=self.rng.choice([(ROUTER,), CLASSES, ()]),
+                lease=LEASE_S,
+                newest_first=self.rng.random() < 0.2,
+                only=only,
+                isolate=self.rng.random() < 0.5,
+                crash_events=told,
+            ),
             now=self.now,
-            owner="w1",
-            classes=self.rng.choice([(ROUTER,), CLASSES, ()]),
-            lease=LEASE_S,
-            newest_first=self.rng.random() < 0.2,
-            only=only,
-            isolate=self.rng.random() < 0.5,
-            crash_events=told,
         )
 
     def settle(self) -> Any:
@@ -287,10 +287,10 @@ def test_pools_are_noted_when_their_admission_or_their_service_time_changes() ->
     assert table.take_changes().pools_entered == set()
 
     small = SubmissionRules(size=1, preempt=False)
-    answers = table.enqueue([WorkItem(one, "t", ROUTER, pool="io") for one in "ab"], now=NOW, rules=small)
+    answers = table.enqueue([WorkItem(one, "t", ROUTER, pool="io") for one in "ab"], Enqueue(rules=small), now=NOW)
     assert isinstance(answers[1], Reject)
-    table.enqueue([WorkItem("refused", "t", ROUTER, pool="cpu")], now=NOW, rules=small)
-    (item,) = table.claim(1, now=NOW, owner="me", only={"a"})
+    table.enqueue([WorkItem("refused", "t", ROUTER, pool="cpu")], Enqueue(rules=small), now=NOW)
+    (item,) = table.claim(1, WorkClaim(owner="me", only={"a"}), now=NOW)
     table.settle([Settlement(item.id, "me", item.fence, WorkDone(), took_ms=7.0)], now=NOW)
     assert table.pools_served == {"io"}
     changes = table.take_changes()
@@ -301,13 +301,13 @@ def test_pools_are_noted_when_their_admission_or_their_service_time_changes() ->
 
 def test_events_and_topics_are_collected_in_order_until_they_are_taken() -> None:
     table = WorkTable(offered)
-    table.enqueue([WorkItem("a", "t")], now=NOW, events=[event("admitted")], accept_events=told)
-    (item,) = table.claim(1, now=NOW, owner="me")
+    table.enqueue([WorkItem("a", "t")], Enqueue(accept_events=told), now=NOW, events=[event("admitted")])
+    (item,) = table.claim(1, WorkClaim(owner="me"), now=NOW)
     done = Settlement("a", "me", item.fence, WorkDone(), (event("done"),))
     table.settle([done, done], now=NOW)
     assert [one.event_type for one in table.take_events()] == ["told", "admitted", "done"]
     assert table.take_topics() == {CLASS_TOPIC + "cpu", END_TOPIC + "a"}
-    table.enqueue([WorkItem("b", "t")], now=NOW, owner="me")
+    table.enqueue([WorkItem("b", "t")], Enqueue(owner="me"), now=NOW)
     table.end_leases({"me"}, now=NOW)
     assert table.take_topics() == {LEASES_TOPIC}
     assert table.take_events() == []
@@ -319,22 +319,24 @@ def test_items_come_in_the_order_of_arrival_or_in_the_order_that_is_given() -> N
         table.put(WorkItem(work_id, "t"), NOW, order=order)
     assert [item.id for item in table.find(now=NOW, oldest_first=True)] == ["early", "late", "latest"]
     table.put(table.items["latest"], NOW, order=5)
-    assert [item.id for item in table.claim(9, now=NOW, owner="me")] == ["latest", "early", "late"]
+    assert [item.id for item in table.claim(9, WorkClaim(owner="me"), now=NOW)] == ["latest", "early", "late"]
 
 
 def test_an_item_that_is_removed_is_neither_counted_nor_claimed() -> None:
     table = WorkTable(offered)
     table.enqueue([WorkItem(one, "t") for one in "ab"], now=NOW)
-    (running,) = table.claim(1, now=NOW, owner="me")
+    (running,) = table.claim(1, WorkClaim(owner="me"), now=NOW)
     table.remove(running.id)
     table.remove("b")
     assert table.owners(now=NOW) == table.open_classes() == []
     assert not table._open
     later = Moment(NOW.steady + 100_000, NOW.wall + 100_000)
-    assert table.claim(9, now=later, owner="me") == []
+    assert table.claim(9, WorkClaim(owner="me"), now=later) == []
 
     table.put(structs.replace(WorkItem("b", "t"), priority=5), NOW)
-    assert [item.id for item in table.claim(9, now=later, owner="me")] == ["b"], "once, though it had a place before"
+    assert [item.id for item in table.claim(9, WorkClaim(owner="me"), now=later)] == ["b"], (
+        "once, though it had a place before"
+    )
 
 
 def test_a_call_of_the_memory_engine_that_fails_half_way_leaves_nothing_behind() -> None:
@@ -347,10 +349,10 @@ def test_a_call_of_the_memory_engine_that_fails_half_way_leaves_nothing_behind()
         store = MemoryStore(VirtualClock())
         items = [WorkItem(one, "t") for one in "abc"]
         with pytest.raises(LookupError):
-            await store.work.enqueue(items, accept_events=partial(fails_for, "b"))
+            await store.work.enqueue(items, Enqueue(accept_events=partial(fails_for, "b")))
         assert await store.work.find() == []
         assert await event_types(store) == []
-        assert await store.work.enqueue(items, accept_events=told) == [Enqueued.ACCEPTED] * 3
+        assert await store.work.enqueue(items, Enqueue(accept_events=told)) == [Enqueued.ACCEPTED] * 3
         assert await event_types(store) == ["told"] * 3
 
     run_virtual(story())

@@ -66,11 +66,46 @@ FIRST_FENCE = 1
 """The fence of an item's first owner."""
 
 
+ItemEvents = Callable[[WorkItem], Iterable[AuditEntry]]
+"""The events of an item that was accepted or displaced, or whose owner vanished, given the item as it is afterwards."""
+
+
 class Enqueued(StrEnum):
     """The outcome of enqueueing an item."""
 
     ACCEPTED = "accepted"
     DUPLICATE = "duplicate"
+
+
+class Enqueue(Struct, frozen=True):
+    """The terms on which items are enqueued."""
+
+    rules: SubmissionRules | None = None
+    """Those of admission; without, everything is accepted. The rules that a router has published come before them."""
+    owner: str = ""
+    """Holds at once what is accepted, as if it had claimed it first, with the fence `FIRST_FENCE`."""
+    lease: float = 60.0
+    accept_events: ItemEvents | None = None
+    """The events of each accepted item."""
+    drop_events: ItemEvents | None = None
+    """The events of each item that is displaced."""
+
+
+class WorkClaim(Struct, frozen=True):
+    """The claim of an owner: which work it takes, in which order, and for how long."""
+
+    owner: str
+    classes: Sequence[str] = ()
+    """The resource classes; all, when none is named."""
+    lease: float = 60.0
+    newest_first: bool = False
+    only: Collection[str] | None = None
+    """The ids that are meant, the oldest first; None for all."""
+    isolate: bool = False
+    """Whether a suspect (`is_suspect`) comes by itself: what is behind it waits for the next claim."""
+    crash_limit: int = CRASH_LIMIT
+    crash_events: ItemEvents | None = None
+    """The events of each item whose lease ran out."""
 
 
 class Settlement(Struct, frozen=True):
@@ -96,10 +131,6 @@ class WorkSnapshot(Struct, frozen=True):
     def oldest_due_ms(self) -> int:
         """The wait of the oldest due item of all classes."""
         return max(self.oldest_ms.values(), default=0)
-
-
-CrashEvents = Callable[[WorkItem], Iterable[AuditEntry]]
-"""The events of an item that was accepted or displaced, or whose owner vanished, given the item as it is afterwards."""
 
 
 def events_to_keep(
@@ -173,29 +204,26 @@ def refuse_classes_with_gone(classes: Collection[str], gone: Collection[str] | N
         raise ParameterError("classes", list(classes), "not together with gone; give one of them")
 
 
+FREELY = Enqueue()
+"""Without admission, and for no owner."""
+
+
 class WorkQueue(Protocol):
     """Takes work in, hands it out, hears what came of it."""
 
     async def enqueue(
         self,
         items: Sequence[WorkItem],
+        terms: Enqueue = FREELY,
         *,
-        rules: SubmissionRules | None = None,
         events: Sequence[AuditEntry] = (),
-        accept_events: CrashEvents | None = None,
-        owner: str = "",
-        lease: float = 60.0,
-        drop_events: CrashEvents | None = None,
     ) -> list[Enqueued | Reject]:
         """
         Keep these, in one step. An id that is there already is a duplicate, whatever state it is in.
 
         With `rules` admission decides, in the same step, by what is open in that moment (`admit_submission`): a
-        refusal writes nothing, and an item that is displaced ends as dropped, with the events `drop_events` gives for
-        it. The rules that a router has published come before the caller's. The events are kept when at least one item
-        was accepted, except those that tell (by their `work_id`) of an item that was not; those of `accept_events` for
-        each accepted item. With an `owner`, what is accepted is its at once, as if it had claimed it first, with the
-        fence `FIRST_FENCE`.
+        refusal writes nothing, and an item that is displaced ends as dropped. The events are kept when at least one
+        item was accepted, except those that tell (by their `work_id`) of an item that was not.
         """
 
     async def assign(
@@ -216,26 +244,11 @@ class WorkQueue(Protocol):
         Events of items that were not accepted go.
         """
 
-    async def claim(
-        self,
-        n: int,
-        *,
-        owner: str,
-        classes: Sequence[str] = (),
-        lease: float = 60.0,
-        newest_first: bool = False,
-        only: Collection[str] | None = None,
-        isolate: bool = False,
-        crash_limit: int = CRASH_LIMIT,
-        crash_events: CrashEvents | None = None,
-    ) -> list[WorkItem]:
+    async def claim(self, n: int, claim: WorkClaim) -> list[WorkItem]:
         """
-        Take up to `n` due items of these classes (all, when none is named): highest priority first, then oldest.
-        Within a priority tenants take turns. With `only`, none but the items of these ids, the oldest first. With
-        `isolate` a suspect (`is_suspect`) comes by itself: what is behind it waits for the next claim.
+        Take up to `n` due items: highest priority first, then oldest. Within a priority tenants take turns.
 
-        First, every lease of these classes that ran out comes back as a crash, with the events `crash_events` gives for
-        it. With `n` 0 nothing else happens.
+        First, every lease of the claim's classes that ran out comes back as a crash. With `n` 0 nothing else happens.
         """
 
     async def renew(self, held: Sequence[Held], *, lease: float = 60.0) -> list[bool]:
@@ -267,7 +280,7 @@ class WorkQueue(Protocol):
     async def open_classes(self) -> list[str]:
         """The resource classes that have pending or running items."""
 
-    async def recall(self, classes: Sequence[str], *, crash_events: CrashEvents | None = None) -> int:
+    async def recall(self, classes: Sequence[str], *, crash_events: ItemEvents | None = None) -> int:
         """
         Bring the pending items of workers that are gone back to the class `ROUTER`. Returns how many there were.
 

@@ -47,7 +47,7 @@ from reefknot.queue.model.results import (
 from reefknot.queue.model.submission import SCHEDULE_MESSAGE, SubmissionRules
 from reefknot.queue.model.work import ROUTER, Quarantine, WorkItem, is_ingestion, is_over, requeued_at
 from reefknot.queue.port.control import Control
-from reefknot.queue.port.work_queue import FIRST_FENCE, Enqueued, Held, Settlement, WorkQueue
+from reefknot.queue.port.work_queue import FIRST_FENCE, Enqueue, Enqueued, Held, Settlement, WorkClaim, WorkQueue
 from reefknot.queue.router.classes import FleetClasses
 from reefknot.queue.router.context import RouterContext, expired_event
 from reefknot.queue.router.pending import ClaimedSubmission
@@ -200,15 +200,9 @@ class Submissions:
         """Keep these in one step. With an `owner` they are its own at once, and need not be claimed."""
         wall = self._clock.wall()
         submitted = {item.id: self._journal.entries([submitted_event(item, wall)]) for item in items}
+        terms = Enqueue(self._rules, owner, self._lease, lambda item: submitted[item.id], self._dropped)
         async with asyncio.timeout(STORE_S):
-            return await self._work.enqueue(
-                items,
-                rules=self._rules,
-                accept_events=lambda item: submitted[item.id],
-                owner=owner,
-                lease=self._lease,
-                drop_events=self._dropped,
-            )
+            return await self._work.enqueue(items, terms)
 
     def refused(self, assignment: ExecAssignment, verdict: Reject) -> QueueFullError:
         """The error for a refused caller. The event says how many were refused since the last one."""
@@ -275,16 +269,11 @@ class Submissions:
     async def claim(self, n: int, owner: str, only: Collection[str] | None = None) -> list[ClaimedSubmission]:
         """Claim submissions that nobody holds; with `only`, none but these records."""
         await self.learn_classes()
+        wanted = WorkClaim(
+            owner, classes=(ROUTER,), lease=self._lease, only=only, crash_limit=_NEVER, crash_events=self._crashed
+        )
         async with asyncio.timeout(STORE_S):
-            items = await self._work.claim(
-                n,
-                owner=owner,
-                classes=(ROUTER,),
-                lease=self._lease,
-                only=only,
-                crash_limit=_NEVER,
-                crash_events=self._crashed,
-            )
+            items = await self._work.claim(n, wanted)
         claimed = []
         for item in items:
             held = Held.of(item)

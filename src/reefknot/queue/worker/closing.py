@@ -44,7 +44,7 @@ from reefknot.queue.model.work import (
     WorkState,
     is_workers,
 )
-from reefknot.queue.port.work_queue import Held, Settlement
+from reefknot.queue.port.work_queue import Held, Settlement, WorkClaim
 from reefknot.queue.worker.attempt import StepRunner
 from reefknot.queue.worker.context import WorkerContext
 from reefknot.queue.worker.overdue import stop_steps
@@ -343,10 +343,9 @@ class Closing:
                 pool.begin([item])
             return True
         if item.state is WorkState.RUNNING and item.resource_class != pool.queue_name:
-            with self._context.timeouts.timeout(STORE_S):  # nobody may be left who notices that its lease ran out
-                await self._context.work.claim(
-                    0, owner=self._context.owner, classes=(item.resource_class,), crash_events=self.crash_events
-                )
+            lost = WorkClaim(self._context.owner, classes=(item.resource_class,), crash_events=self.crash_events)
+            with self._context.timeouts.timeout(STORE_S):  # perhaps no other claim notices that its lease ran out
+                await self._context.work.claim(0, lost)
             item = await self._get(work_id)
         if item is None or item.state is not WorkState.PENDING or pool.paused:
             return False

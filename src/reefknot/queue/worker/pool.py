@@ -35,7 +35,7 @@ from reefknot.queue.model.admission import (
 )
 from reefknot.queue.model.submission import running_mean
 from reefknot.queue.model.work import Snooze, WorkItem, WorkState, worker_class
-from reefknot.queue.port.work_queue import CrashEvents, Held, Settlement
+from reefknot.queue.port.work_queue import Held, ItemEvents, Settlement, WorkClaim
 from reefknot.queue.worker.context import WorkerContext
 from reefknot.queue.worker.queue import BoundedQueue, Queued
 from reefknot.runtime.log import RepeatedErrors, error_text, logger
@@ -89,7 +89,7 @@ class Pool:
         name: str,
         context: WorkerContext,
         run: RunAttempt,
-        crash_events: CrashEvents,
+        crash_events: ItemEvents,
         *,
         isolation: Isolation | None = None,
     ) -> None:
@@ -384,16 +384,16 @@ class Pool:
             logger().error("%s: %s could not be put off (%s)", self.name, item.assignment_id, error_text(error))
 
     async def _claim(self, free: int) -> list[WorkItem]:
+        claim = WorkClaim(
+            self._context.owner,
+            classes=(self.queue_name,),
+            lease=self._context.settings.lease,
+            newest_first=self.overloaded(),
+            isolate=True,
+            crash_events=self._crash_events,
+        )
         with self._context.timeouts.timeout(STORE_S):
-            return await self._context.work.claim(
-                free,
-                owner=self._context.owner,
-                classes=(self.queue_name,),
-                lease=self._context.settings.lease,
-                newest_first=self.overloaded(),
-                isolate=True,
-                crash_events=self._crash_events,
-            )
+            return await self._context.work.claim(free, claim)
 
     def _fill_slots(self) -> None:
         create = asyncio.get_running_loop().create_task

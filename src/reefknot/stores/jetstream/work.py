@@ -14,14 +14,14 @@ from reefknot.core.time import Moment, milliseconds
 from reefknot.queue.model import work as core
 from reefknot.queue.model.failure_groups import FailureGroups
 from reefknot.queue.model.versions import next_record
-from reefknot.queue.model.work import CRASH_LIMIT, ENDED, WorkItem, WorkState
+from reefknot.queue.model.work import ENDED, WorkItem, WorkState
 from reefknot.queue.port.work_queue import (
     ALL,
     EVERYTHING,
-    CrashEvents,
     Held,
     QuarantineFilter,
     QuarantineStats,
+    WorkClaim,
     WorkFilter,
     WorkSnapshot,
     refuse_classes_with_gone,
@@ -87,33 +87,10 @@ class JetStreamWorkQueue(TableWorkQueue):
     def _is_ended(self, work_id: str) -> bool:
         return self.table.items[work_id].state not in _OPEN
 
-    async def claim(
-        self,
-        n: int,
-        *,
-        owner: str,
-        classes: Sequence[str] = (),
-        lease: float = 60.0,
-        newest_first: bool = False,
-        only: Collection[str] | None = None,
-        isolate: bool = False,
-        crash_limit: int = CRASH_LIMIT,
-        crash_events: CrashEvents | None = None,
-    ) -> list[WorkItem]:
-        if not n and self.table.soonest(classes, self.state.now()) > 0:
+    async def claim(self, n: int, claim: WorkClaim) -> list[WorkItem]:
+        if not n and self.table.soonest(claim.classes, self.state.now()) > 0:
             return []
-        taken = await super().claim(
-            n,
-            owner=owner,
-            classes=classes,
-            lease=lease,
-            newest_first=newest_first,
-            only=only,
-            isolate=isolate,
-            crash_limit=crash_limit,
-            crash_events=crash_events,
-        )
-        return [await self._whole(item) for item in taken]
+        return [await self._whole(item) for item in await super().claim(n, claim)]
 
     async def _whole(self, item: WorkItem) -> WorkItem:
         _, payload_parts, result_parts = self.state.kept.get(item.id, ("", 0, 0))

@@ -8,7 +8,7 @@ wait. Claims go by priority, then age, and tenants take turns.
 from collections.abc import Mapping, Sequence
 
 import apsw
-from msgspec import Struct, json
+from msgspec import json
 
 from reefknot.core.time import Moment
 from reefknot.queue.model import work as core
@@ -27,7 +27,7 @@ from reefknot.queue.model.submission import (
     in_turns,
 )
 from reefknot.queue.model.work import ROUTER, WorkItem, pool_of
-from reefknot.queue.port.work_queue import CrashEvents, Enqueued
+from reefknot.queue.port.work_queue import Enqueued, ItemEvents, WorkClaim
 from reefknot.stores.sqlite import work_rows as rows
 from reefknot.stores.sqlite.connection import query
 from reefknot.stores.sqlite.transaction import Transaction
@@ -145,7 +145,7 @@ def verdicts(
     return answers
 
 
-def displace(transaction: Transaction, pool: str, verdict: Displace, drop_events: CrashEvents | None) -> None:
+def displace(transaction: Transaction, pool: str, verdict: Displace, drop_events: ItemEvents | None) -> None:
     """End the oldest submission of this priority and tenant, to make room."""
     victim = oldest_submission(transaction.connection, pool, verdict.priority, verdict.tenant)
     if victim is not None:
@@ -155,24 +155,14 @@ def displace(transaction: Transaction, pool: str, verdict: Displace, drop_events
         transaction.add_events(drop_events(dropped) if drop_events else ())
 
 
-class ClaimOrder(Struct, frozen=True):
-    """The rows that a claim asks for: see `WorkQueue.claim`."""
-
-    classes: tuple[str, ...]
-    n: int
-    newest_first: bool = False
-    only: tuple[str, ...] | None = None
-    isolate: bool = False
-
-
-def next_rows(transaction: Transaction, classes: Sequence[str], order: ClaimOrder) -> list[int]:
-    """The rows that come next for a claim."""
+def next_rows(transaction: Transaction, n: int, classes: Sequence[str], claim: WorkClaim) -> list[int]:
+    """The rows that come next for a claim, which may name no classes itself."""
     connection = transaction.connection
-    if order.only is not None:
-        chosen = rows.column(connection, _NAMED, rows.listed(order.only), rows.listed(classes), order.n)
+    if claim.only is not None:
+        chosen = rows.column(connection, _NAMED, rows.listed(claim.only), rows.listed(classes), n)
     else:
-        chosen = _in_order(transaction, classes, order.n, order.newest_first)
-    if not order.isolate or not chosen:
+        chosen = _in_order(transaction, classes, n, claim.newest_first)
+    if not claim.isolate or not chosen:
         return chosen
     suspects = set(rows.column(connection, _SUSPECTS, json.encode(chosen).decode()))
     return chosen[: core.number_together([seq in suspects for seq in chosen])]

@@ -20,14 +20,17 @@ from reefknot.audit.port import AuditEntry
 from reefknot.core.time import Moment, milliseconds
 from reefknot.queue.model import work as core
 from reefknot.queue.model.admission import Accept, Reject
-from reefknot.queue.model.submission import Displace, SubmissionRules
+from reefknot.queue.model.submission import Displace
 from reefknot.queue.model.work import WorkItem, WorkState
 from reefknot.queue.port.work_queue import (
     EVERYTHING,
-    CrashEvents,
+    FREELY,
+    Enqueue,
     Enqueued,
     Held,
+    ItemEvents,
     Settlement,
+    WorkClaim,
     WorkFilter,
     WorkPage,
     WorkSnapshot,
@@ -137,23 +140,18 @@ class SqliteWorkQueue:
     async def enqueue(
         self,
         items: Sequence[WorkItem],
+        terms: Enqueue = FREELY,
         *,
-        rules: SubmissionRules | None = None,
         events: Sequence[AuditEntry] = (),
-        accept_events: CrashEvents | None = None,
-        owner: str = "",
-        lease: float = 60.0,
-        drop_events: CrashEvents | None = None,
     ) -> list[Enqueued | Reject]:
         loop = asyncio.get_running_loop()
-        if rules is not None and loop.time() < self._refusing_until:
+        if terms.rules is not None and loop.time() < self._refusing_until:
             answers = await self._context.read(
-                partial(admission.verdicts, items=items, rules=rules, wall=self._context.now().wall)
+                partial(admission.verdicts, items=items, rules=terms.rules, wall=self._context.now().wall)
             )
             if Enqueued.ACCEPTED not in answers:
                 return answers
-        wanted = (items, rules, (events, accept_events, drop_events), owner, milliseconds(lease))
-        answers = await self._context.write(_enqueue_batch, wanted)
+        answers = await self._context.write(_enqueue_batch, (items, terms, events))
         if any(isinstance(answer, Reject) for answer in answers):
             self._refusing_until = loop.time() + REFUSING_S
         return answers
@@ -169,22 +167,8 @@ class SqliteWorkQueue:
     ) -> list[WorkItem | None]:
         return await self._context.write(_assign_batch, (items, start, owner, milliseconds(lease), events))
 
-    async def claim(
-        self,
-        n: int,
-        *,
-        owner: str,
-        classes: Sequence[str] = (),
-        lease: float = 60.0,
-        newest_first: bool = False,
-        only: Collection[str] | None = None,
-        isolate: bool = False,
-        crash_limit: int = core.CRASH_LIMIT,
-        crash_events: CrashEvents | None = None,
-    ) -> list[WorkItem]:
-        order = admission.ClaimOrder(tuple(classes), n, newest_first, None if only is None else tuple(only), isolate)
-        wanted = (owner, order, milliseconds(lease), crash_limit, crash_events)
-        return await self._context.write(_claim, wanted)
+    async def claim(self, n: int, claim: WorkClaim) -> list[WorkItem]:
+        return await self._context.write(_claim, (n, claim))
 
     async def renew(self, held: Sequence[Held], *, lease: float = 60.0) -> list[bool]:
         return await self._context.write(_renew, (held, milliseconds(lease)))
@@ -206,7 +190,7 @@ class SqliteWorkQueue:
     async def open_classes(self) -> list[str]:
         return await self._context.read(partial(rows.classes_with, states=("pending", "running")))
 
-    async def recall(self, classes: Sequence[str], *, crash_events: CrashEvents | None = None) -> int:
+    async def recall(self, classes: Sequence[str], *, crash_events: ItemEvents | None = None) -> int:
         return await self._context.write(_recall, (tuple(classes), crash_events))
 
     async def get(self, work_id: str) -> WorkItem | None:
@@ -300,7 +284,8 @@ def _enqueue_batch(transaction: Transaction, wanted: list[Any]) -> list[list[Enq
     arrivals = admission.BatchAdmission(transaction.connection, transaction.now.wall)
     new: list[WorkItem] = []
     answers: list[list[Enqueued | Reject]] = []
-    for items, rules, (events, accept_events, drop_events), owner, lease_ms in wanted:
+    for items, terms, events in wanted:
+        rules, owner, lease_ms = terms.rules, terms.owner, milliseconds(terms.lease)
         answer: list[Enqueued | Reject] = []
         for item in items:
             if item.id in known:
@@ -314,11 +299,11 @@ def _enqueue_batch(transaction: Transaction, wanted: list[Any]) -> list[list[Enq
             if isinstance(verdict, Displace):
                 rows.insert(transaction, new)
                 new.clear()
-                admission.displace(transaction, accepted.pool, verdict, drop_events)
+                admission.displace(transaction, accepted.pool, verdict, terms.drop_events)
             known.add(item.id)
             answer.append(Enqueued.ACCEPTED)
             new.append(_started(transaction, accepted, owner, lease_ms) if owner else accepted)
-            transaction.add_events(accept_events(accepted) if accept_events else ())
+            transaction.add_events(terms.accept_events(accepted) if terms.accept_events else ())
         if Enqueued.ACCEPTED in answer:
             transaction.add_events(events_to_keep(items, answer, events))
         answers.append(answer)
@@ -364,23 +349,16 @@ def _assign_batch(transaction: Transaction, wanted: list[Any]) -> list[list[Work
 
 
 @each
-def _claim(
-    transaction: Transaction,
-    owner: str,
-    order: admission.ClaimOrder,
-    lease_ms: int,
-    crash_limit: int,
-    crash_events: CrashEvents | None,
-) -> list[WorkItem]:
-    connection, now = transaction.connection, transaction.now
-    _reap(transaction, order.classes, crash_limit, crash_events)
-    classes = order.classes or rows.classes_with(connection, ("pending",))
+def _claim(transaction: Transaction, n: int, claim: WorkClaim) -> list[WorkItem]:
+    connection, now, lease_ms = transaction.connection, transaction.now, milliseconds(claim.lease)
+    _reap(transaction, claim.classes, claim.crash_limit, claim.crash_events)
+    classes = claim.classes or rows.classes_with(connection, ("pending",))
     for name in classes:
         connection.execute(_PROMOTE, (name, now.wall))
-    if not classes or order.n <= 0:
+    if not classes or n <= 0:
         return []
-    chosen = admission.next_rows(transaction, classes, order)
-    values = (owner, now.steady + lease_ms, lease_ms, now.wall, json.encode(chosen).decode())
+    chosen = admission.next_rows(transaction, n, classes, claim)
+    values = (claim.owner, now.steady + lease_ms, lease_ms, now.wall, json.encode(chosen).decode())
     taken = query(connection, _CLAIM, *values).fetchall() if chosen else []
     places = {seq: at for at, seq in enumerate(chosen)}
     taken.sort(key=lambda row: places[row[0]])
@@ -390,7 +368,7 @@ def _claim(
     return items
 
 
-def _reap(transaction: Transaction, classes: Sequence[str], crash_limit: int, crash_events: CrashEvents | None) -> None:
+def _reap(transaction: Transaction, classes: Sequence[str], crash_limit: int, crash_events: ItemEvents | None) -> None:
     crashed = rows.expired(transaction.connection, transaction.now.steady, classes)
     back = [core.lease_ran_out(item, transaction.now, crash_limit=crash_limit) for item in crashed]
     rows.update(transaction, back)
@@ -399,7 +377,7 @@ def _reap(transaction: Transaction, classes: Sequence[str], crash_limit: int, cr
 
 
 @each
-def _recall(transaction: Transaction, classes: Sequence[str], crash_events: CrashEvents | None) -> int:
+def _recall(transaction: Transaction, classes: Sequence[str], crash_events: ItemEvents | None) -> int:
     _reap(transaction, classes, core.CRASH_LIMIT, crash_events)
     number = 0
     for name in classes:

@@ -16,18 +16,20 @@ from reefknot.core.time import Moment
 from reefknot.queue.model import work as core
 from reefknot.queue.model.admission import Reject
 from reefknot.queue.model.failure_groups import FailureGroups
-from reefknot.queue.model.submission import SubmissionRules
 from reefknot.queue.model.versions import next_record
 from reefknot.queue.model.work import WorkItem, WorkState
 from reefknot.queue.port.work_queue import (
     ALL,
     EVERYTHING,
-    CrashEvents,
+    FREELY,
+    Enqueue,
     Enqueued,
     Held,
+    ItemEvents,
     QuarantineFilter,
     QuarantineStats,
     Settlement,
+    WorkClaim,
     WorkFilter,
     WorkPage,
     WorkSnapshot,
@@ -64,26 +66,12 @@ class TableWorkQueue(ABC):
     async def enqueue(
         self,
         items: Sequence[WorkItem],
+        terms: Enqueue = FREELY,
         *,
-        rules: SubmissionRules | None = None,
         events: Sequence[AuditEntry] = (),
-        accept_events: CrashEvents | None = None,
-        owner: str = "",
-        lease: float = 60.0,
-        drop_events: CrashEvents | None = None,
     ) -> list[Enqueued | Reject]:
         return await self.change(
-            lambda now: self.table.enqueue(
-                items,
-                now=now,
-                rules=rules,
-                events=events,
-                accept_events=accept_events,
-                owner=owner,
-                lease=lease,
-                drop_events=drop_events,
-            ),
-            ids=[item.id for item in items],
+            lambda now: self.table.enqueue(items, terms, now=now, events=events), ids=[item.id for item in items]
         )
 
     async def assign(
@@ -101,35 +89,8 @@ class TableWorkQueue(ABC):
             is_soft=True,
         )
 
-    async def claim(
-        self,
-        n: int,
-        *,
-        owner: str,
-        classes: Sequence[str] = (),
-        lease: float = 60.0,
-        newest_first: bool = False,
-        only: Collection[str] | None = None,
-        isolate: bool = False,
-        crash_limit: int = core.CRASH_LIMIT,
-        crash_events: CrashEvents | None = None,
-    ) -> list[WorkItem]:
-        return await self.change(
-            lambda now: self.table.claim(
-                n,
-                now=now,
-                owner=owner,
-                classes=classes,
-                lease=lease,
-                newest_first=newest_first,
-                only=only,
-                isolate=isolate,
-                crash_limit=crash_limit,
-                crash_events=crash_events,
-            ),
-            wake=False,
-            is_soft=True,
-        )
+    async def claim(self, n: int, claim: WorkClaim) -> list[WorkItem]:
+        return await self.change(lambda now: self.table.claim(n, claim, now=now), wake=False, is_soft=True)
 
     async def renew(self, held: Sequence[Held], *, lease: float = 60.0) -> list[bool]:
         return await self.change(lambda now: self.table.renew(held, now=now, lease=lease), wake=False, is_soft=True)
@@ -155,7 +116,7 @@ class TableWorkQueue(ABC):
     async def open_classes(self) -> list[str]:
         return await self.look(lambda _: self.table.open_classes())
 
-    async def recall(self, classes: Sequence[str], *, crash_events: CrashEvents | None = None) -> int:
+    async def recall(self, classes: Sequence[str], *, crash_events: ItemEvents | None = None) -> int:
         return await self.change(lambda now: self.table.recall(classes, now=now, crash_events=crash_events))
 
     async def get(self, work_id: str) -> WorkItem | None:

@@ -36,12 +36,15 @@ from reefknot.queue.port.work_queue import (
     ALL,
     EVERYTHING,
     FIRST_FENCE,
-    CrashEvents,
+    FREELY,
+    Enqueue,
     Enqueued,
     Held,
+    ItemEvents,
     QuarantineFilter,
     QuarantineStats,
     Settlement,
+    WorkClaim,
     WorkFilter,
     WorkSnapshot,
     events_to_keep,
@@ -68,16 +71,12 @@ class WorkTable(WorkItems):
     def enqueue(
         self,
         items: Sequence[WorkItem],
+        terms: Enqueue = FREELY,
         *,
         now: Moment,
-        rules: SubmissionRules | None = None,
         events: Sequence[AuditEntry] = (),
-        accept_events: CrashEvents | None = None,
-        owner: str = "",
-        lease: float = 60.0,
-        drop_events: CrashEvents | None = None,
     ) -> list[Enqueued | Reject]:
-        lease_ms = milliseconds(lease)
+        rules, owner, lease_ms = terms.rules, terms.owner, milliseconds(terms.lease)
         answers: list[Enqueued | Reject] = []
         for item in items:
             if item.id in self.items:
@@ -89,13 +88,13 @@ class WorkTable(WorkItems):
                 answers.append(verdict)
                 continue
             if isinstance(verdict, Displace):
-                self._displace(new.pool, verdict, now, drop_events)
+                self._displace(new.pool, verdict, now, terms.drop_events)
             if rules is not None:
                 self.pools_entered.add(new.pool)
             if owner:
                 new = core.started(new, owner=owner, fence=FIRST_FENCE, lease_ms=lease_ms, now=now)
             self.put(new, now)
-            self._collect(accept_events, new)
+            self._collect(terms.accept_events, new)
             answers.append(Enqueued.ACCEPTED)
         if Enqueued.ACCEPTED in answers:
             self.events += events_to_keep(items, answers, events)
@@ -114,7 +113,7 @@ class WorkTable(WorkItems):
             return admit_scheduled(work, item.tenant_id or "", published or rules)
         return admit_submission(work, Arrival(item.priority, deadline, item.tenant_id or ""), published or rules)
 
-    def _displace(self, pool: str, verdict: Displace, now: Moment, drop_events: CrashEvents | None) -> None:
+    def _displace(self, pool: str, verdict: Displace, now: Moment, drop_events: ItemEvents | None) -> None:
         """End the oldest submission of this priority and tenant, to make room."""
         wanted = (pool, Stage.SUBMITTED, verdict.priority, verdict.tenant)
         victim = min((one for one, group in self._group.items() if group == wanted), key=self._order.__getitem__)
@@ -122,7 +121,7 @@ class WorkTable(WorkItems):
         self.put(dropped, now)
         self._collect(drop_events, dropped)
 
-    def _collect(self, events: CrashEvents | None, item: WorkItem) -> None:
+    def _collect(self, events: ItemEvents | None, item: WorkItem) -> None:
         if events is not None:
             self.events += events(item)
 
@@ -152,34 +151,21 @@ class WorkTable(WorkItems):
 
     # ---- work is held ------------------------------------------------------------------------------------------------
 
-    def claim(
-        self,
-        n: int,
-        *,
-        now: Moment,
-        owner: str,
-        classes: Sequence[str] = (),
-        lease: float = 60.0,
-        newest_first: bool = False,
-        only: Collection[str] | None = None,
-        isolate: bool = False,
-        crash_limit: int = core.CRASH_LIMIT,
-        crash_events: CrashEvents | None = None,
-    ) -> list[WorkItem]:
-        self._reap(now, classes, crash_limit, crash_events)
+    def claim(self, n: int, claim: WorkClaim, *, now: Moment) -> list[WorkItem]:
+        self._reap(now, claim.classes, claim.crash_limit, claim.crash_events)
         self._promote(now)
-        lease_ms = milliseconds(lease)
+        lease_ms = milliseconds(claim.lease)
         taken: list[WorkItem] = []
-        names = classes or tuple(self._ready)
-        places = self._next(n, names, newest_first) if only is None else self._named(n, names, only)
-        for place in self._together(places) if isolate else places:
+        names, only = claim.classes or tuple(self._ready), claim.only
+        places = self._next(n, names, claim.newest_first) if only is None else self._named(n, names, only)
+        for place in self._together(places) if claim.isolate else places:
             item = self.items[place[3]]
-            item = core.started(item, owner=owner, fence=item.fence + 1, lease_ms=lease_ms, now=now)
+            item = core.started(item, owner=claim.owner, fence=item.fence + 1, lease_ms=lease_ms, now=now)
             self.put(item, now)
             taken.append(item)
         return taken
 
-    def _reap(self, now: Moment, classes: Sequence[str], crash_limit: int, crash_events: CrashEvents | None) -> None:
+    def _reap(self, now: Moment, classes: Sequence[str], crash_limit: int, crash_events: ItemEvents | None) -> None:
         if now.steady < self._next_lease_end:
             return
         expired = [
@@ -267,7 +253,7 @@ class WorkTable(WorkItems):
             self.put(core.transferred(item, resource_class, now, due_at=due_at), now)
         return True
 
-    def recall(self, classes: Sequence[str], *, now: Moment, crash_events: CrashEvents | None = None) -> int:
+    def recall(self, classes: Sequence[str], *, now: Moment, crash_events: ItemEvents | None = None) -> int:
         self._reap(now, classes, core.CRASH_LIMIT, crash_events)
         back = [
             item for item in self.items.values() if item.state is WorkState.PENDING and item.resource_class in classes

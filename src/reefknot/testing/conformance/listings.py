@@ -4,7 +4,7 @@ from typing import Any
 
 from reefknot.errors import ParameterError
 from reefknot.queue.model.work import ROUTER, Settled, WorkFailed, WorkItem, WorkState
-from reefknot.queue.port.work_queue import Settlement, WorkFilter
+from reefknot.queue.port.work_queue import Enqueue, Settlement, WorkClaim, WorkFilter
 from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores.port import Store
 from reefknot.testing.conformance.harness import story, wall_ms
@@ -20,7 +20,7 @@ class ListingContract:
         later = WorkItem("d", "t1", "io", due_at=wall_ms(clock) + 10_000)
         first = WorkItem("b", "t1", payload=b"p")
         await store.work.enqueue([first, WorkItem("a", "t2"), WorkItem("c", "t1"), later])
-        await store.work.claim(1, owner="w", classes=["cpu"])
+        await store.work.claim(1, WorkClaim(owner="w", classes=["cpu"]))
 
         async def found(**filters: Any) -> str:
             return "".join([item.id for item in await store.work.find(**filters)])
@@ -63,10 +63,10 @@ class ListingContract:
     @story()
     async def test_a_claim_without_an_attempt_is_listed_as_pending(self, store: Store, clock: VirtualClock) -> None:
         """Held by a router, by an owner that is gone, and under a lease that ran out; only one is at work."""
-        await store.work.enqueue([WorkItem("held", "t", ROUTER)], owner="router-1", lease=60)
+        await store.work.enqueue([WorkItem("held", "t", ROUTER)], Enqueue(owner="router-1", lease=60))
         await store.work.enqueue([WorkItem(name, "t", f"cpu@{name}") for name in ("gone", "late", "runs", "waits")])
         for name, lease in (("gone", 60.0), ("late", 1.0), ("runs", 60.0)):
-            await store.work.claim(1, owner=f"owner of {name}", classes=[f"cpu@{name}"], lease=lease)
+            await store.work.claim(1, WorkClaim(owner=f"owner of {name}", classes=[f"cpu@{name}"], lease=lease))
         clock.advance(2)
 
         async def found(**filters: Any) -> list[str]:
@@ -89,12 +89,14 @@ class ListingContract:
     ) -> None:
         """Held by a router, by an owner that is gone, and under a lease that ran out: due, and not being run."""
         started = wall_ms(clock)
-        await store.work.enqueue([WorkItem("held", "t", ROUTER)], owner="router-1", lease=60)
-        await store.work.enqueue([WorkItem("soon", "t", ROUTER, due_at=started + 60_000)], owner="router-1", lease=60)
+        await store.work.enqueue([WorkItem("held", "t", ROUTER)], Enqueue(owner="router-1", lease=60))
+        await store.work.enqueue(
+            [WorkItem("soon", "t", ROUTER, due_at=started + 60_000)], Enqueue(owner="router-1", lease=60)
+        )
         for name, lease in (("gone", 60.0), ("late", 1.0), ("runs", 60.0)):
             clock.advance(1)
             await store.work.enqueue([WorkItem(name, "t", f"cpu@{name}")])
-            await store.work.claim(1, owner=f"owner of {name}", classes=[f"cpu@{name}"], lease=lease)
+            await store.work.claim(1, WorkClaim(owner=f"owner of {name}", classes=[f"cpu@{name}"], lease=lease))
         clock.advance(2)
 
         waits, runs = {WorkState.PENDING: 1}, {WorkState.RUNNING: 1}
@@ -187,7 +189,7 @@ async def _work_to_search(store: Store, clock: VirtualClock) -> None:
     }
     for item, settled in ends.values():
         await store.work.enqueue([item])
-        for claimed in await store.work.claim(1, owner="w", classes=["cpu"], lease=60):
+        for claimed in await store.work.claim(1, WorkClaim(owner="w", classes=["cpu"], lease=60)):
             if settled is not None:
                 assert await store.work.settle([Settlement(claimed.id, "w", claimed.fence, settled)]) == [True]
         clock.advance(1)

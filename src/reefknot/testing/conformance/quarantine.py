@@ -1,7 +1,7 @@
 """Conformance suite of the quarantine."""
 
 from reefknot.queue.model.work import Budget, Quarantine, WorkDone, WorkFailed, WorkItem, WorkState
-from reefknot.queue.port.work_queue import ALL, Enqueued, QuarantineFilter, QuarantineStats, Settlement
+from reefknot.queue.port.work_queue import ALL, Enqueued, QuarantineFilter, QuarantineStats, Settlement, WorkClaim
 from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores.port import Store
 from reefknot.testing.conformance.harness import event, event_types, required, story, wall_ms
@@ -28,7 +28,7 @@ async def quarantined(
 
 
 async def put_aside(store: Store, reason: str = "bad", failure: str = FAILURE) -> None:
-    (item,) = await store.work.claim(1, owner="w")
+    (item,) = await store.work.claim(1, WorkClaim(owner="w"))
     settled = Quarantine(reason, failure=failure)
     assert await store.work.settle([Settlement(item.id, "w", item.fence, settled)]) == [True]
 
@@ -49,14 +49,14 @@ class QuarantineContract:
     async def test_what_is_in_quarantine_is_not_claimed(self, store: Store, clock: VirtualClock) -> None:
         await quarantined(store, "a")
         clock.advance(1e6)
-        assert await store.work.claim(1, owner="w") == []
+        assert await store.work.claim(1, WorkClaim(owner="w")) == []
 
     @story()
     async def test_a_requeued_item_keeps_its_id_and_gets_a_fresh_budget(self, store: Store) -> None:
         await quarantined(store, "a")
         which = QuarantineFilter(ids=("a",))
         assert await store.quarantine.requeue(which, who="ann", why="mended", events=[event("requeued")]) == ["a"]
-        (item,) = await store.work.claim(1, owner="w")
+        (item,) = await store.work.claim(1, WorkClaim(owner="w"))
         assert (item.id, item.attempts, item.budget, item.generation) == ("a", 0, Budget(), 1)
         assert item.payload == PAYLOAD
         last = item.history[-1]
@@ -68,12 +68,12 @@ class QuarantineContract:
         self, store: Store, clock: VirtualClock
     ) -> None:
         await store.work.enqueue([WorkItem("a", "t", deadline_at=wall_ms(clock) + 5000)])
-        (item,) = await store.work.claim(1, owner="w")
+        (item,) = await store.work.claim(1, WorkClaim(owner="w"))
         aside = Quarantine("bad", None, '"old"')
         await store.work.settle([Settlement("a", "w", item.fence, aside)])
         clock.advance(60)
         await store.quarantine.requeue(ALL, who="ann")
-        (again,) = await store.work.claim(1, owner="w")
+        (again,) = await store.work.claim(1, WorkClaim(owner="w"))
         assert (again.result, again.generation) == (None, 1)
         assert again.deadline_at == wall_ms(clock) + 5000
         assert again.fence > item.fence
@@ -163,7 +163,7 @@ class QuarantineContract:
         old = required(await store.work.get("a"))
         assert (old.state, old.payload, old.reason, old.failure) == (WorkState.DISCARDED, PAYLOAD, "bad", FAILURE)
         assert (old.history[-1].why, old.history[-1].who) == ("replaced by a~2", "ann")
-        (item,) = await store.work.claim(9, owner="w")
+        (item,) = await store.work.claim(9, WorkClaim(owner="w"))
         assert (item.id, item.kind, item.source, item.payload) == ("a~2", "t", "s", new)
         assert (item.resource_class, item.pool, item.attempts, item.generation) == ("router", "cpu", 0, 0)
         assert [(one.what, one.why, one.who) for one in item.history] == [("replaces", "a: a typo", "ann")]
@@ -191,8 +191,8 @@ class QuarantineContract:
         await store.quarantine.requeue(QuarantineFilter(ids=("requeued",)), who="ann")
         assert await store.quarantine.replace("replaced", b"{}", who="ann") == "replaced~2"
         assert await store.work.open_classes() == ["ingest.notes"]
-        assert await store.work.claim(9, owner="router", classes=("router",)) == []
-        found = await store.work.claim(9, owner="w", classes=("ingest.notes",))
+        assert await store.work.claim(9, WorkClaim(owner="router", classes=("router",))) == []
+        found = await store.work.claim(9, WorkClaim(owner="w", classes=("ingest.notes",)))
         assert sorted(item.id for item in found) == ["replaced~2", "requeued"]
 
     @story()
@@ -211,7 +211,7 @@ class QuarantineContract:
     async def test_whatever_ended_without_success_is_retried_under_its_id(self, store: Store) -> None:
         await quarantined(store, "aside")
         await store.work.enqueue([WorkItem(name, "t") for name in ("failed", "cancelled", "done", "open")])
-        claimed = {item.id: item for item in await store.work.claim(4, owner="w")}
+        claimed = {item.id: item for item in await store.work.claim(4, WorkClaim(owner="w"))}
         reports = [
             Settlement("failed", "w", claimed["failed"].fence, WorkFailed('"f"', '"r"', "attempts_spent")),
             Settlement("done", "w", claimed["done"].fence, WorkDone('"r"')),
@@ -228,7 +228,11 @@ class QuarantineContract:
             assert [(one.what, one.why, one.who) for one in item.history][-1] == ("requeued", "fixed", "bob")
         assert await store.work.retry(["failed", "done"], who="bob", events=[event("never")]) == []
         assert await event_types(store) == ["retried"]
-        assert {item.id for item in await store.work.claim(9, owner="w2")} == {"aside", "cancelled", "failed"}
+        assert {item.id for item in await store.work.claim(9, WorkClaim(owner="w2"))} == {
+            "aside",
+            "cancelled",
+            "failed",
+        }
 
     @story()
     async def test_stats_count_by_kind_source_and_reason(self, store: Store) -> None:

@@ -6,14 +6,14 @@ from reefknot.audit.port import AuditEntry
 from reefknot.queue.model.admission import Reject, RejectReason
 from reefknot.queue.model.submission import Capacity, SubmissionRules
 from reefknot.queue.model.work import ROUTER, WorkDone, WorkItem, WorkState
-from reefknot.queue.port.work_queue import FIRST_FENCE, Enqueued, Settlement
+from reefknot.queue.port.work_queue import FIRST_FENCE, Enqueue, Enqueued, Settlement, WorkClaim
 from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores.port import Store
 from reefknot.testing.conformance.harness import event, event_types, story, wall_ms
 
 
 async def _take(store: Store, n: int) -> list[WorkItem]:
-    return await store.work.claim(n, owner="w")
+    return await store.work.claim(n, WorkClaim(owner="w"))
 
 
 class SubmissionContract:
@@ -23,14 +23,14 @@ class SubmissionContract:
     async def test_a_full_class_refuses_and_the_others_do_not(self, store: Store) -> None:
         items = [WorkItem(f"a{number}", "t", ROUTER, pool="io") for number in range(3)]
         accepted, two = Enqueued.ACCEPTED, SubmissionRules(size=2)
-        *first, third = await store.work.enqueue(items, rules=two)
+        *first, third = await store.work.enqueue(items, Enqueue(rules=two))
         assert first == [accepted, accepted]
         assert isinstance(third, Reject)
         assert third.reason is RejectReason.QUEUE_FULL
         assert await store.work.get("a2") is None
-        assert await store.work.enqueue([WorkItem("b", "t", ROUTER, pool="cpu")], rules=two) == [accepted]
+        assert await store.work.enqueue([WorkItem("b", "t", ROUTER, pool="cpu")], Enqueue(rules=two)) == [accepted]
         await store.work.cancel("a0")
-        assert await store.work.enqueue(items, rules=two) == [Enqueued.DUPLICATE, Enqueued.DUPLICATE, accepted]
+        assert await store.work.enqueue(items, Enqueue(rules=two)) == [Enqueued.DUPLICATE, Enqueued.DUPLICATE, accepted]
 
     @story()
     async def test_the_events_of_accepted_items_are_kept_and_those_of_the_others_are_not(self, store: Store) -> None:
@@ -40,7 +40,7 @@ class SubmissionContract:
             return [event(f"submitted {item.id} {item.tenant_id}")]
 
         items = [WorkItem(f"{tenant}|a", "t", ROUTER, pool="io", tenant_id=tenant) for tenant in ("one", "two", "one")]
-        answers = await store.work.enqueue(items, rules=SubmissionRules(size=1), accept_events=accept_events)
+        answers = await store.work.enqueue(items, Enqueue(rules=SubmissionRules(size=1), accept_events=accept_events))
         assert answers[0] is Enqueued.ACCEPTED
         assert isinstance(answers[1], Reject)
         assert answers[2] is Enqueued.DUPLICATE
@@ -53,14 +53,14 @@ class SubmissionContract:
 
         items = [WorkItem(f"a{number}", "t", ROUTER, pool="io", priority=-number // 2) for number in range(4)]
         full = SubmissionRules(size=4)
-        await store.work.enqueue(items, rules=full)
+        await store.work.enqueue(items, Enqueue(rules=full))
         high = WorkItem("high", "t", ROUTER, pool="io", priority=9)
-        assert await store.work.enqueue([high], rules=full, drop_events=drop_events) == [Enqueued.ACCEPTED]
+        assert await store.work.enqueue([high], Enqueue(rules=full, drop_events=drop_events)) == [Enqueued.ACCEPTED]
         dropped = await store.work.get("a3")
         assert dropped is not None
         assert (dropped.state, dropped.reason) == (WorkState.CANCELLED, "dropped_oldest")
         assert await event_types(store) == ["dropped a3 cancelled"]
-        (refused,) = await store.work.enqueue([WorkItem("b", "t", ROUTER, pool="io", priority=-9)], rules=full)
+        (refused,) = await store.work.enqueue([WorkItem("b", "t", ROUTER, pool="io", priority=-9)], Enqueue(rules=full))
         assert isinstance(refused, Reject)
 
     @story()
@@ -69,17 +69,17 @@ class SubmissionContract:
     ) -> None:
         due, accepted, one = wall_ms(clock) + 9000, Enqueued.ACCEPTED, SubmissionRules(size=1)
         later = [WorkItem(f"later{n}", "t", ROUTER, pool="io", priority=-1, due_at=due) for n in range(11)]
-        *first, last = await store.work.enqueue(later, rules=one)
+        *first, last = await store.work.enqueue(later, Enqueue(rules=one))
         assert first == [accepted] * 10
         assert isinstance(last, Reject)
         assert (last.reason, last.depth) == (RejectReason.QUEUE_FULL, 10)
-        assert await store.work.enqueue([WorkItem("now", "t", ROUTER, pool="io")], rules=one) == [accepted]
+        assert await store.work.enqueue([WorkItem("now", "t", ROUTER, pool="io")], Enqueue(rules=one)) == [accepted]
         high = WorkItem("high", "t", ROUTER, pool="io", priority=9)
-        assert await store.work.enqueue([high], rules=one) == [accepted]
+        assert await store.work.enqueue([high], Enqueue(rules=one)) == [accepted]
         displaced = await store.work.get("now")
         assert displaced is not None
         assert displaced.state is WorkState.CANCELLED, "not one of those that hold no place"
-        assert [item.id for item in await store.work.claim(99, owner="r", classes=(ROUTER,))] == ["high"]
+        assert [item.id for item in await store.work.claim(99, WorkClaim(owner="r", classes=(ROUTER,)))] == ["high"]
 
     @story()
     async def test_work_for_later_is_claimed_at_its_due_time_and_counts_as_submitted_then(
@@ -87,15 +87,17 @@ class SubmissionContract:
     ) -> None:
         due, one = wall_ms(clock) + 9000, SubmissionRules(size=1)
         later = WorkItem("later", "t", ROUTER, pool="io", tenant_id="acme", due_at=due, deadline_at=due + 500)
-        assert await store.work.enqueue([later], rules=one) == [Enqueued.ACCEPTED]
+        assert await store.work.enqueue([later], Enqueue(rules=one)) == [Enqueued.ACCEPTED]
         kept = await store.work.get("later")
         assert kept is not None
         assert (kept.state, kept.reason, kept.due_at) == (WorkState.PENDING, "scheduled", due)
-        assert await store.work.claim(9, owner="r", classes=(ROUTER,)) == []
+        assert await store.work.claim(9, WorkClaim(owner="r", classes=(ROUTER,))) == []
         clock.advance(9.1)
-        (claimed,) = await store.work.claim(9, owner="r", classes=(ROUTER,))
+        (claimed,) = await store.work.claim(9, WorkClaim(owner="r", classes=(ROUTER,)))
         assert (claimed.id, claimed.deadline_at) == ("later", due + 500)
-        (full,) = await store.work.enqueue([WorkItem("now", "t", ROUTER, pool="io", tenant_id="acme")], rules=one)
+        (full,) = await store.work.enqueue(
+            [WorkItem("now", "t", ROUTER, pool="io", tenant_id="acme")], Enqueue(rules=one)
+        )
         assert isinstance(full, Reject), "a router holds it: it has its place"
 
     @story()
@@ -106,9 +108,9 @@ class SubmissionContract:
             WorkItem(f"a{number}", "t", ROUTER, pool="io", priority=-1, due_at=due, admission="{}") for number in (1, 2)
         ]
         full = SubmissionRules(size=2)
-        await store.work.enqueue(later, rules=full)
+        await store.work.enqueue(later, Enqueue(rules=full))
         high = WorkItem("high", "t", ROUTER, pool="io", priority=9)
-        assert await store.work.enqueue([high], rules=full) == [Enqueued.ACCEPTED]
+        assert await store.work.enqueue([high], Enqueue(rules=full)) == [Enqueued.ACCEPTED]
         states = {item.id: item.state for item in await store.work.find()}
         assert states == {"a1": WorkState.CANCELLED, "a2": WorkState.PENDING, "high": WorkState.PENDING}
 
@@ -118,10 +120,10 @@ class SubmissionContract:
             return WorkItem(tenant, "t", ROUTER, pool="io", tenant_id=tenant)
 
         await store.work.enqueue([of(f"b{number:03}") for number in range(200)])
-        while await store.work.claim(50, owner="r", classes=(ROUTER,)):
+        while await store.work.claim(50, WorkClaim(owner="r", classes=(ROUTER,))):
             pass
         await store.work.enqueue([of("a"), of("b100a"), of("c")])
-        claimed = await store.work.claim(9, owner="r", classes=(ROUTER,))
+        claimed = await store.work.claim(9, WorkClaim(owner="r", classes=(ROUTER,)))
         assert {item.id for item in claimed} == {"a", "b100a", "c"}
 
     @story()
@@ -134,18 +136,18 @@ class SubmissionContract:
             return WorkItem(name, "t", ROUTER, pool="io", deadline_at=wall_ms(clock) + int(seconds * 1000))
 
         rules = SubmissionRules()
-        assert await store.work.enqueue([arrival("first", 0.1)], rules=rules) == [Enqueued.ACCEPTED]
+        assert await store.work.enqueue([arrival("first", 0.1)], Enqueue(rules=rules)) == [Enqueued.ACCEPTED]
         await store.control.report("system", "{}", keep=60, capacity=Capacity({"io": 2}, rules))
         for number in range(100):
             await store.work.assign([WorkItem(f"s{number}", "t", "io@w")], start={f"s{number}"}, owner="w")
             done = Settlement(f"s{number}", "w", FIRST_FENCE, WorkDone(), took_ms=1000.0)
             assert await store.work.settle([done]) == [True]
         await store.work.enqueue([WorkItem(f"a{number}", "t", ROUTER, pool="io") for number in range(6)])
-        kept, refused = await store.work.enqueue([arrival("b", 20), arrival("c", 5)], rules=rules)
+        kept, refused = await store.work.enqueue([arrival("b", 20), arrival("c", 5)], Enqueue(rules=rules))
         assert kept is Enqueued.ACCEPTED
         assert isinstance(refused, Reject)
         assert refused.reason is RejectReason.WOULD_MISS_DEADLINE
-        (again,) = await store.work.enqueue([arrival("c", 5)], rules=rules)
+        (again,) = await store.work.enqueue([arrival("c", 5)], Enqueue(rules=rules))
         assert again == refused, "by a read, too"
         assert await store.work.get("c") is None
 
@@ -165,10 +167,11 @@ class SubmissionContract:
     async def test_a_claim_of_certain_items_leaves_all_others(self, store: Store, clock: VirtualClock) -> None:
         await store.work.enqueue([WorkItem(name, "t", ROUTER) for name in "abcd"])
         await store.work.enqueue([WorkItem("late", "t", ROUTER, due_at=wall_ms(clock) + 5_000)])
-        named = partial(store.work.claim, owner="w", classes=[ROUTER])
-        assert [item.id for item in await named(2, only={"d", "b", "c", "late", "none"})] == ["b", "c"]
-        assert [item.id for item in await named(9, only={"d", "b", "late"})] == ["d"]
-        assert await named(9, only=()) == []
+        named = partial(WorkClaim, "w", [ROUTER])
+        two = await store.work.claim(2, named(only={"d", "b", "c", "late", "none"}))
+        assert [item.id for item in two] == ["b", "c"]
+        assert [item.id for item in await store.work.claim(9, named(only={"d", "b", "late"}))] == ["d"]
+        assert await store.work.claim(9, named(only=())) == []
         clock.advance(6)
-        assert [item.id for item in await named(9, only=["late"])] == ["late"]
-        assert [item.id for item in await named(9)] == ["a"]
+        assert [item.id for item in await store.work.claim(9, named(only=["late"]))] == ["late"]
+        assert [item.id for item in await store.work.claim(9, named())] == ["a"]

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Sequence
-from functools import partial
 
 from reefknot.audit.port import AuditEntry
 from reefknot.queue.model.work import (
@@ -19,7 +18,7 @@ from reefknot.queue.model.work import (
     WorkItem,
     WorkState,
 )
-from reefknot.queue.port.work_queue import FIRST_FENCE, Enqueued, Held, Settlement
+from reefknot.queue.port.work_queue import FIRST_FENCE, Enqueue, Enqueued, Held, Settlement, WorkClaim
 from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores.port import Store
 from reefknot.testing.conformance.harness import event, event_types, required, story, wall_ms
@@ -35,7 +34,7 @@ def report(item: WorkItem, settled: Settled, *events: AuditEntry) -> Settlement:
 
 
 async def take(store: Store, n: int = 1, *, classes: Sequence[str] = (), lease: float = 60.0) -> list[WorkItem]:
-    return await store.work.claim(n, owner="w", classes=classes, lease=lease)
+    return await store.work.claim(n, WorkClaim(owner="w", classes=classes, lease=lease))
 
 
 class WorkQueueContract(SubmissionContract, ListingContract):
@@ -85,8 +84,8 @@ class WorkQueueContract(SubmissionContract, ListingContract):
         assert await store.work.enqueue(waiting) == [Enqueued.ACCEPTED]
         own = [WorkItem("a", "t", "io", payload=b"p"), WorkItem("b", "t", "io")]
         taken = [Enqueued.ACCEPTED, Enqueued.ACCEPTED]
-        assert await store.work.enqueue(own, owner="o", lease=10) == taken
-        assert await store.work.enqueue(own, owner="x") == [Enqueued.DUPLICATE, Enqueued.DUPLICATE]
+        assert await store.work.enqueue(own, Enqueue(owner="o", lease=10)) == taken
+        assert await store.work.enqueue(own, Enqueue(owner="x")) == [Enqueued.DUPLICATE, Enqueued.DUPLICATE]
         assert [item.id for item in await take(store, 9, classes=("io",))] == ["w"]
         found = required(await store.work.get("a"))
         assert (found.state, found.owner, found.payload) == (WorkState.RUNNING, "o", b"p")
@@ -113,7 +112,7 @@ class WorkQueueContract(SubmissionContract, ListingContract):
             await store.work.enqueue([WorkItem(name, "t")])
             clock.advance(1)
         await store.work.enqueue([WorkItem("high", "t", "io", priority=1)])
-        taken = await store.work.claim(3, owner="w", newest_first=True)
+        taken = await store.work.claim(3, WorkClaim(owner="w", newest_first=True))
         assert [item.id for item in taken] == ["high", "c", "b"]
         assert [item.id for item in await take(store, 3)] == ["a"]
 
@@ -188,7 +187,7 @@ class WorkQueueContract(SubmissionContract, ListingContract):
         await store.work.enqueue([WorkItem("a", "t")])
         (zombie,) = await take(store, lease=5)
         clock.advance(5)
-        (heir,) = await store.work.claim(1, owner="heir")
+        (heir,) = await store.work.claim(1, WorkClaim(owner="heir"))
         assert (heir.crashes, heir.attempts) == (1, 0)
         assert heir.fence > zombie.fence
         late = [report(zombie, WorkDone('"late"'), event("late"))]
@@ -219,9 +218,9 @@ class WorkQueueContract(SubmissionContract, ListingContract):
             clock.advance(4)
             assert await store.work.renew([Held("a", "w", item.fence)], lease=5) == [True]
         clock.advance(5)
-        (heir,) = await store.work.claim(1, owner="heir", lease=5)
+        (heir,) = await store.work.claim(1, WorkClaim(owner="heir", lease=5))
         clock.advance(5)
-        (second,) = await store.work.claim(1, owner="second")
+        (second,) = await store.work.claim(1, WorkClaim(owner="second"))
         assert heir.budget.first_attempt_at == second.budget.first_attempt_at == item.updated_at
         assert item.updated_at - item.created_at == 7000
 
@@ -234,10 +233,10 @@ class WorkQueueContract(SubmissionContract, ListingContract):
 
         await store.work.enqueue([WorkItem("a", "t")])
         for crash in range(3):
-            taken = await store.work.claim(1, owner=f"w{crash}", lease=5, crash_events=crash_events)
+            taken = await store.work.claim(1, WorkClaim(owner=f"w{crash}", lease=5, crash_events=crash_events))
             assert len(taken) == 1
             clock.advance(5)
-        assert await store.work.claim(1, owner="w", crash_events=crash_events) == []
+        assert await store.work.claim(1, WorkClaim(owner="w", crash_events=crash_events)) == []
         assert required(await store.work.get("a")).state is WorkState.QUARANTINED
         assert await event_types(store) == ["crash 1 pending", "crash 2 pending", "crash 3 quarantined"]
 
@@ -289,7 +288,7 @@ class WorkQueueContract(SubmissionContract, ListingContract):
     @story()
     async def test_concurrent_claims_never_get_the_same_item(self, store: Store) -> None:
         await store.work.enqueue([WorkItem(f"{number:03}", "t") for number in range(100)])
-        taken = await asyncio.gather(*(store.work.claim(7, owner=f"w{number}") for number in range(20)))
+        taken = await asyncio.gather(*(store.work.claim(7, WorkClaim(owner=f"w{number}")) for number in range(20)))
         ids = [item.id for batch in taken for item in batch]
         assert sorted(ids) == [f"{number:03}" for number in range(100)]
 
@@ -342,7 +341,7 @@ class WorkQueueContract(SubmissionContract, ListingContract):
         self, store: Store, clock: VirtualClock
     ) -> None:
         submission = WorkItem("a", "t", ROUTER, correlation_id="r", deadline_at=wall_ms(clock) + 9_000, payload=b"p")
-        await store.work.enqueue([submission], owner="router", lease=30)
+        await store.work.enqueue([submission], Enqueue(owner="router", lease=30))
         for_worker = WorkItem("a", "t", "cpu@w", correlation_id="r", admission='{"queue_depth":1}', payload=b"p")
         kept = required(*await store.work.assign([for_worker], events=[event("admitted")]))
         assert (kept.resource_class, kept.state, kept.owner) == ("cpu@w", WorkState.PENDING, "")
@@ -433,12 +432,13 @@ class WorkQueueContract(SubmissionContract, ListingContract):
 
     @story()
     async def test_a_suspect_is_claimed_by_itself_in_its_turn(self, store: Store, clock: VirtualClock) -> None:
-        isolated = partial(store.work.claim, owner="w", classes=["cpu@w"], isolate=True)
+        isolated = WorkClaim(owner="w", classes=["cpu@w"], isolate=True)
         for name in "abc":
             await store.work.assign([WorkItem(name, "t", "cpu@w")], start=set("bc"), owner="gone", lease=1)
         clock.advance(10)
         await store.work.assign([WorkItem("d", "t", "cpu@w")])
-        assert [[item.id for item in await isolated(9)] for _ in range(5)] == [["a"], ["b"], ["c"], ["d"], []]
+        turns = [await store.work.claim(9, isolated) for _ in range(5)]
+        assert [[item.id for item in turn] for turn in turns] == [["a"], ["b"], ["c"], ["d"], []]
         (suspect,) = [item for item in await store.work.find(state=WorkState.RUNNING) if item.id == "b"]
         assert await store.work.settle([report(suspect, Returned("not known"))]) == [True]
         again = required(*await store.work.assign([WorkItem("b", "t", "cpu@w")], start={"b"}, owner="w"))

@@ -9,7 +9,7 @@ import pytest
 
 from reefknot.ingest.jobs import IngestionJob
 from reefknot.queue.model.work import Quarantine, WorkItem
-from reefknot.queue.port.work_queue import Settlement
+from reefknot.queue.port.work_queue import Settlement, WorkClaim
 from reefknot.stores.port import Store
 from tests.unit.console.cli import work_items
 from tests.unit.console.cli.audit_events import in_store
@@ -169,7 +169,7 @@ def test_a_version_of_a_version_counts_on_and_keeps_its_tenant(rk: Commands, sto
         assignment = {"assignment_id": "x~2", "request_id": "r", "job": {"type": "t"}, "tenant_id": "acme"}
         item = WorkItem("acme|x~2", "t", tenant_id="acme", payload=json.dumps(assignment).encode())
         await store.work.enqueue([item])
-        (held,) = await store.work.claim(1, owner="o", classes=("cpu",))
+        (held,) = await store.work.claim(1, WorkClaim(owner="o", classes=("cpu",)))
         settlement = Settlement(held.id, "o", held.fence, Quarantine("bad"))
         assert await store.work.settle([settlement]) == [True]
 

@@ -17,7 +17,7 @@ from reefknot.console.cli.assignments import assignments
 from reefknot.console.cli.run import BatchRun, Tally
 from reefknot.queue.model.messages import LARGEST_MESSAGE, ExecResult, ResultJob, ResultStatus
 from reefknot.queue.model.work import Quarantine, WorkFailed, WorkItem
-from reefknot.queue.port.work_queue import Settlement
+from reefknot.queue.port.work_queue import Settlement, WorkClaim
 from reefknot.stores.opening import open_store
 from reefknot.stores.port import Store
 from tests.unit.console.cli.running import Commands
@@ -413,7 +413,7 @@ async def quarantined(store: Store) -> None:
 
 async def settled(store: Store, what: WorkFailed | Quarantine) -> None:
     await store.work.enqueue([WorkItem("x", "t", "cpu@w")])
-    (item,) = await store.work.claim(1, owner="me")
+    (item,) = await store.work.claim(1, WorkClaim(owner="me"))
     await store.work.settle([Settlement(item.id, item.owner, item.fence, what)])
 
 

@@ -12,7 +12,7 @@ from reefknot.ingest.jobs import IngestionJob
 from reefknot.queue.client import Client
 from reefknot.queue.model.messages import ExecAssignment, Job, encode
 from reefknot.queue.model.work import Quarantine, Settled, WorkItem
-from reefknot.queue.port.work_queue import Settlement
+from reefknot.queue.port.work_queue import Settlement, WorkClaim
 from reefknot.queue.worker.settings import default_settings
 from reefknot.runtime.clocks import SystemClock
 from reefknot.stores.opening import open_store
@@ -51,7 +51,7 @@ def accepted(
         assignment = ExecAssignment(name, request, Job(kind, payload or PAYLOAD))
         item = WorkItem(name, kind, f"cpu@{worker}", payload=encode(assignment), correlation_id=request)
         assert await store.work.assign([item]) != [None]
-        (claimed,) = await store.work.claim(1, owner="worker-1#1", classes=(f"cpu@{worker}",), lease=0.001)
+        (claimed,) = await store.work.claim(1, WorkClaim(owner="worker-1#1", classes=(f"cpu@{worker}",), lease=0.001))
         if settled is not None:
             report = Settlement(claimed.id, claimed.owner, claimed.fence, settled)
             assert await store.work.settle([report]) == [True]
@@ -71,7 +71,7 @@ def failed_job(path: Path, job: IngestionJob, payload: bytes | None = None) -> N
         body = item.payload if payload is None else payload
         item = WorkItem(item.id, item.kind, item.resource_class, source=item.source, payload=body)
         await store.work.enqueue([item])
-        (held,) = await store.work.claim(1, owner="o", classes=(item.resource_class,))
+        (held,) = await store.work.claim(1, WorkClaim(owner="o", classes=(item.resource_class,)))
         settled = Quarantine("not_retryable: no folder 'Wokr'", OF_SOURCE)
         assert await store.work.settle([Settlement(held.id, "o", held.fence, settled)]) == [True]
 

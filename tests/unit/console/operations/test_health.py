@@ -26,6 +26,7 @@ from reefknot.core.redaction import Redactor
 from reefknot.policy.schema import DashboardSection
 from reefknot.policy.settings import Settings, load_settings
 from reefknot.queue.model.work import ROUTER, WorkItem
+from reefknot.queue.port.work_queue import Enqueue, WorkClaim
 from reefknot.queue.presence import living_systems
 from reefknot.queue.worker.settings import default_settings
 from reefknot.runtime.addresses import is_loopback
@@ -288,7 +289,7 @@ def test_work_that_a_dead_process_holds_is_a_warning_with_the_command_that_takes
     async def work(store: Store) -> None:
         await store.work.enqueue([WorkItem("a", "x", "c")])
         owner = f"worker-1#5@{gone_process() if gone else process_mark()}"
-        await store.work.claim(1, owner=owner, classes=("c",), lease=600)
+        await store.work.claim(1, WorkClaim(owner=owner, classes=("c",), lease=600))
 
     opened = examined(tmp_path, work=work)["leases"]
     address = f"sqlite:{tmp_path / 'state.db'}"
@@ -307,7 +308,7 @@ def test_work_of_a_silent_process_on_another_host_is_a_warning(monkeypatch: pyte
         async with rk.open_store("memory:") as store:
             monkeypatch.setattr(type(store), "reached_for", 60.0)
             await store.work.enqueue([WorkItem("a", "x", "c")])
-            await store.work.claim(1, owner=f"worker-9#1@{ELSEWHERE}", classes=("c",), lease=600)
+            await store.work.claim(1, WorkClaim(owner=f"worker-9#1@{ELSEWHERE}", classes=("c",), lease=600))
             operator = Operator(store, Redactor(()))
             early = by_check(await examine_store(operator))["leases"]
             await asyncio.sleep(10)
@@ -338,7 +339,9 @@ def test_due_jobs_that_wait_for_a_worker_that_takes_nothing_are_a_warning(
     tmp_path: Path, waits_at: str, worker: dict[str, Any], expected: tuple[str, str, str]
 ) -> None:
     async def work(store: Store) -> None:
-        await store.work.enqueue([WorkItem("a", "t", waits_at)], owner="router-1" if waits_at == ROUTER else "")
+        await store.work.enqueue(
+            [WorkItem("a", "t", waits_at)], Enqueue(owner="router-1" if waits_at == ROUTER else "")
+        )
         await changed_worker(store, **worker)
 
     folder = tmp_path / f"{waits_at} {len(list(tmp_path.iterdir()))}"

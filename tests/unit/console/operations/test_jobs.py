@@ -23,7 +23,7 @@ from reefknot.console.operations.jobs import (
 )
 from reefknot.errors import OperationError, ParameterError
 from reefknot.queue.model.work import WorkDone, WorkFailed, WorkItem
-from reefknot.queue.port.work_queue import Settlement
+from reefknot.queue.port.work_queue import Settlement, WorkClaim
 from tests.unit.console.operations.operator_scene import SECRET, OperatorScene, in_scene, names_of
 
 SMALL = "router: {max_queue_size: 1}\n"
@@ -35,7 +35,7 @@ async def kept(scene: OperatorScene, item: WorkItem, settled: WorkDone | WorkFai
     work = scene.world.store.work
     await work.enqueue([item])
     if settled is not None:
-        (held,) = await work.claim(1, owner="w", only=[item.id])
+        (held,) = await work.claim(1, WorkClaim(owner="w", only=[item.id]))
         assert await work.settle([Settlement(item.id, "w", held.fence, settled)]) == [True]
 
 

@@ -30,6 +30,7 @@ from reefknot.core.redaction import HIDDEN, Redactor
 from reefknot.ingest.sources import SourceRecords, with_health
 from reefknot.queue.model.source_health import SourceHealth
 from reefknot.queue.model.work import ROUTER, WorkItem
+from reefknot.queue.port.work_queue import Enqueue
 from reefknot.queue.presence import visible_work
 from reefknot.queue.worker.settings import default_settings
 from reefknot.runtime.clocks import SystemClock, VirtualClock
@@ -110,7 +111,7 @@ def test_jobs_that_a_router_holds_are_due_in_every_figure() -> None:
     async def main() -> tuple[dict[str, Any], str, dict[str, float | None]]:
         clock = VirtualClock()
         store = MemoryStore(clock)
-        await store.work.enqueue([WorkItem(one, "t", ROUTER) for one in "abc"], owner="router-1", lease=60)
+        await store.work.enqueue([WorkItem(one, "t", ROUTER) for one in "abc"], Enqueue(owner="router-1", lease=60))
         clock.advance(12)
         metrics = await metrics_text(Operator(store, Redactor(())))
         assert sampled(await visible_work(store), 0) == {"queued": 3, "oldest_s": 12.0, "quarantine": 0, "level": 0}

@@ -25,7 +25,7 @@ from reefknot.console.words.events import describe
 from reefknot.errors import OperationError, ParameterError
 from reefknot.queue.model.messages import ExecAssignment, Job, encode
 from reefknot.queue.model.work import Quarantine, WorkItem
-from reefknot.queue.port.work_queue import Settlement
+from reefknot.queue.port.work_queue import Settlement, WorkClaim
 from tests.unit.console.operations.operator_scene import SECRET, OperatorScene, in_scene, names_of
 
 PAYLOAD = {"path": "a.txt", "password": "hunter2hunter2"}
@@ -38,7 +38,7 @@ async def kept(scene: OperatorScene, *names: str, message: str = "it answered 50
         record = f"{tenant}|{name}" if tenant else name
         body = encode(ExecAssignment(name, "r", Job("fs.blob_get", PAYLOAD), tenant_id=tenant))
         await work.enqueue([WorkItem(record, "fs.blob_get", tenant_id=tenant, payload=body)])
-        (held,) = await work.claim(1, owner="w", only=[record])
+        (held,) = await work.claim(1, WorkClaim(owner="w", only=[record]))
         settled = Quarantine(f"attempts_spent {SECRET}", f'{{"code": "HTTP_ERROR", "message": "{message}"}}')
         assert await work.settle([Settlement(record, "w", held.fence, settled)]) == [True]
 

@@ -41,7 +41,7 @@ from reefknot.errors import OperationError
 from reefknot.policy.model.book import Request
 from reefknot.queue.model.messages import AssignmentOptions, ExecAssignment, Job, encode
 from reefknot.queue.model.work import WorkDone, WorkItem, record_id
-from reefknot.queue.port.work_queue import Settlement
+from reefknot.queue.port.work_queue import Settlement, WorkClaim
 from tests.unit.console.operations.operator_scene import SECRET, OperatorScene, in_scene
 
 NOON = 1_769_342_400.0
@@ -267,9 +267,11 @@ def test_a_run_that_crashed_is_an_attempt_of_its_own_and_the_next_has_its_number
             await store.leases.end(await store.leases.owners())
             (item,) = await store.work.claim(
                 1,
-                owner=owner,
-                classes=("io@worker-1",),
-                crash_events=lambda one: journal.entries(vanished_events(one, scene.world.clock.wall())),
+                WorkClaim(
+                    owner=owner,
+                    classes=("io@worker-1",),
+                    crash_events=lambda one: journal.entries(vanished_events(one, scene.world.clock.wall())),
+                ),
             )
             attempts = (await job_story(scene.operator, "order-7"))["attempts"]
             assert [(one["number"], one["outcome"]) for one in attempts] == [

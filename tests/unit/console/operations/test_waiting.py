@@ -16,7 +16,7 @@ from reefknot.ingest.sources import SourceRecords, with_health
 from reefknot.queue.model.results import down_reason
 from reefknot.queue.model.source_health import SourceHealth
 from reefknot.queue.model.work import ROUTER, Snooze, WorkItem
-from reefknot.queue.port.work_queue import Settlement
+from reefknot.queue.port.work_queue import Settlement, WorkClaim
 from reefknot.runtime.processes import process_mark
 from reefknot.stores.opening import open_store
 from reefknot.stores.port import Store
@@ -43,7 +43,7 @@ async def enqueued(store: Store, name: str = "a", resource_class: str = ROUTER, 
 async def snoozed(store: Store, reason: str) -> str:
     """A job in the queue of worker-1 that was put off for this reason."""
     name = await enqueued(store, resource_class="cpu@worker-1")
-    (item,) = await store.work.claim(1, owner="worker-1#1", classes=("cpu@worker-1",))
+    (item,) = await store.work.claim(1, WorkClaim(owner="worker-1#1", classes=("cpu@worker-1",)))
     due = store.moment().wall + 60_000
     await store.work.settle([Settlement(item.id, item.owner, item.fence, Snooze(due, reason))])
     return name
@@ -56,14 +56,14 @@ async def unacknowledged(store: Store) -> str:
 
 async def held_elsewhere(store: Store) -> str:
     name = await enqueued(store, resource_class="cpu@worker-1")
-    await store.work.claim(1, owner=f"worker-1#1@{ELSEWHERE}", classes=("cpu@worker-1",), lease=30)
+    await store.work.claim(1, WorkClaim(owner=f"worker-1#1@{ELSEWHERE}", classes=("cpu@worker-1",), lease=30))
     await reported(store, worker="worker-2")
     return name
 
 
 async def router_elsewhere(store: Store) -> str:
     name = await enqueued(store)
-    await store.work.claim(1, owner=f"router-9#1@{ELSEWHERE}", classes=(ROUTER,), lease=30)
+    await store.work.claim(1, WorkClaim(owner=f"router-9#1@{ELSEWHERE}", classes=(ROUTER,), lease=30))
     await reported(store)
     return name
 
@@ -78,7 +78,7 @@ async def of_a_run(store: Store) -> str:
     """A job of `reefknot run`, whose router and worker serve it alone."""
     await reported(store, own_work_only=True, workers=[worker("run-1", classes={})], router=router())
     name = await enqueued(store)
-    await store.work.claim(1, owner=f"router#1@{process_mark()}", classes=(ROUTER,))
+    await store.work.claim(1, WorkClaim(owner=f"router#1@{process_mark()}", classes=(ROUTER,)))
     return name
 
 
@@ -186,7 +186,7 @@ def test_a_job_that_runs_or_has_ended_does_not_wait() -> None:
         async with open_store("memory:") as store:
             await reported(store)
             name = await enqueued(store, resource_class="cpu@worker-1")
-            await store.work.claim(1, owner=f"worker-1#1@{process_mark()}", classes=("cpu@worker-1",))
+            await store.work.claim(1, WorkClaim(owner=f"worker-1#1@{process_mark()}", classes=("cpu@worker-1",)))
             assert (await show_job(Operator(store, Redactor(())), name))["waiting"] is None
             await store.work.cancel(name)
             assert (await show_job(Operator(store, Redactor(())), name))["waiting"] is None

@@ -12,7 +12,7 @@ from reefknot.ingest.jobs import IngestionJob, JobQueue, class_of
 from reefknot.queue.client import Client
 from reefknot.queue.model.messages import ResultStatus
 from reefknot.queue.model.work import WorkDone, WorkState
-from reefknot.queue.port.work_queue import Settlement
+from reefknot.queue.port.work_queue import Settlement, WorkClaim
 from tests.workshop import Shop, Step, with_shop, work
 
 MANY = 3000
@@ -55,7 +55,7 @@ def test_an_assignment_under_the_id_of_a_job_of_a_source_is_refused() -> None:
                 await client.hand_in(work("notes@first"))
             with pytest.raises(KeyConflictError, match="another job"):
                 await (await router.submit(work("notes@first")))
-            for item in await shop.store.work.claim(1, owner="o", classes=(class_of("notes"),)):
+            for item in await shop.store.work.claim(1, WorkClaim(owner="o", classes=(class_of("notes"),))):
                 done = Settlement(item.id, "o", item.fence, WorkDone('{"pages": 1}'))
                 assert await shop.store.work.settle([done]) == [True]
 
@@ -68,7 +68,7 @@ def test_a_job_of_a_source_is_cancelled_in_the_store_although_routers_run(is_run
         jobs = JobQueue(shop.store)
         await jobs.enqueue(IngestionJob("sync", "own_sea", "notes"))
         if is_running:
-            assert await shop.store.work.claim(1, owner="o", classes=(class_of("notes"),))
+            assert await shop.store.work.claim(1, WorkClaim(owner="o", classes=(class_of("notes"),)))
         await shop.router()
         assert await Client(shop.store, shop.clock).cancel("sync", "enough", who="ann")
         item = await jobs.get("sync")

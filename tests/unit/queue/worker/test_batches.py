@@ -30,8 +30,8 @@ class Counting:
         await asyncio.sleep(0.01)
         return await self._work.assign(items, **named)
 
-    async def claim(self, n: int, **named: Any) -> Any:
-        found = await self._work.claim(n, **named)
+    async def claim(self, n: int, claim: Any) -> Any:
+        found = await self._work.claim(n, claim)
         if found:
             self.calls.append(("claim", len(found)))
         return found

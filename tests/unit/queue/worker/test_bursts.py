@@ -19,7 +19,7 @@ from reefknot.audit.model.event import Dropped
 from reefknot.queue.model.admission import RejectionPolicy, Rules
 from reefknot.queue.model.messages import AckStatus, assign_subject, encode
 from reefknot.queue.model.submission import SubmissionRules
-from reefknot.queue.port.work_queue import Enqueued
+from reefknot.queue.port.work_queue import Enqueue, Enqueued
 from reefknot.queue.router.submissions import Submissions
 from tests.workshop import Shop, Step, with_shop, work
 
@@ -78,7 +78,7 @@ def after(burst: Burst, way: str, rules: Rules, *, slots: int = 1) -> Seen:
             one = work(f"a{number}", priority=priority)
             if way == "own":
                 item = submissions.item(one, encode(one))
-                assert await shop.store.work.enqueue([item], owner="router") == [Enqueued.ACCEPTED]
+                assert await shop.store.work.enqueue([item], Enqueue(owner="router")) == [Enqueued.ACCEPTED]
             await shop.transport.publish(assign_subject("w1"), encode(one))
             await asyncio.sleep(pause / 1000)
         await asyncio.sleep(2)

@@ -28,9 +28,9 @@ class SlowStore:
         await asyncio.sleep(self._seconds)
         return await self._work.settle(settlements)
 
-    async def claim(self, n: int, **named: Any) -> Any:
+    async def claim(self, n: int, claim: Any) -> Any:
         await asyncio.sleep(self._claims)
-        return await self._work.claim(n, **named)
+        return await self._work.claim(n, claim)
 
 
 def mean_ms(worker: Worker) -> float:

@@ -23,7 +23,7 @@ from reefknot.errors import (
 )
 from reefknot.idempotency.model import Busy, Claimed, Done
 from reefknot.queue.model.work import WorkDone, WorkItem
-from reefknot.queue.port.work_queue import Enqueued, Settlement
+from reefknot.queue.port.work_queue import Enqueued, Settlement, WorkClaim
 from reefknot.runtime import sqlite_files
 from reefknot.runtime.clocks import SystemClock, VirtualClock
 from reefknot.runtime.forks import FORKS
@@ -85,7 +85,7 @@ def test_what_was_acknowledged_is_there_after_opening_again(tmp_path: Path) -> N
             assert record is not None
             assert record.result == "7"
             assert await event_types(store) == ["record"]
-            assert [item.payload for item in await store.work.claim(1, owner="w")] == [b"\xff"]
+            assert [item.payload for item in await store.work.claim(1, WorkClaim(owner="w"))] == [b"\xff"]
             assert (await store.check()).ok
 
     run(story)
@@ -324,12 +324,12 @@ def test_a_wall_clock_that_jumps_by_a_day_moves_no_lease_and_no_retry(tmp_path: 
             await store.idempotency.claim("k", owner="me", lease=60)
             due = round(clock.wall() * 1000) + 5_000
             await store.work.enqueue([WorkItem("a", "t"), WorkItem("later", "t", due_at=due)])
-            await store.work.claim(1, owner="me", lease=60)
+            await store.work.claim(1, WorkClaim(owner="me", lease=60))
             clock.jump = jump
             assert isinstance(await store.idempotency.claim("k", owner="you"), Busy)
-            assert await store.work.claim(9, owner="you") == []
+            assert await store.work.claim(9, WorkClaim(owner="you")) == []
             clock.advance(5)
-            assert [item.id for item in await store.work.claim(9, owner="you")] == ["later"]
+            assert [item.id for item in await store.work.claim(9, WorkClaim(owner="you"))] == ["later"]
             async with opened(tmp_path / "state.db", clock) as other:  # a process that started after the jump
                 assert isinstance(await other.idempotency.claim("k", owner="you"), Busy)
             clock.advance(55)
@@ -343,12 +343,12 @@ def test_after_the_machine_restarted_every_lease_is_over(tmp_path: Path) -> None
         async with opened(tmp_path / "state.db", VirtualClock(start=1_000_000)) as store:
             await store.idempotency.claim("k", owner="me", lease=60)
             await store.work.enqueue([WorkItem("a", "t")])
-            await store.work.claim(1, owner="me", lease=60)
+            await store.work.claim(1, WorkClaim(owner="me", lease=60))
         async with opened(tmp_path / "state.db", VirtualClock(start=10)) as store:
             answer = await store.idempotency.claim("k", owner="you")
             assert isinstance(answer, Claimed)
             assert answer.taken_over
-            assert [item.crashes for item in await store.work.claim(1, owner="you")] == [1]
+            assert [item.crashes for item in await store.work.claim(1, WorkClaim(owner="you"))] == [1]
 
     run(story)
 
@@ -403,13 +403,13 @@ async def zombie_writes(path: Path) -> tuple[bool, bool]:
     async with opened(path, clock) as one, opened(path, clock) as two:
         await one.work.enqueue([WorkItem("a", "t")])
         answer = await one.idempotency.claim("k", owner="one", lease=5)
-        (item,) = await one.work.claim(1, owner="one", lease=5)
+        (item,) = await one.work.claim(1, WorkClaim(owner="one", lease=5))
         assert isinstance(answer, Claimed)
         clock.advance(5)
         heir = await two.idempotency.claim("k", owner="two")
         assert isinstance(heir, Claimed)
         await two.idempotency.finish(heir.claim, Done('"two"'))
-        await two.work.claim(1, owner="two")
+        await two.work.claim(1, WorkClaim(owner="two"))
         (settled,) = await one.work.settle([Settlement("a", "one", item.fence, WorkDone())])
         try:
             await one.idempotency.finish(answer.claim, Done('"one"'))
@@ -619,7 +619,7 @@ def test_opening_a_store_takes_no_lease_away_that_was_granted_in_that_very_momen
             here.advance(5)
             late.advance(5)
             try:  # without a thread it is done at once, unless the one who opens is in the way
-                living.work.claim(1, owner="w", lease=60).send(None)
+                living.work.claim(1, WorkClaim(owner="w", lease=60)).send(None)
             except StopIteration as done:
                 claimed.extend(done.value)
             except StoreUnavailableError:
@@ -628,7 +628,7 @@ def test_opening_a_store_takes_no_lease_away_that_was_granted_in_that_very_momen
         late.then = claims
         await opening.start()
         assert late.then is None
-        taken = [item.crashes for item in await opening.work.claim(1, owner="next")]
+        taken = [item.crashes for item in await opening.work.claim(1, WorkClaim(owner="next"))]
         assert taken == ([] if claimed else [0])
         await opening.close()
         await living.close()
@@ -667,9 +667,11 @@ def test_processes_of_one_boot_agree_on_the_time_while_anything_is_open(tmp_path
         async with opened(tmp_path / "s.db", clock) as later:
             assert later.clock.wall() == first.clock.wall()
             clock.advance(29)
-            assert await later.work.claim(1, owner="me") == []
+            assert await later.work.claim(1, WorkClaim(owner="me")) == []
             clock.advance(2)
-            assert [one.id for one in await later.work.claim(1, owner="me")] == ["a"], "it is due, whatever the clock"
+            assert [one.id for one in await later.work.claim(1, WorkClaim(owner="me"))] == ["a"], (
+                "it is due, whatever the clock"
+            )
             async with opened(tmp_path / "s.db", HostClock(ahead, "another boot")) as other:
                 assert other.clock.wall() == first.clock.wall() + ahead, "by wall time alone"
             async with opened(tmp_path / "s.db", VirtualClock()) as unknown:
@@ -699,7 +701,7 @@ def test_control_processes_that_believe_their_own_clocks_disagree(tmp_path: Path
         clock = HostClock(-60.0, boot="")
         async with opened(tmp_path / "s.db", clock) as later:
             clock.advance(31)
-            assert await later.work.claim(1, owner="me") == []
+            assert await later.work.claim(1, WorkClaim(owner="me")) == []
 
     run(story)
 

@@ -13,7 +13,7 @@ import pytest
 from reefknot.errors import KeyQuotaError
 from reefknot.idempotency.model import Claimed, Done, KeyState
 from reefknot.queue.model.work import WorkDone, WorkItem
-from reefknot.queue.port.work_queue import Settlement
+from reefknot.queue.port.work_queue import Settlement, WorkClaim
 from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores.opening import open_store
 from reefknot.stores.sqlite import SqliteStore, upkeep
@@ -91,7 +91,7 @@ def test_only_work_that_ended_long_enough_ago_goes(tmp_path: Path) -> None:
     async def story() -> None:
         async with opened(tmp_path / "state.db", clock) as store:
             await store.work.enqueue([WorkItem(f"w{number}", "t") for number in range(9)])
-            taken = await store.work.claim(8, owner="me")
+            taken = await store.work.claim(8, WorkClaim(owner="me"))
             reports = [Settlement(one.id, "me", one.fence, WorkDone("1")) for one in taken]
             await store.work.settle(reports[:6])
             clock.advance(100)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from reefknot.queue.model.work import WorkFailed, WorkItem, WorkState
-from reefknot.queue.port.work_queue import Settlement, WorkFilter
+from reefknot.queue.port.work_queue import Settlement, WorkClaim, WorkFilter
 from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores.memory import MemoryStore
 from reefknot.stores.port import Store
@@ -31,7 +31,7 @@ async def filled(store: Store, seed: int) -> None:
         item = WorkItem(name, f"t{random.randrange(3)}", tenant_id=tenant, source=random.choice(["", "notes"]))
         await store.work.enqueue([item])
         if random.random() < 0.5:
-            (held,) = await store.work.claim(1, owner="w", only=[name])
+            (held,) = await store.work.claim(1, WorkClaim(owner="w", only=[name]))
             if random.random() < 0.8:
                 settled = WorkFailed(FAILURE if random.random() < 0.3 else None, None, "attempts_spent")
                 assert await store.work.settle([Settlement(name, "w", held.fence, settled)]) == [True]
