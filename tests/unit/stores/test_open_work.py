@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -34,15 +34,11 @@ from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores.memory import MemoryStore
 from reefknot.stores.port import Store
 from reefknot.stores.sqlite import SqliteStore
+from reefknot.stores.sqlite.work_counts import COLUMNS, COUNTED, WorkCounts, wrong_counts
 from reefknot.stores.table.items import group_of
 
-FRESH = """
-SELECT pool, CASE WHEN resource_class = 'router' AND state = 'pending' AND reason = 'scheduled' THEN 'scheduled'
-    WHEN resource_class = 'router' THEN 'submitted' WHEN state = 'pending' THEN 'queued'
-    ELSE 'running' END AS stage, priority, ifnull(tenant_id, ''), count(*)
-FROM work WHERE state IN ('pending', 'running') GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4
-"""
 KEPT = "SELECT pool, stage, priority, tenant, number FROM open_work ORDER BY 1, 2, 3, 4"
+FRESH = f"{COUNTED['open_work']} ORDER BY 1, 2, 3, 4"
 CLASSES = ["io@w1", "io@w2", "cpu@w1"]
 RULES = SubmissionRules(size=12)
 LEASE_S = 10.0
@@ -190,6 +186,7 @@ class Twins:
     def check(self, step: str) -> None:
         fresh = list(self.file.execute(FRESH))
         assert list(self.file.execute(KEPT)) == fresh, f"SQLite counts differently after {step}"
+        assert wrong_counts(self.file) == [], f"they differ after {step}"
         queue = self.memory.work.table
         counted = Counter(one for item in queue.items.values() if (one := group_of(item)) is not None)
         assert dict(queue._open) == dict(counted), f"memory counts differently after {step}"
@@ -248,32 +245,39 @@ def test_the_counters_of_both_engines_equal_a_fresh_count_after_every_kind_of_ch
     assert wanted - set(happened) == set(), "a story in which nothing happens holds every count"
 
 
-@pytest.mark.parametrize("trigger", ["work_counted_in", "work_counted_over"])
-def test_without_one_of_its_triggers_a_store_is_caught(
-    tmp_path: Path, trigger: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("left_out", [1, -1])
+def test_a_store_that_leaves_out_some_of_its_counting_is_caught(
+    tmp_path: Path, left_out: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The control. `work_counted_out` has its own test: a story deletes ended work only, which nobody counts."""
-    started = SqliteStore.start
+    """The control."""
+    add = WorkCounts.add
 
-    async def start(store: SqliteStore) -> SqliteStore:
-        made = await started(store)
-        with apsw.Connection(str(tmp_path / "0.db")) as connection:
-            connection.execute(f"DROP TRIGGER {trigger}")
-        return made
+    def add_some(counts: WorkCounts, items: Iterable[WorkItem], number: int = 1) -> None:
+        if number != left_out:
+            add(counts, items, number)
 
-    monkeypatch.setattr(SqliteStore, "start", start)
+    monkeypatch.setattr(WorkCounts, "add", add_some)
     with pytest.raises(AssertionError, match="differ"):
         asyncio.run(story(tmp_path / "0.db", 0))
 
 
-def test_open_work_that_is_deleted_by_hand_is_counted_out(tmp_path: Path) -> None:
+def test_jobs_that_are_changed_by_hand_are_counted_again_by_compact(tmp_path: Path) -> None:
     async def main() -> None:
         path = tmp_path / "state.db"
         store = await SqliteStore(path, VirtualClock(), inline=True).start()
         await store.work.enqueue([WorkItem(f"a{number}", "t", "io") for number in range(3)])
         with apsw.Connection(str(path)) as connection:
             connection.execute("DELETE FROM work WHERE id = 'a1'")
-            assert list(connection.execute(KEPT)) == list(connection.execute(FRESH)) == [("io", "queued", 0, "", 2)]
+            connection.execute("UPDATE work SET state = 'quarantined', ready = 0 WHERE id = 'a2'")
+        assert wrong_counts(connection) == list(COLUMNS)
+        report = await store.check()
+        assert [problem.split("`")[0] for problem in report.problems] == [
+            f"the numbers in {table} are not those of the jobs; " for table in COLUMNS
+        ]
+        await store.compact()
+        assert (await store.check()).ok
+        with apsw.Connection(str(path)) as connection:
+            assert list(connection.execute(KEPT)) == list(connection.execute(FRESH)) == [("io", "queued", 0, "", 1)]
         await store.close()
 
     asyncio.run(main())

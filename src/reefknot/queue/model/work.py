@@ -277,12 +277,17 @@ def pool_of(resource_class: str) -> str:
 
 def stage_of(item: WorkItem) -> Stage | None:
     """The stage at which an open item is counted; None for one that has ended."""
-    if item.state not in (WorkState.PENDING, WorkState.RUNNING):
+    return stage_in(item.resource_class, item.state, item.reason)
+
+
+def stage_in(resource_class: str, state: WorkState, reason: str) -> Stage | None:
+    """The stage of an item with this class, state and reason."""
+    if state not in (WorkState.PENDING, WorkState.RUNNING):
         return None
-    if item.resource_class == ROUTER:
-        is_scheduled = item.state is WorkState.PENDING and item.reason == SCHEDULED
+    if resource_class == ROUTER:
+        is_scheduled = state is WorkState.PENDING and reason == SCHEDULED
         return Stage.SCHEDULED if is_scheduled else Stage.SUBMITTED
-    return Stage.QUEUED if item.state is WorkState.PENDING else Stage.RUNNING
+    return Stage.QUEUED if state is WorkState.PENDING else Stage.RUNNING
 
 
 def worker_class(resource_class: str, worker_id: str) -> str:

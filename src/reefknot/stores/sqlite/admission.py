@@ -104,7 +104,7 @@ def oldest_submission(connection: apsw.Connection, pool: str, priority: int, ten
 
 
 class BatchAdmission:
-    """Admission of the arrivals of one moment: each counts for those after it."""
+    """Admission of the arrivals of one moment: each counts for those after it. Counts are written before."""
 
     def __init__(self, connection: apsw.Connection, wall: int) -> None:
         self._connection = connection
@@ -151,7 +151,7 @@ def displace(transaction: Transaction, pool: str, verdict: Displace, drop_events
     if victim is not None:
         item = rows.cached_or_loaded(transaction, [victim])[victim]
         dropped = core.cancel(item, transaction.now, reason=DROPPED, who="admission")
-        rows.update(transaction, [dropped])
+        rows.update(transaction, [item], [dropped])
         transaction.add_events(drop_events(dropped) if drop_events else ())
 
 

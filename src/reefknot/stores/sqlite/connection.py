@@ -21,6 +21,7 @@ from reefknot.runtime.sqlite_files import (
     open_read_only,
     require_readable,
 )
+from reefknot.stores.sqlite.work_counts import COUNTED
 
 
 def query(connection: apsw.Connection, statement: str, *values: Any) -> Any:
@@ -118,51 +119,9 @@ CREATE TABLE status (
 ) STRICT;
 """
 
-# Admission where work is kept: open work is counted by the transaction that changes it, and the queue's index lets
-# tenants take turns. `stage` is that of `core.work.stage_of`, `pool` that of `pool_of` and `messages.resource_class`.
-_STAGE = (
-    "CASE WHEN {0}.state NOT IN ('pending', 'running') THEN '' "
-    "WHEN {0}.resource_class = 'router' AND {0}.state = 'pending' AND {0}.reason = 'scheduled' THEN 'scheduled' "
-    "WHEN {0}.resource_class = 'router' THEN 'submitted' "
-    "WHEN {0}.state = 'pending' THEN 'queued' ELSE 'running' END"
-)
-_COUNT_IN = (
-    "INSERT INTO open_work SELECT new.pool, {new}, new.priority, ifnull(new.tenant_id, ''), 1 WHERE {new} <> '' "
-    "ON CONFLICT DO UPDATE SET number = number + 1;"
-)
-_COUNT_OUT = (
-    "UPDATE open_work SET number = number - 1 WHERE pool = old.pool AND stage = {old} AND priority = old.priority "
-    "AND tenant = ifnull(old.tenant_id, ''); "
-    "DELETE FROM open_work WHERE pool = old.pool AND stage = {old} AND priority = old.priority "
-    "AND tenant = ifnull(old.tenant_id, '') AND number <= 0;"
-)
-_STAGES = {name: _STAGE.format(name) for name in ("work", "old", "new")}
-
-# Counters of all rows, kept in the same way, so that no list or snapshot has to count.
-_COUNTED = "INSERT INTO {0} VALUES ({1}, 1) ON CONFLICT DO UPDATE SET number = number + 1;"
-_UNCOUNTED = (
-    "UPDATE {0} SET number = number - 1 WHERE ({1}) = ({2}); DELETE FROM {0} WHERE ({1}) = ({2}) AND number <= 0;"
-)
-
-
-def _counter(table: str, columns: str, *, only: str = "") -> str:
-    """A table with the number of rows of `work` by these columns, and its triggers; `only` limits the rows."""
-    old, new = (", ".join(f"{row}.{name}" for name in columns.split(", ")) for row in ("old", "new"))
-    counted, uncounted = _COUNTED.format(table, new), _UNCOUNTED.format(table, columns, old)
-    was, is_now, now_in = (only.format(row) or "true" for row in ("old", "new", "work"))
-    typed = columns.replace(",", " TEXT NOT NULL,")
-    return f"""
-CREATE TABLE {table} ({typed} TEXT NOT NULL, number INTEGER NOT NULL, PRIMARY KEY ({columns})) STRICT, WITHOUT ROWID;
-INSERT INTO {table} SELECT {columns}, count(*) FROM work WHERE {now_in} GROUP BY {columns};
-CREATE TRIGGER {table}_in AFTER INSERT ON work WHEN {is_now} BEGIN {counted} END;
-CREATE TRIGGER {table}_left AFTER UPDATE OF state, {columns} ON work
-    WHEN {was} AND NOT ({is_now} AND ({old}) = ({new})) BEGIN {uncounted} END;
-CREATE TRIGGER {table}_joined AFTER UPDATE OF state, {columns} ON work
-    WHEN {is_now} AND NOT ({was} AND ({old}) = ({new})) BEGIN {counted} END;
-CREATE TRIGGER {table}_out AFTER DELETE ON work WHEN {was} BEGIN {uncounted} END;
-"""  # noqa: S608 - our own words
-
-
+# Admission where work is kept: the transaction that changes open work counts it, and the queue's index lets tenants
+# take turns. `stage` is that of `core.work.stage_of`, `pool` that of `pool_of` and `messages.resource_class`. The
+# numbers of all rows are kept in the same way, so that no list or snapshot has to count: see `work_counts`.
 _ADMISSION = """
 ALTER TABLE work ADD COLUMN pool TEXT NOT NULL DEFAULT '';
 UPDATE work SET tenant_id = NULL WHERE tenant_id = '';
@@ -179,12 +138,13 @@ CREATE TABLE open_work (
     pool TEXT NOT NULL, stage TEXT NOT NULL, priority INTEGER NOT NULL, tenant TEXT NOT NULL, number INTEGER NOT NULL,
     PRIMARY KEY (pool, stage, priority, tenant)
 ) STRICT, WITHOUT ROWID;
-INSERT INTO open_work SELECT pool, {work}, priority, ifnull(tenant_id, ''), count(*) FROM work
-    WHERE state IN ('pending', 'running') GROUP BY 1, 2, 3, 4;
-CREATE TRIGGER work_counted_in AFTER INSERT ON work BEGIN {count_in} END;
-CREATE TRIGGER work_counted_over AFTER UPDATE OF state, resource_class, pool ON work
-    WHEN {old} <> {new} OR old.pool <> new.pool BEGIN {count_out} {count_in} END;
-CREATE TRIGGER work_counted_out AFTER DELETE ON work WHEN {old} <> '' BEGIN {count_out} END;
+CREATE TABLE work_count (
+    resource_class TEXT NOT NULL, state TEXT NOT NULL, number INTEGER NOT NULL, PRIMARY KEY (resource_class, state)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE quarantine_count (
+    kind TEXT NOT NULL, source TEXT NOT NULL, reason TEXT NOT NULL, number INTEGER NOT NULL,
+    PRIMARY KEY (kind, source, reason)
+) STRICT, WITHOUT ROWID;
 CREATE TABLE service_time (
     pool TEXT PRIMARY KEY, known INTEGER NOT NULL, mean_ms REAL NOT NULL
 ) STRICT, WITHOUT ROWID;
@@ -211,7 +171,7 @@ DROP INDEX work_later;
 CREATE INDEX work_later ON work (resource_class, due_at) WHERE state = 'pending' AND ready = 0;
 CREATE INDEX work_listed ON work (state, kind);
 CREATE INDEX work_quarantined_since ON work (updated_at) WHERE state = 'quarantined';
-{work_count}{quarantine_count}
+{counts}
 -- The latest event of every 1024: where the events since a time begin.
 CREATE TABLE audit_block (block INTEGER PRIMARY KEY, latest_at INTEGER NOT NULL) STRICT;
 INSERT INTO audit_block SELECT sequence / 1024, max(at) FROM audit GROUP BY 1;
@@ -246,13 +206,7 @@ CREATE TRIGGER idempotency_out AFTER DELETE ON idempotency BEGIN
     DELETE FROM recent_key WHERE hash = old.hash AND seq = old.seq;
     DELETE FROM older_key WHERE hash = old.hash AND seq = old.seq;
 END;
-""".format(  # noqa: S608 - our own words
-    **_STAGES,
-    count_in=_COUNT_IN.format(**_STAGES),
-    count_out=_COUNT_OUT.format(**_STAGES),
-    work_count=_counter("work_count", "resource_class, state"),
-    quarantine_count=_counter("quarantine_count", "kind, source, reason", only="{0}.state = 'quarantined'"),
-)
+""".format(counts="; ".join(f"INSERT INTO {table} {counted}" for table, counted in COUNTED.items()) + ";")  # noqa: S608
 
 # Named values. No version is given twice, also not to a value that was deleted and made anew.
 _VALUES = """

@@ -152,10 +152,11 @@ def _change(
     ]
     ids = [item.id for item in items]
     if change is not None:
-        rows.update(transaction, [change(item, transaction.now) for item in items])
+        rows.update(transaction, items, [change(item, transaction.now) for item in items])
     else:
         statement = "DELETE FROM work WHERE id IN (SELECT value FROM json_each(?))"
         transaction.connection.execute(statement, (rows.listed(ids),))
+        transaction.counts.add(items, -1)
     if ids:
         transaction.add_events(events)
     return ids
@@ -172,7 +173,7 @@ def _replace(
     if rows.known(transaction.connection, [next_record(work_id)]):
         return None
     old, new = replaced(item, payload, transaction.now, who=who, why=why)
-    rows.update(transaction, [old])
+    rows.update(transaction, [item], [old])
     rows.insert(transaction, [new])
     transaction.add_events(events)
     return new.id

@@ -21,6 +21,7 @@ from reefknot.audit.port import AuditEntry
 from reefknot.core.time import Moment
 from reefknot.idempotency.model import KeyRecord
 from reefknot.queue.model.work import WorkItem
+from reefknot.stores.sqlite.work_counts import WorkCounts
 
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
@@ -152,13 +153,14 @@ _EXTEND_BLOCK = (
 class Transaction:
     """An open write transaction. `touched` collects the topics it changes; whoever waits for one is woken."""
 
-    __slots__ = ("_counters", "_events", "_saved", "cache", "connection", "now", "touched")
+    __slots__ = ("_counters", "_events", "_saved", "cache", "connection", "counts", "now", "touched")
 
     def __init__(self, connection: apsw.Connection, now: Moment, cache: RecordCaches) -> None:
         self.connection = connection
         self.now = now
         self.cache = cache
         self.touched: set[str] = set()
+        self.counts = WorkCounts()
         self._events: list[AuditEntry] = []
         self._counters: StoreCounters | None = None
         self._saved: tuple[int, ...] = ()
@@ -178,10 +180,11 @@ class Transaction:
 
     def flush(self) -> None:
         """
-        Write counters and events, right before the commit.
+        Write counts, counters and events, right before the commit.
 
         A transaction that touched no topic is not counted: no waiter of another process need look at it.
         """
+        self.counts.flush(self.connection)
         is_news = bool(self.touched or self._events)
         counters = () if self._counters is None else structs.astuple(self._counters)
         if counters != self._saved:

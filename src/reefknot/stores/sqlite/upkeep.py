@@ -23,11 +23,13 @@ from msgspec import Struct, json
 from reefknot.audit.model.chain import Head, Mismatch
 from reefknot.core.time import Moment
 from reefknot.errors import StorePermissionError, StoreUnavailableError
-from reefknot.runtime.sqlite_files import SNAPSHOT_S, copy_database
+from reefknot.queue.model.work import WorkItem, WorkState
+from reefknot.runtime.sqlite_files import SNAPSHOT_S, copy_database, immediate
 from reefknot.stores.sqlite.audit import heads
 from reefknot.stores.sqlite.connection import add_key_hash, query
 from reefknot.stores.sqlite.reads import StoreContext
 from reefknot.stores.sqlite.transaction import Transaction, each
+from reefknot.stores.sqlite.work_counts import recount, wrong_counts
 
 
 class CheckReport(Struct, frozen=True):
@@ -60,7 +62,9 @@ _CHECK_STEPS = 10_000
 
 def check_file(connection: apsw.Connection) -> CheckReport:
     """
-    SQLite's integrity check, and a check that each idempotency key is found. The audit log verifies its chain.
+    SQLite's integrity check, that each idempotency key is found, and that jobs are counted right.
+
+    The audit log verifies its chain.
 
     Writers go on meanwhile. Each statement sees a snapshot of its own, and none is held for long.
     """
@@ -76,6 +80,8 @@ def check_file(connection: apsw.Connection) -> CheckReport:
             problems.append(f"{lost} idempotency keys are in the file but are not found by their hash")
         elif left_over:
             problems.append(f"{left_over} hashes of idempotency keys lead to no key")
+        for table in wrong_counts(connection):
+            problems.append(f"the numbers in {table} are not those of the jobs; `reefknot store compact` counts again")
     version: Any = connection.pragma("user_version")
     return CheckReport(problems, [], heads(connection)[0], version, apsw.sqlite_lib_version())
 
@@ -139,10 +145,12 @@ def back_up(connection: apsw.Connection, target: str, progress: Callable[[int, i
 
 
 def compact(path: str, connect: Callable[[], apsw.Connection]) -> int:
-    """Rewrite the file without unused pages. Returns the bytes saved, those of the write-ahead log included."""
+    """Count all jobs again, and rewrite the file without unused pages. Returns the bytes saved, with the log's."""
     before = _size(path)
     connection = connect()
     try:
+        with immediate(connection):
+            recount(connection)
         connection.execute("VACUUM")
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     finally:
@@ -171,6 +179,7 @@ _PAGE = (
     "(SELECT * FROM {0} WHERE seq > ?3 ORDER BY seq LIMIT ?4)"
 )
 _REMOVE = "DELETE FROM {0} WHERE seq IN (SELECT value FROM json_each(?3)) AND {1} RETURNING {2}"
+_REMOVED = {"idempotency": "key", "work": "id, resource_class, state"}
 
 
 async def purge_keys(context: StoreContext) -> int:
@@ -207,9 +216,10 @@ def _page(
 @each
 def _remove_batch(transaction: Transaction, table: str, condition: str, moment: Moment, rows: list[int]) -> int:
     values = (moment.wall, moment.steady, json.encode(rows).decode())
-    name = "key" if table == "idempotency" else "id"
-    found = query(transaction.connection, _REMOVE.format(table, condition, name), *values)
-    return _forget(transaction, table, found.fetchall())
+    found = query(transaction.connection, _REMOVE.format(table, condition, _REMOVED[table]), *values).fetchall()
+    if table == "work":
+        transaction.counts.add([WorkItem(row[0], "", row[1], state=WorkState(row[2])) for row in found], -1)
+    return _forget(transaction, table, [row[0] for row in found])
 
 
 def make_room(transaction: Transaction, *, keep: list[str]) -> int:
@@ -220,13 +230,14 @@ def make_room(transaction: Transaction, *, keep: list[str]) -> int:
         "AND key NOT IN (SELECT value FROM json_each(?3)) LIMIT ?4) RETURNING key"
     )
     values = (now.wall, now.steady, json.encode(keep).decode(), ROWS_PER_DELETE)
-    return _forget(transaction, "idempotency", query(transaction.connection, statement, *values).fetchall())
+    removed = query(transaction.connection, statement, *values)
+    return _forget(transaction, "idempotency", [key for (key,) in removed])
 
 
-def _forget(transaction: Transaction, table: str, removed: list[tuple[str]]) -> int:
+def _forget(transaction: Transaction, table: str, removed: list[str]) -> int:
     """Bring cache and counters in line with the rows that were removed. Returns their number."""
     cache: Any = transaction.cache.keys if table == "idempotency" else transaction.cache.items
-    for (name,) in removed:
+    for name in removed:
         cache.drop(name)
     if table == "idempotency":
         transaction.counters.keys -= len(removed)

@@ -14,7 +14,7 @@ from math import inf
 from typing import Any
 
 import apsw
-from msgspec import json
+from msgspec import json, structs
 
 from reefknot.audit.port import AuditEntry
 from reefknot.core.time import Moment, milliseconds
@@ -101,7 +101,7 @@ def _end(transaction: Transaction, owners: str) -> int:
 
 _RECALL_READY = (
     "UPDATE work SET resource_class = 'router', admission = iif(admission = '', '{}', admission), updated_at = ? "
-    "WHERE state = 'pending' AND ready = 1 AND resource_class = ?"
+    "WHERE state = 'pending' AND ready = 1 AND resource_class = ? RETURNING pool, priority, tenant_id, reason"
 )
 _RECALL_LATER = _RECALL_READY.replace("ready = 1", "ready = 0")
 _CLAIM = (
@@ -111,7 +111,6 @@ _CLAIM = (
 REFUSING_S = 1.0
 """How long after a refusal the next arrival is first judged by a read, which costs the writer nothing."""
 _RENEW = "UPDATE work SET lease_until = ?, lease_ms = ? WHERE id = ? AND owner = ? AND fence = ? AND state = 'running'"
-_TRANSFER = "UPDATE work SET resource_class = ?, pool = ?, updated_at = ? WHERE id = ? AND state = 'pending'"
 _PROMOTE = (
     "UPDATE work INDEXED BY work_later SET ready = 1 "
     "WHERE state = 'pending' AND ready = 0 AND resource_class = ? AND due_at <= ?"
@@ -280,6 +279,7 @@ class SqliteWorkQueue:
 
 
 def _enqueue_batch(transaction: Transaction, wanted: list[Any]) -> list[list[Enqueued | Reject]]:
+    transaction.counts.flush(transaction.connection)
     known = rows.known(transaction.connection, [item.id for items, *_ in wanted for item in items])
     arrivals = admission.BatchAdmission(transaction.connection, transaction.now.wall)
     new: list[WorkItem] = []
@@ -321,6 +321,7 @@ def _started(transaction: Transaction, item: WorkItem, owner: str, lease_ms: int
 def _assign_batch(transaction: Transaction, wanted: list[Any]) -> list[list[WorkItem | None]]:
     known = rows.cached_or_loaded(transaction, [item.id for items, *_ in wanted for item in items])
     new: list[WorkItem] = []
+    submitted: list[WorkItem] = []
     moved: list[WorkItem] = []
     started: list[WorkItem] = []
     answers: list[list[WorkItem | None]] = []
@@ -335,14 +336,18 @@ def _assign_batch(transaction: Transaction, wanted: list[Any]) -> list[list[Work
                 started.append(after)
             if after is not None:
                 known[item.id] = after
-                (new if before is None else moved).append(after)
+                if before is None:
+                    new.append(after)
+                else:
+                    submitted.append(before)
+                    moved.append(after)
             kept.append(after)
         answer = [Enqueued.DUPLICATE if one is None else Enqueued.ACCEPTED for one in kept]
         if Enqueued.ACCEPTED in answer:
             transaction.add_events(events_to_keep(items, answer, events))
         answers.append(kept)
     rows.insert(transaction, new)
-    rows.update(transaction, moved)
+    rows.update(transaction, submitted, moved)
     for item in started:  # settling need not read them
         transaction.cache.items.note(item.id, item)
     return answers
@@ -352,6 +357,7 @@ def _assign_batch(transaction: Transaction, wanted: list[Any]) -> list[list[Work
 def _claim(transaction: Transaction, n: int, claim: WorkClaim) -> list[WorkItem]:
     connection, now, lease_ms = transaction.connection, transaction.now, milliseconds(claim.lease)
     _reap(transaction, claim.classes, claim.crash_limit, claim.crash_events)
+    transaction.counts.flush(connection)
     classes = claim.classes or rows.classes_with(connection, ("pending",))
     for name in classes:
         connection.execute(_PROMOTE, (name, now.wall))
@@ -365,13 +371,15 @@ def _claim(transaction: Transaction, n: int, claim: WorkClaim) -> list[WorkItem]
     items = [rows.item_of(row[1:]) for row in taken]
     for item in items:
         transaction.cache.items.note(item.id, item)
+    transaction.counts.add([structs.replace(item, state=WorkState.PENDING) for item in items], -1)
+    transaction.counts.add(items)
     return items
 
 
 def _reap(transaction: Transaction, classes: Sequence[str], crash_limit: int, crash_events: ItemEvents | None) -> None:
     crashed = rows.expired(transaction.connection, transaction.now.steady, classes)
     back = [core.lease_ran_out(item, transaction.now, crash_limit=crash_limit) for item in crashed]
-    rows.update(transaction, back)
+    rows.update(transaction, crashed, back)
     for item in back:
         transaction.add_events(crash_events(item) if crash_events else ())
 
@@ -382,8 +390,15 @@ def _recall(transaction: Transaction, classes: Sequence[str], crash_events: Item
     number = 0
     for name in classes:
         for statement in (_RECALL_READY, _RECALL_LATER):
-            transaction.connection.execute(statement, (transaction.now.wall, name))
-            number += transaction.connection.changes()
+            recalled = [
+                WorkItem("", "", name, pool=pool, priority=priority, tenant_id=tenant_id, reason=reason)
+                for pool, priority, tenant_id, reason in query(
+                    transaction.connection, statement, transaction.now.wall, name
+                )
+            ]
+            transaction.counts.add(recalled, -1)
+            transaction.counts.add([structs.replace(item, resource_class=core.ROUTER) for item in recalled])
+            number += len(recalled)
     transaction.cache.clear()  # cached items may be among them
     transaction.touched.add(rows.CLASS_TOPIC + core.ROUTER)
     return number
@@ -402,6 +417,7 @@ def _renew(transaction: Transaction, held: Sequence[Held], lease_ms: int) -> lis
 
 def _settle_batch(transaction: Transaction, wanted: list[Sequence[Settlement]]) -> list[list[bool]]:
     found = rows.cached_or_loaded(transaction, [one.id for settlements in wanted for one in settlements])
+    before = found.copy()
     changed: dict[str, WorkItem] = {}
     took: dict[str, list[float]] = {}
     answers = []
@@ -417,24 +433,26 @@ def _settle_batch(transaction: Transaction, wanted: list[Sequence[Settlement]]) 
                 transaction.add_events(one.events)
             answer.append(ours)
         answers.append(answer)
-    rows.update(transaction, list(changed.values()))
+    rows.update(transaction, [before[work_id] for work_id in changed], list(changed.values()))
     admission.fold_service_times(transaction.connection, took)
     return answers
 
 
 def _cancel_batch(transaction: Transaction, wanted: list[Any]) -> list[bool]:
     found = rows.cached_or_loaded(transaction, [work_id for work_id, _, _, _ in wanted])
+    open_ones: list[WorkItem] = []
     changed: list[WorkItem] = []
     answers = []
     for work_id, reason, who, events in wanted:
         item = found.get(work_id)
         may = item is not None and WorkState.CANCELLED in core.MOVES[item.state]
         if may and item is not None:
+            open_ones.append(item)
             found[work_id] = core.cancel(item, transaction.now, reason=reason, who=who)
             changed.append(found[work_id])
             transaction.add_events(events)
         answers.append(may)
-    rows.update(transaction, changed)
+    rows.update(transaction, open_ones, changed)
     return answers
 
 
@@ -442,25 +460,18 @@ def _cancel_batch(transaction: Transaction, wanted: list[Any]) -> list[bool]:
 def _retry(transaction: Transaction, ids: Sequence[str], who: str, why: str, events: Sequence[AuditEntry]) -> list[str]:
     found = rows.cached_or_loaded(transaction, list(dict.fromkeys(ids)))
     ended = [item for item in found.values() if core.can_retry(item)]
-    rows.update(transaction, [core.requeue(item, transaction.now, who=who, why=why) for item in ended])
+    rows.update(transaction, ended, [core.requeue(item, transaction.now, who=who, why=why) for item in ended])
     transaction.add_events(events if ended else ())
     return [item.id for item in ended]
 
 
 @each
 def _transfer(transaction: Transaction, work_id: str, resource_class: str, due_at: int | None) -> bool:
-    if due_at is not None:
-        item = rows.cached_or_loaded(transaction, [work_id]).get(work_id)
-        if item is None or item.state is not WorkState.PENDING:
-            return False
-        rows.update(transaction, [core.transferred(item, resource_class, transaction.now, due_at=due_at)])
-        return True
-    transaction.connection.execute(
-        _TRANSFER, (resource_class, core.pool_of(resource_class), transaction.now.wall, work_id)
-    )
-    transaction.cache.items.drop(work_id)
-    transaction.touched.add(rows.CLASS_TOPIC + resource_class)
-    return transaction.connection.changes() == 1
+    item = rows.cached_or_loaded(transaction, [work_id]).get(work_id)
+    if item is None or item.state is not WorkState.PENDING:
+        return False
+    rows.update(transaction, [item], [core.transferred(item, resource_class, transaction.now, due_at=due_at)])
+    return True
 
 
 def _soonest(connection: apsw.Connection, now: Moment, classes: Sequence[str]) -> float:

@@ -394,16 +394,19 @@ def over(connection: apsw.Connection, ids: Sequence[str]) -> list[WorkItem]:
 def insert(transaction: Transaction, items: Sequence[WorkItem]) -> None:
     """Write new items."""
     if items:
+        transaction.counts.add(items)
         transaction.connection.executemany(_INSERT, [(_is_ready(transaction, item), *_row(item)) for item in items])
 
 
-def update(transaction: Transaction, items: Sequence[WorkItem]) -> None:
-    """Write what has changed of known items. What the write cache has of them is dropped."""
-    if not items:
+def update(transaction: Transaction, old: Iterable[WorkItem], new: Sequence[WorkItem]) -> None:
+    """Write what has changed of known items, from old to new. What the write cache has of them is dropped."""
+    if not new:
         return
+    transaction.counts.add(old, -1)
+    transaction.counts.add(new)
     drop = transaction.cache.items.drop
     rows = []
-    for item in items:
+    for item in new:
         ready = _is_ready(transaction, item)
         rows.append((ready, item.resource_class, *_row(item)[_FIRST_CHANGING:-1], item.id))
         drop(item.id)
