@@ -147,8 +147,6 @@ class Shop:
     def use_queue(self, member: Worker | Router, queue: Any) -> None:
         """Let a member speak to `queue` instead of the store's own work queue."""
         structs.force_setattr(member._context, "work", queue)
-        if isinstance(member, Worker):
-            member.closing.reports._work = queue
 
     async def send(self, *assignments: ExecAssignment | bytes, to: str = "w1") -> None:
         """As a router sends, and let it be taken in."""

@@ -209,7 +209,7 @@ async def folder_sync(folder: Path) -> AsyncIterator[Once]:
         async def settled() -> None:
             """Wait without a call of the product: a source has one open job, which is over when it is let go."""
             await asyncio.sleep(PAUSE_S)
-            while running.claimed:  # noqa: ASYNC110 - an event would have to be called
+            while running.claims():  # noqa: ASYNC110 - an event would have to be called
                 await asyncio.sleep(PAUSE_S)
 
         async def once() -> None:

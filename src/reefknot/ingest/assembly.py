@@ -24,7 +24,7 @@ from reefknot.ingest.jobs import JobQueue
 from reefknot.ingest.orchestrator import IngestionOrchestrator
 from reefknot.ingest.schedules import ScheduledEntry, submission_id
 from reefknot.runtime.log import error_text, logger
-from reefknot.runtime.timeouts import AWAY_S, unless_away
+from reefknot.runtime.timeouts import AWAY_S, ended, unless_away
 
 if TYPE_CHECKING:
     from reefknot.policy.settings import Settings
@@ -75,9 +75,9 @@ async def _stop(orchestrator: IngestionOrchestrator, store: Store, drain: float 
         return store.reached_for == 0 and not orchestrator.running
 
     if await unless_away(orchestrator.stop(drain), is_away, AWAY_S) is None:
-        held = len(orchestrator.claimed)
+        held = len(orchestrator.claims())
         logger().warning("the store is away; jobs of sources that are left to their leases: %d", held)
-        orchestrator.services.cancel()
+        await ended(*orchestrator.abandon())
 
 
 async def _first_syncs(orchestrator: IngestionOrchestrator, sources: list[ConfiguredSource]) -> None:

@@ -27,7 +27,13 @@ from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.policy import RetryPolicy
 from reefknot.errors import SourceError, StalePositionError, StoreError
 from reefknot.ingest.jobs import IngestionJob
-from reefknot.ingest.sources import IngestionSource, condition_event, remembered_jobs, with_health
+from reefknot.ingest.sources import (
+    IngestionSource,
+    SourceRecord,
+    condition_event,
+    remembered_jobs,
+    with_health,
+)
 from reefknot.ingest.sync import IngestionContext, JobExecution, MemoryFullError, StoppingError, SyncSummary
 from reefknot.queue.execution.decision_log import ERROR, INFO, DecisionLog
 from reefknot.queue.execution.events import end_event, quarantined_event, recovered_event, retry_event, snooze_event
@@ -40,6 +46,7 @@ from reefknot.queue.model.source_health import (
     after_outage,
     cooled,
     outage_is_too_long,
+    probe_begun,
     probe_released,
     spends_attempt,
 )
@@ -55,7 +62,7 @@ from reefknot.queue.model.work import (
     requeued_at,
 )
 from reefknot.runtime import seeds
-from reefknot.runtime.log import error_text, logger, printable, seconds
+from reefknot.runtime.log import RepeatedErrors, error_text, logger, printable, seconds
 from reefknot.runtime.redaction import redact
 from reefknot.runtime.timeouts import STORE_S
 
@@ -83,7 +90,10 @@ class JobRunner:
         self._clock = context.clock
         self._timeouts = context.timeouts
         self._log = DecisionLog("", redact, context.clock)
+        self._errors = RepeatedErrors()
         self.is_stopping = False
+        self.place = ""
+        """The place of the documents (`DocumentSink.identity`)."""
         self.page_kept: Callable[[IngestionSource, SyncSummary], None] = lambda source, summary: None
         """Called after every page of a sync, for a progress bar."""
         self.synced: Callable[[IngestionSource, SyncSummary], None] = lambda source, summary: None
@@ -91,6 +101,7 @@ class JobRunner:
 
     async def attempt(self, item: WorkItem, source: IngestionSource, trace: WorkTrace | None = None) -> JobReport:
         """Execute once, and decide what follows."""
+        await self._note_beginning(source)
         began = self._clock.wall()
         try:
             job = IngestionJob.of(item)
@@ -125,6 +136,21 @@ class JobRunner:
         if trace is not None:
             trace.attempt_succeeded()
         return await self._succeeded(item, source, summary, began, is_sync=job.is_sync)
+
+    async def _note_beginning(self, source: IngestionSource) -> None:
+        """Record that a job begins: as a probe, if the source needs one, at this place, and by which connector."""
+        now = int(self._clock.wall() * 1000)
+
+        def begun(record: SourceRecord) -> SourceRecord:
+            health = probe_begun(record.health, now)
+            return structs.replace(record, health=health, documents=self.place, connector=source.connector)
+
+        try:
+            with self._timeouts.timeout(STORE_S):
+                await self._records.change(source.name, begun)
+        except Exception as error:  # the job runs all the same
+            what = f"{self._context.name}: the record of source {source.name} was not written"
+            self._errors.log(what, error, self._clock.now())
 
     def _due_in(self, seconds: float) -> int:
         return int((self._clock.wall() + seconds) * 1000)

@@ -10,17 +10,16 @@ crashes. Any number of orchestrators may share a store.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from math import isinf
 from typing import Any, Protocol, Self, cast
 
-from msgspec import Struct, structs
+from msgspec import Struct
 
-from reefknot.audit.assignments import vanished_events
 from reefknot.audit.journal import Journal
-from reefknot.audit.port import AuditEntry
 from reefknot.clock import SteadyClock
 from reefknot.core import checks
 from reefknot.core.clock import Clock
@@ -31,29 +30,27 @@ from reefknot.errors import ParameterError
 from reefknot.ingest.attempt import JobReport, JobRunner
 from reefknot.ingest.jobs import JobQueue, class_of
 from reefknot.ingest.port import DocumentSink
-from reefknot.ingest.sources import IngestionSource, SourceRecord, SourceRecords, request_sync, with_health
+from reefknot.ingest.sources import IngestionSource, SourceRecords, request_sync, with_health
 from reefknot.ingest.sync import IngestionContext, SyncLimits, SyncSummary
 from reefknot.ingest.telemetry import TelemetryRecorder
 from reefknot.ingest.watches import SourceWatches
 from reefknot.policy.model.book import Book
 from reefknot.policy.model.defaults import builtin_book
-from reefknot.queue.execution.isolation import AGAIN_S, RUNS_ALONE, Isolation
-from reefknot.queue.execution.settling import Claims, Settling
-from reefknot.queue.execution.tracing import WorkTrace, source_trace
-from reefknot.queue.model.source_health import HealthRules, free_places, probe_begun, probe_released
-from reefknot.queue.model.work import Interrupted, Quarantine, Snooze, WorkDone, WorkItem, WorkState
-from reefknot.queue.port.work_queue import Held, Settlement, WorkClaim
+from reefknot.queue.execution.isolation import Isolation
+from reefknot.queue.execution.settling import EndedAttempt, Settling
+from reefknot.queue.execution.slots import IDLE_S, STORE_PAUSE_S, Slots, return_claimed
+from reefknot.queue.execution.tracing import source_trace
+from reefknot.queue.model.source_health import HealthRules, free_places, probe_released
+from reefknot.queue.model.work import Quarantine, Snooze, WorkDone, WorkItem, WorkState
+from reefknot.queue.port.work_queue import Held, Settlement
 from reefknot.runtime.log import RepeatedErrors, error_text, logger
 from reefknot.runtime.processes import process_mark
 from reefknot.runtime.seeds import new_id
 from reefknot.runtime.tasks import Services
 from reefknot.runtime.timeouts import STORE_S, Timeouts
 
-IDLE_S = 5.0
-"""How long an idle orchestrator waits before it looks around although nothing woke it."""
 PERIOD_S = 1.0
 """How often telemetry is written and the records of sources are read while jobs run."""
-STORE_PAUSE_S = 1.0
 
 
 class ConnectorPolicies(Protocol):
@@ -80,13 +77,6 @@ class IngestionSettings(Struct, frozen=True):
     limits: SyncLimits = SyncLimits()
     watch: bool = True
     """Whether sources with `on_change` are watched here."""
-
-
-class _EndedJob(Struct, frozen=True):
-    """A job whose attempt is over."""
-
-    settlement: Settlement
-    trace: WorkTrace | None = None
 
 
 class IngestionOrchestrator:
@@ -123,60 +113,46 @@ class IngestionOrchestrator:
         self.telemetry = telemetry or TelemetryRecorder(store.values)
         self.records = SourceRecords(store)
         self.name = name
-        self._owner = f"{name}#{new_id()}@{process_mark()}"
         self._documents = documents
-        self._place = ""
         self._store = store
-        self._clock = SteadyClock(clock or store.clock)
-        self._timeouts = Timeouts()
-        self._journal = Journal(store.audit, redactor=Redactor(secrets))
         self._errors = RepeatedErrors()
         self._registry = retry_policy_registry
         self._book = book or builtin_book()
-        self.runner = JobRunner(self._context(seed))
-        self._claims = Claims(store.work, self.settings.lease)
-        self._reports = self._settling()
-        self.running: dict[str, asyncio.Task[None]] = {}
-        self.claimed: dict[str, Held] = {}
-        """Everything that was claimed and whose report is not kept yet."""
-        self._source_of: dict[str, str] = {}
-        """The source of every claimed job."""
-        self.paused = False
-        self.starting = 0
-        self.is_claiming = False
-        self._isolation = isolation or Isolation()
-        self._isolation.pools.append(self)
-        self._wake = asyncio.Event()
-        self._may_have_work = set(self.sources)
-        """Sources whose last claim brought all that it asked for, or that the store told of since."""
-        self._watches = SourceWatches(
-            self.jobs, self.records, partial(self.request_sync, trigger="change"), self._clock
-        )
-        self.services = Services(self.name)
-
-    def _context(self, seed: int | None) -> IngestionContext:
-        return IngestionContext(
-            self.jobs,
-            cast(DocumentSink, self._documents),  # without one there are no sources, and no jobs
-            self.policy,
-            self.settings.health,
-            self.records,
-            self.telemetry,
-            self._journal,
-            self._clock,
-            self._timeouts,
-            self.settings.limits,
-            seed,
-        )
-
-    def _settling(self) -> Settling[_EndedJob]:
-        return Settling(
-            self.name,
-            self._store.work,
-            clock=self._clock,
-            timeouts=self._timeouts,
+        self._context = context = IngestionContext(
+            name=name,
+            owner=f"{name}#{new_id()}@{process_mark()}",
             lease=self.settings.lease,
-            settled=self._settled,
+            work=store.work,
+            journal=Journal(store.audit, redactor=Redactor(secrets)),
+            clock=SteadyClock(clock or store.clock),
+            timeouts=Timeouts(),
+            seed=seed,
+            jobs=job_queue,
+            documents=cast(DocumentSink, documents),  # without one there are no sources, and no jobs
+            policy=self.policy,
+            rules=self.settings.health,
+            records=self.records,
+            telemetry=self.telemetry,
+            limits=self.settings.limits,
+        )
+        self._clock = context.clock
+        self.runner = JobRunner(context)
+        self._reports = Settling(context)
+        self._wake = asyncio.Event()
+        isolation = isolation or Isolation()
+        self.pools = {one: self._pool(source, isolation) for one, source in self.sources.items()}
+        """By source."""
+        self.services = Services(name)
+
+    def _pool(self, source: IngestionSource, isolation: Isolation) -> Slots:
+        return Slots(
+            class_of(source.name),
+            self._context,
+            self._run,
+            self._reports,
+            slots=source.max_concurrency,
+            isolation=isolation,
+            wake=self._wake,
         )
 
     def policy(self, source: IngestionSource, failure: Failure) -> RetryPolicy:
@@ -194,10 +170,10 @@ class IngestionOrchestrator:
 
     async def start(self) -> None:
         """Run jobs from now on, until `stop`."""
-        with self._timeouts.timeout(STORE_S):
+        with self._context.timeouts.timeout(STORE_S):
             await self.records.refresh()
             if self._documents is not None:
-                self._place = await self._documents.identity()
+                self.runner.place = await self._documents.identity()
         for name in self.sources:
             if self._is_left_alone(name):
                 logger().warning("source %s is left alone here; source list says why, and what to do", name)
@@ -205,7 +181,9 @@ class IngestionOrchestrator:
         self.services.keep("leases", self._renew_leases)
         self.services.keep("records", self._look_around)
         if self.settings.watch:
-            self._watches.start(self.services, [one for one in self.sources.values() if one.on_change])
+            request = partial(self.request_sync, trigger="change")
+            watches = SourceWatches(self.jobs, self.records, request, self._clock)
+            watches.start(self.services, [one for one in self.sources.values() if one.on_change])
 
     async def stop(self, drain: "checks.Seconds | None" = None) -> int:
         """
@@ -213,24 +191,23 @@ class IngestionOrchestrator:
 
         Returns how many jobs went back; that spends none of their attempts.
         """
-        self.paused = self.runner.is_stopping = True
+        self.runner.is_stopping = True
+        pools = list(self.pools.values())
+        for pool in pools:
+            pool.paused = True
         seconds = self.settings.drain if drain is None else checks.seconds("drain", drain, or_zero=True)
         if self.running and seconds > 0:
-            await asyncio.wait(list(self.running.values()), timeout=seconds)
-        for task in self.running.values():
-            task.cancel()
-        await asyncio.gather(*self.services.cancel(), *self.running.values(), return_exceptions=True)
+            await asyncio.wait(self.running, timeout=seconds)
+        await self.services.stop()
         await self._reports.finished()
-        held, back = list(self.claimed.values()), 0
-        if held:
-            try:
-                back = sum(await self._claims.give_back(held))
-            except Exception as error:  # their leases run out
-                logger().error("%s: jobs could not be given back (%s)", self.name, error_text(error))
-            self.claimed.clear()
-            self._source_of.clear()
-            for name in self.sources:
-                await self._release_probe(name)
+        held = [name for name, pool in self.pools.items() if pool.claimed]
+        try:
+            back = await return_claimed(self._context, self._reports, pools)
+        except Exception as error:  # their leases run out
+            logger().error("%s: jobs could not be given back (%s)", self.name, error_text(error))
+            back = 0
+        for name in held:
+            await self._release_probe(name)
         await self._flush_telemetry()
         return back
 
@@ -246,13 +223,21 @@ class IngestionOrchestrator:
         """The error for which the store refused a report more than once, until it keeps one again."""
         return self._reports.error
 
-    def wake(self) -> None:
-        """Look again for something to claim."""
-        self._wake.set()
+    @property
+    def running(self) -> list[asyncio.Task[None]]:
+        """The attempts that run here."""
+        return [task for pool in self.pools.values() for task in pool.running.values()]
 
     def claims(self) -> list[Held]:
         """Everything that was claimed and whose report is not kept yet."""
-        return list(self.claimed.values())
+        return [held for pool in self.pools.values() for held in pool.claimed.values()]
+
+    def abandon(self) -> list[asyncio.Task[None]]:
+        """End at once, and leave what runs to its leases: the store is away. Returns the tasks that are ending."""
+        running = self.running
+        for pool in self.pools.values():
+            pool.cancel_all()
+        return [*running, *self.services.cancel()]
 
     def on_page(self, hear: Callable[[IngestionSource, SyncSummary], None]) -> None:
         """Call `hear` after every page of a sync."""
@@ -267,7 +252,7 @@ class IngestionOrchestrator:
         job_id = job_id or f"{source}@{new_id()}"
         connector = self.sources[source].connector
         found = await request_sync(self.jobs, self.records, source, connector, job_id=job_id, trigger=trigger, who=who)
-        self.wake()
+        self.pools[source].wake()
         return found
 
     # ---- claims -----------------------------------------------------------------------------------------------------
@@ -283,87 +268,53 @@ class IngestionOrchestrator:
                 self._errors.log(f"{self.name}: jobs cannot be claimed", error, self._clock.now())
                 await asyncio.sleep(STORE_PAUSE_S)
 
-    def _free(self, name: str) -> int:
+    def _taken(self) -> Counter[str]:
+        """The number of jobs that were claimed or run, by source."""
+        return +Counter({name: pool.taken for name, pool in self.pools.items()})
+
+    def _free(self, name: str, taken: Counter[str]) -> int:
         """The number of jobs of a source that may begin now."""
-        source, settings = self.sources[name], self.settings
-        if self.paused or self._is_left_alone(name):
+        source, pool, settings = self.sources[name], self.pools[name], self.settings
+        if pool.paused or self._is_left_alone(name):
             return 0
-        free = settings.max_concurrency - len(self.claimed)
-        running = list(self._source_of.values())
+        free = settings.max_concurrency - taken.total()
         limit = settings.connectors.get(source.connector)
         if limit is not None:
-            free = min(free, limit - sum(1 for one in running if self.sources[one].connector == source.connector))
-        now = int(self._clock.wall() * 1000)
-        health = self.records.known(name).health
-        places = free_places(health, now, running=running.count(name), limit=source.max_concurrency)
-        return max(0, self._isolation.may_claim(self, min(free, places)))
+            of_connector = [number for one, number in taken.items() if self.sources[one].connector == source.connector]
+            free = min(free, limit - sum(of_connector))
+        health, now = self.records.known(name).health, int(self._clock.wall() * 1000)
+        places = free_places(health, now, running=taken[name], limit=source.max_concurrency)
+        return pool.may_claim(max(0, min(free, places)))
 
     def _is_left_alone(self, name: str) -> bool:
         """Whether the cursor of a source is in another sink, or another connector's: then nothing can go on here."""
         record = self.records.known(name)
         is_local = isinf(self._store.reached_for)
         return record.is_of_other(self.sources[name].connector) or bool(
-            record.elsewhere(self._place, is_local=is_local)
+            record.elsewhere(self.runner.place, is_local=is_local)
         )
 
     async def _claim_some(self) -> int:
-        """Claim what is due and allowed, source by source. Returns how many jobs were claimed."""
-        running, got = list(self._source_of.values()), 0
-        for name in sorted(self._may_have_work, key=running.count):  # the idle ones first
-            free = self._free(name)
+        """Claim and begin what is due and allowed, source by source. Returns how many jobs there were."""
+        taken, got = self._taken(), 0
+        with_work = [name for name, pool in self.pools.items() if pool.store_has_work]
+        for name in sorted(with_work, key=taken.__getitem__):  # the idle ones first
+            pool, free = self.pools[name], self._free(name, taken)
             if free > 0:
-                claimed = await self._claim(name, free)
-                got += claimed
-                if claimed < free:
-                    self._may_have_work.discard(name)
+                items = await pool.claim(free)
+                pool.store_has_work = len(items) == free
+                if pool.admitted(items):
+                    pool.begin(items)
+                    got += len(items)
+                taken = self._taken()
         return got
-
-    async def _claim(self, name: str, free: int) -> int:
-        self.is_claiming = True
-        try:
-            items = await self._claims.finish(self._claim_from(name, free), Held.of)
-        finally:
-            self.is_claiming = False
-            self._isolation.ended(self)
-        if not items:
-            return 0
-        if not self._isolation.admits(self, items, self._clock.now(), name=self.name):
-            self._put_off(items[0])
-            return 0
-        for item in items:
-            self._hold(item)
-        await self._note_beginning(name)
-        for item in items:
-            self._begin(item, self.sources[name])
-        return len(items)
-
-    async def _claim_from(self, name: str, free: int) -> list[WorkItem]:
-        claim = WorkClaim(
-            self._owner,
-            classes=(class_of(name),),
-            lease=self.settings.lease,
-            isolate=True,
-            crash_events=self._crash_events,
-        )
-        with self._timeouts.timeout(STORE_S):
-            return await self._store.work.claim(free, claim)
-
-    def _put_off(self, item: WorkItem) -> None:
-        """Give a suspect back until it can run alone."""
-        self._hold(item)
-        due_at = int((self._clock.wall() + AGAIN_S) * 1000)
-        self._reports.report(_EndedJob(Settlement(item.id, item.owner, item.fence, Snooze(due_at, RUNS_ALONE))))
-
-    def _crash_events(self, item: WorkItem) -> Iterable[AuditEntry]:
-        """The events of a job whose orchestrator vanished. Called where the store runs, perhaps in another thread."""
-        return self._journal.entries(vanished_events(item, self._clock.wall()))
 
     async def _rest(self) -> None:
         """Wait until a job ends, a source may be claimed from again, or the store has something new."""
         now = int(self._clock.wall() * 1000)
-        classes, pause = [], IDLE_S
+        classes, pause, taken = [], IDLE_S, self._taken()
         for name in self.sources:
-            if self._free(name) > 0:
+            if self._free(name, taken) > 0:
                 classes.append(class_of(name))
             opens_at = self.records.known(name).health.opens_at(now)
             if opens_at is not None:
@@ -384,24 +335,11 @@ class IngestionOrchestrator:
 
     async def _look_at_store(self) -> None:
         """Find the sources that have open jobs, and hear what other processes did to sources meanwhile."""
-        with self._timeouts.timeout(STORE_S):
+        with self._context.timeouts.timeout(STORE_S):
             await self.records.refresh()
             with_work = await self._store.work.open_classes()
-        self._may_have_work.update(name for name in self.sources if class_of(name) in with_work)
-
-    async def _note_beginning(self, name: str) -> None:
-        """Record that a job begins: as a probe, if the source needs one, at this place, and by which connector."""
-        now, connector = int(self._clock.wall() * 1000), self.sources[name].connector
-
-        def begun(record: SourceRecord) -> SourceRecord:
-            health = probe_begun(record.health, now)
-            return structs.replace(record, health=health, documents=self._place, connector=connector)
-
-        try:
-            with self._timeouts.timeout(STORE_S):
-                await self.records.change(name, begun)
-        except Exception as error:  # the job runs all the same
-            self._errors.log(f"{self.name}: the record of source {name} was not written", error, self._clock.now())
+        for pool in self.pools.values():
+            pool.store_has_work = pool.store_has_work or pool.queue_name in with_work
 
     async def _release_probe(self, name: str) -> None:
         with suppress(Exception):  # a probe that is never released is lost after a while
@@ -410,28 +348,11 @@ class IngestionOrchestrator:
 
     # ---- attempts ---------------------------------------------------------------------------------------------------
 
-    def _hold(self, item: WorkItem) -> None:
-        """Know a claim, so that its lease is renewed, and it is given back at the end, until its report is kept."""
-        self.claimed[item.id] = Held.of(item)
-        self._source_of[item.id] = item.source
-
-    def _begin(self, item: WorkItem, source: IngestionSource) -> None:
-        task = asyncio.get_running_loop().create_task(self._run(item, source), name=f"job {item.id}")
-        self.running[item.id] = task
-        task.add_done_callback(lambda done: self._ended(done, item))
-
-    def _ended(self, task: asyncio.Task[None], item: WorkItem) -> None:
-        """Give a job back whose attempt was cut off without a report: its lease was lost, or its task cancelled."""
-        if self.running.get(item.id) is task:
-            del self.running[item.id]
-        if not self.paused and (task.cancelled() or task.exception() is not None):
-            self._reports.report(_EndedJob(Settlement(item.id, item.owner, item.fence, Interrupted())))
-
-    async def _run(self, item: WorkItem, source: IngestionSource) -> None:
-        """Make one attempt of a claimed job, and report it."""
+    async def _run(self, item: WorkItem) -> bool:
+        """Make one attempt of a claimed job, and report it. No service time is known of jobs of sources."""
         trace = source_trace(item)
         try:
-            report = await self.runner.attempt(item, source, trace)
+            report = await self.runner.attempt(item, self.sources[item.source], trace)
         except Exception as error:  # a defect of ours: the job waits, and the orchestrator goes on
             logger().error("%s: attempting %s failed inside (%s)", self.name, item.id, error_text(error))
             due_at = int((self._clock.wall() + IDLE_S) * 1000)
@@ -439,54 +360,38 @@ class IngestionOrchestrator:
         finally:
             if trace is not None:
                 trace.attempt_ended()
-        entries = tuple(self._journal.entries(report.events)) if report.events else ()
-        settlement = Settlement(item.id, item.owner, item.fence, report.settled, entries)
-        self._reports.report(_EndedJob(settlement, trace))
-
-    def _settled(self, ended: _EndedJob, kept: bool) -> None:
-        if kept and ended.trace is not None:
-            settled = ended.settlement.settled
-            if isinstance(settled, WorkDone):
-                ended.trace.succeeded()
-            elif isinstance(settled, Quarantine):
-                ended.trace.ended("quarantined", error=settled.reason)
-        self._forget(ended.settlement.id, ended.settlement.fence)
-
-    def _forget(self, job_id: str, fence: int) -> None:
-        held = self.claimed.get(job_id)
-        if held is not None and held.fence == fence:
-            del self.claimed[job_id], self._source_of[job_id]
-        self._isolation.ended(self)
-        self._wake.set()
+        settled, end_trace = report.settled, None
+        if trace is not None and isinstance(settled, WorkDone):
+            end_trace = trace.succeeded
+        elif trace is not None and isinstance(settled, Quarantine):
+            end_trace = partial(trace.ended, "quarantined", error=settled.reason)
+        entries = tuple(self._context.journal.entries(report.events)) if report.events else ()
+        settlement = Settlement(item.id, item.owner, item.fence, settled, entries)
+        self._reports.report(EndedAttempt(item, settlement, self.pools[item.source], end_trace=end_trace))
+        return False
 
     # ---- periodic ---------------------------------------------------------------------------------------------------
 
     async def _renew_leases(self) -> None:
         while True:
             await asyncio.sleep(self.settings.lease / 3)
-            try:
-                lost = await self._claims.renew(self.claims())
-            except Exception as error:
-                self._errors.log(f"{self.name}: leases could not be renewed", error, self._clock.now())
-            else:
-                self._stop_lost(lost)
-
-    def _stop_lost(self, lost: Iterable[Held]) -> None:
-        """Stop jobs that a person has cancelled, or that somebody else has by now."""
-        for one in lost:
-            task = self.running.get(one.id)
-            if task is not None and self.claimed.get(one.id) == one and not task.cancelling():  # once: it may clean up
-                task.cancel()
+            for pool in self.pools.values():
+                try:
+                    await pool.renew()
+                except Exception as error:
+                    self._errors.log(f"{self.name}: leases could not be renewed", error, self._clock.now())
 
     async def _look_around(self) -> None:
         """Read what other processes change too: the records of sources, and the jobs that run here. Write telemetry."""
         while True:
-            await asyncio.sleep(PERIOD_S if self.claimed else IDLE_S)
+            await asyncio.sleep(PERIOD_S if self.claims() else IDLE_S)
             before = [self.records.known(name) for name in self.sources]
             try:
-                with self._timeouts.timeout(STORE_S):
+                with self._context.timeouts.timeout(STORE_S):
                     await self.records.refresh()
-                    self._stop_lost([one for one in self.claims() if not await self._is_held(one)])
+                    for pool in self.pools.values():
+                        held = list(pool.claimed.values())
+                        pool.stop_lost([one for one in held if not await self._is_held(one)])
             except Exception as error:
                 self._errors.log(f"{self.name}: the records of sources cannot be read", error, self._clock.now())
                 continue
@@ -500,7 +405,7 @@ class IngestionOrchestrator:
 
     async def _flush_telemetry(self) -> None:
         try:
-            with self._timeouts.timeout(STORE_S):
+            with self._context.timeouts.timeout(STORE_S):
                 await self.telemetry.flush()
         except Exception as error:
             self._errors.log(f"{self.name}: telemetry could not be written", error, self._clock.now())

@@ -15,8 +15,6 @@ from typing import TypeVar
 
 from msgspec import Struct, structs
 
-from reefknot.audit.journal import Journal
-from reefknot.core.clock import Clock
 from reefknot.core.failure import Failure, FailureType
 from reefknot.core.policy import RetryPolicy
 from reefknot.errors import SourceError
@@ -25,12 +23,13 @@ from reefknot.ingest.pages import checked_document, checked_page
 from reefknot.ingest.port import Connector, DocumentSink, FetchRequest, ItemFailure, Page, Position
 from reefknot.ingest.sources import IngestionSource, SourceRecord, SourceRecords, remembered_jobs
 from reefknot.ingest.telemetry import TelemetryRecorder
+from reefknot.queue.execution.settling import OwnerContext
 from reefknot.queue.execution.tracing import spanned
 from reefknot.queue.model.source_health import HealthRules
 from reefknot.queue.model.work import WorkItem, WorkState
 from reefknot.queue.port.work_queue import QuarantineFilter
 from reefknot.runtime.log import error_text, logger
-from reefknot.runtime.timeouts import STORE_S, Timeouts
+from reefknot.runtime.timeouts import STORE_S
 
 MOST_FAILED_ITEMS = 1000
 """Jobs of items that could not be read, open or in quarantine, that one source may have."""
@@ -61,7 +60,7 @@ class SyncLimits(Struct, frozen=True):
     stalled_after: float = STALLED_S
 
 
-class IngestionContext(Struct, frozen=True):
+class IngestionContext(OwnerContext, frozen=True, kw_only=True):
     """The parts that all jobs of one orchestrator share."""
 
     jobs: JobQueue
@@ -70,11 +69,7 @@ class IngestionContext(Struct, frozen=True):
     rules: HealthRules
     records: SourceRecords
     telemetry: TelemetryRecorder
-    journal: Journal
-    clock: Clock
-    timeouts: Timeouts
     limits: SyncLimits = SyncLimits()
-    seed: int | None = None
 
 
 class SyncSummary(Struct, frozen=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from math import inf
+from typing import Any
 
 import msgspec
 import pytest
@@ -293,9 +294,7 @@ def test_a_lost_lease_counts_as_a_crash_and_the_third_one_is_quarantined() -> No
             await asyncio.sleep(70)
             if n < 4:
                 assert (await world.item("sync")).crashes == n - 1
-            orchestrator.paused = True  # as kill -9: nothing more is reported
-            for task in (*orchestrator.services.cancel(), *orchestrator.running.values()):
-                task.cancel()
+            orchestrator.abandon()  # as kill -9: nothing more is reported
             world.orchestrators.clear()
             await asyncio.sleep(61)
         item = await world.item("sync")
@@ -383,7 +382,7 @@ def test_a_connector_that_raises_control_flow_fails_its_job_and_holds_no_slot(er
             WorkState.SUCCEEDED,
             WorkState.SUCCEEDED,
         ]
-        assert (orchestrator.claimed, orchestrator._source_of, orchestrator.running) == ({}, {}, {})
+        assert (orchestrator.claims(), orchestrator.running) == ([], [])
 
     in_world(story)
 
@@ -588,18 +587,18 @@ def test_an_orchestrator_ends_although_the_store_fails_what_is_claimed_at_the_en
 ) -> None:
     async def story(world: World) -> None:
         orchestrator = await world.start(world.source(three_pages))
-        asked, claim = asyncio.Event(), orchestrator._claim_from
+        asked, claim = asyncio.Event(), world.store.work.claim
 
-        async def slowly(name: str, free: int) -> list[WorkItem]:
+        async def slowly(*given: Any, **more: Any) -> list[WorkItem]:
             asked.set()
             await asyncio.sleep(1)
-            return await claim(name, free)
+            return await claim(*given, **more)
 
         async def refuse(held: object) -> list[bool]:
             raise StoreUnavailableError("x", "the disk reported an error", "check the disk")
 
-        monkeypatch.setattr(orchestrator, "_claim_from", slowly)
-        monkeypatch.setattr(orchestrator._claims, "give_back", refuse)
+        monkeypatch.setattr(world.store.work, "claim", slowly)
+        monkeypatch.setattr(world.store.work, "settle", refuse)
         await world.job("sync")
         async with asyncio.timeout(60):
             await asked.wait()

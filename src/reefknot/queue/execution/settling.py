@@ -8,13 +8,18 @@ lease lasts.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
+from msgspec import Struct
+
+from reefknot.audit.assignments import vanished_events
+from reefknot.audit.journal import Journal
+from reefknot.audit.port import AuditEntry
 from reefknot.core.clock import Clock
-from reefknot.queue.model.work import Interrupted
+from reefknot.queue.model.work import Interrupted, Snooze, TryAgain, WorkItem
 from reefknot.queue.port.work_queue import Held, Settlement, WorkQueue
 from reefknot.runtime.log import error_text, logger
 from reefknot.runtime.timeouts import STORE_S, Timeouts
@@ -45,7 +50,7 @@ class Claims:
             raise
 
     async def give_back(self, held: list[Held]) -> list[bool]:
-        """Return claims that nobody will report on; that spends nothing. False: the claim was lost already."""
+        """Return claims that will not be reported on; that spends nothing. False: the claim was lost already."""
         async with asyncio.timeout(STORE_S):
             return await self._work.settle([Settlement(one.id, one.owner, one.fence, Interrupted()) for one in held])
 
@@ -58,46 +63,65 @@ class Claims:
         return [one for one, is_ours in zip(held, kept, strict=True) if not is_ours]
 
 
-class EndedAttempt(Protocol):
-    """An attempt that is over."""
+class OwnerContext(Struct, frozen=True, kw_only=True):
+    """The context of one owner of work, a worker or an orchestrator: its names, its store, clock and journal."""
+
+    name: str
+    """The name at the beginning of its log lines."""
+    owner: str
+    """The name under which this incarnation holds work."""
+    lease: float
+    work: WorkQueue
+    journal: Journal
+    clock: Clock
+    timeouts: Timeouts
+    seed: int | None = None
 
     @property
-    def settlement(self) -> Settlement: ...
+    def claims(self) -> Claims:
+        return Claims(self.work, self.lease)
+
+    def crash_events(self, item: WorkItem) -> Iterable[AuditEntry]:
+        """The events of an item whose owner vanished. Called where the store runs, perhaps in another thread."""
+        return self.journal.entries(vanished_events(item, self.clock.wall()))
 
 
-A = TypeVar("A", bound=EndedAttempt)
+class Holder(Protocol):
+    """The pool that holds the claim of an attempt."""
+
+    def settled(self, work_id: str, fence: int) -> None: ...
+
+    def due_again(self, item: WorkItem, due_at: int) -> None: ...
 
 
-class Settling(Generic[A]):
+class EndedAttempt(Struct, frozen=True):
+    """An attempt that is over: its report to the store, and what follows when the report is kept."""
+
+    item: WorkItem
+    settlement: Settlement
+    pool: Holder
+    body: bytes | None = None
+    """The result to publish."""
+    end_trace: Callable[[], None] | None = None
+
+
+class Settling:
     """Settles the ended attempts of one owner."""
 
     def __init__(
-        self,
-        name: str,
-        work: WorkQueue,
-        *,
-        clock: Clock,
-        timeouts: Timeouts,
-        lease: float,
-        settled: Callable[[A, bool], None],
-        publish: Callable[[list[A]], Awaitable[None]] | None = None,
+        self, context: OwnerContext, publish: Callable[[list[EndedAttempt]], Awaitable[None]] | None = None
     ) -> None:
-        """`settled` hears whether each report was kept, at once; `publish` gets the kept ones of a batch, later."""
-        self._name = name
-        self._work = work
-        self._clock = clock
-        self._timeouts = timeouts
-        self._lease = lease
-        self._settled = settled
+        """`publish` gets what was kept of a batch, after its pools have heard of it."""
+        self._context = context
         self._publish = publish
-        self._ended: list[A] = []
+        self._ended: list[EndedAttempt] = []
         self._is_settling = False
         self.reporting: set[asyncio.Task[None]] = set()
         """Reports that are being kept and published."""
         self.error: Exception | None = None
         """The error for which the store refused a report, until it keeps one again."""
 
-    def report(self, ended: A) -> None:
+    def report(self, ended: EndedAttempt) -> None:
         """Queue a report for the store. From here on it does not depend on its slot any more."""
         self._ended.append(ended)
         if not self._is_settling:
@@ -106,9 +130,9 @@ class Settling(Generic[A]):
 
     async def finished(self) -> None:
         """Wait until all reports are kept, at most as long as a store call may take."""
-        ends = self._clock.now() + STORE_S
-        while self.reporting and self._clock.now() < ends:
-            await asyncio.wait(set(self.reporting), timeout=ends - self._clock.now())
+        ends = self._context.clock.now() + STORE_S
+        while self.reporting and self._context.clock.now() < ends:
+            await asyncio.wait(set(self.reporting), timeout=ends - self._context.clock.now())
 
     def _start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Begin to keep or publish reports. What a step cancels begins again; at the end of the loop it does not."""
@@ -124,7 +148,7 @@ class Settling(Generic[A]):
         task.add_done_callback(ended)
 
     async def _settle_all(self) -> None:
-        """Settle batch by batch, until nothing is left; results are published beside the next batch."""
+        """Settle batch by batch, until nothing is left; results are published while the next batch is kept."""
         while True:
             batch, self._ended = self._ended, []
             try:
@@ -140,11 +164,11 @@ class Settling(Generic[A]):
                 self._is_settling = False
                 return
 
-    async def _settle(self, batch: list[A]) -> list[A]:
+    async def _settle(self, batch: list[EndedAttempt]) -> list[EndedAttempt]:
         """Report a batch. Returns what was kept; when the store does not say, each report is retried by itself."""
         try:
-            with self._timeouts.timeout(STORE_S):
-                answers = await self._work.settle([one.settlement for one in batch])
+            with self._context.timeouts.timeout(STORE_S):
+                answers = await self._context.work.settle([one.settlement for one in batch])
         except Exception as error:
             self._log_not_kept(batch[0], error, more=len(batch) - 1)
             for one in batch:
@@ -155,16 +179,16 @@ class Settling(Generic[A]):
             self._hear(one, kept)
         return [one for one, kept in zip(batch, answers, strict=True) if kept]
 
-    async def _settle_alone(self, one: A) -> None:
+    async def _settle_alone(self, one: EndedAttempt) -> None:
         """Retry until the store takes the report, at most as long as the lease lasts."""
-        ends, pause = self._clock.now() + self._lease, _FIRST_PAUSE
+        ends, pause = self._context.clock.now() + self._context.lease, _FIRST_PAUSE
         kept = False
-        while self._clock.now() + pause < ends:
+        while self._context.clock.now() + pause < ends:
             await asyncio.sleep(pause)
             pause = min(_LONGEST_PAUSE, pause * 2)
             try:
-                with self._timeouts.timeout(STORE_S):
-                    (kept,) = await self._work.settle([one.settlement])
+                with self._context.timeouts.timeout(STORE_S):
+                    (kept,) = await self._context.work.settle([one.settlement])
                 self.error = None
                 break
             except Exception as error:
@@ -173,16 +197,23 @@ class Settling(Generic[A]):
         self._hear(one, kept)
         await self._after([one] if kept else [])
 
-    def _hear(self, one: A, kept: bool) -> None:
-        self._settled(one, kept)
+    def _hear(self, one: EndedAttempt, kept: bool) -> None:
+        """Let go of the claim, and of its trace if this was the end; what is due again gets its place back."""
+        one.pool.settled(one.item.id, one.item.fence)
         if not kept:
-            logger().info("%s: the lease of %s was lost; its report was refused", self._name, one.settlement.id)
+            logger().info("%s: the lease of %s was lost; its report was refused", self._context.name, one.settlement.id)
+            return
+        if one.end_trace is not None:
+            one.end_trace()
+        settled = one.settlement.settled
+        if isinstance(settled, TryAgain | Snooze):
+            one.pool.due_again(one.item, settled.due_at)
 
-    async def _after(self, kept: list[A]) -> None:
+    async def _after(self, kept: list[EndedAttempt]) -> None:
         if kept and self._publish is not None:
             await self._publish(kept)
 
-    def _log_not_kept(self, one: A, error: Exception, more: int = 0) -> None:
+    def _log_not_kept(self, one: EndedAttempt, error: Exception, more: int = 0) -> None:
         others = f" and {more} more" if more else ""
         text = "%s: the report of %s%s was not kept (%s)"
-        logger().error(text, self._name, one.settlement.id, others, error_text(error))
+        logger().error(text, self._context.name, one.settlement.id, others, error_text(error))

@@ -2,29 +2,30 @@
 Runs a claimed item's attempt, then settles and publishes it.
 
 Reports go to the store in batches (`execution/settling.py`). Ends that need no slot (cancelled, dropped, expired,
-crashed too often) are one store call with their event, and then a result.
+crashed too often) are one store call with their event, and then a result. What is queued when the worker leaves ends
+for it by `Drain`.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from traceback import extract_tb
 
 import msgspec
-from msgspec import Struct
 
-from reefknot.audit.assignments import completed_event, ended_event, vanished_events
+from reefknot.audit.assignments import completed_event, ended_event
 from reefknot.audit.journal import about_item
-from reefknot.audit.model.event import Dropped, Event, OperatorAction
+from reefknot.audit.model.event import Dropped, Event, OperatorAction, Requeued
 from reefknot.audit.port import AuditEntry
 from reefknot.core.classify import classify
 from reefknot.core.failure import ErrorCode
 from reefknot.queue.execution.decision_log import ERROR
 from reefknot.queue.execution.events import expired_event, quarantined_event
-from reefknot.queue.execution.settling import Settling
+from reefknot.queue.execution.settling import EndedAttempt, Settling
 from reefknot.queue.execution.tracing import WorkTrace, assignment_trace
-from reefknot.queue.model.messages import Cancel, ExecResult, StepResult, StepStatus, encode
+from reefknot.queue.model.messages import Cancel, ExecAssignmentAck, ExecResult, StepResult, StepStatus, encode
 from reefknot.queue.model.results import (
     DROPPED,
     UNREADABLE_WORK,
@@ -36,8 +37,6 @@ from reefknot.queue.model.results import (
 from reefknot.queue.model.submission import EXPIRED
 from reefknot.queue.model.work import (
     Quarantine,
-    Snooze,
-    TryAgain,
     WorkDone,
     WorkFailed,
     WorkItem,
@@ -47,7 +46,6 @@ from reefknot.queue.model.work import (
 from reefknot.queue.port.work_queue import Held, Settlement, WorkClaim
 from reefknot.queue.worker.attempt import StepRunner
 from reefknot.queue.worker.context import WorkerContext
-from reefknot.queue.worker.overdue import stop_steps
 from reefknot.queue.worker.pool import Pool
 from reefknot.queue.worker.queue import Queued
 from reefknot.queue.worker.records import AcceptedWork, AttemptReport
@@ -56,17 +54,11 @@ from reefknot.runtime.timeouts import STORE_S
 
 MOST_WATCHED = 10_000
 MOST_REMEMBERED = 1_000
+PAGE = 500
+REJECTED_AT_ONCE = 64
+DRAINING = "its worker is draining"
 
-
-class _Ended(Struct, frozen=True):
-    """An attempt that is over: its report to the store, and the result to publish."""
-
-    item: WorkItem
-    settlement: Settlement
-    pool: Pool
-    body: bytes | None
-    traced: tuple[WorkTrace, ExecResult] | None = None
-    """The trace of an assignment that has ended with this result."""
+DrainAck = Callable[[str, Pool], ExecAssignmentAck]
 
 
 class Closing:
@@ -77,15 +69,7 @@ class Closing:
         self._pools = pools
         self._steps = steps
         self._clock = context.clock
-        self.reports: Settling[_Ended] = Settling(
-            context.worker_id,
-            context.work,
-            clock=context.clock,
-            timeouts=context.timeouts,
-            lease=context.settings.lease,
-            settled=self._after_settling,
-            publish=self._publish,
-        )
+        self.reports = Settling(context, self._publish)
         self._started: dict[tuple[str, int], AcceptedWork] = {}
         """Work that intake started, by id and fence: it need not be read again."""
         self._crashed: deque[str] = deque(maxlen=MOST_WATCHED)
@@ -179,8 +163,10 @@ class Closing:
                 settled = msgspec.structs.replace(settled, result=body.decode())
         entries = tuple(self._context.journal.entries(events)) if events else ()
         settlement = Settlement(item.id, item.owner, item.fence, settled, entries, report.took_ms)
-        traced = None if trace is None or report.result is None else (trace, report.result)
-        self.reports.report(_Ended(item, settlement, pool, body, traced))
+        end_trace = None
+        if trace is not None and report.result is not None:
+            end_trace = partial(trace.ended_with, report.result, quarantined=isinstance(settled, Quarantine))
+        self.reports.report(EndedAttempt(item, settlement, pool, body, end_trace))
 
     def _with_overload(self, result: ExecResult, pool: Pool, queue_depth: int) -> ExecResult:
         """The result with the overload fields, which the baseline withholds."""
@@ -190,16 +176,7 @@ class Closing:
 
     # ---- settling ---------------------------------------------------------------------------------------------------
 
-    def _after_settling(self, one: _Ended, kept: bool) -> None:
-        one.pool.settled(one.item.id, one.item.fence)
-        settled = one.settlement.settled
-        if kept and one.traced is not None:
-            trace, result = one.traced
-            trace.ended_with(result, quarantined=isinstance(settled, Quarantine))
-        if kept and isinstance(settled, TryAgain | Snooze):
-            one.pool.put(one.pool.queued(one.item, settled.due_at))
-
-    async def _publish(self, kept: list[_Ended]) -> None:
+    async def _publish(self, kept: list[EndedAttempt]) -> None:
         for one in kept:
             if one.body is None:
                 continue
@@ -216,22 +193,6 @@ class Closing:
             await self._context.claims.give_back([one for _, one in held])
         for pool, one in held:
             pool.settled(one.id, one.fence)
-
-    async def return_claimed(self, pools: list[Pool]) -> int:
-        """Let pending reports finish, stop the rest, and give it back. Returns how many went back. Bounded in time."""
-        await self.reports.finished()
-        tasks = [task for pool in pools for task in pool.running.values()]
-        held = [one for pool in pools for one in pool.cancel_all()]
-        left = await stop_steps(self._context.worker_id, tasks)
-        for pool in pools if left else ():
-            pool.running = {name: task for name, task in pool.running.items() if task not in left}
-        await self.reports.finished()  # an attempt that ended in the very moment it was stopped
-        if not held:
-            return 0
-        back = await self._context.claims.give_back(held)
-        for pool in pools:
-            pool.claimed.clear()
-        return sum(back)
 
     # ---- ends without a slot ----------------------------------------------------------------------------------------
 
@@ -315,7 +276,7 @@ class Closing:
         """The events of an item whose owner vanished. Called where the store runs, perhaps in another thread."""
         if item.state is WorkState.QUARANTINED:
             self._crashed.append(item.id)
-        return self._context.journal.entries(vanished_events(item, self._clock.wall()))
+        return self._context.crash_events(item)
 
     async def publish_crashed(self) -> None:
         """Publish the results of work that crashed too often and is in quarantine now."""
@@ -361,6 +322,67 @@ class Closing:
         with self._context.timeouts.timeout(STORE_S):
             item = await self._context.work.get(work_id)
         return item if item is not None and is_workers(item) else None
+
+
+class Drain:
+    """
+    Gives up the queued work of one worker that is leaving, and offers it to the others.
+
+    The work stays in the store, with its due time and its attempts. Its sender gets a rejecting ack, and the next
+    worker that is sent it takes it over. If none does, it is still there when this worker resumes or restarts. The
+    baseline's acks cannot say why work was refused: there the workers over the same store find it.
+    """
+
+    def __init__(self, context: WorkerContext, pools: Mapping[str, Pool], ack: DrainAck) -> None:
+        self._context = context
+        self._pools = pools
+        self._ack = ack
+        self._offered: set[str] = set()
+        self.is_on = False
+        """Whether the worker is leaving; a mere pause keeps its queue."""
+
+    def begin(self) -> None:
+        self.is_on = True
+        self._offered.clear()
+
+    @property
+    def has_more(self) -> bool:
+        """Whether work was queued since the last offer: it was on its way in, or its attempt is to be repeated."""
+        return self.is_on and any(pool.queue.depth or pool.prefetched for pool in self._pools.values())
+
+    async def offer(self) -> int:
+        """Give up every place, and tell the senders. Returns the number of assignments offered."""
+        for pool in self._pools.values():
+            pool.queue.clear()
+        free = [item for item in await self._queued() if item.id not in self._offered]
+        self._offered.update(item.id for item in free)
+        if not free:
+            return 0
+        wall = self._context.clock.wall()
+        events = [Requeued(**about_item(one, wall), reason=DRAINING, generation=one.generation) for one in free]
+        await self._context.journal.write(*events)
+        if self._context.settings.queue_v2:
+            for start in range(0, len(free), REJECTED_AT_ONCE):
+                await asyncio.gather(*(self._reject(item) for item in free[start : start + REJECTED_AT_ONCE]))
+        return len(free)
+
+    async def _queued(self) -> list[WorkItem]:
+        """The items that the store has queued for this worker; those handed back are in no pool's queue."""
+        names = [pool.queue_name for pool in self._pools.values()]
+        found, after = list[WorkItem](), ""
+        while True:
+            with self._context.timeouts.timeout(STORE_S):
+                page: Sequence[WorkItem] = await self._context.work.find(
+                    state=WorkState.PENDING, classes=names, after=after, limit=PAGE
+                )
+            found += page
+            if len(page) < PAGE:
+                return found
+            after = page[-1].id
+
+    async def _reject(self, item: WorkItem) -> None:
+        pool = self._pools[item.resource_class.rpartition("@")[0]]
+        await self._context.send_ack(self._ack(item.assignment_id, pool))
 
 
 def _raised_at(error: Exception) -> str:

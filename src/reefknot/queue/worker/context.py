@@ -6,37 +6,25 @@ Only a fresh result carries a message id: a repeated one has to arrive again.
 
 from msgspec import Struct
 
-from reefknot.audit.journal import Journal
-from reefknot.core.clock import Clock
 from reefknot.core.redaction import Redactor
-from reefknot.queue.execution.settling import Claims
+from reefknot.queue.execution.settling import OwnerContext
 from reefknot.queue.model.messages import ACK, HEARTBEAT, RESULT, ExecAssignmentAck, ExecResult, encode
 from reefknot.queue.port.transport import Transport
-from reefknot.queue.port.work_queue import WorkQueue
 from reefknot.queue.worker.settings import WorkerSettings
-from reefknot.runtime.timeouts import Timeouts
 
 PUBLISH_S = 10.0
 
 
-class WorkerContext(Struct, frozen=True):
-    """Identity, settings, store, clock and journal of one worker."""
+class WorkerContext(OwnerContext, frozen=True, kw_only=True):
+    """The context of one worker, with its settings and the transport of its messages."""
 
-    worker_id: str
-    owner: str
-    """The name under which this incarnation holds work."""
     settings: WorkerSettings
-    work: WorkQueue
     transport: Transport
-    journal: Journal
-    clock: Clock
-    timeouts: Timeouts
     redactor: Redactor
-    seed: int | None = None
 
     @property
-    def claims(self) -> Claims:
-        return Claims(self.work, self.settings.lease)
+    def worker_id(self) -> str:
+        return self.name
 
     async def send_ack(self, ack: ExecAssignmentAck) -> None:
         await self._publish(ACK, encode(ack))

@@ -3,24 +3,20 @@ Steps that outlive their time: answered when it is over, and watched until they 
 
 A time-out cancels its step. One that catches `asyncio.CancelledError` and goes on cannot be stopped from outside, so
 its attempt is reported without it. Its slot stays taken until it ends, because it still uses what a slot stands for.
-When its worker ends, it is waited for a bounded time.
+When its worker ends, it is waited for a bounded time (`slots.stop_attempts`).
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from reefknot.core.clock import Clock
 from reefknot.queue.execution.decision_log import DecisionLog
 from reefknot.queue.execution.failures import suspended_at
 from reefknot.queue.model.messages import ExecAssignment
-from reefknot.runtime.log import logger, printable
-from reefknot.runtime.timeouts import CANCELLATION_S, CANCELLATIONS
 from reefknot.steps.port import Block
 
 CLEANUP_S = 0.1
 """Time to clean up after a time-out, before the attempt is reported without its step."""
-STOPPING_S = 3.0
-"""Time to clean up of steps whose worker ends. After it they are cancelled again, and again."""
 
 
 class OverdueWatch:
@@ -65,23 +61,3 @@ class OverdueWatch:
         if self.is_reported:
             late = self._clock.now() - self._since - self._allowed
             self._log.ended_late(self._assignment, self._place, late)
-
-
-async def stop_steps(name: str, tasks: Iterable[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
-    """
-    Wait for cancelled steps of the worker `name`, cancelling them again, for a bounded time.
-
-    Returns those that go on all the same, and names their places in the log.
-    """
-    left, seconds = set(tasks), STOPPING_S
-    for _ in range(CANCELLATIONS):
-        if not left:
-            return left
-        _, left = await asyncio.wait(left, timeout=seconds)
-        seconds = CANCELLATION_S
-        for task in left:
-            task.cancel()
-    for task in left:
-        text = "%s: a step ignores that it is cancelled, at %s; the worker ends without it"
-        logger().error(text, name, printable(suspended_at(task), most=300) or "an unknown place")
-    return left

@@ -24,6 +24,7 @@ from reefknot.core.clock import Clock
 from reefknot.core.redaction import Redactor
 from reefknot.errors import ParameterError, StoreError
 from reefknot.queue.execution.isolation import Isolation
+from reefknot.queue.execution.slots import return_claimed
 from reefknot.queue.model.admission import OverloadStatus
 from reefknot.queue.model.messages import (
     ASSIGN,
@@ -42,9 +43,8 @@ from reefknot.queue.model.work import WorkItem, WorkState
 from reefknot.queue.port.transport import Delivery, Transport
 from reefknot.queue.port.work_queue import Held
 from reefknot.queue.worker.attempt import StepRunner
-from reefknot.queue.worker.closing import Closing
+from reefknot.queue.worker.closing import Closing, Drain
 from reefknot.queue.worker.context import WorkerContext
-from reefknot.queue.worker.drain import Drain
 from reefknot.queue.worker.intake import Intake
 from reefknot.queue.worker.pool import Pool
 from reefknot.queue.worker.queue import Queued
@@ -127,8 +127,9 @@ class Worker:
         self._clock = clock
         self._hears_shared = shared_subject
         self._context = context = WorkerContext(
-            worker_id=worker_id,
+            name=worker_id,
             owner=f"{worker_id}#{new_id()}{process and '@'}{process}",
+            lease=settings.lease,
             settings=settings,
             work=store.work,
             transport=transport,
@@ -144,8 +145,8 @@ class Worker:
         self.closing = Closing(context, self.pools, self.steps)
         self._isolation = isolation = isolation or Isolation()
         for name in dict.fromkeys((*settings.concurrency, *own_classes(blocks.values()).values())):
-            events = self.closing.crash_events
-            self.pools[name] = Pool(name, context, self.closing.run, events, isolation=isolation)
+            run, reports, events = self.closing.run, self.closing.reports, self.closing.crash_events
+            self.pools[name] = Pool(name, context, run, reports, events, isolation=isolation)
         self.intake = Intake(context, self.pools, self.closing, known=blocks, tasks=self._background)
         self.leaving = Drain(context, self.pools, self.intake.drain_ack)
         self.services = Services(worker_id)
@@ -218,7 +219,7 @@ class Worker:
         await self._offer_queued(pools)
         if running:
             await asyncio.wait(running, timeout=longest)
-        back = await self.closing.return_claimed(pools)
+        back = await return_claimed(self._context, self.closing.reports, pools)
         await self._offer_queued(pools)
         return back
 
@@ -259,7 +260,7 @@ class Worker:
             await self._send_heartbeat()
         await self.services.stop()
         await self._background.stop()
-        await self.closing.return_claimed(list(self.pools.values()))
+        await return_claimed(self._context, self.closing.reports, list(self.pools.values()))
         hidden, self._hidden = self._hidden, frozenset()
         remove_secrets(hidden)
 
@@ -371,11 +372,7 @@ class Worker:
         while True:
             await asyncio.sleep(self.settings.lease / 3)
             for pool in self.pools.values():
-                await self._background.run_logged("leases could not be renewed", self._renew_pool, pool)
-
-    async def _renew_pool(self, pool: Pool) -> None:
-        for lost in await pool.renew():
-            pool.cancel(lost)
+                await self._background.run_logged("leases could not be renewed", pool.renew)
 
     async def _sweep(self) -> None:
         """End what has expired, publish what crashed too often, take over what another worker left behind."""

@@ -12,7 +12,7 @@ from reefknot.queue.model.admission import Rules
 from reefknot.queue.model.messages import AckStatus, ExecResult, ResultStatus
 from reefknot.queue.model.work import WorkItem, WorkState
 from reefknot.queue.router.service import Router
-from reefknot.queue.worker.drain import Drain
+from reefknot.queue.worker.closing import Drain
 from reefknot.queue.worker.service import Worker
 from tests.workshop import OK, REFUSED, Shop, Step, with_shop, work
 
