@@ -120,9 +120,6 @@ def _import_everything() -> None:
             importlib.import_module(found.name)
     for name in LIBRARIES:
         importlib.import_module(name)
-    from reefknot.policy.schema import Configuration
-
-    Configuration.model_rebuild()
     gc.collect()
     gc.freeze()
 

@@ -71,6 +71,6 @@ asyncio.run(main())
 
 def test_a_system_does_load_them() -> None:
     """The control."""
-    assert set(SYSTEM) - {"cyclopts", "yaml"} <= loaded_by(
+    assert set(SYSTEM) - {"cyclopts", "pydantic", "yaml"} <= loaded_by(
         CONNECTING + "import reefknot.app.managers, reefknot.app.system\n", SYSTEM
     )

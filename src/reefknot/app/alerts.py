@@ -28,6 +28,7 @@ from reefknot.core.clock import Clock
 from reefknot.errors import ConfigurationError, KeyConflictError
 from reefknot.policy.schema import AlertsSection
 from reefknot.policy.secrets import WEBHOOK, SecretText, resolve_at, webhook_reference
+from reefknot.policy.sections import plain
 from reefknot.policy.settings import Settings
 from reefknot.queue.client import Client
 from reefknot.queue.connect import client_of
@@ -77,7 +78,7 @@ _records = msgspec.json.Decoder(AlertsRecord)
 
 def rules_of(section: AlertsSection) -> dict[str, AlertThresholds]:
     """The rules in force: the built-in ones with the configured limits, without those that are switched off."""
-    limits = {name: AlertLimits(**rule.model_dump()) for name, rule in section.rules.items()}
+    limits = {name: AlertLimits(**plain(rule)) for name, rule in section.rules.items()}
     none = AlertLimits()
     return {
         name: with_limits(rule, limits.get(name, none))  # type: ignore[call-overload] # the names are those of a Literal

@@ -267,7 +267,7 @@ def retention_of(audit: AuditSection | None, store: Path | None) -> float | Elli
     """
     from reefknot.audit.retention import Retention, RetentionNote
 
-    if audit is not None and "retention_seconds" in audit.model_fields_set:
+    if audit is not None and "retention_seconds" in audit.written:
         return audit.retention_seconds
     if store is None:
         return ...

@@ -120,7 +120,7 @@ def _source(name: str, written: Source, settings: Settings) -> ConfiguredSource:
         max_concurrency=written.max_concurrency,
         page_size=written.page_size,
         timeout=written.timeout_seconds,
-        settings=dict(written.model_extra or {}),
+        settings=dict(written.own),
         folder=settings.folder,
         mark=settings.tree.mark(("sources", name)),
     )
@@ -146,8 +146,9 @@ def connector_for(source: ConfiguredSource) -> Connector:
 def _unknown_setting(error: UnknownSettingError) -> ParameterError:
     """The error with the keys that every source has, in addition to those of its connector."""
     from reefknot.policy.schema import Source
+    from reefknot.policy.sections import keys_of
 
-    common = tuple(Source.model_fields)
+    common = tuple(keys_of(Source))
     accepted = (
         f"a setting of this connector ({', '.join(error.known)}), or one that every source has ({', '.join(common)})"
     )

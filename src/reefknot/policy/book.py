@@ -4,19 +4,23 @@
 A book is reloaded only when asked, whole or not at all; policies that were resolved before stay as they were.
 """
 
+import builtins
 import os
+import sys
 from collections.abc import Mapping
+from importlib import import_module
+from inspect import getattr_static
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, Self, Unpack
 
 from reefknot.core import checks
-from reefknot.core.classify import classify, status_in
+from reefknot.core.classify import KNOWN_CLASSES, classify, status_in
 from reefknot.core.failure import ErrorCode, Failure, FailureType
+from reefknot.core.policy import class_name
 from reefknot.errors import ParameterError
-from reefknot.policy.exception_names import exception_names
 from reefknot.policy.layers import Tree, environment, merge, read_file, read_text
-from reefknot.policy.model.book import Book, Request, ResolvedPolicy
+from reefknot.policy.model.book import Book, Request, ResolvedPolicy, content_hash
 from reefknot.policy.model.defaults import builtin_book, operation_target
 from reefknot.policy.model.explain import Explanation, explain
 from reefknot.retrying.retrier import Retrier
@@ -32,7 +36,7 @@ class PolicyBook:
         self._paths: tuple[Path, ...] = ()
         self._environ: Mapping[str, str] | None = None
         self._tree = merge()
-        self._book = builtin_book(_check().book_hash({}))
+        self._book = builtin_book(content_hash(_check().retry_part({})))
         self.version = 1
         self._resolved: dict[object, ResolvedPolicy] = {}
 
@@ -216,3 +220,72 @@ def _code(code: ErrorCode | str | int | None) -> ErrorCode | None:
         return ErrorCode[code.lower()]
     except KeyError:
         raise ParameterError("code", code, f"one of {', '.join(one.name for one in ErrorCode)}") from None
+
+
+# ---- exceptions by their names ---------------------------------------------------------------------------------------
+
+LIBRARIES = frozenset(
+    {
+        *("asyncio", "concurrent.futures", "http.client", "imaplib", "json", "poplib", "smtplib", "socket", "sqlite3"),
+        *("ssl", "subprocess", "urllib.error", "zlib", "anyio", "trio", "nats.errors", "nats.js.errors"),
+        *("httpx", "httpx2", "httpcore", "httpcore2", "requests", "requests.exceptions", "urllib3.exceptions"),
+        *("aiohttp", "aiohttp.client_exceptions", "botocore.exceptions", "grpc", "google.api_core.exceptions"),
+        *("psycopg", "psycopg.errors", "psycopg_pool", "apsw", "imap_tools", "imap_tools.errors"),
+        *("reefknot", "reefknot.errors"),
+    }
+)
+"""The modules that may be imported to look a name up: the standard library's and those of well-known clients."""
+
+_HTTPX = {
+    **dict.fromkeys(("ConnectTimeout", "ReadTimeout", "WriteTimeout", "PoolTimeout"), "TimeoutException"),
+    **dict.fromkeys(("ConnectError", "ReadError", "WriteError", "CloseError"), "NetworkError"),
+}
+"""The parents of httpx's exceptions, for where it is not installed: the router of a system may have no client."""
+
+
+def exception_class(name: str) -> type[BaseException] | None:
+    """
+    The exception class of this name; None when there is none, or when its module may not be imported for it.
+
+    A question may come from outside, so nothing but `LIBRARIES` is imported for it; other classes are found where their
+    module is loaded already, as those of `--module` are.
+    """
+    parts = name.split(".")
+    for length in range(len(parts) - 1, 0, -1):
+        if (module := _module(".".join(parts[:length]))) is not None:
+            return _class_in(module, parts[length:])
+    return _class_in(builtins, parts)
+
+
+def exception_names(name: str) -> tuple[str, ...]:
+    """The names of the class and of its ancestors, as those of an exception that is raised; else the name alone."""
+    found = exception_class(name)
+    if found is not None:
+        return tuple(class_name(cls) for cls in found.__mro__ if cls not in (object, BaseException))
+    library, _, bare = name.rpartition(".")
+    if library in ("httpx", "httpx2") and bare in _HTTPX:
+        return name, f"{library}.{_HTTPX[bare]}"
+    return (name,)
+
+
+def is_known_exception(name: str) -> bool:
+    """Whether more than the bare name is known of an exception."""
+    return exception_names(name) != (name,) or name in KNOWN_CLASSES
+
+
+def _module(name: str) -> ModuleType | None:
+    if name not in LIBRARIES:
+        return sys.modules.get(name)
+    try:
+        return import_module(name)
+    except Exception:  # not installed, or broken
+        return None
+
+
+def _class_in(module: ModuleType, path: list[str]) -> type[BaseException] | None:
+    """The exception class at a path of names. Looking for it runs no code, but for a library's own lazy names."""
+    found: Any = module
+    for part in path:
+        lazy = isinstance(found, ModuleType) and found.__name__ in LIBRARIES
+        found = getattr(found, part, None) if lazy else getattr_static(found, part, None)
+    return found if isinstance(found, type) and issubclass(found, BaseException) else None

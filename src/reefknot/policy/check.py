@@ -8,35 +8,33 @@ half-applied.
 
 import copy
 from collections.abc import Iterator, Mapping
-from functools import cache
-from itertools import product, takewhile
+from itertools import product
 from math import ceil
 from typing import Any
 
-from pydantic import ValidationError
-
-from reefknot.core.checks import suggest
 from reefknot.core.failure import ErrorCode, Failure, FailureType
-from reefknot.core.redaction import redact
 from reefknot.errors import ConfigurationError, ParameterError
 from reefknot.policy.dialects import DialectReader, accepted_strategies
 from reefknot.policy.layers import Tree
 from reefknot.policy.model.book import Book, content_hash, families
 from reefknot.policy.model.defaults import TARGETS
 from reefknot.policy.model.explain import horizon
-from reefknot.policy.reading.session import KeyPath, Problem, shortened
-from reefknot.policy.schema import MAPPING, TEXT, Configuration, TimetableKeys
-from reefknot.policy.secrets import ACCEPTED, SECRET_KEYS, WEBHOOK, is_reference
+from reefknot.policy.reading.session import KeyPath, Problem
+from reefknot.policy.schema import Configuration, TimetableKeys
+from reefknot.policy.secrets import ACCEPTED, WEBHOOK, is_reference
+from reefknot.policy.sections import SectionReader, plain, shown
 
 _QUEUE: KeyPath = ("worker", "queue", "v2")
 
 
 def checked(tree: Tree) -> tuple[Configuration, Book]:
     """The configuration and its book, or `ConfigurationError` with every mistake."""
-    configuration, kept, problems = _validated(tree)
+    sections = SectionReader(tree, {"strategy": accepted_strategies})
+    configuration: Configuration = sections.section(Configuration, tree.value, ())
+    problems = sections.problems
     reader = DialectReader(tree, configuration)
-    written = _retry_part(kept)
-    book = reader.book(book_hash(kept), written if any(written.values()) else None)
+    written = retry_part({} if problems else tree.value)
+    book = reader.book(content_hash(written), written if any(written.values()) else None)
     problems += [*reader.problems, *_queue_problems(tree, configuration), *_unresolvable(tree, book)]
     if configuration.alerts.rules or configuration.alerts.webhook:
         problems += _alert_problems(tree, configuration)
@@ -50,41 +48,8 @@ def checked(tree: Tree) -> tuple[Configuration, Book]:
     return configuration, book
 
 
-def _validated(tree: Tree) -> tuple[Configuration, dict[str, Any], list[Problem]]:
-    """The configuration, and its values, without what the schema refuses; and the refusals."""
-    noted: dict[KeyPath, Problem] = {}  # what is cut out for its kind is not missing as well
-    value = tree.value
-    while True:
-        try:
-            return Configuration.model_validate(value), value, [*noted.values()]
-        except ValidationError as error:
-            found = [(_path(one["loc"], value), one) for one in error.errors(include_url=False)]
-            noted = {path: tree.problem(path, _message(path, one)) for path, one in found} | noted
-            value = copy.deepcopy(value)
-            cut = [_cut_out(value, path[:-1] if one["type"] == "missing" else path) for path, one in found]
-            if not any(cut):  # what cannot be cut out cannot be checked around either
-                value = {}
-
-
-def _cut_out(value: dict[str, Any], path: KeyPath) -> bool:
-    """Remove the value at `path`, a list as a whole. The rest is smaller, so checking it comes to an end."""
-    names = list(takewhile(lambda part: isinstance(part, str), path))
-    holder: Any = value
-    for name in names[:-1]:
-        holder = holder.get(name) if isinstance(holder, dict) else None
-    if not names or not isinstance(holder, dict) or names[-1] not in holder:
-        return False
-    del holder[names[-1]]
-    return True
-
-
-def book_hash(value: dict[str, Any]) -> str:
-    """The hash of everything a configuration says about retries, independent of file, order and layer."""
-    return content_hash(_retry_part(value))
-
-
-def _retry_part(value: dict[str, Any]) -> dict[str, Any]:
-    """The values that a book's hash covers: all policies, without the gate."""
+def retry_part(value: dict[str, Any]) -> dict[str, Any]:
+    """Everything a configuration says about retries, which is what a book's hash covers: all policies, no gate."""
     v2 = value.get("worker", {}).get("retries", {}).get("v2", {})
     sources = {
         name: {"connector": source.get("connector"), "retry": source.get("retry", {})}
@@ -114,121 +79,6 @@ def _without_policies(value: dict[str, Any]) -> dict[str, Any]:
     return rest
 
 
-# ---- what the schema finds -------------------------------------------------------------------------------------------
-
-
-def _path(location: KeyPath, value: Any) -> KeyPath:
-    """The location in the file, without the parts that mark a refused key or the kind of a union."""
-    location = tuple(part for part in location if part not in (TEXT, MAPPING))
-    if location[-1:] != ("[key]",):
-        return location
-    for part in location[:-1]:
-        value = value[part]
-    return location if isinstance(value, dict) and "[key]" in value else location[:-1]
-
-
-def _message(path: KeyPath, found: Any) -> str:
-    context = found.get("ctx", {})
-    given = found.get("input")
-    if len(path) > 1 and (path[0] == "secrets" or path in SECRET_KEYS):
-        return "what is written here is not accepted; accepted: a reference, env:NAME or file:PATH"
-    match found["type"]:
-        case "extra_forbidden":
-            accepted = _fields_at(path[:-1])
-            return f"unknown key; accepted: {', '.join(accepted)}{suggest(str(path[-1]), accepted)}"
-        case "missing":
-            return "missing; it must be given"
-        case "not_accepted":
-            return f"{_shown(redact(given))} is not accepted; {context.get('why', '')}accepted: {context['accepted']}"
-        case "literal_error":
-            wrong = "unknown key" if path[-1:] == (given,) else f"{_shown(given)} is not accepted"
-            return f"{wrong}; accepted: {context['expected']}{_near(given, context['expected'])}"
-        case "greater_than_equal" | "greater_than" | "less_than_equal" | "less_than":
-            return f"{_shown(given)} is out of bounds; accepted: {_bounds(path)}"
-        case "model_type" | "dict_type" | "model_attributes_type":
-            keys = ", ".join(_fields_at(path))
-            accepted_mapping = f"a mapping{keys and f' of {keys}'}, or no such key at all"
-            return f"{_shown(given)} is not accepted; accepted: {accepted_mapping}"
-        case "string_type" | "string_pattern_mismatch" if path[-1:] == ("every",):
-            return f"{_shown(given)} is not accepted; accepted: a duration from 1s to 366d, such as 90s, 15m, 2h, 7d"
-        case "string_type" if path[-1:] == ("strategy",):
-            return f"{_shown(given)} is not accepted; accepted: {accepted_strategies()}"
-        case "string_pattern_mismatch" if described := _described(path):
-            return f"{_shown(given)} is not accepted; accepted: {described}"
-        case kind:
-            return f"{_shown(given)} is {_WRONG_KIND.get(kind, found['msg'].lower())}"
-
-
-_WRONG_KIND = {
-    "int_type": "not accepted; accepted: a whole number",
-    "int_from_float": "not accepted; accepted: a whole number",
-    "float_type": "not accepted; accepted: a number",
-    "bool_type": "not accepted; accepted: true or false",
-    "string_type": "not accepted; accepted: text",
-    "list_type": "not accepted; accepted: a list",
-    "string_too_short": "not accepted; accepted: text that is not empty",
-}
-
-
-def _shown(value: object) -> str:
-    """The beginning of a value, in the spelling of the file's formats."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, dict):
-        return "a mapping"
-    if isinstance(value, list):
-        return "a list"
-    return shortened(repr(value))
-
-
-def _near(given: object, expected: str) -> str:
-    words = [word.strip("' ") for word in expected.replace(" or ", ",").split(",")]
-    return suggest(given, words) if isinstance(given, str) else ""
-
-
-def _fields_at(path: KeyPath) -> list[str]:
-    """The keys that are accepted at a path, sorted."""
-    return sorted(name for one in _schemas_at(path) for name in one.get("properties", ()))
-
-
-def _bounds(path: KeyPath) -> str:
-    """The bounds of a number, from the schema, in words."""
-    stated = {name: limit for one in _schemas_at(path) for name, limit in one.items()}
-    words = {"minimum": "from", "exclusiveMinimum": "above", "maximum": "to", "exclusiveMaximum": "below"}
-    return " ".join(f"{word} {stated[name]}" for name, word in words.items() if name in stated)
-
-
-def _described(path: KeyPath) -> str:
-    """The description of a setting, from the schema."""
-    return next((one["description"] for one in _schemas_at(path) if "description" in one), "")
-
-
-def _schemas_at(path: KeyPath) -> list[dict[str, Any]]:
-    """The JSON Schema of each kind of value that may stand at a path."""
-    whole = _json_schema()
-    found = [*_alternatives(whole, whole)]
-    for part in path:
-        below = [one.get("properties", {}).get(part, one.get("additionalProperties")) for one in found]
-        found = [one for node in below if isinstance(node, dict) for one in _alternatives(node, whole)]
-    return found
-
-
-def _alternatives(node: dict[str, Any], whole: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The schema itself, or those that it refers to or is a union of."""
-    if "$ref" in node:
-        node = whole["$defs"][node["$ref"].rpartition("/")[2]]
-    union = node.get("anyOf") or node.get("oneOf")
-    if union is None:
-        yield node
-    for one in union or ():
-        yield from _alternatives(one, whole)
-
-
-@cache
-def _json_schema() -> dict[str, Any]:
-    return Configuration.model_json_schema()
-
-
 # ---- what only shows when things are put together --------------------------------------------------------------------
 
 
@@ -240,7 +90,7 @@ def _queue_problems(tree: Tree, configuration: Configuration) -> Iterator[Proble
         given = f"{steps.degraded:g}, {steps.overloaded:g}, {steps.critical:g}"
         yield tree.problem(path, f"{given} do not ascend; accepted: degraded < overloaded < critical")
     chosen = queue.rejection_policy
-    if getattr(queue.policies, chosen).enabled is False and "rejection_policy" in queue.model_fields_set:
+    if getattr(queue.policies, chosen).enabled is False and "rejection_policy" in queue.written:
         path = (*_QUEUE, "policies", chosen, "enabled")
         yield tree.problem(path, f"rejection_policy names {chosen!r}, so it cannot be disabled; accepted: true")
 
@@ -253,7 +103,7 @@ def _alert_problems(tree: Tree, configuration: Configuration) -> Iterator[Proble
     from reefknot.core import alerts
 
     for name, limits in configuration.alerts.rules.items():
-        rule = alerts.with_limits(alerts.RULES[name], alerts.AlertLimits(**limits.model_dump()))
+        rule = alerts.with_limits(alerts.RULES[name], alerts.AlertLimits(**plain(limits)))
         for key in ("threshold", "clear"):
             if rule.most is not None and getattr(rule, key) > rule.most:
                 text = (
@@ -284,10 +134,10 @@ def _timetable_problems(tree: Tree, configuration: Configuration) -> Iterator[Pr
             try:
                 schedules.parse(entry.every, entry.cron, time_zone=entry.time_zone, missed=entry.missed)
             except ParameterError as error:
-                message = f"{_shown(getattr(entry, error.parameter))} is not accepted; accepted: {error.accepted}"
+                message = f"{shown(getattr(entry, error.parameter))} is not accepted; accepted: {error.accepted}"
                 yield tree.problem((section, name, error.parameter), message)
             else:
-                if entry.cron is None and "time_zone" in entry.model_fields_set:
+                if entry.cron is None and "time_zone" in entry.written:
                     message = "not accepted without cron, whose time zone it is: remove it, or give cron"
                     yield tree.problem((section, name, "time_zone"), message)
     for name, schedule in configuration.schedules.items():

@@ -46,11 +46,10 @@ from reefknot.policy.model.defaults import (
 )
 from reefknot.policy.reading.session import KeyPath, Problem, shortened
 from reefknot.policy.schema import Category, Configuration, ConnectorEntry, ErrorOverride
+from reefknot.policy.sections import Section
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
-
-    from pydantic import BaseModel
 
 GROUP = "reefknot.strategies"
 V2 = ("worker", "retries", "v2")
@@ -205,11 +204,11 @@ class DialectReader:
 
 
 def _fields(
-    words: BaseModel, meanings: Mapping[str, Meaning], place: DialectPlace, *, null: str = "inherit it"
+    words: Section, meanings: Mapping[str, Meaning], place: DialectPlace, *, null: str = "inherit it"
 ) -> dict[str, FieldValue]:
     """The fields that the words of one place set. Null is a mistake, except for no timeout; so is a wrong strategy."""
     fields: dict[str, FieldValue] = {}
-    for word in sorted(words.model_fields_set & meanings.keys()):
+    for word in sorted(words.written & meanings.keys()):
         value = getattr(words, word)
         field, translate = meanings[word]
         problem = problem_with(value) if word == "strategy" and value is not None else ""
@@ -224,7 +223,7 @@ def _fields(
 
 def _override(condition: Condition, words: ErrorOverride, place: DialectPlace) -> Patch:
     fields = _fields(words, BACKOFF_WORDS, place)
-    if "retryable" not in words.model_fields_set:
+    if "retryable" not in words.written:
         return fields
     if words.retryable is None:
         place.wrong(_NULL.format("inherit it"), "retryable")
@@ -251,7 +250,7 @@ def _condition(key: str, place: DialectPlace) -> Condition | None:
 def _flags(category: ErrorCategory, words: Category, place: DialectPlace) -> dict[ErrorCode, FieldValue]:
     codes = {code.name: code for code in ErrorCode if code.category is category}
     written = words.retryable
-    if "retryable" not in words.model_fields_set:
+    if "retryable" not in words.written:
         return {}
     if isinstance(written, bool):
         _refuse_cancellation(category, written, place)
@@ -296,7 +295,7 @@ def _is_connector(name: str, place: DialectPlace) -> bool:
 
 def _connector(name: str, entries: tuple[ConnectorEntry, ...], place: DialectPlace) -> TargetEntry:
     """The entry of a connector. `entries` is its own and then those beneath: null means "as for other failures"."""
-    words, given = entries[0], entries[0].model_fields_set
+    words, given = entries[0], entries[0].written
     defaults = CONNECTORS.get(name, OTHER_CONNECTORS)
     overrides: dict[Condition, Patch] = {}
     own = place if place.layer is Layer.SOURCE else place.on(Layer.OVERRIDE)

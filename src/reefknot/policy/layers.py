@@ -1,5 +1,5 @@
 """
-Layers of configuration: a file, environment variables over it, flags over both, merged into one `Tree`.
+Layers of configuration: a file and environment variables over it, merged into one `Tree`.
 
 The file is the one that was named, the one of `REEFKNOT_CONFIG`, the nearest `reefknot.yaml` (or `.yml`, `.json`,
 `.toml`) upwards, or that of the user's configuration folder, in this order. Two candidates in one folder are a mistake,
@@ -12,7 +12,6 @@ says when to read again.
 """
 
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from pathlib import Path
@@ -156,13 +155,7 @@ def read_file(path: str | os.PathLike[str]) -> Tree:
 
 PREFIX = "REEFKNOT__"
 
-_NAME = r'(?:"[^"]+"|[^."\[\]]+)'
-_FLAG = re.compile(rf"{_NAME}(?:\.{_NAME})*")
 _QUOTED_OR_FLOW = ('"', "'", "[", "{")
-
-
-def _everywhere(mark: Mark) -> MarkOf:
-    return lambda path: mark
 
 
 class _SingleSettings(ParseSession):
@@ -191,7 +184,7 @@ class _SingleSettings(ParseSession):
                 continue
             for name in reversed(path):
                 whole = {name: whole}
-            overlay(whole, value, marks=self.marks, mark_of=_everywhere(mark))
+            overlay(whole, value, marks=self.marks, mark_of=dict.fromkeys(_paths(whole, ()), mark).get)
         self.settle()
         return Tree(value, self.marks)
 
@@ -252,24 +245,6 @@ def environment(environ: Mapping[str, str]) -> Tree:
                 break
             continue
         nodes = session.nodes
-        collected.add(path, value, mark)
-    return collected.tree()
-
-
-def _flag_path(name: str) -> KeyPath | None:
-    """The path of a dotted name, with quotes around parts that have dots in them; None when it is none."""
-    return tuple(part.strip('"') for part in re.findall(_NAME, name)) if _FLAG.fullmatch(name) else None
-
-
-def flags(settings: Mapping[str, Any]) -> Tree:
-    """The tree of the flags: dotted paths, as `dotted` shows them, with plain values."""
-    collected = _SingleSettings("flags")
-    for name, value in settings.items():
-        mark = Mark(f"flag --{shortened(name, 200)}")
-        path = _flag_path(name)
-        if path is None:
-            collected.wrong(mark, (), "is not a path of names with dots between them")
-            continue
         collected.add(path, value, mark)
     return collected.tree()
 
@@ -344,19 +319,14 @@ def find(explicit: str | None, *, environ: Mapping[str, str], cwd: Path) -> Path
     return _in_folder(folder_of_user) if folder_of_user is not None else None
 
 
-def load_tree(
-    explicit: str | None = None, *, environ: Mapping[str, str], cwd: Path, overrides: Mapping[str, Any] = {}
-) -> tuple[Tree, Path | None]:
-    """The file with the environment and then the flags over it, and the file's path. Mistakes are raised together."""
+def load_tree(explicit: str | None = None, *, environ: Mapping[str, str], cwd: Path) -> tuple[Tree, Path | None]:
+    """The file with the environment over it, and the file's path. Mistakes in both are raised together."""
     path = find(explicit, environ=environ, cwd=cwd)
     trees: list[Tree] = []
     errors: list[ConfigurationError] = []
-    readers: list[Callable[[], Tree]] = [lambda: environment(environ), lambda: flags(overrides)]
-    if path is not None:
-        readers.insert(0, lambda: read_file(path))
-    for read in readers:
+    for read in (None if path is None else lambda: read_file(path), lambda: environment(environ)):
         try:
-            trees.append(read())
+            trees += [] if read is None else [read()]
         except ConfigurationError as error:
             errors.append(error)
     if len(errors) == 1:

@@ -135,8 +135,8 @@ class RetryPolicyRegistry:
             return
         configuration, _ = checked(read_file(path))
         for name, entry in configuration.retry_policies.items():
-            beneath, written = self.get_policy(name).model_dump(), entry.model_dump(exclude_unset=True)
-            self.set_policy(ConnectorPolicy(**(beneath | written)))
+            written = {word: getattr(entry, word) for word in entry.written & ConnectorPolicy.model_fields.keys()}
+            self.set_policy(ConnectorPolicy(**(self.get_policy(name).model_dump() | written)))
 
     def get_policy(self, job_type: JobType | str) -> ConnectorPolicy:
         """The policy of a connector; an unknown one gets the default."""

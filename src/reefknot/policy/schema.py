@@ -1,102 +1,98 @@
 """
 The schema of a configuration file: every section with its names, kinds and bounds.
 
-Models of the written form only; the policy words get their meaning in `dialects`. A key that is not written stays
+The written form only; the policy words get their meaning in `dialects`. A key that is not written stays
 unset, because "not given" differs from "given: none".
 """
 
 import re
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
-from pydantic_core import PydanticCustomError
+from msgspec import Meta, field
 
 from reefknot.idempotency.model import KEY_RETENTION_S
-from reefknot.policy.secrets import is_reference
+from reefknot.policy.secrets import ACCEPTED, is_reference
+from reefknot.policy.sections import NotAcceptedError, Section, Spelling
 from reefknot.runtime.database_urls import NATS_ACCEPTED, NATS_PREFIXES, SQLITE_PREFIX, is_nats_url, sqlite_path
 
 JitterWord = Literal["none", "full", "equal", "proportional", "decorrelated"]
 StrategyWord = Annotated[
     str,
-    Field(
+    Meta(
         max_length=64,
         description="exponential_backoff, linear_backoff, fixed_delay, immediate, no_retry, or a package's own",
         examples=["exponential_backoff", "linear_backoff", "fixed_delay", "immediate", "no_retry"],
     ),
 ]
 """Packages may offer more names than these, so `dialects` checks them."""
-Timeout = Annotated[int, Field(ge=1, le=315_360_000_000)]
+Timeout = Annotated[int, Meta(ge=1, le=315_360_000_000)]
 """Milliseconds of a time limit: the largest is that of an assignment's options."""
-Milliseconds = Annotated[float, Field(ge=0, le=86_400_000)]
-Seconds = Annotated[float, Field(gt=0, le=86_400)]
-RetryCount = Annotated[int, Field(ge=0, le=100)]
+Milliseconds = Annotated[float, Meta(ge=0, le=86_400_000)]
+Seconds = Annotated[float, Meta(gt=0, le=86_400)]
+RetryCount = Annotated[int, Meta(ge=0, le=100)]
 StatusFlags = dict[str, bool]
-ExceptionName = Annotated[str, Field(min_length=1)]
-FilePath = Annotated[str, Field(min_length=1, max_length=4096)]
-AnswerBytes = Annotated[int, Field(ge=1, le=64 * 1024 * 1024)]
+ExceptionName = Annotated[str, Meta(min_length=1)]
+FilePath = Annotated[str, Meta(min_length=1, max_length=4096)]
+AnswerBytes = Annotated[int, Meta(ge=1, le=64 * 1024 * 1024)]
 
 
-class Section(BaseModel):
-    """A part of the file: unknown keys and wrong kinds are mistakes."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
-
-
-class Backoff(Section):
+class Backoff(Section, frozen=True):
     """The worker's words for a policy. `max_attempts` counts retries."""
 
     max_attempts: RetryCount | None = None
     base_delay_ms: Milliseconds | None = None
     max_delay_ms: Milliseconds | None = None
     jitter_type: JitterWord | None = None
-    jitter_factor: Annotated[float, Field(ge=0, le=1)] | None = None
-    exponential_base: Annotated[float, Field(ge=1, le=1000)] | None = None
+    jitter_factor: Annotated[float, Meta(ge=0, le=1)] | None = None
+    exponential_base: Annotated[float, Meta(ge=1, le=1000)] | None = None
     strategy: StrategyWord | None = None
     max_retry_after_ms: Milliseconds | None = None
     timeout_ms: Timeout | None = None
     attempt_timeout_ms: Timeout | None = None
 
 
-class ErrorOverride(Backoff):
+class ErrorOverride(Backoff, frozen=True):
     """A block's policy for one status (`"429"`), error code (`connection_timeout`) or failure type (`rate_limited`)."""
 
     retryable: bool | None = None
 
 
-class BlockPolicy(Backoff):
+class BlockPolicy(Backoff, frozen=True):
     """The policy of one kind of block."""
 
-    error_overrides: dict[str, ErrorOverride] = {}
+    error_overrides: dict[str, ErrorOverride] = field(default_factory=dict)
 
 
-class StatusHundred(Section):
+class StatusHundred(Section, frozen=True):
     """Whether a hundred of HTTP statuses is retried, and which of them differ."""
 
     retryable: bool | None = None
-    exceptions: StatusFlags = {}
+    exceptions: StatusFlags = field(default_factory=dict)
 
 
-class Category(Backoff):
+class Category(Backoff, frozen=True):
     """A category of error codes. `retryable` is true, false, or a mapping of its codes."""
 
-    retryable: Any = Field(
-        default=None,
-        json_schema_extra={
-            "anyOf": [
-                {"type": "boolean"},
-                {"type": "object", "additionalProperties": {"enum": [True, False, "conditional"]}},
-            ]
-        },
-    )
+    retryable: Annotated[
+        Any,
+        Meta(
+            extra_json_schema={
+                "anyOf": [
+                    {"type": "boolean"},
+                    {"additionalProperties": {"enum": [True, False, "conditional"]}, "type": "object"},
+                ]
+            }
+        ),
+    ] = None
 
 
-class NetworkCategory(Category):
+class NetworkCategory(Category, frozen=True):
     """Network errors also say which HTTP statuses are retried."""
 
-    http_status_mapping: dict[Literal["4xx", "5xx"], StatusHundred] = {}
+    http_status_mapping: dict[Literal["4xx", "5xx"], StatusHundred] = field(default_factory=dict)
 
 
-class ErrorClassification(Section):
+class ErrorClassification(Section, frozen=True):
     """Policies by category of error code."""
 
     validation_errors: Category = Category()
@@ -106,71 +102,71 @@ class ErrorClassification(Section):
     cancellation_errors: Category = Category()
 
 
-class Throttle(Section):
+class Throttle(Section, frozen=True):
     """Success-fed tokens per destination, so that retries do not multiply an outage."""
 
     enabled: bool = True
-    tokens: Annotated[float, Field(ge=1, le=1_000_000)] = 10.0
-    per_success: Annotated[float, Field(ge=0, le=1000)] = 0.1
-    per_second: Annotated[float, Field(ge=0, le=1000)] = 0.1
+    tokens: Annotated[float, Meta(ge=1, le=1_000_000)] = 10.0
+    per_success: Annotated[float, Meta(ge=0, le=1000)] = 0.1
+    per_second: Annotated[float, Meta(ge=0, le=1000)] = 0.1
 
 
-class DestinationBreaker(Section):
+class DestinationBreaker(Section, frozen=True):
     """The breaker of each destination: when it is held to be down, and how jobs wait for it."""
 
     enabled: bool = True
-    failures: Annotated[int, Field(ge=1, le=1000, description="transient failures in a row")] = 10
-    jobs: Annotated[int, Field(ge=1, le=1000, description="of at least this number of jobs")] = 3
+    failures: Annotated[int, Meta(ge=1, le=1000, description="transient failures in a row")] = 10
+    jobs: Annotated[int, Meta(ge=1, le=1000, description="of at least this number of jobs")] = 3
     within_seconds: Seconds = 300.0
-    cooldown_seconds: Annotated[Seconds, Field(ge=0.1, description="until the first probe; doubled by each")] = 1.0
-    max_cooldown_seconds: Annotated[Seconds, Field(ge=0.1)] = 60.0
+    cooldown_seconds: Annotated[Seconds, Meta(ge=0.1, description="until the first probe; doubled by each")] = 1.0
+    max_cooldown_seconds: Annotated[Seconds, Meta(ge=0.1)] = 60.0
     max_outage_seconds: Annotated[
-        float, Field(gt=0, le=31_536_000, description="the longest time that a job waits for its destination")
+        float, Meta(gt=0, le=31_536_000, description="the longest time that a job waits for its destination")
     ] = 86_400.0
 
 
-class RetriesV2(Section):
+class RetriesV2(Section, frozen=True):
     """`worker.retries.v2`: how blocks are retried."""
 
     enabled: bool | None = None
     default_policy: Backoff = Backoff()
     error_classification: ErrorClassification = ErrorClassification()
-    block_policies: dict[str, BlockPolicy] = {}
+    block_policies: dict[str, BlockPolicy] = field(default_factory=dict)
     throttle: Throttle = Throttle()
     breaker: DestinationBreaker = DestinationBreaker()
 
 
-class OverloadThresholds(Section):
+class OverloadThresholds(Section, frozen=True):
     """Shares of a full queue at which the worker changes its level."""
 
-    degraded: Annotated[float, Field(gt=0, le=10)] = 0.5
-    overloaded: Annotated[float, Field(gt=0, le=10)] = 0.8
-    critical: Annotated[float, Field(gt=0, le=10)] = 1.0
+    degraded: Annotated[float, Meta(gt=0, le=10)] = 0.5
+    overloaded: Annotated[float, Meta(gt=0, le=10)] = 0.8
+    critical: Annotated[float, Meta(gt=0, le=10)] = 1.0
 
 
-class RejectNewPolicy(Section):
+class RejectNewPolicy(Section, frozen=True):
     enabled: bool | None = None
     default: bool | None = None
 
 
-class DropOldestPolicy(RejectNewPolicy):
-    max_drop_age_ms: Annotated[int, Field(ge=0)] = 60_000
+class DropOldestPolicy(RejectNewPolicy, frozen=True):
+    max_drop_age_ms: Annotated[int, Meta(ge=0)] = 60_000
 
 
-class DeferPolicy(RejectNewPolicy):
-    max_defer_time_ms: Annotated[int, Field(ge=0)] = 30_000
+class DeferPolicy(RejectNewPolicy, frozen=True):
+    max_defer_time_ms: Annotated[int, Meta(ge=0)] = 30_000
 
 
-class DegradationSection(Section):
+class DegradationSection(Section, frozen=True):
     """The means that a level of degradation takes away."""
 
     skip_retries: bool = False
     reduce_timeout: bool = False
-    timeout_reduction_factor: Annotated[float, Field(gt=0, le=1)] = 1.0
+    timeout_reduction_factor: Annotated[float, Meta(gt=0, le=1)] = 1.0
     skip_circuit_breaker: bool = False
 
 
-class DegradationLevels(Section):
+class DegradationLevels(Section, frozen=True):
     light: DegradationSection = DegradationSection()
     medium: DegradationSection = DegradationSection(
         skip_retries=True, reduce_timeout=True, timeout_reduction_factor=0.8
@@ -180,190 +176,195 @@ class DegradationLevels(Section):
     )
 
 
-class DegradePolicy(RejectNewPolicy):
+class DegradePolicy(RejectNewPolicy, frozen=True):
     degradation_levels: DegradationLevels = DegradationLevels()
 
 
-class RejectionPolicies(Section):
+class RejectionPolicies(Section, frozen=True):
     reject_new: RejectNewPolicy = RejectNewPolicy()
     drop_oldest: DropOldestPolicy = DropOldestPolicy()
     defer: DeferPolicy = DeferPolicy()
     degrade: DegradePolicy = DegradePolicy()
 
 
-class ResourcePool(Section):
-    max_queue_size: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
-    max_concurrency: Annotated[int, Field(ge=1, le=10_000)] | None = None
+class ResourcePool(Section, frozen=True):
+    max_queue_size: Annotated[int, Meta(ge=1, le=10_000_000)] | None = None
+    max_concurrency: Annotated[int, Meta(ge=1, le=10_000)] | None = None
 
 
-class QueueV2(Section):
+class QueueV2(Section, frozen=True):
     """`worker.queue.v2`: how much may wait, and what happens when it is more."""
 
     enabled: bool | None = None
-    max_queue_size: Annotated[int, Field(ge=1, le=10_000_000)] = 1000
+    max_queue_size: Annotated[int, Meta(ge=1, le=10_000_000)] = 1000
     rejection_policy: Literal["reject_new", "drop_oldest", "defer", "degrade"] = "reject_new"
     reject_at: Literal["overloaded", "critical"] = "critical"
-    max_wait_fraction: Annotated[float, Field(gt=0, le=1)] | None = 0.5
+    max_wait_fraction: Annotated[float, Meta(gt=0, le=1)] | None = 0.5
     preempt: bool = True
     overload_thresholds: OverloadThresholds = OverloadThresholds()
     policies: RejectionPolicies = RejectionPolicies()
-    resource_pools: dict[str, ResourcePool] = {}
+    resource_pools: dict[str, ResourcePool] = field(default_factory=dict)
 
 
-class Retries(Section):
+class Retries(Section, frozen=True):
     v2: RetriesV2 = RetriesV2()
 
 
-class Queue(Section):
+class Queue(Section, frozen=True):
     v2: QueueV2 = QueueV2()
 
 
-class WorkerSection(Section):
+class WorkerSection(Section, frozen=True):
     """`worker`: retries, queue, and what becomes of work that has ended."""
 
     retries: Retries = Retries()
     queue: Queue = Queue()
     default_timeout_ms: Timeout | None = None
     quarantine_failed: bool = False
-    retention_seconds: Annotated[float, Field(ge=60, le=315_360_000)] | None = 7 * 86_400.0
+    retention_seconds: Annotated[float, Meta(ge=60, le=315_360_000)] | None = 7 * 86_400.0
 
 
-class ConnectorEntry(Section):
+class ConnectorEntry(Section, frozen=True):
     """A connector's words for a policy. Numbers are retries and whole seconds; what is left out keeps its default."""
 
     strategy: StrategyWord | None = None
-    max_attempts: Annotated[int, Field(ge=1, le=10)] | None = None
-    base_delay_seconds: Annotated[int, Field(ge=1, le=3600)] | None = None
-    max_delay_seconds: Annotated[int, Field(ge=1, le=86400)] | None = None
-    jitter_factor: Annotated[float, Field(ge=0, le=1)] | None = None
-    backoff_multiplier: Annotated[float, Field(ge=1, le=10)] | None = None
-    transient_max_attempts: Annotated[int, Field(ge=1, le=20)] | None = None
-    rate_limit_delay_seconds: Annotated[int, Field(ge=1, le=7200)] | None = None
-    max_retry_after_seconds: Annotated[float, Field(ge=0, le=86_400)] | None = None
+    max_attempts: Annotated[int, Meta(ge=1, le=10)] | None = None
+    base_delay_seconds: Annotated[int, Meta(ge=1, le=3600)] | None = None
+    max_delay_seconds: Annotated[int, Meta(ge=1, le=86400)] | None = None
+    jitter_factor: Annotated[float, Meta(ge=0, le=1)] | None = None
+    backoff_multiplier: Annotated[float, Meta(ge=1, le=10)] | None = None
+    transient_max_attempts: Annotated[int, Meta(ge=1, le=20)] | None = None
+    rate_limit_delay_seconds: Annotated[int, Meta(ge=1, le=7200)] | None = None
+    max_retry_after_seconds: Annotated[float, Meta(ge=0, le=86_400)] | None = None
     permanent_failures_no_retry: bool | None = None
 
 
-class OperationEntry(Section):
+class OperationEntry(Section, frozen=True):
     """An operation's words for a policy. `max_attempts` counts executions; exceptions are given by name."""
 
-    max_attempts: Annotated[int, Field(ge=1, le=100)] | None = None
-    base_delay: Annotated[float, Field(ge=0, le=86_400)] | None = None
-    max_delay: Annotated[float, Field(ge=0, le=86_400)] | None = None
-    backoff_multiplier: Annotated[float, Field(ge=1, le=1000)] | None = None
+    max_attempts: Annotated[int, Meta(ge=1, le=100)] | None = None
+    base_delay: Annotated[float, Meta(ge=0, le=86_400)] | None = None
+    max_delay: Annotated[float, Meta(ge=0, le=86_400)] | None = None
+    backoff_multiplier: Annotated[float, Meta(ge=1, le=1000)] | None = None
     jitter_enabled: bool | None = None
-    jitter_factor: Annotated[float, Field(ge=0, le=1)] | None = None
+    jitter_factor: Annotated[float, Meta(ge=0, le=1)] | None = None
     retryable_exceptions: list[ExceptionName] | None = None
     non_retryable_exceptions: list[ExceptionName] | None = None
-    max_retry_after: Annotated[float, Field(ge=0, le=86_400)] | None = None
+    max_retry_after: Annotated[float, Meta(ge=0, le=86_400)] | None = None
     timeout: Seconds | None = None
 
 
 Duration = Annotated[
     str,
-    Field(pattern=r"^[0-9]{1,9}(\.[0-9]{1,3})?[smhd]$", description="a duration: 90s, 15m, 2h, 7d", examples=["15m"]),
+    Meta(
+        pattern=r"^[0-9]{1,9}(\.[0-9]{1,3})?[smhd]$",
+        description="a duration: 90s, 15m, 2h, 7d",
+        examples=["15m"],
+        extra={"accepted": "a duration from 1s to 366d, such as 90s, 15m, 2h, 7d"},
+    ),
 ]
 
 
-class TimetableKeys(BaseModel):
+class TimetableKeys(Section, frozen=True):
     """The due times of a source or a schedule: at intervals or by cron. Neither of them: only when a person asks."""
 
     every: Duration | None = None
-    cron: Annotated[str, Field(max_length=200, examples=["0 7 * * 1-5"])] | None = None
-    time_zone: Annotated[str, Field(max_length=64, examples=["Europe/Berlin"])] = "UTC"
+    cron: Annotated[str, Meta(max_length=200, examples=["0 7 * * 1-5"])] | None = None
+    time_zone: Annotated[str, Meta(max_length=64, examples=["Europe/Berlin"])] = "UTC"
     missed: Annotated[
-        Literal["once", "skip"], Field(description="due times that passed while nothing ran: caught up once, or not")
+        Literal["once", "skip"], Meta(description="due times that passed while nothing ran: caught up once, or not")
     ] = "once"
 
 
-class Source(TimetableKeys):
+class Source(TimetableKeys, frozen=True, kw_only=True):
     """An instance of a connector. Beside these keys, it holds its connector's own settings."""
 
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow", strict=True, frozen=True, defer_build=True)
-
+    own: dict[str, Any] = field(default_factory=dict)
+    """The connector's own settings, as they are written."""
     connector: str
-    on_change: Annotated[bool, Field(description="sync when the source tells of changes, where it can be watched")] = (
+    on_change: Annotated[bool, Meta(description="sync when the source tells of changes, where it can be watched")] = (
         False
     )
-    max_concurrency: Annotated[int, Field(ge=1, le=1000, description="jobs of this source at the same time")] = 2
-    page_size: Annotated[int, Field(ge=1, le=10_000, description="documents that are kept in one step")] = 100
-    timeout_seconds: Annotated[float, Field(gt=0, le=86_400, description="longest time for one page")] = 120.0
+    max_concurrency: Annotated[int, Meta(ge=1, le=1000, description="jobs of this source at the same time")] = 2
+    page_size: Annotated[int, Meta(ge=1, le=10_000, description="documents that are kept in one step")] = 100
+    timeout_seconds: Annotated[float, Meta(gt=0, le=86_400, description="longest time for one page")] = 120.0
     retry: ConnectorEntry = ConnectorEntry()
 
 
-class ScheduleEntry(TimetableKeys, Section):
+class ScheduleEntry(TimetableKeys, frozen=True, kw_only=True):
     """An assignment that is submitted at each due time."""
 
     assignment: dict[str, Any]
 
 
-class ConnectorSection(Section):
-    max_concurrency: Annotated[int, Field(ge=1, le=1000, description="jobs of all its sources at the same time")]
+class ConnectorSection(Section, frozen=True, kw_only=True):
+    max_concurrency: Annotated[int, Meta(ge=1, le=1000, description="jobs of all its sources at the same time")]
 
 
-class SourceBreakerSection(Section):
+class SourceBreakerSection(Section, frozen=True):
     """The breaker of a source: when the source is held to be down, and how long it rests between probes."""
 
     enabled: bool = True
-    failures: Annotated[int, Field(ge=1, le=1000, description="transient failures in a row")] = 5
-    jobs: Annotated[int, Field(ge=1, le=1000, description="of at least this number of jobs")] = 2
-    source_failures: Annotated[int, Field(ge=1, le=1000, description="failures in a row of the source itself")] = 3
+    failures: Annotated[int, Meta(ge=1, le=1000, description="transient failures in a row")] = 5
+    jobs: Annotated[int, Meta(ge=1, le=1000, description="of at least this number of jobs")] = 2
+    source_failures: Annotated[int, Meta(ge=1, le=1000, description="failures in a row of the source itself")] = 3
     cooldown_seconds: Seconds = 30.0
     max_cooldown_seconds: Seconds = 900.0
     max_outage_seconds: Annotated[
-        float, Field(ge=60, le=31_536_000, description="longest wait of one job for a source that does not answer")
+        float, Meta(ge=60, le=31_536_000, description="longest wait of one job for a source that does not answer")
     ] = 86_400.0
 
 
-class IngestionSection(Section):
+class IngestionSection(Section, frozen=True):
     """`ingestion`: how much runs at once, and where documents are kept."""
 
-    documents: Annotated[FilePath, Field(description="the SQLite file of documents; beside the store by default")] | (
+    documents: Annotated[FilePath, Meta(description="the SQLite file of documents; beside the store by default")] | (
         None
     ) = None
-    max_concurrency: Annotated[int, Field(ge=1, le=1000, description="jobs of all sources at the same time")] = 4
-    connectors: dict[str, ConnectorSection] = {}
+    max_concurrency: Annotated[int, Meta(ge=1, le=1000, description="jobs of all sources at the same time")] = 4
+    connectors: dict[str, ConnectorSection] = field(default_factory=dict)
     breaker: SourceBreakerSection = SourceBreakerSection()
     max_failed_items: Annotated[
-        int, Field(ge=1, le=100_000, description="items of a source that failed and are remembered; then syncs stop")
+        int, Meta(ge=1, le=100_000, description="items of a source that failed and are remembered; then syncs stop")
     ] = 1000
     stalled_after_seconds: Annotated[
-        float, Field(ge=1, le=86_400, description="time without progress after which a sync is ended")
+        float, Meta(ge=1, le=86_400, description="time without progress after which a sync is ended")
     ] = 600.0
-    lease_seconds: Annotated[float, Field(ge=1, le=3600)] = 60.0
-    drain_seconds: Annotated[float, Field(ge=0, le=3600)] = 30.0
+    lease_seconds: Annotated[float, Meta(ge=1, le=3600)] = 60.0
+    drain_seconds: Annotated[float, Meta(ge=0, le=3600)] = 30.0
 
 
-class IdempotencySection(Section):
+class IdempotencySection(Section, frozen=True):
     """Retention and size limits of idempotency keys and their results."""
 
-    retention_seconds: Annotated[float, Field(ge=1, le=315_360_000)] = KEY_RETENTION_S
-    largest_result_bytes: Annotated[int, Field(ge=1, le=67_108_864)] = 1_048_576
-    max_keys: Annotated[int, Field(ge=1)] | None = None
+    retention_seconds: Annotated[float, Meta(ge=1, le=315_360_000)] = KEY_RETENTION_S
+    largest_result_bytes: Annotated[int, Meta(ge=1, le=67_108_864)] = 1_048_576
+    max_keys: Annotated[int, Meta(ge=1)] | None = None
 
 
-class JsonLinesFile(Section):
+class JsonLinesFile(Section, frozen=True, kw_only=True):
     """A copy of every event as a line of JSON. A file that is full is followed by the next."""
 
     path: FilePath
-    max_file_bytes: Annotated[int, Field(ge=4096, le=1_099_511_627_776)] = 67_108_864
-    max_files: Annotated[int, Field(ge=2, le=1_000_000)] | None = None
+    max_file_bytes: Annotated[int, Meta(ge=4096, le=1_099_511_627_776)] = 67_108_864
+    max_files: Annotated[int, Meta(ge=2, le=1_000_000)] | None = None
     fsync: Literal["always", "rotate", "never"] = "always"
 
 
-class HeadsFile(Section):
+class HeadsFile(Section, frozen=True, kw_only=True):
     """A file of heads of the audit log, in a second place: a log that is written anew does not fit them."""
 
     path: FilePath
-    every_seconds: Annotated[float, Field(ge=1, le=604_800)] = 3600.0
-    max_heads: Annotated[int, Field(ge=10, le=50_000)] = 10_000
+    every_seconds: Annotated[float, Meta(ge=1, le=604_800)] = 3600.0
+    max_heads: Annotated[int, Meta(ge=10, le=50_000)] = 10_000
 
 
-class AuditSection(Section):
+class AuditSection(Section, frozen=True):
     """Audit events: how long the store keeps them, where they are copied, and what a failing log means."""
 
     on_failure: Literal["fail_open", "fail_closed"] = "fail_open"
-    max_buffered: Annotated[int, Field(ge=1, le=1_000_000)] = 1000
-    retention_seconds: Annotated[float, Field(ge=60, le=3_153_600_000)] | None = 90 * 86_400.0
+    max_buffered: Annotated[int, Meta(ge=1, le=1_000_000)] = 1000
+    retention_seconds: Annotated[float, Meta(ge=60, le=3_153_600_000)] | None = 90 * 86_400.0
     jsonl: JsonLinesFile | None = None
     heads: HeadsFile | None = None
     log: bool = False
@@ -374,15 +375,15 @@ def _off(value: object) -> object:
     return "off" if value is False or value is None else value
 
 
-class RouterSection(Section):
+class RouterSection(Section, frozen=True):
     """The router's queue and patience. Keys of the queue that are not given are those of `worker.queue.v2`."""
 
-    max_queue_size: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
-    max_wait_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
-    tenant_share: Annotated[float, Field(gt=0, le=1)] = 0.5
+    max_queue_size: Annotated[int, Meta(ge=1, le=10_000_000)] | None = None
+    max_wait_fraction: Annotated[float, Meta(gt=0, le=1)] | None = None
+    tenant_share: Annotated[float, Meta(gt=0, le=1)] = 0.5
     patience_seconds: Seconds = 30.0
-    lease_seconds: Annotated[float, Field(ge=1, le=3600)] = 30.0
-    shared_subject: Annotated[Literal["ours", "cp1", "off"], BeforeValidator(_off)] = "ours"
+    lease_seconds: Annotated[float, Meta(ge=1, le=3600)] = 30.0
+    shared_subject: Annotated[Literal["ours", "cp1", "off"], Spelling(_off)] = "ours"
 
 
 def _database_url(url: str) -> str:
@@ -390,10 +391,9 @@ def _database_url(url: str) -> str:
         try:
             sqlite_path(url)
         except ValueError as error:
-            accepted = "sqlite:PATH with the path of a file"
-            raise PydanticCustomError("not_accepted", "", {"accepted": accepted, "why": f"{error}; "}) from None
+            raise NotAcceptedError("sqlite:PATH with the path of a file", str(error)) from None
     elif not url.startswith(("postgresql://", "postgres://")) and "dbname=" not in url:
-        raise PydanticCustomError("not_accepted", "", {"accepted": "sqlite:PATH or postgresql://…"})
+        raise NotAcceptedError("sqlite:PATH or postgresql://…")
     return url
 
 
@@ -404,122 +404,113 @@ def _engine_url(url: str) -> str:
     if url.startswith(NATS_PREFIXES):
         if is_nats_url(url):
             return url
-        why = f"a store on NATS is {NATS_ACCEPTED}; "
+        why = f"a store on NATS is {NATS_ACCEPTED}"
     elif url.startswith(SQLITE_PREFIX):
         try:
             sqlite_path(url)
         except ValueError as error:
-            why = f"{error}; "
+            why = str(error)
         else:
             return url
-    raise PydanticCustomError("not_accepted", "", {"accepted": "sqlite:PATH, nats://HOST:PORT or memory:", "why": why})
+    raise NotAcceptedError("sqlite:PATH, nats://HOST:PORT or memory:", why)
 
 
 def _secret_reference(text: str) -> str:
     if not is_reference(text):
-        raise PydanticCustomError("no_reference", "")
+        raise NotAcceptedError(ACCEPTED)
     return text
 
 
 def _host_name(text: str) -> str:
     if re.fullmatch(r"(\[[0-9a-fA-F:.]{2,45}\]|[A-Za-z0-9][A-Za-z0-9._-]{0,252})(:[0-9]{1,5})?", text) is None:
-        why = "each name is written out; " if "*" in text else ""
-        accepted = "a host's name such as dash.example.org, with or without :PORT"
-        raise PydanticCustomError("not_accepted", "", {"accepted": accepted, "why": why})
+        why = "each name is written out" if "*" in text else ""
+        raise NotAcceptedError("a host's name such as dash.example.org, with or without :PORT", why)
     return text
 
 
-HostName = Annotated[str, AfterValidator(_host_name)]
-EngineUrl = Annotated[str, AfterValidator(_engine_url)]
-SecretReference = Annotated[str, AfterValidator(_secret_reference)]
+HostName = Annotated[str, _host_name]
+EngineUrl = Annotated[str, _engine_url]
+SecretReference = Annotated[str, _secret_reference]
 DatabaseUrl = Annotated[
     str,
-    AfterValidator(_database_url),
-    Field(description="sqlite:PATH or postgresql://…", examples=["sqlite:orders.db"]),
+    _database_url,
+    Meta(description="sqlite:PATH or postgresql://…", examples=["sqlite:orders.db"]),
 ]
 
 
-class NatsSection(Section):
+class NatsSection(Section, frozen=True):
     """A store on NATS: how to get in, how many copies there are, and what is guaranteed."""
 
     guarantee: Annotated[
         Literal["fenced", "result-dedup"],
-        Field(description="fenced: every claim is stored before work begins; result-dedup: claims are stored later"),
+        Meta(description="fenced: every claim is stored before work begins; result-dedup: claims are stored later"),
     ] = "fenced"
-    replicas: Annotated[int, Field(ge=1, le=5, description="servers of a cluster that hold each record")] = 1
+    replicas: Annotated[int, Meta(ge=1, le=5, description="servers of a cluster that hold each record")] = 1
     user: str | None = None
     password: SecretReference | None = None
     token: SecretReference | None = None
-    credentials: Annotated[FilePath, Field(description="a file of credentials, as nsc writes them")] | None = None
+    credentials: Annotated[FilePath, Meta(description="a file of credentials, as nsc writes them")] | None = None
     tls_ca: FilePath | None = None
     tls_certificate: FilePath | None = None
     tls_key: FilePath | None = None
-    patience_seconds: Annotated[float, Field(gt=0, le=600, description="how long a start tries to connect")] = 5.0
+    patience_seconds: Annotated[float, Meta(gt=0, le=600, description="how long a start tries to connect")] = 5.0
     subject_prefix: Annotated[
         str | None,
-        Field(
+        Meta(
             pattern=r"^([A-Za-z0-9_-]+\.)*$",
             description="before the documented subjects; by default nothing, or NAME. for nats://HOST/NAME",
         ),
     ] = None
     max_shared_assignments: Annotated[
-        int, Field(ge=1, le=10_000_000, description="assignments that peers have sent and no worker has taken")
+        int, Meta(ge=1, le=10_000_000, description="assignments that peers have sent and no worker has taken")
     ] = 10_000
     max_bytes: Annotated[
         int | None,
-        Field(ge=1 << 20, le=1 << 50, description="bytes for each stream of the store; what does not fit is refused"),
+        Meta(ge=1 << 20, le=1 << 50, description="bytes for each stream of the store; what does not fit is refused"),
     ] = None
 
 
-class HttpBlockSection(Section):
+class HttpBlockSection(Section, frozen=True):
     """Addresses that `http.request` may call beyond public ones, and how much it may read."""
 
-    allow: Annotated[list[str], Field(description="hosts, addresses and CIDRs, each with or without :PORT")] = []
-    max_response_bytes: AnswerBytes = 1024 * 1024
-    ca_file: Annotated[FilePath, Field(description="certificates to trust instead of the well-known ones")] | None = (
-        None
+    allow: Annotated[list[str], Meta(description="hosts, addresses and CIDRs, each with or without :PORT")] = field(
+        default_factory=list
     )
+    max_response_bytes: AnswerBytes = 1024 * 1024
+    ca_file: Annotated[FilePath, Meta(description="certificates to trust instead of the well-known ones")] | None = None
 
 
-class FsBlockSection(Section):
+class FsBlockSection(Section, frozen=True):
     """The folders that `fs.blob_put`, `fs.blob_get` and `fs.delete` may touch."""
 
-    roots: list[FilePath] = []
+    roots: list[FilePath] = field(default_factory=list)
     max_bytes: AnswerBytes = 1024 * 1024
 
 
-class SqlConnectionEntry(Section):
+class SqlConnectionEntry(Section, frozen=True, kw_only=True):
     """A database: a file of SQLite or a server of PostgreSQL."""
 
     url: DatabaseUrl
     access: Literal["read", "write"] = "read"
-    role: Annotated[str, Field(description="PostgreSQL: the role to become, with fewer rights")] = ""
+    role: Annotated[str, Meta(description="PostgreSQL: the role to become, with fewer rights")] = ""
     functions: Annotated[
         list[str],
-        Field(description="PostgreSQL, for reading: functions to allow beyond the built-in ones that compute"),
-    ] = []
+        Meta(description="PostgreSQL, for reading: functions to allow beyond the built-in ones that compute"),
+    ] = field(default_factory=list)
 
 
-TEXT, MAPPING = "[text]", "[mapping]"
-"""Parts that a union adds to the location of a mistake; they are no keys of the file."""
-
-
-class SqlBlockSection(Section):
+class SqlBlockSection(Section, frozen=True):
     """The databases that `sql.query` may reach, and how much it may answer. A URL alone is a connection for reading."""
 
-    connections: dict[
-        str,
-        Annotated[
-            Annotated[DatabaseUrl, Tag(TEXT)] | Annotated[SqlConnectionEntry, Tag(MAPPING)],
-            Discriminator(lambda given: TEXT if isinstance(given, str) else MAPPING),
-        ],
-    ] = {}
-    allow: Annotated[list[DatabaseUrl], Field(description="URLs that an assignment may name; opened for reading")] = []
-    max_rows: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
+    connections: dict[str, DatabaseUrl | SqlConnectionEntry] = field(default_factory=dict)
+    allow: Annotated[list[DatabaseUrl], Meta(description="URLs that an assignment may name; opened for reading")] = (
+        field(default_factory=list)
+    )
+    max_rows: Annotated[int, Meta(ge=1, le=1_000_000)] = 10_000
     max_bytes: AnswerBytes = 1024 * 1024
 
 
-class BlocksSection(Section):
+class BlocksSection(Section, frozen=True):
     """The reach of steps. By default: public addresses, and neither files nor databases."""
 
     http: HttpBlockSection | None = HttpBlockSection()
@@ -527,28 +518,28 @@ class BlocksSection(Section):
     sql: SqlBlockSection | None = SqlBlockSection()
 
 
-class DashboardSection(Section):
+class DashboardSection(Section, frozen=True):
     """The pages and the HTTP API that `up` and `dashboard` serve."""
 
-    enabled: Annotated[bool, Field(description="whether `up` serves the dashboard")] = True
-    host: Annotated[str, Field(min_length=1, max_length=255)] = "127.0.0.1"
-    port: Annotated[int, Field(ge=0, le=65_535, description="0: a free one")] | None = None
+    enabled: Annotated[bool, Meta(description="whether `up` serves the dashboard")] = True
+    host: Annotated[str, Meta(min_length=1, max_length=255)] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65_535, description="0: a free one")] | None = None
     allowed_hosts: Annotated[
-        list[HostName], Field(description="names by which a browser may call it, beside the address itself")
-    ] = []
+        list[HostName], Meta(description="names by which a browser may call it, beside the address itself")
+    ] = field(default_factory=list)
     operator_token: SecretReference | None = None
     reader_token: SecretReference | None = None
     tls_certificate: FilePath | None = None
     tls_key: FilePath | None = None
 
 
-class AlertRule(Section):
+class AlertRule(Section, frozen=True):
     """The limits of one rule. An alert is raised beyond `threshold` for `for_seconds`, and resolved beyond `clear`."""
 
     enabled: bool = True
-    threshold: Annotated[float, Field(ge=0, le=1_000_000_000)] | None = None
-    clear: Annotated[float, Field(ge=0, le=1_000_000_000)] | None = None
-    for_seconds: Annotated[float, Field(ge=0, le=86_400)] | None = None
+    threshold: Annotated[float, Meta(ge=0, le=1_000_000_000)] | None = None
+    clear: Annotated[float, Meta(ge=0, le=1_000_000_000)] | None = None
+    for_seconds: Annotated[float, Meta(ge=0, le=86_400)] | None = None
 
 
 AlertName = Literal[
@@ -563,15 +554,15 @@ AlertName = Literal[
 ]
 
 
-class AlertsSection(Section):
+class AlertsSection(Section, frozen=True):
     """The rules that a running system watches by itself."""
 
     enabled: bool = True
-    rules: dict[AlertName, AlertRule] = {}
+    rules: dict[AlertName, AlertRule] = field(default_factory=dict)
     webhook: (
         Annotated[
             str,
-            Field(
+            Meta(
                 min_length=1,
                 max_length=2048,
                 description="URL that is told of every alert, by a step http.request; or env:NAME, file:PATH",
@@ -581,18 +572,18 @@ class AlertsSection(Section):
     ) = None
 
 
-class Configuration(Section):
+class Configuration(Section, frozen=True):
     """The whole file."""
 
     worker: WorkerSection = WorkerSection()
-    retry_policies: dict[str, ConnectorEntry] = {}
-    operations: dict[str, OperationEntry] = {}
-    sources: dict[str, Source] = {}
-    schedules: dict[str, ScheduleEntry] = {}
+    retry_policies: dict[str, ConnectorEntry] = field(default_factory=dict)
+    operations: dict[str, OperationEntry] = field(default_factory=dict)
+    sources: dict[str, Source] = field(default_factory=dict)
+    schedules: dict[str, ScheduleEntry] = field(default_factory=dict)
     ingestion: IngestionSection = IngestionSection()
     engine: EngineUrl | None = None
     nats: NatsSection = NatsSection()
-    secrets: dict[str, SecretReference] = {}
+    secrets: dict[str, SecretReference] = field(default_factory=dict)
     idempotency: IdempotencySection = IdempotencySection()
     audit: AuditSection = AuditSection()
     router: RouterSection = RouterSection()

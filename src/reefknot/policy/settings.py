@@ -7,7 +7,6 @@ gate: then the baseline is in force, and a warning says so.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from msgspec import Struct
 
@@ -19,7 +18,6 @@ from reefknot.policy.layers import (
     Gate,
     Tree,
     environment,
-    flags,
     gate,
     gate_from_environment,
     load_tree,
@@ -28,6 +26,7 @@ from reefknot.policy.layers import (
 from reefknot.policy.model.book import Book
 from reefknot.policy.reading.session import Problem
 from reefknot.policy.schema import Configuration
+from reefknot.policy.sections import keys_of
 
 
 class Settings(Struct, frozen=True):
@@ -54,12 +53,7 @@ class Settings(Struct, frozen=True):
 
 
 def load_settings(
-    explicit: str | None = None,
-    *,
-    environ: Mapping[str, str],
-    cwd: Path,
-    overrides: Mapping[str, Any] | None = None,
-    forgiving: bool = False,
+    explicit: str | None = None, *, environ: Mapping[str, str], cwd: Path, forgiving: bool = False
 ) -> Settings:
     """
     The settings of this process: read, checked, frozen.
@@ -69,8 +63,8 @@ def load_settings(
     named = explicit or environ.get("REEFKNOT_CONFIG")
     opened = gate_from_environment(RETRIES, environ) is True
     if forgiving and opened and named and not Path(cwd, named).exists():
-        return _baseline(named, environ, overrides or {})
-    tree, path = load_tree(explicit, environ=environ, cwd=cwd, overrides=overrides or {})
+        return _baseline(named, environ)
+    tree, path = load_tree(explicit, environ=environ, cwd=cwd)
     return settings_of(tree, path, environ=environ)
 
 
@@ -107,7 +101,7 @@ def settings_to_look(
             return settings_of(left, path, environ=environ), mistakes
         except ConfigurationError as error:
             wrong = {one.path.partition(".")[0] if isinstance(one, Problem) else "" for one in error.problems}
-            if not wrong or not wrong <= Configuration.model_fields.keys() - STORE_SECTIONS:
+            if not wrong or not wrong <= keys_of(Configuration).keys() - STORE_SECTIONS:
                 raise
             mistakes += error.problems
             left = Tree({name: value for name, value in left.value.items() if name not in wrong}, left.marks)
@@ -115,9 +109,9 @@ def settings_to_look(
                 raise  # the mistake is in what is not written: nothing is left to leave out
 
 
-def _baseline(named: str, environ: Mapping[str, str], overrides: Mapping[str, Any]) -> Settings:
-    """The settings without the file; variables and flags still hold."""
-    tree = merge(environment(environ), flags(overrides))
+def _baseline(named: str, environ: Mapping[str, str]) -> Settings:
+    """The settings without the file; variables still hold."""
+    tree = environment(environ)
     configuration, book = checked(tree)
     warning = (
         f"{named} is missing, so the baseline is in force although {RETRIES} is on; create the file, or do not name it"
@@ -131,7 +125,7 @@ def _warnings(configuration: Configuration) -> list[str]:
     warnings = []
     queue = configuration.worker.queue.v2
     levels = queue.policies.degrade.degradation_levels
-    skipping = [name for name, level in levels if level.skip_circuit_breaker]
+    skipping = [name for name in keys_of(type(levels)) if getattr(levels, name).skip_circuit_breaker]
     if queue.rejection_policy == "degrade" and skipping:
         warnings.append(
             f"worker.queue.v2.policies.degrade: {' and '.join(skipping)} degradation skips the circuit breaker, so an"

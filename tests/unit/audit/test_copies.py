@@ -406,7 +406,7 @@ def test_a_place_of_heads_that_hangs_is_reported_once_and_written_when_it_answer
     monkeypatch.setattr(audit_copies, "first_of", counted)
     monkeypatch.setattr(HeadsWriter, "_append", hanging)
     path = tmp_path / "heads.jsonl"
-    wanted = HeadsFile.model_construct(path="heads.jsonl", every_seconds=0.01, max_heads=10)
+    wanted = HeadsFile(path="heads.jsonl", every_seconds=0.01, max_heads=10)
 
     async def main() -> None:
         store, ending = MemoryStore(VirtualClock()), asyncio.Event()

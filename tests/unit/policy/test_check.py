@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.errors import ConfigurationError, ParameterError
 from reefknot.policy import check
-from reefknot.policy.check import book_hash, checked
+from reefknot.policy.check import checked, retry_part
 from reefknot.policy.layers import Tree, read_text
+from reefknot.policy.model.book import content_hash
 from reefknot.policy.model.defaults import OTHERS, TARGETS, builtin_book
 from reefknot.policy.reading.session import Mark, Problem
 from tests.rows import for_each_row
@@ -274,15 +275,6 @@ def test_a_key_that_looks_like_a_checkers_own_word_is_a_key(text: str) -> None:
         assert "[key]" in problem.path or "0" in problem.path
 
 
-def test_what_cannot_be_cut_out_ends_the_checking(monkeypatch: pytest.MonkeyPatch) -> None:
-    def cut_nothing(value: dict[str, Any], path: object) -> bool:
-        return False
-
-    monkeypatch.setattr(check, "_cut_out", cut_nothing)
-
-    assert len(mistakes("worker: 3\nengine: 4\n")) == 2
-
-
 def test_mistakes_come_in_the_order_of_the_file() -> None:
     text = "operations: {KV_GTE: {}}\nworker: {retries: {v2: {zzz: 1}}}\nengine: 3\naudit: 4\n"
 
@@ -508,7 +500,7 @@ def test_the_hash_stands_for_the_policies_and_for_nothing_else() -> None:
     ],
 )
 def test_every_part_that_says_something_of_retries_is_in_the_hash(text: str) -> None:
-    assert checked(read_text(text))[1].hash != book_hash({})
+    assert checked(read_text(text))[1].hash != content_hash(retry_part({}))
 
 
 def test_a_sources_own_settings_are_not_in_the_hash() -> None:

@@ -33,8 +33,7 @@ import urllib3.exceptions
 import reefknot as rk
 from reefknot.console.operations.policies import PolicyQuestion, active_book, explained
 from reefknot.core.failure import Failure
-from reefknot.policy.book import failure_from_facts
-from reefknot.policy.exception_names import LIBRARIES, exception_class, exception_names, is_known_exception
+from reefknot.policy.book import LIBRARIES, exception_class, exception_names, failure_from_facts, is_known_exception
 from reefknot.policy.model.defaults import builtin_book
 from reefknot.policy.model.explain import explain
 from reefknot.queue.execution.failures import failure_of_step, outcome_of

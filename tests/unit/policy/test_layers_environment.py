@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from reefknot.errors import ConfigurationError
-from reefknot.policy.layers import environment, flags
+from reefknot.policy.layers import environment
 from tests.rows import for_each_row
 
 
@@ -75,20 +75,3 @@ def test_the_variables_share_the_limits_of_one_document() -> None:
     assert "256 kB" in mistakes({"REEFKNOT__A": "x" * 300_000})[0]
     assert "32 levels" in mistakes({"REEFKNOT__" + "__".join(["A"] * 33): "1"})[0]
     assert "32 levels" in mistakes({"REEFKNOT__A": "[" * 40 + "]" * 40})[0]
-
-
-def test_a_flag_says_the_setting_at_its_path() -> None:
-    tree = flags({"engine": "memory:", 'operations."nats.publish".timeout': 3, "a.b": None})
-    assert tree.value == {"engine": "memory:", "operations": {"nats.publish": {"timeout": 3}}, "a": {"b": None}}
-    assert str(tree.mark(("engine",))) == "flag --engine"
-
-
-@for_each_row("name", ["", ".", "a.", ".a", "a..b", 'a."b', 'a"b"', "a[0]", '""'])
-def test_a_flag_that_is_no_path_is_refused(name: str) -> None:
-    with pytest.raises(ConfigurationError, match="not a path"):
-        flags({name: 1})
-
-
-def test_flags_that_cannot_both_hold_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="flag --a gives a a value that holds no further settings"):
-        flags({"a": 1, "a.b": 2})

@@ -90,17 +90,12 @@ def test_a_link_that_leads_nowhere_is_an_error_and_not_passed_by(project: Path) 
         load_tree(environ={}, cwd=project)
 
 
-def test_the_environment_lies_over_the_file_and_flags_over_both(project: Path) -> None:
-    file = put(project / "reefknot.yaml", "a: {x: file, y: file, z: file}\n")
-    environ = {"REEFKNOT__A__Y": "environment", "REEFKNOT__A__Z": "environment"}
-    tree, path = load_tree(environ=environ, cwd=project, overrides={"a.z": "flag"})
+def test_the_environment_lies_over_the_file(project: Path) -> None:
+    file = put(project / "reefknot.yaml", "a: {x: file, y: file}\n")
+    tree, path = load_tree(environ={"REEFKNOT__A__Y": "environment"}, cwd=project)
     assert path == file
-    assert tree.value == {"a": {"x": "file", "y": "environment", "z": "flag"}}
-    assert [str(tree.mark(("a", name))) for name in "xyz"] == [
-        f"{file}:1:5",
-        "environment REEFKNOT__A__Y",
-        "flag --a.z",
-    ]
+    assert tree.value == {"a": {"x": "file", "y": "environment"}}
+    assert [str(tree.mark(("a", name))) for name in "xy"] == [f"{file}:1:5", "environment REEFKNOT__A__Y"]
 
 
 def test_without_a_file_the_rest_still_counts(project: Path) -> None:
@@ -108,8 +103,8 @@ def test_without_a_file_the_rest_still_counts(project: Path) -> None:
     assert (tree.value, path) == ({"a": 1}, None)
 
 
-def test_mistakes_of_file_environment_and_flags_are_raised_together(project: Path) -> None:
+def test_mistakes_of_file_and_environment_are_raised_together(project: Path) -> None:
     put(project / "reefknot.yaml", "a: 1\na: 2\nb: 0123\n")
     with pytest.raises(ConfigurationError) as caught:
-        load_tree(environ={"REEFKNOT__A": "[1"}, cwd=project, overrides={"..": 1})
-    assert len(caught.value.problems) == 4
+        load_tree(environ={"REEFKNOT__A": "[1"}, cwd=project)
+    assert len(caught.value.problems) == 3

@@ -119,12 +119,11 @@ def test_a_forgiven_file_means_the_baseline_and_a_warning(tmp_path: Path, named_
     )
 
 
-def test_without_the_file_variables_and_flags_still_hold(tmp_path: Path) -> None:
+def test_without_the_file_variables_still_hold(tmp_path: Path) -> None:
     environ = {**OPEN, "REEFKNOT__WORKER__QUEUE__V2__MAX_QUEUE_SIZE": "5", "REEFKNOT__WORKER__QUEUE__V2__ENABLED": "on"}
-    found = load_settings("gone.yaml", environ=environ, cwd=tmp_path, overrides={"engine": "memory:"}, forgiving=True)
+    found = load_settings("gone.yaml", environ=environ, cwd=tmp_path, forgiving=True)
 
     assert found.configuration.worker.queue.v2.max_queue_size == 5
-    assert found.configuration.engine == "memory:"
     assert found.queue_gate.on
     assert not found.retries_gate
 
@@ -151,23 +150,18 @@ def test_a_file_that_is_there_but_wrong_is_never_forgiven(tmp_path: Path) -> Non
         load_settings(named, environ=OPEN, cwd=tmp_path, forgiving=True)
 
 
-# ---- the environment, flags, warnings --------------------------------------------------------------------------------
+# ---- the environment, warnings ---------------------------------------------------------------------------------------
 
 
-def test_a_variable_stands_above_the_file_and_a_flag_above_it(tmp_path: Path) -> None:
+def test_a_variable_stands_above_the_file(tmp_path: Path) -> None:
     write(tmp_path, "worker: {retries: {v2: {default_policy: {max_attempts: 1, base_delay_ms: 10}}}}\n")
     variable = "REEFKNOT__WORKER__RETRIES__V2__DEFAULT_POLICY__MAX_ATTEMPTS"
 
     by_variable = load_settings(environ={variable: "2"}, cwd=tmp_path)
-    by_flag = load_settings(
-        environ={variable: "2"}, cwd=tmp_path, overrides={"worker.retries.v2.default_policy.max_attempts": 3}
-    )
 
     assert by_variable.book.resolve("block:x").retries == 2
     assert by_variable.book.resolve("block:x").provenance["max_attempts"].source == f"environment {variable}"
     assert by_variable.book.resolve("block:x").base_delay == 0.01
-    assert by_flag.book.resolve("block:x").retries == 3
-    assert by_flag.book.resolve("block:x").provenance["max_attempts"].source.startswith("flag --worker")
 
 
 def test_a_mistake_in_a_variable_names_the_variable(tmp_path: Path) -> None:

@@ -235,7 +235,7 @@ def _retention_of_file(config: str | None) -> tuple[float | None, int | None]:
         if config is not None:
             raise
         return 0.0, None
-    retention = audit.retention_seconds if "retention_seconds" in audit.model_fields_set else 0.0
+    retention = audit.retention_seconds if "retention_seconds" in audit.written else 0.0
     return retention, None if audit.jsonl is None else audit.jsonl.max_files
 
 

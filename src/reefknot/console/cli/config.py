@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from inspect import cleandoc
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
+
+from msgspec import Meta
 
 from reefknot.console.cli.app import CommandError, Exit, examples, noun
 from reefknot.console.cli.options import COMMON, CommonFlags, FileName, Json, arg, file_arg, load, settings
@@ -29,6 +33,8 @@ from reefknot.console.cli.output import (
 )
 from reefknot.console.operations.values import one_of, plural, shown_value
 from reefknot.errors import ConfigurationError, ParameterError
+from reefknot.policy.reading.session import dotted
+from reefknot.policy.sections import Section, keys_of, plain, required, takes_own
 
 if TYPE_CHECKING:
     from reefknot.policy.settings import Settings
@@ -232,7 +238,7 @@ def _check_file(name: str | None, *, json: bool, policies_only: bool, has_module
 
 def check_parts(found: Settings, *, strict: bool = False) -> list[str]:
     """Check the settings of blocks, and of sources, each by its connector; `strict` is as there. Returns warnings."""
-    if found.configuration.model_fields_set & {"blocks", "audit"}:
+    if found.configuration.written & {"blocks", "audit"}:
         from reefknot.app.block_settings import block_settings
 
         block_settings(found)  # refuses what blocks cannot read, and files that are taken
@@ -300,10 +306,8 @@ def show_config(*, common: CommonFlags = COMMON) -> None:
 def _values(found: Settings) -> Iterator[tuple[str, Any, str]]:
     """Name, value and source of every setting. An unset one without a default is left out: what is built in for the
     target holds then, and `policy list` shows it."""
-    from reefknot.policy.reading.session import dotted
-
     tree = found.tree
-    for path, value in _leaves(found.configuration.model_dump(), ()):
+    for path, value in _leaves(plain(found.configuration), ()):
         written = path in tree.marks
         if value is not None or written:
             yield dotted(path), shown_value(path, value), str(tree.mark(path)) if written else DEFAULT
@@ -350,12 +354,6 @@ def schema(
     put_json(one_of("--of", of, _SCHEMAS)())
 
 
-def _configuration_schema() -> dict[str, Any]:
-    from reefknot.policy.schema import Configuration
-
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Configuration.model_json_schema()}
-
-
 def _assignment_schema() -> dict[str, Any]:
     from reefknot.queue.model.message_schema import assignment_schema
 
@@ -366,9 +364,6 @@ def _result_schema() -> dict[str, Any]:
     from reefknot.queue.model.message_schema import result_schema
 
     return result_schema()
-
-
-_SCHEMAS = {"configuration": _configuration_schema, "assignment": _assignment_schema, "result": _result_schema}
 
 
 def _leaves(value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], Any]]:
@@ -382,3 +377,101 @@ def _leaves(value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str
                 yield from _leaves(item, (*path, index))
         case _:
             yield path, value
+
+
+# ---- the JSON Schema of a file ---------------------------------------------------------------------------------------
+
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_LIMITS = {
+    "ge": "minimum",
+    "gt": "exclusiveMinimum",
+    "le": "maximum",
+    "lt": "exclusiveMaximum",
+    "pattern": "pattern",
+    "min_length": "minLength",
+    "max_length": "maxLength",
+}
+_ABOUT = {"description": "description", "examples": "examples"}
+_JSON_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
+
+
+def configuration_schema() -> dict[str, Any]:
+    """The JSON Schema of a configuration file, for editors and checks."""
+    from reefknot.policy.schema import Configuration
+
+    sections: dict[str, Any] = {}
+    whole = _section_schema(Configuration, sections)
+    return {"$schema": _DIALECT, "$defs": dict(sorted(sections.items())), **whole}
+
+
+def _section_schema(kind: type[Section], sections: dict[str, Any]) -> dict[str, Any]:
+    about = kind.__dict__.get("__doc__")
+    schema: dict[str, Any] = {"additionalProperties": takes_own(kind)}
+    if about:
+        schema["description"] = cleandoc(about)
+    schema["properties"] = {name: _key_schema(kind, name, one, sections) for name, one in keys_of(kind).items()}
+    needed = required(kind)
+    return schema | ({"required": list(needed)} if needed else {}) | {"title": kind.__name__, "type": "object"}
+
+
+def _key_schema(section: type[Section], name: str, kind: Any, sections: dict[str, Any]) -> dict[str, Any]:
+    schema = _value_schema(kind, sections)
+    if name not in required(section):
+        default = _default(section, name)
+        schema["default"] = (
+            {one: _in_order(item) for one, item in default.items()} if type(default) is dict else default
+        )
+    if not any("$ref" in one for one in schema.get("anyOf", [schema])):  # a section has a title of its own
+        schema["title"] = name.replace("_", " ").title()
+    return dict(sorted(schema.items()))
+
+
+def _default(section: type[Section], name: str) -> Any:
+    given = section.__struct_defaults__[section.__struct_fields__.index(name) - len(section.__struct_fields__)]
+    return plain(given.factory() if hasattr(given, "factory") else given)
+
+
+def _in_order(value: Any) -> Any:
+    return {name: _in_order(item) for name, item in sorted(value.items())} if isinstance(value, Mapping) else value
+
+
+def _value_schema(kind: Any, sections: dict[str, Any]) -> dict[str, Any]:
+    """The schema of one kind of value; a section is kept in `sections` and referred to."""
+    origin = get_origin(kind)
+    if origin is Annotated:
+        schema = _value_schema(kind.__origin__, sections)
+        metas = [one for one in kind.__metadata__ if isinstance(one, Meta)]
+        limits = {word: limit for one in metas for word, limit in _stated(one, _LIMITS).items()}
+        if "anyOf" in schema:
+            schema["anyOf"][0] = dict(sorted((schema["anyOf"][0] | limits).items()))
+        else:
+            schema |= limits
+        for one in metas:
+            schema |= _stated(one, _ABOUT) | (one.extra_json_schema or {})
+        return dict(sorted(schema.items()))
+    if origin in (Union, UnionType):
+        kinds = [_value_schema(one, sections) for one in get_args(kind)]
+        return {"anyOf" if NoneType in get_args(kind) else "oneOf": kinds}
+    if origin is Literal:
+        return {"enum": list(get_args(kind)), "type": "string"}
+    if origin is list:
+        return {"items": _value_schema(get_args(kind)[0], sections), "type": "array"}
+    if origin is dict:
+        names, values = get_args(kind)
+        schema = {"additionalProperties": _value_schema(values, sections) or True}
+        accepted = {"propertyNames": {"enum": list(get_args(names))}} if get_args(names) else {}
+        return schema | accepted | {"type": "object"}
+    if kind is Any or kind is NoneType:
+        return {} if kind is Any else {"type": "null"}
+    if issubclass(kind, Section):
+        if kind.__name__ not in sections:
+            sections[kind.__name__] = _section_schema(kind, sections)
+        return {"$ref": f"#/$defs/{kind.__name__}"}
+    return {"type": _JSON_TYPES[kind]}
+
+
+def _stated(meta: Meta, names: Mapping[str, str]) -> dict[str, Any]:
+    return {word: value for name, word in names.items() if (value := getattr(meta, name)) is not None}
+
+
+_SCHEMAS = {"configuration": configuration_schema, "assignment": _assignment_schema, "result": _result_schema}

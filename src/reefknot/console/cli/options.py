@@ -8,8 +8,7 @@ own flags. A value that is not accepted is refused with what is accepted, and wi
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -169,25 +168,9 @@ def is_unconfigured(config: str | None) -> bool:
 
 def load(config: str | None, *, forgiving: bool = False) -> Settings:
     """The settings in force, or an error with every mistake in them."""
-    with _without_plugins():
-        from reefknot.policy.settings import load_settings
+    from reefknot.policy.settings import load_settings
 
     return load_settings(config, environ=os.environ, cwd=Path.cwd(), forgiving=forgiving)
-
-
-@contextmanager
-def _without_plugins() -> Iterator[None]:
-    """Switch pydantic's plugins off: they serve the models of applications, and finding them slows a cold start."""
-    name = "PYDANTIC_DISABLE_PLUGINS"
-    before = os.environ.get(name)
-    os.environ[name] = "__all__"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
 
 
 def settings(config: str | None, *, forgiving: bool = False) -> Settings:
@@ -204,9 +187,8 @@ def settings_to_look(config: str | None) -> tuple[Settings, tuple[str, ...]]:
 
     What runs something refuses such a configuration.
     """
-    with _without_plugins():
-        from reefknot.policy import settings as reading
-        from reefknot.policy.layers import load_tree
+    from reefknot.policy import settings as reading
+    from reefknot.policy.layers import load_tree
 
     tree, path = load_tree(config, environ=os.environ, cwd=Path.cwd())
     found, mistakes = reading.settings_to_look(tree, path, environ=os.environ)

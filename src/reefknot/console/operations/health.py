@@ -199,7 +199,7 @@ def _needed(settings: Settings) -> dict[str, str]:
     needed: dict[str, str] = {}
     if (configuration.engine or "").startswith(("nats://", "tls://")):
         needed["nats"] = "engine"
-    if "dashboard" in configuration.model_fields_set and configuration.dashboard.enabled:
+    if "dashboard" in configuration.written and configuration.dashboard.enabled:
         needed["dashboard"] = "dashboard"
     for name, source in configuration.sources.items():
         if source.connector == "github_repository":

@@ -309,7 +309,7 @@ class PolicyQuestion(Struct, frozen=True, kw_only=True):
 
     @property
     def is_control_flow(self) -> bool:
-        from reefknot.policy.exception_names import exception_class
+        from reefknot.policy.book import exception_class
 
         name = self.exception or ""
         found = exception_class(name)
@@ -319,7 +319,7 @@ class PolicyQuestion(Struct, frozen=True, kw_only=True):
     @property
     def has_unknown_exception(self) -> bool:
         """Whether the exception is a name alone, whose class cannot be looked up in this environment."""
-        from reefknot.policy.exception_names import is_known_exception
+        from reefknot.policy.book import is_known_exception
 
         return bool(self.exception) and not self.is_control_flow and not is_known_exception(str(self.exception))
 

@@ -65,7 +65,7 @@ def settings_from(configuration: Any, rules: Rules) -> RouterSettings:
     changes: dict[str, Any] = {}
     if section.max_queue_size is not None:
         changes["size"] = section.max_queue_size
-    if "max_wait_fraction" in section.model_fields_set:
+    if "max_wait_fraction" in section.written:
         changes["max_wait_fraction"] = section.max_wait_fraction
     return RouterSettings(
         rules=structs.replace(rules, **changes),

@@ -64,13 +64,13 @@ def test_who_only_looks_at_jobs_does_not_load_what_checks_a_configuration(
     (tmp_path / "reefknot.yaml").write_text("engine: sqlite:state.db\n")
     program = (
         f"import sys; from reefknot.console.cli import main; code = main({words.split()});"
-        "print(code, 'pydantic' in sys.modules, file=sys.stderr)"
+        "print(code, 'reefknot.policy.check' in sys.modules, 'pydantic' in sys.modules, file=sys.stderr)"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
     )
 
-    assert done.stderr.splitlines()[-1] == f"0 {loaded}"
+    assert done.stderr.splitlines()[-1] == f"0 {loaded} False"
 
 
 STEPS = """

@@ -181,7 +181,7 @@ def test_a_dashboard_for_other_hosts_without_tls_or_token_is_a_problem(
     tmp_path: Path, section: DashboardSection, lacks: str
 ) -> None:
     settings = written(tmp_path, "")
-    configuration = settings.configuration.model_copy(update={"dashboard": section})
+    configuration = msgspec.structs.replace(settings.configuration, dashboard=section)
 
     found = examined(tmp_path, msgspec.structs.replace(settings, configuration=configuration))["dashboard"]
 

@@ -9,19 +9,15 @@ from reefknot.queue.worker.settings import POOLS, ThrottleSettings, default_sett
 
 
 def test_pools_and_their_sizes_come_from_the_configuration(tmp_path: Path) -> None:
-    overrides = {
-        "worker": {
-            "queue": {
-                "v2": {
-                    "max_queue_size": 7,
-                    "resource_pools": {"gpu": {"max_concurrency": 2}, "tpu": {}, "io": {"max_queue_size": 3}},
-                }
-            },
-            "retries": {"v2": {"throttle": {"tokens": 4.0}}},
-            "quarantine_failed": True,
-        }
-    }
-    loaded = load_settings(environ={}, cwd=tmp_path, overrides=overrides)
+    (tmp_path / "reefknot.yaml").write_text(
+        "worker:\n"
+        "  queue:\n"
+        "    v2: {max_queue_size: 7, resource_pools: {gpu: {max_concurrency: 2}, tpu: {}, io: {max_queue_size: 3}}}\n"
+        "  retries: {v2: {throttle: {tokens: 4.0}}}\n"
+        "  quarantine_failed: true\n",
+        encoding="utf-8",
+    )
+    loaded = load_settings(environ={}, cwd=tmp_path)
     settings = settings_from(loaded.configuration, loaded.book, retries_gate=False, queue_gate=True, lease=9.0)
 
     assert settings.concurrency == {"cpu": 4, "gpu": 2, "io": 8, "tpu": 4}
