@@ -70,8 +70,8 @@ def visit(browser: Browser, system: RunningSystem) -> Iterator[Callable[..., Wat
     """Open a browser window that is logged in; whatever it complains about fails the test at its end."""
     opened: list[Watched] = []
 
-    def open_window(role: str = "operator", **more: Any) -> Watched:
-        window = Watched(browser, system, role, **more)
+    def open_window(role: str = "operator", *, shared: bool = True, **more: Any) -> Watched:
+        window = Watched(browser, system, role, shared=shared and more.get("java_script_enabled", True), **more)
         opened.append(window)
         return window
 

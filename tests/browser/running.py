@@ -75,6 +75,8 @@ class RunningSystem:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.url = ""
+        self.sessions: dict[str, Any] = {}
+        """By role: what a browser keeps of a login."""
         self._process: subprocess.Popen[str] | None = None
 
     @classmethod
@@ -152,14 +154,24 @@ class RunningSystem:
 
 
 class Watched:
-    """A window: console messages, failed scripts, dialogs and violations of the content policy are collected."""
+    """
+    A window: console messages, failed scripts, dialogs and violations of the content policy are collected.
 
-    def __init__(self, browser: Browser, system: RunningSystem, role: str, **more: Any) -> None:
+    It is logged in and shows the overview. With `shared` the first login of a role serves all later windows, which
+    begin empty; a test that ends or replaces its session needs one of its own.
+    """
+
+    def __init__(
+        self, browser: Browser, system: RunningSystem, role: str, *, shared: bool = False, **more: Any
+    ) -> None:
         self.system = system
         self.complaints: list[str] = []
         self.expected = ""
         """A text that a complaint may have."""
-        self._context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}} | more)
+        known = system.sessions.get(role) if shared else None
+        self._context = browser.new_context(
+            **{"viewport": {"width": 1280, "height": 900}, "storage_state": known} | more
+        )
         self._context.set_default_timeout(MOST_MS)
         self._context.add_init_script(
             "document.addEventListener('securitypolicyviolation', (event) => console.error(event.violatedDirective))"
@@ -168,14 +180,19 @@ class Watched:
         self.page.on("console", lambda message: self._hear(message.type, message.text))
         self.page.on("pageerror", lambda error: self.complaints.append(f"script: {error}"))
         self.page.on("dialog", self._refuse)
-        token = OPERATOR if role == "operator" else READER
-        if more.get("java_script_enabled", True):
-            self.page.goto(f"{system.url}/login#token={token}")
+        if known is None:
+            self._log_in(OPERATOR if role == "operator" else READER, has_script=more.get("java_script_enabled", True))
+        if shared and known is None:
+            system.sessions[role] = self._context.storage_state()
+
+    def _log_in(self, token: str, *, has_script: bool) -> None:
+        if has_script:
+            self.page.goto(f"{self.system.url}/login#token={token}")
         else:
-            self.page.goto(f"{system.url}/login")
+            self.page.goto(f"{self.system.url}/login")
             self.page.fill("input[name=token]", token)
             self.page.click("button[type=submit]")
-        self.page.wait_for_url(f"{system.url}/")
+        self.page.wait_for_url(f"{self.system.url}/")
         self.page.wait_for_selector("#main")
 
     def _hear(self, kind: str, text: str) -> None:

@@ -126,7 +126,7 @@ def test_a_page_of_another_origin_gets_nothing_out_of_a_session(
 ) -> None:
     """`SameSite` alone would not help here: another port of this machine is the same site."""
     job = system.submit("not-yours", "no.such.block")
-    window = visit()
+    window = visit(shared=False)
     window.complaints = Unheard()  # that the browser complains is right here
     page = window.page
     page.goto(other_site(job))
@@ -244,7 +244,7 @@ def test_without_a_script_a_login_reads_and_has_no_action(visit: Callable[..., W
 
 
 def test_who_signs_out_leaves_no_key_and_may_come_back(visit: Callable[..., Watched]) -> None:
-    window = visit()
+    window = visit(shared=False)
     window.page.click("#leave button")
     window.page.wait_for_url("**/login")
     assert window.page.evaluate("localStorage.getItem('reefknot-key')") is None
@@ -256,7 +256,7 @@ def test_who_signs_out_leaves_no_key_and_may_come_back(visit: Callable[..., Watc
 
 def test_a_session_whose_key_is_gone_leads_to_the_login(visit: Callable[..., Watched]) -> None:
     """Somebody cleared the storage, or the cookie came back without it."""
-    window = visit()
+    window = visit(shared=False)
     window.page.evaluate("localStorage.clear()")
     window.page.goto(f"{window.system.url}/work?state=failed")
     window.page.wait_for_url("**/login?next=**")
