@@ -139,7 +139,7 @@ collect: $(STAMP)
 
 pytest: $(STAMP) ## the tests, snippets of the documents and examples among them; ARGS='-k breaker' for some
 	$(call step,tests)
-	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m 'not alone' $(LESS) $(ARGS) $(SOME)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m 'not alone' $(LESS) $(ARGS) $(SOME)
 	$(call step,tests that need the machine for themselves)
 	@$(BIN)/python -m pytest -m alone $(or $(ARGS),$(ALONE)) $(SOME)
 

@@ -8,6 +8,9 @@ none of them is garbage, so that the collector rests.
 
 Hypothesis loads Trio and asks the collector who holds its random numbers: both have to be there before they are hidden.
 
+Processes that share the tests take whole files, so that what a file prepares is made once; the browser's files are one
+share, so that one Chromium and one system are enough for them. Long files come first: the short ones even out the end.
+
 The name of a test is sent to and from each process that runs tests, and kept in all of them: a parameter of ten million
 characters is named by its beginning and its length.
 
@@ -22,12 +25,17 @@ import os
 import signal
 
 import hypothesis  # noqa: F401
+import pytest
+from xdist.scheduler import LoadFileScheduling
 
 from tests.nats_servers import nats_cluster, nats_server, own_nats_server
 
 __all__ = ["nats_cluster", "nats_server", "own_nats_server"]
 
 LONGEST_NAME = 2000
+BROWSER = "tests/browser/"
+SLOW = ("docs", "newcomer", "faults", "acceptance", "month", "simulation", "security", "integration")
+LONG_FIRST = (BROWSER, *(f"tests/{folder}/" for folder in SLOW), "")
 
 os.environ["REEFKNOT_LOG_FORMAT"] = "text"  # tests read what services say; those of the forms ask for one by name
 
@@ -37,6 +45,22 @@ def pytest_configure() -> None:
     for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, usual)
+
+
+class WholeFiles(LoadFileScheduling):  # type: ignore[misc]  # untyped there
+    """Gives each process a file at a time, in their order; the files of the browser are one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return BROWSER if nodeid.startswith(BROWSER) else nodeid.partition("::")[0]
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config) -> LoadFileScheduling | None:
+    return WholeFiles(config) if config.getvalue("dist") == "loadfile" else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: next(rank for rank, path in enumerate(LONG_FIRST) if item.nodeid.startswith(path)))
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:

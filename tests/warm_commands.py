@@ -78,10 +78,10 @@ class WarmCommand(subprocess.Popen[str]):
 
 
 def run_warm(
-    *words: str, cwd: Path, env: Mapping[str, str], timeout: float = 120.0
+    *words: str, cwd: Path, env: Mapping[str, str], timeout: float = 120.0, program: str = "reefknot"
 ) -> subprocess.CompletedProcess[str]:
-    """Run `python -m reefknot WORDS` to its end, as `subprocess.run` would, without input."""
-    args = ["reefknot", *words]
+    """Run `python -m PROGRAM WORDS` to its end, as `subprocess.run` would, without input."""
+    args = [program, *words]
     streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with WarmCommand(args, cwd=cwd, env=env, text=True, **streams) as process:
         try:

@@ -169,9 +169,8 @@ class Watched:
         self.expected = ""
         """A text that a complaint may have."""
         known = system.sessions.get(role) if shared else None
-        self._context = browser.new_context(
-            **{"viewport": {"width": 1280, "height": 900}, "storage_state": known} | more
-        )
+        usual: dict[str, Any] = {"viewport": {"width": 1280, "height": 900}, "storage_state": known}
+        self._context = browser.new_context(**usual | more)
         self._context.set_default_timeout(MOST_MS)
         self._context.add_init_script(
             "document.addEventListener('securitypolicyviolation', (event) => console.error(event.violatedDirective))"

@@ -59,7 +59,7 @@ def worked(system: RunningSystem) -> RunningSystem:
 def test_every_page_is_drawn_without_a_complaint_and_fits_a_phone(
     worked: RunningSystem, visit: Visit, tmp_path: Path, scheme: str, widths: tuple[int, int]
 ) -> None:
-    """Console, scripts and the content policy are watched; 360 pixels are enough for each page, and it may be turned."""
+    """Console, scripts and the content policy are watched; 360 pixels are enough for a page, which may be turned."""
     window = visit(color_scheme=scheme)
     for path, name in NAMES.items():
         for turn, width in enumerate(widths):

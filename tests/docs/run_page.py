@@ -1,5 +1,6 @@
 """
-Runs the snippets of one page, in order, as a reader would: `run_page.py PAGE`, in a folder that is the reader's own.
+Runs the snippets of one page, in order, as a reader would: `python -m tests.docs.run_page PAGE`, in a folder that is
+the reader's own.
 
 Python fences share one namespace. In console and bash fences, lines `$ reefknot …` are run and must exit with 0, and
 so are those that make the reader's files and variables (`mkdir`, `mv`, `echo`, `printf`, `python -c`, `export`) or wait
@@ -335,5 +336,6 @@ def run(page: Path, *, visible: bool = False) -> None:
 
 
 if __name__ == "__main__":
-    sys.path[0] = ""  # what a reader has: the folder they are in
+    sys.path[:] = ["", *(path for path in sys.path[1:] if path != os.environ["PYTHONPATH"])]  # what a reader has:
+    del os.environ["PYTHONPATH"]  # the folder they are in
     run(Path(sys.argv[1]), visible="--visible" in sys.argv[2:])

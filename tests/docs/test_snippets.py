@@ -1,7 +1,8 @@
 """
 What the documents show, runs, and prints what they show.
 
-Every page runs in a process of its own, in an empty folder, with warnings as errors.
+Every page runs in a process of its own, in an empty folder, with warnings as errors. What these processes import is
+imported once for all of them; the commands that a page gives to a shell, and the newcomer's pages, start cold.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,9 +18,9 @@ from cyclopts import CycloptsError
 
 from reefknot.console.cli.app import application, with_default_watch
 from tests.docs.run_page import SHELL, PageError, commands, fences, missing
+from tests.warm_commands import run_warm
 
 ROOT = Path(__file__).resolve().parents[2]
-RUNNER = Path(__file__).with_name("run_page.py")
 TIMEOUT_S = 240
 
 
@@ -39,15 +39,8 @@ NEEDS_MORE = {"README.md": "the network: it reads https://example.org"}
 def run_page(page: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     folder.mkdir(exist_ok=True)
     own = {name: value for name, value in os.environ.items() if not name.startswith(("REEFKNOT", "WORKER_", "OTEL_"))}
-    return subprocess.run(
-        [sys.executable, str(RUNNER), str(page), *words],
-        cwd=folder,
-        env=own | {"PYTHONWARNINGS": "error", "COLUMNS": "240"},
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+    own |= {"PYTHONWARNINGS": "error", "PYTHONPATH": str(ROOT), "COLUMNS": "240"}
+    return run_warm(str(page), *words, cwd=folder, env=own, timeout=TIMEOUT_S, program="tests.docs.run_page")
 
 
 def run_text(text: str, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
