@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from reefknot.audit.model.chain import Head, Mismatch, RetentionInForce
 
 
-class AuditEntry(Struct, frozen=True):
+class AuditEntry(Struct, frozen=True, gc=False):
     """An event to store: canonical JSON, and the fields to find it by. `at` is milliseconds UTC."""
 
     body: bytes

@@ -35,7 +35,7 @@ class KeyState(StrEnum):
     UNKNOWN = "unknown"
 
 
-class KeyRecord(Struct, frozen=True, array_like=True):
+class KeyRecord(Struct, frozen=True, gc=False, array_like=True):
     """The stored record of one key. `result`, `failure` and `metadata` are JSON text."""
 
     key: str
@@ -54,7 +54,7 @@ class KeyRecord(Struct, frozen=True, array_like=True):
     expires_at: int
 
 
-class Claim(Struct, frozen=True):
+class Claim(Struct, frozen=True, gc=False):
     """The proof of ownership that every write of an owner carries."""
 
     key: str
@@ -62,7 +62,7 @@ class Claim(Struct, frozen=True):
     fence: int
 
 
-class ClaimRequest(Struct, frozen=True):
+class ClaimRequest(Struct, frozen=True, gc=False):
     """A caller's request for a key. `owner` is unique to this call; an empty fingerprint is not compared."""
 
     key: str
@@ -72,7 +72,7 @@ class ClaimRequest(Struct, frozen=True):
     guard: bool = False
 
 
-class Claimed(Struct, frozen=True):
+class Claimed(Struct, frozen=True, gc=False):
     """The caller owns the key. `taken_over`: an earlier owner's lease expired, and it may have run the effect."""
 
     record: KeyRecord
@@ -83,7 +83,7 @@ class Claimed(Struct, frozen=True):
         return Claim(self.record.key, self.record.owner, self.record.fence)
 
 
-class Hit(Struct, frozen=True):
+class Hit(Struct, frozen=True, gc=False):
     """The key is done or failed: the record holds the result."""
 
     record: KeyRecord
@@ -118,14 +118,14 @@ class Lost(Struct, frozen=True):
     record: KeyRecord | None
 
 
-class Done(Struct, frozen=True):
+class Done(Struct, frozen=True, gc=False):
     """The effect happened, with this result (JSON text)."""
 
     result: str
     metadata: str | None = None
 
 
-class Failed(Struct, frozen=True):
+class Failed(Struct, frozen=True, gc=False):
     """The effect failed permanently, with this failure (JSON text)."""
 
     failure: str

@@ -48,7 +48,7 @@ MOST_FOUND = 10_000
 """Mismatches that are listed one by one; the rest is counted."""
 
 
-class Head(Struct, frozen=True):
+class Head(Struct, frozen=True, gc=False):
     """The last link of a chain: enough to prove later what the chain held at this point."""
 
     chain: str

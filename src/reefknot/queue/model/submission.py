@@ -250,6 +250,9 @@ def in_turns(queues: Mapping[str, Sequence[Waiting]], n: int, after: str = "") -
 
     Each queue is in its own order, priorities descending. The first turn is that of the tenant behind `after`.
     """
+    if len(queues) == 1:
+        ((name, queue),) = queues.items()
+        return [(name, waiting) for waiting in queue[:n]]
     taken: list[tuple[str, Waiting]] = []
     at = dict.fromkeys(queues, 0)
     names = sorted(queues, key=lambda name: (name <= after, name))

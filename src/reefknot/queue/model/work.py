@@ -86,7 +86,7 @@ MOVES: dict[WorkState, frozenset[WorkState]] = {
 ENDED = frozenset({_S.SUCCEEDED, _S.FAILED, _S.CANCELLED, _S.DISCARDED})
 
 
-class Budget(Struct, frozen=True, array_like=True):
+class Budget(Struct, frozen=True, gc=False, array_like=True):
     """The cost of retrying so far. Cleared when the work ends."""
 
     attempts: int = 0
@@ -101,7 +101,11 @@ class Budget(Struct, frozen=True, array_like=True):
     """How far the work had come when it last failed: a number that grows, such as that of the pages kept."""
 
 
-class HistoryEntry(Struct, frozen=True, array_like=True):
+NO_BUDGET = Budget()
+_NO_RESULT: dict[str, Any] = {"result": None, "failure": None}
+
+
+class HistoryEntry(Struct, frozen=True, gc=False, array_like=True):
     """An entry of the history: what happened, when, why, and by whom."""
 
     at: int
@@ -111,7 +115,7 @@ class HistoryEntry(Struct, frozen=True, array_like=True):
     ran_ms: int = 0  # how long the attempt had run that this ended
 
 
-class WorkItem(Struct, frozen=True, array_like=True):
+class WorkItem(Struct, frozen=True, gc=False, array_like=True):
     """A piece of work as it is stored. `failure` and `result` are JSON text; times are milliseconds UTC."""
 
     id: str  # see `record_id`
@@ -139,7 +143,7 @@ class WorkItem(Struct, frozen=True, array_like=True):
     reason: str = ""
     failure: str | None = None
     result: str | None = None
-    budget: Budget = Budget()
+    budget: Budget = NO_BUDGET
     history: tuple[HistoryEntry, ...] = ()
     admission: str = ""
     """How the worker's admission took it, as JSON text: see `reefknot.queue.worker.records.AdmittedAs`."""
@@ -153,13 +157,13 @@ class WorkItem(Struct, frozen=True, array_like=True):
         return assignment_and_tenant(self.id)[0]
 
 
-class WorkDone(Struct, frozen=True):
+class WorkDone(Struct, frozen=True, gc=False):
     """Report of success."""
 
     result: str | None = None
 
 
-class WorkFailed(Struct, frozen=True):
+class WorkFailed(Struct, frozen=True, gc=False):
     """Report of a final failure that needs no person."""
 
     failure: str | None = None
@@ -169,21 +173,21 @@ class WorkFailed(Struct, frozen=True):
     """False: its time was over before the step ran again. Spends no attempt."""
 
 
-class WorkRejected(Struct, frozen=True):
+class WorkRejected(Struct, frozen=True, gc=False):
     """Report of an end without a run: no worker accepted the item, or its deadline was over before."""
 
     result: str | None = None
     reason: str = ""
 
 
-class WorkCancelled(Struct, frozen=True):
+class WorkCancelled(Struct, frozen=True, gc=False):
     """Report of a worker with a store of its own that the item was cancelled there."""
 
     result: str | None = None
     reason: str = ""
 
 
-class TryAgain(Struct, frozen=True):
+class TryAgain(Struct, frozen=True, gc=False):
     """Report of a failure after which the item is due again at `due_at`. Spends an attempt."""
 
     due_at: int
@@ -199,7 +203,7 @@ class TryAgain(Struct, frozen=True):
     """See `Budget.progress`; progress since the last failure gives the item its full number of attempts again."""
 
 
-class Snooze(Struct, frozen=True):
+class Snooze(Struct, frozen=True, gc=False):
     """Report that the item was put off, perhaps by a `failure`. Spends nothing; `waited_ms` are not its time."""
 
     due_at: int
@@ -210,19 +214,19 @@ class Snooze(Struct, frozen=True):
     failure: str | None = None
 
 
-class Interrupted(Struct, frozen=True):
+class Interrupted(Struct, frozen=True, gc=False):
     """Report of an owner that goes away: the item is due for others at once."""
 
     reason: str = "shutdown"
 
 
-class Returned(Struct, frozen=True):
+class Returned(Struct, frozen=True, gc=False):
     """Report of a worker that cannot run the item: it is a submission again, for whoever can. Spends nothing."""
 
     reason: str
 
 
-class Quarantine(Struct, frozen=True):
+class Quarantine(Struct, frozen=True, gc=False):
     """Report of a failure after which only a person can requeue the item."""
 
     reason: str
@@ -277,17 +281,12 @@ def pool_of(resource_class: str) -> str:
 
 def stage_of(item: WorkItem) -> Stage | None:
     """The stage at which an open item is counted; None for one that has ended."""
-    return stage_in(item.resource_class, item.state, item.reason)
-
-
-def stage_in(resource_class: str, state: WorkState, reason: str) -> Stage | None:
-    """The stage of an item with this class, state and reason."""
-    if state not in (WorkState.PENDING, WorkState.RUNNING):
+    if item.state not in (WorkState.PENDING, WorkState.RUNNING):
         return None
-    if resource_class == ROUTER:
-        is_scheduled = state is WorkState.PENDING and reason == SCHEDULED
+    if item.resource_class == ROUTER:
+        is_scheduled = item.state is WorkState.PENDING and item.reason == SCHEDULED
         return Stage.SCHEDULED if is_scheduled else Stage.SUBMITTED
-    return Stage.QUEUED if state is WorkState.PENDING else Stage.RUNNING
+    return Stage.QUEUED if item.state is WorkState.PENDING else Stage.RUNNING
 
 
 def worker_class(resource_class: str, worker_id: str) -> str:
@@ -508,7 +507,7 @@ def requeue(item: WorkItem, now: Moment, *, who: str, why: str = "") -> WorkItem
         reason="",
         failure=None,
         result=None,
-        budget=Budget(),
+        budget=NO_BUDGET,
     )
 
 
@@ -577,10 +576,9 @@ def _waiting(item: WorkItem, now: Moment, *, due_at: int, reason: str) -> WorkIt
 
 def _ended(item: WorkItem, state: WorkState, now: Moment, *, attempts: int, reason: str = "", **more: Any) -> WorkItem:
     """The item with its result and its failure, where there are any, and no budget any more."""
-    results = {"result": None, "failure": None} | more
-    return _released(item, state, now, reason, attempts=attempts, budget=Budget(), **results)
+    return _released(item, state, now, reason, attempts=attempts, budget=NO_BUDGET, **(_NO_RESULT | more))
 
 
 def _aside(item: WorkItem, now: Moment, *, reason: str, failure: str | None, result: str | None) -> WorkItem:
     """The item in quarantine: its attempts stay to be seen, its budget is that of a new job."""
-    return _released(item, WorkState.QUARANTINED, now, reason, failure=failure, result=result, budget=Budget())
+    return _released(item, WorkState.QUARANTINED, now, reason, failure=failure, result=result, budget=NO_BUDGET)

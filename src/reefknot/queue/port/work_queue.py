@@ -25,7 +25,7 @@ from reefknot.queue.model.submission import SubmissionRules
 from reefknot.queue.model.work import CRASH_LIMIT, Settled, WorkItem, WorkState, is_ingestion
 
 
-class Held(Struct, frozen=True):
+class Held(Struct, frozen=True, gc=False):
     """An item that an owner believes it holds."""
 
     id: str
@@ -108,7 +108,7 @@ class WorkClaim(Struct, frozen=True):
     """The events of each item whose lease ran out."""
 
 
-class Settlement(Struct, frozen=True):
+class Settlement(Struct, frozen=True, gc=False):
     """An owner's report about one item it holds."""
 
     id: str

@@ -257,9 +257,7 @@ class SqliteIdempotencyStore:
 
 def _current(transaction: Transaction, keys: list[str]) -> dict[str, StoredKey]:
     """The rows of these keys, from the cache where this process wrote them last."""
-    cached = transaction.cache.keys.get
-    rows = {key: row for key in keys if (row := cached(key)) is not None}
-    rest = [key for key in keys if key not in rows]
+    rows, rest = transaction.cache.keys.find(keys)
     return rows | _load_rows(transaction.connection, rest) if rest else rows
 
 
@@ -268,6 +266,8 @@ def _save(transaction: Transaction, changed: Collection[KeyRecord], stored: Mapp
     numbers = {key: seq for key, (seq, _) in stored.items()}
     numbers |= _add(connection, [record for record in changed if record.key not in stored])
     updated, replaced = [], []
+    held: dict[str, StoredKey] = {}
+    ended: list[str] = []
     for record in changed:
         key = record.key
         seq = numbers[key]
@@ -277,9 +277,11 @@ def _save(transaction: Transaction, changed: Collection[KeyRecord], stored: Mapp
             else:
                 replaced.append((seq, *structs.astuple(record)[1:]))
         if record.state is _IN_PROGRESS:
-            cache.note(key, (seq, record))
+            held[key] = seq, record
         else:
-            cache.drop(key)
+            ended.append(key)
+    cache.note(held)
+    cache.drop(ended)
     _UPDATE.run(connection, updated)
     _REPLACE.run(connection, replaced)
 
@@ -322,7 +324,7 @@ def _forget(transaction: Transaction, key: str, events: Sequence[AuditEntry]) ->
     if record.state is _IN_PROGRESS and left > 0:
         return KeyInProgressError(key, owner=record.owner, retry_after=left / 1000)
     transaction.connection.execute("DELETE FROM idempotency WHERE seq = ?", (seq,))
-    transaction.cache.keys.drop(key)
+    transaction.cache.keys.drop([key])
     transaction.counters.keys -= 1
     transaction.touched.add(f"key:{key}")
     transaction.add_events(events)

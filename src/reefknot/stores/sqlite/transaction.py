@@ -8,7 +8,7 @@ back: a key that was just claimed is about to be finished, an item that was just
 `PRAGMA data_version` says that no other connection has written, a cached record is the record in the file.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from operator import attrgetter
 from typing import Any, Generic, TypeVar, TypeVarTuple
@@ -46,16 +46,24 @@ class WriteCache(Generic[R]):
         self._kept: dict[str, R] = {}
         self._noted: dict[str, R | None] = {}
 
-    def get(self, name: str) -> R | None:
-        """The record as of this transaction, None when it has to be read."""
-        noted = self._noted
-        return noted[name] if noted and name in noted else self._kept.get(name)
+    def find(self, names: Iterable[str]) -> tuple[dict[str, R], list[str]]:
+        """The records as of this transaction, and the names of those that have to be read."""
+        kept, noted = self._kept, self._noted
+        found: dict[str, R] = {}
+        rest: list[str] = []
+        for name in names:
+            record = noted[name] if name in noted else kept.get(name)
+            if record is None:
+                rest.append(name)
+            else:
+                found[name] = record
+        return found, rest
 
-    def note(self, name: str, record: R) -> None:
-        self._noted[name] = record
+    def note(self, records: Mapping[str, R]) -> None:
+        self._noted.update(records)
 
-    def drop(self, name: str) -> None:
-        self._noted[name] = None
+    def drop(self, names: Iterable[str]) -> None:
+        self._noted.update(dict.fromkeys(names))
 
     def clear(self) -> None:
         """Forget everything: another connection has written, or the outcome of a write is not known."""

@@ -19,7 +19,7 @@ from msgspec import json, structs
 from reefknot.audit.port import AuditEntry
 from reefknot.core.time import Moment, milliseconds
 from reefknot.queue.model import work as core
-from reefknot.queue.model.admission import Accept, Reject
+from reefknot.queue.model.admission import Reject
 from reefknot.queue.model.submission import Displace
 from reefknot.queue.model.work import WorkItem, WorkState
 from reefknot.queue.port.work_queue import (
@@ -106,7 +106,7 @@ _RECALL_READY = (
 _RECALL_LATER = _RECALL_READY.replace("ready = 1", "ready = 0")
 _CLAIM = (
     "UPDATE work SET state = 'running', owner = ?, fence = fence + 1, lease_until = ?, lease_ms = ?, updated_at = ? "  # noqa: S608
-    f"WHERE seq IN (SELECT value FROM json_each(?)) RETURNING seq, {rows.FULL}"
+    f"WHERE seq IN (SELECT value FROM json_each(?)) RETURNING {rows.FULL}, seq"
 )
 REFUSING_S = 1.0
 """How long after a refusal the next arrival is first judged by a read, which costs the writer nothing."""
@@ -292,19 +292,21 @@ def _enqueue_batch(transaction: Transaction, wanted: list[Any]) -> list[list[Enq
                 answer.append(Enqueued.DUPLICATE)
                 continue
             accepted = core.accepted(item, transaction.now, is_claimed=bool(owner))
-            verdict = Accept() if rules is None else arrivals.admit(accepted, rules)
-            if isinstance(verdict, Reject):
-                answer.append(verdict)
-                continue
-            if isinstance(verdict, Displace):
-                rows.insert(transaction, new)
-                new.clear()
-                admission.displace(transaction, accepted.pool, verdict, terms.drop_events)
+            if rules is not None:
+                verdict = arrivals.admit(accepted, rules)
+                if isinstance(verdict, Reject):
+                    answer.append(verdict)
+                    continue
+                if isinstance(verdict, Displace):
+                    rows.insert(transaction, new)
+                    new.clear()
+                    admission.displace(transaction, accepted.pool, verdict, terms.drop_events)
             known.add(item.id)
             answer.append(Enqueued.ACCEPTED)
             new.append(_started(transaction, accepted, owner, lease_ms) if owner else accepted)
-            transaction.add_events(terms.accept_events(accepted) if terms.accept_events else ())
-        if Enqueued.ACCEPTED in answer:
+            if terms.accept_events is not None:
+                transaction.add_events(terms.accept_events(accepted))
+        if events and Enqueued.ACCEPTED in answer:
             transaction.add_events(events_to_keep(items, answer, events))
         answers.append(answer)
     rows.insert(transaction, new)
@@ -314,7 +316,7 @@ def _enqueue_batch(transaction: Transaction, wanted: list[Any]) -> list[list[Enq
 def _started(transaction: Transaction, item: WorkItem, owner: str, lease_ms: int) -> WorkItem:
     """The item as its owner's, as if it had been claimed. The write cache knows it, so settling need not read it."""
     held = core.started(item, owner=owner, fence=item.fence + 1, lease_ms=lease_ms, now=transaction.now)
-    transaction.cache.items.note(held.id, held)
+    transaction.cache.items.note({held.id: held})
     return held
 
 
@@ -348,8 +350,7 @@ def _assign_batch(transaction: Transaction, wanted: list[Any]) -> list[list[Work
         answers.append(kept)
     rows.insert(transaction, new)
     rows.update(transaction, submitted, moved)
-    for item in started:  # settling need not read them
-        transaction.cache.items.note(item.id, item)
+    transaction.cache.items.note({item.id: item for item in started})  # settling need not read them
     return answers
 
 
@@ -366,13 +367,10 @@ def _claim(transaction: Transaction, n: int, claim: WorkClaim) -> list[WorkItem]
     chosen = admission.next_rows(transaction, n, classes, claim)
     values = (claim.owner, now.steady + lease_ms, lease_ms, now.wall, json.encode(chosen).decode())
     taken = query(connection, _CLAIM, *values).fetchall() if chosen else []
-    places = {seq: at for at, seq in enumerate(chosen)}
-    taken.sort(key=lambda row: places[row[0]])
-    items = [rows.item_of(row[1:]) for row in taken]
-    for item in items:
-        transaction.cache.items.note(item.id, item)
-    transaction.counts.add([structs.replace(item, state=WorkState.PENDING) for item in items], -1)
-    transaction.counts.add(items)
+    by_seq = {seq: rows.item_of(row) for *row, seq in taken}
+    items = [by_seq[seq] for seq in chosen]
+    transaction.cache.items.note({item.id: item for item in items})
+    transaction.counts.start(items)
     return items
 
 
@@ -408,9 +406,9 @@ def _recall(transaction: Transaction, classes: Sequence[str], crash_events: Item
 def _renew(transaction: Transaction, held: Sequence[Held], lease_ms: int) -> list[bool]:
     lease_until = transaction.now.steady + lease_ms
     answer = []
+    transaction.cache.items.drop([one.id for one in held])
     for one in held:
         transaction.connection.execute(_RENEW, (lease_until, lease_ms, one.id, one.owner, one.fence))
-        transaction.cache.items.drop(one.id)
         answer.append(transaction.connection.changes() == 1)
     return answer
 
@@ -425,13 +423,14 @@ def _settle_batch(transaction: Transaction, wanted: list[Sequence[Settlement]]) 
         answer = []
         for one in settlements:
             item = found.get(one.id)
-            ours = item is not None and core.holds(item, owner=one.owner, fence=one.fence)
-            if ours and item is not None:
-                if one.took_ms is not None:
-                    took.setdefault(item.pool, []).append(one.took_ms)
-                found[one.id] = changed[one.id] = core.settle(item, one.settled, transaction.now)
-                transaction.add_events(one.events)
-            answer.append(ours)
+            if item is None or not core.holds(item, owner=one.owner, fence=one.fence):
+                answer.append(False)
+                continue
+            if one.took_ms is not None:
+                took.setdefault(item.pool, []).append(one.took_ms)
+            found[one.id] = changed[one.id] = core.settle(item, one.settled, transaction.now)
+            transaction.add_events(one.events)
+            answer.append(True)
         answers.append(answer)
     rows.update(transaction, [before[work_id] for work_id in changed], list(changed.values()))
     admission.fold_service_times(transaction.connection, took)

@@ -13,7 +13,7 @@ from typing import Any
 
 import apsw
 
-from reefknot.queue.model.work import WorkItem, WorkState, stage_in
+from reefknot.queue.model.work import WorkItem, WorkState, stage_of
 
 _Key = tuple[Any, ...]
 _counted = attrgetter("resource_class", "state", "pool", "priority", "tenant_id", "reason", "kind", "source")
@@ -66,6 +66,14 @@ class WorkCounts:
         for key, found in Counter(map(_counted, items)).items():
             numbers[key] = numbers.get(key, 0) + number * found
 
+    def start(self, items: Iterable[WorkItem]) -> None:
+        """Count these running rows, which were pending."""
+        numbers = self._numbers
+        for key, found in Counter(map(_counted, items)).items():
+            before = (key[0], WorkState.PENDING, *key[2:])
+            numbers[key] = numbers.get(key, 0) + found
+            numbers[before] = numbers.get(before, 0) - found
+
     def flush(self, connection: apsw.Connection) -> None:
         """Write what was gathered."""
         if not self._numbers:
@@ -73,7 +81,7 @@ class WorkCounts:
         classes, stages, quarantined = Counter[_Key](), Counter[_Key](), Counter[_Key]()
         for (resource_class, state, pool, priority, tenant, reason, kind, source), number in self._numbers.items():
             classes[resource_class, state] += number
-            stage = stage_in(resource_class, state, reason)
+            stage = stage_of(WorkItem("", kind, resource_class, state=state, reason=reason))
             if stage is not None:
                 stages[pool, stage, priority, tenant or ""] += number
             elif state is WorkState.QUARANTINED:
@@ -81,8 +89,11 @@ class WorkCounts:
         self._numbers.clear()
         for table, changes in (("work_count", classes), ("open_work", stages), ("quarantine_count", quarantined)):
             change, remove = _STATEMENTS[table]
-            connection.executemany(change, [(*key, number) for key, number in changes.items() if number])
-            connection.executemany(remove, [key for key, number in changes.items() if number < 0])
+            for key, number in changes.items():
+                if number:
+                    connection.execute(change, (*key, number))
+                if number < 0:
+                    connection.execute(remove, key)
 
 
 def wrong_counts(connection: apsw.Connection) -> list[str]:

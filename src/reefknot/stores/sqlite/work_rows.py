@@ -7,7 +7,7 @@ import apsw
 from msgspec import Struct, json, structs
 
 from reefknot.queue.model.failure_groups import in_small
-from reefknot.queue.model.work import INGEST, Budget, HistoryEntry, WorkItem, WorkState, record_id
+from reefknot.queue.model.work import INGEST, NO_BUDGET, Budget, HistoryEntry, WorkItem, WorkState, record_id
 from reefknot.queue.port.work_queue import EVERYTHING, WorkFilter, WorkPage, WorkSnapshot
 from reefknot.stores.sqlite.connection import query
 from reefknot.stores.sqlite.transaction import Transaction
@@ -27,6 +27,7 @@ _EXPIRED = (
     + "(SELECT * FROM work INDEXED BY work_leased WHERE state = 'running' AND lease_until <= ?1 "
     "AND (?2 = '[]' OR resource_class IN (SELECT value FROM json_each(?2))) ORDER BY seq)"
 )
+_IS_EXPIRED = "SELECT EXISTS (SELECT 1 FROM work INDEXED BY work_leased WHERE state = 'running' AND lease_until <= ?)"
 _INSERT = f"INSERT INTO work (ready, {FULL}) VALUES ({', '.join('?' * (len(_FIELDS) + 1))})"  # noqa: S608
 
 # Identity and payload never change.
@@ -128,8 +129,7 @@ ENDED_TOPIC = "work ended"
 _items = json.Decoder(list[WorkItem], strict=False)
 _budget = json.Decoder(Budget)
 _history = json.Decoder(tuple[HistoryEntry, ...])
-_BLANK = Budget()
-_NO_BUDGET = json.encode(_BLANK).decode()
+_NO_BUDGET = json.encode(NO_BUDGET).decode()
 _STATES = {state.value: state for state in WorkState}
 
 
@@ -150,14 +150,14 @@ def load(connection: apsw.Connection, ids: list[str]) -> dict[str, WorkItem]:
 
 def cached_or_loaded(transaction: Transaction, ids: list[str]) -> dict[str, WorkItem]:
     """The items of these ids, from the write cache where it has them. Payloads are not to be relied on."""
-    cached = transaction.cache.items.get
-    found = {work_id: item for work_id in ids if (item := cached(work_id)) is not None}
-    rest = [work_id for work_id in ids if work_id not in found]
+    found, rest = transaction.cache.items.find(ids)
     return found | load(transaction.connection, rest) if rest else found
 
 
 def expired(connection: apsw.Connection, steady: int, classes: Sequence[str] = ()) -> list[WorkItem]:
     """Items (of these classes, when any is named) whose owner let its lease run out, without payloads."""
+    if not query(connection, _IS_EXPIRED, steady).get:
+        return []
     return _decoded(connection, _EXPIRED, (steady, listed(classes)))
 
 
@@ -395,7 +395,9 @@ def insert(transaction: Transaction, items: Sequence[WorkItem]) -> None:
     """Write new items."""
     if items:
         transaction.counts.add(items)
-        transaction.connection.executemany(_INSERT, [(_is_ready(transaction, item), *_row(item)) for item in items])
+        ready = _are_ready(transaction, items)
+        rows = [(is_ready, *_row(item)) for is_ready, item in zip(ready, items, strict=True)]
+        transaction.connection.executemany(_INSERT, rows)
 
 
 def update(transaction: Transaction, old: Iterable[WorkItem], new: Sequence[WorkItem]) -> None:
@@ -404,29 +406,35 @@ def update(transaction: Transaction, old: Iterable[WorkItem], new: Sequence[Work
         return
     transaction.counts.add(old, -1)
     transaction.counts.add(new)
-    drop = transaction.cache.items.drop
-    rows = []
-    for item in new:
-        ready = _is_ready(transaction, item)
-        rows.append((ready, item.resource_class, *_row(item)[_FIRST_CHANGING:-1], item.id))
-        drop(item.id)
+    transaction.cache.items.drop([item.id for item in new])
+    rows = [
+        (ready, item.resource_class, *_row(item)[_FIRST_CHANGING:-1], item.id)
+        for ready, item in zip(_are_ready(transaction, new), new, strict=True)
+    ]
     transaction.connection.executemany(_UPDATE, rows)
 
 
-def _is_ready(transaction: Transaction, item: WorkItem) -> bool:
-    """Whether the item can be claimed now. Whoever waits for its class, or for its end, is woken after the commit."""
-    if item.state is not WorkState.PENDING:
-        transaction.touched.add("work" if item.state is WorkState.RUNNING else ENDED_TOPIC)
-        return False
-    transaction.touched.add(CLASS_TOPIC + item.resource_class)
-    return item.due_at <= transaction.now.wall
+def _are_ready(transaction: Transaction, items: Iterable[WorkItem]) -> list[bool]:
+    """Whether each item can be claimed now. Who waits for its class, or for its end, is woken after the commit."""
+    wall, ready = transaction.now.wall, []
+    classes, states = set(), set()
+    for item in items:
+        is_pending = item.state is WorkState.PENDING
+        if is_pending:
+            classes.add(item.resource_class)
+        else:
+            states.add(item.state)
+        ready.append(is_pending and item.due_at <= wall)
+    transaction.touched.update(CLASS_TOPIC + name for name in classes)
+    transaction.touched.update("work" if state is WorkState.RUNNING else ENDED_TOPIC for state in states)
+    return ready
 
 
 def item_of(row: Sequence[Any]) -> WorkItem:
     """A full row as an item."""
     values = list(row)
     values[_STATE] = _STATES[values[_STATE]]
-    values[_BUDGET] = _BLANK if values[_BUDGET] == _NO_BUDGET else _budget.decode(values[_BUDGET])
+    values[_BUDGET] = NO_BUDGET if values[_BUDGET] == _NO_BUDGET else _budget.decode(values[_BUDGET])
     values[_HISTORY] = () if values[_HISTORY] == "[]" else _history.decode(values[_HISTORY])
     return WorkItem(*values)
 
@@ -438,7 +446,7 @@ _HISTORY = _FIELDS.index("history")
 
 def _row(item: WorkItem) -> list[Any]:
     values = list(structs.astuple(item))
-    values[_BUDGET] = _NO_BUDGET if item.budget == _BLANK else json.encode(item.budget).decode()
+    values[_BUDGET] = _NO_BUDGET if item.budget is NO_BUDGET else json.encode(item.budget).decode()
     values[_HISTORY] = json.encode(item.history).decode() if item.history else "[]"
     return values
 
