@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from reefknot.console.doctor import examine_open
 from reefknot.core.failure import ErrorCode
 from reefknot.ingest.connectors.file_selection import FolderSettings, Patterns
 from reefknot.ingest.connectors.folders import Folder
@@ -19,6 +18,7 @@ from reefknot.runtime.files import is_open_here, whole_file
 from reefknot.steps.fs import BlobGet, Folders, FsSettings
 from reefknot.stores.opening import open_store
 from reefknot.stores.port import Store
+from reefknot.stores.port.engine import ExamineOptions, engine_of
 from tests.integration.stepping import step
 
 CLIENT = "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.execute('SELECT count(*) FROM work'); c.close()"
@@ -49,7 +49,7 @@ def test_a_client_takes_the_log_of_a_store_whose_file_was_opened_beside_sqlite(t
 
 def test_an_examination_leaves_the_locks(tmp_path: Path) -> None:
     async def examine(store: Store) -> None:
-        found = {one.check: one.level for one in await examine_open(store)}
+        found = {one.check: one.level for one in await engine_of(store.identity).examine_open(store, ExamineOptions())}
         assert found["durability"] == "ok", found
 
     assert asyncio.run(keeps_its_log(tmp_path / "state.db", examine))

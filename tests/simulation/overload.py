@@ -88,6 +88,8 @@ class DistantStore(StoreThrough):
         self.reached_for = store.reached_for
         self.expires_by_itself = store.expires_by_itself
         self.newest_record_at = store.newest_record_at
+        self.path, self.read_only = store.path, store.read_only
+        self.acquire_retention_lock = store.acquire_retention_lock
         self._store = store
         self._process = process
 

@@ -29,7 +29,7 @@ from reefknot.policy.reading.session import KeyPath, Problem, dotted
 from reefknot.policy.schema import FsBlockSection, HttpBlockSection, SqlBlockSection, SqlConnectionEntry
 from reefknot.policy.secrets import WEBHOOK, SecretText, resolve_at, webhook_reference
 from reefknot.policy.settings import Settings
-from reefknot.runtime.database_urls import SQLITE_PREFIX, sqlite_path
+from reefknot.runtime.database_urls import database_file
 from reefknot.runtime.log import logger, printable
 from reefknot.steps.addresses import AllowEntry, HttpSettings, Unreachable, read_allowed
 from reefknot.steps.fs import FsSettings, remove_spare_files
@@ -47,6 +47,7 @@ from reefknot.steps.python import (
 )
 from reefknot.steps.sql_rows import Access, SqlConnection, SqlSettings, StrongLogin
 from reefknot.stores.opening import store_url
+from reefknot.stores.port.engine import file_of
 
 LOGIN_S = 5.0
 """The time that a server has to tell about a login when a system starts."""
@@ -204,8 +205,8 @@ def _own_files(settings: Settings, store: str) -> Iterator[tuple[str, str]]:
     configuration, folder = settings.configuration, settings.folder
     if settings.path is not None:
         yield CONFIGURATION, str(settings.path)
-    if store.startswith(SQLITE_PREFIX):
-        yield STORE, sqlite_path(store)
+    if (file := file_of(store)) is not None:
+        yield STORE, file
     if configuration.sources:
         from reefknot.ingest.configured_sources import documents_path
 
@@ -245,9 +246,8 @@ def _allowed(texts: Iterable[str], settings: Settings) -> tuple[AllowEntry, ...]
 def _connection(entry: str | SqlConnectionEntry, folder: Path) -> SqlConnection:
     if isinstance(entry, str):
         entry = SqlConnectionEntry(url=entry)
-    url = entry.url
-    if url.startswith(SQLITE_PREFIX):
-        url = f"sqlite:{folder / sqlite_path(url)}"
+    file = database_file(entry.url)
+    url = entry.url if file is None else f"sqlite:{folder / file}"
     return SqlConnection(url, Access(entry.access), entry.role, tuple(entry.functions))
 
 

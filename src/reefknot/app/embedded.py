@@ -26,7 +26,8 @@ from reefknot.queue.client import Client
 from reefknot.queue.connect import CLOSE_S, ClientThread, SyncClient, SystemScope
 from reefknot.runtime.event_loops import require_asyncio
 from reefknot.runtime.log import logger
-from reefknot.stores.opening import ACCEPTED_URLS, store_url
+from reefknot.stores.opening import store_url
+from reefknot.stores.port.engine import accepted_urls
 
 MOST_WORKERS = 64
 
@@ -94,7 +95,7 @@ def _options(
 ) -> dict[str, Any]:
     """The arguments of `running_system`, once these parameters are checked and the configuration is read."""
     if url is not None:
-        checks.text("url", url, ACCEPTED_URLS)
+        checks.text("url", url, accepted_urls())
     if config is not None and not isinstance(config, str | os.PathLike):
         raise ParameterTypeError("config", config, "the path of a configuration file, or None for the nearest one")
     checks.whole_number("workers", workers, least=0, most=MOST_WORKERS)

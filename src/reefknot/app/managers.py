@@ -464,7 +464,6 @@ def _keys_in_memory() -> IdempotencyStore:
 
 def _default_sink(store: IdempotencyStore) -> AuditSink:
     from reefknot.audit.log_sink import LogSink
-    from reefknot.stores.memory.store import MemoryIdempotencyStore
 
     # An audit log in memory is never trimmed, which a process that runs for months cannot afford.
-    return LogSink() if isinstance(store, MemoryIdempotencyStore) else store.audit
+    return store.audit if store.durable else LogSink()

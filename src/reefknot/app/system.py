@@ -48,7 +48,6 @@ from reefknot.queue.router.submissions import Submissions
 from reefknot.queue.worker.loop_watch import LoopWatch
 from reefknot.queue.worker.service import Worker
 from reefknot.queue.worker.settings import WorkerSettings, settings_from
-from reefknot.runtime.database_urls import is_nats_url
 from reefknot.runtime.log import RepeatedErrors, logger, printable
 from reefknot.runtime.processes import process_mark
 from reefknot.runtime.seeds import new_id
@@ -58,6 +57,7 @@ from reefknot.steps.port import Block, own_classes
 from reefknot.steps.threads import function_threads
 from reefknot.stores.opening import open_store, options_of
 from reefknot.stores.port import Store
+from reefknot.stores.port.engine import engine_of
 
 ROUTER_NAME = "router"
 CONTROL_S = 5.0
@@ -403,8 +403,8 @@ async def running_system(
     if workers:
         await check_steps(settings, blocks.values())
     options, working = options_of(settings), worker_settings(settings)
-    # Elsewhere than on NATS no peer speaks, and every worker would hear every assignment.
-    hears_shared = is_nats_url(url) and settings.configuration.router.shared_subject == "ours"
+    # Where no peer speaks, every worker would hear every assignment.
+    hears_shared = engine_of(url).hears_peers and settings.configuration.router.shared_subject == "ours"
     async with open_store(url, **options) as store, AsyncExitStack() as opened:
         opened.callback(start_preparing(settings, blocks.values() if workers and not own_work_only else ()).cancel)
         books = await opened.enter_async_context(kept_events(store, settings, secrets=secrets))

@@ -244,7 +244,7 @@ def running_nats(
 
 def url_of(servers: Sequence[NatsServer]) -> str:
     """The URL of all servers together, as `--engine` takes it: `nats://127.0.0.1:4222,127.0.0.1:4223`."""
-    return "nats://" + ",".join(server.url.removeprefix("nats://") for server in servers)
+    return "nats://" + ",".join(server.url.partition("://")[2] for server in servers)
 
 
 def start_all(servers: Sequence[NatsServer], seconds: float = READY_S) -> None:

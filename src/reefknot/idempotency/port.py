@@ -22,6 +22,10 @@ class IdempotencyStore(Protocol):
     def audit(self) -> AuditLog:
         """The log that stores the `events` of these calls."""
 
+    @property
+    def durable(self) -> bool:
+        """Whether keys and events outlive the process."""
+
     async def claim(
         self,
         key: str,

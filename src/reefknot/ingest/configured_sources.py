@@ -25,8 +25,8 @@ from reefknot.policy.reading.session import KeyPath, Mark, Problem, dotted
 from reefknot.policy.secrets import resolve
 from reefknot.queue.model.schedules import Timetable, parse
 from reefknot.queue.model.source_health import HealthRules
-from reefknot.runtime.database_urls import SQLITE_PREFIX, sqlite_path
 from reefknot.runtime.redaction import add_secrets, redact
+from reefknot.stores.port.engine import file_of
 
 if TYPE_CHECKING:
     from reefknot.ingest.documents import SqliteDocuments
@@ -254,8 +254,8 @@ def documents_path(settings: Settings | None, url: str) -> Path:
     named = None if settings is None else settings.configuration.ingestion.documents
     if named is not None:
         return folder / Path(named).expanduser()
-    if url.startswith(SQLITE_PREFIX):
-        return Path(sqlite_path(url)).with_name(DOCUMENTS)
+    if (file := file_of(url)) is not None:
+        return Path(file).with_name(DOCUMENTS)
     return folder / FOLDER / DOCUMENTS
 
 

@@ -13,7 +13,7 @@ from msgspec import Meta, field
 from reefknot.idempotency.model import KEY_RETENTION_S
 from reefknot.policy.secrets import ACCEPTED, is_reference
 from reefknot.policy.sections import NotAcceptedError, Section, Spelling
-from reefknot.runtime.database_urls import NATS_ACCEPTED, NATS_PREFIXES, SQLITE_PREFIX, is_nats_url, sqlite_path
+from reefknot.runtime.database_urls import database_file
 
 JitterWord = Literal["none", "full", "equal", "proportional", "decorrelated"]
 StrategyWord = Annotated[
@@ -387,32 +387,22 @@ class RouterSection(Section, frozen=True):
 
 
 def _database_url(url: str) -> str:
-    if url.startswith(SQLITE_PREFIX):
-        try:
-            sqlite_path(url)
-        except ValueError as error:
-            raise NotAcceptedError("sqlite:PATH with the path of a file", str(error)) from None
-    elif not url.startswith(("postgresql://", "postgres://")) and "dbname=" not in url:
+    try:
+        file = database_file(url)
+    except ValueError as error:
+        raise NotAcceptedError("sqlite:PATH with the path of a file", str(error)) from None
+    if file is None and not url.startswith(("postgresql://", "postgres://")) and "dbname=" not in url:
         raise NotAcceptedError("sqlite:PATH or postgresql://…")
     return url
 
 
 def _engine_url(url: str) -> str:
-    if url in ("memory", "memory:"):
+    from reefknot.stores.port.engine import accepted_urls, address_problem
+
+    why = address_problem(url)
+    if why is None:
         return url
-    why = ""
-    if url.startswith(NATS_PREFIXES):
-        if is_nats_url(url):
-            return url
-        why = f"a store on NATS is {NATS_ACCEPTED}"
-    elif url.startswith(SQLITE_PREFIX):
-        try:
-            sqlite_path(url)
-        except ValueError as error:
-            why = str(error)
-        else:
-            return url
-    raise NotAcceptedError("sqlite:PATH, nats://HOST:PORT or memory:", why)
+    raise NotAcceptedError(accepted_urls(), why)
 
 
 def _secret_reference(text: str) -> str:

@@ -31,11 +31,11 @@ from reefknot.errors import (
     StoreUnavailableError,
 )
 from reefknot.idempotency.decorator import in_scope
-from reefknot.runtime.database_urls import NATS_PREFIXES, SQLITE_PREFIX
 from reefknot.runtime.event_loops import require_asyncio
 from reefknot.runtime.forks import FORKS
 from reefknot.runtime.log import logger
-from reefknot.stores.opening import ACCEPTED_URLS, file_of, open_store, options_of, store_url
+from reefknot.stores.opening import open_store, options_of, shown_url, store_url
+from reefknot.stores.port.engine import accepted_urls, file_of, is_shared
 
 if TYPE_CHECKING:
     from datetime import datetime, timedelta
@@ -73,15 +73,14 @@ class ClientAddress(Struct, frozen=True):
     nats: Mapping[str, Any] = {}
 
     @property
-    def is_in_memory(self) -> bool:
-        return self.url.rstrip(":") == "memory"
+    def is_shared(self) -> bool:
+        """Whether other processes can open the store."""
+        return is_shared(self.url)
 
     @property
     def shown(self) -> str:
         """The URL for messages: without user, password or token."""
-        from reefknot.core.redaction import redact
-
-        return self.url if self.url.startswith(SQLITE_PREFIX) else redact(self.url)
+        return shown_url(self.url)
 
 
 def client_address(
@@ -95,7 +94,7 @@ def client_address(
     """The store that the parameters of `connect` name, and the configuration where they leave that to it."""
     checks.flag("create", create)
     if url is not None:
-        checks.text("url", url, ACCEPTED_URLS)
+        checks.text("url", url, accepted_urls())
     if size is not None:
         checks.whole_number("size", size)
     if config is not None and not isinstance(config, str | os.PathLike):
@@ -109,7 +108,7 @@ def client_address(
         size = settings.queue_size if size is None else size
         nats = options_of(settings)["nats"] if nats is None else nats
     address = ClientAddress(store_url(settings, url), create, QUEUE_SIZE if size is None else size, nats or {})
-    if address.is_in_memory and not create:
+    if not address.is_shared and not create:
         raise ParameterError("create", create, "True for a store in memory: it is new in every process")
     return address
 
@@ -136,7 +135,7 @@ class SystemScope:
         """Whether code on this loop, or on None, can use the client. Elsewhere a store in memory cannot be had."""
         if self._generation == FORKS.generation and loop in (None, self.loop):
             return True
-        if self.client.store.identity.startswith("memory"):
+        if not is_shared(self.client.store.identity):
             problem = (
                 "it is in the memory of the system that runs this code, on another event loop or in another process"
             )
@@ -197,9 +196,7 @@ async def connected(address: ClientAddress) -> AsyncIterator[Client]:
     is_new = path is not None and _is_missing(path)
     if is_new and not address.create:
         raise _no_store(address)
-    nats, on_nats = address.nats, address.url.startswith(NATS_PREFIXES)
-    if on_nats:
-        nats = {**nats, "creates": False}
+    nats = {**address.nats, "creates": False}
     async with AsyncExitStack() as stack:
         try:
             store = await stack.enter_async_context(open_store(address.url, migrate=False, nats=nats))
@@ -392,7 +389,7 @@ class SyncClient:
                 return  # another thread of this process has
             if self._is_closed:
                 raise self._closed()
-            if self._address.is_in_memory:
+            if not self._address.is_shared:
                 problem = "it is in the memory of the process that made it, and this one is a fork of that"
                 raise StoreUnavailableError(self._address.shown, problem, "use sqlite:PATH or nats://HOST:PORT")
             FORKS.keep(self._link)

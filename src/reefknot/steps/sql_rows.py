@@ -15,7 +15,7 @@ from typing import Any
 from msgspec import Struct
 
 from reefknot.core.failure import ErrorCode
-from reefknot.runtime.database_urls import SQLITE_PREFIX, sqlite_path
+from reefknot.runtime.database_urls import database_file
 from reefknot.steps.inputs import Refusal
 
 Parameters = list[Any] | dict[str, Any] | None
@@ -41,7 +41,7 @@ class SqlConnection(Struct, frozen=True):
     @property
     def sqlite_path(self) -> str | None:
         """The path of the file, None for a server."""
-        return sqlite_path(self.url) if self.url.startswith(SQLITE_PREFIX) else None
+        return database_file(self.url)
 
 
 class StrongLogin(Refusal):

@@ -15,21 +15,19 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from reefknot.audit.retention import Retention, RetentionNote, retention_given
 from reefknot.core import checks
-from reefknot.errors import ConfigurationError, ParameterError
+from reefknot.errors import ConfigurationError
 from reefknot.idempotency.decorator import in_scope
 from reefknot.idempotency.model import KEY_RETENTION_S
 from reefknot.runtime.clocks import clock_of_this_loop, in_virtual_loop
-from reefknot.runtime.database_urls import NATS_PREFIXES, SQLITE_PREFIX, nats_address, sqlite_path
 from reefknot.runtime.event_loops import require_asyncio
+from reefknot.runtime.log import printable
+from reefknot.stores.port.engine import OpenOptions, accepted_urls, engine_of, file_of, has_file, located
 from reefknot.stores.retention import RetentionJob
 
 if TYPE_CHECKING:
     from reefknot.core.clock import Clock
     from reefknot.policy.settings import Settings
     from reefknot.stores.port import Store
-
-DEFAULT_STORE = ".reefknot/state.db"
-ACCEPTED_URLS = "memory:, sqlite:PATH, or nats://HOST:PORT"
 
 # ---- stores and logs -------------------------------------------------------------------------------------------------
 
@@ -71,18 +69,18 @@ async def open_store(
     `token`, `credentials`, `tls_ca`, `tls_certificate`, `tls_key`, `patience`.
     """
     require_asyncio("open_store")
-    checks.text("url", url, ACCEPTED_URLS)
+    checks.text("url", url, accepted_urls())
     kept = checks.seconds("retention", retention)
     checks.whole_number("largest_result", largest_result)
     if most_keys is not None:
         checks.whole_number("most_keys", most_keys)
     given = retention_given(audit_retention, work_retention)
-    now = clock or clock_of_this_loop()
-    limits: dict[str, Any] = {"retention": kept, "largest_result": largest_result, "most_keys": most_keys}
-    if url.startswith(NATS_PREFIXES):
-        limits |= {"work_retention": (given or Retention()).work, "settings": nats or {}}
-    store = await _opened(url, now, limits, read_only=read_only, migrate=migrate)
-    removes = tidy and not read_only and not in_virtual_loop() and not getattr(store, "read_only", False)
+    file_of(url)
+    how = {"read_only": read_only, "migrate": migrate, "inline": in_virtual_loop()}
+    keys, work = (kept, largest_result, most_keys), (given or Retention()).work
+    options = OpenOptions(clock or clock_of_this_loop(), *keys, work, nats or {}, **how)
+    store = await engine_of(url).open(url, options)
+    removes = tidy and not options.inline and not store.read_only
     job = _retention_job(store, store.clock, given) if removes else None
     try:
         if job is not None:
@@ -96,13 +94,8 @@ async def open_store(
 
 
 def _retention_job(store: Store, clock: Clock, given: Retention | None) -> RetentionJob:
-    if store.identity.startswith(SQLITE_PREFIX):
-        from reefknot.stores.sqlite import SqliteStore
-
-        assert isinstance(store, SqliteStore), store
-        note = RetentionNote(store.path)
-        return RetentionJob(store, clock, given=given, note=note, may_run=store.acquire_retention_lock)
-    return RetentionJob(store, clock, given=given)
+    note = RetentionNote(store.path)
+    return RetentionJob(store, clock, given=given, note=note, may_run=store.acquire_retention_lock)
 
 
 class StoreOptions(TypedDict):
@@ -165,51 +158,8 @@ def store_url(settings: Settings | None, engine: str | None = None) -> str:
     return located(engine, Path.cwd())
 
 
-def located(url: str | None, folder: Path) -> str:
-    """The address of a store with its path beneath `folder`; None stands for the default one."""
-    url = f"sqlite:{DEFAULT_STORE}" if url is None else url
-    path = file_of(url)
-    return url if path is None else f"sqlite:{folder / path}"
-
-
-def file_of(url: str) -> str | None:
-    """The file of a SQLite store, None for a store in memory or on NATS; every other URL is refused."""
-    if url in ("memory", "memory:"):
-        return None
-    why = ""
-    if url.startswith(SQLITE_PREFIX):
-        try:
-            return sqlite_path(url)
-        except ValueError as error:
-            why = f"; {error}"
-    elif url.startswith(NATS_PREFIXES):
-        try:
-            nats_address(url)
-        except ValueError as error:
-            why = f"; {error}"
-        else:
-            return None
+def shown_url(url: str) -> str:
+    """A store's address for messages: without user, password or token."""
     from reefknot.core.redaction import redact
 
-    raise ParameterError("url", redact(url), ACCEPTED_URLS + why)
-
-
-async def _opened(url: str, clock: Clock, limits: dict[str, Any], *, read_only: bool, migrate: bool) -> Store:
-    path = file_of(url)
-    if url.startswith(NATS_PREFIXES):
-        from reefknot.stores.jetstream import JetStreamStore, options_from_url
-
-        options = options_from_url(url, **limits.pop("settings"), read_only=read_only)
-        return await JetStreamStore(options, clock, **limits, has_server_time=not in_virtual_loop()).start()
-    if path is None:
-        from reefknot.stores.memory import MemoryStore
-
-        if read_only:
-            raise ParameterError("read_only", read_only, "False for a store in memory: it has nothing to read")
-        return MemoryStore(clock, **limits)
-    from reefknot.stores.sqlite import SqliteStore
-    from reefknot.stores.sqlite.connection import is_older
-
-    if not migrate and not read_only:
-        read_only = is_older(path) if in_virtual_loop() else await asyncio.to_thread(is_older, path)
-    return await SqliteStore(path, clock, **limits, inline=in_virtual_loop(), read_only=read_only).start()
+    return url if has_file(url) else printable(redact(url))

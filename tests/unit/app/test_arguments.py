@@ -28,10 +28,10 @@ async def nothing() -> None: ...
         ({"most_keys": 0}, "most_keys=0 is not accepted: a whole number, 1 or more"),
         ({"largest_result": -1}, "largest_result=-1 is not accepted: a whole number, 1 or more"),
         ({"largest_result": True}, "largest_result=True is not accepted"),
-        ({"url": None}, "url=None is not accepted: memory:, sqlite:PATH, or nats://HOST:PORT"),
+        ({"url": None}, "url=None is not accepted: sqlite:PATH, nats://HOST:PORT or memory:"),
         (
             {"url": Path("state.db")},
-            "url=PosixPath('state.db') is not accepted: memory:, sqlite:PATH, or nats://HOST:PORT",
+            "url=PosixPath('state.db') is not accepted: sqlite:PATH, nats://HOST:PORT or memory:",
         ),
     ],
 )

@@ -29,10 +29,10 @@ SPELLINGS = {
     "sqlite:a?b.db": "{here}/a?b.db",
 }
 REFUSED = {
-    "": "memory:, sqlite:PATH, or nats://HOST:PORT",
-    " ": "memory:, sqlite:PATH, or nats://HOST:PORT",
-    "a.db": "memory:, sqlite:PATH, or nats://HOST:PORT",
-    "sqlite": "memory:, sqlite:PATH, or nats://HOST:PORT",
+    "": "sqlite:PATH, nats://HOST:PORT or memory:",
+    " ": "sqlite:PATH, nats://HOST:PORT or memory:",
+    "a.db": "sqlite:PATH, nats://HOST:PORT or memory:",
+    "sqlite": "sqlite:PATH, nats://HOST:PORT or memory:",
     "sqlite:": "the path of a file is missing",
     "sqlite: ": "the path of a file is missing",
     "sqlite://": "the path of a file is missing",

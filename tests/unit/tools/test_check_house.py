@@ -8,6 +8,7 @@ from typing import Protocol
 
 import pytest
 
+from reefknot.stores.port.engine import ENGINES
 from tools import check_house
 from tools.check_house import RULES, findings, main, summary
 from tools.source_tree import ROOT, read_modules
@@ -54,6 +55,38 @@ def test_a_private_name_of_the_nats_client_is_found(check: Write, use: str) -> N
 
     assert check({"m.py": f"x = {use}\n"}, "private-client") == [found]
     assert check({"m.py": "x = client.subs\ny = self._client._handle\nz = client.__class__\n"}, "private-client") == []
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "url.startswith('sqlite:')",
+        "url.startswith(('nats:', 'tls:'))",
+        "store.identity.startswith('memory')",
+        "shown.removeprefix('sqlite:')",
+        "url in ('memory', 'memory:')",
+        "url.rstrip(':') == 'memory'",
+        "isinstance(store, SqliteStore)",
+        "isinstance(log, (MemoryAuditLog, JetStreamAuditLog))",
+    ],
+)
+def test_a_test_of_the_engine_is_found_outside_of_the_stores(check: Write, test: str) -> None:
+    (found,) = check({"m.py": f"x = {test}\n", "stores/m.py": f"x = {test}\n"}, "engine-tests")
+
+    assert found.startswith("src/pkg/m.py:1: engine-tests: ")
+    assert found.endswith(" asks which engine a store has: ask `stores.port.engine`, or the open store")
+
+
+def test_addresses_that_are_only_written_and_databases_of_users_are_no_engine_tests(check: Write) -> None:
+    source = (
+        "url = 'sqlite:state.db'\nx = url.startswith('postgresql://') or kind == 'memory' or isinstance(url, str)\n"
+    )
+
+    assert check({"m.py": source}, "engine-tests") == []
+
+
+def test_the_rule_knows_every_scheme_of_the_table() -> None:
+    assert set(ENGINES) == check_house.SCHEMES
 
 
 @pytest.mark.parametrize(

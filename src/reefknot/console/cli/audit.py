@@ -40,8 +40,8 @@ from reefknot.console.cli.store import address_of, with_store
 from reefknot.console.operations.audit import EventFilter, EventQuery, replayed, verification
 from reefknot.console.operations.values import one_of, plural
 from reefknot.console.words.events import text_line
-from reefknot.runtime.database_urls import SQLITE_PREFIX, sqlite_path
 from reefknot.runtime.files import output_file
+from reefknot.stores.port.engine import has_file, located
 
 if TYPE_CHECKING:
     from cyclopts import Token
@@ -55,7 +55,7 @@ app = noun("audit", "audit tail --follow --type retry_exhausted")
 def _file(_: object, tokens: Sequence[Token]) -> Path:
     """A file by its name, or by the URL of a store: a `Path` would merge the slashes of a URL."""
     text = tokens[0].value
-    return Path(f"{SQLITE_PREFIX}{Path(sqlite_path(text)).absolute()}" if text.startswith(SQLITE_PREFIX) else text)
+    return Path(located(text, Path.cwd()) if has_file(text) else text)
 
 
 File = Annotated[

@@ -56,9 +56,9 @@ from reefknot.console.operations.audit import EventFilter, NumberedBody
 from reefknot.console.words.events import event_fields
 from reefknot.errors import ConfigurationError, NotJsonError, OperationError
 from reefknot.runtime.log import printable
+from reefknot.stores.port.engine import has_file, url_of_file
 
 JSONL, CSV = "jsonl", "csv"
-SQLITE_MAGIC = b"SQLite format 3\x00"
 EVERY_EVENT = EventFilter()
 
 
@@ -206,7 +206,7 @@ async def audit_source(
         return
     async with opened(address) as store:
         configured = None if address.settings is None else address.settings.configuration.audit
-        file = address.path if address.is_sqlite else None
+        file = address.path if address.has_file else None
         yield await store_source(store.audit, address.shown, configured, file)
 
 
@@ -241,12 +241,9 @@ def _retention_of_file(config: str | None) -> tuple[float | None, int | None]:
 
 def _store_url(file: Path) -> str | None:
     """The URL of the store that this file is; None when it is no database."""
-    if str(file).startswith("sqlite:"):
+    if has_file(str(file)):
         return str(file)
-    if not file.is_file():
-        return None
-    with file.open("rb") as stream:
-        return f"sqlite:{file.absolute()}" if stream.read(len(SQLITE_MAGIC)) == SQLITE_MAGIC else None
+    return url_of_file(file) if file.is_file() else None
 
 
 def heads_for(file: Path | None, head: Path | None, address: StoreAddress | None) -> KeptHeads:

@@ -35,6 +35,7 @@ from reefknot.console.operations.values import one_of, plural, shown_value
 from reefknot.errors import ConfigurationError, ParameterError
 from reefknot.policy.reading.session import dotted
 from reefknot.policy.sections import Section, keys_of, plain, required, takes_own
+from reefknot.stores.port.engine import DEFAULT_URL
 
 if TYPE_CHECKING:
     from reefknot.policy.settings import Settings
@@ -267,7 +268,6 @@ def _contents(found: Settings) -> str:
 app = noun("config", "config check")
 
 DEFAULT = "default"
-DEFAULT_ENGINE = "sqlite:.reefknot/state.db"  # as in `app.stores`, which is slow to import
 
 
 def _lines_of(name: str) -> list[str]:
@@ -312,7 +312,7 @@ def _values(found: Settings) -> Iterator[tuple[str, Any, str]]:
         if value is not None or written:
             yield dotted(path), shown_value(path, value), str(tree.mark(path)) if written else DEFAULT
     if found.configuration.engine is None:
-        yield "engine", DEFAULT_ENGINE, DEFAULT
+        yield "engine", DEFAULT_URL, DEFAULT
 
 
 _MODULES = "Module (app.sources) or file (sources.py) of your own connectors, which check their settings; repeatable."

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from reefknot.console.cli.app import CommandError, Exit, noun
 from reefknot.console.cli.live_output import LOG, LogFlags
 from reefknot.console.cli.options import STORE, StoreFlags, arg, check_number, check_seconds
-from reefknot.console.cli.output import flush_stdout, put_json, relative, say
+from reefknot.console.cli.output import flush_stdout, put_json, say
 from reefknot.console.cli.serve import For, say_address, shutdown_on_signals, until_first_ends, until_text
-from reefknot.console.cli.store import StoreAddress, address_of, opened
+from reefknot.console.cli.store import StoreAddress, address_of, opened, place_of
 from reefknot.runtime.log import error_text, logger
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def _announce(served: Serving, address: StoreAddress, seconds: float | None, *, 
         put_json({"url": served.url, "token": served.token, "store": address.shown})
         flush_stdout()
         return
-    say(f"serving {relative(address.shown.removeprefix('sqlite:'))} {until_text(seconds)}")
+    say(f"serving {place_of(address.url)} {until_text(seconds)}")
     say_address(served, address.url)
 
 

@@ -89,9 +89,7 @@ def configuration_problems(options: StoreFlags, address: StoreAddress) -> list[s
 
 def disk_problems(address: StoreAddress) -> list[str]:
     """The line about a disk without room for new work."""
-    from reefknot.console.doctor import disk_finding
-
-    if not address.is_sqlite:
+    if not address.has_file:
         return []
-    found = disk_finding(address.path)
+    found = address.files.disk_finding(str(address.path))
     return [f"problem: the disk of the store: {found.text}; {found.way_out}"] if found.level == "problem" else []

@@ -20,6 +20,7 @@ from reefknot.console.cli.app import CommandError, Exit
 from reefknot.console.cli.output import relative, say
 from reefknot.console.operations.values import MOST_LISTED, duration_s
 from reefknot.runtime.log import printable
+from reefknot.stores.port.engine import DEFAULT_URL, accepted_urls
 
 if TYPE_CHECKING:
     from cyclopts import Token
@@ -54,7 +55,7 @@ def _typed(hint: Any, tokens: Sequence[Token]) -> str | list[str]:
 
 
 Json = Annotated[bool, arg("Print JSON on stdout, for programs.")]
-_DEFAULT_STORE = "Default: the configured one, or sqlite:.reefknot/state.db."
+_DEFAULT_STORE = f"Default: the configured one, or {DEFAULT_URL}."
 LONGEST_S = 10 * 365 * 86_400
 Actor = Annotated[str | None, arg("Audited actor. Default: the user of this system.", "--as")]
 _MODULES = "Module (app.steps) or file (steps.py) that defines steps with @reefknot.block; repeatable."
@@ -79,7 +80,7 @@ class CommonFlags:
 class StoreFlags(CommonFlags):
     """Options of a command that works on a store which other processes can open."""
 
-    engine: Annotated[str | None, arg(f"Store: sqlite:PATH or nats://HOST:PORT. {_DEFAULT_STORE}")] = None
+    engine: Annotated[str | None, arg(f"Store: {accepted_urls(shared_only=True)}. {_DEFAULT_STORE}")] = None
 
 
 @Parameter(name="*")
@@ -96,7 +97,7 @@ class OperatorFlags(StoreFlags):
 class SystemFlags(CommonFlags):
     """Options of a command that runs a whole system: router and workers."""
 
-    engine: Annotated[str | None, arg(f"Store: sqlite:PATH, nats://HOST:PORT or memory:. {_DEFAULT_STORE}")] = None
+    engine: Annotated[str | None, arg(f"Store: {accepted_urls()}. {_DEFAULT_STORE}")] = None
     workers: Annotated[int, arg("Number of workers. Default: 1.")] = 1
     module: Modules = None
     seed: Annotated[int | None, arg("Seed of jitter and of the choice of workers.")] = None

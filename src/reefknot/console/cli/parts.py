@@ -51,7 +51,7 @@ from reefknot.console.cli.serve import (
     until_first_ends,
     until_text,
 )
-from reefknot.console.cli.store import StoreAddress, address_of, address_to_read, shown_url, with_store
+from reefknot.console.cli.store import StoreAddress, address_of, address_to_read, place_of, shown_url, with_store
 from reefknot.console.cli.watch import Watch, repeated
 from reefknot.console.operations import systems as operations
 from reefknot.console.operations.systems import (
@@ -74,6 +74,7 @@ from reefknot.console.words.events import last_words, part_name
 from reefknot.errors import StoreError
 from reefknot.queue.model.routing import WorkerState
 from reefknot.runtime.log import printable
+from reefknot.stores.port.engine import accepted_urls, is_shared
 
 if TYPE_CHECKING:
     from reefknot.app.system import System
@@ -155,11 +156,11 @@ def _start(
     if name is not None and not can_name_a_part(name):
         raise CommandError(f"--{kind}-id: {printable(name) or 'nothing'} is not accepted: {PART_NAME}")
     start = startup(options.engine, options.config)
-    if start.url.rstrip(":") == "memory":
+    if not is_shared(start.url):
         origin = "--engine" if options.engine is not None else relative(str(start.settings.path))
         text = (
             f"{origin}: a memory: store is visible to one process only, and a {kind} alone needs others; "
-            "accepted: sqlite:PATH, nats://HOST:PORT (for everything in one process: reefknot up --engine memory:)"
+            f"accepted: {accepted_urls(shared_only=True)} (for everything in one process: reefknot up --engine memory:)"
         )
         raise CommandError(text, Exit.USAGE if origin == "--engine" else Exit.MISCONFIGURED)
     with prints_to_stderr():
@@ -179,7 +180,7 @@ async def _serve(
         async with start.system(drain=drain, stopped=stopped, **parts) as system:
             shutdown.reloads(system)
             name = system.router.router_id if kind == "router" else system.workers[0].worker_id
-            say(f"{kind} {name} is ready, {until_text(seconds)}, on {start.store_name}")
+            say(f"{kind} {name} is ready, {until_text(seconds)}, on {place_of(start.url)}")
             await _say_missing_part("worker" if kind == "router" else "router", system, shown_url(start.url))
             await until_first_ends(shutdown.requested.wait(), system.store_failed(), timeout=seconds)
     elapsed = round(monotonic() - began, 3)

@@ -238,14 +238,15 @@ def _checked_configuration(config: str | None, engine: str | None) -> Path | Non
     from reefknot.console.cli.options import load
     from reefknot.errors import ConfigurationError
     from reefknot.stores.opening import store_url
+    from reefknot.stores.port.engine import accepted_urls, is_shared
 
     try:
         found = load(config)
     except ConfigurationError:  # the child says so, with the line
         return None
-    if store_url(found, engine).startswith("memory"):
+    if not is_shared(store_url(found, engine)):
         text = "--reload: a memory: store ends with its process, and so would all jobs at each change"
-        raise CommandError(f"{text}; accepted: sqlite:PATH, nats://HOST:PORT")
+        raise CommandError(f"{text}; accepted: {accepted_urls(shared_only=True)}")
     return found.path
 
 

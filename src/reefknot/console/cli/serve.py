@@ -38,9 +38,10 @@ from reefknot.console.cli.options import (
     settings,
 )
 from reefknot.console.cli.output import data, prints_to_stderr, put, relative, say
-from reefknot.console.cli.store import shown_url
+from reefknot.console.cli.store import place_of, shown_url
 from reefknot.queue.model.work import WorkState
 from reefknot.runtime.log import error_text, printable
+from reefknot.stores.port.engine import is_shared
 
 if TYPE_CHECKING:
     from reefknot.app.reload import ReloadOutcome
@@ -83,10 +84,6 @@ class Startup(Struct, frozen=True):
     def reread(self) -> Any:
         """The settings as they are written now, from the file that was found at the start."""
         return load(self.config if self.settings.path is None else str(self.settings.path))
-
-    @property
-    def store_name(self) -> str:
-        return relative(shown_url(self.url).removeprefix("sqlite:"))
 
 
 def startup(engine: str | None, config: str | None, workers: int = 1) -> Startup:
@@ -487,11 +484,11 @@ class UpSession(Struct, frozen=True):
 
     def _welcome(self, system: System, seconds: float | None) -> None:
         names = ", ".join(worker.worker_id for worker in system.workers)
-        say(f"up {until_text(seconds)}: {names} on {self.start.store_name}")
+        say(f"up {until_text(seconds)}: {names} on {place_of(self.start.url)}")
         say(f"steps: {', '.join(system.step_types)}")
         if system.ingestion is not None:
             say(f"sources: {', '.join(system.ingestion.sources)}")
-        if not self.start.url.startswith("memory"):
+        if is_shared(self.start.url):
             step = _example(self.start.settings.configuration.blocks)
             say(f"submit work from another terminal: reefknot submit{self.start.flags} {step} --wait")
 

@@ -13,7 +13,7 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 import msgspec
 from msgspec import Struct
@@ -31,18 +31,16 @@ from reefknot.console.cli.options import (
     settings_to_look,
 )
 from reefknot.console.cli.output import Advance, progress, put, relative, say, show
-from reefknot.runtime.database_urls import SQLITE_PREFIX, sqlite_path
-from reefknot.runtime.log import printable
+from reefknot.stores.port.engine import accepted_urls, engine_of, file_of, has_file, is_shared, located
 
 if TYPE_CHECKING:
     from reefknot.console.operations.operator import Operator
     from reefknot.policy.layers import Tree
     from reefknot.policy.settings import Settings
     from reefknot.stores.port import Store
-    from reefknot.stores.sqlite import SqliteStore
+    from reefknot.stores.port.engine import FileState, FileStore, StoreFiles
 
 R = TypeVar("R")
-_ACCEPTED = "sqlite:PATH, nats://HOST:PORT"
 
 # ---- the store of a command ------------------------------------------------------------------------------------------
 
@@ -62,14 +60,16 @@ class StoreAddress(Struct, frozen=True):
 
     @property
     def path(self) -> Path:
-        """The file of a SQLite store; every other engine is refused."""
-        if not self.is_sqlite:
-            raise CommandError(
-                f"{self.shown} is a store on NATS and has no file of its own; accepted here: sqlite:PATH. On NATS, "
-                "`reefknot doctor` looks at the streams, `reefknot audit verify` verifies the events, and "
-                "`nats stream backup` copies a stream"
-            )
-        return Path(sqlite_path(self.url))
+        """The file of the store; one that is none is refused."""
+        path = file_of(self.url)
+        if path is None:
+            raise CommandError(f"{self.shown} {engine_of(self.url).without_file}")
+        return Path(path)
+
+    @property
+    def files(self) -> StoreFiles:
+        """Work on the file of the store."""
+        return engine_of(self.url).files()
 
     @property
     def shown(self) -> str:
@@ -77,8 +77,8 @@ class StoreAddress(Struct, frozen=True):
         return shown_url(self.url)
 
     @property
-    def is_sqlite(self) -> bool:
-        return self.url.startswith(SQLITE_PREFIX)
+    def has_file(self) -> bool:
+        return has_file(self.url)
 
     def require_file(self) -> None:
         """Refuse a store that is not in a file, and one whose file is missing."""
@@ -92,7 +92,7 @@ class StoreAddress(Struct, frozen=True):
     def is_unmade(self) -> bool:
         """Whether the store is a file that nothing has made yet. One that `--engine` names is refused then: a slip in
         the name would look like a store over which nothing has run."""
-        if not self.is_sqlite or self.path.exists():
+        if not self.has_file or self.path.exists():
             return False
         if self.is_named:
             self.require_file()
@@ -114,9 +114,14 @@ class StoreAddress(Struct, frozen=True):
 
 def shown_url(url: str) -> str:
     """A store's URL for messages: without user, password or token."""
-    from reefknot.core.redaction import redact
+    from reefknot.stores.opening import shown_url
 
-    return url if url.startswith(SQLITE_PREFIX) else printable(redact(url))
+    return shown_url(url)
+
+
+def place_of(url: str) -> str:
+    """A store in a headline: its file, seen from here, else its address."""
+    return relative(file_of(url) or shown_url(url))
 
 
 def address_of(options: StoreFlags, *, actor: str | None = None, looks: bool = False) -> StoreAddress:
@@ -158,7 +163,6 @@ def address_to_read(options: StoreFlags) -> StoreAddress:
     checked: an unknown section may be a misspelt `secrets`.
     """
     from reefknot.policy.layers import load_tree
-    from reefknot.stores.opening import located
 
     if is_unconfigured(options.config):
         return address_of(options)
@@ -178,7 +182,7 @@ def _is_plain(written: Mapping[str, Any]) -> bool:
     engine, secrets = written.get("engine"), written.get("secrets", {})
     return (
         PLAIN_SECTIONS.issuperset(written)
-        and (engine is None or (isinstance(engine, str) and engine.startswith(SQLITE_PREFIX)))
+        and (engine is None or (isinstance(engine, str) and has_file(engine)))
         and isinstance(secrets, dict)
         and all(map(is_reference, secrets.values()))
     )
@@ -197,8 +201,11 @@ def _address(
     from reefknot.core.redaction import Redactor
     from reefknot.policy.secrets import secret_texts
 
-    if url.rstrip(":") == "memory":
-        raise CommandError(f"--engine: memory: ends with the process that opened it; accepted here: {_ACCEPTED}")
+    if not is_shared(url):
+        accepted = accepted_urls(shared_only=True)
+        raise CommandError(
+            f"--engine: {url.rstrip(':')}: ends with the process that opened it; accepted here: {accepted}"
+        )
     secrets = () if tree is None else secret_texts(tree, path, environ=os.environ)[0]
     name = options.actor if isinstance(options, OperatorFlags) else actor
     return StoreAddress(url, found, Redactor(secrets), name, options.engine is not None)
@@ -219,14 +226,14 @@ async def opened(
 
     creates = creates and not address.is_named
     is_new = creates and address.is_unmade()
-    if address.is_sqlite and not is_new:
+    if address.has_file and not is_new:
         address.require_file()
         if not or_empty and address.path.stat().st_size == 0:
             text = f"{address.path}: is an empty file, not a store; `store migrate` turns it into one"
             raise CommandError(text, Exit.UNREACHABLE)
     options: Any = {} if address.settings is None else options_of(address.settings)
     options["nats"] = {**options.get("nats", {}), "creates": creates}
-    read_only = address.is_sqlite and not is_new and not is_writable(str(address.path))
+    read_only = address.has_file and not is_new and not is_writable(str(address.path))
     async with open_store(address.url, **options, tidy=False, read_only=read_only, migrate=migrate) as store:
         if is_new:
             say(f"there was no store at {relative(str(address.path))}: a new one was made")
@@ -265,7 +272,7 @@ def check(*, options: StoreFlags = STORE) -> int:
     """Check the file, its index of keys and the hash chain of its events. Exits with 65 when one is damaged."""
     address = address_of(options, looks=True)
     address.require_file()
-    report = with_store(address, lambda store: _sqlite(store, address).check())
+    report = with_store(address, lambda store: cast("FileStore", store).check())
 
     def text() -> None:
         for problem in report.problems:
@@ -302,46 +309,24 @@ def backup(
     if not target.absolute().parent.is_dir():
         raise CommandError(f"{target}: there is no folder {target.absolute().parent}; create it, or name another")
     with progress("copying", 100) as advance:
-        version = _copied(str(address.path), str(target), _percent(advance))
-    _note_backup(address, str(target), version)
+        state = address.files.copy(str(address.path), str(target), _percent(advance))
+    _note_backup(address, str(target), state)
     size = target.stat().st_size
-    data = {"path": str(address.path), "target": str(target), "bytes": size, "version": version}
+    data = {"path": str(address.path), "target": str(target), "bytes": size, "version": state.version}
     copied = f"{address.path} copied to {target}, {size} bytes; open it with --engine sqlite:{target}"
     show(data, lambda: put(copied), json=options.json)
 
 
-def _copied(path: str, target: str, report: Callable[[int, int], None]) -> int:
-    """Copy the file of a store of any version. Returns its version."""
-    from reefknot.runtime.sqlite_files import checked_version, close_connection, open_to_copy, translated
-    from reefknot.stores.sqlite.connection import APPLICATION_ID
-    from reefknot.stores.sqlite.upkeep import back_up
-
-    def version(connection: Any) -> int:
-        return checked_version(connection, path, application_id=APPLICATION_ID, newest=None)
-
-    import apsw
-
-    connection = open_to_copy(path, check=version)
-    try:
-        back_up(connection, target, report)
-        return version(connection)
-    except apsw.Error as error:
-        Path(target).unlink(missing_ok=True)
-        raise translated(error, path) from error
-    finally:
-        close_connection(connection)
-
-
-def _note_backup(address: StoreAddress, target: str, version: int) -> None:
+def _note_backup(address: StoreAddress, target: str, state: FileState) -> None:
     """Audit a backup in the store, where that can be done."""
     from reefknot.runtime.sqlite_files import is_writable
-    from reefknot.stores.sqlite.connection import VERSION
 
     async def work(store: Store) -> None:
         await store.audit.append([address.operator(store).event("store.backup", target)])
 
-    if version != VERSION:
-        say(f"the store has version {version}, this program writes {VERSION}: the backup is not among its events")
+    if state.version != state.current:
+        text = f"the store has version {state.version}, this program writes {state.current}"
+        say(f"{text}: the backup is not among its events")
     elif not is_writable(str(address.path)):
         say("the store may not be written, so the backup is not among its events")
     else:
@@ -368,15 +353,14 @@ def migrate(*, options: OperatorFlags = OPERATOR) -> None:
 
     Each file as it is goes to FILE.vN.bak first; to undo the migration, move that copy back.
     """
-    from reefknot.stores.sqlite.connection import VERSION
-
     address = address_of(options)
     address.require_file()
-    found, _ = _version_and_unused(address)
-    migrated = found != VERSION and not options.dry_run
+    state = address.files.state(str(address.path))
+    found, current = state.version, state.current
+    migrated = found != current and not options.dry_run
 
     async def work(store: Store) -> None:
-        event = address.operator(store).event("store.migrate", str(address.path), old=found, new=VERSION)
+        event = address.operator(store).event("store.migrate", str(address.path), old=found, new=current)
         await store.audit.append([event])
 
     if migrated:
@@ -385,13 +369,13 @@ def migrate(*, options: OperatorFlags = OPERATOR) -> None:
         asyncio.run(_migrate_documents(address))
 
     def text() -> None:
-        if found == VERSION:
+        if found == current:
             put(f"{address.path} has version {found}, which is current")
         else:
             verb = "would be migrated" if options.dry_run else "migrated"
-            put(f"{address.path} {verb} from version {found} to {VERSION}")
+            put(f"{address.path} {verb} from version {found} to {current}")
 
-    data = {"path": str(address.path), "found": found, "current": VERSION, "migrated": migrated}
+    data = {"path": str(address.path), "found": found, "current": current, "migrated": migrated}
     show(data, text, json=options.json)
 
 
@@ -411,10 +395,10 @@ def compact(*, options: OperatorFlags = OPERATOR) -> None:
     address, dry_run = address_of(options), options.dry_run
     address.require_file()
     before = address.path.stat().st_size
-    _, unused = _version_and_unused(address)
+    unused = address.files.state(str(address.path)).unused
 
     async def work(store: Store) -> int:
-        freed = await _sqlite(store, address).compact()
+        freed = await cast("FileStore", store).compact()
         await store.audit.append([address.operator(store).event("store.compact", str(address.path), bytes=freed)])
         return freed
 
@@ -422,29 +406,3 @@ def compact(*, options: OperatorFlags = OPERATOR) -> None:
     text = f"about {unused} of {before} bytes would be freed" if dry_run else f"{freed} bytes freed"
     data = {"path": str(address.path), "bytes": before, "unused": unused, "freed": freed, "compacted": not dry_run}
     show(data, lambda: put(f"{address.path}: {text}"), json=options.json)
-
-
-def _sqlite(store: Store, address: StoreAddress) -> SqliteStore:
-    from reefknot.stores.sqlite import SqliteStore
-
-    assert isinstance(store, SqliteStore), address.path  # .path refuses every other engine by name
-    return store
-
-
-def _version_and_unused(address: StoreAddress) -> tuple[int, int]:
-    """The file's schema version and its unused bytes, read without changing anything."""
-    import apsw
-
-    from reefknot.runtime.sqlite_files import open_read_only, translated
-    from reefknot.stores.sqlite.connection import check_version
-
-    path = str(address.path)
-    connection = open_read_only(path, patience=15.0, check=lambda one: check_version(one, path))
-    try:
-        version = check_version(connection, path)
-        free, page = connection.pragma("freelist_count"), connection.pragma("page_size")
-    except apsw.Error as error:
-        raise translated(error, path) from error
-    finally:
-        connection.close()
-    return version, int(free) * int(page)

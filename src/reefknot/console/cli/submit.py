@@ -235,7 +235,7 @@ class Submission:
         from reefknot.queue.connect import client_of
         from reefknot.stores.opening import open_store, options_of
 
-        is_new = self._address.is_sqlite and not self._address.path.exists()
+        is_new = self._address.has_file and not self._address.path.exists()
         found = self._address.settings
         nats = None if found is None else options_of(found)["nats"]
         async with open_store(self._address.url, migrate=False, nats=nats) as store:

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 from reefknot.console.cli.app import noun
 from reefknot.console.cli.doctor import configuration_problems, disk_problems
 from reefknot.console.cli.options import STORE, StoreFlags, arg
-from reefknot.console.cli.output import put, put_json, put_table, relative, say, table_width
+from reefknot.console.cli.output import put, put_json, put_table, say, table_width
 from reefknot.console.cli.parts import gone_rows, put_troubles, worker_rows
-from reefknot.console.cli.store import StoreAddress, address_to_read, with_store
+from reefknot.console.cli.store import StoreAddress, address_to_read, place_of, with_store
 from reefknot.console.cli.watch import check_every, repeated, seconds_arg
 from reefknot.console.operations.values import age, plural
 
@@ -56,7 +56,7 @@ def _put_view(view: dict[str, Any], address: StoreAddress, problems: list[str]) 
     """The view, no line of it wider than the terminal. `problems` are those that no job and no system tells."""
     clock = f"{datetime.now(UTC).astimezone():%H:%M:%S}"
     leave = "  q leaves" if sys.stdout.isatty() else ""
-    name = relative(address.shown.removeprefix("sqlite:"))
+    name = place_of(address.url)
     room = max(10, table_width() - len(f"reefknot top  {clock}  {leave}"))
     put(f"reefknot top  {clock}  {name if len(name) <= room else '…' + name[1 - room :]}{leave}")
     states = ", ".join(f"{number} {name}" for name, number in view["states"].items() if number)

@@ -27,9 +27,9 @@ from reefknot.console.dashboard.security import RequestGuard, SiteAccess
 from reefknot.console.dashboard.site import HttpRefusal, Site
 from reefknot.errors import ConfigurationError, OperationError, ReefknotError
 from reefknot.runtime.addresses import is_loopback
-from reefknot.runtime.database_urls import SQLITE_PREFIX, sqlite_path
 from reefknot.runtime.files import whole_file
 from reefknot.runtime.log import logger, printable
+from reefknot.stores.port.engine import file_of
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -138,7 +138,8 @@ class Serving(Struct):
         It is beside the store, where that is a file, else among the temporary files. A log is read by more people
         than may act here, and kept for longer.
         """
-        folder = Path(sqlite_path(store)).absolute().parent if store.startswith(SQLITE_PREFIX) else None
+        path = file_of(store)
+        folder = None if path is None else Path(path).absolute().parent
         name, text = f"dashboard-{self.access.port}.url", f"{self.link}\n".encode()
         try:
             if folder is None:

@@ -31,6 +31,7 @@ from reefknot.errors import (
     StoreUnavailableError,
 )
 from reefknot.runtime.log import error_text, logger, printable
+from reefknot.stores.port.engine import engine_of
 
 if TYPE_CHECKING:
     from starlette.requests import HTTPConnection
@@ -125,12 +126,10 @@ class Site:
             asyncio.get_running_loop().call_later(rest, turns.release)
 
     async def check_unlocked(self) -> None:
-        """Refuse an action on a file that somebody keeps locked: soon, and before anything was changed."""
-        from reefknot.runtime.database_urls import SQLITE_PREFIX, sqlite_path
-        from reefknot.runtime.sqlite_files import check_unlocked
-
-        if self.store.identity.startswith(SQLITE_PREFIX) and not getattr(self.store, "read_only", False):
-            await asyncio.to_thread(check_unlocked, sqlite_path(self.store.identity), LOCKED_S)
+        """Refuse an action on a file that another process keeps locked: soon, and before anything was changed."""
+        if self.store.path is not None and not self.store.read_only:
+            files = engine_of(self.store.identity).files()
+            await asyncio.to_thread(files.check_unlocked, self.store.path, LOCKED_S)
 
     def refusal(self, error: Exception) -> HttpRefusal:
         """The status and the sentence of an error. A store that is gone is opened anew, where that is possible."""

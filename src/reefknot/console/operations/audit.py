@@ -32,7 +32,6 @@ from reefknot.console.operations.values import (
 )
 from reefknot.console.words.events import event_fields, in_words
 from reefknot.errors import OperationError, ParameterError
-from reefknot.runtime.database_urls import SQLITE_PREFIX, sqlite_path
 
 if TYPE_CHECKING:
     from reefknot.console.operations.operator import Operator
@@ -320,7 +319,7 @@ async def audit_head(operator: Operator) -> dict[str, Any]:
 
 async def _source(operator: Operator) -> StoreSource:
     shown, settings = operator.shown, operator.settings
-    file = Path(sqlite_path(shown)) if shown.startswith(SQLITE_PREFIX) else None
+    file = Path(operator.store.path) if operator.store.path is not None else None
     audit = None if settings is None else settings.configuration.audit
     return await store_source(operator.store.audit, shown, audit, file)
 

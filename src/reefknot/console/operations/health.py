@@ -2,7 +2,7 @@
 `examine_store`: everything that `reefknot doctor` checks, each finding with its remedy.
 
 The findings are about this interpreter and the extras in it, the configuration and its secrets, the store
-(`reefknot.console.doctor`), and what the processes over the store left behind. Nothing is made, changed or repaired,
+(which its engine examines), and what the processes over the store left behind. Nothing is made, changed or repaired,
 and no finding holds a secret. A warning is something to look at; only a problem makes the answer not `ok`.
 """
 
@@ -23,7 +23,6 @@ from reefknot.app.activity import reported, store_activity
 from reefknot.app.alerts import rules_of
 from reefknot.audit.metrics import series
 from reefknot.audit.port import end_of
-from reefknot.console.doctor import Finding, Level, examine, examine_open
 from reefknot.console.operations.operator import Operator
 from reefknot.console.operations.sources import stopped_sources
 from reefknot.console.operations.systems import RELIEF, open_breakers, workers_of
@@ -38,8 +37,9 @@ from reefknot.queue.model.routing import WorkerState
 from reefknot.queue.model.work import ROUTER, WorkState, worker_of
 from reefknot.queue.presence import STORE_S, dead_owners, gone_parts, living_systems, unserved_work, visible_work
 from reefknot.runtime.addresses import is_loopback, is_wildcard
-from reefknot.runtime.database_urls import SQLITE_PREFIX
+from reefknot.runtime.database_urls import database_file
 from reefknot.runtime.log import error_text, printable
+from reefknot.stores.port.engine import ExamineOptions, Finding, Level, engine_of
 
 if TYPE_CHECKING:
     from reefknot.policy.schema import DashboardSection
@@ -83,7 +83,8 @@ async def examine_store(operator: Operator, *, monitor: str | None = None, login
     findings = await _surroundings(settings, logins=logins)
     try:
         async with asyncio.timeout(LOOK_S):
-            findings += await examine_open(operator.store, monitor=monitor, takes_shared=_takes_shared(settings))
+            look = ExamineOptions(monitor=monitor, takes_shared=_takes_shared(settings))
+            findings += await engine_of(operator.store.identity).examine_open(operator.store, look)
             findings += await _activity(operator.store, settings)
     except StoreError as error:
         findings.append(Finding("store", "problem", error.problem, error.way_out, "unreachable"))
@@ -113,31 +114,17 @@ async def examine_address(
     from reefknot.stores.opening import open_store, options_of
 
     options: Any = {} if settings is None else options_of(settings)
-    nats = options.get("nats", {})
+    look = ExamineOptions(options.get("nats", {}), monitor, takes_shared=_takes_shared(settings), is_named=is_named)
     findings = await _surroundings(settings, logins=logins)
-    found = await examine(url, nats=nats, monitor=monitor, takes_shared=_takes_shared(settings))
-    findings += [_named_problem(one) for one in found] if is_named else found
-    if _can_be_opened(found):
+    found = await engine_of(url).examine(url, look)
+    findings += found.findings
+    if found.is_ready:
         try:
             async with open_store(url, **options, tidy=False, read_only=True) as store:
                 findings += await _activity(store, settings, silence="warning")  # the server was examined already
         except StoreError as error:
             findings.append(Finding("leases", "warning", f"not known: {error.problem}", error.way_out))
     return _report(findings, shown, redactor)
-
-
-def _named_problem(found: Finding) -> Finding:
-    """The finding about a file that is missing although it was named: it may be a slip in the name."""
-    if (found.check, found.level) != ("file", "warning") or not found.text.endswith(" yet"):
-        return found
-    return Finding("file", "problem", found.text.removesuffix(" yet"), "check the name in --engine", "unreachable")
-
-
-def _can_be_opened(found: list[Finding]) -> bool:
-    """Whether the store is there, whole, and of this program's version: opening must not make or migrate anything."""
-    wanted = {one.check: one.level for one in found}
-    is_there = wanted.get("schema") == "ok" or {one.level for one in found if one.check == "stream"} == {"ok"}
-    return is_there and "problem" not in wanted.values()
 
 
 def _takes_shared(settings: Settings | None) -> bool:
@@ -197,8 +184,8 @@ def _needed(settings: Settings) -> dict[str, str]:
     """By extra: what in the configuration needs it."""
     configuration = settings.configuration
     needed: dict[str, str] = {}
-    if (configuration.engine or "").startswith(("nats://", "tls://")):
-        needed["nats"] = "engine"
+    if configuration.engine is not None and (extra := engine_of(configuration.engine).extra):
+        needed[extra] = "engine"
     if "dashboard" in configuration.written and configuration.dashboard.enabled:
         needed["dashboard"] = "dashboard"
     for name, source in configuration.sources.items():
@@ -206,7 +193,7 @@ def _needed(settings: Settings) -> dict[str, str]:
             needed.setdefault("ingest", f"sources.{name}")
     sql = configuration.blocks.sql
     for name, entry in ({} if sql is None else sql.connections).items():
-        if not (entry if isinstance(entry, str) else entry.url).startswith(SQLITE_PREFIX):
+        if database_file(entry if isinstance(entry, str) else entry.url) is None:
             needed.setdefault("sql", f"blocks.sql.connections.{name}")
     return needed
 

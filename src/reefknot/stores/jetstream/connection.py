@@ -29,7 +29,7 @@ from reefknot.errors import (
     StoreUnavailableError,
     StoreVersionError,
 )
-from reefknot.runtime.database_urls import nats_address
+from reefknot.runtime.addresses import nats_address
 from reefknot.runtime.files import is_special
 from reefknot.runtime.log import error_text, logger, printable
 from reefknot.runtime.seeds import new_id

@@ -48,6 +48,8 @@ KEPT_LONGER_S = 60
 class JetStreamIdempotencyStore:
     """Claims, renews and finishes keys. Requests of concurrent callers share a batch."""
 
+    durable = True
+
     def __init__(
         self,
         state: State,

@@ -55,6 +55,7 @@ class JetStreamStore:
     """A durable store. Open it with `await JetStreamStore.open(url, clock)`."""
 
     durable = True
+    path = None
     expires_by_itself = True
 
     def __init__(
@@ -153,6 +154,10 @@ class JetStreamStore:
         return None
 
     @property
+    def read_only(self) -> bool:
+        return self.options.read_only
+
+    @property
     def reached_for(self) -> float:
         return self.connection.up_for
 
@@ -175,6 +180,9 @@ class JetStreamStore:
         """In a fork: leave the connection to the parent, and refuse every call."""
         FORKS.keep(self.connection._client)
         self.connection._client, self.connection.__class__ = None, _ParentsConnection
+
+    def acquire_retention_lock(self) -> bool:
+        return True
 
     async def close(self) -> None:
         if self._closed or self.connection.is_closed:  # in a fork it is the parent's

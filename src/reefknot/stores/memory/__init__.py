@@ -4,13 +4,16 @@
 It fulfils the contracts of the durable engines, ends with the process, and belongs to one event loop.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from reefknot.clock import SteadyClock
 from reefknot.core.clock import Clock
 from reefknot.core.time import Moment
+from reefknot.errors import ParameterError
 from reefknot.idempotency.model import KEY_RETENTION_S
 from reefknot.queue.model.work import Interrupted
 from reefknot.queue.port.work_queue import Held, Settlement
@@ -24,10 +27,14 @@ from reefknot.stores.memory.store import (
     MemoryTransport,
     MemoryValues,
 )
+from reefknot.stores.port.engine import Engine, Examination, ExamineOptions, Finding, OpenOptions, StoreFiles
 from reefknot.stores.table.queue import TableLeases, TableQuarantine, TableWorkQueue
 from reefknot.stores.table.table import MOST_ENDED, WorkTable
 
-__all__ = ["MemoryStore", "MemoryWorkQueue"]
+if TYPE_CHECKING:
+    from reefknot.stores.port import Store
+
+__all__ = ["ENGINE", "MemoryStore", "MemoryWorkQueue"]
 
 R = TypeVar("R")
 
@@ -81,6 +88,8 @@ class MemoryStore:
 
     durable = False
     failure = None
+    path = None
+    read_only = False
     expires_by_itself = False
     reached_for = inf
 
@@ -118,5 +127,46 @@ class MemoryStore:
     def transport(self, *, keeps_shared: bool = False) -> MemoryTransport:
         return MemoryTransport(self._hub)
 
+    def acquire_retention_lock(self) -> bool:
+        return True
+
     async def close(self) -> None:
         self._context.close()
+
+
+class MemoryEngine:
+    """The engine of `memory:`."""
+
+    magic = b""
+    without_file = "ends with the process that opened it"
+    hears_peers = False
+    extra = ""
+
+    def files(self) -> StoreFiles:
+        raise LookupError(self.without_file)
+
+    def path(self, url: str) -> None:
+        if url.rstrip(":") != "memory":
+            raise ValueError
+
+    async def open(self, url: str, options: OpenOptions) -> MemoryStore:
+        if options.read_only:
+            raise ParameterError("read_only", True, "False for a store in memory: it has nothing to read")
+        return MemoryStore(options.clock, **options.limits)
+
+    async def examine(self, url: str, options: ExamineOptions) -> Examination:
+        return Examination(_FINDINGS, is_ready=False)
+
+    async def examine_open(self, store: Store, options: ExamineOptions) -> list[Finding]:
+        return _FINDINGS
+
+
+_FINDINGS = [
+    Finding(
+        "durability",
+        "warning",
+        "in the memory of this process, and ends with it",
+        "name a file or a server: --engine sqlite:PATH",
+    )
+]
+ENGINE: Engine = MemoryEngine()

@@ -181,6 +181,8 @@ FULL_FOR_MS = 1000
 class MemoryIdempotencyStore:
     """The idempotency keys of a memory store."""
 
+    durable = False
+
     def __init__(
         self,
         shared: MemoryContext,

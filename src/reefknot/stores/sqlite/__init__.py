@@ -1,5 +1,66 @@
-"""A durable store in one SQLite file: WAL, `synchronous=FULL`, one writer thread with group commit."""
+"""
+The engine of a durable store in one SQLite file: WAL, `synchronous=FULL`, one writer thread with group commit.
 
-from reefknot.stores.sqlite.store import SqliteStore
+`SqliteStore` and what it needs are imported on use: an address is checked without them.
+"""
 
-__all__ = ["SqliteStore"]
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from reefknot.runtime.database_urls import sqlite_path
+from reefknot.stores.port.engine import Engine, Examination, ExamineOptions, Finding, OpenOptions, StoreFiles
+
+if TYPE_CHECKING:
+    from reefknot.stores.port import Store
+    from reefknot.stores.sqlite.store import SqliteStore
+
+__all__ = ["ENGINE", "SqliteStore"]
+
+
+class SqliteEngine:
+    """The engine of `sqlite:PATH`."""
+
+    magic = b"SQLite format 3\x00"
+    without_file = ""
+    hears_peers = False
+    extra = ""
+
+    def path(self, url: str) -> str:
+        return sqlite_path(url)
+
+    def files(self) -> StoreFiles:
+        from reefknot.stores.sqlite import files
+
+        return files
+
+    async def open(self, url: str, options: OpenOptions) -> Store:
+        from reefknot.stores.sqlite.connection import is_older
+        from reefknot.stores.sqlite.store import SqliteStore
+
+        path, read_only, inline = sqlite_path(url), options.read_only, options.inline
+        if not options.migrate and not read_only:
+            read_only = is_older(path) if inline else await asyncio.to_thread(is_older, path)
+        return await SqliteStore(path, options.clock, **options.limits, inline=inline, read_only=read_only).start()
+
+    async def examine(self, url: str, options: ExamineOptions) -> Examination:
+        from reefknot.stores.sqlite.files import examination
+
+        return await asyncio.to_thread(examination, sqlite_path(url), is_named=options.is_named)
+
+    async def examine_open(self, store: Store, options: ExamineOptions) -> list[Finding]:
+        from reefknot.stores.sqlite import files
+
+        return await asyncio.to_thread(files.file_findings, sqlite_path(store.identity), files.OPEN_CHECK_S)
+
+
+ENGINE: Engine = SqliteEngine()
+
+
+def __getattr__(name: str) -> Any:
+    if name == "SqliteStore":
+        from reefknot.stores.sqlite.store import SqliteStore
+
+        return SqliteStore
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -104,6 +104,8 @@ _Request = tuple[str, _Operation, Sequence[AuditEntry], TakeoverEvents | None]
 class SqliteIdempotencyStore:
     """Claims, renews and finishes keys. Requests of concurrent callers share a transaction."""
 
+    durable = True
+
     def __init__(
         self,
         context: StoreContext,

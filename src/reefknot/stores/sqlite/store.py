@@ -42,6 +42,7 @@ from reefknot.runtime.sqlite_files import (
     patiently,
     plain_opener,
 )
+from reefknot.stores.port.engine import CheckReport
 from reefknot.stores.sqlite.audit import SqliteAuditLog
 from reefknot.stores.sqlite.connection import VERSION, check_readable, migrate
 from reefknot.stores.sqlite.control import SqliteControl, SqliteValues
@@ -49,7 +50,7 @@ from reefknot.stores.sqlite.idempotency import SqliteIdempotencyStore
 from reefknot.stores.sqlite.quarantine import SqliteQuarantine
 from reefknot.stores.sqlite.reads import ChangeWatcher, Reader, StoreContext
 from reefknot.stores.sqlite.transport import SqliteTransport
-from reefknot.stores.sqlite.upkeep import CheckReport, RetentionLock, back_up, check_file, compact, newest_record_at
+from reefknot.stores.sqlite.upkeep import RetentionLock, back_up, check_file, compact, newest_record_at
 from reefknot.stores.sqlite.work import SqliteLeases, SqliteWorkQueue
 from reefknot.stores.sqlite.writer import Writer
 

@@ -18,33 +18,18 @@ from time import monotonic
 from typing import Any
 
 import apsw
-from msgspec import Struct, json
+from msgspec import json
 
-from reefknot.audit.model.chain import Head, Mismatch
 from reefknot.core.time import Moment
 from reefknot.errors import StorePermissionError, StoreUnavailableError
 from reefknot.queue.model.work import WorkItem, WorkState
 from reefknot.runtime.sqlite_files import SNAPSHOT_S, copy_database, immediate
+from reefknot.stores.port.engine import CheckReport
 from reefknot.stores.sqlite.audit import heads
 from reefknot.stores.sqlite.connection import add_key_hash, query
 from reefknot.stores.sqlite.reads import StoreContext
 from reefknot.stores.sqlite.transaction import Transaction, each
 from reefknot.stores.sqlite.work_counts import recount, wrong_counts
-
-
-class CheckReport(Struct, frozen=True):
-    """Findings of `store check`. The store is fine when both lists are empty."""
-
-    problems: list[str]
-    mismatches: list[Mismatch]
-    head: Head
-    version: int
-    sqlite: str
-
-    @property
-    def ok(self) -> bool:
-        return not self.problems and not self.mismatches
-
 
 KEYS_PER_READ = 20_000
 _LOST_KEYS = """

@@ -18,8 +18,6 @@ import reefknot as rk
 from reefknot.app.system import System
 from reefknot.audit.copies import kept_events
 from reefknot.audit.metrics import STEP_S
-from reefknot.console import doctor
-from reefknot.console.doctor import library_finding
 from reefknot.console.operations.health import EXTRAS, examine_address, examine_store, extras_finding
 from reefknot.console.operations.operator import Operator
 from reefknot.core.redaction import Redactor
@@ -34,6 +32,8 @@ from reefknot.runtime.clocks import SystemClock
 from reefknot.runtime.processes import process_mark
 from reefknot.stores.opening import options_of
 from reefknot.stores.port import Store
+from reefknot.stores.sqlite import files
+from reefknot.stores.sqlite.files import library_finding
 from reefknot.testing import run_virtual
 from reefknot.testing.conformance.harness import event
 from tests.rows import for_each_row
@@ -262,8 +262,8 @@ def test_a_look_at_an_open_store_keeps_the_locks_of_this_process(tmp_path: Path)
 def test_a_check_of_the_content_that_takes_too_long_is_ended_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor, "OPEN_CHECK_S", -1.0)
-    monkeypatch.setattr(doctor, "CHECK_STEPS", 1)
+    monkeypatch.setattr(files, "OPEN_CHECK_S", -1.0)
+    monkeypatch.setattr(files, "CHECK_STEPS", 1)
 
     found = examined(tmp_path)["content"]
 

@@ -568,7 +568,7 @@ def test_in_a_virtual_loop_the_store_lives_in_virtual_time(tmp_path: Path) -> No
 @pytest.mark.parametrize("url", ["", "sqlite:", "sqlite", "redis://here", "nats://here:0", "state.db"])
 def test_a_url_without_an_engine_names_those_there_are(url: str) -> None:
     async def story() -> None:
-        with pytest.raises(ParameterError, match="memory:, sqlite:PATH, or nats://HOST:PORT"):
+        with pytest.raises(ParameterError, match="sqlite:PATH, nats://HOST:PORT or memory:"):
             async with open_store(url):
                 pass
 

@@ -8,20 +8,26 @@ schedules, and the telemetry. A change names the version that it was made from, 
 at once one is refused, reads again and decides again.
 """
 
-from collections.abc import Sequence
-from typing import Protocol
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
 
-from reefknot.audit.port import AuditEntry, AuditLog
 from reefknot.core import checks
-from reefknot.core.clock import Clock
-from reefknot.core.time import Moment
-from reefknot.errors import ParameterError, ReefknotError
-from reefknot.idempotency.port import IdempotencyStore
-from reefknot.queue.port.control import Control
-from reefknot.queue.port.transport import Transport
-from reefknot.queue.port.work_queue import Leases, QuarantineStore, WorkQueue
+from reefknot.errors import ParameterError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from reefknot.audit.port import AuditEntry, AuditLog
+    from reefknot.core.clock import Clock
+    from reefknot.core.time import Moment
+    from reefknot.errors import ReefknotError
+    from reefknot.idempotency.port import IdempotencyStore
+    from reefknot.queue.port.control import Control
+    from reefknot.queue.port.transport import Transport
+    from reefknot.queue.port.work_queue import Leases, QuarantineStore, WorkQueue
 
 LONGEST_NAME = 300
 LONGEST_BODY = 262_144
@@ -89,7 +95,15 @@ class Store(Protocol):
 
     @property
     def identity(self) -> str:
-        """The place where the data is kept: the same for two stores over one file."""
+        """The place where the data is kept, after the scheme of its engine: the same for two stores over one file."""
+
+    @property
+    def path(self) -> str | None:
+        """The file of the store; None where it is none."""
+
+    @property
+    def read_only(self) -> bool:
+        """Whether the store may be read only: every write is refused."""
 
     @property
     def failure(self) -> ReefknotError | None:
@@ -141,6 +155,9 @@ class Store(Protocol):
         With `keeps_shared`, assignments of peers on the shared subject are kept for whoever reads them, each for one
         reader, where the engine can: elsewhere every reader hears them.
         """
+
+    def acquire_retention_lock(self) -> bool:
+        """Become the one process that applies retention, of those that share a disk. False when another one is."""
 
     async def close(self) -> None:
         """Finish pending writes, then close. A second call does nothing."""

@@ -1,0 +1,161 @@
+"""An engine of one's own: a package with a descriptor and one row in the table is all that the program asks for."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from reefknot import connect, open_store
+from reefknot.errors import ParameterError
+from reefknot.runtime.clocks import SystemClock
+from reefknot.stores.memory import MemoryStore
+from reefknot.stores.port import Store
+from reefknot.stores.port.engine import (
+    ENGINES,
+    Engine,
+    Examination,
+    ExamineOptions,
+    Finding,
+    KnownEngine,
+    OpenOptions,
+    StoreFiles,
+    accepted_urls,
+    engine_of,
+    file_of,
+    has_file,
+    is_shared,
+    url_of_file,
+)
+from tests.unit.console.cli.running import Commands
+
+ANSWERS = [Finding("server", "ok", "the stub answers")]
+kept: dict[str, MemoryStore] = {}
+
+
+class StubStore(MemoryStore):
+    """A store that outlives its closing, as one on a server does."""
+
+    async def close(self) -> None:
+        return
+
+
+class StubEngine:
+    """The engine of `stub://NAME`, over a store in memory for each name."""
+
+    magic = b""
+    without_file = "is a stub and has no file"
+    hears_peers = False
+    extra = ""
+
+    def path(self, url: str) -> None:
+        if not url.removeprefix("stub://").rpartition("@")[2].isalpha():
+            raise ValueError("a stub has a name")
+
+    def files(self) -> StoreFiles:
+        raise LookupError
+
+    async def open(self, url: str, options: OpenOptions) -> Store:
+        store = kept.setdefault(url, StubStore(options.clock, **options.limits))
+        store.identity = url
+        return store
+
+    async def examine(self, url: str, options: ExamineOptions) -> Examination:
+        return Examination(ANSWERS, is_ready=url in kept)
+
+    async def examine_open(self, store: Store, options: ExamineOptions) -> list[Finding]:
+        return ANSWERS
+
+
+@pytest.fixture(autouse=True)
+def stub(monkeypatch: pytest.MonkeyPatch) -> None:
+    package = ModuleType("stub_engine")
+    engine: Engine = StubEngine()
+    monkeypatch.setattr(package, "ENGINE", engine, raising=False)
+    monkeypatch.setitem(sys.modules, "stub_engine", package)
+    monkeypatch.setitem(ENGINES, "stub", KnownEngine("stub_engine", "stub://NAME"))
+    kept.clear()
+
+
+def test_a_new_engine_is_opened_by_its_address() -> None:
+    async def main() -> None:
+        async with open_store("stub://here") as store:
+            assert store is kept["stub://here"]
+        async with connect("stub://here") as client:
+            await client.submit("python", {"function": "a"})
+        async with open_store("stub://here") as store:
+            assert len(await store.work.find(limit=10)) == 1
+
+    asyncio.run(main())
+
+
+def test_commands_use_its_store_and_show_no_password(rk: Commands) -> None:
+    submitted = rk("submit", "--type", "python.call", "--inputs", "{}", "--engine", "stub://ann:hunter2@here")
+    listed = rk("job", "list", "--engine", "stub://ann:hunter2@here", "--json")
+
+    assert submitted.code == listed.code == 0, (submitted.err, listed.err)
+    assert len(json.loads(listed.out)["jobs"]) == 1
+    assert "hunter2" not in submitted.err + submitted.out + listed.err
+
+
+def test_doctor_examines_its_store_and_what_is_in_it(rk: Commands) -> None:
+    assert rk("submit", "--type", "python.call", "--inputs", "{}", "--engine", "stub://here").code == 0
+    found = {one["check"]: one for one in json.loads(rk("doctor", "--engine", "stub://here", "--json").out)["findings"]}
+
+    assert found["server"]["text"] == "the stub answers"
+    assert "1 job waits" in found["systems"]["text"]
+
+
+def test_the_configuration_accepts_its_addresses_and_refuses_others_with_its_reason(rk: Commands) -> None:
+    rk.write("engine: stub://here\n")
+    assert rk("config", "check").code == 0
+
+    rk.write("engine: stub://12\n")
+    ended = rk("config", "check")
+    assert ended.code == 78
+    assert "a stub has a name; accepted: sqlite:PATH, nats://HOST:PORT, memory: or stub://NAME" in ended.err
+
+
+def test_a_command_on_files_refuses_it_in_its_own_words(rk: Commands) -> None:
+    ended = rk("store", "compact", "--engine", "stub://here")
+
+    assert ended.code == 2
+    assert "stub://here is a stub and has no file" in ended.err
+
+
+def test_without_a_row_in_the_table_it_is_refused_everywhere(rk: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control."""
+    monkeypatch.delitem(ENGINES, "stub")
+
+    assert "accepted" in rk("doctor", "--engine", "stub://here").err
+    with pytest.raises(ParameterError, match="sqlite:PATH, nats://HOST:PORT or memory:"):
+        engine_of("stub://here")
+
+
+# ---- the engines that there are --------------------------------------------------------------------------------------
+
+
+def test_every_engine_says_what_its_addresses_mean(rk: Commands) -> None:
+    assert rk("submit", "--type", "python.call", "--inputs", "{}").code == 0
+    state_file = Path(".reefknot/state.db").absolute()
+    assert accepted_urls(shared_only=True) == "sqlite:PATH, nats://HOST:PORT or stub://NAME"
+    assert [file_of(url) for url in ("sqlite:a.db", "nats://h:4222/x", "tls://h", "memory:")] == [
+        "a.db",
+        None,
+        None,
+        None,
+    ]
+    assert [has_file(url) for url in ("sqlite:a.db", "nats://h", "memory", "sqlite", "a.db")] == [True] + [False] * 4
+    assert all(map(is_shared, ("sqlite:a.db", "nats://h", "stub://here")))
+    assert not any(map(is_shared, ("memory:", "memory", "memory:1f")))
+    assert url_of_file(state_file) == f"sqlite:{state_file}"
+    assert url_of_file(Path(__file__)) is None
+
+
+def test_an_open_store_leads_to_its_engine() -> None:
+    assert engine_of(MemoryStore(SystemClock()).identity) is engine_of("memory:")
+    assert engine_of("nats:nats://here:4222") is engine_of("tls://here")
