@@ -56,8 +56,8 @@ V2 = ("worker", "retries", "v2")
 
 _NULL = "null is not a value here; leave the key out to {}"
 _LONGEST_NAME = 64
-_OWN_OPERATION = re.compile(rf"(?=.{{3,{_LONGEST_NAME}}}\Z)[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)+")
-_OWN_CONNECTOR = re.compile(rf"[a-z][a-z0-9_]{{2,{_LONGEST_NAME - 1}}}")
+_OWN_OPERATION = rf"(?=.{{3,{_LONGEST_NAME}}}\Z)[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)+"
+_OWN_CONNECTOR = rf"[a-z][a-z0-9_]{{2,{_LONGEST_NAME - 1}}}"
 _SLIP_LIKENESS = 0.85
 """Likeness from which a name counts as another one, mistyped: `kv.gett` does, `kv.purge` does not."""
 
@@ -285,7 +285,11 @@ def _is_connector(name: str, place: DialectPlace) -> bool:
     if name in CONNECTORS or name in {point.name for point in _offered("reefknot.connectors")}:
         return True
     begun = [known for known in CONNECTORS if known.startswith(name)]
-    if _OWN_CONNECTOR.fullmatch(name) and not begun and not get_close_matches(name, CONNECTORS, cutoff=_SLIP_LIKENESS):
+    if (
+        re.fullmatch(_OWN_CONNECTOR, name)
+        and not begun
+        and not get_close_matches(name, CONNECTORS, cutoff=_SLIP_LIKENESS)
+    ):
         return True
     accepted = f"{', '.join(CONNECTORS)}, or a name of your own: 3 or more lower-case letters, digits and _"
     meant = f", and not the beginning of a built-in one; did you mean {str(begun[0])!r}?" if begun else ""
@@ -318,7 +322,7 @@ def _is_own_operation(name: str, place: DialectPlace) -> bool:
     """Whether this is a dotted name of the user's own that is no slip of a built-in one; notes a mistake if not."""
     names, spelled = [one.name for one in RetryCategory], [one.spelled for one in RetryCategory]
     is_slip = bool(get_close_matches(name.lower()[:_LONGEST_NAME], spelled, cutoff=_SLIP_LIKENESS))
-    if is_slip or not _OWN_OPERATION.fullmatch(name):
+    if is_slip or not re.fullmatch(_OWN_OPERATION, name):
         accepted = f"{', '.join(names)}, or a dotted name of your own such as billing.charge"
         place.unknown("operation", name, accepted, [*names, *spelled])
         return False

@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, field
 
-from reefknot.idempotency.model import KEY_RETENTION_S
 from reefknot.policy.secrets import ACCEPTED, is_reference
 from reefknot.policy.sections import NotAcceptedError, Section, Spelling
 from reefknot.runtime.database_urls import database_file
@@ -337,7 +336,7 @@ class IngestionSection(Section, frozen=True):
 class IdempotencySection(Section, frozen=True):
     """Retention and size limits of idempotency keys and their results."""
 
-    retention_seconds: Annotated[float, Meta(ge=1, le=315_360_000)] = KEY_RETENTION_S
+    retention_seconds: Annotated[float, Meta(ge=1, le=315_360_000)] = 7 * 86_400.0
     largest_result_bytes: Annotated[int, Meta(ge=1, le=67_108_864)] = 1_048_576
     max_keys: Annotated[int, Meta(ge=1)] | None = None
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from reefknot.console.cli.config import configuration_schema
+from reefknot.idempotency.model import KEY_RETENTION_S
 from reefknot.policy.layers import Tree
 from reefknot.policy.reading.session import Mark
 from reefknot.policy.schema import (
@@ -131,6 +132,10 @@ def test_the_queue_has_the_documented_defaults() -> None:
     assert (queue.policies.defer.max_defer_time_ms, queue.policies.drop_oldest.max_drop_age_ms) == (30_000, 60_000)
     levels = queue.policies.degrade.degradation_levels
     assert [level.timeout_reduction_factor for level in (levels.light, levels.medium, levels.heavy)] == [1.0, 0.8, 0.5]
+
+
+def test_keys_are_kept_for_as_long_as_a_store_without_configuration_keeps_them() -> None:
+    assert Configuration().idempotency.retention_seconds == KEY_RETENTION_S
 
 
 def test_the_schema_can_be_published() -> None:

@@ -30,12 +30,13 @@ BOOLEANS = {
     for form in (word, word.capitalize(), word.upper())
 }
 
-_MAYBE_NUMBER = re.compile(r"[-+.0-9]")
-_DECIMAL = re.compile(r"[-+]?(?:0|[1-9][0-9_]*)\Z")
-_OTHER_RADIX = re.compile(r"([-+]?)0([box])([0-9a-fA-F_]+)\Z")
-_AMBIGUOUS = re.compile(r"[-+]?0[0-9_]+\Z")
-_FLOAT = re.compile(r"[-+]?(?:[0-9][0-9_]*(?:\.[0-9_]*)?|\.[0-9][0-9_]*)(?:[eE][-+]?[0-9]+)?\Z")
-_NOT_FINITE = re.compile(r"[-+]?\.(?:inf|Inf|INF)\Z|\.(?:nan|NaN|NAN)\Z")
+# Patterns are compiled on first use: a file has few numbers that are not decimal.
+_MAYBE_NUMBER = r"[-+.0-9]"
+_DECIMAL = r"[-+]?(?:0|[1-9][0-9_]*)\Z"
+_OTHER_RADIX = r"([-+]?)0([box])([0-9a-fA-F_]+)\Z"
+_AMBIGUOUS = r"[-+]?0[0-9_]+\Z"
+_FLOAT = r"[-+]?(?:[0-9][0-9_]*(?:\.[0-9_]*)?|\.[0-9][0-9_]*)(?:[eE][-+]?[0-9]+)?\Z"
+_NOT_FINITE = r"[-+]?\.(?:inf|Inf|INF)\Z|\.(?:nan|NaN|NAN)\Z"
 _RADIXES = {"b": 2, "o": 8, "x": 16}
 
 
@@ -46,22 +47,22 @@ class WordError(Exception):
 def _number(text: str) -> int | float | None:
     """The number that a word stands for, None when it is text."""
     if len(text) > LONGEST_NUMBER:
-        if _DECIMAL.match(text) or _FLOAT.match(text):
+        if re.match(_DECIMAL, text) or re.match(_FLOAT, text):
             raise WordError(f"a number has at most {LONGEST_NUMBER} digits; put text in quotes")
         return None
-    if _DECIMAL.match(text):
+    if re.match(_DECIMAL, text):
         return int(text.replace("_", ""))
-    if _AMBIGUOUS.match(text):
+    if re.match(_AMBIGUOUS, text):
         raise WordError("a leading zero has two readings, octal and decimal; leave it out, or put text in quotes")
-    if found := _OTHER_RADIX.match(text):
+    if found := re.match(_OTHER_RADIX, text):
         sign, radix, digits = found.groups()
         try:
             return int(sign + digits.replace("_", ""), _RADIXES[radix])
         except ValueError:
             return None
-    if _FLOAT.match(text):
+    if re.match(_FLOAT, text):
         return float(text.replace("_", ""))
-    if _NOT_FINITE.match(text):
+    if re.match(_NOT_FINITE, text):
         return float(text.replace(".", ""))
     return None
 
@@ -72,7 +73,7 @@ def plain_word(text: str) -> str | int | float | bool | None:
         return None
     if text in BOOLEANS:
         return BOOLEANS[text]
-    number = _number(text) if _MAYBE_NUMBER.match(text) else None
+    number = _number(text) if re.match(_MAYBE_NUMBER, text) else None
     return text if number is None else number
 
 
