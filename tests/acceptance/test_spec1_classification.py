@@ -6,8 +6,8 @@ import pytest
 
 import reefknot as rk
 from reefknot.core.backoff import wait_range
-from reefknot.core.classify import kind_of_status, retryable_code, retryable_status, status_in
-from reefknot.core.failure import ErrorCategory, ErrorCode, FailureType
+from reefknot.core.classify import retryable_code
+from reefknot.core.failure import ErrorCategory, ErrorCode
 from reefknot.runtime.clocks import VirtualClock
 from tests.acceptance.steps import V2, HttpError, StepError, Work, worker
 
@@ -110,68 +110,6 @@ def test_1_2_of_all_other_4xx_none_and_of_all_other_5xx_every_one_is_retried(no_
 
     assert by_code == RETRIED_STATUSES
     assert by_status == RETRIED_STATUSES
-
-
-@pytest.mark.parametrize(
-    ("statuses", "retried"),
-    [
-        (range(400, 408), False),
-        (range(410, 428), False),
-        (range(408, 409), True),
-        (range(429, 430), True),
-        (range(500, 505), True),
-        (range(505, 600), True),
-    ],
-    ids=["400-407", "410-427", "408", "429", "500-504", "505+"],
-)
-def test_6_2_a_range_of_statuses_is_retried_or_not(statuses: range, retried: bool) -> None:
-    assert {retryable_status(status) for status in statuses} == {retried}
-    assert {retryable_code(ErrorCode.http_error, status) for status in statuses} == {retried}
-
-
-def test_6_2_an_http_error_without_a_status_is_retried() -> None:
-    assert retryable_code(ErrorCode.http_error)
-
-
-def test_6_2_a_status_changes_nothing_for_a_code_that_is_not_http() -> None:
-    assert not retryable_code(ErrorCode.invalid_input, 503)
-    assert retryable_code(ErrorCode.network_error, 404)
-
-
-@pytest.mark.parametrize("status", [100, 200, 204, 301, 304, 399])
-def test_6_2_below_400_a_status_is_no_failure(status: int) -> None:
-    assert kind_of_status(status) is None
-    assert not retryable_status(status)
-
-
-@pytest.mark.parametrize(
-    ("text", "status"),
-    [
-        ("HTTP request failed with status: 503", 503),
-        ("HTTP request failed with status 404", 404),
-        ("HTTP 429 from upstream", 429),
-        ("HTTP/1.1 502 Bad Gateway", 502),
-        ("gave up after 503 ms", None),
-        ("report-4291.pdf", None),
-        ("status: 5030", None),
-    ],
-)
-def test_6_1_the_status_is_read_out_of_the_error_message(text: str, status: int | None) -> None:
-    assert status_in(text) == status
-
-
-@pytest.mark.parametrize(
-    ("status", "failure_type"),
-    [
-        (503, FailureType.TRANSIENT),
-        (408, FailureType.TRANSIENT),
-        (429, FailureType.RATE_LIMITED),
-        (404, FailureType.PERMANENT),
-        (401, FailureType.PERMANENT),
-    ],
-)
-def test_6_1_a_status_in_the_message_decides_what_kind_of_failure_it_is(status: int, failure_type: FailureType) -> None:
-    assert rk.classify_failure(f"HTTP request failed with status: {status}") is failure_type
 
 
 def test_6_2_a_429_can_have_a_longer_backoff_than_the_rest(virtual_time: VirtualClock) -> None:

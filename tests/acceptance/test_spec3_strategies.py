@@ -10,7 +10,7 @@ from __future__ import annotations
 import pytest
 
 import reefknot as rk
-from reefknot.core.backoff import delay_before, delay_without_jitter, draw, wait_range
+from reefknot.core.backoff import delay_before, wait_range
 from reefknot.core.decide import History, Stop, decide
 from reefknot.core.failure import Failure, FailureType
 from reefknot.runtime.clocks import VirtualClock
@@ -31,21 +31,6 @@ class ConnectorError(Exception):
     def __init__(self, failure_type: FailureType) -> None:
         super().__init__("the connector failed")
         self.failure_type = failure_type
-
-
-@pytest.mark.parametrize(
-    ("strategy", "seconds"),
-    [
-        (rk.RetryStrategy.EXPONENTIAL_BACKOFF, [60, 120, 240]),
-        (rk.RetryStrategy.LINEAR_BACKOFF, [60, 120, 180]),
-        (rk.RetryStrategy.FIXED_DELAY, [60, 60, 60]),
-        (rk.RetryStrategy.IMMEDIATE, [0, 0, 0]),
-    ],
-)
-def test_a_strategy_has_the_delays_its_comment_gives(strategy: rk.RetryStrategy, seconds: list[int]) -> None:
-    policy = STEADY.replace(strategy=strategy)
-
-    assert [delay_before(k, policy, draw=0.5) for k in range(3)] == seconds
 
 
 @pytest.mark.parametrize(
@@ -84,34 +69,6 @@ def test_no_retry_fails_at_once(virtual_time: VirtualClock) -> None:
     assert decide(CONNECTOR.replace(strategy="no_retry"), History(1), TRANSIENT, 0.5) == Stop(rk.Reason.NOT_RETRYABLE)
 
 
-@pytest.mark.parametrize(("k", "low", "high"), [(0, 48, 72), (1, 96, 144), (2, 192, 288)])
-def test_20_percent_of_jitter_gives_the_ranges_of_the_examples(k: int, low: int, high: int) -> None:
-    assert wait_range(k, CONNECTOR) == pytest.approx((low, high))
-
-    drawn = [delay_before(k, CONNECTOR, draw=draw(3, key, k)) for key in range(2000)]
-    assert all(low <= wait <= high for wait in drawn)
-    assert min(drawn) == low
-    assert max(drawn) == high - 1
-
-
-@pytest.mark.parametrize(("u", "seconds"), [(0.0, 48), (0.04, 48), (0.5, 60), (0.99, 71), (0.999, 71)])
-def test_a_wait_is_cut_to_whole_seconds(u: float, seconds: int) -> None:
-    """Truncated, not rounded: 48.96 s is 48 s, 71.98 s is 71 s."""
-    assert delay_before(0, CONNECTOR, draw=u) == seconds
-
-
-def test_without_the_connectors_rule_a_wait_keeps_its_fractions() -> None:
-    """The control: it is `whole_seconds` that cuts."""
-    assert delay_before(0, CONNECTOR.replace(whole_seconds=False), draw=0.04) == pytest.approx(48.96)
-
-
-@pytest.mark.parametrize("strategy", ["exponential_backoff", "linear_backoff", "fixed_delay"])
-def test_a_wait_is_at_least_one_second(strategy: rk.RetryStrategy) -> None:
-    policy = CONNECTOR.replace(base_delay=1.0, jitter_factor=1.0, strategy=strategy)
-
-    assert delay_before(0, policy, draw=0.0) == 1.0
-
-
 @pytest.mark.parametrize(
     ("base", "most", "factor", "ranges"),
     [
@@ -128,27 +85,6 @@ def test_a_connectors_numbers_give_these_ranges_and_never_more_than_the_cap(
 
     assert [wait_range(k, policy) for k in range(5)] == [pytest.approx(expected) for expected in ranges]
     assert all(delay_before(k, policy, draw=NEARLY_ONE) <= most for k in range(50))
-
-
-def test_at_the_cap_waits_are_spread_below_it_and_do_not_pile_up() -> None:
-    """Capping after the draw would put half of all waits on the cap itself; the control shows that half."""
-    policy = CONNECTOR.replace(base_delay=30, max_delay=300, whole_seconds=False)
-    draws = [draw(5, key, 9) for key in range(1000)]
-
-    at_cap = sum(delay_before(9, policy, draw=u) >= 299.999 for u in draws)
-    capped_late = sum(min(300.0, 300.0 * (0.8 + 0.4 * u)) >= 299.999 for u in draws)
-
-    assert at_cap < 5
-    assert capped_late > 400
-
-
-@pytest.mark.parametrize("k", [0, 1, 5, 100, 10**9])
-def test_a_large_index_gives_the_cap_and_no_overflow(k: int) -> None:
-    exponential = delay_without_jitter(k, STEADY)
-    linear = delay_without_jitter(k, STEADY.replace(strategy="linear_backoff"))
-
-    assert exponential == min(3600.0, 60.0 * 2 ** min(k, 10))
-    assert linear == min(3600.0, 60.0 * (k + 1))
 
 
 def imap(failure: Failure) -> rk.RetryPolicy:

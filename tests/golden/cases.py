@@ -34,6 +34,22 @@ def _policies() -> list[Step]:
     ]
 
 
+def _answers() -> list[Step]:
+    """The sentence that people read first."""
+    lines = {
+        "retried": "operation:nats.publish --exception TimeoutError",
+        "one_retry": "operation:nats.publish --retry-count 1",
+        "no_retries": "block:http --status 500 --retry-count 0",
+        "hint_too_long": "block:http --status 500 --retry-after 400",
+        "hint_above_the_longest_wait": "connector:imap_mailbox --message busy --retry-after 90000",
+        "hint_beyond_the_budget": "block:http --status 500 --retry-after 40",
+        "hint_within_the_budget": "block:http --status 500 --retry-after 20",
+        "cancelled": "block:http --error cancelled_by_timeout",
+        "control_flow": "block:http --exception SystemExit",
+    }
+    return [(name, f"policy explain {words}") for name, words in lines.items()]
+
+
 def _templates() -> list[Step]:
     names = ("rate-limited-api", "flaky-network", "database", "local-disk", "mailbox")
     steps = both("templates", "policy templates")
@@ -59,6 +75,9 @@ def _asked_wrongly() -> list[Step]:
         ("unknown_connector", "policy show connector:imap"),
         ("unknown_operation", "policy show operation:nats.publsh"),
         ("unknown_target", "policy show http"),
+        ("unknown_kind", "policy explain blok:http"),
+        ("empty_target", "policy explain block:"),
+        ("target_with_an_escape", "policy explain 'operation:a\x1b[31m'"),
         ("no_target", "policy explain"),
         ("unknown_source", "policy explain --source nowhere"),
         ("unknown_code", "policy explain block:http --error http_eror"),
@@ -66,7 +85,15 @@ def _asked_wrongly() -> list[Step]:
         ("status_out_of_bounds", "policy explain block:http --status 999"),
         ("negative_retries", "policy explain block:http --retry-count -1"),
         ("negative_wait", "policy explain block:http --retry-after -1"),
+        ("no_wait", "policy explain block:http --retry-after nan"),
+        ("code_of_no_failure", "policy explain block:http --error none"),
+        ("status_of_no_failure", "policy explain block:http --status 200"),
+        ("too_many_retries", "policy explain block:http --retry-count 1000000000"),
+        ("no_time", "policy explain block:http --timeout-ms 0"),
         ("since_nonsense", "audit tail --since yesterday"),
+        ("negative_lines", "audit tail --lines -1"),
+        ("negative_time", "audit tail --for -1"),
+        ("negative_threshold", "audit analyse --threshold -1"),
         ("gone_config", "policy list --config gone.yaml"),
         ("gone_config_check", "config check gone.yaml"),
         ("gone_config_checks", "policy check gone.yaml gone.json"),
@@ -132,7 +159,11 @@ def _no_store() -> list[Step]:
         "nothing": "store check --engine ''",
         "up_below_a_file": "up --for 0 --engine sqlite:plain.txt/x.db",
     }
-    return [lambda folder: folder.write("plain.txt", "x"), *lines.items()]
+    return [lambda folder: folder.write("plain.txt", "x"), *lines.items(), _made_no_store]
+
+
+def _made_no_store(folder: Folder) -> None:
+    assert not (folder.path / ".reefknot").exists()
 
 
 def _configuration_files() -> list[Step]:
@@ -358,7 +389,8 @@ def _moments() -> list[Step]:
 SCENARIOS = [
     Scenario("usage", _asked_wrongly()),
     Scenario("builtin", [*_policies(), *both("config_show", "config show"), *both("config_check", "config check")]),
-    Scenario("schema", both("schema", "config schema")),
+    Scenario("answers", _answers()),
+    Scenario("schema", [("schema", "config schema")]),
     Scenario("templates", _templates()),
     Scenario("configured", _configured()),
     Scenario("files", _configuration_files()),

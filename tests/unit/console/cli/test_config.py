@@ -55,15 +55,6 @@ def test_a_bad_file_is_78_and_nothing_is_shown_of_it(rk: Commands, name: str, co
 
 
 @pytest.mark.parametrize("command", ["config check named.yaml", "policy list --config named.yaml"])
-def test_a_folder_is_no_file(rk: Commands, command: str) -> None:
-    (rk.folder / "named.yaml").mkdir()
-
-    ended = rk(*command.split())
-
-    assert (ended.code, ended.err) == (78, "named.yaml: is a directory, not a file\n")
-
-
-@pytest.mark.parametrize("command", ["config check named.yaml", "policy list --config named.yaml"])
 def test_a_file_that_may_not_be_read_is_reported(rk: Commands, command: str) -> None:
     path = rk.write("{}", "named.yaml")
     opened = os.open
@@ -116,14 +107,6 @@ def test_a_gate_that_says_maybe_is_78(rk: Commands, variable: str) -> None:
     assert "'maybe' is not accepted; accepted: true, 1, yes, on, false, 0, no, off" in ended.err
 
 
-def test_all_mistakes_are_reported_each_on_its_line(rk: Commands) -> None:
-    rk.write("worker:\n  retrys: {}\nengin: x\nretry_policies:\n  imap_mailbox:\n    max_attempts: 99\n")
-
-    ended = rk("config", "check")
-
-    assert [line.partition("reefknot.yaml:")[2].split(":")[0] for line in ended.err.splitlines()] == ["2", "3", "6"]
-
-
 @pytest.mark.parametrize("name", ["heads", "jsonl"])
 @pytest.mark.parametrize(
     ("path", "what"), [("reefknot.yaml", "the configuration"), (".reefknot/state.db", "the store")]
@@ -136,43 +119,6 @@ def test_a_copy_of_the_log_must_not_be_a_file_of_the_system(rk: Commands, name: 
     assert ended.code == 78
     assert f"reefknot.yaml:3:5: audit.{name}.path: " in ended.err
     assert f"is {what}, which would be overwritten; accepted: a file of its own" in ended.err
-
-
-def test_a_good_file_is_reported_in_one_line(rk: Commands) -> None:
-    rk.write("retry_policies: {imap_mailbox: {max_attempts: 2}}\noperations: {KV_GET: {max_attempts: 2}}\n")
-
-    ended = rk("config", "check")
-
-    assert (ended.code, ended.err) == (0, "")
-    assert "OK: 0 blocks, 1 connector, 1 operation, 0 sources; worker.retries.v2 off, worker.queue.v2 off" in ended.out
-
-
-def test_no_file_at_all_is_fine(rk: Commands) -> None:
-    assert rk("config", "check").out.startswith("no configuration file, built-in values only: OK")
-
-
-def test_a_warning_is_talk_and_not_an_error(rk: Commands) -> None:
-    rk.write("worker: {queue: {v2: {rejection_policy: degrade}}}")
-
-    ended = rk("config", "check", "--json")
-
-    assert ended.code == 0
-    assert "warning: " in ended.err
-    assert "circuit breaker" in ended.json["files"][0]["warnings"][0]
-
-
-def test_each_value_is_shown_with_its_position(rk: Commands) -> None:
-    rk.write("engine: 'sqlite:state.db'\nworker:\n  queue:\n    v2:\n      max_queue_size: 7\n")
-    rk.environment.setenv("REEFKNOT__WORKER__QUEUE__V2__REJECT_AT", "overloaded")
-
-    values = rk("config", "show", "--json").json["values"]
-
-    assert values["engine"]["value"] == "sqlite:state.db"
-    assert values["engine"]["source"].endswith("reefknot.yaml:1:1")
-    assert values["worker.queue.v2.max_queue_size"]["source"].endswith("reefknot.yaml:5:7")
-    assert values["worker.queue.v2.reject_at"]["value"] == "overloaded"
-    assert "REEFKNOT__WORKER__QUEUE__V2__REJECT_AT" in values["worker.queue.v2.reject_at"]["source"]
-    assert values["worker.quarantine_failed"] == {"value": False, "source": "default"}
 
 
 def test_the_gates_are_shown_with_their_source(rk: Commands) -> None:
@@ -371,14 +317,6 @@ def test_full_and_a_template_are_two_different_files(rk: Commands) -> None:
     assert "give one of them" in ended.err
 
 
-def test_a_dry_run_prints_and_writes_nothing(rk: Commands) -> None:
-    ended = rk("init", "--dry-run")
-
-    assert ended.code == 0
-    assert ended.out == recommended()
-    assert os.listdir(rk.folder) == []
-
-
 @pytest.mark.parametrize("words", [(), ("--force",)])
 def test_a_dry_run_over_an_existing_file_says_what_a_real_run_would_do(rk: Commands, words: tuple[str, ...]) -> None:
     file = rk.write("{}")
@@ -392,15 +330,6 @@ def test_a_dry_run_over_an_existing_file_says_what_a_real_run_would_do(rk: Comma
     assert ("reefknot.yaml exists already" in real.err, "refusal" in as_json.json) == (not words, not words)
     said = "in place of the one that is there" if words else real.err.removeprefix("reefknot: ").rstrip("\n")
     assert said in dry.err
-
-
-def test_a_second_configuration_in_one_folder_is_refused(rk: Commands) -> None:
-    rk.write("{}", "reefknot.json")
-
-    ended = rk("init", "--force")
-
-    assert ended.code == 1
-    assert "reefknot.json" in ended.err
 
 
 def test_a_folder_under_that_name_is_reported(rk: Commands) -> None:
@@ -438,14 +367,6 @@ def test_a_template_says_when_to_use_it(name: str) -> None:
 
     assert lines[0] == f"# {name}: {TEMPLATES[name]}."
     assert any(line.startswith("# Use it ") for line in lines)
-
-
-def test_an_unknown_template_is_refused_before_anything_is_written(rk: Commands) -> None:
-    ended = rk("init", "--template", "mail-box")
-
-    assert ended.code == 2
-    assert "did you mean 'mailbox'?" in ended.err
-    assert os.listdir(rk.folder) == []
 
 
 # ---- connectors of one's own -----------------------------------------------------------------------------------------

@@ -39,13 +39,6 @@ def events(path: Path) -> list[Any]:
     return in_store(path, read)
 
 
-def test_show_tells_what_is_recorded(rk: Commands, store: Path) -> None:
-    found = rk("idempotency", "show", "order-7", "--json").json
-
-    assert (found["state"], found["owner"], found["result"]["id"]) == ("done", "w1", 7)
-    assert "done" in rk("idempotency", "show", "order-7").out
-
-
 def test_show_hides_what_is_secret_by_name_and_by_configuration(rk: Commands, store: Path) -> None:
     assert CANARY in rk("idempotency", "show", "order-7").out, "the control: nothing says yet that it is secret"
     rk.environment.setenv("THE_SECRET", CANARY)
@@ -57,27 +50,9 @@ def test_show_hides_what_is_secret_by_name_and_by_configuration(rk: Commands, st
         assert "[redacted]" in out
 
 
-def test_a_key_that_does_not_exist_is_named(rk: Commands, store: Path) -> None:
-    for verb in ("show", "forget"):
-        ended = rk("idempotency", verb, "order-9")
-        assert (ended.code, "no record for key 'order-9'" in ended.err) == (1, True)
-
-
 @pytest.mark.parametrize("key", ["", "x" * 513])
 def test_a_key_that_can_be_none_is_refused(rk: Commands, store: Path, key: str) -> None:
     assert rk("idempotency", "show", key).code == 2
-
-
-def test_stats_count_every_state(rk: Commands, store: Path) -> None:
-    assert rk("idempotency", "stats", "--json").json == {
-        "in_progress": 1,
-        "done": 1,
-        "failed": 0,
-        "released": 0,
-        "unknown": 0,
-        "total": 2,
-    }
-    assert "in_progress" in rk("idempotency", "stats").out
 
 
 def test_forgetting_is_audited_with_the_actor(rk: Commands, store: Path) -> None:
@@ -96,21 +71,6 @@ def test_without_a_name_the_user_of_the_system_did_it(rk: Commands, store: Path)
     rk("idempotency", "forget", "order-7")
 
     assert events(store)[-1].actor == "bob"
-
-
-def test_a_dry_run_changes_nothing(rk: Commands, store: Path) -> None:
-    ended = rk("idempotency", "forget", "order-7", "--dry-run")
-
-    assert (ended.code, "would be deleted" in ended.out) == (0, True)
-    assert events(store) == []
-    assert rk("idempotency", "show", "order-7").code == 0
-
-
-def test_a_key_in_progress_is_refused_for_now_and_nothing_is_audited(rk: Commands, store: Path) -> None:
-    ended = rk("idempotency", "forget", "order-8")
-
-    assert (ended.code, "in progress at w2" in ended.err) == (75, True)
-    assert events(store) == []
 
 
 def test_a_secret_in_a_key_does_not_reach_the_record(rk: Commands, store: Path) -> None:
@@ -133,18 +93,6 @@ def test_show_tells_when_a_lease_ends(rk: Commands) -> None:
     assert 0 < held["lease_seconds_left"] <= 600
     assert held["lease_ends_at"] > held["created_at"]
     assert (over["lease_seconds_left"], over["lease_ends_at"]) == (0, None)
-
-
-def test_what_has_ended_has_no_lease(rk: Commands) -> None:
-    async def end(store: Store) -> None:
-        answer = await store.idempotency.claim("done", owner="me")
-        assert isinstance(answer, Claimed)
-        await store.idempotency.finish(answer.claim, Done("1"))
-
-    in_store(rk.folder / "state.db", end)
-    shown = rk("idempotency", "show", "done", "--engine", "sqlite:state.db", "--json").json
-
-    assert (shown["lease_seconds_left"], shown["lease_ends_at"]) == (None, None)
 
 
 # ---- resolving ------------------------------------------------------------------------------------------------------
@@ -184,14 +132,6 @@ def test_an_operator_sets_an_unknown_outcome_and_that_is_audited(
     assert (action.actor, action.action, action.subject) == ("ann", "idempotency.resolve", "order-5")
     assert action.details == {"outcome": state}, "a result is the caller's, and in no event"
     assert rk("audit", "verify").code == 0
-
-
-def test_a_dry_run_resolves_nothing(rk: Commands, unknown: Path) -> None:
-    ended = rk("idempotency", "resolve", "order-5", "--released", "--dry-run")
-
-    assert (ended.code, "would be released" in ended.out) == (0, True)
-    assert rk("idempotency", "show", "order-5", "--json").json["state"] == "unknown"
-    assert events(unknown) == []
 
 
 @pytest.mark.parametrize("dry_run", [[], ["--dry-run"]])

@@ -31,12 +31,6 @@ def store(rk: Commands, monkeypatch: pytest.MonkeyPatch) -> Path:
     return rk.folder / ".reefknot" / "state.db"
 
 
-@pytest.mark.parametrize("words", [["list"], ["show", "x"], ["cancel", "x"]])
-def test_a_store_that_does_not_exist_is_not_created(rk: Commands, words: list[str]) -> None:
-    assert rk("job", *words).code == 69
-    assert not (rk.folder / ".reefknot").exists()
-
-
 def test_every_job_is_listed_once_with_its_state_and_attempts_the_newest_first(rk: Commands, store: Path) -> None:
     work_items.submitted(store, "waits", "done")
     work_items.accepted(store, "done", WorkDone("{}"))
@@ -179,21 +173,6 @@ def test_what_has_ended_cannot_be_cancelled(rk: Commands, store: Path) -> None:
     ended = rk("job", "cancel", "x")
 
     assert (ended.code, "is succeeded: there is nothing to cancel" in ended.err) == (1, True)
-
-
-@pytest.mark.parametrize("verb", ["show", "cancel"])
-def test_a_job_that_does_not_exist_is_named(rk: Commands, store: Path, verb: str) -> None:
-    work_items.submitted(store, "x")
-    ended = rk("job", verb, "y")
-
-    assert (ended.code, "there is no job 'y'" in ended.err) == (1, True)
-
-
-@pytest.mark.parametrize("words", [["--state", "sleeping"], ["--limit", "0"]])
-def test_unusable_words_are_refused(rk: Commands, store: Path, words: list[str]) -> None:
-    work_items.submitted(store, "x")
-
-    assert rk("job", "list", *words).code == 2
 
 
 def test_a_cancelled_job_shows_the_result_that_its_caller_gets(rk: Commands, store: Path) -> None:

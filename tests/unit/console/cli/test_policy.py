@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
-from reefknot.console.operations.policies import FIELDS
 from reefknot.core.failure import ErrorCode, FailureType
 from reefknot.policy.book import PolicyBook
-from reefknot.policy.model.defaults import RetryCategory
 from tests.unit.console.cli.running import Commands
 
 SOURCES = """
@@ -58,14 +55,6 @@ def test_a_configured_secret_is_not_shown(rk: Commands) -> None:
     assert rk(*words, "--json").json["failure"]["message"] == "it was [redacted]"
 
 
-def test_no_limit_is_null_and_words_are_text(rk: Commands) -> None:
-    policy = rk("policy", "explain", "operation:nats.connect", "--json").json["policy"]
-
-    assert policy["time_budget"]["value"] is None
-    assert policy["strategy"]["value"] == "exponential_backoff"
-    assert policy["jitter"]["value"] == "proportional"
-
-
 def test_retries_follow_from_attempts_and_come_from_the_same_place(rk: Commands) -> None:
     rk.write("worker: {retries: {v2: {block_policies: {http: {max_attempts: 7}}}}}")
 
@@ -77,15 +66,6 @@ def test_retries_follow_from_attempts_and_come_from_the_same_place(rk: Commands)
     assert [one["value"] for one in policy["retries"]["overrode"]] == [
         one["value"] - 1 for one in policy["max_attempts"]["overrode"]
     ]
-
-
-def test_the_answer_stop_exits_with_0(rk: Commands) -> None:
-    ended = rk("policy", "explain", "--target", "block:http", "--error", "invalid_input", "--json")
-
-    assert ended.code == 0
-    assert ended.json["decision"] == "stop"
-    assert ended.json["reason"] == "not_retryable"
-    assert ended.json["schedule"] == []
 
 
 @pytest.mark.parametrize(
@@ -304,63 +284,6 @@ def test_a_secret_in_a_message_is_not_shown_again(rk: Commands) -> None:
         assert "hunter22" not in rk(*words).out
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (
-            ("operation:nats.publish", "--exception", "TimeoutError"),
-            "Retried: up to 2 retries, 3 attempts (1 + 2 retries); TimeoutError, connection_timeout (transient).",
-        ),
-        (("operation:nats.publish", "--exception", "TimeoutError"), " Waits: 450–550 ms, then 900 ms–1.1 s."),
-        (("operation:nats.publish", "--retry-count", "1"), "Retried: up to 1 retry, 2 attempts (1 + 1 retry);"),
-        (
-            ("block:http", "--status", "404"),
-            "Not retried: http_error 404 (permanent) is not retryable, set by builtin, built-in: HTTP statuses.",
-        ),
-        (
-            ("block:http", "--status", "500", "--retry-count", "0"),
-            "the policy is 1 attempt (no retries), set by the request.",
-        ),
-        (
-            ("block:http", "--status", "500", "--retry-after", "400"),
-            "Not retried: the server asks to wait 400 s, longer than max_retry_after, 300 s, and the longest wait, 30",
-        ),
-        (
-            ("connector:imap_mailbox", "--message", "busy", "--retry-after", "90000"),
-            "longer than max_retry_after, 300 s, and the longest wait, 1800 s.",
-        ),
-        (
-            ("block:http", "--status", "500", "--retry-after", "40"),
-            "Not retried: the wait would exceed the time budget, 30 s",
-        ),
-        (("block:http", "--error", "cancelled_by_timeout"), "means that the time budget is spent."),
-        (
-            ("block:http", "--status", "500", "--retry-after", "20"),
-            "The time budget of 30 s has room for 1 of them.",
-        ),
-        (("block:http", "--exception", "SystemExit"), "Not retried: SystemExit is control flow"),
-    ],
-)
-def test_people_get_the_answer_in_one_sentence_first(rk: Commands, words: tuple[str, ...], sentence: str) -> None:
-    ended = rk("policy", "explain", *words)
-
-    assert ended.code == 0
-    assert sentence in ended.out.splitlines()[0]
-
-
-def test_people_see_each_field_with_its_layer_its_place_and_what_it_replaced(rk: Commands) -> None:
-    rk.write("worker: {retries: {v2: {block_policies: {http: {base_delay_ms: 250}}}}}")
-
-    lines = rk("policy", "explain", "block:http", "--status", "500").out.splitlines()
-
-    (line,) = [line for line in lines if line.startswith("base_delay")]
-    assert line.split(maxsplit=3)[1:3] == ["250", "ms"]
-    assert "target" in line
-    assert "reefknot.yaml:1:49" in line
-    assert "100 ms, built-in: worker default" in line
-    assert any(line.startswith("gate worker.retries.v2: off (default)") for line in lines)
-
-
 def test_an_exception_that_cannot_be_looked_up_is_named(rk: Commands) -> None:
     unknown = rk("policy", "explain", "block:http", "--exception", "my_client.Broken")
     assert unknown.err.startswith("my_client.Broken is taken by its name alone")
@@ -392,38 +315,6 @@ def test_an_exception_list_is_named_as_the_reason(rk: Commands) -> None:
     assert "does not match the exceptions" in ended.out.splitlines()[0]
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (("--target", "http"), "a target is block:TYPE, connector:TYPE or operation:NAME"),
-        (("--target", "blok:http"), "'blok:http' is unknown"),
-        (("--target", "block:"), "'block:' is unknown"),
-        (("--target", "connector:imap_mailbx"), "did you mean 'connector:imap_mailbox'?"),
-        (("--target", "operation:nats.pubish"), "did you mean 'operation:nats.publish'?"),
-        (("--target", "operation:a\x1b[31m"), r"operation:a\\x1b[31m"),
-        (("--source", "nowhere"), "--source: 'nowhere' is unknown; accepted: none is configured"),
-        ((), "--target is missing"),
-        (("block:http", "--error", "http_eror"), "did you mean 'http_error'?"),
-        (("block:http", "--error", "none"), "--error: 'none' is unknown"),
-        (("block:http", "--failure-type", "transitory"), "accepted: transient, rate_limited, permanent, unknown"),
-        (("block:http", "--status", "200"), "--status: 200 is not a failure"),
-        (("block:http", "--status", "600"), "--status: 600 is not a failure"),
-        (("block:http", "--retry-after", "-1"), "--retry-after: -1 is not accepted"),
-        (("block:http", "--retry-after", "nan"), "--retry-after: nan is not accepted"),
-        (("block:http", "--retry-count", "-1"), "--retry-count: -1 is not accepted"),
-        (("block:http", "--retry-count", "1000000000"), "--retry-count"),
-        (("block:http", "--timeout-ms", "0"), "--timeout-ms: 0 is not accepted"),
-    ],
-)
-def test_unknown_words_are_refused_with_what_is_accepted(rk: Commands, words: tuple[str, ...], says: str) -> None:
-    ended = rk("policy", "explain", *words)
-
-    assert ended.code == 2
-    assert says in ended.err
-    assert ended.out == ""
-    assert ended.err.replace("\n", "").isprintable()
-
-
 def test_a_name_that_is_like_none_gets_no_suggestion(rk: Commands) -> None:
     ended = rk("policy", "explain", "operation:billing.charge")
 
@@ -441,36 +332,6 @@ def test_a_source_of_another_connector_is_refused(rk: Commands) -> None:
 
 
 # ---- list, show, schedule --------------------------------------------------------------------------------------------
-
-
-def test_the_list_has_every_target_and_every_source(rk: Commands) -> None:
-    rk.write(SOURCES + "worker: {retries: {v2: {block_policies: {http: {max_attempts: 5}}}}}\n")
-
-    rows = rk("policy", "list", "--json").json["policies"]
-
-    names = [(row["target"], row["source"]) for row in rows]
-    assert {("block:*", None), ("block:http", None), ("connector:imap_mailbox", "work-mail")} <= set(names)
-    assert {f"connector:{name}" for name in ("local_files", "obsidian_vault", "imap_mailbox", "github_repository")} <= {
-        target for target, _ in names
-    }
-    assert {category.target for category in RetryCategory} <= {target for target, _ in names}
-    assert all(set(row["policy"]) == set(FIELDS) for row in rows)
-
-
-def test_the_list_says_both_counts_and_where_a_policy_comes_from(rk: Commands) -> None:
-    rk.write("retry_policies: {local_files: {max_attempts: 9}}")
-
-    out = rk("policy", "list", "--kind", "connector").out
-
-    assert "block:" not in out
-    assert "operation:" not in out
-    (ours,) = [line for line in out.splitlines() if line.startswith("connector:local_files")]
-    (theirs,) = [line for line in out.splitlines() if line.startswith("connector:imap_mailbox")]
-    assert "10 (1 + 9 retries)" in ours
-    assert "reefknot.yaml:1:32" in ours
-    assert "6 (1 + 5 retries)" in theirs
-    assert "built-in" in theirs
-    assert "rate_limited" in theirs
 
 
 def test_a_policy_is_shown_whole_with_what_differs_for_failures(rk: Commands) -> None:
@@ -493,69 +354,7 @@ def test_an_unknown_target_is_refused_everywhere(rk: Commands, verb: str) -> Non
     assert "did you mean 'connector:imap_mailbox'?" in ended.err
 
 
-def test_the_schedule_is_drawn(rk: Commands) -> None:
-    out = rk("policy", "schedule", "operation:nats.connect").out
-
-    assert out.splitlines()[0].startswith("operation:nats.connect: 5 attempts (1 + 4 retries), 1 s ×2 up to 30 s")
-    assert out.count("█") > 10
-    assert "13.5 s – 16.5 s" in out, "the sum of 1, 2, 4 and 8 s, ±10 %"
-
-
-def test_the_schedule_as_json_is_that_of_explain(rk: Commands) -> None:
-    words = ("connector:github_repository", "--failure-type", "rate_limited", "--seed", "1", "--json")
-
-    assert rk("policy", "schedule", *words).json["schedule"] == rk("policy", "explain", *words).json["schedule"]
-
-
-def test_what_is_not_retried_has_no_waits(rk: Commands) -> None:
-    ended = rk("policy", "schedule", "block:http", "--status", "404")
-
-    assert ended.code == 0
-    assert "Not retried" in ended.out
-    assert rk("policy", "schedule", "operation:replay.processing", "--json").json["schedule"] == []
-
-
 # ---- check, templates ------------------------------------------------------------------------------------------------
-
-
-def test_several_files_are_checked_and_all_mistakes_reported(rk: Commands) -> None:
-    rk.write("retry_policies: {imap: {}}", "one.yaml")
-    rk.write("operations: {KV_GET: {max_attempts: 0}}", "two.yaml")
-    rk.write("{}", "three.yaml")
-
-    ended = rk("policy", "check", "one.yaml", "two.yaml", "three.yaml")
-
-    assert ended.code == 78
-    assert [line.split(":")[0].rpartition("/")[2] for line in ended.err.splitlines()] == ["one.yaml", "two.yaml"]
-    assert "three.yaml: OK" in ended.out
-
-
-def test_a_check_as_json_lists_the_mistakes(rk: Commands) -> None:
-    rk.write("nonsense: 1")
-
-    ended = rk("policy", "check", "--json")
-
-    assert ended.code == 78
-    assert ended.json["ok"] is False
-    assert "unknown key" in ended.json["files"][0]["problems"][0]
-
-
-def test_templates_are_listed_and_printed(rk: Commands) -> None:
-    listed = rk("policy", "templates", "--json").json["templates"]
-
-    assert [one["name"] for one in listed] == ["rate-limited-api", "flaky-network", "database", "local-disk", "mailbox"]
-    assert rk("policy", "templates", "mailbox").out.startswith("# mailbox: ")
-    assert json.loads(rk("policy", "templates", "database", "--json").out)["name"] == "database"
-    assert "flaky-network" in rk("policy", "templates").out
-    assert rk("policy", "templates", "local_disk").out.startswith("# local-disk: ")
-
-
-def test_an_unknown_template_is_refused(rk: Commands) -> None:
-    ended = rk("policy", "templates", "mailbx")
-
-    assert ended.code == 2
-    assert "did you mean 'mailbox'?" in ended.err
-    assert "accepted: rate-limited-api, flaky-network," in ended.err
 
 
 @pytest.mark.parametrize("kind", list(FailureType))

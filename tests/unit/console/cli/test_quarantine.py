@@ -25,12 +25,6 @@ def store(rk: Commands) -> Path:
     return path
 
 
-@pytest.mark.parametrize("words", [["list"], ["stats"], ["show", "x"], ["requeue", "x"]])
-def test_a_store_that_does_not_exist_is_not_created(rk: Commands, words: list[str]) -> None:
-    assert rk("quarantine", *words).code == 69
-    assert not (rk.folder / ".reefknot").exists()
-
-
 def test_a_list_narrows_by_type_and_reason(rk: Commands, store: Path) -> None:
     def ids(*words: str) -> list[str]:
         return [one["id"] for one in rk("quarantine", "list", "--json", *words).json["items"]]
@@ -51,12 +45,6 @@ def test_showing_one_tells_reason_failure_and_payload_without_secrets(rk: Comman
     assert ended.json["assignment"]["job"]["payload"]["path"] == "a.txt"
     assert "hunter2" not in ended.out + rk("quarantine", "show", "a").out
     assert rk("quarantine", "show", "c").code == 1
-
-
-def test_stats_count_by_type_and_reason(rk: Commands, store: Path) -> None:
-    found = rk("quarantine", "stats", "--json").json
-
-    assert (found["total"], found["by_type"]["other.type"], found["by_reason"]["attempts_spent"]) == (2, 1, 1)
 
 
 def test_requeued_work_is_pending_again_and_audited_with_the_actor(rk: Commands, store: Path) -> None:
@@ -104,12 +92,6 @@ def test_an_id_that_does_not_exist_is_reported_and_the_others_are_done(rk: Comma
     ended = rk("quarantine", "requeue", "a", "nope", "--json")
 
     assert (ended.code, ended.json["requeued"], ended.json["missing"]) == (1, ["a"], ["nope"])
-
-
-def test_a_time_that_is_none_is_refused_by_its_flag(rk: Commands, store: Path) -> None:
-    ended = rk("quarantine", "list", "--before", "yesterday")
-
-    assert (ended.code, ended.err.startswith("reefknot: --before:")) == (2, True)
 
 
 def test_an_id_that_is_elsewhere_is_reported_with_its_state(rk: Commands, store: Path) -> None:

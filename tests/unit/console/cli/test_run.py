@@ -45,15 +45,6 @@ def test_a_file_that_succeeds_ends_with_0_and_exactly_the_promised_summary(rk: C
     assert (rk.folder / ".reefknot" / "state.db").exists(), "the default store is beside the configuration"
 
 
-def test_people_get_a_sentence(rk: Commands) -> None:
-    prepared(rk)
-    ended = rk("run", lines(rk, get("a.txt")), "--engine", "memory:")
-
-    assert ended.out.startswith("1 assignment in ")
-    assert ended.out.endswith("1 succeeded; 0 retries\n")
-    assert not (rk.folder / ".reefknot").exists()
-
-
 def test_a_retried_success_is_recovered_and_a_spent_one_failed(rk: Commands) -> None:
     own = prepared(rk)
     file = lines(rk, own.flaky("lucky", 1), own.flaky("unlucky", 9))
@@ -222,12 +213,6 @@ def test_reading_takes_no_more_memory_however_many_ids_there_are(
     monkeypatch.setattr("reefknot.console.cli.assignments.MOST_IDS", 1 << 30)
     unbounded = asyncio.run(largest_memory())  # the control
     assert bounded < 400_000 < unbounded
-
-
-def test_nothing_to_do_is_fine(rk: Commands) -> None:
-    prepared(rk)
-
-    assert summary(rk, lines(rk), code=0)["total"] == 0
 
 
 # ---- gates -----------------------------------------------------------------------------------------------------------

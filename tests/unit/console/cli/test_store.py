@@ -18,7 +18,7 @@ from reefknot.stores.port import Store
 from reefknot.stores.sqlite import SqliteStore
 from reefknot.stores.sqlite.connection import VERSION
 from tests.unit.console.cli import work_items
-from tests.unit.console.cli.audit_events import STORY, attempt, in_store, recorded
+from tests.unit.console.cli.audit_events import attempt, in_store, recorded
 from tests.unit.console.cli.running import Commands
 
 
@@ -40,19 +40,6 @@ def execute(path: Path, *statements: str) -> None:
     for statement in statements:
         connection.execute(statement)
     connection.close()
-
-
-@pytest.mark.parametrize("verb", ["check", "migrate", "compact"])
-def test_a_store_that_does_not_exist_is_not_created(rk: Commands, verb: str) -> None:
-    assert rk("store", verb).code == 69
-    assert not (rk.folder / ".reefknot").exists()
-
-
-def test_a_whole_store_is_fine(rk: Commands, store: Path) -> None:
-    found = rk("store", "check", "--json").json
-
-    assert (found["ok"], found["head"]["sequence"], found["version"]) == (True, len(STORY), VERSION)
-    assert "OK" in rk("store", "check").out
 
 
 def test_a_changed_event_makes_the_check_fail(rk: Commands, store: Path) -> None:
@@ -98,11 +85,6 @@ def test_a_backup_overwrites_nothing(rk: Commands, store: Path) -> None:
 
     assert (ended.code, "exists already" in ended.err) == (1, True)
     assert (rk.folder / "copy.db").read_text() == "mine"
-    assert actions(store) == []
-
-
-def test_a_current_store_needs_no_migration(rk: Commands, store: Path) -> None:
-    assert rk("store", "migrate", "--json").json["migrated"] is False
     assert actions(store) == []
 
 

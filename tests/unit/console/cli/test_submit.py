@@ -60,14 +60,6 @@ def test_a_header_that_no_request_can_carry_is_refused_and_nothing_is_kept(rk: C
     assert [one["id"] for one in rk("job", "list", "--json").json["jobs"]] == ["flags-0"]
 
 
-def test_waiting_without_a_system_ends_with_75_and_the_work_is_kept(rk: Commands) -> None:
-    prepared(rk)
-    ended = rk("submit", "--type", "fs.blob_get", "--id", "x", "--wait", "--timeout", "0.1", "--json")
-
-    assert (ended.code, ended.json["results"]) == (75, [])
-    assert "Is a system running?" in ended.err
-
-
 def test_results_that_are_there_are_shown_and_a_failure_is_1(rk: Commands) -> None:
     prepared(rk)
     file = lines(rk, get("a.txt", "good"), get("gone.txt", "bad"))
