@@ -69,6 +69,11 @@ def test_no_retry_fails_at_once(virtual_time: VirtualClock) -> None:
     assert decide(CONNECTOR.replace(strategy="no_retry"), History(1), TRANSIENT, 0.5) == Stop(rk.Reason.NOT_RETRYABLE)
 
 
+def test_without_the_connectors_rule_a_wait_keeps_its_fractions() -> None:
+    """The control: it is `whole_seconds` that cuts."""
+    assert delay_before(0, CONNECTOR.replace(whole_seconds=False), draw=0.04) == pytest.approx(48.96)
+
+
 @pytest.mark.parametrize(
     ("base", "most", "factor", "ranges"),
     [
