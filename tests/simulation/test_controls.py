@@ -108,10 +108,10 @@ class UnboundedAdmission(WorkerAdmission):
     def undecided(self, read: Any) -> None:
         return None
 
-    def decide(self, assignment: ExecAssignment, pool: Pool) -> AdmissionVerdict:
+    def decide(self, assignment: ExecAssignment, pool: Pool, now: float) -> AdmissionVerdict:
         from reefknot.queue.model.admission import Accept
 
-        return AdmissionVerdict(Accept(), {})
+        return AdmissionVerdict(Accept(), {}, at=now)
 
 
 class CrampedWorker(Worker):

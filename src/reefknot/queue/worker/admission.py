@@ -36,6 +36,8 @@ class AdmissionVerdict(Struct, frozen=True):
     inputs: dict[str, Any]
     place: Queued | None = None
     """The place of the work that is dropped, which the arrival has from now on."""
+    at: float = 0.0
+    """When it was decided, on the worker's clock: the arrival waits since then, however long its write takes."""
 
 
 def with_own_class(
@@ -75,19 +77,19 @@ class WorkerAdmission:
         pool = self._pools[resource_class(read)]
         return pool if _makes_room_later(pool, _arrival(read)) and not pool.has(read.record_id) else None
 
-    def decide(self, assignment: ExecAssignment, pool: Pool) -> AdmissionVerdict:
+    def decide(self, assignment: ExecAssignment, pool: Pool, now: float) -> AdmissionVerdict:
         """The decision with its inputs. With one to drop other work the place changes hands: see `give_back`."""
         arrival = _arrival(assignment)
         view = pool.view(arrival, draining=self.draining)
         if not self._v2:
             draining = Reject(RejectReason.DRAINING, DRAINING_MESSAGE, LONGEST_WAIT_MS)
-            return AdmissionVerdict(draining if self.draining else Accept(), {"view": view.for_baseline()})
+            return AdmissionVerdict(draining if self.draining else Accept(), {"view": view.for_baseline()}, at=now)
         inputs = {"view": view, "newcomer": arrival, "rules_hash": pool.rules_hash}
         answer, place = admit(view, arrival, pool.rules), None
         if isinstance(answer, AcceptDropping):
             place = pool.queue.remove(answer.victim)
             pool.reserve(assignment.priority)
-        return AdmissionVerdict(answer, inputs, place)
+        return AdmissionVerdict(answer, inputs, place, now)
 
     def give_back(self, verdict: AdmissionVerdict | None, assignment: ExecAssignment, pool: Pool) -> None:
         """Undo the exchange of places of a decision to drop other work."""

@@ -77,6 +77,8 @@ class Admitted(Struct, frozen=True):
     event: Event
     failure: str
     """The ack's message if it cannot be kept."""
+    since: float
+    """When it was admitted, on the worker's clock."""
 
 
 class IntakeResult(Struct, frozen=True):
@@ -213,7 +215,7 @@ class Intake:
         pool = self._pools[resource_class(read)]
         if pool.has(read.record_id):
             return None
-        verdict = self._admissions.decide(read, pool)
+        verdict = self._admissions.decide(read, pool, self._context.clock.now())
         if isinstance(verdict.answer, Reject | AcceptDropping):
             return verdict
         return self._reserve(read, body, pool, verdict)
@@ -248,7 +250,7 @@ class Intake:
         if pool.has(read.record_id):
             self._admissions.give_back(verdict, read, pool)
             return await self._duplicate(read, pool)
-        verdict = verdict or self._admissions.decide(read, pool)
+        verdict = verdict or self._admissions.decide(read, pool, self._context.clock.now())
         answer = verdict.answer
         if isinstance(answer, Reject | AcceptDropping):
             try:
@@ -301,7 +303,7 @@ class Intake:
         except BaseException:
             pool.release(assignment.priority)
             raise
-        return Admitted(work, pool, item, ack, event, _FAILED_AS.get(type(answer), _FAILED))
+        return Admitted(work, pool, item, ack, event, _FAILED_AS.get(type(answer), _FAILED), verdict.at)
 
     async def keep(self, batch: Sequence[Admitted]) -> list[IntakeResult]:
         """Keep admitted assignments in one store call, and start those that free slots can take."""
@@ -365,7 +367,7 @@ class Intake:
             self._closing.remember(item, one.work)
             one.pool.begin([item])
         elif not one.pool.has(item.id):
-            one.pool.put(structs.replace(one.pool.queued(item), since=self._context.clock.now()))
+            one.pool.put(structs.replace(one.pool.queued(item), since=one.since))
 
     async def _kept(self, one: Admitted, item: WorkItem | None) -> IntakeResult:
         return await self._duplicate(one.work.assignment, one.pool) if item is None else IntakeResult(one.ack)

@@ -30,16 +30,18 @@ bursts = st.lists(st.tuples(st.sampled_from([0, 0, 0, -10, 10]), st.sampled_from
 
 
 class Slow:
-    """A store's queue whose every call takes a moment, as that of a server does."""
+    """A store's queue whose every call takes a moment, as that of a server does; the write of `late` takes longer."""
 
-    def __init__(self, queue: Any) -> None:
+    def __init__(self, queue: Any, late: str = "") -> None:
         self._queue = queue
+        self._late = late
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._queue, name)
 
         async def slowly(*given: Any, **named: Any) -> Any:
-            await asyncio.sleep(0.004)
+            is_late = name == "assign" and any(item.assignment_id == self._late for item in given[0])
+            await asyncio.sleep(0.05 if is_late else 0.004)
             return await found(*given, **named)
 
         return slowly if name in ("assign", "get", "cancel") else found
@@ -55,14 +57,14 @@ class Seen:
         self.dropped: list[str] = []
 
 
-def after(burst: Burst, way: str, rules: Rules, *, slots: int = 1) -> Seen:
+def after(burst: Burst, way: str, rules: Rules, *, slots: int = 1, late: str = "") -> Seen:
     """Send a burst to a worker whose slots are all taken, and look at every ack."""
     seen = Seen()
 
     async def story(shop: Shop) -> None:
         worker = await shop.worker("w1", Step(seconds=3600), rules=rules, concurrency={"cpu": slots})
         pool = worker.pools["cpu"]
-        shop.use_queue(worker, Slow(shop.store.work))
+        shop.use_queue(worker, Slow(shop.store.work, late))
         await shop.send(*(work(f"runs-{n}") for n in range(slots)))
         await asyncio.sleep(1)
         assert pool.active == slots
@@ -106,6 +108,13 @@ def test_ten_at_once_at_a_queue_of_three_that_drops_the_oldest_drop_seven_and_re
     assert (len(seen.accepted), seen.rejected, len(seen.dropped)) == (10, [], 7)
     assert seen.dropped == [f"a{n}" for n in range(7)]
     assert max(seen.depths) == 3
+
+
+def test_an_arrival_is_as_old_as_its_admission_however_long_its_write_takes() -> None:
+    seen = after(
+        [(0, 15)] * 6 + [(0, 60), (0, 0)], "shared", Rules(size=3, policy=RejectionPolicy.DROP_OLDEST), late="a4"
+    )
+    assert seen.dropped == [f"a{n}" for n in range(5)], "a4 was admitted before a5, and written after it"
 
 
 @pytest.mark.parametrize("way", WAYS)
