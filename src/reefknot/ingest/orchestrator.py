@@ -239,6 +239,11 @@ class IngestionOrchestrator:
             pool.cancel_all()
         return [*running, *self.services.cancel()]
 
+    def wake(self) -> None:
+        """Look for due jobs now."""
+        for pool in self.pools.values():
+            pool.wake()
+
     def on_page(self, hear: Callable[[IngestionSource, SyncSummary], None]) -> None:
         """Call `hear` after every page of a sync."""
         self.runner.page_kept = hear
