@@ -54,6 +54,7 @@ class WholeFiles(LoadFileScheduling):  # type: ignore[misc]  # untyped there
         return BROWSER if nodeid.startswith(BROWSER) else nodeid.partition("::")[0]
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config) -> LoadFileScheduling | None:
     return WholeFiles(config) if config.getvalue("dist") == "loadfile" else None
 

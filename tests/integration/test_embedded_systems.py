@@ -239,7 +239,7 @@ def test_a_store_that_fails_is_logged_ends_every_call_and_is_raised_at_the_end(f
 @pytest.mark.parametrize(
     ("given", "error", "says"),
     [
-        ({"url": 3}, rk.ParameterTypeError, "url=3 is not accepted: memory:, sqlite:PATH"),
+        ({"url": 3}, rk.ParameterTypeError, "url=3 is not accepted: sqlite:PATH, nats://HOST:PORT or memory:"),
         ({"modules": 3}, rk.ParameterTypeError, "modules=3 is not accepted: names of modules such as 'app.steps'"),
         ({"modules": [3]}, rk.ParameterTypeError, "modules=3 is not accepted"),
         ({"modules": len}, rk.ParameterError, "a function under @rk.block"),

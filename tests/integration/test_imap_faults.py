@@ -380,7 +380,7 @@ def test_words_behind_the_answer_to_starttls_are_refused() -> None:
     """Somebody on the line adds an answer, to be read as if it came encrypted."""
     script = answering("STARTTLS", b"TAG OK go\r\n* CAPABILITY IMAP4rev1\r\n")
 
-    assert "somebody may be on the line" in str(failure(script, tls="starttls"))
+    assert "the connection may be intercepted" in str(failure(script, tls="starttls"))
     assert "wants no TLS" in str(failure(lambda command: None, b"* PREAUTH hello\r\n", tls="starttls"))
 
 

@@ -23,18 +23,20 @@ CPU_FILE = "cpu-seconds"
 def made_up_versions(number: int) -> Iterator[None]:
     """A scope in which the store's files have this number of further versions, each with a table that means nothing."""
     from reefknot.ingest import documents
-    from reefknot.stores.sqlite import connection
+    from reefknot.stores.sqlite import connection, files
     from reefknot.stores.sqlite import store as sqlite_store
 
-    store: Any = sqlite_store
+    shown: list[Any] = [sqlite_store, files]
     modules: list[Any] = [connection, documents]
-    before = [(module, module.MIGRATIONS, module.VERSION) for module in modules] + [(store, None, store.VERSION)]
+    before = [(module, module.MIGRATIONS, module.VERSION) for module in modules]
+    before += [(module, None, module.VERSION) for module in shown]
     try:
         for module in modules:
             made_up = [f"CREATE TABLE made_up_{one} (one INTEGER PRIMARY KEY) STRICT;" for one in range(number)]
             module.MIGRATIONS = (*module.MIGRATIONS, *made_up)
             module.VERSION = len(module.MIGRATIONS)
-        store.VERSION = connection.VERSION
+        for module in shown:
+            module.VERSION = connection.VERSION
         yield
     finally:
         for module, migrations, version in before:

@@ -230,7 +230,7 @@ def test_counting_goes_on_over_a_damaged_record_and_the_loss_is_told(
 
     assert json.loads(rk("telemetry", "show", "--json").out)["retry_metrics"]["imap_mailbox"]["total_retries"] == 1
     assert "telemetry:imap_mailbox cannot be read" in caplog.text
-    assert "its counts begin anew" in caplog.text
+    assert "its counts start again from zero" in caplog.text
 
 
 # ---- reset -----------------------------------------------------------------------------------------------------------
