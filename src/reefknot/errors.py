@@ -15,10 +15,10 @@ The error tree: every exception that reefknot raises.
     ├── ResultPendingError (TimeoutError)  submitted work has no result yet and continues
     ├── UnknownJobError (LookupError)      no job has this id
     ├── LoopMisuseError (RuntimeError)     a retry loop was used in a way that cannot work
-    ├── AsyncioOnlyError (RuntimeError)    a part that runs on asyncio alone was used under Trio
-    ├── EventLoopRunningError (RuntimeError)  a call that blocks its thread was made where an event loop runs
-    ├── VirtualDeadlockError (RuntimeError)  in virtual time, every task waits for ever
-    ├── JobsStuckError (RuntimeError)      jobs of a system under test do not end by themselves
+    ├── AsyncioOnlyError (RuntimeError)    a part that needs asyncio was used under Trio
+    ├── EventLoopRunningError (RuntimeError)  a blocking call was made in the thread of a running event loop
+    ├── VirtualDeadlockError (RuntimeError)  in virtual time, every task waits forever
+    ├── JobsStuckError (RuntimeError)      jobs of a system under test cannot end on their own
     ├── NotJsonError (ValueError)          a value cannot be written as canonical JSON
     ├── StoreError                         a store cannot do what it was asked for
     │   ├── StoreUnavailableError          the store cannot be opened or reached, or was closed after an error
@@ -28,8 +28,8 @@ The error tree: every exception that reefknot raises.
     │   │   └── StoreReplacedError         the store's file was deleted, moved or replaced while it was open
     │   ├── StoreFullError                 the disk or the store is full
     │   ├── StoreCorruptError              the stored data is damaged
-    │   └── StoreVersionError              the store has another version, or is no reefknot store
-    ├── NoStoreError (RuntimeError)        a store is needed, and none is in scope
+    │   └── StoreVersionError              the store has another version, or is not a reefknot store
+    ├── NoStoreError (RuntimeError)        a store is needed but none is in scope
     ├── IdempotencyError                   an idempotency key cannot be used in this way
     │   ├── KeyConflictError               the key was used with another payload
     │   ├── KeyInProgressError             another owner holds the key
@@ -41,7 +41,7 @@ The error tree: every exception that reefknot raises.
     │   └── LeaseLostError                 another owner took over; the late write was refused
     ├── SourceError                        raised by connectors: the source cannot be read
     ├── StalePositionError                 another sync has moved the source's cursor; the late page was refused
-    ├── ChangesLostError                   changes behind a cursor are not known any more; the consumer starts over
+    ├── ChangesLostError                   changes after a cursor are no longer kept; the consumer starts over
     ├── AuditUnavailableError              events cannot be stored, and the setting is fail_closed
     ├── RetryError                         an operation of a RetryManager, or its result, was given up
     ├── IllegalMoveError (RuntimeError)    a state transition of work is not allowed
@@ -68,7 +68,7 @@ def _rebuild(cls: type[ReefknotError], args: tuple[Any, ...], state: dict[str, A
 
 
 class ReefknotError(Exception):
-    """The root of the tree: `except ReefknotError` catches every error of reefknot itself."""
+    """The root of the tree: `except ReefknotError` catches every error that reefknot defines."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.args, dict(self.__dict__))
@@ -92,7 +92,7 @@ class RetryAfter(ReefknotError):  # noqa: N818 - a promise of the public surface
     """
     Raised by user code to ask for another attempt, not before `seconds` have passed.
 
-    It is retried whatever `on=` says, and is bounded like a server's own hint.
+    It is retried whatever `on=` says, and its delay is capped like a server's own hint.
     """
 
     def __init__(self, seconds: float | timedelta, message: str = "") -> None:
@@ -100,7 +100,7 @@ class RetryAfter(ReefknotError):  # noqa: N818 - a promise of the public surface
             seconds = seconds.total_seconds()
         if isinstance(seconds, bool) or not isinstance(seconds, int | float):
             raise ParameterTypeError("seconds", seconds, "a number of seconds, 0 or more")
-        if not 0 <= seconds <= 1.7976931348623157e308:  # an int may be larger, and then is no float
+        if not 0 <= seconds <= 1.7976931348623157e308:  # an int may be too large for a float
             raise ParameterError("seconds", seconds, "a finite number of seconds, 0 or more")
         super().__init__(message or f"asked to try again after {seconds:g} s")
         self.retry_after = float(seconds)
@@ -131,7 +131,7 @@ class RejectedError(ReefknotError):
 
 
 class BreakerOpenError(RejectedError):
-    """A circuit breaker is open: the destination gets no calls for now."""
+    """A circuit breaker is open: calls to the destination are refused for now."""
 
     def __init__(self, *, name: str, retry_after: float) -> None:
         super().__init__(f"circuit breaker {name!r} is open; it may be tried again in {retry_after:.3g} s")
@@ -140,7 +140,7 @@ class BreakerOpenError(RejectedError):
 
 
 class QueueFullError(RejectedError):
-    """A queue, bounded in count and in waiting time, is full; try again in `retry_after` seconds."""
+    """A queue is full, by count or by waiting time; try again in `retry_after` seconds."""
 
     def __init__(self, *, depth: int, limit: int, retry_after: float = 1.0, reason: str = "queue is full") -> None:
         super().__init__(f"{reason}: {depth} of {limit} places taken; try again in {retry_after:.3g} s")
@@ -152,11 +152,11 @@ class QueueFullError(RejectedError):
 
 class OperationError(ReefknotError):
     """
-    A request of an operator cannot be fulfilled; the message says why and what to do.
+    An operator's request cannot be fulfilled; the message says why and what to do.
 
     `kind` is one of `invalid`, `not_found`, `conflict`, `forbidden`, `unreachable`, `temporary`, `misconfigured`: the
-    command line turns it into an exit code, and the HTTP API into a status. `advice` is what to do with a `parameter`;
-    it is no part of the message, for each of them calls a parameter by another name.
+    command line turns it into an exit code, and the HTTP API into a status. `advice` says what to do with a
+    `parameter`; it is not part of the message, because the two call the parameter by different names.
     """
 
     def __init__(self, message: str, kind: str, *, advice: str = "", parameter: str = "") -> None:
@@ -167,7 +167,7 @@ class OperationError(ReefknotError):
 
 
 class NameTakenError(ReefknotError):
-    """A worker or router of this name is running over the same store already."""
+    """A worker or router of this name is already running on the same store."""
 
     def __init__(self, *, kind: str, name: str, holder: str) -> None:
         super().__init__(f"{kind} {name} is running already ({holder}); stop that one, or choose another name")
@@ -206,7 +206,7 @@ class LoopMisuseError(ReefknotError, RuntimeError):
 
 
 class AsyncioOnlyError(ReefknotError, RuntimeError):
-    """A part of reefknot that runs on asyncio alone was used under Trio."""
+    """A part of reefknot that needs asyncio was used under Trio."""
 
     def __init__(self, part: str) -> None:
         super().__init__(
@@ -217,7 +217,7 @@ class AsyncioOnlyError(ReefknotError, RuntimeError):
 
 
 class EventLoopRunningError(ReefknotError, RuntimeError):
-    """A call that waits was made in a thread in which an event loop runs, which it would block."""
+    """A blocking call was made in a thread whose event loop is running, which it would block."""
 
     def __init__(
         self,
@@ -228,7 +228,7 @@ class EventLoopRunningError(ReefknotError, RuntimeError):
 
 
 class VirtualDeadlockError(ReefknotError, RuntimeError):
-    """Every task of a virtual loop waits for something that no timer, socket or thread will bring."""
+    """Every task of a virtual loop waits, and no timer, socket or thread can wake any of them."""
 
     def __init__(self, waiting: str) -> None:
         super().__init__(f"deadlock in virtual time: nothing can wake these tasks: {waiting}")
@@ -236,7 +236,7 @@ class VirtualDeadlockError(ReefknotError, RuntimeError):
 
 
 class JobsStuckError(ReefknotError, RuntimeError):
-    """Jobs of a system under test do not end by themselves. `jobs` has for each id why it waits."""
+    """Jobs of a system under test cannot end on their own. `jobs` maps each id to the reason why it waits."""
 
     def __init__(self, jobs: Mapping[str, str], *, seconds: float, most: int = 5) -> None:
         named = [f"{shown(one, 200)}: {why}" for one, why in list(jobs.items())[:most]]
@@ -294,15 +294,15 @@ class StorePermissionError(StoreUnavailableError):
 
 
 class StoreMissingError(StoreUnavailableError):
-    """There is no store at the address, and none was to be made."""
+    """There is no store at the address, and this call does not create one."""
 
 
 class StoreReplacedError(StoreUnavailableError):
-    """The store's file was deleted, moved or replaced while it was open. Nothing more is written."""
+    """The store's file was deleted, moved or replaced while it was open; no further write is made."""
 
 
 class StoreFullError(StoreError):
-    """The disk or the store is full. Nothing of the write was stored."""
+    """The disk or the store is full; no part of the write was stored."""
 
 
 class StoreCorruptError(StoreError):
@@ -310,7 +310,7 @@ class StoreCorruptError(StoreError):
 
 
 class StoreVersionError(StoreError):
-    """The store was written by a newer version, or is no reefknot store."""
+    """The store was written by a newer version, or is not a reefknot store."""
 
 
 class NoStoreError(ReefknotError, RuntimeError):
@@ -327,9 +327,9 @@ class SourceError(ReefknotError):
     """
     A source cannot be read. The message says what to do.
 
-    `failure_type` is a `FailureType`; `retry_after` are seconds that the source asked to wait. `forbidden` says that
-    the source is there and does not let this user in: `source test` exits with 77 then. `unreachable` says that no
-    connection was made: a failure of the source itself, also where it was asked for one item.
+    `failure_type` is a `FailureType`; `retry_after` is the wait in seconds that the source asked for. `forbidden` says
+    that the source exists but refuses this user: `source test` then exits with 77. `unreachable` says that no
+    connection was made: the source itself failed, even if it was asked for one item only.
     """
 
     def __init__(
@@ -353,7 +353,7 @@ class SourceError(ReefknotError):
 
 
 class StalePositionError(ReefknotError):
-    """Another sync has moved the cursor of the source meanwhile. Nothing of the late page was kept."""
+    """Another sync has moved the source's cursor in the meantime. The late page was discarded."""
 
     def __init__(self, source: str) -> None:
         super().__init__(f"{source}: another sync has moved the cursor meanwhile; nothing of this page was kept")
@@ -361,7 +361,7 @@ class StalePositionError(ReefknotError):
 
 
 class ChangesLostError(ReefknotError):
-    """Changes of documents behind this cursor are not known any more: the consumer has to start over."""
+    """Document changes after this cursor are no longer kept: the consumer has to start over."""
 
     def __init__(self, after: object, reason: str) -> None:
         super().__init__(
@@ -450,7 +450,7 @@ class KeyTooLongError(IdempotencyError, ValueError):
 
 
 class KeyQuotaError(IdempotencyError):
-    """The store's limit of keys is reached, and none of them is past its retention."""
+    """The store's limit of keys is reached, and no key is past its retention."""
 
     def __init__(self, *, keys: int, limit: int) -> None:
         super().__init__(
@@ -471,7 +471,7 @@ class ResultTooLargeError(IdempotencyError, ValueError):
 
 
 class RecordedFailureError(IdempotencyError):
-    """The work of this key failed permanently, which is recorded: every caller gets this answer."""
+    """The work of this key is recorded as permanently failed: every caller gets this answer."""
 
     def __init__(self, key: str, *, failure: str) -> None:
         super().__init__(f"key {shown(key)} is recorded as failed: {failure}")
@@ -513,7 +513,7 @@ class IllegalMoveError(ReefknotError, RuntimeError):
 
 
 def shown(value: object, most: int = 60) -> str:
-    """The `repr` of a value for an error message: cut to `most` characters, and never raising."""
+    """The `repr` of a value for an error message, cut to `most` characters; never raises."""
     try:
         text = repr(value)
     except Exception:

@@ -1,11 +1,11 @@
 """
-The activity of all systems over one store: counters and the last 24 hours, the same from every process.
+The activity of all systems on one store: counters and the last 24 hours, the same from every process.
 
 Each system counts its own events (`telemetry/metrics.py`) and keeps them as the value `activity/ID`, written only when
 something has changed. What a system counted outlives it: at its end it adds its record to `activity/ended`, and that of
-a system that was killed is added by another one. A record is closed first, so that its writer, should it live after
-all, is refused and goes on under a new id with what it has counted since; then it is added, once, because the sum names
-the records that it has; then it is deleted. So the totals of a store never go down.
+a system that was killed is added by another one. A record is closed first: if its writer is alive after all, its next
+write is refused and it continues under a new id with what it has counted since. Then the record is added, exactly once,
+because the sum names the records in it, and deleted. So the totals of a store never go down.
 """
 
 import asyncio
@@ -36,16 +36,16 @@ ENDED = f"{PREFIX}ended"
 LOOK_EVERY_S = 0.5
 WRITE_EVERY_S = 5.0
 SILENT_S = 60.0
-"""How long a record of a system that does not report any more stays by itself."""
+"""How long the record of a system that no longer reports is kept separately."""
 CLOSE_S = 3.0
-"""Longest wait of a system that ends for its activity to be kept."""
+"""Longest wait at the end of a system for its activity to be stored."""
 FOLD_TRIES = 10
 
 _record = msgspec.json.Decoder(ActivityRecord)
 
 
 class Activity:
-    """The counters of one system, in the store. Use it as a context: it counts, and writes, for as long as that."""
+    """The counters of one system, in the store. As a context manager, it counts and writes while the block runs."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
@@ -90,7 +90,7 @@ class Activity:
             self._errors.log("the activity of this system was not kept", problem, self._clock.now())
 
     def status(self) -> dict[str, Any]:
-        """The part of a system's status that this is: the last steps, rates, and the workers' troubles."""
+        """The activity in a system's status: the last steps, rates, and the workers' problems."""
         buckets, rates = self.counters.recent()
         shown = less(ActivityRecord(buckets=buckets), self._earlier).buckets
         log = self._store.audit
@@ -145,7 +145,7 @@ class Activity:
                 self._changes = changes
 
     async def _put(self, record: ActivityRecord) -> bool:
-        """Replace the record. False: others closed it, and what they do not have goes on under a new id."""
+        """Replace the record. False: another system closed it, and what it does not have continues under a new id."""
         name = PREFIX + self.record_id
         kept = await self._store.values.put(name, _encoded(record), version=self._version)
         if kept is not None:

@@ -1,11 +1,10 @@
 """
-`AlertWatch`: running systems and dashboards look at their store every five seconds, and tell once when a value is
-beyond its limits.
+`AlertWatch`: checks a store every five seconds and reports once when a value is beyond its limits.
 
-All systems over a store measure the same values (`measured`) and share one state, the value `alerts`. Who changes it
-does so by compare-and-set together with the event, so of many systems one tells, once; a system that starts finds the
-state as it is. A webhook is an assignment like any other, submitted under an id that is made of the alert and its time:
-it is retried, survives a crash, and is one job whichever system submits it.
+All systems on a store measure the same values (`measured`) and share one state, the value `alerts`. It is changed by
+compare-and-set together with the event, so one of many systems reports a change, once; a system that starts finds the
+current state. A webhook is an assignment like any other, submitted under an id made of the alert and its time: it is
+retried, survives a crash, and is one job whichever system submits it.
 """
 
 import asyncio
@@ -125,7 +124,7 @@ def measured(
     now: float,
     lacking: Sequence[Unserved] = (),
 ) -> dict[str, float | None]:
-    """The value of every rule; None for one that says nothing yet."""
+    """The value of every rule; None where it cannot be judged yet."""
     columns = series(activity.buckets, now)
     ended = {name: sum(columns[name][-FIVE_MINUTES_STEPS:]) for name in ("succeeded", "failed")}
     waiting = sum(reported(one, name, 0) for one in systems for name in ("audit_buffered", "audit_late"))
@@ -150,7 +149,7 @@ def unserved_jobs(lacking: Sequence[Unserved]) -> dict[str, float]:
 
 
 def _success_rate(succeeded: float, failed: float) -> float | None:
-    """The share of ends that were good. Without a failure it is whole, and with few ends it says nothing."""
+    """The share of jobs that succeeded: 1 without a failure, and None below the least number of finished jobs."""
     if not failed:
         return 1.0
     return succeeded / (succeeded + failed) if succeeded + failed >= core.LEAST_ENDS else None
@@ -164,7 +163,7 @@ def _is_critical(worker: Mapping[str, Any]) -> bool:
 
 
 class AlertWebhook(Struct, frozen=True):
-    """The reference to a URL that gets every alert, by a step of its own, which resolves it when it runs."""
+    """The reference to a URL that gets every alert, by a step that resolves the reference when it runs."""
 
     url: str
     client: Client
@@ -183,8 +182,10 @@ class AlertWebhook(Struct, frozen=True):
         }
         try:
             await self.client.hand_in(assignment)
-        except KeyConflictError as error:  # by a system with another webhook: it was sent already
-            logger().warning("alert %s was sent elsewhere already (%s)", alert.alert, error_text(error))
+        except KeyConflictError as error:  # a system with another webhook has sent it already
+            logger().warning(
+                "alert %s was already sent by another system (%s); it is not sent again", alert.alert, error_text(error)
+            )
 
 
 class AlertWatch:
@@ -214,13 +215,15 @@ class AlertWatch:
         """The time of the last look (ms UTC)."""
 
     async def run(self) -> None:
-        """Look until cancelled, or once without rules. A failed look is logged, and the next comes in its time."""
+        """Check until cancelled, or once without rules. A failed check is logged; the next one comes on schedule."""
         while True:
             try:
                 async with asyncio.timeout(STORE_S):
                     await self.look()
             except Exception as error:
-                self._errors.log("the alerts were not looked at", error, self._clock.now())
+                self._errors.log(
+                    "the alerts could not be checked; the next check comes on schedule", error, self._clock.now()
+                )
             if not self._rules and not self._is_first:
                 return
             await asyncio.sleep(LOOK_EVERY_S)
@@ -236,7 +239,7 @@ class AlertWatch:
                     noted = structs.replace(record, looked_at=self.looked_at)
                     await self._store.values.put(NAME, _encoded(noted), version=version)
         except Exception as error:
-            self._errors.log("the time of the last look at alerts was not kept", error, self._clock.now())
+            self._errors.log("the time of the last check of alerts could not be stored", error, self._clock.now())
 
     async def look(self) -> None:
         """Measure, judge, and record and log what changed, unless another system was faster."""
@@ -306,7 +309,10 @@ class AlertWatch:
             logger().info("alert %s is resolved: %s", alert.alert, alert.text, extra=extra)
 
     async def _submit_due(self, record: AlertsRecord, version: int, webhook: AlertWebhook) -> None:
-        """Submit what is due. It stays due until that is noted, and a second submission is the same job."""
+        """
+        Submit the webhooks that are due. One stays due until its submission is noted; a second submission is the same
+        job.
+        """
         due = [one for one in (*record.active.values(), *record.resolved) if one.webhook_due]
         for one in due:
             await webhook.submit(one)

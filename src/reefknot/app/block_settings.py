@@ -1,11 +1,11 @@
 """
 The blocks that a process can run, and the `blocks` section of a configuration as the settings of the standard ones.
 
-The schema has checked names, kinds and bounds. Left for here is what only the blocks can read, the addresses of
-`blocks.http.allow`, what only the file's place tells: relative paths are beneath the configuration's folder, and what
-only a server tells: a login of PostgreSQL that may do more than a connection for reading is for. No folder of
-`blocks.fs.roots` may hold what this process itself is made of. An assignment may write and read beneath a root; a
-step's module, the store, the configuration or a secret there would be the assignment's to replace or to read.
+The schema has checked names, kinds and bounds. This module checks the rest: addresses of `blocks.http.allow`, which
+only the blocks can read; relative paths, which are resolved against the configuration's folder; and PostgreSQL logins
+that may do more than a connection for reading should, which only a server knows. No folder of `blocks.fs.roots` may
+contain files that this process itself uses. An assignment may write and read beneath a root; a step's module, the
+store, the configuration or a secret there would be the assignment's to replace or to read.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ from reefknot.stores.opening import store_url
 from reefknot.stores.port.engine import file_of
 
 LOGIN_S = 5.0
-"""The time that a server has to tell about a login when a system starts."""
+"""The time that a server has to answer about a login when a system starts."""
 LOADED_AFTER_S = 1.0
 MISSPELT = 0.88
 """Likeness of two names of which one is probably the other misspelt: `order.payy` is, `order.ship` is not."""
@@ -105,7 +105,7 @@ def _references(settings: Settings) -> dict[str, Callable[[], str | None]]:
 
 
 async def check_steps(settings: Settings, blocks: Iterable[Block]) -> None:
-    """Warn of steps that do not run as their decorator says, and refuse logins that may do too much."""
+    """Warn about steps that do not run as their decorator says, and refuse logins with too many privileges."""
     steps = list(blocks)
     warn_of_lost_retries(settings, steps)
     _warn_of_ignored_options(settings, steps)
@@ -117,7 +117,7 @@ async def check_logins(settings: Settings) -> None:
     """
     Refuse connections for reading whose login may do more than read; `ConfigurationError` names each privilege.
 
-    A server that does not answer now is left for the steps, each of which checks its own connection.
+    If a server does not answer now, the steps check it later, each its own connection.
     """
     connections = list(_server_readers(settings))
     if not connections:
@@ -135,7 +135,9 @@ async def check_logins(settings: Settings) -> None:
             return Problem(settings.tree.mark(path), dotted(path), str(refusal).removeprefix("connection: "))
         except (Refusal, TimeoutError) as error:
             reason = printable(str(error), most=300) or f"no answer within {LOGIN_S:g} s"
-            logger().warning("%s: its login will be checked by the first step (%s)", dotted(path), reason)
+            logger().warning(
+                "%s: its login could not be checked now (%s); the first step checks it", dotted(path), reason
+            )
         return None
 
     found = await asyncio.gather(*(problem(path, connection) for path, connection in connections))
@@ -201,7 +203,7 @@ STORE, CONFIGURATION = "the store", "the configuration"
 
 
 def _own_files(settings: Settings, store: str) -> Iterator[tuple[str, str]]:
-    """Everything that is known before a module is imported: files of the configuration, the store, import paths."""
+    """The files that are known before a module is imported: of the configuration, the store and the import paths."""
     configuration, folder = settings.configuration, settings.folder
     if settings.path is not None:
         yield CONFIGURATION, str(settings.path)
@@ -294,7 +296,7 @@ def blocks_of(settings: Settings, modules: Modules, *, store: str) -> dict[str, 
 
 
 def _warn_of_misspelt_policies(settings: Settings, known: Collection[str]) -> None:
-    """Log policies of steps that are not here and look like one that is. Any other may be of another worker's step."""
+    """Log policies of unknown steps whose names look like a known one. Others may belong to another worker's steps."""
     for name in settings.configuration.worker.retries.v2.block_policies:
         if name in known:
             continue
@@ -341,15 +343,16 @@ def _warn_of_ignored_options(settings: Settings, blocks: Iterable[Block]) -> Non
 
 def start_preparing(settings: Settings, blocks: Iterable[Block]) -> Timer:
     """
-    Clear folders of unfinished files, and load slow libraries before a step needs them; a start waits for neither.
+    Delete unfinished files, and load slow libraries before a step needs them; a start waits for neither.
 
-    Libraries come a second later: a short command need not pay for them. Cancel that when the system ends.
+    Libraries are loaded a second later, so that a short command does not pay for them. Cancel that when the system
+    ends.
     """
 
     def load() -> None:
         for block in blocks:
             if isinstance(block, HttpRequest):
-                with suppress(Unreachable):  # its first request says so
+                with suppress(Unreachable):  # its first request reports it
                     block.load()
 
     Thread(target=remove_spare_files, args=(block_settings(settings).fs,), name="spare files", daemon=True).start()

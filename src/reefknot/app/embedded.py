@@ -1,9 +1,9 @@
 """
 `system` and `system_sync`: a router and workers in the process of an application, on a store that lasts.
 
-They are `reefknot up` without its command: the same parts over the same store, next to any number of other processes.
-The block yields a client of that store. It ends as a drained worker does: running steps get their time, and what does
-not end in it returns to the queue.
+They are `reefknot up` without the command: the same parts on the same store, next to any number of other processes. The
+block yields a client of that store. It ends as a drained worker does: running steps get time to finish, and those that
+do not finish return to the queue.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def system_sync(
     A system for code without an event loop: `with rk.system_sync(modules="steps") as client:`.
 
     Router and workers run in a thread of their own, and async steps on its loop. The parameters are those of `system`.
-    In a fork the client is one of the same store, and the system stays with the process that has started it.
+    In a fork the client connects to the same store; the system stays in the process that started it.
     """
     options = _options(url, modules, config, workers, router=router, sources=sources, drain=drain)
     return _SystemClient(url, config, options)
@@ -139,7 +139,7 @@ async def _report_failure(system: System) -> None:
     try:
         await system.store_failed()
     except ReefknotError as error:
-        logger().error("the system in this process does nothing any more, because its store has failed: %s", error)
+        logger().error("the system in this process has stopped, because its store has failed: %s", error)
 
 
 class _SystemClient(SyncClient):

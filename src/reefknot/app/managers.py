@@ -65,7 +65,7 @@ _MOST_KEYS_IN_MEMORY = 100_000
 
 
 class Lookup(Struct, frozen=True):
-    """The record of a key. `found` tells a recorded None from no record."""
+    """The record of a key. `found` distinguishes a recorded None from no record."""
 
     found: bool
     result: Any = None
@@ -98,7 +98,7 @@ class IdempotencyManager:
         return compute_key(operation, tenant_id, correlation_id, additional_params)
 
     async def check_idempotency(self, idempotency_key: str) -> Any | None:
-        """The recorded result, or None when there is none. `lookup` tells a recorded None apart."""
+        """The recorded result, or None. `lookup` distinguishes a recorded None from no record."""
         found = await self.lookup(idempotency_key)
         if found.found:
             await self._journal.write(_key_event(idempotency_key, "hit"))
@@ -322,7 +322,7 @@ class RetryManager:
                 except Exception as error:
                     took = clock.now() - began
                     stops = run.record_failure(error) is None
-                    if len(decisions) == run.attempts:  # else there was none: the error could not be read
+                    if len(decisions) == run.attempts:  # else there was no decision: the error could not be read
                         await self._audit_failure(operation, run, error, decisions[-1], took)
                     if not stops:
                         continue

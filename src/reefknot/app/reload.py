@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from reefknot.policy.settings import Settings
 
 Follow = Callable[["Book"], None]
-"""Tells a worker, or the orchestrator, to follow another book."""
+"""Switches a worker, or the orchestrator, to another book."""
 
 READ_S = 10.0
 MOST_PROBLEMS = 50
@@ -58,7 +58,7 @@ class ReloadOutcome(Struct, frozen=True):
 
 
 class PolicyReload:
-    """Reads the configuration again by `read`, and hands its book to those who follow it."""
+    """Reads the configuration again by `read`, and passes its book to the parts that use it."""
 
     def __init__(
         self, settings: Settings, read: Callable[[], Settings], *, books: StoredBooks, journal: Journal, clock: Clock
@@ -75,7 +75,7 @@ class PolicyReload:
         """Reload, and audit the outcome."""
         async with self._one_at_a_time:
             before = self._settings.book.hash
-            if self.latest is not None:  # a signal, which has no number, hides no command's answer
+            if self.latest is not None:  # a signal has no number and must not replace a command's answer
                 sequence = max(sequence, self.latest.sequence)
             try:
                 outcome = await self._reload(followers, sequence)
@@ -107,7 +107,9 @@ class PolicyReload:
         try:
             await self._journal.write(event)
         except Exception as error:  # the policies are in force either way
-            logger().error("the reload was not audited (%s)", printable(str(error), most=300))
+            logger().error(
+                "the reload took effect, but its audit event could not be written (%s)", printable(str(error), most=300)
+            )
 
 
 def _problems(error: Exception) -> tuple[str, ...]:

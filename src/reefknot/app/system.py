@@ -1,9 +1,9 @@
 """
-Router and workers over one store: the whole system in one process, or its parts in several.
+Router and workers on one store: the whole system in one process, or its parts in several.
 
-All parts over one store hear each other, whichever process they are in. Commands from other processes come by the
-store's control part; each system keeps its status there too, so that `worker list` and `router status` can be
-asked from anywhere. Workers over one store have different names, and what a system that is gone left is taken over.
+All parts on one store exchange messages, whichever process they are in. Commands from other processes arrive through
+the store's control part; each system also keeps its status there, so that `worker list` and `router status` work from
+anywhere. Workers on one store have different names, and the work of a system that is gone is taken over.
 """
 
 import asyncio
@@ -142,7 +142,7 @@ class System:
         return self._router
 
     async def start(self) -> None:
-        """Take part. A name that another living system has is refused, before anything else is done."""
+        """Start the parts. A name that another living system has is refused before anything else is done."""
         self._obeyed = await self.store.control.latest()
         self.started_after = (await end_of(self.store.audit)).sequence
         await self._claim_names()
@@ -162,7 +162,10 @@ class System:
         self._services.keep("orphans", partial(look_for_orphans, self.store, self._recall))
 
     async def _claim_names(self) -> None:
-        """Report this system's names, then look whether another one has them. One that cannot report does not start."""
+        """
+        Report this system's names, then check that no other system has them. A system that cannot report does not
+        start.
+        """
         for left in reversed(range(STARTING_TRIES)):
             try:
                 await self._report()
@@ -183,7 +186,7 @@ class System:
         """
         End. With `drain`, running steps get that many seconds; returns how many went back to the queue.
 
-        Nothing can be given back to a store that is away and stays away: that is left to the leases.
+        Nothing can be returned to a store that stays unreachable: that work comes back when its leases expire.
         """
         self._scope.close()
         tasks = (*self._services.cancel(), *self._draining.values(), *self._reloading)
@@ -198,7 +201,7 @@ class System:
 
         back = await unless_away(self._stop_parts(drain), is_away, AWAY_S)
         if back is None:
-            logger().warning("the store is away: what was running is left to its leases")
+            logger().warning("the store cannot be reached: running work comes back when its leases expire")
             router = [] if self._router is None else self._router.services.cancel()
             await ended(*router, *(task for worker in self.workers for task in worker.abandon()))
         await self._transport.close()
@@ -217,7 +220,7 @@ class System:
         return back
 
     def give_back_now(self) -> None:
-        """Give back what the workers have claimed, for a process that ends at once. Blocks its thread, not the loop."""
+        """Return the claims of the workers, for a process that ends at once. Blocks its thread, not the loop."""
         held = [one for worker in self.workers for one in worker.claims()] + self.ingestion_claims()
         if held:
             self.store.leases.give_back(held)
@@ -227,11 +230,11 @@ class System:
         return [] if self.ingestion is None else self.ingestion.claims()
 
     def store_failed(self) -> Coroutine[Any, Any, NoReturn]:
-        """Raise the error after which the store takes no more writes: a system that runs on would do nothing."""
+        """Raise the error after which the store takes no more writes; the system could do nothing more."""
         return presence.store_failed(self.store)
 
     async def submit(self, assignment: ExecAssignment) -> asyncio.Future[ExecResult]:
-        """Take it on; the future is its result."""
+        """Submit an assignment; the future is its result."""
         return await self.router.submit(assignment)
 
     @property
@@ -297,7 +300,7 @@ class System:
             logger().error("the system's status was not withdrawn (%s)", printable(str(error), most=300))
 
     async def _obey(self) -> None:
-        """Obey commands of operators and other processes. A router obeys those to cancel by itself."""
+        """Carry out commands of operators and other processes. Commands to cancel are handled by the router."""
         control, latest = self.store.control, self._obeyed
         while True:
             try:
@@ -314,7 +317,7 @@ class System:
                     self._do(command)
                 except Exception as error:
                     text = printable(f"{command.name}: {error}", most=300)
-                    logger().error("a command could not be obeyed (%s)", text)
+                    logger().error("a command could not be carried out (%s)", text)
 
     def _do(self, command: Command) -> None:
         body: dict[str, Any] = json.loads(command.body)
@@ -355,7 +358,10 @@ class System:
         return bool(names) and body.get("name") in (None, *names)
 
     def _command_worker(self, worker: Worker, what: str, seconds: float) -> None:
-        """A drain goes on while everything else does: it takes as long as the longest running step."""
+        """
+        Carry out a command to a worker. A drain runs in the background, because it takes as long as the longest running
+        step.
+        """
         name = worker.worker_id
         earlier = self._draining.pop(name, None)
         if earlier is not None:
@@ -403,7 +409,7 @@ async def running_system(
     if workers:
         await check_steps(settings, blocks.values())
     options, working = options_of(settings), worker_settings(settings)
-    # Where no peer speaks, every worker would hear every assignment.
+    # Without peers, every worker would receive every assignment.
     hears_shared = engine_of(url).hears_peers and settings.configuration.router.shared_subject == "ours"
     async with open_store(url, **options) as store, AsyncExitStack() as opened:
         opened.callback(start_preparing(settings, blocks.values() if workers and not own_work_only else ()).cancel)
@@ -469,16 +475,15 @@ async def _stopped_at_the_end(system: System, drain: float, stopped: Stopped | N
         try:
             await unless_away(stopped(system), lambda: store.reached_for == 0, AWAY_S)
         except StoreUnavailableError:
-            if store.reached_for > 0:  # else the log has said it
+            if store.reached_for > 0:  # else the error is in the log already
                 raise
 
 
 async def _stop(system: System, drain: float) -> BaseException | None:
     """
-    Stop in order, for as long as the store works. Returns the store's failure.
+    Stop in order while the store works. Returns the store's failure, if any.
 
-    Nothing can be given back to a store that has failed, before or meanwhile: the next process finds the work as after
-    a crash.
+    Nothing can be returned to a store that has failed: the next process finds the work as after a crash.
     """
     if system.store.failure is not None:
         drain = 0.0

@@ -1,1 +1,1 @@
-"""Audit: events on their way to a log, and the policy books that decisions refer to."""
+"""Audit: events and the log they are written to, and the policy books that decisions refer to."""

@@ -1,5 +1,5 @@
 """
-Events that every assignment has, from its submission to its end, and the rules that its admission refers to.
+Events of every assignment, from its submission to its end, and the rules that its admission refers to.
 
 There are four of them for each assignment, and two for an ingestion job, so they are small: `submitted`, `routing`,
 `admission`, `completed`. Type, work, tenant and time identify such an event, and it has no id of its own. The rules of
@@ -144,7 +144,7 @@ class RulesRecorder:
     """
     The rules that the admissions of one process refer to, written with the first of them and again every hour.
 
-    They go in the transaction of that admission. One that is not kept does not count: the next brings them.
+    They are written in the transaction of that admission. If it is rolled back, the next admission writes them.
     """
 
     def __init__(self, clock: Clock, *, enabled: bool) -> None:

@@ -1,9 +1,9 @@
 """
-`kept_events`: everything that the configuration's `audit` section asks a running process to do.
+`kept_events`: what a running process does for the configuration's `audit` section.
 
-The store keeps every event, together with the change it belongs to. Besides, the policy book is stored, every event is
-copied to a file of JSON lines, to the log, or to both, and heads of the chain are written to a second place. A copy
-never holds back the work: it follows the store, resumes where it stopped, and catches up after an outage. Events that
+The store keeps every event, together with the change it belongs to. In addition, the policy book is stored, every event
+is copied to a file of JSON lines, to the log, or to both, and heads of the chain are written to a second place. A copy
+never delays the work: it follows the store, resumes where it stopped, and catches up after an outage. Events that
 retention removed before they were copied are counted and logged.
 """
 
@@ -61,7 +61,7 @@ class CopyCursor(Struct, frozen=True):
 
 
 def cursor_of(copy: Path) -> Path:
-    """The file beside a copy that says how far it is."""
+    """The file next to a copy that holds its position."""
     return copy.with_name(f"{copy.name}.copied")
 
 
@@ -127,7 +127,7 @@ class Copier:
             self._after, self._is_first = cursor.sequence, False
 
     async def _write_cursor(self) -> None:
-        """Save the cursor after the copy: a crash in between copies a page twice, which the events' ids tell."""
+        """Save the cursor after the copy: a crash in between copies a page twice, which the events' ids reveal."""
         if self._cursor is not None:
             chain = (await end_of(self._log)).log
             fresh = self._cursor.with_name(f"{self._cursor.name}.new")
@@ -137,7 +137,7 @@ class Copier:
 
 
 async def _pause(error: Exception, failures: int, ending: asyncio.Event) -> None:
-    if failures < len(PAUSES_S):  # after that the log has said it often enough
+    if failures < len(PAUSES_S):  # further failures are not logged again
         text = error_text(error)
         logger().error("events cannot be copied (%s); the store has them, and they are copied later", text)
     await first_of(asyncio.sleep(PAUSES_S[min(failures, len(PAUSES_S) - 1)]), ending.wait())
@@ -258,7 +258,7 @@ class StoredBooks:
                 await self._recorder.put(book)
 
     async def keep(self) -> None:
-        """Look now and then whether the books are still there. Never ends."""
+        """Check periodically that the books are still in the log; runs until cancelled."""
         while True:
             for book in list(self._books.values()):
                 with suppress(AuditUnavailableError):  # the journal has logged it

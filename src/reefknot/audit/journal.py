@@ -75,7 +75,7 @@ def about_assignment(assignment: ExecAssignment, wall: float) -> dict[str, Any]:
 
 
 def about_item(item: WorkItem, wall: float) -> dict[str, Any]:
-    """The envelope of an event about a stored item: with the assignment's own id, and the tenant beside it."""
+    """The envelope of an event about a stored item: with the assignment's own id, and its tenant."""
     return _about(item, wall, work_id=item.assignment_id, correlation_id=item.correlation_id)
 
 
@@ -84,13 +84,13 @@ def _about(work: ExecAssignment | WorkItem, wall: float, **ids: str | None) -> d
 
 
 class AuditSink(Protocol):
-    """The part of an audit log that a journal cannot do without; copies of a log have no more."""
+    """The part of an audit log that a journal needs; copies of a log have only this part."""
 
     async def append(self, entries: Sequence[AuditEntry]) -> Head: ...
 
 
 class OnFailure(StrEnum):
-    """Setting for work whose events cannot be kept: it goes on, or it stops."""
+    """Setting for work whose events cannot be written: it continues, or it stops."""
 
     FAIL_OPEN = "fail_open"
     FAIL_CLOSED = "fail_closed"
@@ -174,7 +174,7 @@ class Journal:
 
     @property
     def lost(self) -> int:
-        """Events that no log will ever hold. Anything but 0 is an incident."""
+        """Events that were dropped and are in no log. Anything but 0 is an incident."""
         return self._state.lost
 
     def safe(self, text: str) -> str:
@@ -236,7 +236,9 @@ class Journal:
             raise AuditUnavailableError(events=len(events) or len(pending)) from trouble
 
     def write_soon(self, event: Event) -> None:
-        """Append an event that goes with no other change, with the log's next write. A failure is buffered."""
+        """
+        Append an event that belongs to no other change, with the log's next write; after a failure it is buffered.
+        """
         if self._sink is None:
             return
         self._soon += self.entries([event])

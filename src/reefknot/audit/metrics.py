@@ -5,8 +5,8 @@ Every event passes the journal, so no part of the system counts by itself: total
 the last 15 minutes in buckets of 10 seconds, and the last two and 24 hours in coarser ones. An `ActivityRecord` is
 their stored form. Records of several processes are added up; the sum has the same bounds.
 
-A total is named `metric|label|label`. Counted are decisions: one whose write the store refused, as after a lost lease,
-counts as well.
+A total is named `metric|label|label`. Decisions are counted, including those whose write the store then refused, as
+after a lost lease.
 """
 
 from bisect import bisect_left
@@ -191,7 +191,7 @@ def _copied(buckets: Buckets) -> Buckets:
 
 
 def _bucket(buckets: Buckets, step: int, kept: int) -> dict[str, float]:
-    """The bucket of this step; those that are too old go."""
+    """The bucket of this step; buckets that are too old are removed."""
     found = buckets.get(step)
     if found is None:
         for old in [one for one in buckets if one <= step - kept]:
@@ -267,7 +267,7 @@ def _ended(event: Completed) -> _Counts:
 
 
 def _breaker(event: BreakerEvent) -> _Counts | None:
-    """A change of state. That work waits for an open breaker is none, but that of a source has its wait with it."""
+    """A change of state. The wait of work for an open breaker is not counted; a source's change carries its wait."""
     if event.wait_seconds is None or event.name.startswith("source:"):
         return {f"breaker_changes|{_known(event.state, _BREAKER_STATES)}": 1}, {}
     return None

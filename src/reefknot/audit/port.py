@@ -1,8 +1,8 @@
 """
 The port of an audit log: stores events in a hash chain.
 
-The log stores bodies and a few fields to find them by. It neither builds, redacts nor understands an event: the caller
-has done so. Every body becomes a link of the log's chain in the same atomic step that stores it.
+The log stores bodies and a few fields to find them by. It does not build, redact or interpret events: the caller has
+done so. Every body becomes a link of the log's chain in the same atomic step that stores it.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class AuditLog(Protocol):
 
     def append_soon(self, entries: Sequence[AuditEntry]) -> Future[Head]:
         """
-        Store these events, all or none, with the log's next write: nobody waits for them.
+        Store these events, all or none, with the log's next write; the caller does not wait.
 
         The log starts no write for them at once, if it can add them to one that others need within a moment. A log that
         is closed may raise here or fail the future.
@@ -126,12 +126,12 @@ class AuditLog(Protocol):
         """
 
     async def wait(self, after: int, timeout: float) -> bool:
-        """Wait for an event after this sequence, at most `timeout` seconds. False when there is none yet."""
+        """Wait for an event after this sequence, at most `timeout` seconds. False if none arrived."""
 
 
 @runtime_checkable
 class TimedLog(AuditLog, Protocol):
-    """A log that knows where the events before a time end, without a look at those after it."""
+    """A log that can find where the events before a time end, without reading the later ones."""
 
     async def end_before(self, until: int) -> int:
         """A sequence behind which no event is earlier than this time (ms UTC)."""
@@ -155,7 +155,7 @@ class MultiChainLog(AuditLog, Protocol):
 
     @property
     def late(self) -> int:
-        """The number of events of this process that are stored, and wait for long to be in the log."""
+        """The number of this process's stored events that are overdue for the log."""
 
     async def end(self) -> LogEnd:
         """The end of the log."""

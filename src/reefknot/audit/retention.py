@@ -35,7 +35,7 @@ class _Noted(Struct, frozen=True):
 
 
 class RetentionNote:
-    """A small file beside a store: the retention that was asked for, and the time of the last round."""
+    """A small file next to a store: the configured retention, and the time of the last round."""
 
     def __init__(self, path: str | None) -> None:
         self._path = None if path is None else Path(f"{path}-retention")

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 MOST_HEAD_BYTES = 16 * 1024 * 1024
 Advance = Callable[[int], None]
-"""Takes how many more events are done."""
+"""Called with the number of further events that are done."""
 
 
 def _silent(_: int) -> None:
@@ -58,7 +58,7 @@ class KeptHeads(NamedTuple):
     """
     The heads to compare a log with: the file they are in, and whether it is that of the setting `audit.heads`.
 
-    Those that an export wrote beside its file (`of_export`) are the heads of all chains in it.
+    Those that an export wrote next to its file (`of_export`) are the heads of all chains in it.
     """
 
     file: Path | None = None
@@ -70,7 +70,7 @@ class KeptHeads(NamedTuple):
         """
         The heads of one chain, the newest first: of a configured file that of the log, else the last line's.
 
-        A configured file may have heads of other stores, and of a log that is no more.
+        A configured file may have heads of other stores, and of logs that no longer exist.
         """
         return self.heads_of(chain if self.configured or not self.heads else self.heads[-1].chain)
 
@@ -116,7 +116,7 @@ def read_heads(file: Path) -> list[Head]:
 
 
 def hashes_of(heads: Sequence[Head]) -> dict[int, set[str]]:
-    """The hashes that were kept of each event. Of a log that somebody went back in, an event has two."""
+    """The hashes that were kept of each event. An event has two if the log was rolled back and continued."""
     hashes: dict[int, set[str]] = {}
     for one in heads:
         hashes.setdefault(one.sequence, set()).add(one.hash)
@@ -261,9 +261,10 @@ def in_force_with(
 
 def retention_of(audit: AuditSection | None, store: Path | None) -> float | EllipsisType | None:
     """
-    The retention of events in force: as configured, else as noted beside the store's file, else the built-in one.
+    The retention of events in force: as configured, else as noted next to the store's file, else the built-in one.
 
-    A store without a file has no note: who shares it may keep events for a shorter time, so none is compared.
+    A store without a file has no note: another process that shares it may keep events for a shorter time, so no
+    comparison is made.
     """
     from reefknot.audit.retention import Retention, RetentionNote
 
@@ -275,7 +276,7 @@ def retention_of(audit: AuditSection | None, store: Path | None) -> float | Elli
 
 
 async def store_source(log: AuditLog, name: str, audit: AuditSection | None, file: Path | None) -> StoreSource:
-    """The log of a store up to its end now. `file` is that of a SQLite store, beside which its retention is noted."""
+    """The log of a store up to its end now. `file` is that of a SQLite store, next to which its retention is noted."""
     retention = retention_of(audit, file)
     if isinstance(log, MultiChainLog):
         return ChainsSource(log, await log.end(), name, retention)

@@ -2,7 +2,7 @@
 Alert rules, and the judgement of a measured value: pure, with hysteresis.
 
 An alert is raised when its value has been beyond the threshold for a while, and resolved as soon as the value is back
-within `clear`. Between the two nothing changes, so a value that flutters around the threshold is told once. A value
+within `clear`. Between the two nothing changes, so a value that flutters around the threshold is reported once. A value
 that cannot be measured changes nothing either.
 """
 
@@ -18,9 +18,9 @@ NO_ROUTER = "no_router"
 NO_WORKER = "no_worker"
 
 WEBHOOKS = "a URL that begins with https:// or http://"
-"""The addresses that can be told of alerts."""
+"""The addresses that can be notified of alerts."""
 LEAST_ENDS = 20
-"""Ends from which on a success rate says anything."""
+"""Least number of finished jobs for which a success rate is meaningful."""
 
 
 class AlertThresholds(Struct, frozen=True):
@@ -33,11 +33,11 @@ class AlertThresholds(Struct, frozen=True):
     what: str
     """The value in words."""
     advice: str
-    """The next step of whoever is told."""
+    """What the recipient of the alert should do next."""
     unit: str = ""
     below: bool = False
     most: float | None = None
-    """The greatest value that there can be; None for one without a bound."""
+    """The greatest possible value; None if there is no bound."""
 
     def is_beyond(self, value: float) -> bool:
         """Whether the value is worse than the threshold."""
@@ -48,7 +48,7 @@ class AlertThresholds(Struct, frozen=True):
         return value >= self.clear if self.below else value <= self.clear
 
     def text(self, value: float) -> str:
-        """The value beside the threshold, in words."""
+        """The value and the threshold, in words."""
         side = "below" if self.below else "above"
         return f"{self.what}: {_shown(value)}{self.unit} ({side} {_shown(self.threshold)}{self.unit})"
 
@@ -179,7 +179,7 @@ class AlertState(Struct, frozen=True):
 
 
 def next_state(rule: AlertThresholds, state: AlertState, value: float | None, now: float) -> AlertState:
-    """The state after a look. It is the same object when nothing changed."""
+    """The state after one check; the same object when nothing changed."""
     if value is None:
         return state
     if state.active:

@@ -6,11 +6,11 @@ not to the chosen wait: waits do not pile up at the cap. Any index up to 10^9 gi
 because growth stops in the exponent.
 
 A draw is a function of (seed, key of the work, retry index). Nothing is remembered, so a forked child, a thousand tasks
-and a replay years later each get the number that belongs to them, and a fleet with different seeds never draws alike.
+and a replay years later each get their own number, and processes with different seeds draw different numbers.
 
 Other packages may register strategies: pure functions of the retry's index and the policy that return seconds. A
-strategy is tried out when it is registered. If it fails later, or returns no valid wait, the wait is the cap: a
-strategy can make work slower, but neither faster than it says nor endless.
+strategy is tried out when it is registered. If it fails later, or returns an invalid wait, the wait is the cap: a
+broken strategy slows work down, but cannot speed it up or stop it.
 """
 
 import re
@@ -102,7 +102,7 @@ _BY_INDEX = 0xD1B54A32D192ED03
 
 
 def draw(seed: int, key: int, index: int) -> float:
-    """A number in [0, 1) that belongs to this retry of this work under this seed."""
+    """The number in [0, 1) for this retry of this work under this seed."""
     z = (seed + key * _BY_KEY + (index + 1) * _BY_INDEX) & _MASK
     # The finaliser of splitmix64: every input bit reaches every output bit.
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
@@ -111,7 +111,7 @@ def draw(seed: int, key: int, index: int) -> float:
 
 
 def key_number(key: str) -> int:
-    """The number that `draw` takes for a text key; the same in every process."""
+    """The number that stands for a text key in `draw`; the same in every process."""
     from hashlib import blake2b
 
     return int.from_bytes(blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")

@@ -6,7 +6,7 @@ The circuit breaker: the state machine that stops calls to a destination that ke
                                      └────────(probe fails)────────┘
 
 Half-open lets exactly one probe through. A probe that never reports expires after a cool-down, so a crashed caller
-cannot keep a breaker half-open for ever. Time is an argument; a lock, if one is needed, is the caller's.
+cannot keep a breaker half-open forever. Time is an argument; locking, where it is needed, is up to the caller.
 """
 
 from enum import StrEnum
@@ -29,7 +29,7 @@ class Refused(Struct, frozen=True):
 
 
 class Permit(Struct, frozen=True):
-    """The call may go through. `generation` tells a late report from a current one."""
+    """The call may go through. `generation` distinguishes a late report from a current one."""
 
     generation: int
     probe: bool = False
@@ -88,7 +88,8 @@ class Breaker:
         """
         Report a failure: the breaker opens after a failed probe, or after `threshold` failures in a row.
 
-        Unless it `may_open`, a failure is counted and opens nothing: one tenant alone says little about a destination.
+        Without `may_open`, a failure is counted but does not open the breaker: one tenant alone says little about a
+        destination.
         """
         if permit.generation != self._generation:
             return
@@ -97,7 +98,7 @@ class Breaker:
             self._open(now)
 
     def released(self, permit: Permit) -> None:
-        """Report a call that says nothing about the destination: it was cancelled, or refused elsewhere."""
+        """Report a call that says nothing about the destination, because it was cancelled or refused elsewhere."""
         if permit.probe and permit.generation == self._generation:
             self._probe_until = None
 

@@ -5,8 +5,8 @@ Keys are sorted at every depth, without spaces, in UTF-8, without NaN and infini
 and `{"1": …}` would otherwise be written alike. A value without a JSON form is refused with its path, never written as
 its `repr`.
 
-Every caller of an idempotency key gets what the record gives back, the first one too: as plain JSON, or as the type
-that was asked for.
+Every caller of an idempotency key, including the first, gets the value as it is read back from the record: as plain
+JSON, or as the requested type.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def _decoded(kind: type, value: Any) -> Any:
 
 
 def is_pydantic(kind: Any) -> bool:
-    """Whether this is a class of pydantic 2, told by its shape: pydantic is imported for those alone."""
+    """Whether this is a class of pydantic 2, recognised by its shape: pydantic is imported only for those."""
     return isinstance(kind, type) and hasattr(kind, "__pydantic_core_schema__")
 
 

@@ -1,9 +1,9 @@
 """
 Argument checks: each returns the value, or raises `ParameterError` with the parameter's name and what is accepted.
 
-A value of another type is a `ParameterTypeError`. Arguments are checked where they come in, before anything is opened
-or started. Nothing is converted, except that a whole number becomes a float where a float is meant, and a `timedelta`
-seconds. `RetryPolicy` uses this module, so it loads nothing but the errors.
+A value of the wrong type is a `ParameterTypeError`. Arguments are checked where they come in, before anything is opened
+or started. Nothing is converted, except that an integer becomes a float where a float is meant, and a `timedelta`
+becomes seconds. `RetryPolicy` uses this module, so it imports only the errors.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from typing import Any, TypeAlias, TypeGuard, TypeVar
 
     Seconds: TypeAlias = float | timedelta
-    """A duration as callers may give it. Inside, durations are floats."""
+    """A duration as callers may give it. Internally, durations are floats."""
     Choice = TypeVar("Choice", bound=StrEnum)
 
 LARGEST_FLOAT = 1.7976931348623157e308
-"""An `int` may be larger, and then has no float."""
+"""The largest number: a larger `int` has no float."""
 LONGEST_S = 100 * 365 * 86_400.0
 """A hundred years in seconds: a longer time does not fit into a stored timestamp."""
 
@@ -35,17 +35,19 @@ _NUMBER = (int, float)
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether the value is an `int` or a `float`. A `bool` is neither, although Python says so."""
+    """Whether the value is an `int` or a `float`. A `bool` does not count, although Python makes it an `int`."""
     return isinstance(value, _NUMBER) and not isinstance(value, bool)
 
 
 def is_whole_number(value: object) -> TypeGuard[int]:
-    """Whether the value is an `int` and no `bool`."""
+    """Whether the value is an `int` and not a `bool`."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def in_seconds(given: object) -> object:
-    """A `timedelta` as seconds; anything else as it is. A caller who has one has loaded `datetime`."""
+    """
+    A `timedelta` as seconds; anything else as it is. A caller who has a `timedelta` has imported `datetime` already.
+    """
     datetime = modules.get("datetime")
     if datetime is not None and isinstance(given, datetime.timedelta):
         return float(given.total_seconds())
@@ -99,7 +101,7 @@ def text(name: str, given: object, accepted: str = "text") -> str:
 
 
 def flag(name: str, given: object) -> bool:
-    """A `bool`; neither 0 nor 1 nor a word."""
+    """A `bool`; 0, 1 and words are refused."""
     if not isinstance(given, bool):
         raise ParameterTypeError(name, given, "True or False")
     return given

@@ -2,8 +2,8 @@
 Classification: from class names, status, code and message to a `Failure` with its failure type.
 
 Evidence counts in one order: a rate limit first, then what the work itself declared (a code, a type), then the
-exception's class, then the HTTP status, and the words of the message last. Pure: no exception comes in here, only its
-class names, numbers and cut text.
+exception's class, then the HTTP status, and the words of the message last. Pure: exceptions do not get here, only their
+class names, numbers and shortened text.
 """
 
 import re
@@ -24,7 +24,7 @@ _TERMS: dict[FailureType, tuple[str, ...]] = {
         *("connection closed", "no route to host"),
     ),
 }
-"""The words of a message that stand for a failure type. The first type that has one of its words there decides."""
+"""The words in a message that indicate a failure type. The first type with a match decides."""
 
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _BORDER = re.compile(r"[_\-\s]+")
@@ -166,11 +166,11 @@ def classify(
     limit_reached: bool = False,
 ) -> Failure:
     """
-    The `Failure` that all evidence gives.
+    The `Failure` that follows from all evidence.
 
-    `message` is cut and redacted already. A status that it names is not looked for here (`status_in` does that),
-    because only the caller knows whether the text is about its own request. `limit_reached` says that the headers of
-    the response showed a spent rate limit.
+    `message` is already shortened and redacted. A status in it is not looked for here (`status_in` does that), because
+    only the caller knows whether the text is about its own request. `limit_reached` says that the headers of the
+    response showed a spent rate limit.
     """
     kind = _kind(message, code, failure_type, exceptions, http_status, retry_after is not None or limit_reached)
     return Failure(kind.code, kind.failure_type, message, http_status, retry_after, exceptions)
@@ -248,7 +248,7 @@ def is_transient(failure: Failure) -> bool:
     """
     Whether the library retries this failure by default: connection errors, time-outs, HTTP 408, 429 and 5xx.
 
-    Words in a message are no evidence here: `ValueError("timeout must be positive")` is not an outage.
+    Words in a message do not count here: `ValueError("timeout must be positive")` is not an outage.
     """
     kind = kind_of_class(failure.exceptions)
     if kind is None:

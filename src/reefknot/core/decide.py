@@ -39,7 +39,7 @@ class Reason(StrEnum):
 REFUSED = frozenset(
     {Reason.NOT_RETRYABLE, Reason.INNER_EXHAUSTED, Reason.STOPPED, Reason.BREAKER_OPEN, Reason.THROTTLED}
 )
-"""Reasons for which a retry is refused though the policy's attempts and time are not spent."""
+"""Reasons to refuse a retry although the policy's attempts and time are not spent."""
 
 
 DECIDING_FIELD: dict[str, str] = {
@@ -49,8 +49,10 @@ DECIDING_FIELD: dict[str, str] = {
     Reason.BUDGET_SPENT: "time_budget",
     Reason.HINT_TOO_LONG: "max_retry_after",
 }
-"""The field of a policy that an answer comes from: `again` or a reason. Throttle, breakers and callers are no part of a
-policy."""
+"""
+The field of a policy that decides each answer (`again` or a reason). Throttle, breakers and callers are not part of a
+policy.
+"""
 
 
 class Again(Struct, frozen=True, gc=False):
@@ -100,11 +102,11 @@ def decide(
     wait: float | None = None,
 ) -> Decision:
     """
-    Whether a failed execution gets another one, and when.
+    The decision after a failed execution: whether there is another one, and when.
 
-    `verdict` is the answer of the caller's predicate or class list. None means that there is none: the policy's own
-    exception lists decide. `stopped` says that the caller asked to stop; `wait` is the caller's own choice of a wait,
-    in place of the policy's backoff and below the same cap. The order of the checks is the order of the reasons.
+    `verdict` is the answer of the caller's predicate or class list. With None, the policy's own exception lists decide.
+    `stopped` says that the caller asked to stop; `wait` is the caller's own choice of a wait, in place of the policy's
+    backoff and below the same cap. The order of the checks is the order of the reasons.
     """
     if failure.code is _OUT_OF_TIME:
         return Stop(Reason.BUDGET_SPENT)

@@ -22,7 +22,7 @@ class ErrorCategory(StrEnum):
 
 
 class ErrorCode(IntEnum):
-    """The codes that a step can fail with. The numbers are part of the wire and never change."""
+    """The codes that a step can fail with. The numbers are part of the wire format and never change."""
 
     none = 0
     invalid_input = 1001
@@ -63,7 +63,7 @@ class FailureType(StrEnum):
 
 
 class Failure(Struct, frozen=True, gc=False):
-    """A failed execution, ready to be decided on, stored and decided on again."""
+    """A failed execution as data: the input of a decision, of its record, and of its replay."""
 
     code: ErrorCode
     failure_type: FailureType

@@ -97,7 +97,10 @@ ALIASES = {
 
 
 class _Default(int):
-    """The number of a parameter that was not given: as good as any other, and told apart from the same one given."""
+    """
+    The default of a parameter that was not given: a plain number, but distinguishable from the same number given
+    explicitly.
+    """
 
     __slots__ = ()
 

@@ -2,7 +2,7 @@
 Redaction: removes secrets from text before it is decided on, logged or written.
 
 `redact` is one pass of one regular expression over text that was cut first, so the cost is bounded for any input. It
-finds secrets by their context: credentials in URLs, values beside names such as `password`, authorization headers. A
+finds secrets by their context: credentials in URLs, values after names such as `password`, authorization headers. A
 `Redactor` also removes the values that are configured as secrets.
 """
 

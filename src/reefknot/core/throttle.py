@@ -15,7 +15,7 @@ from reefknot.core.decide import ThrottleView
 
 class RetryThrottle:
     """
-    Success-fed tokens for one destination; all callers of that destination share one object.
+    The tokens of one destination, refilled by successes; all callers of that destination share one object.
 
     A successful call does three cheap things: `tick()`, `roll(now)` once a second, and `feed()` only while tokens are
     missing. Callers pass the time; the throttle owns no clock. A race between threads can at most lend a token, which
@@ -59,7 +59,7 @@ class RetryThrottle:
 
     @property
     def executions(self) -> int:
-        """The number of executions so far: calls of `tick`."""
+        """The number of executions so far, as counted by `tick`."""
         return int(repr(self._ticks)[len("count(") : -1])  # a count has no other way to be read without a step
 
     def roll(self, now: float) -> None:
@@ -89,7 +89,7 @@ class RetryThrottle:
         self.tokens = min(self.cap, self.tokens + self._per_success)
 
     def view(self, now: float) -> ThrottleView:
-        """The state that a decision is taken with, after adding the tokens of the time that passed."""
+        """The state for a decision, after adding the tokens earned by the time that passed."""
         if self.fed_at >= 0.0 and now > self.fed_at:
             self.tokens = min(self.cap, self.tokens + (now - self.fed_at) * self._per_second)
         self.fed_at = now
@@ -99,7 +99,7 @@ class RetryThrottle:
         """
         Spend the token of a granted retry.
 
-        While the throttle does not act, retries are granted without tokens; they must not pile up a debt that would
-        refuse every retry for hours once it does. A race between threads may overdraw by one token, which stays owed.
+        While the throttle does not act, retries are granted without tokens: otherwise they would build up a debt that
+        refuses every retry for hours. A race between threads may overdraw by one token, which stays owed.
         """
         self.tokens = max(-1.0, self.tokens - 1.0)

@@ -1,11 +1,11 @@
 """
 Moments in steady and wall time, in whole milliseconds.
 
-`steady` only goes forward, for every process of one machine alike: leases are measured with it, so a wall clock that
-jumps by a day moves none of them. `wall` is UTC, advanced by the steady clock: due times, deadlines and retention are
-measured with it. All processes of one boot of a host that share a store agree on the wall time at which that boot began
-(`agreed_boot_time`), so for them a comparison of wall times is one of the boot clock, however the wall clock is set
-meanwhile. Records of another boot are compared by wall time alone. Pure: no clock is read.
+`steady` only goes forward, and is the same for every process of a machine: leases are measured with it, so a wall clock
+that jumps by a day moves none of them. `wall` is UTC, advanced by the steady clock: due times, deadlines and retention
+are measured with it. All processes of one boot of a host that share a store agree on the wall time at which that boot
+began (`agreed_boot_time`), so for them comparing wall times is comparing the boot clock, even if the wall clock is set
+in between. Records of another boot are compared by wall time alone. Pure: no clock is read.
 """
 
 from typing import NamedTuple
@@ -37,15 +37,15 @@ def milliseconds(seconds: float) -> int:
 
 
 CLOCK_SET_MS = 1000
-"""Difference between two beliefs about the time from which on somebody has set the clock in between."""
+"""Difference between two boot times, in milliseconds, from which on the clock is taken to have been set in between."""
 
 
 def agreed_boot_time(known: int | None, believed: int, *, in_use: bool) -> int:
     """
-    The wall time (ms) at which this boot of the host began, as all processes over one store take it.
+    The wall time (ms) at which this boot of the host began, as agreed by all processes on one store.
 
-    The first process of a boot says it. A later one that believes otherwise, because the wall clock was set meanwhile,
-    goes by it as well, as long as anything is `in_use` that was measured by it; then the new belief counts.
+    The first process of a boot decides it. A later process that computes another value, because the wall clock was set
+    in between, uses the first one as long as anything measured by it is `in_use`; after that the new value counts.
     """
     if known is None or (not in_use and abs(known - believed) >= CLOCK_SET_MS):
         return believed

@@ -50,7 +50,7 @@ _files: dict[str, str] = {}
 
 
 def store_in_scope() -> Store:
-    """The innermost open store; `NoStoreError` when there is none."""
+    """The innermost open store; `NoStoreError` if no store is open."""
     store = current_store.get()
     if store is None:
         raise NoStoreError
@@ -64,7 +64,7 @@ def in_scope(store: Store, home: asyncio.AbstractEventLoop | SyncStore | None = 
     try:
         yield
     finally:
-        with suppress(ValueError):  # left in another context than it was entered in: that one never saw the store
+        with suppress(ValueError):  # exited in another context than it was entered in, which never saw the store
             current_store.reset(token)
             home_of_store.reset(token_of_home)
 
@@ -190,7 +190,7 @@ def _reached(given: Any) -> tuple[Store, asyncio.AbstractEventLoop]:
 
 
 class _MadeKey:
-    """Key of one call, with what its record is compared by."""
+    """Key of one call, and the fingerprint that its record is compared by."""
 
     def __init__(
         self, name: str, guard: _Guard, shape: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -4,9 +4,9 @@
     claim the key → run the work under a renewed lease → record the result, outside of the work
 
 A later caller gets the recorded result, waits for the first caller, or gets `KeyInProgressError`. A key whose process
-is gone is free at once, since nobody can renew its lease. A result that cannot be recorded never repeats the effect in
-this process: it is remembered, answered from, and recorded later. When another owner took the key over, the work is
-cancelled: a late owner has nothing to write. The guarantee depends on the mode:
+is gone is free at once, since its lease cannot be renewed. A result that cannot be recorded does not repeat the effect
+in this process: it is kept in memory, returned to callers, and recorded later. When another owner has taken over the
+key, the work is cancelled: a late owner has nothing to write. The guarantee depends on the mode:
 
     retry   at least once: a crash between effect and record repeats the effect
     dedup   once, if the receiver deduplicates on the key that the work is given
@@ -98,7 +98,7 @@ class KeyOptions(Struct, frozen=True):
     fingerprint: str = ""
     result_type: Any = Any
     metadata: str | None = None
-    """JSON text to keep beside the result."""
+    """JSON text to keep with the result."""
 
 
 class Once:
@@ -170,7 +170,7 @@ class Once:
             raise
 
     async def _release_lost_claim(self, owner: str, key: str, options: KeyOptions) -> None:
-        """Claim again as the same owner, which returns the claim whose answer was lost, and release it."""
+        """Claim again as the same owner, which returns the claim whose answer was lost, and release that claim."""
         answer = await self._claim_as(owner, key, options)
         if isinstance(answer, Claimed):
             await self._finish(answer.claim, Released(), ())
@@ -255,7 +255,7 @@ class Once:
         """
         Write the record, with retries. A result that cannot be written stays in `UnrecordedResults`.
 
-        Of a result that is too large the record says so, because its effect must not be repeated either.
+        A result that is too large is recorded as too large, because its effect must not be repeated either.
         """
         result = UnrecordedResult(claim, ending, options.fingerprint, tuple(events.atomic_with("record")))
         self._unrecorded.remember(result)

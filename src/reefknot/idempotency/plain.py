@@ -1,5 +1,5 @@
 """
-Plain functions under a key: the store is awaited on the loop it lives in, the work runs in the thread that called.
+Plain functions under a key: the store is awaited on its own loop, the work runs in the calling thread.
 
     start the key's coroutine on the store's loop → wait for its end, or for the turn of this thread → run the work here
 

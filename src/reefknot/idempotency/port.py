@@ -1,8 +1,8 @@
 """
 The port of an idempotency store: keeps the records of keys.
 
-Every call is one atomic step of `core.idempotency`. The `events` of a call are stored in the same step, and only if the
-call did what it was asked: a refused write leaves no event. Waiting is always bounded.
+Every call is one atomic step of `idempotency.model`. The `events` of a call are stored in the same step, and only if
+the call did what it was asked: a refused write leaves no event. Waiting is always bounded.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -60,7 +60,7 @@ class IdempotencyStore(Protocol):
         """Record the ending of an unknown outcome, for an operator. False when the key is not in that state."""
 
     async def get(self, key: str) -> KeyRecord | None:
-        """The current record; None when there is none or its retention is over."""
+        """The current record; None if the key is unknown or its retention is over."""
 
     async def wait(self, key: str, timeout: float) -> KeyRecord | None:
         """The record as soon as it has ended or its lease has expired, at the latest after `timeout` seconds."""
@@ -69,7 +69,7 @@ class IdempotencyStore(Protocol):
         """The number of keys in each state."""
 
     async def forget(self, key: str, *, events: Sequence[AuditEntry] = ()) -> bool:
-        """Remove a key. False when there is none, `KeyInProgressError` when its lease is live."""
+        """Remove a key. False if the key is unknown; `KeyInProgressError` when its lease is live."""
 
     async def purge(self) -> int:
         """Remove the keys whose retention is over; returns how many."""

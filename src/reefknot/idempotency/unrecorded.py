@@ -1,7 +1,7 @@
 """
 `UnrecordedResults`: results of effects that happened in this process and are not in the store yet.
 
-One instance per store, whoever asks: two managers over one store must know the same. It is bounded by refusing new
+There is one instance per store, so that two managers of one store see the same results. It is bounded by refusing new
 work, because forgetting a result would repeat its effect. It does not keep the store alive and ends with the process.
 """
 

@@ -1,9 +1,9 @@
 """
-Waiting for a key that somebody else holds: until the key changes, its process is gone, or the attempt is nearly over.
+Waiting for a key that another caller holds: until the key changes, its process is gone, or the attempt is nearly over.
 
 A worker sets `attempt_keys` for each attempt: a step that leaves a guarded key unknown must not be retried
-automatically, and one that waits for a key which somebody else holds stops in time to say so. The worker then puts the
-work off, and `KeyWaits` knows since when it waits.
+automatically, and one that waits for a key which another caller holds stops in time to report it. The worker then
+postpones the work, and `KeyWaits` keeps the time since when it has waited.
 """
 
 from __future__ import annotations
@@ -53,19 +53,22 @@ class AttemptKeys(Struct):
     held: list[HeldKey] = []
 
     def wait(self, now: float) -> float:
-        """The most seconds that the attempt may wait for a key and still tell about it."""
+        """The longest wait for a key, in seconds, that leaves the attempt time to report it."""
         left = max(0.0, self.ends_at - now)
         return left - min(MARGIN_S, left * MARGIN_SHARE)
 
 
 class KeyWaits:
-    """By work id: since when its attempts wait for a key that somebody else holds. The oldest of many is forgotten."""
+    """
+    The times, by work id, since when attempts have waited for a key that another caller holds. Beyond a bound the
+    oldest is forgotten.
+    """
 
     def __init__(self) -> None:
         self._since: dict[str, float] = {}
 
     def ended(self, work_id: str, began: float) -> float:
-        """The time since which this work waited, or `began` when it did not. It is forgotten."""
+        """Remove and return the time since which this work has waited, or `began` when it did not wait."""
         return self._since.pop(work_id, began)
 
     def goes_on(self, work_id: str, since: float) -> None:
@@ -82,7 +85,7 @@ def report_unknown(key: str) -> None:
 
 
 async def wait_for_change(store: IdempotencyStore, held: KeyRecord, seconds: float) -> None:
-    """Wait until the key changes or the process that holds it is gone, at most so long."""
+    """Wait until the key changes or the process that holds it is gone, at most `seconds`."""
     async with asyncio.timeout(seconds + STORE_S):
         while seconds > 0:
             record = await store.wait(held.key, min(seconds, LOOK_S))

@@ -1,7 +1,7 @@
 """
-Configuration: from what people write to what the program obeys.
+Configuration: from the text that people write to checked settings and a policy book.
 
-`reading` parses text and knows where everything was written, `layers` finds the file and lays environment and flags
-over it, `schema` and `check` refuse mistakes, `dialects` make the policy book, `secrets` follows references. Nothing
+`reading` parses text and keeps the position of every value, `layers` finds the file and applies environment and flags
+on top, `schema` and `check` refuse mistakes, `dialects` makes the policy book, `secrets` resolves references. Nothing
 here acts on a setting.
 """

@@ -158,7 +158,7 @@ class PolicyBook:
 
 
 def _check() -> ModuleType:
-    """The module that checks files, imported on first use: it costs more than all the rest of the book."""
+    """The module that checks files, imported on first use because it costs more than the rest of the book."""
     from reefknot.policy import check
 
     return check
@@ -234,21 +234,21 @@ LIBRARIES = frozenset(
         *("reefknot", "reefknot.errors"),
     }
 )
-"""The modules that may be imported to look a name up: the standard library's and those of well-known clients."""
+"""The modules that may be imported to look up a name: the standard library and well-known clients."""
 
 _HTTPX = {
     **dict.fromkeys(("ConnectTimeout", "ReadTimeout", "WriteTimeout", "PoolTimeout"), "TimeoutException"),
     **dict.fromkeys(("ConnectError", "ReadError", "WriteError", "CloseError"), "NetworkError"),
 }
-"""The parents of httpx's exceptions, for where it is not installed: the router of a system may have no client."""
+"""The parents of httpx's exceptions, for installations without httpx: a router needs no HTTP client."""
 
 
 def exception_class(name: str) -> type[BaseException] | None:
     """
-    The exception class of this name; None when there is none, or when its module may not be imported for it.
+    The exception class of this name; None when it does not exist or its module may not be imported.
 
-    A question may come from outside, so nothing but `LIBRARIES` is imported for it; other classes are found where their
-    module is loaded already, as those of `--module` are.
+    The name may come from outside, so only `LIBRARIES` are imported for it; other classes are found if their module is
+    loaded already, as those of `--module` are.
     """
     parts = name.split(".")
     for length in range(len(parts) - 1, 0, -1):

@@ -1,9 +1,9 @@
 """
 `checked`: the whole configuration, or one error with all of its mistakes.
 
-The schema finds wrong names, kinds and bounds; the dialects find words that mean nothing; the rest only shows when
-things are put together. Each mistake says where it is, what is accepted, and what was perhaps meant. Nothing is
-half-applied.
+The schema finds wrong names, kinds and bounds; the dialects find unknown words; the rest shows only when sections are
+combined. Each mistake says where it is, what is accepted, and what was probably meant. A configuration is applied as a
+whole or not at all.
 """
 
 import copy

@@ -1,8 +1,8 @@
 """
 Additions to a configuration file: a new entry of a section, with everything else of the file byte for byte as it was.
 
-YAML and TOML get a few lines more, so that comments and order stay; JSON, which has no comments, is written anew with
-its own indentation. The result is read again and compared: it must be the old values and the entry, and nothing else. A
+YAML and TOML get a few lines more, so that comments and order stay; JSON, which has no comments, is rewritten with its
+own indentation. The result is read again and compared: it must be the old values and the entry, and nothing else. A
 file whose shape does not allow for that, such as one written in braces on one line, is refused with the lines to add.
 """
 

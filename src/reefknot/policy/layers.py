@@ -276,7 +276,7 @@ def _check_owner(path: Path) -> None:
     """
     Refuse a file that was found, not named, and that neither this user nor root owns, as git does with repositories.
 
-    Whoever can write to a folder above, such as /tmp, would otherwise choose the settings of everybody below.
+    Otherwise anyone who can write to a folder above, such as /tmp, would choose the settings of every user below it.
     """
     if not hasattr(os, "geteuid"):
         return
@@ -297,7 +297,7 @@ def _check_owner(path: Path) -> None:
 
 
 def _home_config(environ: Mapping[str, str]) -> Path | None:
-    """The user's folder for configuration, None when nothing says where it is."""
+    """The user's folder for configuration; None when neither XDG_CONFIG_HOME nor HOME is set."""
     for variable, below in (("XDG_CONFIG_HOME", ""), ("APPDATA", ""), ("HOME", ".config")):
         folder = environ.get(variable, "")
         if os.path.isabs(folder):
@@ -306,7 +306,7 @@ def _home_config(environ: Mapping[str, str]) -> Path | None:
 
 
 def find(explicit: str | None, *, environ: Mapping[str, str], cwd: Path) -> Path | None:
-    """The configuration file to read, None when there is none. A file that was named has to exist."""
+    """The configuration file to read, or None. A file that was named has to exist."""
     if explicit is not None:
         return _named(explicit, "--config", cwd)
     if environ.get(VARIABLE):

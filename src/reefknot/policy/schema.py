@@ -317,7 +317,7 @@ class SourceBreakerSection(Section, frozen=True):
 class IngestionSection(Section, frozen=True):
     """`ingestion`: how much runs at once, and where documents are kept."""
 
-    documents: Annotated[FilePath, Meta(description="the SQLite file of documents; beside the store by default")] | (
+    documents: Annotated[FilePath, Meta(description="the SQLite file of documents; next to the store by default")] | (
         None
     ) = None
     max_concurrency: Annotated[int, Meta(ge=1, le=1000, description="jobs of all sources at the same time")] = 4
@@ -351,7 +351,7 @@ class JsonLinesFile(Section, frozen=True, kw_only=True):
 
 
 class HeadsFile(Section, frozen=True, kw_only=True):
-    """A file of heads of the audit log, in a second place: a log that is written anew does not fit them."""
+    """A file of heads of the audit log, in a second place: a rewritten log does not match them."""
 
     path: FilePath
     every_seconds: Annotated[float, Meta(ge=1, le=604_800)] = 3600.0
@@ -370,7 +370,7 @@ class AuditSection(Section, frozen=True):
 
 
 def _off(value: object) -> object:
-    """The word `off`, which YAML reads as false; null said the same."""
+    """The word `off`, which YAML reads as false; null means the same."""
     return "off" if value is False or value is None else value
 
 
@@ -514,7 +514,7 @@ class DashboardSection(Section, frozen=True):
     host: Annotated[str, Meta(min_length=1, max_length=255)] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65_535, description="0: a free one")] | None = None
     allowed_hosts: Annotated[
-        list[HostName], Meta(description="names by which a browser may call it, beside the address itself")
+        list[HostName], Meta(description="names by which a browser may call it, in addition to the address itself")
     ] = field(default_factory=list)
     operator_token: SecretReference | None = None
     reader_token: SecretReference | None = None
@@ -554,7 +554,7 @@ class AlertsSection(Section, frozen=True):
             Meta(
                 min_length=1,
                 max_length=2048,
-                description="URL that is told of every alert, by a step http.request; or env:NAME, file:PATH",
+                description="URL that is notified of every alert, by a step http.request; or env:NAME, file:PATH",
             ),
         ]
         | None

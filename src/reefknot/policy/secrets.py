@@ -19,7 +19,7 @@ ACCEPTED = "a reference: env:NAME or file:PATH"
 NATS_SECRETS = ("token", "password")
 """Keys of the section `nats` that name a secret."""
 WEBHOOK = ("alerts", "webhook")
-"""A key that names a secret, or has it: whoever knows the address of a webhook can post to it."""
+"""A key that names a secret or holds it: anyone who knows the address of a webhook can post to it."""
 WEBHOOK_PLACE = "config:alerts.webhook"
 """The reference to a webhook whose address is written out in the configuration."""
 SECRET_KEYS = (

@@ -84,14 +84,14 @@ def settings_of(tree: Tree, path: Path | None, *, environ: Mapping[str, str]) ->
 
 
 STORE_SECTIONS = frozenset({"engine", "nats", "secrets"})
-"""The sections that opening a store, and hiding what must not be shown, cannot do without."""
+"""The sections without which a store cannot be opened, or secrets cannot be hidden."""
 
 
 def settings_to_look(
     tree: Tree, path: Path | None, *, environ: Mapping[str, str]
 ) -> tuple[Settings, tuple[object, ...]]:
     """
-    The settings without the sections that have mistakes, and these mistakes: enough to look at a store.
+    The settings without the sections that have mistakes, and these mistakes: enough for reading a store.
 
     Mistakes in `STORE_SECTIONS`, and sections that are not known, are raised: one may be a misspelt `secrets`.
     """

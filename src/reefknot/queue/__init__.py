@@ -1,1 +1,1 @@
-"""Work from accepted to ended: its model and ports, one attempt, workers, the router, and clients."""
+"""Work from submission to its end: model and ports, execution of attempts, workers, the router, and clients."""

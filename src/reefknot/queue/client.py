@@ -1,8 +1,8 @@
 """
 The client: submits work through a store, finds jobs by their ids, and waits for their results.
 
-A client talks to the store alone. A submission is kept whether a router is running yet or not, and its result waits in
-the store until it is asked for, by the process that submitted it or by another one.
+A client talks to the store alone. A submission is stored whether a router is running yet or not, and its result stays
+in the store until it is read, by the process that submitted it or by another one.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -146,7 +146,7 @@ class _Patience(Struct, frozen=True):
 
 
 def _patience_for(item: WorkItem, wall: float) -> _Patience:
-    """The patience for a job that was found by its id."""
+    """The default wait for a job that was found by its id."""
     if item.deadline_at is not None:
         return _Patience(max(0.0, item.deadline_at / 1000 - wall) + 1.0, True)
     return _Patience(DEFAULT_WAIT + max(0.0, item.due_at / 1000 - wall), False)
@@ -171,18 +171,18 @@ class Handle:
         self.assignment_id = assignment_id
         self.tenant_id = tenant_id
         self.is_new = is_new
-        """Whether this submission made the job. Otherwise a job of this id was there, and it stays as it was."""
+        """Whether this submission created the job. If not, a job with this id existed and was left unchanged."""
         self._client = client
         self._record_id = record_id(assignment_id, tenant_id)
         self._patience = patience
-        """Known from the submission; None for a job that has to be looked at first."""
+        """Known from the submission; None for a job that has to be read first."""
 
     async def result(self, timeout: float | timedelta | None = None) -> ExecResult:
         """
         The result, waited for at most `timeout` seconds (default: the assignment's deadline and a second, else a
         minute).
 
-        Whatever died meanwhile, an assignment with a deadline has its result a second after that at the latest.
+        Even if processes die in the meantime, an assignment with a deadline has its result at most a second after it.
         `UnknownJobError` at once for an id that no job has, `ResultPendingError` when the time is over.
         """
         item = await self._ended(timeout)
@@ -299,7 +299,7 @@ class Client:
         self, job_type: str, inputs: Mapping[str, Any] | None = None, **options: Unpack[SubmitOptions]
     ) -> Handle:
         """
-        Submit one step. Accepted means kept; a full queue raises `QueueFullError` with `retry_after`.
+        Submit one step. An accepted step is stored; a full queue raises `QueueFullError` with `retry_after`.
 
         The options are those of `SubmitOptions`: `deadline`, `timeout`, `attempt_timeout`, `retries`, `priority`,
         `resource_class`, `assignment_id`, `tenant_id`, `trace_id`, `delay`, `at`.
@@ -314,8 +314,8 @@ class Client:
         Submit many steps in one transaction, each a mapping of the arguments of `submit`, or `(job_type, inputs)`.
 
         Returns an answer for each, in their order: its handle, the `QueueFullError` that refused it, or the
-        `KeyConflictError` of an id that has another job. An item that is written wrongly raises a `ParameterError` with
-        its place, as `items[3].deadline`, before anything is stored.
+        `KeyConflictError` of an id that has another job. An invalid item raises a `ParameterError` with its place, such
+        as `items[3].deadline`, before anything is stored.
         """
         written = self._written_items(items)
         answers = await self.submissions.submit_many(written) if written else []
@@ -325,7 +325,9 @@ class Client:
         ]
 
     def job(self, assignment_id: str, tenant_id: str | None = None) -> Handle:
-        """The job of this id, submitted by whichever process. Nothing is read: an unknown id is told by its calls."""
+        """
+        The job with this id, from whatever process. Nothing is read yet: an unknown id shows in the handle's calls.
+        """
         checks.text("assignment_id", assignment_id, "the id of a job")
         if tenant_id is not None:
             checks.text("tenant_id", tenant_id, "the name of a tenant, or None")
@@ -443,7 +445,7 @@ class Client:
         who: str = "caller",
         events: Sequence[AuditEntry] = (),
     ) -> bool:
-        """Cancel it, wherever it is. True when that is done, False when a router was asked to do it."""
+        """Cancel the job, wherever it is. True when that is done, False when a router was asked to do it."""
         cancel = Cancel(assignment_id, reason or None, tenant_id)
         return await cancel_assignment(
             self.submissions, self.store, cancel, has_router=self._has_router, who=who, events=events
@@ -467,9 +469,9 @@ async def cancel_assignment(
     events: Sequence[AuditEntry] = (),
 ) -> bool:
     """
-    Cancel by the router that has it, or in the store itself when none is running or has it. True: it is done.
+    Cancel through the router that has the assignment, or in the store itself when no router has it. True: it is done.
 
-    A router that starts later obeys what it was asked while none was there.
+    A router that starts later handles requests from before its start.
     """
     why, work_id = cancel_reason(cancel.reason), cancel.record_id
     item = await submissions.find(work_id)
@@ -522,7 +524,7 @@ class HandleLike(Protocol):
 
 
 class ClientLike(Protocol):
-    """A client, or a system under test in its place: the type for code that submits work."""
+    """A client, or a system under test in its place: the type to annotate code that submits work."""
 
     async def submit(
         self, job_type: str, inputs: Mapping[str, Any] | None = None, **options: Unpack[SubmitOptions]

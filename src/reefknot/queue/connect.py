@@ -5,7 +5,7 @@ The calls of a sync client run on one event loop, in a thread of the client's ow
 arrive as they do for `connect`. A call blocks its thread, so it is refused where an event loop runs.
 
 A fork has no such thread: the first call in a child opens the store again, in a thread of the child's own. What belongs
-to the parent is kept as it was, and never touched: its sockets and its loop are those of a process that goes on.
+to the parent is never touched: its sockets and its loop are still in use by the parent.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 CLOSE_S = 10.0
 QUEUE_SIZE = 1000
-"""Jobs that may wait in a store, for each resource class, until a router says how many may."""
+"""Limit of waiting jobs in a store, for each resource class, until a router sets its own."""
 
 # ---- the store of a client -------------------------------------------------------------------------------------------
 
@@ -129,7 +129,7 @@ class SystemScope:
         return begin(work)
 
     def close(self) -> None:
-        """The system goes on when one of its clients is closed."""
+        """Do nothing: a system continues when one of its clients is closed."""
 
     def is_reached(self, loop: asyncio.AbstractEventLoop | None) -> bool:
         """Whether code on this loop, or on None, can use the client. Elsewhere a store in memory cannot be had."""
@@ -155,7 +155,7 @@ def system_scope(client: Client) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(ValueError):  # left in another context than it was entered in: that one never saw the system
+        with suppress(ValueError):  # exited in another context than it was entered in, which never saw the system
             _system.reset(token)
 
 
@@ -172,9 +172,9 @@ async def connect(
     A client of the system whose store this is: `async with rk.connect("sqlite:state.db") as client:`.
 
     Without a URL it is the store that the commands use: `engine` of the nearest `reefknot.yaml`, or of the file
-    `config`, else `.reefknot/state.db` here. A store that is not there yet is made, and a warning names it, since no
-    system may ever serve it; with `create=False` it is an error. In a step it is the store of the system that runs the
-    step, which is open already: a system under test too. So it is in the block of `rk.system`.
+    `config`, else `.reefknot/state.db` here. A missing store is created, with a warning that names it, because no
+    system might ever serve it; with `create=False` it is an error. In a step, and in the block of `rk.system`, it is
+    the open store of the running system, or of the system under test.
 
     `size` bounds what may wait there until a router says how much may (default: the configured number, else 1000);
     `nats` is as in `open_store` (default: the configured section). A store of an older version is refused
@@ -191,7 +191,7 @@ async def connect(
 
 @asynccontextmanager
 async def connected(address: ClientAddress) -> AsyncIterator[Client]:
-    """A client of the store at this address, for as long as the block lasts. A store that it makes is warned of."""
+    """A client of the store at this address while the block runs. Creating a store logs a warning."""
     path = file_of(address.url)
     is_new = path is not None and _is_missing(path)
     if is_new and not address.create:
@@ -223,9 +223,9 @@ def _is_missing(path: str) -> bool:
 
 def _no_store(address: ClientAddress) -> StoreMissingError:
     way_out = (
-        f"start a system there (reefknot up --engine {address.shown}), name another one, or leave create=False out"
+        f"start a system there (reefknot up --engine {address.shown}), name another store, or leave out create=False"
     )
-    return StoreMissingError(address.shown, "there is no store, and create is False", way_out)
+    return StoreMissingError(address.shown, "there is no store there, and create=False", way_out)
 
 
 # ---- without an event loop -------------------------------------------------------------------------------------------
@@ -240,7 +240,7 @@ class SyncHandle:
         self.assignment_id = assignment_id
         self.tenant_id = tenant_id
         self.is_new = is_new
-        """Whether this submission made the job. Otherwise a job of this id was there, and it stays as it was."""
+        """Whether this submission created the job. If not, a job with this id existed and was left unchanged."""
         self._client = client
 
     def result(self, timeout: float | timedelta | None = None) -> ExecResult:
@@ -286,7 +286,7 @@ class ClientThread:
         self.client = self._opened.result()
 
     async def _serve(self, opening: AbstractAsyncContextManager[Client]) -> None:
-        """Keep the store open until `close`; then nothing waits here any more."""
+        """Keep the store open until `close`."""
         self.loop, self._closing = asyncio.get_running_loop(), asyncio.Event()
         try:
             async with opening as client:
@@ -407,7 +407,7 @@ class SyncClient:
     def submit(
         self, job_type: str, inputs: Mapping[str, Any] | None = None, **options: Unpack[SubmitOptions]
     ) -> SyncHandle:
-        """Submit one step. Accepted means kept; a full queue raises `QueueFullError` with `retry_after`."""
+        """Submit one step. An accepted step is stored; a full queue raises `QueueFullError` with `retry_after`."""
         return self._handle(self._call(lambda client: client.submit(job_type, inputs, **options)))
 
     def submit_many(
@@ -428,7 +428,9 @@ class SyncClient:
         return self._handle(self._call(lambda client: client.hand_in(assignment, delay=delay, at=at)))
 
     def job(self, assignment_id: str, tenant_id: str | None = None) -> SyncHandle:
-        """The job of this id, submitted by whichever process. Nothing is read: an unknown id is told by its calls."""
+        """
+        The job with this id, from whatever process. Nothing is read yet: an unknown id shows in the handle's calls.
+        """
         return self._handle(self._link.client.job(assignment_id, tenant_id))
 
     def run(
@@ -443,7 +445,7 @@ class SyncClient:
 
     def close(self) -> None:
         """Close the store. Calls of other threads that still wait end with `StoreUnavailableError`."""
-        if self._generation != FORKS.generation:  # a fork that never used it: the parent goes on with its own
+        if self._generation != FORKS.generation:  # a fork that never used it: the parent keeps its own
             self._is_closed = True
             return
         with self._lock:

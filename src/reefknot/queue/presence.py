@@ -1,13 +1,13 @@
 """
-Liveness of the systems over one store, and recall of the work that dead ones leave behind.
+Liveness of the systems on one store, and recall of the work that dead ones leave behind.
 
-A system reports its status every second and withdraws it at the end. A killed one stops, and nobody need wait until
-its status is stale: its process has a mark (`runtime/processes.py`), in the status and in the names under which it
+A system reports its status every second and withdraws it at the end. A killed system is noticed before its status is
+stale: its process has an identity (`runtime/processes.py`), which is in the status and in the names under which it
 holds leases. A frozen process exists, so it counts until its status is stale.
 
-Leases of a dead process end at once: those of work here, that of an idempotency key when somebody asks for it. Its work
-is brought back at once too, for a router to send it to another worker. A router does the same for every worker that it
-has not heard of for a while, or that is leaving; without a router the work waits for one, or for its worker.
+Leases of a dead process end at once: those of work here, that of an idempotency key when a caller asks for it. Its work
+is brought back at once too, for a router to send it to another worker. A router does the same for every worker that has
+been silent for a while, or that is leaving; without a router the work waits for one, or for its worker.
 """
 
 import asyncio
@@ -34,18 +34,18 @@ from reefknot.stores.port import Store
 
 LOOK_S = 1.0
 STATUS_KEPT_S = 5.0
-"""How long a status is one of a system that lives."""
+"""How long a status counts as that of a living system."""
 STORE_S = 10.0
 STATUS_EVERY_S = 1.0
 """How often a system publishes its status. It goes stale after `STATUS_KEPT_S`."""
 WHOLE_SYSTEMS_ROUTER = "router"
 MOST_HELD = 20
-"""Running jobs that the status of a system names, for those who ask what it held when it died."""
+"""Most running jobs that the status of a system names, to show what it held when it died."""
 LOOK_FOR_GONE_S = 5.0
 SILENT_UNTIL_GONE_S = 10.0
-"""Silence after which a system whose process cannot be looked at is recorded as gone; it is shown as gone before."""
+"""Silence after which a system whose process cannot be checked is recorded as gone; it is shown as gone earlier."""
 MOST_LOOKED_AT = 200
-"""Submissions at each end of the queue whose classes are compared with those of the workers."""
+"""Number of submissions at each end of the queue whose classes are compared with those of the workers."""
 
 Status = dict[str, Any]
 Recall = Callable[[Sequence[str]], Awaitable[int]]
@@ -56,7 +56,7 @@ async def store_failed(store: Store) -> NoReturn:
     """
     Raise the error after which a store takes no more writes.
 
-    A write that fails tells it. A system that ends writes little, so the file is looked at as well.
+    A failed write shows it. A system that ends writes little, so the file is checked as well.
     """
     while (failure := store.failure) is None:
         await asyncio.sleep(STATUS_EVERY_S)
@@ -66,14 +66,14 @@ async def store_failed(store: Store) -> NoReturn:
         except StoreReplacedError:
             raise
         except (StoreError, TimeoutError):
-            continue  # the part that needs the store says so
+            continue  # the part that needs the store reports it
     raise failure
 
 
 async def look_for_orphans(store: Store, recall: Recall | None) -> None:
     """Every second, release the leases of dead processes and bring their work back to the routers. Never ends."""
     loop, errors = asyncio.get_running_loop(), RepeatedErrors()
-    gone = 1  # whoever died before
+    gone = 1  # workers that died before this one started
     while True:
         try:
             gone += await release_dead_leases(store)
@@ -81,12 +81,14 @@ async def look_for_orphans(store: Store, recall: Recall | None) -> None:
                 await recall_left(store, recall)
             gone = 0
         except Exception as error:
-            errors.log("left work cannot be looked for", error, loop.time())
+            errors.log(
+                "work of dead processes cannot be searched for; the next search is in a second", error, loop.time()
+            )
         await asyncio.sleep(LOOK_S)
 
 
 async def recall_left(store: Store, recall: Recall) -> None:
-    """Bring back what workers have that no living system has, if a router is there to route it anew."""
+    """Recall the work of workers that belong to no living system, if a router is there to route it again."""
     systems = await living_systems(store)
     if not router_names([one for one in systems if not one.get("own_work_only")]):
         return
@@ -102,7 +104,7 @@ async def recall_left(store: Store, recall: Recall) -> None:
 
 
 async def living_systems(store: Store) -> list[Status]:
-    """The status of every system that runs over this store, oldest system first."""
+    """The status of every system that runs on this store, oldest system first."""
     async with asyncio.timeout(STORE_S):
         reports = await store.control.reports()
     living = [one for one in map(_status, reports) if not is_gone(one.get("process", ""))]
@@ -148,7 +150,7 @@ async def chosen_names(
 
 
 async def has_router(store: Store) -> bool:
-    """Whether a living router works over this store."""
+    """Whether a living router works on this store."""
     return bool(router_names(await living_systems(store)))
 
 
@@ -156,7 +158,7 @@ async def refuse_taken_names(store: Store, system_id: str) -> None:
     """
     Raise if another living system has a name of this one.
 
-    Each reports its names before it looks, so of two that start at once the one that reported later gives way.
+    Each reports its names before it checks, so of two that start at once the one that reported later gives way.
     """
     systems = await living_systems(store)
     ours = next((one for one in systems if one["system_id"] == system_id), None)
@@ -175,7 +177,7 @@ def _names(status: Status) -> dict[str, set[str]]:
 
 
 async def release_dead_leases(store: Store) -> int:
-    """End the leases of dead processes, so that the next claim can have their work. Returns how many there were."""
+    """End the leases of dead processes, so that the next claim can take their work. Returns how many there were."""
     async with asyncio.timeout(STORE_S):
         gone = await dead_owners(store)
         return await store.leases.end(gone) if gone else 0
@@ -187,7 +189,7 @@ async def gone_owners(store: Store) -> list[str]:
 
 
 async def visible_work(store: Store) -> WorkSnapshot:
-    """The queue at this moment as people see it: work that nobody is at waits."""
+    """The queue at this moment for display: work whose owner is gone counts as waiting."""
     return await store.work.snapshot(await gone_owners(store))
 
 
@@ -201,7 +203,7 @@ async def _silent_owners(store: Store) -> list[str]:
     """
     The owners on other hosts that neither report nor renew any more.
 
-    After a break of one's own all others look silent: they are given the time to report again.
+    After a pause of this process all others look silent: they are given time to report again.
     """
     if STATUS_KEPT_S < store.reached_for < inf:
         living = {one.get("process", "") for one in await living_systems(store)}
@@ -214,7 +216,7 @@ async def _silent_owners(store: Store) -> list[str]:
 
 
 class GonePart(Struct, frozen=True):
-    """A worker or a router that fell silent without an orderly end, with its last words. Times are ms UTC."""
+    """A worker or a router that fell silent without an orderly end, with its last report. Times are ms UTC."""
 
     part: str
     name: str
@@ -223,7 +225,7 @@ class GonePart(Struct, frozen=True):
     pid: int
     last_seen: int
     is_dead: bool
-    """Whether its process is known to have ended; else it is only silent."""
+    """Whether its process is known to have ended; otherwise it is only silent."""
     held: dict[str, Any]
     classes: tuple[str, ...] = ()
 
@@ -237,8 +239,10 @@ async def silent_systems(store: Store) -> list[Status]:
 
 
 async def gone_parts(store: Store, living: Sequence[Status]) -> list[GonePart]:
-    """The parts that died or fell silent within the last 15 minutes, the latest first. A part of which one of the same
-    name is `living` is left out."""
+    """
+    The parts that died or fell silent within the last 15 minutes, the latest first, without those whose name is
+    `living`.
+    """
     back = {"worker": worker_names(living), "router": router_names(living)}
     gone = [part for one in await silent_systems(store) for part in _parts(one)]
     left = {(one.part, one.name): one for one in sorted(gone, key=lambda one: one.last_seen)}
@@ -280,14 +284,16 @@ async def look_for_gone(store: Store, journal: Journal) -> None:
             await record_gone(store, journal)
             await forget_replaced(store)
         except Exception as error:
-            errors.log("systems that are gone cannot be looked for", error, loop.time())
+            errors.log(
+                "systems that are gone cannot be searched for; the next search is in a few seconds", error, loop.time()
+            )
 
 
 async def record_gone(store: Store, journal: Journal) -> None:
     """
     Record each system that is gone as `worker_gone`, once, whichever process notices it first.
 
-    After a break of one's own all others look silent: they are given the time to report again.
+    After a pause of this process all others look silent: they are given time to report again.
     """
     if store.reached_for <= STATUS_KEPT_S:
         return
@@ -315,7 +321,9 @@ async def record_gone(store: Store, journal: Journal) -> None:
 
 
 async def forget_replaced(store: Store) -> None:
-    """Remove the last words of systems whose end is on record, once all of their parts run again under their names."""
+    """
+    Remove the last reports of systems whose end is on record, once all of their parts run again under their names.
+    """
     silent = await silent_systems(store)
     if not silent:
         return
@@ -345,8 +353,10 @@ def _gone_event(gone: GonePart, now: int) -> WorkerGone:
 
 
 def fleet_of(systems: Sequence[Status]) -> FleetFacts:
-    """The routers, workers and sources of these systems, as they report themselves; and workers over other stores that
-    their routers hear of."""
+    """
+    The routers, workers and sources of these systems, as they report themselves; and workers on other stores that
+    report to their routers.
+    """
     workers = [_worker_facts(worker, one) for one in systems for worker in one["workers"]]
     routers = [one["router"] for one in systems if one["router"]]
     ours = {one.name for one in workers}
@@ -385,17 +395,17 @@ def _worker_facts(worker: Status, system: Status) -> WorkerFacts:
 
 
 def known_pool(item: WorkItem) -> str:
-    """The class whose slots run a job; empty for a submission that does not tell."""
+    """The class whose slots run a job; empty for a submission that does not name it."""
     return "" if item.pool == ROUTER else item.pool or pool_of(item.resource_class)
 
 
 def serving(systems: Sequence[Status]) -> list[Status]:
-    """The systems that take work of everybody: a `run` is only for its own."""
+    """The systems that take any work: a `run` takes only its own."""
     return [one for one in systems if not one.get("own_work_only")]
 
 
 async def unserved_work(store: Store, systems: Sequence[Status], work: WorkSnapshot) -> list[Unserved]:
-    """The due jobs that wait for a router, or for a worker of their class, which does not run."""
+    """The due jobs that wait for a router, or for a worker of their class, that is not running."""
     living = worker_names(systems)
     pending = {name: states.get(WorkState.PENDING, 0) for name, states in work.counts.items()}
     left = sum(number for name, number in pending.items() if (worker := worker_of(name)) and worker not in living)

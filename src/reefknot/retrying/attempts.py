@@ -5,8 +5,8 @@
         with attempt:
             attempt.value = work()
 
-Also `async for`, with the same plain `with`. The error of a block that is retried is swallowed and the block runs
-again; the last error leaves the `with` as it is.
+Also `async for`, with the same plain `with`. The error of a block that will be retried is suppressed and the block runs
+again; the last error leaves the `with` unchanged.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Attempt:
             raise LoopMisuseError("write `with attempt:`, without async, in `async for` too: the loop does the waiting")
 
         async def __aexit__(self, *error: object) -> None:
-            """Only here because Python looks for it before it enters."""
+            """Exists because Python looks it up before entering."""
 
     def _swallows(self, error: BaseException | None) -> bool:
         if self._guard is not None:
@@ -96,7 +96,7 @@ class Attempt:
         is_retried = isinstance(error, Exception) and self._loop.call.record_failure(error) is not None
         self._loop.finished = not is_retried
         if not is_retried and self._loop.call.trace is not None:
-            self._loop.call.trace.end()  # one that was cancelled has not ended yet
+            self._loop.call.trace.end()  # a cancelled attempt has not ended yet
         if not is_retried and type(error) is RejectedResult and self._loop.plan.raise_result:
             raise result_error(self._loop.plan, error) from error
         return is_retried
@@ -113,7 +113,7 @@ class Attempts:
         self.call = CallState(plan, clock.now(), exhaustions.count)
 
     def timeout(self) -> Timeout | TrioTimeout | None:
-        """Limit of the next attempt; None in a plain loop, whose block cannot be stopped."""
+        """Time limit of the next attempt; None in a plain loop, whose block cannot be interrupted."""
         if not self._async or not self.plan.limited:
             return None
         return time_limit(*attempt_limit(self.call))
@@ -171,8 +171,8 @@ class AsyncTurns:
     """
     The iterator of `async for`.
 
-    It is no async generator: Trio warns of each one that is left before its end, as a loop is by `return`, `break` and
-    its last error. The plain generator within ends with this object.
+    It is not an async generator, because Trio warns about each one that is left before its end, as a loop is by
+    `return`, `break` and its last error. The plain generator inside ends with this object.
     """
 
     __slots__ = ("_loop", "_turns")

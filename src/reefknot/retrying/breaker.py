@@ -54,7 +54,7 @@ class CircuitBreaker:
             return self._breaker.snapshot(clock.now())
 
     def admit(self) -> Permit:
-        """A permit for one call, or `BreakerOpenError`. Every permit must be reported on."""
+        """A permit for one call, or `BreakerOpenError`. The outcome of every permit must be reported."""
         with self._lock:
             answer = self._breaker.admit(clock.now())
         if isinstance(answer, Refused):
@@ -77,7 +77,9 @@ class CircuitBreaker:
                 self._breaker.released(permit)
 
     def _counts(self, error: Exception, rule: Rule | None) -> bool:
-        """Whether a failure counts: by the breaker's `on=`, else by the retrier's; our own timeouts always do."""
+        """
+        Whether a failure counts: by the breaker's `on=`, else by the retrier's rule; our own timeouts always count.
+        """
         if issubclass(type(error), (AttemptTimeoutError, DeadlineExceededError)):
             return True
         if type(error) is RejectedResult:  # the destination answered

@@ -1,14 +1,14 @@
 """
-`CallState`: the story of a call that failed at least once.
+`CallState`: a call that failed at least once, from its first failure to its end.
 
-    read the failure → ask the rule → decide → record → tell → wait, or give the error back
+    read the failure → ask the rule → decide → record → report → wait, or give the error back
 
-`CallState.record_failure` tells it, one step after another. The state holds what one call has spent and never an
-exception: whatever an attempt referred to is free again before the wait begins.
+`CallState.record_failure` is that sequence. The state holds what one call has spent and never an exception, so
+everything that an attempt referred to is released before the wait begins.
 
-A retry is told by one log line, bounded by the budget of lines of its name, and by a hook; the end by a note on the
-exception and a hook, and for those who debug by a line too. Call arguments go to hooks alone. A hook that raises is
-logged and changes nothing; an async one is awaited by async callers (`await_hooks`).
+A retry is reported by one log line, within the log budget of its name, and by a hook; the end by a note on the
+exception, a hook and a debug line. Call arguments go to hooks only. A hook that raises is logged and changes nothing;
+async callers await async hooks (`await_hooks`).
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ _EXHAUSTED = frozenset(
 
 DEBUG = 10
 _NOTHING: dict[str, object] = {}
-"""Keyword arguments of a call that has none, such as a loop."""
+"""Keyword arguments for calls without any, such as loops."""
 
 
 class CallState:
@@ -111,10 +111,10 @@ class CallState:
         self.observe: Callable[..., object] | None = None
         """Called with each decision and all of its inputs, for an audit trail."""
         self.redact: Callable[[str], str] | None = None
-        """Removes configured secrets from a failure's message before anything is decided or told."""
+        """Removes configured secrets from a failure's message before it is used for a decision or shown."""
         self._records: list[tuple[Failure, float, float | None, float]] = []
         self.awaited: list[tuple[str, Awaitable[object]]] | None = None
-        """What async hooks returned and `await_hooks` has to await."""
+        """Awaitables that async hooks returned, for `await_hooks`."""
         tracer = tracing.tracer
         self.trace = None if tracer is None else CallTrace(tracer, plan.name or "unnamed")
         """The spans of this call; None while tracing is off."""
@@ -148,7 +148,9 @@ class CallState:
             self._call_hook(self.plan.before, "before", self._event(self.attempts + 1))
 
     def succeeded(self, value: object = None) -> None:
-        """Refill the throttle, and tell a success: to `after=`, and after failures to the log and `on_recover=`."""
+        """
+        Refill the throttle and report a success: to `after=`, and after failures also to the log and `on_recover=`.
+        """
         throttle = self.plan.throttle
         if throttle is not None and throttle.tokens < throttle.cap:
             throttle.feed()
@@ -171,7 +173,10 @@ class CallState:
                 self._call_hook(self.plan.on_recover, "on_recover", event)
 
     def record_failure(self, error: Exception) -> float | None:
-        """Take in a failed attempt: returns the seconds to wait before the next, or None: the error is the caller's."""
+        """
+        Process a failed attempt: returns the seconds to wait before the next one, or None if the error goes to the
+        caller.
+        """
         self.attempts += 1
         try:
             delay = self._decide(error)
@@ -233,7 +238,7 @@ class CallState:
         delay = decision.delay if type(decision) is Again else None
         self._records.append((failure, history.elapsed, delay, drawn))
 
-        # Tell.
+        # Report.
         if delay is None:
             self._give_up(decision, error, failure, policy, verdict)
             return None
@@ -345,7 +350,7 @@ class CallState:
         *,
         has_ended: bool = False,
     ) -> None:
-        """Tell the end of the call. `has_ended`: the attempt ended before, and the wait after it ends now."""
+        """Report the end of the call. `has_ended`: the attempt ended before, and the wait after it ends now."""
         assert isinstance(decision, Stop)
         self._end(error, decision.reason)
         event = self._event(self.attempts, failure, error, policy)
@@ -367,9 +372,9 @@ class CallState:
 
     def _log_end(self, event: RetryEvent, decision: str, text: str, level: int = DEBUG) -> None:
         """
-        Log the end of a call, for those who debug: the caller has the value or the exception.
+        Log the end of a call at debug level: the caller has the value or the exception.
 
-        An exception that a fallback replaces is seen here alone, so its line has the level of a retry.
+        An exception that a fallback replaces is seen only here, so its line has the level of a retry.
         """
         budget = self.plan.log_budget
         left_out = (self._budget() if budget is None else budget).take(clock.now())

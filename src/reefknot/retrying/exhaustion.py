@@ -57,7 +57,7 @@ def mark_exhausted(error: Exception) -> None:
 
 
 def is_exhausted(error: BaseException, since: int) -> bool:
-    """Whether this error, one it was raised from or one in it ended a retry inside the call that began at `since`."""
+    """Whether this error, its cause or an error in its group ended a retry inside the call that began at `since`."""
     todo, seen = [error], {0}
     while todo and len(seen) <= MOST_PARTS:
         link = todo.pop()

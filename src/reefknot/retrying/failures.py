@@ -1,8 +1,8 @@
 """
 Exceptions read as `Failure`s, and which of them are retried by default.
 
-The only place that looks into a live exception: class names, status, the server's hints, redacted text. The exception
-itself is not kept. Third-party classes are recognised by name and attributes, never imported.
+This is the only place that looks into a live exception: class names, status, the server's hints, redacted text. The
+exception itself is not kept. Third-party classes are recognised by name and attributes, never imported.
 """
 
 from __future__ import annotations
@@ -47,13 +47,16 @@ _UNREACHABLE: dict[int | None, str] = {
     for number, name in errno.errorcode.items()
     if name in ("EHOSTUNREACH", "ENETUNREACH", "ENETDOWN", "EHOSTDOWN")
 }
-"""Errors of the network that Python raises as a plain `OSError`: told by their number."""
+"""Network errors that Python raises as a plain `OSError`, recognised by their number."""
 _ClassTraits = tuple[tuple[str, ...], Kind | None, bool]
 """Class names along the MRO, the kind they determine, and whether the class has none of `_ATTRIBUTES`."""
 _traits_of: dict[type, _ClassTraits] = {}
 _last_failure: dict[type, Failure] = {}
-"""The last failure of each class that is read by its text alone: an outage repeats itself. The kept message is
-redacted, so a text with a secret in it never equals it and is read anew; with another redactor all are."""
+"""
+The last failure of each class that is read by its text alone, because an outage repeats itself. The kept message is
+redacted, so a text with a secret in it never equals it and is read again; another redactor makes all of them be read
+again.
+"""
 _last_redactor = process_redactor()
 
 
@@ -62,7 +65,7 @@ _last_redactor = process_redactor()
 
 def retryable_by_default(error: Exception, failure: Failure) -> Verdict:
     """
-    The rule without `on=`: connection errors, timeouts, HTTP 408, 429 and 5xx, and what an exception declares itself.
+    The rule without `on=`: connection errors, timeouts, HTTP 408, 429 and 5xx, and whatever an exception declares.
 
     A group is retried only if every leaf is.
     """
@@ -74,7 +77,7 @@ def retryable_by_default(error: Exception, failure: Failure) -> Verdict:
 
 def _declared_retryable(error: Exception, failure: Failure) -> bool | None:
     """
-    Declaration of the exception: retryable or not; None when there is none.
+    What the exception declares: retryable or not; None without a declaration.
 
     By `error_code` or `failure_type`, else by the status of the service that answered with it.
     """
@@ -315,7 +318,7 @@ def _until_date(text: str) -> float | None:
 
 def _until_reset(text: str | None) -> float | None:
     text = "" if text is None else text.strip()
-    if not (text.isascii() and text.isdigit()):  # a raised two is a digit, and no number
+    if not (text.isascii() and text.isdigit()):  # a superscript two is a digit but not a number
         return None
     return max(0.0, int(text[:12]) - clock.wall())
 

@@ -3,10 +3,10 @@ Functions that a caller gives: their kinds (plain, async, generator), their arit
 `on_result=` and `wait=`.
 
 Kinds and arity are read from code objects, because `inspect` costs as much to import as everything else the light path
-loads. A predicate answers as `if` would take it: `None`, `[]` and `0` are no, a match or a filled list is yes. Seconds
-to wait at least are a `float`, a `timedelta` or a `RetryAfter`; a whole number is a truth value, as a count is one. A
-predicate that raises never changes the outcome: it is logged, and the error or the result it was asked about goes to
-the caller as it is.
+loads. A predicate's answer is taken as `if` would take it: `None`, `[]` and `0` mean no, a match or a non-empty list
+means yes. A `float`, a `timedelta` or a `RetryAfter` is a least wait; a whole number is a truth value, because a count
+is one. A predicate that raises never changes the outcome: it is logged, and the error or the result it was asked about
+goes to the caller as it is.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     Verdict: TypeAlias = bool | float
     """The answer of a rule: whether to try again, or the seconds to wait at least, as a float."""
     Answer: TypeAlias = SupportsBool | Sized | Match[Any] | timedelta | RetryAfter | None
-    """The answer of a caller's predicate, which `if` could take; a float, a timedelta and a RetryAfter are seconds."""
+    """The answer of a caller's predicate: any truth value; a float, a timedelta or a RetryAfter is a wait."""
     On: TypeAlias = (
         type[Exception]
         | Iterable[type[Exception]]
@@ -111,7 +111,7 @@ COROUTINE, GENERATOR, ASYNC_GENERATOR = 0x80, 0x20, 0x200
 
 
 def code_flags(fn: object) -> int:
-    """Code flags of the function that a call of `fn` ends up in; 0 when there is none to see."""
+    """Code flags of the function that a call of `fn` ends up in; 0 when it has no code to inspect."""
     for _ in range(16):
         if hasattr(fn, "func") and hasattr(fn, "keywords"):
             fn = fn.func
@@ -132,7 +132,7 @@ def is_async(fn: object) -> bool:
 
 
 def checked_arity(option: str, fn: Any, accepted: str, takes: str, given: int = 1) -> Any:
-    """`fn`, refused when it cannot be called with `given` arguments; `takes` shows a function that can."""
+    """`fn`, or an error if it cannot be called with `given` arguments; `takes` shows a function that can."""
     counts = _argument_counts(fn)
     if counts is None or counts[0] <= given <= counts[1]:
         return fn
@@ -308,7 +308,7 @@ def wait_rule_for(wait: object, longest: float) -> WaitRule | None:
 
 
 def _asked_wait(wait: Callable[[Any], Any], attempt: Any) -> float | None:
-    """Seconds that the caller's function answers. None, or a function that fails: the policy's own wait follows."""
+    """The seconds that the caller's function returns; None, also when it fails, means the policy's own wait."""
     try:
         answer = wait(attempt)
     except Exception as broken:

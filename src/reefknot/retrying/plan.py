@@ -118,7 +118,7 @@ class RetrySwitch:
         return self.most == 1
 
     def limit(self, attempts: int) -> Token[int]:
-        """Limit the attempts of every call in this context; `restore` takes the answer."""
+        """Limit the attempts of every call in this context; returns the value for `restore`."""
         self.is_in_use = True
         return self._most.set(attempts)
 
@@ -190,7 +190,7 @@ class Plan:
         """A retrier with a seed counts its own calls: no other call in the process changes its draws."""
         self.log: bool | int | Logger = True
         self.log_budget: LogBudget | None = None
-        """The budget of lines of this name, once a line was due; one without lines for `log=False`."""
+        """The log budget of this name, made when the first line is due; an empty one for `log=False`."""
         self.statistics = RetryStatistics()
         self.is_bare = True
         """Whether a decision needs nothing but the policy: no throttle, breaker, event or wait of the caller's."""
@@ -278,7 +278,7 @@ class Plan:
 
 
 def _no_such_option(name: str) -> str:
-    """Error text for an unknown option: the one that was meant, if that can be told, and all that are accepted."""
+    """Error text for an unknown option: the one that was probably meant, and all that are accepted."""
     options = sorted(POLICY_FIELDS | OTHER_FIELDS)
     meant = _MEANT.get(name)
     if meant is None:

@@ -222,7 +222,10 @@ def _awaited(fn: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
 
 
 class _PlainResult(BaseException):
-    """Something that is not awaitable came from a function of `acall`. No rule of `on=` sees this: it is a mistake."""
+    """
+    A function given to `acall` returned something that cannot be awaited. This is a mistake in the call, so no rule of
+    `on=` sees it.
+    """
 
 
 def _not_async(fn: object) -> ParameterTypeError:

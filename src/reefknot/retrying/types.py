@@ -1,7 +1,7 @@
 """
 Types of the retry interface: the event of a hook, the options, and a decorated function as a type checker sees it.
 
-`RetryKeywords` is a typed dictionary, which tells "not given" from "given as None".
+`RetryKeywords` is a typed dictionary, which distinguishes "not given" from "given as None".
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class FailedAttempt(int):
 
     @property
     def error(self) -> Any:
-        """The exception; None when `on_result=` refused a result. Of any class: its attributes are the caller's."""
+        """The exception, of any class; None when `on_result=` refused a result."""
         return self.event.error
 
     @property

@@ -7,7 +7,8 @@ waits, so that no attempt's frame outlives its attempt and no error becomes the 
 
 An async attempt is cancelled when its time is over. Most awaits that matter for speed never suspend: the coroutine is
 driven one step by hand, and a timer is armed only if it really waits. A plain attempt with a time limit runs in a
-thread. No exception is ever injected into it: work that ran out of time goes on alone, and the error says so.
+thread. No exception is ever injected into it: work that ran out of time continues in the background, and the error says
+so.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Stores: one contract, three engines, and the retention of what is in them."""
+"""Stores: one contract, three engines, and the retention of their records."""

@@ -1,7 +1,7 @@
 """
 Stores by their address, open for as long as a block lasts.
 
-In a virtual loop everything runs in that loop's time and thread, and nothing is removed by itself.
+In a virtual loop everything runs in that loop's time and thread, and no retention runs.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ async def open_store(
 
     `retention` is how many seconds an ended key is remembered, `largest_result` how many bytes a recorded result may
     have, `most_keys` how many keys there may be. For the code inside it is the store in scope: a function under
-    `@idempotent` finds it by itself.
+    `@idempotent` uses it by default.
 
     Records past their retention are removed in the background, every ten minutes: keys, events after `audit_retention`
-    (default: 90 days), ended work after `work_retention` (default: 7 days). None is for ever. A retention that was
-    given is noted beside the file. A block that lasts less than a minute removes nothing, nor does one with
+    (default: 90 days), ended work after `work_retention` (default: 7 days). None keeps them forever. A retention that
+    was given is noted next to the file. A block that lasts less than a minute removes nothing, nor does one with
     `tidy=False`, or in a virtual loop.
 
-    `read_only` opens a store that may not be written, such as a file on a read-only disk: reads work, writes are
-    refused. On NATS events that dead processes left stay where they are, and are not read.
+    `read_only` opens a store that must not be written, such as a file on a read-only disk: reads work, writes are
+    refused. On NATS, events that dead processes left behind are not recovered, and not read.
 
     A file of an older version is migrated, after a copy of it to `NAME.vN.bak`: a program of that version cannot open
     it any more. With `migrate=False` it is read as it is, or `StoreVersionError` says what to do.

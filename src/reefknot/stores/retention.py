@@ -4,8 +4,8 @@ Retention: expired keys, ended work and old events are removed in the background
 Every ten minutes or so, one process of a host runs a round, so that no caller waits for it. A round never removes a key
 that is held, work that has not ended, or anything in quarantine.
 
-Only a process that has had the store open for a minute removes anything, and none whose clock is more than a day past
-the newest record: a clock that is wrong makes nothing old.
+A process removes records only if it has had the store open for a minute and its clock is at most a day past the newest
+record: a wrong clock makes no record old.
 """
 
 from __future__ import annotations
@@ -118,14 +118,14 @@ class RetentionJob:
             logger().error("the retention round failed (%s)", printable(str(error), most=300))
 
     async def _look_at_clock(self) -> None:
-        """Note how far the clock is past the newest record, before this process writes one by the same clock."""
+        """Note how far the clock is past the newest record, before this process writes a record by the same clock."""
         try:
             self._doubted_until = self._opened_at + NEWEST_WITHIN_S if await self._is_far_ahead() else self._opened_at
-        except Exception as error:  # the round will say so too
+        except Exception as error:  # the round reports it too
             logger().error("the newest record was not found (%s)", printable(str(error), most=300))
 
     async def _clock_is_plausible(self) -> bool:
-        """Whether the clock can be trusted: a wrong one that was there at the start is given a day to be noticed."""
+        """Whether the clock can be trusted: one that was wrong at the start is given a day to be noticed."""
         if self._clock.now() >= self._doubted_until and not await self._is_far_ahead():
             return True
         if not self._has_warned:
@@ -138,7 +138,7 @@ class RetentionJob:
         return newest is not None and self._wall_ms() - newest > NEWEST_WITHIN_S * 1000
 
     def _wall_ms(self) -> int:
-        """Wall time as the store reckons it: a wall clock that jumps while the store is open makes nothing older."""
+        """Wall time by the store's clock: a wall clock that jumps while the store is open makes no record older."""
         return self._timeline.at(self._clock.now()).wall
 
     def _due_in(self) -> float:

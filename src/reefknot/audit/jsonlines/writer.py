@@ -5,8 +5,8 @@
 file had when it was named. A folder entry is made durable before anything relies on it. Half a batch that a crash left
 behind is cut off when the log is opened, and an event says so.
 
-A write that fails is taken back. When that fails too, or an fsync does, nothing more is written: nobody knows what the
-disk has kept.
+A write that fails is taken back. When that fails too, or an fsync does, nothing more is written, because it is unknown
+what the disk has kept.
 """
 
 import errno

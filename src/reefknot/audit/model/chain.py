@@ -159,8 +159,8 @@ def verify(
     """
     Every mismatch between these links and a chain from `start` (the beginning, or an anchor) to `head`.
 
-    `anchors` are anchor events of this chain that stand in others.
-    After a mismatch verification goes on from what the link itself claims, so one edit is one finding, not a thousand.
+    `anchors` are anchor events of this chain that were written to other chains. After a mismatch verification goes on
+    from what the link itself claims, so one edit is one finding, not a thousand.
     """
     verifier = ChainVerifier(start or Head(head.chain), head, in_force=in_force)
     for body in anchors:
@@ -416,7 +416,7 @@ def _shorter(digits: str) -> str:
 
 
 def _digits(shorter: str) -> str:
-    """The hexadecimal digits of a hash in base64url; the text itself when it is none."""
+    """The hexadecimal digits of a hash in base64url; any other text unchanged."""
     try:
         digits = urlsafe_b64decode(f"{shorter}=").hex()
     except ValueError:

@@ -313,7 +313,7 @@ class Completed(_OfEveryAssignment, frozen=True, tag="completed", kw_only=True):
 
 class Quarantined(Event, frozen=True, tag="quarantined", kw_only=True):
     """
-    Work went to quarantine, which only an operator takes it out of.
+    Work went to quarantine; only an operator can release it.
 
     `inputs` say why, where no decision to stop stands before it: how many `crashes` there were, how many are the
     `limit`, and the `attempts` that had ended; or the guarded `key` whose outcome is unknown.
@@ -329,9 +329,9 @@ class Requeued(Event, frozen=True, tag="requeued", kw_only=True):
     """
     Work returned to the queue: by an operator, from a lost lease, or from a worker that drains or cannot run it.
 
-    `generation` counts how often it began anew with all its retries, as an operator or a timetable has it do; a lost
-    lease leaves it as it is. `attempt_seconds` is there when its first execution was lost with its process: the time
-    from its start until that was noticed.
+    `generation` counts how often it was restarted with all its retries by an operator or a timetable; a lost lease does
+    not change it. `attempt_seconds` is there when its first execution was lost with its process: the time from its
+    start until that was noticed.
     """
 
     event_code: str = "RK-402"
@@ -402,7 +402,7 @@ class Anchor(Event, frozen=True, tag="anchor", kw_only=True):
     Retention removed the events up to this point of the chain. `removed` counts all removed so far.
 
     `removed_now` of them went with this step, by `rule`. `last` is the body of the last of them and `previous` the hash
-    before it: together they give `hash`, so nobody can say that the events were older than they were.
+    before it: together they give `hash`, so the age of the removed events cannot be forged.
     """
 
     event_code: str = "RK-702"
@@ -556,7 +556,7 @@ def encode(event: Event) -> bytes:
 
 
 def decode(body: bytes) -> AnyEvent:
-    """The event of these bytes; `msgspec.DecodeError` when they are none."""
+    """The event of these bytes; `msgspec.DecodeError` for anything else."""
     try:
         event: AnyEvent = _decoder.decode(body)
     except (UnicodeDecodeError, RecursionError) as error:

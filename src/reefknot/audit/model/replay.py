@@ -2,8 +2,8 @@
 Replay: every recorded decision is decided again, and each difference is listed.
 
 `decide`, `admit` and the choice of a worker get the inputs that were recorded, and the answer must be the same, and so
-must every field of the event that follows from it. No effect is ever run: a replay is arithmetic over the audit log.
-What has no inputs is counted as undecided, and is a difference where a decision is never recorded without them.
+must every field of the event that follows from it. No effect is ever run: a replay is arithmetic over the audit log. An
+event without inputs is counted as undecided; it is a difference if such decisions are always recorded with inputs.
 """
 
 from collections import Counter

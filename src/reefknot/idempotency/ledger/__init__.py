@@ -8,7 +8,7 @@ Mode `txn`: the idempotency record is kept in the caller's own database, and com
         claim.result = {"paid": 20}
 
 Effect and record are one transaction, so in this mode the effect happens exactly once per key, whatever crashes. That
-holds for what the block does on this very connection, and for nothing else: a mail it sends is not undone.
+holds only for what the block does on this very connection: an e-mail that it sends is not undone.
 
 Works on `sqlite3`, `apsw` and `psycopg` connections. A driver is recognised by its class, without importing it.
 """
@@ -79,7 +79,7 @@ def _refuse_store_file(conn: Any) -> None:
 
 
 def _driver(conn: object) -> str:
-    """The name of the driver whose connection (or a subclass of it) this is, empty when it is none of them."""
+    """The name of the driver of this connection (or of a subclass); empty for an unknown driver."""
     for cls in type(conn).__mro__:
         package = cls.__module__.partition(".")[0]
         if package in ("sqlite3", "apsw") and cls.__name__ == "Connection":

@@ -9,8 +9,8 @@ When the caller has a transaction open, the block joins it by a savepoint: it ro
 commit to the caller. A connection carries one transaction; two tasks or threads inside blocks of one connection are
 refused, because one would commit or undo the other's work.
 
-Sync and async drivers share one implementation, in coroutines. On a sync connection they wait for nothing but their
-own `sleep`; where that blocks too, `run_blocking` takes a coroutine to its end in one go.
+Sync and async drivers share one implementation, in coroutines. On a sync connection they only wait in their own
+`sleep`; where that blocks too, `run_blocking` runs a coroutine to its end in one go.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class SqliteDriver:
         return bool(self._conn.in_transaction)
 
     def code(self, error: Exception) -> int:
-        """SQLite's extended result code, 0 when there is none."""
+        """SQLite's extended result code, 0 without one."""
         return getattr(error, self._code, 0)
 
 

@@ -1,5 +1,5 @@
 """
-The built-in policies: what the book says when no file does.
+The built-in policies, which apply where no file sets a value.
 
 Blocks have built in only the global default and the table of codes and statuses; connectors and operations have an
 entry each. Connectors count retries and whole seconds. An operation's category is recorded by its value;

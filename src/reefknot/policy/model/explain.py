@@ -1,8 +1,8 @@
 """
 Explanations: the decision about a failure that has not happened, and every wait that would follow.
 
-The answer comes from the same `decide`, beside the provenance of the policy. Explaining runs nothing and waits for
-nothing.
+The answer comes from the same `decide`, together with the provenance of the policy. Explaining runs nothing and does
+not wait.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -18,7 +18,10 @@ from reefknot.core.policy import RetryStrategy
 LEAST = 50
 """Observations that a question needs for an answer."""
 USELESS, WORTHWHILE = 0.02, 0.20
-"""Share of jobs that late retries rescue: so few that they are not needed, so many that more would rescue more."""
+"""
+Share of jobs that late retries rescue: at or below the first, they are not needed; at or above the second, more retries
+would rescue more jobs.
+"""
 LEAST_GIVEN_UP = 10
 MOST_LIMITED = 0.20
 """Share of executions that meet a rate limit."""
@@ -66,7 +69,7 @@ class ConnectorCounts(Struct, frozen=True):
         return sum(self.successes.values()) + sum(self.failures.values())
 
     def rescued_after(self, retries: int) -> int:
-        """The jobs that succeeded with more than so many retries."""
+        """The jobs that succeeded with more than this number of retries."""
         return sum(number for executions, number in self.successes.items() if executions - 1 > retries)
 
     def share_of_retries(self, types: frozenset[str]) -> float:
@@ -186,7 +189,7 @@ def _fewer_retries(counts: ConnectorCounts, group: _Group, fewer: int) -> Tuning
         Verdict.PROPOSAL,
         f"of {rescued + given_up} jobs that were not done after retry {fewer}, later ones rescued at most {rescued}",
         f"about {saved} executions fewer per 1,000 jobs; at most {counts.per_thousand(rescued)} more jobs per 1,000 in "
-        "quarantine; a job that fails for good is told of earlier",
+        "quarantine; a job that fails for good is reported earlier",
         group.field,
         group.limit,
         fewer,
@@ -210,7 +213,7 @@ def _more_retries(counts: ConnectorCounts, group: _Group, question: str) -> Tuni
         Verdict.PROPOSAL,
         why,
         f"about {counts.per_thousand(more)} more jobs rescued per 1,000, for {counts.per_thousand(more / chance)} more "
-        "executions, if further retries succeed as often as the last; a job that fails for good is told of later",
+        "executions, if further retries succeed as often as the last; a job that fails for good is reported later",
         group.field,
         group.limit,
         to,

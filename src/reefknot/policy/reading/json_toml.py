@@ -145,7 +145,7 @@ class _Locator:
 
 
 class _LostError(Exception):
-    """The locator met something it does not know; `tomllib` has the word."""
+    """The locator met something it does not know; `tomllib` reports the error."""
 
 
 class _TomlLocator(_Locator):

@@ -164,7 +164,7 @@ class ParseSession:
             self.refuse(mark, (), f"holds more aliases than the limit of {MOST_ALIASES}")
 
     def check_level(self, level: int, mark: Mark) -> None:
-        """Refuse a mapping or list inside too many others. The document itself is level 1."""
+        """Refuse a mapping or list that is nested too deeply. The document itself is level 1."""
         if level > MOST_LEVELS:
             self.refuse(mark, (), f"is nested deeper than the limit of {MOST_LEVELS} levels")
 
@@ -206,7 +206,7 @@ def _reason(error: OSError) -> UnreadableError:
 
 
 def _open(path: str | os.PathLike[str]) -> int:
-    # Without O_NONBLOCK, opening a pipe that nobody writes to would wait forever.
+    # Without O_NONBLOCK, opening a pipe without a writer would wait forever.
     flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     try:
         return os.open(path, flags)

@@ -2,9 +2,9 @@
 YAML: the values and positions of a document, from libyaml's events.
 
 `yaml.CSafeLoader` parses (`SafeLoader` where libyaml is missing); composing and constructing are done here. libyaml's
-own composer recurses in C without a bound and ends the process at some 100,000 brackets, refuses an anchor that is
-given anew, and forgets where an alias stands. PyYAML's constructor shares what an alias stands for, takes the last of
-two equal keys, and can count neither.
+own composer recurses in C without a bound and ends the process at some 100,000 brackets, refuses a redefined anchor,
+and forgets where an alias stands. PyYAML's constructor shares what an alias stands for, takes the last of two equal
+keys, and can count neither.
 
 Words without quotes follow YAML with the surprises taken out: `1e3` is a number, `12:30` and `2026-01-01` stay text,
 and `0123`, which is 83 to one reader and 123 to another, is refused. Keys stay as they are written: `429`, `on` and
@@ -128,7 +128,7 @@ def _check_directives(text: str, session: ParseSession) -> None:
 
 
 def _compose(events: Iterator[Any], session: ParseSession) -> yaml.Node | None:
-    """The nodes of the one document, None when there is none. Nothing recurses: the stack's depth is a limit."""
+    """The nodes of the single document, or None. Nothing recurses: the stack's depth is limited."""
     root: yaml.Node | None = None
     documents = 0
     stack: list[yaml.CollectionNode] = []
@@ -206,7 +206,7 @@ class _Construction:
         self.wrong(node, path, f"tag {shortened(shown)} is not accepted here; values need no tags")
 
     def value(self, node: yaml.Node, path: KeyPath) -> Any:
-        """The plain value of a node. An alias is built anew each time: nothing is shared."""
+        """The plain value of a node. An alias is built again each time, so that nothing is shared."""
         node = _target(node)
         mark = _mark(node, self.session)
         self.session.count_node(mark, path)

@@ -2,8 +2,8 @@
 Admission to a bounded queue: its overload level, and the decision about an arrival.
 
 A level is a share of the queue. The raw level follows the depth; the reported one leaves a level only when the depth
-has fallen well below its threshold, so that a status that others steer by does not flutter. People are told a held one,
-which also has to have been left for a while: a short queue fills and empties many times a second.
+has fallen well below its threshold, so that a status used for routing does not flutter. People are shown a held level,
+which also has to stay lower for a while: a short queue fills and empties many times a second.
 
 `admit` is one pure function for all four policies. It sees the queue as it stands before the arrival, and returns a
 value: accept, accept by dropping another, defer, degrade, or reject with the reason that the caller receives.
@@ -39,14 +39,14 @@ _ORDER = tuple(OverloadStatus)
 
 
 class Thresholds(Struct, frozen=True):
-    """Shares of a full queue at which the level changes, ascending."""
+    """Shares of a full queue at which the level changes, in ascending order."""
 
     degraded: float = 0.5
     overloaded: float = 0.8
     critical: float = 1.0
 
     def of(self, status: OverloadStatus) -> float:
-        """The share of the queue at which a level begins; healthy begins at nothing."""
+        """The share of the queue at which a level begins; healthy begins at 0."""
         return (0.0, self.degraded, self.overloaded, self.critical)[status.severity]
 
 
@@ -68,7 +68,7 @@ def reported(
     size: int,
     thresholds: Thresholds = Thresholds(),  # noqa: B008 - frozen
 ) -> OverloadStatus:
-    """The level that is told to others: up at once, down only below the threshold less a tenth of the queue."""
+    """The level that is reported to routers: up at once, down only below the threshold less a tenth of the queue."""
     raw = level(depth, size, thresholds)
     if raw.severity >= before.severity:
         return raw
@@ -80,11 +80,14 @@ def reported(
 
 
 HOLD_S = 2.0
-"""Seconds that a queue has to be below a level before people are told that it has left it."""
+"""Seconds that a queue has to be below a level before displays show the lower one."""
 
 
 class HeldStatus(Struct, frozen=True):
-    """The level that people are told. Below it since `below_since`, the queue has been at most at `highest`."""
+    """
+    The level for displays, held for a while so that it does not flicker. Since `below_since` the queue has been below
+    it, at most at `highest`.
+    """
 
     status: OverloadStatus = OverloadStatus.HEALTHY
     below_since: float | None = None
@@ -92,7 +95,7 @@ class HeldStatus(Struct, frozen=True):
 
 
 def held(before: HeldStatus, status: OverloadStatus, now: float) -> HeldStatus:
-    """The level to tell people now: up at once, down after `HOLD_S` below it, to the highest level of that time."""
+    """The level to display now: up at once, down after `HOLD_S` below it, to the highest level of that time."""
     if status.severity >= before.status.severity:
         return HeldStatus(status)
     if before.below_since is None:
@@ -104,7 +107,7 @@ def held(before: HeldStatus, status: OverloadStatus, now: float) -> HeldStatus:
 
 
 KNOWN_AFTER = 20
-"""Service times that must be known before anybody is refused because of them."""
+"""Number of service times that must be known before work is refused because of them."""
 UNKNOWN_WAIT_MS = 1000
 SHORTEST_WAIT_MS = 100
 LONGEST_WAIT_MS = 30_000
@@ -144,7 +147,7 @@ def unknown_type_message(job_type: str, known: Iterable[str]) -> str:
 
 
 def tells_unknown_type(message: str) -> bool:
-    """Whether a refusal is that of `unknown_type_message`: an ack of the baseline has no field for its reason."""
+    """Whether a refusal has the text of `unknown_type_message`: an ack of the baseline has no field for its reason."""
     return message.startswith(_UNKNOWN_TYPE) and _NOT_KNOWN in message
 
 
@@ -155,7 +158,7 @@ class DegradationLevel(StrEnum):
 
 
 class Degradation(Struct, frozen=True):
-    """The service that a level of degradation takes away."""
+    """What a level of degradation reduces."""
 
     skip_retries: bool = False
     timeout_factor: float = 1.0
@@ -173,14 +176,14 @@ class Rules(Struct, frozen=True):
     max_defer_time_ms: int = 30_000
     max_wait_fraction: float | None = 0.5
     preempt: bool = True
-    """Whether an arrival of higher priority takes the place of the lowest. False counts for `reject_new` only."""
+    """Whether an arrival of higher priority displaces the lowest. False applies to `reject_new` only."""
     light: Degradation = Degradation()
     medium: Degradation = Degradation(skip_retries=True, timeout_factor=0.8)
     heavy: Degradation = Degradation(skip_retries=True, timeout_factor=0.5, skip_circuit_breaker=True)
 
 
 ADMISSION_VERSION = 2
-"""Since 2 the inputs of an admission have everything that its load level follows from."""
+"""Since version 2 the inputs of an admission hold everything that determines its load level."""
 HASH_DIGITS = 16
 
 
@@ -195,7 +198,7 @@ def rules_hash(rules: Rules, resource_class: str) -> str:
 
 
 class Oldest(Struct, frozen=True):
-    """The oldest of the lowest priority in the queue: the one that would go first."""
+    """The oldest item of the lowest priority in the queue, which would be dropped first."""
 
     id: str
     priority: int
@@ -215,12 +218,12 @@ class QueueView(Struct, frozen=True, omit_defaults=True):
     """How many of them the arrival overtakes: by priority, or because tenants take turns."""
 
     def for_baseline(self) -> "QueueView":
-        """The view without what the baseline does not look at; the depth is for people."""
+        """The view without the fields that the baseline ignores; the depth stays for display."""
         return QueueView(self.depth, draining=self.draining)
 
 
 class Arrival(Struct, frozen=True, omit_defaults=True):
-    """The work to be admitted, as the decision sees it. `deadline_ms` is the time left, if a deadline was given."""
+    """The work to be admitted. `deadline_ms` is the time left, if a deadline was given."""
 
     priority: int = 0
     deadline_ms: float | None = None
@@ -266,7 +269,7 @@ class Reject(Struct, frozen=True):
     message: str
     retry_after_ms: int
     depth: int = 0
-    """What is ahead, where the work would have been kept."""
+    """The work ahead, in the queue that refused this."""
 
 
 Admission = Accept | AcceptDropping | Defer | Degrade | Reject
@@ -305,7 +308,7 @@ _FULL = {
 
 
 def _in_place_of(view: QueueView, arrival: Arrival, rules: Rules) -> Admission:
-    """Drop the oldest of the lowest priority, unless it matters more or has waited so long that it is protected."""
+    """Drop the oldest of the lowest priority, unless its priority is higher or its waiting time protects it."""
     oldest = view.oldest
     if oldest is None or not can_displace(arrival, oldest.priority, rules) or oldest.waited_ms > rules.max_drop_age_ms:
         return Reject(RejectReason.QUEUE_FULL, _FULL[RejectionPolicy.DROP_OLDEST], retry_after_ms(view))
@@ -313,19 +316,19 @@ def _in_place_of(view: QueueView, arrival: Arrival, rules: Rules) -> Admission:
 
 
 def _preempts(view: QueueView, arrival: Arrival, rules: Rules) -> bool:
-    """Whether the arrival matters more than the lowest in the queue, and may take its place."""
+    """Whether the arrival has a higher priority than the lowest in the queue, and may take its place."""
     return view.oldest is not None and can_displace(arrival, view.oldest.priority, rules)
 
 
 def can_displace(arrival: Arrival, priority: int, rules: Rules) -> bool:
-    """Whether the arrival may take the place of work of this priority in a full queue, if that has not waited long."""
+    """Whether the arrival may displace work of this priority in a full queue, if that work has not waited long."""
     if rules.policy is RejectionPolicy.DROP_OLDEST:
         return priority <= arrival.priority
     return priority < arrival.priority and (rules.preempt or rules.policy is not RejectionPolicy.REJECT_NEW)
 
 
 def would_miss_deadline(view: QueueView, arrival: Arrival, rules: Rules) -> bool:
-    """Whether the arrival would start only when too much of its deadline is gone."""
+    """Whether too much of the arrival's deadline would be gone when it starts."""
     if arrival.deadline_ms is None or rules.max_wait_fraction is None or view.service_times_known < KNOWN_AFTER:
         return False
     return expected_wait_ms(view) > rules.max_wait_fraction * arrival.deadline_ms
@@ -337,14 +340,14 @@ def expected_wait_ms(view: QueueView) -> float:
 
 
 def retry_after_ms(view: QueueView) -> int:
-    """The pause before another try may be worth it: until half the queue is gone, as far as is known."""
+    """The suggested pause before another try: the estimated time until half the queue is done."""
     if view.service_times_known < KNOWN_AFTER:
         return UNKNOWN_WAIT_MS
     return int(min(LONGEST_WAIT_MS, max(SHORTEST_WAIT_MS, expected_wait_ms(view) / 2)))
 
 
 def defer_time_ms(depth: int, rules: Rules) -> int:
-    """From nothing at the degraded threshold to all of it at a full queue, in a straight line."""
+    """The time to defer: 0 at the degraded threshold, rising linearly to the configured time at a full queue."""
     share = depth / rules.size
     begin = rules.thresholds.degraded
     if share < begin or begin >= 1.0:

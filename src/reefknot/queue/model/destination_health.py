@@ -7,7 +7,8 @@ The health of a destination: whether a worker may call it now, and whether a fai
                                              └───────────(a call fails)─────┴──────(the probe fails)───┘
 
 An outage is not the fault of the jobs that meet it: while a destination is not closed, its transient failures spend no
-attempts, and jobs for it wait. A job is to blame itself once it has failed and the destination has answered since.
+attempts, and jobs for it wait. A failure counts against its job once the destination has answered since the job's first
+failure.
 
 The state is a value, time is an argument (seconds of the worker's clock), and every change can be computed again from
 an audit event.
@@ -18,7 +19,7 @@ from msgspec import Struct, structs
 from reefknot.core.breaker import BreakerState, Permit, Refused
 
 LEAST_WAIT = 0.01
-"""A wait that is shorter than what due times are rounded by would be no wait."""
+"""Least wait: due times are rounded, so a shorter one would be no wait."""
 SHORTEST_PAUSE = 0.5
 LONGEST_PAUSE = 5.0
 """Bounds of the wait of a job that finds a probe under way: it waits as long again as the probe has taken."""
@@ -27,7 +28,7 @@ SLOW_START_PAUSE = 0.25
 
 
 class DestinationRules(Struct, frozen=True, omit_defaults=True):
-    """The rules of health: when a destination is held to be down, and how it comes back. Times are seconds."""
+    """The rules of health: when a destination counts as down, and how it recovers. Times are in seconds."""
 
     enabled: bool = True
     failures: int = 10
@@ -37,7 +38,7 @@ class DestinationRules(Struct, frozen=True, omit_defaults=True):
     within: float = 300.0
     """… within this time."""
     calls: int = 100
-    """Calls in ten seconds from which on half of them failing is enough."""
+    """Least number of calls in ten seconds for which half of them failing opens the breaker."""
     rest: float = 1.0
     """The first rest; each failed probe doubles it, up to the longest."""
     longest_rest: float = 60.0
@@ -59,9 +60,9 @@ class DestinationHealth(Struct, frozen=True, omit_defaults=True):
     rests_until: float = 0.0
     probed_at: float = 0.0
     slow_start: int = 0
-    """The calls that may be made at once while the destination comes back; 0 when it does not."""
+    """The calls that may be made at once while the destination recovers; 0 otherwise."""
     generation: int = 0
-    """Raised by each opening and each probe: it tells a late report from a current one."""
+    """Raised by each opening and each probe, to distinguish a late report from a current one."""
 
     def state(self, now: float) -> BreakerState:
         if not self.rests:
@@ -70,7 +71,7 @@ class DestinationHealth(Struct, frozen=True, omit_defaults=True):
 
 
 class Traffic(Struct, frozen=True, omit_defaults=True):
-    """The calls of the last ten seconds, and whether those who failed speak for the destination."""
+    """The calls of the last ten seconds, and whether their failures say something about the destination."""
 
     calls: int = 0
     failed: int = 0
@@ -109,10 +110,10 @@ def answered(health: DestinationHealth, permit: Permit, rules: DestinationRules)
 def failed(
     health: DestinationHealth, permit: Permit, now: float, rules: DestinationRules, *, job: str, traffic: Traffic
 ) -> DestinationHealth:
-    """The state after a transient failure of this job. That of a call from before the last change says nothing."""
+    """The state after a transient failure of this job. A call from before the last change is ignored."""
     if permit.generation != health.generation or not rules.enabled:
         return health
-    if health.rests:  # a failure of the slow start begins with the first rest: the destination did answer
+    if health.rests:  # a failure in the slow start begins with the first rest, because the destination did answer
         return _opened(health, now, rules, rests=1 if health.slow_start else health.rests + 1)
     times = (*health.failed_at, now)[-rules.failures :]
     jobs = (*((one, at) for one, at in health.failed_jobs if one != job), (job, now))[-rules.jobs :]
@@ -124,13 +125,13 @@ def failed(
 
 
 def released(health: DestinationHealth, permit: Permit) -> DestinationHealth:
-    """The state after a call that says nothing about the destination: it was cancelled, or our own time was over."""
+    """The state after a call that says nothing about the destination: it was cancelled, or ran out of its own time."""
     is_probe = permit.probe and permit.generation == health.generation
     return structs.replace(health, probed_at=0.0) if is_probe else health
 
 
 def resumed(health: DestinationHealth, rules: DestinationRules, *, since: float, until: float) -> DestinationHealth:
-    """The state that a job tells of which has waited `since` then `until` the next probe, for a worker that starts."""
+    """The state for a worker that starts, derived from a job that has waited `since` then `until` the next probe."""
     rests = 1
     while rest_of(rests, rules) < rules.longest_rest and (2**rests - 1) * rules.rest < until - since:
         rests += 1
@@ -138,7 +139,9 @@ def resumed(health: DestinationHealth, rules: DestinationRules, *, since: float,
 
 
 def spends_attempt(health: DestinationHealth, first_attempt_at: float | None, answered_at: float) -> bool:
-    """Whether a transient failure counts against its job, whose first attempt was then: in an outage it hardly does."""
+    """
+    Whether a transient failure counts against its job: only if the destination has answered since the first attempt.
+    """
     return not health.rests or (first_attempt_at is not None and answered_at > first_attempt_at)
 
 
@@ -148,7 +151,7 @@ def rest_of(rests: int, rules: DestinationRules) -> float:
 
 
 class BreakerInputs(Struct, frozen=True, omit_defaults=True):
-    """Everything that a decision about a destination follows from: an admission, or with `permit` a report."""
+    """All inputs of a decision about a destination: an admission, or with `permit` a report."""
 
     at: float
     rules: DestinationRules = DestinationRules()
@@ -156,7 +159,7 @@ class BreakerInputs(Struct, frozen=True, omit_defaults=True):
     """The state before."""
     running: int = 0
     permit: Permit | None = None
-    """That of the call which is reported on."""
+    """The permit of the reported call."""
     ok: bool = False
     job: str = ""
     traffic: Traffic = Traffic()

@@ -1,5 +1,6 @@
 """
-Fingerprints of failures: failures of one cause have the same one, whatever ids, numbers, names and places they tell of.
+Fingerprints of failures: failures with one cause share a fingerprint, whatever ids, numbers, names and paths they
+mention.
 
 A fingerprint is made of the failure's type, code, HTTP status and exception, and of its message without what differs
 from job to job. It is stable: the same failure has it in every process and in the next version of a job.
@@ -23,7 +24,7 @@ LONGEST_EXAMPLE = 300
 MOST_GROUPS = 1000
 MOST_SOURCES = 20
 
-# In this order at every place of a message, so that a time is no number and an address is no path.
+# In this order at every position, so that a time is not taken for a number, nor an address for a path.
 _VARIABLE = re.compile(
     r"""
     (?P<time>\d{4}-\d\d-\d\d(?:[T\ ]\d\d:\d\d(?::\d\d(?:[.,]\d+)?)?(?:Z|[+-]\d\d:?\d\d)?)?
@@ -45,7 +46,7 @@ _VARIABLE = re.compile(
 
 
 def normalised(message: str) -> str:
-    """A message with times, addresses, quoted names, paths, ids and numbers replaced by what they are."""
+    """A message with times, addresses, quoted names, paths, ids and numbers replaced by the name of their kind."""
     return _normalised(message[:LONGEST_MESSAGE])
 
 
@@ -56,7 +57,7 @@ def _normalised(message: str) -> str:
 
 
 class FailureSummary(Struct, frozen=True):
-    """The failure of an item in a few words. Without a kept failure only the message is known."""
+    """The failure of an item in a few words. Without a stored failure only the message is known."""
 
     failure_type: str = ""
     code: str = ""
@@ -103,7 +104,7 @@ _SMALL = {ord(letter): letter.lower() for letter in ascii_uppercase}
 
 
 def in_small(text: str) -> str:
-    """A text with the capital letters of ASCII as small ones: what every store can do."""
+    """A text with ASCII capital letters as small ones, which every store can do."""
     return text.translate(_SMALL)
 
 
@@ -128,7 +129,7 @@ class FailureGroup(Struct, frozen=True):
 
 
 class FailureGroups:
-    """The groups of items that are added one by one; what is kept of them is bounded."""
+    """The groups of items that are added one by one, in bounded memory."""
 
     def __init__(self, items: Iterable[WorkItem] = ()) -> None:
         self._groups: dict[str, FailureGroup] = {}

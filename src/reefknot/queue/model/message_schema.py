@@ -1,8 +1,8 @@
 """
 JSON Schemas of an assignment as people write it, of a result as callers get it, and of all messages on the wire.
 
-Names and types are those of the records in `core.messages`; descriptions and bounds stand here. An assignment's ids may
-be left out, and a field that is not in the schema is refused, as `written_assignment` does.
+Names and types are those of the records in `messages`; descriptions and bounds are here. An assignment's ids may be
+left out, and a field that is not in the schema is refused, as `written_assignment` does.
 """
 
 from typing import Any

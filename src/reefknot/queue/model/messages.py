@@ -2,8 +2,8 @@
 Messages between routers and workers: version 1 of the wire, frozen.
 
 New fields are optional, unknown ones are ignored, numbers are never text. A message that cannot be read or used becomes
-an `InvalidMessage` that names the field; it never becomes an exception in a worker. An assignment that a person wrote,
-in a file or a program, is read by `written_assignment`, to which an unknown field is a mistake.
+an `InvalidMessage` that names the field, never an exception in a worker. An assignment that a person wrote, in a file
+or a program, is read by `written_assignment`, to which an unknown field is a mistake.
 """
 
 import re
@@ -137,7 +137,7 @@ class ExecAssignment(Struct, frozen=True, omit_defaults=True):
 
     @property
     def traceparent(self) -> str | None:
-        """The span that the assignment was submitted in; None when there is none, or it is not valid."""
+        """The span that the assignment was submitted in; None without a valid one."""
         given = None if self.correlation is None else self.correlation.traceparent
         return given if trace_of(given) else None
 
@@ -171,7 +171,7 @@ class ExecAssignment(Struct, frozen=True, omit_defaults=True):
 
 
 class ExecAssignmentAck(Struct, frozen=True, omit_defaults=True):
-    """A worker's acknowledgement of an assignment. The baseline leaves out the fields after `message`."""
+    """A worker's acknowledgement of an assignment. The baseline omits the fields after `message`."""
 
     assignment_id: str
     status: AckStatus
@@ -234,13 +234,13 @@ class Heartbeat(Struct, frozen=True):
     incarnation: str = ""
     """A new value each time the worker starts: assignments of the previous one may only be in its store."""
     store: str = ""
-    """The store that keeps what the worker accepts. A router over the same one need not keep its results again."""
+    """The store that keeps what the worker accepts. A router on the same store need not store its results again."""
     leaving: bool = False
-    """Draining for good: what is queued for the worker is for the others."""
+    """Draining for good: work queued for this worker goes to other workers."""
 
 
 class Cancel(Struct, frozen=True, omit_defaults=True):
-    """The wish that an assignment ends. Without a `tenant_id` it means an assignment that has none."""
+    """A request to cancel an assignment. Without a `tenant_id` it means an assignment without a tenant."""
 
     assignment_id: str
     reason: str | None = None
@@ -252,7 +252,7 @@ class Cancel(Struct, frozen=True, omit_defaults=True):
 
 
 class Fleet(Struct, frozen=True):
-    """The number of live workers, from a router to them: they share the retry tokens of every destination."""
+    """The number of live workers, sent by a router: they share the retry tokens of every destination."""
 
     workers: int
 
@@ -413,7 +413,10 @@ UNKNOWN_FIELD = "unknown field; accepted: "
 
 
 def _unknown_field(name: str, prefix: str) -> str:
-    """The refusal of a field, with the name that may be meant: one like it beside it, or the same elsewhere."""
+    """
+    The refusal of a field, with the name that may be meant: a similar one in the same object, or the same name
+    elsewhere.
+    """
     accepted = _ENVELOPE[prefix].__struct_fields__
     elsewhere = [f"{one}.{name}".lstrip(".") for one, kind in _ENVELOPE.items() if name in kind.__struct_fields__]
     hint = f"; did you mean {elsewhere[0]!r}?" if elsewhere else suggest(name, accepted)
@@ -533,7 +536,9 @@ def _unsendable(job: Job, headers: object) -> tuple[str, str] | None:
 
 
 def _is_plain(assignment: ExecAssignment) -> bool:
-    """Whether all optional texts are valid at one look, as in most assignments: that is faster than one by one."""
+    """
+    Whether all optional texts are valid, checked together: most assignments pass, and this is faster than one by one.
+    """
     job, correlation = assignment.job, assignment.correlation
     if assignment.executor is not None or job.resources is not None or job.payload_ref is not None:
         return False

@@ -1,8 +1,8 @@
 """
-Results: what a caller is told of an assignment that has ended.
+Results: what a caller receives about an assignment that has ended.
 
-A worker's result is stored with the assignment. An end that came without one (cancelled, dropped, expired, crashed too
-often) is told by the reason that was kept, in the same words whoever asks and as often as it is asked.
+A worker's result is stored with the assignment. An assignment that ended without a result (cancelled, dropped, expired,
+crashed too often) gets one made from the stored reason: the same result for every caller, every time.
 """
 
 from datetime import UTC, datetime
@@ -20,7 +20,7 @@ from reefknot.queue.model.work import WorkItem, WorkState, is_over, is_workers
 EXPIRED_MESSAGE = "the deadline passed while the assignment was queued; it was not run"
 OVERDUE_MESSAGE = "the deadline passed, and the worker that was running the assignment did not answer"
 UNKNOWN_OUTCOME = "the outcome of a guarded key is unknown"
-"""This and the following are reasons of quarantine. After a colon the first three say which one, or what is wrong."""
+"""This and the following are reasons of quarantine. After a colon the first three name the key or the problem."""
 UNREADABLE_WORK = "the stored assignment cannot be read"
 UNREADABLE_SUBMISSION = "the submission cannot be read"
 WORKER_FAILED = "the worker failed inside"
@@ -41,7 +41,7 @@ def cancel_reason(given: str | None) -> str:
 
 
 def overdue_reason(item: WorkItem) -> str:
-    """The reason to end an assignment whose deadline has passed, by whether a worker runs it."""
+    """The reason to end an assignment whose deadline has passed; it depends on whether a worker runs it."""
     return OVERDUE if item.state is WorkState.RUNNING and is_workers(item) else EXPIRED
 
 
@@ -54,14 +54,14 @@ class WaitsFor(Struct, frozen=True):
 
 
 def down_reason(destination: str, since: int) -> str:
-    """The reason of an item that waits for this destination since then: see `waits_for`."""
+    """The reason of an item that has waited for this destination since then: see `waits_for`."""
     return (
         f"{DOWN} ({destination}) since {datetime.fromtimestamp(since / 1000, UTC).isoformat(timespec='milliseconds')}"
     )
 
 
 def waits_for(item: WorkItem) -> WaitsFor | None:
-    """The destination that is down and that an open item waits for, or waited for until it was claimed."""
+    """The destination that is down and for which an open item waits, or waited until it was claimed."""
     if not item.reason.startswith(DOWN) or is_over(item):
         return None
     named, _, since = item.reason.rpartition(") since ")
@@ -73,7 +73,7 @@ def waits_for(item: WorkItem) -> WaitsFor | None:
 
 
 def assignment_of(item: WorkItem) -> ExecAssignment:
-    """The assignment that an item carries; of a damaged one, as much as stands beside its payload."""
+    """The assignment in an item; of a damaged one, the part that is stored apart from its payload."""
     try:
         return _assignments.decode(item.payload)
     except msgspec.DecodeError:
@@ -88,7 +88,7 @@ def is_same_job(item: WorkItem, assignment: ExecAssignment) -> bool:
     """
     Whether the item under the assignment's id is the same job: 1, 1.0 and true are three payloads.
 
-    A damaged item counts as the same: its end says so.
+    A damaged item counts as the same job; its result reports the damage.
     """
     try:
         return record_fingerprint(_assignments.decode(item.payload).job) == record_fingerprint(assignment.job)

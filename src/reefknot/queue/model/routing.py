@@ -1,9 +1,9 @@
 """
 The choice of a worker for an assignment.
 
-A router chooses among workers by what they last said about themselves: healthy ones first, then degraded ones; an
-overloaded one is passed over half of the time, a critical one never gets work but a probe now and then, and one that
-fell silent is gone. Time and chance are arguments.
+A router chooses by the last reports of the workers: healthy ones first, then degraded ones; an overloaded one is
+skipped half of the time, a critical one gets no work except an occasional probe, and a silent one is gone. Time and
+chance are arguments.
 """
 
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ HEARTBEAT_S = 1.0
 MISSED_UNTIL_GONE = 3
 PROBE_EVERY_S = 2.0
 MOST_UNACKED = 64
-"""Assignments on their way to one worker without an answer. More would go by outdated health."""
+"""Most unanswered assignments to one worker. More would be sent on outdated health."""
 
 
 class WorkerHealth(Struct, frozen=True):
@@ -36,7 +36,7 @@ class WorkerHealth(Struct, frozen=True):
     heartbeat_at: float | None = None
     probed_at: float = float("-inf")
     unacked: int = 0
-    """Sent there, and neither acked nor answered yet."""
+    """Assignments sent to it that are neither acked nor answered yet."""
 
     def gone(self, now: float) -> bool:
         """Whether three heartbeats were missed. A worker that never sent one is unknown, not gone."""
@@ -49,17 +49,17 @@ class WorkerHealth(Struct, frozen=True):
 
     @property
     def taken(self) -> int:
-        """The number of assignments that it has, with what is on its way."""
+        """The number of assignments at the worker, including those on their way."""
         return self.queue_depth + self.active + self.unacked
 
     @property
     def load(self) -> float:
-        """Load relative to capacity, with what is on its way."""
+        """Load relative to capacity, including assignments on their way."""
         return self.taken / max(1, self.capacity)
 
 
 class WorkerState(StrEnum):
-    """State of a worker as people see it. Its load is told apart, for each of its classes."""
+    """State of a worker as displays show it. Its load is shown separately, for each of its classes."""
 
     RUNNING = "running"
     PAUSED = "paused"
@@ -68,7 +68,7 @@ class WorkerState(StrEnum):
 
 
 def worker_state(*, draining: bool, leaving: bool, gone: bool = False) -> WorkerState:
-    """The state that follows from a worker's report: `draining` accepts nothing, `leaving` gives its queue away too."""
+    """The state that follows from a worker's report: `draining` accepts nothing, `leaving` also returns its queue."""
     if gone:
         return WorkerState.GONE
     if not draining:
@@ -100,20 +100,23 @@ class Nobody(Struct, frozen=True):
 
 def too_late_everywhere(workers: Iterable[WorkerHealth], refused_by: AbstractSet[str], now: float) -> bool:
     """
-    Whether every worker that is there has said that the work would miss its deadline.
+    Whether every known worker has said that the work would miss its deadline.
 
-    Arrivals have more time left: an assignment that waited on would be overtaken until its time is over.
+    New arrivals have more time left, so an assignment that kept waiting would be overtaken until its time is over.
     """
     return {one.worker_id for one in workers if not one.gone(now)} <= refused_by
 
 
 def choose_worker(workers: Iterable[WorkerHealth], draw: float, now: float, after: str = "") -> Chosen | Nobody:
-    """The worker of a single assignment, by `WorkerRanking.choose`. Equals take turns: the first is the one `after`."""
+    """
+    The worker for a single assignment, by `WorkerRanking.choose`. Equals take turns, beginning with the one after
+    `after`.
+    """
     return WorkerRanking(workers, now, after).choose(draw)
 
 
 class Candidate(Struct, frozen=True, array_like=True):
-    """A worker as a recorded choice sees it: a list of these four, of which the last may be missing."""
+    """A worker in a recorded choice: a list of these four, of which the last may be missing."""
 
     worker_id: str
     status: OverloadStatus = OverloadStatus.HEALTHY

@@ -2,9 +2,9 @@
 Timetables: the due times of a schedule, as arithmetic.
 
 A timetable is an interval, a cron expression in a time zone, or neither: then it is due only when a person asks. The
-due times of an interval are the multiples of it since 1970, UTC, so all processes know them without asking each other.
-A cron expression is read as Debian's cron does, local time: a time that a clock change skips is due right after the
-change, a time that occurs twice is due once, and `*` in minutes or hours goes on by the hour whatever the clock shows.
+due times of an interval are its multiples since 1970, UTC, so all processes agree on them. A cron expression is read as
+Debian's cron does, local time: a time that a clock change skips is due right after the change, a time that occurs twice
+is due once, and `*` in minutes or hours goes on by the hour whatever the clock shows.
 
 `due` decides on the due times since the last one: the latest of them is submitted, the others were missed.
 """
@@ -27,9 +27,9 @@ from reefknot.errors import ParameterError
 Missed = Literal["once", "skip"]
 
 GRACE = timedelta(seconds=60)
-"""How late a due time may be and still count as kept."""
+"""How late a due time may be handled and still count as on time."""
 MOST_COUNTED = 1000
-"""Due times of a cron expression that are counted as missed; beyond, the count stays."""
+"""Most missed due times of a cron expression that are counted; beyond that the count stays."""
 SHORTEST_MS = 1000
 LONGEST_MS = 366 * 86_400_000
 LONGEST_CRON = 200
@@ -47,7 +47,7 @@ _ZONE = "the name of a time zone, such as UTC or Europe/Berlin"
 
 
 class Timetable(Struct, frozen=True):
-    """A checked timetable. Neither an interval nor a cron expression: due only when a person asks."""
+    """A checked timetable. Without an interval and a cron expression it is due only when a person asks."""
 
     every_ms: int = 0
     cron: str = ""
@@ -137,7 +137,7 @@ def due(timetable: Timetable, last: datetime, now: datetime) -> DueTimes:
 
 
 def last_due_times(timetable: Timetable, after: datetime, until: datetime, *, most: int) -> list[datetime]:
-    """The last due times after one moment and before another, at most so many, the oldest first."""
+    """The last due times after one moment and before another, at most `most`, the oldest first."""
     found: list[datetime] = []
     if timetable.every_ms:
         every = timetable.every_ms

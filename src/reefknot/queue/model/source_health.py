@@ -26,9 +26,9 @@ LONGEST_COOLING_MS = 86_400_000
 ANSWERED_EVERY_MS = 60_000
 """How often the time of the last answer is written while nothing else changes."""
 NO_ANSWER = "the source did not answer"
-"""Up to its colon, the reason of the quarantine of a job that has waited for its source for too long."""
+"""The beginning, up to the colon, of the quarantine reason of a job that has waited for its source for too long."""
 LONGEST_PROBE_MS = 600_000
-"""A probe that reports nothing for so long is lost, and another one may begin."""
+"""Milliseconds without a report after which a probe counts as lost and another one may begin."""
 
 
 class SourceCondition(StrEnum):
@@ -43,7 +43,7 @@ class SourceCondition(StrEnum):
 
 
 class HealthRules(Struct, frozen=True):
-    """The rules of health: when a source is held to be down, and how it comes back."""
+    """The rules of health: when a source counts as down, and how it recovers."""
 
     failures: int = 5
     """Transient failures in a row …"""
@@ -77,7 +77,7 @@ class SourceHealth(Struct, frozen=True, omit_defaults=True):
     slow_start: int = 0
     """The number of jobs that may run at once while the source recovers; 0 when it does not."""
     answered_at: int = 0
-    """The last answer, give or take `ANSWERED_EVERY_MS`."""
+    """The time of the last answer, to within `ANSWERED_EVERY_MS`."""
 
     def condition(self, now: int) -> SourceCondition:
         if self.paused:
@@ -97,7 +97,7 @@ class SourceHealth(Struct, frozen=True, omit_defaults=True):
 
 
 def free_places(health: SourceHealth, now: int, *, running: int, limit: int) -> int:
-    """The number of jobs that may begin now, beside the `running` ones of at most `limit`."""
+    """The number of jobs that may begin now, in addition to the `running` ones, up to `limit` in all."""
     condition = health.condition(now)
     if condition is SourceCondition.PROBING:
         is_probed = health.probed_at and now < health.probed_at + LONGEST_PROBE_MS
@@ -115,7 +115,7 @@ def probe_begun(health: SourceHealth, now: int) -> SourceHealth:
 
 
 def probe_released(health: SourceHealth) -> SourceHealth:
-    """The state after a probe that told nothing about the source: it was interrupted, or its failure has no type."""
+    """The state after a probe that says nothing about the source: it was interrupted, or its failure has no type."""
     return structs.replace(health, probed_at=0) if health.probed_at else health
 
 
@@ -125,7 +125,7 @@ def is_to_blame(health: SourceHealth, first_attempt_at: int | None) -> bool:
 
 
 def spends_attempt(health: SourceHealth, first_attempt_at: int | None) -> bool:
-    """Whether a transient failure counts against its job: while the source is held to be down, it hardly does."""
+    """Whether a transient failure counts against its job: while the source counts as down, it rarely does."""
     return not health.rests or is_to_blame(health, first_attempt_at)
 
 
@@ -184,12 +184,15 @@ def after_outage(
 
 
 def outage_is_too_long(health: SourceHealth, waits_since: int, now: int, rules: HealthRules) -> bool:
-    """Whether a job that waits since then has waited longer than one may for a source that does not answer."""
+    """Whether a job that has waited since then is past the longest wait for a source that does not answer."""
     return bool(health.failing_since) and now - max(health.failing_since, waits_since) > rules.max_outage_ms
 
 
 def cooled(health: SourceHealth, until: int, now: int, reason: str) -> SourceHealth:
-    """The state of a source that cools until then, at most `LONGEST_COOLING_MS` from now. A longer cooling stays."""
+    """
+    The state of a source that cools until then, at most `LONGEST_COOLING_MS` from now; a longer cooling in force is
+    kept.
+    """
     until = min(until, now + LONGEST_COOLING_MS)
     if until <= health.cools_until:
         return health

@@ -1,5 +1,5 @@
 """
-Admission of submissions, decided where they are kept, by what is open there in that moment.
+Admission of submissions, decided in their store by the work that is open there at that moment.
 
 A store counts the open work of each resource class by stage, priority and tenant. `admit_submission` sees these counts,
 the slots of all workers and the time that steps take, and returns a value: accept, accept in the place of another, or
@@ -9,8 +9,8 @@ reject with the reason and the time to come back. Three bounds:
     by tenant   while several tenants wait, none holds more than its share of the places
     by time     work with a deadline is refused when its turn would come too late
 
-Work that is submitted for later takes no place and is ahead of nobody until a router claims it at its due time; of such
-work a resource class keeps `SCHEDULED_PLACES` times as much as it has places, shared among tenants in the same way.
+Work that is submitted for later takes no place and is ahead of no other work until a router claims it at its due time;
+a resource class keeps `SCHEDULED_PLACES` times as much of it as it has places, shared among tenants in the same way.
 
 Tenants take turns within a priority, so a tenant that floods the queue delays itself. Before the first answers a step
 is assumed to take `ASSUMED_MS`: the queue opens cautiously, and wider as answers come.
@@ -34,16 +34,19 @@ from reefknot.queue.model.admission import (
 
 DEFAULT_PRIORITY = 0
 RESERVED = 10
-"""One place in so many is for work above the default priority."""
+"""One place in this number is for work above the default priority."""
 MARGIN = 0.7
-"""Of the wait that the rules allow. The worker judges again, by its own times; who passes here should pass there."""
+"""
+Share of the wait that the rules allow. The worker decides again by its own times; work that passes here should pass
+there.
+"""
 LONG_STEP = 2.0
-"""Times the mean service time that must be left after the wait: steps that take longer than the mean should end too."""
+"""Multiple of the mean service time that must be left after the wait, so that slower steps can end too."""
 ASSUMED_MS = 200.0
 ASSUMED_WEIGHT = 4
-"""Answers that the assumption is worth."""
+"""Weight of the assumption, in answers."""
 SMOOTHING = 0.1
-"""The least weight of a new value in a running mean."""
+"""Least weight of a new value in a running mean."""
 SCHEDULED_PLACES = 10
 FULL_MESSAGE = "Queue full, rejecting assignment"
 SCHEDULE_MESSAGE = "Too much work is scheduled for later, rejecting assignment"
@@ -57,7 +60,7 @@ OVERDUE = "no result by its deadline"
 
 
 class Stage(StrEnum):
-    """The place of an open assignment: at no worker yet, queued for one, running, or submitted for later."""
+    """The stage of an open assignment: at no worker yet, queued for one, running, or submitted for later."""
 
     SUBMITTED = "submitted"
     QUEUED = "queued"
@@ -72,7 +75,7 @@ class SubmissionRules(Struct, frozen=True):
     tenant_share: float = 0.5
     max_wait_fraction: float | None = 0.5
     preempt: bool = True
-    """Whether a newcomer of higher priority takes the place of the lowest that waits."""
+    """Whether an arrival of higher priority displaces the lowest that waits."""
 
 
 class Capacity(Struct, frozen=True):
@@ -100,7 +103,7 @@ def running_mean(mean: float, value: float, *, number: int) -> float:
 
 
 Displaceable = tuple[int, str]
-"""Priority and tenant of the submission that goes first: the oldest of these."""
+"""Priority and tenant of the submission to displace: the oldest of these."""
 
 
 class Displace(Struct, frozen=True):
@@ -172,7 +175,7 @@ class OpenWork:
         return ahead + own + sum(min(number, own + 1) for number in peers.values())
 
     def wait_ms(self, priority: int, tenant: str) -> float:
-        """The time until a slot is free for an arrival; 0 while no worker is there, since nothing is known then."""
+        """The time until a slot is free for an arrival; 0 without a worker, because it cannot be estimated then."""
         if self.slots <= 0:
             return 0.0
         turns = self.ahead(priority, tenant) - self.slots + 1
@@ -234,7 +237,7 @@ def _lower_one(work: OpenWork, arrival: Arrival, rules: SubmissionRules, tenant:
 
 
 def _retry_after_ms(wait: float) -> int:
-    """The pause before another try may be worth it: until half of what is ahead has ended."""
+    """The suggested pause before another try: until half of the work ahead has ended."""
     if not wait:
         return UNKNOWN_WAIT_MS
     return int(min(LONGEST_WAIT_MS, max(SHORTEST_WAIT_MS, wait / 2)))

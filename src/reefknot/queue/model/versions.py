@@ -1,8 +1,8 @@
 """
-Versions of work items: an item in quarantine whose payload a person has edited goes on as another one.
+Versions of work items: an item in quarantine whose payload a person has edited continues as a new item.
 
-The item itself is discarded and keeps its payload byte for byte. The one with the edited payload has the next version
-of its id, and each names the other in its history.
+The item itself is discarded and keeps its payload byte for byte. The new item, with the edited payload, has the next
+version of its id, and each names the other in its history.
 """
 
 import re

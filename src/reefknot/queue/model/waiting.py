@@ -1,9 +1,9 @@
 """
 The reason why a job waits: `why_waits` returns a code, one sentence and the remedy.
 
-It is the only place that knows: the command line, the pages, the HTTP API, `doctor` and the alerts show its answers.
-The facts are those that any process can read from the store: the job's record, what running systems report of
-themselves, and the state of sources and keys. Times are seconds from now.
+It is the only place that decides this: the command line, the pages, the HTTP API, `doctor` and the alerts show its
+answers. The facts can be read from the store by any process: the job's record, the reports of running systems, and the
+state of sources and keys. Times are seconds from now.
 """
 
 from collections.abc import Iterable, Mapping
@@ -55,7 +55,7 @@ class WaitCode(StrEnum):
 
 
 class Wait(Struct, frozen=True):
-    """The answer about one job: the cause, one sentence that says it, and what to do."""
+    """The answer about one job: the cause, one sentence that states it, and what to do."""
 
     code: WaitCode
     text: str
@@ -77,7 +77,9 @@ class PoolFacts(Struct, frozen=True):
 
 
 class WorkerFacts(Struct, frozen=True):
-    """A running worker as it reports itself. `types` are the steps that it knows, None where it does not tell them."""
+    """
+    A running worker as it reports itself. `types` are the steps that it knows, None where it does not report them.
+    """
 
     name: str
     state: WorkerState = WorkerState.RUNNING
@@ -88,7 +90,7 @@ class WorkerFacts(Struct, frozen=True):
 
 
 class FleetFacts(Struct, frozen=True):
-    """The routers, workers and sources of the running systems that take work of everybody."""
+    """The routers, workers and sources of the running systems that take any work."""
 
     routers: int = 0
     workers: tuple[WorkerFacts, ...] = ()
@@ -114,7 +116,7 @@ class SourceFacts(Struct, frozen=True):
     condition: SourceCondition = SourceCondition.HEALTHY
     opens_in: float | None = None
     why: str = ""
-    """What it asked for, or who paused it and why."""
+    """The limit that it asked for, or who paused it and why."""
     running: int = 0
 
 
@@ -139,7 +141,7 @@ class JobFacts(Struct, frozen=True, kw_only=True):
     """The process that has claimed it: a worker or a router, by name; empty when none has."""
     is_holder_gone: bool = False
     silent_for: float | None = None
-    """How long a holder that is neither known to be gone nor alive has been silent."""
+    """How long the holder has been silent, if it is not known whether it is gone or alive."""
     lease_left: float = 0.0
     due_in: float = 0.0
     is_scheduled: bool = False
@@ -149,7 +151,7 @@ class JobFacts(Struct, frozen=True, kw_only=True):
     error: str = ""
     is_rate_limited: bool = False
     is_alone: bool = False
-    """Whether it may have killed the process that ran it, and runs alone."""
+    """Whether it may have killed the process that ran it, and so runs alone."""
     key: KeyFacts | None = None
     tenant: str = ""
     ahead: int | None = None
@@ -166,11 +168,11 @@ class JobFacts(Struct, frozen=True, kw_only=True):
 
 
 def why_waits(job: JobFacts, fleet: FleetFacts, source: SourceFacts | None = None) -> Wait:
-    """The cause for which the job does not run at this moment: of several, the one to be removed first."""
+    """The cause why the job does not run now; of several, the one to remove first."""
     if job.is_quarantined:
         error = f"; the last failure: {_cut(job.error)}" if job.error else ""
         remedy = (
-            "mend the cause, then `reefknot quarantine requeue ID`; or give it up with `reefknot quarantine discard ID`"
+            "fix the cause, then `reefknot quarantine requeue ID`; or give it up with `reefknot quarantine discard ID`"
         )
         return Wait(WaitCode.QUARANTINED, f"it waits for a decision of an operator ({job.reason}){error}", remedy)
     if job.silent_for is not None:
@@ -205,14 +207,13 @@ def _put_off(job: JobFacts, fleet: FleetFacts) -> Wait | None:
         return Wait(WaitCode.RUNS_ALONE, text, "nothing to do while other jobs end; its history tells of the crashes")
     if job.waits_for is not None:
         since = datetime.fromtimestamp(job.waits_for.since / 1000, UTC)
-        text = (
-            f"destination {job.waits_for.destination} is down since {since:%Y-%m-%d %H:%M:%S} UTC; next probe {again}"
-        )
-        remedy = "mend the destination: jobs that wait for it spend no attempts; `reefknot top` names open breakers"
+        down = f"destination {job.waits_for.destination} has been down since {since:%Y-%m-%d %H:%M:%S} UTC"
+        text = f"{down}; next probe {again}"
+        remedy = "repair the destination: jobs that wait for it spend no attempts; `reefknot top` names open breakers"
         return Wait(WaitCode.DESTINATION_DOWN, text, remedy)
     if not job.attempts:
         text = f"it was put off ({job.reason})" if job.reason else "it was put off"
-        return Wait(WaitCode.PUT_OFF, f"{text} and is due {again}", "nothing to do; it goes on by itself")
+        return Wait(WaitCode.PUT_OFF, f"{text} and is due {again}", "nothing to do; it continues by itself")
     return _retry(job, fleet, again)
 
 
@@ -226,8 +227,8 @@ def _retry(job: JobFacts, fleet: FleetFacts, again: str) -> Wait:
         return Wait(WaitCode.RATE_LIMITED, f"its destination asked to wait; {text}", remedy)
     if worker is not None and job.destination in worker.throttled:
         text = f"retries of {job.destination} are throttled, because most of its calls fail; {text}"
-        return Wait(WaitCode.THROTTLED, text, "mend the destination; `reefknot top --json` shows its tokens")
-    return Wait(WaitCode.RETRY, text, "nothing to do if the error passes; else mend its cause, or cancel the job")
+        return Wait(WaitCode.THROTTLED, text, "repair the destination; `reefknot top --json` shows its tokens")
+    return Wait(WaitCode.RETRY, text, "nothing to do if the error passes; otherwise fix its cause, or cancel the job")
 
 
 def _at_router(job: JobFacts, fleet: FleetFacts) -> Wait:
@@ -324,7 +325,7 @@ def _at_source(job: JobFacts, fleet: FleetFacts, source: SourceFacts) -> Wait:
         case SourceCondition.RESTING:
             text = f"the source {name} does not answer and rests{opens}, then one job tries it{why}"
             return Wait(
-                WaitCode.SOURCE_RESTING, text, f"mend the source; `reefknot source test {quote(name)}` tries it now"
+                WaitCode.SOURCE_RESTING, text, f"repair the source; `reefknot source test {quote(name)}` tries it now"
             )
         case _:
             pass
@@ -343,11 +344,11 @@ def _at_source(job: JobFacts, fleet: FleetFacts, source: SourceFacts) -> Wait:
     return Wait(WaitCode.SOON, "it is about to begin", "look again in a second; if it stays so, see `reefknot doctor`")
 
 
-# ---- work that nobody serves -----------------------------------------------------------------------------------------
+# ---- work that no part serves ----------------------------------------------------------------------------------------
 
 
 class Unserved(Struct, frozen=True):
-    """Jobs that wait for a part of the system that does not run: how many, why, and what to do."""
+    """Jobs that wait for a part of the system that is not running: how many, why, and what to do."""
 
     code: WaitCode
     jobs: int
@@ -357,10 +358,10 @@ class Unserved(Struct, frozen=True):
 
 def unserved(waiting: Mapping[str, int], left: int, fleet: FleetFacts) -> list[Unserved]:
     """
-    The parts that due jobs wait for in vain: a router, any worker, or a worker of their class.
+    The missing parts that due jobs wait for: a router, any worker, or a worker of their class.
 
     `waiting` has the number of due jobs that no worker has accepted, by class; `left` is the number of jobs in the
-    queues of workers that do not run any more, which only a router brings back.
+    queues of workers that no longer run, which only a router can bring back.
     """
     found, number = [], sum(waiting.values())
     if number + left and not fleet.routers and not fleet.workers:
@@ -389,11 +390,15 @@ def _no_system() -> Wait:
 
 
 def _no_router(text: str) -> Wait:
-    return Wait(WaitCode.NO_ROUTER, text, "start one with `reefknot up`, or `reefknot router start` beside the workers")
+    return Wait(
+        WaitCode.NO_ROUTER, text, "start one with `reefknot up`, or `reefknot router start` in addition to the workers"
+    )
 
 
 def _no_worker(text: str) -> Wait:
-    return Wait(WaitCode.NO_WORKER, text, "start one with `reefknot up`, or `reefknot worker start` beside the router")
+    return Wait(
+        WaitCode.NO_WORKER, text, "start one with `reefknot up`, or `reefknot worker start` in addition to the router"
+    )
 
 
 def _no_class(pool: str, fleet: FleetFacts) -> Wait:

@@ -8,10 +8,10 @@ Work items, from accepted to ended: the record of one, and the moves that change
        └── failed, cancelled                                     a person's decision
     pending, running ─────▶ cancelled                             or failed, when the deadline has passed
 
-`MOVES` is the only table of moves; every other move is an error. Four counters say why an item ran or did not:
-attempts (it really ran), snoozes (it was put off), interruptions (shutdown) and crashes (its owner vanished). Only
-attempts are spent by failures. An item that has crashed is a suspect, and runs alone from then on: of all that ran when
-a process died, only the one that kills it again is to blame. The payload is bytes and is never touched.
+`MOVES` is the only table of moves; every other move is an error. Four counters say why an item ran or did not: attempts
+(its step ran), snoozes (it was postponed), interruptions (shutdown) and crashes (its owner vanished). Only attempts are
+spent by failures. An item that has crashed is a suspect, and runs alone from then on: of all that ran when a process
+died, only the one that kills it again is to blame. The payload is bytes and is never touched.
 
 An assignment has one record for its whole life. A submission waits in the class `ROUTER`; the worker that accepts it
 moves it to a class of its own (`assigned`), runs it there, and its end is the caller's result.
@@ -57,7 +57,7 @@ def assignment_and_tenant(record: str) -> tuple[str, str | None]:
 
 
 def step_key(record: str, generation: int) -> str:
-    """The idempotency key that a step is handed: the same in all attempts of a run, another one after a requeue."""
+    """The idempotency key that a step gets: the same in all attempts of a run, a new one after a requeue."""
     return f"{record}/{generation}"
 
 
@@ -82,7 +82,7 @@ MOVES: dict[WorkState, frozenset[WorkState]] = {
     _S.DISCARDED: frozenset(),
 }
 
-# Nothing more happens by itself, and no person has to look at it.
+# Nothing more happens by itself, and no person has to act.
 ENDED = frozenset({_S.SUCCEEDED, _S.FAILED, _S.CANCELLED, _S.DISCARDED})
 
 
@@ -112,7 +112,7 @@ class HistoryEntry(Struct, frozen=True, gc=False, array_like=True):
     what: str
     why: str = ""
     who: str = ""
-    ran_ms: int = 0  # how long the attempt had run that this ended
+    ran_ms: int = 0  # how long the attempt that this ended had run
 
 
 class WorkItem(Struct, frozen=True, gc=False, array_like=True):
@@ -146,14 +146,14 @@ class WorkItem(Struct, frozen=True, gc=False, array_like=True):
     budget: Budget = NO_BUDGET
     history: tuple[HistoryEntry, ...] = ()
     admission: str = ""
-    """How the worker's admission took it, as JSON text: see `reefknot.queue.worker.records.AdmittedAs`."""
+    """The terms of the worker's admission, as JSON text: see `reefknot.queue.worker.records.AdmittedAs`."""
     pool: str = ""
-    """The resource class whose slots run it, whoever holds it now: `io` for `router` and for `io@worker-1`."""
+    """The resource class whose slots run it, independent of its holder: `io` for `router` and for `io@worker-1`."""
     payload: bytes = b""
 
     @property
     def assignment_id(self) -> str:
-        """The assignment's own id, which another tenant's may have too."""
+        """The assignment's own id, unique within its tenant."""
         return assignment_and_tenant(self.id)[0]
 
 
@@ -164,7 +164,7 @@ class WorkDone(Struct, frozen=True, gc=False):
 
 
 class WorkFailed(Struct, frozen=True, gc=False):
-    """Report of a final failure that needs no person."""
+    """Report of a final failure on which no person has to act."""
 
     failure: str | None = None
     result: str | None = None
@@ -204,24 +204,28 @@ class TryAgain(Struct, frozen=True, gc=False):
 
 
 class Snooze(Struct, frozen=True, gc=False):
-    """Report that the item was put off, perhaps by a `failure`. Spends nothing; `waited_ms` are not its time."""
+    """
+    Report that the item was postponed, perhaps by a `failure`. Spends no attempt; `waited_ms` do not count as its time.
+    """
 
     due_at: int
     reason: str = ""
     waited_ms: int = 0
     failure_type: str | None = None
-    """The type of the failure that put it off, if one did."""
+    """The type of the failure that postponed it, if one did."""
     failure: str | None = None
 
 
 class Interrupted(Struct, frozen=True, gc=False):
-    """Report of an owner that goes away: the item is due for others at once."""
+    """Report of an owner that shuts down: the item is due for others at once."""
 
     reason: str = "shutdown"
 
 
 class Returned(Struct, frozen=True, gc=False):
-    """Report of a worker that cannot run the item: it is a submission again, for whoever can. Spends nothing."""
+    """
+    Report of a worker that cannot run the item: it is a submission again, for a worker that can. Spends no attempt.
+    """
 
     reason: str
 
@@ -246,7 +250,7 @@ def moved(item: WorkItem, state: WorkState) -> WorkState:
 
 def accepted(item: WorkItem, now: Moment, *, is_claimed: bool = False) -> WorkItem:
     """
-    A new piece of work as it enters the queue, whatever state the caller had it in.
+    A new item as it enters the queue, whatever state the caller had it in.
 
     A submission that is due later is scheduled, unless its router claims it at once, or a worker had accepted it
     before: then it only waits for its retry.
@@ -310,7 +314,7 @@ def is_ingestion(item: WorkItem) -> bool:
 
 
 def is_unassigned(item: WorkItem) -> bool:
-    """Whether the item is an open submission: held by a router or by nobody, and accepted by no worker."""
+    """Whether the item is an open submission: accepted by no worker, and held by a router or unclaimed."""
     return item.resource_class == ROUTER and item.state in (WorkState.PENDING, WorkState.RUNNING)
 
 
@@ -336,12 +340,12 @@ def assigned(item: WorkItem, to: WorkItem, now: Moment) -> WorkItem:
 
 
 def recalled(item: WorkItem, now: Moment) -> WorkItem:
-    """An item of a worker that is gone or cannot run it, as a submission again; `admission` tells of that worker."""
+    """An item of a worker that is gone or cannot run it, as a submission again; `admission` refers to that worker."""
     return structs.replace(item, resource_class=ROUTER, admission=item.admission or "{}", updated_at=now.wall)
 
 
 def transferred(item: WorkItem, resource_class: str, now: Moment, *, due_at: int | None = None) -> WorkItem:
-    """The pending item in another class, due at `due_at` or when it was."""
+    """The pending item in another class, due at `due_at` or at its former due time."""
     pool, due = pool_of(resource_class), item.due_at if due_at is None else due_at
     return structs.replace(item, resource_class=resource_class, pool=pool, due_at=due, updated_at=now.wall)
 
@@ -376,7 +380,7 @@ def visible_state(item: WorkItem, now: Moment, *, gone: Collection[str] = ()) ->
     The state of an item as people see it; `gone` are owners whose processes have ended.
 
     A claim is not yet an attempt: a submission that a router holds waits for a worker. Work whose owner is gone waits
-    as well, for the claim that takes it back. A lease of an earlier boot ends later than any lease of this one can.
+    as well, for the claim that takes it back. A lease of an earlier boot ends later than any lease of this boot can.
     """
     if item.state is not WorkState.RUNNING:
         return item.state
@@ -433,8 +437,8 @@ def lease_ran_out(item: WorkItem, now: Moment, *, crash_limit: int = CRASH_LIMIT
     """
     The item after its owner vanished: back in the queue, or in quarantine when that has happened too often.
 
-    The time budget counts from the first start, whatever became of that: running work was last changed by its claim. A
-    router that vanishes says nothing about the work: neither a crash nor a start is counted.
+    The time budget counts from the first start, however that attempt ended: running work was last changed by its claim.
+    A router that vanishes says nothing about the work: neither a crash nor a start is counted.
     """
     if item.resource_class == ROUTER:
         lost = _with_history(item, now, "crashed", item.owner)
@@ -448,12 +452,12 @@ def lease_ran_out(item: WorkItem, now: Moment, *, crash_limit: int = CRASH_LIMIT
 
 
 def vanished_reason(crashes: int) -> str:
-    """The reason of the quarantine of an item whose owners vanished so many times."""
+    """The quarantine reason of an item whose owners vanished this many times."""
     return f"its owner vanished {crashes} times"
 
 
 def cancel(item: WorkItem, now: Moment, *, reason: str, who: str) -> WorkItem:
-    """The item after a person or its deadline ended it. A running attempt counts, and cannot report any more."""
+    """The item after a person or its deadline ended it. A running attempt counts, and can no longer report."""
     to = WorkState.FAILED if reason in (EXPIRED, OVERDUE) else WorkState.CANCELLED
     ran_ms = runs_now(item) * max(0, now.wall - item.updated_at)
     noted = _with_history(item, now, to.value, reason, who, ran_ms)
@@ -476,7 +480,7 @@ def is_suspect(item: WorkItem) -> bool:
 
 
 def number_together(suspects: Sequence[bool]) -> int:
-    """The number of items of a claim, in its order, that may run beside each other; a suspect only by itself."""
+    """The number of items of a claim, in its order, that may run at the same time; a suspect runs only by itself."""
     return max(1, suspects.index(True)) if True in suspects else len(suspects)
 
 
@@ -486,7 +490,7 @@ def can_retry(item: WorkItem) -> bool:
 
 
 def requeued_at(item: WorkItem) -> int:
-    """The time at which a person last ran the item again (ms UTC); 0 if nobody did."""
+    """The time at which a person last requeued the item (ms UTC); 0 if never."""
     return next((one.at for one in reversed(item.history) if one.what == "requeued"), 0)
 
 
@@ -519,7 +523,7 @@ def deadline_again(item: WorkItem, now: Moment) -> int | None:
 
 
 def discard(item: WorkItem, now: Moment, *, who: str, reason: str) -> WorkItem:
-    """The item after a person decided that it is not worth another try."""
+    """The item after an operator discarded it."""
     noted = _with_history(item, now, "discarded", reason, who)
     return structs.replace(noted, state=moved(item, WorkState.DISCARDED), updated_at=now.wall)
 
@@ -580,5 +584,5 @@ def _ended(item: WorkItem, state: WorkState, now: Moment, *, attempts: int, reas
 
 
 def _aside(item: WorkItem, now: Moment, *, reason: str, failure: str | None, result: str | None) -> WorkItem:
-    """The item in quarantine: its attempts stay to be seen, its budget is that of a new job."""
+    """The item in quarantine: its attempts stay visible, its budget is that of a new job."""
     return _released(item, WorkState.QUARANTINED, now, reason, failure=failure, result=result, budget=NO_BUDGET)

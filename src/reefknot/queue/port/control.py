@@ -2,11 +2,11 @@
 Control channel between the processes over one store: commands, and the status that each system reports of itself.
 
 A command is addressed to one target by name, or to `*`. Every reader keeps its own position and sees each command once.
-Commands go stale: one that nobody read in time is not obeyed later.
+Commands expire: one that was not read in time is not carried out later.
 
-A system has one status, however often it reports: the last one. Reports wake nobody. A status goes stale unless it is
-renewed, and is withdrawn at an orderly end. So one that went stale is the last word of a system that died, or cannot
-reach its store; it is kept for `SILENT_KEPT_S`.
+A system has one status: its last report. Reports wake no reader. A status goes stale unless it is renewed, and is
+withdrawn at an orderly end. A stale status therefore is the last report of a system that died or cannot reach its
+store; it is kept for `SILENT_KEPT_S`.
 """
 
 from collections.abc import Sequence
@@ -20,11 +20,11 @@ from reefknot.queue.model.submission import Capacity
 EVERYONE = "*"
 NO_CAPACITY = Capacity()
 SILENT_KEPT_S = 900.0
-"""How long the status of a system that fell silent is kept, for those who ask what became of it."""
+"""How long the status of a silent system is kept for later questions."""
 
 
 class Command(Struct, frozen=True):
-    """Do this. `body` is JSON text; `at` is milliseconds UTC."""
+    """A command to one target or to all. `body` is JSON text; `at` is milliseconds UTC."""
 
     sequence: int
     name: str
@@ -48,7 +48,7 @@ class StatusReport(Struct, frozen=True):
 
 
 class Control(Protocol):
-    """Posts and polls commands, wakes up who waits for them, and keeps the status of every system."""
+    """Posts and polls commands, wakes waiting readers, and keeps the status of every system."""
 
     async def post(
         self,
@@ -66,7 +66,7 @@ class Control(Protocol):
         """The commands to this target or to everyone after this sequence number that are not stale."""
 
     async def latest(self) -> int:
-        """The last sequence given out: where a reader that only wants what comes now begins."""
+        """The last sequence given out: the start for a reader that only wants new commands."""
 
     async def wait(self, timeout: float, *, after: int) -> int:
         """Wait until a command after this sequence was posted, at most `timeout` seconds. Returns the latest one."""
@@ -75,10 +75,10 @@ class Control(Protocol):
         """
         Replace the status of this system; it goes stale after `keep` seconds.
 
-        Admission of submissions counts on the `capacity` for as long.
+        Admission of submissions relies on the `capacity` for the same time.
 
-        Returns the sequence of its first report. A status that went stale, or was withdrawn, is forgotten: the next
-        report is a first one.
+        Returns the sequence of its first report. After a status went stale or was withdrawn, the next report is a first
+        one.
         """
 
     async def withdraw(self, name: str) -> None:

@@ -1,11 +1,11 @@
 """
 Messages between routers, workers and callers.
 
-At least once, in any order: whoever receives says when it is done (`Delivery.done`), and not before its own result is
-kept. A transport that cannot deliver says so to the sender.
+Delivery is at least once, in any order: the receiver acknowledges (`Delivery.done`), and not before its own result is
+stored. A transport that cannot deliver raises an error for the sender.
 
-Every subscription that lives hears everything that is sent to its subjects. Nobody may rely on messages to remember:
-one who comes back asks again, and what must not be lost is in the store.
+Every live subscription gets everything that is sent to its subjects. Messages are not kept for absent receivers: a
+receiver that comes back asks again, and what must not be lost is in the store.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -21,7 +21,7 @@ class Delivery(Struct, frozen=True):
     body: bytes
     headers: Mapping[str, str] = {}
     done: Callable[[], Awaitable[None]] | None = None
-    """Acknowledge it to the transport, where there is something to acknowledge."""
+    """Acknowledge the message, where the transport has acknowledgements."""
 
 
 class Transport(Protocol):
@@ -30,12 +30,17 @@ class Transport(Protocol):
     async def publish(
         self, subject: str, body: bytes, *, headers: Mapping[str, str] | None = None, message_id: str = ""
     ) -> None:
-        """Send, not wait for its arrival. The same `message_id` twice is delivered once, where the engine can tell."""
+        """
+        Send without waiting for the arrival. Where the engine supports it, a repeated `message_id` is delivered once.
+        """
 
     def subscribe(self, *subjects: str, limit: int = 1024) -> AsyncIterator[Delivery]:
-        """Everything sent to these subjects from now on; while `limit` wait unread, a sender gets no further ahead."""
+        """
+        Receive everything sent to these subjects from now on; while `limit` messages wait unread, senders are held
+        back.
+        """
 
     async def ready(self) -> None:
-        """Return when everything that was subscribed to is heard. Raises what is in the way."""
+        """Return when every subscription is active. Raises the error that prevents it."""
 
     async def close(self) -> None: ...

@@ -1,8 +1,8 @@
 """
 The engine on NATS JetStream: a store that many machines share.
 
-Every process mirrors the open work and decides by it; every change is an atomic batch that is compared with what it was
-decided on. Events are in the batch of their change until they are in the audit stream.
+Every process mirrors the open work and decides by its mirror; every change is an atomic batch with the revisions that
+it was decided on. Events are in the batch of their change until they are in the audit stream.
 
 `JetStreamStore` and nats-py are imported on use: an address is checked without them.
 """

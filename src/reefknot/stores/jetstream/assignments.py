@@ -30,14 +30,14 @@ MOST_ASSIGNMENTS = 10_000
 ACK_WAIT_S = 30.0
 CONSUMER = "workers"
 EXPIRES_S = 30.0
-"""How long a request for messages waits at the server before it is made anew."""
+"""How long a request for messages waits at the server before it is renewed."""
 IDLE_EVERY_S = 1.0
-"""How often the server says that it still knows of a request."""
+"""How often the server confirms that it still has a request."""
 SILENT_S = 4.0
-"""Silence after which a request is made anew: a server that was restarted knows nothing of it."""
+"""Silence after which a request is made again: a restarted server has lost it."""
 AGAIN_S = 1.0
 DENIED_S = 30.0
-"""The pause after a refusal of this user: somebody has to change its permissions."""
+"""The pause after a refusal of this user, whose permissions a person has to change."""
 NANOSECONDS = 1_000_000_000
 NAME_IN_USE, OVERLAPPING = 10058, 10065
 IDLE, NO_MESSAGES, EXPIRED, NOBODY = "100", "404", "408", "503"
@@ -83,7 +83,7 @@ class AssignmentStream:
         self._is_there = True
 
     def doubt(self) -> None:
-        """Look again before the next use: somebody may have removed the stream or its consumer."""
+        """Check again before the next use: the stream or its consumer may have been removed."""
         self._is_there = False
 
     @property
@@ -110,7 +110,7 @@ class AssignmentStream:
             await self._adapt(config)
 
     async def _adapt(self, wanted: dict[str, Any]) -> None:
-        """Give the stream of this name the wanted bound and replicas; all else that differs is an error."""
+        """Give the stream of this name the wanted bound and replicas; any other difference is an error."""
         found = json.decode(await self.connection.api(f"STREAM.INFO.{self.name}"), type=_StreamInfo).config
         fixed = ("subjects", "retention", "storage", "discard")
         wrong = [f"{field} is {found.get(field)!r}" for field in fixed if found.get(field) != wanted[field]]
@@ -143,7 +143,7 @@ class AssignmentStream:
         await self.connection.api(f"CONSUMER.CREATE.{self.name}.{CONSUMER}", body)
 
     async def publish(self, body: bytes, headers: Mapping[str, str] | None) -> None:
-        """Add an assignment, and return when the stream has it. `StoreFullError`: it has no room."""
+        """Add an assignment, and return when the stream has it; `StoreFullError` when it is full."""
         await self.ensure()
         try:
             answer = await self.connection.request(self._subject, body, headers=headers)
@@ -164,10 +164,10 @@ class _Published(Struct):
 
 class SharedAnswers:
     """
-    Answers of the server to assignments on the shared subject, where it belongs to others.
+    Answers of the server to assignments on the shared subject, where other parties own it.
 
-    They have listeners there, or a stream of their own. What nobody takes is sent again by its router, after a while: a
-    log line says so, once until somebody takes one.
+    They have listeners there, or a stream of their own. An assignment that no listener takes is sent again by its
+    router after a while; a log line says so, once until a listener takes one.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -183,7 +183,7 @@ class SharedAnswers:
         return self._inbox
 
     def _hear(self, message: Heard) -> None:
-        refusal = "nobody listens" if message.status == NOBODY else ""
+        refusal = "no subscriber" if message.status == NOBODY else ""
         if not message.status:
             try:
                 found = json.decode(message.data, type=_Published).error
@@ -192,7 +192,7 @@ class SharedAnswers:
             refusal = "" if found is None else printable(str(found.get("description", found)), most=200)
         if refusal and refusal != self._refusal:
             subject = f"{self._connection.options.prefix}{ASSIGN}"
-            logger().warning("assignments to %s are not taken (%s); they are sent again", subject, refusal)
+            logger().warning("assignments to %s find no receiver (%s); they are sent again", subject, refusal)
         self._refusal = refusal
 
 
@@ -246,7 +246,7 @@ class Puller:
             await self._give_back()
 
     async def _fetch(self) -> None:
-        """Ask for as many as there is room for, and wait until they came, or the request is over."""
+        """Ask for as many as there is room for, and wait until they arrive or the request ends."""
         while (room := self._limit - self._unread()) < max(1, self._limit // 4):
             self._moved.clear()
             await self._moved.wait()
@@ -274,13 +274,15 @@ class Puller:
             await asyncio.sleep(AGAIN_S)
 
     def ask_again(self) -> None:
-        """Make the request anew: the connection was lost, and perhaps the request with it."""
+        """Make the request again: the connection was lost, and perhaps the request with it."""
         self._stream.doubt()
         self._left = 0
         self._moved.set()
 
     def _hear(self, message: Heard) -> None:
-        """Take an assignment, which has its own subject, or the server's word on a request, which has the request's."""
+        """
+        Take an assignment, which has its own subject, or the server's status of a request, which has the request's.
+        """
         status = message.status
         if not status:
             self._waiting[message.reply] = None
@@ -298,13 +300,13 @@ class Puller:
         self._moved.set()
 
     async def keep(self) -> None:
-        """Tell the server again and again that what waits unread is not lost."""
+        """Confirm to the server at intervals that unread messages are not lost."""
         while True:
             await asyncio.sleep(self._stream.ack_wait / 3)
             await self._answer(IN_PROGRESS)
 
     async def _give_back(self) -> None:
-        """Return what nobody has taken: another worker gets it at once."""
+        """Return untaken messages: another worker gets them at once."""
         subscription, self._subscription = self._subscription, None
         if subscription is not None:
             await self._connection.unsubscribe([subscription])
@@ -316,4 +318,6 @@ class Puller:
             for reply in list(self._waiting):
                 await self._connection.publish(reply, answer)
         except StoreError as error:
-            logger().info("assignments that wait will be delivered again (%s)", error_text(error))
+            logger().info(
+                "waiting assignments could not be confirmed (%s); they will be delivered again", error_text(error)
+            )

@@ -4,7 +4,7 @@ The chain of events that this process writes, on its way into the audit stream; 
 Every process has a chain of its own. Its events are stored in the batch of the change they belong to, in the process's
 outbox; then a task copies them into the audit stream, in order, and an event leaves the outbox with the next batch
 after its copy. When a process dies in between, its outbox still has the events, and any other process copies them. Both
-copy by compare-and-set on the chain, so an event is copied once, whoever is faster.
+copy by compare-and-set on the chain, so an event is copied once.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ COMPRESSED_FROM = 256_000
 HEADROOM = 8192
 """Bytes of a message that its headers may need."""
 GRACE_MS = 500
-"""How long a process is left alone with the events in its outbox: a living one copies them within milliseconds."""
+"""How long the events in a process's outbox are left to it: a living process copies them within milliseconds."""
 RECOVER_EVERY_S = 10.0
 OUTBOX_KEPT_MS = 86_400_000
 LATE_S = 5.0
@@ -48,7 +48,7 @@ LATE_S = 5.0
 LONGEST_PAUSE_S = 2.0
 CLOSING_S = 5.0
 TRIM = "trim"
-"""The name in place of a writer's of the record that says how far retention has gone."""
+"""The name, in place of a writer's, of the record of how far retention has gone."""
 
 
 class _Uncopied:
@@ -67,9 +67,9 @@ class _Uncopied:
         """
         Store these behind the chain's last event.
 
-        As one batch, unless nobody else wrote to the stream last time: then one after the other, without a batch's wait
-        for the server's disk. Each expects the one before it at the end of the stream; if somebody writes to it
-        meanwhile, the next one is refused, and so are all that follow it.
+        As one batch, unless no other process wrote to the stream last time: then one after the other, without a batch's
+        wait for the server's disk. Each message expects the one before it at the end of the stream; if another process
+        writes in between, the next message is refused, and so are all that follow it.
         """
         before, is_alone, self._is_alone = self.position, self._is_alone, False
         if is_alone:
@@ -79,7 +79,7 @@ class _Uncopied:
             messages = [(one.subject, one.body, {}) for one in events]
             messages[0] = self._behind(events[0], before)
             self.position = await self._connection.store(messages)
-        has_replicas = self._connection.options.replicas > 1  # they refuse a message that is so close behind another
+        has_replicas = self._connection.options.replicas > 1  # they refuse a message that follows another this closely
         self._is_alone = self.position == before + len(events) and not has_replicas
 
     def _behind(self, event: SealedEvent, position: int, is_at_end: bool = False) -> Written:
@@ -89,7 +89,7 @@ class _Uncopied:
         return event.subject, event.body, headers
 
     async def missing(self, events: Collection[SealedEvent]) -> list[SealedEvent]:
-        """The events among these that are not in the audit stream, by the last one that is, whoever copied it."""
+        """The events among these that are not in the audit stream yet, by the last one that is."""
         last = await last_message(self._connection, self._names.audit, self._names.chain(self._chain))
         removed = await self._removed() if last is None else 0
         events = list(events)  # more may have come meanwhile, and have been copied by others
@@ -157,19 +157,19 @@ class AuditWriter:
 
     @property
     def late(self) -> int:
-        """The number of events that wait for their copy, and have done so for long."""
+        """The number of events whose copy is overdue."""
         before = self._clock.now() - LATE_S
         return sum(at < before for at in self._stored_at)
 
     async def start(self) -> None:
-        """Begin to copy events, unless the store is open for reading only: then there are none."""
+        """Begin to copy events; not in a store that is open for reading only, which writes none."""
         if self._connection.options.read_only:
             return
         self.services.keep("copy of events", self._copy_events)
         self.services.keep("recovery of events", self._recover_now_and_then)
 
     async def close(self) -> None:
-        """Copy what is left, for a bounded time, and remove the outbox. Call it after the last batch."""
+        """Copy the remaining events, for a bounded time, and remove the outbox. Call it after the last batch."""
         if self.services.names and not await self.copied(CLOSING_S if self._connection.is_up else 0.0):
             logger().warning("%s events are not copied yet; another process will do so", len(self._uncopied))
         await self.services.stop()
@@ -220,7 +220,7 @@ class AuditWriter:
         return body
 
     def stored(self, sealed: Sequence[SealedEvent]) -> None:
-        """Take it that the batch with this outbox is stored."""
+        """Note that the batch with this outbox is stored."""
         self._has_outbox = True
         if sealed:
             self.head = Head(self.writer, sealed[-1].sequence, sealed[-1].hash)
@@ -232,7 +232,9 @@ class AuditWriter:
             self._more.set()
 
     async def copied(self, timeout: float) -> bool:
-        """Wait until what is stored now is in the audit stream too. False when it is not after so many seconds."""
+        """
+        Wait until what is stored now is in the audit stream too. False if that takes longer than `timeout` seconds.
+        """
         wanted = self.head.sequence
         left = await self._changes.watch(
             self._first_waiting, "copied", pause=lambda first: 0.0 if first > wanted else inf, timeout=timeout
@@ -243,7 +245,7 @@ class AuditWriter:
         return self._uncopied[0].sequence if self._uncopied else inf
 
     async def _copy_events(self) -> None:
-        """Copy events as they come. Never ends, and never gives up."""
+        """Copy events as they come, until cancelled; failures are retried."""
         while True:
             if not self._uncopied:
                 self._more.clear()
@@ -256,7 +258,7 @@ class AuditWriter:
                     self._drop(len(some))
                     tries = 0
                     continue
-                except Exception as error:  # whatever it is, the events are not lost, and are tried again
+                except Exception as error:  # the events are not lost in any case, and are tried again
                     tries += 1
                     if not _may_be_stored(error) or tries > 1:
                         self._say_waiting(tries, error)
@@ -291,8 +293,8 @@ class AuditWriter:
         """
         Copy the events that dead processes have left in their outboxes.
 
-        With `is_patient` events are waited for that were stored a moment ago, and are not copied yet. A store that is
-        open for reading only leaves them where they are.
+        With `is_patient`, wait for events that were stored a moment ago and are not copied yet. A store that is open
+        for reading only leaves them where they are.
         """
         if self._connection.options.read_only:
             return
@@ -304,7 +306,7 @@ class AuditWriter:
             logger().warning("events of other processes cannot be copied (%s)", error_text(error))
 
     async def _recover(self) -> int:
-        """Look into all outboxes; returns how many have events that are not copied, and are too young to be."""
+        """Check all outboxes; returns how many have uncopied events that are still too young to be copied here."""
         names = self._names
         start = {**LATEST, "headers_only": True}
         found = await scan(self._connection, names.state, [names.outbox("*")], start=start)
@@ -326,7 +328,7 @@ class AuditWriter:
         return waiting
 
     async def _recover_outbox(self, writer: str, *, may_copy: bool) -> bool:
-        """Copy what is missing of one outbox. True when nothing is missing any more."""
+        """Copy the missing events of one outbox. True when none is missing any more."""
         outbox = await last_message(self._connection, self._names.state, self._names.outbox(writer))
         events = [] if outbox is None else outbox_events(self._names, outbox.body)
         chain = _Uncopied(self._connection, self._names, writer)
@@ -342,13 +344,13 @@ class AuditWriter:
             except (UnansweredError, RefusedError) as error:
                 if not _may_be_stored(error):
                     raise
-                return False  # the writer lives, or another process does the same: the next look will tell
+                return False  # the writer lives, or another process does the same: the next check will show
             missing = missing[len(some) :]
         logger().info("the last events of the process %s were copied for it", writer)
         return True
 
     async def _were_removed(self, outbox: StreamMessage) -> bool:
-        """Whether a copy of these events, had there been one, would be gone by now: everything of its time is."""
+        """Whether a copy of these events would have been removed by retention, as everything of its time was."""
         state = (await stream_info(self._connection, self._names.audit)).state
         if state["first_seq"] <= 1:
             return False
@@ -356,7 +358,7 @@ class AuditWriter:
         return first is None or first.stored_at > outbox.stored_at
 
     async def _remove_outbox(self, writer: str, sequence: int | None) -> None:
-        """Remove an outbox that has nothing left to copy, unless its writer has written anew."""
+        """Remove an outbox that has nothing left to copy, unless its writer has written again."""
         message = Message(self._names.outbox(writer), b"", sequence, ttl=1)
         answer = await self._connection.request(message.subject, message.body, headers=message.headers())
         try:
@@ -367,7 +369,7 @@ class AuditWriter:
 
 
 async def uncopied_events(connection: Connection, names: Names) -> float | None:
-    """Seconds for which the oldest event that is in an outbox and not in the audit stream waits; None without one."""
+    """Seconds for which the oldest uncopied event has waited; None without one."""
     found = await scan(connection, names.state, [names.outbox("*")])
     now = timestamp_ms((await stream_info(connection, names.state)).ts) or 0
     ages = []
@@ -392,5 +394,7 @@ def _batch_of(events: Sequence[SealedEvent]) -> list[SealedEvent]:
 
 
 def _may_be_stored(error: Exception) -> bool:
-    """Whether the events of a copy that failed may be in the stream: it was not answered, or somebody was faster."""
+    """
+    Whether the events of a failed copy may be in the stream: the answer is missing, or another process was faster.
+    """
     return isinstance(error, UnansweredError) or (isinstance(error, RefusedError) and error.number in WRONG_LAST)

@@ -1,9 +1,9 @@
 """
 The audit log of a store on JetStream: the chains of all processes that ever wrote to it, in one stream.
 
-The sequence of an event is its position in the stream. Its number in its chain is a matter of `heads`, `verify_chains`
-and `read_chain`. Type and work are in an event's subject, so the server finds by them; the rest is filtered here, page
-by page. What this process has stored is waited for, so it reads its own writes.
+The sequence of an event is its position in the stream. Its number in its chain is used by `heads`, `verify_chains` and
+`read_chain`. Type and work are in an event's subject, so the server filters by them; the rest is filtered here, page by
+page. A read waits for what this process has stored, so it sees its own writes.
 
 Retention removes from the start of the stream. It is a change like any other, one process after the other: the anchors
 of all chains that lose events are stored first, in the chain of the process that removes, with a record of how far it
@@ -45,9 +45,9 @@ WIDEST_WINDOW = 256_000
 """Positions that are looked through at once for the newest events of a kind."""
 OWN_COPIES_S = 5.0
 MOST_PASSES = 5
-"""Times that a verification begins anew because retention removed events meanwhile."""
+"""Times that a verification starts over because retention removed events in the meantime."""
 MOST_CHAINS_AT_ONCE = 50
-"""Chains whose beginnings go in one step of retention: each is an anchor event."""
+"""Most chains that one step of retention shortens: each takes an anchor event."""
 UNREADABLE = "unreadable"
 
 
@@ -139,7 +139,7 @@ class JetStreamAuditLog:
     # ---- reading -----------------------------------------------------------------------------------------------------
 
     async def _see_all(self) -> None:
-        """Wait until what this process has stored can be read; the first time, what dead processes left as well."""
+        """Wait until the events of this process can be read; the first time, also those that dead processes left."""
         if not await self._writer.copied(OWN_COPIES_S):
             problem = f"events of this process were not copied into {self._names.audit} within {OWN_COPIES_S:g} s"
             raise StoreUnavailableError(self._connection.options.shown, problem, "check the server, and try again")
@@ -164,7 +164,7 @@ class JetStreamAuditLog:
         return found
 
     async def _newest(self, query: AuditQuery) -> list[KeptEntry]:
-        """Events from the end on, in windows that grow while they have too few."""
+        """Events from the end backwards, in windows that grow while they hold too few matches."""
         first, last = await self._bounds()
         low = max(query.after, first - 1)
         high = last if query.before is None else min(last, query.before - 1)
@@ -352,7 +352,7 @@ class JetStreamAuditLog:
             gone += await self._remove(step, before, rule)
 
     async def _remove(self, step: _Step, before: int, rule: str) -> int:
-        """Store the anchors of a step, which is planned anew while others are faster, and purge the stream."""
+        """Store the anchors of a step, which is planned again while others are faster, and purge the stream."""
         steps = [step]
         entries: list[tuple[Head, Removal]] = await self._removals(step, rule)
 
@@ -380,7 +380,7 @@ class JetStreamAuditLog:
         """The next events to remove: those before this time, from the start of the log on, of a few chains."""
         found = await last_message(self._connection, self._names.state, self._names.outbox(TRIM))
         done = 0 if found is None else json.decode(found.body, type=_TrimRecord).until
-        if done >= (await self._bounds())[0]:  # who planned that did not get to the end of it
+        if done >= (await self._bounds())[0]:  # the process that planned that step did not finish it
             await self._purge(done)
         step = _Step(0 if found is None else found.sequence)
         held: list[tuple[int, StoredEvent | None]] = []
@@ -425,13 +425,13 @@ class JetStreamAuditLog:
 
 
 def _removal_in(event: StoredEvent) -> Removal:
-    """The removal that an anchor tells of, to be told again."""
+    """The removal that an anchor describes, for another anchor."""
     anchor: dict[str, Any] = json.decode(event.entry.body)
     return Removal(anchor.get("rule", ""), 0, anchor.get("previous", ""), anchor.get("last", "").encode())
 
 
 def _kept(message: StreamMessage) -> KeptEntry:
-    """The event in a message, with its position; a message that is none shows as what it is."""
+    """The event in a message, with its position; any other message is shown as it is."""
     event = decoded(message.body)
     if event is None:
         return KeptEntry(message.sequence, "", AuditEntry(message.body, UNREADABLE, message.stored_at))

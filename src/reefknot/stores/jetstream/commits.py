@@ -1,15 +1,15 @@
 """
-Commits: the changes that callers ask for, made here, stored there, many in one atomic batch.
+Commits: the changes that callers ask for, made in the mirror and stored at the server, many in one atomic batch.
 
-A change is a function on the state of this process. All that are waiting run one after the other; the records they
+A change is a function on the state of this process. All waiting changes run one after the other; the records they
 touched go to the server as one batch, each with the revision that it was changed from. The server stores all of them or
-none. When somebody else was faster with one of them, everything is undone here, the mirror catches up, and the changes
-run anew. An answer is given when the batch is stored, under `result-dedup` that of a claim or a renewal at once.
+none. If another process changed one of them first, everything is undone here, the mirror catches up, and the changes
+run again. A change is answered when its batch is stored; under `result-dedup` a claim or a renewal is answered at once.
 
-Every batch ends with this process's outbox. Whether a batch without an answer was stored can be seen there: its last
-message names the batch. Until that is known the batch is sent again, and the revisions see to it that it counts once.
-One record without events needs neither batch nor outbox, and names its change itself. When somebody else has changed it
-before its answer came, the change is made anew, on what is there then.
+Every batch ends with this process's outbox. The outbox shows whether a batch without an answer was stored: its last
+message names the batch. Until that is known the batch is sent again, and the revisions ensure that it counts once. A
+single record without events needs neither batch nor outbox, and names its change itself. If another process has changed
+it before the answer came, the change runs again on the new record.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ MOST_MESSAGES = 900
 MOST_TRIES = 200
 SOON_S = 0.1
 LOOK_EVERY = 4
-"""Tries that nobody took, after which the stream itself is looked for."""
+"""Unanswered tries after which the stream itself is checked."""
 MOST_REFUSALS = 8
-"""Refusals of one batch for other reasons than a conflict: a leader that moves may refuse a few."""
+"""Most refusals of one batch for other reasons than a conflict: a changing leader may refuse a few."""
 CATCH_UP_S = 0.25
 LONGEST_PAUSE_S = 0.05
 PATIENCE_S = 10.0
@@ -67,7 +67,7 @@ class Batch:
         self.stored: list[tuple[int, Callable[[int], None]]] = []
         self.events: list[AuditEntry] = []
         self.keys: dict[str, tuple[int, KeyRecord | None]] = {}
-        """The records of idempotency keys as the changes before have left them, and where in the batch they are."""
+        """The records of idempotency keys after the earlier changes, and their places in the batch."""
 
     def put_key(self, key: str, message: Message, record: KeyRecord | None, stored: Callable[[int], None]) -> None:
         """Store the record of a key; the last change of a batch counts."""
@@ -83,7 +83,7 @@ class Batch:
         self.keys[key] = place, record
 
     def add(self, message: Message, stored: Callable[[int], None] | None = None) -> None:
-        """Store this too; `stored` is called with its sequence."""
+        """Add a message to the batch; `stored` is called with its sequence."""
         if stored is not None:
             self.stored.append((len(self.messages), stored))
         self.messages.append(message)
@@ -106,7 +106,7 @@ class Change(Generic[R]):
 
 
 class _ConflictError(Exception):
-    """A record of the batch was changed by somebody else. `sequence` is that of the newer message."""
+    """A record of the batch was changed by another process. `sequence` is that of the newer message."""
 
     def __init__(self, sequence: int) -> None:
         super().__init__(sequence)
@@ -145,7 +145,7 @@ class Commits:
         return await future
 
     def change_soon(self, run: Callable[[Batch, Moment], R]) -> asyncio.Future[R]:
-        """Make a change with the next batch, or within a moment."""
+        """Make a change with the next batch, or shortly after."""
         future = self._add(run, None, False)
         asyncio.get_running_loop().call_later(SOON_S, self._more.set)
         return future
@@ -161,7 +161,7 @@ class Commits:
         return future
 
     async def read(self, look: Callable[[Moment], R]) -> R:
-        """Look at the state when nothing in it is unstored."""
+        """Read the state when nothing in it is unstored."""
         self._check_open()
         if not self._is_busy:
             return look(self._state.now())
@@ -178,7 +178,7 @@ class Commits:
         return await future
 
     async def close(self) -> None:
-        """Store what is waiting, for a bounded time, then stop."""
+        """Store the waiting changes, for a bounded time, then stop."""
         self._closed = True
         self._more.set()
         await self._services.finish(PATIENCE_S if self._connection.is_up else AWAY_S)
@@ -216,7 +216,7 @@ class Commits:
             _fail(changes, error)
 
     async def _commit(self, changes: list[Change[Any]]) -> None:
-        """Store these changes, however often somebody else is faster."""
+        """Store these changes, repeated after each conflict with another process."""
         for number in range(MOST_TRIES):
             if number:
                 preparing = [one.prepare() for one in changes if one.prepare is not None]
@@ -229,7 +229,7 @@ class Commits:
             except _ConflictError as lost:
                 changes = [one for one in changes if not one.future.done()]
                 await self._state.reach(lost.sequence - 1, CATCH_UP_S)
-        raise self._unavailable(f"others were faster {MOST_TRIES} times")
+        raise self._unavailable(f"other processes changed the same records first, {MOST_TRIES} times")
 
     async def _try(self, changes: Sequence[Change[Any]]) -> None:
         state, batch = self._state, Batch()
@@ -327,7 +327,7 @@ class Commits:
                 self._say_waiting(number, error)
             except StoreUnavailableError as error:
                 if isinstance(error, StorePermissionError) and not self._has_stored:
-                    raise  # it is not for now: this process may write nothing
+                    raise  # not a passing refusal: this process may write nothing
                 self._say_waiting(number, error)
                 if self._closed and number > 3:
                     raise
@@ -337,16 +337,16 @@ class Commits:
             await asyncio.sleep(min(1.0, 0.02 * 2 ** min(number, 6)))
 
     async def _check_stream(self) -> None:
-        """Raise when nobody takes a batch because its stream is gone: waiting would not bring it back."""
+        """Raise if batches are not answered because their stream is gone: waiting would not bring it back."""
         name = self._state.names.state
         try:
             await stream_info(self._connection, name)
         except RefusedError as error:
             if error.number == NOT_FOUND:
                 raise self._unavailable(
-                    f"its stream {name} is gone", "restore it from a backup, or start anew"
+                    f"its stream {name} is gone", "restore it from a backup, or start with an empty store"
                 ) from error
-        except StoreUnavailableError as error:  # it is only away
+        except StoreUnavailableError as error:  # it is only unreachable
             self._say_waiting(1, error)
 
     async def _found(self, message: Message, commit_id: str) -> int | None:
@@ -399,7 +399,7 @@ def run_apart(options: NatsOptions, work: Callable[[Connection], Awaitable[None]
 def _run(change: Change[R], batch: Batch, now: Moment) -> tuple[R | None, Exception | None]:
     try:
         return change.run(batch, now), None
-    except Exception as error:  # the caller's own: the others of this batch go on
+    except Exception as error:  # the caller's own error: the rest of the batch continues
         return None, error
 
 

@@ -1,11 +1,12 @@
 """
-The connection to a NATS server or cluster: reconnects for ever, asks JetStream, and names what is wrong.
+The connection to a NATS server or cluster: reconnects until it is closed, sends requests to JetStream, and translates
+errors.
 
 The first connection is tried for the patience of the store; then a lost one is tried again until the store is closed,
-and a log line says so once. nats-py is used here and in nothing but here: its defaults would give up after 60 tries and
-notice a frozen server after minutes.
+and a log line says so once. nats-py is used only here and in `wire`: its defaults would give up after 60 tries and
+notice a frozen server only after minutes.
 
-A request that was not answered may have been carried out: `UnansweredError` says so, and the caller finds out.
+A request without an answer may have been carried out: `UnansweredError` says so, and the caller checks.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ FENCED, RESULT_DEDUP = "fenced", "result-dedup"
 
 
 class NatsOptions(Struct, frozen=True):
-    """The address of a store on NATS, and how to get in. Secrets are values here; the configuration has references."""
+    """The address of a store on NATS, and how to log in. Secrets are values here; the configuration has references."""
 
     servers: tuple[str, ...]
     name: str = DEFAULT_NAME
@@ -98,13 +99,16 @@ class NatsOptions(Struct, frozen=True):
     patience: float = 5.0
     max_shared_assignments: int = 10_000
     max_bytes: int | None = None
-    """Bytes that each stream of the store may take, if it is made now; None: as many as the account has."""
+    """Limit in bytes for each stream of the store, if it is created now; None: the account's limit."""
     creates: bool = True
-    """Whether streams that are missing are made; a command that only looks at a store makes none."""
+    """Whether missing streams are created; a command that only reads a store creates none."""
     read_only: bool = False
-    """Whether nothing may be changed: requests that would are refused here, and left events stay where they are."""
+    """
+    Whether the store is read only: requests that would change it are refused here, and events left by dead processes
+    stay where they are.
+    """
     subject_prefix: str | None = None
-    """Written before the documented subjects; None: nothing for a store of the default name, else its name."""
+    """The prefix of the documented subjects; None: empty for a store with the default name, else its name."""
 
     @property
     def prefix(self) -> str:
@@ -121,7 +125,7 @@ class NatsOptions(Struct, frozen=True):
 
 
 def options_from_url(url: str, **more: Any) -> NatsOptions:
-    """The options of `nats://a:4222,b:4222/NAME`; `more` are those that an address cannot say."""
+    """The options of `nats://a:4222,b:4222/NAME`; `more` are those that are not part of an address."""
     try:
         servers, name = nats_address(url)
     except ValueError as error:
@@ -134,7 +138,7 @@ class UnansweredError(StoreUnavailableError):
 
 
 class NobodyThereError(StoreUnavailableError):
-    """A request that nobody took: JetStream is off, or a stream has no leader for the moment. Nothing was stored."""
+    """A request had no responder: JetStream is off, or a stream has no leader at the moment. Nothing was stored."""
 
 
 class RefusedError(StoreUnavailableError):
@@ -160,7 +164,7 @@ class Connection:
         self._unanswered: dict[asyncio.Future[Msg], str] = {}
         """The subjects of requests that are not answered yet."""
         self._broken_off: dict[asyncio.Future[Msg], StoreUnavailableError] = {}
-        """Why requests were cancelled here, which will never be answered."""
+        """The errors for requests that were cancelled here because they will never be answered."""
         self._denied: set[str] = set()
         self._services = Services("connection to NATS")
 
@@ -195,11 +199,13 @@ class Connection:
         self._services.keep("watch", self._watch)
 
     async def _watch(self) -> None:
-        """Look now and then whether the tasks of the client still run. Never ends."""
+        """Check periodically that the tasks of the client still run, until cancelled."""
         while True:
             await asyncio.sleep(PING_EVERY_S)
             if await revive(self.client):
-                logger().error("the connection to %s was cancelled from outside; it begins again", self.options.shown)
+                logger().error(
+                    "the connection to %s was cancelled from outside; its tasks are restarted", self.options.shown
+                )
 
     def _check_server(self, client: Client) -> None:
         version = client.connected_server_version
@@ -258,16 +264,16 @@ class Connection:
     async def _failed(self, error: Exception) -> None:
         if self._client is not None and DENIED in (text := error_text(error).lower()):
             self._deny(text)
-        elif not is_refusal(self._last_error):  # the end of the connection that follows one says less
+        elif not is_refusal(self._last_error):  # the error of the closed connection that follows is less specific
             self._last_error = error
             if self._client is not None and is_refusal(error):
                 logger().warning("%s refuses this user (%s); trying again", self.options.shown, error_text(error))
 
     def _deny(self, text: str) -> None:
-        """Break off the requests that this user may not make: the server answers none of them."""
+        """End the requests that this user may not make: the server does not answer them."""
         problem = f"the server refuses this user ({printable(text[text.index(DENIED) :], most=200)})"
         way_out = "allow it to publish and subscribe to $JS.API.>, _INBOX.> and the subjects of the store"
-        is_deaf = '"_inbox.' in text  # no answer can be heard
+        is_deaf = '"_inbox.' in text  # no answer can arrive
         denied = [one for one, subject in self._unanswered.items() if is_deaf or f'"{subject.lower()}"' in text]
         self._break_off(denied, StorePermissionError(self.options.shown, problem, way_out))
         if not denied and text not in self._denied and len(self._denied) < MOST_DENIED:
@@ -295,7 +301,9 @@ class Connection:
             call()
 
     def on_reconnect(self, call: Callable[[], None]) -> Callable[[], None]:
-        """Call this in the loop whenever a lost connection is back, until the answer is called."""
+        """
+        Register a function to call in the loop whenever a lost connection is back; returns a function that removes it.
+        """
         self._reconnected.append(call)
         return lambda: self._reconnected.remove(call)
 
@@ -315,7 +323,7 @@ class Connection:
 
     @property
     def up_for(self) -> float:
-        """Seconds since the connection was last lost; 0 while it is."""
+        """Seconds since the connection was last lost; 0 while it is lost."""
         return asyncio.get_running_loop().time() - self._up_since if self.is_up else 0.0
 
     @property
@@ -346,8 +354,8 @@ class Connection:
         """
         Send and wait for the answer.
 
-        A request that is cancelled while its answer arrives would return the answer, in Python 3.11, and its caller
-        would never hear that it was cancelled: so the caller waits beside it.
+        In Python 3.11 a request that is cancelled while its answer arrives would return the answer, and its caller
+        would never notice the cancellation: so the caller waits on a separate future.
         """
         from nats import errors
 
@@ -382,8 +390,8 @@ class Connection:
         """
         Store messages (subject, body, headers) as one batch, all or none; returns the sequence of the last one.
 
-        The server syncs a batch of a stream without replicas to its disk before it is stored, in 2 ms and more. One
-        message alone needs no batch.
+        For a stream without replicas the server syncs a batch to its disk before it counts as stored, which takes 2 ms
+        or more. A single message needs no batch.
         """
         *others, (subject, body, headers) = messages
         if not others:
@@ -394,9 +402,9 @@ class Connection:
 
     async def store_in_order(self, messages: Sequence[Written]) -> int:
         """
-        Store messages one after the other; returns the sequence of the last one, which alone is answered.
+        Store messages one after the other; returns the sequence of the last one. Only the last one is answered.
 
-        Some may be stored and others not, unless each expects the one before it: then the last speaks for all.
+        Some may be stored and others not, unless each expects the one before it: then the last answer covers all.
         """
         *others, last = messages
         return await self._store_behind(b"".join([line_of(*one) for one in self._checked(others)]), last)
@@ -429,7 +437,9 @@ class Connection:
         try:
             error = refusal_in(answer)
         except msgspec.DecodeError as problem:
-            raise self._unavailable("its answer is none of JetStream's", "check that it is a NATS server") from problem
+            raise self._unavailable(
+                "its answer is not one of JetStream's", "check that it is a NATS server"
+            ) from problem
         if error is None:
             return
         if error.err_code in FULL:
@@ -440,7 +450,8 @@ class Connection:
 
     async def listen(self, subject: str, heard: Hear) -> Subscription:
         """
-        Hear a subject; `heard` is called while the connection is read, so in the order of all subjects of this server.
+        Subscribe to a subject; `heard` is called while the connection is read, in one order for all subjects of this
+        server.
 
         nats-py has a queue and a task for each subscription, and so an order for each. `heard` takes the queue's place.
         """
@@ -460,13 +471,13 @@ class Connection:
         """
         Return when the server has read everything that was sent before.
 
-        By a request: nats-py's ping overtakes what is not written yet, and its connection is deaf for ever after a ping
-        that timed out and was answered later.
+        This uses a request: nats-py's ping overtakes unwritten data, and after a ping that timed out and was answered
+        later its connection receives nothing more.
         """
         await self.request("$JS.API.INFO")
 
     async def wait_until_up(self, timeout: float) -> bool:
-        """Wait for a lost connection to be back, at most so long."""
+        """Wait for a lost connection to be back, at most `timeout` seconds."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
         while not self.is_up and not self._closing and loop.time() < deadline:  # noqa: ASYNC110 - nats-py has no event
@@ -495,4 +506,4 @@ class Connection:
 
 
 MOST_DENIED = 20
-"""Refused subjects that are logged; each once."""
+"""Most refused subjects that are logged, each once."""

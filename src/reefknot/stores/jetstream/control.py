@@ -2,7 +2,7 @@
 The commands, statuses and named values of a store on JetStream.
 
 Commands and statuses are mirrored by every process. Values are not: they may be large and change often, few processes
-ask for one, and whoever does wants it as it is now. So they are read from the leader.
+read them, and a reader needs the current one. So they are read from the leader.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from reefknot.stores.jetstream.streams import token_of
 from reefknot.stores.port import StoredValue, checked_body, checked_name
 
 LEAST_TTL_S = 60
-"""Records of commands and statuses stay for at least so long; whether they are stale is in them."""
+"""Least seconds for which records of commands and statuses are kept; each says itself when it is stale."""
 
 
 class JetStreamControl:
@@ -72,7 +72,10 @@ class JetStreamControl:
         )
 
     async def report(self, name: str, body: str, *, keep: float, capacity: Capacity = NO_CAPACITY) -> int:
-        """A message of its own: a status need not survive the server, and a thousand systems write one each second."""
+        """
+        Report by a message outside of batches: a status need not survive the server, and a thousand systems each write
+        one a second.
+        """
         token, now = token_of(name), self._state.now()
         known = self._state.statuses.get(token)
         earlier = known[1].first or known[0] if known is not None and known[1].stale_at > now.wall else 0
@@ -146,7 +149,7 @@ class JetStreamValues:
                 stored_at = sequence
 
             current = known.sequence if known is not None and known.body else 0
-            # A change before in this batch has made a version that nobody can know yet.
+            # An earlier change in this batch has made a version whose number is not known yet.
             if current == version and all(message.subject != subject for message in batch.messages):
                 expected = 0 if known is None else known.sequence
                 batch.add(Message(subject, packed, expected, ttl=None if packed else 1), stored)

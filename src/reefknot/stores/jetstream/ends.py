@@ -1,10 +1,10 @@
 """
-`EndedWork`: tasks that wait for the end of work, woken by its tombstone, with one look a second for all of them.
+`EndedWork`: tasks that wait for the end of work, woken by its tombstone, with one check a second for all of them.
 
 A tombstone on the subject of an open record says that it has ended, or moved. It names no work id, and may be of a
 record that was never mirrored here: so waiters are found by the last token of its subject. The server that answers a
 read may be behind the one that sent the tombstone (each replica applies in its own time, and a deposed leader answers a
-little longer): so a record that is no newer than its tombstone is read again. Whatever gets lost all the same is found
+little longer): so a record that is no newer than its tombstone is read again. Anything that is still missed is found
 within a second.
 """
 
@@ -26,16 +26,16 @@ from reefknot.stores.table.items import END_TOPIC, LOOK_S
 
 R = TypeVar("R")
 AT_ONCE = 100
-"""Items that are asked for at once."""
+"""Number of items that are asked for at once."""
 MOST_LOOKED = 1000
-"""Items that one look asks for; of more, those that were asked for longest ago."""
+"""Most items that one check asks for; of more, those that were checked longest ago."""
 BEHIND_S = 0.01
-"""The first pause before a server is asked again that has not heard of a tombstone yet."""
+"""The first pause before asking again a server that does not have the tombstone yet."""
 _IS_OPEN = (WorkState.PENDING, WorkState.RUNNING)
 
 
 class _Look(Protocol):
-    """A look at the mirror while nothing in it is unstored."""
+    """Reads the mirror while nothing in it is unstored."""
 
     async def __call__(self, read: Callable[[Moment], R]) -> R: ...
 
@@ -47,7 +47,7 @@ class EndedWork:
         self._state = state
         self._look = look
         self._awaited: Counter[str] = Counter()
-        """By work id: how many tasks wait. Those that were looked for longest ago come first."""
+        """By work id: how many tasks wait. Those that were checked longest ago come first."""
         self._looking: asyncio.Task[None] | None = None
         self._looked_at = 0.0
 
@@ -103,14 +103,14 @@ class EndedWork:
             self._looked_at = loop.time()
             self._looking = loop.create_task(self._look_for_ends(), name="ends of work")
         if self._looking is not None:
-            await asyncio.wait([self._looking])  # one that a step cancels is made again, a second later
+            await asyncio.wait([self._looking])  # if a step cancels it, a new one starts a second later
 
     async def _look_for_ends(self) -> None:
-        """Bring awaited items here that have ended although the mirror has not heard of it."""
+        """Load awaited items that have ended without the mirror noticing."""
         try:
             ids = list(self._awaited)[:MOST_LOOKED]
             for work_id in ids:
-                self._awaited[work_id] = self._awaited.pop(work_id)  # behind the others: each has its turn
+                self._awaited[work_id] = self._awaited.pop(work_id)  # to the end of the line: each has its turn
             if len(ids) > AT_ONCE:
                 pages = [ids[at : at + AT_ONCE] for at in range(0, len(ids), AT_ONCE)]
                 ids = [one for page in pages for one in await self._ended_among(page)]
@@ -125,12 +125,14 @@ class EndedWork:
 
             await self._look(take)
         except StoreUnavailableError as error:
-            logger().debug("the ends of work were not looked for (%s)", error_text(error))
+            logger().debug(
+                "the ends of work could not be checked (%s); the next check is in a second", error_text(error)
+            )
         finally:
             self._looking = None
 
     async def _ended_among(self, ids: Sequence[str]) -> list[str]:
-        """The items of these whose records are no longer open: one request, answered without bodies."""
+        """Those of these items whose records are no longer open: one request, answered without bodies."""
         names = self._state.names
         start = {**LATEST, "headers_only": True}
         found = await scan(self._state.connection, names.state, [names.any_work(one) for one in ids], start=start)
@@ -140,7 +142,7 @@ class EndedWork:
 
 
 async def gathered(read: Callable[[str], Awaitable[R]], wanted: Sequence[str]) -> list[R]:
-    """The answers for each of these, some of them asked for at once."""
+    """The answers for each of these, a few of them asked for at a time."""
     found: list[R] = []
     for at in range(0, len(wanted), AT_ONCE):
         found += await asyncio.gather(*(read(one) for one in wanted[at : at + AT_ONCE]))

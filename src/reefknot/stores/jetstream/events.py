@@ -122,7 +122,7 @@ def _is_json(body: bytes) -> bool:
 
 
 def stored_event(event: CloudEvent) -> StoredEvent:
-    """The event in a CloudEvent; `ValueError` when it is none of ours."""
+    """The event in a CloudEvent; `ValueError` when it is not one of reefknot's."""
     at = timestamp_ms(event.time) if event.time is not None else int(event.atms or "")
     if at is None or not event.type.startswith(TYPE_PREFIX):
         raise ValueError(event.type)
@@ -235,7 +235,7 @@ class Verification:
         return verifier
 
     def reports(self) -> list[ChainReport]:
-        """The end and the mismatches of every chain, and of those that only a head tells of."""
+        """The end and the mismatches of every chain, including chains that are known only by a head."""
         for chain in self._heads:
             if chain not in self._verifiers:
                 self._begin(chain, self._latest.get(chain, Head(chain)))

@@ -1,7 +1,7 @@
 """
 Findings about a NATS server or cluster, and the streams of a store there: the half of `reefknot doctor` for NATS.
 
-Nothing is made, changed or repaired. What cannot be known from here is said, not guessed.
+Nothing is created, changed or repaired. What cannot be known from here is reported as unknown, not guessed.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ async def _store_findings(connection: Connection, open_jobs: int | None) -> list
 
 
 def _bound(info: StreamInfo, wanted: int | None) -> Finding:
-    """The most that a stream may hold. Without a bound of its own, that of the account or server may cut a change."""
+    """The limit of a stream in bytes. Without one, the limit of the account or server may cut a change in two."""
     name, bound, used = info.config["name"], info.config.get("max_bytes", -1), info.state.get("bytes", 0)
     if bound < 0:
         text = f"{name} has none: where its server or account runs full, a change may be stored in part"
@@ -156,7 +156,7 @@ def _bound(info: StreamInfo, wanted: int | None) -> Finding:
 
 
 def _replicas(info: StreamInfo, wanted: int) -> Finding:
-    """The copies of one stream: how many there are, and which are behind or away."""
+    """The copies of one stream: how many there are, and which are behind or unreachable."""
     name, number = info.config["name"], info.config.get("num_replicas", 1)
     others = (info.cluster or {}).get("replicas") or []
     sick = [
@@ -176,7 +176,7 @@ def _replicas(info: StreamInfo, wanted: int) -> Finding:
 
 
 async def _clock(connection: Connection, stream: str) -> Finding:
-    """This host's clock beside the server's, by which deadlines and leases are kept."""
+    """This host's clock compared with the server's, which deadlines and leases go by."""
     asked = time()
     server = datetime.fromisoformat((await stream_info(connection, stream)).ts).timestamp()
     answered = time()

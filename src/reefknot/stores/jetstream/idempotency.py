@@ -1,9 +1,9 @@
 """
 The idempotency keys of a store on JetStream: one record for each key, changed by compare-and-set.
 
-A new key is claimed without a look: the server refuses when there is a record, and then it is read, from the leader.
-Records that this process has seen lately are remembered with their revisions. The server removes a record some time
-after its retention is over; whether it counts is decided by the times in it.
+A new key is claimed without a read: the server refuses if there is a record, and then the record is read, from the
+leader. Records that this process has seen lately are remembered with their revisions. The server removes a record some
+time after its retention is over; whether it still counts is decided by the times in it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from reefknot.stores.jetstream.state import PART, Message, State
 R = TypeVar("R")
 MOST_REMEMBERED = 10_000
 LOOK_EVERY_S = 0.25
-"""How often somebody who waits for another's key looks at it, unless it ends in this process."""
+"""How often a caller that waits for a key checks it, unless the key ends in this process."""
 COUNT_EVERY_MS = 1000
 KEPT_LONGER_S = 60
 
@@ -69,7 +69,7 @@ class JetStreamIdempotencyStore:
         self._known: OrderedDict[str, tuple[int, KeyRecord | None]] = OrderedDict()
         """By key: the revision and the record as last seen; without a record it was free."""
         self._last_fence = 0
-        """Fences are by the time, so that one that was forgotten is lower than any later one."""
+        """Fences follow the time, so that a forgotten one is lower than any later one."""
         self._counted = 0
         self._counted_at = -COUNT_EVERY_MS
 
@@ -133,7 +133,7 @@ class JetStreamIdempotencyStore:
         return await self._owned(claim, decide)
 
     async def _owned(self, claim: Claim, decide: Callable[[KeyRecord | None, Batch, Moment], KeyRecord]) -> KeyRecord:
-        """Make an owner's write. What it lost by the record here may be its by the server's."""
+        """Make an owner's write. A claim that is lost by the cached record may still hold by the server's."""
         known = self._known.get(claim.key)
         if known is None or known[1] is None or known[1].fence != claim.fence or known[1].owner != claim.owner:
             await self._look(claim.key)
@@ -301,6 +301,6 @@ class JetStreamIdempotencyStore:
 
 
 def _ttl(record: KeyRecord, now: Moment) -> int | None:
-    """The seconds after which the server may remove a record; None for one that waits for somebody."""
+    """The seconds after which the server may remove a record; None for one that an operator has to resolve."""
     never_goes = record.state is KeyState.UNKNOWN or (record.guard and record.state is KeyState.IN_PROGRESS)
     return None if never_goes else KEPT_LONGER_S + max(0, record.expires_at - now.wall) // 1000

@@ -1,11 +1,11 @@
 """
-Back-pressure between the ends of a store on NATS: `Listeners` knows who listens, and lets a sender wait for room.
+Back-pressure between the ends of a store on NATS: `Listeners` tracks subscriptions and makes a sender wait for room.
 
-Core NATS has none. Each end announces its subscriptions on `NAME.listeners` once a second and when they change. A
-sender that knows a listener of a subject counts what it sends there, and marks a message of each quarter of the
-listener's limit; the listener answers a mark when its reader has come so far. A sender that is a whole limit ahead
-waits. A listener that is silent for three seconds is forgotten. A peer that knows only the documented subjects is never
-waited for.
+Core NATS has no back-pressure. Each end announces its subscriptions on `NAME.listeners` once a second and when they
+change. A sender that knows a listener of a subject counts what it sends there, and marks a message of each quarter of
+the listener's limit; the listener answers a mark when its reader has reached it. A sender that is a whole limit ahead
+waits. A listener that is silent for three seconds is forgotten. A sender never waits for a peer that knows only the
+documented subjects.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 ANNOUNCE_EVERY_S = 1.0
 FORGET_AFTER_S = 3.0
 ON_THE_WAY_S = 1.0
-"""What was sent longer ago has arrived, or is lost."""
+"""Seconds after which a sent message has arrived or is lost."""
 
 Spawn = Callable[[Coroutine[Any, Any, None]], object]
 
@@ -57,7 +57,7 @@ _announcements = json.Decoder(Announcement)
 
 
 class _Listener:
-    """A subscription somewhere, and how far ahead of its reader this end is."""
+    """A subscription at another end, and how far ahead of its reader this end is."""
 
     def __init__(self, line: Line) -> None:
         self.limit = max(1, line.limit)
@@ -85,7 +85,7 @@ class _Listener:
             self.read = max(self.read, self._marks.popleft()[1])
 
     def has_unread(self, unread: int, now: float) -> None:
-        """Believe the listener's own count when all that was sent has arrived: the rest was lost on the way."""
+        """Adopt the listener's own count once everything sent has arrived: the rest was lost on the way."""
         if now - self.sent_at >= ON_THE_WAY_S:
             self.read = max(self.read, self.sent - unread)
 
@@ -101,20 +101,20 @@ class Listeners:
         self._subject = f"{connection.options.name}.listeners"
         self._marks = 0
         self._ends: dict[str, tuple[float, dict[str, _Listener]]] = {}
-        """The listeners of each end, and when they were heard of."""
+        """The listeners of each end, and when they were last announced."""
         self._by_subject: dict[str, list[_Listener]] = {}
         self._room = Waiters()
         self._subscriptions: list[Subscription] = []
 
     async def open(self) -> None:
-        """Hear of the others, and ask who listens."""
+        """Subscribe to announcements, and ask for those of the others."""
         own = f"{self._connection.options.name}.read.{self._end}"
         for subject, handler in ((self._subject, self._hear), (own, self._hear_mark)):
             self._subscriptions.append(await self._connection.listen(subject, handler))
         await self.announce(asks=True)
 
     async def run(self) -> None:
-        """Announce at intervals, and forget who is silent."""
+        """Announce at intervals, and forget silent ends."""
         while True:
             await asyncio.sleep(ANNOUNCE_EVERY_S)
             self._forget_silent()
@@ -122,13 +122,13 @@ class Listeners:
                 await self.announce()
 
     async def close(self) -> None:
-        """Tell the others that nobody listens here any more; `lines` returns none by now."""
+        """Announce to the others that this end has no listeners any more; `lines` is empty by now."""
         await self.announce()
         await self._connection.unsubscribe(self._subscriptions)
         self.forget()
 
     def forget(self) -> None:
-        """Forget everybody: nobody knows what a lost connection took along."""
+        """Forget all listeners: it is unknown which messages a lost connection dropped."""
         self._ends.clear()
         self._index()
         self._room.wake_all()
@@ -154,7 +154,7 @@ class Listeners:
         return f"{self._end}/{self._marks}"
 
     def _hear_mark(self, message: Heard) -> None:
-        """A listener has read a marked message."""
+        """Note that a listener has read a marked message."""
         try:
             end, name, number = json.decode(message.data, type=tuple[str, str, int])
         except msgspec.DecodeError:
@@ -167,21 +167,21 @@ class Listeners:
     # ---- receiving --------------------------------------------------------------------------------------------------
 
     async def answer(self, mark: str, line: str) -> None:
-        """Tell a sender that the reader of this line has its marked message."""
+        """Confirm to a sender that the reader of this line has its marked message."""
         end, _, number = mark.partition("/")
         if not (token_of(end) == end and number.isdecimal()):
             return
-        with contextlib.suppress(StoreError):  # without a connection nobody is waited for
+        with contextlib.suppress(StoreError):  # without a connection no sender waits
             body = json.encode((self._end, line, int(number)))
             await self._connection.publish(f"{self._connection.options.name}.read.{end}", body)
 
     async def announce(self, *, asks: bool = False) -> None:
-        """Tell the others who listens here."""
+        """Announce the subscriptions of this end."""
         with contextlib.suppress(StoreError):  # announced again when the connection is back
             await self._connection.publish(self._subject, json.encode(Announcement(self._end, self._lines(), asks)))
 
     def _hear(self, message: Heard) -> None:
-        """Know the listeners of an end, as it announced them."""
+        """Note the listeners of an end, as it announced them."""
         try:
             found = _announcements.decode(message.data)
         except msgspec.DecodeError:

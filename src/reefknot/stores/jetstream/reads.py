@@ -2,8 +2,8 @@
 Reading a stream: its last message on a subject, all its messages once, or all of them as they come.
 
 Single reads are answered by the stream's leader. A `Feed` is a push consumer of our own: the server sends in order,
-with flow control, and a heartbeat when there is nothing to send. A gap in its numbers, or silence for longer than three
-heartbeats, and it is made anew behind the last message that arrived. Nothing is acknowledged, nothing redelivered.
+with flow control, and a heartbeat when there is nothing to send. After a gap in its numbers, or silence for longer than
+three heartbeats, it is recreated behind the last message that arrived. Nothing is acknowledged, nothing redelivered.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class _Got(Struct):
 
 
 async def last_message(connection: Connection, stream: str, subject: str) -> StreamMessage | None:
-    """The last message on a subject, which may have wildcards; None when there is none. Asked of the leader."""
+    """The last message on a subject, which may have wildcards, as the leader has it; None without one."""
     return await _get(connection, stream, {"last_by_subj": subject})
 
 
@@ -106,7 +106,7 @@ EVERYTHING: Start = {"deliver_policy": "all"}
 
 
 def behind(sequence: int) -> Start:
-    """Begin with the message after this one."""
+    """The delivery options to begin with the message after this one."""
     return {"deliver_policy": "by_start_sequence", "opt_start_seq": sequence + 1}
 
 
@@ -124,13 +124,13 @@ async def count(connection: Connection, stream: str, filters: Sequence[str]) -> 
 
 
 def _ignore(message: StreamMessage) -> None:
-    """Take no notice."""
+    """Ignore the message."""
 
 
 async def scan(
     connection: Connection, stream: str, filters: Sequence[str], *, start: Start = LATEST, most: int | None = None
 ) -> list[StreamMessage]:
-    """All messages of these filters, as of now; with `most` the first so many."""
+    """All messages of these filters, as of now; at most the first `most`."""
     found: list[StreamMessage] = []
     enough = asyncio.Event()
 
@@ -169,16 +169,17 @@ async def scan_each(
 
 
 SPREAD = 16
-"""Sequences that are read back for each message wanted: other records have taken those between."""
+"""Sequences that are read back for each wanted message: other records lie in between."""
 
 
 async def newest(
     connection: Connection, stream: str, filters: Sequence[str], *, least: int
 ) -> AsyncIterator[tuple[list[StreamMessage], int]]:
     """
-    The last messages of these filters: at least so many, then about four times as many, and at the end all of them.
+    The last messages of these filters: at least `least`, then about four times as many, and in the end all of them.
 
-    Beside them the time by which those left out were stored, in milliseconds UTC by the server's clock; 0: none were.
+    With them comes the time by which those left out were stored, in milliseconds UTC by the server's clock; 0 if none
+    was left out.
     """
     info = json.decode(await connection.api(f"STREAM.INFO.{stream}"), type=StreamInfo).state
     span = SPREAD * least
@@ -197,7 +198,7 @@ PAGE_TRIES = 3
 async def page(
     connection: Connection, stream: str, filters: Sequence[str], *, start: Start, most: int
 ) -> tuple[list[StreamMessage], bool]:
-    """The first messages of these filters, at most so many, and whether there were more. Nothing beyond is sent."""
+    """The first `most` messages of these filters, and whether there were more. No further message is sent."""
     for _ in range(PAGE_TRIES):
         found, pending = await _pull(connection, stream, filters, start=start, most=most)
         if found or not pending:
@@ -257,7 +258,7 @@ class Feed:
         start: Start,
         restarted: Callable[[], Start | None] | None = None,
     ) -> None:
-        """`restarted` says where to begin when the consumer is made anew; None: behind the last message."""
+        """`restarted` says where to begin when the consumer is recreated; None: behind the last message."""
         self._connection = connection
         self._stream = stream
         self._filters = list(filters)
@@ -277,7 +278,7 @@ class Feed:
         self._forget: Callable[[], None] | None = None
 
     async def start(self) -> None:
-        """Begin. An error when the stream cannot be read."""
+        """Begin to read; an error when the stream cannot be read."""
         await self._begin(self._start)
         self._forget = self._connection.on_reconnect(self._broken.set)
         self._services.keep("watch", self._watch)
@@ -308,7 +309,7 @@ class Feed:
     async def delete(self, name: str) -> None:
         try:
             await self._connection.api(f"CONSUMER.DELETE.{self._stream}.{name}", timeout=1.0)
-        except (RefusedError, StoreError) as error:  # it goes by itself, a little later
+        except (RefusedError, StoreError) as error:  # the server removes it a little later
             logger().debug("a consumer was not deleted (%s)", error_text(error))
 
     async def _begin(self, start: Start) -> None:
@@ -340,7 +341,7 @@ class Feed:
             return None
         self._delivered = delivered
         if pending == 0:
-            self.caught_up.set()  # before it is handled, which may ask; nothing else runs between
+            self.caught_up.set()  # first, because the handler may read this
         if sequence > self.position:
             self.position = sequence
             stored_at = int(tokens[at + 2]) // 1_000_000
@@ -357,7 +358,7 @@ class Feed:
             self._broken.set()
 
     async def _watch(self) -> None:
-        """Make the consumer anew when it skips or falls silent. Never ends."""
+        """Recreate the consumer when it skips or falls silent, until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             try:

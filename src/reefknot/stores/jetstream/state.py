@@ -1,12 +1,12 @@
 """
 The state of a store in this process: a mirror of all open work, commands, statuses and resource classes.
 
-A feed of the state stream keeps it up to date; `Commits` changes it first here, then there. While a batch is on its way
-the mirror stands still: messages that arrive meanwhile are applied when its outcome is known. Every record has a
-revision, the sequence of its message, which a change is compared with at the server. So this mirror may be behind: a
-decision that was made on old facts is refused there, and made anew.
+A feed of the state stream keeps it up to date; `Commits` changes the mirror first, then the server. While a batch is on
+its way the mirror is frozen: messages that arrive in the meantime are applied when its outcome is known. Every record
+has a revision, the sequence of its message, which the server compares with each change. So this mirror may be behind: a
+decision on old facts is refused by the server, and made again.
 
-Ended work is not mirrored. It is read when somebody asks for it, and a few ended items stay in the table.
+Ended work is not mirrored. It is read on request, and a few ended items stay in the table.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from reefknot.stores.table.items import END_TOPIC
 from reefknot.stores.table.table import WorkTable
 
 TOMBSTONE_S = 3600
-"""How long the message stays that says a record has left its subject."""
+"""How long a tombstone, which says that a record has left its subject, is kept."""
 RELOAD_AFTER_S = TOMBSTONE_S / 2
 MOST_ENDED = 1000
 INLINE_PAYLOAD, INLINE_RESULT, PART = 4096, 64 << 10, 512 << 10
@@ -50,7 +50,7 @@ class Message(Struct):
     over: str = ""
     ttl: int | None = None
     parts: int = 1
-    """How many messages the record has; the others are beside it."""
+    """How many messages the record has; the others hold its parts."""
 
     def headers(self) -> dict[str, str]:
         headers: dict[str, str] = {}
@@ -66,7 +66,7 @@ class Message(Struct):
 
 
 class StoredItem(Struct, frozen=True, array_like=True):
-    """The record of a work item; a payload or result in parts is stored beside it."""
+    """The record of a work item; a payload or result in parts is stored in further messages."""
 
     item: WorkItem
     order: int
@@ -108,7 +108,7 @@ class State(Waiters):
         self.revisions: dict[str, int] = {}
         """By work id: the sequence of its record."""
         self.kept: dict[str, Kept] = {}
-        """By work id: the subject of its record, and the parts of payload and result beside it."""
+        """By work id: the subject of its record, and the number of parts of payload and result."""
         self._ids: dict[str, str] = {}
         """By subject of a record that is here: its work id, which a tombstone does not name."""
         self.awaited: dict[str, int] = {}
@@ -139,14 +139,14 @@ class State(Waiters):
         self.wake_all()
 
     def now(self) -> Moment:
-        """This moment, by the server's time: for leases too, since their holders are on other machines."""
+        """The current moment by the server's time, for leases too, because their holders are on other machines."""
         wall = self.timeline.at(self.clock.now()).wall
         return Moment(wall, wall)
 
     # ---- what arrives ------------------------------------------------------------------------------------------------
 
     def hold(self) -> None:
-        """Apply nothing that arrives, until `release`."""
+        """Hold back what arrives, until `release`."""
         self._held = []
 
     def release(self) -> None:
@@ -155,7 +155,7 @@ class State(Waiters):
             self._apply(message)
 
     def _where_to_begin(self) -> Start | None:
-        """The place where the feed begins anew: with everything, after so long that tombstones may be gone."""
+        """The place where a recreated feed begins: at the start if tombstones may be gone by now."""
         if self.clock.now() - self._heard_at < RELOAD_AFTER_S:
             return None
         self._reloading = {one.id for one in self.table.items.values() if one.state in _OPEN}
@@ -185,7 +185,7 @@ class State(Waiters):
                 self._apply_pool(message)
         except msgspec.DecodeError as error:
             text = printable(f"{message.subject} {message.sequence}: {error}", most=300)
-            logger().error("a record cannot be read (%s)", text)
+            logger().error("a record of the state stream cannot be read and is ignored (%s)", text)
         self.wake("arrived")
 
     def _apply_work(self, message: StreamMessage) -> None:
@@ -209,7 +209,7 @@ class State(Waiters):
             self.load(stored, message.sequence, message.subject)
 
     def load(self, stored: StoredItem, revision: int, subject: str) -> None:
-        """Take a record over as it is stored."""
+        """Apply a record as it is stored."""
         item, known = stored.item, self.table.items.get(stored.item.id)
         if stored.payload_parts and known is not None and known.payload:
             item = structs.replace(item, payload=known.payload)
@@ -218,7 +218,7 @@ class State(Waiters):
         self.took()
 
     def keep(self, work_id: str, revision: int, kept: Kept) -> None:
-        """Note where the record of an item is."""
+        """Note the place of an item's record."""
         self._ids.pop(self.kept.get(work_id, ("",))[0], None)
         self.revisions[work_id], self.kept[work_id], self._ids[kept[0]] = revision, kept, work_id
 
@@ -227,7 +227,7 @@ class State(Waiters):
         self._ids.pop(self.kept.pop(work_id, ("",))[0], None)
 
     def forget(self, work_id: str) -> None:
-        """Take it that a record has left its subject: another process has ended or moved it."""
+        """Note that a record has left its subject: another process has ended or moved it."""
         if work_id in self.table.items:
             self.table.remove(work_id)
         self._lose(work_id)
@@ -235,7 +235,7 @@ class State(Waiters):
         self.wake(END_TOPIC + work_id)
 
     def took(self) -> None:
-        """Take what has changed in the table as stored, and wake those who wait for it."""
+        """Mark the changes in the table as stored, and wake their waiters."""
         gone = [work_id for work_id in self.table.before if work_id not in self.table.items]
         self.table.clear_changes()
         self.table.take_events()
@@ -297,7 +297,7 @@ class State(Waiters):
         return found[:limit]
 
     async def reach(self, sequence: int, timeout: float) -> None:
-        """Wait until the mirror is as new as this sequence, at most so long."""
+        """Wait until the mirror has reached this sequence, at most `timeout` seconds."""
         await self.watch(
             self._position, "arrived", pause=lambda at: 0.0 if at >= sequence else float("inf"), timeout=timeout
         )
@@ -343,7 +343,7 @@ class State(Waiters):
         return messages, records
 
     def pool_messages(self) -> list[Message]:
-        """The messages for resource classes whose service time changed, or that somebody was admitted to."""
+        """The messages for resource classes whose service time changed, or that work was admitted to."""
         entered = [
             Message(
                 f"{self.names.pool(pool)}.entered", b"1", self.entered.get(self.names.pool(pool).rsplit(".", 1)[1], 0)
@@ -370,7 +370,7 @@ class State(Waiters):
         ]
 
     async def whole(self, item: WorkItem, payload_parts: int, result_parts: int) -> WorkItem:
-        """The item with its payload and result, wherever they are stored."""
+        """The item with its payload and result, read from their parts where necessary."""
         if payload_parts and not item.payload:
             item = structs.replace(item, payload=await self._blob(item.id, "payload", payload_parts))
         if result_parts and item.result is None:

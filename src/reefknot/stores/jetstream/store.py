@@ -1,7 +1,7 @@
 """
 `JetStreamStore`: all parts of a store on a NATS server or cluster, which many machines share.
 
-Its time is the server's: at the start the difference to this machine's clock is measured, and then now and then again.
+Its time is the server's: the difference to this machine's clock is measured at the start, and again at intervals.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 ALIGN_EVERY_S = 30.0
 SWEEP_EVERY = 20
 CLOCK_STEP_S = 0.05
-"""Differences to the server's time below this are the network's, and are left."""
+"""Differences to the server's time below this come from the network, and are ignored."""
 
 
 class _ParentsConnection(Connection):
-    """A connection in a fork of its process. It is the parent's: what is read from its socket here is lost there."""
+    """The parent's connection in a fork: whatever is read from its socket here would be lost to the parent."""
 
     @property
     def client(self) -> Client:
@@ -125,7 +125,7 @@ class JetStreamStore:
         return self
 
     async def _align(self) -> None:
-        """Take the server's time over: the middle of asking and answer is when it was read."""
+        """Adopt the server's time, which was read halfway between request and answer."""
         if not self._has_server_time:
             return
         clock = self._machine_clock
@@ -138,7 +138,7 @@ class JetStreamStore:
             self.state.timeline.offset = offset
 
     async def _keep_up(self) -> None:
-        """Read the server's time again now and then, and remove what nobody needs. Never ends."""
+        """Read the server's time again at intervals, and remove leftover records, until cancelled."""
         for number in count(1):
             await asyncio.sleep(ALIGN_EVERY_S)
             try:
@@ -146,11 +146,11 @@ class JetStreamStore:
                 if number % SWEEP_EVERY == 0 and not self.options.read_only:
                     await sweep_blobs(self.state)
             except (StoreError, ValueError) as error:
-                logger().info("the server cannot be asked (%s)", error_text(error))
+                logger().info("the server's time cannot be read (%s); it is tried again", error_text(error))
 
     @property
     def failure(self) -> ReefknotError | None:
-        """None: a server that is away may come back, and is waited for."""
+        """The final error of the store; always None, because an unreachable server may come back."""
         return None
 
     @property

@@ -1,5 +1,5 @@
 """
-The streams of a store on JetStream, the subjects in them, and the check that nobody has changed them.
+The streams of a store on JetStream, the subjects in them, and the check that they are unchanged.
 
 A store NAME has two streams. `NAME_state` holds one message for each record, its latest version: work, idempotency
 keys, commands, statuses, values. `NAME_audit` holds every event. Subjects:
@@ -8,7 +8,7 @@ keys, commands, statuses, values. `NAME_audit` holds every event. Subjects:
     NAME.blob.ID.FIELD.PART    what is too large for a record
     NAME.key.KEY               an idempotency key
     NAME.command.TARGET.ID     a command of an operator;   NAME.status.SYSTEM   a system that runs
-    NAME.value.NAME            a named value, read from the server whenever somebody asks for it
+    NAME.value.NAME            a named value, read from the server on request
     NAME.pool.POOL             service time and arrivals of a resource class
     NAME.outbox.WRITER         the last batch of one process, with its events until they are in the audit stream
     NAME.audit.CHAIN.TYPE.ID   an event; the first one of its chain on NAME.audit.CHAIN.TYPE.ID.first
@@ -112,7 +112,10 @@ class Names:
 
 @lru_cache(maxsize=1024)
 def token_of(text: str) -> str:
-    """A text as one token of a subject: as it is where it can be, else encoded, so that no two are alike."""
+    """
+    A text as one token of a subject: unchanged where possible, else encoded, so that different texts have different
+    tokens.
+    """
     if 0 < len(text) <= 100 and text.isascii() and text.replace("-", "a").replace("_", "a").isalnum():
         return text
     encoded = base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
@@ -179,7 +182,7 @@ class StreamInfo(Struct):
 
 
 async def ensure_stream(connection: Connection, wanted: dict[str, Any]) -> StreamInfo:
-    """The stream as it is; it is made when there is none, and refused when somebody has changed it."""
+    """The stream as it is; created if it is missing, refused if it was changed."""
     name = wanted["name"]
     try:
         found = await _patient_info(connection, name)

@@ -1,8 +1,8 @@
 """
 `JetStreamTransport`: messages between the processes that share a NATS server, on its subjects as they are documented.
 
-Core NATS carries them. Where an end of the same store listens, a sender waits for room: see `listeners`. Where nobody
-is known to listen, a message costs nothing more than NATS takes for it.
+Core NATS carries them. Where an end of the same store listens, a sender waits for room: see `listeners`. Where no
+listener is known, a message costs no more than NATS itself.
 
 A message that is larger than the server takes goes in parts, on a subject of its own that only ends of a store hear.
 
@@ -49,7 +49,7 @@ LARGEST = 64 << 20
 MOST_UNFINISHED = 256
 MOST_UNREAD = 65_536
 MOST_UNREAD_BYTES = 256 << 20
-"""Bounds against peers that do not wait: what is beyond them, and beyond a subscriber's limit, is dropped."""
+"""Bounds against peers that do not wait: messages beyond these and beyond a subscriber's limit are dropped."""
 CLOSE_S = 2.0
 
 MESSAGE_ID = "Nats-Msg-Id"
@@ -121,7 +121,7 @@ class _Subscriber:
         self._is_flooded = False
 
     def offer(self, delivery: Delivery, taken: Taken | None, message_id: str = "") -> None:
-        """Take it in. A repeated id leaves only its mark."""
+        """Accept a message. Of a repeated id only the mark is kept."""
         if message_id and not self._is_new((delivery.subject, message_id)):
             if taken is not None:
                 self.unread.put_nowait((None, taken))
@@ -130,7 +130,7 @@ class _Subscriber:
         if waiting >= MOST_UNREAD or (waiting >= 0 and self._bytes + len(delivery.body) > MOST_UNREAD_BYTES):
             if not self._is_flooded:
                 subject = printable(delivery.subject, most=100)
-                logger().error("messages to %s are dropped: %d wait unread", subject, self.unread.qsize())
+                logger().error("messages to %s are dropped, because %d wait unread", subject, self.unread.qsize())
             self._is_flooded = True
             return
         self._bytes += len(delivery.body)
@@ -176,18 +176,18 @@ class JetStreamTransport:
         most_assignments: int = MOST_ASSIGNMENTS,
         ack_wait: float = ACK_WAIT_S,
     ) -> None:
-        """With a `shared_stream` assignments to everybody are kept at the server, each for one worker."""
+        """With a `shared_stream`, assignments to any worker are kept at the server, each for one worker."""
         self._connection = connection
         self._name = connection.options.name
         self._prefix = connection.options.prefix
         self._epoch = 0
-        """Counts lost connections: nobody knows what was lost, so subscriptions get new names."""
+        """Counts lost connections: it is unknown which messages were lost, so subscriptions get new names."""
         self._count = 0
         self._subscribers: dict[int, _Subscriber] = {}
         self._listeners = Listeners(connection, new_id(), self._lines, self._run)
         self._services = Services("messages on NATS")
         self._tasks: set[asyncio.Task[None]] = set()
-        """What is done once: subscriptions and announcements."""
+        """Running one-off tasks: subscriptions and announcements."""
         self._is_open = self._is_closed = False
         self._forget_connection: Callable[[], None] = lambda: None
         stream = AssignmentStream(connection, most=most_assignments, ack_wait=ack_wait)
@@ -202,9 +202,8 @@ class JetStreamTransport:
 
     async def ready(self) -> None:
         """
-        Return when the server knows of every subscription, and keeps what is sent to the shared subject.
-
-        Where it cannot keep that, its reader hears why, or a warning says that it is tried again.
+        Return when the server has every subscription, and keeps what is sent to the shared subject. If it cannot keep
+        that, the reader gets the error, or a warning says that it is tried again.
         """
         if self._connection.is_up:
             await self._subscribed()
@@ -238,7 +237,7 @@ class JetStreamTransport:
             await self._connection.publish(self._prefix + subject, body, headers=carried, reply=reply)
 
     async def _subscribed(self) -> None:
-        """Wait until the server knows of what was subscribed to before, by any end of this process."""
+        """Wait until the server has all earlier subscriptions of this process."""
         loop, options = asyncio.get_running_loop(), self._connection.options
         tasks = [task for task, one in _starting.items() if one == options and task.get_loop() is loop]
         if tasks:
@@ -376,7 +375,7 @@ class JetStreamTransport:
         task.add_done_callback(lambda done: _starting.pop(done, None))
 
     async def close(self) -> None:
-        """Stop listening. Whoever waits for messages here hears that there are no more."""
+        """Stop listening; the iterators of all subscribers end."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -395,7 +394,7 @@ class JetStreamTransport:
 
 
 def _carried(headers: Mapping[str, str]) -> dict[str, str]:
-    """Headers as NATS can carry them: as they are, else all of them as JSON in one."""
+    """Headers as NATS can carry them: unchanged, else all of them as JSON in one header."""
     if all(_is_plain(name, value) for name, value in headers.items()):
         return dict(headers)
     return {HEADERS: json.encode(dict(headers)).decode()}
@@ -407,7 +406,7 @@ def _is_plain(name: str, value: str) -> bool:
 
 
 def _shown(headers: Mapping[str, str]) -> dict[str, str]:
-    """The headers that the sender gave."""
+    """The headers as the sender gave them."""
     shown = {name: value for name, value in headers.items() if not name.startswith(OWN)}
     if HEADERS in headers:
         shown |= json.decode(headers[HEADERS], type=dict[str, str])

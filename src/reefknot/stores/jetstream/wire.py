@@ -1,12 +1,12 @@
 """
-Messages on their way over a NATS connection: those that arrive, heard at once, and batches, written at once.
+Messages on a NATS connection: arriving ones are handled in one call, and batches are written in one call.
 
 nats-py reads the headers of every message, and has a queue and a task for each subscription; it builds the bytes of
 every message that is sent in a coroutine of its own. A store receives and sends several messages for each assignment,
-so this was a third of a worker's time. What is listened for comes from the connection to who hears it in one call.
+so this was a third of a worker's time. Here a message gets from the connection to its handler in one call.
 
-Three more of nats-py's ways are changed here: what it does when the server names an error, that TLS is the server's
-choice, and that its tasks, once cancelled, do not begin again.
+Three more behaviours of nats-py are changed here: what it does when the server names an error, that TLS is the server's
+choice, and that its tasks, once cancelled, do not restart.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MORE_SPACE = "give it more space, or remove what is no longer needed"
 FULL = dict.fromkeys((10047, 10077, 10054, 10028, 10023), _MORE_SPACE) | {
     10002: "raise the storage limit of this account, or remove what is no longer needed"
 }
-"""Numbers of JetStream's refusals that mean no room, of the server, the account or the stream, and what to do."""
+"""Numbers of JetStream's refusals because server, account or stream are full, and what to do."""
 LIMITS = {
     10026: "raise max_consumers of this account, or end processes that use it",
     10027: "raise max_streams of this account",
@@ -53,7 +53,7 @@ Written = tuple[str, bytes, Mapping[str, str]]
 
 
 class Heard:
-    """A message that has arrived. Its headers are read when somebody asks for them."""
+    """A message that has arrived. Its headers are parsed on first use."""
 
     __slots__ = ("_read", "data", "raw_headers", "reply", "subject")
 
@@ -66,7 +66,7 @@ class Heard:
 
     @property
     def status(self) -> str:
-        """The server's code, such as 100 for a heartbeat; empty in a message of somebody else."""
+        """The server's code, such as 100 for a heartbeat; empty in a client's message."""
         raw = self.raw_headers
         return raw[_STATUS + 1 : _STATUS + 4].decode() if raw[_STATUS : _STATUS + 1] == b" " else ""
 
@@ -96,7 +96,7 @@ def as_heard(message: Msg) -> Heard:
 def _head(headers: Mapping[str, str], more: str = "") -> bytes:
     named = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
     if named.count("\n") != len(headers) or named.count("\r") != len(headers):
-        raise ValueError("a header has a line break")
+        raise ValueError("a header contains a line break")
     return f"{_VERSION}{more}\r\n{named}\r\n".encode()
 
 
@@ -113,7 +113,7 @@ def cluster_of(client: Client) -> str | None:
 
 
 class Direct(asyncio.Queue["Msg"]):
-    """In place of a subscription's queue: says who hears its messages, and keeps none."""
+    """A handler in place of a subscription's queue; keeps no messages."""
 
     def __init__(self, heard: Hear) -> None:
         super().__init__()
@@ -126,11 +126,11 @@ class Direct(asyncio.Queue["Msg"]):
                 await answer
         except Exception as error:  # it would end the connection
             subject = printable(message.subject, most=100)
-            logger().error("a message to %s was not taken (%s)", subject, error_text(error))
+            logger().error("a message to %s could not be handled and is dropped (%s)", subject, error_text(error))
 
 
 def hear_directly(client: Client) -> None:
-    """Make a client pass what arrives for a `Direct` to who hears it, and treat all else as nats-py does."""
+    """Make a client pass messages for a `Direct` to its handler, and treat all others as nats-py does."""
     as_usual = client._process_msg
 
     async def take(sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
@@ -146,9 +146,9 @@ def hear_directly(client: Client) -> None:
 
 def outlive_errors(client: Client) -> None:
     """
-    Let the connection be tried again after an error that the server names, such as credentials that have expired.
+    Let the client reconnect after an error that the server names, such as expired credentials.
 
-    nats-py closes it for ever.
+    nats-py itself would close the connection for good.
     """
     from nats import errors
 
@@ -167,9 +167,9 @@ def outlive_errors(client: Client) -> None:
 
 async def revive(client: Client) -> bool:
     """
-    Begin the tasks of a client again that were cancelled from outside; True when there were some.
+    Restart tasks of a client that were cancelled from outside; True if there were any.
 
-    nats-py takes the end of its tasks for its own doing: the connection would look alive, and be deaf for ever.
+    nats-py assumes that it ended its tasks itself: the connection would look alive and receive nothing more.
     """
     deaf = [one for one in client._subs.values() if (task := one._wait_for_msgs_task) is not None and task.done()]
     for subscription in deaf:
@@ -186,7 +186,9 @@ async def revive(client: Client) -> bool:
 
 
 async def close_quietly(client: Client) -> None:
-    """Close a client, and what a reconnection opens that missed its cancellation: nats-py cancels it once."""
+    """
+    Close a client, and also the connection of a reconnect that missed its cancellation: nats-py cancels only once.
+    """
     try:
         async with asyncio.timeout(2.0):
             await client.close()
@@ -210,7 +212,7 @@ def too_large(store: str, max_payload: int) -> StoreFullError:
 
 
 def explained(error: BaseException | None, store: str, *, max_payload: int) -> Exception:
-    """The error of a connection in our words."""
+    """The error of a connection, translated, with what to do."""
     from nats import errors
 
     if isinstance(error, StoreUnavailableError | StoreFullError | StoreVersionError):
@@ -235,7 +237,7 @@ def explained(error: BaseException | None, store: str, *, max_payload: int) -> E
 
 
 def insist_on_tls(client: Client) -> None:
-    """Send nothing to a server that does not ask for TLS: nats-py would give it the password as plain text."""
+    """Send nothing to a server that does not ask for TLS: nats-py would send it the password as plain text."""
     from nats import errors
 
     command = client._connect_command
@@ -250,14 +252,14 @@ def insist_on_tls(client: Client) -> None:
 
 
 def _is_not_about_eof(record: logging.LogRecord) -> bool:
-    """Whether a warning of asyncio is none that it logs at the end of every TLS connection of nats-py."""
+    """Whether a warning of asyncio is not the one that it logs at the end of every TLS connection of nats-py."""
     return "eof_received() has no effect when using ssl" not in record.msg
 
 
 def line_of(subject: str, body: bytes, headers: Mapping[str, str] | None = None, reply: str = "") -> bytes:
     """The bytes that send one message. A `ValueError` refuses text that the server would read as something else."""
     if " " in subject or not f"{subject}{reply}".isprintable():
-        raise ValueError("a subject has a blank")
+        raise ValueError("a subject contains a blank")
     if not headers:
         return b"PUB %s %s %d\r\n%s\r\n" % (subject.encode(), reply.encode(), len(body), body)
     head = _head(headers)

@@ -41,7 +41,7 @@ MOST_SWEPT = 10_000
 PAGE = 100
 """Items that an operator's action changes in one batch."""
 SKEW_MS = 2_000
-"""Most by which the time of a record may differ from the server's."""
+"""Largest difference between the time of a record and the server's."""
 _OPEN = (WorkState.PENDING, WorkState.RUNNING)
 _Place = tuple[int, int, str]
 """The place of an item in lists: its creation, its arrival among those of the same process, its id."""
@@ -68,7 +68,10 @@ class JetStreamWorkQueue(TableWorkQueue):
         return await self._commits.read(read)
 
     async def load(self, ids: Sequence[str]) -> None:
-        """Bring the records of these items here, if they are not: they have ended, or others are faster."""
+        """
+        Load the records of these items if they are not in the mirror, because they have ended or another process was
+        faster.
+        """
         unknown = [one for one in dict.fromkeys(ids) if one not in self.table.items]
         unknown += [one for one in dict.fromkeys(ids) if one in self.table.items and self._is_ended(one)]
         found = await gathered(self.state.read_work, unknown)
@@ -82,7 +85,7 @@ class JetStreamWorkQueue(TableWorkQueue):
                 elif revision > self.state.revisions.get(work_id, 0):
                     self.state.load(stored, revision, subject)
 
-        await self.look(take)  # not while a batch is on its way: what it changed could not be undone any more
+        await self.look(take)  # not while a batch is on its way, because its changes could no longer be undone
 
     def _is_ended(self, work_id: str) -> bool:
         return self.table.items[work_id].state not in _OPEN
@@ -169,7 +172,7 @@ class JetStreamWorkQueue(TableWorkQueue):
         return chosen
 
     async def _place(self, work_id: str) -> _Place | None:
-        """The place of an item in lists; None when there is no such item."""
+        """The place of an item in lists; None for an unknown item."""
         item = await self.look(lambda _: self.table.get(work_id))
         if item is not None and item.state in _OPEN:
             return item.created_at, self.table.order_of(work_id), work_id
@@ -182,7 +185,8 @@ class JetStreamWorkQueue(TableWorkQueue):
         """
         Items of this state that are not open, by id: those that ended last, then more of them, and at the end all.
 
-        Beside them the time by which those left out had ended, 0 for none. Without `least` they are all read at once.
+        With them comes the time by which those left out had ended, 0 if none was left out. Without `least` all are read
+        at once.
         """
         if is_open or state in _OPEN:
             yield {}, 0
@@ -239,7 +243,7 @@ class JetStreamWorkQueue(TableWorkQueue):
 
 async def sweep_blobs(state: State) -> int:
     """
-    Remove payloads and results whose records are gone: the server removes a record, not what is beside it.
+    Remove payloads and results whose records are gone: the server removes a record, but not its parts.
 
     Returns how many messages went. A record and its blobs are stored in one batch, so a blob without one is left over.
     """
@@ -274,14 +278,14 @@ def _listed(messages: Sequence[StreamMessage]) -> _Listed:
 
 
 class JetStreamQuarantine(TableQuarantine):
-    """The quarantine of a store on JetStream. It is not mirrored: its items are read when somebody asks for them."""
+    """The quarantine of a store on JetStream. It is not mirrored: its items are read on request."""
 
     def __init__(self, work: JetStreamWorkQueue) -> None:
         super().__init__(work)
         self._queue = work
 
     async def _load(self, which: QuarantineFilter) -> list[str]:
-        """Bring the items of the quarantine here that a filter may mean. Returns the ids of those it means."""
+        """Load the quarantined items that a filter may match. Returns the ids of those that match."""
         state = self._queue.state
         found = [one for one in await scan(state.connection, state.names.state, self._subjects(which)) if one.body]
 
@@ -299,7 +303,7 @@ class JetStreamQuarantine(TableQuarantine):
         return [names.any_work(one) for one in which.ids] or [names.all_work(WorkState.QUARANTINED.value)]
 
     async def _read(self, which: QuarantineFilter, take: Callable[[WorkItem], None]) -> None:
-        """Read the items that a filter means one by one, in no order; there may be more than memory holds."""
+        """Read the items that match a filter one by one, in no order; there may be more than fit into memory."""
         state = self._queue.state
 
         def handle(message: StreamMessage) -> None:
@@ -419,7 +423,7 @@ class JetStreamLeases(TableLeases):
             return structs.replace(item, lease_until=now.steady + lease_ms, lease_ms=lease_ms)
 
         self._rewrite(held, longer)
-        self._work.table.extend(held, now=self._state.now(), lease=lease)  # the mirror hears of it a moment later
+        self._work.table.extend(held, now=self._state.now(), lease=lease)  # the mirror gets the change a moment later
 
     def give_back(self, held: Sequence[Held]) -> None:
         self._rewrite(held, lambda item, now: core.settle(item, core.Interrupted(), now))

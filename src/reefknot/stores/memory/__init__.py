@@ -1,7 +1,7 @@
 """
 `MemoryStore`: a store in this process's memory, for tests, simulation and small tools.
 
-It fulfils the contracts of the durable engines, ends with the process, and belongs to one event loop.
+It fulfils the contracts of the durable engines, is lost with the process, and belongs to one event loop.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """
-The parts of a memory store but its work: audit log, keys, control, values, transport; and the state they share.
+The parts of a memory store except its work: audit log, keys, control, values, transport; and the state they share.
 
 Events are a list, chained as in every engine; keys are a dictionary. Every change happens between two awaits, which is
 what makes it atomic. Every subscriber of the transport has its own bounded queue, and a sender waits while one is full.
@@ -43,11 +43,11 @@ from reefknot.runtime.changes import Waiters
 from reefknot.stores.port import StoredValue, checked_body, checked_name
 
 MOST_EVENTS = 100_000
-"""Events that a memory store keeps; beyond, the oldest tenth goes, as by retention."""
+"""Most events that a memory store keeps; beyond that the oldest tenth is removed, as by retention."""
 
 
 class MemoryContext(Waiters):
-    """Time, fences and those who wait for a change, shared by the parts of one memory store."""
+    """Time, fences and waiters for changes, shared by the parts of one memory store."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class MemoryContext(Waiters):
         return self._timeline.at(self._clock.now())
 
     def changed(self, *topics: str) -> None:
-        """Wake those who wait for one of these topics, or for any change; in an order that every run repeats."""
+        """Wake the waiters for one of these topics, or for any change, in a reproducible order."""
         if self._waiting:
             self.wake(*sorted(topics), "")
 
@@ -99,7 +99,7 @@ class MemoryAuditLog:
             self._drop(len(self._kept) - MOST_EVENTS * 9 // 10, self._shared.now().wall, "the bound of a memory store")
 
     def _drop(self, gone: int, wall: int, rule: str) -> None:
-        """Remove this many events from the start of the chain, with an event that says so, and by which rule."""
+        """Remove this many events from the start of the chain, with an anchor event that names the rule."""
         last = self._kept[gone - 1]
         previous = self._kept[gone - 2].hash if gone > 1 else self._anchor.hash
         removal = Removal(rule, gone, previous, last.entry.body)
@@ -231,7 +231,7 @@ class MemoryIdempotencyStore:
         return self._write_back(claim, old, new, ())
 
     def extend(self, claims: Sequence[Claim], *, lease: float) -> None:
-        """Nothing but the extension is touched: the loop may go on at any moment."""
+        """Extend a lease from another thread. Only the extension is touched: the loop may continue at any moment."""
         until = self._shared.now().steady + milliseconds(lease)
         for one in claims:
             record = self._records.get(one.key)
@@ -470,7 +470,7 @@ class Hub:
 
 
 class MemoryTransport:
-    """Publishes to whoever listens now, at this end or another one of the same hub."""
+    """Publishes to the current listeners, at this end or another one of the same hub."""
 
     def __init__(self, hub: Hub | None = None) -> None:
         self._hub = hub or Hub()
@@ -489,7 +489,7 @@ class MemoryTransport:
                 if subject in line.subjects:
                     await line.unread.put(delivery)
         except BaseException:
-            self._hub.seen.pop(name, None)  # whoever tries again under this id has something to say
+            self._hub.seen.pop(name, None)  # a retry under this id is a new message
             raise
 
     def _is_repeat(self, name: str) -> bool:
@@ -501,7 +501,7 @@ class MemoryTransport:
             seen.popitem(last=False)
         return False
 
-    async def ready(self) -> None: ...  # a subscription is there at once
+    async def ready(self) -> None: ...  # a subscription is active at once
 
     def subscribe(self, *subjects: str, limit: int = 1024) -> AsyncIterator[Delivery]:
         line = _Inbox(frozenset(subjects), limit)

@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 LONGEST_NAME = 300
 LONGEST_BODY = 262_144
-"""Both are counted in bytes of UTF-8."""
+"""Limits in bytes of UTF-8."""
 
 
 class StoredValue(Struct, frozen=True):
-    """A value as it is kept. Versions only grow; 0 is the version of a value that is not there."""
+    """A stored value. Versions only grow; 0 is the version of a missing value."""
 
     name: str
     body: str
@@ -74,13 +74,13 @@ class ValueStore(Protocol):
 
     async def put(self, name: str, body: str, *, version: int, events: Sequence[AuditEntry] = ()) -> StoredValue | None:
         """
-        Replace the value of this version (0: there is none yet), together with the events. None: it has another one.
+        Replace the value of this version (0: no value yet), together with the events. None: it has another version.
 
         Raises `ParameterError` for a name or a body that is too long.
         """
 
     async def delete(self, name: str, *, version: int, events: Sequence[AuditEntry] = ()) -> bool:
-        """Delete the value of this version, together with the events. False: it has another one."""
+        """Delete the value of this version, together with the events. False: it has another version."""
 
     async def list(self, prefix: str = "") -> Sequence[StoredValue]:
         """The values whose names begin with the prefix, in the order of their names."""
@@ -91,19 +91,19 @@ class Store(Protocol):
 
     @property
     def durable(self) -> bool:
-        """Whether acknowledged writes survive the process, and a power cut; on a server that is its own setting."""
+        """Whether acknowledged writes survive the process and a power cut; on a server this depends on its settings."""
 
     @property
     def identity(self) -> str:
-        """The place where the data is kept, after the scheme of its engine: the same for two stores over one file."""
+        """The place of the data, after the scheme of the engine: the same for two stores on one file."""
 
     @property
     def path(self) -> str | None:
-        """The file of the store; None where it is none."""
+        """The file of the store; None for an engine without files."""
 
     @property
     def read_only(self) -> bool:
-        """Whether the store may be read only: every write is refused."""
+        """Whether the store is open for reading only: every write is refused."""
 
     @property
     def failure(self) -> ReefknotError | None:
@@ -111,18 +111,18 @@ class Store(Protocol):
 
     @property
     def expires_by_itself(self) -> bool:
-        """Whether keys and ended work past their retention go without being purged."""
+        """Whether keys and ended work past their retention are removed without a purge."""
 
     @property
     def reached_for(self) -> float:
-        """Seconds for which the store could be reached without a break; infinite where it is a part of this host."""
+        """Seconds for which the store has been reachable without a break; infinite for a store on this host."""
 
     @property
     def clock(self) -> Clock:
         """The clock of the store's records: deadlines and due times are compared with its wall time."""
 
     def moment(self) -> Moment:
-        """This moment as the store reckons: leases are compared with its steady time."""
+        """The current moment by the store's clock: leases are compared with its steady time."""
 
     @property
     def idempotency(self) -> IdempotencyStore: ...
@@ -146,18 +146,18 @@ class Store(Protocol):
     def values(self) -> ValueStore: ...
 
     async def newest_record_at(self) -> int | None:
-        """The time of the newest event, key or work item (ms UTC); None when there is none."""
+        """The time of the newest event, key or work item (ms UTC); None in an empty store."""
 
     def transport(self, *, keeps_shared: bool = False) -> Transport:
         """
         A new transport. All transports over one database exchange messages; the caller closes it.
 
-        With `keeps_shared`, assignments of peers on the shared subject are kept for whoever reads them, each for one
-        reader, where the engine can: elsewhere every reader hears them.
+        With `keeps_shared`, an engine that can keeps assignments of peers on the shared subject, each for one reader;
+        with other engines every reader gets them.
         """
 
     def acquire_retention_lock(self) -> bool:
-        """Become the one process that applies retention, of those that share a disk. False when another one is."""
+        """Become the one process that applies retention among those that share a disk. False when another one is."""
 
     async def close(self) -> None:
         """Finish pending writes, then close. A second call does nothing."""

@@ -1,5 +1,5 @@
 """
-Engines: the table of those that there are, what each says about itself, and the findings of an examination.
+Engines: the table of known engines, what each says about itself, and the findings of an examination.
 
 An engine is a package of `stores` with an `ENGINE`. The rest of the program asks it, or the open store, for what they
 can do, and never which engine it is. Packages are imported by name, when an address is theirs.
@@ -72,7 +72,7 @@ class OpenOptions(Struct, frozen=True):
     most_keys: int | None
     work_retention: float | None
     settings: Mapping[str, Any]
-    """Those of a server, with secrets as values."""
+    """The settings of a server, with secrets as values."""
     read_only: bool
     migrate: bool
     inline: bool
@@ -93,11 +93,11 @@ class ExamineOptions(Struct, frozen=True):
     takes_shared: bool = False
     """Whether workers of the configuration take assignments from the subject that peers share."""
     is_named: bool = False
-    """Whether the operator named the store. One that is missing is a problem then: elsewhere nothing has run yet."""
+    """Whether the operator named the store. If so, a missing store is a problem; otherwise nothing has run yet."""
 
 
 class Examination(Struct, frozen=True):
-    """The findings about a store, and whether it is there, whole, and opened without making or migrating anything."""
+    """The findings about a store, and whether it exists, is undamaged, and opens without being created or migrated."""
 
     findings: list[Finding]
     is_ready: bool = True
@@ -132,7 +132,7 @@ class FileStore(Protocol):
         """Check the file and, when it is whole, the chain of events and how each is filed."""
 
     async def compact(self) -> int:
-        """Give unused space back. Returns the bytes that the file shrank by."""
+        """Return unused space to the disk. Returns the bytes that the file shrank by."""
 
 
 class StoreFiles(Protocol):
@@ -148,7 +148,7 @@ class StoreFiles(Protocol):
         """`StoreLockedError` when the file stays locked for this long."""
 
     def disk_finding(self, path: str) -> Finding:
-        """The room on the disk of a file, which need not be there."""
+        """The free space on the disk of a file, which need not exist yet."""
 
 
 class Engine(Protocol):
@@ -164,19 +164,22 @@ class Engine(Protocol):
     """The extra of the installation that it needs; empty for none."""
 
     def path(self, url: str) -> str | None:
-        """The file of a store as its address has it, None where it is none; `ValueError` says why it names no store."""
+        """
+        The file in the address of a store, None for an engine without files; `ValueError` says why the address names no
+        store.
+        """
 
     def files(self) -> StoreFiles:
-        """Work on files, for an engine whose stores are files."""
+        """The operations on files, for an engine whose stores are files."""
 
     async def open(self, url: str, options: OpenOptions) -> Store:
         """The store, started; the caller closes it."""
 
     async def examine(self, url: str, options: ExamineOptions) -> Examination:
-        """All findings about the store at this address. Nothing is made, changed or repaired."""
+        """All findings about the store at this address. Nothing is created, changed or repaired."""
 
     async def examine_open(self, store: Store, options: ExamineOptions) -> list[Finding]:
-        """All findings about a store that is open here, soon enough for a page."""
+        """All findings about a store that is open here, fast enough for a page."""
 
 
 # ---- addresses -------------------------------------------------------------------------------------------------------
@@ -225,7 +228,7 @@ def has_file(url: str) -> bool:
 
 
 def file_of(url: str) -> str | None:
-    """The file of a store, None where it is none; every other address is refused."""
+    """The file of a store, None for an engine without files; an address of no engine is refused."""
     why = address_problem(url)
     if why is not None:
         raise ParameterError("url", redact(url), accepted_urls() + (f"; {why}" if why else ""))
@@ -240,7 +243,7 @@ def located(url: str | None, folder: Path) -> str:
 
 
 def url_of_file(file: Path) -> str | None:
-    """The address of the store that this file is; None when it is none."""
+    """The address of the store in this file; None if it is not a store."""
     with file.open("rb") as stream:
         start = stream.read(100)
     found = (one for one in ENGINES if (magic := engine_of(f"{one}:").magic) and start.startswith(magic))

@@ -65,11 +65,11 @@ _SUSPECTS = (
     "SELECT seq FROM work WHERE seq IN (SELECT value FROM json_each(?)) AND crashes > 0 AND resource_class <> 'router'"
 )
 MOST_TENANTS = 64
-"""Tenants whose queues one claim looks at; the others' turn comes with the next ones."""
+"""Most tenants whose queues one claim reads; the others have their turn at the next claims."""
 
 
 def open_work(connection: apsw.Connection, pool: str, wall: int) -> tuple[OpenWork, SubmissionRules | None]:
-    """The open work of a resource class, and the rules that a router has published, if one is there."""
+    """The open work of a resource class, and the rules that a router has published, if there is one."""
     counted = list(query(connection, _OPEN_WORK, pool))
     known = query(connection, _SERVICE_TIME, pool).fetchone()
     slots, rules = 0, None
@@ -91,20 +91,20 @@ def fold_service_times(connection: apsw.Connection, took: Mapping[str, Sequence[
 
 
 def tenants(connection: apsw.Connection, resource_class: str) -> list[str]:
-    """The tenants that have work of this class that can be claimed."""
+    """The tenants with claimable work of this class."""
     if resource_class == ROUTER:
         return rows.column(connection, _SUBMITTERS, resource_class)
     return rows.column(connection, _QUEUED_TENANTS, resource_class, pool_of(resource_class))
 
 
 def oldest_submission(connection: apsw.Connection, pool: str, priority: int, tenant: str) -> str | None:
-    """The id of the oldest submission of this priority and tenant, held by a router or by nobody."""
+    """The id of the oldest submission of this priority and tenant, claimed by a router or unclaimed."""
     found = query(connection, _OLDEST_SUBMISSION, pool, priority, tenant or None).get
     return None if found is None else str(found)
 
 
 class BatchAdmission:
-    """Admission of the arrivals of one moment: each counts for those after it. Counts are written before."""
+    """Admission of the arrivals of one batch: each counts for those after it. Counts are written before."""
 
     def __init__(self, connection: apsw.Connection, wall: int) -> None:
         self._connection = connection

@@ -32,7 +32,7 @@ ROWS_PER_READ = 20_000
 ROWS_PER_DELETE = 1000
 """Rows that one transaction removes."""
 
-# Bodies are read as bytes. A body that was changed may be no text, and no JSON; it is the chain that says so.
+# Bodies are read as bytes. A changed body may be neither text nor JSON; the chain reports that.
 _ROWS = "SELECT sequence, hash, at, event_type, correlation_id, trace_id, work_id, CAST(body AS BLOB) FROM audit"
 _ROWS_AS_BYTES = (
     "SELECT sequence, CAST(hash AS BLOB), at, CAST(event_type AS BLOB), CAST(correlation_id AS BLOB), "
@@ -60,7 +60,7 @@ _RESULT_DIGITS = (RESULT_DIGITS, 64)
 """Older events have the whole hash."""
 
 SOON_S = 0.1
-"""How long an event that goes with no other change waits for a transaction to join."""
+"""How long an event that belongs to no other change waits for a transaction to join."""
 
 
 class SqliteAuditLog:
@@ -73,7 +73,7 @@ class SqliteAuditLog:
         return await self._context.write(_append_batch, entries)
 
     def append_soon(self, entries: Sequence[AuditEntry]) -> asyncio.Future[Head]:
-        """Append these with the next transaction of this process, within a tenth of a second: none starts for them."""
+        """Append these with the next transaction of this process, or in one of their own after a tenth of a second."""
         return self._context.write(_append_batch, entries, within=SOON_S)
 
     async def read(self, query: AuditQuery = EVERYTHING) -> list[KeptEntry]:
@@ -108,7 +108,7 @@ class SqliteAuditLog:
         done = anchor.sequence
         while done < stored.sequence:
             links, now_stored, now_anchor = await self._context.read(partial(_links, after=done, end=stored.sequence))
-            if now_anchor.sequence > done:  # retention went past this: what is left begins there
+            if now_anchor.sequence > done:  # retention has removed this: the log begins at the anchor
                 stored, done = now_stored, now_anchor.sequence
                 verifier.resume_from(now_anchor, stored)
                 continue
@@ -155,7 +155,7 @@ class SqliteAuditLog:
         return head.sequence > after
 
     async def _last_before(self, before: int) -> int | None:
-        """The last event to remove: the first one that is young enough, and all after it, stay."""
+        """The last event to remove: the first event that is young enough stays, and so do all after it."""
         _, anchor = await self._context.read(heads)
         last, young = anchor.sequence, False
         while not young:
@@ -184,7 +184,7 @@ def _links(connection: apsw.Connection, after: int, end: int) -> tuple[list[chai
 
 
 def _text(value: bytes) -> str:
-    """The text of a column that was read as bytes; bytes that are no text are replaced, and so fit nothing."""
+    """The text of a column that was read as bytes; invalid bytes are replaced, and so match nothing."""
     return value.decode("utf-8", "replace")
 
 
@@ -192,7 +192,7 @@ def _beyond_head(connection: apsw.Connection) -> list[Mismatch]:
     """Events after the head of the chain: they were not written through it."""
     beyond = "SELECT min(sequence) FROM audit WHERE sequence > (SELECT sequence FROM audit_head)"
     first = query(connection, beyond).get
-    return [] if first is None else [Mismatch(int(first), "it stands behind the head of its chain")]
+    return [] if first is None else [Mismatch(int(first), "it is behind the head of its chain")]
 
 
 def _changed_results(connection: apsw.Connection, after: int) -> tuple[list[Mismatch], int | None]:
@@ -265,7 +265,7 @@ def _append_batch(transaction: Transaction, batch: list[Sequence[AuditEntry]]) -
 
 @each
 def _trim(transaction: Transaction, last: int, rule: str) -> int:
-    """Move the anchor to this event, and say so in the chain. Returns how many events are gone with that."""
+    """Move the anchor to this event, with an event in the chain. Returns how many events are removed by that."""
     transaction.flush_events()
     connection = transaction.connection
     head, anchor = heads(connection)
@@ -299,7 +299,7 @@ def _remove_batch(transaction: Transaction) -> int:
 
 
 def _is_indexed(wanted: AuditQuery) -> bool:
-    """Whether a read comes by no row that is not wanted, and need not be cut into pieces."""
+    """Whether a read meets only wanted rows, and need not be split."""
     return any(getattr(wanted, name) is not None for name in _INDEXED) or (
         wanted.since is None and wanted.until is None
     )
@@ -328,7 +328,7 @@ def _end_before(connection: apsw.Connection, until: int) -> int:
 def _read_rows(connection: apsw.Connection, wanted: AuditQuery, after: int, last: int, limit: int) -> list[KeptEntry]:
     """Events that meet the query, behind `after` and up to `last`."""
     given = {words: value for name, words in _FILTERS.items() if (value := getattr(wanted, name)) is not None}
-    if any(getattr(wanted, name) is not None for name in _IDS):  # there are few of one id, and many of one type
+    if any(getattr(wanted, name) is not None for name in _IDS):  # few events share an id, many share a type
         given = {words.replace("event_type", "+event_type"): value for words, value in given.items()}
     where = " AND ".join(["sequence > ?", "sequence <= ?", *given])
     order = "DESC" if wanted.newest_first else "ASC"

@@ -2,8 +2,8 @@
 The tables of a store's file and their migrations.
 
 `user_version` counts the migrations. A file with a higher number was written by a newer version and is refused: it is
-never downgraded and never guessed at. Migrations are only ever added. Only what runs a system migrates; what looks at a
-store reads it as it is, or says what to run.
+never downgraded and never guessed at. Migrations are only ever added. Only a running system migrates; a command that
+only reads opens the store as it is, or says what to run.
 """
 
 import os
@@ -208,7 +208,7 @@ CREATE TRIGGER idempotency_out AFTER DELETE ON idempotency BEGIN
 END;
 """.format(counts="; ".join(f"INSERT INTO {table} {counted}" for table, counted in COUNTED.items()) + ";")  # noqa: S608
 
-# Named values. No version is given twice, also not to a value that was deleted and made anew.
+# Named values. No version is given twice, not even to a value that was deleted and created again.
 _VALUES = """
 CREATE TABLE value (version INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE, body TEXT NOT NULL) STRICT;
 """
@@ -236,7 +236,10 @@ HASH_BITS = 48
 
 
 def key_hash(key: str) -> int:
-    """The number by which an idempotency key is found. It is long enough that nobody can name many keys of one hash."""
+    """
+    The number by which an idempotency key is found. It is long enough that keys with one hash cannot be found in
+    number.
+    """
     return int.from_bytes(blake2b(key.encode(), digest_size=HASH_BITS // 8).digest())
 
 

@@ -1,4 +1,4 @@
-"""The commands, statuses and named values of a SQLite store: what the processes that share the file tell each other."""
+"""The commands, statuses and named values of a SQLite store: what the processes that share the file exchange."""
 
 from collections.abc import Sequence
 from math import inf
@@ -86,7 +86,7 @@ def _post(
 
 @each
 def _report(transaction: Transaction, name: str, body: str, keep_ms: int, capacity: str) -> int:
-    """Write a status without touching a topic: nobody waits for one."""
+    """Write a status without touching a topic: statuses have no waiters."""
     connection, now = transaction.connection, transaction.now.wall
     connection.execute(_FORGET, (now - milliseconds(SILENT_KEPT_S), name, now))
     row = (name, body, now, now + keep_ms, capacity)
@@ -134,7 +134,7 @@ def _value(connection: apsw.Connection, name: str) -> StoredValue | None:
 def _put(
     transaction: Transaction, name: str, body: str, version: int, events: Sequence[AuditEntry]
 ) -> StoredValue | None:
-    """Replace the row: a new one has a version that none has had."""
+    """Replace the row, so that the new one has a version that was never used."""
     connection = transaction.connection
     known = _value(connection, name)
     if version != (0 if known is None else known.version):

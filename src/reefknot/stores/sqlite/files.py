@@ -1,8 +1,8 @@
 """
 The file of a store that is not open here: its state, a copy, and the half of `reefknot doctor` for SQLite.
 
-A store that others work on is read while they go on: no check holds a lock for longer than a moment, and the check of
-the content has a time limit.
+A store in use is read while others write it: no check holds a lock for longer than a moment, and the check of the
+content has a time limit.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def file_findings(path: str, seconds: float, *, is_named: bool = False) -> list[
     if size == 0 or not file.is_file():
         missing = _missing(path, is_named=is_named)
         if file.is_file() and (logged := log_state(path)[0]):
-            text = f"{path} has 0 bytes beside a log of {logged} bytes: its content is lost"
+            text = f"{path} has 0 bytes, and its log {logged} bytes: its content is lost"
             missing = Finding("file", "problem", text, KEEP_LOG, "damaged")
         return [*findings, missing, disk_finding(path)]
     if is_writable(path):
@@ -136,12 +136,12 @@ def _lock_findings(path: str) -> list[Finding]:
     except StoreLockedError as error:
         return [problem_of("lock", error)]
     except StoreError:
-        pass  # the other checks tell more
+        pass  # the other checks report it in more detail
     return []
 
 
 def _log_findings(path: str) -> list[Finding]:
-    """A finding when the log holds bytes that SQLite does not count: what is in them seems never written."""
+    """A finding when the log holds bytes that SQLite ignores, as if they had never been written."""
     size, state = log_state(path)
     text = f"{path}-wal has {size} bytes and no valid frame, so nothing in it is read"
     if state == "uncommitted":
@@ -198,9 +198,9 @@ def _content(connection: Any, path: str, seconds: float) -> list[Finding]:
 
 def _has_wal_mode(path: str) -> bool:
     """
-    Whether the header says so, of a file that no process has open; a connection to such a file does not tell.
+    Whether the header of a file that no process has open says WAL; a connection to such a file does not show it.
 
-    Of a file that is open here, closing this second descriptor would give back the locks that SQLite has on it.
+    For a file that is open here, closing this second descriptor would release the locks that SQLite holds on it.
     """
     if is_open_here(os.stat(path)):
         return True  # as its connection has set it
@@ -209,7 +209,7 @@ def _has_wal_mode(path: str) -> bool:
 
 
 def _quick_check(connection: Any, seconds: float) -> Finding:
-    """The quick check of a file. It reads beside writers, and is given up after `seconds`."""
+    """The quick check of a file. It reads while others write, and ends after `seconds`."""
     until = monotonic() + seconds
     connection.set_progress_handler(lambda: monotonic() > until, CHECK_STEPS)
     damages: list[str] = []
@@ -217,14 +217,12 @@ def _quick_check(connection: Any, seconds: float) -> Finding:
         damages.extend(row[0] for row in connection.execute(f"PRAGMA quick_check({QUICK_CHECK})"))
     except apsw.InterruptError:
         if not damages:
-            text = (
-                f"the quick check found nothing in {seconds:g} s and was ended; `reefknot store check` goes to the end"
-            )
+            text = f"no damage found in {seconds:g} s, then stopped; `reefknot store check` runs to the end"
             return Finding("content", "ok", text)
     if damages != ["ok"]:
-        way_out = "restore a backup beside it and compare both, before anything else is written"
+        way_out = "restore a backup next to it and compare both, before anything else is written"
         return Finding("content", "problem", "; ".join(damages), way_out, "damaged")
-    return Finding("content", "ok", "the quick check finds nothing; `reefknot store check` looks at everything")
+    return Finding("content", "ok", "the quick check found no damage; `reefknot store check` checks everything")
 
 
 def disk_finding(path: str) -> Finding:

@@ -1,7 +1,7 @@
 """
 The idempotency keys of a SQLite store, as rows.
 
-All requests of a batch are decided by `core.idempotency` over the records as of the transaction: one read, one write,
+All requests of a batch are decided by `idempotency.model` on the records as of the transaction: one read, one write,
 whatever the number of callers.
 
 Rows are in the order of their arrival, and are found by the hash of their key in one of two tables. A new key enters
@@ -73,7 +73,7 @@ def _updating(names: Sequence[str]) -> BulkStatement:
 
 
 _REPLACE = _updating(_NAMES[1:])
-# All that can change while the fence stays the same: owner and fingerprint are fixed by the claim.
+# The columns that can change under one fence: owner and fingerprint are fixed by the claim.
 _CHANGING = ("state", "lease_until", "lease_ms", "result", "failure", "metadata", "updated_at", "expires_at")
 _UPDATE = _updating(_CHANGING)
 _changes = attrgetter(*_CHANGING)
@@ -246,7 +246,7 @@ class SqliteIdempotencyStore:
         return new, new
 
     def _make_room(self, transaction: Transaction, records: Mapping[str, KeyRecord]) -> None:
-        """Remove spent keys when the quota is reached, but none that this batch has read: it may be written yet."""
+        """Remove spent keys when the quota is reached, but none that this batch has read and may still write."""
         limit, now = self._most_keys, transaction.now
         if limit is None or transaction.counters.keys < limit:
             return
@@ -317,7 +317,7 @@ def move_recent(connection: apsw.Connection, before: int, after: int) -> None:
 
 @each
 def _forget(transaction: Transaction, key: str, events: Sequence[AuditEntry]) -> Any:
-    """Whether there was such a key; `KeyInProgressError`, as the answer of this request alone, if it is held."""
+    """Whether the key existed; if it is held, `KeyInProgressError` as the answer to this request alone."""
     row = _load_rows(transaction.connection, [key]).get(key)
     if row is None:
         return False

@@ -1,5 +1,5 @@
 """
-Rows of messages and of those who listen: written, read, counted, cleared away.
+Rows of messages and of listeners: written, read, counted, removed.
 
 Transactions come one after the other, so a higher number was always committed later: a reader that has seen a number
 misses nothing before it. Times are those of the steady clock, which all processes of the machine share.
@@ -16,16 +16,16 @@ from reefknot.stores.sqlite.connection import query
 from reefknot.stores.sqlite.transaction import Transaction
 
 TOPIC = "message"
-"""What listeners wait for: messages, room for them, and who listens."""
+"""The topics of listeners and senders: messages, room for them, and changes of listeners."""
 GONE_AFTER_MS = 4_000
-"""A listener that was not seen for so long holds up nobody."""
+"""Milliseconds after which a silent listener no longer blocks senders."""
 WINDOW_MS = 10_000
-"""How long a message is kept after it came, read or not, and its id with it."""
+"""How long a message and its id are kept after its arrival, read or not."""
 LONGEST_MS = 60_000
 """How long a message is kept for a listener that does not read."""
 
 _LAST = "SELECT seq FROM sqlite_sequence WHERE name = 'message'"
-# The number is the only way in: an index on anything else would be read for all that came before, too.
+# Rows are found by number only: with another index all earlier rows would be read as well.
 _NEWS = (
     "SELECT seq, origin, subject, headers, body FROM message NOT INDEXED WHERE seq > ? AND seq <= ? AND origin <> ? "
     "AND subject IN (SELECT value FROM json_each(?)) ORDER BY seq LIMIT ?"
@@ -62,7 +62,7 @@ class Listener(Struct, frozen=True):
 
 
 def last(connection: apsw.Connection) -> int:
-    """The number that was given out last, whether its message is still there or not."""
+    """The last number given out, whether its message still exists or not."""
     return int(query(connection, _LAST).get or 0)
 
 
@@ -92,7 +92,7 @@ def listeners(connection: apsw.Connection, now: Moment) -> list[Listener]:
 
 
 def publish_batch(transaction: Transaction, wanted: list[Message]) -> list[bool]:
-    """Write them. False: somebody who should hear that one has too much unread already."""
+    """Write these messages. False: a listener of that one has too many unread messages."""
     connection = transaction.connection
     room = _Room(connection, transaction.now)
     answers = []
@@ -118,7 +118,7 @@ class _Room:
 
     def _left_for(self, one: Listener) -> int:
         since = max(0, self._last - one.read_to)
-        if since >= one.places:  # not all of it need be for this one
+        if since >= one.places:  # part of it may be for other listeners
             since = query(self._connection, _UNREAD, one.read_to, one.origin, _listed(one.subjects)).get
         return one.places - since
 
@@ -149,7 +149,7 @@ def refresh_batch(transaction: Transaction, wanted: list[tuple[str, list[Listene
     connection.execute("DELETE FROM listener WHERE seen_at <= ? OR seen_at > ?", (now.steady - LONGEST_MS, now.steady))
     there = listeners(connection, now)
     _trim(connection, now, there)
-    if is_news:  # one that only says that it still listens wakes nobody
+    if is_news:  # a mere sign of life wakes no sender
         transaction.touched.add(TOPIC)
     return [there] * len(wanted)
 
@@ -162,7 +162,10 @@ def leave_batch(transaction: Transaction, wanted: list[str]) -> list[None]:
 
 
 def _trim(connection: apsw.Connection, now: Moment, there: list[Listener]) -> None:
-    """Delete messages that all have read, after the window; any after the longest time; those of an earlier boot."""
+    """
+    Delete messages that all listeners have read, after the window; any message after the longest time; and those of an
+    earlier boot.
+    """
     oldest = query(connection, "SELECT at FROM message ORDER BY seq LIMIT 1").get
     if oldest is None:
         return

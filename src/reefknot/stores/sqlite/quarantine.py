@@ -22,7 +22,7 @@ from reefknot.stores.sqlite.transaction import Transaction, each
 
 _NO_LIMIT = -1
 SCANNED = 5000
-"""Items that one read looks at: no read holds its snapshot for long, however many are in quarantine."""
+"""Most items that one read examines: no read holds its snapshot for long, however many are in quarantine."""
 _Window = tuple[str, str | None]
 """A range of ids: after the first, up to the second."""
 _WINDOW_END = (
@@ -52,8 +52,8 @@ class SqliteQuarantine:
         """
         The items that meet the filter, page by page, at most `limit` on each.
 
-        No index leads to most of them, and a fingerprint is computed: each read looks at `SCANNED` rows. Without a
-        filter every row is one of them, so no more are looked at than are wanted.
+        Most filters have no index, and fingerprints are computed, so each read examines `SCANNED` rows. Without a
+        filter every row matches, so no more rows are read than are wanted.
         """
         size = min(limit, SCANNED) if which == ALL and limit > 0 else SCANNED
         async for window in self._windows(which, after, size):

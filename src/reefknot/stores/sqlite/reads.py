@@ -1,11 +1,12 @@
 """
-`StoreContext`, which every part of a store works through; its reads beside the writer, and its watch for changes.
+`StoreContext`, which every part of a store works through; its reads, concurrent with the writer, and its watch for
+changes.
 
 In WAL mode a reader never waits for the writer, nor the writer for a reader. Every read is bounded in time.
 
 Commits of this process wake the waiters of their topic at once. Commits of other processes are noticed by `PRAGMA
-data_version`, which costs microseconds: after the kernel told of a write to the file, and rarely besides; every 25 ms
-where the kernel tells nothing; and only while somebody waits.
+data_version`, which costs microseconds: after the kernel reports a write to the file, and rarely otherwise; every 25 ms
+where the kernel reports nothing; and only while a task waits.
 """
 
 import asyncio
@@ -96,12 +97,12 @@ class Reader:
 
 POLL_S = 0.025
 RARE_POLL_S = 0.5
-"""Where the kernel tells of writes to the file, polling only makes sure."""
+"""Where the kernel reports writes to the file, polling is only a safeguard."""
 FAST_POLL_S = 0.002
 COMMIT_DUE_S = 5.0
 """How long a commit may take after its write: a slow disk syncs meanwhile."""
 BUSY_POLL_S = 0.01
-"""Beside a busy writer, whose thread wants the interpreter's lock that looking gives away."""
+"""While the writer is busy: its thread needs the interpreter's lock, which each check takes from it."""
 FAST_POLL_FOR_S = 0.05
 """After a write to the file its commit is near, and after a commit the next one."""
 _TRANSACTIONS = "SELECT transactions FROM counter"
@@ -111,9 +112,9 @@ class ChangeWatcher(Waiters):
     """
     Wakes tasks that wait for a change of the store. Belongs to the loop that opened the store.
 
-    A commit of this process wakes those who wait for its topics. A commit of another process may be about anything, and
-    wakes everybody: it is told from one of this process by counting, since the file counts all transactions that
-    touched a topic and the writer its own. One that touched none, such as a renewed status, wakes nobody anywhere.
+    A commit of this process wakes the waiters of its topics. A commit of another process may be about anything, and
+    wakes all waiters. The two are distinguished by counting: the file counts all transactions that touched a topic, and
+    the writer its own. A transaction that touched no topic, such as a renewed status, wakes no waiter in any process.
     """
 
     def __init__(
@@ -126,7 +127,7 @@ class ChangeWatcher(Waiters):
         check_file: Callable[[], None] = lambda: None,
     ) -> None:
         """
-        Watch the file for those who wait.
+        Watch the file for waiting tasks.
 
         `own_transactions` counts those of this process; `is_writing`: one is under way, or waits. `check_file` raises
         when the file is not in place any more.
@@ -143,7 +144,7 @@ class ChangeWatcher(Waiters):
         self._foreign: int | None = None
         """The most transactions of other processes that were ever counted."""
         self._commit_due_until = 0.0
-        """Until then a commit is expected whose write the kernel has told of."""
+        """Until then a commit is expected, because the kernel has reported its write."""
         self._closed = False
         self._in_use = FORKS.in_use()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -156,7 +157,7 @@ class ChangeWatcher(Waiters):
         with super().listening(*topics) as future:
             loop = asyncio.get_running_loop()
             if self._closed:
-                future.set_result(None)  # whoever reads now hears that the store is closed
+                future.set_result(None)  # a later read raises that the store is closed
             elif self._timer is None:
                 self._loop = loop
                 self._look()
@@ -164,7 +165,7 @@ class ChangeWatcher(Waiters):
             yield future
 
     def changed(self, topics: set[str]) -> None:
-        """This process has committed changes of these topics: wake their waiters, and those of any change."""
+        """Wake the waiters of these topics, in which this process has committed changes, and those of any change."""
         if topics and self._waiting:
             self.wake(*(topics & self._waiting.keys()), "")
 
@@ -180,12 +181,14 @@ class ChangeWatcher(Waiters):
             self._connection = None
 
     def let_go(self) -> None:
-        """In a fork: watch nothing any more. The watch and the connection are the parent's."""
+        """In a fork: stop watching. The watch and the connection belong to the parent."""
         self._closed, self._timer = True, None
         self._file.let_go()
 
     def _written(self) -> None:
-        """The kernel has told of a write to the file: its commit follows, of another process or of this one."""
+        """
+        Note that the kernel has reported a write to the file: a commit follows, of another process or of this one.
+        """
         loop, own = self._loop, self._own_transactions()
         is_own = self._is_writing() or own != self._own_at_last_write
         self._own_at_last_write = own
@@ -194,7 +197,7 @@ class ChangeWatcher(Waiters):
         self._commit_due_until = loop.time() + COMMIT_DUE_S
         if loop.time() < self._poll_fast_until:
             return
-        if is_own:  # looking is dear beside a busy writer, and can wait a little
+        if is_own:  # a check is expensive while the writer is busy, and can wait a little
             if self._timer.when() > loop.time() + BUSY_POLL_S:
                 self._set_timer(loop, BUSY_POLL_S)
             return
@@ -224,11 +227,11 @@ class ChangeWatcher(Waiters):
         return RARE_POLL_S if self._file.start(loop) else POLL_S
 
     def _look(self) -> bool:
-        """Whether another process has committed since the last look, or the file is not in place any more."""
+        """Whether another process has committed since the last check, or the file is no longer in place."""
         try:
             self._check_file()
         except StoreReplacedError:
-            return True  # whoever reads now hears of it
+            return True  # a later read raises the error
         try:
             with self._in_use:
                 if self._connection is None:
@@ -257,8 +260,8 @@ class StoreContext:
     """
     The writer, the reader, the change watcher and the clock of one store.
 
-    A part submits requests to the one writer, reads beside it, waits for changes, and asks for the time; it opens no
-    connection of its own.
+    A part submits requests to the one writer, reads concurrently with it, waits for changes, and reads the time; it
+    opens no connection of its own.
     """
 
     __slots__ = ("_reader", "listening", "now", "watch", "write")

@@ -2,9 +2,9 @@
 `SqliteStore`: all parts of a store in one SQLite file, which several processes may open.
 
 Leases are measured with the machine's steady clock, which all processes share: a wall clock that jumps moves none of
-them. Due times, deadlines and retention are wall time as all processes of the host take it that have the store open:
-whoever opens it after the clock was set goes by what the others agreed on. After a restart of the machine every lease
-is over.
+them. Due times, deadlines and retention are in the wall time that all processes of the host with the open store agree
+on: a process that opens it after the clock was set adopts the agreed time. After a restart of the machine every lease
+has ended.
 """
 
 import os
@@ -55,7 +55,7 @@ from reefknot.stores.sqlite.work import SqliteLeases, SqliteWorkQueue
 from reefknot.stores.sqlite.writer import Writer
 
 _IN_USE = "SELECT EXISTS (SELECT 1 FROM open_work) OR EXISTS (SELECT 1 FROM status WHERE stale_at > ?)"
-"""Whether there is open work, or a system that lives: both are measured by the time that was agreed on."""
+"""Whether there is open work or a living system: both are measured by the agreed time."""
 _END_EARLIER = "UPDATE {} SET lease_until = 0 WHERE state = '{}' AND lease_until > ? + lease_ms"
 WHOLE_FILE_PATIENCE_S = 3600.0
 """Limit for reads that go through the whole file."""
@@ -127,7 +127,7 @@ class SqliteStore:
         return self._timeline.at(self._machine_clock.now())
 
     def _connect(self) -> apsw.Connection:
-        """A further connection, never one that makes a file: it would be another store than the one that is open."""
+        """A further connection, which never creates a file: that would be another store than the open one."""
         if self.read_only:
             check = partial(check_readable, path=self.path)
             return open_read_only(self.path, patience=self._patience, check=check)
@@ -152,14 +152,14 @@ class SqliteStore:
         return getattr(self._machine_clock, "boot", "")
 
     def _check_file(self) -> None:
-        """Raise when the file that is open is not the one that has its name: what is written would be lost."""
+        """Raise if the open file is no longer the one under its name: writes would be lost."""
         if self._file is None or self._file.in_place:
             return
         problem = "its file was deleted or moved while it was open"
         if self.read_only:
-            problem = "its file was written while it was read as one that nobody writes"
+            problem = "its file was written while it was open for reading only, without locks"
         elif not self._file.is_missing:
-            problem = "its file, or the write-ahead log beside it, was replaced while it was open"
+            problem = "its file, or its write-ahead log, was replaced while it was open"
         way_out = "restore the file if what it held is needed, then start again"
         raise StoreReplacedError(f"sqlite:{self.path}", problem, "try again" if self.read_only else way_out)
 
@@ -192,7 +192,7 @@ class SqliteStore:
         return self
 
     def _read_first(self, connection: apsw.Connection) -> None:
-        """Take over the time that others agreed on, and note the version of a file that is read as it is."""
+        """Adopt the agreed time, and note the version of a file that is read as it is."""
         self._version = check_readable(connection, self.path)
         known: Any = connection.execute("SELECT began_at FROM boot WHERE name = ?", (self._boot,)).get
         if known is not None:
@@ -221,13 +221,13 @@ class SqliteStore:
         open_files.store_closed(opened)
 
     def _let_go(self) -> None:
-        """In a fork: what this store holds is the parent's. Its calls are refused by the writer and the reader."""
+        """In a fork: leave everything to the parent. Calls are refused by the writer and the reader."""
         self._watcher.let_go()
         self._retention_lock.release()
 
     @property
     def failure(self) -> ReefknotError | None:
-        """The error of the disk after which nothing more is written; None while the store works."""
+        """The disk error after which nothing more is written; None while the store works."""
         return self._writer.failure
 
     @property
@@ -255,7 +255,7 @@ class SqliteStore:
         )
 
     async def compact(self) -> int:
-        """Give unused space back. Returns the bytes the file shrank by. Writers wait meanwhile."""
+        """Return unused space to the disk. Returns the bytes the file shrank by. Writers wait in the meantime."""
         if self.read_only:
             self._refuse_write()
         return await self._context.read(lambda _: compact(self.path, self._connect), patience=WHOLE_FILE_PATIENCE_S)
@@ -263,9 +263,9 @@ class SqliteStore:
 
 def _end_leases_of_an_earlier_boot(connection: apsw.Connection, steady: Callable[[], int]) -> None:
     """
-    End leases that end later than now plus their length: those are of a steady clock that began anew since.
+    End leases that end later than now plus their length: they were measured by the steady clock of an earlier boot.
 
-    Of keys there is none if the last change of a key is not in the future: a lease begins with a change.
+    No key has such a lease if the last change of a key is not in the future: a lease begins with a change.
     """
     with immediate(connection):
         now = steady()  # read under the lock: while this waited for it, another process may have claimed
@@ -277,7 +277,7 @@ def _end_leases_of_an_earlier_boot(connection: apsw.Connection, steady: Callable
 
 
 def _agree_on_time(connection: apsw.Connection, boot: str, timeline: Timeline, clock: Clock) -> None:
-    """Go by the wall time that the processes of this boot agreed on; be the first to say it when there is none."""
+    """Adopt the wall time that the processes of this boot agreed on, or set it as the first process."""
     if not boot:
         return
     with immediate(connection):

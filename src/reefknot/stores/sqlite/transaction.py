@@ -1,9 +1,9 @@
 """
 Write transactions: `Transaction` is shared by all requests of a batch; `BulkStatement` and `WriteCache` make it cheap.
 
-A transaction reads counters once and writes them once; events gather in it and are chained at the end, in order.
-A bulk statement writes many rows with few statements: every statement gives up the interpreter's lock and has to get it
-back, which takes long beside a busy loop. A write cache keeps what this process wrote last, so that it need not be read
+A transaction reads counters once and writes them once; events gather in it and are chained at the end, in order. A bulk
+statement writes many rows with few statements: every statement gives up the interpreter's lock and has to get it back,
+which takes long while a loop is busy. A write cache keeps what this process wrote last, so that it need not be read
 back: a key that was just claimed is about to be finished, an item that was just claimed about to be settled. As long as
 `PRAGMA data_version` says that no other connection has written, a cached record is the record in the file.
 """
@@ -37,7 +37,7 @@ class WriteCache(Generic[R]):
     """
     Records this process wrote last, by name. Dropping one is always safe: it is read from the file then.
 
-    What a transaction notes counts within it at once, and beyond it only after its commit.
+    Changes noted by a transaction count within it at once, and outside only after its commit.
     """
 
     __slots__ = ("_kept", "_noted")
@@ -159,7 +159,7 @@ _EXTEND_BLOCK = (
 
 
 class Transaction:
-    """An open write transaction. `touched` collects the topics it changes; whoever waits for one is woken."""
+    """An open write transaction. `touched` collects the topics it changes, whose waiters are woken."""
 
     __slots__ = ("_counters", "_events", "_saved", "cache", "connection", "counts", "now", "touched")
 
@@ -190,7 +190,7 @@ class Transaction:
         """
         Write counts, counters and events, right before the commit.
 
-        A transaction that touched no topic is not counted: no waiter of another process need look at it.
+        A transaction that touched no topic is not counted: no waiter of another process needs to check it.
         """
         self.counts.flush(self.connection)
         is_news = bool(self.touched or self._events)

@@ -1,15 +1,15 @@
 """
 `SqliteTransport`: messages between the processes that share the file; `Outgoing` writes them with the next transaction.
 
-A subscriber in the sender's own process gets a message at once; for those elsewhere it is written as a row, and nothing
-is written when there are none. A subscriber reads the rows from its own position on, woken by the commit. A sender does
+A subscriber in the sender's own process gets a message at once; for subscribers elsewhere it is written as a row, and
+without any nothing is written. A subscriber reads the rows from its own position on, woken by the commit. A sender does
 not wait for the disk, but it waits while too many messages are unwritten, or while a subscriber of the subject that was
 seen lately has no room. A message that could not be written is logged.
 
-The transport guarantees no more than routers and workers need: a message reaches every subscriber that is there, and
-one that comes later, or comes back, does not see it. Nothing that must not be lost is in a message alone: it is kept as
-work, and is asked for again. In a process that subscribes to a subject itself, a new subscriber elsewhere may miss what
-is sent within its first second, unless it published first.
+The transport guarantees no more than routers and workers need: a message reaches every current subscriber, but not one
+that subscribes, or returns, later. Nothing that must not be lost is only in a message: it is stored as work, and asked
+for again. In a process that subscribes to a subject itself, a new subscriber elsewhere may miss what is sent within its
+first second, unless it published first.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ MOST = 256
 AGAIN_S = 1.0
 """Pause before a refused message is tried again, unless a commit comes first."""
 SEEN_EVERY_S = 1.0
-"""How often a subscriber writes that it is there, and how far it has read."""
+"""How often a subscriber writes a sign of life and its position."""
 CLOSE_S = 5.0
 PAGE = 500
 REMEMBERED_IDS = 10_000
@@ -53,12 +53,12 @@ class Outgoing:
         self._on_the_way = 0
         self._refused: deque[Named] = deque()
         self._full: Counter[str] = Counter()
-        """By subject: how many were refused because somebody has no room."""
+        """By subject: how many messages were refused because a subscriber has no room."""
         self._services = Services("transport")
         self._moved = asyncio.Event()
 
     async def put(self, name: str, message: rows.Message) -> None:
-        """Hand it in, as soon as there is room."""
+        """Queue a message, as soon as there is room."""
         while self._on_the_way >= MOST or self._full[message[1]]:
             self._moved.clear()
             await self._moved.wait()
@@ -77,7 +77,9 @@ class Outgoing:
         error = None if future.cancelled() else future.exception()
         if error is not None:
             subject = printable(message[1], most=100)
-            logger().error("a message was not written (to %s: %s)", subject, error_text(error))
+            logger().error(
+                "a message was dropped, because it could not be written (to %s: %s)", subject, error_text(error)
+            )
             self._failed(name)
         elif future.cancelled() or not future.result():
             self._refused.append(one)
@@ -105,13 +107,19 @@ class Outgoing:
             except ReefknotError as error:  # the store is gone: for all of them alike
                 for name, _ in again[at:]:
                     self._failed(name)
-                logger().error("%d messages were not written (%s)", len(again) - at, error_text(error))
+                logger().error(
+                    "%d messages were dropped, because they could not be written (%s)",
+                    len(again) - at,
+                    error_text(error),
+                )
                 break
         else:
             await asyncio.wait([future])  # one transaction takes them in their order
 
     async def close(self, seconds: float) -> None:
-        """Write what is on its way, for at most so long. What nobody has room for is dropped."""
+        """
+        Write the pending messages, for at most `seconds`. Messages without room at their subscriber are dropped.
+        """
         self._services.cancel()
         try:
             async with asyncio.timeout(seconds):
@@ -131,13 +139,13 @@ class _Subscription:
         self.limit = limit
         self.unread: asyncio.Queue[tuple[int, Delivery] | None] = asyncio.Queue(limit)
         self.fetched = place
-        """The last row that was looked at for it."""
+        """The last row that was checked for it."""
         self.taken = place
         """The last row that its reader has."""
         self.from_elsewhere = 0
         """Rows among the unread."""
         self.announced_to = place
-        """How far it has read, as the file says."""
+        """Its position as written in the file."""
 
     @property
     def read_to(self) -> int:
@@ -145,11 +153,11 @@ class _Subscription:
 
     @property
     def has_moved(self) -> bool:
-        """Whether it has read so far that a sender who waits should be told."""
+        """Whether it has read far enough for a waiting sender to be notified."""
         return self.read_to - self.announced_to >= max(1, self.limit // 4)
 
     def offer(self, row: rows.Row) -> bool:
-        """Take it in, if there is room."""
+        """Accept a message, if there is room."""
         seq, _, delivery = row
         if delivery.subject in self.subjects:
             if self.unread.full():
@@ -181,9 +189,9 @@ class SqliteTransport:
         self._lines: list[_Subscription] = []
         self._other_origins: frozenset[str] = frozenset()
         self._other_subjects: frozenset[str] = frozenset()
-        """Of the listeners of other processes, as last seen."""
+        """The listeners of other processes, as last read."""
         self._looked = 0
-        """How often they were seen."""
+        """How often they were read."""
         self._is_announced = False
         self._announcing: asyncio.Future[list[rows.Listener]] | None = None
         self._unwritten: dict[asyncio.Future[list[rows.Listener]], list[rows.Listener]] = {}
@@ -225,7 +233,7 @@ class SqliteTransport:
         """Forget a message id whose publish failed, so that a retry is not taken for a duplicate."""
         self._seen.pop(name, None)
 
-    async def ready(self) -> None: ...  # a subscription is there at once
+    async def ready(self) -> None: ...  # a subscription is active at once
 
     def subscribe(self, *subjects: str, limit: int = 1024) -> AsyncIterator[Delivery]:
         """Deliver everything that is committed after this call: the position is read here and now."""
@@ -259,7 +267,7 @@ class SqliteTransport:
         self._nudge(rows.TOPIC)
 
     async def _follow(self) -> None:
-        """Fetch what others sent, and tell them how far it was read."""
+        """Fetch messages of other processes, and write the position for their senders."""
         loop = asyncio.get_running_loop()
         while not self._closed:
             with self._context.listening(rows.TOPIC) as change:
@@ -296,7 +304,7 @@ class SqliteTransport:
         return len(found) == PAGE
 
     def _announce(self) -> None:
-        """Write that this end listens, and how far it has read; unless that is urgent, with the next transaction."""
+        """Write that this end listens, and its position; unless urgent, with the next transaction."""
         is_urgent = not self._is_announced or any(line.has_moved for line in self._lines)
         if self._announcing is not None and (self._announces_now or not is_urgent):
             return
@@ -318,7 +326,7 @@ class SqliteTransport:
         if self._announcing is future:
             self._announcing = None
         if future.cancelled() or future.exception() is not None:
-            return  # the next look at the file says what is wrong
+            return  # the next read of the file reports what is wrong
         self._know(future.result(), looked)
         for line, one in lines:
             line.announced_to = max(line.announced_to, one.read_to)
@@ -326,7 +334,9 @@ class SqliteTransport:
             self._nudge(rows.TOPIC)
 
     def _know(self, listeners: list[rows.Listener], looked: int) -> None:
-        """Take them as all there are; or as more, if others were seen since the question: either may be the older."""
+        """
+        Adopt these as all listeners; or add them, if others were read since the query: either set may be the older one.
+        """
         others = [one for one in listeners if one.origin != self._origin]
         origins = frozenset(one.origin for one in others)
         subjects = frozenset[str]().union(*(one.subjects for one in others))
@@ -336,7 +346,7 @@ class SqliteTransport:
         self._looked += 1
 
     async def close(self) -> None:
-        """Stop listening. Whoever waits for messages here hears that there are no more."""
+        """Stop listening; the iterators of all subscribers end."""
         if self._closed:
             return
         self._closed = True
@@ -344,7 +354,7 @@ class SqliteTransport:
         if self._services.names:
             await self._services.stop()
             for own in self._unwritten.values():
-                own.clear()  # one that is not urgent may be written after the farewell
+                own.clear()  # one that is not urgent may be written after the removal
             with suppress(Exception):  # the others notice anyway, a little later
                 async with asyncio.timeout(CLOSE_S):
                     await self._context.write(rows.leave_batch, self._origin)

@@ -1,9 +1,9 @@
 """
 Maintenance of a store's file: integrity check, backup, compaction, and removal of what is past its retention.
 
-Retention goes in small steps. A read finds a page of rows that may go; a short transaction removes them and checks
-again: a key that was claimed anew meanwhile stays. So neither writers nor the write-ahead log wait for a table of any
-size. Live rows are never removed: held keys, work that has not ended, the quarantine.
+Retention goes in small steps. A read finds a page of rows that may go; a short transaction checks them again and
+removes them: a key that was claimed again in the meantime stays. So neither writers nor the write-ahead log wait for a
+table of any size. Live rows are never removed: held keys, work that has not ended, the quarantine.
 """
 
 import errno
@@ -51,7 +51,7 @@ def check_file(connection: apsw.Connection) -> CheckReport:
 
     The audit log verifies its chain.
 
-    Writers go on meanwhile. Each statement sees a snapshot of its own, and none is held for long.
+    Writers continue meanwhile. Each statement sees a snapshot of its own, and none is held for long.
     """
     problems = _damages(connection)
     if not problems:  # of a damaged file nothing more can be said
@@ -75,8 +75,8 @@ def _damages(connection: apsw.Connection) -> list[str]:
     """
     Findings of SQLite's integrity check.
 
-    Where it takes longer than a snapshot may be held, a copy is checked, which is made much sooner. Without room for
-    one, table by table: then pages that belong to no table are not looked at.
+    If it takes longer than a snapshot may be held, a copy is checked, which is much faster to make. Without room for a
+    copy, table by table: then pages that belong to no table are not checked.
     """
     until = monotonic() + SNAPSHOT_S
     connection.set_progress_handler(lambda: monotonic() > until, _CHECK_STEPS)
@@ -236,14 +236,14 @@ _NEWEST = (
 
 
 def newest_record_at(connection: apsw.Connection) -> int | None:
-    """The time of the newest event, key or work item (ms UTC), looked for among those that came last."""
+    """The time of the newest event, key or work item (ms UTC), searched among the last ones."""
     found: Any = connection.execute(_NEWEST, (ROWS_PER_READ,)).get
     return None if found is None else int(found)
 
 
 class RetentionLock:
     """
-    A lock on a file beside the database, held by the one process of this host that applies retention.
+    A lock on a file next to the database, held by the one process of this host that applies retention.
 
     The operating system releases the lock when its process ends, however that happens.
     """
@@ -253,7 +253,7 @@ class RetentionLock:
         self._file: int | None = None
 
     def acquire(self) -> bool:
-        """Take the lock without waiting. True as well when this store has it already."""
+        """Take the lock without waiting. True also when this store has it already."""
         if self._file is not None:
             return True
         file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -2,8 +2,8 @@
 The work queue of a SQLite store: one row for each piece of work.
 
 A claim is one `UPDATE … RETURNING`. What is due later is kept out of the index that claims read, and enters it when its
-time comes: a long line of waiting retries costs a claim nothing. Whoever waits is woken by the commit that concerns it,
-in this process by topic, from other processes by any change of the file.
+time comes: a long line of waiting retries costs a claim nothing. A waiter is woken by the commit that concerns it: in
+this process by topic, for commits of other processes by any change of the file.
 """
 
 import asyncio
@@ -76,7 +76,7 @@ class SqliteLeases:
 
     def extend(self, held: Sequence[Held], *, lease: float) -> None:
         lease_ms = milliseconds(lease)
-        connection = self._connect()  # of this thread, as another process would: the writer answers to a loop
+        connection = self._connect()  # its own: the writer answers to a loop
         try:
             with immediate(connection):
                 until_ms = self._context.now().steady + lease_ms
@@ -94,7 +94,7 @@ class SqliteLeases:
 def _end(transaction: Transaction, owners: str) -> int:
     transaction.connection.execute(_END, (owners,))
     ended = transaction.connection.changes()
-    transaction.cache.clear()  # what is remembered of these items has the old lease in it
+    transaction.cache.clear()  # the cached items have the old lease
     transaction.touched.add(LEASES_TOPIC)
     return ended
 
@@ -109,7 +109,7 @@ _CLAIM = (
     f"WHERE seq IN (SELECT value FROM json_each(?)) RETURNING {rows.FULL}, seq"
 )
 REFUSING_S = 1.0
-"""How long after a refusal the next arrival is first judged by a read, which costs the writer nothing."""
+"""Seconds after a refusal in which arrivals are first judged by a read, which costs the writer nothing."""
 _RENEW = "UPDATE work SET lease_until = ?, lease_ms = ? WHERE id = ? AND owner = ? AND fence = ? AND state = 'running'"
 _PROMOTE = (
     "UPDATE work INDEXED BY work_later SET ready = 1 "
@@ -131,7 +131,7 @@ class SqliteWorkQueue:
     def __init__(self, context: StoreContext) -> None:
         self._context = context
         self._awaited: dict[str, set[asyncio.Future[WorkItem]]] = {}
-        """By id: those here who wait for the end of an item."""
+        """By id: the waiters for the end of an item."""
         self._services = Services("store")
         self._changes = ExitStack()
         self._refusing_until = 0.0
@@ -314,7 +314,7 @@ def _enqueue_batch(transaction: Transaction, wanted: list[Any]) -> list[list[Enq
 
 
 def _started(transaction: Transaction, item: WorkItem, owner: str, lease_ms: int) -> WorkItem:
-    """The item as its owner's, as if it had been claimed. The write cache knows it, so settling need not read it."""
+    """The item as claimed by its owner. The write cache has it, so settling need not read it."""
     held = core.started(item, owner=owner, fence=item.fence + 1, lease_ms=lease_ms, now=transaction.now)
     transaction.cache.items.note({held.id: held})
     return held

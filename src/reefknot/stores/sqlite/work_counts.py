@@ -1,5 +1,5 @@
 """
-The numbers of work rows: `WorkCounts` gathers what a transaction changes of them and writes it once.
+The numbers of work rows: `WorkCounts` gathers the changes of a transaction and writes them once.
 
 Admission, snapshots and lists read these counters instead of counting rows. A trigger for each row would keep them as
 well, and cost more than the row itself; a transaction that moves a hundred jobs changes two or three numbers. What is
@@ -61,7 +61,7 @@ class WorkCounts:
         self._numbers: dict[tuple[Any, ...], int] = {}
 
     def add(self, items: Iterable[WorkItem], number: int = 1) -> None:
-        """Count these rows in, or out with a number of -1."""
+        """Add these rows to the counts; with a number of -1 subtract them."""
         numbers = self._numbers
         for key, found in Counter(map(_counted, items)).items():
             numbers[key] = numbers.get(key, 0) + number * found

@@ -41,7 +41,7 @@ _OVER = (
     "AND state NOT IN ('pending', 'running')"
 )
 
-# The oldest of each queue of `work_ready`, whose tenants and priorities are counted, and of what nobody has promoted.
+# The oldest of each queue of `work_ready`, whose tenants and priorities are counted, and of work not promoted yet.
 _OLDEST_DUE = (
     "SELECT resource_class, min(due_at) FROM (SELECT class.resource_class, "
     "(SELECT min(due_at) FROM work WHERE state = 'pending' AND ready = 1 AND resource_class = class.resource_class "
@@ -67,9 +67,9 @@ _SCAN = (
     "FROM (SELECT seq, {0} AS is_match FROM work WHERE {1} ORDER BY seq {2} LIMIT ?)"
 )
 SCANNED = (500, 4_500, 20_000)
-"""The rows that a search reads in each of its looks, in the order of the table: some 10 ms for all of them."""
+"""The rows that a search reads in each of its passes, in the order of the table: some 10 ms for all of them."""
 LOOKED_UP = (500, 4_500, 5_000)
-"""The rows that a search reads in each of its looks where an index leads to them one by one."""
+"""The rows that a search reads in each of its passes, where an index leads to them one by one."""
 _LEAST_SHARE = 50
 _HAS_ERROR = (
     "(instr(lower(reason), ?) > 0 OR iif(json_valid(failure), instr(lower(failure ->> 'code'), ?) > 0 "
@@ -80,7 +80,7 @@ HAS_ERROR = f"EXISTS (SELECT 1 FROM (SELECT ? AS asked) WHERE {_HAS_ERROR.replac
 _CREATED_FROM = "SELECT seq, created_at FROM work WHERE seq >= ? ORDER BY seq LIMIT 1"
 _OF_STATE = "state = ? AND kind = ?"
 _OF_A_TENANT = "tenant_id IS NOT NULL AND substr(id, instr(id, '|') + 1) = ?"
-# The rule of `core.work.visible_state`: running work that nobody is at.
+# The rule of `queue.model.work.visible_state`: running work whose owner is gone.
 _LOST = (
     "(resource_class = 'router' OR lease_until NOT BETWEEN ? + 1 AND ? + lease_ms "
     "OR owner IN (SELECT value FROM json_each(?)))"
@@ -102,7 +102,7 @@ _ALL_ROWS: Way = ("true", ())
 
 
 class LostClaims(Struct, frozen=True):
-    """The means to tell running work that nobody is at: owners that are gone, as JSON, and the steady time."""
+    """The facts that identify running work without a live owner: owners that are gone, as JSON, and the steady time."""
 
     owners: str
     steady: int
@@ -123,7 +123,7 @@ class Wanted(Struct, frozen=True):
 
 
 CLASS_TOPIC = "work in "
-"""Before the name of a class: the topic of those who wait for something to claim there."""
+"""Prefix of a class name: the topic of waiters for claimable work of that class."""
 ENDED_TOPIC = "work ended"
 
 _items = json.Decoder(list[WorkItem], strict=False)
@@ -149,7 +149,7 @@ def load(connection: apsw.Connection, ids: list[str]) -> dict[str, WorkItem]:
 
 
 def cached_or_loaded(transaction: Transaction, ids: list[str]) -> dict[str, WorkItem]:
-    """The items of these ids, from the write cache where it has them. Payloads are not to be relied on."""
+    """The items of these ids, from the write cache where it has them. Their payloads may be missing."""
     found, rest = transaction.cache.items.find(ids)
     return found | load(transaction.connection, rest) if rest else found
 
@@ -192,8 +192,8 @@ def searched(connection: apsw.Connection, wanted: Wanted) -> WorkPage:
     A page of the items that match the filter of a search, without payloads, all of one snapshot.
 
     Rows are read in the order of the page, each with the answer whether it matches: few at first, then more, and no
-    more than `SCANNED` or `LOOKED_UP` in all. Of several ways each has its share of the rows; what lies beyond the
-    nearest end of a share is left to the next look.
+    more than `SCANNED` or `LOOKED_UP` in all. With several ways each has its share of the rows; rows beyond the nearest
+    end of a share are left to the next pass.
     """
     connection.execute("BEGIN")
     try:
@@ -316,7 +316,7 @@ def _ways_to(connection: apsw.Connection, wanted: Wanted) -> list[Way]:
 
 
 def _ways_to_few(match: WorkFilter) -> list[Way]:
-    """Conditions of a filter that is met by few rows, to which an index of its own leads; none for other filters."""
+    """Conditions of a filter that matches few rows, found by an index of its own; none for other filters."""
     if match.assignment_id is not None:
         named = (record_id(match.assignment_id, None),)
         more, values = "", tuple[str, ...]()
@@ -382,7 +382,7 @@ def one(connection: apsw.Connection, work_id: str) -> WorkItem | None:
 
 
 def known(connection: apsw.Connection, ids: list[str]) -> set[str]:
-    """Which of these ids are there already."""
+    """Those of these ids that exist already."""
     return json.decode(query(connection, _KNOWN, listed(ids)).get, type=set[str])
 
 
@@ -415,7 +415,7 @@ def update(transaction: Transaction, old: Iterable[WorkItem], new: Sequence[Work
 
 
 def _are_ready(transaction: Transaction, items: Iterable[WorkItem]) -> list[bool]:
-    """Whether each item can be claimed now. Who waits for its class, or for its end, is woken after the commit."""
+    """Whether each item can be claimed now. Waiters for its class, or for its end, are woken after the commit."""
     wall, ready = transaction.now.wall, []
     classes, states = set(), set()
     for item in items:

@@ -3,8 +3,8 @@ The writer: one thread that turns everything submitted to a store into few trans
 
 Whatever was submitted by the time the thread is free becomes one transaction, one fsync and one call back into the
 loop. A lone request does not wait for others. A handler takes all requests of its kind at once and answers each with a
-value or an error of its own. If a whole batch fails, its requests are done one by one, so that a bad one harms no
-other. After an error of the disk nothing more is written: nobody knows what the disk has kept.
+value or an error of its own. If a whole batch fails, its requests are done one by one, so that a bad one does not
+affect the others. After a disk error nothing more is written, because it is unknown what the disk has kept.
 
 A lone request on a disk that has been quick is written by the loop itself, if no other process holds the file's lock:
 two handovers between threads take longer than such a write. A disk that is slow, and the checkpoints of the write-ahead
@@ -41,7 +41,7 @@ _Request = tuple[Handler[Any, Any], Any, asyncio.Future[Any]]
 MAX_BLOCK_S = 0.001
 """Longest time a loop blocks for one transaction."""
 PAUSE_AFTER_TIMEOUT_S = 0.02
-"""Time without blocking after it was in vain, because other processes hold the file's lock."""
+"""Time without blocking after a failed try, because other processes hold the file's lock."""
 NUDGE_S = 0.00015
 """Sleep of a loop that lets the thread have the GIL."""
 MIN_GAP_S = 0.0003
@@ -50,7 +50,7 @@ MAX_GAP_S = 0.004
 
 QUICK_S = 0.002
 QUICK_IN_A_ROW = 16
-"""So many transactions in a row that took less than `QUICK_S` make a disk a quick one."""
+"""Number of transactions in a row within `QUICK_S` that make a disk a quick one."""
 CHECKPOINT_PAGES = 4000
 """Pages in the write-ahead log after which the thread brings them over to the file."""
 
@@ -97,7 +97,7 @@ class Writer:
         """The error after which nothing more is written."""
         self._connection: apsw.Connection | None = None
         self._in_use = FORKS.in_use()
-        """Held by whoever uses the connection: the thread, or a loop with a lone request."""
+        """Held by the user of the connection: the thread, or a loop with a lone request."""
         self._busy_handler = busy_handler(patience)
         self._quick = 0
         """Quick transactions in a row."""
@@ -133,8 +133,8 @@ class Writer:
         """
         Queue a request. Its future is answered when the transaction is on disk.
 
-        A request that is not urgent goes with the next transaction of this process, and starts one of its own only
-        when none came `within` so many seconds.
+        A request that is not urgent joins the next transaction of this process, and starts one of its own only when
+        none came `within` this many seconds.
         """
         if self._closing or self.failure is not None or self._generation != FORKS.generation:
             raise self._refusal()
@@ -179,12 +179,15 @@ class Writer:
         return opened_before_fork(f"sqlite:{self._path}")
 
     def _hurry_for(self, future: asyncio.Future[Any]) -> None:
-        """Write what waits, unless the request of this future has been written: later ones have time of their own."""
+        """
+        Write the waiting requests, unless the request of this future has been written: later ones have deadlines of
+        their own.
+        """
         if future.cancelled() or not future.done():
             self._hurry()
 
     def _hurry(self) -> None:
-        """Write the requests that found no company."""
+        """Write the requests that no transaction has taken along."""
         waiting: list[_Request] = []
         self._take_unhurried(waiting)
         if waiting:
@@ -289,7 +292,7 @@ class Writer:
         if more:
             gil.idle = False
         self._answer(*written)
-        if self._log_pages >= 2 * CHECKPOINT_PAGES:  # so much comes that the thread never rests
+        if self._log_pages >= 2 * CHECKPOINT_PAGES:  # under constant load the thread never rests
             self._checkpoint()
         return more
 
@@ -319,7 +322,10 @@ class Writer:
                 _call(loop, self._deliver, *arguments)
 
     def _logged(self, _connection: apsw.Connection, _name: str, pages: int) -> int:
-        """SQLite tells how long the write-ahead log is. In place of its own checkpoint, for which a caller waits."""
+        """
+        Note the length of the write-ahead log, as SQLite reports it; in place of SQLite's own checkpoint, for which a
+        caller waits.
+        """
         self._log_pages = pages
         return apsw.SQLITE_OK
 
@@ -377,7 +383,7 @@ class Writer:
             transaction.flush()
             self._gil.release()
             is_counted = bool(transaction.touched)
-            self.transactions += is_counted  # before others can see it, so that none of ours is taken for theirs
+            self.transactions += is_counted  # before others see it, lest it counts as theirs
             connection.execute("COMMIT")
             self._cache.committed()
             self._quick = self._quick + 1 if time.monotonic() - began < QUICK_S else 0
@@ -440,7 +446,7 @@ def _call(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *argum
 
 class GilYield:
     """
-    Lets the writer thread have the interpreter's lock (the GIL) beside a busy event loop.
+    Lets the writer thread have the interpreter's lock (the GIL) while the event loop is busy.
 
     Everything the thread does before it goes to the disk needs the GIL, and two threads that compete for it are slower
     than one after the other. So a loop that has more to do blocks after it has woken the thread, for a millisecond at
