@@ -26,6 +26,7 @@ import signal
 
 import hypothesis  # noqa: F401
 import pytest
+from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
 from tests.nats_servers import nats_cluster, nats_server, own_nats_server
@@ -55,8 +56,8 @@ class WholeFiles(LoadFileScheduling):  # type: ignore[misc]  # untyped there
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config) -> LoadFileScheduling | None:
-    return WholeFiles(config) if config.getvalue("dist") == "loadfile" else None
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
+    return WholeFiles(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

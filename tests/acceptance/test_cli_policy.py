@@ -59,7 +59,7 @@ def test_there_is_a_sample_of_every_document() -> None:
 # ---- the worker's document -------------------------------------------------------------------------------------------
 
 
-def test_the_429_example_has_its_values_each_with_its_layer(rk: Commands) -> None:
+def test_the_429_example_has_its_values_each_with_its_layer_and_what_it_overrode_and_its_waits(rk: Commands) -> None:
     """HTTP block, `http_error`, 429, `retry_count` 2: the document's own resolution."""
     structure = "spec1-2.2-structure.json"
     answer = rk(
@@ -80,6 +80,17 @@ def test_the_429_example_has_its_values_each_with_its_layer(rk: Commands) -> Non
     assert said("multiplier") == (2.0, "global")
     assert answer["decision"] == "retry"
     assert answer["gate"] == "off"
+    assert [(one["value"], one["layer"]) for one in fields["retries"]["overrode"]] == [
+        (3, "override"),
+        (5, "target"),
+        (5, "category"),
+        (3, "global"),
+        (3, "builtin"),
+    ]
+    assert answer["schedule"] == [
+        {"retry": 0, "min": 0.5, "max": 1.0, "delay": None},
+        {"retry": 1, "min": 1.0, "max": 2.0, "delay": None},
+    ]
     for field, keys in {
         "base_delay": ("block_policies", "http", "error_overrides", "429", "base_delay_ms"),
         "max_delay": ("block_policies", "http", "error_overrides", "429", "max_delay_ms"),
@@ -88,29 +99,6 @@ def test_the_429_example_has_its_values_each_with_its_layer(rk: Commands) -> Non
     }.items():
         file, line, _ = fields[field]["source"].rsplit(":", 2)
         assert (Path(file).name, int(line)) == (structure, line_of(structure, *keys)), field
-
-
-def test_the_429_example_shows_what_each_value_overrode(rk: Commands) -> None:
-    words = ("block:http", "--status", "429", "--retry-count", "2")
-    fields = rk("policy", "explain", *words, "--config", sample("spec1-2.2-structure.json"), "--json").json["policy"]
-
-    assert [(one["value"], one["layer"]) for one in fields["retries"]["overrode"]] == [
-        (3, "override"),
-        (5, "target"),
-        (5, "category"),
-        (3, "global"),
-        (3, "builtin"),
-    ]
-
-
-def test_the_waits_of_the_429_example(rk: Commands) -> None:
-    words = ("block:http", "--status", "429", "--retry-count", "2")
-    answer = rk("policy", "explain", *words, "--config", sample("spec1-2.2-structure.json"), "--json").json
-
-    assert answer["schedule"] == [
-        {"retry": 0, "min": 0.5, "max": 1.0, "delay": None},
-        {"retry": 1, "min": 1.0, "max": 2.0, "delay": None},
-    ]
 
 
 @pytest.mark.parametrize(
@@ -134,35 +122,6 @@ def test_a_worker_sample_resolves_to_what_its_document_says(
     found = policy(rk, name, target, *failure)
 
     assert (found["retries"], found["base_delay"], found["max_delay"], found["jitter"]) == expected
-
-
-@pytest.mark.parametrize(
-    ("code", "before", "after"),
-    [("execution_failed", "stop", "retry"), ("quota_exceeded", "stop", "retry"), ("permission_denied", "stop", "stop")],
-)
-def test_a_category_makes_its_own_codes_retryable(rk: Commands, code: str, before: str, after: str) -> None:
-    words = ("policy", "explain", "block:sql", "--error", code, "--json")
-
-    assert rk(*words).json["decision"] == before
-    assert rk(*words, "--config", sample("spec1-7.3-category.json")).json["decision"] == after
-
-
-@pytest.mark.parametrize(
-    ("name", "variable", "gate"),
-    [
-        ("spec1-2.2-structure.json", "", "off"),
-        ("spec1-2.2-structure.json", "true", "on"),
-        ("spec1-7.1-minimal.json", "", "on"),
-        ("spec1-7.1-minimal.json", "Off", "off"),
-        ("spec2-minimal.json", "1", "on"),
-    ],
-)
-def test_the_gate_is_the_files_unless_the_environment_speaks(rk: Commands, name: str, variable: str, gate: str) -> None:
-    rk.environment.setenv("WORKER_RETRIES_V2_ENABLED", variable)
-
-    answer = rk("policy", "explain", "block:http", "--status", "500", "--config", sample(name), "--json")
-
-    assert answer.json["gate"] == gate
 
 
 # ---- the connectors' document ----------------------------------------------------------------------------------------
@@ -218,37 +177,3 @@ def test_the_matrix_written_down_is_the_matrix_built_in(rk: Commands, category: 
     built_in = policy(rk, "spec1-7.1-minimal.json", category.target)
 
     assert written == built_in
-
-
-# ---- the queue's document --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "on", "size", "rejection"),
-    [
-        ("spec5-3.2-policies.json", False, 1000, "reject_new"),
-        ("spec5-7.1-minimal.json", True, 1000, "reject_new"),
-        ("spec5-7.2-drop-oldest.json", True, 500, "drop_oldest"),
-        ("spec5-7.3-degrade.json", True, 2000, "degrade"),
-    ],
-)
-def test_a_queue_sample_is_in_force_as_written(rk: Commands, name: str, on: bool, size: int, rejection: str) -> None:
-    shown = rk("config", "show", "--config", sample(name), "--json").json
-
-    assert shown["gates"]["worker.queue.v2"]["on"] is on
-    assert shown["values"]["worker.queue.v2.max_queue_size"]["value"] == size
-    assert shown["values"]["worker.queue.v2.rejection_policy"]["value"] == rejection
-
-
-def test_a_typo_in_the_middle_of_a_long_file_is_found_with_its_line(rk: Commands) -> None:
-    blocks = "".join(f"        block_{number}:\n          max_attempts: 3\n" for number in range(150))
-    lines = ("worker:\n  retries:\n    v2:\n      block_policies:\n" + blocks).splitlines()
-    lines[151] = lines[151].replace("max_attempts", "max_atempts")
-    rk.write("\n".join(lines), "long.yaml")
-
-    ended = rk("config", "check", "long.yaml")
-
-    assert ended.code == 78
-    assert "long.yaml:152:11: worker.retries.v2.block_policies.block_73.max_atempts: unknown key" in ended.err
-    assert "did you mean 'max_attempts'?" in ended.err
-    assert len(ended.err.splitlines()) == 1

@@ -17,8 +17,6 @@ from typing import NamedTuple
 import pytest
 
 import reefknot as rk
-from reefknot.core.backoff import delay_without_jitter
-from reefknot.core.classify import retryable_code
 from reefknot.core.failure import ErrorCode
 from tests.acceptance.steps import V2, StepError, Work, worker
 
@@ -138,53 +136,6 @@ def test_poc_007_a_connection_timeout_is_retried_with_exponential_backoff(bench:
 
 def test_poc_008_a_denied_permission_has_one_attempt(bench: Bench) -> None:
     assert bench.run(enabled=True, fails=1) == Result([], retries_used=0, ok=False)
-
-
-@pytest.mark.parametrize(("k", "milliseconds"), [(0, 100), (1, 200), (2, 400), (8, 25600), (9, 30000)])
-def test_requirement_1_backoff_doubles_and_is_capped(k: int, milliseconds: int) -> None:
-    assert delay_without_jitter(k, V2) * 1000 == pytest.approx(milliseconds)
-
-
-@pytest.mark.parametrize(("k", "milliseconds"), [(0, 100), (1, 200), (2, 300), (3, 400), (9, 1000)])
-def test_the_baseline_adds_100_ms_for_every_attempt(k: int, milliseconds: int) -> None:
-    assert delay_without_jitter(k, BASELINE) * 1000 == pytest.approx(milliseconds)
-
-
-@pytest.mark.parametrize(
-    ("number", "retried"),
-    [
-        (3001, True),
-        (3002, True),
-        (3003, True),
-        (2002, True),
-        (4002, True),
-        (1001, False),
-        (1002, False),
-        (1003, False),
-        (2003, False),
-        (2001, False),
-        (4001, False),
-        # Only in the plan's code, not in its table.
-        (2004, False),
-        (5001, False),
-        (5002, False),
-    ],
-)
-def test_requirement_2_an_error_code_is_retried_or_not(number: int, retried: bool) -> None:
-    assert retryable_code(ErrorCode(number)) is retried
-
-
-@pytest.mark.parametrize(
-    "code", [code for code in ErrorCode if code.value // 1000 in range(1, 5)], ids=lambda c: c.name
-)
-def test_requirement_3_the_baseline_retries_every_failure(code: ErrorCode) -> None:
-    """Cancellation apart (5001, 5002): that is no failure, and the book keeps it from being retried."""
-    work = Work(StepError(code))
-    with rk.testing.virtual_time() as clock:
-        outcome = rk.Retrier.following(lambda failure: BASELINE, BASELINE).run(work)
-
-    assert (work.executions, outcome.reason) == (4, rk.Reason.ATTEMPTS_SPENT)
-    assert clock.waits == pytest.approx([0.1, 0.2, 0.3])
 
 
 def test_requirement_3_the_baseline_has_no_time_budget() -> None:

@@ -1,8 +1,8 @@
 """
 Retry and idempotency design: the retry flow, the key, the audit samples, and the testing strategy item by item.
 
-Delays and exception lists by themselves are in `test_spec4_delays.py` and `test_spec4_exceptions.py`. Where the
-document's own code is wrong, the test says what holds instead.
+Exception lists by themselves are in `test_spec4_exceptions.py`, the rows of the matrix in `test_spec4_matrix.py`. Where
+the document's own code is wrong, the test says what holds instead.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ import reefknot as rk
 from reefknot.audit.port import AuditQuery
 from reefknot.stores.port import Store
 from reefknot.testing import run_virtual
+from tests.acceptance.test_spec4_matrix import MATRIX
 
 Category = rk.RetryCategory
+ROWS = {name: (attempts, base, cap, timeout) for name, _, attempts, base, cap, timeout in MATRIX}
 WHO: dict[str, Any] = {"tenant_id": "tenant-123", "correlation_id": "corr-456", "trace_id": "trace-789"}
 
 
@@ -69,84 +71,6 @@ async def on_record(store: Store, event_type: str | None = None) -> list[dict[st
     return [json.loads(one.entry.body) for one in kept]
 
 
-# ---- unit tests of the document --------------------------------------------------------------------------------------
-
-
-def test_a_policy_is_checked_when_it_is_made() -> None:
-    policy = rk.RetryPolicy(
-        max_attempts=5, base_delay=2.0, max_delay=60.0, backoff_multiplier=1.5, jitter_enabled=True, jitter_factor=0.2
-    )
-    assert (policy.max_attempts, policy.multiplier, policy.jitter_factor) == (5, 1.5, 0.2)
-    with pytest.raises(rk.ParameterError):
-        rk.RetryPolicy(max_attempts=0)
-
-
-def test_keys_are_recorded_found_and_cleared(url: str) -> None:
-    async def main(store: Store, manager: rk.RetryManager) -> None:
-        keys = manager.idempotency_manager
-        key = keys.compute_idempotency_key("op", "t", "c", {"a": 1})
-        assert await keys.check_idempotency(key) is None
-        await keys.record_result(key, {"ok": True}, {"source": "test"})
-        assert await keys.check_idempotency(key) == {"ok": True}
-        await keys.clear_idempotency(key)
-        assert await keys.check_idempotency(key) is None
-
-    on_store(url, main)
-
-
-MATRIX = {
-    "NATS_CONNECT": (5, 1.0, 30.0),
-    "NATS_PUBLISH": (3, 0.5, 10.0),
-    "NATS_SUBSCRIBE": (3, 0.5, 10.0),
-    "NATS_STREAM_CREATE": (2, 2.0, 60.0),
-    "KV_CREATE": (2, 1.0, 30.0),
-    "KV_GET": (3, 0.5, 10.0),
-    "KV_PUT": (3, 0.5, 10.0),
-    "KV_DELETE": (2, 1.0, 30.0),
-    "EXECUTION_INTENT": (2, 2.0, 60.0),
-    "EXECUTION_CONTAINMENT": (2, 2.0, 60.0),
-    "EXECUTION_EXPIRATION": (1, 1.0, 30.0),
-    "APPROVAL_CHECK": (3, 1.0, 30.0),
-    "APPROVAL_GRANT": (2, 2.0, 60.0),
-    "REPLAY_PROCESSING": (1, 1.0, 30.0),
-    "REPLAY_VALIDATION": (2, 1.0, 30.0),
-    "API_REQUEST": (3, 1.0, 30.0),
-    "API_VALIDATION": (2, 0.5, 10.0),
-}
-TIMEOUTS = {
-    "NATS_CONNECT": 10,
-    "NATS_PUBLISH": 5,
-    "NATS_SUBSCRIBE": 5,
-    "NATS_STREAM_CREATE": 15,
-    "KV_CREATE": 10,
-    "KV_GET": 5,
-    "KV_PUT": 5,
-    "KV_DELETE": 5,
-    "EXECUTION_INTENT": 30,
-    "EXECUTION_CONTAINMENT": 60,
-    "EXECUTION_EXPIRATION": 120,
-    "APPROVAL_CHECK": 5,
-    "APPROVAL_GRANT": 10,
-    "REPLAY_PROCESSING": 300,
-    "REPLAY_VALIDATION": 60,
-    "API_REQUEST": 30,
-    "API_VALIDATION": 10,
-}
-
-
-@pytest.mark.parametrize("category", list(Category))
-def test_the_manager_has_the_policy_of_every_category(category: rk.RetryCategory) -> None:
-    policy = rk.RetryManager().get_policy(category)
-    assert (policy.max_attempts, policy.base_delay, policy.max_delay) == MATRIX[category.name]
-    assert (policy.multiplier, policy.jitter, policy.jitter_factor) == (2.0, "proportional", 0.1)
-
-
-@pytest.mark.parametrize("category", ["RETRY_MOON_LANDING", "moon.landing"])
-def test_an_unknown_category_falls_back(category: str) -> None:
-    policy = rk.RetryManager().get_policy(category)
-    assert (policy.max_attempts, policy.base_delay, policy.max_delay, policy.attempt_timeout) == (3, 1.0, 30.0, 30.0)
-
-
 def test_an_operation_of_an_unknown_category_runs_under_the_fallback(url: str) -> None:
     async def main(store: Store, manager: rk.RetryManager) -> None:
         work = failing()
@@ -158,22 +82,12 @@ def test_an_operation_of_an_unknown_category_runs_under_the_fallback(url: str) -
     on_store(url, main)
 
 
-def test_a_success_needs_no_retry(url: str) -> None:
-    async def main(store: Store, manager: rk.RetryManager) -> None:
-        work = Operation(value=42)
-        assert await manager.execute_with_retry(Category.API_REQUEST, "get", work) == 42
-        assert work.calls == 1
-        assert asyncio.get_running_loop().time() == 0
-
-    on_store(url, main)
-
-
 @pytest.mark.parametrize("category", list(Category))
 def test_every_category_gives_up_after_its_attempts_with_waits_in_its_range(
     url: str, category: rk.RetryCategory
 ) -> None:
     async def main(store: Store, manager: rk.RetryManager) -> None:
-        attempts, base, cap = MATRIX[category.name]
+        attempts, base, cap, _ = ROWS[category.name]
         work = failing()
         with pytest.raises(rk.RetryError) as given_up:
             await manager.execute_with_retry(category, "x", work)
@@ -195,11 +109,12 @@ def test_every_attempt_has_the_timeout_of_its_category(category: rk.RetryCategor
         with pytest.raises(rk.RetryError) as given_up:
             await manager.execute_with_retry(category, "x", asyncio.Event().wait)
         assert isinstance(given_up.value.__cause__, rk.AttemptTimeoutError)
-        limit, spent = TIMEOUTS[category.name], asyncio.get_running_loop().time()
+        attempts, _, _, limit = ROWS[category.name]
+        spent = asyncio.get_running_loop().time()
         waited = sum(one.delay or 0.0 for one in given_up.value.attempts)
-        assert spent == pytest.approx(limit * MATRIX[category.name][0] + waited)
+        assert spent == pytest.approx(limit * attempts + waited)
         timeouts = await on_record(store, "timeout_occurred")
-        assert [event["timeout_seconds"] for event in timeouts] == [limit] * MATRIX[category.name][0]
+        assert [event["timeout_seconds"] for event in timeouts] == [limit] * attempts
 
     on_store("memory:", main)
 
@@ -235,16 +150,6 @@ def test_kv_operations_are_gets_unless_said_otherwise(url: str) -> None:
             "RETRY_KV_PUT",
             "RETRY_KV_PUT",
         ]
-
-    on_store(url, main)
-
-
-@pytest.mark.parametrize("category", [Category.EXECUTION_INTENT, Category.EXECUTION_CONTAINMENT])
-def test_execution_operations_are_tried_twice(url: str, category: rk.RetryCategory) -> None:
-    async def main(store: Store, manager: rk.RetryManager) -> None:
-        work = failing(1)
-        assert await manager.execute_with_retry(category, "contain", work, idempotency_key="k") == "done"
-        assert work.calls == 2
 
     on_store(url, main)
 
@@ -312,65 +217,6 @@ def test_idempotency_events_have_the_documented_keys(url: str) -> None:
         for event in events:
             assert {key: event.get(key) for key in expected} == expected
             assert "timestamp" in event
-
-    on_store(url, main)
-
-
-def test_events_are_found_by_their_correlation_and_trace(url: str) -> None:
-    async def main(store: Store, manager: rk.RetryManager) -> None:
-        await manager.execute_with_retry(Category.KV_GET, "a", failing(1), **WHO)
-        await manager.execute_with_retry(Category.KV_GET, "b", failing(1), correlation_id="another")
-        found = await store.audit.read(AuditQuery(correlation_id="corr-456"))
-        assert len(found) == 2
-        assert len(await store.audit.read(AuditQuery(trace_id="trace-789"))) == 2
-
-    on_store(url, main)
-
-
-# ---- negative tests of the document ----------------------------------------------------------------------------------
-
-
-def test_exhaustion_raises_retry_error_from_the_last_error(url: str) -> None:
-    async def main(store: Store, manager: rk.RetryManager) -> None:
-        last = OSError("third")
-        work = Operation(OSError("first"), OSError("second"), last)
-        with pytest.raises(rk.RetryError, match=r"get \(RETRY_KV_GET\) was given up after 3 attempts") as given_up:
-            await manager.execute_with_retry(Category.KV_GET, "get", work)
-        assert given_up.value.__cause__ is last
-        assert [one.failure.message for one in given_up.value.attempts] == ["first", "second", "third"]
-
-    on_store(url, main)
-
-
-def test_a_failure_that_is_not_retryable_is_audited_and_comes_back_as_itself(url: str) -> None:
-    """The document's code raises it without a word."""
-
-    async def main(store: Store, manager: rk.RetryManager) -> None:
-        work = Operation(ValueError("bad input"), ValueError("bad input"))
-        policy = rk.RetryPolicy(non_retryable_exceptions=[ValueError, TypeError, KeyError])
-        with pytest.raises(ValueError, match="bad input"):
-            await manager.execute_with_retry(Category.API_VALIDATION, "validate", work, policy, **WHO)
-        assert work.calls == 1
-        (event,) = await on_record(store)
-        assert (event["event_type"], event["reason"], event["final_exception_type"]) == (
-            "retry_refused",
-            "not_retryable",
-            "ValueError",
-        )
-        assert event["correlation_id"] == "corr-456"
-
-    on_store(url, main)
-
-
-def test_no_wait_is_longer_than_the_cap(url: str) -> None:
-    async def main(store: Store, manager: rk.RetryManager) -> None:
-        policy = rk.RetryPolicy(max_attempts=30, base_delay=1.0, max_delay=3.0)
-        with pytest.raises(rk.RetryError) as given_up:
-            await manager.execute_with_retry(Category.API_REQUEST, "x", failing(), policy)
-        waits = [one.delay for one in given_up.value.attempts if one.delay is not None]
-        assert len(waits) == 29
-        assert max(waits) <= 3.0
-        assert len(set(waits)) > 20, "and they differ"
 
     on_store(url, main)
 
@@ -497,17 +343,6 @@ def test_a_failing_record_does_not_run_the_effect_again(url: str, monkeypatch: p
             assert await manager.execute_with_retry(Category.KV_PUT, "x", work, idempotency_key="k") == "done"
         assert work.calls == 1
         assert failures < 0, "and in the end it was recorded"
-
-    on_store(url, main)
-
-
-@pytest.mark.filterwarnings("error")
-def test_a_coroutine_object_is_a_type_error_that_says_what_to_pass(url: str) -> None:
-    async def main(store: Store, manager: rk.RetryManager) -> None:
-        work = Operation()
-        with pytest.raises(TypeError, match="pass the function itself"):
-            await manager.execute_with_retry(Category.KV_PUT, "x", work())  # type: ignore[arg-type]
-        assert work.calls == 0
 
     on_store(url, main)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 import reefknot as rk
-from reefknot.core.backoff import wait_range
 from reefknot.policy.model.book import Layer
 from reefknot.policy.model.defaults import RetryCategory
 
@@ -47,17 +46,6 @@ def test_the_matrix_row_is_what_the_book_resolves(
     assert policy.strategy == "exponential_backoff"
     assert policy.retryable
     assert {field.layer for field in policy.provenance.values()} == {Layer.BUILTIN}
-
-
-@ROWS
-def test_the_wait_before_each_retry_of_a_row_is_doubled_and_within_ten_percent(
-    name: str, wire: str, attempts: int, base: float, cap: float, timeout: int
-) -> None:
-    policy = rk.PolicyBook().resolve(f"operation:{name}")
-
-    for k in range(attempts - 1):
-        delay = base * 2**k
-        assert wait_range(k, policy) == pytest.approx((delay * 0.9, min(cap, delay * 1.1)))
 
 
 @ROWS
