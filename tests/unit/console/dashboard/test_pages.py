@@ -176,25 +176,22 @@ def test_no_template_trusts_a_text_or_has_a_style_or_script_of_its_own() -> None
         assert all(" src=" in one for one in re.findall(r"<script[^>]*>", text)), template.name
 
 
-def test_a_live_fragment_is_the_live_part_of_its_page(tmp_path: Path) -> None:
+@pytest.mark.real_time
+async def test_a_live_fragment_is_the_live_part_of_its_page(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     stored_work(path)
 
     (tmp_path / "reefknot.yaml").write_text(CONFIG)
-
-    async def story() -> None:
-        async with opened_site(path, load_settings(environ={}, cwd=tmp_path)) as site:
-            renderer = pages.PageRenderer(site)
-            for view in views.VIEWS:
-                if view.is_live:
-                    named = ("id", "held"), ("name", "nightly" if view.name == "schedule" else "notes")
-                    asked = tuple(one for one in named if one[0] in view.parameters)
-                    text, took = await renderer.fragment(ViewKey(view.name, "operator", asked))
-                    assert text.count("data-live=") == 1
-                    assert "<html" not in text
-                    assert 0 <= took < 5
-
-    asyncio.run(story())
+    async with opened_site(path, load_settings(environ={}, cwd=tmp_path)) as site:
+        renderer = pages.PageRenderer(site)
+        for view in views.VIEWS:
+            if view.is_live:
+                named = ("id", "held"), ("name", "nightly" if view.name == "schedule" else "notes")
+                asked = tuple(one for one in named if one[0] in view.parameters)
+                text, took = await renderer.fragment(ViewKey(view.name, "operator", asked))
+                assert text.count("data-live=") == 1
+                assert "<html" not in text
+                assert 0 <= took < 5
 
 
 def test_a_parameter_that_a_page_does_not_know_is_refused(tmp_path: Path) -> None:
@@ -351,19 +348,16 @@ def test_an_unknown_view_has_no_stream(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_pages_of_fifty_thousand_events_answer_soon(tmp_path: Path) -> None:
+@pytest.mark.real_time
+async def test_pages_of_fifty_thousand_events_answer_soon(tmp_path: Path) -> None:
     """A tenth of a second on an idle machine; the limit is one that a busy machine keeps."""
-    path = asyncio.run(filled(tmp_path, items=5_000, events=50_000))
+    path = await filled(tmp_path, items=5_000, events=50_000)
     filters = ("/work?error=rare", "/work?tenant=tenant-rare", "/quarantine?reason=spent", "/audit?text=rare")
     targets = (*TARGETS, *filters, "/work/job-500", "/quarantine/job-9")
-
-    async def story() -> None:
-        async with opened_site(path) as site:
-            app = build_app(site)
-            for target in targets:
-                began = time.monotonic()
-                answered = await ask(app, "GET", target, [bearer()])
-                assert answered.status in (200, 404), (target, answered.text[:300])
-                assert time.monotonic() - began < 5, target
-
-    asyncio.run(story())
+    async with opened_site(path) as site:
+        app = build_app(site)
+        for target in targets:
+            began = time.monotonic()
+            answered = await ask(app, "GET", target, [bearer()])
+            assert answered.status in (200, 404), (target, answered.text[:300])
+            assert time.monotonic() - began < 5, target
