@@ -11,6 +11,8 @@ Hypothesis loads Trio and asks the collector who holds its random numbers: both 
 Processes that share the tests take whole files, so that what a file prepares is made once; the browser's files are one
 share, so that one Chromium and one system are enough for them. Long files come first: the short ones even out the end.
 
+A test that is a coroutine runs in virtual time, or in real time with the marker `real_time` (`tests/stories.py`).
+
 The name of a test is sent to and from each process that runs tests, and kept in all of them: a parameter of ten million
 characters is named by its beginning and its length.
 
@@ -21,6 +23,7 @@ inherit that, and never end.
 from __future__ import annotations
 
 import gc
+import inspect
 import os
 import signal
 
@@ -30,6 +33,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
 from tests.nats_servers import nats_cluster, nats_server, own_nats_server
+from tests.stories import run_story
 
 __all__ = ["nats_cluster", "nats_server", "own_nats_server"]
 
@@ -63,6 +67,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFil
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: next(rank for rank, path in enumerate(LONG_FIRST) if item.nodeid.startswith(path)))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    is_real_time = pyfuncitem.get_closest_marker("real_time") is not None
+    run_story(pyfuncitem.obj, pyfuncitem.funcargs, is_real_time=is_real_time)
+    return True
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:

@@ -1,7 +1,8 @@
 """
 A router and workers in one virtual loop, with steps that do what a test tells them.
 
-`with_shop(story)` runs an async story in virtual time; the shop hears every ack and every result.
+The fixture `shop` is opened in the virtual time of its test, and `with_shop(story)` runs a story by itself. The shop
+hears every ack and every result.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import msgspec
+import pytest
 from msgspec import structs
 
 from reefknot.audit.model.event import AnyEvent, decode
@@ -43,6 +45,7 @@ from reefknot.stores.memory.store import MemoryTransport
 from reefknot.stores.port import Store
 from reefknot.stores.sqlite import SqliteStore
 from reefknot.testing import run_virtual
+from tests.stories import InLoop
 
 Outcome = StepResult | Exception | Callable[[], Awaitable[StepResult]]
 OK = StepResult(outputs={"done": True})
@@ -220,3 +223,8 @@ def with_shop(story: Callable[[Shop], Awaitable[None]], path: str | None = None)
             await story(shop)
 
     run_virtual(main())
+
+
+@pytest.fixture
+def shop() -> InLoop:
+    return InLoop(opened)

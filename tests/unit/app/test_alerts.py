@@ -41,6 +41,9 @@ from reefknot.runtime.clocks import SystemClock, VirtualClock
 from reefknot.stores.memory import MemoryStore
 from reefknot.stores.port import Store
 
+pytestmark = pytest.mark.real_time
+
+
 RULE = AlertThresholds("oldest_age", threshold=10, clear=5, for_seconds=0, what="age", advice="look", unit=" s")
 
 
@@ -108,47 +111,40 @@ def test_of_many_systems_one_tells_once(
     ]
 
 
-def test_without_the_version_each_system_would_tell(ages: Ages, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_the_version_each_system_would_tell(ages: Ages, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: a store that takes every write has the event once for each system."""
+    store = MemoryStore(SystemClock())
+    get, put = store.values.get, store.values.put
+    interleaved(store, monkeypatch)
 
-    async def main() -> int:
-        store = MemoryStore(SystemClock())
-        get, put = store.values.get, store.values.put
-        interleaved(store, monkeypatch)
+    async def careless(name: str, body: str, *, version: int, **more: Any) -> Any:
+        found = await get(name)
+        return await put(name, body, version=0 if found is None else found.version, **more)
 
-        async def careless(name: str, body: str, *, version: int, **more: Any) -> Any:
-            found = await get(name)
-            return await put(name, body, version=0 if found is None else found.version, **more)
+    monkeypatch.setattr(store.values, "put", careless)
+    systems = [watch(store) for _ in range(3)]
+    ages.age = 20
+    await asyncio.gather(*(one.look() for one in systems))
 
-        monkeypatch.setattr(store.values, "put", careless)
-        systems = [watch(store) for _ in range(3)]
-        ages.age = 20
-        await asyncio.gather(*(one.look() for one in systems))
-        return len(await told(store))
-
-    assert asyncio.run(main()) == 3
+    assert len(await told(store)) == 3
 
 
-def test_a_system_that_starts_finds_the_state_as_it_is(ages: Ages) -> None:
-    async def main() -> list[str]:
-        store = MemoryStore(SystemClock())
-        for ages.age in (20, 20, 4):
-            await watch(store).look()
-        return [kind for kind, _ in await told(store)]
-
-    assert asyncio.run(main()) == ["alert_raised", "alert_resolved"]
-
-
-def test_an_alert_whose_rule_was_switched_off_is_resolved_by_the_next_system_that_starts(ages: Ages) -> None:
-    async def main() -> list[tuple[str, str]]:
-        store = MemoryStore(SystemClock())
-        ages.age = 20
+async def test_a_system_that_starts_finds_the_state_as_it_is(ages: Ages) -> None:
+    store = MemoryStore(SystemClock())
+    for ages.age in (20, 20, 4):
         await watch(store).look()
-        without = watch(store, rules={})
-        await without.run()
-        return (await told(store))[1:]
 
-    assert asyncio.run(main()) == [("alert_resolved", "its rule was switched off")]
+    assert [kind for kind, _ in await told(store)] == ["alert_raised", "alert_resolved"]
+
+
+async def test_an_alert_whose_rule_was_switched_off_is_resolved_by_the_next_system_that_starts(ages: Ages) -> None:
+    store = MemoryStore(SystemClock())
+    ages.age = 20
+    await watch(store).look()
+    without = watch(store, rules={})
+    await without.run()
+
+    assert (await told(store))[1:] == [("alert_resolved", "its rule was switched off")]
 
 
 def test_the_time_of_a_look_is_written_twice_a_minute_at_most_and_is_never_older(ages: Ages) -> None:
@@ -169,20 +165,17 @@ def test_the_time_of_a_look_is_written_twice_a_minute_at_most_and_is_never_older
     assert oldest_ms == 20_000
 
 
-def test_a_system_that_ends_leaves_the_time_of_its_last_look(ages: Ages) -> None:
-    async def main() -> tuple[int, int]:
-        clock = VirtualClock()
-        store = MemoryStore(clock)
-        one = watch(store, clock)
-        await one.close()
-        assert await store.values.get("alerts") is None, "it never looked"
-        for _ in range(3):
-            await one.look()
-            clock.advance(10)
-        await one.close()
-        return one.looked_at, (await stored_alerts(store))[0].looked_at
-
-    last, noted = asyncio.run(main())
+async def test_a_system_that_ends_leaves_the_time_of_its_last_look(ages: Ages) -> None:
+    clock = VirtualClock()
+    store = MemoryStore(clock)
+    one = watch(store, clock)
+    await one.close()
+    assert await store.values.get("alerts") is None, "it never looked"
+    for _ in range(3):
+        await one.look()
+        clock.advance(10)
+    await one.close()
+    last, noted = one.looked_at, (await stored_alerts(store))[0].looked_at
     assert last == noted
 
 
@@ -269,38 +262,33 @@ def test_a_reference_to_no_webhook_is_a_mistake_that_shows_nothing(
     assert "xyzzy" not in str(caught.value)
 
 
-def test_a_damaged_state_is_written_anew(ages: Ages) -> None:
-    async def main() -> int:
-        store = MemoryStore(SystemClock())
-        await store.values.put("alerts", '{"active": 7}', version=0)
-        ages.age = 20
-        await watch(store).look()
-        return len((await stored_alerts(store))[0].active)
+async def test_a_damaged_state_is_written_anew(ages: Ages) -> None:
+    store = MemoryStore(SystemClock())
+    await store.values.put("alerts", '{"active": 7}', version=0)
+    ages.age = 20
+    await watch(store).look()
 
-    assert asyncio.run(main()) == 1
+    assert len((await stored_alerts(store))[0].active) == 1
 
 
-def test_a_look_that_fails_is_logged_and_the_next_one_comes(
+async def test_a_look_that_fails_is_logged_and_the_next_one_comes(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def main() -> None:
-        store = MemoryStore(SystemClock())
-        one = watch(store)
-        monkeypatch.setattr(watching, "LOOK_EVERY_S", 0.0)
-        looks = 0
+    store = MemoryStore(SystemClock())
+    one = watch(store)
+    monkeypatch.setattr(watching, "LOOK_EVERY_S", 0.0)
+    looks = 0
 
-        async def look() -> None:
-            nonlocal looks
-            looks += 1
-            if looks == 1:
-                raise OSError("away")
-            raise asyncio.CancelledError
+    async def look() -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 1:
+            raise OSError("away")
+        raise asyncio.CancelledError
 
-        monkeypatch.setattr(one, "look", look)
-        with pytest.raises(asyncio.CancelledError):
-            await one.run()
-
-    asyncio.run(main())
+    monkeypatch.setattr(one, "look", look)
+    with pytest.raises(asyncio.CancelledError):
+        await one.run()
     assert "the alerts were not looked at" in caplog.text
 
 
@@ -339,18 +327,16 @@ def test_each_value_has_its_window() -> None:
     }
 
 
-def test_values_come_from_what_systems_counted() -> None:
-    async def main() -> tuple[float | None, float | None]:
-        store = MemoryStore(SystemClock())
-        async with Activity(store, SystemClock()) as one:
-            ends = [Completed(**envelope(wall=1.0, work_id=str(n)), status="error") for n in range(20)]
-            await Journal(store.audit).write(Quarantined(**envelope(wall=1.0), reason="spent"), *ends)
-            await one.write()
-            values = await measured_now(store, [])
-            assert (await store_activity(store)).totals["jobs|error"] == 20
-        return values["quarantine_growth"], values["success_rate"]
+async def test_values_come_from_what_systems_counted() -> None:
+    store = MemoryStore(SystemClock())
+    async with Activity(store, SystemClock()) as one:
+        ends = [Completed(**envelope(wall=1.0, work_id=str(n)), status="error") for n in range(20)]
+        await Journal(store.audit).write(Quarantined(**envelope(wall=1.0), reason="spent"), *ends)
+        await one.write()
+        values = await measured_now(store, [])
+        assert (await store_activity(store)).totals["jobs|error"] == 20
 
-    assert asyncio.run(main()) == (1, 0.0)
+    assert (values["quarantine_growth"], values["success_rate"]) == (1, 0.0)
 
 
 def test_configured_rules_replace_limits_and_switch_off() -> None:

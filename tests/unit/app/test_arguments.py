@@ -91,18 +91,14 @@ def test_a_manager_is_not_made_of_what_means_nothing(wrong: dict[str, Any], acce
         ({"policy": {}}, "policy={} is not accepted: a RetryPolicy, or None for the category's own"),
     ],
 )
-def test_an_operation_is_refused_before_it_is_called(wrong: dict[str, Any], accepted: str) -> None:
+@pytest.mark.real_time
+async def test_an_operation_is_refused_before_it_is_called(wrong: dict[str, Any], accepted: str) -> None:
     called = []
 
     async def work() -> None:
         called.append(1)
 
-    async def main() -> None:
-        with pytest.raises(ParameterTypeError) as caught:
-            await rk.RetryManager().execute_with_retry(
-                **{"category": "KV_PUT", "operation": "put", "coro": work, **wrong}
-            )
-        assert accepted in str(caught.value)
-        assert called == []
-
-    asyncio.run(main())
+    with pytest.raises(ParameterTypeError) as caught:
+        await rk.RetryManager().execute_with_retry(**{"category": "KV_PUT", "operation": "put", "coro": work, **wrong})
+    assert accepted in str(caught.value)
+    assert called == []

@@ -22,6 +22,9 @@ from reefknot.queue.model.messages import ExecAssignment, ExecResult, Job, StepR
 from reefknot.runtime.clocks import SystemClock
 from reefknot.stores.opening import open_store
 
+pytestmark = pytest.mark.real_time
+
+
 FILE = """\
 worker:
   retries: {{v2: {{enabled: true, default_policy: {{max_attempts: {retries}, base_delay_ms: 5, jitter_type: none}}}}}}
@@ -119,23 +122,20 @@ def test_only_sections_with_other_changes_than_policies_wait_for_the_next_start(
     ]
 
 
-def test_a_configuration_that_cannot_be_read_is_refused_audited_and_changes_nothing(tmp_path: Path) -> None:
+async def test_a_configuration_that_cannot_be_read_is_refused_audited_and_changes_nothing(tmp_path: Path) -> None:
     settings = written(tmp_path, retries=1)
 
     def unreadable() -> Settings:
         raise OSError("the disk is gone")
 
-    async def main() -> list[OperatorAction]:
-        async with running_system("memory:", settings, drain=0, reread=unreadable) as system:
-            task = system.reload("somebody")
-            assert task is not None
-            outcome = await task
-            assert (outcome.changed, outcome.problems) == (False, ("OSError: the disk is gone",))
-            assert outcome.book_hash == settings.book.hash
-            assert system.snapshot()["reload"]["problems"] == ("OSError: the disk is gone",)
-            return [one for one in map(decode, await bodies(system)) if isinstance(one, OperatorAction)]
-
-    (event,) = asyncio.run(main())
+    async with running_system("memory:", settings, drain=0, reread=unreadable) as system:
+        task = system.reload("somebody")
+        assert task is not None
+        outcome = await task
+        assert (outcome.changed, outcome.problems) == (False, ("OSError: the disk is gone",))
+        assert outcome.book_hash == settings.book.hash
+        assert system.snapshot()["reload"]["problems"] == ("OSError: the disk is gone",)
+        (event,) = [one for one in map(decode, await bodies(system)) if isinstance(one, OperatorAction)]
     assert (event.actor, event.action) == ("somebody", "policy.reload_refused")
 
 
@@ -143,24 +143,17 @@ async def bodies(system: System) -> list[bytes]:
     return [kept.entry.body for kept in await system.store.audit.read()]
 
 
-def test_a_system_without_a_configuration_to_read_says_so(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with running_system("memory:", written(tmp_path, retries=1), drain=0) as system:
-            assert system.reload("somebody") is None
-            assert system.snapshot()["reload"] is None
-
-    asyncio.run(main())
+async def test_a_system_without_a_configuration_to_read_says_so(tmp_path: Path) -> None:
+    async with running_system("memory:", written(tmp_path, retries=1), drain=0) as system:
+        assert system.reload("somebody") is None
+        assert system.snapshot()["reload"] is None
 
 
-def test_a_signal_after_a_command_leaves_the_answer_to_the_command_in_the_status(tmp_path: Path) -> None:
+async def test_a_signal_after_a_command_leaves_the_answer_to_the_command_in_the_status(tmp_path: Path) -> None:
     settings = written(tmp_path, retries=1)
-
-    async def main() -> None:
-        async with running_system("memory:", settings, drain=0, reread=lambda: settings) as system:
-            for sequence, answered in ((0, 0), (7, 7), (0, 7), (9, 9), (8, 9)):
-                task = system.reload("somebody", sequence)
-                assert task is not None
-                await task
-                assert system.snapshot()["reload"]["sequence"] == answered
-
-    asyncio.run(main())
+    async with running_system("memory:", settings, drain=0, reread=lambda: settings) as system:
+        for sequence, answered in ((0, 0), (7, 7), (0, 7), (9, 9), (8, 9)):
+            task = system.reload("somebody", sequence)
+            assert task is not None
+            await task
+            assert system.snapshot()["reload"]["sequence"] == answered

@@ -21,6 +21,8 @@ from reefknot.steps.python import BlockSettings, by_name, standard_blocks
 from reefknot.stores.opening import open_store
 from reefknot.stores.port import Store
 
+pytestmark = pytest.mark.real_time
+
 
 @pytest.fixture
 def settings(tmp_path: Any) -> Settings:
@@ -40,132 +42,114 @@ async def until(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-def test_names_that_a_living_system_has_are_not_given_again(tmp_path: Any, settings: Settings) -> None:
-    async def main() -> list[str]:
-        url = f"sqlite:{tmp_path / 'state.db'}"
-        async with open_store(url) as store:
-            await said(store)
-        async with running_system(url, settings, workers=2, drain=0) as system:
-            return [worker.worker_id for worker in system.workers]
+async def test_names_that_a_living_system_has_are_not_given_again(tmp_path: Any, settings: Settings) -> None:
+    url = f"sqlite:{tmp_path / 'state.db'}"
+    async with open_store(url) as store:
+        await said(store)
+    async with running_system(url, settings, workers=2, drain=0) as system:
+        found = [worker.worker_id for worker in system.workers]
 
-    assert asyncio.run(main()) == ["worker-2", "worker-3"]
+    assert found == ["worker-2", "worker-3"]
 
 
-def test_a_status_is_json_that_every_reader_understands(settings: Settings) -> None:
+async def test_a_status_is_json_that_every_reader_understands(settings: Settings) -> None:
     """`-Infinity` is no JSON: a worker that was never probed says null."""
+    async with running_system("memory:", settings, drain=0) as system:
+        await until(lambda: bool(system.snapshot()["router"]["workers"]))
+        found = json.dumps(system.snapshot(), allow_nan=False, default=str)
 
-    async def main() -> str:
-        async with running_system("memory:", settings, drain=0) as system:
-            await until(lambda: bool(system.snapshot()["router"]["workers"]))
-            return json.dumps(system.snapshot(), allow_nan=False, default=str)
-
-    assert '"probed_at": null' in asyncio.run(main())
+    assert '"probed_at": null' in found
 
 
-def test_a_drain_from_another_process_is_obeyed_by_the_worker_it_names(settings: Settings) -> None:
-    async def main() -> list[bool]:
-        async with running_system("memory:", settings, workers=2, drain=0) as system:
-            await system.store.control.post("drain", target="router", body='{"worker_id": "worker-2", "seconds": 0}')
-            await until(lambda: system.workers[1].snapshot().draining)
-            return [worker.snapshot().draining for worker in system.workers]
+async def test_a_drain_from_another_process_is_obeyed_by_the_worker_it_names(settings: Settings) -> None:
+    async with running_system("memory:", settings, workers=2, drain=0) as system:
+        await system.store.control.post("drain", target="router", body='{"worker_id": "worker-2", "seconds": 0}')
+        await until(lambda: system.workers[1].snapshot().draining)
+        found = [worker.snapshot().draining for worker in system.workers]
 
-    assert asyncio.run(main()) == [False, True]
-
-
-def test_a_worker_that_was_paused_takes_nothing_until_it_is_resumed(settings: Settings) -> None:
-    async def main() -> None:
-        async with running_system("memory:", settings, drain=0) as system:
-            worker = system.workers[0]
-            for command, takes_nothing in (("pause", True), ("resume", False), ("drain", True), ("resume", False)):
-                await system.store.control.post(command, target="router", body='{"worker_id": "worker-1"}')
-                await until(lambda wanted=takes_nothing: worker.snapshot().draining is wanted)  # type: ignore[misc]
-                assert {pool.paused for pool in worker.pools.values()} == {takes_nothing}
-
-    asyncio.run(main())
+    assert found == [False, True]
 
 
-def test_a_router_and_a_worker_in_two_systems_over_one_file_do_the_work_of_one(
+async def test_a_worker_that_was_paused_takes_nothing_until_it_is_resumed(settings: Settings) -> None:
+    async with running_system("memory:", settings, drain=0) as system:
+        worker = system.workers[0]
+        for command, takes_nothing in (("pause", True), ("resume", False), ("drain", True), ("resume", False)):
+            await system.store.control.post(command, target="router", body='{"worker_id": "worker-1"}')
+            await until(lambda wanted=takes_nothing: worker.snapshot().draining is wanted)  # type: ignore[misc]
+            assert {pool.paused for pool in worker.pools.values()} == {takes_nothing}
+
+
+async def test_a_router_and_a_worker_in_two_systems_over_one_file_do_the_work_of_one(
     tmp_path: Any, settings: Settings
 ) -> None:
     """As two processes would: neither shares anything with the other but the file."""
+    (tmp_path / "a.txt").write_text("ahoy")
+    url = f"sqlite:{tmp_path / 'state.db'}"
+    blocks = BlockSettings(fs=FsSettings((tmp_path,)))
+    async with open_store(url) as here, open_store(url) as there, asyncio.timeout(20):
+        clock, plain = SystemClock(), default_settings()
+        router = System(here, clock, settings=plain, blocks={}, workers=(), router="router-1")
+        worker = System(there, clock, settings=plain, blocks=by_name(standard_blocks(blocks)), router=None)
+        await router.start()
+        await worker.start()
+        try:
+            result = await (await router.submit(ExecAssignment("a", "r", Job("fs.blob_get", {"path": "a.txt"}))))
+        finally:
+            await worker.stop()
+            await router.stop()
+        found = str((result.output or {})["content"])
 
-    async def main() -> str:
-        (tmp_path / "a.txt").write_text("ahoy")
-        url = f"sqlite:{tmp_path / 'state.db'}"
-        blocks = BlockSettings(fs=FsSettings((tmp_path,)))
-        async with open_store(url) as here, open_store(url) as there, asyncio.timeout(20):
-            clock, plain = SystemClock(), default_settings()
-            router = System(here, clock, settings=plain, blocks={}, workers=(), router="router-1")
-            worker = System(there, clock, settings=plain, blocks=by_name(standard_blocks(blocks)), router=None)
-            await router.start()
-            await worker.start()
-            try:
-                result = await (await router.submit(ExecAssignment("a", "r", Job("fs.blob_get", {"path": "a.txt"}))))
-            finally:
-                await worker.stop()
-                await router.stop()
-            return str((result.output or {})["content"])
-
-    assert asyncio.run(main()) == "ahoy"
+    assert found == "ahoy"
 
 
 @pytest.mark.parametrize("part", ["worker", "router"])
-def test_a_name_that_a_living_system_has_is_refused_and_the_other_goes_on(
+async def test_a_name_that_a_living_system_has_is_refused_and_the_other_goes_on(
     tmp_path: Any, settings: Settings, part: str
 ) -> None:
-    async def main() -> list[str]:
-        url = f"sqlite:{tmp_path / 'state.db'}"
-        mine: dict[str, Any] = {"workers": ("mine",) if part == "worker" else (), "drain": 0}
-        mine["router"] = "mine" if part == "router" else None
-        async with running_system(url, settings, **mine) as first:
-            with pytest.raises(NameTakenError, match=f"{part} mine is running already"):
-                async with running_system(url, settings, **mine):
-                    pass
-            living = await living_systems(first.store)
-            return [one["system_id"] for one in living if one["system_id"] != first.system_id]
+    url = f"sqlite:{tmp_path / 'state.db'}"
+    mine: dict[str, Any] = {"workers": ("mine",) if part == "worker" else (), "drain": 0}
+    mine["router"] = "mine" if part == "router" else None
+    async with running_system(url, settings, **mine) as first:
+        with pytest.raises(NameTakenError, match=f"{part} mine is running already"):
+            async with running_system(url, settings, **mine):
+                pass
+        living = await living_systems(first.store)
+        found = [one["system_id"] for one in living if one["system_id"] != first.system_id]
 
-    assert asyncio.run(main()) == []
-
-
-def test_two_that_start_at_once_without_names_get_different_ones(tmp_path: Any, settings: Settings) -> None:
-    async def main() -> set[str]:
-        url = f"sqlite:{tmp_path / 'state.db'}"
-        names: set[str] = set()
-        all_there = asyncio.Barrier(3)
-
-        async def one() -> None:
-            async with running_system(url, settings, workers=1, router=None, drain=0) as system:
-                names.update(worker.worker_id for worker in system.workers)
-                await all_there.wait()
-
-        async with asyncio.timeout(20), asyncio.TaskGroup() as group:
-            for _ in range(3):
-                group.create_task(one())
-        return names
-
-    assert len(asyncio.run(main())) == 3
+    assert found == []
 
 
-def test_a_system_without_a_router_says_so(settings: Settings) -> None:
-    async def main() -> None:
-        async with open_store("memory:") as store:
-            system = System(store, SystemClock(), settings=default_settings(), blocks={}, router=None)
-            assert system.snapshot()["router"] is None
-            with pytest.raises(LookupError, match="no router"):
-                await system.submit(ExecAssignment("a", "r", Job("x")))
+async def test_two_that_start_at_once_without_names_get_different_ones(tmp_path: Any, settings: Settings) -> None:
+    url = f"sqlite:{tmp_path / 'state.db'}"
+    names: set[str] = set()
+    all_there = asyncio.Barrier(3)
 
-    asyncio.run(main())
+    async def one() -> None:
+        async with running_system(url, settings, workers=1, router=None, drain=0) as system:
+            names.update(worker.worker_id for worker in system.workers)
+            await all_there.wait()
+
+    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+        for _ in range(3):
+            group.create_task(one())
+
+    assert len(names) == 3
 
 
-def test_a_system_that_ends_or_gives_way_leaves_no_status(settings: Settings) -> None:
-    async def main() -> None:
-        async with open_store("memory:") as store:
-            first, second = (System(store, SystemClock(), settings=default_settings(), blocks={}) for _ in range(2))
-            await first.start()
-            with pytest.raises(NameTakenError):
-                await second.start()
-            assert [one.name for one in await store.control.reports()] == [first.system_id]
-            await first.stop()
-            assert await store.control.reports() == []
+async def test_a_system_without_a_router_says_so(settings: Settings) -> None:
+    async with open_store("memory:") as store:
+        system = System(store, SystemClock(), settings=default_settings(), blocks={}, router=None)
+        assert system.snapshot()["router"] is None
+        with pytest.raises(LookupError, match="no router"):
+            await system.submit(ExecAssignment("a", "r", Job("x")))
 
-    asyncio.run(main())
+
+async def test_a_system_that_ends_or_gives_way_leaves_no_status(settings: Settings) -> None:
+    async with open_store("memory:") as store:
+        first, second = (System(store, SystemClock(), settings=default_settings(), blocks={}) for _ in range(2))
+        await first.start()
+        with pytest.raises(NameTakenError):
+            await second.start()
+        assert [one.name for one in await store.control.reports()] == [first.system_id]
+        await first.stop()
+        assert await store.control.reports() == []

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
+
+import pytest
 
 from reefknot.audit.assignments import STORE_AGAIN_S, RulesRecorder, briefly_about, ended_event, submitted_event
 from reefknot.audit.journal import Journal
@@ -72,14 +73,12 @@ def test_rules_are_missing_until_they_are_written_and_again_after_an_hour() -> N
     assert RulesRecorder(clock, enabled=False).missing(queues) == []
 
 
-def test_the_rules_stand_before_the_refusal_that_refers_to_them() -> None:
-    async def main() -> None:
-        store = MemoryStore(VirtualClock())
-        recorder = RulesRecorder(VirtualClock(), enabled=True)
-        refusal = Dropped(timestamp="", reason="full")
-        for _ in range(2):
-            await recorder.write(Journal(store.audit), refusal, [Queue(5)])
-        types = [kept.entry.event_type for kept in await store.audit.read()]
-        assert types == ["rules_stored", "dropped", "dropped"]
-
-    asyncio.run(main())
+@pytest.mark.real_time
+async def test_the_rules_stand_before_the_refusal_that_refers_to_them() -> None:
+    store = MemoryStore(VirtualClock())
+    recorder = RulesRecorder(VirtualClock(), enabled=True)
+    refusal = Dropped(timestamp="", reason="full")
+    for _ in range(2):
+        await recorder.write(Journal(store.audit), refusal, [Queue(5)])
+    types = [kept.entry.event_type for kept in await store.audit.read()]
+    assert types == ["rules_stored", "dropped", "dropped"]

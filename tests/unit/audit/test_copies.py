@@ -135,42 +135,38 @@ class FlakySink:
         self.got += [one.event_type for one in entries]
 
 
-def test_a_sink_that_is_down_holds_nothing_back_and_gets_every_event_later(caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        store, sink = MemoryStore(VirtualClock()), FlakySink()
-        ending = asyncio.Event()
-        task = asyncio.create_task(Copier(store.audit, sink).run(ending))
-        for number in range(5):
-            await store.audit.append([event(str(number))])
-            await asyncio.sleep(60)
-        sink.down = False
+async def test_a_sink_that_is_down_holds_nothing_back_and_gets_every_event_later(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store, sink = MemoryStore(VirtualClock()), FlakySink()
+    ending = asyncio.Event()
+    task = asyncio.create_task(Copier(store.audit, sink).run(ending))
+    for number in range(5):
+        await store.audit.append([event(str(number))])
         await asyncio.sleep(60)
-        assert sink.got == ["0", "1", "2", "3", "4"]
-        await store.audit.append([event("5")])
-        ending.set()
-        await task
-        assert sink.got[-1] == "5"
-
-    run_virtual(main())
+    sink.down = False
+    await asyncio.sleep(60)
+    assert sink.got == ["0", "1", "2", "3", "4"]
+    await store.audit.append([event("5")])
+    ending.set()
+    await task
+    assert sink.got[-1] == "5"
     lines = [record for record in caplog.records if "events cannot be copied (OSError: no disk)" in record.message]
     assert 1 <= len(lines) <= 5
 
 
-def test_events_that_retention_removed_before_they_were_copied_are_counted_and_logged(
+async def test_events_that_retention_removed_before_they_were_copied_are_counted_and_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def main() -> None:
-        store, sink = MemoryStore(VirtualClock()), FlakySink()
-        sink.down = False
-        copier = Copier(store.audit, sink)
-        await store.audit.append([event("a", at=1)])
-        assert await copier.step() == 1
-        await store.audit.append([event("b", at=2), event("c", at=3), event("d", at=9)])
-        await store.audit.trim(5)
-        assert await copier.step() == 2
-        assert (sink.got, copier.lost) == (["a", "d", "anchor"], 2)
-
-    run_virtual(main())
+    store, sink = MemoryStore(VirtualClock()), FlakySink()
+    sink.down = False
+    copier = Copier(store.audit, sink)
+    await store.audit.append([event("a", at=1)])
+    assert await copier.step() == 1
+    await store.audit.append([event("b", at=2), event("c", at=3), event("d", at=9)])
+    await store.audit.trim(5)
+    assert await copier.step() == 2
+    assert (sink.got, copier.lost) == (["a", "d", "anchor"], 2)
     assert "retention removed 2 events before they were copied, 2 in all" in caplog.text
 
 
@@ -228,31 +224,28 @@ def test_what_a_failing_log_means_is_as_configured(
 # ---- a system ------------------------------------------------------------------------------------------------------
 
 
-def test_a_system_stores_its_book_and_opens_its_store_as_configured(tmp_path: Path) -> None:
+@pytest.mark.real_time
+async def test_a_system_stores_its_book_and_opens_its_store_as_configured(tmp_path: Path) -> None:
     settings = said(
         tmp_path,
         "worker: {retries: {v2: {enabled: true, default_policy: {max_attempts: 2}}}, retention_seconds: 3600}\n"
         "idempotency: {max_keys: 1, largest_result_bytes: 10, retention_seconds: 700000}\n"
         "audit: {retention_seconds: null}\n",
     )
-
-    async def main() -> None:
-        url = f"sqlite:{tmp_path / 'state.db'}"
-        for _ in range(2):
-            async with running_system(url, settings) as system:
-                types = [one.entry.event_type for one in await system.store.audit.read()]
-                assert types.count("book_stored") == 1
+    url = f"sqlite:{tmp_path / 'state.db'}"
+    for _ in range(2):
         async with running_system(url, settings) as system:
-            answer = await system.store.idempotency.claim("a", owner="me")
-            assert isinstance(answer, Claimed)
-            with pytest.raises(KeyQuotaError):
-                await system.store.idempotency.claim("b", owner="me")
-            with pytest.raises(ResultTooLargeError):
-                await system.store.idempotency.finish(answer.claim, Done('"' + "x" * 20 + '"'))
-            record = await system.store.idempotency.finish(answer.claim, Done("1"))
-            assert record.expires_at - record.updated_at == 700_000_000
-
-    asyncio.run(main())
+            types = [one.entry.event_type for one in await system.store.audit.read()]
+            assert types.count("book_stored") == 1
+    async with running_system(url, settings) as system:
+        answer = await system.store.idempotency.claim("a", owner="me")
+        assert isinstance(answer, Claimed)
+        with pytest.raises(KeyQuotaError):
+            await system.store.idempotency.claim("b", owner="me")
+        with pytest.raises(ResultTooLargeError):
+            await system.store.idempotency.finish(answer.claim, Done('"' + "x" * 20 + '"'))
+        record = await system.store.idempotency.finish(answer.claim, Done("1"))
+        assert record.expires_at - record.updated_at == 700_000_000
     assert RetentionNote(str(tmp_path / "state.db")).read().retention == Retention(events=None, work=3600.0)
 
 
@@ -307,24 +300,21 @@ def test_a_secret_that_cannot_be_read_is_a_mistake_of_the_configuration(
         run_virtual(main())
 
 
-def test_what_is_written_while_a_closing_copier_reads_is_copied_as_well() -> None:
-    async def main() -> None:
-        store, copy, ending = MemoryStore(VirtualClock()), MemoryStore(VirtualClock()), asyncio.Event()
-        read = store.audit.read
+async def test_what_is_written_while_a_closing_copier_reads_is_copied_as_well() -> None:
+    store, copy, ending = MemoryStore(VirtualClock()), MemoryStore(VirtualClock()), asyncio.Event()
+    read = store.audit.read
 
-        async def slow_read(*given: Any) -> Any:
-            """The first read sees an empty log; the block ends before it returns."""
-            found = await read(*given)
-            if not ending.is_set():
-                await store.audit.append([event("late")])
-                ending.set()
-            return found
+    async def slow_read(*given: Any) -> Any:
+        """The first read sees an empty log; the block ends before it returns."""
+        found = await read(*given)
+        if not ending.is_set():
+            await store.audit.append([event("late")])
+            ending.set()
+        return found
 
-        store.audit.read = slow_read  # type: ignore[method-assign,assignment]
-        await Copier(store.audit, copy.audit).run(ending)
-        assert [one.entry.event_type for one in await copy.audit.read()] == ["late"]
-
-    run_virtual(main())
+    store.audit.read = slow_read  # type: ignore[method-assign,assignment]
+    await Copier(store.audit, copy.audit).run(ending)
+    assert [one.entry.event_type for one in await copy.audit.read()] == ["late"]
 
 
 # heads
@@ -354,24 +344,21 @@ def test_heads_are_written_at_the_start_on_schedule_and_at_the_end_if_they_have_
     assert path.stat().st_mode & 0o077 == 0
 
 
-def test_a_full_file_of_heads_loses_its_older_half_and_a_cut_line_costs_no_other(tmp_path: Path) -> None:
+@pytest.mark.real_time
+async def test_a_full_file_of_heads_loses_its_older_half_and_a_cut_line_costs_no_other(tmp_path: Path) -> None:
     path = tmp_path / "heads.jsonl"
     wanted = HeadsFile(path="heads.jsonl", max_heads=10)
-
-    async def main() -> None:
-        store = MemoryStore(VirtualClock())
-        writer = HeadsWriter(store.audit, path, wanted)
-        for number in range(25):
-            await store.audit.append([event(str(number))])
-            assert await writer.write()
-            assert not await writer.write()
-            assert len(path.read_bytes().splitlines()) <= 10
-        assert heads_in(path)[-1]["sequence"] == 25
-        path.write_bytes(path.read_bytes()[:-20])
+    store = MemoryStore(VirtualClock())
+    writer = HeadsWriter(store.audit, path, wanted)
+    for number in range(25):
+        await store.audit.append([event(str(number))])
         assert await writer.write()
-        assert [one["sequence"] for one in heads_in(path)][-2:] == [24, 25]
-
-    asyncio.run(main())
+        assert not await writer.write()
+        assert len(path.read_bytes().splitlines()) <= 10
+    assert heads_in(path)[-1]["sequence"] == 25
+    path.write_bytes(path.read_bytes()[:-20])
+    assert await writer.write()
+    assert [one["sequence"] for one in heads_in(path)][-2:] == [24, 25]
 
 
 def test_heads_that_cannot_be_written_are_logged_and_hold_nothing_back(
@@ -386,7 +373,8 @@ def test_heads_that_cannot_be_written_are_logged_and_hold_nothing_back(
     assert "the head of the audit log cannot be written to" in caplog.text
 
 
-def test_a_place_of_heads_that_hangs_is_reported_once_and_written_when_it_answers(
+@pytest.mark.real_time
+async def test_a_place_of_heads_that_hangs_is_reported_once_and_written_when_it_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Every look at the schedule comes through `first_of`: five of them during one hung write start no other."""
@@ -407,21 +395,17 @@ def test_a_place_of_heads_that_hangs_is_reported_once_and_written_when_it_answer
     monkeypatch.setattr(HeadsWriter, "_append", hanging)
     path = tmp_path / "heads.jsonl"
     wanted = HeadsFile(path="heads.jsonl", every_seconds=0.01, max_heads=10)
-
-    async def main() -> None:
-        store, ending = MemoryStore(VirtualClock()), asyncio.Event()
-        await store.audit.append([event("a")])
-        async with asyncio.timeout(30):
-            running = asyncio.create_task(HeadsWriter(store.audit, path, wanted).run(ending))
-            while len(looks) < 5:  # noqa: ASYNC110 - a condition with a limit
-                await asyncio.sleep(0.01)
-            assert (writes, caplog.text.count("cannot be written")) == ([1], 1)
-            answers.set()
-            while not path.exists() or not path.read_bytes().endswith(b"\n"):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-            ending.set()
-            await running
-
-    asyncio.run(main())
+    store, ending = MemoryStore(VirtualClock()), asyncio.Event()
+    await store.audit.append([event("a")])
+    async with asyncio.timeout(30):
+        running = asyncio.create_task(HeadsWriter(store.audit, path, wanted).run(ending))
+        while len(looks) < 5:  # noqa: ASYNC110 - a condition with a limit
+            await asyncio.sleep(0.01)
+        assert (writes, caplog.text.count("cannot be written")) == ([1], 1)
+        answers.set()
+        while not path.exists() or not path.read_bytes().endswith(b"\n"):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        ending.set()
+        await running
     assert [one["sequence"] for one in heads_in(path)] == [1]
     assert caplog.text.count("cannot be written") == 1

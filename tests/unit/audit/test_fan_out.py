@@ -44,55 +44,44 @@ def test_every_sink_gets_every_event_and_the_first_head_is_the_answer() -> None:
     assert first.kept == second.kept == [b"1", b"2"]
 
 
-def test_one_that_fails_does_not_lose_the_others_and_catches_up_in_order(caplog: pytest.LogCaptureFixture) -> None:
+async def test_one_that_fails_does_not_lose_the_others_and_catches_up_in_order(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     failing, fine = Sink("bad", failing=2), Sink("good")
     fan = FanOut(failing, fine)
-
-    async def main() -> list[Head]:
-        return [await fan.append(entries(number)) for number in (1, 2, 3)]
-
-    heads = run_virtual(main())
+    heads = [await fan.append(entries(number)) for number in (1, 2, 3)]
     assert [head.chain for head in heads] == ["good", "good", "bad"]
     assert fine.kept == failing.kept == [b"1", b"2", b"3"]
     assert (fan.lost, fan.buffered) == (0, 0)
     assert "bad is down" in caplog.text
 
 
-def test_one_that_never_answers_holds_up_the_others_for_a_bounded_time() -> None:
+async def test_one_that_never_answers_holds_up_the_others_for_a_bounded_time() -> None:
     silent, fine = Sink(silent=True), Sink()
+    began = asyncio.get_running_loop().time()
+    await FanOut(silent, fine).append(entries(1))
 
-    async def main() -> float:
-        began = asyncio.get_running_loop().time()
-        await FanOut(silent, fine).append(entries(1))
-        return asyncio.get_running_loop().time() - began
-
-    assert run_virtual(main()) == 5.0
+    assert (asyncio.get_running_loop().time() - began) == 5.0
     assert fine.kept == [b"1"]
 
 
-def test_the_buffer_of_a_sink_is_bounded_and_the_rest_is_counted_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_buffer_of_a_sink_is_bounded_and_the_rest_is_counted_and_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     failing = Sink("bad", failing=4)
     fan = FanOut(failing, Sink(), most_buffered=2)
-
-    async def main() -> None:
-        for number in (1, 2, 3, 4):
-            await fan.append(entries(number))
-
-    run_virtual(main())
+    for number in (1, 2, 3, 4):
+        await fan.append(entries(number))
     assert (fan.buffered, fan.lost) == (2, 2)
     assert "2 events are buffered for it, 2 are lost in all" in caplog.text
 
 
-def test_when_every_sink_fails_the_append_fails_and_nothing_is_buffered() -> None:
+async def test_when_every_sink_fails_the_append_fails_and_nothing_is_buffered() -> None:
     first, second = Sink("first", failing=1), Sink("second", failing=1)
     fan = FanOut(first, second)
-
-    async def main() -> None:
-        with pytest.raises(OSError, match="first is down"):
-            await fan.append(entries(1))
+    with pytest.raises(OSError, match="first is down"):
         await fan.append(entries(1))
-
-    run_virtual(main())
+    await fan.append(entries(1))
     assert (first.kept, second.kept, fan.buffered) == ([b"1"], [b"1"], 0)
 
 

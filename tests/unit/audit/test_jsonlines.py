@@ -328,22 +328,20 @@ async def test_a_second_writer_is_refused_until_the_first_lets_go(path: Path) ->
         await log.append([entry(1)])
 
 
-def test_another_process_is_refused_too(path: Path) -> None:
+@pytest.mark.real_time
+async def test_another_process_is_refused_too(path: Path) -> None:
     program = (
         "import asyncio, sys\n"
         "from reefknot.audit.jsonlines import JsonLinesLog\n"
         "from tests.unit.audit.test_jsonlines import StoppedClock\n"
         "asyncio.run(JsonLinesLog.open(sys.argv[1], StoppedClock()))\n"
     )
+    async with opened(path):
+        done = await asyncio.to_thread(
+            subprocess.run, [sys.executable, "-c", program, str(path)], capture_output=True, text=True, timeout=30
+        )
 
-    async def main() -> str:
-        async with opened(path):
-            done = await asyncio.to_thread(
-                subprocess.run, [sys.executable, "-c", program, str(path)], capture_output=True, text=True, timeout=30
-            )
-        return done.stderr
-
-    assert "another process writes it" in asyncio.run(main())
+    assert "another process writes it" in done.stderr
 
 
 @in_a_loop

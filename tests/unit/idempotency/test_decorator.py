@@ -31,7 +31,7 @@ class Receipt(rk.RetryPolicy):
     """Not something that JSON can be read as."""
 
 
-def test_the_effect_happens_once_for_each_key(url: str) -> None:
+async def test_the_effect_happens_once_for_each_key(url: str) -> None:
     charged: list[str] = []
 
     @rk.idempotent(key=lambda order: order.id)
@@ -40,22 +40,19 @@ def test_the_effect_happens_once_for_each_key(url: str) -> None:
         charged.append(order.id)
         return {"cents": order.cents}
 
-    async def main() -> None:
-        async with rk.open_store(url) as store:
-            assert await charge(Order("a")) == {"cents": 100}
-            assert await charge(Order("a")) == {"cents": 100}
-            assert await charge(Order("b", 7)) == {"cents": 7}
-            events = await events_in(store.audit)
-        assert charged == ["a", "b"]
-        assert [event.action for event in events if isinstance(event, IdempotencyEvent)] == ["record", "hit", "record"]
-        assert {getattr(event, "operation", "") for event in events} == {charge.__qualname__}
-
-    run_virtual(main())
+    async with rk.open_store(url) as store:
+        assert await charge(Order("a")) == {"cents": 100}
+        assert await charge(Order("a")) == {"cents": 100}
+        assert await charge(Order("b", 7)) == {"cents": 7}
+        events = await events_in(store.audit)
+    assert charged == ["a", "b"]
+    assert [event.action for event in events if isinstance(event, IdempotencyEvent)] == ["record", "hit", "record"]
+    assert {getattr(event, "operation", "") for event in events} == {charge.__qualname__}
     assert charge.__name__ == "charge"
     assert charge.__doc__ == "Takes the money."
 
 
-def test_five_calls_at_once_one_effect(url: str) -> None:
+async def test_five_calls_at_once_one_effect(url: str) -> None:
     calls = 0
 
     @rk.idempotent(key=lambda: "k")
@@ -65,11 +62,8 @@ def test_five_calls_at_once_one_effect(url: str) -> None:
         await asyncio.sleep(5)
         return calls
 
-    async def main() -> None:
-        async with rk.open_store(url):
-            assert await asyncio.gather(*(slow() for _ in range(5))) == [1] * 5
-
-    run_virtual(main())
+    async with rk.open_store(url):
+        assert await asyncio.gather(*(slow() for _ in range(5))) == [1] * 5
 
 
 def test_without_a_store_the_error_says_what_to_do() -> None:
@@ -80,120 +74,99 @@ def test_without_a_store_the_error_says_what_to_do() -> None:
         run_virtual(work())
 
 
-def test_a_store_given_is_used_whatever_is_in_scope() -> None:
-    async def main() -> None:
-        own = MemoryStore(VirtualClock())
+async def test_a_store_given_is_used_whatever_is_in_scope() -> None:
+    own = MemoryStore(VirtualClock())
 
-        @rk.idempotent(key=lambda: "k", store=own)
-        async def work() -> int:
-            return 1
+    @rk.idempotent(key=lambda: "k", store=own)
+    async def work() -> int:
+        return 1
 
-        async with rk.open_store("memory:") as other:
-            await work()
-            assert await actions_in(own.audit) == ["record"]
-            assert await actions_in(other.audit) == []
-
-    run_virtual(main())
+    async with rk.open_store("memory:") as other:
+        await work()
+        assert await actions_in(own.audit) == ["record"]
+        assert await actions_in(other.audit) == []
 
 
-def test_a_type_gives_every_caller_an_object_of_it(url: str) -> None:
+async def test_a_type_gives_every_caller_an_object_of_it(url: str) -> None:
     @rk.idempotent(key=lambda order: order.id, result_type=Order)
     async def priced(order: Order) -> Order:
         return Order(order.id, order.cents * 2)
 
-    async def main() -> None:
-        async with rk.open_store(url):
-            assert await priced(Order("a")) == Order("a", 200)
-            assert await priced(Order("a")) == Order("a", 200)
-
-    run_virtual(main())
+    async with rk.open_store(url):
+        assert await priced(Order("a")) == Order("a", 200)
+        assert await priced(Order("a")) == Order("a", 200)
 
 
-def test_another_payload_under_the_same_key_is_refused(url: str) -> None:
+async def test_another_payload_under_the_same_key_is_refused(url: str) -> None:
     @rk.idempotent(key=lambda order: order.id)
     async def charge(order: Order) -> int:
         return order.cents
 
-    async def main() -> None:
-        async with rk.open_store(url):
-            await charge(Order("a", 1))
-            with pytest.raises(rk.KeyConflictError) as refused:
-                await charge(Order("a", 2))
-            assert len({refused.value.recorded, refused.value.given, ""}) == 3
-
-    run_virtual(main())
+    async with rk.open_store(url):
+        await charge(Order("a", 1))
+        with pytest.raises(rk.KeyConflictError) as refused:
+            await charge(Order("a", 2))
+        assert len({refused.value.recorded, refused.value.given, ""}) == 3
 
 
-def test_how_an_argument_is_passed_does_not_make_it_another_payload(url: str) -> None:
+async def test_how_an_argument_is_passed_does_not_make_it_another_payload(url: str) -> None:
     @rk.idempotent(key=lambda order, **_: order.id)
     async def charge(order: Order, tags: set[int] | None = None, *, express: bool = False) -> int:
         return order.cents
 
-    async def main() -> None:
-        async with rk.open_store(url):
-            await charge(Order("a"))
-            await charge(order=Order("a"))
-            await charge(Order("a"), express=False)
-            await charge(order=Order("b"), tags={0, 8})  # these two sets are equal and iterate differently
-            await charge(order=Order("b"), tags={8, 0})
-            with pytest.raises(rk.KeyConflictError):
-                await charge(Order("a"), express=True)
-
-    run_virtual(main())
+    async with rk.open_store(url):
+        await charge(Order("a"))
+        await charge(order=Order("a"))
+        await charge(Order("a"), express=False)
+        await charge(order=Order("b"), tags={0, 8})  # these two sets are equal and iterate differently
+        await charge(order=Order("b"), tags={8, 0})
+        with pytest.raises(rk.KeyConflictError):
+            await charge(Order("a"), express=True)
 
 
-def test_a_method_is_guarded_and_its_payload_is_compared_without_self(url: str) -> None:
+async def test_a_method_is_guarded_and_its_payload_is_compared_without_self(url: str) -> None:
     class Till:
         @rk.idempotent(key=lambda self, order: order.id)
         async def charge(self, order: Order) -> int:
             return order.cents
 
-    async def main() -> None:
-        async with rk.open_store(url):
-            assert await Till().charge(Order("a", 1)) == 1
-            assert await Till().charge(Order("a", 1)) == 1
-            with pytest.raises(rk.KeyConflictError):
-                await Till().charge(Order("a", 2))
-
-    run_virtual(main())
+    async with rk.open_store(url):
+        assert await Till().charge(Order("a", 1)) == 1
+        assert await Till().charge(Order("a", 1)) == 1
+        with pytest.raises(rk.KeyConflictError):
+            await Till().charge(Order("a", 2))
 
 
-def test_an_argument_that_json_cannot_say_does_not_stop_the_call(url: str) -> None:
+async def test_an_argument_that_json_cannot_say_does_not_stop_the_call(url: str) -> None:
     @rk.idempotent(key=lambda number, thing: "k")
     async def work(number: float, thing: object) -> int:
         return 1
 
-    async def main() -> None:
-        async with rk.open_store(url):
-            assert await work(float("nan"), object()) == 1
-            assert await work(float("nan"), object()) == 1
-            with pytest.raises(rk.KeyConflictError):
-                await work(float("nan"), "a text")
-
-    run_virtual(main())
+    async with rk.open_store(url):
+        assert await work(float("nan"), object()) == 1
+        assert await work(float("nan"), object()) == 1
+        with pytest.raises(rk.KeyConflictError):
+            await work(float("nan"), "a text")
 
 
 @pytest.mark.parametrize(
     ("fingerprint", "refused"), [(False, False), (lambda order: order.id, False), (lambda order: order.cents, True)]
 )
-def test_what_counts_as_the_payload_can_be_said(url: str, fingerprint: Any, refused: bool) -> None:
+async def test_what_counts_as_the_payload_can_be_said(url: str, fingerprint: Any, refused: bool) -> None:
     @rk.idempotent(key=lambda order: order.id, fingerprint=fingerprint)
     async def charge(order: Order) -> int:
         return order.cents
 
-    async def main() -> None:
-        async with rk.open_store(url):
-            assert await charge(Order("a", 1)) == 1
-            if refused:
-                with pytest.raises(rk.KeyConflictError):
-                    await charge(Order("a", 2))
-            else:
-                assert await charge(Order("a", 2)) == 1
-
-    run_virtual(main())
+    async with rk.open_store(url):
+        assert await charge(Order("a", 1)) == 1
+        if refused:
+            with pytest.raises(rk.KeyConflictError):
+                await charge(Order("a", 2))
+        else:
+            assert await charge(Order("a", 2)) == 1
 
 
-def test_dedup_passes_the_key_to_the_function(url: str) -> None:
+async def test_dedup_passes_the_key_to_the_function(url: str) -> None:
     sent: list[str] = []
 
     @rk.idempotent(key=lambda order: order.id, mode="dedup", name="pay")
@@ -202,14 +175,11 @@ def test_dedup_passes_the_key_to_the_function(url: str) -> None:
         if len(sent) == 1:
             raise ConnectionError
 
-    async def main() -> None:
-        async with rk.open_store(url):
-            with pytest.raises(ConnectionError):
-                await pay(Order("a"))
+    async with rk.open_store(url):
+        with pytest.raises(ConnectionError):
             await pay(Order("a"))
-            await pay(Order("a"))
-
-    run_virtual(main())
+        await pay(Order("a"))
+        await pay(Order("a"))
     assert sent == ["pay:a", "pay:a"], "the same key each time, and none after the record"
 
 
@@ -227,7 +197,7 @@ def test_dedup_needs_a_function_that_takes_the_key() -> None:
         decorated(does_not)
 
 
-def test_guard_runs_the_effect_once_and_leaves_a_failure_to_a_person(url: str) -> None:
+async def test_guard_runs_the_effect_once_and_leaves_a_failure_to_a_person(url: str) -> None:
     calls = 0
 
     @rk.idempotent(key=lambda: "k", mode="guard")
@@ -236,36 +206,30 @@ def test_guard_runs_the_effect_once_and_leaves_a_failure_to_a_person(url: str) -
         calls += 1
         raise TimeoutError("sent or not?")
 
-    async def main() -> None:
-        async with rk.open_store(url) as store:
-            with pytest.raises(TimeoutError):
+    async with rk.open_store(url) as store:
+        with pytest.raises(TimeoutError):
+            await send()
+        for _ in range(2):
+            with pytest.raises(rk.OutcomeUnknownError):
                 await send()
-            for _ in range(2):
-                with pytest.raises(rk.OutcomeUnknownError):
-                    await send()
-            assert await actions_in(store.audit) == ["unknown", "unknown", "unknown"]
-        assert calls == 1
-
-    run_virtual(main())
+        assert await actions_in(store.audit) == ["unknown", "unknown", "unknown"]
+    assert calls == 1
 
 
-def test_a_caller_that_does_not_wait_gets_an_error_at_once(url: str) -> None:
+async def test_a_caller_that_does_not_wait_gets_an_error_at_once(url: str) -> None:
     @rk.idempotent(key=lambda: "k", wait=0)
     async def slow() -> None:
         await asyncio.sleep(5)
 
-    async def main() -> None:
-        async with rk.open_store(url):
-            first = asyncio.create_task(slow())
-            await asyncio.sleep(1)
-            with pytest.raises(rk.KeyInProgressError):
-                await slow()
-            await first
-
-    run_virtual(main())
+    async with rk.open_store(url):
+        first = asyncio.create_task(slow())
+        await asyncio.sleep(1)
+        with pytest.raises(rk.KeyInProgressError):
+            await slow()
+        await first
 
 
-def test_the_decorator_works_inside_and_outside_of_a_retry(url: str) -> None:
+async def test_the_decorator_works_inside_and_outside_of_a_retry(url: str) -> None:
     calls = 0
 
     async def flaky() -> int:
@@ -277,29 +241,22 @@ def test_the_decorator_works_inside_and_outside_of_a_retry(url: str) -> None:
 
     over = rk.idempotent(key=lambda: "over", name="over")(rk.retry(attempts=2)(flaky))
     under = rk.retry(attempts=2)(rk.idempotent(key=lambda: "under", name="under")(flaky))
-
-    async def main() -> None:
-        async with rk.open_store(url):
-            assert [await over(), await over(), await under(), await under()] == [2, 2, 4, 4]
-
-    run_virtual(main())
+    async with rk.open_store(url):
+        assert [await over(), await over(), await under(), await under()] == [2, 2, 4, 4]
 
 
 @pytest.mark.parametrize(("made", "text"), [("a", "a"), (7, "7"), (UUID(int=1), str(UUID(int=1)))])
-def test_a_key_is_a_text_a_number_or_a_uuid(made: object, text: str) -> None:
+async def test_a_key_is_a_text_a_number_or_a_uuid(made: object, text: str) -> None:
     @rk.idempotent(key=lambda: made, name="f")
     async def work() -> None: ...
 
-    async def main() -> None:
-        async with rk.open_store("memory:") as store:
-            await work()
-            assert await store.idempotency.get(f"f:{text}") is not None
-
-    run_virtual(main())
+    async with rk.open_store("memory:") as store:
+        await work()
+        assert await store.idempotency.get(f"f:{text}") is not None
 
 
 @pytest.mark.parametrize("made", ["", None, True, 1.5, ("a",), b"a"])
-def test_other_keys_are_refused_before_anything_happens(made: object) -> None:
+async def test_other_keys_are_refused_before_anything_happens(made: object) -> None:
     calls = 0
 
     @rk.idempotent(key=lambda: made)
@@ -307,13 +264,10 @@ def test_other_keys_are_refused_before_anything_happens(made: object) -> None:
         nonlocal calls
         calls += 1
 
-    async def main() -> None:
-        async with rk.open_store("memory:"):
-            with pytest.raises(rk.ParameterTypeError, match="key"):
-                await work()
-        assert calls == 0
-
-    run_virtual(main())
+    async with rk.open_store("memory:"):
+        with pytest.raises(rk.ParameterTypeError, match="key"):
+            await work()
+    assert calls == 0
 
 
 @pytest.mark.parametrize(
@@ -353,27 +307,26 @@ def test_two_functions_in_two_files_do_not_share_their_records(monkeypatch: pyte
         decorate(elsewhere)
 
 
-def test_events_that_cannot_be_kept_now_are_kept_with_those_of_a_later_call(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_events_that_cannot_be_kept_now_are_kept_with_those_of_a_later_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     @rk.idempotent(key=lambda: "k")
     async def work() -> int:
         return 1
 
-    async def main() -> None:
-        async with rk.open_store("memory:") as store:
-            await work()
-            append = store.audit.append
+    async with rk.open_store("memory:") as store:
+        await work()
+        append = store.audit.append
 
-            async def down(entries: object) -> Any:
-                raise OSError("down")
+        async def down(entries: object) -> Any:
+            raise OSError("down")
 
-            monkeypatch.setattr(store.audit, "append", down)
-            await work()
-            monkeypatch.setattr(store.audit, "append", append)
-            await asyncio.sleep(2)
-            await work()
-            assert await actions_in(store.audit) == ["record", "hit", "hit"]
-
-    run_virtual(main())
+        monkeypatch.setattr(store.audit, "append", down)
+        await work()
+        monkeypatch.setattr(store.audit, "append", append)
+        await asyncio.sleep(2)
+        await work()
+        assert await actions_in(store.audit) == ["record", "hit", "hit"]
 
 
 # ---- audit, and mistakes in writing --------------------------------------------------------------------------------
@@ -388,24 +341,21 @@ def test_without_parentheses_the_error_shows_the_right_form() -> None:
         rk.idempotent()
 
 
-def test_secrets_are_redacted_in_events_and_not_in_keys_or_results(url: str) -> None:
+async def test_secrets_are_redacted_in_events_and_not_in_keys_or_results(url: str) -> None:
     @rk.idempotent(key=lambda token: f"card {token}", secrets=("hunter2hunter2",), name="pay.with_secrets")
     async def pay(token: str) -> str:
         return token
 
-    async def main() -> None:
-        async with rk.open_store(url) as store:
-            assert await pay("hunter2hunter2") == "hunter2hunter2"
-            (event,) = await events_in(store.audit)
-            assert isinstance(event, IdempotencyEvent)
-            assert event.idempotency_key == "pay.with_secrets:card [redacted]"
-            assert await store.idempotency.get("pay.with_secrets:card hunter2hunter2") is not None
-
-    run_virtual(main())
+    async with rk.open_store(url) as store:
+        assert await pay("hunter2hunter2") == "hunter2hunter2"
+        (event,) = await events_in(store.audit)
+        assert isinstance(event, IdempotencyEvent)
+        assert event.idempotency_key == "pay.with_secrets:card [redacted]"
+        assert await store.idempotency.get("pay.with_secrets:card hunter2hunter2") is not None
 
 
 @pytest.mark.parametrize("setting", ["fail_open", "fail_closed", None])
-def test_on_audit_failure_decides_what_a_failing_log_means(
+async def test_on_audit_failure_decides_what_a_failing_log_means(
     setting: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     charged: list[str] = []
@@ -418,25 +368,22 @@ def test_on_audit_failure_decides_what_a_failing_log_means(
     async def down(*entries: object) -> None:
         raise OSError("no disk")
 
-    async def main() -> None:
-        store = MemoryStore(VirtualClock())
-        other = MemoryStore(VirtualClock())
-        store.audit = other.audit  # a log of its own: its events are written when the change has happened
-        with in_scope(store):
-            monkeypatch.setattr(other.audit, "append", down)
-            if setting != "fail_closed":
-                assert [await charge("a"), await charge("b")] == ["a", "b"]
-                return
-            with pytest.raises(AuditUnavailableError):
-                await charge("a")
-            with pytest.raises(AuditUnavailableError):
-                await charge("b")  # nothing begins while events of earlier work are on no record
-            assert charged == ["a"]
-            monkeypatch.undo()
-            await asyncio.sleep(2)
-            assert await charge("a") == "a"  # what has happened stays recorded
-
-    run_virtual(main())
+    store = MemoryStore(VirtualClock())
+    other = MemoryStore(VirtualClock())
+    store.audit = other.audit  # a log of its own: its events are written when the change has happened
+    with in_scope(store):
+        monkeypatch.setattr(other.audit, "append", down)
+        if setting != "fail_closed":
+            assert [await charge("a"), await charge("b")] == ["a", "b"]
+            return
+        with pytest.raises(AuditUnavailableError):
+            await charge("a")
+        with pytest.raises(AuditUnavailableError):
+            await charge("b")  # nothing begins while events of earlier work are on no record
+        assert charged == ["a"]
+        monkeypatch.undo()
+        await asyncio.sleep(2)
+        assert await charge("a") == "a"  # what has happened stays recorded
 
 
 def test_an_unknown_audit_setting_is_refused_when_the_function_is_decorated() -> None:

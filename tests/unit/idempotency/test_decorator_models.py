@@ -131,7 +131,7 @@ def test_the_stored_fingerprints_of_other_arguments_stay_as_they_were(argument: 
     run_virtual(main())
 
 
-def test_a_computed_field_is_not_part_of_the_payload() -> None:
+async def test_a_computed_field_is_not_part_of_the_payload() -> None:
     class Timed(BaseModel):
         id: str
 
@@ -147,11 +147,8 @@ def test_a_computed_field_is_not_part_of_the_payload() -> None:
     async def pay(order: Any) -> str:
         return "paid"
 
-    async def main() -> None:
-        async with rk.open_store("memory:"):
-            assert [await pay(Timed(id="o")), await pay(Timed(id="o"))] == ["paid"] * 2
-
-    run_virtual(main())
+    async with rk.open_store("memory:"):
+        assert [await pay(Timed(id="o")), await pay(Timed(id="o"))] == ["paid"] * 2
 
 
 # ---- results ---------------------------------------------------------------------------------------------------------
@@ -171,7 +168,7 @@ def test_a_computed_field_is_not_part_of_the_payload() -> None:
         (AttrsOrder, AttrsOrder("o", 1)),
     ],
 )
-def test_every_caller_gets_an_equal_model_of_the_type(url: str, kind: Any, result: Any) -> None:
+async def test_every_caller_gets_an_equal_model_of_the_type(url: str, kind: Any, result: Any) -> None:
     calls = 0
 
     @rk.idempotent(key=lambda: "k", result_type=kind)
@@ -180,31 +177,25 @@ def test_every_caller_gets_an_equal_model_of_the_type(url: str, kind: Any, resul
         calls += 1
         return result
 
-    async def main() -> None:
-        async with rk.open_store(url):
-            first, later = await make(), await make()
-        assert (first, later, calls) == (result, result, 1)
-        assert type(first) is type(later) is type(result)
-
-    run_virtual(main())
+    async with rk.open_store(url):
+        first, later = await make(), await make()
+    assert (first, later, calls) == (result, result, 1)
+    assert type(first) is type(later) is type(result)
 
 
-def test_without_a_type_a_model_is_given_back_as_a_dataclass_is(url: str) -> None:
+async def test_without_a_type_a_model_is_given_back_as_a_dataclass_is(url: str) -> None:
     @rk.idempotent(key=lambda one: type(one).__name__)
     async def make(one: Any) -> Any:
         return one
 
-    async def main() -> None:
-        async with rk.open_store(url):
-            for one in (Order(id="o", cents=1, lines=[]), StructOrder("o", 1)):
-                first, later = await make(one), await make(one)
-                assert first == later
-                assert (first["id"], first["cents"]) == ("o", 1)
-
-    run_virtual(main())
+    async with rk.open_store(url):
+        for one in (Order(id="o", cents=1, lines=[]), StructOrder("o", 1)):
+            first, later = await make(one), await make(one)
+            assert first == later
+            assert (first["id"], first["cents"]) == ("o", 1)
 
 
-def test_a_result_of_json_is_read_by_the_aliases_of_the_model(url: str) -> None:
+async def test_a_result_of_json_is_read_by_the_aliases_of_the_model(url: str) -> None:
     """The answer of a server, returned as it was."""
 
     class Answer(BaseModel):
@@ -214,26 +205,20 @@ def test_a_result_of_json_is_read_by_the_aliases_of_the_model(url: str) -> None:
     async def fetch() -> Any:
         return {"no": 7}
 
-    async def main() -> None:
-        async with rk.open_store(url):
-            first, later = await fetch(), await fetch()
-        assert first == later == Answer(no=7)
-
-    run_virtual(main())
+    async with rk.open_store(url):
+        first, later = await fetch(), await fetch()
+    assert first == later == Answer(no=7)
 
 
-def test_a_recorded_result_that_does_not_fit_the_model_names_the_field(url: str) -> None:
+async def test_a_recorded_result_that_does_not_fit_the_model_names_the_field(url: str) -> None:
     @rk.idempotent(key=lambda: "k", result_type=Order)
     async def make() -> dict[str, object]:
         return {"id": "o"}
 
-    async def main() -> None:
-        async with rk.open_store(url):
-            for _ in range(2):
-                with pytest.raises(rk.ParameterTypeError, match=r"(?s)result_type=.*cents"):
-                    await make()
-
-    run_virtual(main())
+    async with rk.open_store(url):
+        for _ in range(2):
+            with pytest.raises(rk.ParameterTypeError, match=r"(?s)result_type=.*cents"):
+                await make()
 
 
 # ---- what cannot be kept ---------------------------------------------------------------------------------------------
@@ -260,43 +245,37 @@ def test_an_annotation_that_may_be_kept_or_is_not_known_is_accepted(annotation: 
     rk.idempotent(key=lambda: "k", name=f"make {annotation}")(make)
 
 
-def test_the_error_for_a_result_that_cannot_be_kept_says_what_to_do() -> None:
+async def test_the_error_for_a_result_that_cannot_be_kept_says_what_to_do() -> None:
     @rk.idempotent(key=lambda: "k")
     async def make() -> Any:
         return Connection()
 
-    async def main() -> None:
-        async with rk.open_store("memory:"):
-            with pytest.raises(rk.NotJsonError, match=r"Connection.*result_type="):
-                await make()
-
-    run_virtual(main())
+    async with rk.open_store("memory:"):
+        with pytest.raises(rk.NotJsonError, match=r"Connection.*result_type="):
+            await make()
 
 
 # ---- the same by hand ------------------------------------------------------------------------------------------------
 
 
-def test_a_manager_keeps_a_model_and_gives_it_back(url: str) -> None:
-    async def main() -> None:
-        async with rk.open_store(url):
-            manager = rk.RetryManager()
+async def test_a_manager_keeps_a_model_and_gives_it_back(url: str) -> None:
+    async with rk.open_store(url):
+        manager = rk.RetryManager()
 
-            async def make() -> Receipt:
-                return RECEIPT
+        async def make() -> Receipt:
+            return RECEIPT
 
-            run: dict[str, Any] = {"idempotency_key": "k", "result_type": Receipt}
-            assert await manager.execute_with_retry("http", "make", make, **run) == RECEIPT
-            assert await manager.execute_with_retry("http", "make", make, **run) == RECEIPT
+        run: dict[str, Any] = {"idempotency_key": "k", "result_type": Receipt}
+        assert await manager.execute_with_retry("http", "make", make, **run) == RECEIPT
+        assert await manager.execute_with_retry("http", "make", make, **run) == RECEIPT
 
-            keys = manager.idempotency_manager
-            await keys.record_result("k", RECEIPT)
-            await keys.record_result("o", Order(id="o", cents=1))
-            await keys.record_result("o", Order(id="o", cents=1))
-            with pytest.raises(rk.KeyConflictError):
-                await keys.record_result("o", Order(id="o", cents=99))
-            assert await keys.check_idempotency("o") == {"id": "o", "cents": 1, "lines": []}
-
-    run_virtual(main())
+        keys = manager.idempotency_manager
+        await keys.record_result("k", RECEIPT)
+        await keys.record_result("o", Order(id="o", cents=1))
+        await keys.record_result("o", Order(id="o", cents=1))
+        with pytest.raises(rk.KeyConflictError):
+            await keys.record_result("o", Order(id="o", cents=99))
+        assert await keys.check_idempotency("o") == {"id": "o", "cents": 1, "lines": []}
 
 
 def test_pydantic_is_not_imported_for_arguments_and_results_that_are_not_of_it() -> None:

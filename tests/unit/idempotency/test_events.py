@@ -9,7 +9,6 @@ from reefknot.audit.model.event import IdempotencyEvent, RetryRecovered
 from reefknot.idempotency.events import KeyEvents
 from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores.memory import MemoryStore
-from reefknot.testing import run_virtual
 from tests.unit.idempotency.failing_store import events_in
 
 RECOVERED = RetryRecovered(timestamp="", total_attempts=2, elapsed_seconds=1.0)
@@ -20,41 +19,32 @@ def event(action: str) -> IdempotencyEvent:
 
 
 @pytest.mark.parametrize("one_chain", [True, False])
-def test_a_flushed_event_is_not_written_again(one_chain: bool) -> None:
-    async def main() -> None:
-        store = MemoryStore(VirtualClock())
-        events = KeyEvents(Journal(store.audit), event, one_chain=one_chain)
-        events.observed("hit")
-        events.with_record.append(RECOVERED)
-        await events.flush()
-        await events.flush()
-        assert await events_in(store.audit) == [RECOVERED, event("hit")]
-
-    run_virtual(main())
+async def test_a_flushed_event_is_not_written_again(one_chain: bool) -> None:
+    store = MemoryStore(VirtualClock())
+    events = KeyEvents(Journal(store.audit), event, one_chain=one_chain)
+    events.observed("hit")
+    events.with_record.append(RECOVERED)
+    await events.flush()
+    await events.flush()
+    assert await events_in(store.audit) == [RECOVERED, event("hit")]
 
 
-def test_on_one_chain_an_event_is_written_with_its_change_and_not_after() -> None:
-    async def main() -> None:
-        store = MemoryStore(VirtualClock())
-        events = KeyEvents(Journal(store.audit), event, one_chain=True)
-        events.with_record.append(RECOVERED)
-        assert [entry.event_type for entry in events.atomic_with("release")] == ["idempotency"]
-        assert [entry.event_type for entry in events.atomic_with("record")] == ["retry_recovered", "idempotency"]
-        events.applied("record")
-        await events.flush()
-        assert await events_in(store.audit) == []
-
-    run_virtual(main())
+async def test_on_one_chain_an_event_is_written_with_its_change_and_not_after() -> None:
+    store = MemoryStore(VirtualClock())
+    events = KeyEvents(Journal(store.audit), event, one_chain=True)
+    events.with_record.append(RECOVERED)
+    assert [entry.event_type for entry in events.atomic_with("release")] == ["idempotency"]
+    assert [entry.event_type for entry in events.atomic_with("record")] == ["retry_recovered", "idempotency"]
+    events.applied("record")
+    await events.flush()
+    assert await events_in(store.audit) == []
 
 
-def test_on_two_chains_an_event_is_written_after_its_change_and_not_with_it() -> None:
-    async def main() -> None:
-        store = MemoryStore(VirtualClock())
-        events = KeyEvents(Journal(store.audit), event, one_chain=False)
-        events.with_record.append(RECOVERED)
-        assert events.atomic_with("record") == []
-        events.applied("record")
-        await events.flush()
-        assert await events_in(store.audit) == [RECOVERED, event("record")]
-
-    run_virtual(main())
+async def test_on_two_chains_an_event_is_written_after_its_change_and_not_with_it() -> None:
+    store = MemoryStore(VirtualClock())
+    events = KeyEvents(Journal(store.audit), event, one_chain=False)
+    events.with_record.append(RECOVERED)
+    assert events.atomic_with("record") == []
+    events.applied("record")
+    await events.flush()
+    assert await events_in(store.audit) == [RECOVERED, event("record")]

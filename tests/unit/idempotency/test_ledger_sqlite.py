@@ -34,6 +34,9 @@ from reefknot.errors import (
 from reefknot.idempotency.ledger import ledger
 from reefknot.idempotency.ledger.claims import LARGEST_RESULT
 
+pytestmark = pytest.mark.real_time
+
+
 Connect = Callable[[str], Any]
 DYING = Path(__file__).with_name("ledger_dying.py")
 
@@ -273,26 +276,23 @@ def test_async_with_does_the_same(connect: Connect, path: str) -> None:
     assert effects(path) == 1
 
 
-def test_a_cancelled_task_undoes_its_block(path: str) -> None:
-    async def main() -> None:
-        conn = sqlite3.connect(path)
-        inside = asyncio.Event()
+async def test_a_cancelled_task_undoes_its_block(path: str) -> None:
+    conn = sqlite3.connect(path)
+    inside = asyncio.Event()
 
-        async def work() -> None:
-            async with ledger(conn).once("a"):
-                conn.execute("INSERT INTO effect VALUES (1)")
-                inside.set()
-                await asyncio.Event().wait()
+    async def work() -> None:
+        async with ledger(conn).once("a"):
+            conn.execute("INSERT INTO effect VALUES (1)")
+            inside.set()
+            await asyncio.Event().wait()
 
-        task = asyncio.create_task(work())
-        await asyncio.wait_for(inside.wait(), 10)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert not conn.in_transaction
-        conn.close()
-
-    asyncio.run(main())
+    task = asyncio.create_task(work())
+    await asyncio.wait_for(inside.wait(), 10)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not conn.in_transaction
+    conn.close()
     assert effects(path) == 0
 
 
@@ -509,31 +509,28 @@ def test_a_closed_connection_raises_what_the_driver_raises_and_leaves_no_trace(p
 
 @connects
 @pytest.mark.parametrize("first_ends", ["well", "badly"])
-def test_a_second_task_waits_for_the_first_without_blocking_the_loop(
+async def test_a_second_task_waits_for_the_first_without_blocking_the_loop(
     connect: Connect, path: str, first_ends: str
 ) -> None:
     """Both live in one loop: a driver that waited inside of its call would never let the first one end."""
+    one, two = connect(path), connect(path)
+    block = ledger(one).once("a")
+    claim = await block.__aenter__()
+    one.execute("INSERT INTO effect VALUES (1)")
+    claim.result = "first"
+    later = asyncio.create_task(_pay_async(two))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not later.done()
+    if first_ends == "well":
+        await block.__aexit__(None, None, None)
+    else:
+        await block.__aexit__(ValueError, ValueError(), None)
+    answer = await later
+    one.close()
+    two.close()
 
-    async def main() -> Any:
-        one, two = connect(path), connect(path)
-        block = ledger(one).once("a")
-        claim = await block.__aenter__()
-        one.execute("INSERT INTO effect VALUES (1)")
-        claim.result = "first"
-        later = asyncio.create_task(_pay_async(two))
-        for _ in range(5):
-            await asyncio.sleep(0)
-        assert not later.done()
-        if first_ends == "well":
-            await block.__aexit__(None, None, None)
-        else:
-            await block.__aexit__(ValueError, ValueError(), None)
-        answer = await later
-        one.close()
-        two.close()
-        return answer
-
-    assert asyncio.run(main()) == ("first" if first_ends == "well" else {"paid": 20})
+    assert answer == ("first" if first_ends == "well" else {"paid": 20})
     assert effects(path) == 1
 
 
@@ -583,20 +580,16 @@ def test_a_joined_transaction_that_read_an_old_state_is_told_to_start_over(path:
     assert effects(path) == 1
 
 
-def test_two_tasks_in_blocks_of_one_connection_are_refused(path: str) -> None:
+async def test_two_tasks_in_blocks_of_one_connection_are_refused(path: str) -> None:
     """Joining, the second would report as done what the first may still undo."""
-
-    async def main() -> None:
-        conn = sqlite3.connect(path)
-        block = ledger(conn).once("a")
-        await block.__aenter__()
-        with pytest.raises(IdempotencyError, match="give each its own connection"):
-            await asyncio.create_task(_pay_async(conn))
-        await block.__aexit__(ValueError, ValueError(), None)
-        assert await asyncio.create_task(_pay_async(conn)) == {"paid": 20}
-        conn.close()
-
-    asyncio.run(main())
+    conn = sqlite3.connect(path)
+    block = ledger(conn).once("a")
+    await block.__aenter__()
+    with pytest.raises(IdempotencyError, match="give each its own connection"):
+        await asyncio.create_task(_pay_async(conn))
+    await block.__aexit__(ValueError, ValueError(), None)
+    assert await asyncio.create_task(_pay_async(conn)) == {"paid": 20}
+    conn.close()
     assert effects(path) == 1
 
 

@@ -110,14 +110,13 @@ def test_a_client_that_connects_again_is_asked_for_the_store_that_it_has_then(tm
     assert (len(effects), again, more) == (1, [], [])
 
 
-def test_a_thread_of_async_code_reaches_the_store_that_is_open_there(url: str) -> None:
+@pytest.mark.real_time
+async def test_a_thread_of_async_code_reaches_the_store_that_is_open_there(url: str) -> None:
     charge, effects = counted()
+    async with rk.open_store(url):
+        found = list(await asyncio.gather(*(asyncio.to_thread(charge, "a") for _ in range(4))))
 
-    async def main() -> list[dict[str, str]]:
-        async with rk.open_store(url):
-            return list(await asyncio.gather(*(asyncio.to_thread(charge, "a") for _ in range(4))))
-
-    assert asyncio.run(main()) == [{"charged": "a"}] * 4
+    assert found == [{"charged": "a"}] * 4
     assert len(effects) == 1
 
 
@@ -212,19 +211,18 @@ def step(inputs, context):
 """
 
 
-def test_a_plain_step_of_a_worker_reaches_the_store_of_its_system(
+@pytest.mark.real_time
+async def test_a_plain_step_of_a_worker_reaches_the_store_of_its_system(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "plain_steps.py").write_text(STEPS)
     monkeypatch.syspath_prepend(str(tmp_path))
     settings = load_settings(None, environ={}, cwd=tmp_path)
+    async with running_system("memory:", settings, modules=("plain_steps",), drain=0) as system:
+        jobs = [ExecAssignment(f"a{number}", "r", Job("plain.charge", {"order": "o-7"})) for number in (1, 2)]
+        found = [(await (await system.submit(job))).output for job in jobs]
 
-    async def main() -> list[object]:
-        async with running_system("memory:", settings, modules=("plain_steps",), drain=0) as system:
-            jobs = [ExecAssignment(f"a{number}", "r", Job("plain.charge", {"order": "o-7"})) for number in (1, 2)]
-            return [(await (await system.submit(job))).output for job in jobs]
-
-    assert asyncio.run(main()) == [{"answer": {"charged": "o-7"}, "effects": 1}] * 2
+    assert found == [{"answer": {"charged": "o-7"}, "effects": 1}] * 2
 
 
 def test_what_cannot_be_guarded_is_refused_at_decoration(url: str) -> None:

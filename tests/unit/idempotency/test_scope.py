@@ -11,7 +11,6 @@ from reefknot.idempotency.decorator import in_scope, store_in_scope
 from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores.memory import MemoryStore
 from reefknot.stores.opening import open_store
-from reefknot.testing import run_virtual
 
 
 def test_without_an_open_store_there_is_none_and_the_error_says_how_to_get_one() -> None:
@@ -19,63 +18,51 @@ def test_without_an_open_store_there_is_none_and_the_error_says_how_to_get_one()
         store_in_scope()
 
 
-def test_the_innermost_open_store_is_in_scope_also_for_tasks_started_inside() -> None:
+async def test_the_innermost_open_store_is_in_scope_also_for_tasks_started_inside() -> None:
     async def seen() -> object:
         return store_in_scope()
 
-    async def main() -> None:
-        async with open_store("memory:") as outer:
-            assert store_in_scope() is outer
-            async with open_store("memory:") as inner:
-                assert store_in_scope() is inner
-                assert await asyncio.create_task(seen()) is inner
-            assert store_in_scope() is outer
-        with pytest.raises(NoStoreError):
-            store_in_scope()
-
-    run_virtual(main())
+    async with open_store("memory:") as outer:
+        assert store_in_scope() is outer
+        async with open_store("memory:") as inner:
+            assert store_in_scope() is inner
+            assert await asyncio.create_task(seen()) is inner
+        assert store_in_scope() is outer
+    with pytest.raises(NoStoreError):
+        store_in_scope()
 
 
-def test_a_store_opened_in_one_task_is_not_in_the_scope_of_another() -> None:
-    async def main() -> None:
-        opened, looked = asyncio.Event(), asyncio.Event()
+async def test_a_store_opened_in_one_task_is_not_in_the_scope_of_another() -> None:
+    opened, looked = asyncio.Event(), asyncio.Event()
 
-        async def opening() -> None:
-            async with open_store("memory:"):
-                opened.set()
-                await looked.wait()
+    async def opening() -> None:
+        async with open_store("memory:"):
+            opened.set()
+            await looked.wait()
 
-        task = asyncio.create_task(opening())
-        await opened.wait()
-        with pytest.raises(NoStoreError):
-            store_in_scope()
-        looked.set()
-        await task
-
-    run_virtual(main())
+    task = asyncio.create_task(opening())
+    await opened.wait()
+    with pytest.raises(NoStoreError):
+        store_in_scope()
+    looked.set()
+    await task
 
 
-def test_a_scope_may_be_left_in_another_task_than_it_was_entered_in() -> None:
-    async def main() -> None:
-        scope = in_scope(MemoryStore(VirtualClock()))
+async def test_a_scope_may_be_left_in_another_task_than_it_was_entered_in() -> None:
+    scope = in_scope(MemoryStore(VirtualClock()))
 
-        async def enter() -> None:
-            scope.__enter__()
+    async def enter() -> None:
+        scope.__enter__()
 
-        await asyncio.create_task(enter())
-        scope.__exit__(None, None, None)
-        with pytest.raises(NoStoreError):
-            store_in_scope()
-
-    run_virtual(main())
+    await asyncio.create_task(enter())
+    scope.__exit__(None, None, None)
+    with pytest.raises(NoStoreError):
+        store_in_scope()
 
 
-def test_an_error_inside_leaves_the_scope() -> None:
-    async def main() -> None:
-        with pytest.raises(ZeroDivisionError):
-            async with open_store("memory:"):
-                raise ZeroDivisionError
-        with pytest.raises(NoStoreError):
-            store_in_scope()
-
-    run_virtual(main())
+async def test_an_error_inside_leaves_the_scope() -> None:
+    with pytest.raises(ZeroDivisionError):
+        async with open_store("memory:"):
+            raise ZeroDivisionError
+    with pytest.raises(NoStoreError):
+        store_in_scope()

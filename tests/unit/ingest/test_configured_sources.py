@@ -17,7 +17,6 @@ from reefknot.ingest.port import Document
 from reefknot.policy.layers import read_text
 from reefknot.policy.settings import Settings, settings_of
 from reefknot.runtime.redaction import redact
-from reefknot.testing import run_virtual
 
 SECRET = "hush-4711-hush"
 ONE = "sources:\n  code:\n    connector: github_repository\n    repository: a/b\n    token: env:CODE_TOKEN\n"
@@ -110,10 +109,9 @@ def test_the_limits_of_ingestion_are_those_of_the_configuration(tmp_path: Path) 
     assert (found.health.failures, found.health.rest_ms, found.health.enabled) == (3, 1500, False)
 
 
-def test_documents_are_opened_in_virtual_time_too(tmp_path: Path) -> None:
-    async def story() -> int:
-        async with open_documents(tmp_path / "d.db") as documents:
-            await documents.put("s", [Document("a", "a", "1")])
-            return (await documents.counts())["s"].documents
+async def test_documents_are_opened_in_virtual_time_too(tmp_path: Path) -> None:
+    async with open_documents(tmp_path / "d.db") as documents:
+        await documents.put("s", [Document("a", "a", "1")])
+        found = (await documents.counts())["s"].documents
 
-    assert run_virtual(story()) == 1
+    assert found == 1

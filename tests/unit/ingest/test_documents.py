@@ -2,9 +2,10 @@
 
 import asyncio
 import json
+import os
 import stat
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -34,9 +35,7 @@ from reefknot.ingest.model import parse_search
 from reefknot.ingest.port import LARGEST_CURSOR, Document, Page, Position
 from reefknot.runtime.clocks import SystemClock, VirtualClock
 from reefknot.stores.sqlite import SqliteStore
-from reefknot.testing import run_virtual
 from tests.faults.vfs import Failing, FaultyDisk, Hook, disk_error, disk_full
-from tests.pace import slowness
 
 ONE = Page("1", (Document("a", "a.md", "1", text="some words"),))
 
@@ -50,41 +49,28 @@ async def opened(path: Path, **options: Any) -> AsyncIterator[SqliteDocuments]:
         await documents.close()
 
 
-def run(story: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(20 * slowness()):
-            await story()
-
-    asyncio.run(bounded())
-
-
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_the_file_is_wal_fully_synchronous_and_nobody_elses_to_read(tmp_path: Path) -> None:
+@pytest.mark.real_time
+async def test_the_file_is_wal_fully_synchronous_and_nobody_elses_to_read(tmp_path: Path) -> None:
     path = tmp_path / "new folder" / "documents.db"
-
-    async def story() -> None:
-        async with opened(path) as documents:
-            await documents.keep("s", ONE, after=Position())
-            found = await documents._run(lambda one: (one.pragma("journal_mode"), one.pragma("synchronous")))
-            assert found == ("wal", 2)
-            assert {mode(file) for file in path.parent.iterdir()} == {0o600}
-        assert (mode(path), mode(path.parent)) == (0o600, 0o700)
-
-    run(story)
+    async with opened(path) as documents:
+        await documents.keep("s", ONE, after=Position())
+        found = await documents._run(lambda one: (one.pragma("journal_mode"), one.pragma("synchronous")))
+        assert found == ("wal", 2)
+        assert {mode(file) for file in path.parent.iterdir()} == {0o600}
+    assert (mode(path), mode(path.parent)) == (0o600, 0o700)
 
 
-def test_what_was_kept_is_there_when_it_is_opened_again(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with opened(tmp_path / "d.db") as documents:
-            position = await documents.keep("s", ONE, after=Position())
-        async with opened(tmp_path / "d.db") as documents:
-            assert await documents.position("s") == position
-            assert [hit.id for hit in await documents.search("words")] == ["a"]
-
-    run(story)
+@pytest.mark.real_time
+async def test_what_was_kept_is_there_when_it_is_opened_again(tmp_path: Path) -> None:
+    async with opened(tmp_path / "d.db") as documents:
+        position = await documents.keep("s", ONE, after=Position())
+    async with opened(tmp_path / "d.db") as documents:
+        assert await documents.position("s") == position
+        assert [hit.id for hit in await documents.search("words")] == ["a"]
 
 
 def test_a_newer_file_and_another_programs_file_are_refused_and_left_alone(tmp_path: Path) -> None:
@@ -114,46 +100,40 @@ def test_a_newer_file_and_another_programs_file_are_refused_and_left_alone(tmp_p
     assert "no database" in refused(tmp_path / "notes.db")
 
 
-def test_a_file_that_is_missing_is_made_only_when_it_may_be(tmp_path: Path) -> None:
-    async def story() -> None:
-        with pytest.raises(StoreUnavailableError):
-            async with opened(tmp_path / "d.db", create=False):
-                pass
-
-    run(story)
-    assert list(tmp_path.iterdir()) == []
+@pytest.mark.real_time
+async def test_a_file_that_is_missing_is_made_only_when_it_may_be(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailableError):
+        async with opened(tmp_path / "d.db", create=False):
+            pass
+    assert os.listdir(tmp_path) == []
 
 
-def test_a_file_that_others_keep_locked_is_waited_for_and_then_named_locked(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with opened(tmp_path / "d.db", patience=0.05) as documents:
-            other = apsw.Connection(str(tmp_path / "d.db"))
-            other.execute("BEGIN IMMEDIATE")
-            with pytest.raises(StoreLockedError):
-                await documents.keep("s", ONE, after=Position())
-            assert await documents.position("s") == Position(), "reads do not wait for writers"
-            other.execute("ROLLBACK")
-            other.close()
+@pytest.mark.real_time
+async def test_a_file_that_others_keep_locked_is_waited_for_and_then_named_locked(tmp_path: Path) -> None:
+    async with opened(tmp_path / "d.db", patience=0.05) as documents:
+        other = apsw.Connection(str(tmp_path / "d.db"))
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreLockedError):
             await documents.keep("s", ONE, after=Position())
+        assert await documents.position("s") == Position(), "reads do not wait for writers"
+        other.execute("ROLLBACK")
+        other.close()
+        await documents.keep("s", ONE, after=Position())
 
-    run(story)
 
-
-def test_a_file_that_was_replaced_is_not_written_any_more(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with opened(tmp_path / "d.db") as documents:
-            position = await documents.keep("s", ONE, after=Position())
-            (tmp_path / "d.db").rename(tmp_path / "elsewhere.db")
-            with pytest.raises(StoreReplacedError, match=r"the file of the documents was deleted.*remove .*-wal"):
-                await documents.keep("s", ONE, after=position)
-        for left in ("d.db-wal", "d.db-shm"):
-            (tmp_path / left).unlink(missing_ok=True)
-        async with opened(tmp_path / "d.db") as documents:  # after a restart
-            assert await documents.position("s") == Position()
-            await documents.keep("s", ONE, after=Position())
-            assert await documents.get("s", "a") is not None
-
-    run(story)
+@pytest.mark.real_time
+async def test_a_file_that_was_replaced_is_not_written_any_more(tmp_path: Path) -> None:
+    async with opened(tmp_path / "d.db") as documents:
+        position = await documents.keep("s", ONE, after=Position())
+        (tmp_path / "d.db").rename(tmp_path / "elsewhere.db")
+        with pytest.raises(StoreReplacedError, match=r"the file of the documents was deleted.*remove .*-wal"):
+            await documents.keep("s", ONE, after=position)
+    for left in ("d.db-wal", "d.db-shm"):
+        (tmp_path / left).unlink(missing_ok=True)
+    async with opened(tmp_path / "d.db") as documents:  # after a restart
+        assert await documents.position("s") == Position()
+        await documents.keep("s", ONE, after=Position())
+        assert await documents.get("s", "a") is not None
 
 
 @pytest.mark.parametrize(
@@ -163,168 +143,140 @@ def test_a_file_that_was_replaced_is_not_written_any_more(tmp_path: Path) -> Non
         *(("media_type", 5), ("modified_at", 1.5), ("modified_at", True), ("metadata", [1]), ("problem", None)),
     ],
 )
-def test_a_value_of_a_wrong_type_is_the_connectors_mistake_and_not_the_stores(
+@pytest.mark.real_time
+async def test_a_value_of_a_wrong_type_is_the_connectors_mistake_and_not_the_stores(
     tmp_path: Path, field: str, value: Any
 ) -> None:
-    async def story() -> None:
-        async with opened(tmp_path / "d.db") as documents:
-            wrong = replace(ONE.documents[0], **{field: value})
-            for writing in (
-                documents.keep("notes", Page("1", (wrong,)), after=Position()),
-                documents.put("notes", [wrong]),
-            ):
-                with pytest.raises(ParameterError, match=rf"^{field}=.* at .*{wrong.location}.*correct the connector"):
-                    await writing
-            await documents.keep("notes", ONE, after=Position())
-
-    run(story)
+    async with opened(tmp_path / "d.db") as documents:
+        wrong = replace(ONE.documents[0], **{field: value})
+        for writing in (
+            documents.keep("notes", Page("1", (wrong,)), after=Position()),
+            documents.put("notes", [wrong]),
+        ):
+            with pytest.raises(ParameterError, match=rf"^{field}=.* at .*{wrong.location}.*correct the connector"):
+                await writing
+        await documents.keep("notes", ONE, after=Position())
 
 
-def test_a_page_of_something_else_is_the_connectors_mistake(tmp_path: Path) -> None:
+@pytest.mark.real_time
+async def test_a_page_of_something_else_is_the_connectors_mistake(tmp_path: Path) -> None:
     pages: list[Any] = [Page("1", (5,)), Page("1", deleted=(5,)), Page(5)]  # type: ignore[arg-type]
-
-    async def story() -> None:
-        async with opened(tmp_path / "d.db") as documents:
-            for page in pages:
-                with pytest.raises(ParameterError, match="correct the connector"):
-                    await documents.keep("notes", page, after=Position())
-
-    run(story)
+    async with opened(tmp_path / "d.db") as documents:
+        for page in pages:
+            with pytest.raises(ParameterError, match="correct the connector"):
+                await documents.keep("notes", page, after=Position())
 
 
-def test_values_that_only_sqlite_refuses_are_no_outage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.real_time
+async def test_values_that_only_sqlite_refuses_are_no_outage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(document_rows, "_check_types", lambda document: None)
     wrong = replace(ONE.documents[0], modified_at=1.5)
-
-    async def story() -> None:
-        async with opened(tmp_path / "d.db") as documents:
-            with pytest.raises(ParameterError, match="cannot store REAL value in INTEGER column"):
-                await documents.keep("notes", Page("1", (wrong,)), after=Position())
-            await documents.keep("notes", ONE, after=Position())
-
-    run(story)
+    async with opened(tmp_path / "d.db") as documents:
+        with pytest.raises(ParameterError, match="cannot store REAL value in INTEGER column"):
+            await documents.keep("notes", Page("1", (wrong,)), after=Position())
+        await documents.keep("notes", ONE, after=Position())
 
 
-def test_a_cursor_that_is_too_long_is_permanent_and_names_the_source(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with opened(tmp_path / "d.db") as documents:
-            with pytest.raises(SourceError, match="the connector of notes returned a cursor of 262145") as caught:
-                await documents.keep("notes", Page("c" * (LARGEST_CURSOR + 1)), after=Position())
-            assert caught.value.failure_type is FailureType.PERMANENT
-
-    run(story)
+@pytest.mark.real_time
+async def test_a_cursor_that_is_too_long_is_permanent_and_names_the_source(tmp_path: Path) -> None:
+    async with opened(tmp_path / "d.db") as documents:
+        with pytest.raises(SourceError, match="the connector of notes returned a cursor of 262145") as caught:
+            await documents.keep("notes", Page("c" * (LARGEST_CURSOR + 1)), after=Position())
+        assert caught.value.failure_type is FailureType.PERMANENT
 
 
-def test_a_page_that_a_full_disk_refuses_is_kept_by_the_next_try(tmp_path: Path) -> None:
+@pytest.mark.real_time
+async def test_a_page_that_a_full_disk_refuses_is_kept_by_the_next_try(tmp_path: Path) -> None:
     disk = FaultyDisk(Hook(), name="full-documents")
-
-    async def story() -> None:
-        async with opened(tmp_path / "d.db", opener=disk.opener()) as documents:
-            disk.hook = Failing(["write"], 1, disk_full, lasts=1)
-            with pytest.raises(StoreFullError):
-                await documents.keep("s", ONE, after=Position())
-            assert (await documents.position("s"), await documents.search("words")) == (Position(), [])
-            assert (await documents.keep("s", ONE, after=Position())).sequence == 1
-
-    run(story)
+    async with opened(tmp_path / "d.db", opener=disk.opener()) as documents:
+        disk.hook = Failing(["write"], 1, disk_full, lasts=1)
+        with pytest.raises(StoreFullError):
+            await documents.keep("s", ONE, after=Position())
+        assert (await documents.position("s"), await documents.search("words")) == (Position(), [])
+        assert (await documents.keep("s", ONE, after=Position())).sequence == 1
 
 
-def test_after_an_error_of_the_disk_the_file_is_opened_anew(tmp_path: Path) -> None:
+@pytest.mark.real_time
+async def test_after_an_error_of_the_disk_the_file_is_opened_anew(tmp_path: Path) -> None:
     """A failed fsync must not be tried again on the same connection: its pages may be lost, and look written."""
     disk = FaultyDisk(Hook(), name="sick-documents")
-
-    async def story() -> None:
-        async with opened(tmp_path / "d.db", opener=disk.opener()) as documents:
-            first = await documents._run(id)
-            disk.hook = Failing(["sync"], 1, disk_error, lasts=1)
-            with pytest.raises(StoreUnavailableError, match="the disk reported an error"):
-                await documents.keep("s", ONE, after=Position())
-            assert await documents._run(lambda connection: connection.in_transaction) is False
-            position = await documents.position("s")
-            assert position.sequence in (0, 1), "whether it was kept was not known"
-            assert (await documents.keep("s", ONE, after=position)).sequence == position.sequence + 1
-            assert first is not None
-
-    run(story)
+    async with opened(tmp_path / "d.db", opener=disk.opener()) as documents:
+        first = await documents._run(id)
+        disk.hook = Failing(["sync"], 1, disk_error, lasts=1)
+        with pytest.raises(StoreUnavailableError, match="the disk reported an error"):
+            await documents.keep("s", ONE, after=Position())
+        assert await documents._run(lambda connection: connection.in_transaction) is False
+        position = await documents.position("s")
+        assert position.sequence in (0, 1), "whether it was kept was not known"
+        assert (await documents.keep("s", ONE, after=position)).sequence == position.sequence + 1
+        assert first is not None
 
 
-def test_a_statement_that_takes_too_long_is_ended_and_changes_nothing(
+@pytest.mark.real_time
+async def test_a_statement_that_takes_too_long_is_ended_and_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     endless = "WITH RECURSIVE n (v) AS (SELECT 1 UNION ALL SELECT v + 1 FROM n) SELECT max(v) FROM n"
-
-    async def story() -> None:
-        async with opened(tmp_path / "d.db", inline=True) as documents:
-            monkeypatch.setattr(module, "STORE_S", 0.05)
-            with pytest.raises(StoreUnavailableError, match=r"more than 0\.05 s"):
-                await documents._run(lambda connection: connection.execute(endless).fetchall())
-            monkeypatch.undo()
-            await documents.keep("s", ONE, after=Position())
-
-    run(story)
+    async with opened(tmp_path / "d.db", inline=True) as documents:
+        monkeypatch.setattr(module, "STORE_S", 0.05)
+        with pytest.raises(StoreUnavailableError, match=r"more than 0\.05 s"):
+            await documents._run(lambda connection: connection.execute(endless).fetchall())
+        monkeypatch.undo()
+        await documents.keep("s", ONE, after=Position())
 
 
-def test_a_disk_that_does_not_answer_does_not_hold_the_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story() -> None:
-        async with opened(tmp_path / "d.db") as documents:
-            monkeypatch.setattr(module, "STORE_S", 0.02)
-            answers = threading.Event()
-            with pytest.raises(StoreUnavailableError, match="the disk has not answered"):
-                await documents._run(lambda connection: answers.wait(60))
-            monkeypatch.undo()
-            answers.set()
-
-    run(story)
-
-
-def test_closed_documents_say_so(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with opened(tmp_path / "d.db") as documents:
-            pass
-        with pytest.raises(StoreUnavailableError, match="it is closed"):
-            await documents.counts()
-
-    run(story)
+@pytest.mark.real_time
+async def test_a_disk_that_does_not_answer_does_not_hold_the_caller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path / "d.db") as documents:
+        monkeypatch.setattr(module, "STORE_S", 0.02)
+        answers = threading.Event()
+        with pytest.raises(StoreUnavailableError, match="the disk has not answered"):
+            await documents._run(lambda connection: answers.wait(60))
+        monkeypatch.undo()
+        answers.set()
 
 
-def test_inline_documents_work_in_virtual_time(tmp_path: Path) -> None:
-    async def story() -> Position:
-        async with opened(tmp_path / "d.db", inline=True) as documents:
-            await asyncio.sleep(86_400)
-            return await documents.keep("s", ONE, after=Position())
+@pytest.mark.real_time
+async def test_closed_documents_say_so(tmp_path: Path) -> None:
+    async with opened(tmp_path / "d.db") as documents:
+        pass
+    with pytest.raises(StoreUnavailableError, match="it is closed"):
+        await documents.counts()
 
-    assert run_virtual(story()) == Position("1", 1)
+
+async def test_inline_documents_work_in_virtual_time(tmp_path: Path) -> None:
+    async with opened(tmp_path / "d.db", inline=True) as documents:
+        await asyncio.sleep(86_400)
+        found = await documents.keep("s", ONE, after=Position())
+
+    assert found == Position("1", 1)
 
 
-def test_a_large_page_of_an_export_ends_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.real_time
+async def test_a_large_page_of_an_export_ends_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LARGEST_ANSWER", 1000)
-
-    async def story() -> None:
-        async with opened(tmp_path / "d.db") as documents:
-            await documents.put("s", [Document(f"{n}", f"{n}", "", text="x" * 400) for n in range(7)])
-            sizes, after = [], ""
-            while part := await documents.page("s", after=after, limit=100):
-                sizes.append(len(part))
-                after = part[-1].id
-            assert sizes == [3, 3, 1]
-
-    run(story)
+    async with opened(tmp_path / "d.db") as documents:
+        await documents.put("s", [Document(f"{n}", f"{n}", "", text="x" * 400) for n in range(7)])
+        sizes, after = [], ""
+        while part := await documents.page("s", after=after, limit=100):
+            sizes.append(len(part))
+            after = part[-1].id
+        assert sizes == [3, 3, 1]
 
 
-def test_many_documents_are_forgotten_in_steps_and_a_sync_in_between_is_refused(
+@pytest.mark.real_time
+async def test_many_documents_are_forgotten_in_steps_and_a_sync_in_between_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "FORGOTTEN_AT_ONCE", 10)
-
-    async def story() -> None:
-        async with opened(tmp_path / "d.db") as documents:
-            await documents.put("s", [Document(f"{n}", f"{n}", "", text="words") for n in range(35)])
-            assert await documents.forget("s", documents=True) == 35
-            position = await documents.position("s")
-            assert (position.cursor, position.sequence) == ("", 5)
-            assert (await documents.counts(), await documents.search("words")) == ({}, [])
-
-    run(story)
+    async with opened(tmp_path / "d.db") as documents:
+        await documents.put("s", [Document(f"{n}", f"{n}", "", text="words") for n in range(35)])
+        assert await documents.forget("s", documents=True) == 35
+        position = await documents.position("s")
+        assert (position.cursor, position.sequence) == ("", 5)
+        assert (await documents.counts(), await documents.search("words")) == ({}, [])
 
 
 STATEMENTS = {
@@ -337,19 +289,17 @@ STATEMENTS = {
 
 
 @pytest.mark.parametrize("name", STATEMENTS)
-def test_what_every_sync_asks_for_never_walks_through_the_documents(tmp_path: Path, name: str) -> None:
-    async def story() -> None:
-        async with opened(tmp_path / "d.db") as documents:
-            statement = STATEMENTS[name]
+@pytest.mark.real_time
+async def test_what_every_sync_asks_for_never_walks_through_the_documents(tmp_path: Path, name: str) -> None:
+    async with opened(tmp_path / "d.db") as documents:
+        statement = STATEMENTS[name]
 
-            def plan(connection: apsw.Connection) -> list[str]:
-                rows: Any = connection.execute(f"EXPLAIN QUERY PLAN {statement}", [None] * statement.count("?"))
-                return [row[3] for row in rows]
+        def plan(connection: apsw.Connection) -> list[str]:
+            rows: Any = connection.execute(f"EXPLAIN QUERY PLAN {statement}", [None] * statement.count("?"))
+            return [row[3] for row in rows]
 
-            steps = await documents._run(plan)
-            assert not any("SCAN documents" in step for step in steps), steps
-
-    run(story)
+        steps = await documents._run(plan)
+        assert not any("SCAN documents" in step for step in steps), steps
 
 
 @pytest.mark.parametrize(
@@ -372,7 +322,8 @@ def test_without_a_word_there_is_nothing_to_look_for(typed: str) -> None:
         search_expression(parse_search(typed))
 
 
-def test_items_of_one_content_are_found_by_an_index(tmp_path: Path) -> None:
+@pytest.mark.real_time
+async def test_items_of_one_content_are_found_by_an_index(tmp_path: Path) -> None:
     """A connector asks for every new item: reading the whole source each time would make a first sync quadratic."""
     asked: list[tuple[str, Any]] = []
     plans: list[str] = []
@@ -389,14 +340,11 @@ def test_items_of_one_content_are_found_by_an_index(tmp_path: Path) -> None:
         (sql, bindings), *_ = [one for one in asked if "fingerprint = ?" in one[0]]
         plans.extend(str(row) for row in connection.execute(f"EXPLAIN QUERY PLAN {sql}", bindings))
 
-    async def story() -> None:
-        documents = await SqliteDocuments(tmp_path / "documents.db", SystemClock()).start()
-        await documents._run(watch)
-        await documents.known("s").like("abc")
-        await documents._run(explain)
-        await documents.close()
-
-    asyncio.run(story())
+    documents = await SqliteDocuments(tmp_path / "documents.db", SystemClock()).start()
+    await documents._run(watch)
+    await documents.known("s").like("abc")
+    await documents._run(explain)
+    await documents.close()
     assert "documents_fingerprint" in plans[0]
 
 
@@ -407,43 +355,37 @@ def files(folder: Path) -> dict[str, bytes]:
     return {one.name: one.read_bytes() for one in folder.iterdir()}
 
 
-def test_documents_that_are_open_for_reading_are_read_make_no_file_and_refuse_a_page(tmp_path: Path) -> None:
-    async def story() -> None:
+@pytest.mark.real_time
+async def test_documents_that_are_open_for_reading_are_read_make_no_file_and_refuse_a_page(tmp_path: Path) -> None:
+    async with opened(tmp_path / "d.db") as documents:
+        await documents.keep("notes", ONE, after=Position())
+    before = files(tmp_path)
+    async with opened(tmp_path / "d.db", create=False, read_only=True) as documents:
+        assert [hit.id for hit in await documents.search("words")] == ["a"]
+        assert (await documents.position("notes")).cursor == "1"
+        with pytest.raises(StorePermissionError, match="open for reading only"):
+            await documents.keep("notes", ONE, after=Position("1", 1))
+        assert files(tmp_path) == before
+
+
+@pytest.mark.real_time
+async def test_a_file_that_was_written_while_it_was_read_without_locks_is_told_and_read_anew(tmp_path: Path) -> None:
+    async with opened(tmp_path / "d.db") as documents:
+        await documents.keep("notes", ONE, after=Position())
+    async with opened(tmp_path / "d.db", create=False, read_only=True) as reading:
         async with opened(tmp_path / "d.db") as documents:
-            await documents.keep("notes", ONE, after=Position())
-        before = files(tmp_path)
-        async with opened(tmp_path / "d.db", create=False, read_only=True) as documents:
-            assert [hit.id for hit in await documents.search("words")] == ["a"]
-            assert (await documents.position("notes")).cursor == "1"
-            with pytest.raises(StorePermissionError, match="open for reading only"):
-                await documents.keep("notes", ONE, after=Position("1", 1))
-            assert files(tmp_path) == before
-
-    run(story)
+            await documents.forget("notes", documents=True)
+        with pytest.raises(StoreReplacedError, match=r"was written, closed or replaced .*; try again"):
+            await reading.counts()
+        assert await reading.search("words") == []
 
 
-def test_a_file_that_was_written_while_it_was_read_without_locks_is_told_and_read_anew(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with opened(tmp_path / "d.db") as documents:
-            await documents.keep("notes", ONE, after=Position())
-        async with opened(tmp_path / "d.db", create=False, read_only=True) as reading:
-            async with opened(tmp_path / "d.db") as documents:
-                await documents.forget("notes", documents=True)
-            with pytest.raises(StoreReplacedError, match=r"was written, closed or replaced .*; try again"):
-                await reading.counts()
-            assert await reading.search("words") == []
-
-    run(story)
-
-
-def test_a_file_without_the_tables_cannot_be_read_where_it_may_not_be_written(tmp_path: Path) -> None:
-    async def story() -> None:
-        (tmp_path / "d.db").touch()
-        with pytest.raises(StoreVersionError, match=r"it has version 0, .* it may not be written"):
-            async with opened(tmp_path / "d.db", create=False, read_only=True):
-                pass
-
-    run(story)
+@pytest.mark.real_time
+async def test_a_file_without_the_tables_cannot_be_read_where_it_may_not_be_written(tmp_path: Path) -> None:
+    (tmp_path / "d.db").touch()
+    with pytest.raises(StoreVersionError, match=r"it has version 0, .* it may not be written"):
+        async with opened(tmp_path / "d.db", create=False, read_only=True):
+            pass
 
 
 # ---- searches that take long -----------------------------------------------------------------------------------------
@@ -463,59 +405,51 @@ def is_busy(documents: SqliteDocuments) -> bool:
 
 
 @pytest.mark.parametrize("is_interrupted", [True, False], ids=["interrupted", "control"])
-def test_a_search_that_takes_too_long_ends_in_time_and_holds_up_neither_close_nor_exit(
+@pytest.mark.real_time
+async def test_a_search_that_takes_too_long_ends_in_time_and_holds_up_neither_close_nor_exit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_interrupted: bool
 ) -> None:
     """The progress handler alone, as in the control, is not asked within one step over the index of words."""
     monkeypatch.setattr(module, "SEARCH_S", 0.05)
-
-    async def story() -> None:
-        await with_many_words(tmp_path / "d.db")
-        async with opened(tmp_path / "d.db") as documents:
-            with monkeypatch.context() as patched:
-                if not is_interrupted:
-                    patched.setattr(SqliteDocuments, "_interrupt", lambda self: None)
-                with pytest.raises(StoreUnavailableError, match=r"more than 0\.05 s, and was ended.*fewer words"):
-                    await documents.search(PREFIXES)
+    await with_many_words(tmp_path / "d.db")
+    async with opened(tmp_path / "d.db") as documents:
+        with monkeypatch.context() as patched:
             if not is_interrupted:
-                await asyncio.sleep(0.3)
-                assert is_busy(documents)
-                documents._interrupt()
-            while is_busy(documents):  # noqa: ASYNC110 - the thread has nobody to wake
-                await asyncio.sleep(0.001)
-            thread = next(one for one in threading.enumerate() if one.name == "documents")
-            assert thread.daemon, "the exit of the process does not wait for it"
-            monkeypatch.setattr(module, "SEARCH_S", 10.0)
-            assert await documents.search("w1") != [], "the file can be searched at once"
-
-    run(story)
-
-
-def test_a_search_that_is_cancelled_is_ended(tmp_path: Path) -> None:
-    async def story() -> None:
-        await with_many_words(tmp_path / "d.db")
-        async with opened(tmp_path / "d.db") as documents:
-            search = asyncio.create_task(documents.search(PREFIXES))
-            await asyncio.sleep(0.05)
-            search.cancel()
-            await asyncio.wait([search])
-            assert search.cancelled()
-            assert await documents.search("w1") != []
-
-    run(story)
+                patched.setattr(SqliteDocuments, "_interrupt", lambda self: None)
+            with pytest.raises(StoreUnavailableError, match=r"more than 0\.05 s, and was ended.*fewer words"):
+                await documents.search(PREFIXES)
+        if not is_interrupted:
+            await asyncio.sleep(0.3)
+            assert is_busy(documents)
+            documents._interrupt()
+        while is_busy(documents):  # noqa: ASYNC110 - the thread has nobody to wake
+            await asyncio.sleep(0.001)
+        thread = next(one for one in threading.enumerate() if one.name == "documents")
+        assert thread.daemon, "the exit of the process does not wait for it"
+        monkeypatch.setattr(module, "SEARCH_S", 10.0)
+        assert await documents.search("w1") != [], "the file can be searched at once"
 
 
-def test_a_file_that_cannot_be_opened_leaves_no_thread(tmp_path: Path) -> None:
+@pytest.mark.real_time
+async def test_a_search_that_is_cancelled_is_ended(tmp_path: Path) -> None:
+    await with_many_words(tmp_path / "d.db")
+    async with opened(tmp_path / "d.db") as documents:
+        search = asyncio.create_task(documents.search(PREFIXES))
+        await asyncio.sleep(0.05)
+        search.cancel()
+        await asyncio.wait([search])
+        assert search.cancelled()
+        assert await documents.search("w1") != []
+
+
+@pytest.mark.real_time
+async def test_a_file_that_cannot_be_opened_leaves_no_thread(tmp_path: Path) -> None:
     (tmp_path / "d.db").write_text("no database at all, but notes " * 30)
-
-    async def story() -> None:
-        for _ in range(3):
-            with pytest.raises(StoreCorruptError):
-                async with opened(tmp_path / "d.db"):
-                    pass
-
     before = threading.active_count()
-    run(story)
+    for _ in range(3):
+        with pytest.raises(StoreCorruptError):
+            async with opened(tmp_path / "d.db"):
+                pass
     for one in threading.enumerate():
         if one.name == "documents":
             one.join(10)
@@ -545,25 +479,22 @@ def written_by_version_1(path: Path, number: int = 3) -> None:
     made.close()
 
 
-def test_a_file_of_the_first_version_is_migrated_with_its_contents_searchable(tmp_path: Path) -> None:
+@pytest.mark.real_time
+async def test_a_file_of_the_first_version_is_migrated_with_its_contents_searchable(tmp_path: Path) -> None:
     written_by_version_1(tmp_path / "d.db")
-
-    async def story() -> None:
-        async with opened(tmp_path / "d.db") as documents:
-            assert await documents.position("s") == Position("here", 7)
-            assert {hit.id for hit in await documents.search("knot")} == {"id0", "id2"}
-            assert {hit.id for hit in await documents.search("from:anna2 tag:boat file:plan")} == {"id2"}
-            assert [one.id for one in (await documents.changes()).changes] == ["id0", "id2"]
-            await documents.put("s", [Document("id0", "0.md", "2", text="other")], deleted=["id2"])
-            assert (await documents.search("knot"), len(await documents.search("other"))) == ([], 1)
-            found = (await documents.changes()).changes
-            assert [(one.id, one.document is None) for one in found] == [("id0", False), ("id2", True)]
-            await documents._run(lambda one: one.execute("INSERT INTO words (words) VALUES ('integrity-check')"))
-            assert await documents._run(lambda one: one.pragma("user_version")) == VERSION == 2
-        async with opened(tmp_path / "d.db") as documents:
-            assert (await documents.counts())["s"].documents == 1
-
-    run(story)
+    async with opened(tmp_path / "d.db") as documents:
+        assert await documents.position("s") == Position("here", 7)
+        assert {hit.id for hit in await documents.search("knot")} == {"id0", "id2"}
+        assert {hit.id for hit in await documents.search("from:anna2 tag:boat file:plan")} == {"id2"}
+        assert [one.id for one in (await documents.changes()).changes] == ["id0", "id2"]
+        await documents.put("s", [Document("id0", "0.md", "2", text="other")], deleted=["id2"])
+        assert (await documents.search("knot"), len(await documents.search("other"))) == ([], 1)
+        found = (await documents.changes()).changes
+        assert [(one.id, one.document is None) for one in found] == [("id0", False), ("id2", True)]
+        await documents._run(lambda one: one.execute("INSERT INTO words (words) VALUES ('integrity-check')"))
+        assert await documents._run(lambda one: one.pragma("user_version")) == VERSION == 2
+    async with opened(tmp_path / "d.db") as documents:
+        assert (await documents.counts())["s"].documents == 1
 
 
 def test_a_consumer_of_a_file_that_was_deleted_and_made_again_has_to_start_over(tmp_path: Path) -> None:
@@ -578,13 +509,11 @@ def test_a_consumer_of_a_file_that_was_deleted_and_made_again_has_to_start_over(
         asyncio.run(kept(300, cursor))
 
 
-def test_a_consumer_of_a_file_that_is_replaced_meanwhile_is_not_left_waiting(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with opened(tmp_path / "d.db") as documents:
-            await documents.keep("s", ONE, after=Position())
-            cursor = (await documents.changes()).cursor
-            (tmp_path / "d.db").rename(tmp_path / "elsewhere.db")
-            with pytest.raises(StoreReplacedError):
-                await documents.changes(after=cursor)
-
-    run(story)
+@pytest.mark.real_time
+async def test_a_consumer_of_a_file_that_is_replaced_meanwhile_is_not_left_waiting(tmp_path: Path) -> None:
+    async with opened(tmp_path / "d.db") as documents:
+        await documents.keep("s", ONE, after=Position())
+        cursor = (await documents.changes()).cursor
+        (tmp_path / "d.db").rename(tmp_path / "elsewhere.db")
+        with pytest.raises(StoreReplacedError):
+            await documents.changes(after=cursor)

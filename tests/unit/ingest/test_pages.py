@@ -23,7 +23,7 @@ from reefknot.ingest.port import (
     Page,
 )
 from reefknot.queue.model.work import WorkState
-from tests.unit.ingest.world import World, document, in_world
+from tests.unit.ingest.world import World, document
 
 GOOD = Document("1", "a.md", "1", "A", "text", "f", metadata={"tags": ["x"], "size": 3})
 CYCLE: list[Any] = []
@@ -102,28 +102,25 @@ def test_half_surrogate_pairs_are_replaced_and_told_as_the_problem_of_the_docume
     assert checked_document(replace(GOOD, text="a\N{REPLACEMENT CHARACTER}b"), "team_wiki").problem == ""
 
 
-def test_a_sync_or_an_item_with_a_mistake_is_quarantined_at_once_and_keeps_nothing() -> None:
-    async def story(world: World) -> None:
-        async def fetch(request: FetchRequest) -> Page:
-            return of_document(text=5)
+async def test_a_sync_or_an_item_with_a_mistake_is_quarantined_at_once_and_keeps_nothing(world: World) -> None:
+    async def fetch(request: FetchRequest) -> Page:
+        return of_document(text=5)
 
-        async def failing(request: FetchRequest) -> Page:
-            return Page("c", failures=(ItemFailure("b.md", "1", ValueError("odd")),))
+    async def failing(request: FetchRequest) -> Page:
+        return Page("c", failures=(ItemFailure("b.md", "1", ValueError("odd")),))
 
-        async def item(location: str) -> Document | None:
-            return replace(GOOD, id="")
+    async def item(location: str) -> Document | None:
+        return replace(GOOD, id="")
 
-        whole = world.source(fetch, connector="team_wiki")
-        await world.start(whole, world.source(failing, "parts", "team_wiki", item=item))
-        await world.job("sync", connector="team_wiki")
-        await world.job("parts", "parts", "team_wiki")
-        await asyncio.sleep(1)
-        found = await world.item("sync")
-        assert (found.state, found.attempts) == (WorkState.QUARANTINED, 1)
-        assert "the connector team_wiki returned documents[0].text=5; accepted: a text" in found.reason
-        part = await world.item(item_job_id("parts", "b.md", "1"))
-        assert (part.state, part.attempts) == (WorkState.QUARANTINED, 1)
-        assert "the connector team_wiki returned document.id=''; accepted: a text of 1 to" in part.reason
-        assert world.sink.documents == {}
-
-    in_world(story)
+    whole = world.source(fetch, connector="team_wiki")
+    await world.start(whole, world.source(failing, "parts", "team_wiki", item=item))
+    await world.job("sync", connector="team_wiki")
+    await world.job("parts", "parts", "team_wiki")
+    await asyncio.sleep(1)
+    found = await world.item("sync")
+    assert (found.state, found.attempts) == (WorkState.QUARANTINED, 1)
+    assert "the connector team_wiki returned documents[0].text=5; accepted: a text" in found.reason
+    part = await world.item(item_job_id("parts", "b.md", "1"))
+    assert (part.state, part.attempts) == (WorkState.QUARANTINED, 1)
+    assert "the connector team_wiki returned document.id=''; accepted: a text of 1 to" in part.reason
+    assert world.sink.documents == {}

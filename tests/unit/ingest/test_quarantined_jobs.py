@@ -17,7 +17,7 @@ from reefknot.queue.model.admission import Reject
 from reefknot.queue.model.versions import replaced_reason
 from reefknot.queue.model.work import WorkItem, WorkState
 from reefknot.queue.port.work_queue import ALL, Enqueue, Enqueued, QuarantineFilter
-from tests.unit.ingest.world import World, document, in_world, page
+from tests.unit.ingest.world import World, document, page
 
 
 class Shoal:
@@ -34,121 +34,105 @@ class Shoal:
         return page("a")
 
 
-def test_a_requeued_job_runs_again_and_may_be_quarantined_a_second_time() -> None:
-    async def story(world: World) -> None:
-        shoal = Shoal()
-        await world.start(world.source(shoal.fetch))
-        await world.job("sync")
-        await asyncio.sleep(1)
-        kept = (await world.item("sync")).payload
-        assert await world.store.quarantine.requeue(ALL, who="ann", why="once more") == ["sync"]
-        await asyncio.sleep(1)
-        again = await world.item("sync")
-        assert (again.state, again.generation, again.payload) == (WorkState.QUARANTINED, 1, kept)
-        assert [one.what for one in again.history] == ["quarantined", "requeued", "quarantined"]
-        shoal.is_mended = True
-        await world.store.quarantine.requeue(QuarantineFilter(source="notes"), who="ann")
-        await asyncio.sleep(1)
-        assert (await world.state("sync"), len(shoal.payloads)) == (WorkState.SUCCEEDED, 3)
-
-    in_world(story)
+async def test_a_requeued_job_runs_again_and_may_be_quarantined_a_second_time(world: World) -> None:
+    shoal = Shoal()
+    await world.start(world.source(shoal.fetch))
+    await world.job("sync")
+    await asyncio.sleep(1)
+    kept = (await world.item("sync")).payload
+    assert await world.store.quarantine.requeue(ALL, who="ann", why="once more") == ["sync"]
+    await asyncio.sleep(1)
+    again = await world.item("sync")
+    assert (again.state, again.generation, again.payload) == (WorkState.QUARANTINED, 1, kept)
+    assert [one.what for one in again.history] == ["quarantined", "requeued", "quarantined"]
+    shoal.is_mended = True
+    await world.store.quarantine.requeue(QuarantineFilter(source="notes"), who="ann")
+    await asyncio.sleep(1)
+    assert (await world.state("sync"), len(shoal.payloads)) == (WorkState.SUCCEEDED, 3)
 
 
-def test_a_job_with_an_edited_payload_asks_its_connector_for_that() -> None:
-    async def story(world: World) -> None:
-        shoal = Shoal()
-        await world.start(world.source(shoal.fetch))
-        await world.job("import", folder="Wokr")
-        await asyncio.sleep(1)
-        shoal.is_mended = True
-        body = msgspec.json.decode((await world.item("import")).payload) | {"payload": {"folder": "Work"}}
-        edited = msgspec.json.encode(body)
-        assert await world.store.quarantine.replace("import", edited, who="ann", why="a typo") == "import~2"
-        await asyncio.sleep(1)
-        assert await world.state("import~2") is WorkState.SUCCEEDED
-        assert shoal.payloads == [{"folder": "Wokr"}, {"folder": "Work"}]
-        old = await world.item("import")
-        assert (old.state, old.history[-1].why) == (WorkState.DISCARDED, replaced_reason("import"))
-        assert IngestionJob.of(old).payload == {"folder": "Wokr"}
-
-    in_world(story)
+async def test_a_job_with_an_edited_payload_asks_its_connector_for_that(world: World) -> None:
+    shoal = Shoal()
+    await world.start(world.source(shoal.fetch))
+    await world.job("import", folder="Wokr")
+    await asyncio.sleep(1)
+    shoal.is_mended = True
+    body = msgspec.json.decode((await world.item("import")).payload) | {"payload": {"folder": "Work"}}
+    edited = msgspec.json.encode(body)
+    assert await world.store.quarantine.replace("import", edited, who="ann", why="a typo") == "import~2"
+    await asyncio.sleep(1)
+    assert await world.state("import~2") is WorkState.SUCCEEDED
+    assert shoal.payloads == [{"folder": "Wokr"}, {"folder": "Work"}]
+    old = await world.item("import")
+    assert (old.state, old.history[-1].why) == (WorkState.DISCARDED, replaced_reason("import"))
+    assert IngestionJob.of(old).payload == {"folder": "Wokr"}
 
 
-def test_a_running_job_that_is_cancelled_stops() -> None:
-    async def story(world: World) -> None:
-        ended: list[str] = []
+async def test_a_running_job_that_is_cancelled_stops(world: World) -> None:
+    ended: list[str] = []
 
-        async def fetch(request: FetchRequest) -> Page:
-            try:
-                await asyncio.sleep(100)
-            except asyncio.CancelledError:
-                ended.append("stopped")
-                raise
-            return page("a")
+    async def fetch(request: FetchRequest) -> Page:
+        try:
+            await asyncio.sleep(100)
+        except asyncio.CancelledError:
+            ended.append("stopped")
+            raise
+        return page("a")
 
-        await world.start(world.source(fetch))
-        await world.job("sync")
-        await asyncio.sleep(1)
-        assert await world.state("sync") is WorkState.RUNNING
-        assert await world.jobs.cancel("sync", reason="enough", who="ann")
-        await asyncio.sleep(30)
-        assert (await world.state("sync"), ended, world.sink.documents) == (WorkState.CANCELLED, ["stopped"], {})
-        assert await world.store.work.retry(["sync"], who="ann", why="after all") == ["sync"]
-        await asyncio.sleep(110)
-        assert await world.state("sync") is WorkState.SUCCEEDED
-
-    in_world(story)
+    await world.start(world.source(fetch))
+    await world.job("sync")
+    await asyncio.sleep(1)
+    assert await world.state("sync") is WorkState.RUNNING
+    assert await world.jobs.cancel("sync", reason="enough", who="ann")
+    await asyncio.sleep(30)
+    assert (await world.state("sync"), ended, world.sink.documents) == (WorkState.CANCELLED, ["stopped"], {})
+    assert await world.store.work.retry(["sync"], who="ann", why="after all") == ["sync"]
+    await asyncio.sleep(110)
+    assert await world.state("sync") is WorkState.SUCCEEDED
 
 
-def test_names_with_the_marks_of_tenants_and_workers_are_names_like_any_other() -> None:
+async def test_names_with_the_marks_of_tenants_and_workers_are_names_like_any_other(world: World) -> None:
     """A mailbox is called after its address; a file may have a bar in its name."""
+    is_mended = False
 
-    async def story(world: World) -> None:
-        is_mended = False
+    async def fetch(request: FetchRequest) -> Page:
+        if is_mended:
+            return page("a|b.md")
+        return page("a", failures=(ItemFailure("a|b.md", "1", ValueError("no")),))
 
-        async def fetch(request: FetchRequest) -> Page:
-            if is_mended:
-                return page("a|b.md")
-            return page("a", failures=(ItemFailure("a|b.md", "1", ValueError("no")),))
+    async def item(location: str) -> Document | None:
+        if is_mended:
+            return document(location)
+        raise SourceError("it cannot be parsed", FailureType.PERMANENT)
 
-        async def item(location: str) -> Document | None:
-            if is_mended:
-                return document(location)
-            raise SourceError("it cannot be parsed", FailureType.PERMANENT)
-
-        source = "me@home"
-        await world.start(world.source(fetch, source, item=item))
-        await world.job("sync", source)
-        await asyncio.sleep(1)
-        name = item_job_id(source, "a|b.md", "1")
-        (aside,) = await world.store.quarantine.find()
-        assert (aside.assignment_id, aside.tenant_id, aside.resource_class) == (name, None, class_of(source))
-        assert "@" not in class_of(source)
-        assert IngestionJob.of(await world.item(name)).job_id == name
-        is_mended = True
-        await world.job("again", source)
-        await asyncio.sleep(1)
-        assert await world.state(name) is WorkState.SUCCEEDED, "the sync could read it, and so took it out"
-
-    in_world(story)
+    source = "me@home"
+    await world.start(world.source(fetch, source, item=item))
+    await world.job("sync", source)
+    await asyncio.sleep(1)
+    name = item_job_id(source, "a|b.md", "1")
+    (aside,) = await world.store.quarantine.find()
+    assert (aside.assignment_id, aside.tenant_id, aside.resource_class) == (name, None, class_of(source))
+    assert "@" not in class_of(source)
+    assert IngestionJob.of(await world.item(name)).job_id == name
+    is_mended = True
+    await world.job("again", source)
+    await asyncio.sleep(1)
+    assert await world.state(name) is WorkState.SUCCEEDED, "the sync could read it, and so took it out"
 
 
-def test_many_jobs_are_kept_in_steps_that_every_store_takes() -> None:
-    async def story(world: World) -> None:
-        sizes: list[int] = []
-        enqueue = world.store.work.enqueue
+async def test_many_jobs_are_kept_in_steps_that_every_store_takes(world: World) -> None:
+    sizes: list[int] = []
+    enqueue = world.store.work.enqueue
 
-        async def counted(items: Sequence[WorkItem], *terms: Enqueue, **more: Any) -> list[Enqueued | Reject]:
-            sizes.append(len(items))
-            return await enqueue(items, *terms, **more)
+    async def counted(items: Sequence[WorkItem], *terms: Enqueue, **more: Any) -> list[Enqueued | Reject]:
+        sizes.append(len(items))
+        return await enqueue(items, *terms, **more)
 
-        world.store.work.enqueue = counted  # type: ignore[method-assign]
-        jobs = [IngestionJob(f"j{n}", "own_sea", "notes") for n in range(950)]
-        assert await world.jobs.enqueue(*jobs[:1]) == [True]
-        told = AuditEntry(b"{}", "asked", 0)
-        assert await world.jobs.enqueue(*jobs, events=[told]) == [False] + [True] * 949
-        assert max(sizes) == MOST_AT_ONCE
-        kept = [one.entry.event_type for one in await world.store.audit.read(AuditQuery(limit=2000))]
-        assert (kept.count("asked"), kept.count("submitted")) == (1, 950)
-
-    in_world(story)
+    world.store.work.enqueue = counted  # type: ignore[method-assign]
+    jobs = [IngestionJob(f"j{n}", "own_sea", "notes") for n in range(950)]
+    assert await world.jobs.enqueue(*jobs[:1]) == [True]
+    told = AuditEntry(b"{}", "asked", 0)
+    assert await world.jobs.enqueue(*jobs, events=[told]) == [False] + [True] * 949
+    assert max(sizes) == MOST_AT_ONCE
+    kept = [one.entry.event_type for one in await world.store.audit.read(AuditQuery(limit=2000))]
+    assert (kept.count("asked"), kept.count("submitted")) == (1, 950)

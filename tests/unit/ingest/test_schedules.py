@@ -115,37 +115,31 @@ def memory() -> MemoryStore:
 
 
 @pytest.mark.parametrize(("engine", "timetable"), [("memory", parse("1h")), ("sqlite", parse(cron="0 * * * *"))])
-def test_each_due_time_of_a_month_is_submitted_once_by_three_processes_that_crash(
+async def test_each_due_time_of_a_month_is_submitted_once_by_three_processes_that_crash(
     engine: str, timetable: Timetable, tmp_path: Path
 ) -> None:
-    async def main() -> list[datetime]:
-        clock = clock_of_this_loop()
-        store: Any = MemoryStore(clock)
-        if engine == "sqlite":
-            store = await SqliteStore(tmp_path / "state.db", clock, inline=True, synchronous="OFF").start()
-        submitted = Submitted()
-        await month_of_crashes(store, timetable, submitted, seed=7)
-        await store.close()
-        return submitted.kept
-
-    kept = run_virtual(main())
+    clock = clock_of_this_loop()
+    store: Any = MemoryStore(clock)
+    if engine == "sqlite":
+        store = await SqliteStore(tmp_path / "state.db", clock, inline=True, synchronous="OFF").start()
+    submitted = Submitted()
+    await month_of_crashes(store, timetable, submitted, seed=7)
+    await store.close()
+    kept = submitted.kept
     assert max(Counter(kept).values()) == 1
     assert {later - earlier for earlier, later in pairwise(kept)} == {timedelta(hours=1)}
     assert len(kept) >= 30 * 24 - 1
 
 
-def test_without_ids_of_their_own_due_times_would_be_submitted_again() -> None:
+async def test_without_ids_of_their_own_due_times_would_be_submitted_again() -> None:
     """The control: the same month with submissions that nothing recognises."""
+    submitted = Submitted(has_ids=False)
+    await month_of_crashes(memory(), parse("1h"), submitted, seed=7, days=5)
 
-    async def main() -> Counter[datetime]:
-        submitted = Submitted(has_ids=False)
-        await month_of_crashes(memory(), parse("1h"), submitted, seed=7, days=5)
-        return Counter(submitted.kept)
-
-    assert max(run_virtual(main()).values()) > 1
+    assert max(Counter(submitted.kept).values()) > 1
 
 
-def test_a_move_before_the_submission_would_lose_due_times(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_move_before_the_submission_would_lose_due_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control of the order: whoever crashes between the two has submitted nothing, and nobody else does."""
 
     async def moved_first(self: Any, entry: Any, found: Any, state: ScheduleState, version: int) -> None:
@@ -157,49 +151,39 @@ def test_a_move_before_the_submission_would_lose_due_times(monkeypatch: pytest.M
 
     dice = Random(3)
     monkeypatch.setattr(Scheduler, "_settle", moved_first)
+    submitted = Submitted()
+    await month_of_crashes(memory(), parse("1h"), submitted, seed=7, days=5)
 
-    async def main() -> int:
-        submitted = Submitted()
-        await month_of_crashes(memory(), parse("1h"), submitted, seed=7, days=5)
-        return len(submitted.kept)
-
-    assert run_virtual(main()) < 5 * 24 - 1
+    assert len(submitted.kept) < 5 * 24 - 1
 
 
-def test_through_the_admission_of_a_real_store_each_due_time_is_one_job() -> None:
-    async def main() -> list[str]:
-        store = memory()
-        client = client_of(store, store.clock)
+async def test_through_the_admission_of_a_real_store_each_due_time_is_one_job() -> None:
+    store = memory()
+    client = client_of(store, store.clock)
 
-        async def submit(due_at: datetime) -> None:
-            name = submission_id("job", due_at)
-            await client.hand_in(ExecAssignment(name, name, Job("demo.step")))
+    async def submit(due_at: datetime) -> None:
+        name = submission_id("job", due_at)
+        await client.hand_in(ExecAssignment(name, name, Job("demo.step")))
 
-        entry = ScheduledEntry("job", parse("1m"), submit)
-        views: list[Any] = [ProcessView(store, skew_s=skew) for skew in (0.0, 0.2, -0.2)]
-        await asyncio.gather(*(stop_later(Scheduler(view, [entry]), 600) for view in views))
-        found = [item.assignment_id for item in await store.work.find()]
-        await store.close()
-        return found
-
-    found = run_virtual(main())
+    entry = ScheduledEntry("job", parse("1m"), submit)
+    views: list[Any] = [ProcessView(store, skew_s=skew) for skew in (0.0, 0.2, -0.2)]
+    await asyncio.gather(*(stop_later(Scheduler(view, [entry]), 600) for view in views))
+    found = [item.assignment_id for item in await store.work.find()]
+    await store.close()
     assert len(found) == len(set(found)) == 10
     assert all(name.startswith("job@2023-11-14T22:") for name in found)
 
 
-def test_a_clock_that_jumps_back_repeats_nothing_and_one_that_jumps_ahead_catches_up_once() -> None:
-    async def main() -> list[datetime]:
-        store, submitted = memory(), Submitted()
-        view: Any = ProcessView(store)
-        scheduler = Scheduler(view, [ScheduledEntry("job", parse("1h"), submitted)])
-        scheduler.start()
-        for jump_h in (0, -3, 5, -2, 0):
-            view.skew_ms += jump_h * 3_600_000
-            await asyncio.sleep(3 * 3600 + 1)
-        await scheduler.stop()
-        return submitted.kept
-
-    kept = run_virtual(main())
+async def test_a_clock_that_jumps_back_repeats_nothing_and_one_that_jumps_ahead_catches_up_once() -> None:
+    store, submitted = memory(), Submitted()
+    view: Any = ProcessView(store)
+    scheduler = Scheduler(view, [ScheduledEntry("job", parse("1h"), submitted)])
+    scheduler.start()
+    for jump_h in (0, -3, 5, -2, 0):
+        view.skew_ms += jump_h * 3_600_000
+        await asyncio.sleep(3 * 3600 + 1)
+    await scheduler.stop()
+    kept = submitted.kept
     assert kept == sorted(set(kept))
     gaps = [round((later - earlier).total_seconds() / 3600) for earlier, later in pairwise(kept)]
     assert gaps.count(1) == len(gaps) - 1, gaps
@@ -210,55 +194,47 @@ def test_a_clock_that_jumps_back_repeats_nothing_and_one_that_jumps_ahead_catche
 
 
 @pytest.mark.parametrize(("missed", "caught_up"), [("once", 1), ("skip", 0)])
-def test_due_times_while_nothing_ran_are_caught_up_once_or_not(missed: Any, caught_up: int) -> None:
-    async def main() -> tuple[int, int, int]:
-        store, submitted = memory(), Submitted()
-        scheduler = Scheduler(store, [ScheduledEntry("job", parse("1h", missed=missed), submitted)])
-        await stop_later(scheduler, 2 * 3600)
-        before = len(submitted.kept)
-        await asyncio.sleep(10 * 3600 + 1800)
-        await stop_later(scheduler, 1)
-        state, _ = await schedules.read_state(store, "job")
-        assert state is not None
-        return before, len(submitted.kept) - before, state.missed
+async def test_due_times_while_nothing_ran_are_caught_up_once_or_not(missed: Any, caught_up: int) -> None:
+    store, submitted = memory(), Submitted()
+    scheduler = Scheduler(store, [ScheduledEntry("job", parse("1h", missed=missed), submitted)])
+    await stop_later(scheduler, 2 * 3600)
+    before = len(submitted.kept)
+    await asyncio.sleep(10 * 3600 + 1800)
+    await stop_later(scheduler, 1)
+    state, _ = await schedules.read_state(store, "job")
+    assert state is not None
 
-    assert run_virtual(main()) == (2, caught_up, 10 - caught_up)
+    assert (before, len(submitted.kept) - before, state.missed) == (2, caught_up, 10 - caught_up)
 
 
-def test_the_last_runs_are_remembered_and_the_missed_ones_can_be_run() -> None:
+async def test_the_last_runs_are_remembered_and_the_missed_ones_can_be_run() -> None:
     """Thirty hours without any system: the last twenty due times are known, and each of them is one job afterwards."""
+    store, submitted = memory(), Submitted()
+    entry = ScheduledEntry("job", parse("1h", missed="once"), submitted)
+    await stop_later(Scheduler(store, [entry]), 2 * 3600)
+    await asyncio.sleep(30 * 3600 + 1800)
+    await stop_later(Scheduler(store, [entry]), 1)
+    state, _ = await schedules.read_state(store, "job")
+    assert state is not None
+    assert [one.at is None for one in state.runs] == [True] * 19 + [False]
+    assert [(later.due - earlier.due).total_seconds() for earlier, later in pairwise(state.runs)] == [3600] * 19
 
-    async def main() -> None:
-        store, submitted = memory(), Submitted()
-        entry = ScheduledEntry("job", parse("1h", missed="once"), submitted)
-        await stop_later(Scheduler(store, [entry]), 2 * 3600)
-        await asyncio.sleep(30 * 3600 + 1800)
-        await stop_later(Scheduler(store, [entry]), 1)
-        state, _ = await schedules.read_state(store, "job")
-        assert state is not None
-        assert [one.at is None for one in state.runs] == [True] * 19 + [False]
-        assert [(later.due - earlier.due).total_seconds() for earlier, later in pairwise(state.runs)] == [3600] * 19
-
-        before = len(submitted.kept)
-        names = await schedules.run_missed(store, entry)
-        assert names == [submission_id("job", one.due) for one in state.runs[:-1]]
-        assert (len(submitted.kept) - before, await schedules.run_missed(store, entry)) == (19, [])
-        after, _ = await schedules.read_state(store, "job")
-        assert after is not None
-        assert [one.due for one in after.runs if one.at is not None] == [one.due for one in state.runs]
-        assert (after.submitted, after.last_due) == (state.submitted, state.last_due)
-
-    run_virtual(main())
+    before = len(submitted.kept)
+    names = await schedules.run_missed(store, entry)
+    assert names == [submission_id("job", one.due) for one in state.runs[:-1]]
+    assert (len(submitted.kept) - before, await schedules.run_missed(store, entry)) == (19, [])
+    after, _ = await schedules.read_state(store, "job")
+    assert after is not None
+    assert [one.due for one in after.runs if one.at is not None] == [one.due for one in state.runs]
+    assert (after.submitted, after.last_due) == (state.submitted, state.last_due)
 
 
-def test_a_new_entry_waits_for_its_next_due_time_and_one_by_hand_for_ever() -> None:
-    async def main() -> tuple[list[datetime], list[datetime]]:
-        store, by_hand, daily = memory(), Submitted(), Submitted()
-        entries = [ScheduledEntry("hand", parse(), by_hand), ScheduledEntry("daily", parse(cron="0 0 * * *"), daily)]
-        await stop_later(Scheduler(store, entries), DAY_S)
-        return by_hand.kept, daily.kept
+async def test_a_new_entry_waits_for_its_next_due_time_and_one_by_hand_for_ever() -> None:
+    store, by_hand, daily = memory(), Submitted(), Submitted()
+    entries = [ScheduledEntry("hand", parse(), by_hand), ScheduledEntry("daily", parse(cron="0 0 * * *"), daily)]
+    await stop_later(Scheduler(store, entries), DAY_S)
 
-    assert run_virtual(main()) == ([], [datetime(2023, 11, 15, tzinfo=UTC)])
+    assert (by_hand.kept, daily.kept) == ([], [datetime(2023, 11, 15, tzinfo=UTC)])
 
 
 # ---- refusals and outages --------------------------------------------------------------------------------------------
@@ -307,89 +283,77 @@ def test_a_full_queue_is_asked_again_until_the_next_due_time_takes_its_place(
     assert len(lines) < 120, "one a minute"
 
 
-def test_a_store_that_is_away_holds_up_one_due_time_and_loses_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> list[datetime]:
-        store, submitted = memory(), Submitted()
-        scheduler = Scheduler(store, [ScheduledEntry("job", parse("1h"), submitted)])
-        scheduler.start()
-        await asyncio.sleep(1)
+async def test_a_store_that_is_away_holds_up_one_due_time_and_loses_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, submitted = memory(), Submitted()
+    scheduler = Scheduler(store, [ScheduledEntry("job", parse("1h"), submitted)])
+    scheduler.start()
+    await asyncio.sleep(1)
 
-        async def away(*_: Any, **__: Any) -> Any:
-            raise StoreUnavailableError("memory:", "it is away", "wait")
+    async def away(*_: Any, **__: Any) -> Any:
+        raise StoreUnavailableError("memory:", "it is away", "wait")
 
-        with monkeypatch.context() as patch:
-            patch.setattr(store.values, "get", away)
-            await asyncio.sleep(3600)
-            assert submitted.kept == []
-        await asyncio.sleep(60)
-        await scheduler.stop()
-        return submitted.kept
+    with monkeypatch.context() as patch:
+        patch.setattr(store.values, "get", away)
+        await asyncio.sleep(3600)
+        assert submitted.kept == []
+    await asyncio.sleep(60)
+    await scheduler.stop()
 
-    assert len(run_virtual(main())) == 1
+    assert len(submitted.kept) == 1
 
 
-def test_a_state_that_cannot_be_read_is_told_and_nothing_is_submitted(caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> list[datetime]:
-        store, submitted = memory(), Submitted()
-        await store.values.put(f"{PREFIX}job", '{"last_due": 5', version=0)
-        await stop_later(Scheduler(store, [ScheduledEntry("job", parse("1h"), submitted)]), 3 * 3600)
-        with pytest.raises(StoreCorruptError, match="the state of schedule job cannot be read"):
-            await schedules.read_state(store, "job")
-        return submitted.kept
+async def test_a_state_that_cannot_be_read_is_told_and_nothing_is_submitted(caplog: pytest.LogCaptureFixture) -> None:
+    store, submitted = memory(), Submitted()
+    await store.values.put(f"{PREFIX}job", '{"last_due": 5', version=0)
+    await stop_later(Scheduler(store, [ScheduledEntry("job", parse("1h"), submitted)]), 3 * 3600)
+    with pytest.raises(StoreCorruptError, match="the state of schedule job cannot be read"):
+        await schedules.read_state(store, "job")
 
-    assert run_virtual(main()) == []
+    assert submitted.kept == []
     assert "the state of schedule job cannot be read" in caplog.text
 
 
 # ---- operators -------------------------------------------------------------------------------------------------------
 
 
-def test_a_paused_entry_submits_nothing_and_goes_on_after_what_it_passed_over() -> None:
-    async def main() -> tuple[int, int, int, list[str]]:
-        store, submitted = memory(), Submitted()
-        schedulers = [Scheduler(store, [ScheduledEntry("job", parse("1h"), submitted)]) for _ in range(2)]
-        for one in schedulers:
-            one.start()
-        await asyncio.sleep(2 * 3600)
-        before = len(submitted.kept)
-        state = await schedules.pause(store, "job", who="ann", why="stocktaking", events=[event("paused")])
-        assert (state.paused, state.paused_by, state.why) == (True, "ann", "stocktaking")
-        await asyncio.sleep(5 * 3600)
-        during = len(submitted.kept)
-        await schedules.resume(store, "job", events=[event("resumed")])
-        await asyncio.sleep(2 * 3600)
-        for one in schedulers:
-            await one.stop()
-        return before, during, len(submitted.kept), await event_types(store)
+async def test_a_paused_entry_submits_nothing_and_goes_on_after_what_it_passed_over() -> None:
+    store, submitted = memory(), Submitted()
+    schedulers = [Scheduler(store, [ScheduledEntry("job", parse("1h"), submitted)]) for _ in range(2)]
+    for one in schedulers:
+        one.start()
+    await asyncio.sleep(2 * 3600)
+    before = len(submitted.kept)
+    state = await schedules.pause(store, "job", who="ann", why="stocktaking", events=[event("paused")])
+    assert (state.paused, state.paused_by, state.why) == (True, "ann", "stocktaking")
+    await asyncio.sleep(5 * 3600)
+    during = len(submitted.kept)
+    await schedules.resume(store, "job", events=[event("resumed")])
+    await asyncio.sleep(2 * 3600)
+    for one in schedulers:
+        await one.stop()
 
-    assert run_virtual(main()) == (2, 2, 4, ["paused", "resumed"])
+    assert (before, during, len(submitted.kept), await event_types(store)) == (2, 2, 4, ["paused", "resumed"])
 
 
-def test_an_entry_is_run_by_hand_beside_its_timetable() -> None:
-    async def main() -> None:
-        store, submitted = memory(), Submitted()
-        entry = ScheduledEntry("job", parse(), submitted)
-        name = await schedules.run_now(store, entry, events=[event("run")])
-        assert name == "job@2023-11-14T22:13:20Z"
-        assert submitted.ids == {name}
-        state, _ = await schedules.read_state(store, "job")
-        assert state is not None
-        assert state.submitted == submitted.kept[0]
-        assert await event_types(store) == ["run"]
-        assert time_of(store) > submitted.kept[0]
-
-    run_virtual(main())
+async def test_an_entry_is_run_by_hand_beside_its_timetable() -> None:
+    store, submitted = memory(), Submitted()
+    entry = ScheduledEntry("job", parse(), submitted)
+    name = await schedules.run_now(store, entry, events=[event("run")])
+    assert name == "job@2023-11-14T22:13:20Z"
+    assert submitted.ids == {name}
+    state, _ = await schedules.read_state(store, "job")
+    assert state is not None
+    assert state.submitted == submitted.kept[0]
+    assert await event_types(store) == ["run"]
+    assert time_of(store) > submitted.kept[0]
 
 
-def test_a_state_that_others_change_all_the_time_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        store = memory()
+async def test_a_state_that_others_change_all_the_time_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = memory()
 
-        async def beaten(*_: Any, **__: Any) -> None:
-            return None
+    async def beaten(*_: Any, **__: Any) -> None:
+        return None
 
-        monkeypatch.setattr(store.values, "put", beaten)
-        with pytest.raises(StoreUnavailableError, match="others changed schedule job 100 times"):
-            await schedules.pause(store, "job", who="ann")
-
-    run_virtual(main())
+    monkeypatch.setattr(store.values, "put", beaten)
+    with pytest.raises(StoreUnavailableError, match="others changed schedule job 100 times"):
+        await schedules.pause(store, "job", who="ann")

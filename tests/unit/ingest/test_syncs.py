@@ -51,28 +51,25 @@ class Shoal:
 
 
 @pytest.mark.parametrize("number", [1500, 3000])
-def test_of_many_items_that_fail_in_one_sync_every_one_comes_back(number: int) -> None:
-    async def story(world: World) -> None:
-        shoal = Shoal(number + 500, bad=lambda n: n < number)
-        orchestrator = await world.start(world.source(shoal.fetch, item=shoal.item))
-        first = await orchestrator.request_sync("notes", trigger="schedule")
-        await asyncio.sleep(30)
-        assert first is not None
-        stopped = await world.item(first)
-        assert (stopped.state, stopped.attempts) == (WorkState.PENDING, 0)
-        assert "1000 items of notes could not be read, and more fail" in stopped.reason
-        assert (await world.sink.position("notes")).cursor == "1000", "it has not passed what it cannot remember"
-        assert orchestrator.records.known("notes").full_since
-        shoal.bad = lambda n: False
-        await asyncio.sleep(6 * HOUR)
-        assert await world.state(first) is WorkState.SUCCEEDED
-        assert len(world.sink.documents) == number + 500
-        assert not orchestrator.records.known("notes").full_since
-
-    in_world(story)
+async def test_of_many_items_that_fail_in_one_sync_every_one_comes_back(world: World, number: int) -> None:
+    shoal = Shoal(number + 500, bad=lambda n: n < number)
+    orchestrator = await world.start(world.source(shoal.fetch, item=shoal.item))
+    first = await orchestrator.request_sync("notes", trigger="schedule")
+    await asyncio.sleep(30)
+    assert first is not None
+    stopped = await world.item(first)
+    assert (stopped.state, stopped.attempts) == (WorkState.PENDING, 0)
+    assert "1000 items of notes could not be read, and more fail" in stopped.reason
+    assert (await world.sink.position("notes")).cursor == "1000", "it has not passed what it cannot remember"
+    assert orchestrator.records.known("notes").full_since
+    shoal.bad = lambda n: False
+    await asyncio.sleep(6 * HOUR)
+    assert await world.state(first) is WorkState.SUCCEEDED
+    assert len(world.sink.documents) == number + 500
+    assert not orchestrator.records.known("notes").full_since
 
 
-def test_a_sync_that_goes_on_regardless_would_forget_items(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_sync_that_goes_on_regardless_would_forget_items(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: with room for no more jobs, and a cursor that moves on, 500 of 1,500 are gone for good."""
 
     async def only_so_many(self: sync.JobExecution, failures: object) -> list[object]:
@@ -82,193 +79,170 @@ def test_a_sync_that_goes_on_regardless_would_forget_items(monkeypatch: pytest.M
 
     missing = sync.JobExecution._missing_jobs
     monkeypatch.setattr(sync.JobExecution, "_missing_jobs", only_so_many)
+    shoal = Shoal(2000, bad=lambda n: n < 1500)
+    orchestrator = await world.start(world.source(shoal.fetch, item=shoal.item))
+    await orchestrator.request_sync("notes", trigger="schedule")
+    await asyncio.sleep(30)
+    shoal.bad = lambda n: False
+    await asyncio.sleep(6 * HOUR)
+    assert len(world.sink.documents) < 1510
 
-    async def story(world: World) -> None:
-        shoal = Shoal(2000, bad=lambda n: n < 1500)
-        orchestrator = await world.start(world.source(shoal.fetch, item=shoal.item))
-        await orchestrator.request_sync("notes", trigger="schedule")
+
+async def test_a_sync_that_has_stopped_asks_its_source_nothing_until_there_is_room(world: World) -> None:
+    denied = PermissionError("permission denied")
+    shoal = Shoal(400, bad=lambda n: True, error=denied)
+    orchestrator = await world.start(world.source(shoal.fetch, item=shoal.item), limits=SyncLimits(100))
+    job = await orchestrator.request_sync("notes", trigger="schedule")
+    await asyncio.sleep(30)
+    pages, aside = shoal.pages, await world.store.quarantine.count()
+    assert sum(aside.values()) == 100
+    await asyncio.sleep(HOUR)
+    assert shoal.pages == pages
+    shoal.bad = lambda n: False
+    again = await orchestrator.request_sync("notes", trigger="manual")
+    await asyncio.sleep(60)
+    assert again is not None
+    assert again != job
+    assert await world.state(again) is WorkState.SUCCEEDED, "a person's request looks whether the cause is mended"
+    await world.jobs.requeue([one.id for one in await world.store.quarantine.find(limit=200)], who="ann", why="ok")
+    await asyncio.sleep(60)
+    assert len(world.sink.documents) == 400
+
+
+async def test_items_that_have_jobs_already_stop_no_sync(world: World) -> None:
+    shoal = Shoal(300, bad=lambda n: n < 100, error=PermissionError("permission denied"))
+    orchestrator = await world.start(world.source(shoal.fetch, item=shoal.item), limits=SyncLimits(100))
+    for _ in range(3):
+        job = await orchestrator.request_sync("notes", trigger="manual")
         await asyncio.sleep(30)
-        shoal.bad = lambda n: False
-        await asyncio.sleep(6 * HOUR)
-        assert len(world.sink.documents) < 1510
-
-    in_world(story)
-
-
-def test_a_sync_that_has_stopped_asks_its_source_nothing_until_there_is_room() -> None:
-    async def story(world: World) -> None:
-        denied = PermissionError("permission denied")
-        shoal = Shoal(400, bad=lambda n: True, error=denied)
-        orchestrator = await world.start(world.source(shoal.fetch, item=shoal.item), limits=SyncLimits(100))
-        job = await orchestrator.request_sync("notes", trigger="schedule")
-        await asyncio.sleep(30)
-        pages, aside = shoal.pages, await world.store.quarantine.count()
-        assert sum(aside.values()) == 100
-        await asyncio.sleep(HOUR)
-        assert shoal.pages == pages
-        shoal.bad = lambda n: False
-        again = await orchestrator.request_sync("notes", trigger="manual")
-        await asyncio.sleep(60)
-        assert again is not None
-        assert again != job
-        assert await world.state(again) is WorkState.SUCCEEDED, "a person's request looks whether the cause is mended"
-        await world.jobs.requeue([one.id for one in await world.store.quarantine.find(limit=200)], who="ann", why="ok")
-        await asyncio.sleep(60)
-        assert len(world.sink.documents) == 400
-
-    in_world(story)
-
-
-def test_items_that_have_jobs_already_stop_no_sync() -> None:
-    async def story(world: World) -> None:
-        shoal = Shoal(300, bad=lambda n: n < 100, error=PermissionError("permission denied"))
-        orchestrator = await world.start(world.source(shoal.fetch, item=shoal.item), limits=SyncLimits(100))
-        for _ in range(3):
-            job = await orchestrator.request_sync("notes", trigger="manual")
-            await asyncio.sleep(30)
-            assert job is not None
-            assert await world.state(job) is WorkState.SUCCEEDED
-        assert len(world.sink.documents) == 200
-        assert await remembered_jobs(world.store, "notes") == 100
-
-    in_world(story)
+        assert job is not None
+        assert await world.state(job) is WorkState.SUCCEEDED
+    assert len(world.sink.documents) == 200
+    assert await remembered_jobs(world.store, "notes") == 100
 
 
 @pytest.mark.parametrize("state", ["succeeded", "discarded", "cancelled"])
-def test_an_item_whose_job_has_ended_is_remembered_again_when_it_fails_in_a_full_sync(state: str) -> None:
-    async def story(world: World) -> None:
-        shoal = Shoal(1, bad=lambda n: True, error=PermissionError("permission denied"))
-        orchestrator = await world.start(world.source(shoal.fetch, item=shoal.item))
-        await orchestrator.request_sync("notes", trigger="manual")
+async def test_an_item_whose_job_has_ended_is_remembered_again_when_it_fails_in_a_full_sync(
+    world: World, state: str
+) -> None:
+    shoal = Shoal(1, bad=lambda n: True, error=PermissionError("permission denied"))
+    orchestrator = await world.start(world.source(shoal.fetch, item=shoal.item))
+    await orchestrator.request_sync("notes", trigger="manual")
+    await asyncio.sleep(5)
+    (aside,) = await world.store.quarantine.find()
+    if state == "discarded":
+        await world.store.quarantine.discard(QuarantineFilter(source="notes"), who="ann", reason="no")
+    else:
+        shoal.bad = lambda n: state != "succeeded"
+        await world.jobs.requeue([aside.id], who="ann", why="again")
+        if state == "cancelled":
+            await world.jobs.cancel(aside.id)
         await asyncio.sleep(5)
-        (aside,) = await world.store.quarantine.find()
-        if state == "discarded":
-            await world.store.quarantine.discard(QuarantineFilter(source="notes"), who="ann", reason="no")
-        else:
-            shoal.bad = lambda n: state != "succeeded"
-            await world.jobs.requeue([aside.id], who="ann", why="again")
-            if state == "cancelled":
-                await world.jobs.cancel(aside.id)
-            await asyncio.sleep(5)
-        assert (await world.state(aside.id)).value == state
-        world.sink.documents.clear()
-        shoal.bad = lambda n: True
-        await orchestrator.request_sync("notes", trigger="manual")
-        await asyncio.sleep(5)
-        (again,) = await world.store.quarantine.find()
-        assert again.id != aside.id
-
-    in_world(story)
+    assert (await world.state(aside.id)).value == state
+    world.sink.documents.clear()
+    shoal.bad = lambda n: True
+    await orchestrator.request_sync("notes", trigger="manual")
+    await asyncio.sleep(5)
+    (again,) = await world.store.quarantine.find()
+    assert again.id != aside.id
 
 
 # ---- limits and progress ---------------------------------------------------------------------------------------------
 
 
-def test_a_sync_that_meets_the_rate_limit_again_and_again_spends_no_attempt() -> None:
-    async def story(world: World) -> None:
-        asked = 0
+async def test_a_sync_that_meets_the_rate_limit_again_and_again_spends_no_attempt(world: World) -> None:
+    asked = 0
 
-        async def fetch(request: FetchRequest) -> Page:
-            nonlocal asked
-            asked += 1
-            if asked % 2:
-                raise SourceError("rate limit", FailureType.RATE_LIMITED, retry_after=1800)
-            number = int(request.cursor or "0")
-            return page(f"a{number}", cursor=str(number + 1), is_last=number == 7)
+    async def fetch(request: FetchRequest) -> Page:
+        nonlocal asked
+        asked += 1
+        if asked % 2:
+            raise SourceError("rate limit", FailureType.RATE_LIMITED, retry_after=1800)
+        number = int(request.cursor or "0")
+        return page(f"a{number}", cursor=str(number + 1), is_last=number == 7)
 
-        await world.start(world.source(fetch, connector="github_repository"))
-        await world.job("sync", connector="github_repository")
-        await asyncio.sleep(6 * HOUR)
-        item = await world.item("sync")
-        assert (item.state, item.attempts, item.snoozes) == (WorkState.SUCCEEDED, 1, 8)
-        assert len(world.sink.documents) == 8
-
-    in_world(story)
+    await world.start(world.source(fetch, connector="github_repository"))
+    await world.job("sync", connector="github_repository")
+    await asyncio.sleep(6 * HOUR)
+    item = await world.item("sync")
+    assert (item.state, item.attempts, item.snoozes) == (WorkState.SUCCEEDED, 1, 8)
+    assert len(world.sink.documents) == 8
 
 
-def test_an_attempt_that_kept_a_page_renews_the_budget_and_one_that_did_not_spends_it() -> None:
-    async def story(world: World) -> None:
-        asked = 0
+async def test_an_attempt_that_kept_a_page_renews_the_budget_and_one_that_did_not_spends_it(world: World) -> None:
+    asked = 0
 
-        async def fetch(request: FetchRequest) -> Page:
-            nonlocal asked
-            asked += 1
-            number = int(request.cursor or "0")
-            if asked % 2 == 0 or number == 15:
-                raise ValueError("odd")
-            return page(f"a{number}", cursor=str(number + 1), is_last=False)
+    async def fetch(request: FetchRequest) -> Page:
+        nonlocal asked
+        asked += 1
+        number = int(request.cursor or "0")
+        if asked % 2 == 0 or number == 15:
+            raise ValueError("odd")
+        return page(f"a{number}", cursor=str(number + 1), is_last=False)
 
-        await world.start(world.source(fetch))
-        await world.job("sync")
-        await asyncio.sleep(6 * HOUR)
-        item = await world.item("sync")
-        assert len(world.sink.documents) == 15, "14 failures with progress between them"
-        assert item.state is WorkState.QUARANTINED
-        assert asked == 30 + 3, "then three retries without any"
-
-    in_world(story)
+    await world.start(world.source(fetch))
+    await world.job("sync")
+    await asyncio.sleep(6 * HOUR)
+    item = await world.item("sync")
+    assert len(world.sink.documents) == 15, "14 failures with progress between them"
+    assert item.state is WorkState.QUARANTINED
+    assert asked == 30 + 3, "then three retries without any"
 
 
-def test_progress_is_known_after_a_restart() -> None:
-    async def story(world: World) -> None:
-        fails = True
+async def test_progress_is_known_after_a_restart(world: World) -> None:
+    fails = True
 
-        async def fetch(request: FetchRequest) -> Page:
-            if fails:
-                raise ValueError("odd")
-            await asyncio.sleep(10)
-            number = int(request.cursor or "0")
-            return page(f"a{number}", cursor=str(number + 1), is_last=False)
+    async def fetch(request: FetchRequest) -> Page:
+        if fails:
+            raise ValueError("odd")
+        await asyncio.sleep(10)
+        number = int(request.cursor or "0")
+        return page(f"a{number}", cursor=str(number + 1), is_last=False)
 
-        orchestrator = await world.start(world.source(fetch))
-        await world.job("sync")
-        await asyncio.sleep(60)
-        assert (await world.item("sync")).attempts == 2
-        fails = False
-        await asyncio.sleep(200)
-        await orchestrator.stop(20)
-        fails = True
-        await world.start(world.source(fetch))
-        await asyncio.sleep(5)
-        assert (await world.item("sync")).attempts == 1
-
-    in_world(story)
+    orchestrator = await world.start(world.source(fetch))
+    await world.job("sync")
+    await asyncio.sleep(60)
+    assert (await world.item("sync")).attempts == 2
+    fails = False
+    await asyncio.sleep(200)
+    await orchestrator.stop(20)
+    fails = True
+    await world.start(world.source(fetch))
+    await asyncio.sleep(5)
+    assert (await world.item("sync")).attempts == 1
 
 
 # ---- outages ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_source_that_is_down_rests_and_its_one_sync_is_not_quarantined() -> None:
-    async def story(world: World) -> None:
-        calls: list[float] = []
-        is_down = True
+async def test_a_source_that_is_down_rests_and_its_one_sync_is_not_quarantined(world: World) -> None:
+    calls: list[float] = []
+    is_down = True
 
-        async def fetch(request: FetchRequest) -> Page:
-            calls.append(asyncio.get_running_loop().time())
-            if is_down:
-                raise ConnectionRefusedError("connection refused")
-            return page("a")
+    async def fetch(request: FetchRequest) -> Page:
+        calls.append(asyncio.get_running_loop().time())
+        if is_down:
+            raise ConnectionRefusedError("connection refused")
+        return page("a")
 
-        orchestrator = await world.start(world.source(fetch))
-        job = await orchestrator.request_sync("notes", trigger="schedule", job_id="notes@1")
-        assert job is not None
-        for n in range(2, 12 * 4):
-            await asyncio.sleep(HOUR / 4)
-            assert await orchestrator.request_sync("notes", trigger="schedule", job_id=f"notes@{n}") == job
-        item = await world.item(job)
-        assert (item.state, item.attempts) == (WorkState.PENDING, 2), "the first two failures, before it rests"
-        assert "does not answer" in item.reason
-        health = orchestrator.records.known("notes").health
-        assert health.condition(world.store.moment().wall) is SourceCondition.RESTING
-        assert len(calls) < 60
-        waits = [after - before for before, after in pairwise(calls[2:])]
-        assert waits == sorted(waits), "the pauses grow"
-        assert waits[-1] == pytest.approx(900, abs=10)
-        is_down = False
-        await asyncio.sleep(1000)
-        assert await world.state(job) is WorkState.SUCCEEDED, "one probe wakes it"
-
-    in_world(story)
+    orchestrator = await world.start(world.source(fetch))
+    job = await orchestrator.request_sync("notes", trigger="schedule", job_id="notes@1")
+    assert job is not None
+    for n in range(2, 12 * 4):
+        await asyncio.sleep(HOUR / 4)
+        assert await orchestrator.request_sync("notes", trigger="schedule", job_id=f"notes@{n}") == job
+    item = await world.item(job)
+    assert (item.state, item.attempts) == (WorkState.PENDING, 2), "the first two failures, before it rests"
+    assert "does not answer" in item.reason
+    health = orchestrator.records.known("notes").health
+    assert health.condition(world.store.moment().wall) is SourceCondition.RESTING
+    assert len(calls) < 60
+    waits = [after - before for before, after in pairwise(calls[2:])]
+    assert waits == sorted(waits), "the pauses grow"
+    assert waits[-1] == pytest.approx(900, abs=10)
+    is_down = False
+    await asyncio.sleep(1000)
+    assert await world.state(job) is WorkState.SUCCEEDED, "one probe wakes it"
 
 
 def test_failures_of_its_items_do_not_let_a_source_rest_unless_nothing_was_reached() -> None:
@@ -290,22 +264,21 @@ def test_failures_of_its_items_do_not_let_a_source_rest_unless_nothing_was_reach
     in_world(other_story)
 
 
-def test_a_job_waits_for_a_source_no_longer_than_the_longest_outage_and_then_goes_on_after_a_requeue() -> None:
-    async def story(world: World) -> None:
-        async def fetch(request: FetchRequest) -> Page:
-            raise ConnectionRefusedError("connection refused")
+async def test_a_job_waits_for_a_source_no_longer_than_the_longest_outage_and_then_goes_on_after_a_requeue(
+    world: World,
+) -> None:
+    async def fetch(request: FetchRequest) -> Page:
+        raise ConnectionRefusedError("connection refused")
 
-        rules = HealthRules(max_outage_ms=int(6 * HOUR * 1000))
-        orchestrator = await world.start(world.source(fetch), health=rules)
-        for n in range(24 * 4):
-            await orchestrator.request_sync("notes", trigger="schedule", job_id=f"notes@{n}")
-            await asyncio.sleep(HOUR / 4)
-        item = await world.item("notes@0")
-        aside = [one for one in item.history if one.what == "quarantined"]
-        assert 3 <= len(aside) <= 4, "once in six hours, and not at each due time"
-        assert "the source did not answer: for more than 6 h: connection refused" in aside[0].why
-
-    in_world(story)
+    rules = HealthRules(max_outage_ms=int(6 * HOUR * 1000))
+    orchestrator = await world.start(world.source(fetch), health=rules)
+    for n in range(24 * 4):
+        await orchestrator.request_sync("notes", trigger="schedule", job_id=f"notes@{n}")
+        await asyncio.sleep(HOUR / 4)
+    item = await world.item("notes@0")
+    aside = [one for one in item.history if one.what == "quarantined"]
+    assert 3 <= len(aside) <= 4, "once in six hours, and not at each due time"
+    assert "the source did not answer: for more than 6 h: connection refused" in aside[0].why
 
 
 # ---- syncs that never end --------------------------------------------------------------------------------------------
@@ -342,56 +315,47 @@ async def two_cursors(request: FetchRequest) -> Page:
     [same_document, two_in_turns, empty_pages, same_deletion, same_failure, two_cursors],
     ids=lambda f: f.__name__,
 )
-def test_a_connector_that_never_ends_is_stopped_for_good(fetch: Callable[..., object]) -> None:
-    async def story(world: World) -> None:
-        async def denied(location: str) -> Document | None:
-            raise PermissionError("permission denied")
+async def test_a_connector_that_never_ends_is_stopped_for_good(world: World, fetch: Callable[..., object]) -> None:
+    async def denied(location: str) -> Document | None:
+        raise PermissionError("permission denied")
 
-        orchestrator = await world.start(world.source(fetch, item=denied))  # type: ignore[arg-type]
-        job = await orchestrator.request_sync("notes", trigger="schedule", job_id="notes@1")
-        assert job is not None
+    orchestrator = await world.start(world.source(fetch, item=denied))  # type: ignore[arg-type]
+    job = await orchestrator.request_sync("notes", trigger="schedule", job_id="notes@1")
+    assert job is not None
+    await asyncio.sleep(60)
+    item = await world.item(job)
+    assert item.state is WorkState.QUARANTINED
+    assert "not_retryable: the connector local_files makes no progress: 100 pages in a row" in item.reason
+    assert 100 <= len(world.sink.pages) <= 110
+    assert await orchestrator.request_sync("notes", trigger="schedule", job_id="notes@2") is None
+
+
+async def test_slow_pages_without_progress_end_a_sync_by_time(world: World) -> None:
+    async def slow(request: FetchRequest) -> Page:
         await asyncio.sleep(60)
-        item = await world.item(job)
-        assert item.state is WorkState.QUARANTINED
-        assert "not_retryable: the connector local_files makes no progress: 100 pages in a row" in item.reason
-        assert 100 <= len(world.sink.pages) <= 110
-        assert await orchestrator.request_sync("notes", trigger="schedule", job_id="notes@2") is None
+        return await empty_pages(request)
 
-    in_world(story)
-
-
-def test_slow_pages_without_progress_end_a_sync_by_time() -> None:
-    async def story(world: World) -> None:
-        async def slow(request: FetchRequest) -> Page:
-            await asyncio.sleep(60)
-            return await empty_pages(request)
-
-        await world.start(world.source(slow))
-        await world.job("sync")
-        await asyncio.sleep(590)
-        assert await world.state("sync") is WorkState.RUNNING
-        await asyncio.sleep(70)
-        assert "10 pages in a row, within 600 s, without anything that is new" in (await world.item("sync")).reason
-
-    in_world(story)
+    await world.start(world.source(slow))
+    await world.job("sync")
+    await asyncio.sleep(590)
+    assert await world.state("sync") is WorkState.RUNNING
+    await asyncio.sleep(70)
+    assert "10 pages in a row, within 600 s, without anything that is new" in (await world.item("sync")).reason
 
 
-def test_a_large_source_in_which_little_changes_is_read_to_its_end() -> None:
+async def test_a_large_source_in_which_little_changes_is_read_to_its_end(world: World) -> None:
     """2,000 pages with nothing but unchanged items, another 500 that only look for deletions, slower than the limit."""
 
-    async def story(world: World) -> None:
-        async def fetch(request: FetchRequest) -> Page:
-            await asyncio.sleep(1)
-            number = int(request.cursor or "0") + 1
-            looked = {"seen": 100} if number <= 2000 else {"checked": 100}
-            return page(cursor=str(number), is_last=number == 2500, **looked)
+    async def fetch(request: FetchRequest) -> Page:
+        await asyncio.sleep(1)
+        number = int(request.cursor or "0") + 1
+        looked = {"seen": 100} if number <= 2000 else {"checked": 100}
+        return page(cursor=str(number), is_last=number == 2500, **looked)
 
-        await world.start(world.source(fetch))
-        await world.job("sync")
-        await asyncio.sleep(HOUR)
-        assert await world.state("sync") is WorkState.SUCCEEDED
-
-    in_world(story)
+    await world.start(world.source(fetch))
+    await world.job("sync")
+    await asyncio.sleep(HOUR)
+    assert await world.state("sync") is WorkState.SUCCEEDED
 
 
 def test_unchanged_pages_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -412,30 +376,27 @@ def test_what_is_recognised_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- reschedule ------------------------------------------------------------------------------------------------------
 
 
-def test_a_job_that_is_due_later_can_be_rescheduled_and_keeps_its_budget() -> None:
-    async def story(world: World) -> None:
-        calls: list[float] = []
+async def test_a_job_that_is_due_later_can_be_rescheduled_and_keeps_its_budget(world: World) -> None:
+    calls: list[float] = []
 
-        async def fetch(request: FetchRequest) -> Page:
-            calls.append(asyncio.get_running_loop().time())
-            if len(calls) == 1:
-                raise ValueError("odd")
-            return page()
+    async def fetch(request: FetchRequest) -> Page:
+        calls.append(asyncio.get_running_loop().time())
+        if len(calls) == 1:
+            raise ValueError("odd")
+        return page()
 
-        await world.start(world.source(fetch))
-        await world.job("job", n=1)
-        await asyncio.sleep(1)
-        budget = (await world.item("job")).budget
-        assert await world.jobs.reschedule("job", 5)
-        item = await world.item("job")
-        assert (item.state, item.attempts, item.budget) == (WorkState.PENDING, 1, budget)
-        await asyncio.sleep(10)
-        assert await world.state("job") is WorkState.SUCCEEDED
-        assert calls[1] - calls[0] == pytest.approx(6, abs=1)
-        assert not await world.jobs.reschedule("job", 5), "it has ended"
-        assert not await world.jobs.reschedule("none", 5)
-
-    in_world(story)
+    await world.start(world.source(fetch))
+    await world.job("job", n=1)
+    await asyncio.sleep(1)
+    budget = (await world.item("job")).budget
+    assert await world.jobs.reschedule("job", 5)
+    item = await world.item("job")
+    assert (item.state, item.attempts, item.budget) == (WorkState.PENDING, 1, budget)
+    await asyncio.sleep(10)
+    assert await world.state("job") is WorkState.SUCCEEDED
+    assert calls[1] - calls[0] == pytest.approx(6, abs=1)
+    assert not await world.jobs.reschedule("job", 5), "it has ended"
+    assert not await world.jobs.reschedule("none", 5)
 
 
 def test_structs_of_limits_have_the_documented_defaults() -> None:

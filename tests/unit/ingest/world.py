@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
 from msgspec import structs
 
 from reefknot.errors import StalePositionError
@@ -16,6 +18,7 @@ from reefknot.ingest.sources import IngestionSource
 from reefknot.queue.model.work import WorkItem, WorkState
 from reefknot.runtime.clocks import LoopClock, VirtualLoop, run_in_virtual_loop
 from reefknot.stores.memory import MemoryStore
+from tests.stories import InLoop
 
 Fetch = Callable[[FetchRequest], Awaitable[Page]]
 
@@ -142,17 +145,29 @@ class World:
         return (await self.item(job_id)).state
 
 
+@asynccontextmanager
+async def new_world() -> AsyncIterator[World]:
+    """A world that stops what was started in it."""
+    made = World()
+    try:
+        yield made
+    finally:
+        for one in made.orchestrators:
+            await one.stop(0)
+        await made.store.close()
+
+
+@pytest.fixture
+def world() -> InLoop:
+    return InLoop(new_world)
+
+
 def in_world(story: Callable[[World], Coroutine[Any, Any, None]]) -> None:
-    """Run a story in virtual time, then stop what it started."""
+    """Run a story in a new world, in virtual time."""
 
     async def run() -> None:
-        world = World()
-        try:
-            await story(world)
-        finally:
-            for one in world.orchestrators:
-                await one.stop(0)
-            await world.store.close()
+        async with new_world() as made:
+            await story(made)
 
     run_in_virtual_loop(run(), VirtualLoop())
 

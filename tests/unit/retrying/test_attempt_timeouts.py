@@ -56,7 +56,7 @@ async def _slow_twice() -> str:
     return await rk.retry(attempts=2, attempt_timeout=5)(slow)()
 
 
-def test_a_deadline_ends_an_attempt_that_is_running_and_tells_the_failure_before_it() -> None:
+async def test_a_deadline_ends_an_attempt_that_is_running_and_tells_the_failure_before_it() -> None:
     calls = 0
 
     @rk.retry(deadline=10, base_delay=1, jitter="none")
@@ -67,13 +67,11 @@ def test_a_deadline_ends_an_attempt_that_is_running_and_tells_the_failure_before
             raise ConnectionError("refused by 10.0.0.1")
         await asyncio.sleep(60)
 
-    async def main() -> float:
-        with pytest.raises(rk.DeadlineExceededError) as raised:
-            await fetch()
-        assert any("ConnectionError: refused by 10.0.0.1" in note for note in raised.value.__notes__)
-        return clock.now()
+    with pytest.raises(rk.DeadlineExceededError) as raised:
+        await fetch()
+    assert any("ConnectionError: refused by 10.0.0.1" in note for note in raised.value.__notes__)
 
-    assert rk.testing.run_virtual(main()) == pytest.approx(10)
+    assert clock.now() == pytest.approx(10)
 
 
 @pytest.mark.parametrize("on", [None, TimeoutError, always])
@@ -92,49 +90,43 @@ def test_a_deadline_that_passed_gets_no_further_attempt_whatever_is_worth_it(on:
     assert "would not fit into the deadline" in raised.value.__notes__[-1]
 
 
-def test_the_first_stretch_before_an_await_counts_too() -> None:
+async def test_the_first_stretch_before_an_await_counts_too() -> None:
     """An attempt that computes for 4 of its 5 seconds has 1 left to wait in."""
 
-    async def main() -> float:
-        @rk.retry(attempts=1, deadline=5)
-        async def fetch() -> None:
-            clock.sleep(4)
-            await asyncio.sleep(60)
+    @rk.retry(attempts=1, deadline=5)
+    async def fetch() -> None:
+        clock.sleep(4)
+        await asyncio.sleep(60)
 
-        with pytest.raises(rk.DeadlineExceededError):
-            await fetch()
-        return clock.now()
+    with pytest.raises(rk.DeadlineExceededError):
+        await fetch()
 
-    assert rk.testing.run_virtual(main()) == pytest.approx(5)
+    assert clock.now() == pytest.approx(5)
 
 
-def test_an_await_that_never_suspends_arms_no_timer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_await_that_never_suspends_arms_no_timer(monkeypatch: pytest.MonkeyPatch) -> None:
     armed: list[float] = []
+    loop = asyncio.get_running_loop()
+    real = loop.call_later
 
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        real = loop.call_later
+    def call_later(delay: float, callback: Callable[..., object], *args: object) -> asyncio.TimerHandle:
+        armed.append(delay)
+        return real(delay, callback, *args)
 
-        def call_later(delay: float, callback: Callable[..., object], *args: object) -> asyncio.TimerHandle:
-            armed.append(delay)
-            return real(delay, callback, *args)
+    monkeypatch.setattr(loop, "call_later", call_later)
 
-        monkeypatch.setattr(loop, "call_later", call_later)
+    async def at_once() -> int:
+        return 1
 
-        async def at_once() -> int:
-            return 1
+    async def suspends() -> int:
+        await asyncio.sleep(0)
+        return 2
 
-        async def suspends() -> int:
-            await asyncio.sleep(0)
-            return 2
-
-        limited = rk.retry(deadline=7)
-        assert await limited(at_once)() == 1
-        assert armed == []
-        assert await limited(suspends)() == 2
-        assert len(armed) == 1
-
-    rk.testing.run_virtual(main())
+    limited = rk.retry(deadline=7)
+    assert await limited(at_once)() == 1
+    assert armed == []
+    assert await limited(suspends)() == 2
+    assert len(armed) == 1
 
 
 @pytest.mark.parametrize("kind", CONTROL_FLOW)
@@ -161,7 +153,7 @@ def test_control_flow_is_never_retried_in_async_code(kind: type[BaseException], 
 
 
 @pytest.mark.parametrize("waiting", [True, False])
-def test_wait_for_ends_a_retry_that_is_waiting_and_an_attempt_that_is_running(waiting: bool) -> None:
+async def test_wait_for_ends_a_retry_that_is_waiting_and_an_attempt_that_is_running(waiting: bool) -> None:
     calls = 0
 
     @rk.retry(on=always, attempts=9, deadline=1000, base_delay=100, max_delay=100, jitter="none")
@@ -172,16 +164,14 @@ def test_wait_for_ends_a_retry_that_is_waiting_and_an_attempt_that_is_running(wa
             raise ConnectionError
         await hang()
 
-    async def main() -> float:
-        with pytest.raises(TimeoutError) as raised:
-            await asyncio.wait_for(fetch(), 3)
-        assert not isinstance(raised.value, rk.ReefknotError)
-        return clock.now()
+    with pytest.raises(TimeoutError) as raised:
+        await asyncio.wait_for(fetch(), 3)
+    assert not isinstance(raised.value, rk.ReefknotError)
 
-    assert (rk.testing.run_virtual(main()), calls) == (3, 1)
+    assert (clock.now(), calls) == (3, 1)
 
 
-def test_a_task_group_ends_a_retry_that_is_waiting() -> None:
+async def test_a_task_group_ends_a_retry_that_is_waiting() -> None:
     fn = AsyncFlaky(*[ConnectionError] * 9)
     call = rk.retry(on=always, attempts=9, base_delay=100, max_delay=100, jitter="none")(fn)
 
@@ -189,22 +179,20 @@ def test_a_task_group_ends_a_retry_that_is_waiting() -> None:
         await asyncio.sleep(2)
         raise ValueError("the sibling")
 
-    async def main() -> float:
-        async def together() -> None:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(call())
-                group.create_task(breaks())
+    async def together() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(call())
+            group.create_task(breaks())
 
-        with pytest.raises(ExceptionGroup) as raised:
-            await together()
-        assert [type(leaf) for leaf in raised.value.exceptions] == [ValueError]
-        return clock.now()
+    with pytest.raises(ExceptionGroup) as raised:
+        await together()
+    assert [type(leaf) for leaf in raised.value.exceptions] == [ValueError]
 
-    assert (rk.testing.run_virtual(main()), fn.calls) == (2, 1)
+    assert (clock.now(), fn.calls) == (2, 1)
 
 
 @pytest.mark.parametrize("outer_first", [True, False])
-def test_when_our_limit_and_an_outer_cancellation_meet_the_outer_one_wins(outer_first: bool) -> None:
+async def test_when_our_limit_and_an_outer_cancellation_meet_the_outer_one_wins(outer_first: bool) -> None:
     fn_calls = 0
 
     @rk.retry(on=always, attempt_timeout=5, attempts=4)
@@ -213,37 +201,31 @@ def test_when_our_limit_and_an_outer_cancellation_meet_the_outer_one_wins(outer_
         fn_calls += 1
         await hang()
 
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        task = asyncio.ensure_future(fetch())
-        if outer_first:
-            loop.call_at(5.0, task.cancel)
-            await asyncio.sleep(0)
-        else:
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            loop.call_at(5.0, task.cancel)
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert task.cancelled()
-
-    rk.testing.run_virtual(main())
+    loop = asyncio.get_running_loop()
+    task = asyncio.ensure_future(fetch())
+    if outer_first:
+        loop.call_at(5.0, task.cancel)
+        await asyncio.sleep(0)
+    else:
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        loop.call_at(5.0, task.cancel)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert task.cancelled()
     assert fn_calls == 1
 
 
-def test_an_outer_time_limit_at_the_same_moment_is_the_outer_ones() -> None:
+async def test_an_outer_time_limit_at_the_same_moment_is_the_outer_ones() -> None:
     """asyncio.timeout and ours both fire at 5 s: asyncio's own bookkeeping still comes out right."""
+    with pytest.raises(TimeoutError) as raised:
+        async with asyncio.timeout(5):
+            await rk.retry(on=always, attempt_timeout=5)(hang)()
+    assert not isinstance(raised.value, rk.ReefknotError)
+    task = asyncio.current_task()
+    assert task is not None
 
-    async def main() -> int:
-        with pytest.raises(TimeoutError) as raised:
-            async with asyncio.timeout(5):
-                await rk.retry(on=always, attempt_timeout=5)(hang)()
-        assert not isinstance(raised.value, rk.ReefknotError)
-        task = asyncio.current_task()
-        assert task is not None
-        return task.cancelling()
-
-    assert rk.testing.run_virtual(main()) == 0
+    assert task.cancelling() == 0
 
 
 async def cancels_itself() -> None:
@@ -275,24 +257,22 @@ async def fails_on_the_way_out() -> None:
         (fails_on_the_way_out, "ValueError: on the way out"),
     ],
 )
-def test_a_limited_attempt_ends_as_its_work_does_and_leaves_no_cancellation_behind(
+async def test_a_limited_attempt_ends_as_its_work_does_and_leaves_no_cancellation_behind(
     work: Callable[[], Awaitable[object]], ending: str
 ) -> None:
-    async def main() -> str:
-        try:
-            ended = str(await rk.retry(on=always, attempts=1, attempt_timeout=5)(work)())
-        except BaseException as error:
-            ended = f"{type(error).__name__}: {error}"
-        task = asyncio.current_task()
-        assert task is not None
-        await asyncio.sleep(1)
-        assert task.cancelling() == 0
-        return ended
+    try:
+        ended = str(await rk.retry(on=always, attempts=1, attempt_timeout=5)(work)())
+    except BaseException as error:
+        ended = f"{type(error).__name__}: {error}"
+    task = asyncio.current_task()
+    assert task is not None
+    await asyncio.sleep(1)
+    assert task.cancelling() == 0
 
-    assert rk.testing.run_virtual(main()).startswith(ending)
+    assert ended.startswith(ending)
 
 
-def test_closing_a_suspended_limited_coroutine_closes_the_work() -> None:
+async def test_closing_a_suspended_limited_coroutine_closes_the_work() -> None:
     ended: list[str] = []
 
     async def work() -> None:
@@ -301,37 +281,32 @@ def test_closing_a_suspended_limited_coroutine_closes_the_work() -> None:
         finally:
             ended.append("work")
 
-    async def main() -> None:
-        coroutine = rk.retry(deadline=100)(work)()
-        task = asyncio.ensure_future(coroutine)
-        await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    rk.testing.run_virtual(main())
+    coroutine = rk.retry(deadline=100)(work)()
+    task = asyncio.ensure_future(coroutine)
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
     assert ended == ["work"]
 
 
-def test_a_time_limit_outside_a_task_is_refused() -> None:
-    async def main() -> Exception | None:
-        raised: list[Exception] = []
+async def test_a_time_limit_outside_a_task_is_refused() -> None:
+    raised: list[Exception] = []
 
-        def outside() -> None:
-            try:
-                with Timeout(1.0, RuntimeError):
-                    pass
-            except RuntimeError as error:
-                raised.append(error)
+    def outside() -> None:
+        try:
+            with Timeout(1.0, RuntimeError):
+                pass
+        except RuntimeError as error:
+            raised.append(error)
 
-        asyncio.get_running_loop().call_soon(outside)
-        await asyncio.sleep(1)
-        return raised[0]
+    asyncio.get_running_loop().call_soon(outside)
+    await asyncio.sleep(1)
 
-    assert "running asyncio task" in str(rk.testing.run_virtual(main()))
+    assert "running asyncio task" in str(raised[0])
 
 
-def test_a_limit_passes_values_and_errors_of_many_awaits_through() -> None:
+async def test_a_limit_passes_values_and_errors_of_many_awaits_through() -> None:
     async def work() -> list[int]:
         got = []
         for n in range(3):
@@ -342,10 +317,7 @@ def test_a_limit_passes_values_and_errors_of_many_awaits_through() -> None:
                 got.append(error.args[0])
         return got
 
-    async def main() -> list[int]:
-        return await rk.retry(attempt_timeout=100)(work)()
-
-    assert rk.testing.run_virtual(main()) == [0, 0, 1, 1, 2, 2]
+    assert await rk.retry(attempt_timeout=100)(work)() == [0, 0, 1, 1, 2, 2]
 
 
 async def _raises(n: int) -> None:

@@ -737,16 +737,13 @@ def test_a_function_that_returns_an_awaitable_is_an_async_hook_too() -> None:
     assert told == [1]
 
 
-def test_an_async_hook_sees_a_call_that_was_stopped() -> None:
+async def test_an_async_hook_sees_a_call_that_was_stopped() -> None:
     told: list[rk.Reason | None] = []
 
     async def tell(event: RetryEvent) -> None:
         told.append(event.reason)
 
-    async def main() -> None:
-        stop = asyncio.Event()
-        asyncio.get_running_loop().call_later(1, stop.set)
-        await rk.Retrier(stop=stop, wait=[30], on_give_up=tell).arun(AsyncAlways())
-
-    rk.testing.run_virtual(main())
+    stop = asyncio.Event()
+    asyncio.get_running_loop().call_later(1, stop.set)
+    await rk.Retrier(stop=stop, wait=[30], on_give_up=tell).arun(AsyncAlways())
     assert told == [rk.Reason.STOPPED]

@@ -189,16 +189,12 @@ def test_a_refused_result_is_in_the_event_of_after(no_wait: VirtualClock) -> Non
     assert events == [("after", 1, NONE, "bad", 3.0, None), ("after", 2, NONE, "good", None, None)]
 
 
-def test_after_is_called_once_for_an_attempt_whose_wait_is_stopped() -> None:
+async def test_after_is_called_once_for_an_attempt_whose_wait_is_stopped() -> None:
     events: list[tuple[Any, ...]] = []
-
-    async def main() -> None:
-        stop = asyncio.Event()
-        asyncio.get_running_loop().call_later(1, stop.set)
-        after = seen_by(events, "after")
-        await rk.Retrier(wait=[3], stop=stop, after=after).arun(AsyncFlaky(ConnectionError()))
-
-    rk.testing.run_virtual(main())
+    stop = asyncio.Event()
+    asyncio.get_running_loop().call_later(1, stop.set)
+    after = seen_by(events, "after")
+    await rk.Retrier(wait=[3], stop=stop, after=after).arun(AsyncFlaky(ConnectionError()))
     assert events == [("after", 1, "ConnectionError", None, 3.0, None)]
 
 
@@ -322,21 +318,20 @@ def test_a_timedelta_out_of_range_is_refused_by_name(wrong: timedelta) -> None:
         rk.retry(wait=TWO)  # type: ignore[call-overload]  # that is the test
 
 
-def test_a_store_and_its_keys_take_timedeltas() -> None:
-    async def main() -> tuple[int, int]:
-        async with rk.open_store("memory:", retention=TWO, audit_retention=TWO, work_retention=TWO):
-            calls = []
+async def test_a_store_and_its_keys_take_timedeltas() -> None:
+    async with rk.open_store("memory:", retention=TWO, audit_retention=TWO, work_retention=TWO):
+        calls = []
 
-            @rk.idempotent(key=lambda number: number, lease=TWO, wait=TWO)
-            async def work(number: int) -> int:
-                calls.append(number)
-                return number
+        @rk.idempotent(key=lambda number: number, lease=TWO, wait=TWO)
+        async def work(number: int) -> int:
+            calls.append(number)
+            return number
 
-            await work(1)
-            await work(1)
-            first = len(calls)
-            await asyncio.sleep(3)
-            await work(1)
-            return first, len(calls)
+        await work(1)
+        await work(1)
+        first = len(calls)
+        await asyncio.sleep(3)
+        await work(1)
+        found = first, len(calls)
 
-    assert rk.testing.run_virtual(main()) == (1, 2)
+    assert found == (1, 2)

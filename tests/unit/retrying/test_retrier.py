@@ -21,14 +21,12 @@ def test_call_gives_the_value_or_the_last_error(virtual_time: VirtualClock) -> N
     assert virtual_time.waits == [1, 1, 2]
 
 
-def test_acall_gives_the_value_or_the_last_error() -> None:
-    async def main() -> float:
-        assert await rk.Retrier(POLICY).acall(AsyncFlaky(ConnectionError), 1, key=2) == "ok"
-        with pytest.raises(ConnectionError, match="call 3"):
-            await rk.Retrier(POLICY).acall(AsyncAlways())
-        return asyncio.get_running_loop().time()
+async def test_acall_gives_the_value_or_the_last_error() -> None:
+    assert await rk.Retrier(POLICY).acall(AsyncFlaky(ConnectionError), 1, key=2) == "ok"
+    with pytest.raises(ConnectionError, match="call 3"):
+        await rk.Retrier(POLICY).acall(AsyncAlways())
 
-    assert rk.testing.run_virtual(main()) == 4
+    assert asyncio.get_running_loop().time() == 4
 
 
 def test_acall_takes_a_plain_function_that_gives_an_awaitable() -> None:
@@ -69,12 +67,9 @@ def test_run_does_not_raise_what_it_handled(virtual_time: VirtualClock) -> None:
         outcome.unwrap()
 
 
-def test_arun_is_run_awaited() -> None:
-    async def main() -> tuple[rk.Outcome[object], rk.Outcome[object]]:
-        retrier = rk.Retrier(POLICY)
-        return await retrier.arun(AsyncFlaky(ConnectionError)), await retrier.arun(AsyncAlways())
-
-    good, bad = rk.testing.run_virtual(main())
+async def test_arun_is_run_awaited() -> None:
+    retrier = rk.Retrier(POLICY)
+    good, bad = await retrier.arun(AsyncFlaky(ConnectionError)), await retrier.arun(AsyncAlways())
     assert (good.ok, good.value, good.attempts, good.elapsed) == (True, "ok", 2, 1.0)
     assert (bad.ok, bad.attempts, bad.reason, bad.elapsed) == (False, 3, rk.Reason.ATTEMPTS_SPENT, 3.0)
 

@@ -233,19 +233,16 @@ def test_an_async_predicate_that_raises_does_not_replace_the_error(caplog: pytes
     assert "on= raised KeyError" in caplog.text
 
 
-def test_a_call_that_is_cancelled_in_its_predicate_is_cancelled() -> None:
+async def test_a_call_that_is_cancelled_in_its_predicate_is_cancelled() -> None:
     async def on(error: Exception) -> bool:
         await asyncio.sleep(60)
         return True
 
-    async def main() -> None:
-        task = asyncio.create_task(rk.Retrier(on=on).acall(AsyncFlaky(ConnectionError())))
-        await asyncio.sleep(1)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    rk.testing.run_virtual(main())
+    task = asyncio.create_task(rk.Retrier(on=on).acall(AsyncFlaky(ConnectionError())))
+    await asyncio.sleep(1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
 def test_an_async_predicate_judges_results() -> None:

@@ -133,39 +133,32 @@ def test_an_async_wait_ends_when_the_event_is_set(kind: Any) -> None:
     assert 4.999 <= took < 5.1
 
 
-def test_an_async_wait_that_no_event_ends_takes_its_time() -> None:
-    async def main() -> float:
-        began = asyncio.get_running_loop().time()
-        await rk.Retrier(stop=asyncio.Event(), wait=[3], attempts=2).arun(AsyncAlways())
-        return asyncio.get_running_loop().time() - began
+async def test_an_async_wait_that_no_event_ends_takes_its_time() -> None:
+    began = asyncio.get_running_loop().time()
+    await rk.Retrier(stop=asyncio.Event(), wait=[3], attempts=2).arun(AsyncAlways())
 
-    assert 3 <= rk.testing.run_virtual(main()) < 3.01
+    assert 3 <= (asyncio.get_running_loop().time() - began) < 3.01
 
 
-def test_a_call_that_is_cancelled_while_it_waits_is_cancelled() -> None:
-    async def main() -> None:
-        task = asyncio.create_task(rk.Retrier(stop=asyncio.Event(), wait=[30]).acall(AsyncAlways()))
-        await asyncio.sleep(1)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert len(asyncio.all_tasks()) == 1
-
-    rk.testing.run_virtual(main())
+async def test_a_call_that_is_cancelled_while_it_waits_is_cancelled() -> None:
+    task = asyncio.create_task(rk.Retrier(stop=asyncio.Event(), wait=[30]).acall(AsyncAlways()))
+    await asyncio.sleep(1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert len(asyncio.all_tasks()) == 1
 
 
-def test_an_async_loop_ends_when_it_is_asked_to_stop() -> None:
-    async def main() -> int:
-        stop, turns = asyncio.Event(), 0
-        asyncio.get_running_loop().call_later(5, stop.set)
-        with pytest.raises(ConnectionError):  # noqa: PT012 - a loop is a block
-            async for attempt in rk.Retrier(stop=stop, wait=[2]).attempts():
-                with attempt:
-                    turns += 1
-                    raise ConnectionError
-        return turns
+async def test_an_async_loop_ends_when_it_is_asked_to_stop() -> None:
+    stop, turns = asyncio.Event(), 0
+    asyncio.get_running_loop().call_later(5, stop.set)
+    with pytest.raises(ConnectionError):  # noqa: PT012 - a loop is a block
+        async for attempt in rk.Retrier(stop=stop, wait=[2]).attempts():
+            with attempt:
+                turns += 1
+                raise ConnectionError
 
-    assert rk.testing.run_virtual(main()) == 3
+    assert turns == 3
 
 
 def test_an_outer_retry_does_not_go_on_when_the_inner_one_was_stopped(no_wait: VirtualClock) -> None:

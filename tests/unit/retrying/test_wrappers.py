@@ -191,7 +191,7 @@ def test_a_throttle_also_counts_async_calls() -> None:
 # ---- shared by many --------------------------------------------------------------------------------------------------
 
 
-def test_one_retrier_serves_a_thousand_tasks_at_once() -> None:
+async def test_one_retrier_serves_a_thousand_tasks_at_once() -> None:
     retrier = rk.Retrier(on=ConnectionError, attempts=4, deadline=3600)
     attempts = [0] * 1000
 
@@ -202,10 +202,7 @@ def test_one_retrier_serves_a_thousand_tasks_at_once() -> None:
             raise ConnectionError(str(n))
         return n
 
-    async def main() -> list[int]:
-        return await asyncio.gather(*(retrier.acall(work, n) for n in range(1000)))
-
-    assert rk.testing.run_virtual(main()) == list(range(1000))
+    assert await asyncio.gather(*(retrier.acall(work, n) for n in range(1000))) == list(range(1000))
     assert attempts == [n % 4 + 1 for n in range(1000)]
 
 
@@ -269,7 +266,7 @@ def test_control_a_loop_that_waits_inside_its_except_block_keeps_them_alive() ->
 
 @pytest.mark.usefixtures("uncollected")
 @pytest.mark.parametrize("options", [{}, {"deadline": 3600}])
-def test_no_async_attempts_locals_are_alive_during_the_wait(options: RetryKeywords) -> None:
+async def test_no_async_attempts_locals_are_alive_during_the_wait(options: RetryKeywords) -> None:
     work, held = watched(2)
     during: list[int] = []
 
@@ -277,13 +274,10 @@ def test_no_async_attempts_locals_are_alive_during_the_wait(options: RetryKeywor
         await asyncio.sleep(0)
         return work()
 
-    async def main() -> None:
-        task = asyncio.ensure_future(rk.retry(policy=rk.Retrier(**options), base_delay=10, jitter="none")(awork)())
-        await asyncio.sleep(5)
-        during.append(alive(held))
-        await task
-
-    rk.testing.run_virtual(main())
+    task = asyncio.ensure_future(rk.retry(policy=rk.Retrier(**options), base_delay=10, jitter="none")(awork)())
+    await asyncio.sleep(5)
+    during.append(alive(held))
+    await task
     assert during == [0]
 
 
@@ -303,19 +297,16 @@ def test_neither_success_nor_giving_up_leaves_a_reference_cycle(fail: int, no_wa
 
 
 @pytest.mark.usefixtures("uncollected")
-def test_an_async_deadline_leaves_no_reference_cycle() -> None:
+async def test_an_async_deadline_leaves_no_reference_cycle() -> None:
     gone: list[weakref.ref[BaseException]] = []
 
     async def hangs() -> None:
         await asyncio.sleep(3600)
 
-    async def main() -> None:
-        try:
-            await rk.retry(deadline=1)(hangs)()
-        except rk.DeadlineExceededError as error:
-            gone.append(weakref.ref(error))
-
-    rk.testing.run_virtual(main())
+    try:
+        await rk.retry(deadline=1)(hangs)()
+    except rk.DeadlineExceededError as error:
+        gone.append(weakref.ref(error))
     assert [ref() for ref in gone] == [None]
 
 
@@ -437,7 +428,7 @@ def test_nothing_runs_before_the_generator_is_asked() -> None:
     assert begun == []
 
 
-def test_an_async_generator_is_retried_before_its_first_item_and_not_after() -> None:
+async def test_an_async_generator_is_retried_before_its_first_item_and_not_after() -> None:
     begun = 0
 
     @rk.retry(deadline=100)
@@ -450,17 +441,15 @@ def test_an_async_generator_is_retried_before_its_first_item_and_not_after() -> 
         yield 1
         raise ConnectionError("midway")
 
-    async def main() -> list[int]:
-        kept = items()
-        got = [await anext(kept)]
-        with pytest.raises(ConnectionError, match="midway"):
-            await anext(kept)
-        return got
+    kept = items()
+    got = [await anext(kept)]
+    with pytest.raises(ConnectionError, match="midway"):
+        await anext(kept)
 
-    assert (rk.testing.run_virtual(main()), begun) == ([1], 3)
+    assert (got, begun) == ([1], 3)
 
 
-def test_an_async_generator_hears_asend_athrow_and_aclose() -> None:
+async def test_an_async_generator_hears_asend_athrow_and_aclose() -> None:
     log: list[object] = []
 
     @rk.retry
@@ -475,24 +464,21 @@ def test_an_async_generator_hears_asend_athrow_and_aclose() -> None:
         finally:
             log.append("closed")
 
-    async def main() -> None:
-        items = talk()
-        assert await anext(items) == "ready"
-        assert await items.asend("a") == "a"
-        assert await items.athrow(KeyError("k")) == "threw KeyError"
-        assert await items.athrow(asyncio.CancelledError()) == "threw CancelledError"
-        with pytest.raises(StopAsyncIteration):
-            await items.asend("end")
-        assert log == ["closed"]
-        other = talk()
-        await anext(other)
-        await other.aclose()
-        assert log == ["closed", "closed"]
-
-    rk.testing.run_virtual(main())
+    items = talk()
+    assert await anext(items) == "ready"
+    assert await items.asend("a") == "a"
+    assert await items.athrow(KeyError("k")) == "threw KeyError"
+    assert await items.athrow(asyncio.CancelledError()) == "threw CancelledError"
+    with pytest.raises(StopAsyncIteration):
+        await items.asend("end")
+    assert log == ["closed"]
+    other = talk()
+    await anext(other)
+    await other.aclose()
+    assert log == ["closed", "closed"]
 
 
-def test_an_empty_async_generator_gives_nothing() -> None:
+async def test_an_empty_async_generator_gives_nothing() -> None:
     begun: list[int] = []
 
     @rk.retry
@@ -500,7 +486,4 @@ def test_an_empty_async_generator_gives_nothing() -> None:
         if begun:
             yield 1
 
-    async def main() -> list[int]:
-        return [item async for item in nothing()]
-
-    assert rk.testing.run_virtual(main()) == []
+    assert [item async for item in nothing()] == []

@@ -95,18 +95,15 @@ def test_a_failed_write_is_told_and_the_next_one_goes_on(caplog: pytest.LogCaptu
     assert "no ink" in caplog.text
 
 
-def test_what_was_begun_is_finished_and_the_rest_can_be_written_afterwards() -> None:
-    async def main() -> None:
-        pen = Pen()
-        batcher: Batcher[int] = Batcher("it could not be written", pen.write, most=5)
-        serving = asyncio.create_task(batcher.serve())
-        batcher.put(1)
-        await asyncio.sleep(0.5)
-        batcher.put(2)
-        serving.cancel()
-        await asyncio.gather(serving, return_exceptions=True)
-        assert pen.batches == [[1]]
-        await batcher.finish()
-        assert pen.batches == [[1], [2]]
-
-    run_virtual(main())
+async def test_what_was_begun_is_finished_and_the_rest_can_be_written_afterwards() -> None:
+    pen = Pen()
+    batcher: Batcher[int] = Batcher("it could not be written", pen.write, most=5)
+    serving = asyncio.create_task(batcher.serve())
+    batcher.put(1)
+    await asyncio.sleep(0.5)
+    batcher.put(2)
+    serving.cancel()
+    await asyncio.gather(serving, return_exceptions=True)
+    assert pen.batches == [[1]]
+    await batcher.finish()
+    assert pen.batches == [[1], [2]]

@@ -45,107 +45,91 @@ def test_a_skipping_clock_counts_and_stands_still() -> None:
     assert (clock.now(), clock.waited) == (5, 100)
 
 
-def test_an_async_sleep_lets_others_run() -> None:
-    async def main() -> list[str]:
-        seen = ["before"]
-        asyncio.get_running_loop().call_soon(seen.append, "another")
-        await VirtualClock().asleep(3600)
-        return [*seen, "after"]
+@pytest.mark.real_time
+async def test_an_async_sleep_lets_others_run() -> None:
+    seen = ["before"]
+    asyncio.get_running_loop().call_soon(seen.append, "another")
+    await VirtualClock().asleep(3600)
 
-    assert asyncio.run(main()) == ["before", "another", "after"]
+    assert [*seen, "after"] == ["before", "another", "after"]
 
 
 # ---- the loop --------------------------------------------------------------------------------------------------------
 
 
-def test_a_day_takes_milliseconds() -> None:
-    async def main() -> float:
-        for _ in range(24):
-            await asyncio.sleep(3600)
-        return await now()
-
+async def test_a_day_takes_milliseconds() -> None:
     began = time.perf_counter()
-    assert run_virtual(main()) == pytest.approx(DAY)
+    for _ in range(24):
+        await asyncio.sleep(3600)
+
+    assert await now() == pytest.approx(DAY)
     assert time.perf_counter() - began < 60, "a machine may be slow, and a day is a day"
 
 
-def test_ten_years_at_once_pass_too() -> None:
-    async def main() -> float:
-        await asyncio.sleep(3650 * DAY)
-        return await now()
+async def test_ten_years_at_once_pass_too() -> None:
+    await asyncio.sleep(3650 * DAY)
 
-    assert run_virtual(main()) == pytest.approx(3650 * DAY)
+    assert await now() == pytest.approx(3650 * DAY)
 
 
-def test_a_thousand_tasks_wait_side_by_side_and_wake_in_order() -> None:
-    async def main() -> tuple[list[int], float]:
-        woken: list[int] = []
+async def test_a_thousand_tasks_wait_side_by_side_and_wake_in_order() -> None:
+    woken: list[int] = []
 
-        async def sleeper(n: int) -> None:
-            await asyncio.sleep((n * 7919) % 1000)
-            woken.append((n * 7919) % 1000)
+    async def sleeper(n: int) -> None:
+        await asyncio.sleep((n * 7919) % 1000)
+        woken.append((n * 7919) % 1000)
 
-        await asyncio.gather(*(sleeper(n) for n in range(1000)))
-        return woken, await now()
+    await asyncio.gather(*(sleeper(n) for n in range(1000)))
 
-    assert run_virtual(main()) == (list(range(1000)), 999.0)
+    assert (woken, await now()) == (list(range(1000)), 999.0)
 
 
-def test_wait_for_times_out_in_virtual_time() -> None:
-    async def main() -> float:
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(asyncio.sleep(DAY), 10)
-        return await now()
+async def test_wait_for_times_out_in_virtual_time() -> None:
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(asyncio.sleep(DAY), 10)
 
-    assert run_virtual(main()) == 10.0
+    assert await now() == 10.0
 
 
-def test_a_clock_of_the_loop_reads_and_moves_its_time() -> None:
-    async def main() -> tuple[float, float, float]:
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, VirtualLoop)
-        clock = LoopClock(loop)
-        clock.sleep(5)
-        clock.sleep(-1)
-        await clock.asleep(2)
-        return clock.now(), clock.wall(), loop.time()
+async def test_a_clock_of_the_loop_reads_and_moves_its_time() -> None:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    clock = LoopClock(loop)
+    clock.sleep(5)
+    clock.sleep(-1)
+    await clock.asleep(2)
 
-    assert run_virtual(main()) == (7.0, EPOCH + 7.0, 7.0)
+    assert (clock.now(), clock.wall(), loop.time()) == (7.0, EPOCH + 7.0, 7.0)
 
 
-def test_real_sockets_still_work() -> None:
-    async def main() -> bytes:
-        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writer.write((await reader.readline()).upper())
-            await writer.drain()
-            writer.close()
-
-        server = await asyncio.start_server(answer, "127.0.0.1", 0)
-        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
-        writer.write(b"hello\n")
-        got = await reader.readline()
+async def test_real_sockets_still_work() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write((await reader.readline()).upper())
+        await writer.drain()
         writer.close()
-        await writer.wait_closed()
-        server.close()
-        await server.wait_closed()
-        return got
 
-    assert run_virtual(main()) == b"HELLO\n"
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+    writer.write(b"hello\n")
+    got = await reader.readline()
+    writer.close()
+    await writer.wait_closed()
+    server.close()
+    await server.wait_closed()
 
-
-def test_no_time_limit_passes_while_a_thread_is_at_work() -> None:
-    async def main() -> int:
-        async with asyncio.timeout(0.001):
-            return await asyncio.to_thread(_slowly, 7)
-
-    assert run_virtual(main()) == 7
+    assert got == b"HELLO\n"
 
 
-def test_a_thread_that_is_at_work_is_waited_for() -> None:
-    async def main() -> int:
-        return await asyncio.to_thread(_slowly, 7)
+async def test_no_time_limit_passes_while_a_thread_is_at_work() -> None:
+    async with asyncio.timeout(0.001):
+        found = await asyncio.to_thread(_slowly, 7)
 
-    assert run_virtual(main()) == 7
+    assert found == 7
+
+
+async def test_a_thread_that_is_at_work_is_waited_for() -> None:
+
+    assert await asyncio.to_thread(_slowly, 7) == 7
 
 
 def _slowly(value: int) -> int:
@@ -203,26 +187,22 @@ def test_an_idle_thread_makes_a_deadlock_slow_to_tell_but_not_silent(monkeypatch
         idle.join(5)
 
 
-def test_a_thread_that_wakes_the_loop_before_it_ends_is_heard() -> None:
-    async def main() -> str:
-        loop = asyncio.get_running_loop()
-        woken = asyncio.Event()
-        threading.Thread(target=loop.call_soon_threadsafe, args=(woken.set,)).start()
-        await woken.wait()
-        return "woken"
+async def test_a_thread_that_wakes_the_loop_before_it_ends_is_heard() -> None:
+    loop = asyncio.get_running_loop()
+    woken = asyncio.Event()
+    threading.Thread(target=loop.call_soon_threadsafe, args=(woken.set,)).start()
+    await woken.wait()
 
-    assert run_virtual(main()) == "woken"
+    assert "woken" == "woken"
 
 
-def test_a_loop_that_listens_for_a_signal_is_not_stuck() -> None:
-    async def main() -> str:
-        loop = asyncio.get_running_loop()
-        told = asyncio.Event()
-        loop.add_signal_handler(signal.SIGUSR1, told.set)
-        timer = threading.Timer(0.02, signal.raise_signal, (signal.SIGUSR1,))
-        timer.start()
-        timer.join()
-        await told.wait()
-        return "told"
+async def test_a_loop_that_listens_for_a_signal_is_not_stuck() -> None:
+    loop = asyncio.get_running_loop()
+    told = asyncio.Event()
+    loop.add_signal_handler(signal.SIGUSR1, told.set)
+    timer = threading.Timer(0.02, signal.raise_signal, (signal.SIGUSR1,))
+    timer.start()
+    timer.join()
+    await told.wait()
 
-    assert run_virtual(main()) == "told"
+    assert "told" == "told"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sqlite3
 import subprocess
@@ -47,48 +46,42 @@ def test_control_a_second_library_that_closes_the_file_takes_the_locks_away(tmp_
     ours.close()
 
 
-def test_a_ledger_in_the_file_of_an_open_store_is_refused_for_sqlite3_and_taken_for_apsw(tmp_path: Path) -> None:
+@pytest.mark.real_time
+async def test_a_ledger_in_the_file_of_an_open_store_is_refused_for_sqlite3_and_taken_for_apsw(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
-
-    async def main() -> None:
-        conn = sqlite3.connect(tmp_path / "own.db")
-        alias = tmp_path / "alias.db"
-        async with rk.open_store(f"sqlite:{path}"):
-            rk.ledger(conn)  # a file of its own
-            alias.symlink_to(path)
-            same = sqlite3.connect(alias)
-            try:
-                with pytest.raises(StoreUnavailableError, match="would drop the other's locks; give the ledger a"):
-                    rk.ledger(same)
-            finally:
-                same.close()
-            rk.ledger(apsw.Connection(str(path)))
-        after = sqlite3.connect(path)
-        rk.ledger(after)  # the store is closed: one library again
-        after.close()
-        conn.close()
-
-    asyncio.run(main())
+    conn = sqlite3.connect(tmp_path / "own.db")
+    alias = tmp_path / "alias.db"
+    async with rk.open_store(f"sqlite:{path}"):
+        rk.ledger(conn)  # a file of its own
+        alias.symlink_to(path)
+        same = sqlite3.connect(alias)
+        try:
+            with pytest.raises(StoreUnavailableError, match="would drop the other's locks; give the ledger a"):
+                rk.ledger(same)
+        finally:
+            same.close()
+        rk.ledger(apsw.Connection(str(path)))
+    after = sqlite3.connect(path)
+    rk.ledger(after)  # the store is closed: one library again
+    after.close()
+    conn.close()
 
 
-def test_a_store_on_a_file_that_sqlite3_has_open_is_refused(tmp_path: Path) -> None:
+@pytest.mark.real_time
+async def test_a_store_on_a_file_that_sqlite3_has_open_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
-
-    async def main() -> None:
+    async with rk.open_store(f"sqlite:{path}"):
+        pass
+    theirs = sqlite3.connect(path)
+    theirs.execute("SELECT count(*) FROM sqlite_schema").fetchall()
+    with pytest.raises(StoreUnavailableError, match="open through sqlite3 as well"):
         async with rk.open_store(f"sqlite:{path}"):
             pass
-        theirs = sqlite3.connect(path)
-        theirs.execute("SELECT count(*) FROM sqlite_schema").fetchall()
-        with pytest.raises(StoreUnavailableError, match="open through sqlite3 as well"):
-            async with rk.open_store(f"sqlite:{path}"):
-                pass
-        theirs.close()
-        other = sqlite3.connect(tmp_path / "other.db")
-        async with rk.open_store(f"sqlite:{path}"), rk.open_store(f"sqlite:{path}"):  # two stores share a library
-            assert open_files.open_in_store(str(path))
-        other.close()
-
-    asyncio.run(main())
+    theirs.close()
+    other = sqlite3.connect(tmp_path / "other.db")
+    async with rk.open_store(f"sqlite:{path}"), rk.open_store(f"sqlite:{path}"):  # two stores share a library
+        assert open_files.open_in_store(str(path))
+    other.close()
 
 
 def test_a_file_that_something_else_has_open_is_fine(tmp_path: Path) -> None:

@@ -12,22 +12,20 @@ from reefknot.runtime.tasks import BoundedTasks, Services, run_in_background
 from reefknot.testing import run_virtual
 
 
-def test_never_more_than_it_may_at_once() -> None:
-    async def main() -> tuple[int, float]:
-        bounded, now, most = BoundedTasks("c", 3), 0, 0
+async def test_never_more_than_it_may_at_once() -> None:
+    bounded, now, most = BoundedTasks("c", 3), 0, 0
 
-        async def work() -> None:
-            nonlocal now, most
-            now += 1
-            most = max(most, now)
-            await asyncio.sleep(1)
-            now -= 1
+    async def work() -> None:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        await asyncio.sleep(1)
+        now -= 1
 
-        for _ in range(7):
-            await bounded.start("x", work)
-        return most, asyncio.get_running_loop().time()
+    for _ in range(7):
+        await bounded.start("x", work)
 
-    assert run_virtual(main()) == (3, 2.0), "the seventh begins when the third group does"
+    assert (most, asyncio.get_running_loop().time()) == (3, 2.0), "the seventh begins when the third group does"
 
 
 def test_a_failure_is_a_log_line_and_frees_its_place(caplog: pytest.LogCaptureFixture) -> None:
@@ -51,46 +49,41 @@ def test_a_failure_is_a_log_line_and_frees_its_place(caplog: pytest.LogCaptureFi
     assert [record.getMessage() for record in caplog.records] == ["w1: a step failed (ValueError: no luck)"]
 
 
-def test_stopping_ends_what_runs_and_what_ends_a_task_is_not_swallowed() -> None:
-    async def main() -> list[str]:
-        bounded, said = BoundedTasks("c", 5), []
-
-        async def work() -> None:
-            try:
-                await asyncio.sleep(100)
-            except asyncio.CancelledError:
-                said.append("ended")
-                raise
-
-        await bounded.start("x", work)
-        await asyncio.sleep(1)
-        await bounded.stop()
-        with pytest.raises(asyncio.CancelledError):
-            await bounded.run_logged("x", _cancelled)
-        return said
-
+async def test_stopping_ends_what_runs_and_what_ends_a_task_is_not_swallowed() -> None:
     async def _cancelled() -> None:
         raise asyncio.CancelledError
 
-    assert run_virtual(main()) == ["ended"]
+    bounded, said = BoundedTasks("c", 5), []
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(100)
+        except asyncio.CancelledError:
+            said.append("ended")
+            raise
+
+    await bounded.start("x", work)
+    await asyncio.sleep(1)
+    await bounded.stop()
+    with pytest.raises(asyncio.CancelledError):
+        await bounded.run_logged("x", _cancelled)
+
+    assert said == ["ended"]
 
 
-def test_a_background_task_is_held_until_it_ends_and_no_longer() -> None:
+async def test_a_background_task_is_held_until_it_ends_and_no_longer() -> None:
     async def forever(wakes: asyncio.Event) -> None:
         await wakes.wait()
 
-    async def main() -> None:
-        wakes = asyncio.Event()
-        task = weakref.ref(run_in_background(forever(wakes), "waiting"))
-        await asyncio.sleep(0)
-        gc.collect()
-        assert task() is not None
-        assert tasks._background == {task()}
-        wakes.set()
-        await asyncio.sleep(0.1)
-        assert not tasks._background
-
-    run_virtual(main())
+    wakes = asyncio.Event()
+    task = weakref.ref(run_in_background(forever(wakes), "waiting"))
+    await asyncio.sleep(0)
+    gc.collect()
+    assert task() is not None
+    assert tasks._background == {task()}
+    wakes.set()
+    await asyncio.sleep(0.1)
+    assert not tasks._background
 
 
 def test_a_failed_background_task_is_logged_and_a_cancelled_one_is_not(
@@ -111,22 +104,19 @@ def test_a_failed_background_task_is_logged_and_a_cancelled_one_is_not(
     ]
 
 
-def test_a_service_that_has_just_returned_is_run_again_by_the_next_caller() -> None:
+async def test_a_service_that_has_just_returned_is_run_again_by_the_next_caller() -> None:
     """The loop tells of the end of a task one turn later; whoever comes in between must not rely on the old one."""
     runs: list[str] = []
 
     async def service() -> None:
         runs.append("run")
 
-    async def main() -> None:
-        services = Services("part")
-        services.keep("look", service)
-        await asyncio.sleep(0)  # it has returned, and the loop has told no one yet
-        assert services.names == frozenset()
-        services.keep("look", service)
-        assert services.names == {"look"}
-        await asyncio.sleep(0.1)
-        assert runs == ["run", "run"]
-        assert services.names == frozenset()
-
-    run_virtual(main())
+    services = Services("part")
+    services.keep("look", service)
+    await asyncio.sleep(0)  # it has returned, and the loop has told no one yet
+    assert services.names == frozenset()
+    services.keep("look", service)
+    assert services.names == {"look"}
+    await asyncio.sleep(0.1)
+    assert runs == ["run", "run"]
+    assert services.names == frozenset()

@@ -45,24 +45,23 @@ def test_each_is_cut_off_at_its_own_time_whatever_the_order_they_came_in() -> No
     ]
 
 
-def test_a_limit_that_comes_after_others_have_ended_still_holds() -> None:
-    async def main() -> list[tuple[str, float]]:
-        timeouts = Timeouts()
-        return [await after(timeouts, limit, takes) for limit, takes in ((10.0, 1.0), (0.5, 5.0), (20.0, 30.0))]
+async def test_a_limit_that_comes_after_others_have_ended_still_holds() -> None:
+    timeouts = Timeouts()
 
-    assert [what for what, _ in run_virtual(main())] == ["done", "cut off", "cut off"]
+    assert [
+        what
+        for what, _ in [await after(timeouts, limit, takes) for limit, takes in ((10.0, 1.0), (0.5, 5.0), (20.0, 30.0))]
+    ] == ["done", "cut off", "cut off"]
 
 
-def test_many_timeouts_that_end_in_time_set_one_timer() -> None:
-    async def main() -> int:
-        loop: Any = asyncio.get_running_loop()
-        timeouts, before = Timeouts(), len(loop._scheduled)
-        for _ in range(1000):
-            with timeouts.timeout(30.0):
-                pass
-        return len(loop._scheduled) - before
+async def test_many_timeouts_that_end_in_time_set_one_timer() -> None:
+    loop: Any = asyncio.get_running_loop()
+    timeouts, before = Timeouts(), len(loop._scheduled)
+    for _ in range(1000):
+        with timeouts.timeout(30.0):
+            pass
 
-    assert run_virtual(main()) == 1
+    assert (len(loop._scheduled) - before) == 1
 
 
 async def _cancelled_inside(timeouts: Timeouts) -> None:
@@ -77,32 +76,22 @@ async def _cut_off_inside_an_outer_one(timeouts: Timeouts) -> None:
 
 
 @pytest.mark.parametrize("at", [1.0, 5.0])
-def test_a_task_that_is_cancelled_from_outside_is_not_timed_out(at: float) -> None:
+async def test_a_task_that_is_cancelled_from_outside_is_not_timed_out(at: float) -> None:
     """5 s is the moment at which the limit expires, too."""
-
-    async def main() -> None:
-        task = asyncio.create_task(_cancelled_inside(Timeouts()))
-        await asyncio.sleep(0)
-        asyncio.get_running_loop().call_later(at, task.cancel)
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    run_virtual(main())
-
-
-def test_limits_nest() -> None:
-    async def main() -> None:
-        task = asyncio.create_task(_cut_off_inside_an_outer_one(Timeouts()))
+    task = asyncio.create_task(_cancelled_inside(Timeouts()))
+    await asyncio.sleep(0)
+    asyncio.get_running_loop().call_later(at, task.cancel)
+    with pytest.raises(asyncio.CancelledError):
         await task
-        assert task.cancelling() == 0
-
-    run_virtual(main())
 
 
-def test_an_error_of_the_work_is_the_works_own() -> None:
-    async def main() -> None:
-        with pytest.raises(TimeoutError, match="mine"), Timeouts().timeout(5.0) as limit:
-            raise TimeoutError("mine")
-        assert not limit.expired
+async def test_limits_nest() -> None:
+    task = asyncio.create_task(_cut_off_inside_an_outer_one(Timeouts()))
+    await task
+    assert task.cancelling() == 0
 
-    run_virtual(main())
+
+async def test_an_error_of_the_work_is_the_works_own() -> None:
+    with pytest.raises(TimeoutError, match="mine"), Timeouts().timeout(5.0) as limit:
+        raise TimeoutError("mine")
+    assert not limit.expired

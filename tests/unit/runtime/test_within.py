@@ -5,7 +5,6 @@ import asyncio
 import pytest
 
 from reefknot.runtime.timeouts import within
-from reefknot.testing import run_virtual
 
 
 async def deaf(times: int) -> None:
@@ -20,38 +19,28 @@ async def deaf(times: int) -> None:
 
 
 @pytest.mark.parametrize("times", [0, 1, 3])
-def test_a_client_that_swallows_cancellations_is_given_up_all_the_same(times: int) -> None:
-    async def story() -> None:
-        began = asyncio.get_running_loop().time()
-        with pytest.raises(TimeoutError):
-            await within(deaf(times), 5.0)
-        assert asyncio.get_running_loop().time() - began < 7.0
-        assert [one for one in asyncio.all_tasks() if one is not asyncio.current_task()] == []
-
-    run_virtual(story())
+async def test_a_client_that_swallows_cancellations_is_given_up_all_the_same(times: int) -> None:
+    began = asyncio.get_running_loop().time()
+    with pytest.raises(TimeoutError):
+        await within(deaf(times), 5.0)
+    assert asyncio.get_running_loop().time() - began < 7.0
+    assert [one for one in asyncio.all_tasks() if one is not asyncio.current_task()] == []
 
 
-def test_one_cancellation_would_not_end_it() -> None:
+async def test_one_cancellation_would_not_end_it() -> None:
     """The control: what a plain time limit does."""
-
-    async def story() -> None:
-        task = asyncio.ensure_future(deaf(1))
-        await asyncio.sleep(0.5)
-        task.cancel()
-        await asyncio.wait([task], timeout=60)
-        assert not task.done()
-        task.cancel()
-        await asyncio.wait([task])
-
-    run_virtual(story())
+    task = asyncio.ensure_future(deaf(1))
+    await asyncio.sleep(0.5)
+    task.cancel()
+    await asyncio.wait([task], timeout=60)
+    assert not task.done()
+    task.cancel()
+    await asyncio.wait([task])
 
 
-def test_an_error_of_the_client_is_the_callers() -> None:
+async def test_an_error_of_the_client_is_the_callers() -> None:
     async def refused() -> None:
         raise ConnectionRefusedError
 
-    async def story() -> None:
-        with pytest.raises(ConnectionRefusedError):
-            await within(refused(), 5.0)
-
-    run_virtual(story())
+    with pytest.raises(ConnectionRefusedError):
+        await within(refused(), 5.0)

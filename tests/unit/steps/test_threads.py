@@ -163,34 +163,29 @@ def test_what_has_to_be_awaited_has_not_returned() -> None:
         asyncio.run(beside_a_block(Awaited, within=0.5, blocked=1.0))
 
 
-def test_exceptions_come_back_and_one_that_a_future_cannot_carry_is_named() -> None:
+@pytest.mark.real_time
+async def test_exceptions_come_back_and_one_that_a_future_cannot_carry_is_named() -> None:
     def stops() -> None:
         raise StopIteration(5)
 
     def fails() -> None:
         raise ConnectionError("down")
 
-    async def main() -> None:
-        pool = FunctionThreads()
-        with pytest.raises(ConnectionError, match="down"):
-            await pool.run("a", fails)
-        with pytest.raises(RuntimeError, match=r"StopIteration\(5\)"):
-            await pool.run("a", stops)
-
-    asyncio.run(main())
+    pool = FunctionThreads()
+    with pytest.raises(ConnectionError, match="down"):
+        await pool.run("a", fails)
+    with pytest.raises(RuntimeError, match=r"StopIteration\(5\)"):
+        await pool.run("a", stops)
 
 
-def test_a_thread_without_work_ends_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.real_time
+async def test_a_thread_without_work_ends_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "IDLE_S", 0.001)
-
-    async def main() -> None:
-        pool = FunctionThreads()
-        assert await pool.run("a", lambda: 1) == 1
-        while pool._threads:  # noqa: ASYNC110 - a thread has no event to wait for
-            await asyncio.sleep(0.001)
-        assert await pool.run("a", lambda: 2) == 2
-
-    asyncio.run(main())
+    pool = FunctionThreads()
+    assert await pool.run("a", lambda: 1) == 1
+    while pool._threads:  # noqa: ASYNC110 - a thread has no event to wait for
+        await asyncio.sleep(0.001)
+    assert await pool.run("a", lambda: 2) == 2
 
 
 def test_a_step_of_a_block_that_left_too_many_behind_fails_and_may_be_retried(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,42 +74,38 @@ def test_events_are_those_of_production_and_no_others(hourly: Callable[..., Any]
     assert waits == [3600.0] * 10
 
 
-def test_it_works_in_an_ordinary_async_test(hourly: Callable[..., Any]) -> None:
-    async def main() -> None:
-        async with rk.testing.system([hourly], policies(shop_charge=HOURLY), start=START) as system:
-            first, second = await asyncio.gather(
-                system.submit("shop.charge", {"id": 1}, assignment_id="one"),
-                system.submit("shop.charge", {"id": 2}, assignment_id="two"),
-            )
-            beats = 0
+@pytest.mark.real_time
+async def test_it_works_in_an_ordinary_async_test(hourly: Callable[..., Any]) -> None:
+    async with rk.testing.system([hourly], policies(shop_charge=HOURLY), start=START) as system:
+        first, second = await asyncio.gather(
+            system.submit("shop.charge", {"id": 1}, assignment_id="one"),
+            system.submit("shop.charge", {"id": 2}, assignment_id="two"),
+        )
+        beats = 0
 
-            async def other() -> None:
-                nonlocal beats
-                while True:
-                    beats += 1
-                    await asyncio.sleep(0)
+        async def other() -> None:
+            nonlocal beats
+            while True:
+                beats += 1
+                await asyncio.sleep(0)
 
-            task = asyncio.create_task(other())
-            await system.drain()
-            task.cancel()
-            assert beats > 1, "the loop of the test goes on meanwhile"
-            assert await first.wait() == await second.wait() == "succeeded"
-            assert {name: one.output for name, one in (await system.results()).items()} == {
-                "one": {"charged": 1, "attempt": 11},
-                "two": {"charged": 2, "attempt": 11},
-            }
-            assert await system.job("one").status() == "succeeded"
-
-    asyncio.run(main())
+        task = asyncio.create_task(other())
+        await system.drain()
+        task.cancel()
+        assert beats > 1, "the loop of the test goes on meanwhile"
+        assert await first.wait() == await second.wait() == "succeeded"
+        assert {name: one.output for name, one in (await system.results()).items()} == {
+            "one": {"charged": 1, "attempt": 11},
+            "two": {"charged": 2, "attempt": 11},
+        }
+        assert await system.job("one").status() == "succeeded"
 
 
-def test_it_works_under_run_virtual_whose_time_stands_still_meanwhile(hourly: Callable[..., Any]) -> None:
-    async def main() -> float:
-        async with asyncio.timeout(5), rk.testing.system([hourly], policies(shop_charge=HOURLY)) as system:
-            assert (await system.run("shop.charge", {"id": 1})).retries_used == 10
-        return asyncio.get_running_loop().time()
+async def test_it_works_under_run_virtual_whose_time_stands_still_meanwhile(hourly: Callable[..., Any]) -> None:
+    async with asyncio.timeout(5), rk.testing.system([hourly], policies(shop_charge=HOURLY)) as system:
+        assert (await system.run("shop.charge", {"id": 1})).retries_used == 10
 
-    assert rk.testing.run_virtual(main()) == 0.0
+    assert asyncio.get_running_loop().time() == 0.0
 
 
 def test_plain_functions_run_in_threads_and_time_waits_for_them() -> None:
@@ -383,25 +379,22 @@ def test_a_step_that_calls_its_own_system_is_refused() -> None:
         assert "would wait for itself" in str(system.run("shop.inner", retries=0).error_message)
 
 
-def test_a_test_that_is_cancelled_leaves_nothing_behind() -> None:
+@pytest.mark.real_time
+async def test_a_test_that_is_cancelled_leaves_nothing_behind() -> None:
     @rk.block("shop.block", timeout=864000, attempt_timeout=864000)
     async def block(inputs: Mapping[str, Any], context: Any) -> None:
         started.set()
         await asyncio.sleep(800_000)
 
     started, before = threading.Event(), threading.enumerate()
-
-    async def main() -> None:
-        async with rk.testing.system([block]) as system:
-            await system.submit("shop.block")
-            task = asyncio.create_task(system.drain())
-            await asyncio.to_thread(started.wait, 10)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            assert (await system.quarantine()) == []
-
-    asyncio.run(main())
+    async with rk.testing.system([block]) as system:
+        await system.submit("shop.block")
+        task = asyncio.create_task(system.drain())
+        await asyncio.to_thread(started.wait, 10)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert (await system.quarantine()) == []
     assert not [one for one in threading.enumerate() if one not in before and one.name.startswith("reefknot-system")]
 
 

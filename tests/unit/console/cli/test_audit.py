@@ -77,18 +77,16 @@ def test_filters_narrow_what_tail_shows(rk: Commands, store: Path, filters: list
     assert [json.loads(line)["sequence"] for line in ended.out.splitlines()] == numbers
 
 
-def test_following_shows_what_comes_and_ends_by_itself(
+@pytest.mark.real_time
+async def test_following_shows_what_comes_and_ends_by_itself(
     rk: Commands, store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async def main() -> None:
-        async with open_store(f"sqlite:{store}") as opened:
-            wanted = FilterFlags(type_="retry_attempt").chosen()
-            following = asyncio.create_task(follow_log(opened.audit, wanted, after=6, seconds=1.0, json=True))
-            await asyncio.sleep(0)
-            await opened.audit.append([entry(STORY[4]), entry(attempt(20))])
-            await following
-
-    asyncio.run(main())
+    async with open_store(f"sqlite:{store}") as opened:
+        wanted = FilterFlags(type_="retry_attempt").chosen()
+        following = asyncio.create_task(follow_log(opened.audit, wanted, after=6, seconds=1.0, json=True))
+        await asyncio.sleep(0)
+        await opened.audit.append([entry(STORY[4]), entry(attempt(20))])
+        await following
     assert [json.loads(line)["sequence"] for line in capsys.readouterr().out.splitlines()] == [8]
 
 

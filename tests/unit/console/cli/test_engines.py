@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 from pathlib import Path
@@ -81,16 +80,14 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> None:
     kept.clear()
 
 
-def test_a_new_engine_is_opened_by_its_address() -> None:
-    async def main() -> None:
-        async with open_store("stub://here") as store:
-            assert store is kept["stub://here"]
-        async with connect("stub://here") as client:
-            await client.submit("python", {"function": "a"})
-        async with open_store("stub://here") as store:
-            assert len(await store.work.find(limit=10)) == 1
-
-    asyncio.run(main())
+@pytest.mark.real_time
+async def test_a_new_engine_is_opened_by_its_address() -> None:
+    async with open_store("stub://here") as store:
+        assert store is kept["stub://here"]
+    async with connect("stub://here") as client:
+        await client.submit("python", {"function": "a"})
+    async with open_store("stub://here") as store:
+        assert len(await store.work.find(limit=10)) == 1
 
 
 def test_commands_use_its_store_and_show_no_password(rk: Commands) -> None:

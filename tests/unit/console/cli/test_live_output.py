@@ -142,31 +142,28 @@ def test_a_level_is_printed_when_it_changes_and_only_then() -> None:
     assert ["healthy → critical" in lines[0], "critical → healthy" in lines[1], len(lines)] == [True, True, 2]
 
 
-def test_a_read_that_fails_once_does_not_end_the_feed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.real_time
+async def test_a_read_that_fails_once_does_not_end_the_feed(monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
+    printed = asyncio.Event()
 
-    async def main() -> None:
-        printed = asyncio.Event()
+    def print_line(line: str) -> None:
+        lines.append(line)
+        printed.set()
 
-        def print_line(line: str) -> None:
-            lines.append(line)
-            printed.set()
+    async with open_store("memory:") as store:
+        feed = LiveFeed(store.audit, print_line, after=0)
+        read, failures = store.audit.read, iter([StoreUnavailableError("a", "a read has not finished", "again")])
 
-        async with open_store("memory:") as store:
-            feed = LiveFeed(store.audit, print_line, after=0)
-            read, failures = store.audit.read, iter([StoreUnavailableError("a", "a read has not finished", "again")])
+        async def once_late(query: AuditQuery) -> list[KeptEntry]:
+            for failure in failures:
+                raise failure
+            return await read(query)
 
-            async def once_late(query: AuditQuery) -> list[KeptEntry]:
-                for failure in failures:
-                    raise failure
-                return await read(query)
-
-            monkeypatch.setattr(store.audit, "read", once_late)
-            await store.audit.append([entry(attempt(1))])
-            task = asyncio.create_task(feed.follow())
-            async with asyncio.timeout(30):
-                await printed.wait()
-            task.cancel()
-
-    asyncio.run(main())
+        monkeypatch.setattr(store.audit, "read", once_late)
+        await store.audit.append([entry(attempt(1))])
+        task = asyncio.create_task(feed.follow())
+        async with asyncio.timeout(30):
+            await printed.wait()
+        task.cancel()
     assert len(lines) == 1

@@ -423,16 +423,13 @@ async def never_taken(store: Store) -> None:
         (ResultStatus.ERROR, never_taken, "rejected"),
     ],
 )
-def test_every_result_has_one_end(status: ResultStatus, before: object, end: str) -> None:
-    async def main() -> Tally:
-        tally = Tally()
-        async with open_store("memory:") as store:
-            assert callable(before)
-            await before(store)
-            assert await tally.count(exec_result(status, 2), store) == end
-        return tally
-
-    tally = asyncio.run(main())
+@pytest.mark.real_time
+async def test_every_result_has_one_end(status: ResultStatus, before: object, end: str) -> None:
+    tally = Tally()
+    async with open_store("memory:") as store:
+        assert callable(before)
+        await before(store)
+        assert await tally.count(exec_result(status, 2), store) == end
     assert (tally.total, tally.ends[end], tally.retries) == (1, 1, 2)
     assert tally.recovered == (end == "succeeded")
     assert tally.quarantined == (before is quarantined)

@@ -148,24 +148,22 @@ class SlowReloads:
         return asyncio.create_task(reloading())
 
 
-def test_many_hangups_during_a_reload_are_one_more_reload(capsys: pytest.CaptureFixture[str]) -> None:
-    async def main() -> None:
-        system, shutdown = SlowReloads(), Shutdown(asyncio.Event())
-        shutdown._has_terminal = False
-        shutdown.reloads(cast("System", system))
-        for reloads in (1, 2):
-            for _ in range(100):
-                shutdown.on_signal(SIGHUP)
-                await asyncio.sleep(0)
-            assert len(system.ends) == reloads
-            system.ends[-1].set_result(None)
-            for _ in range(5):
-                await asyncio.sleep(0)
-        assert len(system.ends) == 3, "signals during the second one are a third, which sees the last change"
+@pytest.mark.real_time
+async def test_many_hangups_during_a_reload_are_one_more_reload(capsys: pytest.CaptureFixture[str]) -> None:
+    system, shutdown = SlowReloads(), Shutdown(asyncio.Event())
+    shutdown._has_terminal = False
+    shutdown.reloads(cast("System", system))
+    for reloads in (1, 2):
+        for _ in range(100):
+            shutdown.on_signal(SIGHUP)
+            await asyncio.sleep(0)
+        assert len(system.ends) == reloads
         system.ends[-1].set_result(None)
         for _ in range(5):
             await asyncio.sleep(0)
-        assert len(system.ends) == 3
-
-    asyncio.run(main())
+    assert len(system.ends) == 3, "signals during the second one are a third, which sees the last change"
+    system.ends[-1].set_result(None)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert len(system.ends) == 3
     assert capsys.readouterr().err.count("SIGHUP: the policies are unchanged") == 3

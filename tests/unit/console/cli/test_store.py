@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import apsw
@@ -149,14 +148,12 @@ def test_a_backup_into_a_folder_that_does_not_exist_blames_the_target(rk: Comman
     assert "state.db" not in ended.err
 
 
-def test_a_copy_that_cannot_be_written_blames_the_target(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with open_store(f"sqlite:{tmp_path / 'state.db'}") as kept:
-            assert isinstance(kept, SqliteStore)
-            with pytest.raises(StoreUnavailableError, match=r"store sqlite:\S*nowhere/x\.db: it cannot be written"):
-                await kept.backup(tmp_path / "nowhere" / "x.db")
-
-    asyncio.run(main())
+@pytest.mark.real_time
+async def test_a_copy_that_cannot_be_written_blames_the_target(tmp_path: Path) -> None:
+    async with open_store(f"sqlite:{tmp_path / 'state.db'}") as kept:
+        assert isinstance(kept, SqliteStore)
+        with pytest.raises(StoreUnavailableError, match=r"store sqlite:\S*nowhere/x\.db: it cannot be written"):
+            await kept.backup(tmp_path / "nowhere" / "x.db")
 
 
 # ---- the configuration of a command that only looks ------------------------------------------------------------------

@@ -15,7 +15,6 @@ from reefknot.console.dashboard.site import HttpRefusal, refusal_of
 from reefknot.core.redaction import Redactor
 from reefknot.errors import OperationError, StoreUnavailableError
 from reefknot.runtime.changes import Waiters
-from reefknot.testing import run_virtual
 
 WORK = ViewKey("work", "operator")
 AWAY = StoreUnavailableError("state.db", "the store is away", "start it")
@@ -72,213 +71,171 @@ async def next_of(stream: LiveStream) -> str:
         return (await anext(stream)).decode()
 
 
-def test_all_viewers_of_a_view_get_the_same_bytes_of_one_rendering() -> None:
-    async def story() -> None:
-        scene = Scene()
-        streams = [scene.views.follow(WORK) for _ in range(50)]
-        found = await asyncio.gather(*(anext(one) for one in streams))
-        assert len(scene.rendered) == 1
-        assert len({id(one) for one in found}) == 1
-        assert found[0] == b'event: fragment\ndata: "work: event 0"\n\n'
-        scene.site.closing.set()
-
-    run_virtual(story())
+async def test_all_viewers_of_a_view_get_the_same_bytes_of_one_rendering() -> None:
+    scene = Scene()
+    streams = [scene.views.follow(WORK) for _ in range(50)]
+    found = await asyncio.gather(*(anext(one) for one in streams))
+    assert len(scene.rendered) == 1
+    assert len({id(one) for one in found}) == 1
+    assert found[0] == b'event: fragment\ndata: "work: event 0"\n\n'
+    scene.site.closing.set()
 
 
-def test_an_event_renews_a_view_and_a_flood_of_them_once_a_second() -> None:
-    async def story() -> None:
-        scene = Scene()
-        stream = scene.views.follow(WORK)
-        assert "event 0" in await next_of(stream)
-        began = asyncio.get_running_loop().time()
-        for _ in range(1000):
-            scene.write()
-            await asyncio.sleep(0.01)
-        assert asyncio.get_running_loop().time() - began >= 9.9
-        assert 5 <= len(scene.rendered) <= 12
-        scene.site.closing.set()
-
-    run_virtual(story())
+async def test_an_event_renews_a_view_and_a_flood_of_them_once_a_second() -> None:
+    scene = Scene()
+    stream = scene.views.follow(WORK)
+    assert "event 0" in await next_of(stream)
+    began = asyncio.get_running_loop().time()
+    for _ in range(1000):
+        scene.write()
+        await asyncio.sleep(0.01)
+    assert asyncio.get_running_loop().time() - began >= 9.9
+    assert 5 <= len(scene.rendered) <= 12
+    scene.site.closing.set()
 
 
-def test_without_events_a_view_is_renewed_every_five_seconds_for_its_ages() -> None:
-    async def story() -> None:
-        scene = Scene()
-        scene.content = lambda: str(len(scene.rendered))
-        stream = scene.views.follow(WORK)
-        await next_of(stream)
-        await next_of(stream)
-        first, second = scene.rendered
-        assert second - first == pytest.approx(5, abs=0.6)
-        scene.site.closing.set()
-
-    run_virtual(story())
+async def test_without_events_a_view_is_renewed_every_five_seconds_for_its_ages() -> None:
+    scene = Scene()
+    scene.content = lambda: str(len(scene.rendered))
+    stream = scene.views.follow(WORK)
+    await next_of(stream)
+    await next_of(stream)
+    first, second = scene.rendered
+    assert second - first == pytest.approx(5, abs=0.6)
+    scene.site.closing.set()
 
 
-def test_what_has_not_changed_is_not_sent_again_but_the_connection_is_kept() -> None:
-    async def story() -> None:
-        scene = Scene()
-        scene.content = lambda: "the same"
-        stream = scene.views.follow(WORK)
-        assert "the same" in await next_of(stream)
-        assert await next_of(stream) == ": ping\n\n"
-        assert len(scene.rendered) >= 3
-        scene.site.closing.set()
-
-    run_virtual(story())
+async def test_what_has_not_changed_is_not_sent_again_but_the_connection_is_kept() -> None:
+    scene = Scene()
+    scene.content = lambda: "the same"
+    stream = scene.views.follow(WORK)
+    assert "the same" in await next_of(stream)
+    assert await next_of(stream) == ": ping\n\n"
+    assert len(scene.rendered) >= 3
+    scene.site.closing.set()
 
 
-def test_a_viewer_who_comes_later_gets_nothing_that_is_older_than_their_page() -> None:
+async def test_a_viewer_who_comes_later_gets_nothing_that_is_older_than_their_page() -> None:
     """A page that is loaded again after an action, while the view of before is still there."""
-
-    async def story() -> None:
-        scene = Scene()
-        shown = ["running"]
-        scene.content = lambda: shown[0]
-        before = scene.views.follow(WORK)
-        assert "running" in await next_of(before)
-        await before.aclose()
-        shown[0] = "paused"  # without an event: a worker reports its state in a status
-        again, began = scene.views.follow(WORK), asyncio.get_running_loop().time()
-        assert "paused" in await next_of(again)
-        assert asyncio.get_running_loop().time() - began <= live.SHORTEST_REST_S + 0.1
-        third = scene.views.follow(WORK)
-        assert "paused" in await next_of(third), "and a message even when nothing has changed"
-        scene.site.closing.set()
-
-    run_virtual(story())
+    scene = Scene()
+    shown = ["running"]
+    scene.content = lambda: shown[0]
+    before = scene.views.follow(WORK)
+    assert "running" in await next_of(before)
+    await before.aclose()
+    shown[0] = "paused"  # without an event: a worker reports its state in a status
+    again, began = scene.views.follow(WORK), asyncio.get_running_loop().time()
+    assert "paused" in await next_of(again)
+    assert asyncio.get_running_loop().time() - began <= live.SHORTEST_REST_S + 0.1
+    third = scene.views.follow(WORK)
+    assert "paused" in await next_of(third), "and a message even when nothing has changed"
+    scene.site.closing.set()
 
 
-def test_a_slow_viewer_gets_the_newest_state() -> None:
-    async def story() -> None:
-        scene = Scene()
-        slow, quick = scene.views.follow(WORK), scene.views.follow(WORK)
-        await next_of(slow)
+async def test_a_slow_viewer_gets_the_newest_state() -> None:
+    scene = Scene()
+    slow, quick = scene.views.follow(WORK), scene.views.follow(WORK)
+    await next_of(slow)
+    await next_of(quick)
+    for _ in range(5):
+        scene.write()
         await next_of(quick)
-        for _ in range(5):
-            scene.write()
-            await next_of(quick)
-        assert "event 5" in await next_of(slow)
-        scene.site.closing.set()
-
-    run_virtual(story())
+    assert "event 5" in await next_of(slow)
+    scene.site.closing.set()
 
 
-def test_a_view_that_takes_long_rests_longer() -> None:
-    async def story() -> None:
-        scene = Scene(took=0.05)
-        stream = scene.views.follow(WORK)
-        for _ in range(4):
-            await next_of(stream)
-            scene.write()
-        gaps = [later - before for before, later in zip(scene.rendered, scene.rendered[1:], strict=False)]
-        assert min(gaps) >= 0.05 / live.SHARE
-        scene.site.closing.set()
-
-    run_virtual(story())
-
-
-def test_a_view_that_nobody_watches_any_more_is_not_rendered() -> None:
-    async def story() -> None:
-        scene = Scene()
-        stream = scene.views.follow(WORK)
+async def test_a_view_that_takes_long_rests_longer() -> None:
+    scene = Scene(took=0.05)
+    stream = scene.views.follow(WORK)
+    for _ in range(4):
         await next_of(stream)
-        assert scene.views.viewers == 1
-        await stream.aclose()
-        await asyncio.sleep(20)
-        number = len(scene.rendered)
-        await asyncio.sleep(60)
-        assert len(scene.rendered) == number
-        assert scene.views.viewers == 0
-
-    run_virtual(story())
+        scene.write()
+    gaps = [later - before for before, later in zip(scene.rendered, scene.rendered[1:], strict=False)]
+    assert min(gaps) >= 0.05 / live.SHARE
+    scene.site.closing.set()
 
 
-def test_views_and_viewers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_view_that_nobody_watches_any_more_is_not_rendered() -> None:
+    scene = Scene()
+    stream = scene.views.follow(WORK)
+    await next_of(stream)
+    assert scene.views.viewers == 1
+    await stream.aclose()
+    await asyncio.sleep(20)
+    number = len(scene.rendered)
+    await asyncio.sleep(60)
+    assert len(scene.rendered) == number
+    assert scene.views.viewers == 0
+
+
+async def test_views_and_viewers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "MOST_VIEWS", 3)
     monkeypatch.setattr(live, "MOST_VIEWERS", 5)
-
-    async def story() -> None:
-        scene = Scene()
-        streams = [scene.views.follow(ViewKey("work", "operator", (("type", str(place)),))) for place in range(3)]
-        with pytest.raises(OperationError, match="too many live views"):
-            scene.views.check_room(ViewKey("audit", "operator"))
-        streams += [scene.views.follow(ViewKey("work", "operator", (("type", "0"),))) for _ in range(2)]
-        with pytest.raises(OperationError, match="close some tabs"):
-            scene.views.follow(ViewKey("work", "operator", (("type", "0"),)))
-        await streams.pop().aclose()  # its place is free again, though nobody has read it
-        for one in (*streams, scene.views.follow(ViewKey("work", "operator", (("type", "0"),)))):
-            await next_of(one)
-        scene.site.closing.set()
-
-    run_virtual(story())
+    scene = Scene()
+    streams = [scene.views.follow(ViewKey("work", "operator", (("type", str(place)),))) for place in range(3)]
+    with pytest.raises(OperationError, match="too many live views"):
+        scene.views.check_room(ViewKey("audit", "operator"))
+    streams += [scene.views.follow(ViewKey("work", "operator", (("type", "0"),))) for _ in range(2)]
+    with pytest.raises(OperationError, match="close some tabs"):
+        scene.views.follow(ViewKey("work", "operator", (("type", "0"),)))
+    await streams.pop().aclose()  # its place is free again, though nobody has read it
+    for one in (*streams, scene.views.follow(ViewKey("work", "operator", (("type", "0"),)))):
+        await next_of(one)
+    scene.site.closing.set()
 
 
-def test_half_of_the_places_are_for_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_half_of_the_places_are_for_operators(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "MOST_VIEWS", 6)
     monkeypatch.setattr(live, "MOST_VIEWERS", 8)
-
-    async def story() -> None:
-        scene = Scene()
-        streams = [scene.views.follow(ViewKey("work", "reader", (("type", str(place)),))) for place in range(3)]
-        streams += [scene.views.follow(ViewKey("work", "reader", (("type", "0"),)))]
-        for one in streams:
-            await next_of(one)
-        for key in (ViewKey("audit", "reader"), ViewKey("work", "reader", (("type", "0"),))):
-            with pytest.raises(OperationError, match="too many live views"):
-                scene.views.check_room(key)
-        scene.views.check_room(ViewKey("audit", "operator"))
-        scene.site.closing.set()
-
-    run_virtual(story())
+    scene = Scene()
+    streams = [scene.views.follow(ViewKey("work", "reader", (("type", str(place)),))) for place in range(3)]
+    streams += [scene.views.follow(ViewKey("work", "reader", (("type", "0"),)))]
+    for one in streams:
+        await next_of(one)
+    for key in (ViewKey("audit", "reader"), ViewKey("work", "reader", (("type", "0"),))):
+        with pytest.raises(OperationError, match="too many live views"):
+            scene.views.check_room(key)
+    scene.views.check_room(ViewKey("audit", "operator"))
+    scene.site.closing.set()
 
 
-def test_a_stream_ends_with_the_session_of_its_viewer_and_sends_nothing_more() -> None:
-    async def story() -> None:
-        scene, valid = Scene(), True
-        mine, other = scene.views.follow(WORK, lambda: valid), scene.views.follow(WORK)
-        assert "event 0" in await next_of(mine)
-        assert "event 0" in await next_of(other)
-        valid = False
-        scene.write()
-        with pytest.raises(StopAsyncIteration):
-            await next_of(mine)
-        assert "event 1" in await next_of(other)
-        assert scene.views.viewers == 1
-        scene.site.closing.set()
-
-    run_virtual(story())
+async def test_a_stream_ends_with_the_session_of_its_viewer_and_sends_nothing_more() -> None:
+    scene, valid = Scene(), True
+    mine, other = scene.views.follow(WORK, lambda: valid), scene.views.follow(WORK)
+    assert "event 0" in await next_of(mine)
+    assert "event 0" in await next_of(other)
+    valid = False
+    scene.write()
+    with pytest.raises(StopAsyncIteration):
+        await next_of(mine)
+    assert "event 1" in await next_of(other)
+    assert scene.views.viewers == 1
+    scene.site.closing.set()
 
 
-def test_all_streams_end_with_the_site() -> None:
-    async def story() -> None:
-        scene = Scene()
-        streams = [scene.views.follow(ViewKey("work", role)) for role in ("operator", "reader")]
-        for one in streams:
-            await next_of(one)
-        ends = [asyncio.ensure_future(anext(one, None)) for one in streams]
-        await asyncio.sleep(0)
-        scene.site.closing.set()
-        _, late = await asyncio.wait(ends, timeout=1)
-        assert not late
-        assert scene.views.viewers == 0
-
-    run_virtual(story())
+async def test_all_streams_end_with_the_site() -> None:
+    scene = Scene()
+    streams = [scene.views.follow(ViewKey("work", role)) for role in ("operator", "reader")]
+    for one in streams:
+        await next_of(one)
+    ends = [asyncio.ensure_future(anext(one, None)) for one in streams]
+    await asyncio.sleep(0)
+    scene.site.closing.set()
+    _, late = await asyncio.wait(ends, timeout=1)
+    assert not late
+    assert scene.views.viewers == 0
 
 
-def test_a_store_that_is_away_is_told_and_watched_until_it_is_back() -> None:
-    async def story() -> None:
-        scene = Scene()
-        stream = scene.views.follow(WORK)
-        await next_of(stream)
-        scene.log.is_away = True
-        told = await next_of(stream)
-        assert told.startswith("event: problem\n")
-        assert "the store is away" in told
-        assert scene.heeded[:1] == [AWAY]  # the site opens it again
-        scene.log.is_away = False
-        scene.write()
-        assert "event 1" in await next_of(stream)
-        scene.site.closing.set()
-
-    run_virtual(story())
+async def test_a_store_that_is_away_is_told_and_watched_until_it_is_back() -> None:
+    scene = Scene()
+    stream = scene.views.follow(WORK)
+    await next_of(stream)
+    scene.log.is_away = True
+    told = await next_of(stream)
+    assert told.startswith("event: problem\n")
+    assert "the store is away" in told
+    assert scene.heeded[:1] == [AWAY]  # the site opens it again
+    scene.log.is_away = False
+    scene.write()
+    assert "event 1" in await next_of(stream)
+    scene.site.closing.set()

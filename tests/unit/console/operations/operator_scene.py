@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from msgspec import structs
 
 from reefknot.audit.model.event import OperatorAction, decode
@@ -15,7 +17,8 @@ from reefknot.ingest.configured_sources import open_documents
 from reefknot.ingest.port import Document
 from reefknot.ingest.sources import SourceRecord, SourceRecords
 from reefknot.policy.settings import load_settings
-from tests.unit.ingest.world import World, in_world, page
+from tests.stories import InLoop
+from tests.unit.ingest.world import World, new_world, page
 
 SECRET = "tok-4711-hush-hush"
 CONFIG = """\
@@ -61,9 +64,16 @@ class OperatorScene:
         return [one for one in events if isinstance(one, OperatorAction)]
 
 
-def in_scene(folder: Path, story: Callable[[OperatorScene], Coroutine[Any, Any, None]], config: str = CONFIG) -> None:
-    """Run a story in virtual time."""
-    in_world(lambda world: story(OperatorScene(world, folder, config)))
+@pytest.fixture
+def scene(tmp_path: Path, request: pytest.FixtureRequest) -> InLoop:
+    """A scene with the usual configuration, or the one that a test gives as the fixture's parameter."""
+
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[OperatorScene]:
+        async with new_world() as world:
+            yield OperatorScene(world, tmp_path, getattr(request, "param", CONFIG))
+
+    return InLoop(opened)
 
 
 def names_of(actions: Sequence[OperatorAction]) -> list[tuple[str, str | None, str]]:

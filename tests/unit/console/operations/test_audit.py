@@ -166,30 +166,27 @@ def test_a_search_that_may_look_at_few_events_goes_on_from_its_cursor(
         assert len(looked) == 1, "an index finds them at once"
 
 
-def test_a_search_until_a_time_begins_where_the_events_before_it_end(tmp_path: Path) -> None:
+@pytest.mark.real_time
+async def test_a_search_until_a_time_begins_where_the_events_before_it_end(tmp_path: Path) -> None:
     """Also where one of them was written much later, as by a system whose log was away for a while."""
     noon = 1_769_342_400_000
     late = 4 * EVENTS_PER_BLOCK
+    store = await SqliteStore(tmp_path / "state.db", VirtualClock()).start()
+    operator = Operator(store, Redactor(()))
+    query = EventQuery(until="2026-01-25T12:00:00.050Z", limit=3)
+    try:
+        await store.audit.append([event("a", at=noon + number) for number in range(late)])
+        found = await search_events(operator, query)
+        assert [one["sequence"] for one in found["events"]] == [50, 49, 48]
+        assert found["looked_at"] <= EVENTS_PER_BLOCK
+        assert (await search_events(operator, EventQuery(until="2026-01-25T11:00:00Z")))["looked_at"] == 0
 
-    async def main() -> None:
-        store = await SqliteStore(tmp_path / "state.db", VirtualClock()).start()
-        operator = Operator(store, Redactor(()))
-        query = EventQuery(until="2026-01-25T12:00:00.050Z", limit=3)
-        try:
-            await store.audit.append([event("a", at=noon + number) for number in range(late)])
-            found = await search_events(operator, query)
-            assert [one["sequence"] for one in found["events"]] == [50, 49, 48]
-            assert found["looked_at"] <= EVENTS_PER_BLOCK
-            assert (await search_events(operator, EventQuery(until="2026-01-25T11:00:00Z")))["looked_at"] == 0
-
-            await store.audit.append([event("late", at=noon + 7)])
-            newest = await store.audit.read(AuditQuery(until=noon + 50, newest_first=True, limit=2))
-            assert [one.sequence for one in newest] == [late + 1, 50]
-            assert [one.sequence for one in await store.audit.read(AuditQuery(until=noon + 2))] == [1, 2]
-        finally:
-            await store.close()
-
-    asyncio.run(main())
+        await store.audit.append([event("late", at=noon + 7)])
+        newest = await store.audit.read(AuditQuery(until=noon + 50, newest_first=True, limit=2))
+        assert [one.sequence for one in newest] == [late + 1, 50]
+        assert [one.sequence for one in await store.audit.read(AuditQuery(until=noon + 2))] == [1, 2]
+    finally:
+        await store.close()
 
 
 def test_an_event_has_its_fields_and_a_sentence(path: Path) -> None:
@@ -346,7 +343,8 @@ def test_the_newest_decisions_are_decided_again_with_the_books_of_earlier_events
     assert [one["sequence"] for one in found["differences"]] == [8], "the second event is not covered"
 
 
-def test_a_replay_lets_others_have_their_turn() -> None:
+@pytest.mark.real_time
+async def test_a_replay_lets_others_have_their_turn() -> None:
     """The events are there at once, so that only the replay itself can give way."""
     body = encode(attempt(1))
 
@@ -354,12 +352,10 @@ def test_a_replay_lets_others_have_their_turn() -> None:
         for number in range(1000):
             yield number, body
 
-    async def beside() -> int:
-        replaying, turns = asyncio.create_task(audit.replayed("here", events())), 0
-        while not replaying.done():
-            await asyncio.sleep(0)
-            turns += 1
-        assert replaying.result()["decisions"] == 1000
-        return turns
+    replaying, turns = asyncio.create_task(audit.replayed("here", events())), 0
+    while not replaying.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert replaying.result()["decisions"] == 1000
 
-    assert asyncio.run(beside()) >= 10
+    assert turns >= 10

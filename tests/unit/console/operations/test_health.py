@@ -205,15 +205,12 @@ def test_warnings_of_the_configuration_are_findings(tmp_path: Path) -> None:
     assert (found["level"], found["text"]) == ("warning", settings.warnings[0])
 
 
-def test_a_mistake_that_only_a_step_can_see_is_a_problem(tmp_path: Path) -> None:
+@pytest.mark.real_time
+async def test_a_mistake_that_only_a_step_can_see_is_a_problem(tmp_path: Path) -> None:
     settings = written(tmp_path, "blocks: {fs: {roots: [.]}}\n")
-
-    async def main() -> list[dict[str, Any]]:
-        async with rk.open_store(f"sqlite:{tmp_path / 'state.db'}", tidy=False) as store:
-            report = await examine_store(Operator(store, Redactor(()), settings=settings))
-            return [one for one in report["findings"] if one["check"] == "config"]
-
-    (found,) = asyncio.run(main())
+    async with rk.open_store(f"sqlite:{tmp_path / 'state.db'}", tidy=False) as store:
+        report = await examine_store(Operator(store, Redactor(()), settings=settings))
+        (found,) = [one for one in report["findings"] if one["check"] == "config"]
     assert (found["level"], found["cause"]) == ("problem", "misconfigured")
     assert "blocks.fs.roots" in found["text"]
 
@@ -271,12 +268,12 @@ def test_a_check_of_the_content_that_takes_too_long_is_ended_and_says_so(
     assert "was ended; `reefknot store check` goes to the end" in found["text"]
 
 
-def test_a_store_in_memory_promises_nothing() -> None:
-    async def main() -> Found:
-        async with rk.open_store("memory:") as store:
-            return by_check(await examine_store(Operator(store, Redactor(()))))
+@pytest.mark.real_time
+async def test_a_store_in_memory_promises_nothing() -> None:
+    async with rk.open_store("memory:") as store:
+        found = by_check(await examine_store(Operator(store, Redactor(()))))
 
-    assert asyncio.run(main())["durability"]["level"] == "warning"
+    assert found["durability"]["level"] == "warning"
 
 
 # ---- what processes left behind --------------------------------------------------------------------------------------

@@ -33,6 +33,9 @@ from reefknot.stores.port import Store, StoredValue
 from tests.unit.audit.test_metrics import retry
 from tests.unit.console.operations.statuses import running
 
+pytestmark = pytest.mark.real_time
+
+
 DEPLOY = Path(__file__).parents[4] / "deploy"
 _NAME = re.compile(r"\breefknot_\w+")
 
@@ -86,14 +89,11 @@ async def admissions(store: Store) -> list[Admission]:
         await store.audit.wait(len(events), 30.0)
 
 
-def test_prometheus_reads_the_documented_metrics_by_name_and_label() -> None:
-    async def main() -> dict[str, Metric]:
-        store = MemoryStore(SystemClock())
-        await worked(store, "http.request", "http.request", "sql.query")
-        await running(store, depth=60, status="overloaded")
-        return await scraped(store)
-
-    found = asyncio.run(main())
+async def test_prometheus_reads_the_documented_metrics_by_name_and_label() -> None:
+    store = MemoryStore(SystemClock())
+    await worked(store, "http.request", "http.request", "sql.query")
+    await running(store, depth=60, status="overloaded")
+    found = await scraped(store)
     assert values(found["reefknot_retry_attempts"]) == {
         ("http.request", "NETWORK_ERROR"): 2,
         ("sql.query", "NETWORK_ERROR"): 1,
@@ -120,68 +120,54 @@ def test_prometheus_reads_the_documented_metrics_by_name_and_label() -> None:
     assert values(found["reefknot_alert_active"])["retry_rate",] == 0
 
 
-def test_counters_are_the_stores_and_go_on_over_the_ends_of_systems() -> None:
-    async def main() -> list[float]:
-        store, seen = MemoryStore(SystemClock()), []
-        for _ in range(3):
-            await worked(store, "http.request")
-            seen.append(sum(values((await scraped(store))["reefknot_retry_attempts"]).values()))
-        return seen
+async def test_counters_are_the_stores_and_go_on_over_the_ends_of_systems() -> None:
+    store, seen = MemoryStore(SystemClock()), []
+    for _ in range(3):
+        await worked(store, "http.request")
+        seen.append(sum(values((await scraped(store))["reefknot_retry_attempts"]).values()))
 
-    assert asyncio.run(main()) == [1, 2, 3]
+    assert seen == [1, 2, 3]
 
 
-def test_labels_are_bounded_whatever_blocks_there_are() -> None:
-    async def main() -> dict[tuple[str, ...], float]:
-        store = MemoryStore(SystemClock())
-        for first in range(0, 200, 40):
-            await worked(store, *(f"mine.step_{number}" for number in range(first, first + 40)))
-        return values((await scraped(store))["reefknot_retry_attempts"])
-
-    found = asyncio.run(main())
+async def test_labels_are_bounded_whatever_blocks_there_are() -> None:
+    store = MemoryStore(SystemClock())
+    for first in range(0, 200, 40):
+        await worked(store, *(f"mine.step_{number}" for number in range(first, first + 40)))
+    found = values((await scraped(store))["reefknot_retry_attempts"])
     assert len(found) == 51
     assert found["other", "NETWORK_ERROR"] == 150
 
 
-def test_a_label_can_neither_break_a_line_nor_show_a_secret() -> None:
-    async def main() -> dict[tuple[str, ...], float]:
-        store = MemoryStore(SystemClock())
-        await worked(store, 'a"}\nforged 1 #', "hunter2hunter2")
-        return values((await scraped(store, "hunter2hunter2"))["reefknot_retry_attempts"])
-
-    found = asyncio.run(main())
+async def test_a_label_can_neither_break_a_line_nor_show_a_secret() -> None:
+    store = MemoryStore(SystemClock())
+    await worked(store, 'a"}\nforged 1 #', "hunter2hunter2")
+    found = values((await scraped(store, "hunter2hunter2"))["reefknot_retry_attempts"])
     assert len(found) == 2
     assert not any("hunter2" in label or "\n" in label for labels in found for label in labels)
 
 
-def test_a_sum_that_was_damaged_is_no_obstacle() -> None:
-    async def main() -> dict[tuple[str, ...], float]:
-        store = MemoryStore(SystemClock())
-        body = json.dumps({"totals": {"retry_attempts|a": 1, "unknown|x|y": 2, "retry_attempts|a|B|c": 3, "": 4}})
-        await store.values.put(ENDED, body, version=0)
-        return values((await scraped(store))["reefknot_retry_attempts"])
+async def test_a_sum_that_was_damaged_is_no_obstacle() -> None:
+    store = MemoryStore(SystemClock())
+    body = json.dumps({"totals": {"retry_attempts|a": 1, "unknown|x|y": 2, "retry_attempts|a|B|c": 3, "": 4}})
+    await store.values.put(ENDED, body, version=0)
 
-    assert asyncio.run(main()) == {}
+    assert values((await scraped(store))["reefknot_retry_attempts"]) == {}
 
 
-def test_a_scrape_reads_what_systems_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_scrape_reads_what_systems_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
+    store = MemoryStore(SystemClock())
+    await worked(store, "http.request")
+    raised = AlertsRecord(active={"oldest_age": RecordedAlert("oldest_age", 20.0, 10.0, 1, "it waits")})
+    await store.values.put(ALERTS, msgspec.json.encode(raised).decode(), version=0)
+    listed = store.values.list
 
-    async def main() -> None:
-        store = MemoryStore(SystemClock())
-        await worked(store, "http.request")
-        raised = AlertsRecord(active={"oldest_age": RecordedAlert("oldest_age", 20.0, 10.0, 1, "it waits")})
-        await store.values.put(ALERTS, msgspec.json.encode(raised).decode(), version=0)
-        listed = store.values.list
+    async def noted(prefix: str = "") -> Sequence[StoredValue]:
+        read.append(prefix)
+        return await listed(prefix)
 
-        async def noted(prefix: str = "") -> Sequence[StoredValue]:
-            read.append(prefix)
-            return await listed(prefix)
-
-        monkeypatch.setattr(store.values, "list", noted)
-        assert values((await scraped(store))["reefknot_alert_active"])["oldest_age",] == 1
-
-    asyncio.run(main())
+    monkeypatch.setattr(store.values, "list", noted)
+    assert values((await scraped(store))["reefknot_alert_active"])["oldest_age",] == 1
     assert read.count(PREFIX) == 1
 
 

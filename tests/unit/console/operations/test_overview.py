@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import msgspec
+import pytest
 
 from reefknot.app.activity import Activity, sampled
 from reefknot.app.alerts import AlertsRecord, RecordedAlert, measured_now
@@ -39,6 +40,8 @@ from reefknot.stores.port import Store
 from tests.unit.audit.test_metrics import given_up, retry
 from tests.unit.console.operations.statuses import running
 
+pytestmark = pytest.mark.real_time
+
 
 async def seen(store: Store, *secrets: str) -> dict[str, Any]:
     return await overview(Operator(store, Redactor(secrets)))
@@ -60,23 +63,20 @@ def test_an_empty_store_has_zeros_and_a_whole_series() -> None:
     assert {"accepted", "rejected", "retries", "recovered", "queued", "oldest_s", "quarantine", "level"} <= set(columns)
 
 
-def test_what_ended_systems_did_within_15_minutes_is_counted() -> None:
-    async def main() -> dict[str, Any]:
-        store = MemoryStore(SystemClock())
-        async with Activity(store, SystemClock()):
-            await Journal(store.audit).write(
-                Admission(**about()),
-                Admission(**about(1), status="rejected"),
-                Dropped(**about(2), reason="dropped"),
-                retry(),
-                retry(),
-                RetryRecovered(**about(), total_attempts=3, elapsed_seconds=1.0),
-                Quarantined(**about(3), reason="spent"),
-                Completed(**about(), status="success"),
-            )
-        return await seen(store)
-
-    view = asyncio.run(main())
+async def test_what_ended_systems_did_within_15_minutes_is_counted() -> None:
+    store = MemoryStore(SystemClock())
+    async with Activity(store, SystemClock()):
+        await Journal(store.audit).write(
+            Admission(**about()),
+            Admission(**about(1), status="rejected"),
+            Dropped(**about(2), reason="dropped"),
+            retry(),
+            retry(),
+            RetryRecovered(**about(), total_attempts=3, elapsed_seconds=1.0),
+            Quarantined(**about(3), reason="spent"),
+            Completed(**about(), status="success"),
+        )
+    view = await seen(store)
     assert view["admissions"] == {"accepted": 1, "rejected": 1, "dropped": 1, "deferred": 0, "degraded": 0}
     assert view["retries"] == {"granted": 2, "recovered": 1, "given_up": 0, "throttled": 0, "recovered_share": 1.0}
     assert view["quarantine"]["added"] == 1
@@ -85,39 +85,31 @@ def test_what_ended_systems_did_within_15_minutes_is_counted() -> None:
     assert (view["ended_per_s"], view["last_ends"][0]["id"]) == (0.0, "job-0"), "the rates are of running systems"
 
 
-def test_given_up_is_every_job_that_is_not_retried_any_more_as_in_the_metrics() -> None:
+async def test_given_up_is_every_job_that_is_not_retried_any_more_as_in_the_metrics() -> None:
     """The share of recovered ones is of those that were retried: retries cannot help what is never retried."""
-
-    async def main() -> tuple[dict[str, Any], bytes]:
-        store = MemoryStore(SystemClock())
-        async with Activity(store, SystemClock()):
-            await Journal(store.audit).write(
-                *(given_up(RetryRefused, Reason.NOT_RETRYABLE, 1) for _ in range(10)),
-                given_up(RetryExhausted, Reason.BUDGET_SPENT, 3),
-                RetryRecovered(**about(), total_attempts=3, elapsed_seconds=1.0),
-            )
-        return await seen(store), await metrics_text(Operator(store, Redactor(())))
-
-    view, text = asyncio.run(main())
+    store = MemoryStore(SystemClock())
+    async with Activity(store, SystemClock()):
+        await Journal(store.audit).write(
+            *(given_up(RetryRefused, Reason.NOT_RETRYABLE, 1) for _ in range(10)),
+            given_up(RetryExhausted, Reason.BUDGET_SPENT, 3),
+            RetryRecovered(**about(), total_attempts=3, elapsed_seconds=1.0),
+        )
+    view, text = await seen(store), await metrics_text(Operator(store, Redactor(())))
     counted = [line.rpartition(" ")[2] for line in text.decode().splitlines() if "retry_given_up_total{" in line]
     assert view["retries"]["given_up"] == sum(map(float, counted)) == 11
     assert view["retries"]["recovered_share"] == 0.5
     assert b"reefknot_retry_budget_exhausted_total 1.0" in text
 
 
-def test_jobs_that_a_router_holds_are_due_in_every_figure() -> None:
+async def test_jobs_that_a_router_holds_are_due_in_every_figure() -> None:
     """Every worker is paused: the router has claimed the jobs, nobody is at them, and their age counts."""
-
-    async def main() -> tuple[dict[str, Any], str, dict[str, float | None]]:
-        clock = VirtualClock()
-        store = MemoryStore(clock)
-        await store.work.enqueue([WorkItem(one, "t", ROUTER) for one in "abc"], Enqueue(owner="router-1", lease=60))
-        clock.advance(12)
-        metrics = await metrics_text(Operator(store, Redactor(())))
-        assert sampled(await visible_work(store), 0) == {"queued": 3, "oldest_s": 12.0, "quarantine": 0, "level": 0}
-        return await seen(store), metrics.decode(), await measured_now(store, [])
-
-    view, text, values = asyncio.run(main())
+    clock = VirtualClock()
+    store = MemoryStore(clock)
+    await store.work.enqueue([WorkItem(one, "t", ROUTER) for one in "abc"], Enqueue(owner="router-1", lease=60))
+    clock.advance(12)
+    metrics = await metrics_text(Operator(store, Redactor(())))
+    assert sampled(await visible_work(store), 0) == {"queued": 3, "oldest_s": 12.0, "quarantine": 0, "level": 0}
+    view, text, values = await seen(store), metrics.decode(), await measured_now(store, [])
     router = view["classes"]["router"]
     assert (view["oldest_due_s"], view["waiting_for_router"]) == (router["oldest_age_s"], router["queued"]) == (12.0, 3)
     assert (view["states"]["pending"], view["states"]["running"]) == (3, 0)
@@ -127,20 +119,17 @@ def test_jobs_that_a_router_holds_are_due_in_every_figure() -> None:
     assert values["oldest_age"] == 12.0
 
 
-def test_levels_come_with_their_reasons_and_classes_are_added_up() -> None:
-    async def main() -> dict[str, Any]:
-        store = MemoryStore(SystemClock())
-        await running(
-            store,
-            depth=85,
-            status="overloaded",
-            levels={"worker-1": {"io": "85 of 100 places in the queue are taken"}},
-            rates={"ended": 1.5, "retries": 0.2},
-        )
-        await running(store, "worker-2", depth=3, rates={"ended": 0.5, "retries": 0.0})
-        return await seen(store)
-
-    view = asyncio.run(main())
+async def test_levels_come_with_their_reasons_and_classes_are_added_up() -> None:
+    store = MemoryStore(SystemClock())
+    await running(
+        store,
+        depth=85,
+        status="overloaded",
+        levels={"worker-1": {"io": "85 of 100 places in the queue are taken"}},
+        rates={"ended": 1.5, "retries": 0.2},
+    )
+    await running(store, "worker-2", depth=3, rates={"ended": 0.5, "retries": 0.0})
+    view = await seen(store)
     assert [(one["worker_id"], one["class"], one["level"], one["reason"]) for one in view["levels"]] == [
         ("worker-1", "io", "overloaded", "85 of 100 places in the queue are taken"),
         ("worker-2", "io", "healthy", ""),
@@ -155,61 +144,50 @@ def test_levels_come_with_their_reasons_and_classes_are_added_up() -> None:
     assert (view["ended_per_s"], view["retries_per_s"], view["systems"]) == (2.0, 0.2, 2)
 
 
-def test_breakers_and_throttles_are_told_without_secrets() -> None:
-    async def main() -> dict[str, Any]:
-        store = MemoryStore(SystemClock())
-        open_ = {"worker_id": "worker-1", "name": "hunter2hunter2", "breaker": "open", "throttled": False, "tokens": 9}
-        dry = {"worker_id": "worker-1", "name": "b.example", "breaker": "closed", "throttled": True, "tokens": 0.2}
-        await running(store, destinations=[open_, dry])
-        listed = await list_workers(Operator(store, Redactor(("hunter2hunter2",))))
-        assert [(one["name"][:4], one["breaker"]) for one in listed["workers"][0]["destinations"]] == [
-            (HIDDEN[:4], "open"),
-            ("b.ex", "closed"),
-        ]
-        return await seen(store, "hunter2hunter2")
-
-    view = asyncio.run(main())
+async def test_breakers_and_throttles_are_told_without_secrets() -> None:
+    store = MemoryStore(SystemClock())
+    open_ = {"worker_id": "worker-1", "name": "hunter2hunter2", "breaker": "open", "throttled": False, "tokens": 9}
+    dry = {"worker_id": "worker-1", "name": "b.example", "breaker": "closed", "throttled": True, "tokens": 0.2}
+    await running(store, destinations=[open_, dry])
+    listed = await list_workers(Operator(store, Redactor(("hunter2hunter2",))))
+    assert [(one["name"][:4], one["breaker"]) for one in listed["workers"][0]["destinations"]] == [
+        (HIDDEN[:4], "open"),
+        ("b.ex", "closed"),
+    ]
+    view = await seen(store, "hunter2hunter2")
     assert [(one["state"], "hunter2" in one["name"]) for one in view["breakers"]] == [("open", False)]
     assert view["throttled"] == [{"name": "b.example", "worker_id": "worker-1", "tokens": 0.2}]
 
 
-def test_a_source_whose_breaker_holds_its_jobs_is_a_breaker_that_is_not_closed() -> None:
-    async def main() -> list[dict[str, Any]]:
-        store = MemoryStore(SystemClock())
-        later = store.moment().wall + 60_000
-        for name, health in {
-            "mail": SourceHealth(cools_until=later),
-            "notes": SourceHealth(),
-            "vault": SourceHealth(paused=True),
-        }.items():
-            await SourceRecords(store).change(name, with_health(lambda _, health=health: health))  # type: ignore[misc] # its default
-        found: list[dict[str, Any]] = (await seen(store))["breakers"]
-        return found
+async def test_a_source_whose_breaker_holds_its_jobs_is_a_breaker_that_is_not_closed() -> None:
+    store = MemoryStore(SystemClock())
+    later = store.moment().wall + 60_000
+    for name, health in {
+        "mail": SourceHealth(cools_until=later),
+        "notes": SourceHealth(),
+        "vault": SourceHealth(paused=True),
+    }.items():
+        await SourceRecords(store).change(name, with_health(lambda _, health=health: health))  # type: ignore[misc] # its default
+    found: list[dict[str, Any]] = (await seen(store))["breakers"]
 
-    assert asyncio.run(main()) == [{"name": "source:mail", "worker_id": None, "state": "cooling"}]
+    assert found == [{"name": "source:mail", "worker_id": None, "state": "cooling"}]
 
 
-def test_active_alerts_are_part_of_it() -> None:
-    async def main() -> list[dict[str, Any]]:
-        store = MemoryStore(SystemClock())
-        told = RecordedAlert("retry_rate", 70, 60, 1_700_000_000_000, "retries per minute: 70 (above 60)")
-        body = msgspec.json.encode(AlertsRecord(active={"retry_rate": told})).decode()
-        await store.values.put("alerts", body, version=0)
-        found: list[dict[str, Any]] = (await seen(store))["alerts"]
-        return found
-
-    (alert,) = asyncio.run(main())
+async def test_active_alerts_are_part_of_it() -> None:
+    store = MemoryStore(SystemClock())
+    told = RecordedAlert("retry_rate", 70, 60, 1_700_000_000_000, "retries per minute: 70 (above 60)")
+    body = msgspec.json.encode(AlertsRecord(active={"retry_rate": told})).decode()
+    await store.values.put("alerts", body, version=0)
+    found: list[dict[str, Any]] = (await seen(store))["alerts"]
+    (alert,) = found
     assert (alert["alert"], alert["state"], alert["since"]) == ("retry_rate", "raised", "2023-11-14T22:13:20.000Z")
     assert "reefknot audit analyse" in alert["advice"]
 
 
-def test_a_system_of_an_earlier_version_tells_no_activity_and_is_no_obstacle() -> None:
-    async def main() -> dict[str, Any]:
-        store = MemoryStore(SystemClock())
-        system = System(store, SystemClock(), settings=default_settings(), blocks={})
-        old = {name: one for name, one in system.snapshot().items() if name != "activity"}
-        await store.control.report(system.system_id, json.dumps(old, default=str), keep=300)
-        return await seen(store)
-
-    view = asyncio.run(main())
+async def test_a_system_of_an_earlier_version_tells_no_activity_and_is_no_obstacle() -> None:
+    store = MemoryStore(SystemClock())
+    system = System(store, SystemClock(), settings=default_settings(), blocks={})
+    old = {name: one for name, one in system.snapshot().items() if name != "activity"}
+    await store.control.report(system.system_id, json.dumps(old, default=str), keep=300)
+    view = await seen(store)
     assert (view["systems"], view["ended_per_s"], view["audit"]) == (1, 0.0, {"buffered": 0, "lost": 0})

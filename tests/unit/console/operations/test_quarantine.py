@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,7 +25,7 @@ from reefknot.errors import OperationError, ParameterError
 from reefknot.queue.model.messages import ExecAssignment, Job, encode
 from reefknot.queue.model.work import Quarantine, WorkItem
 from reefknot.queue.port.work_queue import Settlement, WorkClaim
-from tests.unit.console.operations.operator_scene import SECRET, OperatorScene, in_scene, names_of
+from tests.unit.console.operations.operator_scene import SECRET, OperatorScene, names_of
 
 PAYLOAD = {"path": "a.txt", "password": "hunter2hunter2"}
 
@@ -43,104 +42,89 @@ async def kept(scene: OperatorScene, *names: str, message: str = "it answered 50
         assert await work.settle([Settlement(record, "w", held.fence, settled)]) == [True]
 
 
-def test_groups_lists_and_stats_count_the_same_jobs_without_secrets(tmp_path: Path) -> None:
-    async def story(scene: OperatorScene) -> None:
-        await kept(scene, "a", "b", message="order 17 was refused")
-        await kept(scene, "c", message="no route")
-        groups = await quarantine_groups(scene.operator, QuarantineQuery(limit=1))
-        assert [(one["count"], one["code"]) for one in groups["groups"]] == [(2, "HTTP_ERROR")]
-        assert (groups["total"], groups["ungrouped"]) == (2, 0)
-        fingerprint = groups["groups"][0]["fingerprint"]
-        listed = await list_quarantined(scene.operator, QuarantineQuery(fingerprint=fingerprint))
-        assert [one["id"] for one in listed["items"]] == ["a", "b"]
-        stats = await quarantine_stats(scene.operator)
-        assert (stats["total"], stats["by_type"]) == (3, {"fs.blob_get": 3})
-        shown = await show_quarantined(scene.operator, "a")
-        assert shown["assignment"]["job"]["payload"]["path"] == "a.txt"
-        for found in (groups, listed, stats, shown):
-            assert SECRET not in str(found)
-            assert "hunter2" not in str(found)
-        with pytest.raises(OperationError, match="'nobody' is not in quarantine") as absent:
-            await show_quarantined(scene.operator, "nobody")
-        assert absent.value.kind == "not_found"
-
-    in_scene(tmp_path, story)
+async def test_groups_lists_and_stats_count_the_same_jobs_without_secrets(scene: OperatorScene) -> None:
+    await kept(scene, "a", "b", message="order 17 was refused")
+    await kept(scene, "c", message="no route")
+    groups = await quarantine_groups(scene.operator, QuarantineQuery(limit=1))
+    assert [(one["count"], one["code"]) for one in groups["groups"]] == [(2, "HTTP_ERROR")]
+    assert (groups["total"], groups["ungrouped"]) == (2, 0)
+    fingerprint = groups["groups"][0]["fingerprint"]
+    listed = await list_quarantined(scene.operator, QuarantineQuery(fingerprint=fingerprint))
+    assert [one["id"] for one in listed["items"]] == ["a", "b"]
+    stats = await quarantine_stats(scene.operator)
+    assert (stats["total"], stats["by_type"]) == (3, {"fs.blob_get": 3})
+    shown = await show_quarantined(scene.operator, "a")
+    assert shown["assignment"]["job"]["payload"]["path"] == "a.txt"
+    for found in (groups, listed, stats, shown):
+        assert SECRET not in str(found)
+        assert "hunter2" not in str(found)
+    with pytest.raises(OperationError, match="'nobody' is not in quarantine") as absent:
+        await show_quarantined(scene.operator, "nobody")
+    assert absent.value.kind == "not_found"
 
 
-def test_a_dry_run_has_the_counts_and_changes_nothing(tmp_path: Path) -> None:
-    async def story(scene: OperatorScene) -> None:
-        await kept(scene, "a", "b")
-        query = QuarantineQuery(reason="spent")
-        for operation in (requeue_jobs, discard_jobs, purge_jobs):
-            found = await operation(scene.operator, query, dry_run=True)
-            assert (found["count"], found["by_type"], found["dry_run"]) == (2, {"fs.blob_get": 2}, True)
-        assert (await quarantine_stats(scene.operator))["total"] == 2
-        assert await scene.actions() == []
-
-    in_scene(tmp_path, story)
+async def test_a_dry_run_has_the_counts_and_changes_nothing(scene: OperatorScene) -> None:
+    await kept(scene, "a", "b")
+    query = QuarantineQuery(reason="spent")
+    for operation in (requeue_jobs, discard_jobs, purge_jobs):
+        found = await operation(scene.operator, query, dry_run=True)
+        assert (found["count"], found["by_type"], found["dry_run"]) == (2, {"fs.blob_get": 2}, True)
+    assert (await quarantine_stats(scene.operator))["total"] == 2
+    assert await scene.actions() == []
 
 
-def test_each_action_is_audited_with_its_actor_and_tells_what_it_changed(tmp_path: Path) -> None:
-    async def story(scene: OperatorScene) -> None:
-        await kept(scene, "a", "b", "c")
-        done = await requeue_jobs(scene.operator, QuarantineQuery(ids=("a", "nobody")), because="fixed")
-        assert (done["requeued"], done["missing"], done["count"]) == (["a"], ["nobody"], 1)
-        assert "there is no such job" in done["reasons"][0]
-        assert done["hints"] == ["a running system picks it up within seconds; to start one: reefknot up"]
-        with pytest.raises(ParameterError, match="a reason is required"):
-            await discard_jobs(scene.operator, QuarantineQuery(ids=("b",)), because=" ")
-        assert (await discard_jobs(scene.operator, QuarantineQuery(ids=("b",)), because="no"))["discarded"] == ["b"]
-        assert (await purge_jobs(scene.operator, QuarantineQuery(all=True)))["purged"] == ["c"]
-        assert names_of(await scene.actions()) == [
-            ("quarantine.requeue", "a", "ann"),
-            ("quarantine.discard", "b", "ann"),
-            ("quarantine.purge", "c", "ann"),
-        ]
-
-    in_scene(tmp_path, story)
+async def test_each_action_is_audited_with_its_actor_and_tells_what_it_changed(scene: OperatorScene) -> None:
+    await kept(scene, "a", "b", "c")
+    done = await requeue_jobs(scene.operator, QuarantineQuery(ids=("a", "nobody")), because="fixed")
+    assert (done["requeued"], done["missing"], done["count"]) == (["a"], ["nobody"], 1)
+    assert "there is no such job" in done["reasons"][0]
+    assert done["hints"] == ["a running system picks it up within seconds; to start one: reefknot up"]
+    with pytest.raises(ParameterError, match="a reason is required"):
+        await discard_jobs(scene.operator, QuarantineQuery(ids=("b",)), because=" ")
+    assert (await discard_jobs(scene.operator, QuarantineQuery(ids=("b",)), because="no"))["discarded"] == ["b"]
+    assert (await purge_jobs(scene.operator, QuarantineQuery(all=True)))["purged"] == ["c"]
+    assert names_of(await scene.actions()) == [
+        ("quarantine.requeue", "a", "ann"),
+        ("quarantine.discard", "b", "ann"),
+        ("quarantine.purge", "c", "ann"),
+    ]
 
 
-def test_the_sentence_of_an_action_on_many_jobs_has_their_number_the_filter_and_the_reason(tmp_path: Path) -> None:
-    async def story(scene: OperatorScene) -> None:
-        await kept(scene, "a", "b", "c")
-        await requeue_jobs(scene.operator, QuarantineQuery(ids=("c",)))
-        groups = await quarantine_groups(scene.operator, QuarantineQuery())
-        fingerprint = groups["groups"][0]["fingerprint"]
-        await discard_jobs(scene.operator, QuarantineQuery(fingerprint=fingerprint), because="the service is gone")
+async def test_the_sentence_of_an_action_on_many_jobs_has_their_number_the_filter_and_the_reason(
+    scene: OperatorScene,
+) -> None:
+    await kept(scene, "a", "b", "c")
+    await requeue_jobs(scene.operator, QuarantineQuery(ids=("c",)))
+    groups = await quarantine_groups(scene.operator, QuarantineQuery())
+    fingerprint = groups["groups"][0]["fingerprint"]
+    await discard_jobs(scene.operator, QuarantineQuery(fingerprint=fingerprint), because="the service is gone")
 
-        found = [describe(one) for one in await scene.actions()]
-        assert found == [
-            ("operator", "ann: quarantine.requeue c"),
-            ("operator", f"ann: quarantine.discard 2 jobs of fingerprint {fingerprint}: the service is gone"),
-        ]
-
-    in_scene(tmp_path, story)
+    found = [describe(one) for one in await scene.actions()]
+    assert found == [
+        ("operator", "ann: quarantine.requeue c"),
+        ("operator", f"ann: quarantine.discard 2 jobs of fingerprint {fingerprint}: the service is gone"),
+    ]
 
 
-def test_an_answer_is_bounded_and_a_listener_hears_every_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_answer_is_bounded_and_a_listener_hears_every_job(
+    scene: OperatorScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(bulk, "MOST_NAMED", 3)
     monkeypatch.setattr(bulk, "CHUNK", 2)
-
-    async def story(scene: OperatorScene) -> None:
-        await kept(scene, *"abcde")
-        heard: list[str] = []
-        listener = BulkListener(on_changed=heard.extend)
-        done = await requeue_jobs(scene.operator, QuarantineQuery(all=True), listener=listener)
-        assert (done["requeued"], done["count"], heard) == (["a", "b", "c"], 5, list("abcde"))
-
-    in_scene(tmp_path, story)
+    await kept(scene, *"abcde")
+    heard: list[str] = []
+    listener = BulkListener(on_changed=heard.extend)
+    done = await requeue_jobs(scene.operator, QuarantineQuery(all=True), listener=listener)
+    assert (done["requeued"], done["count"], heard) == (["a", "b", "c"], 5, list("abcde"))
 
 
-def test_no_selection_never_means_all_jobs(tmp_path: Path) -> None:
-    async def story(scene: OperatorScene) -> None:
-        await kept(scene, "a")
-        for operation in (requeue_jobs, discard_jobs, purge_jobs):
-            with pytest.raises(OperationError, match="select jobs by ids") as refused:
-                await operation(scene.operator, QuarantineQuery(), because="x")
-            assert refused.value.kind == "invalid"
-        assert (await quarantine_stats(scene.operator))["total"] == 1
-
-    in_scene(tmp_path, story)
+async def test_no_selection_never_means_all_jobs(scene: OperatorScene) -> None:
+    await kept(scene, "a")
+    for operation in (requeue_jobs, discard_jobs, purge_jobs):
+        with pytest.raises(OperationError, match="select jobs by ids") as refused:
+            await operation(scene.operator, QuarantineQuery(), because="x")
+        assert refused.value.kind == "invalid"
+    assert (await quarantine_stats(scene.operator))["total"] == 1
 
 
 @pytest.mark.parametrize(
@@ -161,27 +145,24 @@ def test_a_query_with_bad_syntax_is_refused_by_its_parameter(fields: dict[str, A
     assert refused.value.parameter == parameter
 
 
-def test_an_edited_payload_replaces_its_job_once(tmp_path: Path) -> None:
-    async def story(scene: OperatorScene) -> None:
-        await kept(scene, "a", tenant="acme")
-        found = await editable_payload(scene.operator, "a", "acme")
-        assert "hunter2" not in str(found)
-        assert "parts are hidden" in found["notes"][0]
-        with pytest.raises(ParameterError, match="stands for a part that was hidden") as hidden:
-            await edit_and_requeue(scene.operator, "a", tenant="acme", payload=found["payload"])
-        assert hidden.value.parameter == "payload"
-        edited = {**PAYLOAD, "path": "b.txt"}
-        for dry_run in (True, False, False):  # a request that is made again is answered again
-            done = await edit_and_requeue(scene.operator, "a", tenant="acme", payload=edited, dry_run=dry_run)
-            assert (done["requeued"], done["tenant_ids"], done["replaces"]) == (["a~2"], ["acme"], "a")
-            assert any('"path": "b.txt"' in line for line in done["diff"])
-            assert "hunter2" not in str(done)
-        with pytest.raises(OperationError, match="there is a job a~2 already") as other:
-            await edit_and_requeue(scene.operator, "a", tenant="acme", payload={"path": "c.txt"})
-        assert other.value.kind == "conflict"
-        with pytest.raises(OperationError) as absent:
-            await edit_and_requeue(scene.operator, "a", payload=edited)
-        assert absent.value.kind == "not_found"
-        assert names_of(await scene.actions()) == [("quarantine.requeue", "a", "ann")]
-
-    in_scene(tmp_path, story)
+async def test_an_edited_payload_replaces_its_job_once(scene: OperatorScene) -> None:
+    await kept(scene, "a", tenant="acme")
+    found = await editable_payload(scene.operator, "a", "acme")
+    assert "hunter2" not in str(found)
+    assert "parts are hidden" in found["notes"][0]
+    with pytest.raises(ParameterError, match="stands for a part that was hidden") as hidden:
+        await edit_and_requeue(scene.operator, "a", tenant="acme", payload=found["payload"])
+    assert hidden.value.parameter == "payload"
+    edited = {**PAYLOAD, "path": "b.txt"}
+    for dry_run in (True, False, False):  # a request that is made again is answered again
+        done = await edit_and_requeue(scene.operator, "a", tenant="acme", payload=edited, dry_run=dry_run)
+        assert (done["requeued"], done["tenant_ids"], done["replaces"]) == (["a~2"], ["acme"], "a")
+        assert any('"path": "b.txt"' in line for line in done["diff"])
+        assert "hunter2" not in str(done)
+    with pytest.raises(OperationError, match="there is a job a~2 already") as other:
+        await edit_and_requeue(scene.operator, "a", tenant="acme", payload={"path": "c.txt"})
+    assert other.value.kind == "conflict"
+    with pytest.raises(OperationError) as absent:
+        await edit_and_requeue(scene.operator, "a", payload=edited)
+    assert absent.value.kind == "not_found"
+    assert names_of(await scene.actions()) == [("quarantine.requeue", "a", "ann")]

@@ -13,7 +13,7 @@ from reefknot.console.operations.values import time_text
 from reefknot.errors import OperationError, ParameterError
 from reefknot.ingest.port import FetchRequest, Page
 from reefknot.queue.model.work import WorkState
-from tests.unit.console.operations.operator_scene import SECRET, OperatorScene, in_scene, names_of
+from tests.unit.console.operations.operator_scene import SECRET, OperatorScene, names_of
 from tests.unit.ingest.world import page
 
 
@@ -25,155 +25,129 @@ async def row(scene: OperatorScene, name: str) -> dict[str, Any]:
 # ---- the list --------------------------------------------------------------------------------------------------------
 
 
-def test_the_list_has_cursor_and_cooldown_redacted_and_bounded(tmp_path: Path) -> None:
-    async def story(scene: OperatorScene) -> None:
-        place = await scene.keep("notes", "a.md", cursor=f"after {SECRET} " + "x" * 5000)
-        until = scene.world.store.moment().wall + 60_000
-        health = {"cools_until": until, "cooling_reason": f"it asked: {SECRET}"}
-        await scene.change("notes", documents=place, health=health, synced_at=1)
-        found = await row(scene, "notes")
-        assert (found["state"], found["documents"]) == ("cooling", 1)
-        assert found["cursor"].startswith("after [redacted] x")
-        assert len(found["cursor"]) == sources.LONGEST_CURSOR_SHOWN
-        assert found["cooldown_until"] == time_text(until)
-        assert SECRET not in str(found)
+async def test_the_list_has_cursor_and_cooldown_redacted_and_bounded(scene: OperatorScene) -> None:
+    place = await scene.keep("notes", "a.md", cursor=f"after {SECRET} " + "x" * 5000)
+    until = scene.world.store.moment().wall + 60_000
+    health = {"cools_until": until, "cooling_reason": f"it asked: {SECRET}"}
+    await scene.change("notes", documents=place, health=health, synced_at=1)
+    found = await row(scene, "notes")
+    assert (found["state"], found["documents"]) == ("cooling", 1)
+    assert found["cursor"].startswith("after [redacted] x")
+    assert len(found["cursor"]) == sources.LONGEST_CURSOR_SHOWN
+    assert found["cooldown_until"] == time_text(until)
+    assert SECRET not in str(found)
 
-        other = await row(scene, "mail")
-        assert (other["state"], other["cursor"], other["cooldown_until"]) == ("never synced", None, None)
-
-    in_scene(tmp_path, story)
+    other = await row(scene, "mail")
+    assert (other["state"], other["cursor"], other["cooldown_until"]) == ("never synced", None, None)
 
 
-def test_a_source_that_was_paused_before_its_first_sync_is_resumed_and_not_run(tmp_path: Path) -> None:
-    async def story(scene: OperatorScene) -> None:
-        await sources.pause_source(scene.operator, "mail", because="the server moves")
-        found = await row(scene, "mail")
-        assert found["to_do"] == ["paused by ann because the server moves: reefknot source resume mail"]
-        assert found["next_due"] is None
-
-    in_scene(tmp_path, story)
+async def test_a_source_that_was_paused_before_its_first_sync_is_resumed_and_not_run(scene: OperatorScene) -> None:
+    await sources.pause_source(scene.operator, "mail", because="the server moves")
+    found = await row(scene, "mail")
+    assert found["to_do"] == ["paused by ann because the server moves: reefknot source resume mail"]
+    assert found["next_due"] is None
 
 
-def test_a_source_is_shown_with_its_settings_and_a_bounded_number_of_problems(tmp_path: Path) -> None:
-    async def story(scene: OperatorScene) -> None:
-        await scene.keep("notes", problem="cut")
-        found = await sources.show_source(scene.operator, "notes", limit=1)
-        assert (found["settings"], found["problem_documents"][0]["problem"]) == ({"path": "notes"}, "cut")
-        with pytest.raises(ParameterError, match="limit=0 is not accepted: a whole number from 1 to"):
-            await sources.show_source(scene.operator, "notes", limit=0)
-        with pytest.raises(ParameterError, match=r"'note' is unknown; accepted: notes, mail.*did you mean 'notes'"):
-            await sources.show_source(scene.operator, "note")
-
-    in_scene(tmp_path, story)
+async def test_a_source_is_shown_with_its_settings_and_a_bounded_number_of_problems(scene: OperatorScene) -> None:
+    await scene.keep("notes", problem="cut")
+    found = await sources.show_source(scene.operator, "notes", limit=1)
+    assert (found["settings"], found["problem_documents"][0]["problem"]) == ({"path": "notes"}, "cut")
+    with pytest.raises(ParameterError, match="limit=0 is not accepted: a whole number from 1 to"):
+        await sources.show_source(scene.operator, "notes", limit=0)
+    with pytest.raises(ParameterError, match=r"'note' is unknown; accepted: notes, mail.*did you mean 'notes'"):
+        await sources.show_source(scene.operator, "note")
 
 
-def test_documents_are_found_by_their_words(tmp_path: Path) -> None:
-    async def story(scene: OperatorScene) -> None:
-        with pytest.raises(OperationError, match="there are no documents yet") as no_file:
-            await sources.search_documents(scene.operator, "reef")
-        assert no_file.value.kind == "unreachable"
-        await scene.keep("notes", "reef", "bowline")
-        found = await sources.search_documents(scene.operator, "reef")
-        assert [one["location"] for one in found["hits"]] == ["reef"]
-        with pytest.raises(OperationError, match="mail has no documents yet"):
-            await sources.search_documents(scene.operator, "reef", source="mail")
-
-    in_scene(tmp_path, story)
+async def test_documents_are_found_by_their_words(scene: OperatorScene) -> None:
+    with pytest.raises(OperationError, match="there are no documents yet") as no_file:
+        await sources.search_documents(scene.operator, "reef")
+    assert no_file.value.kind == "unreachable"
+    await scene.keep("notes", "reef", "bowline")
+    found = await sources.search_documents(scene.operator, "reef")
+    assert [one["location"] for one in found["hits"]] == ["reef"]
+    with pytest.raises(OperationError, match="mail has no documents yet"):
+        await sources.search_documents(scene.operator, "reef", source="mail")
 
 
 # ---- a sync ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_sync_is_put_in_the_queue_and_audited_and_a_second_request_names_the_same_job(tmp_path: Path) -> None:
-    async def story(scene: OperatorScene) -> None:
-        dry = await sources.run_source(scene.operator, "notes", dry_run=True)
-        assert (dry["job"], dry["queued"]) == (None, False)
-        assert await scene.world.jobs.list("notes") == []
-        assert await scene.actions() == []
+async def test_a_sync_is_put_in_the_queue_and_audited_and_a_second_request_names_the_same_job(
+    scene: OperatorScene,
+) -> None:
+    dry = await sources.run_source(scene.operator, "notes", dry_run=True)
+    assert (dry["job"], dry["queued"]) == (None, False)
+    assert await scene.world.jobs.list("notes") == []
+    assert await scene.actions() == []
 
-        first = await sources.run_source(scene.operator, "notes")
-        assert (first["source"], first["queued"], first["existing"], first["running_system"]) == (
-            "notes",
-            True,
-            False,
-            False,
-        )
-        assert "no system runs over this store" in first["note"]
-        assert f"reefknot up --engine {scene.operator.shown}" in first["note"]
-        second = await sources.run_source(scene.operator, "notes")
-        assert (second["job"], second["existing"]) == (first["job"], True)
-        assert [one.assignment_id for one in await scene.world.jobs.list("notes")] == [first["job"]]
-        assert names_of(await scene.actions()) == [("source.run", "notes", "ann")]
-
-    in_scene(tmp_path, story)
+    first = await sources.run_source(scene.operator, "notes")
+    assert (first["source"], first["queued"], first["existing"], first["running_system"]) == (
+        "notes",
+        True,
+        False,
+        False,
+    )
+    assert "no system runs over this store" in first["note"]
+    assert f"reefknot up --engine {scene.operator.shown}" in first["note"]
+    second = await sources.run_source(scene.operator, "notes")
+    assert (second["job"], second["existing"]) == (first["job"], True)
+    assert [one.assignment_id for one in await scene.world.jobs.list("notes")] == [first["job"]]
+    assert names_of(await scene.actions()) == [("source.run", "notes", "ann")]
 
 
-def test_an_orchestrator_runs_the_sync_that_was_asked_for(tmp_path: Path) -> None:
-    async def story(scene: OperatorScene) -> None:
-        async def fetch(request: FetchRequest) -> Page:
-            return page("a.md", cursor="c1")
+async def test_an_orchestrator_runs_the_sync_that_was_asked_for(scene: OperatorScene) -> None:
+    async def fetch(request: FetchRequest) -> Page:
+        return page("a.md", cursor="c1")
 
-        await scene.world.start(scene.world.source(fetch, "notes"))
-        asked = await sources.run_source(scene.operator, "notes")
+    await scene.world.start(scene.world.source(fetch, "notes"))
+    asked = await sources.run_source(scene.operator, "notes")
+    await asyncio.sleep(10)
+    assert await scene.world.state(asked["job"]) is WorkState.SUCCEEDED
+
+
+async def test_a_full_sync_begins_without_a_cursor_once(scene: OperatorScene) -> None:
+    """The second page, and the next sync, go on behind what is kept."""
+    cursors = list[str]()
+
+    async def fetch(request: FetchRequest) -> Page:
+        cursors.append(request.cursor)
+        return page("a.md", cursor=f"c{len(cursors)}", is_last=len(cursors) % 2 == 0)
+
+    await scene.world.start(scene.world.source(fetch, "notes"))
+    for full in (False, True, False):
+        asked = await sources.run_source(scene.operator, "notes", full=full)
+        assert asked["full"] is full
         await asyncio.sleep(10)
         assert await scene.world.state(asked["job"]) is WorkState.SUCCEEDED
-
-    in_scene(tmp_path, story)
-
-
-def test_a_full_sync_begins_without_a_cursor_once(tmp_path: Path) -> None:
-    """The second page, and the next sync, go on behind what is kept."""
-
-    async def story(scene: OperatorScene) -> None:
-        cursors = list[str]()
-
-        async def fetch(request: FetchRequest) -> Page:
-            cursors.append(request.cursor)
-            return page("a.md", cursor=f"c{len(cursors)}", is_last=len(cursors) % 2 == 0)
-
-        await scene.world.start(scene.world.source(fetch, "notes"))
-        for full in (False, True, False):
-            asked = await sources.run_source(scene.operator, "notes", full=full)
-            assert asked["full"] is full
-            await asyncio.sleep(10)
-            assert await scene.world.state(asked["job"]) is WorkState.SUCCEEDED
-        assert cursors == ["", "c1", "", "c3", "c4", "c5"]
-        details = [one.details for one in await scene.actions()]
-        assert details == [{"full": False}, {"full": True}, {"full": False}]
-
-    in_scene(tmp_path, story)
+    assert cursors == ["", "c1", "", "c3", "c4", "c5"]
+    details = [one.details for one in await scene.actions()]
+    assert details == [{"full": False}, {"full": True}, {"full": False}]
 
 
-def test_a_full_sync_that_fails_before_its_first_page_begins_anew_again(tmp_path: Path) -> None:
-    async def story(scene: OperatorScene) -> None:
-        cursors = list[str]()
+async def test_a_full_sync_that_fails_before_its_first_page_begins_anew_again(scene: OperatorScene) -> None:
+    cursors = list[str]()
 
-        async def fetch(request: FetchRequest) -> Page:
-            cursors.append(request.cursor)
-            if len(cursors) == 2:
-                raise ConnectionError("not now")
-            return page("a.md", cursor=f"c{len(cursors)}")
+    async def fetch(request: FetchRequest) -> Page:
+        cursors.append(request.cursor)
+        if len(cursors) == 2:
+            raise ConnectionError("not now")
+        return page("a.md", cursor=f"c{len(cursors)}")
 
-        await scene.world.start(scene.world.source(fetch, "notes"))
-        await sources.run_source(scene.operator, "notes")
-        await asyncio.sleep(10)
-        await sources.run_source(scene.operator, "notes", full=True)
-        await asyncio.sleep(3600)
-        assert cursors == ["", "", ""]
-        assert not (await scene.records.read("notes")).begin_anew
-
-    in_scene(tmp_path, story)
+    await scene.world.start(scene.world.source(fetch, "notes"))
+    await sources.run_source(scene.operator, "notes")
+    await asyncio.sleep(10)
+    await sources.run_source(scene.operator, "notes", full=True)
+    await asyncio.sleep(3600)
+    assert cursors == ["", "", ""]
+    assert not (await scene.records.read("notes")).begin_anew
 
 
-def test_a_full_sync_is_not_promised_while_another_one_is_under_way(tmp_path: Path) -> None:
-    async def story(scene: OperatorScene) -> None:
-        first = await sources.run_source(scene.operator, "notes")
-        second = await sources.run_source(scene.operator, "notes", full=True)
-        assert (second["job"], second["full"]) == (first["job"], False)
-        assert "ask for a full one when that has ended" in second["note"]
-        assert not (await scene.records.read("notes")).begin_anew
-
-    in_scene(tmp_path, story)
+async def test_a_full_sync_is_not_promised_while_another_one_is_under_way(scene: OperatorScene) -> None:
+    first = await sources.run_source(scene.operator, "notes")
+    second = await sources.run_source(scene.operator, "notes", full=True)
+    assert (second["job"], second["full"]) == (first["job"], False)
+    assert "ask for a full one when that has ended" in second["note"]
+    assert not (await scene.records.read("notes")).begin_anew
 
 
 @pytest.mark.parametrize(
@@ -189,89 +163,73 @@ def test_a_full_sync_is_not_promised_while_another_one_is_under_way(tmp_path: Pa
     ],
 )
 @pytest.mark.parametrize("full", [False, True])
-def test_a_source_that_no_system_would_sync_is_refused_with_what_to_do(
-    tmp_path: Path, record: dict[str, Any], text: str, full: bool
+async def test_a_source_that_no_system_would_sync_is_refused_with_what_to_do(
+    scene: OperatorScene, record: dict[str, Any], text: str, full: bool
 ) -> None:
-    async def story(scene: OperatorScene) -> None:
-        await scene.change("notes", **dict(record))
-        with pytest.raises(OperationError, match=text) as refused:
-            await sources.run_source(scene.operator, "notes", full=full)
-        assert refused.value.kind == "conflict"
-        assert await scene.world.jobs.list("notes") == []
-        assert await scene.actions() == []
-
-    in_scene(tmp_path, story)
+    await scene.change("notes", **dict(record))
+    with pytest.raises(OperationError, match=text) as refused:
+        await sources.run_source(scene.operator, "notes", full=full)
+    assert refused.value.kind == "conflict"
+    assert await scene.world.jobs.list("notes") == []
+    assert await scene.actions() == []
 
 
-def test_documents_in_another_file_of_this_host_are_a_conflict_and_a_full_sync_moves_them(tmp_path: Path) -> None:
+async def test_documents_in_another_file_of_this_host_are_a_conflict_and_a_full_sync_moves_them(
+    scene: OperatorScene, tmp_path: Path
+) -> None:
     (tmp_path / "elsewhere.db").touch()
-
-    async def story(scene: OperatorScene) -> None:
-        await scene.change("notes", documents=f"another {tmp_path / 'elsewhere.db'}")
-        with pytest.raises(OperationError, match=r"in another place: .*elsewhere\.db"):
-            await sources.run_source(scene.operator, "notes")
-        assert (await sources.run_source(scene.operator, "notes", full=True))["job"]
-        assert (await scene.records.read("notes")).documents == ""
-
-    in_scene(tmp_path, story)
+    await scene.change("notes", documents=f"another {tmp_path / 'elsewhere.db'}")
+    with pytest.raises(OperationError, match=r"in another place: .*elsewhere\.db"):
+        await sources.run_source(scene.operator, "notes")
+    assert (await sources.run_source(scene.operator, "notes", full=True))["job"]
+    assert (await scene.records.read("notes")).documents == ""
 
 
-def test_over_a_server_the_place_of_the_documents_is_known_only_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_over_a_server_the_place_of_the_documents_is_known_only_there(
+    scene: OperatorScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story(scene: OperatorScene) -> None:
-        monkeypatch.setattr(type(scene.world.store), "reached_for", 60.0)
-        await scene.change("notes", documents="another /srv/documents.db")
-        assert (await sources.run_source(scene.operator, "notes", full=True))["job"]
-        assert (await scene.records.read("notes")).documents == "another /srv/documents.db"
-
-    in_scene(tmp_path, story)
+    monkeypatch.setattr(type(scene.world.store), "reached_for", 60.0)
+    await scene.change("notes", documents="another /srv/documents.db")
+    assert (await sources.run_source(scene.operator, "notes", full=True))["job"]
+    assert (await scene.records.read("notes")).documents == "another /srv/documents.db"
 
 
-def test_without_a_configured_source_there_is_nothing_to_run(tmp_path: Path) -> None:
-    async def story(scene: OperatorScene) -> None:
-        with pytest.raises(ParameterError, match="accepted: none is configured"):
-            await sources.run_source(scene.operator, "notes")
-
-    in_scene(tmp_path, story, "worker: {}\n")
+@pytest.mark.parametrize("scene", ["worker: {}\n"], indirect=True)
+async def test_without_a_configured_source_there_is_nothing_to_run(scene: OperatorScene) -> None:
+    with pytest.raises(ParameterError, match="accepted: none is configured"):
+        await sources.run_source(scene.operator, "notes")
 
 
 # ---- pause, resume, forget -------------------------------------------------------------------------------------------
 
 
-def test_a_pause_and_a_resume_are_audited_once_with_their_reason(tmp_path: Path) -> None:
-    async def story(scene: OperatorScene) -> None:
-        at = scene.operator
-        assert (await sources.pause_source(at, "notes", because=f"key {SECRET}", dry_run=True))["changed"] is False
-        assert (await sources.pause_source(at, "notes", because=f"key {SECRET}"))["changed"] is True
-        assert (await sources.pause_source(at, "notes"))["changed"] is False
-        assert (await scene.records.read("notes")).paused_because == "key [redacted]"
-        assert (await sources.resume_source(at, "notes"))["changed"] is True
-        done = await scene.actions()
-        assert names_of(done) == [("source.pause", "notes", "ann"), ("source.resume", "notes", "ann")]
-        assert (done[0].details, done[1].details) == ({"reason": "key [redacted]"}, None)
-
-    in_scene(tmp_path, story)
+async def test_a_pause_and_a_resume_are_audited_once_with_their_reason(scene: OperatorScene) -> None:
+    at = scene.operator
+    assert (await sources.pause_source(at, "notes", because=f"key {SECRET}", dry_run=True))["changed"] is False
+    assert (await sources.pause_source(at, "notes", because=f"key {SECRET}"))["changed"] is True
+    assert (await sources.pause_source(at, "notes"))["changed"] is False
+    assert (await scene.records.read("notes")).paused_because == "key [redacted]"
+    assert (await sources.resume_source(at, "notes"))["changed"] is True
+    done = await scene.actions()
+    assert names_of(done) == [("source.pause", "notes", "ann"), ("source.resume", "notes", "ann")]
+    assert (done[0].details, done[1].details) == ({"reason": "key [redacted]"}, None)
 
 
-def test_what_is_left_of_a_source_is_removed_with_its_jobs(tmp_path: Path) -> None:
-    async def story(scene: OperatorScene) -> None:
-        at = scene.operator
-        await scene.keep("gone", "a.md", "b.md")
-        await scene.world.job("gone@1", "gone")
-        await scene.change("gone", sync_job="gone@1")
-        with pytest.raises(OperationError, match="notes is configured; remove it"):
-            await sources.forget_source(at, "notes", because="x")
-        with pytest.raises(ParameterError, match="because: give the reason"):
-            await sources.forget_source(at, "gone", because=" ")
-        with pytest.raises(ParameterError, match=r"nothing is left of a source 'gome'.*\(gone\)"):
-            await sources.forget_source(at, "gome", because="x")
-        would = await sources.forget_source(at, "gone", because="moved", dry_run=True)
-        assert (would["documents"], would["jobs"], would["forgotten"], would["dry_run"]) == (2, 1, False, True)
-        assert await scene.actions() == []
-        assert (await sources.forget_source(at, "gone", because="moved"))["forgotten"] is True
-        assert await scene.world.state("gone@1") is WorkState.CANCELLED
-        assert "gone" not in str(await sources.list_sources(at))
-        assert names_of(await scene.actions()) == [("source.forget", "gone", "ann")]
-
-    in_scene(tmp_path, story)
+async def test_what_is_left_of_a_source_is_removed_with_its_jobs(scene: OperatorScene) -> None:
+    at = scene.operator
+    await scene.keep("gone", "a.md", "b.md")
+    await scene.world.job("gone@1", "gone")
+    await scene.change("gone", sync_job="gone@1")
+    with pytest.raises(OperationError, match="notes is configured; remove it"):
+        await sources.forget_source(at, "notes", because="x")
+    with pytest.raises(ParameterError, match="because: give the reason"):
+        await sources.forget_source(at, "gone", because=" ")
+    with pytest.raises(ParameterError, match=r"nothing is left of a source 'gome'.*\(gone\)"):
+        await sources.forget_source(at, "gome", because="x")
+    would = await sources.forget_source(at, "gone", because="moved", dry_run=True)
+    assert (would["documents"], would["jobs"], would["forgotten"], would["dry_run"]) == (2, 1, False, True)
+    assert await scene.actions() == []
+    assert (await sources.forget_source(at, "gone", because="moved"))["forgotten"] is True
+    assert await scene.world.state("gone@1") is WorkState.CANCELLED
+    assert "gone" not in str(await sources.list_sources(at))
+    assert names_of(await scene.actions()) == [("source.forget", "gone", "ann")]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,9 +41,10 @@ from reefknot.policy.model.book import Request
 from reefknot.queue.model.messages import AssignmentOptions, ExecAssignment, Job, encode
 from reefknot.queue.model.work import WorkDone, WorkItem, record_id
 from reefknot.queue.port.work_queue import Settlement, WorkClaim
-from tests.unit.console.operations.operator_scene import SECRET, OperatorScene, in_scene
+from tests.unit.console.operations.operator_scene import SECRET, OperatorScene
 
 NOON = 1_769_342_400.0
+QUARTER = "worker: {retries: {v2: {enabled: true, block_policies: {http.request: {base_delay_ms: 250}}}}}\n"
 FAILURE = Failure(ErrorCode.http_error, FailureType.TRANSIENT, "the service answered 503", http_status=503)
 
 
@@ -104,217 +104,192 @@ async def told(
     return await job_story(scene.operator, "order-7")
 
 
-def test_each_attempt_has_its_decision_its_wait_and_what_is_known_of_its_time(tmp_path: Path) -> None:
-    async def story(scene: OperatorScene) -> None:
-        found = await told(
-            scene,
-            [
-                *BEGUN,
-                retried(1.0, 1, decided(1, 0.75)),
-                TimeoutOccurred(**about(3.0), attempt_number=2, timeout_seconds=0.5),
-                retried(3.0, 2, decided(2, 2.5, retry_after=30.0)),
-                IdempotencyEvent(**about(34), idempotency_key="charge:7", action="record"),
-                Completed(**about(34.5), status="success", attempts=3, duration_ms=34_500),
-            ],
-            result='{"latency_ms": 1250.0}',
-        )
-        first, second, third = found["attempts"]
-        assert (first["number"], first["started_at"], first["ended_at"], first["duration_s"]) == (
-            1,
-            timestamp(NOON + 0.25),
-            timestamp(NOON + 1),
-            0.75,
-        )
-        assert (first["outcome"], first["decision"], first["reason"]) == ("retried", "again", None)
-        assert (first["code"], first["failure_type"], first["http_status"], first["classification"]) == (
-            "HTTP_ERROR",
-            "transient",
-            503,
-            "network",
-        )
-        assert (first["wait_s"], first["wait_from"], first["worker_id"]) == (1.0, "own backoff", "worker-1")
-        assert (second["due_at"], second["started_at"], second["duration_s"]) == (timestamp(NOON + 2), None, None)
-        assert (second["wait_from"], second["timed_out_after_s"]) == ("server hint", 0.5)
-        assert (third["outcome"], third["started_at"], third["duration_s"]) == (
-            "succeeded",
-            timestamp(NOON + 33.25),
-            1.25,
-        )
-        assert (found["state"], found["idempotency_key"], found["worker"], found["is_cut"]) == (
-            "succeeded",
-            "charge:7",
-            "worker-1",
-            False,
-        )
-        assert found["ended_at"] is not None
-        assert [one["event_type"] for one in found["events"]][:3] == ["submitted", "routing", "admission"]
-        assert "to worker-1" in [one["sentence"] for one in found["lines"]]
-
-    in_scene(tmp_path, story)
+async def test_each_attempt_has_its_decision_its_wait_and_what_is_known_of_its_time(scene: OperatorScene) -> None:
+    found = await told(
+        scene,
+        [
+            *BEGUN,
+            retried(1.0, 1, decided(1, 0.75)),
+            TimeoutOccurred(**about(3.0), attempt_number=2, timeout_seconds=0.5),
+            retried(3.0, 2, decided(2, 2.5, retry_after=30.0)),
+            IdempotencyEvent(**about(34), idempotency_key="charge:7", action="record"),
+            Completed(**about(34.5), status="success", attempts=3, duration_ms=34_500),
+        ],
+        result='{"latency_ms": 1250.0}',
+    )
+    first, second, third = found["attempts"]
+    assert (first["number"], first["started_at"], first["ended_at"], first["duration_s"]) == (
+        1,
+        timestamp(NOON + 0.25),
+        timestamp(NOON + 1),
+        0.75,
+    )
+    assert (first["outcome"], first["decision"], first["reason"]) == ("retried", "again", None)
+    assert (first["code"], first["failure_type"], first["http_status"], first["classification"]) == (
+        "HTTP_ERROR",
+        "transient",
+        503,
+        "network",
+    )
+    assert (first["wait_s"], first["wait_from"], first["worker_id"]) == (1.0, "own backoff", "worker-1")
+    assert (second["due_at"], second["started_at"], second["duration_s"]) == (timestamp(NOON + 2), None, None)
+    assert (second["wait_from"], second["timed_out_after_s"]) == ("server hint", 0.5)
+    assert (third["outcome"], third["started_at"], third["duration_s"]) == (
+        "succeeded",
+        timestamp(NOON + 33.25),
+        1.25,
+    )
+    assert (found["state"], found["idempotency_key"], found["worker"], found["is_cut"]) == (
+        "succeeded",
+        "charge:7",
+        "worker-1",
+        False,
+    )
+    assert found["ended_at"] is not None
+    assert [one["event_type"] for one in found["events"]][:3] == ["submitted", "routing", "admission"]
+    assert "to worker-1" in [one["sentence"] for one in found["lines"]]
 
 
-def test_a_wait_that_the_server_asked_for_is_decided_by_its_hint(tmp_path: Path) -> None:
-    config = "worker: {retries: {v2: {enabled: true, block_policies: {http.request: {base_delay_ms: 250}}}}}\n"
-
-    async def story(scene: OperatorScene) -> None:
-        assert scene.operator.settings is not None
-        policy = scene.operator.settings.book.resolve("block:http.request", FAILURE, request=Request(retries=2))
-        plain = policy.replace(jitter="none")
-        asked, shorter = (decided(1, 0.5, policy=plain, retry_after=hint) for hint in (20.0, 0.01))
-        odd = structs.replace(asked, policy=structs.replace(asked.policy, strategy="lunar"))
-        found = await told(scene, [*BEGUN, retried(1, 1, asked), retried(2, 2, shorter), retried(3, 3, odd)])
-        assert [(one["field"], one["layer"], one["wait_from"]) for one in found["attempts"][:3]] == [
-            ("retry_after", "server hint", "server hint"),
-            ("base_delay", "target", "own backoff"),
-            (None, None, None),
-        ]
-
-    in_scene(tmp_path, story, config)
+@pytest.mark.parametrize("scene", [QUARTER], indirect=True)
+async def test_a_wait_that_the_server_asked_for_is_decided_by_its_hint(scene: OperatorScene) -> None:
+    assert scene.operator.settings is not None
+    policy = scene.operator.settings.book.resolve("block:http.request", FAILURE, request=Request(retries=2))
+    plain = policy.replace(jitter="none")
+    asked, shorter = (decided(1, 0.5, policy=plain, retry_after=hint) for hint in (20.0, 0.01))
+    odd = structs.replace(asked, policy=structs.replace(asked.policy, strategy="lunar"))
+    found = await told(scene, [*BEGUN, retried(1, 1, asked), retried(2, 2, shorter), retried(3, 3, odd)])
+    assert [(one["field"], one["layer"], one["wait_from"]) for one in found["attempts"][:3]] == [
+        ("retry_after", "server hint", "server hint"),
+        ("base_delay", "target", "own backoff"),
+        (None, None, None),
+    ]
 
 
-def test_a_wait_that_a_breaker_made_longer_says_so(tmp_path: Path) -> None:
-    async def story(scene: OperatorScene) -> None:
-        def put_off(second: float, seconds: float) -> AnyEvent:
-            return BreakerEvent(**about(second), name="block:http", state="open", wait_seconds=seconds)
+async def test_a_wait_that_a_breaker_made_longer_says_so(scene: OperatorScene) -> None:
+    def put_off(second: float, seconds: float) -> AnyEvent:
+        return BreakerEvent(**about(second), name="block:http", state="open", wait_seconds=seconds)
 
-        found = await told(
-            scene,
-            [
-                *BEGUN,
-                put_off(0.3, 0.2),
-                retried(1.0, 1, decided(1, 0.5)),
-                put_off(2.0, 10.0),
-                put_off(12.0, 3.5),
-                retried(16.0, 2, decided(2, 1.0)),
-            ],
-        )
-        first, second, _ = found["attempts"]
-        assert (first["wait_s"], first["put_off_s"], second["put_off_s"]) == (1.0, 13.5, None)
-        assert second["due_at"] == timestamp(NOON + 15.5)
-        page = environment().get_template("job.html")
-        shown = page.new_context({"job": found, "rows": timeline_rows(found), "can_act": False})
-        assert "then put off by the breaker: 13.5 s" in "".join(page.blocks["live"](shown))
-
-    in_scene(tmp_path, story)
+    found = await told(
+        scene,
+        [
+            *BEGUN,
+            put_off(0.3, 0.2),
+            retried(1.0, 1, decided(1, 0.5)),
+            put_off(2.0, 10.0),
+            put_off(12.0, 3.5),
+            retried(16.0, 2, decided(2, 1.0)),
+        ],
+    )
+    first, second, _ = found["attempts"]
+    assert (first["wait_s"], first["put_off_s"], second["put_off_s"]) == (1.0, 13.5, None)
+    assert second["due_at"] == timestamp(NOON + 15.5)
+    page = environment().get_template("job.html")
+    shown = page.new_context({"job": found, "rows": timeline_rows(found), "can_act": False})
+    assert "then put off by the breaker: 13.5 s" in "".join(page.blocks["live"](shown))
 
 
-def test_a_hint_that_is_shorter_than_the_own_backoff_is_not_what_is_waited_for(tmp_path: Path) -> None:
-    async def story(scene: OperatorScene) -> None:
-        found = await told(scene, [*BEGUN, retried(1.0, 1, decided(1, 0.5, retry_after=0.25))])
-        assert found["attempts"][0]["wait_from"] == "own backoff"
-        assert found["attempts"][0]["wait_s"] == 1.0
-        running = found["attempts"][1]
-        assert (running["outcome"], running["number"], running["started_at"], running["ended_at"]) == (
-            "running",
-            1,
-            timestamp(scene.world.clock.wall()),
-            None,
-        )
-        assert found["ended_at"] is None
-
-    in_scene(tmp_path, story)
+async def test_a_hint_that_is_shorter_than_the_own_backoff_is_not_what_is_waited_for(scene: OperatorScene) -> None:
+    found = await told(scene, [*BEGUN, retried(1.0, 1, decided(1, 0.5, retry_after=0.25))])
+    assert found["attempts"][0]["wait_from"] == "own backoff"
+    assert found["attempts"][0]["wait_s"] == 1.0
+    running = found["attempts"][1]
+    assert (running["outcome"], running["number"], running["started_at"], running["ended_at"]) == (
+        "running",
+        1,
+        timestamp(scene.world.clock.wall()),
+        None,
+    )
+    assert found["ended_at"] is None
 
 
-def test_the_end_of_a_job_that_gave_up_is_told_once_and_a_requeue_begins_a_generation(tmp_path: Path) -> None:
-    async def story(scene: OperatorScene) -> None:
-        record = decided(3, 9.0)
-        found = await told(
-            scene,
-            [
-                *BEGUN,
-                stopped(9, 3, record),
-                Completed(**about(9), status="error", attempts=3),
-                Requeued(**about(60), reason="by ann", generation=1),
-                Completed(**about(61), status="success", attempts=1),
-            ],
-            result='{"latency_ms": "odd"}',
-        )
-        one, two = found["attempts"]
-        assert (one["outcome"], one["decision"], one["reason"], one["field"]) == (
-            "failed",
-            "stop",
-            "attempts_spent",
-            "max_attempts",
-        )
-        assert (one["generation"], two["generation"], two["number"], two["outcome"]) == (0, 1, 1, "succeeded")
-        assert two["started_at"] is None, "a result that cannot be read tells no time"
-
-    in_scene(tmp_path, story)
-
-
-def test_an_attempt_that_was_cancelled_while_it_ran_is_told(tmp_path: Path) -> None:
-    async def story(scene: OperatorScene) -> None:
-        ended = Completed(**about(12), status="cancelled", attempts=2, attempt_seconds=9.5)
-        found = await told(scene, [*BEGUN, retried(1.0, 1, decided(1, 0.5)), ended], result="{}")
-        _, cancelled = found["attempts"]
-        assert (cancelled["number"], cancelled["outcome"], cancelled["duration_s"]) == (2, "cancelled", 9.5)
-        assert (cancelled["started_at"], cancelled["ended_at"]) == (timestamp(NOON + 2.5), timestamp(NOON + 12))
-
-    in_scene(tmp_path, story)
+async def test_the_end_of_a_job_that_gave_up_is_told_once_and_a_requeue_begins_a_generation(
+    scene: OperatorScene,
+) -> None:
+    record = decided(3, 9.0)
+    found = await told(
+        scene,
+        [
+            *BEGUN,
+            stopped(9, 3, record),
+            Completed(**about(9), status="error", attempts=3),
+            Requeued(**about(60), reason="by ann", generation=1),
+            Completed(**about(61), status="success", attempts=1),
+        ],
+        result='{"latency_ms": "odd"}',
+    )
+    one, two = found["attempts"]
+    assert (one["outcome"], one["decision"], one["reason"], one["field"]) == (
+        "failed",
+        "stop",
+        "attempts_spent",
+        "max_attempts",
+    )
+    assert (one["generation"], two["generation"], two["number"], two["outcome"]) == (0, 1, 1, "succeeded")
+    assert two["started_at"] is None, "a result that cannot be read tells no time"
 
 
-def test_a_run_that_crashed_is_an_attempt_of_its_own_and_the_next_has_its_number(tmp_path: Path) -> None:
+async def test_an_attempt_that_was_cancelled_while_it_ran_is_told(scene: OperatorScene) -> None:
+    ended = Completed(**about(12), status="cancelled", attempts=2, attempt_seconds=9.5)
+    found = await told(scene, [*BEGUN, retried(1.0, 1, decided(1, 0.5)), ended], result="{}")
+    _, cancelled = found["attempts"]
+    assert (cancelled["number"], cancelled["outcome"], cancelled["duration_s"]) == (2, "cancelled", 9.5)
+    assert (cancelled["started_at"], cancelled["ended_at"]) == (timestamp(NOON + 2.5), timestamp(NOON + 12))
+
+
+async def test_a_run_that_crashed_is_an_attempt_of_its_own_and_the_next_has_its_number(scene: OperatorScene) -> None:
     """Effects may have happened in it. Its start is on record if it was the first; before anybody has noticed, too."""
+    store, journal = scene.world.store, Journal(None)
+    item = WorkItem("order-7", "http.request", "io@worker-1", payload=b"{}")
+    await store.work.assign([item], start={"order-7"}, owner="w@h:999999999:1")
+    begun = await store.work.get("order-7")
+    assert begun is not None
 
-    async def story(scene: OperatorScene) -> None:
-        store, journal = scene.world.store, Journal(None)
-        item = WorkItem("order-7", "http.request", "io@worker-1", payload=b"{}")
-        await store.work.assign([item], start={"order-7"}, owner="w@h:999999999:1")
-        begun = await store.work.get("order-7")
-        assert begun is not None
-
-        for owner, crashes in (("w2", 1), ("w3", 2)):
-            await store.leases.end(await store.leases.owners())
-            (item,) = await store.work.claim(
-                1,
-                WorkClaim(
-                    owner=owner,
-                    classes=("io@worker-1",),
-                    crash_events=lambda one: journal.entries(vanished_events(one, scene.world.clock.wall())),
-                ),
-            )
-            attempts = (await job_story(scene.operator, "order-7"))["attempts"]
-            assert [(one["number"], one["outcome"]) for one in attempts] == [
-                *[(1, "crashed")] * crashes,
-                (1, "running"),
-            ]
-            assert attempts[0]["message"] == "its worker vanished"
-            assert attempts[0]["started_at"] == time_text(begun.updated_at)
-            assert [one["started_at"] for one in attempts[1:-1]] == [None] * (crashes - 1)
-
-        done = Settlement("order-7", item.owner, item.fence, WorkDone("{}"))
-        ended = journal.entries([Completed(**about(1), status="success", attempts=1)])
-        assert await store.work.settle([structs.replace(done, events=tuple(ended))]) == [True]
-        attempts = (await job_story(scene.operator, "order-7"))["attempts"]
-        assert [(one["number"], one["outcome"]) for one in attempts] == [*[(1, "crashed")] * 2, (1, "succeeded")]
-
-    in_scene(tmp_path, story)
-
-
-def test_the_crash_that_ends_in_quarantine_is_told_and_the_failed_attempt_before_it_once(tmp_path: Path) -> None:
-    async def story(scene: OperatorScene) -> None:
-        crash = {"crashes": 3, "limit": 3, "attempts": 1}
-        found = await told(
-            scene,
-            [
-                *BEGUN,
-                retried(1.0, 1, decided(1, 0.5)),
-                Quarantined(**about(9), reason="its owner vanished 3 times", inputs=crash),
-                Completed(**about(9), status="error", attempts=1),
-            ],
-            result="{}",
+    for owner, crashes in (("w2", 1), ("w3", 2)):
+        await store.leases.end(await store.leases.owners())
+        (item,) = await store.work.claim(
+            1,
+            WorkClaim(
+                owner=owner,
+                classes=("io@worker-1",),
+                crash_events=lambda one: journal.entries(vanished_events(one, scene.world.clock.wall())),
+            ),
         )
-        assert [(one["number"], one["outcome"]) for one in found["attempts"]] == [(1, "retried"), (2, "crashed")]
+        attempts = (await job_story(scene.operator, "order-7"))["attempts"]
+        assert [(one["number"], one["outcome"]) for one in attempts] == [
+            *[(1, "crashed")] * crashes,
+            (1, "running"),
+        ]
+        assert attempts[0]["message"] == "its worker vanished"
+        assert attempts[0]["started_at"] == time_text(begun.updated_at)
+        assert [one["started_at"] for one in attempts[1:-1]] == [None] * (crashes - 1)
 
-    in_scene(tmp_path, story)
+    done = Settlement("order-7", item.owner, item.fence, WorkDone("{}"))
+    ended = journal.entries([Completed(**about(1), status="success", attempts=1)])
+    assert await store.work.settle([structs.replace(done, events=tuple(ended))]) == [True]
+    attempts = (await job_story(scene.operator, "order-7"))["attempts"]
+    assert [(one["number"], one["outcome"]) for one in attempts] == [*[(1, "crashed")] * 2, (1, "succeeded")]
 
 
-def test_a_job_that_was_cancelled_before_it_ran_has_no_attempt(tmp_path: Path) -> None:
-    async def story(scene: OperatorScene) -> None:
-        found = await told(scene, [*BEGUN, Completed(**about(12), status="cancelled", attempts=0)], result="{}")
-        assert found["attempts"] == []
+async def test_the_crash_that_ends_in_quarantine_is_told_and_the_failed_attempt_before_it_once(
+    scene: OperatorScene,
+) -> None:
+    crash = {"crashes": 3, "limit": 3, "attempts": 1}
+    found = await told(
+        scene,
+        [
+            *BEGUN,
+            retried(1.0, 1, decided(1, 0.5)),
+            Quarantined(**about(9), reason="its owner vanished 3 times", inputs=crash),
+            Completed(**about(9), status="error", attempts=1),
+        ],
+        result="{}",
+    )
+    assert [(one["number"], one["outcome"]) for one in found["attempts"]] == [(1, "retried"), (2, "crashed")]
 
-    in_scene(tmp_path, story)
+
+async def test_a_job_that_was_cancelled_before_it_ran_has_no_attempt(scene: OperatorScene) -> None:
+    found = await told(scene, [*BEGUN, Completed(**about(12), status="cancelled", attempts=0)], result="{}")
+    assert found["attempts"] == []
 
 
 @pytest.mark.parametrize(
@@ -325,122 +300,100 @@ def test_a_job_that_was_cancelled_before_it_ran_has_no_attempt(tmp_path: Path) -
         ({"url": "x", "headers": ["odd"]}, ("order-7/0", "step")),
     ],
 )
-def test_the_key_is_the_one_that_the_request_sends(
-    tmp_path: Path, payload: dict[str, Any], key: tuple[str, str]
+async def test_the_key_is_the_one_that_the_request_sends(
+    scene: OperatorScene, payload: dict[str, Any], key: tuple[str, str]
 ) -> None:
-    async def story(scene: OperatorScene) -> None:
-        found = await told(scene, BEGUN, payload=payload)
-        assert (found["idempotency_key"], found["idempotency_key_from"]) == key
-        assert found["assignment"]["job"]["payload"] == payload
-
-    in_scene(tmp_path, story)
+    found = await told(scene, BEGUN, payload=payload)
+    assert (found["idempotency_key"], found["idempotency_key_from"]) == key
+    assert found["assignment"]["job"]["payload"] == payload
 
 
-def test_a_key_that_is_not_ascii_is_shown_beside_the_hash_that_the_request_sends(tmp_path: Path) -> None:
-    async def story(scene: OperatorScene) -> None:
-        kinds = {"märz-7": "http.request", "märz-8": "own.step", "march-7": "http.request"}
-        for name, kind in kinds.items():
-            body = encode(ExecAssignment(name, "r", Job(kind, {"url": "x"})))
-            await scene.world.store.work.assign([WorkItem(name, kind, "io@w", payload=body)], start=(), owner="w")
-        found = [await job_story(scene.operator, name) for name in kinds]
-        sent = sha256("märz-7/0".encode()).hexdigest()
-        keys = [(one["idempotency_key"], one["idempotency_key_sent"]) for one in found]
-        assert keys == [("märz-7/0", sent), ("märz-8/0", None), ("march-7/0", None)]
-
-    in_scene(tmp_path, story)
+async def test_a_key_that_is_not_ascii_is_shown_beside_the_hash_that_the_request_sends(scene: OperatorScene) -> None:
+    kinds = {"märz-7": "http.request", "märz-8": "own.step", "march-7": "http.request"}
+    for name, kind in kinds.items():
+        body = encode(ExecAssignment(name, "r", Job(kind, {"url": "x"})))
+        await scene.world.store.work.assign([WorkItem(name, kind, "io@w", payload=body)], start=(), owner="w")
+    found = [await job_story(scene.operator, name) for name in kinds]
+    sent = sha256("märz-7/0".encode()).hexdigest()
+    keys = [(one["idempotency_key"], one["idempotency_key_sent"]) for one in found]
+    assert keys == [("märz-7/0", sent), ("märz-8/0", None), ("march-7/0", None)]
 
 
 @pytest.mark.parametrize("tenant", [None, "acme"])
-def test_a_cancellation_names_who_asked_for_it_and_who_carried_it_out(tmp_path: Path, tenant: str | None) -> None:
+async def test_a_cancellation_names_who_asked_for_it_and_who_carried_it_out(
+    scene: OperatorScene, tenant: str | None
+) -> None:
     """The event of the worker is filed under the job, that of the operator only under its own."""
-
-    async def story(scene: OperatorScene) -> None:
-        store, name = scene.world.store, record_id("order-7", tenant)
-        await store.work.enqueue([WorkItem(name, "http.request", tenant_id=tenant or "")])
-        wall, why = scene.world.clock.wall(), {"reason": "enough"}
-        asked = [
-            OperatorAction(
-                timestamp=timestamp(wall), details=why, actor="ann", action="job.cancel", subject=job, tenant_id=of
-            )
-            for job, of in (("order-7", tenant), ("order-8", tenant), ("order-7", "globex"))
-        ]
-        of_job: Any = {"work_id": "order-7", "subject": "order-7", "tenant_id": tenant, "details": why}
-        carried = OperatorAction(**of_job, timestamp=timestamp(wall + 1), actor="worker-1", action="cancel")
-        journal = Journal(None, redactor=scene.operator.redactor)
-        await store.audit.append(journal.entries(asked))
-        assert (await job_story(scene.operator, "order-7", tenant))["lines"] == []
-        assert await store.work.cancel(name, reason="enough", events=journal.entries([carried]))
-        found = await job_story(scene.operator, "order-7", tenant)
-        assert [(one["what"], one["sentence"]) for one in found["lines"]] == [
-            ("cancelled", "enough"),
-            ("operator_action", "ann: job.cancel order-7: enough"),
-            ("operator_action", "carried out by worker-1: cancel order-7: enough"),
-        ]
-
-    in_scene(tmp_path, story)
-
-
-def test_history_and_events_are_told_in_sentences_by_time(tmp_path: Path) -> None:
-    """A worker's admission is written before the router's choice, which it follows."""
-
-    async def story(scene: OperatorScene) -> None:
-        submitted, routing, admission = BEGUN
-        routing = structs.replace(routing, timestamp=admission.timestamp)
-        found = await told(scene, [submitted, admission, routing, retried(1.0, 1, decided(1, 0.75))])
-        assert [(one["what"], one["sentence"]) for one in found["lines"]] == [
-            ("submitted", "by ann on , process 0"),
-            ("routing", "to worker-1"),
-            ("admission", "accepted by worker-1, 0 waiting"),
-            ("retry_attempt", "attempt 1 failed: HTTP_ERROR: 503; again in 1.00 s"),
-        ]
-        assert found["lines"][0]["at"] == timestamp(NOON)
-
-    in_scene(tmp_path, story)
-
-
-def test_what_another_version_wrote_is_told_as_far_as_it_is_understood(tmp_path: Path) -> None:
-    async def story(scene: OperatorScene) -> None:
-        known = decided(1, 0.5, retry_after=2.0)
-        failure = structs.replace(known.failure, code="OUT_OF_LUCK")
-        policy = structs.replace(known.policy, strategy="lunar", base_delay=77.0)
-        found = await told(scene, [*BEGUN, retried(1, 1, structs.replace(known, failure=failure, policy=policy))])
-        (first, _) = found["attempts"]
-        assert (first["code"], first["classification"], first["wait_s"], first["wait_from"]) == (
-            "OUT_OF_LUCK",
-            None,
-            2.0,
-            None,
+    store, name = scene.world.store, record_id("order-7", tenant)
+    await store.work.enqueue([WorkItem(name, "http.request", tenant_id=tenant or "")])
+    wall, why = scene.world.clock.wall(), {"reason": "enough"}
+    asked = [
+        OperatorAction(
+            timestamp=timestamp(wall), details=why, actor="ann", action="job.cancel", subject=job, tenant_id=of
         )
+        for job, of in (("order-7", tenant), ("order-8", tenant), ("order-7", "globex"))
+    ]
+    of_job: Any = {"work_id": "order-7", "subject": "order-7", "tenant_id": tenant, "details": why}
+    carried = OperatorAction(**of_job, timestamp=timestamp(wall + 1), actor="worker-1", action="cancel")
+    journal = Journal(None, redactor=scene.operator.redactor)
+    await store.audit.append(journal.entries(asked))
+    assert (await job_story(scene.operator, "order-7", tenant))["lines"] == []
+    assert await store.work.cancel(name, reason="enough", events=journal.entries([carried]))
+    found = await job_story(scene.operator, "order-7", tenant)
+    assert [(one["what"], one["sentence"]) for one in found["lines"]] == [
+        ("cancelled", "enough"),
+        ("operator_action", "ann: job.cancel order-7: enough"),
+        ("operator_action", "carried out by worker-1: cancel order-7: enough"),
+    ]
 
-    in_scene(tmp_path, story)
+
+async def test_history_and_events_are_told_in_sentences_by_time(scene: OperatorScene) -> None:
+    """A worker's admission is written before the router's choice, which it follows."""
+    submitted, routing, admission = BEGUN
+    routing = structs.replace(routing, timestamp=admission.timestamp)
+    found = await told(scene, [submitted, admission, routing, retried(1.0, 1, decided(1, 0.75))])
+    assert [(one["what"], one["sentence"]) for one in found["lines"]] == [
+        ("submitted", "by ann on , process 0"),
+        ("routing", "to worker-1"),
+        ("admission", "accepted by worker-1, 0 waiting"),
+        ("retry_attempt", "attempt 1 failed: HTTP_ERROR: 503; again in 1.00 s"),
+    ]
+    assert found["lines"][0]["at"] == timestamp(NOON)
 
 
-def test_a_job_that_was_refused_without_an_attempt_has_none(tmp_path: Path) -> None:
-    async def story(scene: OperatorScene) -> None:
-        record = decided(1, 0.0, failure_type=FailureType.PERMANENT, policy=RetryPolicy(1, 1.0, retryable=False))
-        events = [*BEGUN, stopped(1, 0, record, RetryRefused), Completed(**about(1), status="error", attempts=0)]
-        found = await told(scene, events, result="{}")
-        assert found["attempts"] == []
-        assert [one["event_type"] for one in found["events"]][-1] == "completed"
+async def test_what_another_version_wrote_is_told_as_far_as_it_is_understood(scene: OperatorScene) -> None:
+    known = decided(1, 0.5, retry_after=2.0)
+    failure = structs.replace(known.failure, code="OUT_OF_LUCK")
+    policy = structs.replace(known.policy, strategy="lunar", base_delay=77.0)
+    found = await told(scene, [*BEGUN, retried(1, 1, structs.replace(known, failure=failure, policy=policy))])
+    (first, _) = found["attempts"]
+    assert (first["code"], first["classification"], first["wait_s"], first["wait_from"]) == (
+        "OUT_OF_LUCK",
+        None,
+        2.0,
+        None,
+    )
 
-    in_scene(tmp_path, story)
+
+async def test_a_job_that_was_refused_without_an_attempt_has_none(scene: OperatorScene) -> None:
+    record = decided(1, 0.0, failure_type=FailureType.PERMANENT, policy=RetryPolicy(1, 1.0, retryable=False))
+    events = [*BEGUN, stopped(1, 0, record, RetryRefused), Completed(**about(1), status="error", attempts=0)]
+    found = await told(scene, events, result="{}")
+    assert found["attempts"] == []
+    assert [one["event_type"] for one in found["events"]][-1] == "completed"
 
 
-def test_the_layer_is_that_of_the_configured_book_if_it_is_the_one_that_decided(tmp_path: Path) -> None:
-    config = "worker: {retries: {v2: {enabled: true, block_policies: {http.request: {base_delay_ms: 250}}}}}\n"
-
-    async def story(scene: OperatorScene) -> None:
-        assert scene.operator.settings is not None
-        book = scene.operator.settings.book
-        policy = book.resolve("block:http.request", FAILURE, request=Request(retries=2))
-        again = decided(1, 0.5, policy=policy)
-        other = structs.replace(again, book_hash="0" * 64)
-        changed = structs.replace(again, policy=structs.replace(again.policy, base_delay=77.0))
-        found = await told(scene, [*BEGUN, retried(1, 1, again), retried(2, 2, other), retried(3, 3, changed)])
-        layers = [(one["field"], one["layer"]) for one in found["attempts"][:3]]
-        assert layers == [("base_delay", "target"), ("base_delay", None), ("base_delay", None)]
-
-    in_scene(tmp_path, story, config)
+@pytest.mark.parametrize("scene", [QUARTER], indirect=True)
+async def test_the_layer_is_that_of_the_configured_book_if_it_is_the_one_that_decided(scene: OperatorScene) -> None:
+    assert scene.operator.settings is not None
+    book = scene.operator.settings.book
+    policy = book.resolve("block:http.request", FAILURE, request=Request(retries=2))
+    again = decided(1, 0.5, policy=policy)
+    other = structs.replace(again, book_hash="0" * 64)
+    changed = structs.replace(again, policy=structs.replace(again.policy, base_delay=77.0))
+    found = await told(scene, [*BEGUN, retried(1, 1, again), retried(2, 2, other), retried(3, 3, changed)])
+    layers = [(one["field"], one["layer"]) for one in found["attempts"][:3]]
+    assert layers == [("base_delay", "target"), ("base_delay", None), ("base_delay", None)]
 
 
 @pytest.mark.parametrize(
@@ -452,34 +405,27 @@ def test_the_layer_is_that_of_the_configured_book_if_it_is_the_one_that_decided(
         ({}, 12.0, ("time_budget", None)),
     ],
 )
-def test_the_time_is_that_of_the_request_only_if_it_sets_one(
-    tmp_path: Path, options: dict[str, Any], seconds: float, decided_by: tuple[str, str | None]
+async def test_the_time_is_that_of_the_request_only_if_it_sets_one(
+    scene: OperatorScene, options: dict[str, Any], seconds: float, decided_by: tuple[str, str | None]
 ) -> None:
-    async def story(scene: OperatorScene) -> None:
-        assert scene.operator.settings is not None
-        policy = scene.operator.settings.book.resolve("block:http.request", FAILURE)
-        spent = decided(1, seconds, policy=policy.replace(time_budget=seconds))
-        assert spent.answer == "budget_spent"
-        found = await told(scene, [*BEGUN, stopped(40, 1, spent)], options=options)
-        assert (found["attempts"][0]["field"], found["attempts"][0]["layer"]) == decided_by
-
-    in_scene(tmp_path, story)
+    assert scene.operator.settings is not None
+    policy = scene.operator.settings.book.resolve("block:http.request", FAILURE)
+    spent = decided(1, seconds, policy=policy.replace(time_budget=seconds))
+    assert spent.answer == "budget_spent"
+    found = await told(scene, [*BEGUN, stopped(40, 1, spent)], options=options)
+    assert (found["attempts"][0]["field"], found["attempts"][0]["layer"]) == decided_by
 
 
-def test_a_story_is_bounded_redacted_and_only_of_its_own_tenant(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_story_is_bounded_redacted_and_only_of_its_own_tenant(
+    scene: OperatorScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jobs, "MOST_EVENTS", 4)
-
-    async def story(scene: OperatorScene) -> None:
-        events = [retried(n, n, decided(1, 0.5, message=f"no entry with {SECRET}")) for n in range(1, 7)]
-        others = [structs.replace(one, tenant_id="acme") for one in events]
-        found = await told(scene, [*others, *events])
-        assert (len(found["events"]), found["is_cut"]) == (4, True)
-        assert [one["number"] for one in found["attempts"]][:4] == [1, 2, 3, 4]
-        assert SECRET not in str(found)
-        with pytest.raises(OperationError, match="no job 'order-7' of tenant 'acme'") as absent:
-            await job_story(scene.operator, "order-7", "acme")
-        assert absent.value.kind == "not_found"
-
-    in_scene(tmp_path, story)
+    events = [retried(n, n, decided(1, 0.5, message=f"no entry with {SECRET}")) for n in range(1, 7)]
+    others = [structs.replace(one, tenant_id="acme") for one in events]
+    found = await told(scene, [*others, *events])
+    assert (len(found["events"]), found["is_cut"]) == (4, True)
+    assert [one["number"] for one in found["attempts"]][:4] == [1, 2, 3, 4]
+    assert SECRET not in str(found)
+    with pytest.raises(OperationError, match="no job 'order-7' of tenant 'acme'") as absent:
+        await job_story(scene.operator, "order-7", "acme")
+    assert absent.value.kind == "not_found"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -163,32 +162,28 @@ STAGES: list[tuple[Stage, str, str]] = [
 @pytest.mark.parametrize(
     ("stage", "code", "text"), STAGES, ids=[f"{code}-{n}" for n, (_, code, _) in enumerate(STAGES)]
 )
-def test_a_job_that_waits_says_why_wherever_it_is_asked(
+@pytest.mark.real_time
+async def test_a_job_that_waits_says_why_wherever_it_is_asked(
     engine: str, stage: Stage, code: str, text: str, tmp_path: Any
 ) -> None:
-    async def main() -> None:
-        async with open_store(f"{engine}{tmp_path / 'state.db'}" if engine == "sqlite:" else engine) as store:
-            tenant, _, name = (await stage(store)).rpartition("|")
-            operator = Operator(store, Redactor(()))
-            shown = (await show_job(operator, name, tenant or None))["waiting"]
-            assert shown["code"] == code
-            assert text in shown["text"]
-            assert shown["remedy"]
-            story = (await job_story(operator, name, tenant or None))["waiting"]
-            (listed,) = [one for one in (await list_jobs(operator, JobQuery()))["jobs"] if one["id"] == name]
-            assert story["code"] == listed["waiting"]["code"] == code
-
-    asyncio.run(main())
+    async with open_store(f"{engine}{tmp_path / 'state.db'}" if engine == "sqlite:" else engine) as store:
+        tenant, _, name = (await stage(store)).rpartition("|")
+        operator = Operator(store, Redactor(()))
+        shown = (await show_job(operator, name, tenant or None))["waiting"]
+        assert shown["code"] == code
+        assert text in shown["text"]
+        assert shown["remedy"]
+        story = (await job_story(operator, name, tenant or None))["waiting"]
+        (listed,) = [one for one in (await list_jobs(operator, JobQuery()))["jobs"] if one["id"] == name]
+        assert story["code"] == listed["waiting"]["code"] == code
 
 
-def test_a_job_that_runs_or_has_ended_does_not_wait() -> None:
-    async def main() -> None:
-        async with open_store("memory:") as store:
-            await reported(store)
-            name = await enqueued(store, resource_class="cpu@worker-1")
-            await store.work.claim(1, WorkClaim(owner=f"worker-1#1@{process_mark()}", classes=("cpu@worker-1",)))
-            assert (await show_job(Operator(store, Redactor(())), name))["waiting"] is None
-            await store.work.cancel(name)
-            assert (await show_job(Operator(store, Redactor(())), name))["waiting"] is None
-
-    asyncio.run(main())
+@pytest.mark.real_time
+async def test_a_job_that_runs_or_has_ended_does_not_wait() -> None:
+    async with open_store("memory:") as store:
+        await reported(store)
+        name = await enqueued(store, resource_class="cpu@worker-1")
+        await store.work.claim(1, WorkClaim(owner=f"worker-1#1@{process_mark()}", classes=("cpu@worker-1",)))
+        assert (await show_job(Operator(store, Redactor(())), name))["waiting"] is None
+        await store.work.cancel(name)
+        assert (await show_job(Operator(store, Redactor(())), name))["waiting"] is None

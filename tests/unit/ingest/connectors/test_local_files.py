@@ -933,27 +933,22 @@ async def _next_change(changes: Any, change: Any) -> None:
     raise AssertionError("no change was noticed")
 
 
-def test_changes_of_wanted_files_are_noticed(root: Path) -> None:
-    async def story() -> None:
-        changes = source(root).watch()
-        await _next_change(changes, lambda number: put(root, "x/a.txt", str(number)))
-        await changes.aclose()  # type: ignore[attr-defined]
-
-    asyncio.run(story())
+@pytest.mark.real_time
+async def test_changes_of_wanted_files_are_noticed(root: Path) -> None:
+    changes = source(root).watch()
+    await _next_change(changes, lambda number: put(root, "x/a.txt", str(number)))
+    await changes.aclose()  # type: ignore[attr-defined]
 
 
-def test_watching_ends_when_the_folder_vanishes(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.real_time
+async def test_watching_ends_when_the_folder_vanishes(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_files, "WATCH_TIMEOUT_MS", 50)
-
-    async def story() -> None:
-        changes = source(root).watch()
-        await _next_change(changes, lambda number: put(root, "a.txt", str(number)))
-        shutil.rmtree(root)
-        async with asyncio.timeout(60):
-            async for _ in changes:
-                pass
-
-    asyncio.run(story())
+    changes = source(root).watch()
+    await _next_change(changes, lambda number: put(root, "a.txt", str(number)))
+    shutil.rmtree(root)
+    async with asyncio.timeout(60):
+        async for _ in changes:
+            pass
 
 
 def test_watching_without_its_package_names_the_extra(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
