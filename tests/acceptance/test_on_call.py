@@ -186,9 +186,9 @@ def test_an_outage_is_told_with_its_destination(scene: Folder) -> None:
     found = asked(scene, held[0])
     assert "own.refused is down: its breaker at worker-1 is" in found.doctor
     assert "own.refused at worker-1 is" in found.top
-    assert "destination own.refused is down since 20" in found.job
+    assert "destination own.refused has been down since 20" in found.job
     assert "; next probe in" in found.job
-    says(found, "mend the destination")
+    says(found, "repair the destination")
     errors = [one["waiting"]["text"] for one in jobs if one["waiting"] and one["waiting"]["code"] == "retry"]
     assert all("the last one failed: ConnectionRefusedError: printer.example:9100 refused" in one for one in errors)
 

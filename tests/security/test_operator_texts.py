@@ -25,7 +25,7 @@ from reefknot.console.operations.sources import forget_source, pause_source
 from reefknot.queue.model.work import record_id
 from tests.security.site_client import ask, bearer, build, opened_site
 from tests.unit.console.cli import work_items
-from tests.unit.console.operations.operator_scene import SECRET, OperatorScene, in_scene
+from tests.unit.console.operations.operator_scene import SECRET, OperatorScene
 from tests.unit.console.operations.test_quarantine import PAYLOAD, kept
 
 CANARY = "CANARYbec23"
@@ -72,32 +72,26 @@ ACTIONS = [requeue, discard, purge, edit, retry, cancel, pause, forget]
 
 
 @pytest.mark.parametrize("action", ACTIONS, ids=lambda one: str(one.__name__))
-def test_no_reason_carries_a_secret_anywhere_and_none_is_endless(action: Any, tmp_path: Path) -> None:
-    async def story(scene: OperatorScene) -> None:
-        await kept(scene, "a")
-        await action(scene, f"{BECAUSE} {'x' * 100_000}")
-        store = scene.world.store
-        bodies = [one.entry.body.decode() for one in await store.audit.read()]
-        items = [await store.work.get(record_id(name, None)) for name in ("a", "a-v2", "a.2", "a~2")]
-        texts = [*bodies, repr(items), repr(await scene.records.read("notes"))]
-        assert not [text for text in texts if CANARY in text]
-        told = [text for text in texts if "as asked" in text]
-        assert told, "the reason itself is kept"
-        assert all("x" * LONGEST_REASON not in text for text in texts)
-
-    in_scene(tmp_path, story)
+async def test_no_reason_carries_a_secret_anywhere_and_none_is_endless(action: Any, scene: OperatorScene) -> None:
+    await kept(scene, "a")
+    await action(scene, f"{BECAUSE} {'x' * 100_000}")
+    store = scene.world.store
+    bodies = [one.entry.body.decode() for one in await store.audit.read()]
+    items = [await store.work.get(record_id(name, None)) for name in ("a", "a-v2", "a.2", "a~2")]
+    texts = [*bodies, repr(items), repr(await scene.records.read("notes"))]
+    assert not [text for text in texts if CANARY in text]
+    told = [text for text in texts if "as asked" in text]
+    assert told, "the reason itself is kept"
+    assert all("x" * LONGEST_REASON not in text for text in texts)
 
 
-def test_an_id_that_looks_like_a_secret_is_the_same_in_every_list(tmp_path: Path) -> None:
-    async def story(scene: OperatorScene) -> None:
-        await kept(scene, *LIKE_SECRETS, f"of {SECRET}")
-        listed = [one["id"] for one in (await list_jobs(scene.operator, JobQuery()))["jobs"]]
-        held = [one["id"] for one in (await list_quarantined(scene.operator, QuarantineQuery()))["items"]]
-        assert sorted(listed) == sorted(held) == sorted([*LIKE_SECRETS, "of [redacted]"])
-        for name in LIKE_SECRETS:
-            assert (await show_job(scene.operator, name))["id"] == name
-
-    in_scene(tmp_path, story)
+async def test_an_id_that_looks_like_a_secret_is_the_same_in_every_list(scene: OperatorScene) -> None:
+    await kept(scene, *LIKE_SECRETS, f"of {SECRET}")
+    listed = [one["id"] for one in (await list_jobs(scene.operator, JobQuery()))["jobs"]]
+    held = [one["id"] for one in (await list_quarantined(scene.operator, QuarantineQuery()))["items"]]
+    assert sorted(listed) == sorted(held) == sorted([*LIKE_SECRETS, "of [redacted]"])
+    for name in LIKE_SECRETS:
+        assert (await show_job(scene.operator, name))["id"] == name
 
 
 def test_the_pages_lead_to_jobs_whose_ids_look_like_secrets(tmp_path: Path) -> None:

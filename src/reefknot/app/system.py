@@ -162,10 +162,7 @@ class System:
         self._services.keep("orphans", partial(look_for_orphans, self.store, self._recall))
 
     async def _claim_names(self) -> None:
-        """
-        Report this system's names, then check that no other system has them. A system that cannot report does not
-        start.
-        """
+        """Report this system's names, or do not start; then check that no other system has them."""
         for left in reversed(range(STARTING_TRIES)):
             try:
                 await self._report()
@@ -336,9 +333,7 @@ class System:
                 logger().warning("unknown command %s", printable(command.name, most=80))
 
     def reload(self, actor: str, sequence: int = 0) -> asyncio.Task[ReloadOutcome] | None:
-        """
-        Read the configuration again, while everything else goes on. None when this system was not started from one.
-        """
+        """Read the configuration again, in the background. None when this system was not started from one."""
         if self._reload is None:
             logger().error("this system was not started from a configuration that can be read again")
             return None
@@ -358,10 +353,7 @@ class System:
         return bool(names) and body.get("name") in (None, *names)
 
     def _command_worker(self, worker: Worker, what: str, seconds: float) -> None:
-        """
-        Carry out a command to a worker. A drain runs in the background, because it takes as long as the longest running
-        step.
-        """
+        """Carry out a command to a worker. A drain takes as long as the longest step, so it runs in the background."""
         name = worker.worker_id
         earlier = self._draining.pop(name, None)
         if earlier is not None:

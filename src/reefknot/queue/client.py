@@ -325,9 +325,7 @@ class Client:
         ]
 
     def job(self, assignment_id: str, tenant_id: str | None = None) -> Handle:
-        """
-        The job with this id, from whatever process. Nothing is read yet: an unknown id shows in the handle's calls.
-        """
+        """The job with this id, from whatever process. Nothing is read yet: its calls refuse an unknown id."""
         checks.text("assignment_id", assignment_id, "the id of a job")
         if tenant_id is not None:
             checks.text("tenant_id", tenant_id, "the name of a tenant, or None")

@@ -77,7 +77,7 @@ def retryable_by_default(error: Exception, failure: Failure) -> Verdict:
 
 def _declared_retryable(error: Exception, failure: Failure) -> bool | None:
     """
-    What the exception declares: retryable or not; None without a declaration.
+    Whether the exception declares itself retryable; None without a declaration.
 
     By `error_code` or `failure_type`, else by the status of the service that answered with it.
     """

@@ -281,7 +281,7 @@ def test_an_outage_that_does_not_end_is_told_when_the_time_is_over() -> None:
             system.submit("http.request", {"url": "https://shop.example.com/"}, assignment_id=f"order-{number}")
         with pytest.raises(rk.JobsStuckError, match="10 jobs have not ended after 3600") as raised:
             system.drain(within=3600)
-        assert all("is down since" in why for why in raised.value.jobs.values())
+        assert all("has been down since" in why for why in raised.value.jobs.values())
 
 
 def test_a_job_that_no_worker_can_run_ends_as_in_production() -> None:

@@ -258,7 +258,7 @@ def put_troubles(
     ]
     for one in breakers:
         place = f" at {one['worker_id']}" if one["worker_id"] else ""
-        lines.append(f"breaker of {one['name']}{place} is {one['state']}: jobs wait for it; mend the destination")
+        lines.append(f"breaker of {one['name']}{place} is {one['state']}: jobs wait for it; repair the destination")
     for one in gone:
         end = "its process ended" if one["is_dead"] else "it fell silent"
         what = f"{part_name(one['part'], one['name'])} is gone: {end}, last heard of {age(one['silent_s'])} ago"

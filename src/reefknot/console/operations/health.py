@@ -374,7 +374,7 @@ def _troubles(work: WorkSnapshot, workers: list[dict[str, Any]]) -> Iterator[Fin
         yield Finding("load", "warning", text, RELIEF)
     for one in open_breakers(workers)[:MOST_NAMED]:
         text = f"{one['name']} is down: its breaker at {one['worker_id']} is {one['state']}, and jobs wait for it"
-        yield Finding("breakers", "warning", text, "mend the destination; jobs that wait for it spend no attempts")
+        yield Finding("breakers", "warning", text, "repair the destination; jobs that wait for it spend no attempts")
     number = sum(states.get(WorkState.QUARANTINED, 0) for states in work.counts.values())
     if number:
         text = f"{plural(number, 'job')} in quarantine {'waits' if number == 1 else 'wait'} for a decision"

@@ -158,7 +158,7 @@ class DegradationLevel(StrEnum):
 
 
 class Degradation(Struct, frozen=True):
-    """What a level of degradation reduces."""
+    """The reductions of one level of degradation."""
 
     skip_retries: bool = False
     timeout_factor: float = 1.0

@@ -413,10 +413,7 @@ UNKNOWN_FIELD = "unknown field; accepted: "
 
 
 def _unknown_field(name: str, prefix: str) -> str:
-    """
-    The refusal of a field, with the name that may be meant: a similar one in the same object, or the same name
-    elsewhere.
-    """
+    """The refusal of a field, with the name that may be meant: a similar one, or the same name elsewhere."""
     accepted = _ENVELOPE[prefix].__struct_fields__
     elsewhere = [f"{one}.{name}".lstrip(".") for one, kind in _ENVELOPE.items() if name in kind.__struct_fields__]
     hint = f"; did you mean {elsewhere[0]!r}?" if elsewhere else suggest(name, accepted)
@@ -536,9 +533,7 @@ def _unsendable(job: Job, headers: object) -> tuple[str, str] | None:
 
 
 def _is_plain(assignment: ExecAssignment) -> bool:
-    """
-    Whether all optional texts are valid, checked together: most assignments pass, and this is faster than one by one.
-    """
+    """Whether all optional texts are valid, checked together, which is faster than one by one."""
     job, correlation = assignment.job, assignment.correlation
     if assignment.executor is not None or job.resources is not None or job.payload_ref is not None:
         return False

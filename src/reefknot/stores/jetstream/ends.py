@@ -132,7 +132,7 @@ class EndedWork:
             self._looking = None
 
     async def _ended_among(self, ids: Sequence[str]) -> list[str]:
-        """Those of these items whose records are no longer open: one request, answered without bodies."""
+        """The items among these whose records are no longer open: one request, answered without bodies."""
         names = self._state.names
         start = {**LATEST, "headers_only": True}
         found = await scan(self._state.connection, names.state, [names.any_work(one) for one in ids], start=start)

@@ -382,7 +382,7 @@ def one(connection: apsw.Connection, work_id: str) -> WorkItem | None:
 
 
 def known(connection: apsw.Connection, ids: list[str]) -> set[str]:
-    """Those of these ids that exist already."""
+    """The ids among these that exist already."""
     return json.decode(query(connection, _KNOWN, listed(ids)).get, type=set[str])
 
 

@@ -179,10 +179,7 @@ class Writer:
         return opened_before_fork(f"sqlite:{self._path}")
 
     def _hurry_for(self, future: asyncio.Future[Any]) -> None:
-        """
-        Write the waiting requests, unless the request of this future has been written: later ones have deadlines of
-        their own.
-        """
+        """Write the waiting requests, unless that of this future has been written: later ones have their own time."""
         if future.cancelled() or not future.done():
             self._hurry()
 
@@ -322,10 +319,7 @@ class Writer:
                 _call(loop, self._deliver, *arguments)
 
     def _logged(self, _connection: apsw.Connection, _name: str, pages: int) -> int:
-        """
-        Note the length of the write-ahead log, as SQLite reports it; in place of SQLite's own checkpoint, for which a
-        caller waits.
-        """
+        """Note the length of the write-ahead log, in place of SQLite's own checkpoint, for which a caller waits."""
         self._log_pages = pages
         return apsw.SQLITE_OK
 

@@ -139,7 +139,7 @@ STAGES: list[tuple[Stage, str, str]] = [
     (of_a_run, "no_class", "no running worker has the class cpu"),
     (behind_its_tenant, "tenant_turn", "11 jobs are ahead of it, 8 of them of its own tenant acme"),
     (behind_others, "pool_full", "all 2 slots of the class cpu are busy, and 6 jobs are ahead of it"),
-    (breaker, "destination_down", "destination api:443 is down since 2026-11-18 00:47:20 UTC; next probe in"),
+    (breaker, "destination_down", "destination api:443 has been down since 2026-11-18 00:47:20 UTC; next probe in"),
     (key_of_a_dead_record, "put_off", "it was put off"),
     (
         of_source(replaced(paused=True), paused_by="ann", paused_because="moving"),

@@ -128,8 +128,8 @@ CASES: list[tuple[WaitCode, JobFacts, FleetFacts, str, str]] = [
         WaitCode.DESTINATION_DOWN,
         queued(due_in=32.0, waits_for=WaitsFor("api.example.org:443", 1_794_962_840_123, 1_794_963_000_000)),
         fleet(IDLE),
-        "destination api.example.org:443 is down since 2026-11-18 00:47:20 UTC; next probe in 32 s",
-        "mend the destination: jobs that wait for it spend no attempts",
+        "destination api.example.org:443 has been down since 2026-11-18 00:47:20 UTC; next probe in 32 s",
+        "repair the destination: jobs that wait for it spend no attempts",
     ),
     (
         WaitCode.PUT_OFF,
