@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import io
-import json
 import logging
 import sys
 import tempfile
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, chdir, contextmanager, redirect_stdout
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from types import FrameType
 from typing import Any, Self
@@ -31,10 +30,9 @@ from msgspec import Struct
 import reefknot as rk
 from reefknot.app.system import running_system
 from reefknot.console.cli import main as command
-from reefknot.console.cli.run import IN_FLIGHT, BatchRun
-from reefknot.console.cli.serve import Shutdown
 from reefknot.ingest.assembly import running_ingestion
 from reefknot.policy.settings import load_settings
+from reefknot.queue.model.messages import ExecAssignment, Job, ResultStatus
 from reefknot.steps.port import BlockContext
 from reefknot.steps.python import block
 
@@ -170,26 +168,25 @@ async def nothing(inputs: Mapping[str, Any], context: BlockContext) -> dict[str,
 
 @asynccontextmanager
 async def _assignments(folder: Path, url: str) -> AsyncIterator[Once]:
-    file = folder / "one.jsonl"
-    file.write_text(json.dumps({"job": {"type": "flows.nothing", "payload": {"number": 7}}}) + "\n")
     settings = load_settings(None, environ=GATES, cwd=folder)
+    names = (str(number) for number in count())
+    made = iter([ExecAssignment(name, name, Job("flows.nothing", {"number": 7})) for name in islice(names, 1 + TIMES)])
     async with running_system(url, settings, modules=(__name__,)) as system:
 
         async def once() -> None:
-            batch = BatchRun(str(file), lambda _: None, IN_FLIGHT, new=True)
-            await batch.run(system, Shutdown(asyncio.Event()))
-            assert batch.tally.all_succeeded
+            result = await (await system.submit(next(made)))
+            assert result.status is ResultStatus.SUCCESS
 
         yield once
 
 
 def memory_assignment(folder: Path) -> AbstractAsyncContextManager[Once]:
-    """One line of a file through `run`, in memory."""
+    """One assignment in memory, from its submission to a running system until its result is there."""
     return _assignments(folder, "memory:")
 
 
 def sqlite_assignment(folder: Path) -> AbstractAsyncContextManager[Once]:
-    """One line of a file through `run` on SQLite: router, transport and worker."""
+    """The same on SQLite: router, store, transport and worker, and nothing that belongs to the process as a whole."""
     return _assignments(folder, f"sqlite:{folder / 'state.db'}")
 
 
