@@ -1,0 +1,5 @@
+"""`scene`: an operator over a store in virtual time."""
+
+from tests.unit.console.operations.operator_scene import scene
+
+__all__ = ["scene"]
