@@ -375,12 +375,12 @@ def test_a_full_stream_of_peers_on_the_shared_subject_is_said_and_gets_what_wait
         until(lambda: " is ready" in said.read_text())
         for number in range(3):
             person.done("submit", "--type", "own.hello", "--id", f"a{number}")
-        until(lambda: "assignments to caf.exec.assign.v1 are not taken (maximum messages" in said.read_text())
+        until(lambda: "assignments to caf.exec.assign.v1 find no receiver (maximum messages" in said.read_text())
         assert set(jobs(person, server).values()) == {"pending"}
 
         edit(server, "peers", max_msgs=100)
         until(lambda: ask(server, "$JS.API.STREAM.INFO.peers")["state"]["messages"] >= 3)
-    assert said.read_text().count("are not taken") == 1
+    assert said.read_text().count("find no receiver") == 1
 
 
 # ---- streams ---------------------------------------------------------------------------------------------------------

@@ -173,7 +173,7 @@ def test_a_server_that_is_not_there_yet_does_not_keep_a_worker_from_starting(tmp
     done = command(tmp_path, f"host={tmp_path} dbname=x", "up", "--for", "0.1")
 
     assert done.returncode == 0, done
-    assert "blocks.sql.connections.report: its login will be checked by the first step" in done.stderr
+    assert "blocks.sql.connections.report: its login could not be checked now" in done.stderr
 
 
 # ---- functions -------------------------------------------------------------------------------------------------------

@@ -219,7 +219,7 @@ class Heard(logging.Handler):
 
 
 def test_a_store_that_fails_is_logged_ends_every_call_and_is_raised_at_the_end(folder: Path) -> None:
-    heard = Heard("the system in this process does nothing any more")
+    heard = Heard("the system in this process has stopped")
 
     async def story() -> None:
         async with rk.system(modules="app_steps") as client:

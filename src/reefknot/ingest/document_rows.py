@@ -9,7 +9,6 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -47,17 +46,30 @@ _TEXTS = ("id", "location", "version", "title", "text", "fingerprint", "media_ty
 
 # ---- tables ----------------------------------------------------------------------------------------------------------
 
-# `text` is the last column of the first version: what is read without it never touches its pages. Parts of the index of
-# words are merged later than by default (4): every page makes one, and merging is most of the work.
+# `text` is the last column: what is read without it never touches its pages. Parts of the index of words are merged
+# later than by default (4): every page makes one, and merging is most of the work. Sequences begin at the time of day
+# in milliseconds, so that those of a new file are above all that a file which it replaces ever had, and a consumer of
+# the old one is recognised. `purged` is the last deletion that is forgotten.
 _TABLES = """
 CREATE TABLE documents (
     number INTEGER PRIMARY KEY, source TEXT NOT NULL, id TEXT NOT NULL, location TEXT NOT NULL, version TEXT NOT NULL,
     fingerprint TEXT NOT NULL, media_type TEXT NOT NULL, modified_at INTEGER, kept_at INTEGER NOT NULL,
-    problem TEXT NOT NULL, title TEXT NOT NULL, metadata TEXT NOT NULL, text TEXT NOT NULL, UNIQUE (source, id)
+    problem TEXT NOT NULL, sequence INTEGER NOT NULL, title TEXT NOT NULL, metadata TEXT NOT NULL,
+    senders TEXT NOT NULL, recipients TEXT NOT NULL, attachments TEXT NOT NULL, tags TEXT NOT NULL,
+    aliases TEXT NOT NULL, text TEXT NOT NULL, UNIQUE (source, id)
 ) STRICT;
 CREATE INDEX documents_location ON documents (source, location);
 CREATE INDEX documents_fingerprint ON documents (source, fingerprint) WHERE fingerprint <> '';
 CREATE INDEX documents_problem ON documents (source, id) WHERE problem <> '';
+CREATE UNIQUE INDEX documents_sequence ON documents (sequence);
+CREATE INDEX documents_modified ON documents (modified_at, source);
+
+CREATE TABLE feed (sequence INTEGER NOT NULL, purged INTEGER NOT NULL) STRICT;
+INSERT INTO feed SELECT began, began FROM (SELECT CAST(unixepoch('subsec') * 1000 AS INTEGER) AS began);
+CREATE TABLE tombstones (
+    sequence INTEGER PRIMARY KEY, source TEXT NOT NULL, id TEXT NOT NULL, location TEXT NOT NULL,
+    deleted_at INTEGER NOT NULL, UNIQUE (source, id)
+) STRICT;
 
 CREATE TABLE place (identity TEXT NOT NULL) STRICT; INSERT INTO place VALUES (lower(hex(randomblob(8))));
 CREATE TABLE positions (
@@ -77,60 +89,12 @@ CREATE TRIGGER documents_uncounted AFTER DELETE ON documents BEGIN
     WHERE source = old.source;
 END;
 
-CREATE VIRTUAL TABLE words USING fts5 (title, text, location,
-    content = 'documents', content_rowid = 'number', tokenize = 'unicode61 remove_diacritics 2');
-INSERT INTO words (words, rank) VALUES ('rank', 'bm25(4.0, 1.0, 2.0)');
-INSERT INTO words (words, rank) VALUES ('automerge', 16);
-"""
-# Sequences begin at the time of day in milliseconds: so those of a new file are above all that the file which it
-# replaces ever had, and a consumer of the old one is recognised. `purged` is the last deletion that is forgotten.
-_FEED_AND_FIELDS = """
-CREATE TABLE feed (sequence INTEGER NOT NULL, purged INTEGER NOT NULL) STRICT;
-INSERT INTO feed SELECT began, began FROM (SELECT CAST(unixepoch('subsec') * 1000 AS INTEGER) AS began);
-CREATE TABLE tombstones (
-    sequence INTEGER PRIMARY KEY, source TEXT NOT NULL, id TEXT NOT NULL, location TEXT NOT NULL,
-    deleted_at INTEGER NOT NULL, UNIQUE (source, id)
-) STRICT;
-ALTER TABLE documents ADD COLUMN sequence INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE documents ADD COLUMN senders TEXT NOT NULL DEFAULT '';
-ALTER TABLE documents ADD COLUMN recipients TEXT NOT NULL DEFAULT '';
-ALTER TABLE documents ADD COLUMN attachments TEXT NOT NULL DEFAULT '';
-ALTER TABLE documents ADD COLUMN tags TEXT NOT NULL DEFAULT '';
-ALTER TABLE documents ADD COLUMN aliases TEXT NOT NULL DEFAULT '';
-UPDATE documents SET sequence = number + (SELECT sequence FROM feed), senders = reefknot_field(metadata, 0),
-    recipients = reefknot_field(metadata, 1), attachments = reefknot_field(metadata, 2),
-    tags = reefknot_field(metadata, 3), aliases = reefknot_field(metadata, 4);
-UPDATE feed SET sequence = sequence + (SELECT ifnull(max(number), 0) FROM documents);
-CREATE UNIQUE INDEX documents_sequence ON documents (sequence);
-CREATE INDEX documents_modified ON documents (modified_at, source);
-
-DROP TABLE words;
 CREATE VIRTUAL TABLE words USING fts5 (title, text, location, senders, recipients, attachments, tags, aliases,
     content = 'documents', content_rowid = 'number', tokenize = 'unicode61 remove_diacritics 2');
 INSERT INTO words (words, rank) VALUES ('rank', 'bm25(4.0, 1.0, 2.0, 2.0, 1.0, 2.0, 3.0, 4.0)');
 INSERT INTO words (words, rank) VALUES ('automerge', 16);
-INSERT INTO words (words) VALUES ('rebuild');
 """
-MIGRATIONS = (_TABLES, _FEED_AND_FIELDS)
-
-
-@contextmanager
-def field_function(connection: apsw.Connection) -> Iterator[None]:
-    """A scope in which statements of this connection can call `reefknot_field`, as a migration does."""
-
-    @lru_cache(maxsize=1)
-    def fields(metadata: str) -> tuple[str, ...]:
-        return field_texts(json.loads(metadata))
-
-    def field(*given: Any) -> str:
-        metadata, place = given
-        return str(fields(metadata)[place])
-
-    connection.create_scalar_function("reefknot_field", field, 2)
-    try:
-        yield
-    finally:
-        connection.create_scalar_function("reefknot_field", None, 2)
+MIGRATIONS = (_TABLES,)
 
 
 # ---- documents as rows -----------------------------------------------------------------------------------------------

@@ -38,7 +38,6 @@ from reefknot.ingest.document_rows import (
     OLD_OF_SOURCE,
     delete,
     document_of,
-    field_function,
     found_by,
     given,
     read_changes,
@@ -72,7 +71,7 @@ from reefknot.runtime.timeouts import STORE_S
 T = TypeVar("T")
 Work = Callable[[apsw.Connection], T]
 
-APPLICATION_ID = 0x5EEF1208
+APPLICATION_ID = 0x5EEF1211
 """Marks the file, in its header, as reefknot's documents."""
 SEARCH_S = 10.0
 """Longest time of a search: words that end in * may stand for all words of all documents."""
@@ -374,7 +373,7 @@ class SqliteDocuments:
                 _check_tables(connection, self.path, may_write=True)
                 return connection
             empty_log(connection)
-            _migrate(connection, self.path)
+            migrated(connection, self.path, application_id=APPLICATION_ID, migrations=MIGRATIONS)
         except BaseException:
             close_connection(connection)
             raise
@@ -492,11 +491,6 @@ class SourceItems:
 
         found: list[KnownItem] = await self._run(work)
         return found
-
-
-def _migrate(connection: apsw.Connection, path: str) -> None:
-    with field_function(connection):
-        migrated(connection, path, application_id=APPLICATION_ID, migrations=MIGRATIONS)
 
 
 def _check_tables(connection: apsw.Connection, path: str, *, may_write: bool = False) -> None:

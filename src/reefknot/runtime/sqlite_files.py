@@ -348,6 +348,10 @@ _IDENTITY = (
 )
 
 
+UNRELEASED = frozenset({0x5EEF1207, 0x5EEF1208})
+"""Marks of stores and documents that were written before version 0.1.0, in other tables."""
+
+
 def checked_version(connection: apsw.Connection, path: str, *, application_id: int, newest: int | None) -> int:
     """
     The file's version. `StoreVersionError` when it is above `newest`, or the file is another program's.
@@ -357,6 +361,9 @@ def checked_version(connection: apsw.Connection, path: str, *, application_id: i
     store = f"sqlite:{path}"
     rows: Any = connection.execute(_IDENTITY).fetchall()  # read to its end: an open statement keeps the connection busy
     ((found, marked, tables),) = rows
+    if marked in UNRELEASED:
+        way_out = "finish its work with the version that wrote it, then name another file"
+        raise StoreVersionError(store, "it was written by a reefknot before 0.1.0, whose files are not read", way_out)
     if marked != application_id and (found or tables):
         raise StoreVersionError(store, "it is a database of another program", "name another file")
     if newest is not None and found > newest:

@@ -289,7 +289,7 @@ async def test_a_look_that_fails_is_logged_and_the_next_one_comes(
     monkeypatch.setattr(one, "look", look)
     with pytest.raises(asyncio.CancelledError):
         await one.run()
-    assert "the alerts were not looked at" in caplog.text
+    assert "the alerts could not be checked" in caplog.text
 
 
 # ---- values ----------------------------------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """The store of documents beyond its contract: its file, its locks, its errors, its bounds."""
 
 import asyncio
-import json
 import os
 import stat
 import threading
@@ -454,47 +453,6 @@ async def test_a_file_that_cannot_be_opened_leaves_no_thread(tmp_path: Path) -> 
         if one.name == "documents":
             one.join(10)
     assert threading.active_count() <= before
-
-
-# ---- migrations ------------------------------------------------------------------------------------------------------
-
-
-def written_by_version_1(path: Path, number: int = 3) -> None:
-    """A file as the first version wrote it: without sequences and fields."""
-    made = apsw.Connection(str(path))
-    made.execute("PRAGMA journal_mode = WAL")
-    made.execute(document_rows.MIGRATIONS[0])
-    made.execute(f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = 1")
-    for one in range(number):
-        metadata = json.dumps({"from": [f"anna{one} <a@x>"], "tags": ["boat"], "attachments": [{"name": "plan.pdf"}]})
-        row = ("s", f"id{one}", f"{one}.md", "1", f"f{one}", "text/plain", 5, 6, "", "Title", metadata, f"knot {one}")
-        made.execute(f"INSERT INTO documents VALUES (NULL, {', '.join('?' * len(row))})", row)
-        values = (made.last_insert_rowid(), "Title", f"knot {one}", f"{one}.md")
-        made.execute("INSERT INTO words (rowid, title, text, location) VALUES (?, ?, ?, ?)", values)
-    made.execute("DELETE FROM documents WHERE id = 'id1'")  # a gap in the numbers
-    made.execute(
-        "INSERT INTO words (words, rowid, title, text, location) VALUES ('delete', 2, 'Title', 'knot 1', '1.md')"
-    )
-    made.execute("UPDATE positions SET cursor = 'here', sequence = 7")
-    made.close()
-
-
-@pytest.mark.real_time
-async def test_a_file_of_the_first_version_is_migrated_with_its_contents_searchable(tmp_path: Path) -> None:
-    written_by_version_1(tmp_path / "d.db")
-    async with opened(tmp_path / "d.db") as documents:
-        assert await documents.position("s") == Position("here", 7)
-        assert {hit.id for hit in await documents.search("knot")} == {"id0", "id2"}
-        assert {hit.id for hit in await documents.search("from:anna2 tag:boat file:plan")} == {"id2"}
-        assert [one.id for one in (await documents.changes()).changes] == ["id0", "id2"]
-        await documents.put("s", [Document("id0", "0.md", "2", text="other")], deleted=["id2"])
-        assert (await documents.search("knot"), len(await documents.search("other"))) == ([], 1)
-        found = (await documents.changes()).changes
-        assert [(one.id, one.document is None) for one in found] == [("id0", False), ("id2", True)]
-        await documents._run(lambda one: one.execute("INSERT INTO words (words) VALUES ('integrity-check')"))
-        assert await documents._run(lambda one: one.pragma("user_version")) == VERSION == 2
-    async with opened(tmp_path / "d.db") as documents:
-        assert (await documents.counts())["s"].documents == 1
 
 
 def test_a_consumer_of_a_file_that_was_deleted_and_made_again_has_to_start_over(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from reefknot.errors import StoreFullError, StoreVersionError
 from reefknot.runtime import sqlite_files
-from reefknot.runtime.sqlite_files import migrated, open_connection, require_readable
+from reefknot.runtime.sqlite_files import UNRELEASED, migrated, open_connection, require_readable
 
 APPLICATION = 0x123
 FIRST = "CREATE TABLE one (value TEXT) STRICT;"
@@ -108,3 +108,13 @@ def test_only_versions_that_reads_know_are_read(file: Path) -> None:
     require_readable(1, str(file), readable_from=1, newest=2, may_write=True)
     with pytest.raises(StoreVersionError, match="reefknot store migrate"):
         require_readable(1, str(file), readable_from=2, newest=2, may_write=True)
+
+
+def test_a_file_from_before_the_first_release_is_refused_by_name_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "old.db"
+    with apsw.Connection(str(path)) as connection:
+        connection.execute(f"{FIRST} PRAGMA application_id = {min(UNRELEASED)}; PRAGMA user_version = 7")
+    with pytest.raises(StoreVersionError, match=r"written by a reefknot before 0\.1\.0"):
+        opened(path, FIRST)
+    with apsw.Connection(str(path)) as connection:
+        assert (connection.pragma("user_version"), values(path)) == (7, [])

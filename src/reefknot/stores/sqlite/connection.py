@@ -21,7 +21,6 @@ from reefknot.runtime.sqlite_files import (
     open_read_only,
     require_readable,
 )
-from reefknot.stores.sqlite.work_counts import COUNTED
 
 
 def query(connection: apsw.Connection, statement: str, *values: Any) -> Any:
@@ -29,22 +28,15 @@ def query(connection: apsw.Connection, statement: str, *values: Any) -> Any:
     return connection.execute(statement, values)
 
 
-APPLICATION_ID = 0x5EEF1207
+APPLICATION_ID = 0x5EEF1210
 """Marks the file, in its header, as a store of reefknot."""
 
-_FIRST = """
+_TABLES = """
 CREATE TABLE counter (
-    one INTEGER PRIMARY KEY CHECK (one = 1), fence INTEGER NOT NULL, keys INTEGER NOT NULL, command INTEGER NOT NULL
+    one INTEGER PRIMARY KEY CHECK (one = 1), fence INTEGER NOT NULL, keys INTEGER NOT NULL, command INTEGER NOT NULL,
+    transactions INTEGER NOT NULL, steady INTEGER NOT NULL
 ) STRICT;
-INSERT INTO counter VALUES (1, 0, 0, 0);
-
--- Rows in the order of their arrival: keys are hashes, and an ending then rewrites few pages, not one for every key.
-CREATE TABLE idempotency (
-    seq INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, state TEXT NOT NULL, owner TEXT NOT NULL, fence INTEGER NOT NULL,
-    lease_until INTEGER NOT NULL, lease_ms INTEGER NOT NULL, fingerprint TEXT NOT NULL, guard INTEGER NOT NULL,
-    result TEXT, failure TEXT, metadata TEXT,
-    created_at INTEGER NOT NULL, updated_at INTEGER NOT NULL, expires_at INTEGER NOT NULL
-) STRICT;
+INSERT INTO counter VALUES (1, 0, 0, 0, 0, 0);
 
 CREATE TABLE work (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, ready INTEGER NOT NULL,
@@ -54,86 +46,21 @@ CREATE TABLE work (
     generation INTEGER NOT NULL, attempts INTEGER NOT NULL, snoozes INTEGER NOT NULL, interruptions INTEGER NOT NULL,
     crashes INTEGER NOT NULL, owner TEXT NOT NULL, fence INTEGER NOT NULL,
     lease_until INTEGER NOT NULL, lease_ms INTEGER NOT NULL, reason TEXT NOT NULL, failure TEXT, result TEXT,
-    budget TEXT NOT NULL, history TEXT NOT NULL, payload BLOB NOT NULL
+    budget TEXT NOT NULL, history TEXT NOT NULL, payload BLOB NOT NULL, admission TEXT NOT NULL, pool TEXT NOT NULL
 ) STRICT;
-CREATE INDEX work_ready ON work (resource_class, priority DESC, due_at, seq) WHERE state = 'pending' AND ready = 1;
-CREATE INDEX work_later ON work (due_at, resource_class) WHERE state = 'pending' AND ready = 0;
+CREATE INDEX work_ready ON work (resource_class, tenant_id, priority DESC, due_at, seq)
+    WHERE state = 'pending' AND ready = 1;
+CREATE INDEX work_later ON work (resource_class, due_at) WHERE state = 'pending' AND ready = 0;
 CREATE INDEX work_leased ON work (lease_until) WHERE state = 'running';
 CREATE INDEX work_quarantined ON work (id) WHERE state = 'quarantined';
+CREATE INDEX work_quarantined_since ON work (updated_at) WHERE state = 'quarantined';
+CREATE INDEX work_listed ON work (state, kind);
+-- A job is found by its id alone, whatever its tenant, and by its correlation or trace: see `work_rows`.
+CREATE INDEX work_of_tenant ON work (substr(id, instr(id, '|') + 1)) WHERE tenant_id IS NOT NULL;
+CREATE INDEX work_correlation ON work (correlation_id) WHERE correlation_id IS NOT NULL;
+CREATE INDEX work_trace ON work (trace_id) WHERE trace_id IS NOT NULL;
 
-CREATE TABLE audit_head (
-    one INTEGER PRIMARY KEY CHECK (one = 1), chain TEXT NOT NULL, sequence INTEGER NOT NULL, hash TEXT NOT NULL,
-    anchor_sequence INTEGER NOT NULL, anchor_hash TEXT NOT NULL
-) STRICT;
-CREATE TABLE audit (
-    sequence INTEGER PRIMARY KEY, hash TEXT NOT NULL, at INTEGER NOT NULL, event_type TEXT NOT NULL,
-    correlation_id TEXT, trace_id TEXT, work_id TEXT, body TEXT NOT NULL
-) STRICT;
-CREATE INDEX audit_correlation ON audit (correlation_id) WHERE correlation_id IS NOT NULL;
-CREATE INDEX audit_trace ON audit (trace_id) WHERE trace_id IS NOT NULL;
-CREATE INDEX audit_work ON audit (work_id) WHERE work_id IS NOT NULL;
-
-CREATE TABLE command (
-    sequence INTEGER PRIMARY KEY, name TEXT NOT NULL, target TEXT NOT NULL, body TEXT NOT NULL, sender TEXT NOT NULL,
-    at INTEGER NOT NULL, stale_at INTEGER NOT NULL
-) STRICT;
-"""
-
-# Undelivered messages and their listeners. Nothing that must not be lost is here alone. `at` and `seen_at` are steady.
-_MESSAGES = """
-CREATE TABLE message (
-    seq INTEGER PRIMARY KEY AUTOINCREMENT, at INTEGER NOT NULL, origin TEXT NOT NULL, subject TEXT NOT NULL,
-    message_id TEXT, headers TEXT NOT NULL, body BLOB NOT NULL
-) STRICT;
-CREATE UNIQUE INDEX message_named ON message (subject, message_id) WHERE message_id IS NOT NULL;
-CREATE TABLE listener (
-    name TEXT PRIMARY KEY, origin TEXT NOT NULL, subjects TEXT NOT NULL, places INTEGER NOT NULL,
-    read_to INTEGER NOT NULL, seen_at INTEGER NOT NULL
-) STRICT, WITHOUT ROWID;
-"""
-
-# One record per assignment: a submission used to be a row of its own, with a prefix before the assignment's id, and a
-# worker kept admission and assignment in one payload. The count of transactions tells commits of other processes.
-_ONE_RECORD = """
-ALTER TABLE counter ADD COLUMN transactions INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE work ADD COLUMN admission TEXT NOT NULL DEFAULT '';
-UPDATE work SET id = char(31) || id WHERE resource_class = 'router' AND substr(id, 1, 6) = 'route/';
-UPDATE work SET result = coalesce(work.result, submission.result) FROM work AS submission
-WHERE submission.id = char(31) || 'route/' || work.id;
-UPDATE work SET state = submission.state, result = submission.result, reason = submission.reason, ready = 0,
-    owner = '', lease_until = 0
-FROM work AS submission WHERE submission.id = char(31) || 'route/' || work.id
-    AND submission.state NOT IN ('pending', 'running') AND work.state IN ('pending', 'running');
-UPDATE work SET admission = json_remove(CAST(payload AS TEXT), '$.assignment'),
-    payload = CAST(json_extract(CAST(payload AS TEXT), '$.assignment') AS BLOB)
-WHERE instr(resource_class, '@') > 0 AND json_valid(CAST(payload AS TEXT))
-    AND json_type(CAST(payload AS TEXT), '$.assignment') = 'object';
-DELETE FROM work WHERE resource_class = 'router' AND substr(id, 1, 7) = char(31) || 'route/'
-    AND EXISTS (SELECT 1 FROM work AS assigned WHERE assigned.id = substr(work.id, 8));
-UPDATE work SET id = substr(id, 8) WHERE resource_class = 'router' AND substr(id, 1, 7) = char(31) || 'route/';
-
--- The last status of each running system. It used to be a new command every second.
-CREATE TABLE status (
-    sequence INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE, body TEXT NOT NULL, at INTEGER NOT NULL,
-    stale_at INTEGER NOT NULL
-) STRICT;
-"""
-
-# Admission where work is kept: the transaction that changes open work counts it, and the queue's index lets tenants
-# take turns. `stage` is that of `core.work.stage_of`, `pool` that of `pool_of` and `messages.resource_class`. The
-# numbers of all rows are kept in the same way, so that no list or snapshot has to count: see `work_counts`.
-_ADMISSION = """
-ALTER TABLE work ADD COLUMN pool TEXT NOT NULL DEFAULT '';
-UPDATE work SET tenant_id = NULL WHERE tenant_id = '';
-UPDATE work SET pool = coalesce(
-    nullif(substr(resource_class, 1, length(rtrim(resource_class, replace(resource_class, '@', ''))) - 1), ''),
-    resource_class);
-UPDATE work SET pool = coalesce(nullif(json_extract(CAST(payload AS TEXT), '$.resource_class'), ''),
-    iif(json_type(CAST(payload AS TEXT), '$.job.resources.class') = 'text',
-        nullif(json_extract(CAST(payload AS TEXT), '$.job.resources.class'), ''), NULL),
-    CASE WHEN kind IN ('http', 'fs', 'fs_blob_put', 'fs_blob_get') OR kind GLOB 'http.*' OR kind GLOB 'fs.*' THEN 'io'
-        WHEN kind IN ('ai', 'media') OR kind GLOB 'ai.*' OR kind GLOB 'media.*' THEN 'gpu' ELSE 'cpu' END)
-WHERE resource_class = 'router' AND json_valid(CAST(payload AS TEXT));
+-- The numbers of all rows of work, kept by the transactions that change them: see `work_counts`.
 CREATE TABLE open_work (
     pool TEXT NOT NULL, stage TEXT NOT NULL, priority INTEGER NOT NULL, tenant TEXT NOT NULL, number INTEGER NOT NULL,
     PRIMARY KEY (pool, stage, priority, tenant)
@@ -148,52 +75,17 @@ CREATE TABLE quarantine_count (
 CREATE TABLE service_time (
     pool TEXT PRIMARY KEY, known INTEGER NOT NULL, mean_ms REAL NOT NULL
 ) STRICT, WITHOUT ROWID;
-ALTER TABLE status ADD COLUMN capacity TEXT NOT NULL DEFAULT '{{}}';
-DROP INDEX work_ready;
-CREATE INDEX work_ready ON work (resource_class, tenant_id, priority DESC, due_at, seq)
-    WHERE state = 'pending' AND ready = 1;
 
--- The time of an event is that of its body. It used to be the time of writing, a moment later.
-UPDATE audit SET at = CAST(round((julianday(json_extract(body, '$.timestamp')) - 2440587.5) * 86400000.0) AS INTEGER)
-WHERE json_valid(body) AND julianday(json_extract(body, '$.timestamp')) IS NOT NULL;
-
--- The ids of `core.work.record_id`. In two steps: a new id may be what another record is called until it gets its own.
-UPDATE work SET id = char(31) || iif(ifnull(tenant_id, '') = '', '',
-    replace(replace(tenant_id, '%', '%25'), '|', '%7C')) || '|' || id
-WHERE ifnull(tenant_id, '') <> '' OR instr(id, '|') > 0;
-UPDATE work SET id = substr(id, 2) WHERE substr(id, 1, 1) = char(31);
-
--- The wall time at which a boot of the host began, as all of its processes take it: see `core.time.agreed_boot_time`.
-CREATE TABLE boot (name TEXT PRIMARY KEY, began_at INTEGER NOT NULL) STRICT, WITHOUT ROWID;
-
--- What lists and snapshots read: indexes that lead to the rows of a page, and counters of all rows.
-DROP INDEX work_later;
-CREATE INDEX work_later ON work (resource_class, due_at) WHERE state = 'pending' AND ready = 0;
-CREATE INDEX work_listed ON work (state, kind);
-CREATE INDEX work_quarantined_since ON work (updated_at) WHERE state = 'quarantined';
-{counts}
--- The latest event of every 1024: where the events since a time begin.
-CREATE TABLE audit_block (block INTEGER PRIMARY KEY, latest_at INTEGER NOT NULL) STRICT;
-INSERT INTO audit_block SELECT sequence / 1024, max(at) FROM audit GROUP BY 1;
-CREATE INDEX audit_type ON audit (event_type);
--- Steady time of the last change of a key: no lease of a later one can be there. Of an older file it is not known.
-ALTER TABLE counter ADD COLUMN steady INTEGER NOT NULL DEFAULT 9223372036854775807;
-
--- Keys are found by `key_hash`, in two tables: see `engines.sqlite.idempotency`. Two keys may have one hash, so that no
--- index can refuse a second row of a key; a trigger does.
-CREATE TABLE hashed (
+-- Rows in the order of their arrival, found by `key_hash` in two tables: see `stores.sqlite.idempotency`. Two keys may
+-- have one hash, so no index can refuse a second row of a key; a trigger does.
+CREATE TABLE idempotency (
     seq INTEGER PRIMARY KEY, hash INTEGER NOT NULL, key TEXT NOT NULL, state TEXT NOT NULL, owner TEXT NOT NULL,
     fence INTEGER NOT NULL, lease_until INTEGER NOT NULL, lease_ms INTEGER NOT NULL, fingerprint TEXT NOT NULL,
     guard INTEGER NOT NULL, result TEXT, failure TEXT, metadata TEXT,
     created_at INTEGER NOT NULL, updated_at INTEGER NOT NULL, expires_at INTEGER NOT NULL
 ) STRICT;
-INSERT INTO hashed SELECT seq, key_hash(key), key, state, owner, fence, lease_until, lease_ms, fingerprint, guard,
-    result, failure, metadata, created_at, updated_at, expires_at FROM idempotency ORDER BY seq;
-DROP TABLE idempotency;
-ALTER TABLE hashed RENAME TO idempotency;
 CREATE TABLE recent_key (hash INTEGER, seq INTEGER, PRIMARY KEY (hash, seq)) STRICT, WITHOUT ROWID;
 CREATE TABLE older_key (hash INTEGER, seq INTEGER, PRIMARY KEY (hash, seq)) STRICT, WITHOUT ROWID;
-INSERT INTO older_key SELECT hash, seq FROM idempotency ORDER BY hash, seq;
 CREATE TRIGGER idempotency_in AFTER INSERT ON idempotency BEGIN
     SELECT RAISE(ROLLBACK, 'the key has a row already') WHERE EXISTS (
         SELECT 1 FROM recent_key AS other JOIN idempotency AS found USING (seq)
@@ -206,31 +98,55 @@ CREATE TRIGGER idempotency_out AFTER DELETE ON idempotency BEGIN
     DELETE FROM recent_key WHERE hash = old.hash AND seq = old.seq;
     DELETE FROM older_key WHERE hash = old.hash AND seq = old.seq;
 END;
-""".format(counts="; ".join(f"INSERT INTO {table} {counted}" for table, counted in COUNTED.items()) + ";")  # noqa: S608
 
-# Named values. No version is given twice, not even to a value that was deleted and created again.
-_VALUES = """
+CREATE TABLE audit_head (
+    one INTEGER PRIMARY KEY CHECK (one = 1), chain TEXT NOT NULL, sequence INTEGER NOT NULL, hash TEXT NOT NULL,
+    anchor_sequence INTEGER NOT NULL, anchor_hash TEXT NOT NULL
+) STRICT;
+CREATE TABLE audit (
+    sequence INTEGER PRIMARY KEY, hash TEXT NOT NULL, at INTEGER NOT NULL, event_type TEXT NOT NULL,
+    correlation_id TEXT, trace_id TEXT, work_id TEXT, body TEXT NOT NULL
+) STRICT;
+CREATE INDEX audit_correlation ON audit (correlation_id) WHERE correlation_id IS NOT NULL;
+CREATE INDEX audit_trace ON audit (trace_id) WHERE trace_id IS NOT NULL;
+CREATE INDEX audit_work ON audit (work_id) WHERE work_id IS NOT NULL;
+CREATE INDEX audit_type ON audit (event_type);
+-- The latest and the earliest event of every 1024: where the events since a time begin, and those before it end.
+CREATE TABLE audit_block (
+    block INTEGER PRIMARY KEY, latest_at INTEGER NOT NULL, earliest_at INTEGER NOT NULL
+) STRICT;
+
+CREATE TABLE command (
+    sequence INTEGER PRIMARY KEY, name TEXT NOT NULL, target TEXT NOT NULL, body TEXT NOT NULL, sender TEXT NOT NULL,
+    at INTEGER NOT NULL, stale_at INTEGER NOT NULL
+) STRICT;
+-- The last status of each running system.
+CREATE TABLE status (
+    sequence INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE, body TEXT NOT NULL, at INTEGER NOT NULL,
+    stale_at INTEGER NOT NULL, capacity TEXT NOT NULL
+) STRICT;
+-- Named values. No version is given twice, not even to a value that was deleted and created again.
 CREATE TABLE value (version INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE, body TEXT NOT NULL) STRICT;
+
+-- Undelivered messages and their listeners. Nothing that must not be lost is here alone. `at` and `seen_at` are steady.
+CREATE TABLE message (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, at INTEGER NOT NULL, origin TEXT NOT NULL, subject TEXT NOT NULL,
+    message_id TEXT, headers TEXT NOT NULL, body BLOB NOT NULL
+) STRICT;
+CREATE UNIQUE INDEX message_named ON message (subject, message_id) WHERE message_id IS NOT NULL;
+CREATE TABLE listener (
+    name TEXT PRIMARY KEY, origin TEXT NOT NULL, subjects TEXT NOT NULL, places INTEGER NOT NULL,
+    read_to INTEGER NOT NULL, seen_at INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
+-- The wall time at which a boot of the host began, as all of its processes take it: see `core.time.agreed_boot_time`.
+CREATE TABLE boot (name TEXT PRIMARY KEY, began_at INTEGER NOT NULL) STRICT, WITHOUT ROWID;
 """
 
-# The earliest event of every 1024: where the events before a time end.
-_EARLIEST = """
-ALTER TABLE audit_block ADD COLUMN earliest_at INTEGER NOT NULL DEFAULT 0;
-UPDATE audit_block SET earliest_at = coalesce(
-    (SELECT min(at) FROM audit WHERE sequence BETWEEN block * 1024 AND block * 1024 + 1023), 0);
-"""
-
-# A job is found by its id alone, whatever its tenant, and by its correlation or trace: see `work_rows`.
-_FOUND_BY = """
-CREATE INDEX work_of_tenant ON work (substr(id, instr(id, '|') + 1)) WHERE tenant_id IS NOT NULL;
-CREATE INDEX work_correlation ON work (correlation_id) WHERE correlation_id IS NOT NULL;
-CREATE INDEX work_trace ON work (trace_id) WHERE trace_id IS NOT NULL;
-"""
-
-MIGRATIONS = (_FIRST, _MESSAGES, _ONE_RECORD, _ADMISSION, _VALUES, _EARLIEST, _FOUND_BY)
+MIGRATIONS = (_TABLES,)
 VERSION = len(MIGRATIONS)
-READABLE_FROM = 6
-"""The oldest version whose tables are read as they are: what was added since only makes reads quicker."""
+READABLE_FROM = 1
+"""The oldest version whose tables are read as they are."""
 
 HASH_BITS = 48
 
@@ -260,7 +176,6 @@ def migrate(connection: apsw.Connection, path: str) -> int:
             start = (secrets.token_hex(8), "0" * 64, "0" * 64)
             connection.execute("INSERT INTO audit_head VALUES (1, ?, 0, ?, 0, ?)", start)
 
-    add_key_hash(connection)
     return migrated(connection, path, application_id=APPLICATION_ID, migrations=MIGRATIONS, finish=finish)
 
 

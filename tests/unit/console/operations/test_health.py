@@ -265,7 +265,7 @@ def test_a_check_of_the_content_that_takes_too_long_is_ended_and_says_so(
     found = examined(tmp_path)["content"]
 
     assert found["level"] == "ok"
-    assert "was ended; `reefknot store check` goes to the end" in found["text"]
+    assert "then stopped; `reefknot store check` runs to the end" in found["text"]
 
 
 @pytest.mark.real_time

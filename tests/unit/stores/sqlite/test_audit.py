@@ -77,7 +77,7 @@ def test_an_event_behind_the_head_is_found(tmp_path: Path) -> None:
         async with opened(path) as store:
             await filled(store, 4)
             changed(path, "INSERT INTO audit SELECT 9, hash, at, event_type, NULL, NULL, NULL, body FROM audit LIMIT 1")
-            assert await store.audit.verify() == [Mismatch(9, "it stands behind the head of its chain")]
+            assert await store.audit.verify() == [Mismatch(9, "it is behind the head of its chain")]
 
     run(story)
 
