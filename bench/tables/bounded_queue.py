@@ -9,7 +9,7 @@ from time import perf_counter
 from bench.measure import Contestant, Effort, measure
 from bench.table import MICROSECONDS, Run, Table
 from bench.verdict import AtMostTimes
-from reefknot.queue.worker.queue import BoundedQueue, Queued
+from reefknot.queue.worker.pool import BoundedQueue, Queued
 
 DEQUE = "a bare deque"
 ASYNCIO = "asyncio.Queue, without waiting"

@@ -16,7 +16,7 @@ from contextlib import suppress
 import apsw
 import pytest
 
-from reefknot.queue.execution.isolation import RUNS_ALONE
+from reefknot.queue.execution.slots import RUNS_ALONE
 from tests.acceptance.folder import PATIENCE_S, Folder, until
 
 MODULE = """\

@@ -14,7 +14,7 @@ from typing import Any
 import reefknot.app.alerts
 import reefknot.app.system
 import reefknot.audit.metrics
-import reefknot.queue.execution.isolation
+import reefknot.queue.execution.slots
 import reefknot.queue.model.work
 import reefknot.queue.router.health
 import reefknot.queue.worker.loop_watch
@@ -37,7 +37,7 @@ def without_isolation() -> None:
 
     reefknot.queue.model.work.is_suspect = nobody
     reefknot.queue.model.work.number_together = all_of_them
-    setattr(reefknot.queue.execution.isolation, "is_suspect", nobody)  # noqa: B010 - a name that it only imports
+    setattr(reefknot.queue.execution.slots, "is_suspect", nobody)  # noqa: B010 - a name that it only imports
 
 
 def with_short_leases() -> None:

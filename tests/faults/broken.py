@@ -15,9 +15,8 @@ import msgspec
 
 from reefknot.queue.model import submission
 from reefknot.queue.model.submission import OpenWork, Waiting
-from reefknot.queue.worker.destinations import Destination
-from reefknot.queue.worker.outages import Outages
-from reefknot.queue.worker.queue import BoundedQueue
+from reefknot.queue.worker.destinations import Destination, Outages
+from reefknot.queue.worker.pool import BoundedQueue
 from reefknot.stores.sqlite import admission
 from reefknot.stores.table import items as work_items
 from reefknot.stores.table import table as work_table

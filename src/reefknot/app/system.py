@@ -35,7 +35,7 @@ from reefknot.ingest.orchestrator import IngestionOrchestrator
 from reefknot.policy.settings import Settings
 from reefknot.queue import presence
 from reefknot.queue.connect import client_of, system_scope
-from reefknot.queue.execution.isolation import Isolation
+from reefknot.queue.execution.slots import Isolation
 from reefknot.queue.model.messages import ExecAssignment, ExecResult
 from reefknot.queue.model.submission import Capacity
 from reefknot.queue.port.control import Command

@@ -28,7 +28,7 @@ from reefknot.runtime.timeouts import AWAY_S, ended, unless_away
 
 if TYPE_CHECKING:
     from reefknot.policy.settings import Settings
-    from reefknot.queue.execution.isolation import Isolation
+    from reefknot.queue.execution.slots import Isolation
     from reefknot.stores.port import Store
 
 

@@ -36,9 +36,8 @@ from reefknot.ingest.telemetry import TelemetryRecorder
 from reefknot.ingest.watches import SourceWatches
 from reefknot.policy.model.book import Book
 from reefknot.policy.model.defaults import builtin_book
-from reefknot.queue.execution.isolation import Isolation
 from reefknot.queue.execution.settling import EndedAttempt, Settling
-from reefknot.queue.execution.slots import IDLE_S, STORE_PAUSE_S, Slots, return_claimed
+from reefknot.queue.execution.slots import IDLE_S, STORE_PAUSE_S, Isolation, Slots, return_claimed
 from reefknot.queue.execution.tracing import source_trace
 from reefknot.queue.model.source_health import HealthRules, free_places, probe_released
 from reefknot.queue.model.work import Quarantine, Snooze, WorkDone, WorkItem, WorkState

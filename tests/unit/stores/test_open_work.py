@@ -34,7 +34,7 @@ from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores.memory import MemoryStore
 from reefknot.stores.port import Store
 from reefknot.stores.sqlite import SqliteStore
-from reefknot.stores.sqlite.work_counts import COLUMNS, COUNTED, WorkCounts, wrong_counts
+from reefknot.stores.sqlite.transaction import COLUMNS, COUNTED, WorkCounts, wrong_counts
 from reefknot.stores.table.items import group_of
 
 KEPT = "SELECT pool, stage, priority, tenant, number FROM open_work ORDER BY 1, 2, 3, 4"

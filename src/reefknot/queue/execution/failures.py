@@ -25,6 +25,7 @@ from reefknot.audit.model.event import FailureRecord
 from reefknot.core.canonical import canonical
 from reefknot.core.checks import LARGEST_FLOAT, is_number
 from reefknot.core.classify import classify, kind_of_class, status_in
+from reefknot.core.clock import Clock
 from reefknot.core.decide import Reason
 from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.policy import RetryPolicy
@@ -38,12 +39,13 @@ from reefknot.errors import (
     StoreError,
 )
 from reefknot.idempotency.waiting import HeldKey
-from reefknot.queue.model.messages import StepResult, StepStatus
+from reefknot.queue.execution.decision_log import DecisionLog
+from reefknot.queue.model.messages import ExecAssignment, StepResult, StepStatus
 from reefknot.queue.model.work import WorkItem
 from reefknot.retrying.failures import failure_from
 from reefknot.retrying.functions import ALWAYS_RETRIED, UNREADABLE, is_group, leaves_of
 from reefknot.runtime.redaction import redact
-from reefknot.steps.port import StepRule
+from reefknot.steps.port import Block, StepRule
 
 
 def timeout_result(item: WorkItem, target: str, seconds: float, *, whole: bool) -> StepResult:
@@ -359,3 +361,51 @@ def is_stopped(kind: type[BaseException], slot: asyncio.Task[Any] | None) -> boo
 def unknown_key(ran: StepOutcome, keys: list[str]) -> str:
     """The guarded key that a failed attempt left behind without an answer."""
     return "" if ran.step.ok else ran.unknown or (keys[0] if keys else "")
+
+
+CLEANUP_S = 0.1
+"""Time to clean up after a time-out, before the attempt is reported without its step."""
+
+
+class OverdueWatch:
+    """The watch over one execution, from its time-out to its end."""
+
+    def __init__(
+        self,
+        log: DecisionLog,
+        clock: Clock,
+        assignment: ExecAssignment,
+        block: Block,
+        allowed: float,
+        report: Callable[[], None],
+    ) -> None:
+        """`report` is called when the step goes on after the time that it is `allowed`."""
+        self._log = log
+        self._clock = clock
+        self._assignment = assignment
+        self._place = str(getattr(block, "place", ""))
+        self._allowed = allowed
+        self._report = report
+        self._task = asyncio.current_task()
+        self._timer: asyncio.TimerHandle | None = None
+        self._since = clock.now()
+        self.is_reported = False
+        """Whether the attempt was reported without its step."""
+
+    def cancelled(self) -> None:
+        """Begin to watch: the time-out has cancelled the step."""
+        self._timer = asyncio.get_running_loop().call_later(CLEANUP_S, self._goes_on)
+
+    def _goes_on(self) -> None:
+        self.is_reported = True
+        self._place = suspended_at(self._task) or self._place
+        self._log.overdue(self._assignment, self._place, self._allowed)
+        self._report()
+
+    def ended(self) -> None:
+        """End the watch: the step has ended, whenever that is."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self.is_reported:
+            late = self._clock.now() - self._since - self._allowed
+            self._log.ended_late(self._assignment, self._place, late)

@@ -25,8 +25,7 @@ from reefknot.queue.model.admission import (
     unknown_type_message,
 )
 from reefknot.queue.model.messages import ExecAssignment, InvalidMessage, named_class, resource_class
-from reefknot.queue.worker.pool import Pool
-from reefknot.queue.worker.queue import Queued
+from reefknot.queue.worker.pool import Pool, Queued
 
 
 class AdmissionVerdict(Struct, frozen=True):

@@ -35,6 +35,7 @@ from reefknot.queue.execution.events import (
     timeout_event,
 )
 from reefknot.queue.execution.failures import (
+    OverdueWatch,
     StepOutcome,
     TimedOut,
     asked_rule,
@@ -62,9 +63,7 @@ from reefknot.queue.model.results import EXPIRED_MESSAGE, UNKNOWN_OUTCOME
 from reefknot.queue.model.submission import EXPIRED
 from reefknot.queue.model.work import Quarantine, Returned, Snooze, TryAgain, WorkDone, WorkFailed, WorkItem, step_key
 from reefknot.queue.worker.context import WorkerContext
-from reefknot.queue.worker.destinations import Destination
-from reefknot.queue.worker.outages import Outages
-from reefknot.queue.worker.overdue import OverdueWatch
+from reefknot.queue.worker.destinations import Destination, Outages
 from reefknot.queue.worker.records import (
     AcceptedWork,
     AttemptInputs,

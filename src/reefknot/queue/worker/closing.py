@@ -46,8 +46,7 @@ from reefknot.queue.model.work import (
 from reefknot.queue.port.work_queue import Held, Settlement, WorkClaim
 from reefknot.queue.worker.attempt import StepRunner
 from reefknot.queue.worker.context import WorkerContext
-from reefknot.queue.worker.pool import Pool
-from reefknot.queue.worker.queue import Queued
+from reefknot.queue.worker.pool import Pool, Queued
 from reefknot.queue.worker.records import AcceptedWork, AttemptReport
 from reefknot.runtime.log import logger, printable
 from reefknot.runtime.timeouts import STORE_S

@@ -23,8 +23,7 @@ from reefknot.core import checks
 from reefknot.core.clock import Clock
 from reefknot.core.redaction import Redactor
 from reefknot.errors import ParameterError, StoreError
-from reefknot.queue.execution.isolation import Isolation
-from reefknot.queue.execution.slots import return_claimed
+from reefknot.queue.execution.slots import Isolation, return_claimed
 from reefknot.queue.model.admission import OverloadStatus
 from reefknot.queue.model.messages import (
     ASSIGN,
@@ -46,8 +45,7 @@ from reefknot.queue.worker.attempt import StepRunner
 from reefknot.queue.worker.closing import Closing, Drain
 from reefknot.queue.worker.context import WorkerContext
 from reefknot.queue.worker.intake import Intake
-from reefknot.queue.worker.pool import Pool
-from reefknot.queue.worker.queue import Queued
+from reefknot.queue.worker.pool import Pool, Queued
 from reefknot.queue.worker.records import RetryCounts
 from reefknot.queue.worker.settings import WorkerSettings
 from reefknot.runtime.event_loops import require_asyncio

@@ -28,8 +28,7 @@ from reefknot.stores.port.engine import CheckReport
 from reefknot.stores.sqlite.audit import heads
 from reefknot.stores.sqlite.connection import add_key_hash, query
 from reefknot.stores.sqlite.reads import StoreContext
-from reefknot.stores.sqlite.transaction import Transaction, each
-from reefknot.stores.sqlite.work_counts import recount, wrong_counts
+from reefknot.stores.sqlite.transaction import Transaction, each, recount, wrong_counts
 
 KEYS_PER_READ = 20_000
 _LOST_KEYS = """

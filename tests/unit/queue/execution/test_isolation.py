@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from reefknot.queue.execution.isolation import AGAIN_S, LONGEST_WAIT_S, RUNS_ALONE, Isolation
+from reefknot.queue.execution.slots import AGAIN_S, LONGEST_WAIT_S, RUNS_ALONE, Isolation
 from reefknot.queue.model.admission import OverloadStatus
 from reefknot.queue.model.messages import HEARTBEAT, AckStatus, ClassHealth, Heartbeat, ResultStatus, StepResult
 from reefknot.queue.model.work import WorkState

@@ -9,7 +9,7 @@ import pytest
 
 from reefknot.audit.model.event import Dropped
 from reefknot.queue.model.admission import Oldest, RejectionPolicy, Rules
-from reefknot.queue.worker.queue import BoundedQueue
+from reefknot.queue.worker.pool import BoundedQueue
 from tests.workshop import REFUSED, Shop, Step, with_shop, work
 
 ONE = {"cpu": 1}

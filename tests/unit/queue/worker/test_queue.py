@@ -9,7 +9,7 @@ import pytest
 
 from reefknot.queue.model.admission import Oldest
 from reefknot.queue.model.submission import OpenWork, Stage
-from reefknot.queue.worker.queue import BoundedQueue, Queued
+from reefknot.queue.worker.pool import BoundedQueue, Queued
 
 
 def filled(*items: Queued, size: int | None = 10) -> BoundedQueue:
