@@ -18,7 +18,7 @@ import apsw
 import pytest
 
 from reefknot.runtime.open_files import OpenedFile
-from tests.acceptance.folder import CONFIG, PATIENCE_S, Folder, until
+from tests.acceptance.folder import CONFIG, PATIENCE_S, ROOT, Folder, until
 
 STORE = Path(".reefknot") / "state.db"
 
@@ -185,6 +185,9 @@ WRITING = [
 MANY = """\
 import contextlib, io, json, sys
 from reefknot.console.cli import main
+if "newer" in sys.argv:
+    from tests.acceptance.newer import become_newer
+    become_newer()
 ended = []
 for words in json.loads(sys.argv[1]):
     out, err = io.StringIO(), io.StringIO()
@@ -195,15 +198,16 @@ print(json.dumps(ended))
 """
 
 
-def many_as_user(*commands: Sequence[str], cwd: Path) -> list[tuple[int, str, str]]:
+def many_as_user(*commands: Sequence[str], cwd: Path, by: str = "this version") -> list[tuple[int, str, str]]:
     """
     Code and output of each command, in one process of a user to whom permissions apply.
 
-    Root may write everything, and gives its privileges away.
+    Root may write everything, and gives its privileges away. `by="newer"` runs them as a made-up newer version.
     """
     plain = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"] if os.geteuid() == 0 else []
-    words = [*plain, sys.executable, "-c", MANY, json.dumps(commands)]
-    done = subprocess.run(words, cwd=cwd, capture_output=True, text=True, timeout=4 * PATIENCE_S, check=False)
+    words = [*plain, sys.executable, "-c", MANY, json.dumps(commands), by]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(words, cwd=cwd, env=env, capture_output=True, text=True, timeout=4 * PATIENCE_S, check=False)
     assert done.returncode == 0, done.stderr
     ended: list[tuple[int, str, str]] = json.loads(done.stdout)
     return ended
@@ -341,11 +345,8 @@ def test_an_older_store_that_may_not_be_written_is_refused_with_a_way_out(
     used: Folder, frozen: Callable[[Path], dict[str, bytes]]
 ) -> None:
     store = used.path / STORE
-    connection = apsw.Connection(str(store))
-    connection.execute("PRAGMA user_version = 3")
-    connection.close()
     frozen(store)
-    ((code, _, err),) = many_as_user(["audit", "verify"], cwd=used.path)
+    ((code, _, err),) = many_as_user(["audit", "verify"], cwd=used.path, by="newer")
 
     assert code == 78
     assert "copy it to a folder that may be written" in err

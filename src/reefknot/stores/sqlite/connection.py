@@ -60,7 +60,7 @@ CREATE INDEX work_of_tenant ON work (substr(id, instr(id, '|') + 1)) WHERE tenan
 CREATE INDEX work_correlation ON work (correlation_id) WHERE correlation_id IS NOT NULL;
 CREATE INDEX work_trace ON work (trace_id) WHERE trace_id IS NOT NULL;
 
--- The numbers of all rows of work, kept by the transactions that change them: see `work_counts`.
+-- The numbers of all rows of work, kept by the transactions that change them: see `WorkCounts`.
 CREATE TABLE open_work (
     pool TEXT NOT NULL, stage TEXT NOT NULL, priority INTEGER NOT NULL, tenant TEXT NOT NULL, number INTEGER NOT NULL,
     PRIMARY KEY (pool, stage, priority, tenant)
