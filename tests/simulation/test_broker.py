@@ -89,29 +89,26 @@ class TestModelTransport(TransportContract):
         return TransportHarness(two_ends)
 
 
-def test_a_batch_that_is_refused_is_undone_although_somebody_reads_meanwhile(broker: Broker) -> None:
+@pytest.mark.real_time
+async def test_a_batch_that_is_refused_is_undone_although_somebody_reads_meanwhile(broker: Broker) -> None:
     """What was read is taken over after the batch: otherwise its changes would stay here, and be stored nowhere."""
+    store = await JetStreamStore.open(URL, VirtualClock(), has_server_time=False)
+    commits: Any = store._commits
+    send = commits._send_until_known
+    reading: list[asyncio.Task[Any]] = []
 
-    async def story() -> None:
-        store = await JetStreamStore.open(URL, VirtualClock(), has_server_time=False)
-        commits: Any = store._commits
-        send = commits._send_until_known
-        reading: list[asyncio.Task[Any]] = []
+    async def refused(messages: Any, commit_id: str, *, is_doubtful: bool) -> int:
+        commits._send_until_known = send
+        reading.append(asyncio.create_task(store.work.cancel("nobody")))
+        await asyncio.sleep(0.1)  # the other's read is answered by now
+        raise _ConflictError(0)
 
-        async def refused(messages: Any, commit_id: str, *, is_doubtful: bool) -> int:
-            commits._send_until_known = send
-            reading.append(asyncio.create_task(store.work.cancel("nobody")))
-            await asyncio.sleep(0.1)  # the other's read is answered by now
-            raise _ConflictError(0)
-
-        commits._send_until_known = refused
-        assert await store.work.enqueue([WorkItem("a", "t")]) == [Enqueued.ACCEPTED]
-        await asyncio.gather(*reading)
-        stored, _, _ = await store.state.read_work("a")
-        await store.close()
-        assert stored is not None
-
-    asyncio.run(story())
+    commits._send_until_known = refused
+    assert await store.work.enqueue([WorkItem("a", "t")]) == [Enqueued.ACCEPTED]
+    await asyncio.gather(*reading)
+    stored, _, _ = await store.state.read_work("a")
+    await store.close()
+    assert stored is not None
 
 
 def test_an_event_that_others_copied_before_its_writer_knew_of_it_is_copied_once(broker: Broker) -> None:

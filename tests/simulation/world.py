@@ -242,11 +242,7 @@ class World:
             bounds = RouterSettings(rules=Rules(size=self.most_pending))
             return self.router_class(store=store, transport=port, clock=self.clock, settings=bounds, seed=seed)
         settings = default_settings(
-            rules=rules,
-            concurrency=SLOTS,
-            lease=LEASE_S,
-            quarantine_failed=self.story.seed % 5 == 0,
-            breaker=BREAKER,
+            rules=rules, concurrency=SLOTS, lease=LEASE_S, quarantine_failed=self.story.seed % 5 == 0, breaker=BREAKER
         )
         return self.worker_class(
             name,

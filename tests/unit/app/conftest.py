@@ -6,6 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.workshop import shop
+
+__all__ = ["shop"]
+
 
 @pytest.fixture(params=["memory", "sqlite"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:

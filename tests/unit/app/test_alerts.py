@@ -100,10 +100,7 @@ def test_of_many_systems_one_tells_once(
         return await told(store)
 
     with caplog.at_level(logging.INFO, "reefknot"):
-        assert asyncio.run(main()) == [
-            ("alert_raised", "age: 20 s (above 10 s)"),
-            ("alert_resolved", "age: 4 s again"),
-        ]
+        assert asyncio.run(main()) == [("alert_raised", "age: 20 s (above 10 s)"), ("alert_resolved", "age: 4 s again")]
     lines = [(one.levelname, one.getMessage()) for one in caplog.records]
     assert lines == [
         ("WARNING", "alert oldest_age: age: 20 s (above 10 s); reefknot alert list says what to do"),

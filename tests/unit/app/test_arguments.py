@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,12 @@ import pytest
 
 import reefknot as rk
 from reefknot.errors import ParameterError, ParameterTypeError
-from tests.rows import for_each_row
 
 
 async def nothing() -> None: ...
 
 
-@for_each_row(
+@pytest.mark.parametrize(
     ("wrong", "accepted"),
     [
         ({"retention": -1}, "retention=-1 is not accepted: a number of seconds above 0, at most"),
@@ -35,17 +33,15 @@ async def nothing() -> None: ...
         ),
     ],
 )
-def test_a_store_is_not_opened_with_what_means_nothing(wrong: dict[str, Any], accepted: str) -> None:
-    async def main() -> None:
-        with pytest.raises(ParameterError) as caught:
-            async with rk.open_store(**{"url": "memory:", **wrong}):
-                raise AssertionError("it is open")
-        assert accepted in str(caught.value)
-
-    asyncio.run(main())
+@pytest.mark.real_time
+async def test_a_store_is_not_opened_with_what_means_nothing(wrong: dict[str, Any], accepted: str) -> None:
+    with pytest.raises(ParameterError) as caught:
+        async with rk.open_store(**{"url": "memory:", **wrong}):
+            raise AssertionError("it is open")
+    assert accepted in str(caught.value)
 
 
-@for_each_row(
+@pytest.mark.parametrize(
     ("wrong", "accepted"),
     [
         ({"size": 0}, "size=0 is not accepted: a whole number, 1 or more"),
@@ -57,17 +53,15 @@ def test_a_store_is_not_opened_with_what_means_nothing(wrong: dict[str, Any], ac
         ({"url": Path("state.db")}, "url=PosixPath('state.db') is not accepted"),
     ],
 )
-def test_nobody_connects_with_what_means_nothing(wrong: dict[str, Any], accepted: str) -> None:
-    async def main() -> None:
-        with pytest.raises(ParameterError) as caught:
-            async with rk.connect(**{"url": "memory:", **wrong}):
-                raise AssertionError("it is open")
-        assert accepted in str(caught.value)
-
-    asyncio.run(main())
+@pytest.mark.real_time
+async def test_nobody_connects_with_what_means_nothing(wrong: dict[str, Any], accepted: str) -> None:
+    with pytest.raises(ParameterError) as caught:
+        async with rk.connect(**{"url": "memory:", **wrong}):
+            raise AssertionError("it is open")
+    assert accepted in str(caught.value)
 
 
-@for_each_row(
+@pytest.mark.parametrize(
     ("wrong", "accepted"),
     [
         ({"lease": -1}, "lease=-1 is not accepted: a number of seconds above 0"),

@@ -150,10 +150,7 @@ async def test_every_attempt_runs_under_its_categorys_timeout_and_that_is_an_eve
 async def test_a_given_policy_keeps_its_timeout_or_gets_its_categorys(policy: dict[str, Any], seconds: float) -> None:
     with pytest.raises(rk.RetryError) as given_up:
         await managing(MemoryStore(VirtualClock())).execute_with_retry(
-            rk.RetryCategory.EXECUTION_CONTAINMENT,
-            "x",
-            asyncio.Event().wait,
-            rk.RetryPolicy(max_attempts=1, **policy),
+            rk.RetryCategory.EXECUTION_CONTAINMENT, "x", asyncio.Event().wait, rk.RetryPolicy(max_attempts=1, **policy)
         )
     assert isinstance(given_up.value.__cause__, rk.AttemptTimeoutError)
     assert given_up.value.__cause__.seconds == seconds
@@ -577,20 +574,17 @@ def test_the_book_given_is_the_one_that_holds() -> None:
         ("moon.landing", "moon.landing"),
     ],
 )
-def test_the_category_of_a_given_up_operation_is_a_category(given: Any, category: object) -> None:
+async def test_the_category_of_a_given_up_operation_is_a_category(given: Any, category: object) -> None:
     async def work() -> None:
         raise ConnectionError
 
-    async def main() -> None:
-        with pytest.raises(rk.RetryError) as raised:
-            await rk.RetryManager(idempotency=MemoryStore(VirtualClock()).idempotency).execute_with_retry(
-                given, "get", work
-            )
-        assert raised.value.category is category or raised.value.category == category
-        assert type(raised.value.category) is type(category)
-        assert pickle.loads(pickle.dumps(raised.value)).category == category
-
-    rk.testing.run_virtual(main())
+    with pytest.raises(rk.RetryError) as raised:
+        await rk.RetryManager(idempotency=MemoryStore(VirtualClock()).idempotency).execute_with_retry(
+            given, "get", work
+        )
+    assert raised.value.category is category or raised.value.category == category
+    assert type(raised.value.category) is type(category)
+    assert pickle.loads(pickle.dumps(raised.value)).category == category
 
 
 async def test_the_log_lines_of_a_managers_operation_are_bounded(caplog: pytest.LogCaptureFixture) -> None:

@@ -64,11 +64,7 @@ async def retries_around_a_reload(folder: Path) -> tuple[int, int]:
     step, clock = Gated(), SystemClock()
     async with open_store("memory:") as store, kept_events(store, settings) as books, asyncio.timeout(60):
         reload = PolicyReload(
-            settings,
-            lambda: written(folder, retries=3),
-            books=books,
-            journal=Journal(store.audit),
-            clock=clock,
+            settings, lambda: written(folder, retries=3), books=books, journal=Journal(store.audit), clock=clock
         )
         system = System(store, clock, settings=worker_settings(settings), blocks={step.type: step}, reload=reload)
         await system.start()

@@ -94,31 +94,25 @@ def test_what_names_a_class_keeps_it() -> None:
     with_system(story, concurrency=MOST)
 
 
-def test_what_was_submitted_before_any_worker_ran_goes_there_too() -> None:
-    async def story(shop: Shop) -> None:
-        from reefknot.queue.connect import client_of
+async def test_what_was_submitted_before_any_worker_ran_goes_there_too(shop: Shop) -> None:
+    from reefknot.queue.connect import client_of
 
-        client = client_of(shop.store, shop.clock, 100)
-        handle = await client.submit("mail.send", assignment_id="early")
-        system = System(shop.store, shop.clock, settings=default_settings(concurrency=MOST), blocks=own_step(), seed=1)
-        await system.start()
-        assert (await handle.result()).status is ResultStatus.SUCCESS
-        assert await ran_in(shop, "early") == "emails@worker-1"
-        await system.stop()
-
-    with_shop(story)
+    client = client_of(shop.store, shop.clock, 100)
+    handle = await client.submit("mail.send", assignment_id="early")
+    system = System(shop.store, shop.clock, settings=default_settings(concurrency=MOST), blocks=own_step(), seed=1)
+    await system.start()
+    assert (await handle.result()).status is ResultStatus.SUCCESS
+    assert await ran_in(shop, "early") == "emails@worker-1"
+    await system.stop()
 
 
-def test_an_assignment_of_another_router_goes_to_the_class_of_its_step() -> None:
-    async def story(shop: Shop) -> None:
-        worker = await shop.worker("w1", *own_step().values(), concurrency=MOST)
-        await shop.send(ExecAssignment("a", "r-a", Job("mail.send")))
-        await asyncio.sleep(0.5)
-        assert (worker.pools["emails"].active, worker.pools["cpu"].active) == (1, 0)
-        await asyncio.sleep(1)
-        assert shop.result("a").status is ResultStatus.SUCCESS
-
-    with_shop(story)
+async def test_an_assignment_of_another_router_goes_to_the_class_of_its_step(shop: Shop) -> None:
+    worker = await shop.worker("w1", *own_step().values(), concurrency=MOST)
+    await shop.send(ExecAssignment("a", "r-a", Job("mail.send")))
+    await asyncio.sleep(0.5)
+    assert (worker.pools["emails"].active, worker.pools["cpu"].active) == (1, 0)
+    await asyncio.sleep(1)
+    assert shop.result("a").status is ResultStatus.SUCCESS
 
 
 def test_a_class_that_no_worker_has_is_warned_of_once_with_the_nearest_name(caplog: pytest.LogCaptureFixture) -> None:
@@ -137,12 +131,9 @@ def test_a_class_that_no_worker_has_is_warned_of_once_with_the_nearest_name(capl
     assert "m-0: no running worker has the class 'email'; did you mean 'emails'?; there are: cpu, emails" in line
 
 
-def test_while_no_worker_runs_nothing_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    async def story(shop: Shop) -> None:
-        from reefknot.queue.connect import client_of
+async def test_while_no_worker_runs_nothing_is_warned_of(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "reefknot")
+    from reefknot.queue.connect import client_of
 
-        await client_of(shop.store, shop.clock, 100).submit("mail.send", resource_class="emials")
-
-    with caplog.at_level(logging.WARNING, "reefknot"):
-        with_shop(story)
+    await client_of(shop.store, shop.clock, 100).submit("mail.send", resource_class="emials")
     assert caplog.messages == []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ from reefknot.queue.model.work import Interrupted, WorkState
 from reefknot.queue.port.work_queue import QuarantineFilter, Settlement
 from reefknot.queue.router.service import Router
 from reefknot.stores.port import Store
-from tests.workshop import Shop, Step, with_shop, work
+from tests.workshop import Shop, Step, work
 
 
 async def nobody(store: Store) -> bool:
@@ -36,75 +35,60 @@ async def called_off(handle: Handle) -> ExecResult:
     return result
 
 
-def test_a_handle_says_pending_until_a_worker_is_at_it() -> None:
+async def test_a_handle_says_pending_until_a_worker_is_at_it(shop: Shop) -> None:
     """The router's claim alone is no execution."""
-
-    async def story(shop: Shop) -> None:
-        client = Client(shop.store, shop.clock, has_router=somebody)
-        handle = await client.hand_in(work("a"))
-        assert await handle.status() == "pending"
-        await shop.router()
-        await asyncio.sleep(1)
-        item = await shop.store.work.get("a")
-        assert item is not None
-        assert item.state is WorkState.RUNNING, "the router holds it"
-        assert await handle.status() == "pending"
-        await shop.worker("w1", Step(seconds=5))
-        await asyncio.sleep(2)
-        assert await handle.status() == "running"
-        await asyncio.sleep(10)
-        assert await handle.status() == "succeeded"
-
-    with_shop(story)
+    client = Client(shop.store, shop.clock, has_router=somebody)
+    handle = await client.hand_in(work("a"))
+    assert await handle.status() == "pending"
+    await shop.router()
+    await asyncio.sleep(1)
+    item = await shop.store.work.get("a")
+    assert item is not None
+    assert item.state is WorkState.RUNNING, "the router holds it"
+    assert await handle.status() == "pending"
+    await shop.worker("w1", Step(seconds=5))
+    await asyncio.sleep(2)
+    assert await handle.status() == "running"
+    await asyncio.sleep(10)
+    assert await handle.status() == "succeeded"
 
 
 # ---- calling off ----------------------------------------------------------------------------------------------------
 
 
-def test_without_a_router_it_is_off_at_once_and_on_record() -> None:
-    async def story(shop: Shop) -> None:
-        client = Client(shop.store, shop.clock, has_router=nobody)
-        handle = await client.hand_in(work("a"))
-        await handle.cancel("not needed")
-        assert (await called_off(handle)).error_message == "not needed"
-        (event,) = await shop.events(OperatorAction)
-        assert (event.work_id, event.action) == ("a", "cancel")  # type: ignore[union-attr]
-        assert not await client.cancel("a")
-        assert not await client.cancel("never heard of")
-        assert len(await shop.events(OperatorAction)) == 1
-
-    with_shop(story)
+async def test_without_a_router_it_is_off_at_once_and_on_record(shop: Shop) -> None:
+    client = Client(shop.store, shop.clock, has_router=nobody)
+    handle = await client.hand_in(work("a"))
+    await handle.cancel("not needed")
+    assert (await called_off(handle)).error_message == "not needed"
+    (event,) = await shop.events(OperatorAction)
+    assert (event.work_id, event.action) == ("a", "cancel")  # type: ignore[union-attr]
+    assert not await client.cancel("a")
+    assert not await client.cancel("never heard of")
+    assert len(await shop.events(OperatorAction)) == 1
 
 
-def test_without_a_router_what_a_worker_has_is_off_too() -> None:
-    async def story(shop: Shop) -> None:
-        step = Step(seconds=100)
-        router = await shop.router()
-        await shop.worker("w1", step, lease=5)
-        client = Client(shop.store, shop.clock, has_router=nobody)
-        handle = await client.hand_in(work("a"))
-        await asyncio.sleep(2)
-        shop.vanish(router)
-        await handle.cancel()
-        await called_off(handle)
-        item = await shop.store.work.get("a")
-        assert item is not None
-        assert item.state.value == "cancelled"
-        await shop.send(work("alone"))
-        assert await client.cancel("alone")
-
-    with_shop(story)
+async def test_without_a_router_what_a_worker_has_is_off_too(shop: Shop) -> None:
+    step = Step(seconds=100)
+    router = await shop.router()
+    await shop.worker("w1", step, lease=5)
+    client = Client(shop.store, shop.clock, has_router=nobody)
+    handle = await client.hand_in(work("a"))
+    await asyncio.sleep(2)
+    shop.vanish(router)
+    await handle.cancel()
+    await called_off(handle)
+    item = await shop.store.work.get("a")
+    assert item is not None
+    assert item.state.value == "cancelled"
+    await shop.send(work("alone"))
+    assert await client.cancel("alone")
 
 
-@pytest.mark.parametrize("engine", ["memory", "sqlite"])
+@pytest.mark.parametrize("shop", ["memory", "sqlite"], indirect=True)
 @pytest.mark.parametrize("where", ["handed in", "taken on", "handed back"])
-def test_a_router_that_starts_hears_what_was_called_off_while_it_was_away(
-    tmp_path: Path, engine: str, where: str
-) -> None:
-    async def story(shop: Shop) -> None:
-        assert await story_of(shop, where) == "cancelled"
-
-    with_shop(story, str(tmp_path / "s.db") if engine == "sqlite" else None)
+async def test_a_router_that_starts_hears_what_was_called_off_while_it_was_away(shop: Shop, where: str) -> None:
+    assert await story_of(shop, where) == "cancelled"
 
 
 async def story_of(shop: Shop, where: str) -> str:
@@ -126,7 +110,9 @@ async def story_of(shop: Shop, where: str) -> str:
     return (await handle.result(60)).status.value
 
 
-def test_a_router_that_begins_to_listen_when_it_starts_misses_them(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_router_that_begins_to_listen_when_it_starts_misses_them(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The control."""
     honest = Router._cancel_command
 
@@ -135,30 +121,23 @@ def test_a_router_that_begins_to_listen_when_it_starts_misses_them(monkeypatch: 
             await honest(router, command)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Router, "_cancel_command", deaf)
-
-    async def story(shop: Shop) -> None:
-        assert await story_of(shop, "handed in") == "success"
-
-    with_shop(story)
+    assert await story_of(shop, "handed in") == "success"
 
 
-def test_an_old_cancel_does_not_reach_what_a_person_wanted_again() -> None:
-    async def story(shop: Shop) -> None:
-        client = Client(shop.store, shop.clock)
-        first = await shop.router()
-        await shop.worker("w1", Step(ValueError("no"), ValueError("no")), quarantine_failed=True)
-        handle = await client.hand_in(work("a"))
-        assert (await handle.result(30)).status is ResultStatus.ERROR
-        await client.cancel("a")  # too late: it has ended
-        await asyncio.sleep(1)
-        await first.stop()
-        shop.members.remove(first)
-        await shop.store.quarantine.requeue(QuarantineFilter(ids=("a",)), who="ann")
-        await shop.router()
-        await asyncio.sleep(30)
-        assert (await handle.result(30)).status is ResultStatus.ERROR
-
-    with_shop(story)
+async def test_an_old_cancel_does_not_reach_what_a_person_wanted_again(shop: Shop) -> None:
+    client = Client(shop.store, shop.clock)
+    first = await shop.router()
+    await shop.worker("w1", Step(ValueError("no"), ValueError("no")), quarantine_failed=True)
+    handle = await client.hand_in(work("a"))
+    assert (await handle.result(30)).status is ResultStatus.ERROR
+    await client.cancel("a")  # too late: it has ended
+    await asyncio.sleep(1)
+    await first.stop()
+    shop.members.remove(first)
+    await shop.store.quarantine.requeue(QuarantineFilter(ids=("a",)), who="ann")
+    await shop.router()
+    await asyncio.sleep(30)
+    assert (await handle.result(30)).status is ResultStatus.ERROR
 
 
 # ---- the same id ----------------------------------------------------------------------------------------------------
@@ -166,38 +145,32 @@ def test_an_old_cancel_does_not_reach_what_a_person_wanted_again() -> None:
 
 @pytest.mark.parametrize("when", ["waiting", "under way", "ended"])
 @pytest.mark.parametrize("by", ["client", "router"])
-def test_the_same_id_with_another_job_is_refused_with_both_fingerprints(by: str, when: str) -> None:
-    async def story(shop: Shop) -> None:
-        client = Client(shop.store, shop.clock)
-        router = await shop.router()
-        submit = client.hand_in if by == "client" else router.submit
-        first = await submit(work("a", {"n": 1}))
-        if when != "waiting":
-            await shop.worker("w1", Step(seconds=5))
-            await asyncio.sleep(2 if when == "under way" else 20)
-        with pytest.raises(KeyConflictError, match="another job") as caught:
-            await submit(work("a", {"n": 2}))
-        assert (caught.value.key, len({caught.value.given, caught.value.recorded})) == ("a", 2)
-        with pytest.raises(KeyConflictError):
-            await submit(work("a", {"n": 1}, job="another.step"))
-        again = await submit(work("a", {"n": 1}, priority="high"))
-        if when == "waiting":
-            await shop.worker("w1", Step())
-        results = [await one.result(30) if isinstance(one, Handle) else await one for one in (first, again)]
-        assert [one.status for one in results] == [ResultStatus.SUCCESS] * 2
-        assert results[0] == results[1]
-
-    with_shop(story)
+async def test_the_same_id_with_another_job_is_refused_with_both_fingerprints(shop: Shop, by: str, when: str) -> None:
+    client = Client(shop.store, shop.clock)
+    router = await shop.router()
+    submit = client.hand_in if by == "client" else router.submit
+    first = await submit(work("a", {"n": 1}))
+    if when != "waiting":
+        await shop.worker("w1", Step(seconds=5))
+        await asyncio.sleep(2 if when == "under way" else 20)
+    with pytest.raises(KeyConflictError, match="another job") as caught:
+        await submit(work("a", {"n": 2}))
+    assert (caught.value.key, len({caught.value.given, caught.value.recorded})) == ("a", 2)
+    with pytest.raises(KeyConflictError):
+        await submit(work("a", {"n": 1}, job="another.step"))
+    again = await submit(work("a", {"n": 1}, priority="high"))
+    if when == "waiting":
+        await shop.worker("w1", Step())
+    results = [await one.result(30) if isinstance(one, Handle) else await one for one in (first, again)]
+    assert [one.status for one in results] == [ResultStatus.SUCCESS] * 2
+    assert results[0] == results[1]
 
 
-def test_two_at_once_with_one_id_and_two_jobs_are_not_one_piece_of_work() -> None:
-    async def story(shop: Shop) -> None:
-        router = await shop.router()
-        pair = [router.submit(work("a", {"n": number})) for number in (1, 2)]
-        kept = await asyncio.gather(*pair, return_exceptions=True)
-        assert [isinstance(one, KeyConflictError) for one in kept] == [False, True]
-
-    with_shop(story)
+async def test_two_at_once_with_one_id_and_two_jobs_are_not_one_piece_of_work(shop: Shop) -> None:
+    router = await shop.router()
+    pair = [router.submit(work("a", {"n": number})) for number in (1, 2)]
+    kept = await asyncio.gather(*pair, return_exceptions=True)
+    assert [isinstance(one, KeyConflictError) for one in kept] == [False, True]
 
 
 # ---- what cannot be handed in ---------------------------------------------------------------------------------------
@@ -221,28 +194,24 @@ CIRCLE["again"] = CIRCLE
         (CIRCLE, "inputs.x.again"),
     ],
 )
-def test_what_json_cannot_say_is_refused_with_its_place_and_never_changed(value: object, place: str) -> None:
-    async def story(shop: Shop) -> None:
-        client = Client(shop.store, shop.clock)
-        router = await shop.router()
-        with pytest.raises(NotJsonError) as caught:
-            await client.submit("test.step", {"x": value})
-        assert caught.value.path.startswith(place)
-        for hand_in in (client.hand_in, router.submit):
-            with pytest.raises(NotJsonError, match=r"^job\.payload"):
-                await hand_in(work("a", {"x": value}))
-        with pytest.raises(NotJsonError, match=r"^metadata"):
-            await client.hand_in(structs.replace(work("a"), metadata={"x": value}))
+async def test_what_json_cannot_say_is_refused_with_its_place_and_never_changed(
+    shop: Shop, value: object, place: str
+) -> None:
+    client = Client(shop.store, shop.clock)
+    router = await shop.router()
+    with pytest.raises(NotJsonError) as caught:
+        await client.submit("test.step", {"x": value})
+    assert caught.value.path.startswith(place)
+    for hand_in in (client.hand_in, router.submit):
+        with pytest.raises(NotJsonError, match=r"^job\.payload"):
+            await hand_in(work("a", {"x": value}))
+    with pytest.raises(NotJsonError, match=r"^metadata"):
+        await client.hand_in(structs.replace(work("a"), metadata={"x": value}))
 
-    with_shop(story)
 
-
-def test_lists_and_tuples_and_every_json_value_are_accepted() -> None:
-    async def story(shop: Shop) -> None:
-        client = Client(shop.store, shop.clock)
-        await client.submit("test.step", {"a": (1, 2), "b": None, "c": [True, 1.5, 2**70], "d": {"e": "ü"}})
-
-    with_shop(story)
+async def test_lists_and_tuples_and_every_json_value_are_accepted(shop: Shop) -> None:
+    client = Client(shop.store, shop.clock)
+    await client.submit("test.step", {"a": (1, 2), "b": None, "c": [True, 1.5, 2**70], "d": {"e": "ü"}})
 
 
 @pytest.mark.parametrize(
@@ -267,45 +236,38 @@ def test_lists_and_tuples_and_every_json_value_are_accepted() -> None:
         ({"timeout": "5"}, "timeout='5' is not accepted: a number of seconds above 0"),
     ],
 )
-def test_a_wrong_argument_is_named_as_the_caller_calls_it_with_its_value(wrong: dict[str, Any], message: str) -> None:
-    async def story(shop: Shop) -> None:
-        client = Client(shop.store, shop.clock)
-        with pytest.raises(ParameterError) as caught:
-            await client.submit(**{"job_type": "test.step", **wrong})
-        assert message in str(caught.value)
-
-    with_shop(story)
+async def test_a_wrong_argument_is_named_as_the_caller_calls_it_with_its_value(
+    shop: Shop, wrong: dict[str, Any], message: str
+) -> None:
+    client = Client(shop.store, shop.clock)
+    with pytest.raises(ParameterError) as caught:
+        await client.submit(**{"job_type": "test.step", **wrong})
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("timeout", [math.nan, -1, "5", True])
-def test_a_wait_that_is_no_time_is_refused(timeout: Any) -> None:
-    async def story(shop: Shop) -> None:
-        handle = await Client(shop.store, shop.clock).hand_in(work("a"))
-        with pytest.raises(ParameterError, match=r"timeout=.* is not accepted: a number of seconds, 0 or more"):
-            await handle.result(timeout)
-        with pytest.raises(ResultPendingError):
-            await handle.result(0)
-
-    with_shop(story)
+async def test_a_wait_that_is_no_time_is_refused(shop: Shop, timeout: Any) -> None:
+    handle = await Client(shop.store, shop.clock).hand_in(work("a"))
+    with pytest.raises(ParameterError, match=r"timeout=.* is not accepted: a number of seconds, 0 or more"):
+        await handle.result(timeout)
+    with pytest.raises(ResultPendingError):
+        await handle.result(0)
 
 
 # ---- fields as a mapping --------------------------------------------------------------------------------------------
 
 
-def test_the_fields_of_an_assignment_are_taken_as_a_mapping_and_missing_ids_are_made() -> None:
-    async def story(shop: Shop) -> None:
-        client = Client(shop.store, shop.clock)
-        handle = await client.hand_in({"job": {"type": "test.step", "payload": {"n": 1}}})
-        named = await client.hand_in({"assignment_id": "a", "job": {"type": "test.step"}})
+async def test_the_fields_of_an_assignment_are_taken_as_a_mapping_and_missing_ids_are_made(shop: Shop) -> None:
+    client = Client(shop.store, shop.clock)
+    handle = await client.hand_in({"job": {"type": "test.step", "payload": {"n": 1}}})
+    named = await client.hand_in({"assignment_id": "a", "job": {"type": "test.step"}})
 
-        assert (named.assignment_id, await handle.status()) == ("a", "pending")
-        requests = [
-            item.correlation_id for name in (handle.assignment_id, "a") if (item := await shop.store.work.get(name))
-        ]
-        assert requests[0] == handle.assignment_id, "as in a file"
-        assert requests[1] not in ("a", handle.assignment_id)
-
-    with_shop(story)
+    assert (named.assignment_id, await handle.status()) == ("a", "pending")
+    requests = [
+        item.correlation_id for name in (handle.assignment_id, "a") if (item := await shop.store.work.get(name))
+    ]
+    assert requests[0] == handle.assignment_id, "as in a file"
+    assert requests[1] not in ("a", handle.assignment_id)
 
 
 @pytest.mark.parametrize(
@@ -318,40 +280,34 @@ def test_the_fields_of_an_assignment_are_taken_as_a_mapping_and_missing_ids_are_
         (["job"], "an ExecAssignment, or a mapping of its fields"),
     ],
 )
-def test_fields_that_no_assignment_has_are_refused_by_the_client_too(fields: Any, told: str) -> None:
-    async def story(shop: Shop) -> None:
-        with pytest.raises((ParameterError, NotJsonError), match=told):
-            await Client(shop.store, shop.clock).hand_in(fields)
-
-    with_shop(story)
+async def test_fields_that_no_assignment_has_are_refused_by_the_client_too(shop: Shop, fields: Any, told: str) -> None:
+    with pytest.raises((ParameterError, NotJsonError), match=told):
+        await Client(shop.store, shop.clock).hand_in(fields)
 
 
 # ---- work for later -------------------------------------------------------------------------------------------------
 
 
-def test_work_for_later_runs_at_its_time_and_its_deadline_counts_from_there() -> None:
-    async def story(shop: Shop) -> None:
-        step = Step()
-        await shop.router()
-        await shop.worker("w1", step)
-        await asyncio.sleep(1)
-        began = asyncio.get_running_loop().time()
-        client = Client(shop.store, shop.clock)
-        soon = await client.submit("test.step", delay=100, deadline=5, assignment_id="soon")
-        at = datetime.fromtimestamp(shop.clock.wall() + 200, UTC)
-        later = await client.submit("test.step", at=at, assignment_id="later")
-        item = await shop.store.work.get("soon")
-        assert item is not None
-        assert (item.state.value, item.reason, item.due_at - item.created_at) == ("pending", "scheduled", 100_000)
-        assert item.deadline_at == item.due_at + 5000
-        for handle in (soon, later):
-            assert (await handle.result()).status is ResultStatus.SUCCESS
-        ran = [(name, when - began) for name, when in step.began]
-        assert [name for name, _ in ran] == ["soon", "later"]
-        assert 100 <= ran[0][1] < 105
-        assert 200 <= ran[1][1] < 205
-
-    with_shop(story)
+async def test_work_for_later_runs_at_its_time_and_its_deadline_counts_from_there(shop: Shop) -> None:
+    step = Step()
+    await shop.router()
+    await shop.worker("w1", step)
+    await asyncio.sleep(1)
+    began = asyncio.get_running_loop().time()
+    client = Client(shop.store, shop.clock)
+    soon = await client.submit("test.step", delay=100, deadline=5, assignment_id="soon")
+    at = datetime.fromtimestamp(shop.clock.wall() + 200, UTC)
+    later = await client.submit("test.step", at=at, assignment_id="later")
+    item = await shop.store.work.get("soon")
+    assert item is not None
+    assert (item.state.value, item.reason, item.due_at - item.created_at) == ("pending", "scheduled", 100_000)
+    assert item.deadline_at == item.due_at + 5000
+    for handle in (soon, later):
+        assert (await handle.result()).status is ResultStatus.SUCCESS
+    ran = [(name, when - began) for name, when in step.began]
+    assert [name for name, _ in ran] == ["soon", "later"]
+    assert 100 <= ran[0][1] < 105
+    assert 200 <= ran[1][1] < 205
 
 
 @pytest.mark.parametrize(
@@ -364,19 +320,13 @@ def test_work_for_later_runs_at_its_time_and_its_deadline_counts_from_there() ->
         ({"delay": 1, "at": datetime(2026, 1, 1, tzinfo=UTC)}, "not together with delay"),
     ],
 )
-def test_a_due_time_that_makes_no_sense_is_refused(options: dict[str, Any], told: str) -> None:
-    async def story(shop: Shop) -> None:
-        with pytest.raises(ParameterError, match=told):
-            await Client(shop.store, shop.clock).submit("test.step", **options)
-
-    with_shop(story)
+async def test_a_due_time_that_makes_no_sense_is_refused(shop: Shop, options: dict[str, Any], told: str) -> None:
+    with pytest.raises(ParameterError, match=told):
+        await Client(shop.store, shop.clock).submit("test.step", **options)
 
 
-def test_a_time_that_is_over_means_now() -> None:
-    async def story(shop: Shop) -> None:
-        handle = await Client(shop.store, shop.clock).submit("test.step", at=datetime(2000, 1, 1, tzinfo=UTC))
-        item = await shop.store.work.get(handle.assignment_id)
-        assert item is not None
-        assert (item.reason, item.due_at) == ("", item.created_at)
-
-    with_shop(story)
+async def test_a_time_that_is_over_means_now(shop: Shop) -> None:
+    handle = await Client(shop.store, shop.clock).submit("test.step", at=datetime(2000, 1, 1, tzinfo=UTC))
+    item = await shop.store.work.get(handle.assignment_id)
+    assert item is not None
+    assert (item.reason, item.due_at) == ("", item.created_at)

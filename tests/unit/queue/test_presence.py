@@ -33,7 +33,6 @@ from reefknot.runtime.clocks import SystemClock
 from reefknot.runtime.processes import process_mark
 from reefknot.stores.opening import open_store
 from reefknot.stores.port import Store
-from reefknot.testing import run_virtual
 
 ELSEWHERE = "0123456789ab.1.1"
 
@@ -53,36 +52,32 @@ async def reported(store: Store, *, keep: float = 300, worker: str = "worker-1",
     return system.system_id
 
 
-def test_a_system_lives_until_it_withdraws_or_is_silent_or_its_process_is_gone() -> None:
-    async def main() -> None:
-        async with open_store("memory:") as store:
-            here = await reported(store)
-            ended = await reported(store)
-            elsewhere = await reported(store, process=ELSEWHERE)
-            await reported(store, process=gone_process())
-            await reported(store, keep=0)
-            assert {one["system_id"] for one in await living_systems(store)} == {here, ended, elsewhere}
-            await store.control.withdraw(ended)
-            assert {one["system_id"] for one in await living_systems(store)} == {here, elsewhere}
-
-    asyncio.run(main())
+@pytest.mark.real_time
+async def test_a_system_lives_until_it_withdraws_or_is_silent_or_its_process_is_gone() -> None:
+    async with open_store("memory:") as store:
+        here = await reported(store)
+        ended = await reported(store)
+        elsewhere = await reported(store, process=ELSEWHERE)
+        await reported(store, process=gone_process())
+        await reported(store, keep=0)
+        assert {one["system_id"] for one in await living_systems(store)} == {here, ended, elsewhere}
+        await store.control.withdraw(ended)
+        assert {one["system_id"] for one in await living_systems(store)} == {here, elsewhere}
 
 
-def test_of_two_systems_with_one_name_the_one_that_reported_later_gives_way() -> None:
-    async def main() -> None:
-        async with open_store("memory:") as store:
-            await reported(store, process=gone_process())
-            first = await reported(store, started_at=2)
-            later = await reported(store, started_at=1)
-            other = await reported(store, worker="worker-2")
-            for fine in (first, other, "none that reported"):
-                await refuse_taken_names(store, fine)
-            with pytest.raises(NameTakenError, match="worker worker-1 is running already"):
-                await refuse_taken_names(store, later)
-            await store.control.withdraw(first)
+@pytest.mark.real_time
+async def test_of_two_systems_with_one_name_the_one_that_reported_later_gives_way() -> None:
+    async with open_store("memory:") as store:
+        await reported(store, process=gone_process())
+        first = await reported(store, started_at=2)
+        later = await reported(store, started_at=1)
+        other = await reported(store, worker="worker-2")
+        for fine in (first, other, "none that reported"):
+            await refuse_taken_names(store, fine)
+        with pytest.raises(NameTakenError, match="worker worker-1 is running already"):
             await refuse_taken_names(store, later)
-
-    asyncio.run(main())
+        await store.control.withdraw(first)
+        await refuse_taken_names(store, later)
 
 
 @pytest.mark.parametrize("url", ["memory:", "sqlite:"])
@@ -157,61 +152,54 @@ async def gone_events(store: Store) -> list[WorkerGone]:
 
 
 @pytest.mark.parametrize("engine", ["memory:", "sqlite:"])
-def test_a_dead_system_is_recorded_once_however_many_notice_it(engine: str, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with open_store(engine if engine == "memory:" else f"sqlite:{tmp_path / 'a.db'}") as store:
-            await reported(store, worker="worker-2")
-            ended = await reported(store, worker="worker-3")
-            await store.control.withdraw(ended)
-            await reported(store, process=gone_process(), holds={"worker-1": ["order-7"]}, pid=7, host="h")
-            assert await gone_events(store) == []
-            await asyncio.gather(*(record_gone(store, Journal(store.audit)) for _ in range(3)))
-            await record_gone(store, Journal(store.audit))
-            events = await gone_events(store)
-            assert {(one.part, one.worker_id, one.process, one.host) for one in events} == {
-                ("worker", "worker-1", 7, "h"),
-                ("router", "router", 7, "h"),
-            }
-            assert len(events) == 2
-            (worker,) = [one for one in events if one.part == "worker"]
-            assert worker.held == {"running": 0, "queued": 0, "jobs": ["order-7"]}
-
-    asyncio.run(main())
+@pytest.mark.real_time
+async def test_a_dead_system_is_recorded_once_however_many_notice_it(engine: str, tmp_path: Path) -> None:
+    async with open_store(engine if engine == "memory:" else f"sqlite:{tmp_path / 'a.db'}") as store:
+        await reported(store, worker="worker-2")
+        ended = await reported(store, worker="worker-3")
+        await store.control.withdraw(ended)
+        await reported(store, process=gone_process(), holds={"worker-1": ["order-7"]}, pid=7, host="h")
+        assert await gone_events(store) == []
+        await asyncio.gather(*(record_gone(store, Journal(store.audit)) for _ in range(3)))
+        await record_gone(store, Journal(store.audit))
+        events = await gone_events(store)
+        assert {(one.part, one.worker_id, one.process, one.host) for one in events} == {
+            ("worker", "worker-1", 7, "h"),
+            ("router", "router", 7, "h"),
+        }
+        assert len(events) == 2
+        (worker,) = [one for one in events if one.part == "worker"]
+        assert worker.held == {"running": 0, "queued": 0, "jobs": ["order-7"]}
 
 
-def test_a_system_elsewhere_is_gone_once_it_is_silent_and_not_when_it_comes_back() -> None:
-    async def main() -> None:
-        async with open_store("memory:") as store:
-            system = await reported(store, process=ELSEWHERE, keep=5)
+async def test_a_system_elsewhere_is_gone_once_it_is_silent_and_not_when_it_comes_back() -> None:
+    async with open_store("memory:") as store:
+        system = await reported(store, process=ELSEWHERE, keep=5)
 
-            async def shown() -> list[str]:
-                return [one.name for one in await gone_parts(store, await living_systems(store))]
+        async def shown() -> list[str]:
+            return [one.name for one in await gone_parts(store, await living_systems(store))]
 
-            assert await shown() == []
-            await asyncio.sleep(6)
-            assert await shown() == ["router", "worker-1"] or await shown() == ["worker-1", "router"]
-            await record_gone(store, Journal(store.audit))
-            assert await gone_events(store) == [], "it may only be slow"
-            await asyncio.sleep(SILENT_UNTIL_GONE_S)
-            await record_gone(store, Journal(store.audit))
-            assert len(await gone_events(store)) == 2
-            await reported(store, process=ELSEWHERE, system_id=system)
-            assert await shown() == []
-
-    run_virtual(main())
+        assert await shown() == []
+        await asyncio.sleep(6)
+        assert await shown() == ["router", "worker-1"] or await shown() == ["worker-1", "router"]
+        await record_gone(store, Journal(store.audit))
+        assert await gone_events(store) == [], "it may only be slow"
+        await asyncio.sleep(SILENT_UNTIL_GONE_S)
+        await record_gone(store, Journal(store.audit))
+        assert len(await gone_events(store)) == 2
+        await reported(store, process=ELSEWHERE, system_id=system)
+        assert await shown() == []
 
 
-def test_the_last_words_go_once_every_part_runs_again_and_not_before() -> None:
-    async def main() -> None:
-        async with open_store("memory:") as store:
-            await reported(store, process=gone_process())
-            await reported(store, router=None)
-            await record_gone(store, Journal(store.audit))
-            await forget_replaced(store)
-            assert [one.name for one in await gone_parts(store, await living_systems(store))] == ["router"]
-            again = await reported(store, worker="worker-2")
-            await forget_replaced(store)
-            await store.control.withdraw(again)
-            assert await gone_parts(store, await living_systems(store)) == []
-
-    asyncio.run(main())
+@pytest.mark.real_time
+async def test_the_last_words_go_once_every_part_runs_again_and_not_before() -> None:
+    async with open_store("memory:") as store:
+        await reported(store, process=gone_process())
+        await reported(store, router=None)
+        await record_gone(store, Journal(store.audit))
+        await forget_replaced(store)
+        assert [one.name for one in await gone_parts(store, await living_systems(store))] == ["router"]
+        again = await reported(store, worker="worker-2")
+        await forget_replaced(store)
+        await store.control.withdraw(again)
+        assert await gone_parts(store, await living_systems(store)) == []

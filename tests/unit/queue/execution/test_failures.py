@@ -70,59 +70,47 @@ async def ran(shop: Shop, *outcomes: Any, seconds: float = 50, **options: Any) -
 
 
 @pytest.mark.parametrize("error", [asyncio.CancelledError(), SystemExit(3), KeyboardInterrupt("own"), Mine("own")])
-def test_control_flow_that_a_block_raises_by_itself_fails_its_step_and_is_not_retried(error: BaseException) -> None:
+async def test_control_flow_that_a_block_raises_by_itself_fails_its_step_and_is_not_retried(
+    shop: Shop, error: BaseException
+) -> None:
     """Its lease is 60 s: within 50 s nothing but the step's own end can have answered."""
-
-    async def story(shop: Shop) -> None:
-        step = await ran(shop, raising(error))
-        result = shop.result("a")
-        assert (result.status, result.error_code) == (ResultStatus.ERROR, "EXECUTION_FAILED")
-        assert type(error).__name__ in (result.error_message or "")
-        assert len(step.began) == 1
-        await shop.send(work("b"))
-        await asyncio.sleep(1)
-        assert (await stored(shop, "b")).state is WorkState.FAILED, "the worker goes on"
-
-    with_shop(story)
+    step = await ran(shop, raising(error))
+    result = shop.result("a")
+    assert (result.status, result.error_code) == (ResultStatus.ERROR, "EXECUTION_FAILED")
+    assert type(error).__name__ in (result.error_message or "")
+    assert len(step.began) == 1
+    await shop.send(work("b"))
+    await asyncio.sleep(1)
+    assert (await stored(shop, "b")).state is WorkState.FAILED, "the worker goes on"
 
 
-def test_the_baseline_does_not_retry_control_flow_either() -> None:
-    async def story(shop: Shop) -> None:
-        step = Step(raising(SystemExit(1)))
-        await shop.worker("w1", step, retries_v2=False)
-        await shop.send(work("a"))
-        await asyncio.sleep(10)
-        assert (shop.result("a").retries_used, len(step.began)) == (0, 1)
-
-    with_shop(story)
+async def test_the_baseline_does_not_retry_control_flow_either(shop: Shop) -> None:
+    step = Step(raising(SystemExit(1)))
+    await shop.worker("w1", step, retries_v2=False)
+    await shop.send(work("a"))
+    await asyncio.sleep(10)
+    assert (shop.result("a").retries_used, len(step.began)) == (0, 1)
 
 
-def test_sys_exit_in_a_thread_of_a_block_is_no_end_of_the_worker() -> None:
+async def test_sys_exit_in_a_thread_of_a_block_is_no_end_of_the_worker(shop: Shop) -> None:
     async def in_thread() -> StepResult:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[StepResult] = loop.create_future()
         future.set_exception(SystemExit("done here"))
         return await future
 
-    async def story(shop: Shop) -> None:
-        await ran(shop, in_thread)
-        assert "SystemExit" in (shop.result("a").error_message or "")
-
-    with_shop(story)
+    await ran(shop, in_thread)
+    assert "SystemExit" in (shop.result("a").error_message or "")
 
 
-def test_who_is_called_off_from_outside_does_not_take_it_for_its_own_failure() -> None:
+async def test_who_is_called_off_from_outside_does_not_take_it_for_its_own_failure(shop: Shop) -> None:
     """The control for the one above: a step that a worker stops goes back to the queue, and ends nothing."""
-
-    async def story(shop: Shop) -> None:
-        worker = await shop.worker("w1", Step(seconds=30))
-        await shop.send(work("a"))
-        await asyncio.sleep(1)
-        assert await worker.drain(0) == 1
-        item = await stored(shop, "a")
-        assert (item.state, item.attempts, shop.results) == (WorkState.PENDING, 0, [])
-
-    with_shop(story)
+    worker = await shop.worker("w1", Step(seconds=30))
+    await shop.send(work("a"))
+    await asyncio.sleep(1)
+    assert await worker.drain(0) == 1
+    item = await stored(shop, "a")
+    assert (item.state, item.attempts, shop.results) == (WorkState.PENDING, 0, [])
 
 
 def test_ctrl_c_still_ends_everything() -> None:
@@ -200,29 +188,23 @@ async def kept_failure(shop: Shop, name: str = "a") -> dict[str, Any]:
     return found
 
 
-def test_the_traceback_and_the_class_names_of_a_bug_are_kept_with_the_job() -> None:
-    async def story(shop: Shop) -> None:
-        await ran(shop, raising(KeyError("total")))
-        failure = await kept_failure(shop)
+async def test_the_traceback_and_the_class_names_of_a_bug_are_kept_with_the_job(shop: Shop) -> None:
+    await ran(shop, raising(KeyError("total")))
+    failure = await kept_failure(shop)
 
-        assert failure["exceptions"] == ["builtins.KeyError", "builtins.LookupError", "builtins.Exception"]
-        assert failure["message"] == "KeyError: 'total'"
-        lines = failure["traceback"].splitlines()
-        assert (lines[0], lines[-1]) == ("Traceback (most recent call last):", "KeyError: 'total'")
-        assert f'File "{__file__}", line ' in failure["traceback"]
-        assert "attempt.py" not in failure["traceback"], "the worker's own frames are of no use"
-
-    with_shop(story)
+    assert failure["exceptions"] == ["builtins.KeyError", "builtins.LookupError", "builtins.Exception"]
+    assert failure["message"] == "KeyError: 'total'"
+    lines = failure["traceback"].splitlines()
+    assert (lines[0], lines[-1]) == ("Traceback (most recent call last):", "KeyError: 'total'")
+    assert f'File "{__file__}", line ' in failure["traceback"]
+    assert "attempt.py" not in failure["traceback"], "the worker's own frames are of no use"
 
 
-def test_a_job_that_is_retried_has_the_traceback_of_its_last_attempt() -> None:
-    async def story(shop: Shop) -> None:
-        await ran(shop, raising(ConnectionError("first")), raising(ConnectionError("second")), OK, seconds=0.015)
-        assert "ConnectionError: first" in (await kept_failure(shop))["traceback"]
-        await asyncio.sleep(50)
-        assert (await stored(shop, "a")).failure is None
-
-    with_shop(story)
+async def test_a_job_that_is_retried_has_the_traceback_of_its_last_attempt(shop: Shop) -> None:
+    await ran(shop, raising(ConnectionError("first")), raising(ConnectionError("second")), OK, seconds=0.015)
+    assert "ConnectionError: first" in (await kept_failure(shop))["traceback"]
+    await asyncio.sleep(50)
+    assert (await stored(shop, "a")).failure is None
 
 
 def test_a_traceback_is_bounded_and_its_last_frames_survive() -> None:
@@ -244,14 +226,11 @@ def test_a_traceback_is_bounded_and_its_last_frames_survive() -> None:
     assert told_of("half \ud800").endswith("LookupError: half ?")
 
 
-def test_secrets_are_not_in_a_kept_traceback() -> None:
-    async def story(shop: Shop) -> None:
-        await ran(shop, raising(ValueError("password=s3cr3t-value is not accepted")))
-        failure = await kept_failure(shop)
-        assert failure["traceback"].endswith("ValueError: password=[redacted] is not accepted")
-        assert "s3cr3t-value" not in failure["message"]
-
-    with_shop(story)
+async def test_secrets_are_not_in_a_kept_traceback(shop: Shop) -> None:
+    await ran(shop, raising(ValueError("password=s3cr3t-value is not accepted")))
+    failure = await kept_failure(shop)
+    assert failure["traceback"].endswith("ValueError: password=[redacted] is not accepted")
+    assert "s3cr3t-value" not in failure["message"]
 
 
 def test_an_exception_that_is_raised_again_and_again_collects_no_frames() -> None:
@@ -267,18 +246,17 @@ def test_an_exception_that_is_raised_again_and_again_collects_no_frames() -> Non
     assert texts == [texts[0]] * 3
 
 
-def test_the_log_has_the_traceback_of_a_bug_once_and_none_of_an_outage(caplog: pytest.LogCaptureFixture) -> None:
-    async def story(shop: Shop) -> None:
-        await ran(shop, raising(ConnectionError("down")))
-        assert "Traceback" not in caplog.text
-        caplog.clear()
-        step = Step(raising(KeyError("total\nWARNING forged")), name="test.bug")
-        await shop.worker("w2", step)
-        await shop.send(work("b", job="test.bug"), to="w2")
-        await asyncio.sleep(50)
-
-    with caplog.at_level("WARNING", logger="reefknot"):
-        with_shop(story)
+async def test_the_log_has_the_traceback_of_a_bug_once_and_none_of_an_outage(
+    shop: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("WARNING", logger="reefknot")
+    await ran(shop, raising(ConnectionError("down")))
+    assert "Traceback" not in caplog.text
+    caplog.clear()
+    step = Step(raising(KeyError("total\nWARNING forged")), name="test.bug")
+    await shop.worker("w2", step)
+    await shop.send(work("b", job="test.bug"), to="w2")
+    await asyncio.sleep(50)
     (record,) = caplog.records
     lines = record.getMessage().splitlines()
     assert lines[0] == "w2: test.bug b: its step raised"
@@ -307,14 +285,13 @@ def test_the_traceback_of_an_odd_exception_is_left_out() -> None:
         (BaseExceptionGroup("control", [ConnectionError("x"), SystemExit(1)]), 0),
     ],
 )
-def test_a_group_is_retried_only_if_every_leaf_would_be(group: BaseExceptionGroup[Any], retries: int) -> None:
-    async def story(shop: Shop) -> None:
-        await ran(shop, raising(group), OK)
-        result = shop.result("a")
-        assert result.retries_used == retries
-        assert (result.status is ResultStatus.SUCCESS) is bool(retries)
-
-    with_shop(story)
+async def test_a_group_is_retried_only_if_every_leaf_would_be(
+    shop: Shop, group: BaseExceptionGroup[Any], retries: int
+) -> None:
+    await ran(shop, raising(group), OK)
+    result = shop.result("a")
+    assert result.retries_used == retries
+    assert (result.status is ResultStatus.SUCCESS) is bool(retries)
 
 
 @pytest.mark.parametrize(
@@ -327,14 +304,11 @@ def test_a_group_is_retried_only_if_every_leaf_would_be(group: BaseExceptionGrou
         ExceptionGroup("all", [ConnectionError("x"), rk.RetryAfter(2.0), rk.RetryAfter(0.1)]),
     ],
 )
-def test_who_asks_to_be_tried_again_after_a_while_is(error: Exception) -> None:
-    async def story(shop: Shop) -> None:
-        step = await ran(shop, error, OK)
-        assert (shop.result("a").status, shop.result("a").retries_used) == (ResultStatus.SUCCESS, 1)
-        first, second = step.times("a")
-        assert 2.0 <= second - first < 2.5
-
-    with_shop(story)
+async def test_who_asks_to_be_tried_again_after_a_while_is(shop: Shop, error: Exception) -> None:
+    step = await ran(shop, error, OK)
+    assert (shop.result("a").status, shop.result("a").retries_used) == (ResultStatus.SUCCESS, 1)
+    first, second = step.times("a")
+    assert 2.0 <= second - first < 2.5
 
 
 # ---- keys that somebody else holds ----------------------------------------------------------------------------------
@@ -359,55 +333,41 @@ async def waits_for_a_key(shop: Shop, held_for: float, *, wait: float = 60.0, **
     return step
 
 
-def test_waiting_for_a_key_does_not_use_up_the_time_of_the_step() -> None:
-    async def story(shop: Shop) -> None:
-        await waits_for_a_key(shop, 20, timeout_ms=5000)
-        result = shop.result("a")
-        assert (result.status, result.output) == (ResultStatus.SUCCESS, {"charged": "order-7"})
-        item = await stored(shop, "a")
-        assert (item.attempts, item.snoozes) == (1, 3), "no attempt is spent on it"
-
-    with_shop(story)
+async def test_waiting_for_a_key_does_not_use_up_the_time_of_the_step(shop: Shop) -> None:
+    await waits_for_a_key(shop, 20, timeout_ms=5000)
+    result = shop.result("a")
+    assert (result.status, result.output) == (ResultStatus.SUCCESS, {"charged": "order-7"})
+    item = await stored(shop, "a")
+    assert (item.attempts, item.snoozes) == (1, 3), "no attempt is spent on it"
 
 
-def test_a_step_that_waits_for_a_key_says_so() -> None:
-    async def story(shop: Shop) -> None:
-        waiting = asyncio.create_task(waits_for_a_key(shop, 20, timeout_ms=5000))
-        await asyncio.sleep(5.2)
-        item = await stored(shop, "a")
-        assert (item.state, "order-7" in item.reason) == (WorkState.PENDING, True)
-        await waiting
-
-    with_shop(story)
+async def test_a_step_that_waits_for_a_key_says_so(shop: Shop) -> None:
+    waiting = asyncio.create_task(waits_for_a_key(shop, 20, timeout_ms=5000))
+    await asyncio.sleep(5.2)
+    item = await stored(shop, "a")
+    assert (item.state, "order-7" in item.reason) == (WorkState.PENDING, True)
+    await waiting
 
 
-def test_the_wait_for_a_key_has_the_callers_own_bound_and_its_end_names_the_key() -> None:
-    async def story(shop: Shop) -> None:
-        await waits_for_a_key(shop, 300, wait=12.0, timeout_ms=5000)
-        result = shop.result("a")
-        assert result.status is not ResultStatus.SUCCESS
-        assert "order-7" in (result.error_message or "")
-        assert (await stored(shop, "a")).snoozes == 2
-
-    with_shop(story)
+async def test_the_wait_for_a_key_has_the_callers_own_bound_and_its_end_names_the_key(shop: Shop) -> None:
+    await waits_for_a_key(shop, 300, wait=12.0, timeout_ms=5000)
+    result = shop.result("a")
+    assert result.status is not ResultStatus.SUCCESS
+    assert "order-7" in (result.error_message or "")
+    assert (await stored(shop, "a")).snoozes == 2
 
 
-def test_the_deadline_holds_for_the_wait_too() -> None:
-    async def story(shop: Shop) -> None:
-        await waits_for_a_key(shop, 300, timeout_ms=3000, deadline_ms=6000)
-        assert shop.result("a").status is ResultStatus.TIMEOUT
-
-    with_shop(story)
+async def test_the_deadline_holds_for_the_wait_too(shop: Shop) -> None:
+    await waits_for_a_key(shop, 300, timeout_ms=3000, deadline_ms=6000)
+    assert shop.result("a").status is ResultStatus.TIMEOUT
 
 
-def test_a_worker_that_lets_a_step_wait_until_its_time_is_over_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_worker_that_lets_a_step_wait_until_its_time_is_over_would_be_caught(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("reefknot.idempotency.waiting.AttemptKeys.wait", lambda self, now: 1e9)
-
-    async def story(shop: Shop) -> None:
-        await waits_for_a_key(shop, 20, timeout_ms=5000)
-        assert shop.result("a").status is ResultStatus.TIMEOUT
-
-    with_shop(story)
+    await waits_for_a_key(shop, 20, timeout_ms=5000)
+    assert shop.result("a").status is ResultStatus.TIMEOUT
 
 
 # ---- guarded keys ---------------------------------------------------------------------------------------------------
@@ -435,107 +395,89 @@ def guarded(shop: Shop, error: BaseException, calls: list[str], *, swallow: bool
 
 
 @pytest.mark.parametrize("swallow", [False, True])
-def test_an_attempt_that_leaves_a_guarded_key_unknown_is_quarantined_and_not_repeated(swallow: bool) -> None:
-    async def story(shop: Shop) -> None:
-        calls: list[str] = []
-        step = await ran(shop, guarded(shop, TimeoutError("no answer"), calls, swallow=swallow), timeout_ms=40_000)
-        assert (len(step.began), calls) == (1, ["order-7"])
-        item = await stored(shop, "a")
-        assert item.state is WorkState.QUARANTINED
-        assert "order-7" in item.reason
-        result = shop.result("a")
-        assert (result.status, result.retries_used) == (ResultStatus.ERROR, 0)
-        assert "order-7" in (result.error_message or "")
-        (event,) = await told(shop, Quarantined)
-        assert (event.work_id, event.correlation_id) == ("a", "r-a")
-        assert [one.reason for one in await told(shop, RetryRefused)] == ["not_retryable"]
-        bodies = [kept.entry.body for kept in await shop.store.audit.read(AuditQuery(limit=1000))]
-        assert replay(bodies).differences == ()
-
-    with_shop(story)
-
-
-def test_a_guarded_step_that_is_cut_off_is_an_unknown_outcome_too() -> None:
-    async def story(shop: Shop) -> None:
-        calls: list[str] = []
-        await ran(shop, guarded(shop, ValueError(), calls), timeout_ms=500)
-        assert (await stored(shop, "a")).state is WorkState.QUARANTINED
-        assert (shop.result("a").status, calls) == (ResultStatus.ERROR, ["order-7"])
-        (timeout,) = await told(shop, TimeoutOccurred)
-        assert (timeout.whole, timeout.timeout_seconds) == (True, pytest.approx(0.5, abs=0.02))
-
-    with_shop(story)
+async def test_an_attempt_that_leaves_a_guarded_key_unknown_is_quarantined_and_not_repeated(
+    shop: Shop, swallow: bool
+) -> None:
+    calls: list[str] = []
+    step = await ran(shop, guarded(shop, TimeoutError("no answer"), calls, swallow=swallow), timeout_ms=40_000)
+    assert (len(step.began), calls) == (1, ["order-7"])
+    item = await stored(shop, "a")
+    assert item.state is WorkState.QUARANTINED
+    assert "order-7" in item.reason
+    result = shop.result("a")
+    assert (result.status, result.retries_used) == (ResultStatus.ERROR, 0)
+    assert "order-7" in (result.error_message or "")
+    (event,) = await told(shop, Quarantined)
+    assert (event.work_id, event.correlation_id) == ("a", "r-a")
+    assert [one.reason for one in await told(shop, RetryRefused)] == ["not_retryable"]
+    bodies = [kept.entry.body for kept in await shop.store.audit.read(AuditQuery(limit=1000))]
+    assert replay(bodies).differences == ()
 
 
-def test_a_key_whose_outcome_is_unknown_already_quarantines_whoever_needs_it() -> None:
-    async def story(shop: Shop) -> None:
-        step = await ran(shop, OutcomeUnknownError("charge:order-7", owner="w9"))
-        assert len(step.began) == 1
-        item = await stored(shop, "a")
-        assert (item.state, "charge:order-7" in item.reason) == (WorkState.QUARANTINED, True)
-        assert [event.work_id for event in await told(shop, Quarantined)] == ["a"]
-
-    with_shop(story)
+async def test_a_guarded_step_that_is_cut_off_is_an_unknown_outcome_too(shop: Shop) -> None:
+    calls: list[str] = []
+    await ran(shop, guarded(shop, ValueError(), calls), timeout_ms=500)
+    assert (await stored(shop, "a")).state is WorkState.QUARANTINED
+    assert (shop.result("a").status, calls) == (ResultStatus.ERROR, ["order-7"])
+    (timeout,) = await told(shop, TimeoutOccurred)
+    assert (timeout.whole, timeout.timeout_seconds) == (True, pytest.approx(0.5, abs=0.02))
 
 
-def test_a_worker_that_does_not_look_at_guarded_keys_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_key_whose_outcome_is_unknown_already_quarantines_whoever_needs_it(shop: Shop) -> None:
+    step = await ran(shop, OutcomeUnknownError("charge:order-7", owner="w9"))
+    assert len(step.began) == 1
+    item = await stored(shop, "a")
+    assert (item.state, "charge:order-7" in item.reason) == (WorkState.QUARANTINED, True)
+    assert [event.work_id for event in await told(shop, Quarantined)] == ["a"]
+
+
+async def test_a_worker_that_does_not_look_at_guarded_keys_would_be_caught(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The control: without it the attempt is repeated, and the end is a plain failure that nobody looks at."""
     monkeypatch.setattr(step_module, "unknown_key", lambda ran, keys: "")
-
-    async def story(shop: Shop) -> None:
-        calls: list[str] = []
-        step = await ran(shop, guarded(shop, TimeoutError("no answer"), calls), timeout_ms=40_000)
-        assert len(step.began) > 1
-        assert (await stored(shop, "a")).state is WorkState.FAILED
-
-    with_shop(story)
+    calls: list[str] = []
+    step = await ran(shop, guarded(shop, TimeoutError("no answer"), calls), timeout_ms=40_000)
+    assert len(step.began) > 1
+    assert (await stored(shop, "a")).state is WorkState.FAILED
 
 
-def test_a_guarded_function_that_works_and_one_in_another_mode_change_nothing() -> None:
-    async def story(shop: Shop) -> None:
-        @rk.idempotent(key=lambda order: order, mode="guard", name="works")
-        async def works(order: str) -> str:
-            return order
+async def test_a_guarded_function_that_works_and_one_in_another_mode_change_nothing(shop: Shop) -> None:
+    @rk.idempotent(key=lambda order: order, mode="guard", name="works")
+    async def works(order: str) -> str:
+        return order
 
-        @rk.idempotent(key=lambda order: order, mode="retry", name="fails")
-        async def fails(order: str) -> str:
-            raise REFUSED
+    @rk.idempotent(key=lambda order: order, mode="retry", name="fails")
+    async def fails(order: str) -> str:
+        raise REFUSED
 
-        async def outcome() -> StepResult:
-            with in_scope(shop.store):
-                await works("x")
-                await fails("x")
-            return OK
+    async def outcome() -> StepResult:
+        with in_scope(shop.store):
+            await works("x")
+            await fails("x")
+        return OK
 
-        step = await ran(shop, outcome, OK)
-        assert (len(step.began), shop.result("a").status) == (2, ResultStatus.SUCCESS)
-
-    with_shop(story)
+    step = await ran(shop, outcome, OK)
+    assert (len(step.began), shop.result("a").status) == (2, ResultStatus.SUCCESS)
 
 
 # ---- time-outs ------------------------------------------------------------------------------------------------------
 
 
-def test_a_step_that_runs_out_of_time_is_on_record_as_such() -> None:
-    async def story(shop: Shop) -> None:
-        await shop.worker("w1", Step(seconds=60))
-        await shop.send(work("a", timeout_ms=2000))
-        await asyncio.sleep(5)
-        (event,) = await told(shop, TimeoutOccurred)
-        assert (event.work_id, event.attempt_number, event.timeout_seconds, event.whole) == ("a", 1, 2.0, True)
-
-    with_shop(story)
+async def test_a_step_that_runs_out_of_time_is_on_record_as_such(shop: Shop) -> None:
+    await shop.worker("w1", Step(seconds=60))
+    await shop.send(work("a", timeout_ms=2000))
+    await asyncio.sleep(5)
+    (event,) = await told(shop, TimeoutOccurred)
+    assert (event.work_id, event.attempt_number, event.timeout_seconds, event.whole) == ("a", 1, 2.0, True)
 
 
-def test_each_attempt_that_runs_out_of_its_own_time_is_on_record() -> None:
-    async def story(shop: Shop) -> None:
-        await shop.worker("w1", Step(seconds=60), retries_v2=False)  # there, `timeout_ms` bounds each attempt
-        await shop.send(work("a", retry_count=1, timeout_ms=1000))
-        await asyncio.sleep(10)
-        cut = [(one.attempt_number, one.timeout_seconds, one.whole) for one in await told(shop, TimeoutOccurred)]
-        assert cut == [(1, 1.0, False), (2, 1.0, False)]
-
-    with_shop(story)
+async def test_each_attempt_that_runs_out_of_its_own_time_is_on_record(shop: Shop) -> None:
+    await shop.worker("w1", Step(seconds=60), retries_v2=False)  # there, `timeout_ms` bounds each attempt
+    await shop.send(work("a", retry_count=1, timeout_ms=1000))
+    await asyncio.sleep(10)
+    cut = [(one.attempt_number, one.timeout_seconds, one.whole) for one in await told(shop, TimeoutOccurred)]
+    assert cut == [(1, 1.0, False), (2, 1.0, False)]
 
 
 # ---- failures with their place --------------------------------------------------------------------------------------

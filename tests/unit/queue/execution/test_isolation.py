@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,7 +16,7 @@ from reefknot.queue.model.work import WorkState
 from reefknot.queue.worker.service import Worker
 from reefknot.queue.worker.settings import default_settings
 from reefknot.steps.port import BlockContext
-from tests.workshop import Shop, Step, with_shop, work
+from tests.workshop import Shop, Step, work
 
 STEP_S = 2.0
 
@@ -71,219 +70,193 @@ def member(shop: Shop, name: str, step: Step, isolation: Isolation) -> Worker:
     return worker
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def path(request: pytest.FixtureRequest, tmp_path: Path) -> str | None:
-    return None if request.param == "memory" else str(tmp_path / "state.db")
+on_each_store = pytest.mark.parametrize("shop", ["memory", "sqlite"], indirect=True)
 
 
-def test_suspects_of_all_classes_run_alone_and_everything_else_goes_on_between_them(path: str | None) -> None:
-    async def story(shop: Shop) -> None:
-        await suspects(shop, "a", "b", "io-1", "io-2")
-        running: set[str] = set()
-        cpu, io = Watched("test.step", running), Watched("http.step", running)
-        worker = await shop.worker("w1", cpu, io, lease=60)
-        await shop.send(*(work(name, job=_kind(name)) for name in ("new-1", "new-2", "io-new")))
-        await asyncio.sleep(60)
-        met = {**cpu.met, **io.met}
-        assert {name: met[name] for name in ("a", "b", "io-1", "io-2")} == {
-            "a": set(),
-            "b": set(),
-            "io-1": set(),
-            "io-2": set(),
-        }
-        assert met["new-1"] | met["new-2"], "what is no suspect runs side by side"
-        assert all(one.status is ResultStatus.SUCCESS for one in shop.results)
-        assert len(shop.results) == 7
-        assert worker.snapshot().retries.succeeded == 7
-
-    with_shop(story, path)
+@on_each_store
+async def test_suspects_of_all_classes_run_alone_and_everything_else_goes_on_between_them(shop: Shop) -> None:
+    await suspects(shop, "a", "b", "io-1", "io-2")
+    running: set[str] = set()
+    cpu, io = Watched("test.step", running), Watched("http.step", running)
+    worker = await shop.worker("w1", cpu, io, lease=60)
+    await shop.send(*(work(name, job=_kind(name)) for name in ("new-1", "new-2", "io-new")))
+    await asyncio.sleep(60)
+    met = {**cpu.met, **io.met}
+    assert {name: met[name] for name in ("a", "b", "io-1", "io-2")} == {
+        "a": set(),
+        "b": set(),
+        "io-1": set(),
+        "io-2": set(),
+    }
+    assert met["new-1"] | met["new-2"], "what is no suspect runs side by side"
+    assert all(one.status is ResultStatus.SUCCESS for one in shop.results)
+    assert len(shop.results) == 7
+    assert worker.snapshot().retries.succeeded == 7
 
 
-def test_workers_of_one_process_share_their_isolation(path: str | None) -> None:
-    async def story(shop: Shop) -> None:
-        await suspects(shop, "a", "b")
-        running: set[str] = set()
-        step, isolation = Watched("test.step", running), Isolation()
-        for name in ("w1", "w2"):
-            worker = member(shop, name, step, isolation)
-            await worker.start()
-        await shop.send(work("other"), to="w2")
-        await asyncio.sleep(30)
-        assert step.met == {"a": set(), "b": set(), "other": set()}
-
-    with_shop(story, path)
+@on_each_store
+async def test_workers_of_one_process_share_their_isolation(shop: Shop) -> None:
+    await suspects(shop, "a", "b")
+    running: set[str] = set()
+    step, isolation = Watched("test.step", running), Isolation()
+    for name in ("w1", "w2"):
+        worker = member(shop, name, step, isolation)
+        await worker.start()
+    await shop.send(work("other"), to="w2")
+    await asyncio.sleep(30)
+    assert step.met == {"a": set(), "b": set(), "other": set()}
 
 
-def test_a_suspect_that_waits_for_the_others_is_not_held(path: str | None) -> None:
+@on_each_store
+async def test_a_suspect_that_waits_for_the_others_is_not_held(shop: Shop) -> None:
     """Should the process die now, it was not the suspect: it is pending, and spends nothing."""
 
-    async def story(shop: Shop) -> None:
-        await suspects(shop, "a")
-        running: set[str] = set()
-        step = Watched("test.step", running, seconds=29)
-        worker = await shop.worker("w2", step)
-        await shop.send(work("long", {"seconds": 20}), to="w2")
-        assert await shop.store.work.recall(["cpu@w1"]) == 1
-        await shop.send(work("a"), to="w2")
-        await asyncio.sleep(5)
-        item = await shop.store.work.get("a")
-        assert item is not None
-        assert (item.state, item.reason, item.crashes, item.attempts) == (WorkState.PENDING, RUNS_ALONE, 1, 0)
-        await shop.send(work("late", {"seconds": 1}), to="w2")
-        await asyncio.sleep(5)
-        assert running == {"long"}, "nothing begins meanwhile"
-        await asyncio.sleep(12)
-        assert running == {"a"}, "and it has all of its time, however long it had to wait"
-        worker.pause()
-        await asyncio.sleep(60)
-        worker.resume()
-        await asyncio.sleep(5)
-        assert {one.assignment_id for one in shop.results} == {"long", "a", "late"}
-
-    with_shop(story, path)
+    await suspects(shop, "a")
+    running: set[str] = set()
+    step = Watched("test.step", running, seconds=29)
+    worker = await shop.worker("w2", step)
+    await shop.send(work("long", {"seconds": 20}), to="w2")
+    assert await shop.store.work.recall(["cpu@w1"]) == 1
+    await shop.send(work("a"), to="w2")
+    await asyncio.sleep(5)
+    item = await shop.store.work.get("a")
+    assert item is not None
+    assert (item.state, item.reason, item.crashes, item.attempts) == (WorkState.PENDING, RUNS_ALONE, 1, 0)
+    await shop.send(work("late", {"seconds": 1}), to="w2")
+    await asyncio.sleep(5)
+    assert running == {"long"}, "nothing begins meanwhile"
+    await asyncio.sleep(12)
+    assert running == {"a"}, "and it has all of its time, however long it had to wait"
+    worker.pause()
+    await asyncio.sleep(60)
+    worker.resume()
+    await asyncio.sleep(5)
+    assert {one.assignment_id for one in shop.results} == {"long", "a", "late"}
 
 
-def test_a_paused_worker_that_waits_for_a_suspect_does_not_stop_the_others() -> None:
-    async def story(shop: Shop) -> None:
-        await suspects(shop, "a")
-        isolation, step = Isolation(), Step(seconds=10)
-        made = {}
-        for name in ("w1", "w2"):
-            made[name] = member(shop, name, step, isolation)
-        await made["w2"].start()
-        await shop.send(work("long"), to="w2")
-        await made["w1"].start()
-        await asyncio.sleep(3)
-        made["w1"].pause()
-        await shop.send(work("other"), to="w2")
-        await asyncio.sleep(15)
-        assert {one.assignment_id for one in shop.results} == {"long", "other"}
-        made["w1"].resume()
-        await asyncio.sleep(15)
-        assert {one.assignment_id for one in shop.results} == {"long", "other", "a"}
-
-    with_shop(story)
+async def test_a_paused_worker_that_waits_for_a_suspect_does_not_stop_the_others(shop: Shop) -> None:
+    await suspects(shop, "a")
+    isolation, step = Isolation(), Step(seconds=10)
+    made = {}
+    for name in ("w1", "w2"):
+        made[name] = member(shop, name, step, isolation)
+    await made["w2"].start()
+    await shop.send(work("long"), to="w2")
+    await made["w1"].start()
+    await asyncio.sleep(3)
+    made["w1"].pause()
+    await shop.send(work("other"), to="w2")
+    await asyncio.sleep(15)
+    assert {one.assignment_id for one in shop.results} == {"long", "other"}
+    made["w1"].resume()
+    await asyncio.sleep(15)
+    assert {one.assignment_id for one in shop.results} == {"long", "other", "a"}
 
 
 # ---- functions that run on -------------------------------------------------------------------------------------------
 
 
-def test_no_suspect_begins_while_a_function_runs_on_and_everything_else_does(path: str | None) -> None:
-    async def story(shop: Shop) -> None:
-        await suspects(shop, "a")
-        running: set[str] = set()
-        step, overdue = Watched("test.step", running), [2]
-        worker = member(shop, "w1", step, Isolation(lambda: overdue[0]))
-        await worker.start()
-        await asyncio.sleep(1)
-        await shop.send(work("new"))
-        await asyncio.sleep(20)
-        item = await shop.store.work.get("a")
-        assert item is not None
-        assert (item.state, item.reason, item.crashes) == (WorkState.PENDING, RUNS_ALONE, 1)
-        assert [one.assignment_id for one in shop.results] == ["new"]
-        assert worker.heartbeat().classes["cpu"].status is OverloadStatus.HEALTHY, "nobody is held up"
-        overdue[0] = 0
-        await asyncio.sleep(AGAIN_S + STEP_S + 1)
-        assert [one.assignment_id for one in shop.results] == ["new", "a"]
-        assert step.met["a"] == set()
-
-    with_shop(story, path)
+@on_each_store
+async def test_no_suspect_begins_while_a_function_runs_on_and_everything_else_does(shop: Shop) -> None:
+    await suspects(shop, "a")
+    running: set[str] = set()
+    step, overdue = Watched("test.step", running), [2]
+    worker = member(shop, "w1", step, Isolation(lambda: overdue[0]))
+    await worker.start()
+    await asyncio.sleep(1)
+    await shop.send(work("new"))
+    await asyncio.sleep(20)
+    item = await shop.store.work.get("a")
+    assert item is not None
+    assert (item.state, item.reason, item.crashes) == (WorkState.PENDING, RUNS_ALONE, 1)
+    assert [one.assignment_id for one in shop.results] == ["new"]
+    assert worker.heartbeat().classes["cpu"].status is OverloadStatus.HEALTHY, "nobody is held up"
+    overdue[0] = 0
+    await asyncio.sleep(AGAIN_S + STEP_S + 1)
+    assert [one.assignment_id for one in shop.results] == ["new", "a"]
+    assert step.met["a"] == set()
 
 
-def test_a_function_that_begins_to_run_on_while_a_suspect_waits_ends_the_wait() -> None:
-    async def story(shop: Shop) -> None:
-        await suspects(shop, "a")
-        running: set[str] = set()
-        step, overdue = Watched("test.step", running, seconds=10), [0]
-        worker = member(shop, "w2", step, Isolation(lambda: overdue[0]))
-        await worker.start()
-        await shop.send(work("long"), to="w2")
-        assert await shop.store.work.recall(["cpu@w1"]) == 1
-        await shop.send(work("a"), to="w2")
-        await asyncio.sleep(5)
-        await shop.send(work("late", {"seconds": 1}), to="w2")
-        await asyncio.sleep(2)
-        assert running == {"long"}, "the suspect has the process for itself next"
-        overdue[0] = 1
-        await asyncio.sleep(10)
-        assert {one.assignment_id for one in shop.results} == {"long", "late"}
-        overdue[0] = 0
-        await asyncio.sleep(15)
-        assert step.met["a"] == set()
-        assert len(shop.results) == 3
-
-    with_shop(story)
+async def test_a_function_that_begins_to_run_on_while_a_suspect_waits_ends_the_wait(shop: Shop) -> None:
+    await suspects(shop, "a")
+    running: set[str] = set()
+    step, overdue = Watched("test.step", running, seconds=10), [0]
+    worker = member(shop, "w2", step, Isolation(lambda: overdue[0]))
+    await worker.start()
+    await shop.send(work("long"), to="w2")
+    assert await shop.store.work.recall(["cpu@w1"]) == 1
+    await shop.send(work("a"), to="w2")
+    await asyncio.sleep(5)
+    await shop.send(work("late", {"seconds": 1}), to="w2")
+    await asyncio.sleep(2)
+    assert running == {"long"}, "the suspect has the process for itself next"
+    overdue[0] = 1
+    await asyncio.sleep(10)
+    assert {one.assignment_id for one in shop.results} == {"long", "late"}
+    overdue[0] = 0
+    await asyncio.sleep(15)
+    assert step.met["a"] == set()
+    assert len(shop.results) == 3
 
 
-def test_a_function_that_never_returns_holds_a_suspect_for_a_bounded_time() -> None:
-    async def story(shop: Shop) -> None:
-        await suspects(shop, "a")
-        worker = member(shop, "w1", Step(seconds=STEP_S), Isolation(lambda: 1))
-        await worker.start()
-        await asyncio.sleep(LONGEST_WAIT_S - 10)
-        assert shop.results == []
-        await asyncio.sleep(30)
-        assert [one.status for one in shop.results] == [ResultStatus.SUCCESS]
-
-    with_shop(story)
+async def test_a_function_that_never_returns_holds_a_suspect_for_a_bounded_time(shop: Shop) -> None:
+    await suspects(shop, "a")
+    worker = member(shop, "w1", Step(seconds=STEP_S), Isolation(lambda: 1))
+    await worker.start()
+    await asyncio.sleep(LONGEST_WAIT_S - 10)
+    assert shop.results == []
+    await asyncio.sleep(30)
+    assert [one.status for one in shop.results] == [ResultStatus.SUCCESS]
 
 
 # ---- new work meanwhile ---------------------------------------------------------------------------------------------
 
 
-def test_new_work_goes_to_a_worker_that_runs_no_suspects(path: str | None) -> None:
-    async def story(shop: Shop) -> None:
-        await suspects(shop, "a", "b")
-        router = await shop.router()
-        slow, free = Step(seconds=10), Step(seconds=0.1)
-        await shop.worker("w2", free)
-        await asyncio.sleep(2)
-        await shop.worker("w1", slow)
-        await asyncio.sleep(0.1)
-        for burst in range(15):
-            answers = [await router.submit(work(f"new-{burst}-{number}")) for number in range(8)]
-            results = [await asyncio.wait_for(answer, 1) for answer in answers]
-            assert {one.worker_id for one in results} == {"w2"}
-            await asyncio.sleep(0.7)
-        assert [name for name, _ in slow.began] == ["a", "b"]
-        await asyncio.sleep(15)
-        answers = [await router.submit(work(f"later-{number}")) for number in range(8)]
-        results = [await asyncio.wait_for(answer, 15) for answer in answers]
-        assert {one.worker_id for one in results} == {"w1", "w2"}, "afterwards it has its share again"
-
-    with_shop(story, path)
+@on_each_store
+async def test_new_work_goes_to_a_worker_that_runs_no_suspects(shop: Shop) -> None:
+    await suspects(shop, "a", "b")
+    router = await shop.router()
+    slow, free = Step(seconds=10), Step(seconds=0.1)
+    await shop.worker("w2", free)
+    await asyncio.sleep(2)
+    await shop.worker("w1", slow)
+    await asyncio.sleep(0.1)
+    for burst in range(15):
+        answers = [await router.submit(work(f"new-{burst}-{number}")) for number in range(8)]
+        results = [await asyncio.wait_for(answer, 1) for answer in answers]
+        assert {one.worker_id for one in results} == {"w2"}
+        await asyncio.sleep(0.7)
+    assert [name for name, _ in slow.began] == ["a", "b"]
+    await asyncio.sleep(15)
+    answers = [await router.submit(work(f"later-{number}")) for number in range(8)]
+    results = [await asyncio.wait_for(answer, 15) for answer in answers]
+    assert {one.worker_id for one in results} == {"w1", "w2"}, "afterwards it has its share again"
 
 
-def test_work_for_the_only_worker_waits_for_its_suspects_and_runs_then(path: str | None) -> None:
-    async def story(shop: Shop) -> None:
-        await suspects(shop, "a", "b")
-        router = await shop.router()
-        running: set[str] = set()
-        step = Watched("test.step", running, seconds=10)
-        await shop.worker("w1", step)
-        await asyncio.sleep(0.1)
-        answers = [await router.submit(work(f"new-{number}", {"seconds": 1})) for number in range(30)]
-        results = [await asyncio.wait_for(answer, 60) for answer in answers]
-        assert {one.status for one in results} == {ResultStatus.SUCCESS}
-        assert (step.met["a"], step.met["b"]) == (set(), set())
-
-    with_shop(story, path)
+@on_each_store
+async def test_work_for_the_only_worker_waits_for_its_suspects_and_runs_then(shop: Shop) -> None:
+    await suspects(shop, "a", "b")
+    router = await shop.router()
+    running: set[str] = set()
+    step = Watched("test.step", running, seconds=10)
+    await shop.worker("w1", step)
+    await asyncio.sleep(0.1)
+    answers = [await router.submit(work(f"new-{number}", {"seconds": 1})) for number in range(30)]
+    results = [await asyncio.wait_for(answer, 60) for answer in answers]
+    assert {one.status for one in results} == {ResultStatus.SUCCESS}
+    assert (step.met["a"], step.met["b"]) == (set(), set())
 
 
-def test_a_worker_that_runs_a_suspect_reports_no_free_slot() -> None:
-    async def story(shop: Shop) -> None:
-        await suspects(shop, "a")
-        beats = shop.heard(HEARTBEAT)
-        worker = await shop.worker("w1", Step(seconds=10), heartbeat=5)
-        await asyncio.sleep(0.1)
-        told = msgspec.json.decode(beats[-1], type=Heartbeat)
-        assert told.classes["cpu"].status is OverloadStatus.OVERLOADED, "routers hear it at once"
-        assert (told.draining, told.leaving) == (False, False)
-        await shop.send(work("new"))
-        assert (shop.ack("new").status, shop.ack("new").queue_depth) == (AckStatus.ACCEPTED, 1)
-        assert worker.heartbeat().classes["cpu"].queue_depth == 1
-        await asyncio.sleep(10.5)
-        assert worker.heartbeat().classes["cpu"] == ClassHealth(OverloadStatus.HEALTHY, 0, 1, worker.pools["cpu"].slots)
-
-    with_shop(story)
+async def test_a_worker_that_runs_a_suspect_reports_no_free_slot(shop: Shop) -> None:
+    await suspects(shop, "a")
+    beats = shop.heard(HEARTBEAT)
+    worker = await shop.worker("w1", Step(seconds=10), heartbeat=5)
+    await asyncio.sleep(0.1)
+    told = msgspec.json.decode(beats[-1], type=Heartbeat)
+    assert told.classes["cpu"].status is OverloadStatus.OVERLOADED, "routers hear it at once"
+    assert (told.draining, told.leaving) == (False, False)
+    await shop.send(work("new"))
+    assert (shop.ack("new").status, shop.ack("new").queue_depth) == (AckStatus.ACCEPTED, 1)
+    assert worker.heartbeat().classes["cpu"].queue_depth == 1
+    await asyncio.sleep(10.5)
+    assert worker.heartbeat().classes["cpu"] == ClassHealth(OverloadStatus.HEALTHY, 0, 1, worker.pools["cpu"].slots)

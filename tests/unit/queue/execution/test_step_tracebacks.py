@@ -14,7 +14,7 @@ import reefknot as rk
 from reefknot.errors import ConfigurationError
 from reefknot.runtime.user_modules import import_user_module
 from reefknot.steps.python import PythonBlock
-from tests.workshop import Shop, with_shop, work
+from tests.workshop import Shop, work
 
 
 def bug(order: dict[str, Any]) -> Any:
@@ -58,23 +58,20 @@ async def chained(inputs: dict[str, Any], context: rk.BlockContext) -> None:
 
 
 @pytest.mark.parametrize("function", [plain, awaited, retried, grouped, in_thread, misused, chained])
-def test_it_begins_in_the_users_file(function: Callable[..., Any]) -> None:
-    async def story(shop: Shop) -> None:
-        await shop.worker("w1", PythonBlock("test.step", function))
-        await shop.send(work("a", retry_count=0))
-        for _ in range(500):
-            if shop.results:
-                break
-            await asyncio.sleep(0.01)
-        item = await shop.store.work.get("a")
-        assert item is not None
-        lines = json.loads(item.failure or "{}")["traceback"].splitlines()
-        heads = [number for number, line in enumerate(lines) if line.startswith("Traceback")]
-        assert heads[0] == 0
-        for number in heads:
-            assert lines[number + 1].startswith(f'  File "{__file__}", line '), "\n".join(lines)
-
-    with_shop(story)
+async def test_it_begins_in_the_users_file(shop: Shop, function: Callable[..., Any]) -> None:
+    await shop.worker("w1", PythonBlock("test.step", function))
+    await shop.send(work("a", retry_count=0))
+    for _ in range(500):
+        if shop.results:
+            break
+        await asyncio.sleep(0.01)
+    item = await shop.store.work.get("a")
+    assert item is not None
+    lines = json.loads(item.failure or "{}")["traceback"].splitlines()
+    heads = [number for number, line in enumerate(lines) if line.startswith("Traceback")]
+    assert heads[0] == 0
+    for number in heads:
+        assert lines[number + 1].startswith(f'  File "{__file__}", line '), "\n".join(lines)
 
 
 @pytest.mark.parametrize(

@@ -181,12 +181,7 @@ def test_at_the_bound_a_higher_priority_takes_the_place_of_the_lowest(policy: Re
 
 @for_each_row(
     ("policy", "answer"),
-    [
-        (REJECT, full()),
-        (DROP, AcceptDropping("a")),
-        (DEFER, AcceptDropping("a")),
-        (DEGRADE, AcceptDropping("a")),
-    ],
+    [(REJECT, full()), (DROP, AcceptDropping("a")), (DEFER, AcceptDropping("a")), (DEGRADE, AcceptDropping("a"))],
 )
 def test_only_reject_new_can_do_without_preemption(policy: RejectionPolicy, answer: Reject | AcceptDropping) -> None:
     lower = view(1000, oldest=Oldest("a", -10, 5))

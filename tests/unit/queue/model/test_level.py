@@ -19,8 +19,7 @@ H, D, O, C = OverloadStatus  # noqa: E741 - the four levels, in their order
 
 
 @for_each_row(
-    ("depth", "expected"),
-    [(0, H), (499, H), (500, D), (799, D), (800, O), (999, O), (1000, C), (1001, C), (5000, C)],
+    ("depth", "expected"), [(0, H), (499, H), (500, D), (799, D), (800, O), (999, O), (1000, C), (1001, C), (5000, C)]
 )
 def test_each_level_begins_at_its_share_of_a_full_queue(depth: int, expected: OverloadStatus) -> None:
     assert level(depth, 1000) is expected

@@ -409,19 +409,14 @@ def test_every_text_has_a_bound_and_no_control_characters(field: str, changes: A
 
 
 @pytest.mark.parametrize(
-    ("headers", "field"),
-    [
-        ({"tenant_id": "x" * 257}, "tenant_id"),
-        ({"trace_id": "a\tb"}, "correlation.trace_id"),
-    ],
+    ("headers", "field"), [({"tenant_id": "x" * 257}, "tenant_id"), ({"trace_id": "a\tb"}, "correlation.trace_id")]
 )
 def test_headers_have_the_same_bounds(headers: dict[str, str], field: str) -> None:
     assert refused(body(), headers).field == field
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{"version": "9" * 900_000}, {"options": {"priority": "x" * 900_000}}, {"assignment_id": "x" * 900_000}],
+    "changes", [{"version": "9" * 900_000}, {"options": {"priority": "x" * 900_000}}, {"assignment_id": "x" * 900_000}]
 )
 def test_an_answer_is_short_however_long_the_mistake_is(changes: dict[str, Any]) -> None:
     found = refused(body(**changes))

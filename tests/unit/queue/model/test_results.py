@@ -182,11 +182,7 @@ def test_a_reason_to_cancel_is_bounded_and_never_means_another_end() -> None:
 
 @pytest.mark.parametrize(
     ("resource_class", "state", "reason"),
-    [
-        ("cpu@w1", S.RUNNING, OVERDUE),
-        ("cpu@w1", S.PENDING, EXPIRED),
-        ("router", S.RUNNING, EXPIRED),
-    ],
+    [("cpu@w1", S.RUNNING, OVERDUE), ("cpu@w1", S.PENDING, EXPIRED), ("router", S.RUNNING, EXPIRED)],
 )
 def test_a_deadline_that_passed_is_told_by_whether_a_worker_was_running_it(
     resource_class: str, state: WorkState, reason: str

@@ -228,8 +228,7 @@ def test_a_turn_does_not_count_against_less_load() -> None:
 
 
 @for_each_row(
-    ("refused_by", "is_too_late"),
-    [({"a", "b"}, True), ({"a", "b", "c"}, True), ({"a"}, False), (set(), False)],
+    ("refused_by", "is_too_late"), [({"a", "b"}, True), ({"a", "b", "c"}, True), ({"a"}, False), (set(), False)]
 )
 def test_work_is_too_late_when_every_worker_that_is_there_has_said_so(refused_by: set[str], is_too_late: bool) -> None:
     assert too_late_everywhere([worker("a"), worker("b")], refused_by, NOW) is is_too_late

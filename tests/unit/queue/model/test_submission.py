@@ -305,10 +305,7 @@ def test_a_full_queue_tells_the_time_to_come_back_by_what_is_ahead() -> None:
 
 arrivals = st.lists(st.tuples(st.integers(-2, 2), st.sampled_from(["", "a", "b"])), max_size=60)
 some_rules = st.builds(
-    SubmissionRules,
-    size=st.integers(1, 20),
-    tenant_share=st.sampled_from([0.1, 0.3, 0.5, 1.0]),
-    preempt=st.booleans(),
+    SubmissionRules, size=st.integers(1, 20), tenant_share=st.sampled_from([0.1, 0.3, 0.5, 1.0]), preempt=st.booleans()
 )
 
 

@@ -240,10 +240,7 @@ def counted(waiting: dict[str, int], left: int, system: FleetFacts) -> list[tupl
 def test_jobs_without_a_router_or_a_worker_of_their_class_are_counted() -> None:
     assert counted({"cpu": 2}, 1, FleetFacts()) == [(WaitCode.NO_SYSTEM, 3)]
     assert counted({"cpu": 2}, 1, fleet(IDLE, routers=0)) == [(WaitCode.NO_ROUTER, 3)]
-    assert counted({"cpu": 2, "gpu": 1}, 0, fleet(IDLE, routers=0)) == [
-        (WaitCode.NO_ROUTER, 3),
-        (WaitCode.NO_CLASS, 1),
-    ]
+    assert counted({"cpu": 2, "gpu": 1}, 0, fleet(IDLE, routers=0)) == [(WaitCode.NO_ROUTER, 3), (WaitCode.NO_CLASS, 1)]
     assert counted({"cpu": 2}, 0, fleet()) == [(WaitCode.NO_WORKER, 2)]
     assert counted({"cpu": 2, "gpu": 1}, 0, fleet(IDLE)) == [(WaitCode.NO_CLASS, 1)]
 

@@ -487,8 +487,7 @@ def test_the_worker_of_a_class_is_what_stands_behind_its_last_at_sign() -> None:
 
 
 @for_each_row(
-    ("resource_class", "pool"),
-    [("io", "io"), ("io@w1", "io"), ("a@b@w1", "a@b"), (ROUTER, ROUTER), ("@w1", "@w1")],
+    ("resource_class", "pool"), [("io", "io"), ("io@w1", "io"), ("a@b@w1", "a@b"), (ROUTER, ROUTER), ("@w1", "@w1")]
 )
 def test_the_pool_of_a_class_is_the_class_without_its_worker(resource_class: str, pool: str) -> None:
     assert pool_of(resource_class) == pool

@@ -18,7 +18,7 @@ from reefknot.queue.model.submission import Capacity, SubmissionRules
 from reefknot.queue.model.work import ROUTER, WorkState
 from reefknot.queue.router.service import Router
 from reefknot.queue.router.settings import LEASE_S, RENEWALS
-from tests.workshop import Shop, Step, with_shop, work
+from tests.workshop import Shop, Step, work
 
 ONE = {"cpu": 1}
 ALL_OF_IT = SubmissionRules()
@@ -56,164 +56,133 @@ async def admissions(shop: Shop) -> list[Admission]:
 # ---- by time --------------------------------------------------------------------------------------------------------
 
 
-def test_who_would_miss_its_deadline_is_refused_on_record_and_hears_when_to_come_back() -> None:
+async def test_who_would_miss_its_deadline_is_refused_on_record_and_hears_when_to_come_back(shop: Shop) -> None:
     """Twenty of a second each are before it, and of ten seconds 3.5 may pass."""
-
-    async def story(shop: Shop) -> None:
-        client = await busy(shop, 20)
-        with pytest.raises(QueueFullError, match="would miss deadline") as told:
-            await client.submit("test.step", deadline=10, assignment_id="hopeless")
-        assert 5 < told.value.retry_after < 15
-        assert await shop.store.work.get("hopeless") is None
-        (event,) = [one for one in await admissions(shop) if one.work_id == "hopeless"]
-        assert (event.status, event.reason) == ("rejected", "would_miss_deadline")
-        assert event.queue_depth == told.value.depth == 20
-
-    with_shop(story)
+    client = await busy(shop, 20)
+    with pytest.raises(QueueFullError, match="would miss deadline") as told:
+        await client.submit("test.step", deadline=10, assignment_id="hopeless")
+    assert 5 < told.value.retry_after < 15
+    assert await shop.store.work.get("hopeless") is None
+    (event,) = [one for one in await admissions(shop) if one.work_id == "hopeless"]
+    assert (event.status, event.reason) == ("rejected", "would_miss_deadline")
+    assert event.queue_depth == told.value.depth == 20
 
 
-def test_a_routers_own_caller_is_refused_in_the_same_way() -> None:
-    async def story(shop: Shop) -> None:
-        await busy(shop, 20)
-        router = next(one for one in shop.members if isinstance(one, Router))
-        with pytest.raises(QueueFullError) as told:
-            await router.submit(work("late", deadline_ms=10_000))
-        assert 5 < told.value.retry_after < 15
-        assert str(told.value).startswith("would miss deadline: ")
-        assert await shop.store.work.get("late") is None
-        assert (router.table.get("late"), router._callers.elsewhere()) == (None, [])
-        (event,) = [one for one in await admissions(shop) if one.work_id == "late"]
-        assert event.reason == "would_miss_deadline"
-
-    with_shop(story)
+async def test_a_routers_own_caller_is_refused_in_the_same_way(shop: Shop) -> None:
+    await busy(shop, 20)
+    router = next(one for one in shop.members if isinstance(one, Router))
+    with pytest.raises(QueueFullError) as told:
+        await router.submit(work("late", deadline_ms=10_000))
+    assert 5 < told.value.retry_after < 15
+    assert str(told.value).startswith("would miss deadline: ")
+    assert await shop.store.work.get("late") is None
+    assert (router.table.get("late"), router._callers.elsewhere()) == (None, [])
+    (event,) = [one for one in await admissions(shop) if one.work_id == "late"]
+    assert event.reason == "would_miss_deadline"
 
 
-def test_who_has_time_or_no_deadline_or_is_there_already_or_is_of_another_class_comes_in() -> None:
-    async def story(shop: Shop) -> None:
-        client = await busy(shop, 20)
-        await client.submit("test.step", deadline=500)
-        await client.submit("test.step")
-        await client.submit("test.step", deadline=10, assignment_id="before-3")
-        await client.submit("test.step", deadline=10, resource_class="io")
-        await client.submit("test.step", deadline=10, priority=10)
-        await client.submit("test.step", deadline=10, tenant_id="another")
-        with pytest.raises(QueueFullError):  # the control
-            await client.submit("test.step", deadline=10)
-        assert [one.reason for one in await admissions(shop)] == ["would_miss_deadline"]
-
-    with_shop(story)
-
-
-def test_without_a_worker_nobody_is_refused_for_time() -> None:
-    """Nothing is known about what is possible: no capacity was published, or it has gone stale."""
-
-    async def story(shop: Shop) -> None:
-        client = Client(shop.store, shop.clock)
-        for number in range(500):
-            await client.submit("test.step", assignment_id=f"before-{number}")
-        await client.submit("test.step", deadline=0.1)
-        await shop.store.control.report("system", "{}", keep=5, capacity=Capacity({"cpu": 1}))
-        with pytest.raises(QueueFullError):
-            await client.submit("test.step", deadline=0.1)
-        await asyncio.sleep(5.1)
-        await client.submit("test.step", deadline=0.1)
-        await offers(shop, None, io=9)
-        await client.submit("test.step", deadline=0.1)
-
-    with_shop(story)
-
-
-def test_before_the_first_answers_the_queue_opens_cautiously() -> None:
-    """A step is taken for 0.2 s: ten before it are two seconds with one slot, and a tenth of that with ten."""
-
-    async def story(shop: Shop) -> None:
-        client = Client(shop.store, shop.clock)
-        for number in range(10):
-            await client.submit("test.step", assignment_id=f"before-{number}")
-        await offers(shop, cpu=1)
-        with pytest.raises(QueueFullError):
-            await client.submit("test.step", deadline=2)
-        await offers(shop, cpu=10)
-        await client.submit("test.step", deadline=2)
-
-    with_shop(story)
-
-
-def test_a_system_that_became_fast_again_is_believed_soon() -> None:
-    """The mean follows within some twenty answers, of which none takes long any more."""
-
-    async def story(shop: Shop) -> None:
-        client = await busy(shop, 20)
-        with pytest.raises(QueueFullError):
-            await client.submit("test.step", deadline=10)
-        (worker,) = [one for one in shop.members if not isinstance(one, Router)]
-        step: Any = worker.steps._blocks["test.step"]
-        step.seconds = 0.01
-        await asyncio.sleep(3)
-        for number in range(20):
-            await client.submit("test.step", assignment_id=f"again-{number}")
+async def test_who_has_time_or_no_deadline_or_is_there_already_or_is_of_another_class_comes_in(shop: Shop) -> None:
+    client = await busy(shop, 20)
+    await client.submit("test.step", deadline=500)
+    await client.submit("test.step")
+    await client.submit("test.step", deadline=10, assignment_id="before-3")
+    await client.submit("test.step", deadline=10, resource_class="io")
+    await client.submit("test.step", deadline=10, priority=10)
+    await client.submit("test.step", deadline=10, tenant_id="another")
+    with pytest.raises(QueueFullError):  # the control
         await client.submit("test.step", deadline=10)
+    assert [one.reason for one in await admissions(shop)] == ["would_miss_deadline"]
 
-    with_shop(story)
+
+async def test_without_a_worker_nobody_is_refused_for_time(shop: Shop) -> None:
+    """Nothing is known about what is possible: no capacity was published, or it has gone stale."""
+    client = Client(shop.store, shop.clock)
+    for number in range(500):
+        await client.submit("test.step", assignment_id=f"before-{number}")
+    await client.submit("test.step", deadline=0.1)
+    await shop.store.control.report("system", "{}", keep=5, capacity=Capacity({"cpu": 1}))
+    with pytest.raises(QueueFullError):
+        await client.submit("test.step", deadline=0.1)
+    await asyncio.sleep(5.1)
+    await client.submit("test.step", deadline=0.1)
+    await offers(shop, None, io=9)
+    await client.submit("test.step", deadline=0.1)
+
+
+async def test_before_the_first_answers_the_queue_opens_cautiously(shop: Shop) -> None:
+    """A step is taken for 0.2 s: ten before it are two seconds with one slot, and a tenth of that with ten."""
+    client = Client(shop.store, shop.clock)
+    for number in range(10):
+        await client.submit("test.step", assignment_id=f"before-{number}")
+    await offers(shop, cpu=1)
+    with pytest.raises(QueueFullError):
+        await client.submit("test.step", deadline=2)
+    await offers(shop, cpu=10)
+    await client.submit("test.step", deadline=2)
+
+
+async def test_a_system_that_became_fast_again_is_believed_soon(shop: Shop) -> None:
+    """The mean follows within some twenty answers, of which none takes long any more."""
+    client = await busy(shop, 20)
+    with pytest.raises(QueueFullError):
+        await client.submit("test.step", deadline=10)
+    (worker,) = [one for one in shop.members if not isinstance(one, Router)]
+    step: Any = worker.steps._blocks["test.step"]
+    step.seconds = 0.01
+    await asyncio.sleep(3)
+    for number in range(20):
+        await client.submit("test.step", assignment_id=f"again-{number}")
+    await client.submit("test.step", deadline=10)
 
 
 # ---- by count -------------------------------------------------------------------------------------------------------
 
 
-def test_the_rules_that_a_router_has_published_come_before_those_of_the_client() -> None:
-    async def story(shop: Shop) -> None:
-        client = Client(shop.store, shop.clock, size=1000)
-        await offers(shop, SubmissionRules(size=3))
-        for _ in range(3):
-            await client.submit("test.step")
-        with pytest.raises(QueueFullError) as told:
-            await client.submit("test.step")
-        assert (told.value.depth, told.value.retry_after) == (3, 1.0)
-        await client.submit("test.step", resource_class="io")
-        await shop.store.control.withdraw("system")
+async def test_the_rules_that_a_router_has_published_come_before_those_of_the_client(shop: Shop) -> None:
+    client = Client(shop.store, shop.clock, size=1000)
+    await offers(shop, SubmissionRules(size=3))
+    for _ in range(3):
         await client.submit("test.step")
-
-    with_shop(story)
-
-
-def test_the_first_refusal_is_on_record_at_once_and_then_their_number_once_a_second() -> None:
-    async def story(shop: Shop) -> None:
-        client = Client(shop.store, shop.clock, size=1)
+    with pytest.raises(QueueFullError) as told:
         await client.submit("test.step")
-        await client.submit("test.step", resource_class="io")
-
-        async def refused(number: int, **given: Any) -> None:
-            for _ in range(number):
-                with pytest.raises(QueueFullError):
-                    await client.submit("test.step", **given)
-
-        await refused(1)
-        assert [one.inputs for one in await admissions(shop)] == [{"refused": {"queue_full cpu": 1}}]
-        await refused(500)
-        await refused(7, resource_class="io")
-        assert len(await admissions(shop)) == 1
-        await asyncio.sleep(1)
-        await refused(1, resource_class="io")
-        await refused(50)
-        *_, last = await admissions(shop)
-        assert last.inputs == {"refused": {"queue_full cpu": 500, "queue_full io": 8}}
-        assert (last.status, last.reason, last.resource_class) == ("rejected", "queue_full", "router")
-        assert len(await admissions(shop)) == 2
-
-    with_shop(story)
+    assert (told.value.depth, told.value.retry_after) == (3, 1.0)
+    await client.submit("test.step", resource_class="io")
+    await shop.store.control.withdraw("system")
+    await client.submit("test.step")
 
 
-def test_a_refusal_writes_no_row_and_a_duplicate_of_a_kept_one_comes_in_although_it_is_full() -> None:
-    async def story(shop: Shop) -> None:
-        client = Client(shop.store, shop.clock, size=1)
-        await client.submit("test.step", assignment_id="kept")
-        with pytest.raises(QueueFullError):
-            await client.submit("test.step", assignment_id="refused")
-        handle = await client.submit("test.step", assignment_id="kept")
-        assert await handle.status() == "pending"
-        assert [item.id for item in await shop.store.work.find()] == ["kept"]
+async def test_the_first_refusal_is_on_record_at_once_and_then_their_number_once_a_second(shop: Shop) -> None:
+    client = Client(shop.store, shop.clock, size=1)
+    await client.submit("test.step")
+    await client.submit("test.step", resource_class="io")
 
-    with_shop(story)
+    async def refused(number: int, **given: Any) -> None:
+        for _ in range(number):
+            with pytest.raises(QueueFullError):
+                await client.submit("test.step", **given)
+
+    await refused(1)
+    assert [one.inputs for one in await admissions(shop)] == [{"refused": {"queue_full cpu": 1}}]
+    await refused(500)
+    await refused(7, resource_class="io")
+    assert len(await admissions(shop)) == 1
+    await asyncio.sleep(1)
+    await refused(1, resource_class="io")
+    await refused(50)
+    *_, last = await admissions(shop)
+    assert last.inputs == {"refused": {"queue_full cpu": 500, "queue_full io": 8}}
+    assert (last.status, last.reason, last.resource_class) == ("rejected", "queue_full", "router")
+    assert len(await admissions(shop)) == 2
+
+
+async def test_a_refusal_writes_no_row_and_a_duplicate_of_a_kept_one_comes_in_although_it_is_full(shop: Shop) -> None:
+    client = Client(shop.store, shop.clock, size=1)
+    await client.submit("test.step", assignment_id="kept")
+    with pytest.raises(QueueFullError):
+        await client.submit("test.step", assignment_id="refused")
+    handle = await client.submit("test.step", assignment_id="kept")
+    assert await handle.status() == "pending"
+    assert [item.id for item in await shop.store.work.find()] == ["kept"]
 
 
 async def displaced(shop: Shop) -> tuple[Router, ExecResult, float]:
@@ -228,42 +197,35 @@ async def displaced(shop: Shop) -> tuple[Router, ExecResult, float]:
     return router, result, shop.clock.now() - began
 
 
-def test_a_displaced_submission_ends_as_dropped_on_record() -> None:
-    async def story(shop: Shop) -> None:
-        _, result, _ = await displaced(shop)
-        assert (result.status, result.error_code) == (ResultStatus.ERROR, "SYSTEM_OVERLOAD")
-        assert "dropped from a full queue" in (result.error_message or "")
-        (event,) = await shop.events(Dropped)
-        assert event.work_id == "low-0"
-        item = await shop.store.work.get("low-1")
-        assert item is not None
-        assert item.state in (WorkState.PENDING, WorkState.RUNNING)
-
-    with_shop(story)
+async def test_a_displaced_submission_ends_as_dropped_on_record(shop: Shop) -> None:
+    _, result, _ = await displaced(shop)
+    assert (result.status, result.error_code) == (ResultStatus.ERROR, "SYSTEM_OVERLOAD")
+    assert "dropped from a full queue" in (result.error_message or "")
+    (event,) = await shop.events(Dropped)
+    assert event.work_id == "low-0"
+    item = await shop.store.work.get("low-1")
+    assert item is not None
+    assert item.state in (WorkState.PENDING, WorkState.RUNNING)
 
 
-def test_the_caller_of_a_displaced_submission_hears_of_it_in_two_seconds_and_its_router_by_the_next_renewal() -> None:
-    async def story(shop: Shop) -> None:
-        router, _, took = await displaced(shop)
-        assert took <= 2.1
-        await asyncio.sleep(LEASE_S / RENEWALS - took + 1.1)
-        assert router.table.get("low-0") is None, "and it holds no place there any more"
+async def test_the_caller_of_a_displaced_submission_hears_of_it_in_two_seconds_and_its_router_by_the_next_renewal(
+    shop: Shop,
+) -> None:
+    router, _, took = await displaced(shop)
+    assert took <= 2.1
+    await asyncio.sleep(LEASE_S / RENEWALS - took + 1.1)
+    assert router.table.get("low-0") is None, "and it holds no place there any more"
 
-    with_shop(story)
 
-
-def test_a_client_hears_at_once_that_its_submission_was_displaced() -> None:
-    async def story(shop: Shop) -> None:
-        client = Client(shop.store, shop.clock, size=1)
-        low = await client.submit("test.step", priority=-10)
-        began = shop.clock.now()
-        waiting = asyncio.create_task(low.result(60))
-        await asyncio.sleep(0.1)
-        await client.submit("test.step")
-        assert (await waiting).error_code == "SYSTEM_OVERLOAD"
-        assert shop.clock.now() - began < 0.2
-
-    with_shop(story)
+async def test_a_client_hears_at_once_that_its_submission_was_displaced(shop: Shop) -> None:
+    client = Client(shop.store, shop.clock, size=1)
+    low = await client.submit("test.step", priority=-10)
+    began = shop.clock.now()
+    waiting = asyncio.create_task(low.result(60))
+    await asyncio.sleep(0.1)
+    await client.submit("test.step")
+    assert (await waiting).error_code == "SYSTEM_OVERLOAD"
+    assert shop.clock.now() - began < 0.2
 
 
 # ---- by tenant ------------------------------------------------------------------------------------------------------
@@ -302,26 +264,18 @@ async def flooded(shop: Shop, other: str) -> tuple[int, list[float]]:
     return refused["o"], [at[0] - asked[name] for name in asked if (at := step.times(name))]
 
 
-def test_a_tenant_that_floods_takes_no_place_and_no_turn_from_another() -> None:
+async def test_a_tenant_that_floods_takes_no_place_and_no_turn_from_another(shop: Shop) -> None:
     """`b` is never refused, and waits for the step that runs and one more of `a`."""
-
-    async def story(shop: Shop) -> None:
-        refusals, waits = await flooded(shop, "b")
-        assert (refusals, len(waits)) == (0, 10)
-        assert max(waits) < 0.25
-
-    with_shop(story)
+    refusals, waits = await flooded(shop, "b")
+    assert (refusals, len(waits)) == (0, 10)
+    assert max(waits) < 0.25
 
 
-def test_under_the_floods_own_name_nearly_all_of_it_is_refused() -> None:
+async def test_under_the_floods_own_name_nearly_all_of_it_is_refused(shop: Shop) -> None:
     """The control."""
-
-    async def story(shop: Shop) -> None:
-        refusals, waits = await flooded(shop, "a")
-        assert refusals >= 8
-        assert all(wait > 2 for wait in waits)
-
-    with_shop(story)
+    refusals, waits = await flooded(shop, "a")
+    assert refusals >= 8
+    assert all(wait > 2 for wait in waits)
 
 
 # ---- workers judge again --------------------------------------------------------------------------------------------
@@ -357,24 +311,17 @@ async def refused(shop: Shop, *others: str) -> tuple[ExecResult, float]:
     return result, shop.clock.now() - began
 
 
-def test_work_that_would_miss_its_deadline_with_everybody_ends_at_once_and_says_why() -> None:
+async def test_work_that_would_miss_its_deadline_with_everybody_ends_at_once_and_says_why(shop: Shop) -> None:
     """Younger work has a better chance each time: who waits on would only be overtaken until its time is over."""
-
-    async def story(shop: Shop) -> None:
-        result, took = await refused(shop)
-        assert (result.status, result.error_code) == (ResultStatus.ERROR, "SYSTEM_OVERLOAD")
-        assert "would miss its deadline" in (result.error_message or "")
-        assert took < 0.4
-        told = [one.event_type for one in await shop.events() if one.work_id == "short"]
-        assert told[-2:] == ["routing", "completed"]
-
-    with_shop(story)
+    result, took = await refused(shop)
+    assert (result.status, result.error_code) == (ResultStatus.ERROR, "SYSTEM_OVERLOAD")
+    assert "would miss its deadline" in (result.error_message or "")
+    assert took < 0.4
+    told = [one.event_type for one in await shop.events() if one.work_id == "short"]
+    assert told[-2:] == ["routing", "completed"]
 
 
-def test_as_long_as_one_worker_has_not_said_so_it_is_tried_there() -> None:
-    async def story(shop: Shop) -> None:
-        await refused(shop, "w2")
-        told = [(one.worker_id, one.status.value) for one in shop.acks if one.assignment_id == "short"]
-        assert told == [("w1", "rejected"), ("w2", "accepted")]
-
-    with_shop(story)
+async def test_as_long_as_one_worker_has_not_said_so_it_is_tried_there(shop: Shop) -> None:
+    await refused(shop, "w2")
+    told = [(one.worker_id, one.status.value) for one in shop.acks if one.assignment_id == "short"]
+    assert told == [("w1", "rejected"), ("w2", "accepted")]

@@ -10,7 +10,7 @@ from msgspec import structs
 from reefknot.queue.model.messages import RESULT, ResultStatus, encode
 from reefknot.queue.model.work import WorkItem, requeued_at
 from reefknot.queue.router import submissions
-from tests.workshop import Shop, Step, with_shop, work
+from tests.workshop import Shop, Step, work
 
 
 async def retried(shop: Shop) -> asyncio.Future[object]:
@@ -34,15 +34,12 @@ async def retried(shop: Shop) -> asyncio.Future[object]:
     return answer
 
 
-def test_a_late_result_of_an_earlier_generation_answers_nobody() -> None:
-    async def story(shop: Shop) -> None:
-        answer = await retried(shop)
-        assert not answer.done()
-
-    with_shop(story)
+async def test_a_late_result_of_an_earlier_generation_answers_nobody(shop: Shop) -> None:
+    answer = await retried(shop)
+    assert not answer.done()
 
 
-def test_without_the_look_at_its_time_it_would(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_the_look_at_its_time_it_would(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control."""
 
     def never(item: WorkItem) -> int:
@@ -50,9 +47,5 @@ def test_without_the_look_at_its_time_it_would(monkeypatch: pytest.MonkeyPatch) 
 
     assert requeued_at is not never
     monkeypatch.setattr(submissions, "requeued_at", never)
-
-    async def story(shop: Shop) -> None:
-        answer = await retried(shop)
-        assert answer.done()
-
-    with_shop(story)
+    answer = await retried(shop)
+    assert answer.done()

@@ -16,7 +16,7 @@ from reefknot.queue.worker.service import Worker
 from reefknot.queue.worker.settings import default_settings
 from reefknot.runtime.clocks import LoopClock, VirtualLoop
 from reefknot.stores.memory import MemoryStore
-from tests.workshop import DENIED, Shop, Step, with_shop, work
+from tests.workshop import DENIED, Shop, Step, work
 
 
 class AheadClock(LoopClock):
@@ -56,104 +56,85 @@ async def stored(shop: Shop, name: str) -> WorkItem:
 
 @pytest.mark.parametrize(
     ("step", "status", "state"),
-    [
-        (Step(), ResultStatus.SUCCESS, WorkState.SUCCEEDED),
-        (Step(DENIED), ResultStatus.ERROR, WorkState.FAILED),
-    ],
+    [(Step(), ResultStatus.SUCCESS, WorkState.SUCCEEDED), (Step(DENIED), ResultStatus.ERROR, WorkState.FAILED)],
 )
-def test_the_result_is_kept_in_the_routers_store_for_everybody_who_asks(
-    step: Step, status: ResultStatus, state: WorkState
+async def test_the_result_is_kept_in_the_routers_store_for_everybody_who_asks(
+    shop: Shop, step: Step, status: ResultStatus, state: WorkState
 ) -> None:
-    async def story(shop: Shop) -> None:
-        router = await shop.router()
-        await foreign(shop, "far", step)
-        await asyncio.sleep(1.1)
-        result = await (await router.submit(work("a")))
-        assert (result.status, result.worker_id) == (status, "far")
-        item = await stored(shop, "a")
-        assert (item.resource_class, item.state) == (ROUTER, state)
-        assert await (await Client(shop.store, shop.clock).hand_in(work("a"))).result(1) == result
-
-    with_shop(story)
+    router = await shop.router()
+    await foreign(shop, "far", step)
+    await asyncio.sleep(1.1)
+    result = await (await router.submit(work("a")))
+    assert (result.status, result.worker_id) == (status, "far")
+    item = await stored(shop, "a")
+    assert (item.resource_class, item.state) == (ROUTER, state)
+    assert await (await Client(shop.store, shop.clock).hand_in(work("a"))).result(1) == result
 
 
-def test_a_result_that_cannot_be_kept_is_told_to_nobody_and_comes_again() -> None:
-    async def story(shop: Shop) -> None:
-        router = await shop.router(lease=4)
-        step = Step()
-        await foreign(shop, "far", step)
-        await asyncio.sleep(1.1)
-        queue: Any = shop.store.work
-        real = queue.settle
+async def test_a_result_that_cannot_be_kept_is_told_to_nobody_and_comes_again(shop: Shop) -> None:
+    router = await shop.router(lease=4)
+    step = Step()
+    await foreign(shop, "far", step)
+    await asyncio.sleep(1.1)
+    queue: Any = shop.store.work
+    real = queue.settle
 
-        async def away(settlements: Any) -> Any:
-            raise ConnectionError("not now")
+    async def away(settlements: Any) -> Any:
+        raise ConnectionError("not now")
 
-        queue.settle = away
-        future = await router.submit(work("a"))
-        await asyncio.sleep(2)
-        assert not future.done()
-        queue.settle = real
-        async with asyncio.timeout(60):
-            assert (await future).status is ResultStatus.SUCCESS
-        assert len(step.began) == 1
-
-    with_shop(story)
+    queue.settle = away
+    future = await router.submit(work("a"))
+    await asyncio.sleep(2)
+    assert not future.done()
+    queue.settle = real
+    async with asyncio.timeout(60):
+        assert (await future).status is ResultStatus.SUCCESS
+    assert len(step.began) == 1
 
 
-def test_work_that_takes_longer_than_the_routers_lease_is_run_once_and_answered() -> None:
+async def test_work_that_takes_longer_than_the_routers_lease_is_run_once_and_answered(shop: Shop) -> None:
     """Nothing in the router's store says that a worker has it: only its claim does, and that is renewed."""
-
-    async def story(shop: Shop) -> None:
-        router = await shop.router(lease=4)
-        step = Step(seconds=30)
-        await foreign(shop, "far-1", step)
-        await foreign(shop, "far-2", step)
-        await asyncio.sleep(1.1)
-        future = await router.submit(work("a", timeout_ms=100_000))
-        async with asyncio.timeout(60):
-            result = await future
-        assert result.status is ResultStatus.SUCCESS
-        assert len(step.began) == 1
-        item = await stored(shop, "a")
-        assert (item.state, item.crashes) == (WorkState.SUCCEEDED, 0)
-        assert await shop.events(Requeued) == []
-
-    with_shop(story)
+    router = await shop.router(lease=4)
+    step = Step(seconds=30)
+    await foreign(shop, "far-1", step)
+    await foreign(shop, "far-2", step)
+    await asyncio.sleep(1.1)
+    future = await router.submit(work("a", timeout_ms=100_000))
+    async with asyncio.timeout(60):
+        result = await future
+    assert result.status is ResultStatus.SUCCESS
+    assert len(step.began) == 1
+    item = await stored(shop, "a")
+    assert (item.state, item.crashes) == (WorkState.SUCCEEDED, 0)
+    assert await shop.events(Requeued) == []
 
 
-def test_what_a_vanished_router_had_sent_is_answered_by_the_next_one() -> None:
-    async def story(shop: Shop) -> None:
-        first = await shop.router(lease=4)
-        step = Step(seconds=2)
-        await foreign(shop, "far", step)
-        await asyncio.sleep(1.1)
-        await first.submit(work("a"))
-        await asyncio.sleep(1)
-        shop.vanish(first)
-        await shop.router(lease=4)
-        handle = await Client(shop.store, shop.clock).hand_in(work("a"))
-        assert (await handle.result(60)).status is ResultStatus.SUCCESS
-        assert len(step.began) == 1
-
-    with_shop(story)
+async def test_what_a_vanished_router_had_sent_is_answered_by_the_next_one(shop: Shop) -> None:
+    first = await shop.router(lease=4)
+    step = Step(seconds=2)
+    await foreign(shop, "far", step)
+    await asyncio.sleep(1.1)
+    await first.submit(work("a"))
+    await asyncio.sleep(1)
+    shop.vanish(first)
+    await shop.router(lease=4)
+    handle = await Client(shop.store, shop.clock).hand_in(work("a"))
+    assert (await handle.result(60)).status is ResultStatus.SUCCESS
+    assert len(step.began) == 1
 
 
-def test_work_of_a_foreign_worker_is_cancelled_where_it_runs() -> None:
-    async def story(shop: Shop) -> None:
-        router = await shop.router()
-        await foreign(shop, "far", Step(seconds=60))
-        await asyncio.sleep(1.1)
-        future = await router.submit(work("a"))
-        await asyncio.sleep(1)
-        assert await router.cancel("a", "no need")
-        async with asyncio.timeout(10):
-            assert (await future).status is ResultStatus.CANCELLED
-        assert (await router.submissions.answer("a")) == await future
-        item = await stored(shop, "a")
-        assert (item.state, item.reason) == (WorkState.CANCELLED, "no need")
-
-    with_shop(story)
+async def test_work_of_a_foreign_worker_is_cancelled_where_it_runs(shop: Shop) -> None:
+    router = await shop.router()
+    await foreign(shop, "far", Step(seconds=60))
+    await asyncio.sleep(1.1)
+    future = await router.submit(work("a"))
+    await asyncio.sleep(1)
+    assert await router.cancel("a", "no need")
+    async with asyncio.timeout(10):
+        assert (await future).status is ResultStatus.CANCELLED
+    assert (await router.submissions.answer("a")) == await future
+    item = await stored(shop, "a")
+    assert (item.state, item.reason) == (WorkState.CANCELLED, "no need")
 
 
 # ---- clocks of two hosts ---------------------------------------------------------------------------------------------
@@ -197,33 +178,23 @@ async def deadline_at_the_worker(shop: Shop, ahead: float) -> float:
 
 
 @pytest.mark.parametrize("ahead", [0.0, -60.0, DAY, -DAY])
-def test_a_deadline_holds_on_a_host_with_another_clock_and_counts_the_way_there(ahead: float) -> None:
-    async def story(shop: Shop) -> None:
-        assert await deadline_at_the_worker(shop, ahead) == pytest.approx(5.0, abs=0.2)
-
-    with_shop(story)
+async def test_a_deadline_holds_on_a_host_with_another_clock_and_counts_the_way_there(shop: Shop, ahead: float) -> None:
+    assert await deadline_at_the_worker(shop, ahead) == pytest.approx(5.0, abs=0.2)
 
 
-def test_control_without_the_measured_difference_the_time_on_the_way_is_given_twice(
-    monkeypatch: pytest.MonkeyPatch,
+async def test_control_without_the_measured_difference_the_time_on_the_way_is_given_twice(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("reefknot.queue.router.health.HealthTable.ahead_ms", lambda self, worker_id: None)
-
-    async def story(shop: Shop) -> None:
-        assert await deadline_at_the_worker(shop, DAY) > 7.5
-
-    with_shop(story)
+    assert await deadline_at_the_worker(shop, DAY) > 7.5
 
 
 @pytest.mark.parametrize("ahead", [0.0, DAY, -DAY])
-def test_work_with_a_deadline_is_done_by_a_worker_whose_clock_is_a_day_off(ahead: float) -> None:
-    async def story(shop: Shop) -> None:
-        router = await shop.router()
-        await foreign(shop, "far", Step(), ahead=ahead)
-        await asyncio.sleep(1.1)
-        assert (await (await router.submit(work("a", deadline_ms=2000)))).status is ResultStatus.SUCCESS
-
-    with_shop(story)
+async def test_work_with_a_deadline_is_done_by_a_worker_whose_clock_is_a_day_off(shop: Shop, ahead: float) -> None:
+    router = await shop.router()
+    await foreign(shop, "far", Step(), ahead=ahead)
+    await asyncio.sleep(1.1)
+    assert (await (await router.submit(work("a", deadline_ms=2000)))).status is ResultStatus.SUCCESS
 
 
 def test_the_clock_of_a_worker_is_measured_by_its_least_delayed_heartbeat_and_anew_when_it_restarts() -> None:

@@ -13,7 +13,7 @@ from reefknot.queue.client import Client
 from reefknot.queue.model.messages import ExecAssignment, ExecResult, Job, ResultStatus
 from reefknot.queue.model.results import EXPIRED_MESSAGE, OVERDUE_MESSAGE, answer_of
 from reefknot.queue.router.service import Router
-from tests.workshop import Shop, Step, with_shop, work
+from tests.workshop import Shop, Step, work
 
 ONE = {"cpu": 1}
 LONG: dict[str, Any] = {"timeout_ms": 10_000_000}
@@ -44,28 +44,22 @@ async def result(shop: Shop, within: float, **options: Any) -> ExecResult:
 
 @pytest.mark.parametrize("router_too", [False, True])
 @pytest.mark.parametrize("queued", [False, True])
-def test_another_worker_does_it(router_too: bool, queued: bool) -> None:
-    async def story(shop: Shop) -> None:
-        await accepted_and_gone(shop, router_too=router_too, queued=queued, **LONG)
-        step = Step()
-        await shop.worker("w2", step)
-        assert (await result(shop, 200, **LONG)).worker_id == "w2"
-        assert len(step.times("a")) == 1
-
-    with_shop(story)
+async def test_another_worker_does_it(shop: Shop, router_too: bool, queued: bool) -> None:
+    await accepted_and_gone(shop, router_too=router_too, queued=queued, **LONG)
+    step = Step()
+    await shop.worker("w2", step)
+    assert (await result(shop, 200, **LONG)).worker_id == "w2"
+    assert len(step.times("a")) == 1
 
 
 @pytest.mark.parametrize("router_too", [False, True])
 @pytest.mark.parametrize("queued", [False, True])
-def test_its_caller_hears_that_its_time_is_over(router_too: bool, queued: bool) -> None:
-    async def story(shop: Shop) -> None:
-        router = await accepted_and_gone(shop, router_too=router_too, queued=queued, deadline_ms=5000)
-        found = await result(shop, 200, deadline_ms=5000)
-        assert (found.status, found.error_code) == (ResultStatus.TIMEOUT, "CANCELLED_BY_TIMEOUT")
-        async with asyncio.timeout(10):
-            assert await (await router.submit(work("a", deadline_ms=5000))) == found
-
-    with_shop(story)
+async def test_its_caller_hears_that_its_time_is_over(shop: Shop, router_too: bool, queued: bool) -> None:
+    router = await accepted_and_gone(shop, router_too=router_too, queued=queued, deadline_ms=5000)
+    found = await result(shop, 200, deadline_ms=5000)
+    assert (found.status, found.error_code) == (ResultStatus.TIMEOUT, "CANCELLED_BY_TIMEOUT")
+    async with asyncio.timeout(10):
+        assert await (await router.submit(work("a", deadline_ms=5000))) == found
 
 
 SECOND = 1.0
@@ -94,82 +88,65 @@ async def answered_after(shop: Shop, who: str, *, queued: bool = False) -> tuple
 
 @pytest.mark.parametrize("who", [*WHO, "nobody"])
 @pytest.mark.parametrize("queued", [False, True])
-def test_a_deadline_is_answered_within_a_second_whoever_is_gone(who: str, queued: bool) -> None:
-    async def story(shop: Shop) -> None:
-        found, took = await answered_after(shop, who, queued=queued)
-        assert (found.status, found.error_code) == (ResultStatus.TIMEOUT, "CANCELLED_BY_TIMEOUT")
-        assert BY - 0.01 <= took <= BY + SECOND
-        kept = await shop.store.work.get("a")
-        assert kept is not None
-        assert answer_of(kept) == found, "everybody hears the same"
-        assert len(await shop.events(TimeoutOccurred)) == 1
-
-    with_shop(story)
+async def test_a_deadline_is_answered_within_a_second_whoever_is_gone(shop: Shop, who: str, queued: bool) -> None:
+    found, took = await answered_after(shop, who, queued=queued)
+    assert (found.status, found.error_code) == (ResultStatus.TIMEOUT, "CANCELLED_BY_TIMEOUT")
+    assert BY - 0.01 <= took <= BY + SECOND
+    kept = await shop.store.work.get("a")
+    assert kept is not None
+    assert answer_of(kept) == found, "everybody hears the same"
+    assert len(await shop.events(TimeoutOccurred)) == 1
 
 
 @pytest.mark.parametrize("who", ["its worker", "both"])
-def test_a_caller_and_a_router_that_only_wait_would_be_caught(who: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_caller_and_a_router_that_only_wait_would_be_caught(
+    shop: Shop, who: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("reefknot.queue.router.dispatch.LATE_S", 30.0)
     monkeypatch.setattr("reefknot.queue.router.submissions.CALLER_LATE_S", 30.0)
-
-    async def story(shop: Shop) -> None:
-        with pytest.raises(ResultPendingError):
-            await answered_after(shop, who)
-
-    with_shop(story)
+    with pytest.raises(ResultPendingError):
+        await answered_after(shop, who)
 
 
-def test_the_router_ends_what_a_worker_that_is_gone_had_and_no_client_asks_for() -> None:
-    async def story(shop: Shop) -> None:
-        router = await shop.router()
-        worker = await shop.worker("w1", Step(seconds=600), concurrency=ONE)
-        await asyncio.sleep(1.1)
-        began = shop.clock.now()
-        future = await router.submit(work("a", deadline_ms=4000))
-        await asyncio.sleep(1)
-        shop.vanish(worker)
-        found = await future
-        assert (found.status, found.error_message) == (ResultStatus.TIMEOUT, OVERDUE_MESSAGE)
-        assert BY - 0.01 <= shop.clock.now() - began <= BY + SECOND
-
-    with_shop(story)
+async def test_the_router_ends_what_a_worker_that_is_gone_had_and_no_client_asks_for(shop: Shop) -> None:
+    router = await shop.router()
+    worker = await shop.worker("w1", Step(seconds=600), concurrency=ONE)
+    await asyncio.sleep(1.1)
+    began = shop.clock.now()
+    future = await router.submit(work("a", deadline_ms=4000))
+    await asyncio.sleep(1)
+    shop.vanish(worker)
+    found = await future
+    assert (found.status, found.error_message) == (ResultStatus.TIMEOUT, OVERDUE_MESSAGE)
+    assert BY - 0.01 <= shop.clock.now() - began <= BY + SECOND
 
 
-def test_a_caller_without_a_router_hears_that_nobody_took_it() -> None:
-    async def story(shop: Shop) -> None:
-        began = shop.clock.now()
-        handle = await Client(shop.store, shop.clock).hand_in(work("a", deadline_ms=4000))
-        assert (await handle.result(100)).error_message == EXPIRED_MESSAGE
-        assert shop.clock.now() - began <= BY + SECOND
-        with pytest.raises(ResultPendingError):
-            await (await Client(shop.store, shop.clock).hand_in(work("b", deadline_ms=4000))).result(2)
-
-    with_shop(story)
+async def test_a_caller_without_a_router_hears_that_nobody_took_it(shop: Shop) -> None:
+    began = shop.clock.now()
+    handle = await Client(shop.store, shop.clock).hand_in(work("a", deadline_ms=4000))
+    assert (await handle.result(100)).error_message == EXPIRED_MESSAGE
+    assert shop.clock.now() - began <= BY + SECOND
+    with pytest.raises(ResultPendingError):
+        await (await Client(shop.store, shop.clock).hand_in(work("b", deadline_ms=4000))).result(2)
 
 
 @pytest.mark.parametrize("router_too", [False, True])
 @pytest.mark.parametrize("waited", [1, 40, 100])
-def test_it_can_be_cancelled(router_too: bool, waited: float) -> None:
-    async def story(shop: Shop) -> None:
-        await accepted_and_gone(shop, router_too=router_too, **LONG)
-        await asyncio.sleep(waited)
-        await Client(shop.store, shop.clock).cancel("a", "enough")
-        found = await result(shop, 200, **LONG)
-        assert (found.status, found.error_message) == (ResultStatus.CANCELLED, "enough")
-
-    with_shop(story)
+async def test_it_can_be_cancelled(shop: Shop, router_too: bool, waited: float) -> None:
+    await accepted_and_gone(shop, router_too=router_too, **LONG)
+    await asyncio.sleep(waited)
+    await Client(shop.store, shop.clock).cancel("a", "enough")
+    found = await result(shop, 200, **LONG)
+    assert (found.status, found.error_message) == (ResultStatus.CANCELLED, "enough")
 
 
-def test_a_class_that_no_worker_has_any_more_ends_it_after_the_patience() -> None:
-    async def story(shop: Shop) -> None:
-        router = await shop.router(patience=7)
-        worker = await shop.worker("w1", Step(seconds=60), concurrency={"gpu": 1})
-        await shop.worker("w2", Step(), concurrency=ONE)
-        await asyncio.sleep(1.1)
-        future = await router.submit(ExecAssignment("a", "r", Job("test.step"), resource_class="gpu"))
-        await asyncio.sleep(1)
-        shop.vanish(worker)
-        async with asyncio.timeout(400):
-            assert (await future).error_code == "RESOURCE_UNAVAILABLE"
-
-    with_shop(story)
+async def test_a_class_that_no_worker_has_any_more_ends_it_after_the_patience(shop: Shop) -> None:
+    router = await shop.router(patience=7)
+    worker = await shop.worker("w1", Step(seconds=60), concurrency={"gpu": 1})
+    await shop.worker("w2", Step(), concurrency=ONE)
+    await asyncio.sleep(1.1)
+    future = await router.submit(ExecAssignment("a", "r", Job("test.step"), resource_class="gpu"))
+    await asyncio.sleep(1)
+    shop.vanish(worker)
+    async with asyncio.timeout(400):
+        assert (await future).error_code == "RESOURCE_UNAVAILABLE"

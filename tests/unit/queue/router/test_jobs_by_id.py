@@ -32,8 +32,7 @@ from reefknot.queue.client import Client, Handle
 from reefknot.queue.model.messages import ResultStatus
 from reefknot.queue.model.work import WorkItem
 from reefknot.retrying.types import RetryKeywords
-from tests.rows import for_each_row
-from tests.workshop import DENIED, Shop, Step, with_shop
+from tests.workshop import DENIED, Shop, Step
 
 
 def other(shop: Shop) -> Client:
@@ -41,141 +40,107 @@ def other(shop: Shop) -> Client:
     return Client(shop.store, shop.clock)
 
 
-@pytest.mark.parametrize("engine", ["memory", "sqlite"])
-def test_a_job_is_found_by_its_id_from_its_beginning_to_its_end(tmp_path: Path, engine: str) -> None:
-    async def story(shop: Shop) -> None:
-        job = other(shop).job("a")
-        assert await job.status() == "unknown"
-        await Client(shop.store, shop.clock).submit("test.step", {"seconds": 5}, assignment_id="a")
-        assert await job.status() == "pending"
-        with pytest.raises(ResultPendingError, match="no result after 0 s"):
-            await job.wait(0)
-        await shop.router()
-        await shop.worker("w1", Step())
-        await asyncio.sleep(3)
-        assert await job.status() == "running"
-        assert await job.wait(timedelta(minutes=1)) == "succeeded"
-        result = await other(shop).job("a").result()
-        assert (result.status, result.output) == (ResultStatus.SUCCESS, {"done": True})
-
-    with_shop(story, str(tmp_path / "s.db") if engine == "sqlite" else None)
+@pytest.mark.parametrize("shop", ["memory", "sqlite"], indirect=True)
+async def test_a_job_is_found_by_its_id_from_its_beginning_to_its_end(shop: Shop) -> None:
+    job = other(shop).job("a")
+    assert await job.status() == "unknown"
+    await Client(shop.store, shop.clock).submit("test.step", {"seconds": 5}, assignment_id="a")
+    assert await job.status() == "pending"
+    with pytest.raises(ResultPendingError, match="no result after 0 s"):
+        await job.wait(0)
+    await shop.router()
+    await shop.worker("w1", Step())
+    await asyncio.sleep(3)
+    assert await job.status() == "running"
+    assert await job.wait(timedelta(minutes=1)) == "succeeded"
+    result = await other(shop).job("a").result()
+    assert (result.status, result.output) == (ResultStatus.SUCCESS, {"done": True})
 
 
-def test_a_job_that_failed_is_an_end_for_wait_and_runs_again_when_asked() -> None:
-    async def story(shop: Shop) -> None:
-        await shop.router()
-        step = Step(DENIED, DENIED)
-        await shop.worker("w1", step)
-        await Client(shop.store, shop.clock).submit("test.step", assignment_id="a")
-        job = other(shop).job("a")
-        assert await job.wait() == "failed"
-        assert (await job.result()).status is ResultStatus.ERROR
-        step.outcomes = (Step().outcomes[0],)
-        await job.retry("the right is there now")
-        assert await job.wait() == "succeeded"
-        (action,) = await shop.events(OperatorAction)
-        (again,) = await shop.events(Requeued)
-        assert (action.work_id, action.action, action.actor) == ("a", "retry", "caller")  # type: ignore[union-attr]
-        assert again.reason == "retried by caller: the right is there now"  # type: ignore[union-attr]
-        with pytest.raises(OperationError, match="a is succeeded: only one that failed"):
-            await job.retry()
-        assert len(await shop.events(OperatorAction)) == 1, "what was refused is not audited as done"
-
-    with_shop(story)
+async def test_a_job_that_failed_is_an_end_for_wait_and_runs_again_when_asked(shop: Shop) -> None:
+    await shop.router()
+    step = Step(DENIED, DENIED)
+    await shop.worker("w1", step)
+    await Client(shop.store, shop.clock).submit("test.step", assignment_id="a")
+    job = other(shop).job("a")
+    assert await job.wait() == "failed"
+    assert (await job.result()).status is ResultStatus.ERROR
+    step.outcomes = (Step().outcomes[0],)
+    await job.retry("the right is there now")
+    assert await job.wait() == "succeeded"
+    (action,) = await shop.events(OperatorAction)
+    (again,) = await shop.events(Requeued)
+    assert (action.work_id, action.action, action.actor) == ("a", "retry", "caller")  # type: ignore[union-attr]
+    assert again.reason == "retried by caller: the right is there now"  # type: ignore[union-attr]
+    with pytest.raises(OperationError, match="a is succeeded: only one that failed"):
+        await job.retry()
+    assert len(await shop.events(OperatorAction)) == 1, "what was refused is not audited as done"
 
 
-def test_a_job_with_a_deadline_that_nobody_ends_is_ended_by_the_one_who_waits() -> None:
-    async def story(shop: Shop) -> None:
-        await Client(shop.store, shop.clock).submit("test.step", assignment_id="a", deadline=timedelta(seconds=20))
-        began = asyncio.get_running_loop().time()
-        assert await other(shop).job("a").wait() == "failed"
-        assert 20 <= asyncio.get_running_loop().time() - began <= 22
-        assert (await other(shop).job("a").result()).status is ResultStatus.TIMEOUT
-
-    with_shop(story)
+async def test_a_job_with_a_deadline_that_nobody_ends_is_ended_by_the_one_who_waits(shop: Shop) -> None:
+    await Client(shop.store, shop.clock).submit("test.step", assignment_id="a", deadline=timedelta(seconds=20))
+    began = asyncio.get_running_loop().time()
+    assert await other(shop).job("a").wait() == "failed"
+    assert 20 <= asyncio.get_running_loop().time() - began <= 22
+    assert (await other(shop).job("a").result()).status is ResultStatus.TIMEOUT
 
 
-def test_a_job_for_later_is_waited_for_until_it_is_due() -> None:
-    async def story(shop: Shop) -> None:
-        await shop.router()
-        await shop.worker("w1", Step())
-        await Client(shop.store, shop.clock).submit("test.step", assignment_id="a", delay=timedelta(minutes=3))
-        assert await other(shop).job("a").wait() == "succeeded"
-
-    with_shop(story)
+async def test_a_job_for_later_is_waited_for_until_it_is_due(shop: Shop) -> None:
+    await shop.router()
+    await shop.worker("w1", Step())
+    await Client(shop.store, shop.clock).submit("test.step", assignment_id="a", delay=timedelta(minutes=3))
+    assert await other(shop).job("a").wait() == "succeeded"
 
 
-def test_the_same_id_of_another_tenant_is_another_job() -> None:
-    async def story(shop: Shop) -> None:
-        await Client(shop.store, shop.clock).submit("test.step", assignment_id="a", tenant_id="acme")
-        client = other(shop)
-        assert await client.job("a", tenant_id="acme").status() == "pending"
-        assert [await client.job("a", tenant_id=one).status() for one in (None, "evil")] == ["unknown"] * 2
+async def test_the_same_id_of_another_tenant_is_another_job(shop: Shop) -> None:
+    async def nobody(_: object) -> bool:
+        return False
 
-    async def without_router(shop: Shop) -> None:
-        async def nobody(_: object) -> bool:
-            return False
-
-        client = Client(shop.store, shop.clock, has_router=nobody)
-        await client.submit("test.step", assignment_id="a", tenant_id="acme")
-        await client.job("a", "acme").cancel("not needed")
-        assert await client.job("a", "acme").wait() == "cancelled"
-
-    with_shop(story)
-    with_shop(without_router)
+    client = Client(shop.store, shop.clock, has_router=nobody)
+    await client.submit("test.step", assignment_id="a", tenant_id="acme")
+    assert [await client.job("a", one).status() for one in ("acme", None, "evil")] == ["pending", "unknown", "unknown"]
+    await client.job("a", "acme").cancel("not needed")
+    assert await client.job("a", "acme").wait() == "cancelled"
 
 
-@for_each_row(
-    ("call",),
-    [
-        (lambda job: job.result(60),),
-        (lambda job: job.wait(60),),
-        (lambda job: job.cancel(),),
-        (lambda job: job.retry(),),
-    ],
+@pytest.mark.parametrize(
+    "call", [lambda job: job.result(60), lambda job: job.wait(60), lambda job: job.cancel(), lambda job: job.retry()]
 )
-def test_an_id_that_no_job_has_is_told_at_once(call: Callable[[Handle], Awaitable[object]]) -> None:
-    async def story(shop: Shop) -> None:
-        began = asyncio.get_running_loop().time()
-        with pytest.raises(UnknownJobError, match=r"no job has the id 'nothing'.*give tenant_id=") as caught:
-            await call(other(shop).job("nothing"))
-        assert isinstance(caught.value, LookupError)
-        assert isinstance(caught.value, rk.ReefknotError)
-        assert (caught.value.assignment_id, caught.value.tenant_id) == ("nothing", None)
-        with pytest.raises(UnknownJobError, match="no job of tenant 'acme' has the id 'nothing'"):
-            await call(other(shop).job("nothing", tenant_id="acme"))
-        assert asyncio.get_running_loop().time() - began < 1
-
-    with_shop(story)
+async def test_an_id_that_no_job_has_is_told_at_once(shop: Shop, call: Callable[[Handle], Awaitable[object]]) -> None:
+    began = asyncio.get_running_loop().time()
+    with pytest.raises(UnknownJobError, match=r"no job has the id 'nothing'.*give tenant_id=") as caught:
+        await call(other(shop).job("nothing"))
+    assert isinstance(caught.value, LookupError)
+    assert isinstance(caught.value, rk.ReefknotError)
+    assert (caught.value.assignment_id, caught.value.tenant_id) == ("nothing", None)
+    with pytest.raises(UnknownJobError, match="no job of tenant 'acme' has the id 'nothing'"):
+        await call(other(shop).job("nothing", tenant_id="acme"))
+    assert asyncio.get_running_loop().time() - began < 1
 
 
-def test_a_job_of_a_source_ends_and_has_no_result_of_a_step() -> None:
-    async def story(shop: Shop) -> None:
-        item = WorkItem("sync-1", "full_sync", class_of("notes"), source="notes", payload=b"{}")
-        await shop.store.work.enqueue([item])
-        await shop.store.work.cancel("sync-1", who="ann")
-        job = other(shop).job("sync-1")
-        assert await job.wait() == "cancelled"
-        with pytest.raises(OperationError, match="is a job of a source"):
-            await job.result()
-
-    with_shop(story)
+async def test_a_job_of_a_source_ends_and_has_no_result_of_a_step(shop: Shop) -> None:
+    item = WorkItem("sync-1", "full_sync", class_of("notes"), source="notes", payload=b"{}")
+    await shop.store.work.enqueue([item])
+    await shop.store.work.cancel("sync-1", who="ann")
+    job = other(shop).job("sync-1")
+    assert await job.wait() == "cancelled"
+    with pytest.raises(OperationError, match="is a job of a source"):
+        await job.result()
 
 
-@for_each_row(
+@pytest.mark.parametrize(
     ("given", "accepted"),
     [
         ({"assignment_id": 7}, "assignment_id=7 is not accepted: the id of a job"),
         ({"assignment_id": "a", "tenant_id": 7}, "tenant_id=7 is not accepted: the name of a tenant, or None"),
     ],
 )
-def test_what_is_no_id_is_refused_before_anything_is_read(given: dict[str, Any], accepted: str) -> None:
-    async def story(shop: Shop) -> None:
-        with pytest.raises(ParameterTypeError) as caught:
-            other(shop).job(**given)
-        assert accepted in str(caught.value)
-
-    with_shop(story)
+async def test_what_is_no_id_is_refused_before_anything_is_read(
+    shop: Shop, given: dict[str, Any], accepted: str
+) -> None:
+    with pytest.raises(ParameterTypeError) as caught:
+        other(shop).job(**given)
+    assert accepted in str(caught.value)
 
 
 class OrderModel(pydantic.BaseModel):
@@ -191,7 +156,7 @@ class OrderStruct(msgspec.Struct):
     number: int = 7
 
 
-@for_each_row(
+@pytest.mark.parametrize(
     ("given", "advice"),
     [
         (OrderModel(), '; for a pydantic model pass model.model_dump(mode="json")'),
@@ -201,19 +166,18 @@ class OrderStruct(msgspec.Struct):
         ([7], ""),
     ],
 )
-def test_a_model_as_inputs_is_refused_with_the_call_that_makes_a_mapping_of_it(given: Any, advice: str) -> None:
-    async def story(shop: Shop) -> None:
-        with pytest.raises(ParameterTypeError) as caught:
-            await other(shop).submit("test.step", given)
-        assert str(caught.value).endswith(f"a mapping of names to JSON values, or None{advice}")
-
-    with_shop(story)
+async def test_a_model_as_inputs_is_refused_with_the_call_that_makes_a_mapping_of_it(
+    shop: Shop, given: Any, advice: str
+) -> None:
+    with pytest.raises(ParameterTypeError) as caught:
+        await other(shop).submit("test.step", given)
+    assert str(caught.value).endswith(f"a mapping of names to JSON values, or None{advice}")
 
 
 # ---- options ---------------------------------------------------------------------------------------------------------
 
 
-@for_each_row(
+@pytest.mark.parametrize(
     ("options", "told"),
     [
         ({"deadlin": 5}, "deadlin=5 is not accepted: no such option; did you mean 'deadline'?; accepted: "),
@@ -227,38 +191,34 @@ def test_a_model_as_inputs_is_refused_with_the_call_that_makes_a_mapping_of_it(g
     ],
 )
 @pytest.mark.parametrize("by", ["submit", "run", "submit_many"])
-def test_an_option_that_does_not_exist_is_refused_with_the_nearest(by: str, options: dict[str, Any], told: str) -> None:
-    async def story(shop: Shop) -> None:
-        client = other(shop)
-        many: Any = [("test.step", {}), {"job_type": "test.step", **options}]
-        called = client.submit_many(many) if by == "submit_many" else getattr(client, by)("test.step", {}, **options)
-        with pytest.raises(ParameterError) as caught:
-            await called
-        place = "items[1]." if by == "submit_many" else ""
-        assert str(caught.value).startswith(place)
-        assert told in str(caught.value)
-        if "no such option" in told:
-            assert isinstance(caught.value, ParameterTypeError)
-        assert await shop.store.work.find() == [], "nothing was stored"
+async def test_an_option_that_does_not_exist_is_refused_with_the_nearest(
+    shop: Shop, by: str, options: dict[str, Any], told: str
+) -> None:
+    client = other(shop)
+    many: Any = [("test.step", {}), {"job_type": "test.step", **options}]
+    called = client.submit_many(many) if by == "submit_many" else getattr(client, by)("test.step", {}, **options)
+    with pytest.raises(ParameterError) as caught:
+        await called
+    place = "items[1]." if by == "submit_many" else ""
+    assert str(caught.value).startswith(place)
+    assert told in str(caught.value)
+    if "no such option" in told:
+        assert isinstance(caught.value, ParameterTypeError)
+    assert await shop.store.work.find() == [], "nothing was stored"
 
-    with_shop(story)
 
-
-def test_durations_are_accepted_as_timedelta() -> None:
-    async def story(shop: Shop) -> None:
-        minute, hour = timedelta(minutes=1), timedelta(hours=1)
-        handle = await other(shop).submit(
-            "test.step", deadline=hour, timeout=minute, attempt_timeout=timedelta(milliseconds=1500), delay=hour
-        )
-        item = await shop.store.work.get(handle.assignment_id)
-        assert item is not None
-        assert (item.due_at - item.created_at, (item.deadline_at or 0) - item.due_at) == (3_600_000, 3_600_000)
-        assert b'"timeout_ms":60000' in item.payload
-        assert b'"attempt_timeout_ms":1500' in item.payload
-        with pytest.raises(ResultPendingError):
-            await handle.result(timedelta(seconds=1))
-
-    with_shop(story)
+async def test_durations_are_accepted_as_timedelta(shop: Shop) -> None:
+    minute, hour = timedelta(minutes=1), timedelta(hours=1)
+    handle = await other(shop).submit(
+        "test.step", deadline=hour, timeout=minute, attempt_timeout=timedelta(milliseconds=1500), delay=hour
+    )
+    item = await shop.store.work.get(handle.assignment_id)
+    assert item is not None
+    assert (item.due_at - item.created_at, (item.deadline_at or 0) - item.due_at) == (3_600_000, 3_600_000)
+    assert b'"timeout_ms":60000' in item.payload
+    assert b'"attempt_timeout_ms":1500' in item.payload
+    with pytest.raises(ResultPendingError):
+        await handle.result(timedelta(seconds=1))
 
 
 # ---- many at once ----------------------------------------------------------------------------------------------------
@@ -281,49 +241,42 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Any]:
     return lambda: opened(name, tmp_path, server)
 
 
-def test_many_are_stored_in_one_step_with_an_answer_for_each(engine: Callable[[], Any]) -> None:
-    async def story() -> None:
-        async with engine() as client:
-            await client.submit("test.step", {"n": 1}, assignment_id="there")
-            await client.submit("test.step", {"n": 2}, assignment_id="taken")
-            items: list[rk.SubmitItem | tuple[str, dict[str, Any]]] = [
-                ("test.step", {"n": 0}),
-                {"job_type": "test.step", "inputs": {"n": 1}, "assignment_id": "there"},
-                {"job_type": "test.step", "inputs": {"n": 3}, "assignment_id": "taken"},
-                {
-                    "job_type": "test.step",
-                    "assignment_id": "new",
-                    "tenant_id": "acme",
-                    "deadline": timedelta(minutes=5),
-                },
-                {"job_type": "test.step", "assignment_id": "twice"},
-                {"job_type": "test.step", "assignment_id": "twice"},
-                {"job_type": "test.step", "at": None, "delay": 600},
-            ]
-            answers = await client.submit_many(items)
-            first, there, taken, new, twice, again, later = answers
-            assert [one.is_new for one in (first, there, new, twice, again, later)] == [
-                *(True, False, True, True, False, True)
-            ]
-            assert isinstance(taken, KeyConflictError)
-            assert (new.assignment_id, new.tenant_id) == ("new", "acme")
-            assert [await one.status() for one in answers if isinstance(one, Handle)] == ["pending"] * 6
-            counts = await client.store.work.snapshot()
-            assert sum(sum(one.values()) for one in counts.counts.values()) == 6
-            assert await client.submit_many([]) == []
+@pytest.mark.real_time
+async def test_many_are_stored_in_one_step_with_an_answer_for_each(engine: Callable[[], Any]) -> None:
+    async with engine() as client:
+        await client.submit("test.step", {"n": 1}, assignment_id="there")
+        await client.submit("test.step", {"n": 2}, assignment_id="taken")
+        items: list[rk.SubmitItem | tuple[str, dict[str, Any]]] = [
+            ("test.step", {"n": 0}),
+            {"job_type": "test.step", "inputs": {"n": 1}, "assignment_id": "there"},
+            {"job_type": "test.step", "inputs": {"n": 3}, "assignment_id": "taken"},
+            {"job_type": "test.step", "assignment_id": "new", "tenant_id": "acme", "deadline": timedelta(minutes=5)},
+            {"job_type": "test.step", "assignment_id": "twice"},
+            {"job_type": "test.step", "assignment_id": "twice"},
+            {"job_type": "test.step", "at": None, "delay": 600},
+        ]
+        answers = await client.submit_many(items)
+        first, there, taken, new, twice, again, later = answers
+        assert [one.is_new for one in (first, there, new, twice, again, later)] == [
+            *(True, False, True, True, False, True)
+        ]
+        assert isinstance(taken, KeyConflictError)
+        assert (new.assignment_id, new.tenant_id) == ("new", "acme")
+        assert [await one.status() for one in answers if isinstance(one, Handle)] == ["pending"] * 6
+        counts = await client.store.work.snapshot()
+        assert sum(sum(one.values()) for one in counts.counts.values()) == 6
+        assert await client.submit_many([]) == []
 
-            full = await client.submit_many([("test.step", {"n": n}) for n in range(300)])
-            kept = [one for one in full if isinstance(one, Handle)]
-            refused = [one for one in full if isinstance(one, QueueFullError)]
-            assert (len(kept), len(refused)) == (96, 204), "half of 200 places, as another tenant waits"
-            assert [isinstance(one, Handle) for one in full] == [True] * 96 + [False] * 204
-            assert all(one.retry_after > 0 for one in refused)
-            assert {await one.status() for one in kept} == {"pending"}
-
-    asyncio.run(story())
+        full = await client.submit_many([("test.step", {"n": n}) for n in range(300)])
+        kept = [one for one in full if isinstance(one, Handle)]
+        refused = [one for one in full if isinstance(one, QueueFullError)]
+        assert (len(kept), len(refused)) == (96, 204), "half of 200 places, as another tenant waits"
+        assert [isinstance(one, Handle) for one in full] == [True] * 96 + [False] * 204
+        assert all(one.retry_after > 0 for one in refused)
+        assert {await one.status() for one in kept} == {"pending"}
 
 
-@for_each_row(
+@pytest.mark.parametrize(
     ("items", "told"),
     [
         ([("a.b", {}), {"job_type": "a.b", "deadline": "5"}], "items[1].deadline='5' is not accepted: a number of sec"),
@@ -350,52 +303,47 @@ def test_many_are_stored_in_one_step_with_an_answer_for_each(engine: Callable[[]
         ([("a.b", {})] * 10_001, "items='more than 10000' is not accepted: at most 10000"),
     ],
 )
-def test_an_item_that_is_written_wrongly_is_named_before_anything_is_stored(items: Any, told: str) -> None:
-    async def story(shop: Shop) -> None:
-        with pytest.raises((ParameterError, NotJsonError)) as caught:
-            await other(shop).submit_many(items)
-        assert str(caught.value).startswith(told)
-        assert await shop.store.work.find() == []
+async def test_an_item_that_is_written_wrongly_is_named_before_anything_is_stored(
+    shop: Shop, items: Any, told: str
+) -> None:
+    with pytest.raises((ParameterError, NotJsonError)) as caught:
+        await other(shop).submit_many(items)
+    assert str(caught.value).startswith(told)
+    assert await shop.store.work.find() == []
 
-    with_shop(story)
 
-
-def test_on_nats_what_is_no_one_batch_is_refused_whole(nats_server: NatsServer, tmp_path: Path) -> None:
-    async def story() -> None:
-        async with opened("nats", tmp_path, nats_server, size=100_000) as client:
-            with pytest.raises(rk.StoreFullError, match="make it in smaller parts"):
-                await client.submit_many([("test.step", {"n": n}) for n in range(1000)])
-            assert await client.store.work.find() == [], "nothing was stored"
-            assert len(await client.submit_many([("test.step", {"n": n}) for n in range(90)])) == 90
-
-    asyncio.run(story())
+@pytest.mark.real_time
+async def test_on_nats_what_is_no_one_batch_is_refused_whole(nats_server: NatsServer, tmp_path: Path) -> None:
+    async with opened("nats", tmp_path, nats_server, size=100_000) as client:
+        with pytest.raises(rk.StoreFullError, match="make it in smaller parts"):
+            await client.submit_many([("test.step", {"n": n}) for n in range(1000)])
+        assert await client.store.work.find() == [], "nothing was stored"
+        assert len(await client.submit_many([("test.step", {"n": n}) for n in range(90)])) == 90
 
 
 # ---- a queue that is full --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("attempts", "accepted"), [(None, 180), (200, 300)])
-def test_a_caller_that_waits_for_room_needs_attempts_as_well_as_a_deadline(attempts: int | None, accepted: int) -> None:
+async def test_a_caller_that_waits_for_room_needs_attempts_as_well_as_a_deadline(
+    shop: Shop, attempts: int | None, accepted: int
+) -> None:
     """A queue that moves asks for waits of a tenth of a second: the usual four attempts are over long before 20 s."""
+    client = Client(shop.store, shop.clock, size=200)
+    limits: RetryKeywords = {"on": QueueFullError, "deadline": 20, "log": False}
+    if attempts is not None:
+        limits["attempts"] = attempts
 
-    async def story(shop: Shop) -> None:
-        client = Client(shop.store, shop.clock, size=200)
-        limits: RetryKeywords = {"on": QueueFullError, "deadline": 20, "log": False}
-        if attempts is not None:
-            limits["attempts"] = attempts
+    @rk.retry(**limits)
+    async def submit(number: int) -> Handle:
+        return await client.submit("test.step", {"n": number})
 
-        @rk.retry(**limits)
-        async def submit(number: int) -> Handle:
-            return await client.submit("test.step", {"n": number})
-
-        submitting = [asyncio.create_task(submit(number)) for number in range(300)]
-        await asyncio.sleep(0.5 if attempts else 4)
-        await shop.router()
-        await shop.worker("w1", Step(seconds=0.001))
-        answers = await asyncio.gather(*submitting, return_exceptions=True)
-        assert len([one for one in answers if isinstance(one, Handle)]) == accepted
-        refused = [one for one in answers if isinstance(one, QueueFullError)]
-        assert len(refused) == 300 - accepted
-        assert all("all attempts are spent" in one.__notes__[0] for one in refused)
-
-    with_shop(story)
+    submitting = [asyncio.create_task(submit(number)) for number in range(300)]
+    await asyncio.sleep(0.5 if attempts else 4)
+    await shop.router()
+    await shop.worker("w1", Step(seconds=0.001))
+    answers = await asyncio.gather(*submitting, return_exceptions=True)
+    assert len([one for one in answers if isinstance(one, Handle)]) == accepted
+    refused = [one for one in answers if isinstance(one, QueueFullError)]
+    assert len(refused) == 300 - accepted
+    assert all("all attempts are spent" in one.__notes__[0] for one in refused)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -33,7 +32,7 @@ from reefknot.queue.model.work import WorkState
 from reefknot.queue.router import service
 from reefknot.queue.router.health import MOST_SHOWN, MOST_WORKERS, HealthTable
 from reefknot.queue.router.inbox import Inbox
-from tests.workshop import DENIED, OK, REFUSED, Shop, Step, with_shop, work
+from tests.workshop import DENIED, OK, REFUSED, Shop, Step, work
 
 ONE = {"cpu": 1}
 
@@ -49,403 +48,333 @@ async def beat(shop: Shop, name: str, status: OverloadStatus, depth: int = 0) ->
     await asyncio.sleep(0.001)
 
 
-def test_a_caller_gets_its_result() -> None:
-    async def story(shop: Shop) -> None:
-        router = await shop.router()
-        await shop.worker("w1", Step(REFUSED, OK))
-        (result,) = await answers(await router.submit(work("a")))
-        assert (result.status, result.retries_used, result.worker_id) == (ResultStatus.SUCCESS, 1, "w1")
-        assert await router.submissions.answer("a") == result
-        assert (router.snapshot().pending, router.snapshot().waiting) == (0, 0)
-
-    with_shop(story)
+async def test_a_caller_gets_its_result(shop: Shop) -> None:
+    router = await shop.router()
+    await shop.worker("w1", Step(REFUSED, OK))
+    (result,) = await answers(await router.submit(work("a")))
+    assert (result.status, result.retries_used, result.worker_id) == (ResultStatus.SUCCESS, 1, "w1")
+    assert await router.submissions.answer("a") == result
+    assert (router.snapshot().pending, router.snapshot().waiting) == (0, 0)
 
 
-def test_a_caller_whose_result_message_is_lost_has_its_result_from_the_store_within_two_seconds(
-    monkeypatch: pytest.MonkeyPatch,
+async def test_a_caller_whose_result_message_is_lost_has_its_result_from_the_store_within_two_seconds(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Inbox, "_read_result", lambda self, result, done: True)
-
-    async def story(shop: Shop) -> None:
-        router = await shop.router()
-        await shop.worker("w1", Step())
-        (result,) = await answers(await router.submit(work("a")), within=2.1)
-        assert result.status is ResultStatus.SUCCESS
-
-    with_shop(story)
+    router = await shop.router()
+    await shop.worker("w1", Step())
+    (result,) = await answers(await router.submit(work("a")), within=2.1)
+    assert result.status is ResultStatus.SUCCESS
 
 
-def test_several_workers_share_the_work() -> None:
-    async def story(shop: Shop) -> None:
-        router = await shop.router()
-        for name in ("w1", "w2", "w3"):
-            await shop.worker(name, Step(seconds=0.5))
-        await asyncio.sleep(1.1)
-        results = await answers(*[await router.submit(work(f"a{n}")) for n in range(60)])
-        by_worker = [sum(one.worker_id == name for one in results) for name in ("w1", "w2", "w3")]
-        assert sum(by_worker) == 60
-        assert min(by_worker) >= 15
-        assert router.health.live(asyncio.get_running_loop().time()) == 3
-
-    with_shop(story)
+async def test_several_workers_share_the_work(shop: Shop) -> None:
+    router = await shop.router()
+    for name in ("w1", "w2", "w3"):
+        await shop.worker(name, Step(seconds=0.5))
+    await asyncio.sleep(1.1)
+    results = await answers(*[await router.submit(work(f"a{n}")) for n in range(60)])
+    by_worker = [sum(one.worker_id == name for one in results) for name in ("w1", "w2", "w3")]
+    assert sum(by_worker) == 60
+    assert min(by_worker) >= 15
+    assert router.health.live(asyncio.get_running_loop().time()) == 3
 
 
-def test_the_same_assignment_twice_is_one_piece_of_work_with_one_answer() -> None:
-    async def story(shop: Shop) -> None:
-        step = Step()
-        router = await shop.router()
-        await shop.worker("w1", step)
-        one, same = await router.submit(work("a")), await router.submit(work("a"))
-        assert one is same
-        await answers(one)
-        (again,) = await answers(await router.submit(work("a")))
-        assert again == one.result()
-        assert len(step.began) == 1
-
-    with_shop(story)
+async def test_the_same_assignment_twice_is_one_piece_of_work_with_one_answer(shop: Shop) -> None:
+    step = Step()
+    router = await shop.router()
+    await shop.worker("w1", step)
+    one, same = await router.submit(work("a")), await router.submit(work("a"))
+    assert one is same
+    await answers(one)
+    (again,) = await answers(await router.submit(work("a")))
+    assert again == one.result()
+    assert len(step.began) == 1
 
 
-def test_an_assignment_that_cannot_be_used_is_the_callers_mistake() -> None:
-    async def story(shop: Shop) -> None:
-        router = await shop.router()
-        with pytest.raises(ParameterError, match=r"options\.deadline_ms"):
-            await router.submit(work("a", deadline_ms=0))
-        with pytest.raises(ParameterError, match="at most 1048576"):
-            await router.submit(work("a", {"x": "y" * 2_000_000}))
-
-    with_shop(story)
+async def test_an_assignment_that_cannot_be_used_is_the_callers_mistake(shop: Shop) -> None:
+    router = await shop.router()
+    with pytest.raises(ParameterError, match=r"options\.deadline_ms"):
+        await router.submit(work("a", deadline_ms=0))
+    with pytest.raises(ParameterError, match="at most 1048576"):
+        await router.submit(work("a", {"x": "y" * 2_000_000}))
 
 
 # ---- who gets it instead --------------------------------------------------------------------------------------------
 
 
-def test_work_of_a_worker_that_is_gone_goes_to_another_one() -> None:
-    async def story(shop: Shop) -> None:
-        step = Step(seconds=2)
-        router = await shop.router()
-        first = await shop.worker("w1", step, concurrency=ONE, lease=4)
-        futures = [await router.submit(work(f"a{n}")) for n in range(5)]
-        await asyncio.sleep(1)
-        shop.vanish(first)
-        await shop.worker("w2", step, concurrency=ONE, lease=4)
-        results = await answers(*futures)
-        assert {one.worker_id for one in results} == {"w2"}
-        requeued = [one for one in await shop.events(Requeued) if isinstance(one, Requeued)]
-        assert {one.reason for one in requeued} >= {"its worker is gone"}
-        assert {one.generation for one in requeued} == {0}, "nobody has run them again"
-
-    with_shop(story)
+async def test_work_of_a_worker_that_is_gone_goes_to_another_one(shop: Shop) -> None:
+    step = Step(seconds=2)
+    router = await shop.router()
+    first = await shop.worker("w1", step, concurrency=ONE, lease=4)
+    futures = [await router.submit(work(f"a{n}")) for n in range(5)]
+    await asyncio.sleep(1)
+    shop.vanish(first)
+    await shop.worker("w2", step, concurrency=ONE, lease=4)
+    results = await answers(*futures)
+    assert {one.worker_id for one in results} == {"w2"}
+    requeued = [one for one in await shop.events(Requeued) if isinstance(one, Requeued)]
+    assert {one.reason for one in requeued} >= {"its worker is gone"}
+    assert {one.generation for one in requeued} == {0}, "nobody has run them again"
 
 
-def test_refused_work_goes_elsewhere_or_waits() -> None:
-    async def story(shop: Shop) -> None:
-        router = await shop.router()
-        for name in ("w1", "w2"):
-            await shop.worker(name, Step(seconds=1), concurrency=ONE, rules=Rules(size=2))
-        await asyncio.sleep(1.1)
-        results = await answers(*[await router.submit(work(f"a{n}")) for n in range(40)], within=120)
-        assert {one.status for one in results} == {ResultStatus.SUCCESS}
-        assert any("refused" in (event.reason or "") for event in await shop.events(Routing))  # type: ignore[union-attr]
-
-    with_shop(story)
+async def test_refused_work_goes_elsewhere_or_waits(shop: Shop) -> None:
+    router = await shop.router()
+    for name in ("w1", "w2"):
+        await shop.worker(name, Step(seconds=1), concurrency=ONE, rules=Rules(size=2))
+    await asyncio.sleep(1.1)
+    results = await answers(*[await router.submit(work(f"a{n}")) for n in range(40)], within=120)
+    assert {one.status for one in results} == {ResultStatus.SUCCESS}
+    assert any("refused" in (event.reason or "") for event in await shop.events(Routing))  # type: ignore[union-attr]
 
 
-def test_a_step_that_one_worker_does_not_know_goes_to_one_that_does() -> None:
-    async def story(shop: Shop) -> None:
-        router = await shop.router()
-        await shop.worker("w1", Step(name="other"))
-        await shop.worker("w2", Step())
-        await asyncio.sleep(1.1)
-        results = await answers(*[await router.submit(work(f"a{n}")) for n in range(10)])
-        assert {one.worker_id for one in results} == {"w2"}
-
-    with_shop(story)
+async def test_a_step_that_one_worker_does_not_know_goes_to_one_that_does(shop: Shop) -> None:
+    router = await shop.router()
+    await shop.worker("w1", Step(name="other"))
+    await shop.worker("w2", Step())
+    await asyncio.sleep(1.1)
+    results = await answers(*[await router.submit(work(f"a{n}")) for n in range(10)])
+    assert {one.worker_id for one in results} == {"w2"}
 
 
-def test_a_step_that_nobody_knows_ends_with_the_known_ones_named() -> None:
-    async def story(shop: Shop) -> None:
-        router = await shop.router()
-        for name in ("w1", "w2"):
-            await shop.worker(name, Step(name="other"))
-        await asyncio.sleep(1.1)
-        (result,) = await answers(await router.submit(work("a")))
-        assert (result.status, result.error_code) == (ResultStatus.ERROR, "INVALID_INPUT")
-        assert "known: other" in (result.error_message or "")
-
-    with_shop(story)
+async def test_a_step_that_nobody_knows_ends_with_the_known_ones_named(shop: Shop) -> None:
+    router = await shop.router()
+    for name in ("w1", "w2"):
+        await shop.worker(name, Step(name="other"))
+    await asyncio.sleep(1.1)
+    (result,) = await answers(await router.submit(work("a")))
+    assert (result.status, result.error_code) == (ResultStatus.ERROR, "INVALID_INPUT")
+    assert "known: other" in (result.error_message or "")
 
 
-def test_a_step_whose_worker_is_heard_of_a_moment_later_is_not_taken_for_unknown() -> None:
-    async def story(shop: Shop) -> None:
-        router = await shop.router()
-        await shop.worker("w1", Step(name="other.step"))
-        await asyncio.sleep(1.1)
-        future = await router.submit(work("a"))
-        await asyncio.sleep(1)
-        await shop.worker("w2", Step())
-        (result,) = await answers(future)
-        assert (result.status, result.worker_id) == (ResultStatus.SUCCESS, "w2")
-
-    with_shop(story)
+async def test_a_step_whose_worker_is_heard_of_a_moment_later_is_not_taken_for_unknown(shop: Shop) -> None:
+    router = await shop.router()
+    await shop.worker("w1", Step(name="other.step"))
+    await asyncio.sleep(1.1)
+    future = await router.submit(work("a"))
+    await asyncio.sleep(1)
+    await shop.worker("w2", Step())
+    (result,) = await answers(future)
+    assert (result.status, result.worker_id) == (ResultStatus.SUCCESS, "w2")
 
 
-def test_a_class_without_workers_does_not_hold_up_the_others() -> None:
-    async def story(shop: Shop) -> None:
-        router = await shop.router()
-        await shop.worker("w1", Step(), concurrency=ONE)
-        stuck = work("gpu", deadline_ms=5000, priority="high")
-        waiting = await router.submit(type(stuck)(**{**_fields(stuck), "resource_class": "gpu"}))
-        results = await answers(*[await router.submit(work(f"a{n}")) for n in range(5)], within=3)
-        assert len(results) == 5
-        (late,) = await answers(waiting)
-        assert (late.status, late.error_code) == (ResultStatus.TIMEOUT, "CANCELLED_BY_TIMEOUT")
-        assert [event.work_id for event in await shop.events(TimeoutOccurred)] == ["gpu"]
-
-    with_shop(story)
+async def test_a_class_without_workers_does_not_hold_up_the_others(shop: Shop) -> None:
+    router = await shop.router()
+    await shop.worker("w1", Step(), concurrency=ONE)
+    stuck = work("gpu", deadline_ms=5000, priority="high")
+    waiting = await router.submit(type(stuck)(**{**_fields(stuck), "resource_class": "gpu"}))
+    results = await answers(*[await router.submit(work(f"a{n}")) for n in range(5)], within=3)
+    assert len(results) == 5
+    (late,) = await answers(waiting)
+    assert (late.status, late.error_code) == (ResultStatus.TIMEOUT, "CANCELLED_BY_TIMEOUT")
+    assert [event.work_id for event in await shop.events(TimeoutOccurred)] == ["gpu"]
 
 
 def _fields(assignment: Any) -> dict[str, Any]:
     return {name: getattr(assignment, name) for name in assignment.__struct_fields__}
 
 
-def test_a_result_that_was_lost_on_its_way_is_asked_for() -> None:
-    async def story(shop: Shop) -> None:
-        router = await shop.router()
-        await shop.worker("w1", Step())
-        await asyncio.sleep(1.1)
-        real = shop.transport.publish
+async def test_a_result_that_was_lost_on_its_way_is_asked_for(shop: Shop) -> None:
+    router = await shop.router()
+    await shop.worker("w1", Step())
+    await asyncio.sleep(1.1)
+    real = shop.transport.publish
 
-        async def lost(subject: str, body: bytes, **named: Any) -> None:
-            if subject != RESULT:
-                await real(subject, body, **named)
+    async def lost(subject: str, body: bytes, **named: Any) -> None:
+        if subject != RESULT:
+            await real(subject, body, **named)
 
-        shop.transport.publish = lost  # type: ignore[method-assign]
-        future = await router.submit(work("a"))
-        await asyncio.sleep(2)
-        item = await shop.store.work.get("a")
-        assert item is not None
-        assert item.state is WorkState.SUCCEEDED
-        shop.transport.publish = real  # type: ignore[method-assign]
-        assert router.snapshot().pending == 1, "its caller is answered by the store; the router has not heard of it"
-        (result,) = await answers(future)
-        assert result.status is ResultStatus.SUCCESS
-        await asyncio.sleep(60)
-        assert router.snapshot().pending == 0
-
-    with_shop(story)
+    shop.transport.publish = lost  # type: ignore[method-assign]
+    future = await router.submit(work("a"))
+    await asyncio.sleep(2)
+    item = await shop.store.work.get("a")
+    assert item is not None
+    assert item.state is WorkState.SUCCEEDED
+    shop.transport.publish = real  # type: ignore[method-assign]
+    assert router.snapshot().pending == 1, "its caller is answered by the store; the router has not heard of it"
+    (result,) = await answers(future)
+    assert result.status is ResultStatus.SUCCESS
+    await asyncio.sleep(60)
+    assert router.snapshot().pending == 0
 
 
-def test_the_deadline_counts_from_the_router_on() -> None:
-    async def story(shop: Shop) -> None:
-        router = await shop.router()
-        future = await router.submit(work("a", deadline_ms=10_000))
-        await asyncio.sleep(6)
-        step = Step(seconds=60)
-        await shop.worker("w1", step)
-        (result,) = await answers(future)
-        assert result.status is ResultStatus.TIMEOUT
-        assert asyncio.get_running_loop().time() == pytest.approx(10.0, abs=0.2)
-
-    with_shop(story)
+async def test_the_deadline_counts_from_the_router_on(shop: Shop) -> None:
+    router = await shop.router()
+    future = await router.submit(work("a", deadline_ms=10_000))
+    await asyncio.sleep(6)
+    step = Step(seconds=60)
+    await shop.worker("w1", step)
+    (result,) = await answers(future)
+    assert result.status is ResultStatus.TIMEOUT
+    assert asyncio.get_running_loop().time() == pytest.approx(10.0, abs=0.2)
 
 
 # ---- overload -------------------------------------------------------------------------------------------------------
 
 
-def test_a_critical_worker_gets_only_probes_and_its_full_share_soon_after_it_recovers() -> None:
-    async def story(shop: Shop) -> None:
-        router = await shop.router()
-        await shop.worker("well", Step(seconds=0.05))
-        await shop.worker("sick", Step(seconds=0.05))
-        sick: Any = shop.members[-1]
-        sick.pools["cpu"].status = lambda: OverloadStatus.CRITICAL
-        await asyncio.sleep(1.1)
+async def test_a_critical_worker_gets_only_probes_and_its_full_share_soon_after_it_recovers(shop: Shop) -> None:
+    router = await shop.router()
+    await shop.worker("well", Step(seconds=0.05))
+    await shop.worker("sick", Step(seconds=0.05))
+    sick: Any = shop.members[-1]
+    sick.pools["cpu"].status = lambda: OverloadStatus.CRITICAL
+    await asyncio.sleep(1.1)
 
-        async def share(seconds: float) -> list[str]:
-            futures = []
-            for n in range(int(seconds * 20)):
-                futures.append(await router.submit(work(f"s{asyncio.get_running_loop().time():.3f}-{n}")))
-                await asyncio.sleep(0.05)
-            return [one.worker_id or "" for one in await answers(*futures)]
+    async def share(seconds: float) -> list[str]:
+        futures = []
+        for n in range(int(seconds * 20)):
+            futures.append(await router.submit(work(f"s{asyncio.get_running_loop().time():.3f}-{n}")))
+            await asyncio.sleep(0.05)
+        return [one.worker_id or "" for one in await answers(*futures)]
 
-        during = await share(10)
-        assert 4 <= during.count("sick") <= 6, "one probe every two seconds"
-        del sick.pools["cpu"].status
-        await share(2)
-        after = await share(5)
-        assert after.count("sick") >= 30, "of a hundred, within ten seconds"
-
-    with_shop(story)
+    during = await share(10)
+    assert 4 <= during.count("sick") <= 6, "one probe every two seconds"
+    del sick.pools["cpu"].status
+    await share(2)
+    after = await share(5)
+    assert after.count("sick") >= 30, "of a hundred, within ten seconds"
 
 
-def test_when_every_worker_is_critical_work_waits_until_the_queue_is_full_and_then_the_caller_is_told() -> None:
-    async def story(shop: Shop) -> None:
-        router = await shop.router(rules=Rules(size=20))
+async def test_when_every_worker_is_critical_work_waits_until_the_queue_is_full_and_then_the_caller_is_told(
+    shop: Shop,
+) -> None:
+    router = await shop.router(rules=Rules(size=20))
+    await beat(shop, "w1", OverloadStatus.CRITICAL)
+    refusals: list[QueueFullError] = []
+    for n in range(40):
         await beat(shop, "w1", OverloadStatus.CRITICAL)
-        refusals: list[QueueFullError] = []
-        for n in range(40):
-            await beat(shop, "w1", OverloadStatus.CRITICAL)
-            try:
-                await router.submit(work(f"a{n}"))
-            except QueueFullError as error:
-                refusals.append(error)
-        assert 21 <= len(refusals) <= 23, "a tenth is for higher priorities; one or two probes left"
-        assert refusals[0].limit == 20
-        assert refusals[0].retry_after == 1.0
-        assert len(router.table) <= 20
-
-    with_shop(story)
-
-
-def test_the_caller_is_told_how_long_by_how_fast_work_leaves() -> None:
-    async def story(shop: Shop) -> None:
-        router = await shop.router(rules=Rules(size=40))
-        await shop.worker("w1", Step(seconds=0.1), concurrency=ONE, rules=Rules(size=4))
-        for n in range(30):
+        try:
             await router.submit(work(f"a{n}"))
-        await asyncio.sleep(10)
-        waits = []
-        for n in range(100):
-            try:
-                await router.submit(work(f"b{n}"))
-            except QueueFullError as error:
-                waits.append(error.retry_after)
-        assert waits
-        assert 0.5 < waits[0] < 20
-
-    with_shop(story)
+        except QueueFullError as error:
+            refusals.append(error)
+    assert 21 <= len(refusals) <= 23, "a tenth is for higher priorities; one or two probes left"
+    assert refusals[0].limit == 20
+    assert refusals[0].retry_after == 1.0
+    assert len(router.table) <= 20
 
 
-def test_the_number_of_live_workers_is_broadcast() -> None:
-    async def story(shop: Shop) -> None:
-        told = shop.heard(FLEET)
-        await shop.router()
-        first = await shop.worker("w1", Step())
-        second = await shop.worker("w2", Step())
-        await asyncio.sleep(3)
-        assert told[-1] == b'{"workers":2}'
-        assert [one.steps.outages.destinations.share for one in (first, second)] == [2, 2]
-        shop.vanish(second)
-        await asyncio.sleep(5)
-        assert told[-1] == b'{"workers":1}'
+async def test_the_caller_is_told_how_long_by_how_fast_work_leaves(shop: Shop) -> None:
+    router = await shop.router(rules=Rules(size=40))
+    await shop.worker("w1", Step(seconds=0.1), concurrency=ONE, rules=Rules(size=4))
+    for n in range(30):
+        await router.submit(work(f"a{n}"))
+    await asyncio.sleep(10)
+    waits = []
+    for n in range(100):
+        try:
+            await router.submit(work(f"b{n}"))
+        except QueueFullError as error:
+            waits.append(error.retry_after)
+    assert waits
+    assert 0.5 < waits[0] < 20
 
-    with_shop(story)
+
+async def test_the_number_of_live_workers_is_broadcast(shop: Shop) -> None:
+    told = shop.heard(FLEET)
+    await shop.router()
+    first = await shop.worker("w1", Step())
+    second = await shop.worker("w2", Step())
+    await asyncio.sleep(3)
+    assert told[-1] == b'{"workers":2}'
+    assert [one.steps.outages.destinations.share for one in (first, second)] == [2, 2]
+    shop.vanish(second)
+    await asyncio.sleep(5)
+    assert told[-1] == b'{"workers":1}'
 
 
 # ---- cancelling -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("where", ["submitted", "waiting", "queued", "running", "gone"])
-def test_work_is_called_off_wherever_it_is_and_its_caller_hears_so_once(where: str) -> None:
-    async def story(shop: Shop) -> None:
-        step = Step(seconds=30)
-        router = await shop.router()
-        if where in ("queued", "running", "gone"):
-            worker = await shop.worker("w1", step, concurrency=ONE, lease=5)
-            await asyncio.sleep(1.1)
-            if where != "running":
-                await router.submit(work("other"))
-        future = await router.submit(work("a"))
-        if where != "submitted":
-            await asyncio.sleep(0.5)
-        if where == "gone":
-            shop.vanish(worker)
-        assert await router.cancel("a", "not needed")
-        (result,) = await answers(future)
-        assert (result.status, result.error_code) == (ResultStatus.CANCELLED, "CANCELLED_BY_USER")
-        assert result.error_message == "not needed"
-        assert len([one for one in await shop.events(OperatorAction) if one.work_id == "a"]) == 1
-        if where == "gone":
-            await shop.worker("w1", step, concurrency=ONE, lease=5)
-            await asyncio.sleep(120)
-        assert len(step.times("a")) == (where == "running")
-        assert not await router.cancel("a")
-        assert not await router.cancel("nobody")
-
-    with_shop(story)
-
-
-def test_another_process_can_call_it_off() -> None:
-    async def story(shop: Shop) -> None:
-        router = await shop.router()
-        future = await router.submit(work("a"))
+async def test_work_is_called_off_wherever_it_is_and_its_caller_hears_so_once(shop: Shop, where: str) -> None:
+    step = Step(seconds=30)
+    router = await shop.router()
+    if where in ("queued", "running", "gone"):
+        worker = await shop.worker("w1", step, concurrency=ONE, lease=5)
+        await asyncio.sleep(1.1)
+        if where != "running":
+            await router.submit(work("other"))
+    future = await router.submit(work("a"))
+    if where != "submitted":
         await asyncio.sleep(0.5)
-        await Client(shop.store, shop.clock).job("a").cancel("from outside")
-        (result,) = await answers(future, within=5)
-        assert result.error_message == "from outside"
+    if where == "gone":
+        shop.vanish(worker)
+    assert await router.cancel("a", "not needed")
+    (result,) = await answers(future)
+    assert (result.status, result.error_code) == (ResultStatus.CANCELLED, "CANCELLED_BY_USER")
+    assert result.error_message == "not needed"
+    assert len([one for one in await shop.events(OperatorAction) if one.work_id == "a"]) == 1
+    if where == "gone":
+        await shop.worker("w1", step, concurrency=ONE, lease=5)
+        await asyncio.sleep(120)
+    assert len(step.times("a")) == (where == "running")
+    assert not await router.cancel("a")
+    assert not await router.cancel("nobody")
 
-    with_shop(story)
+
+async def test_another_process_can_call_it_off(shop: Shop) -> None:
+    router = await shop.router()
+    future = await router.submit(work("a"))
+    await asyncio.sleep(0.5)
+    await Client(shop.store, shop.clock).job("a").cancel("from outside")
+    (result,) = await answers(future, within=5)
+    assert result.error_message == "from outside"
 
 
 # ---- restarts -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("engine", ["memory", "sqlite"])
+@pytest.mark.parametrize("shop", ["memory", "sqlite"], indirect=True)
 @pytest.mark.parametrize("how", ["stops", "vanishes"])
-def test_a_router_that_comes_back_adopts_its_work_and_gets_the_stored_result(
-    how: str, engine: str, tmp_path: Path
-) -> None:
-    async def story(shop: Shop) -> None:
-        step = Step(seconds=3)
-        first = await shop.router()
-        await shop.worker("w1", step)
-        await asyncio.sleep(1.1)
-        await first.submit(work("a"))
-        await asyncio.sleep(1)
-        if how == "stops":
-            await first.stop()
-            shop.members.remove(first)
-        else:
-            shop.vanish(first)
-        await asyncio.sleep(10)
-        second = await shop.router()
-        future = await second.submit(work("a"))
-        (result,) = await answers(future)
-        assert result.status is ResultStatus.SUCCESS
-        assert len(step.began) == 1
-        taken = asyncio.get_running_loop().time()
-        assert taken < (14 if how == "stops" else 45)
-
-    with_shop(story, None if engine == "memory" else str(tmp_path / "s.db"))
+async def test_a_router_that_comes_back_adopts_its_work_and_gets_the_stored_result(shop: Shop, how: str) -> None:
+    step = Step(seconds=3)
+    first = await shop.router()
+    await shop.worker("w1", step)
+    await asyncio.sleep(1.1)
+    await first.submit(work("a"))
+    await asyncio.sleep(1)
+    if how == "stops":
+        await first.stop()
+        shop.members.remove(first)
+    else:
+        shop.vanish(first)
+    await asyncio.sleep(10)
+    second = await shop.router()
+    future = await second.submit(work("a"))
+    (result,) = await answers(future)
+    assert result.status is ResultStatus.SUCCESS
+    assert len(step.began) == 1
+    taken = asyncio.get_running_loop().time()
+    assert taken < (14 if how == "stops" else 45)
 
 
-def test_a_router_may_vanish_more_often_than_work_may_crash() -> None:
-    async def story(shop: Shop) -> None:
-        for _ in range(5):
-            router = await shop.router()
-            await router.submit(work("a"))
-            await asyncio.sleep(1)
-            shop.vanish(router)
-            await asyncio.sleep(31)
+async def test_a_router_may_vanish_more_often_than_work_may_crash(shop: Shop) -> None:
+    for _ in range(5):
         router = await shop.router()
-        await shop.worker("w1", Step())
-        (result,) = await answers(await router.submit(work("a")))
-        assert result.status is ResultStatus.SUCCESS
-
-    with_shop(story)
-
-
-def test_a_client_hands_in_before_any_router_runs() -> None:
-    async def story(shop: Shop) -> None:
-        client = Client(shop.store, shop.clock)
-        handle = await client.submit("test.step", {"n": 1}, deadline=50)
-        await asyncio.sleep(5)
-        await shop.router()
-        await shop.worker("w1", Step(DENIED))
-        assert (await handle.result()).error_code == "PERMISSION_DENIED"
-
-    with_shop(story)
+        await router.submit(work("a"))
+        await asyncio.sleep(1)
+        shop.vanish(router)
+        await asyncio.sleep(31)
+    router = await shop.router()
+    await shop.worker("w1", Step())
+    (result,) = await answers(await router.submit(work("a")))
+    assert result.status is ResultStatus.SUCCESS
 
 
-def test_two_routers_share_a_store_and_every_caller_hears() -> None:
-    async def story(shop: Shop) -> None:
-        one, two = await shop.router(router_id="r1"), await shop.router(router_id="r2")
-        await shop.worker("w1", Step(seconds=0.1))
-        futures = [await (one if n % 2 else two).submit(work(f"a{n}")) for n in range(40)]
-        results = await answers(*futures)
-        assert {result.status for result in results} == {ResultStatus.SUCCESS}
+async def test_a_client_hands_in_before_any_router_runs(shop: Shop) -> None:
+    client = Client(shop.store, shop.clock)
+    handle = await client.submit("test.step", {"n": 1}, deadline=50)
+    await asyncio.sleep(5)
+    await shop.router()
+    await shop.worker("w1", Step(DENIED))
+    assert (await handle.result()).error_code == "PERMISSION_DENIED"
 
-    with_shop(story)
+
+async def test_two_routers_share_a_store_and_every_caller_hears(shop: Shop) -> None:
+    one, two = await shop.router(router_id="r1"), await shop.router(router_id="r2")
+    await shop.worker("w1", Step(seconds=0.1))
+    futures = [await (one if n % 2 else two).submit(work(f"a{n}")) for n in range(40)]
+    results = await answers(*futures)
+    assert {result.status for result in results} == {ResultStatus.SUCCESS}
 
 
 # ---- bounded tables -------------------------------------------------------------------------------------------------
@@ -459,27 +388,26 @@ def test_a_worker_that_resumes_has_not_restarted() -> None:
         assert table.record_heartbeat(beat, float(second)) == told
 
 
-def test_heartbeats_of_150_000_workers_that_do_not_exist_leave_a_small_status_with_the_real_one_in_it() -> None:
-    async def story(shop: Shop) -> None:
-        router = await shop.router()
-        health, said = router.health, {"cpu": ClassHealth(OverloadStatus.HEALTHY, 0, 0, 4)}
-        for number in range(150_000):
-            beat = Heartbeat(f"invented-{number}", 0, said, incarnation="x", store="another")
-            health.record_clock(beat, 0)
-            health.record_heartbeat(beat, shop.clock.now())
-        await shop.worker("real", Step())
-        await asyncio.sleep(1.5)
-        snapshot = router.snapshot()
-        assert "real" in snapshot.workers["cpu"], "the real one takes the place of one that is not"
-        assert sum(map(len, snapshot.workers.values())) == MOST_SHOWN
-        assert snapshot.workers_left_out > 9_000
-        assert len(msgspec.json.encode(snapshot)) < 256 << 10
-        assert len(health._ahead_ms) <= MOST_WORKERS
-        long_name = Heartbeat("w" * 300, 0, said)
-        assert not health.record_heartbeat(long_name, shop.clock.now())
-        assert long_name.worker_id not in health.all()["cpu"]
-
-    with_shop(story)
+async def test_heartbeats_of_150_000_workers_that_do_not_exist_leave_a_small_status_with_the_real_one_in_it(
+    shop: Shop,
+) -> None:
+    router = await shop.router()
+    health, said = router.health, {"cpu": ClassHealth(OverloadStatus.HEALTHY, 0, 0, 4)}
+    for number in range(150_000):
+        beat = Heartbeat(f"invented-{number}", 0, said, incarnation="x", store="another")
+        health.record_clock(beat, 0)
+        health.record_heartbeat(beat, shop.clock.now())
+    await shop.worker("real", Step())
+    await asyncio.sleep(1.5)
+    snapshot = router.snapshot()
+    assert "real" in snapshot.workers["cpu"], "the real one takes the place of one that is not"
+    assert sum(map(len, snapshot.workers.values())) == MOST_SHOWN
+    assert snapshot.workers_left_out > 9_000
+    assert len(msgspec.json.encode(snapshot)) < 256 << 10
+    assert len(health._ahead_ms) <= MOST_WORKERS
+    long_name = Heartbeat("w" * 300, 0, said)
+    assert not health.record_heartbeat(long_name, shop.clock.now())
+    assert long_name.worker_id not in health.all()["cpu"]
 
 
 def test_workers_that_are_gone_are_forgotten_and_tables_have_bounds() -> None:
@@ -518,15 +446,12 @@ async def old_worker(shop: Shop, status: str, message: str | None = None) -> Non
             await shop.transport.publish(RESULT, json.dumps(result).encode())
 
 
-def test_an_old_worker_is_reached_over_the_shared_subject() -> None:
-    async def story(shop: Shop) -> None:
-        peer = asyncio.create_task(old_worker(shop, "accepted"))
-        router = await shop.router(shared_subject=True)
-        (result,) = await answers(await router.submit(work("a")), within=5)
-        assert (result.status, result.provider_id) == (ResultStatus.SUCCESS, "old")
-        peer.cancel()
-
-    with_shop(story)
+async def test_an_old_worker_is_reached_over_the_shared_subject(shop: Shop) -> None:
+    peer = asyncio.create_task(old_worker(shop, "accepted"))
+    router = await shop.router(shared_subject=True)
+    (result,) = await answers(await router.submit(work("a")), within=5)
+    assert (result.status, result.provider_id) == (ResultStatus.SUCCESS, "old")
+    peer.cancel()
 
 
 @pytest.mark.parametrize(
@@ -539,85 +464,69 @@ def test_an_old_worker_is_reached_over_the_shared_subject() -> None:
         (None, "INVALID_INPUT"),
     ],
 )
-def test_a_refusal_without_a_reason_is_the_end_and_says_what_its_words_say(message: str | None, code: str) -> None:
-    async def story(shop: Shop) -> None:
-        peer = asyncio.create_task(old_worker(shop, "rejected", message))
-        router = await shop.router(shared_subject=True)
-        (result,) = await answers(await router.submit(work("a")), within=5)
-        assert (result.status, result.error_code) == (ResultStatus.ERROR, code)
-        peer.cancel()
-
-    with_shop(story)
+async def test_a_refusal_without_a_reason_is_the_end_and_says_what_its_words_say(
+    shop: Shop, message: str | None, code: str
+) -> None:
+    peer = asyncio.create_task(old_worker(shop, "rejected", message))
+    router = await shop.router(shared_subject=True)
+    (result,) = await answers(await router.submit(work("a")), within=5)
+    assert (result.status, result.error_code) == (ResultStatus.ERROR, code)
+    peer.cancel()
 
 
 @pytest.mark.parametrize(
     "wrong", [work("a", job="none.such"), structs.replace(work("a"), job=Job("test.step", payload_ref="s3://x"))]
 )
-def test_what_the_baseline_cannot_run_is_the_callers_mistake_and_no_overload(wrong: ExecAssignment) -> None:
-    async def story(shop: Shop) -> None:
-        router = await shop.router()
-        await shop.worker("w1", Step(), queue_v2=False)
-        await asyncio.sleep(1.1)
-        (result,) = await answers(await router.submit(wrong))
-        assert (result.status, result.error_code) == (ResultStatus.ERROR, "INVALID_INPUT")
+async def test_what_the_baseline_cannot_run_is_the_callers_mistake_and_no_overload(
+    shop: Shop, wrong: ExecAssignment
+) -> None:
+    router = await shop.router()
+    await shop.worker("w1", Step(), queue_v2=False)
+    await asyncio.sleep(1.1)
+    (result,) = await answers(await router.submit(wrong))
+    assert (result.status, result.error_code) == (ResultStatus.ERROR, "INVALID_INPUT")
 
-    with_shop(story)
 
-
-def test_without_the_shared_subject_work_waits_for_a_worker_that_tells_of_itself() -> None:
+async def test_without_the_shared_subject_work_waits_for_a_worker_that_tells_of_itself(shop: Shop) -> None:
     """The control of the two before."""
-
-    async def story(shop: Shop) -> None:
-        peer = asyncio.create_task(old_worker(shop, "accepted"))
-        router = await shop.router()
-        future = await router.submit(work("a"))
-        await asyncio.sleep(20)
-        assert not future.done()
-        peer.cancel()
-
-    with_shop(story)
+    peer = asyncio.create_task(old_worker(shop, "accepted"))
+    router = await shop.router()
+    future = await router.submit(work("a"))
+    await asyncio.sleep(20)
+    assert not future.done()
+    peer.cancel()
 
 
-def test_an_assignment_that_never_arrived_is_sent_again() -> None:
-    async def story(shop: Shop) -> None:
-        router = await shop.router()
-        await beat(shop, "deaf", OverloadStatus.HEALTHY)
-        future = await router.submit(work("a"))
-        await asyncio.sleep(1)
-        await shop.worker("w1", Step())
-        (result,) = await answers(future)
-        assert result.worker_id == "w1"
-
-    with_shop(story)
+async def test_an_assignment_that_never_arrived_is_sent_again(shop: Shop) -> None:
+    router = await shop.router()
+    await beat(shop, "deaf", OverloadStatus.HEALTHY)
+    future = await router.submit(work("a"))
+    await asyncio.sleep(1)
+    await shop.worker("w1", Step())
+    (result,) = await answers(future)
+    assert result.worker_id == "w1"
 
 
-def test_nonsense_on_the_routers_subjects_harms_nobody() -> None:
-    async def story(shop: Shop) -> None:
-        router = await shop.router()
-        for subject in (ACK, RESULT, HEARTBEAT):
-            for body in (b"", b"{}", b"[1]", b'{"assignment_id":"x","status":"accepted"}', b"\xff"):
-                await shop.transport.publish(subject, body)
-        await shop.worker("w1", Step())
-        (result,) = await answers(await router.submit(work("a")))
-        assert result.status is ResultStatus.SUCCESS
-
-    with_shop(story)
+async def test_nonsense_on_the_routers_subjects_harms_nobody(shop: Shop) -> None:
+    router = await shop.router()
+    for subject in (ACK, RESULT, HEARTBEAT):
+        for body in (b"", b"{}", b"[1]", b'{"assignment_id":"x","status":"accepted"}', b"\xff"):
+            await shop.transport.publish(subject, body)
+    await shop.worker("w1", Step())
+    (result,) = await answers(await router.submit(work("a")))
+    assert result.status is ResultStatus.SUCCESS
 
 
-def test_every_caller_whose_work_is_elsewhere_hears_however_many_there_are() -> None:
+async def test_every_caller_whose_work_is_elsewhere_hears_however_many_there_are(shop: Shop) -> None:
     """Another router looks after all of it: this one only has the callers, more of them than it looks at in a go."""
-
-    async def story(shop: Shop) -> None:
-        names = [f"a{n}" for n in range(service.BATCH + 50)]
-        first = await shop.router("first")
-        for name in names:
-            await Client(shop.store, shop.clock).hand_in(work(name))
-        await asyncio.sleep(1)
-        second = await shop.router("second")
-        futures = [await second.submit(work(name)) for name in names]
-        for name in names[service.BATCH :]:
-            await first.cancel(name)
-        done = await answers(*futures[service.BATCH :], within=30)
-        assert {one.status for one in done} == {ResultStatus.CANCELLED}
-
-    with_shop(story)
+    names = [f"a{n}" for n in range(service.BATCH + 50)]
+    first = await shop.router("first")
+    for name in names:
+        await Client(shop.store, shop.clock).hand_in(work(name))
+    await asyncio.sleep(1)
+    second = await shop.router("second")
+    futures = [await second.submit(work(name)) for name in names]
+    for name in names[service.BATCH :]:
+        await first.cancel(name)
+    done = await answers(*futures[service.BATCH :], within=30)
+    assert {one.status for one in done} == {ResultStatus.CANCELLED}

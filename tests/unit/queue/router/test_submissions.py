@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from reefknot.queue.model.messages import ExecAssignment, ExecResult, ResultJob,
 from reefknot.queue.model.work import WorkState
 from reefknot.queue.port.work_queue import Settlement
 from reefknot.queue.router.service import Router
-from tests.workshop import Shop, Step, with_shop, work
+from tests.workshop import Shop, Step, work
 
 ONE = {"cpu": 1}
 
@@ -39,239 +38,202 @@ class Counted:
         return getattr(self._work, name)
 
 
-def test_a_hundred_submissions_at_once_are_few_writes_and_no_claims() -> None:
-    async def story(shop: Shop) -> None:
-        counted: Any = Counted(shop.store.work)
-        shop.store.work = counted  # type: ignore[misc]
-        router = await shop.router()
-        shop.store.work = counted._work  # type: ignore[misc]
-        await shop.worker("w1", Step(seconds=0))
-        await asyncio.sleep(1.1)
-        claims = counted.calls["claim"]
-        results = await all_of(router, [f"a{n}" for n in range(100)])
-        assert {one.status for one in results} == {ResultStatus.SUCCESS}
-        assert counted.calls["enqueue"] <= 5
-        assert "settle" not in counted.calls, "its worker has written the results in the same store"
-        assert counted.calls["claim"] - claims <= 3, "only the look for what others handed in"
-
-    with_shop(story)
+async def test_a_hundred_submissions_at_once_are_few_writes_and_no_claims(shop: Shop) -> None:
+    counted: Any = Counted(shop.store.work)
+    shop.store.work = counted  # type: ignore[misc]
+    router = await shop.router()
+    shop.store.work = counted._work  # type: ignore[misc]
+    await shop.worker("w1", Step(seconds=0))
+    await asyncio.sleep(1.1)
+    claims = counted.calls["claim"]
+    results = await all_of(router, [f"a{n}" for n in range(100)])
+    assert {one.status for one in results} == {ResultStatus.SUCCESS}
+    assert counted.calls["enqueue"] <= 5
+    assert "settle" not in counted.calls, "its worker has written the results in the same store"
+    assert counted.calls["claim"] - claims <= 3, "only the look for what others handed in"
 
 
-def test_a_submission_is_this_routers_from_the_first_moment_on_if_there_is_room() -> None:
-    async def story(shop: Shop) -> None:
-        router = await shop.router(rules=Rules(size=10))
-        await router.submit(work("a"))
-        item = await shop.store.work.get("a")
-        assert item is not None
-        assert (item.state, item.owner) == (WorkState.RUNNING, router.owner)
-        assert router.table.waiting == 1
-
-    with_shop(story)
+async def test_a_submission_is_this_routers_from_the_first_moment_on_if_there_is_room(shop: Shop) -> None:
+    router = await shop.router(rules=Rules(size=10))
+    await router.submit(work("a"))
+    item = await shop.store.work.get("a")
+    assert item is not None
+    assert (item.state, item.owner) == (WorkState.RUNNING, router.owner)
+    assert router.table.waiting == 1
 
 
-def test_what_comes_when_there_is_no_room_stands_in_the_store_until_there_is() -> None:
-    async def story(shop: Shop) -> None:
-        router = await shop.router(rules=Rules(size=10))
-        await shop.worker("w1", Step(seconds=1), concurrency=ONE, rules=Rules(size=100))
-        await asyncio.sleep(1.1)
-        futures = [await router.submit(work(f"a{n}")) for n in range(10)]
-        await asyncio.sleep(0.1)
-        futures += [await router.submit(work(f"b{n}")) for n in range(5)]
-        waiting = await shop.store.work.get("b4")
-        assert waiting is not None
-        assert (waiting.state, len(router.table)) == (WorkState.PENDING, 10)
-        async with asyncio.timeout(60):
-            results = await asyncio.gather(*futures)
-        assert len({one.assignment_id for one in results}) == 15
-
-    with_shop(story)
+async def test_what_comes_when_there_is_no_room_stands_in_the_store_until_there_is(shop: Shop) -> None:
+    router = await shop.router(rules=Rules(size=10))
+    await shop.worker("w1", Step(seconds=1), concurrency=ONE, rules=Rules(size=100))
+    await asyncio.sleep(1.1)
+    futures = [await router.submit(work(f"a{n}")) for n in range(10)]
+    await asyncio.sleep(0.1)
+    futures += [await router.submit(work(f"b{n}")) for n in range(5)]
+    waiting = await shop.store.work.get("b4")
+    assert waiting is not None
+    assert (waiting.state, len(router.table)) == (WorkState.PENDING, 10)
+    async with asyncio.timeout(60):
+        results = await asyncio.gather(*futures)
+    assert len({one.assignment_id for one in results}) == 15
 
 
-def test_a_store_that_fails_is_every_callers_error_and_nobody_is_taken_on() -> None:
-    async def story(shop: Shop) -> None:
-        router = await shop.router()
+async def test_a_store_that_fails_is_every_callers_error_and_nobody_is_taken_on(shop: Shop) -> None:
+    router = await shop.router()
 
-        async def broken(*given: Any, **named: Any) -> Any:
-            raise StoreUnavailableError("memory:", "it is away", "wait")
+    async def broken(*given: Any, **named: Any) -> Any:
+        raise StoreUnavailableError("memory:", "it is away", "wait")
 
-        real, router.submissions.enqueue = router.submissions.enqueue, broken  # type: ignore[method-assign]
-        answers = await asyncio.gather(*(router.submit(work(f"a{n}")) for n in range(3)), return_exceptions=True)
-        assert [type(one) for one in answers] == [StoreUnavailableError] * 3
-        assert (len(router.table), router._callers.elsewhere()) == (0, [])
-        router.submissions.enqueue = real  # type: ignore[method-assign]
-        await shop.worker("w1", Step())
-        (result,) = await all_of(router, ["a0"])
-        assert result.status is ResultStatus.SUCCESS
-
-    with_shop(story)
+    real, router.submissions.enqueue = router.submissions.enqueue, broken  # type: ignore[method-assign]
+    answers = await asyncio.gather(*(router.submit(work(f"a{n}")) for n in range(3)), return_exceptions=True)
+    assert [type(one) for one in answers] == [StoreUnavailableError] * 3
+    assert (len(router.table), router._callers.elsewhere()) == (0, [])
+    router.submissions.enqueue = real  # type: ignore[method-assign]
+    await shop.worker("w1", Step())
+    (result,) = await all_of(router, ["a0"])
+    assert result.status is ResultStatus.SUCCESS
 
 
-def test_a_caller_that_goes_away_leaves_its_work_behind_and_no_trace_of_itself() -> None:
-    async def story(shop: Shop) -> None:
-        step = Step()
-        router = await shop.router()
-        task = asyncio.create_task(router.submit(work("a")))
-        await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await shop.worker("w1", step)
-        await asyncio.sleep(5)
-        assert len(step.began) == 1
-        assert await router.submissions.answer("a") is not None
-        assert router._callers.elsewhere() == []
-
-    with_shop(story)
+async def test_a_caller_that_goes_away_leaves_its_work_behind_and_no_trace_of_itself(shop: Shop) -> None:
+    step = Step()
+    router = await shop.router()
+    task = asyncio.create_task(router.submit(work("a")))
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await shop.worker("w1", step)
+    await asyncio.sleep(5)
+    assert len(step.began) == 1
+    assert await router.submissions.answer("a") is not None
+    assert router._callers.elsewhere() == []
 
 
-def test_an_answer_that_cannot_be_kept_harms_no_other_of_its_group() -> None:
-    async def story(shop: Shop) -> None:
-        router = await shop.router()
-        queue: Any = shop.store.work
-        settle = queue.settle
+async def test_an_answer_that_cannot_be_kept_harms_no_other_of_its_group(shop: Shop) -> None:
+    router = await shop.router()
+    queue: Any = shop.store.work
+    settle = queue.settle
 
-        async def picky(settlements: Sequence[Settlement]) -> list[bool]:
-            if any(one.id == "bad" for one in settlements):
-                raise ValueError("not this one")
-            kept: list[bool] = await settle(settlements)
-            return kept
+    async def picky(settlements: Sequence[Settlement]) -> list[bool]:
+        if any(one.id == "bad" for one in settlements):
+            raise ValueError("not this one")
+        kept: list[bool] = await settle(settlements)
+        return kept
 
-        queue.settle = picky
-        futures = {name: await router.submit(work(name)) for name in ("a", "bad", "b")}
-        for name in futures:
-            pending = router.table.get(name)
-            assert pending is not None
-            router._completion.finish_foreign(pending, result_of(pending.assignment), None)
-        await asyncio.sleep(0.1)
-        assert [name for name, future in futures.items() if future.done()] == ["a", "b"]
-        queue.settle = settle
-
-    with_shop(story)
+    queue.settle = picky
+    futures = {name: await router.submit(work(name)) for name in ("a", "bad", "b")}
+    for name in futures:
+        pending = router.table.get(name)
+        assert pending is not None
+        router._completion.finish_foreign(pending, result_of(pending.assignment), None)
+    await asyncio.sleep(0.1)
+    assert [name for name, future in futures.items() if future.done()] == ["a", "b"]
+    queue.settle = settle
 
 
 def result_of(assignment: ExecAssignment) -> ExecResult:
     return ExecResult(assignment.assignment_id, "r", ResultStatus.SUCCESS, "w", ResultJob("test.step"), 1, 0)
 
 
-def test_nobody_hears_of_an_answer_that_is_not_kept_and_the_transport_neither() -> None:
-    async def story(shop: Shop) -> None:
-        router = await shop.router()
-        heard: list[str] = []
+async def test_nobody_hears_of_an_answer_that_is_not_kept_and_the_transport_neither(shop: Shop) -> None:
+    router = await shop.router()
+    heard: list[str] = []
 
-        async def done() -> None:
-            heard.append("done")
+    async def done() -> None:
+        heard.append("done")
 
-        future = await router.submit(work("a"))
-        pending = router.table.get("a")
-        assert pending is not None
-        queue: Any = shop.store.work
-        settle = queue.settle
+    future = await router.submit(work("a"))
+    pending = router.table.get("a")
+    assert pending is not None
+    queue: Any = shop.store.work
+    settle = queue.settle
 
-        async def away(settlements: Sequence[Settlement]) -> list[bool]:
-            raise StoreUnavailableError("memory:", "it is away", "wait")
+    async def away(settlements: Sequence[Settlement]) -> list[bool]:
+        raise StoreUnavailableError("memory:", "it is away", "wait")
 
-        queue.settle = away
-        router._completion.finish_foreign(pending, result_of(pending.assignment), done)
-        await asyncio.sleep(0.1)
-        assert (future.done(), heard) == (False, [])
-        queue.settle = settle
-        await shop.worker("w1", Step())
-        async with asyncio.timeout(60):  # its claim runs out, and it is sent once more
-            assert (await future).worker_id == "w1"
-
-    with_shop(story)
+    queue.settle = away
+    router._completion.finish_foreign(pending, result_of(pending.assignment), done)
+    await asyncio.sleep(0.1)
+    assert (future.done(), heard) == (False, [])
+    queue.settle = settle
+    await shop.worker("w1", Step())
+    async with asyncio.timeout(60):  # its claim runs out, and it is sent once more
+        assert (await future).worker_id == "w1"
 
 
-def test_a_router_that_stops_keeps_the_answers_it_has_heard() -> None:
-    async def story(shop: Shop) -> None:
-        router = await shop.router()
-        future = await router.submit(work("a"))
-        pending = router.table.get("a")
-        assert pending is not None
-        router._completion.finish_foreign(pending, result_of(pending.assignment), None)
-        await router.stop()
-        shop.members.remove(router)
-        assert future.result().status is ResultStatus.SUCCESS
-        assert await router.submissions.answer("a") is not None
-
-    with_shop(story)
+async def test_a_router_that_stops_keeps_the_answers_it_has_heard(shop: Shop) -> None:
+    router = await shop.router()
+    future = await router.submit(work("a"))
+    pending = router.table.get("a")
+    assert pending is not None
+    router._completion.finish_foreign(pending, result_of(pending.assignment), None)
+    await router.stop()
+    shop.members.remove(router)
+    assert future.result().status is ResultStatus.SUCCESS
+    assert await router.submissions.answer("a") is not None
 
 
-@pytest.mark.parametrize("engine", ["memory", "sqlite"])
-def test_what_a_router_held_whose_process_is_known_to_be_gone_is_taken_on_at_once(engine: str, tmp_path: Path) -> None:
-    async def story(shop: Shop) -> None:
-        first = await shop.router()
-        future = await first.submit(work("a"))
-        await asyncio.sleep(1)
-        shop.vanish(first)
-        second = await shop.router()
-        await shop.worker("w1", Step())
-        began = asyncio.get_running_loop().time()
-        assert first.owner in await shop.store.leases.owners()
-        assert await shop.store.leases.end([first.owner]) == 1
-        (result,) = await all_of(second, ["a"])
-        assert result.status is ResultStatus.SUCCESS
-        assert asyncio.get_running_loop().time() - began < 5, "nobody waits for a lease"
-        assert not future.done()
-        requeued = [one for one in await shop.events(Requeued) if isinstance(one, Requeued)]
-        assert {("its router vanished", 0)} == {(one.reason, one.generation) for one in requeued}
-
-    with_shop(story, None if engine == "memory" else str(tmp_path / "s.db"))
+@pytest.mark.parametrize("shop", ["memory", "sqlite"], indirect=True)
+async def test_what_a_router_held_whose_process_is_known_to_be_gone_is_taken_on_at_once(shop: Shop) -> None:
+    first = await shop.router()
+    future = await first.submit(work("a"))
+    await asyncio.sleep(1)
+    shop.vanish(first)
+    second = await shop.router()
+    await shop.worker("w1", Step())
+    began = asyncio.get_running_loop().time()
+    assert first.owner in await shop.store.leases.owners()
+    assert await shop.store.leases.end([first.owner]) == 1
+    (result,) = await all_of(second, ["a"])
+    assert result.status is ResultStatus.SUCCESS
+    assert asyncio.get_running_loop().time() - began < 5, "nobody waits for a lease"
+    assert not future.done()
+    requeued = [one for one in await shop.events(Requeued) if isinstance(one, Requeued)]
+    assert {("its router vanished", 0)} == {(one.reason, one.generation) for one in requeued}
 
 
-def test_a_router_that_has_stopped_keeps_what_it_is_given_for_the_next_one() -> None:
-    async def story(shop: Shop) -> None:
-        first = await shop.router()
-        await first.stop()
-        shop.members.remove(first)
-        async with asyncio.timeout(5):
-            await first.submit(work("a"))
-        await shop.store.leases.end([first.owner])
-        second = await shop.router()
-        await shop.worker("w1", Step())
-        (result,) = await all_of(second, ["a"])
-        assert result.status is ResultStatus.SUCCESS
-
-    with_shop(story)
+async def test_a_router_that_has_stopped_keeps_what_it_is_given_for_the_next_one(shop: Shop) -> None:
+    first = await shop.router()
+    await first.stop()
+    shop.members.remove(first)
+    async with asyncio.timeout(5):
+        await first.submit(work("a"))
+    await shop.store.leases.end([first.owner])
+    second = await shop.router()
+    await shop.worker("w1", Step())
+    (result,) = await all_of(second, ["a"])
+    assert result.status is ResultStatus.SUCCESS
 
 
-def test_a_late_router_cannot_answer_what_another_one_took_on() -> None:
-    async def story(shop: Shop) -> None:
-        first = await shop.router()
-        future = await first.submit(work("a"))
-        pending = first.table.get("a")
-        assert pending is not None
-        first.services.cancel()
-        for batch in (first._callers.batch, first._completion.batch):  # it is stuck, and does not know it
-            first.services.keep(f"batch {id(batch)}", batch.serve)
-        await shop.store.leases.end([first.owner])
-        second = await shop.router()
-        await shop.worker("w1", Step())
-        (result,) = await all_of(second, ["a"])
-        first._completion.finish_foreign(pending, result_of(pending.assignment), None)
-        await asyncio.sleep(1)
-        assert future.result() == result, "its caller hears what the store has, not what the late one brought"
-        assert await second.submissions.answer("a") == result
-
-    with_shop(story)
+async def test_a_late_router_cannot_answer_what_another_one_took_on(shop: Shop) -> None:
+    first = await shop.router()
+    future = await first.submit(work("a"))
+    pending = first.table.get("a")
+    assert pending is not None
+    first.services.cancel()
+    for batch in (first._callers.batch, first._completion.batch):  # it is stuck, and does not know it
+        first.services.keep(f"batch {id(batch)}", batch.serve)
+    await shop.store.leases.end([first.owner])
+    second = await shop.router()
+    await shop.worker("w1", Step())
+    (result,) = await all_of(second, ["a"])
+    first._completion.finish_foreign(pending, result_of(pending.assignment), None)
+    await asyncio.sleep(1)
+    assert future.result() == result, "its caller hears what the store has, not what the late one brought"
+    assert await second.submissions.answer("a") == result
 
 
-def test_a_router_ends_although_the_store_fails_the_claim_that_is_under_way() -> None:
+async def test_a_router_ends_although_the_store_fails_the_claim_that_is_under_way(shop: Shop) -> None:
     """Its cancellation was lost in the error of the store, and the process never ended."""
+    router = await shop.router()
+    asked = asyncio.Event()
 
-    async def story(shop: Shop) -> None:
-        router = await shop.router()
-        asked = asyncio.Event()
+    async def claim(*given: object, **more: object) -> list[object]:
+        asked.set()
+        await asyncio.sleep(1)
+        raise StoreUnavailableError("x", "the disk reported an error", "check the disk")
 
-        async def claim(*given: object, **more: object) -> list[object]:
-            asked.set()
-            await asyncio.sleep(1)
-            raise StoreUnavailableError("x", "the disk reported an error", "check the disk")
-
-        router.submissions.claim = claim  # type: ignore[method-assign, assignment]
-        router._claim_now.set()
-        async with asyncio.timeout(60):
-            await asked.wait()
-        async with asyncio.timeout(60):
-            await router.stop()
-
-    with_shop(story)
+    router.submissions.claim = claim  # type: ignore[method-assign, assignment]
+    router._claim_now.set()
+    async with asyncio.timeout(60):
+        await asked.wait()
+    async with asyncio.timeout(60):
+        await router.stop()

@@ -94,121 +94,97 @@ def test_control_ids_without_their_tenant_would_be_caught(monkeypatch: pytest.Mo
         with_shop(lambda shop: each_has_its_own(shop, TENANTS, 0.01))
 
 
-def test_another_job_under_the_id_of_another_tenant_is_no_conflict() -> None:
-    async def story(shop: Shop) -> None:
-        router = await shop.router()
-        await shop.worker("w1", Told())
-        await asyncio.sleep(1.1)
-        futures = [await router.submit(of(tenant, value=number)) for number, tenant in enumerate(TENANTS)]
-        async with asyncio.timeout(30):
-            values = [(await future).output for future in futures]
-        assert values == [{"tenant": tenant, "value": number} for number, tenant in enumerate(TENANTS)]
-        with pytest.raises(KeyConflictError):
-            await router.submit(of("acme", value=9))
-
-    with_shop(story)
+async def test_another_job_under_the_id_of_another_tenant_is_no_conflict(shop: Shop) -> None:
+    router = await shop.router()
+    await shop.worker("w1", Told())
+    await asyncio.sleep(1.1)
+    futures = [await router.submit(of(tenant, value=number)) for number, tenant in enumerate(TENANTS)]
+    async with asyncio.timeout(30):
+        values = [(await future).output for future in futures]
+    assert values == [{"tenant": tenant, "value": number} for number, tenant in enumerate(TENANTS)]
+    with pytest.raises(KeyConflictError):
+        await router.submit(of("acme", value=9))
 
 
-def test_a_sink_gets_another_idempotency_key_for_each_tenant() -> None:
-    async def story(shop: Shop) -> None:
-        step = Told()
-        await shop.worker("w1", step)
-        await shop.send(*map(of, TENANTS))
-        await asyncio.sleep(1)
-        assert {one.idempotency_key for one in step.contexts} == {"acme|x/0", "bolt|x/0", "x/0"}
-        assert {one.assignment_id for one in step.contexts} == {"x"}
-
-    with_shop(story)
+async def test_a_sink_gets_another_idempotency_key_for_each_tenant(shop: Shop) -> None:
+    step = Told()
+    await shop.worker("w1", step)
+    await shop.send(*map(of, TENANTS))
+    await asyncio.sleep(1)
+    assert {one.idempotency_key for one in step.contexts} == {"acme|x/0", "bolt|x/0", "x/0"}
+    assert {one.assignment_id for one in step.contexts} == {"x"}
 
 
-def test_events_name_the_assignments_own_id_and_the_tenant_beside_it() -> None:
-    async def story(shop: Shop) -> None:
-        await shop.router()
-        await shop.worker("w1", Told())
-        await asyncio.sleep(1.1)
-        await (await Client(shop.store, shop.clock).hand_in(of("acme"))).result(30)
-        events = [event for event in await shop.events() if event.work_id is not None]
-        assert {(event.work_id, event.tenant_id) for event in events} == {("x", "acme")}
-
-    with_shop(story)
+async def test_events_name_the_assignments_own_id_and_the_tenant_beside_it(shop: Shop) -> None:
+    await shop.router()
+    await shop.worker("w1", Told())
+    await asyncio.sleep(1.1)
+    await (await Client(shop.store, shop.clock).hand_in(of("acme"))).result(30)
+    events = [event for event in await shop.events() if event.work_id is not None]
+    assert {(event.work_id, event.tenant_id) for event in events} == {("x", "acme")}
 
 
 # ---- cancelling -----------------------------------------------------------------------------------------------------
 
 
-def test_a_tenant_cancels_its_own_and_nobody_elses() -> None:
-    async def story(shop: Shop) -> None:
-        await shop.router()
-        await shop.worker("w1", Told(seconds=5), concurrency={"cpu": 3})
-        await asyncio.sleep(1.1)
-        client = Client(shop.store, shop.clock)
-        handles = [await client.hand_in(of(tenant)) for tenant in TENANTS]
-        await asyncio.sleep(1)
-        await client.cancel("x", "enough", tenant_id="bolt")
-        await client.cancel("x", tenant_id="nobody")
-        results = [await handle.result(30) for handle in handles]
-        assert [result.status.value for result in results] == ["success", "cancelled", "success"]
-        assert results[1].error_message == "enough"
-        assert [await handle.status() for handle in handles] == ["succeeded", "cancelled", "succeeded"]
-
-    with_shop(story)
+async def test_a_tenant_cancels_its_own_and_nobody_elses(shop: Shop) -> None:
+    await shop.router()
+    await shop.worker("w1", Told(seconds=5), concurrency={"cpu": 3})
+    await asyncio.sleep(1.1)
+    client = Client(shop.store, shop.clock)
+    handles = [await client.hand_in(of(tenant)) for tenant in TENANTS]
+    await asyncio.sleep(1)
+    await client.cancel("x", "enough", tenant_id="bolt")
+    await client.cancel("x", tenant_id="nobody")
+    results = [await handle.result(30) for handle in handles]
+    assert [result.status.value for result in results] == ["success", "cancelled", "success"]
+    assert results[1].error_message == "enough"
+    assert [await handle.status() for handle in handles] == ["succeeded", "cancelled", "succeeded"]
 
 
 @pytest.mark.parametrize("tenant", TENANTS)
-def test_a_router_cancels_what_waits_of_this_tenant_alone(tenant: str | None) -> None:
-    async def story(shop: Shop) -> None:
-        router = await shop.router()
-        futures = {one: await router.submit(of(one)) for one in TENANTS}
-        assert await router.cancel("x", tenant_id=tenant)
-        await asyncio.sleep(1)
-        assert {one for one, future in futures.items() if future.done()} == {tenant}
-
-    with_shop(story)
+async def test_a_router_cancels_what_waits_of_this_tenant_alone(shop: Shop, tenant: str | None) -> None:
+    router = await shop.router()
+    futures = {one: await router.submit(of(one)) for one in TENANTS}
+    assert await router.cancel("x", tenant_id=tenant)
+    await asyncio.sleep(1)
+    assert {one for one, future in futures.items() if future.done()} == {tenant}
 
 
-def test_a_cancel_message_without_a_tenant_leaves_the_work_of_tenants_alone() -> None:
-    async def story(shop: Shop) -> None:
-        await shop.worker("w1", Told(seconds=5), concurrency={"cpu": 3})
-        await shop.send(of("acme"), of(None))
-        await shop.transport.publish(CANCEL, encode(Cancel("x")))
-        await asyncio.sleep(30)
-        assert {one.tenant_id: one.status.value for one in shop.results} == {"acme": "success", None: "cancelled"}
-
-    with_shop(story)
+async def test_a_cancel_message_without_a_tenant_leaves_the_work_of_tenants_alone(shop: Shop) -> None:
+    await shop.worker("w1", Told(seconds=5), concurrency={"cpu": 3})
+    await shop.send(of("acme"), of(None))
+    await shop.transport.publish(CANCEL, encode(Cancel("x")))
+    await asyncio.sleep(30)
+    assert {one.tenant_id: one.status.value for one in shop.results} == {"acme": "success", None: "cancelled"}
 
 
 # ---- a worker that makes room, or leaves ----------------------------------------------------------------------------
 
 
-def test_what_is_dropped_to_make_room_is_answered_under_its_own_id_and_tenant() -> None:
-    async def story(shop: Shop) -> None:
-        rules = Rules(size=1, policy=RejectionPolicy.DROP_OLDEST)
-        await shop.worker("w1", Step(seconds=20), concurrency={"cpu": 1}, rules=rules)
-        await shop.send(of("acme", "running"))
-        await shop.send(of("acme"))
-        await shop.send(of("bolt"))
-        await asyncio.sleep(1)
-        dropped = [ack for ack in shop.acks if ack.reason == "dropped_oldest"]
-        assert [ack.assignment_id for ack in dropped] == ["x"]
-        assert [(one.assignment_id, one.tenant_id) for one in shop.results] == [("x", "acme")]
-
-    with_shop(story)
+async def test_what_is_dropped_to_make_room_is_answered_under_its_own_id_and_tenant(shop: Shop) -> None:
+    rules = Rules(size=1, policy=RejectionPolicy.DROP_OLDEST)
+    await shop.worker("w1", Step(seconds=20), concurrency={"cpu": 1}, rules=rules)
+    await shop.send(of("acme", "running"))
+    await shop.send(of("acme"))
+    await shop.send(of("bolt"))
+    await asyncio.sleep(1)
+    dropped = [ack for ack in shop.acks if ack.reason == "dropped_oldest"]
+    assert [ack.assignment_id for ack in dropped] == ["x"]
+    assert [(one.assignment_id, one.tenant_id) for one in shop.results] == [("x", "acme")]
 
 
-def test_a_worker_that_leaves_gives_back_the_work_of_each_tenant() -> None:
-    async def story(shop: Shop) -> None:
-        router = await shop.router()
-        first = await shop.worker("w1", Told(seconds=3), concurrency={"cpu": 1})
-        await asyncio.sleep(1.1)
-        futures = [await router.submit(of(tenant)) for tenant in TENANTS]
-        await asyncio.sleep(1)
-        await shop.worker("w2", Told(), concurrency={"cpu": 1})
-        await first.drain(30)
-        async with asyncio.timeout(60):
-            assert [tenant_told(await future) for future in futures] == list(TENANTS)
-        assert {ack.assignment_id for ack in shop.acks} == {"x"}
-
-    with_shop(story)
+async def test_a_worker_that_leaves_gives_back_the_work_of_each_tenant(shop: Shop) -> None:
+    router = await shop.router()
+    first = await shop.worker("w1", Told(seconds=3), concurrency={"cpu": 1})
+    await asyncio.sleep(1.1)
+    futures = [await router.submit(of(tenant)) for tenant in TENANTS]
+    await asyncio.sleep(1)
+    await shop.worker("w2", Told(), concurrency={"cpu": 1})
+    await first.drain(30)
+    async with asyncio.timeout(60):
+        assert [tenant_told(await future) for future in futures] == list(TENANTS)
+    assert {ack.assignment_id for ack in shop.acks} == {"x"}
 
 
 # ---- workers that do not tell the tenant ----------------------------------------------------------------------------
@@ -314,37 +290,30 @@ def test_where_the_requests_are_called_the_same_too_the_second_waits_for_the_fir
     with_peer(story, request="r")
 
 
-def test_a_result_that_could_mean_two_is_given_to_none() -> None:
+async def test_a_result_that_could_mean_two_is_given_to_none(shop: Shop) -> None:
     """One has no tenant and runs at a worker that tells neither; the store has its result all the same."""
-
-    async def story(shop: Shop) -> None:
-        router = await shop.router()
-        table = router.table
-        for tenant in (None, "acme"):
-            await router.submit(of(tenant, request="r"))
-        for pending in table.all():
-            table.sent(pending, "w", 0.0)
-        inbox = router._inbox
-        result = ExecResult("x", "r", ResultStatus.SUCCESS, "w", ResultJob("test.step"))
-        assert inbox._answered(result) is None
-        assert inbox._answered(structs.replace(result, tenant_id="acme")) is table.get("acme|x")
-        assert inbox._answered(structs.replace(result, request_id="earlier")) is table.get("x")
-
-    with_shop(story)
+    router = await shop.router()
+    table = router.table
+    for tenant in (None, "acme"):
+        await router.submit(of(tenant, request="r"))
+    for pending in table.all():
+        table.sent(pending, "w", 0.0)
+    inbox = router._inbox
+    result = ExecResult("x", "r", ResultStatus.SUCCESS, "w", ResultJob("test.step"))
+    assert inbox._answered(result) is None
+    assert inbox._answered(structs.replace(result, tenant_id="acme")) is table.get("acme|x")
+    assert inbox._answered(structs.replace(result, request_id="earlier")) is table.get("x")
 
 
-def test_another_tenants_handle_does_not_find_a_result() -> None:
-    async def story(shop: Shop) -> None:
-        await shop.router()
-        client = Client(shop.store, shop.clock)
-        await shop.worker("w1", Told())
-        await asyncio.sleep(1.1)
-        await (await client.hand_in(of("acme"))).result(30)
-        for member in list(shop.members):
-            shop.vanish(member)
-        handle = await client.hand_in(of("bolt"))
-        with pytest.raises(ResultPendingError):
-            await handle.result(5)
-        assert await handle.status() == "pending"
-
-    with_shop(story)
+async def test_another_tenants_handle_does_not_find_a_result(shop: Shop) -> None:
+    await shop.router()
+    client = Client(shop.store, shop.clock)
+    await shop.worker("w1", Told())
+    await asyncio.sleep(1.1)
+    await (await client.hand_in(of("acme"))).result(30)
+    for member in list(shop.members):
+        shop.vanish(member)
+    handle = await client.hand_in(of("bolt"))
+    with pytest.raises(ResultPendingError):
+        await handle.result(5)
+    assert await handle.status() == "pending"

@@ -24,86 +24,75 @@ def other() -> Step:
     return Step(name="test.other")
 
 
-def test_a_type_that_nobody_knows_goes_to_quarantine_with_its_answer_after_the_routers_patience() -> None:
-    async def story(shop: Shop) -> None:
-        router = await shop.router(patience=20)
-        await asyncio.sleep(60)
-        began = shop.clock.now()
-        answer = await router.submit(work("a"))
-        await asyncio.sleep(60)
-        assert not answer.done(), "without any worker it waits"
-        await shop.worker("plain", other())
-        await asyncio.sleep(19)
-        assert not answer.done()
-        result = await asyncio.wait_for(answer, 5)
-        assert (result.status, result.error_code) == (ResultStatus.ERROR, "INVALID_INPUT")
-        assert result.error_message == (
-            "job.type: 'test.step' is not known here; known: test.other. No worker that knows it came within 20 s, so "
-            "it is in quarantine. Start a worker with the module of this step (--module), then: reefknot quarantine "
-            "requeue a"
-        )
-        assert shop.clock.now() - began < 90
-        item = await shop.store.quarantine.show("a")
-        assert item is not None
-        assert (item.reason, item.attempts) == (UNKNOWN_TYPE, 0)
-        assert [getattr(event, "reason", "") for event in await shop.events(Quarantined)] == [UNKNOWN_TYPE]
+async def test_a_type_that_nobody_knows_goes_to_quarantine_with_its_answer_after_the_routers_patience(
+    shop: Shop,
+) -> None:
+    router = await shop.router(patience=20)
+    await asyncio.sleep(60)
+    began = shop.clock.now()
+    answer = await router.submit(work("a"))
+    await asyncio.sleep(60)
+    assert not answer.done(), "without any worker it waits"
+    await shop.worker("plain", other())
+    await asyncio.sleep(19)
+    assert not answer.done()
+    result = await asyncio.wait_for(answer, 5)
+    assert (result.status, result.error_code) == (ResultStatus.ERROR, "INVALID_INPUT")
+    assert result.error_message == (
+        "job.type: 'test.step' is not known here; known: test.other. No worker that knows it came within 20 s, so "
+        "it is in quarantine. Start a worker with the module of this step (--module), then: reefknot quarantine "
+        "requeue a"
+    )
+    assert shop.clock.now() - began < 90
+    item = await shop.store.quarantine.show("a")
+    assert item is not None
+    assert (item.reason, item.attempts) == (UNKNOWN_TYPE, 0)
+    assert [getattr(event, "reason", "") for event in await shop.events(Quarantined)] == [UNKNOWN_TYPE]
 
-        await shop.worker("knows")
-        assert await shop.store.quarantine.requeue(ALL, who="ann") == ["a"]
-        again = await asyncio.wait_for(await router.submit(work("a")), 10)
-        assert again.status is ResultStatus.SUCCESS
-
-    with_shop(story)
-
-
-def test_the_command_that_brings_it_back_can_be_pasted_into_a_shell() -> None:
-    async def story(shop: Shop) -> None:
-        router = await shop.router(patience=1)
-        await shop.worker("plain", other())
-        assignment = structs.replace(work("x; touch pwned"), tenant_id="$(id)")
-        result = await asyncio.wait_for(await router.submit(assignment), 10)
-        command = str(result.error_message).rpartition("then: ")[2]
-        assert shlex.split(command)[3:] == ["x; touch pwned", "--tenant", "$(id)"]
-        assert command.endswith(" 'x; touch pwned' --tenant '$(id)'")
-
-    with_shop(story)
+    await shop.worker("knows")
+    assert await shop.store.quarantine.requeue(ALL, who="ann") == ["a"]
+    again = await asyncio.wait_for(await router.submit(work("a")), 10)
+    assert again.status is ResultStatus.SUCCESS
 
 
-def test_a_worker_that_comes_late_and_knows_the_type_takes_it() -> None:
-    async def story(shop: Shop) -> None:
-        router = await shop.router()
-        await shop.worker("plain", other())
-        answer = await router.submit(work("a"))
-        await asyncio.sleep(25)
-        await shop.worker("more", other())
-        await asyncio.sleep(3)
-        await shop.worker("knows")
-        assert (await asyncio.wait_for(answer, 5)).status is ResultStatus.SUCCESS
-
-    with_shop(story)
+async def test_the_command_that_brings_it_back_can_be_pasted_into_a_shell(shop: Shop) -> None:
+    router = await shop.router(patience=1)
+    await shop.worker("plain", other())
+    assignment = structs.replace(work("x; touch pwned"), tenant_id="$(id)")
+    result = await asyncio.wait_for(await router.submit(assignment), 10)
+    command = str(result.error_message).rpartition("then: ")[2]
+    assert shlex.split(command)[3:] == ["x; touch pwned", "--tenant", "$(id)"]
+    assert command.endswith(" 'x; touch pwned' --tenant '$(id)'")
 
 
-def test_a_worker_that_knew_the_type_in_an_earlier_life_hands_its_queue_back() -> None:
+async def test_a_worker_that_comes_late_and_knows_the_type_takes_it(shop: Shop) -> None:
+    router = await shop.router()
+    await shop.worker("plain", other())
+    answer = await router.submit(work("a"))
+    await asyncio.sleep(25)
+    await shop.worker("more", other())
+    await asyncio.sleep(3)
+    await shop.worker("knows")
+    assert (await asyncio.wait_for(answer, 5)).status is ResultStatus.SUCCESS
+
+
+async def test_a_worker_that_knew_the_type_in_an_earlier_life_hands_its_queue_back(shop: Shop) -> None:
     """It restarts under its name without the module: nothing that was queued there ends for that."""
-
-    async def story(shop: Shop) -> None:
-        router = await shop.router(patience=5)
-        worker = await shop.worker("w1", Step(seconds=5), concurrency={"cpu": 1})
-        await asyncio.sleep(1.5)
-        answers = [await router.submit(work(name)) for name in ("a", "b", "c")]
-        await asyncio.sleep(2)
-        shop.members.remove(worker)
-        await worker.stop()
-        ignorant = await shop.worker("w1", other())
-        await asyncio.sleep(60)
-        assert not any(one.done() for one in answers)
-        assert {item.resource_class for item in await shop.store.work.find()} == {ROUTER}
-        await shop.worker("knows")
-        ended = await asyncio.wait_for(asyncio.gather(*answers), 60)
-        assert [one.status for one in ended] == [ResultStatus.SUCCESS] * 3
-        assert ignorant.snapshot().retries.failed == 0
-
-    with_shop(story)
+    router = await shop.router(patience=5)
+    worker = await shop.worker("w1", Step(seconds=5), concurrency={"cpu": 1})
+    await asyncio.sleep(1.5)
+    answers = [await router.submit(work(name)) for name in ("a", "b", "c")]
+    await asyncio.sleep(2)
+    shop.members.remove(worker)
+    await worker.stop()
+    ignorant = await shop.worker("w1", other())
+    await asyncio.sleep(60)
+    assert not any(one.done() for one in answers)
+    assert {item.resource_class for item in await shop.store.work.find()} == {ROUTER}
+    await shop.worker("knows")
+    ended = await asyncio.wait_for(asyncio.gather(*answers), 60)
+    assert [one.status for one in ended] == [ResultStatus.SUCCESS] * 3
+    assert ignorant.snapshot().retries.failed == 0
 
 
 async def silent(shop: Shop, process: str) -> None:
@@ -125,20 +114,16 @@ async def silent(shop: Shop, process: str) -> None:
     await asyncio.sleep(5)
 
 
-def test_a_silent_worker_whose_process_exists_may_know_the_type() -> None:
+async def test_a_silent_worker_whose_process_exists_may_know_the_type(shop: Shop) -> None:
     """A step may block its event loop, however long: the router has forgotten nobody who lives."""
-
-    async def story(shop: Shop) -> None:
-        router = await shop.router(patience=5)
-        await shop.worker("plain", other())
-        await silent(shop, process_mark())
-        answer = await router.submit(work("a"))
-        await asyncio.sleep(330)
-        assert not answer.done()
-        await shop.worker("knows")
-        assert (await asyncio.wait_for(answer, 5)).status is ResultStatus.SUCCESS
-
-    with_shop(story)
+    router = await shop.router(patience=5)
+    await shop.worker("plain", other())
+    await silent(shop, process_mark())
+    answer = await router.submit(work("a"))
+    await asyncio.sleep(330)
+    assert not answer.done()
+    await shop.worker("knows")
+    assert (await asyncio.wait_for(answer, 5)).status is ResultStatus.SUCCESS
 
 
 def test_a_silent_worker_whose_process_is_gone_is_not_waited_for() -> None:
@@ -157,58 +142,48 @@ def test_a_silent_worker_whose_process_is_gone_is_not_waited_for() -> None:
         with_shop(partial(story, mark=mark))
 
 
-def test_what_a_worker_that_knew_the_step_took_in_waits_for_it_to_come_back() -> None:
+async def test_what_a_worker_that_knew_the_step_took_in_waits_for_it_to_come_back(shop: Shop) -> None:
     """Its worker vanished in the middle, and the only other one does not know the step."""
+    router = await shop.router()
+    await shop.worker("plain", other())
+    knows = await shop.worker("knows", Step(seconds=30), lease=5)
+    await asyncio.sleep(1.5)
+    answer = await router.submit(work("a"))
+    await asyncio.sleep(1.5)
+    shop.vanish(knows)
+    await asyncio.sleep(60)
+    assert not answer.done(), "the other one refused it, and that is no answer"
 
-    async def story(shop: Shop) -> None:
-        router = await shop.router()
-        await shop.worker("plain", other())
-        knows = await shop.worker("knows", Step(seconds=30), lease=5)
-        await asyncio.sleep(1.5)
-        answer = await router.submit(work("a"))
-        await asyncio.sleep(1.5)
-        shop.vanish(knows)
-        await asyncio.sleep(60)
-        assert not answer.done(), "the other one refused it, and that is no answer"
-
-        await shop.worker("knows", Step())
-        assert (await asyncio.wait_for(answer, 30)).status is ResultStatus.SUCCESS
-
-    with_shop(story)
+    await shop.worker("knows", Step())
+    assert (await asyncio.wait_for(answer, 30)).status is ResultStatus.SUCCESS
 
 
-def test_a_worker_that_is_paused_counts_as_one_who_may_know_the_step() -> None:
-    async def story(shop: Shop) -> None:
-        router = await shop.router()
-        await shop.worker("plain", other())
-        knows = await shop.worker("knows")
-        await asyncio.sleep(1.5)
-        knows.pause()
-        await asyncio.sleep(1.5)
-        answer = await router.submit(work("a"))
-        await asyncio.sleep(30)
-        assert not answer.done()
+async def test_a_worker_that_is_paused_counts_as_one_who_may_know_the_step(shop: Shop) -> None:
+    router = await shop.router()
+    await shop.worker("plain", other())
+    knows = await shop.worker("knows")
+    await asyncio.sleep(1.5)
+    knows.pause()
+    await asyncio.sleep(1.5)
+    answer = await router.submit(work("a"))
+    await asyncio.sleep(30)
+    assert not answer.done()
 
-        knows.resume()
-        assert (await asyncio.wait_for(answer, 10)).status is ResultStatus.SUCCESS
-
-    with_shop(story)
+    knows.resume()
+    assert (await asyncio.wait_for(answer, 10)).status is ResultStatus.SUCCESS
 
 
-def test_a_paused_worker_begins_nothing_and_keeps_what_it_has_queued() -> None:
-    async def story(shop: Shop) -> None:
-        step = Step(seconds=2)
-        worker = await shop.worker("w1", step, concurrency={"cpu": 1})
-        await shop.send(work("runs"), work("waits"))
-        await asyncio.sleep(0.5)
-        worker.pause()
-        await shop.send(work("late"))
-        await asyncio.sleep(30)
-        assert [name for name, _ in step.began] == ["runs"]
-        assert shop.ack("late").reason == "draining"
+async def test_a_paused_worker_begins_nothing_and_keeps_what_it_has_queued(shop: Shop) -> None:
+    step = Step(seconds=2)
+    worker = await shop.worker("w1", step, concurrency={"cpu": 1})
+    await shop.send(work("runs"), work("waits"))
+    await asyncio.sleep(0.5)
+    worker.pause()
+    await shop.send(work("late"))
+    await asyncio.sleep(30)
+    assert [name for name, _ in step.began] == ["runs"]
+    assert shop.ack("late").reason == "draining"
 
-        worker.resume()
-        await asyncio.sleep(5)
-        assert [name for name, _ in step.began] == ["runs", "waits"]
-
-    with_shop(story)
+    worker.resume()
+    await asyncio.sleep(5)
+    assert [name for name, _ in step.began] == ["runs", "waits"]

@@ -9,14 +9,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from reefknot.audit.model.event import (
-    BreakerEvent,
-    RetryAttempt,
-    RetryExhausted,
-    RetryRecovered,
-    RetryRefused,
-    encode,
-)
+from reefknot.audit.model.event import BreakerEvent, RetryAttempt, RetryExhausted, RetryRecovered, RetryRefused, encode
 from reefknot.audit.model.replay import replay
 from reefknot.core.failure import ErrorCode
 from reefknot.policy.book import PolicyBook
@@ -24,7 +17,7 @@ from reefknot.queue.model.admission import RejectionPolicy, Rules
 from reefknot.queue.model.messages import ExecAssignment, ExecResult, ResultStatus, StepResult, StepStatus
 from reefknot.queue.model.work import WorkState
 from reefknot.queue.worker.settings import ThrottleSettings
-from tests.workshop import DENIED, NO_BREAKER, OK, REFUSED, Shop, Step, http, with_shop, work
+from tests.workshop import DENIED, NO_BREAKER, OK, REFUSED, Shop, Step, http, work
 
 FLAT = """
 worker: {retries: {v2: {enabled: true,
@@ -39,174 +32,140 @@ def flat() -> Any:
     return PolicyBook.loads(FLAT.replace("jitter_type: none", "jitter_type: full")).snapshot
 
 
-def test_waits_are_due_times_and_follow_the_book_for_block_code_and_status() -> None:
-    async def story(shop: Shop) -> None:
-        step = Step(http(503), http(503), http(429), OK, name="http.request")
-        await shop.worker("w1", step, book=flat())
-        await shop.send(work("a", job="http.request"))
-        await asyncio.sleep(30)
-        waits = [(event.decision.policy.base_delay, event.max_attempts) for event in await shop.events(RetryAttempt)]  # type: ignore[union-attr]
-        assert waits == [(0.2, 6), (0.2, 6)], "the third failure is a 429, which has 1 + 2 attempts"
-        assert shop.result("a").status is ResultStatus.ERROR
-        (end,) = await shop.events(RetryExhausted)
-        assert (end.reason, end.total_attempts) == ("attempts_spent", 3)  # type: ignore[union-attr]
-
-    with_shop(story)
+async def test_waits_are_due_times_and_follow_the_book_for_block_code_and_status(shop: Shop) -> None:
+    step = Step(http(503), http(503), http(429), OK, name="http.request")
+    await shop.worker("w1", step, book=flat())
+    await shop.send(work("a", job="http.request"))
+    await asyncio.sleep(30)
+    waits = [(event.decision.policy.base_delay, event.max_attempts) for event in await shop.events(RetryAttempt)]  # type: ignore[union-attr]
+    assert waits == [(0.2, 6), (0.2, 6)], "the third failure is a 429, which has 1 + 2 attempts"
+    assert shop.result("a").status is ResultStatus.ERROR
+    (end,) = await shop.events(RetryExhausted)
+    assert (end.reason, end.total_attempts) == ("attempts_spent", 3)  # type: ignore[union-attr]
 
 
-def test_a_request_has_the_last_word_on_how_often() -> None:
-    async def story(shop: Shop) -> None:
-        step = Step(REFUSED)
-        await shop.worker("w1", step)
-        await shop.send(work("a", retry_count=0), work("b", retry={"max_attempts": 2}), work("c"))
-        await asyncio.sleep(30)
-        assert {name: len(step.times(name)) for name in "abc"} == {"a": 1, "b": 3, "c": 4}
-        assert {name: shop.result(name).retries_used for name in "abc"} == {"a": 0, "b": 2, "c": 3}
-
-    with_shop(story)
+async def test_a_request_has_the_last_word_on_how_often(shop: Shop) -> None:
+    step = Step(REFUSED)
+    await shop.worker("w1", step)
+    await shop.send(work("a", retry_count=0), work("b", retry={"max_attempts": 2}), work("c"))
+    await asyncio.sleep(30)
+    assert {name: len(step.times(name)) for name in "abc"} == {"a": 1, "b": 3, "c": 4}
+    assert {name: shop.result(name).retries_used for name in "abc"} == {"a": 0, "b": 2, "c": 3}
 
 
-def test_what_is_not_worth_another_try_ends_at_once_and_is_on_record() -> None:
-    async def story(shop: Shop) -> None:
-        step = Step(DENIED)
-        await shop.worker("w1", step)
-        await shop.send(work("a"))
-        await asyncio.sleep(5)
-        result = shop.result("a")
-        assert (result.status, result.error_code, result.error_message) == (
-            ResultStatus.ERROR,
-            "PERMISSION_DENIED",
-            "not allowed",
-        )
-        assert len(step.began) == 1
-        (event,) = await shop.events(RetryRefused)
-        assert event.reason == "not_retryable"  # type: ignore[union-attr]
-
-    with_shop(story)
+async def test_what_is_not_worth_another_try_ends_at_once_and_is_on_record(shop: Shop) -> None:
+    step = Step(DENIED)
+    await shop.worker("w1", step)
+    await shop.send(work("a"))
+    await asyncio.sleep(5)
+    result = shop.result("a")
+    assert (result.status, result.error_code, result.error_message) == (
+        ResultStatus.ERROR,
+        "PERMISSION_DENIED",
+        "not allowed",
+    )
+    assert len(step.began) == 1
+    (event,) = await shop.events(RetryRefused)
+    assert event.reason == "not_retryable"  # type: ignore[union-attr]
 
 
-def test_a_recovery_is_on_record_and_every_decision_replays() -> None:
-    async def story(shop: Shop) -> None:
-        await shop.worker("w1", Step(REFUSED, http(500), OK), Step(REFUSED, name="other"))
-        await shop.send(work("a"), work("b", job="other"))
-        await asyncio.sleep(60)
-        (event,) = await shop.events(RetryRecovered)
-        assert (event.work_id, event.total_attempts) == ("a", 3)  # type: ignore[union-attr]
-        seen = replay(kept.entry.body for kept in await shop.store.audit.read())
-        assert (seen.kinds["retry"], seen.differences) == (6, ())
-
-    with_shop(story)
+async def test_a_recovery_is_on_record_and_every_decision_replays(shop: Shop) -> None:
+    await shop.worker("w1", Step(REFUSED, http(500), OK), Step(REFUSED, name="other"))
+    await shop.send(work("a"), work("b", job="other"))
+    await asyncio.sleep(60)
+    (event,) = await shop.events(RetryRecovered)
+    assert (event.work_id, event.total_attempts) == ("a", 3)  # type: ignore[union-attr]
+    seen = replay(kept.entry.body for kept in await shop.store.audit.read())
+    assert (seen.kinds["retry"], seen.differences) == (6, ())
 
 
 # ---- time -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_time_budget_counts_executions_and_waits_from_the_first_beginning() -> None:
+async def test_the_time_budget_counts_executions_and_waits_from_the_first_beginning(shop: Shop) -> None:
     """Two executions of 2 s; with a wait between them a third would begin with less than 1 s left, and is cut."""
-
-    async def story(shop: Shop) -> None:
-        step = Step(REFUSED, seconds=2)
-        worker = await shop.worker("w1", step)
-        await shop.send(work("a", timeout_ms=5000, retry={"max_attempts": 50, "backoff_ms": 1}))
-        await asyncio.sleep(30)
-        result = shop.result("a")
-        assert len(step.began) == 3
-        assert (result.status, result.error_code) == (ResultStatus.TIMEOUT, "CANCELLED_BY_TIMEOUT")
-        assert "before that: " in (result.error_message or "")
-        assert "refused" in (result.error_message or "")
-        assert step.began[0][1] + 5 == pytest.approx(step.began[2][1] + shop.seconds("a"), abs=0.01)
-        assert worker.snapshot().retries.budget_exhaustions == 1
-
-    with_shop(story)
+    step = Step(REFUSED, seconds=2)
+    worker = await shop.worker("w1", step)
+    await shop.send(work("a", timeout_ms=5000, retry={"max_attempts": 50, "backoff_ms": 1}))
+    await asyncio.sleep(30)
+    result = shop.result("a")
+    assert len(step.began) == 3
+    assert (result.status, result.error_code) == (ResultStatus.TIMEOUT, "CANCELLED_BY_TIMEOUT")
+    assert "before that: " in (result.error_message or "")
+    assert "refused" in (result.error_message or "")
+    assert step.began[0][1] + 5 == pytest.approx(step.began[2][1] + shop.seconds("a"), abs=0.01)
+    assert worker.snapshot().retries.budget_exhaustions == 1
 
 
-def test_a_wait_that_would_reach_the_budget_is_not_started_and_the_last_error_is_told() -> None:
-    async def story(shop: Shop) -> None:
-        step = Step(http(503, retry_after=10), name="http.request")
-        await shop.worker("w1", step)
-        await shop.send(work("a", job="http.request", timeout_ms=5000))
-        await asyncio.sleep(30)
-        result = shop.result("a")
-        assert (result.status, result.error_code) == (ResultStatus.TIMEOUT, "CANCELLED_BY_TIMEOUT")
-        assert result.error_message == (
-            "another attempt would not fit into the time for all of them, 5 s (the server asked to wait 10 s); "
-            "the last error: HTTP_ERROR: failed"
-        )
-        assert len(step.began) == 1
-
-    with_shop(story)
+async def test_a_wait_that_would_reach_the_budget_is_not_started_and_the_last_error_is_told(shop: Shop) -> None:
+    step = Step(http(503, retry_after=10), name="http.request")
+    await shop.worker("w1", step)
+    await shop.send(work("a", job="http.request", timeout_ms=5000))
+    await asyncio.sleep(30)
+    result = shop.result("a")
+    assert (result.status, result.error_code) == (ResultStatus.TIMEOUT, "CANCELLED_BY_TIMEOUT")
+    assert result.error_message == (
+        "another attempt would not fit into the time for all of them, 5 s (the server asked to wait 10 s); "
+        "the last error: HTTP_ERROR: failed"
+    )
+    assert len(step.began) == 1
 
 
-def test_a_hint_that_is_too_long_is_told_with_the_last_error() -> None:
-    async def story(shop: Shop) -> None:
-        await shop.worker("w1", Step(http(503, retry_after=301), name="http.request"))
-        await shop.send(work("a", job="http.request"))
-        await asyncio.sleep(5)
-        result = shop.result("a")
-        assert (result.status, result.error_code) == (ResultStatus.ERROR, "HTTP_ERROR")
-        assert result.error_message == (
-            "the server asked to wait 301 s, and at most 300 s are waited; the last error: HTTP_ERROR: failed"
-        )
-
-    with_shop(story)
+async def test_a_hint_that_is_too_long_is_told_with_the_last_error(shop: Shop) -> None:
+    await shop.worker("w1", Step(http(503, retry_after=301), name="http.request"))
+    await shop.send(work("a", job="http.request"))
+    await asyncio.sleep(5)
+    result = shop.result("a")
+    assert (result.status, result.error_code) == (ResultStatus.ERROR, "HTTP_ERROR")
+    assert result.error_message == (
+        "the server asked to wait 301 s, and at most 300 s are waited; the last error: HTTP_ERROR: failed"
+    )
 
 
-def test_a_success_has_no_code_and_an_end_without_one_gets_that_of_its_status() -> None:
-    async def story(shop: Shop) -> None:
-        ends = {
-            "a": StepResult(StepStatus.OK, ErrorCode.network_error),
-            "b": StepResult(StepStatus.CANCELLED),
-            "c": StepResult(StepStatus.TIMEOUT),
-            "d": StepResult(StepStatus.ERROR),
-        }
-        await shop.worker("w1", *(Step(end, name=f"test.{name}") for name, end in ends.items()))
-        await shop.send(*(work(name, job=f"test.{name}", retry_count=0) for name in ends))
-        await asyncio.sleep(5)
-        assert {name: shop.result(name).error_code for name in ends} == {
-            "a": None,
-            "b": "CANCELLED_BY_USER",
-            "c": "CANCELLED_BY_TIMEOUT",
-            "d": "EXECUTION_FAILED",
-        }
-
-    with_shop(story)
+async def test_a_success_has_no_code_and_an_end_without_one_gets_that_of_its_status(shop: Shop) -> None:
+    ends = {
+        "a": StepResult(StepStatus.OK, ErrorCode.network_error),
+        "b": StepResult(StepStatus.CANCELLED),
+        "c": StepResult(StepStatus.TIMEOUT),
+        "d": StepResult(StepStatus.ERROR),
+    }
+    await shop.worker("w1", *(Step(end, name=f"test.{name}") for name, end in ends.items()))
+    await shop.send(*(work(name, job=f"test.{name}", retry_count=0) for name in ends))
+    await asyncio.sleep(5)
+    assert {name: shop.result(name).error_code for name in ends} == {
+        "a": None,
+        "b": "CANCELLED_BY_USER",
+        "c": "CANCELLED_BY_TIMEOUT",
+        "d": "EXECUTION_FAILED",
+    }
 
 
-def test_the_wait_that_was_decided_is_the_previous_one_of_the_next_decision() -> None:
-    async def story(shop: Shop) -> None:
-        await shop.worker("w1", Step(REFUSED))
-        await shop.send(work("a"))
-        await asyncio.sleep(60)
-        first, second, *_ = await shop.events(RetryAttempt)
-        assert second.decision.history.previous_delay == first.delay_seconds  # type: ignore[union-attr]
-
-    with_shop(story)
+async def test_the_wait_that_was_decided_is_the_previous_one_of_the_next_decision(shop: Shop) -> None:
+    await shop.worker("w1", Step(REFUSED))
+    await shop.send(work("a"))
+    await asyncio.sleep(60)
+    first, second, *_ = await shop.events(RetryAttempt)
+    assert second.decision.history.previous_delay == first.delay_seconds  # type: ignore[union-attr]
 
 
-def test_the_deadline_holds_as_well_and_counts_from_acceptance() -> None:
-    async def story(shop: Shop) -> None:
-        step = Step(seconds=60)
-        await shop.worker("w1", step)
-        await shop.send(work("a", deadline_ms=3000, timeout_ms=50_000), work("b", deadline_ms=50_000, timeout_ms=4000))
-        await asyncio.sleep(20)
-        assert shop.result("a").latency_ms == pytest.approx(3000, abs=5)
-        assert shop.result("b").latency_ms == pytest.approx(4000, abs=5)
-        assert {shop.result(name).error_code for name in "ab"} == {"CANCELLED_BY_TIMEOUT"}
-
-    with_shop(story)
+async def test_the_deadline_holds_as_well_and_counts_from_acceptance(shop: Shop) -> None:
+    step = Step(seconds=60)
+    await shop.worker("w1", step)
+    await shop.send(work("a", deadline_ms=3000, timeout_ms=50_000), work("b", deadline_ms=50_000, timeout_ms=4000))
+    await asyncio.sleep(20)
+    assert shop.result("a").latency_ms == pytest.approx(3000, abs=5)
+    assert shop.result("b").latency_ms == pytest.approx(4000, abs=5)
+    assert {shop.result(name).error_code for name in "ab"} == {"CANCELLED_BY_TIMEOUT"}
 
 
-def test_a_retry_that_would_end_after_the_deadline_is_not_waited_for() -> None:
-    async def story(shop: Shop) -> None:
-        step = Step(http(503, retry_after=10), name="http.request")
-        await shop.worker("w1", step)
-        await shop.send(work("a", job="http.request", deadline_ms=5000))
-        await asyncio.sleep(1)
-        assert shop.result("a").status is ResultStatus.TIMEOUT
-        seen = replay(kept.entry.body for kept in await shop.store.audit.read())
-        assert (seen.kinds["retry"], seen.differences) == (1, ())
-
-    with_shop(story)
+async def test_a_retry_that_would_end_after_the_deadline_is_not_waited_for(shop: Shop) -> None:
+    step = Step(http(503, retry_after=10), name="http.request")
+    await shop.worker("w1", step)
+    await shop.send(work("a", job="http.request", deadline_ms=5000))
+    await asyncio.sleep(1)
+    assert shop.result("a").status is ResultStatus.TIMEOUT
+    seen = replay(kept.entry.body for kept in await shop.store.audit.read())
+    assert (seen.kinds["retry"], seen.differences) == (1, ())
 
 
 # ---- what blocks give -----------------------------------------------------------------------------------------------
@@ -221,240 +180,199 @@ def test_a_retry_that_would_end_after_the_deadline_is_not_waited_for() -> None:
         (StepResult(StepStatus.ERROR, error_message="just so"), "just so"),
     ],
 )
-def test_a_result_that_cannot_be_sent_is_a_failure_and_the_worker_goes_on(outcome: Any, words: str) -> None:
-    async def story(shop: Shop) -> None:
-        async def give() -> Any:
-            return outcome
+async def test_a_result_that_cannot_be_sent_is_a_failure_and_the_worker_goes_on(
+    shop: Shop, outcome: Any, words: str
+) -> None:
+    async def give() -> Any:
+        return outcome
 
-        await shop.worker("w1", Step(give), Step(name="fine"))
-        await shop.send(work("a"), work("b", job="fine"))
-        await asyncio.sleep(5)
-        assert shop.result("a").error_code == "EXECUTION_FAILED"
-        assert words in (shop.result("a").error_message or "")
-        assert shop.result("b").status is ResultStatus.SUCCESS
-
-    with_shop(story)
+    await shop.worker("w1", Step(give), Step(name="fine"))
+    await shop.send(work("a"), work("b", job="fine"))
+    await asyncio.sleep(5)
+    assert shop.result("a").error_code == "EXECUTION_FAILED"
+    assert words in (shop.result("a").error_message or "")
+    assert shop.result("b").status is ResultStatus.SUCCESS
 
 
 @pytest.mark.parametrize(("given", "cost"), [(1.5, 1.5), (2, 2), ("3", 0), (True, 0), (float("nan"), 0), (None, 0)])
-def test_a_cost_is_a_number_or_nothing(given: Any, cost: float) -> None:
-    async def story(shop: Shop) -> None:
-        await shop.worker("w1", Step(StepResult(metadata={"cost": given})))
-        await shop.send(work("a"))
-        await asyncio.sleep(1)
-        assert shop.result("a").cost == cost
-
-    with_shop(story)
+async def test_a_cost_is_a_number_or_nothing(shop: Shop, given: Any, cost: float) -> None:
+    await shop.worker("w1", Step(StepResult(metadata={"cost": given})))
+    await shop.send(work("a"))
+    await asyncio.sleep(1)
+    assert shop.result("a").cost == cost
 
 
-def test_secrets_do_not_leave_in_messages() -> None:
-    async def story(shop: Shop) -> None:
-        step = Step(StepResult(StepStatus.ERROR, ErrorCode.invalid_input, error_message="password=hunter2-hunter2"))
-        await shop.worker("w1", step)
-        await shop.send(work("a"))
-        await asyncio.sleep(1)
-        assert "hunter2" not in (shop.result("a").error_message or "")
-        assert not any(b"hunter2" in kept.entry.body for kept in await shop.store.audit.read())
-
-    with_shop(story)
+async def test_secrets_do_not_leave_in_messages(shop: Shop) -> None:
+    step = Step(StepResult(StepStatus.ERROR, ErrorCode.invalid_input, error_message="password=hunter2-hunter2"))
+    await shop.worker("w1", step)
+    await shop.send(work("a"))
+    await asyncio.sleep(1)
+    assert "hunter2" not in (shop.result("a").error_message or "")
+    assert not any(b"hunter2" in kept.entry.body for kept in await shop.store.audit.read())
 
 
-def test_a_mistake_inside_ends_the_assignment_in_quarantine_and_the_worker_goes_on() -> None:
-    async def story(shop: Shop) -> None:
-        worker = await shop.worker("w1", Step())
+async def test_a_mistake_inside_ends_the_assignment_in_quarantine_and_the_worker_goes_on(shop: Shop) -> None:
+    worker = await shop.worker("w1", Step())
 
-        async def broken(*given: Any) -> Any:
-            raise RuntimeError("a bug")
+    async def broken(*given: Any) -> Any:
+        raise RuntimeError("a bug")
 
-        real, worker.steps.attempt = worker.steps.attempt, broken  # type: ignore[method-assign,assignment]
-        await shop.send(work("a"))
-        await asyncio.sleep(1)
-        worker.steps.attempt = real  # type: ignore[method-assign]
-        await shop.send(work("b"))
-        await asyncio.sleep(1)
-        assert shop.result("a").error_code == "INTERNAL_ERROR"
-        assert shop.result("b").status is ResultStatus.SUCCESS
-        assert await shop.store.quarantine.show("a") is not None
-
-    with_shop(story)
+    real, worker.steps.attempt = worker.steps.attempt, broken  # type: ignore[method-assign,assignment]
+    await shop.send(work("a"))
+    await asyncio.sleep(1)
+    worker.steps.attempt = real  # type: ignore[method-assign]
+    await shop.send(work("b"))
+    await asyncio.sleep(1)
+    assert shop.result("a").error_code == "INTERNAL_ERROR"
+    assert shop.result("b").status is ResultStatus.SUCCESS
+    assert await shop.store.quarantine.show("a") is not None
 
 
 # ---- destinations ---------------------------------------------------------------------------------------------------
 
 
-def test_a_busy_destination_that_is_down_is_throttled_and_the_refusals_say_so() -> None:
-    async def story(shop: Shop) -> None:
-        step = Step(REFUSED, seconds=0.0)
-        worker = await shop.worker("w1", step, concurrency={"cpu": 50})
-        for group in range(10):
-            await shop.send(*(work(f"a{group}-{n}", skip_circuit_breaker=True) for n in range(100)))
-            await asyncio.sleep(0.2)
-        await asyncio.sleep(60)
-        assert len(shop.results) == 1000
-        assert worker.snapshot().retries.throttled > 500
-        assert len(step.began) < 1400, "four times as many without a throttle"
-        refusals = [event for event in await shop.events(RetryRefused) if event.reason == "throttled"]  # type: ignore[union-attr]
-        assert len(refusals) == worker.snapshot().retries.throttled
-        said = [one for one in shop.results if (one.error_message or "").startswith("its retry was throttled")]
-        assert len(said) == len(refusals)
-
-    with_shop(story)
+async def test_a_busy_destination_that_is_down_is_throttled_and_the_refusals_say_so(shop: Shop) -> None:
+    step = Step(REFUSED, seconds=0.0)
+    worker = await shop.worker("w1", step, concurrency={"cpu": 50})
+    for group in range(10):
+        await shop.send(*(work(f"a{group}-{n}", skip_circuit_breaker=True) for n in range(100)))
+        await asyncio.sleep(0.2)
+    await asyncio.sleep(60)
+    assert len(shop.results) == 1000
+    assert worker.snapshot().retries.throttled > 500
+    assert len(step.began) < 1400, "four times as many without a throttle"
+    refusals = [event for event in await shop.events(RetryRefused) if event.reason == "throttled"]  # type: ignore[union-attr]
+    assert len(refusals) == worker.snapshot().retries.throttled
+    said = [one for one in shop.results if (one.error_message or "").startswith("its retry was throttled")]
+    assert len(said) == len(refusals)
 
 
 class _RefusedHereError(ConnectionRefusedError):
     """A class of a step's own, with parents that a forger may name instead."""
 
 
-def test_events_name_the_class_of_the_exception_and_a_replay_finds_a_parent_in_its_place() -> None:
-    async def story(shop: Shop) -> None:
-        await shop.worker("w1", Step(_RefusedHereError("no"), OK))
-        await shop.send(work("a"))
-        await asyncio.sleep(60)
-        (event,) = await shop.events(RetryAttempt)
-        assert isinstance(event, RetryAttempt)
-        assert event.exception_type == "_RefusedHereError"
-        assert "builtins.ConnectionRefusedError" in event.decision.failure.exceptions
-        forged = structs.replace(event, exception_type="ConnectionRefusedError")
-        older = structs.replace(event, exception_type=event.decision.failure.code)
-        found = [str(replay([encode(one)]).differences) for one in (event, older, forged)]
-        assert ["exception_type" in one for one in found] == [False, False, True]
-
-    with_shop(story)
+async def test_events_name_the_class_of_the_exception_and_a_replay_finds_a_parent_in_its_place(shop: Shop) -> None:
+    await shop.worker("w1", Step(_RefusedHereError("no"), OK))
+    await shop.send(work("a"))
+    await asyncio.sleep(60)
+    (event,) = await shop.events(RetryAttempt)
+    assert isinstance(event, RetryAttempt)
+    assert event.exception_type == "_RefusedHereError"
+    assert "builtins.ConnectionRefusedError" in event.decision.failure.exceptions
+    forged = structs.replace(event, exception_type="ConnectionRefusedError")
+    older = structs.replace(event, exception_type=event.decision.failure.code)
+    found = [str(replay([encode(one)]).differences) for one in (event, older, forged)]
+    assert ["exception_type" in one for one in found] == [False, False, True]
 
 
-def test_small_work_always_gets_its_retries() -> None:
+async def test_small_work_always_gets_its_retries(shop: Shop) -> None:
     """The control: the same failures, too few for the throttle to act on; the breaker is not asked."""
-
-    async def story(shop: Shop) -> None:
-        step = Step(REFUSED)
-        await shop.worker("w1", step, breaker=NO_BREAKER)
-        await shop.send(*(work(f"a{n}") for n in range(20)))
-        await asyncio.sleep(60)
-        assert len(step.began) == 80
-
-    with_shop(story)
+    step = Step(REFUSED)
+    await shop.worker("w1", step, breaker=NO_BREAKER)
+    await shop.send(*(work(f"a{n}") for n in range(20)))
+    await asyncio.sleep(60)
+    assert len(step.began) == 80
 
 
-def test_an_open_breaker_keeps_calls_away_and_then_lets_one_through() -> None:
-    async def story(shop: Shop) -> None:
-        step = Step(REFUSED, seconds=0.0)
-        throttle = ThrottleSettings(enabled=False)
-        await shop.worker("w1", step, concurrency={"cpu": 4}, throttle=throttle, rules=Rules(size=100_000))
-        for group in range(3):
-            await shop.send(*(work(f"a{group}-{n}", retry_count=0) for n in range(60)))
-            await asyncio.sleep(0.5)
-        before = len(step.began)
-        await shop.send(work("late", retry_count=0))
+async def test_an_open_breaker_keeps_calls_away_and_then_lets_one_through(shop: Shop) -> None:
+    step = Step(REFUSED, seconds=0.0)
+    throttle = ThrottleSettings(enabled=False)
+    await shop.worker("w1", step, concurrency={"cpu": 4}, throttle=throttle, rules=Rules(size=100_000))
+    for group in range(3):
+        await shop.send(*(work(f"a{group}-{n}", retry_count=0) for n in range(60)))
         await asyncio.sleep(0.5)
-        assert len(step.began) == before, "nobody is called"
-        states = [event.state for event in await shop.events(BreakerEvent)]  # type: ignore[union-attr]
-        assert states[0] == "open"
-        late: list[Any] = [event for event in await shop.events(BreakerEvent) if event.work_id == "late"]
-        assert [(one.state, one.correlation_id, 0 < one.wait_seconds <= 5.0) for one in late] == [
-            ("open", "r-late", True)
-        ], "that it waits is on record"
-        item = await shop.store.work.get("late")
-        assert item is not None
-        assert (item.state, item.attempts, item.snoozes) == (WorkState.PENDING, 0, 1)
+    before = len(step.began)
+    await shop.send(work("late", retry_count=0))
+    await asyncio.sleep(0.5)
+    assert len(step.began) == before, "nobody is called"
+    states = [event.state for event in await shop.events(BreakerEvent)]  # type: ignore[union-attr]
+    assert states[0] == "open"
+    late: list[Any] = [event for event in await shop.events(BreakerEvent) if event.work_id == "late"]
+    assert [(one.state, one.correlation_id, 0 < one.wait_seconds <= 5.0) for one in late] == [
+        ("open", "r-late", True)
+    ], "that it waits is on record"
+    item = await shop.store.work.get("late")
+    assert item is not None
+    assert (item.state, item.attempts, item.snoozes) == (WorkState.PENDING, 0, 1)
 
-    with_shop(story)
 
-
-def test_a_destination_that_answers_unkindly_is_not_left_alone() -> None:
-    async def story(shop: Shop) -> None:
-        step = Step(http(404), name="http.request", seconds=0.0)
-        await shop.worker("w1", step)
-        for group in range(3):
-            await shop.send(*(work(f"a{group}-{n}", job="http.request") for n in range(100)))
-            await asyncio.sleep(0.5)
-        assert len(step.began) == 300
-        assert await shop.events(BreakerEvent) == []
-
-    with_shop(story)
+async def test_a_destination_that_answers_unkindly_is_not_left_alone(shop: Shop) -> None:
+    step = Step(http(404), name="http.request", seconds=0.0)
+    await shop.worker("w1", step)
+    for group in range(3):
+        await shop.send(*(work(f"a{group}-{n}", job="http.request") for n in range(100)))
+        await asyncio.sleep(0.5)
+    assert len(step.began) == 300
+    assert await shop.events(BreakerEvent) == []
 
 
 # ---- the queue it came in by ----------------------------------------------------------------------------------------
 
 
-def test_a_steps_result_knows_the_queue_that_its_assignment_met() -> None:
-    async def story(shop: Shop) -> None:
-        worker = await shop.worker("w1", Step(seconds=1), concurrency={"cpu": 1}, rules=Rules(size=2))
-        seen: dict[str, StepResult] = {}
-        real = worker.steps.result
+async def test_a_steps_result_knows_the_queue_that_its_assignment_met(shop: Shop) -> None:
+    worker = await shop.worker("w1", Step(seconds=1), concurrency={"cpu": 1}, rules=Rules(size=2))
+    seen: dict[str, StepResult] = {}
+    real = worker.steps.result
 
-        def result(assignment: ExecAssignment, step: StepResult, *, retries_used: int) -> ExecResult:
-            seen[assignment.assignment_id] = step
-            return real(assignment, step, retries_used=retries_used)
+    def result(assignment: ExecAssignment, step: StepResult, *, retries_used: int) -> ExecResult:
+        seen[assignment.assignment_id] = step
+        return real(assignment, step, retries_used=retries_used)
 
-        worker.steps.result = result  # type: ignore[method-assign]
-        await shop.send(work("a"))
-        await shop.send(work("b"))
-        await shop.send(work("c"))
-        await asyncio.sleep(10)
-        met = {name: (one.queue_depth_at_queue, one.overload_status_at_queue.value) for name, one in seen.items()}
-        assert met == {"a": (0, "healthy"), "b": (1, "degraded"), "c": (2, "critical")}
-        assert {name: shop.result(name).queue_depth for name in "abc"} == {"a": 0, "b": 1, "c": 2}
-
-    with_shop(story)
+    worker.steps.result = result  # type: ignore[method-assign]
+    await shop.send(work("a"))
+    await shop.send(work("b"))
+    await shop.send(work("c"))
+    await asyncio.sleep(10)
+    met = {name: (one.queue_depth_at_queue, one.overload_status_at_queue.value) for name, one in seen.items()}
+    assert met == {"a": (0, "healthy"), "b": (1, "degraded"), "c": (2, "critical")}
+    assert {name: shop.result(name).queue_depth for name in "abc"} == {"a": 0, "b": 1, "c": 2}
 
 
 # ---- degradation and the baseline -----------------------------------------------------------------------------------
 
 
-def test_degraded_work_gets_no_retries_and_less_time() -> None:
-    async def story(shop: Shop) -> None:
-        step = Step(REFUSED, seconds=1)
-        rules = Rules(size=10, policy=RejectionPolicy.DEGRADE)
-        await shop.worker("w1", step, concurrency={"cpu": 1}, rules=rules, breaker=NO_BREAKER)
-        await shop.send(work("run", timeout_ms=100_000))
-        await shop.send(*(work(f"n{n}", timeout_ms=100_000) for n in range(10)))
-        words = [shop.ack(f"n{n}").message for n in range(10)]
-        assert words[:5] == ["Assignment queued"] * 5
-        assert words[5:8] == ["Assignment accepted with degradation: light"] * 3
-        assert words[8:] == ["Assignment accepted with degradation: medium"] * 2
-        await asyncio.sleep(600)
-        assert len(step.times("n4")) == 4
-        assert len(step.times("n6")) == 4
-        assert len(step.times("n9")) == 1
-        budgets = {one.assignment_id: one.seconds for one in step.contexts}
-        assert budgets["n9"] == pytest.approx(80.0, abs=0.1)
-
-    with_shop(story)
+async def test_degraded_work_gets_no_retries_and_less_time(shop: Shop) -> None:
+    step = Step(REFUSED, seconds=1)
+    rules = Rules(size=10, policy=RejectionPolicy.DEGRADE)
+    await shop.worker("w1", step, concurrency={"cpu": 1}, rules=rules, breaker=NO_BREAKER)
+    await shop.send(work("run", timeout_ms=100_000))
+    await shop.send(*(work(f"n{n}", timeout_ms=100_000) for n in range(10)))
+    words = [shop.ack(f"n{n}").message for n in range(10)]
+    assert words[:5] == ["Assignment queued"] * 5
+    assert words[5:8] == ["Assignment accepted with degradation: light"] * 3
+    assert words[8:] == ["Assignment accepted with degradation: medium"] * 2
+    await asyncio.sleep(600)
+    assert len(step.times("n4")) == 4
+    assert len(step.times("n6")) == 4
+    assert len(step.times("n9")) == 1
+    budgets = {one.assignment_id: one.seconds for one in step.contexts}
+    assert budgets["n9"] == pytest.approx(80.0, abs=0.1)
 
 
-def test_the_baseline_waits_100_200_300_ms_retries_everything_and_bounds_each_attempt() -> None:
-    async def story(shop: Shop) -> None:
-        step = Step(DENIED, seconds=0.0)
-        await shop.worker("w1", step, retries_v2=False)
-        await shop.send(work("a", timeout_ms=500))
-        await asyncio.sleep(10)
-        began = step.times("a")
-        assert [round(b - a, 2) for a, b in pairwise(began)] == [0.1, 0.2, 0.3]
-        assert [round(one.seconds, 3) for one in step.contexts] == [0.5] * 4, "no budget over all of them"
-        assert shop.result("a").retries_used == 3
-
-    with_shop(story)
+async def test_the_baseline_waits_100_200_300_ms_retries_everything_and_bounds_each_attempt(shop: Shop) -> None:
+    step = Step(DENIED, seconds=0.0)
+    await shop.worker("w1", step, retries_v2=False)
+    await shop.send(work("a", timeout_ms=500))
+    await asyncio.sleep(10)
+    began = step.times("a")
+    assert [round(b - a, 2) for a, b in pairwise(began)] == [0.1, 0.2, 0.3]
+    assert [round(one.seconds, 3) for one in step.contexts] == [0.5] * 4, "no budget over all of them"
+    assert shop.result("a").retries_used == 3
 
 
-def test_the_baseline_does_not_hear_how_long_a_server_asks_it_to_stay_away() -> None:
-    async def story(shop: Shop) -> None:
-        facts = {"http_status_code": 503, "retry_after": 400.0}
-        step = Step(StepResult(StepStatus.ERROR, ErrorCode.http_error, metadata=facts), seconds=0.0)
-        await shop.worker("w1", step, retries_v2=False)
-        await shop.send(work("a", timeout_ms=500))
-        await asyncio.sleep(10)
-        assert [round(b - a, 2) for a, b in pairwise(step.times("a"))] == [0.1, 0.2, 0.3]
-
-    with_shop(story)
+async def test_the_baseline_does_not_hear_how_long_a_server_asks_it_to_stay_away(shop: Shop) -> None:
+    facts = {"http_status_code": 503, "retry_after": 400.0}
+    step = Step(StepResult(StepStatus.ERROR, ErrorCode.http_error, metadata=facts), seconds=0.0)
+    await shop.worker("w1", step, retries_v2=False)
+    await shop.send(work("a", timeout_ms=500))
+    await asyncio.sleep(10)
+    assert [round(b - a, 2) for a, b in pairwise(step.times("a"))] == [0.1, 0.2, 0.3]
 
 
-def test_the_baseline_does_not_retry_a_cancellation() -> None:
-    async def story(shop: Shop) -> None:
-        step = Step(StepResult(StepStatus.CANCELLED, ErrorCode.cancelled_by_user))
-        await shop.worker("w1", step, retries_v2=False)
-        await shop.send(work("a"))
-        await asyncio.sleep(10)
-        assert len(step.began) == 1
-        assert shop.result("a").status is ResultStatus.CANCELLED
-
-    with_shop(story)
+async def test_the_baseline_does_not_retry_a_cancellation(shop: Shop) -> None:
+    step = Step(StepResult(StepStatus.CANCELLED, ErrorCode.cancelled_by_user))
+    await shop.worker("w1", step, retries_v2=False)
+    await shop.send(work("a"))
+    await asyncio.sleep(10)
+    assert len(step.began) == 1
+    assert shop.result("a").status is ResultStatus.CANCELLED

@@ -9,7 +9,7 @@ from reefknot.queue.model.messages import CANCEL, AckStatus, Cancel, ResultStatu
 from reefknot.queue.model.work import WorkState
 from reefknot.queue.worker import pool as pool_module
 from reefknot.queue.worker.service import Worker
-from tests.workshop import Shop, Step, with_shop, work
+from tests.workshop import Shop, Step, work
 
 
 class Counting:
@@ -54,88 +54,67 @@ def counted(worker: Worker, shop: Shop) -> Counting:
     return found
 
 
-def test_what_arrives_together_is_kept_in_one_step() -> None:
-    async def story(shop: Shop) -> None:
-        worker = await shop.worker("w1", Step())
-        queue = counted(worker, shop)
-        await shop.send(*(work(f"a{n}") for n in range(50)))
-        await asyncio.sleep(10)
-        assert queue.sizes("assign") == [50]
-        assert [one.status for one in shop.results] == [ResultStatus.SUCCESS] * 50
-        assert [event.work_id for event in await shop.events(Admission)] == [f"a{n}" for n in range(50)]
-
-    with_shop(story)
+async def test_what_arrives_together_is_kept_in_one_step(shop: Shop) -> None:
+    worker = await shop.worker("w1", Step())
+    queue = counted(worker, shop)
+    await shop.send(*(work(f"a{n}") for n in range(50)))
+    await asyncio.sleep(10)
+    assert queue.sizes("assign") == [50]
+    assert [one.status for one in shop.results] == [ResultStatus.SUCCESS] * 50
+    assert [event.work_id for event in await shop.events(Admission)] == [f"a{n}" for n in range(50)]
 
 
-def test_each_ack_tells_the_queue_as_it_was_when_its_place_was_given() -> None:
-    async def story(shop: Shop) -> None:
-        await shop.worker("w1", Step(seconds=60), concurrency={"cpu": 1})
-        await shop.send(*(work(f"a{n}") for n in range(4)))
-        await asyncio.sleep(1)
-        assert [shop.ack(f"a{n}").queue_depth for n in range(4)] == [0, 1, 2, 3]
-
-    with_shop(story)
+async def test_each_ack_tells_the_queue_as_it_was_when_its_place_was_given(shop: Shop) -> None:
+    await shop.worker("w1", Step(seconds=60), concurrency={"cpu": 1})
+    await shop.send(*(work(f"a{n}") for n in range(4)))
+    await asyncio.sleep(1)
+    assert [shop.ack(f"a{n}").queue_depth for n in range(4)] == [0, 1, 2, 3]
 
 
-def test_the_same_one_twice_in_a_group_is_kept_once_and_told_twice() -> None:
-    async def story(shop: Shop) -> None:
-        step = Step()
-        await shop.worker("w1", step)
-        await shop.send(work("a"), work("b"), work("a"))
-        await asyncio.sleep(1)
-        assert [ack.assignment_id for ack in shop.acks] == ["a", "b", "a"]
-        assert len(step.began) == 2
-        assert len(await shop.events(Admission)) == 2
-
-    with_shop(story)
+async def test_the_same_one_twice_in_a_group_is_kept_once_and_told_twice(shop: Shop) -> None:
+    step = Step()
+    await shop.worker("w1", step)
+    await shop.send(work("a"), work("b"), work("a"))
+    await asyncio.sleep(1)
+    assert [ack.assignment_id for ack in shop.acks] == ["a", "b", "a"]
+    assert len(step.began) == 2
+    assert len(await shop.events(Admission)) == 2
 
 
-def test_one_that_the_store_knows_already_leaves_no_second_event_in_its_group() -> None:
-    async def story(shop: Shop) -> None:
-        await shop.worker("w1", Step())
-        await shop.send(work("old"))
-        await asyncio.sleep(1)
-        await shop.send(work("new"), work("old"))
-        await asyncio.sleep(1)
-        assert sorted(one.assignment_id for one in shop.results) == ["new", "old", "old"]
-        assert [event.work_id for event in await shop.events(Admission)] == ["old", "new"]
-
-    with_shop(story)
+async def test_one_that_the_store_knows_already_leaves_no_second_event_in_its_group(shop: Shop) -> None:
+    await shop.worker("w1", Step())
+    await shop.send(work("old"))
+    await asyncio.sleep(1)
+    await shop.send(work("new"), work("old"))
+    await asyncio.sleep(1)
+    assert sorted(one.assignment_id for one in shop.results) == ["new", "old", "old"]
+    assert [event.work_id for event in await shop.events(Admission)] == ["old", "new"]
 
 
-def test_one_that_the_store_does_not_take_harms_nobody_else_in_its_group() -> None:
-    async def story(shop: Shop) -> None:
-        worker = await shop.worker("w1", Step())
-        queue = counted(worker, shop)
-        queue.refuses = lambda name, given: name == "assign" and any(one.id == "bad" for one in given)
-        await shop.send(work("a"), work("bad"), work("b"))
-        await asyncio.sleep(5)
-        assert sorted(one.assignment_id for one in shop.results) == ["a", "b"]
-        assert {ack.assignment_id: ack.status for ack in shop.acks} == {
-            "a": AckStatus.ACCEPTED,
-            "b": AckStatus.ACCEPTED,
-        }
-        assert (worker.pools["cpu"].reserved, worker.pools["cpu"].depth()) == (0, 0)
-
-    with_shop(story)
+async def test_one_that_the_store_does_not_take_harms_nobody_else_in_its_group(shop: Shop) -> None:
+    worker = await shop.worker("w1", Step())
+    queue = counted(worker, shop)
+    queue.refuses = lambda name, given: name == "assign" and any(one.id == "bad" for one in given)
+    await shop.send(work("a"), work("bad"), work("b"))
+    await asyncio.sleep(5)
+    assert sorted(one.assignment_id for one in shop.results) == ["a", "b"]
+    assert {ack.assignment_id: ack.status for ack in shop.acks} == {"a": AckStatus.ACCEPTED, "b": AckStatus.ACCEPTED}
+    assert (worker.pools["cpu"].reserved, worker.pools["cpu"].depth()) == (0, 0)
 
 
-def test_one_report_that_the_store_does_not_take_harms_nobody_else_and_comes_later() -> None:
-    async def story(shop: Shop) -> None:
-        worker = await shop.worker("w1", Step())
-        queue = counted(worker, shop)
-        until = asyncio.get_running_loop().time() + 3
-        queue.refuses = lambda name, given: (
-            name == "settle" and any(one.id == "bad" for one in given) and asyncio.get_running_loop().time() < until
-        )
-        await shop.send(work("a"), work("bad"), work("b"))
-        await asyncio.sleep(1)
-        assert sorted(one.assignment_id for one in shop.results) == ["a", "b"]
-        await asyncio.sleep(5)
-        assert sorted(one.assignment_id for one in shop.results) == ["a", "b", "bad"]
-        assert worker.pools["cpu"].claimed == {}
-
-    with_shop(story)
+async def test_one_report_that_the_store_does_not_take_harms_nobody_else_and_comes_later(shop: Shop) -> None:
+    worker = await shop.worker("w1", Step())
+    queue = counted(worker, shop)
+    until = asyncio.get_running_loop().time() + 3
+    queue.refuses = lambda name, given: (
+        name == "settle" and any(one.id == "bad" for one in given) and asyncio.get_running_loop().time() < until
+    )
+    await shop.send(work("a"), work("bad"), work("b"))
+    await asyncio.sleep(1)
+    assert sorted(one.assignment_id for one in shop.results) == ["a", "b"]
+    await asyncio.sleep(5)
+    assert sorted(one.assignment_id for one in shop.results) == ["a", "b", "bad"]
+    assert worker.pools["cpu"].claimed == {}
 
 
 async def warm(shop: Shop, number: int = 25) -> None:
@@ -145,7 +124,7 @@ async def warm(shop: Shop, number: int = 25) -> None:
     shop.results.clear()
 
 
-def test_short_steps_are_claimed_ahead_and_still_run_in_so_many_slots() -> None:
+async def test_short_steps_are_claimed_ahead_and_still_run_in_so_many_slots(shop: Shop) -> None:
     most = now = 0
 
     class Watching(Step):
@@ -158,32 +137,26 @@ def test_short_steps_are_claimed_ahead_and_still_run_in_so_many_slots() -> None:
             finally:
                 now -= 1
 
-    async def story(shop: Shop) -> None:
-        worker = await shop.worker("w1", Watching(seconds=0.001), concurrency={"cpu": 2})
-        await warm(shop)
-        queue = counted(worker, shop)
-        await shop.send(*(work(f"a{n}") for n in range(100)))
-        await asyncio.sleep(5)
-        assert len(shop.results) == 100
-        assert most == 2
-        assert max(queue.sizes("claim")) > 2
-        assert max(queue.sizes("claim")) <= 2 + 10, "what two slots run in five milliseconds"
-        assert max(queue.sizes("settle")) > 2
-
-    with_shop(story)
+    worker = await shop.worker("w1", Watching(seconds=0.001), concurrency={"cpu": 2})
+    await warm(shop)
+    queue = counted(worker, shop)
+    await shop.send(*(work(f"a{n}") for n in range(100)))
+    await asyncio.sleep(5)
+    assert len(shop.results) == 100
+    assert most == 2
+    assert max(queue.sizes("claim")) > 2
+    assert max(queue.sizes("claim")) <= 2 + 10, "what two slots run in five milliseconds"
+    assert max(queue.sizes("settle")) > 2
 
 
-def test_long_steps_are_never_claimed_ahead() -> None:
-    async def story(shop: Shop) -> None:
-        worker = await shop.worker("w1", Step(seconds=0.02), concurrency={"cpu": 2})
-        await warm(shop)
-        queue = counted(worker, shop)
-        await shop.send(*(work(f"a{n}") for n in range(20)))
-        await asyncio.sleep(5)
-        assert len(shop.results) == 20
-        assert max(queue.sizes("claim")) == 2
-
-    with_shop(story)
+async def test_long_steps_are_never_claimed_ahead(shop: Shop) -> None:
+    worker = await shop.worker("w1", Step(seconds=0.02), concurrency={"cpu": 2})
+    await warm(shop)
+    queue = counted(worker, shop)
+    await shop.send(*(work(f"a{n}") for n in range(20)))
+    await asyncio.sleep(5)
+    assert len(shop.results) == 20
+    assert max(queue.sizes("claim")) == 2
 
 
 async def one_prefetched(shop: Shop, step: Step, **changes: Any) -> Worker:
@@ -196,88 +169,68 @@ async def one_prefetched(shop: Shop, step: Step, **changes: Any) -> Worker:
     return worker
 
 
-def test_prefetched_work_can_be_cancelled() -> None:
-    async def story(shop: Shop) -> None:
-        step = Step(seconds=0.0005)
-        worker = await one_prefetched(shop, step)
-        await shop.transport.publish(CANCEL, encode(Cancel("next", "no need")))
-        await asyncio.sleep(0.1)
-        assert shop.result("next").status is ResultStatus.CANCELLED
-        assert (worker.pools["cpu"].depth(), list(worker.pools["cpu"].claimed)) == (0, ["slow"])
-        await asyncio.sleep(10)
-        assert step.times("next") == []
-        assert shop.result("slow").status is ResultStatus.SUCCESS
-
-    with_shop(story)
+async def test_prefetched_work_can_be_cancelled(shop: Shop) -> None:
+    step = Step(seconds=0.0005)
+    worker = await one_prefetched(shop, step)
+    await shop.transport.publish(CANCEL, encode(Cancel("next", "no need")))
+    await asyncio.sleep(0.1)
+    assert shop.result("next").status is ResultStatus.CANCELLED
+    assert (worker.pools["cpu"].depth(), list(worker.pools["cpu"].claimed)) == (0, ["slow"])
+    await asyncio.sleep(10)
+    assert step.times("next") == []
+    assert shop.result("slow").status is ResultStatus.SUCCESS
 
 
-def test_prefetched_work_goes_back_when_the_worker_ends_and_spends_nothing() -> None:
-    async def story(shop: Shop) -> None:
-        step = Step(seconds=0.0005)
-        worker = await one_prefetched(shop, step)
-        shop.members.remove(worker)
-        await worker.stop()
-        item = await shop.store.work.get("next")
-        assert item is not None
-        assert (item.state, item.attempts, item.crashes) == (WorkState.PENDING, 0, 0)
-        await shop.worker("w1", step)
-        await asyncio.sleep(10)
-        assert len(step.times("next")) == 1
-
-    with_shop(story)
+async def test_prefetched_work_goes_back_when_the_worker_ends_and_spends_nothing(shop: Shop) -> None:
+    step = Step(seconds=0.0005)
+    worker = await one_prefetched(shop, step)
+    shop.members.remove(worker)
+    await worker.stop()
+    item = await shop.store.work.get("next")
+    assert item is not None
+    assert (item.state, item.attempts, item.crashes) == (WorkState.PENDING, 0, 0)
+    await shop.worker("w1", step)
+    await asyncio.sleep(10)
+    assert len(step.times("next")) == 1
 
 
-def test_prefetched_work_of_a_paused_worker_goes_back_and_is_run_after_the_pause() -> None:
+async def test_prefetched_work_of_a_paused_worker_goes_back_and_is_run_after_the_pause(shop: Shop) -> None:
     """Nobody is at it for as long as the pause lasts: to others it has to look like what it is."""
-
-    async def story(shop: Shop) -> None:
-        step = Step(seconds=0.0005)
-        worker = await one_prefetched(shop, step)
-        worker.pause()
-        await asyncio.sleep(3)
-        item = await shop.store.work.get("next")
-        assert item is not None
-        assert (item.state, item.attempts, item.interruptions) == (WorkState.PENDING, 0, 1)
-        await asyncio.sleep(10)
-        assert step.times("next") == []
-        worker.resume()
-        await asyncio.sleep(1)
-        assert len(step.times("next")) == 1
-
-    with_shop(story)
+    step = Step(seconds=0.0005)
+    worker = await one_prefetched(shop, step)
+    worker.pause()
+    await asyncio.sleep(3)
+    item = await shop.store.work.get("next")
+    assert item is not None
+    assert (item.state, item.attempts, item.interruptions) == (WorkState.PENDING, 0, 1)
+    await asyncio.sleep(10)
+    assert step.times("next") == []
+    worker.resume()
+    await asyncio.sleep(1)
+    assert len(step.times("next")) == 1
 
 
-def test_a_slot_whose_step_is_cancelled_runs_what_is_prefetched() -> None:
-    async def story(shop: Shop) -> None:
-        await one_prefetched(shop, Step(seconds=0.0005))
-        await shop.transport.publish(CANCEL, encode(Cancel("slow")))
-        await asyncio.sleep(0.1)
-        assert shop.result("slow").status is ResultStatus.CANCELLED
-        assert shop.result("next").status is ResultStatus.SUCCESS
-
-    with_shop(story)
+async def test_a_slot_whose_step_is_cancelled_runs_what_is_prefetched(shop: Shop) -> None:
+    await one_prefetched(shop, Step(seconds=0.0005))
+    await shop.transport.publish(CANCEL, encode(Cancel("slow")))
+    await asyncio.sleep(0.1)
+    assert shop.result("slow").status is ResultStatus.CANCELLED
+    assert shop.result("next").status is ResultStatus.SUCCESS
 
 
-def test_prefetched_work_whose_lease_was_lost_is_not_run() -> None:
-    async def story(shop: Shop) -> None:
-        step = Step(seconds=0.0005)
-        worker = await one_prefetched(shop, step, lease=3.0)
-        await shop.store.work.cancel("next")
-        await asyncio.sleep(2.5)
-        assert not worker.pools["cpu"].prefetched
-        await asyncio.sleep(10)
-        assert step.times("next") == []
-
-    with_shop(story)
+async def test_prefetched_work_whose_lease_was_lost_is_not_run(shop: Shop) -> None:
+    step = Step(seconds=0.0005)
+    worker = await one_prefetched(shop, step, lease=3.0)
+    await shop.store.work.cancel("next")
+    await asyncio.sleep(2.5)
+    assert not worker.pools["cpu"].prefetched
+    await asyncio.sleep(10)
+    assert step.times("next") == []
 
 
-def test_nothing_is_claimed_ahead_before_steps_were_timed() -> None:
+async def test_nothing_is_claimed_ahead_before_steps_were_timed(shop: Shop) -> None:
     """After a crash it is one at a time again: whoever is claimed with a poison one counts a crash with it."""
-
-    async def story(shop: Shop) -> None:
-        worker = await shop.worker("w1", Step(seconds=0.0005), concurrency={"cpu": 1})
-        assert worker.pools["cpu"].ahead() == 0
-        await warm(shop)
-        assert 0 < worker.pools["cpu"].ahead() <= pool_module.MOST_AHEAD
-
-    with_shop(story)
+    worker = await shop.worker("w1", Step(seconds=0.0005), concurrency={"cpu": 1})
+    assert worker.pools["cpu"].ahead() == 0
+    await warm(shop)
+    assert 0 < worker.pools["cpu"].ahead() <= pool_module.MOST_AHEAD

@@ -12,7 +12,7 @@ from reefknot.queue.model.work import WorkState
 from reefknot.queue.worker.pool import Pool
 from reefknot.queue.worker.service import Worker
 from reefknot.runtime.tasks import Services
-from tests.workshop import OK, Shop, Step, with_shop, work
+from tests.workshop import OK, Shop, Step, work
 
 
 def cancel_all(but: set[asyncio.Task[Any]]) -> None:
@@ -48,61 +48,48 @@ async def vandalised(shop: Shop, *, itself: bool = False) -> tuple[Worker, Step]
     return worker, step
 
 
-def test_neighbours_of_a_step_that_cancels_tasks_go_back_and_succeed_as_an_interruption() -> None:
-    async def story(shop: Shop) -> None:
-        worker, step = await vandalised(shop)
-        await asyncio.sleep(0.5)
-        items = [await shop.store.work.get(f"n{n}") for n in range(3)]
-        assert [(one.state, one.attempts, one.interruptions, one.crashes) for one in items if one is not None] == [
-            (WorkState.RUNNING, 0, 1, 0)
-        ] * 3
-        assert len(worker.pools["cpu"].running) == 3
-        await asyncio.sleep(15)
-        ends = {one.assignment_id: one.status for one in shop.results}
-        assert ends == dict.fromkeys(("n0", "n1", "n2", "bad"), ResultStatus.SUCCESS)
-        assert len(step.times("n0")) == 2
-
-    with_shop(story)
+async def test_neighbours_of_a_step_that_cancels_tasks_go_back_and_succeed_as_an_interruption(shop: Shop) -> None:
+    worker, step = await vandalised(shop)
+    await asyncio.sleep(0.5)
+    items = [await shop.store.work.get(f"n{n}") for n in range(3)]
+    assert [(one.state, one.attempts, one.interruptions, one.crashes) for one in items if one is not None] == [
+        (WorkState.RUNNING, 0, 1, 0)
+    ] * 3
+    assert len(worker.pools["cpu"].running) == 3
+    await asyncio.sleep(15)
+    ends = {one.assignment_id: one.status for one in shop.results}
+    assert ends == dict.fromkeys(("n0", "n1", "n2", "bad"), ResultStatus.SUCCESS)
+    assert len(step.times("n0")) == 2
 
 
-def test_the_worker_goes_on_with_all_slots_and_all_services() -> None:
-    async def story(shop: Shop) -> None:
-        worker, _ = await vandalised(shop)
-        await asyncio.sleep(30)
-        assert len(worker.services.names) == 2 * len(worker.pools) + 6
-        await shop.send(*(work(f"later-{n}") for n in range(4)))
-        await asyncio.sleep(1)
-        assert len(worker.pools["cpu"].running) == 4
-        await asyncio.sleep(200)  # longer than a lease
-        assert [shop.result(f"later-{n}").status for n in range(4)] == [ResultStatus.SUCCESS] * 4
-        assert worker.claims() == []
-
-    with_shop(story)
+async def test_the_worker_goes_on_with_all_slots_and_all_services(shop: Shop) -> None:
+    worker, _ = await vandalised(shop)
+    await asyncio.sleep(30)
+    assert len(worker.services.names) == 2 * len(worker.pools) + 6
+    await shop.send(*(work(f"later-{n}") for n in range(4)))
+    await asyncio.sleep(1)
+    assert len(worker.pools["cpu"].running) == 4
+    await asyncio.sleep(200)  # longer than a lease
+    assert [shop.result(f"later-{n}").status for n in range(4)] == [ResultStatus.SUCCESS] * 4
+    assert worker.claims() == []
 
 
-def test_a_step_that_cancels_itself_too_becomes_suspect_and_does_not_run_for_ever() -> None:
-    async def story(shop: Shop) -> None:
-        await vandalised(shop, itself=True)
-        await asyncio.sleep(1000)
-        bad = await shop.store.work.get("bad")
-        assert bad is not None
-        assert (bad.state, bad.crashes) == (WorkState.QUARANTINED, 3)
-        assert {shop.result(f"n{n}").status for n in range(3)} == {ResultStatus.SUCCESS}
-
-    with_shop(story)
+async def test_a_step_that_cancels_itself_too_becomes_suspect_and_does_not_run_for_ever(shop: Shop) -> None:
+    await vandalised(shop, itself=True)
+    await asyncio.sleep(1000)
+    bad = await shop.store.work.get("bad")
+    assert bad is not None
+    assert (bad.state, bad.crashes) == (WorkState.QUARANTINED, 3)
+    assert {shop.result(f"n{n}").status for n in range(3)} == {ResultStatus.SUCCESS}
 
 
-def test_without_handing_back_they_would_stay_running(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_handing_back_they_would_stay_running(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: the slots forget their work, and the services of the worker stay cancelled."""
     monkeypatch.setattr(Pool, "_left", lambda self, held, task, **_: self.settled(held.id, held.fence))
     monkeypatch.setattr(Services, "_ended", lambda *_: None)
-
-    async def story(shop: Shop) -> None:
-        await vandalised(shop)
-        await asyncio.sleep(1000)
-        item = await shop.store.work.get("n0")
-        assert item is not None
-        assert item.state is WorkState.RUNNING
-        shop.members.clear()
-
-    with_shop(story)
+    await vandalised(shop)
+    await asyncio.sleep(1000)
+    item = await shop.store.work.get("n0")
+    assert item is not None
+    assert item.state is WorkState.RUNNING
+    shop.members.clear()

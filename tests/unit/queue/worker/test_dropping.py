@@ -10,7 +10,7 @@ import pytest
 from reefknot.audit.model.event import Dropped
 from reefknot.queue.model.admission import Oldest, RejectionPolicy, Rules
 from reefknot.queue.worker.pool import BoundedQueue
-from tests.workshop import REFUSED, Shop, Step, with_shop, work
+from tests.workshop import REFUSED, Shop, Step, work
 
 ONE = {"cpu": 1}
 RETRY = {"max_attempts": 3, "backoff_ms": 20_000}
@@ -27,17 +27,16 @@ async def a_retry_and_younger_work(shop: Shop, **rules: Any) -> None:
     await asyncio.sleep(1)
 
 
-def test_work_that_waits_for_its_retry_is_dropped_before_younger_work() -> None:
-    async def story(shop: Shop) -> None:
-        await a_retry_and_younger_work(shop)
-        await shop.send(work("new"))
-        assert [ack.assignment_id for ack in shop.acks if ack.reason == "dropped_oldest"] == ["old"]
-        assert shop.result("old").error_code == "SYSTEM_OVERLOAD"
-
-    with_shop(story)
+async def test_work_that_waits_for_its_retry_is_dropped_before_younger_work(shop: Shop) -> None:
+    await a_retry_and_younger_work(shop)
+    await shop.send(work("new"))
+    assert [ack.assignment_id for ack in shop.acks if ack.reason == "dropped_oldest"] == ["old"]
+    assert shop.result("old").error_code == "SYSTEM_OVERLOAD"
 
 
-def test_a_queue_that_looks_at_its_line_alone_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_queue_that_looks_at_its_line_alone_would_be_caught(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The control: the first in the line is younger than the one that waits for its retry."""
 
     def first_in_line(self: BoundedQueue, now: float) -> Oldest | None:
@@ -45,31 +44,21 @@ def test_a_queue_that_looks_at_its_line_alone_would_be_caught(monkeypatch: pytes
         return None if first is None else Oldest(first.id, first.priority, int((now - first.since) * 1000))
 
     monkeypatch.setattr(BoundedQueue, "oldest", first_in_line)
-
-    async def story(shop: Shop) -> None:
-        await a_retry_and_younger_work(shop)
-        await shop.send(work("new"))
-        assert [ack.assignment_id for ack in shop.acks if ack.reason == "dropped_oldest"] == ["a"]
-
-    with_shop(story)
+    await a_retry_and_younger_work(shop)
+    await shop.send(work("new"))
+    assert [ack.assignment_id for ack in shop.acks if ack.reason == "dropped_oldest"] == ["a"]
 
 
-def test_the_oldest_is_protected_by_its_age_wherever_it_waits() -> None:
-    async def story(shop: Shop) -> None:
-        await a_retry_and_younger_work(shop, max_drop_age_ms=1500)
-        await shop.send(work("new"))
-        assert (shop.ack("new").status, shop.ack("new").reason) == ("rejected", "queue_full")
-        assert not [ack for ack in shop.acks if ack.reason == "dropped_oldest"]
-
-    with_shop(story)
+async def test_the_oldest_is_protected_by_its_age_wherever_it_waits(shop: Shop) -> None:
+    await a_retry_and_younger_work(shop, max_drop_age_ms=1500)
+    await shop.send(work("new"))
+    assert (shop.ack("new").status, shop.ack("new").reason) == ("rejected", "queue_full")
+    assert not [ack for ack in shop.acks if ack.reason == "dropped_oldest"]
 
 
-def test_the_event_of_a_drop_says_whose_work_it_was() -> None:
-    async def story(shop: Shop) -> None:
-        await a_retry_and_younger_work(shop)
-        await shop.send(work("new"))
-        event: Any
-        (event,) = await shop.events(Dropped)
-        assert (event.work_id, event.correlation_id, event.resource_class) == ("old", "r-old", "cpu")
-
-    with_shop(story)
+async def test_the_event_of_a_drop_says_whose_work_it_was(shop: Shop) -> None:
+    await a_retry_and_younger_work(shop)
+    await shop.send(work("new"))
+    event: Any
+    (event,) = await shop.events(Dropped)
+    assert (event.work_id, event.correlation_id, event.resource_class) == ("old", "r-old", "cpu")

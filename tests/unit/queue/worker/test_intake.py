@@ -12,7 +12,7 @@ from reefknot.audit.model.event import Admission
 from reefknot.errors import StoreUnavailableError
 from reefknot.queue.model.admission import OverloadStatus, RejectionPolicy, Rules
 from reefknot.queue.model.messages import ACK, RESULT, AckStatus, ResultStatus, encode
-from tests.workshop import Shop, Step, with_shop, work
+from tests.workshop import Shop, Step, work
 
 ONE = {"cpu": 1}
 
@@ -26,17 +26,14 @@ async def busy(shop: Shop, size: int, waiting: int, **changes: Any) -> Any:
     return worker
 
 
-def test_the_ack_carries_depth_and_status_after_admission() -> None:
-    async def story(shop: Shop) -> None:
-        await busy(shop, 10, 4)
-        assert [(one.queue_depth, one.overload_status) for one in shop.acks] == [
-            (0, OverloadStatus.HEALTHY),
-            *((n, OverloadStatus.HEALTHY) for n in range(1, 5)),
-        ]
-        await shop.send(work("fifth"))
-        assert (shop.ack("fifth").queue_depth, shop.ack("fifth").overload_status) == (5, OverloadStatus.DEGRADED)
-
-    with_shop(story)
+async def test_the_ack_carries_depth_and_status_after_admission(shop: Shop) -> None:
+    await busy(shop, 10, 4)
+    assert [(one.queue_depth, one.overload_status) for one in shop.acks] == [
+        (0, OverloadStatus.HEALTHY),
+        *((n, OverloadStatus.HEALTHY) for n in range(1, 5)),
+    ]
+    await shop.send(work("fifth"))
+    assert (shop.ack("fifth").queue_depth, shop.ack("fifth").overload_status) == (5, OverloadStatus.DEGRADED)
 
 
 @pytest.mark.parametrize(
@@ -47,65 +44,54 @@ def test_the_ack_carries_depth_and_status_after_admission() -> None:
         (RejectionPolicy.DEGRADE, "Queue at capacity, cannot degrade"),
     ],
 )
-def test_a_full_queue_refuses_with_reason_and_time_to_come_back(policy: RejectionPolicy, message: str) -> None:
-    async def story(shop: Shop) -> None:
-        await busy(shop, 3, 3, rules=Rules(size=3, policy=policy))
-        await shop.send(work("late"))
-        ack = shop.ack("late")
-        assert (ack.status, ack.message, ack.reason) == (AckStatus.REJECTED, message, "queue_full")
-        assert (ack.overload_status, ack.queue_depth, ack.retry_after_ms, ack.worker_id) == (
-            OverloadStatus.CRITICAL,
-            3,
-            1000,
-            "w1",
-        )
-        assert await shop.store.work.get("late") is None
-        events = [event for event in await shop.events(Admission) if event.work_id == "late"]
-        assert [(event.status, event.reason) for event in events] == [("rejected", "queue_full")]  # type: ignore[union-attr]
-
-    with_shop(story)
-
-
-def test_many_at_once_never_get_more_places_than_there_are() -> None:
-    async def story(shop: Shop) -> None:
-        worker = await busy(shop, 5, 0)
-        await shop.send(*(work(f"x{n}") for n in range(100)))
-        assert worker.pools["cpu"].queue.depth == 5
-        assert sum(one.status is AckStatus.ACCEPTED for one in shop.acks) == 6
-
-    with_shop(story)
+async def test_a_full_queue_refuses_with_reason_and_time_to_come_back(
+    shop: Shop, policy: RejectionPolicy, message: str
+) -> None:
+    await busy(shop, 3, 3, rules=Rules(size=3, policy=policy))
+    await shop.send(work("late"))
+    ack = shop.ack("late")
+    assert (ack.status, ack.message, ack.reason) == (AckStatus.REJECTED, message, "queue_full")
+    assert (ack.overload_status, ack.queue_depth, ack.retry_after_ms, ack.worker_id) == (
+        OverloadStatus.CRITICAL,
+        3,
+        1000,
+        "w1",
+    )
+    assert await shop.store.work.get("late") is None
+    events = [event for event in await shop.events(Admission) if event.work_id == "late"]
+    assert [(event.status, event.reason) for event in events] == [("rejected", "queue_full")]  # type: ignore[union-attr]
 
 
-def test_deferred_work_takes_a_place_and_runs_when_its_time_comes() -> None:
+async def test_many_at_once_never_get_more_places_than_there_are(shop: Shop) -> None:
+    worker = await busy(shop, 5, 0)
+    await shop.send(*(work(f"x{n}") for n in range(100)))
+    assert worker.pools["cpu"].queue.depth == 5
+    assert sum(one.status is AckStatus.ACCEPTED for one in shop.acks) == 6
+
+
+async def test_deferred_work_takes_a_place_and_runs_when_its_time_comes(shop: Shop) -> None:
     """750 of 1000: 15 s."""
-
-    async def story(shop: Shop) -> None:
-        worker = await busy(shop, 1000, 0, rules=Rules(size=1000, policy=RejectionPolicy.DEFER))
-        pool = worker.pools["cpu"]
-        pool.depth = lambda: 750
-        await shop.send(work("d"))
-        assert shop.ack("d").message == "Assignment deferred for 15000ms"
-        item = await shop.store.work.get("d")
-        assert item is not None
-        assert item.due_at / 1000 - shop.clock.wall() == pytest.approx(15, abs=0.01)
-        assert pool.queue.depth == 1
-        assert pool.queue.ready == 0
-
-    with_shop(story)
+    worker = await busy(shop, 1000, 0, rules=Rules(size=1000, policy=RejectionPolicy.DEFER))
+    pool = worker.pools["cpu"]
+    pool.depth = lambda: 750
+    await shop.send(work("d"))
+    assert shop.ack("d").message == "Assignment deferred for 15000ms"
+    item = await shop.store.work.get("d")
+    assert item is not None
+    assert item.due_at / 1000 - shop.clock.wall() == pytest.approx(15, abs=0.01)
+    assert pool.queue.depth == 1
+    assert pool.queue.ready == 0
 
 
-def test_work_that_would_miss_its_deadline_is_refused_once_service_times_are_known() -> None:
-    async def story(shop: Shop) -> None:
-        await shop.worker("w1", Step(), concurrency=ONE)
-        await shop.send(*(work(f"known{n}", {"seconds": 1}) for n in range(20)))
-        await asyncio.sleep(30)
-        await shop.send(*(work(f"q{n}", {"seconds": 100}) for n in range(11)))
-        await shop.send(work("late", deadline_ms=15_000), work("fine", deadline_ms=60_000))
-        assert shop.ack("late").reason == "would_miss_deadline"
-        assert shop.ack("late").overload_status is OverloadStatus.HEALTHY, "the status stays by depth"
-        assert shop.ack("fine").status is AckStatus.ACCEPTED
-
-    with_shop(story)
+async def test_work_that_would_miss_its_deadline_is_refused_once_service_times_are_known(shop: Shop) -> None:
+    await shop.worker("w1", Step(), concurrency=ONE)
+    await shop.send(*(work(f"known{n}", {"seconds": 1}) for n in range(20)))
+    await asyncio.sleep(30)
+    await shop.send(*(work(f"q{n}", {"seconds": 100}) for n in range(11)))
+    await shop.send(work("late", deadline_ms=15_000), work("fine", deadline_ms=60_000))
+    assert shop.ack("late").reason == "would_miss_deadline"
+    assert shop.ack("late").overload_status is OverloadStatus.HEALTHY, "the status stays by depth"
+    assert shop.ack("fine").status is AckStatus.ACCEPTED
 
 
 @pytest.mark.parametrize(
@@ -120,106 +106,90 @@ def test_work_that_would_miss_its_deadline_is_refused_once_service_times_are_kno
         (b'{"assignment_id":"a","p":"' + b"x" * 10_000_000 + b'"}', "rejected", "invalid", "at most 1048576"),
     ],
 )
-def test_bad_input_gets_an_answer_that_names_the_field_and_the_worker_goes_on(
-    body: bytes, status: str, reason: str, words: str
+async def test_bad_input_gets_an_answer_that_names_the_field_and_the_worker_goes_on(
+    shop: Shop, body: bytes, status: str, reason: str, words: str
 ) -> None:
-    async def story(shop: Shop) -> None:
-        await shop.worker("w1", Step())
-        await shop.send(body, work("good"))
-        await asyncio.sleep(1)
-        bad = shop.acks[0]
-        assert (bad.status.value, bad.reason) == (status, reason)
-        assert words in (bad.message or "")
-        assert bad.overload_status is OverloadStatus.HEALTHY, "in version 2 it is always sent"
-        assert bad.queue_depth == 0
-        assert shop.result("good").status is ResultStatus.SUCCESS
-        assert any(event.reason == reason for event in await shop.events(Admission))  # type: ignore[union-attr]
-
-    with_shop(story)
+    await shop.worker("w1", Step())
+    await shop.send(body, work("good"))
+    await asyncio.sleep(1)
+    bad = shop.acks[0]
+    assert (bad.status.value, bad.reason) == (status, reason)
+    assert words in (bad.message or "")
+    assert bad.overload_status is OverloadStatus.HEALTHY, "in version 2 it is always sent"
+    assert bad.queue_depth == 0
+    assert shop.result("good").status is ResultStatus.SUCCESS
+    assert any(event.reason == reason for event in await shop.events(Admission))  # type: ignore[union-attr]
 
 
-def test_a_store_that_fails_means_no_ack_and_no_place() -> None:
-    async def story(shop: Shop) -> None:
-        worker = await shop.worker("w1", Step())
-        real = shop.store.work.assign
+async def test_a_store_that_fails_means_no_ack_and_no_place(shop: Shop) -> None:
+    worker = await shop.worker("w1", Step())
+    real = shop.store.work.assign
 
-        async def broken(*given: Any, **named: Any) -> Any:
-            raise OSError("disk")
+    async def broken(*given: Any, **named: Any) -> Any:
+        raise OSError("disk")
 
-        shop.store.work.assign = broken  # type: ignore[method-assign]
-        await shop.send(work("a"))
-        assert shop.acks == []
-        assert (worker.pools["cpu"].reserved, worker.pools["cpu"].depth()) == (0, 0)
-        shop.store.work.assign = real  # type: ignore[method-assign]
-        await shop.send(work("a"))
-        assert shop.ack("a").status is AckStatus.ACCEPTED
-
-    with_shop(story)
+    shop.store.work.assign = broken  # type: ignore[method-assign]
+    await shop.send(work("a"))
+    assert shop.acks == []
+    assert (worker.pools["cpu"].reserved, worker.pools["cpu"].depth()) == (0, 0)
+    shop.store.work.assign = real  # type: ignore[method-assign]
+    await shop.send(work("a"))
+    assert shop.ack("a").status is AckStatus.ACCEPTED
 
 
 @pytest.mark.parametrize("when", ["queued", "running", "ended", "refused by a full queue"])
-def test_the_same_id_with_another_job_is_invalid_and_the_same_job_is_accepted_again(when: str) -> None:
-    async def story(shop: Shop) -> None:
-        step = Step(seconds=2)
-        await shop.worker("w1", step, concurrency=ONE, rules=Rules(size=2))
-        await shop.send(*([work("first")] if when == "queued" else []), work("a", {"n": 1}))
-        if when == "ended":
-            await asyncio.sleep(10)
-        if when == "refused by a full queue":
-            await shop.send(*(work(f"b{n}") for n in range(9)))
-        await shop.send(work("a", {"n": 2}))
-        await asyncio.sleep(0.01)
-        ack = shop.ack("a")
-        assert (ack.status, ack.reason) == (AckStatus.REJECTED, "invalid")
-        assert (ack.message or "").startswith("assignment_id: it was used with another job")
-        await shop.send(work("a", {"n": 1}, priority=5))
-        await asyncio.sleep(0.01)
-        assert shop.ack("a").status is AckStatus.ACCEPTED
-        await asyncio.sleep(60)
-        assert {one.status for one in shop.results if one.assignment_id == "a"} == {ResultStatus.SUCCESS}
-        assert len(step.times("a")) == 1
-
-    with_shop(story)
-
-
-def test_what_is_here_is_accepted_again_while_the_store_is_away() -> None:
-    async def story(shop: Shop) -> None:
-        await shop.worker("w1", Step(seconds=5))
-        await shop.send(work("a"))
-
-        async def away(*given: Any, **named: Any) -> Any:
-            raise StoreUnavailableError("it", "is away", "wait")
-
-        real, shop.store.work.get = shop.store.work.get, away  # type: ignore[method-assign]
-        await shop.send(work("a"))
-        shop.store.work.get = real  # type: ignore[method-assign]
-        assert [one.status for one in shop.acks] == [AckStatus.ACCEPTED] * 2
-
-    with_shop(story)
+async def test_the_same_id_with_another_job_is_invalid_and_the_same_job_is_accepted_again(
+    shop: Shop, when: str
+) -> None:
+    step = Step(seconds=2)
+    await shop.worker("w1", step, concurrency=ONE, rules=Rules(size=2))
+    await shop.send(*([work("first")] if when == "queued" else []), work("a", {"n": 1}))
+    if when == "ended":
+        await asyncio.sleep(10)
+    if when == "refused by a full queue":
+        await shop.send(*(work(f"b{n}") for n in range(9)))
+    await shop.send(work("a", {"n": 2}))
+    await asyncio.sleep(0.01)
+    ack = shop.ack("a")
+    assert (ack.status, ack.reason) == (AckStatus.REJECTED, "invalid")
+    assert (ack.message or "").startswith("assignment_id: it was used with another job")
+    await shop.send(work("a", {"n": 1}, priority=5))
+    await asyncio.sleep(0.01)
+    assert shop.ack("a").status is AckStatus.ACCEPTED
+    await asyncio.sleep(60)
+    assert {one.status for one in shop.results if one.assignment_id == "a"} == {ResultStatus.SUCCESS}
+    assert len(step.times("a")) == 1
 
 
-def test_the_baseline_has_no_bound_and_not_one_new_field() -> None:
-    async def story(shop: Shop) -> None:
-        heard = shop.heard(ACK, RESULT)
-        await shop.worker("w1", Step(seconds=0.1), concurrency=ONE, rules=Rules(size=2), queue_v2=False)
-        await shop.send(*(work(f"a{n}") for n in range(50)), b"x", work("b", job="none"))
-        await asyncio.sleep(60)
-        fields = {name for body in heard for name in json.loads(body)}
-        assert fields == {
-            *("assignment_id", "status", "message"),
-            *("request_id", "provider_id", "job", "latency_ms", "cost", "timestamp", "retries_used", "output"),
-        }
-        assert sum(one.status is AckStatus.ACCEPTED for one in shop.acks) == 50
-        assert len(shop.results) == 50
-        assert [one.assignment_id for one in shop.results] == [f"a{n}" for n in range(50)], "oldest first, always"
+async def test_what_is_here_is_accepted_again_while_the_store_is_away(shop: Shop) -> None:
+    await shop.worker("w1", Step(seconds=5))
+    await shop.send(work("a"))
 
-    with_shop(story)
+    async def away(*given: Any, **named: Any) -> Any:
+        raise StoreUnavailableError("it", "is away", "wait")
+
+    real, shop.store.work.get = shop.store.work.get, away  # type: ignore[method-assign]
+    await shop.send(work("a"))
+    shop.store.work.get = real  # type: ignore[method-assign]
+    assert [one.status for one in shop.acks] == [AckStatus.ACCEPTED] * 2
 
 
-def test_the_baselines_heartbeat_does_not_tell_how_full_it_is() -> None:
-    async def story(shop: Shop) -> None:
-        worker = await busy(shop, 2, 50, queue_v2=False)
-        said = worker.heartbeat().classes["cpu"]
-        assert (said.status, said.queue_depth, said.active) == (OverloadStatus.HEALTHY, 0, 1)
+async def test_the_baseline_has_no_bound_and_not_one_new_field(shop: Shop) -> None:
+    heard = shop.heard(ACK, RESULT)
+    await shop.worker("w1", Step(seconds=0.1), concurrency=ONE, rules=Rules(size=2), queue_v2=False)
+    await shop.send(*(work(f"a{n}") for n in range(50)), b"x", work("b", job="none"))
+    await asyncio.sleep(60)
+    fields = {name for body in heard for name in json.loads(body)}
+    assert fields == {
+        *("assignment_id", "status", "message"),
+        *("request_id", "provider_id", "job", "latency_ms", "cost", "timestamp", "retries_used", "output"),
+    }
+    assert sum(one.status is AckStatus.ACCEPTED for one in shop.acks) == 50
+    assert len(shop.results) == 50
+    assert [one.assignment_id for one in shop.results] == [f"a{n}" for n in range(50)], "oldest first, always"
 
-    with_shop(story)
+
+async def test_the_baselines_heartbeat_does_not_tell_how_full_it_is(shop: Shop) -> None:
+    worker = await busy(shop, 2, 50, queue_v2=False)
+    said = worker.heartbeat().classes["cpu"]
+    assert (said.status, said.queue_depth, said.active) == (OverloadStatus.HEALTHY, 0, 1)

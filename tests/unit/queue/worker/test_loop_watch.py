@@ -23,7 +23,7 @@ from reefknot.queue.worker.settings import default_settings
 from reefknot.runtime.clocks import clock_of_this_loop
 from reefknot.stores.memory import MemoryStore
 from reefknot.stores.memory.store import MemoryTransport
-from tests.workshop import Shop, Step, with_shop, work
+from tests.workshop import Shop, Step, work
 
 
 class Extended:
@@ -59,47 +59,43 @@ def test_a_block_is_reported_within_two_seconds() -> None:
     assert LOOK_S + BLOCKED_S + LOOK_S < 2
 
 
-def test_a_loop_is_asked_only_while_a_step_runs_and_reported_once(caplog: pytest.LogCaptureFixture) -> None:
-    async def story(shop: Shop) -> None:
-        worker, leases = await shop.worker("w1", Step(seconds=5)), Extended()
-        with watching(worker, leases) as watch:
-            watch.look(0.0)
-            watch.look(10.0)
-            assert leases.calls == [], "nothing runs"
-            await shop.send(work("a"), work("b"))
-            await asyncio.sleep(0.1)
-            watch.look(20.0)
-            watch.look(20.0 + BLOCKED_S / 2)
-            assert leases.calls == []
-            for at in (21.0, 21.4, 30.0, 41.0, 42.0):
-                watch.look(at)
-            assert leases.calls == [["a", "b"], ["a", "b"]], "at once, and every third of a lease"
-            assert caplog.text.count("the event loop is blocked") == 1
-            assert "test.step (a), test.step (b)" in caplog.text
-            await asyncio.sleep(0.1)
-            watch.look(43.0)
-            watch.look(43.1)
-            assert len(leases.calls) == 2, "it has answered, and was asked anew"
-
-    with caplog.at_level(logging.WARNING, "reefknot"):
-        with_shop(story)
-
-
-def test_all_work_is_held_as_long_as_the_time_of_an_attempt_lasts() -> None:
-    async def story(shop: Shop) -> None:
-        worker = await shop.worker("w1", Step(seconds=25))
-        await shop.send(work("short", timeout_ms=60_000), work("long"))
+async def test_a_loop_is_asked_only_while_a_step_runs_and_reported_once(
+    shop: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "reefknot")
+    worker, leases = await shop.worker("w1", Step(seconds=5)), Extended()
+    with watching(worker, leases) as watch:
+        watch.look(0.0)
+        watch.look(10.0)
+        assert leases.calls == [], "nothing runs"
+        await shop.send(work("a"), work("b"))
         await asyncio.sleep(0.1)
-        assert sorted(one.id for one in worker.held()) == ["long", "short"]
-        key = next(key for key in worker.steps.running if key[0] == "short")
-        step = worker.steps.running[key]
-        worker.steps.running[key] = RunningStep(step.assignment, step.task, shop.clock.now())
-        held = sorted(one.id for one in worker.held())
-        assert held == ["long", "short"], "its own time is over, but while the other blocks it cannot report"
-        await asyncio.sleep(60)
-        assert worker.held() == []
+        watch.look(20.0)
+        watch.look(20.0 + BLOCKED_S / 2)
+        assert leases.calls == []
+        for at in (21.0, 21.4, 30.0, 41.0, 42.0):
+            watch.look(at)
+        assert leases.calls == [["a", "b"], ["a", "b"]], "at once, and every third of a lease"
+        assert caplog.text.count("the event loop is blocked") == 1
+        assert "test.step (a), test.step (b)" in caplog.text
+        await asyncio.sleep(0.1)
+        watch.look(43.0)
+        watch.look(43.1)
+        assert len(leases.calls) == 2, "it has answered, and was asked anew"
 
-    with_shop(story)
+
+async def test_all_work_is_held_as_long_as_the_time_of_an_attempt_lasts(shop: Shop) -> None:
+    worker = await shop.worker("w1", Step(seconds=25))
+    await shop.send(work("short", timeout_ms=60_000), work("long"))
+    await asyncio.sleep(0.1)
+    assert sorted(one.id for one in worker.held()) == ["long", "short"]
+    key = next(key for key in worker.steps.running if key[0] == "short")
+    step = worker.steps.running[key]
+    worker.steps.running[key] = RunningStep(step.assignment, step.task, shop.clock.now())
+    held = sorted(one.id for one in worker.held())
+    assert held == ["long", "short"], "its own time is over, but while the other blocks it cannot report"
+    await asyncio.sleep(60)
+    assert worker.held() == []
 
 
 class ExtendedKeys:
@@ -114,24 +110,19 @@ class ExtendedKeys:
             raise StoreUnavailableError("test", "the disk is on fire", "wait")
 
 
-def test_the_keys_that_steps_of_this_loop_hold_are_held_too(caplog: pytest.LogCaptureFixture) -> None:
-    async def story(shop: Shop) -> None:
-        worker, leases, keys = await shop.worker("w1", Step(seconds=5)), Extended(), ExtendedKeys()
-        with watching(worker, leases) as watch:
-            await shop.send(work("a"))
-            await asyncio.sleep(0.1)
-            with Renewal(cast(Any, keys), Claim("order-7", "me", 1), 30):
-                for at in (20.0, 21.0, 25.0, 30.9, 31.0, 41.0):
-                    watch.look(at)
-            assert keys.calls == [("order-7", 30)] * 3, (
-                "at once, and every third of its lease, whether that failed or not"
-            )
-            assert leases.calls == [["a"], ["a"]], "a key whose store fails takes nothing from the work"
-            watch.look(60.0)
-            assert len(keys.calls) == 3, "it is not held any more"
-
-    with caplog.at_level(logging.ERROR, "reefknot"):
-        with_shop(story)
+async def test_the_keys_that_steps_of_this_loop_hold_are_held_too(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR, "reefknot")
+    worker, leases, keys = await shop.worker("w1", Step(seconds=5)), Extended(), ExtendedKeys()
+    with watching(worker, leases) as watch:
+        await shop.send(work("a"))
+        await asyncio.sleep(0.1)
+        with Renewal(cast(Any, keys), Claim("order-7", "me", 1), 30):
+            for at in (20.0, 21.0, 25.0, 30.9, 31.0, 41.0):
+                watch.look(at)
+        assert keys.calls == [("order-7", 30)] * 3, "at once, and every third of its lease, whether that failed or not"
+        assert leases.calls == [["a"], ["a"]], "a key whose store fails takes nothing from the work"
+        watch.look(60.0)
+        assert len(keys.calls) == 3, "it is not held any more"
     assert "key order-7 is held by a blocked event loop, and its lease could not be renewed" in caplog.text
 
 

@@ -15,7 +15,7 @@ from reefknot.queue.model.work import WorkState
 from reefknot.steps.port import BlockContext
 from reefknot.steps.python import PythonBlock
 from tests.unit.retrying.odd_errors import TOLD, VALUES, all_odd, deep_group
-from tests.workshop import NO_BREAKER, OK, Shop, Step, with_shop, work
+from tests.workshop import NO_BREAKER, OK, Shop, Step, work
 
 WITHIN_S = 5.0
 """The lease is 60 s: whoever is answered before was not found by its end."""
@@ -83,103 +83,79 @@ async def unanswered(shop: Shop, answers: Mapping[str, Any]) -> list[str]:
     return wrong
 
 
-def test_every_odd_result_is_a_success_or_an_ordinary_failure() -> None:
-    async def story(shop: Shop) -> None:
-        assert await unanswered(shop, odd_results()) == []
-
-    with_shop(story)
+async def test_every_odd_result_is_a_success_or_an_ordinary_failure(shop: Shop) -> None:
+    assert await unanswered(shop, odd_results()) == []
 
 
-def test_every_odd_exception_is_an_ordinary_failure() -> None:
-    async def story(shop: Shop) -> None:
-        assert await unanswered(shop, all_odd()) == []
-
-    with_shop(story)
+async def test_every_odd_exception_is_an_ordinary_failure(shop: Shop) -> None:
+    assert await unanswered(shop, all_odd()) == []
 
 
-def test_the_check_catches_an_end_of_the_worker_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_check_catches_an_end_of_the_worker_itself(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: a result that is not looked at."""
     monkeypatch.setattr("reefknot.queue.worker.attempt.sendable", lambda step: step)
-
-    async def story(shop: Shop) -> None:
-        wrong = await unanswered(shop, odd_results())
-        assert len(wrong) > 20
-        assert any(WORKER_FAILED in one for one in wrong)
-
-    with_shop(story)
+    wrong = await unanswered(shop, odd_results())
+    assert len(wrong) > 20
+    assert any(WORKER_FAILED in one for one in wrong)
 
 
 @pytest.mark.parametrize("kind", [GeneratorExit, StopIteration, StopAsyncIteration, asyncio.CancelledError, SystemExit])
 @pytest.mark.parametrize("is_async", [True, False])
-def test_control_flow_of_a_step_is_answered_at_once_with_its_cause(kind: type[BaseException], is_async: bool) -> None:
+async def test_control_flow_of_a_step_is_answered_at_once_with_its_cause(
+    shop: Shop, kind: type[BaseException], is_async: bool
+) -> None:
     async def awaited(inputs: Mapping[str, Any], context: BlockContext) -> None:
         raise kind("of its own")
 
     def plain(inputs: Mapping[str, Any], context: BlockContext) -> None:
         raise kind("of its own")
 
-    async def story(shop: Shop) -> None:
-        await shop.worker("w1", PythonBlock("test.step", awaited if is_async else plain))
-        await shop.send(work("a"))
-        await shop.send(work("b"))
-        for _ in range(500):
-            if len(shop.results) == 2:
-                break
-            await asyncio.sleep(0.01)
-        result = shop.result("a")
-        assert (result.status, result.error_code) == (ResultStatus.ERROR, "EXECUTION_FAILED")
-        assert kind.__name__ in (result.error_message or "")
-
-    with_shop(story)
+    await shop.worker("w1", PythonBlock("test.step", awaited if is_async else plain))
+    await shop.send(work("a"))
+    await shop.send(work("b"))
+    for _ in range(500):
+        if len(shop.results) == 2:
+            break
+        await asyncio.sleep(0.01)
+    result = shop.result("a")
+    assert (result.status, result.error_code) == (ResultStatus.ERROR, "EXECUTION_FAILED")
+    assert kind.__name__ in (result.error_message or "")
 
 
-def test_a_slot_that_is_closed_from_outside_reports_no_failure_of_its_step() -> None:
+async def test_a_slot_that_is_closed_from_outside_reports_no_failure_of_its_step(shop: Shop) -> None:
     """A loop that ends closes the coroutines it leaves behind: that is the process's end, not the step's."""
-
-    async def story(shop: Shop) -> None:
-        step = Step(seconds=3600)
-        worker = await shop.worker("w1", step)
-        await shop.send(work("a"))
-        await asyncio.sleep(1)
-        (task,) = [task for pool in worker.pools.values() for task in pool.running.values()]
-        coroutine: Any = task.get_coro()
-        with pytest.raises((RuntimeError, ValueError, GeneratorExit)):
-            coroutine.throw(GeneratorExit)
-        await asyncio.sleep(1)
-        assert shop.results == []
-
-    with_shop(story)
+    step = Step(seconds=3600)
+    worker = await shop.worker("w1", step)
+    await shop.send(work("a"))
+    await asyncio.sleep(1)
+    (task,) = [task for pool in worker.pools.values() for task in pool.running.values()]
+    coroutine: Any = task.get_coro()
+    with pytest.raises((RuntimeError, ValueError, GeneratorExit)):
+        coroutine.throw(GeneratorExit)
+    await asyncio.sleep(1)
+    assert shop.results == []
 
 
-def test_a_deep_group_tells_of_its_leaf() -> None:
-    async def story(shop: Shop) -> None:
-        await shop.worker("w1", Given({"a": lambda: deep_group(3_000)}))
-        await shop.send(work("a", timeout_ms=500))
-        await asyncio.sleep(WITHIN_S)
-        assert TOLD in (shop.result("a").error_message or "")
-        assert shop.result("a").status is not ResultStatus.SUCCESS
-
-    with_shop(story)
+async def test_a_deep_group_tells_of_its_leaf(shop: Shop) -> None:
+    await shop.worker("w1", Given({"a": lambda: deep_group(3_000)}))
+    await shop.send(work("a", timeout_ms=500))
+    await asyncio.sleep(WITHIN_S)
+    assert TOLD in (shop.result("a").error_message or "")
+    assert shop.result("a").status is not ResultStatus.SUCCESS
 
 
-def test_what_is_fine_stays_fine() -> None:
-    async def story(shop: Shop) -> None:
-        await shop.worker("w1", Given({"a": FINE, "b": OK}))
-        await shop.send(work("a"))
-        await asyncio.sleep(1)
-        assert shop.result("a").output == {"a": 1}
-
-    with_shop(story)
+async def test_what_is_fine_stays_fine(shop: Shop) -> None:
+    await shop.worker("w1", Given({"a": FINE, "b": OK}))
+    await shop.send(work("a"))
+    await asyncio.sleep(1)
+    assert shop.result("a").output == {"a": 1}
 
 
-def test_a_success_that_tells_of_an_error_has_none_in_its_result() -> None:
-    async def story(shop: Shop) -> None:
-        odd = StepResult(error_code=ErrorCode.network_error, error_message="all is well", outputs={"n": 1})
-        await shop.worker("w1", Step(odd))
-        await shop.send(work("a"))
-        await asyncio.sleep(1)
-        result = shop.result("a")
-        assert (result.status, result.error_code, result.error_message) == (ResultStatus.SUCCESS, None, None)
-        assert result.output == {"n": 1}
-
-    with_shop(story)
+async def test_a_success_that_tells_of_an_error_has_none_in_its_result(shop: Shop) -> None:
+    odd = StepResult(error_code=ErrorCode.network_error, error_message="all is well", outputs={"n": 1})
+    await shop.worker("w1", Step(odd))
+    await shop.send(work("a"))
+    await asyncio.sleep(1)
+    result = shop.result("a")
+    assert (result.status, result.error_code, result.error_message) == (ResultStatus.SUCCESS, None, None)
+    assert result.output == {"n": 1}

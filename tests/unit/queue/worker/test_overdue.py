@@ -32,6 +32,10 @@ async def stubborn(inputs: Mapping[str, Any], context: BlockContext) -> dict[str
     return {"late": True}
 
 
+LINES = Path(__file__).read_text().splitlines()
+PLACE = f"{__file__}:{next(number for number, text in enumerate(LINES, 1) if 'sleep(ends - loop' in text)}"
+
+
 async def until_so(is_so: Callable[[], bool], seconds: float) -> None:
     for _ in range(int(seconds * 100)):
         if is_so():
@@ -39,36 +43,32 @@ async def until_so(is_so: Callable[[], bool], seconds: float) -> None:
         await asyncio.sleep(0.01)
 
 
-def test_it_is_timed_out_at_its_time_and_its_late_end_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
-    async def story(shop: Shop) -> None:
-        worker = await shop.worker("w1", PythonBlock("test.step", stubborn), concurrency=ONE)
-        began = shop.clock.now()
-        await shop.send(work("a", timeout_ms=2000, retry=None))
-        await until_so(lambda: bool(shop.results), 8.0)
+async def test_it_is_timed_out_at_its_time_and_its_late_end_is_dropped(
+    shop: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "reefknot")
+    worker = await shop.worker("w1", PythonBlock("test.step", stubborn), concurrency=ONE)
+    began = shop.clock.now()
+    await shop.send(work("a", timeout_ms=2000, retry=None))
+    await until_so(lambda: bool(shop.results), 8.0)
 
-        assert 2.0 <= shop.clock.now() - began < 2.3
-        assert (shop.result("a").status, shop.result("a").output) == (ResultStatus.TIMEOUT, None)
-        item = await shop.store.work.get("a")
-        assert item is not None
-        assert item.state is WorkState.FAILED
-        assert worker.snapshot().classes["cpu"].active == 1, "its slot is taken"
-        await asyncio.sleep(7)
-        assert worker.snapshot().classes["cpu"].active == 0
-        assert len(shop.results) == 1
-        assert worker.claims() == []
-
-    with caplog.at_level(logging.WARNING, "reefknot"):
-        with_shop(story)
+    assert 2.0 <= shop.clock.now() - began < 2.3
+    assert (shop.result("a").status, shop.result("a").output) == (ResultStatus.TIMEOUT, None)
+    item = await shop.store.work.get("a")
+    assert item is not None
+    assert item.state is WorkState.FAILED
+    assert worker.snapshot().classes["cpu"].active == 1, "its slot is taken"
+    await asyncio.sleep(7)
+    assert worker.snapshot().classes["cpu"].active == 0
+    assert len(shop.results) == 1
+    assert worker.claims() == []
     goes_on, ended = (one for one in caplog.messages if "its step" in one)
-    line = 1 + next(
-        number for number, text in enumerate(Path(__file__).read_text().splitlines()) if "sleep(ends - loop" in text
-    )
-    assert f"w1: test.step a: its step goes on after its 2 s, at {__file__}:{line}" in goes_on
+    assert f"w1: test.step a: its step goes on after its 2 s, at {PLACE}" in goes_on
     assert "ended 6.5 s after its time was over; its result is not kept" in ended
-    assert f"{__file__}:{line}" in ended
+    assert PLACE in ended
 
 
-def test_the_next_attempt_runs_in_another_slot_and_the_slots_are_not_exceeded() -> None:
+async def test_the_next_attempt_runs_in_another_slot_and_the_slots_are_not_exceeded(shop: Shop) -> None:
     running: list[int] = []
 
     async def first_is_stubborn(inputs: Mapping[str, Any], context: BlockContext) -> dict[str, Any]:
@@ -77,35 +77,29 @@ def test_the_next_attempt_runs_in_another_slot_and_the_slots_are_not_exceeded() 
             await stubborn(inputs, context)
         return {"attempt": context.attempt}
 
-    async def story(shop: Shop) -> None:
-        block = PythonBlock("test.step", first_is_stubborn)
-        worker = await shop.worker("w1", block, concurrency={"cpu": 2})
-        await shop.send(work("a", attempt_timeout_ms=500, timeout_ms=60_000))
-        await asyncio.sleep(3)
-        assert (shop.result("a").status, shop.result("a").output) == (ResultStatus.SUCCESS, {"attempt": 2})
-        assert running == [1, 2]
-        pool = worker.pools["cpu"]
-        assert (pool.active, pool.has("a")) == (1, False)
-        for n in range(6):
-            await shop.send(work(f"b{n}"))
-        await asyncio.sleep(1)
-        assert len(shop.results) == 7, "the other slot works on"
-        await asyncio.sleep(8)
-        assert pool.active == 0
-
-    with_shop(story)
+    block = PythonBlock("test.step", first_is_stubborn)
+    worker = await shop.worker("w1", block, concurrency={"cpu": 2})
+    await shop.send(work("a", attempt_timeout_ms=500, timeout_ms=60_000))
+    await asyncio.sleep(3)
+    assert (shop.result("a").status, shop.result("a").output) == (ResultStatus.SUCCESS, {"attempt": 2})
+    assert running == [1, 2]
+    pool = worker.pools["cpu"]
+    assert (pool.active, pool.has("a")) == (1, False)
+    for n in range(6):
+        await shop.send(work(f"b{n}"))
+    await asyncio.sleep(1)
+    assert len(shop.results) == 7, "the other slot works on"
+    await asyncio.sleep(8)
+    assert pool.active == 0
 
 
-def test_one_slot_waits_for_the_step_that_holds_it() -> None:
-    async def story(shop: Shop) -> None:
-        await shop.worker("w1", PythonBlock("test.step", stubborn), Step(name="test.other"), concurrency=ONE)
-        await shop.send(work("a", timeout_ms=2000, retry=None), work("b", job="test.other"))
-        await asyncio.sleep(8)
-        assert [one.assignment_id for one in shop.results] == ["a"]
-        await asyncio.sleep(2)
-        assert [one.assignment_id for one in shop.results] == ["a", "b"]
-
-    with_shop(story)
+async def test_one_slot_waits_for_the_step_that_holds_it(shop: Shop) -> None:
+    await shop.worker("w1", PythonBlock("test.step", stubborn), Step(name="test.other"), concurrency=ONE)
+    await shop.send(work("a", timeout_ms=2000, retry=None), work("b", job="test.other"))
+    await asyncio.sleep(8)
+    assert [one.assignment_id for one in shop.results] == ["a"]
+    await asyncio.sleep(2)
+    assert [one.assignment_id for one in shop.results] == ["a", "b"]
 
 
 def test_a_step_that_cleans_up_quickly_is_an_ordinary_time_out(caplog: pytest.LogCaptureFixture) -> None:
@@ -126,31 +120,28 @@ def test_a_step_that_cleans_up_quickly_is_an_ordinary_time_out(caplog: pytest.Lo
     assert not any("its step" in one for one in caplog.messages)
 
 
-def test_a_worker_that_ends_does_not_wait_for_ever(caplog: pytest.LogCaptureFixture) -> None:
-    async def story(shop: Shop) -> None:
-        released = asyncio.Event()
+async def test_a_worker_that_ends_does_not_wait_for_ever(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR, "reefknot")
+    released = asyncio.Event()
 
-        async def deaf(inputs: Mapping[str, Any], context: BlockContext) -> None:
-            while not released.is_set():
-                with suppress(asyncio.CancelledError):
-                    await released.wait()
+    async def deaf(inputs: Mapping[str, Any], context: BlockContext) -> None:
+        while not released.is_set():
+            with suppress(asyncio.CancelledError):
+                await released.wait()
 
-        worker = await shop.worker("w1", PythonBlock("test.step", deaf), concurrency=ONE)
-        await shop.send(work("a", timeout_ms=60_000))
-        await asyncio.sleep(1)
-        began = shop.clock.now()
-        await worker.drain(2)
-        await worker.stop()
-        assert shop.clock.now() - began < 15
-        item = await shop.store.work.get("a")
-        assert item is not None
-        assert item.state is WorkState.PENDING, "it went back, and runs again elsewhere"
-        await asyncio.sleep(60)
-        released.set()
-        await asyncio.sleep(1)
-        assert shop.results == [], "what it comes to is nobody's any more"
-
-    with caplog.at_level(logging.ERROR, "reefknot"):
-        with_shop(story)
+    worker = await shop.worker("w1", PythonBlock("test.step", deaf), concurrency=ONE)
+    await shop.send(work("a", timeout_ms=60_000))
+    await asyncio.sleep(1)
+    began = shop.clock.now()
+    await worker.drain(2)
+    await worker.stop()
+    assert shop.clock.now() - began < 15
+    item = await shop.store.work.get("a")
+    assert item is not None
+    assert item.state is WorkState.PENDING, "it went back, and runs again elsewhere"
+    await asyncio.sleep(60)
+    released.set()
+    await asyncio.sleep(1)
+    assert shop.results == [], "what it comes to is nobody's any more"
     (line,) = (one for one in caplog.messages if "ignores that it is cancelled" in one)
     assert f"at {__file__}:" in line

@@ -18,14 +18,11 @@ def said(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
     return [one for one in caplog.records if hasattr(one, "decision")]
 
 
-def test_each_retry_is_one_line_with_its_wait(caplog: pytest.LogCaptureFixture) -> None:
-    async def story(shop: Shop) -> None:
-        await shop.worker("w1", Step(REFUSED, REFUSED, http(200)))
-        await shop.send(work("a"))
-        await asyncio.sleep(60)
-
-    with caplog.at_level(logging.INFO, "reefknot"):
-        with_shop(story)
+async def test_each_retry_is_one_line_with_its_wait(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "reefknot")
+    await shop.worker("w1", Step(REFUSED, REFUSED, http(200)))
+    await shop.send(work("a"))
+    await asyncio.sleep(60)
     first, second, *_ = said(caplog)
     assert first.getMessage().startswith("w1: test.step a: attempt 1 of ")
     assert "refused; trying again in " in first.getMessage()
@@ -73,79 +70,63 @@ def test_a_recovery_is_information_and_what_needs_a_person_is_an_error(caplog: p
     assert "w1: test.step a: succeeded at attempt 2, after " in recovered["message"]
 
 
-def test_work_that_expired_is_a_line_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
-    async def story(shop: Shop) -> None:
-        await shop.worker("w1", Step(REFUSED, seconds=1.0))
-        await shop.send(work("a", deadline_ms=1100, timeout_ms=60_000, retry_count=5))
-        await asyncio.sleep(60)
-
-    with caplog.at_level(logging.INFO, "reefknot"):
-        with_shop(story)
+async def test_work_that_expired_is_a_line_of_its_own(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "reefknot")
+    await shop.worker("w1", Step(REFUSED, seconds=1.0))
+    await shop.send(work("a", deadline_ms=1100, timeout_ms=60_000, retry_count=5))
+    await asyncio.sleep(60)
     assert [one.__dict__["decision"] for one in said(caplog)][-1] == "give_up"
 
 
-def test_a_failure_that_is_not_one_to_retry_is_information(caplog: pytest.LogCaptureFixture) -> None:
-    async def story(shop: Shop) -> None:
-        await shop.worker("w1", Step(DENIED))
-        await shop.send(work("a"))
-        await asyncio.sleep(1)
-
-    with caplog.at_level(logging.INFO, "reefknot"):
-        with_shop(story)
+async def test_a_failure_that_is_not_one_to_retry_is_information(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "reefknot")
+    await shop.worker("w1", Step(DENIED))
+    await shop.send(work("a"))
+    await asyncio.sleep(1)
     (line,) = said(caplog)
     assert (line.levelname, line.__dict__["reason"], line.__dict__["retryable"]) == ("INFO", "not_retryable", False)
     assert "not retryable" in line.getMessage()
 
 
-def test_the_end_of_the_time_budget_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    async def story(shop: Shop) -> None:
-        await shop.worker("w1", Step(REFUSED))
-        await shop.send(work("a", timeout_ms=50, retry_count=100))
-        await asyncio.sleep(60)
-
-    with caplog.at_level(logging.INFO, "reefknot"):
-        with_shop(story)
+async def test_the_end_of_the_time_budget_is_told(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "reefknot")
+    await shop.worker("w1", Step(REFUSED))
+    await shop.send(work("a", timeout_ms=50, retry_count=100))
+    await asyncio.sleep(60)
     assert (said(caplog)[-1].__dict__["reason"], said(caplog)[-1].levelname) == ("budget_spent", "ERROR")
     assert "would not fit into the deadline" in said(caplog)[-1].getMessage()
 
 
-def test_a_success_at_the_first_try_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    async def story(shop: Shop) -> None:
-        await shop.worker("w1", Step())
-        await shop.send(work("a"))
-        await asyncio.sleep(1)
-
-    with caplog.at_level(logging.INFO, "reefknot"):
-        with_shop(story)
+async def test_a_success_at_the_first_try_says_nothing(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "reefknot")
+    await shop.worker("w1", Step())
+    await shop.send(work("a"))
+    await asyncio.sleep(1)
     assert said(caplog) == []
 
 
-def test_a_storm_of_retries_is_ten_lines_and_then_one_a_second(caplog: pytest.LogCaptureFixture) -> None:
-    async def story(shop: Shop) -> None:
-        slots = default_settings(concurrency={"cpu": 200}, breaker=NO_BREAKER)
-        await shop.worker("w1", Step(REFUSED, seconds=0.0), settings=slots)
-        await shop.send(*(work(f"a{n}", retry_count=0) for n in range(200)))
-        await asyncio.sleep(5)
-        await shop.send(work("last", retry_count=0))
-        await asyncio.sleep(1)
-
-    with caplog.at_level(logging.INFO, "reefknot"):
-        with_shop(story)
+async def test_a_storm_of_retries_is_ten_lines_and_then_one_a_second(
+    shop: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "reefknot")
+    slots = default_settings(concurrency={"cpu": 200}, breaker=NO_BREAKER)
+    await shop.worker("w1", Step(REFUSED, seconds=0.0), settings=slots)
+    await shop.send(*(work(f"a{n}", retry_count=0) for n in range(200)))
+    await asyncio.sleep(5)
+    await shop.send(work("last", retry_count=0))
+    await asyncio.sleep(1)
     lines = said(caplog)
     assert len(lines) == 11
     assert lines[-1].getMessage().endswith("(190 such lines left out)")
 
 
-def test_no_line_holds_a_configured_secret(caplog: pytest.LogCaptureFixture) -> None:
-    async def story(shop: Shop) -> None:
-        worker = await shop.worker("w1", Step(ConnectionError("no hunter2 here")))
-        worker.steps._redactor = Redactor(("hunter2",))
-        worker.steps.log = DecisionLog("w1", worker.steps._redactor, worker.steps._clock)
-        await shop.send(work("a-hunter2", retry_count=1))
-        await asyncio.sleep(60)
-
-    with caplog.at_level(logging.INFO, "reefknot"):
-        with_shop(story)
+async def test_no_line_holds_a_configured_secret(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "reefknot")
+    worker = await shop.worker("w1", Step(ConnectionError("no hunter2 here")))
+    worker.steps._redactor = Redactor(("hunter2",))
+    worker.steps.log = DecisionLog("w1", worker.steps._redactor, worker.steps._clock)
+    await shop.send(work("a-hunter2", retry_count=1))
+    await asyncio.sleep(60)
     told = [f"{one.getMessage()} {one.__dict__}" for one in said(caplog)]
     assert len(told) == 2
     assert not [line for line in told if "hunter2" in line]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -23,7 +22,7 @@ from reefknot.queue.model.messages import CANCEL, FLEET, Cancel, Fleet, ResultSt
 from reefknot.queue.model.work import WorkItem, WorkState
 from reefknot.queue.port.work_queue import QuarantineFilter
 from reefknot.queue.worker import closing
-from tests.workshop import DENIED, OK, REFUSED, Shop, Step, with_shop, work
+from tests.workshop import DENIED, OK, REFUSED, Shop, Step, work
 
 ONE = {"cpu": 1}
 
@@ -33,266 +32,220 @@ async def cancel(shop: Shop, name: str, reason: str | None = None) -> None:
     await asyncio.sleep(0.001)
 
 
-def test_an_assignment_is_acked_run_and_answered() -> None:
-    async def story(shop: Shop) -> None:
-        step = Step()
-        await shop.worker("w1", step)
-        await shop.send(work("a"))
-        await asyncio.sleep(1)
-        assert shop.ack("a").message == "Assignment queued"
-        result = shop.result("a")
-        assert (result.status, result.retries_used, result.output) == (ResultStatus.SUCCESS, 0, {"done": True})
-        assert (result.queue_depth, result.overload_status, result.worker_id) == (0, OverloadStatus.HEALTHY, "w1")
-        assert step.contexts[0].idempotency_key == "a/0"
-        item = await shop.store.work.get("a")
-        assert item is not None
-        assert item.state is WorkState.SUCCEEDED
-        assert msgspec.json.decode(item.result or "")["assignment_id"] == "a"
-
-    with_shop(story)
+async def test_an_assignment_is_acked_run_and_answered(shop: Shop) -> None:
+    step = Step()
+    await shop.worker("w1", step)
+    await shop.send(work("a"))
+    await asyncio.sleep(1)
+    assert shop.ack("a").message == "Assignment queued"
+    result = shop.result("a")
+    assert (result.status, result.retries_used, result.output) == (ResultStatus.SUCCESS, 0, {"done": True})
+    assert (result.queue_depth, result.overload_status, result.worker_id) == (0, OverloadStatus.HEALTHY, "w1")
+    assert step.contexts[0].idempotency_key == "a/0"
+    item = await shop.store.work.get("a")
+    assert item is not None
+    assert item.state is WorkState.SUCCEEDED
+    assert msgspec.json.decode(item.result or "")["assignment_id"] == "a"
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a.b", "a*", "a>", "a@b", "a#b", "a/b", "a\n"])
-def test_a_name_that_is_no_word_of_a_subject_is_refused(name: str) -> None:
-    async def story(shop: Shop) -> None:
-        with pytest.raises(ParameterError, match="worker_id"):
-            await shop.worker(name)
-
-    with_shop(story)
+async def test_a_name_that_is_no_word_of_a_subject_is_refused(shop: Shop, name: str) -> None:
+    with pytest.raises(ParameterError, match="worker_id"):
+        await shop.worker(name)
 
 
 # ---- cancellation ---------------------------------------------------------------------------------------------------
 
 
-def test_queued_work_is_cancelled_and_never_runs() -> None:
-    async def story(shop: Shop) -> None:
-        step = Step(seconds=5)
-        await shop.worker("w1", step, concurrency=ONE)
-        await shop.send(work("a"), work("b"))
-        await cancel(shop, "b", "changed my mind")
-        await cancel(shop, "b")
-        await asyncio.sleep(10)
-        result = shop.result("b")
-        assert (result.status, result.error_code) == (ResultStatus.CANCELLED, "CANCELLED_BY_USER")
-        assert result.error_message == "changed my mind"
-        assert step.times("b") == []
-        (event,) = await shop.events(OperatorAction)
-        assert (event.actor, event.work_id, event.action) == ("w1", "b", "cancel")  # type: ignore[union-attr]
-
-    with_shop(story)
+async def test_queued_work_is_cancelled_and_never_runs(shop: Shop) -> None:
+    step = Step(seconds=5)
+    await shop.worker("w1", step, concurrency=ONE)
+    await shop.send(work("a"), work("b"))
+    await cancel(shop, "b", "changed my mind")
+    await cancel(shop, "b")
+    await asyncio.sleep(10)
+    result = shop.result("b")
+    assert (result.status, result.error_code) == (ResultStatus.CANCELLED, "CANCELLED_BY_USER")
+    assert result.error_message == "changed my mind"
+    assert step.times("b") == []
+    (event,) = await shop.events(OperatorAction)
+    assert (event.actor, event.work_id, event.action) == ("w1", "b", "cancel")  # type: ignore[union-attr]
 
 
-def test_running_work_is_cancelled_where_it_is() -> None:
-    async def story(shop: Shop) -> None:
-        worker = await shop.worker("w1", Step(seconds=50))
-        await shop.send(work("a"))
-        await asyncio.sleep(1)
-        await cancel(shop, "a")
-        assert worker.pools["cpu"].active == 0
-        await asyncio.sleep(100)
-        assert shop.result("a").error_code == "CANCELLED_BY_USER"
-        assert shop.seconds("a") == pytest.approx(1.0, abs=0.1)
-        ended = await shop.events(Completed)
-        assert [(one.status, one.attempts, one.attempt_seconds) for one in ended] == [  # type: ignore[union-attr]
-            ("cancelled", 1, pytest.approx(1.0, abs=0.1))
-        ]
-
-    with_shop(story)
+async def test_running_work_is_cancelled_where_it_is(shop: Shop) -> None:
+    worker = await shop.worker("w1", Step(seconds=50))
+    await shop.send(work("a"))
+    await asyncio.sleep(1)
+    await cancel(shop, "a")
+    assert worker.pools["cpu"].active == 0
+    await asyncio.sleep(100)
+    assert shop.result("a").error_code == "CANCELLED_BY_USER"
+    assert shop.seconds("a") == pytest.approx(1.0, abs=0.1)
+    ended = await shop.events(Completed)
+    assert [(one.status, one.attempts, one.attempt_seconds) for one in ended] == [  # type: ignore[union-attr]
+        ("cancelled", 1, pytest.approx(1.0, abs=0.1))
+    ]
 
 
-def test_work_that_waits_for_its_retry_is_cancelled() -> None:
-    async def story(shop: Shop) -> None:
-        step = Step(REFUSED)
-        await shop.worker("w1", step)
-        await shop.send(work("a", retry={"max_attempts": 5, "backoff_ms": 20_000}))
-        await asyncio.sleep(0.05)
-        await cancel(shop, "a")
-        await asyncio.sleep(100)
-        result = shop.result("a")
-        assert (result.status, result.retries_used) == (ResultStatus.CANCELLED, 0)
-        assert len(step.began) == 1
-
-    with_shop(story)
+async def test_work_that_waits_for_its_retry_is_cancelled(shop: Shop) -> None:
+    step = Step(REFUSED)
+    await shop.worker("w1", step)
+    await shop.send(work("a", retry={"max_attempts": 5, "backoff_ms": 20_000}))
+    await asyncio.sleep(0.05)
+    await cancel(shop, "a")
+    await asyncio.sleep(100)
+    result = shop.result("a")
+    assert (result.status, result.retries_used) == (ResultStatus.CANCELLED, 0)
+    assert len(step.began) == 1
 
 
-def test_what_has_ended_is_not_cancelled_and_a_broken_message_harms_nobody() -> None:
-    async def story(shop: Shop) -> None:
-        await shop.worker("w1", Step())
-        await shop.transport.publish(CANCEL, b"not json")
-        await shop.send(work("a"))
-        await asyncio.sleep(1)
-        await cancel(shop, "a")
-        await cancel(shop, "nobody")
-        assert [one.status for one in shop.results] == [ResultStatus.SUCCESS]
-
-    with_shop(story)
+async def test_what_has_ended_is_not_cancelled_and_a_broken_message_harms_nobody(shop: Shop) -> None:
+    await shop.worker("w1", Step())
+    await shop.transport.publish(CANCEL, b"not json")
+    await shop.send(work("a"))
+    await asyncio.sleep(1)
+    await cancel(shop, "a")
+    await cancel(shop, "nobody")
+    assert [one.status for one in shop.results] == [ResultStatus.SUCCESS]
 
 
 # ---- draining and stopping ------------------------------------------------------------------------------------------
 
 
-def test_draining_finishes_what_runs_and_takes_nothing_new() -> None:
-    async def story(shop: Shop) -> None:
-        worker = await shop.worker("w1", Step(seconds=2), concurrency=ONE)
-        await shop.send(work("a"), work("b"))
-        draining = asyncio.create_task(worker.drain(10))
-        await asyncio.sleep(0.5)
-        await shop.send(work("c"))
-        assert shop.ack("c").reason == "draining"
-        assert await draining == 0
-        assert [one.assignment_id for one in shop.results] == ["a"]
-        item = await shop.store.work.get("b")
-        assert item is not None
-        assert (item.state, item.attempts) == (WorkState.PENDING, 0)
-
-    with_shop(story)
+async def test_draining_finishes_what_runs_and_takes_nothing_new(shop: Shop) -> None:
+    worker = await shop.worker("w1", Step(seconds=2), concurrency=ONE)
+    await shop.send(work("a"), work("b"))
+    draining = asyncio.create_task(worker.drain(10))
+    await asyncio.sleep(0.5)
+    await shop.send(work("c"))
+    assert shop.ack("c").reason == "draining"
+    assert await draining == 0
+    assert [one.assignment_id for one in shop.results] == ["a"]
+    item = await shop.store.work.get("b")
+    assert item is not None
+    assert (item.state, item.attempts) == (WorkState.PENDING, 0)
 
 
-def test_what_does_not_finish_in_time_is_handed_back_and_spends_nothing() -> None:
-    async def story(shop: Shop) -> None:
-        worker = await shop.worker("w1", Step(seconds=60))
-        await shop.send(work("a"))
-        assert await worker.drain(1) == 1
-        item = await shop.store.work.get("a")
-        assert item is not None
-        assert (item.state, item.attempts, item.interruptions, item.crashes) == (WorkState.PENDING, 0, 1, 0)
-        assert shop.results == []
-
-    with_shop(story)
+async def test_what_does_not_finish_in_time_is_handed_back_and_spends_nothing(shop: Shop) -> None:
+    worker = await shop.worker("w1", Step(seconds=60))
+    await shop.send(work("a"))
+    assert await worker.drain(1) == 1
+    item = await shop.store.work.get("a")
+    assert item is not None
+    assert (item.state, item.attempts, item.interruptions, item.crashes) == (WorkState.PENDING, 0, 1, 0)
+    assert shop.results == []
 
 
-def test_a_report_that_is_on_its_way_is_finished_before_stopping() -> None:
+async def test_a_report_that_is_on_its_way_is_finished_before_stopping(shop: Shop) -> None:
     """An effect that happened is not run again because the worker stopped in that moment."""
+    step = Step(seconds=1)
+    worker = await shop.worker("w1", step)
+    slow = shop.store.work.settle
 
-    async def story(shop: Shop) -> None:
-        step = Step(seconds=1)
-        worker = await shop.worker("w1", step)
-        slow = shop.store.work.settle
+    async def settle(settlements):  # type: ignore[no-untyped-def]
+        await asyncio.sleep(0.5)
+        return await slow(settlements)
 
-        async def settle(settlements):  # type: ignore[no-untyped-def]
-            await asyncio.sleep(0.5)
-            return await slow(settlements)
-
-        shop.store.work.settle = settle  # type: ignore[method-assign]
-        await shop.send(work("a"))
-        await asyncio.sleep(1.2)
-        await worker.stop()
-        item = await shop.store.work.get("a")
-        assert item is not None
-        assert (item.state, len(step.began)) == (WorkState.SUCCEEDED, 1)
-
-    with_shop(story)
+    shop.store.work.settle = settle  # type: ignore[method-assign]
+    await shop.send(work("a"))
+    await asyncio.sleep(1.2)
+    await worker.stop()
+    item = await shop.store.work.get("a")
+    assert item is not None
+    assert (item.state, len(step.began)) == (WorkState.SUCCEEDED, 1)
 
 
 # ---- coming back ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("engine", ["memory", "sqlite"])
-def test_a_delayed_retry_comes_back_after_a_restart_under_the_same_id(engine: str, tmp_path: Path) -> None:
-    async def story(shop: Shop) -> None:
-        step = Step(REFUSED, OK)
-        first = await shop.worker("w1", step)
-        await shop.send(work("a", retry={"max_attempts": 3, "backoff_ms": 20_000}, timeout_ms=100_000))
-        await asyncio.sleep(0.1)
-        shop.vanish(first)
+@pytest.mark.parametrize("shop", ["memory", "sqlite"], indirect=True)
+async def test_a_delayed_retry_comes_back_after_a_restart_under_the_same_id(shop: Shop) -> None:
+    step = Step(REFUSED, OK)
+    first = await shop.worker("w1", step)
+    await shop.send(work("a", retry={"max_attempts": 3, "backoff_ms": 20_000}, timeout_ms=100_000))
+    await asyncio.sleep(0.1)
+    shop.vanish(first)
+    await asyncio.sleep(1)
+    second = await shop.worker("w1", step)
+    assert second.pools["cpu"].queue.depth == 1
+    await asyncio.sleep(30)
+    result = shop.result("a")
+    assert (result.status, result.retries_used) == (ResultStatus.SUCCESS, 1)
+
+
+async def test_running_work_comes_back_by_its_lease_and_counts_as_a_crash(shop: Shop) -> None:
+    step = Step(seconds=3)
+    first = await shop.worker("w1", step, lease=6)
+    await shop.send(work("a"))
+    await asyncio.sleep(1)
+    shop.vanish(first)
+    again = await shop.worker("w1", step, lease=6)
+    assert again.pools["cpu"].queue.depth == 1
+    await asyncio.sleep(20)
+    item = await shop.store.work.get("a")
+    assert item is not None
+    assert (item.state, item.attempts, item.crashes) == (WorkState.SUCCEEDED, 1, 1)
+    assert shop.result("a").retries_used == 0
+    assert [event.reason for event in await shop.events(Requeued)] == ["its worker vanished"]  # type: ignore[union-attr]
+
+
+async def test_the_third_crash_quarantines_and_still_answers(shop: Shop) -> None:
+    step = Step(seconds=50)
+    worker = await shop.worker("w1", step, lease=2)
+    await shop.send(work("a"))
+    for _ in range(3):
         await asyncio.sleep(1)
-        second = await shop.worker("w1", step)
-        assert second.pools["cpu"].queue.depth == 1
-        await asyncio.sleep(30)
-        result = shop.result("a")
-        assert (result.status, result.retries_used) == (ResultStatus.SUCCESS, 1)
-
-    with_shop(story, None if engine == "memory" else str(tmp_path / "s.db"))
-
-
-def test_running_work_comes_back_by_its_lease_and_counts_as_a_crash() -> None:
-    async def story(shop: Shop) -> None:
-        step = Step(seconds=3)
-        first = await shop.worker("w1", step, lease=6)
-        await shop.send(work("a"))
-        await asyncio.sleep(1)
-        shop.vanish(first)
-        again = await shop.worker("w1", step, lease=6)
-        assert again.pools["cpu"].queue.depth == 1
-        await asyncio.sleep(20)
-        item = await shop.store.work.get("a")
-        assert item is not None
-        assert (item.state, item.attempts, item.crashes) == (WorkState.SUCCEEDED, 1, 1)
-        assert shop.result("a").retries_used == 0
-        assert [event.reason for event in await shop.events(Requeued)] == ["its worker vanished"]  # type: ignore[union-attr]
-
-    with_shop(story)
-
-
-def test_the_third_crash_quarantines_and_still_answers() -> None:
-    async def story(shop: Shop) -> None:
-        step = Step(seconds=50)
+        shop.vanish(worker)
         worker = await shop.worker("w1", step, lease=2)
-        await shop.send(work("a"))
-        for _ in range(3):
-            await asyncio.sleep(1)
-            shop.vanish(worker)
-            worker = await shop.worker("w1", step, lease=2)
-            await asyncio.sleep(4)
-        await asyncio.sleep(5)
-        result = shop.result("a")
-        assert (result.status, result.error_code) == (ResultStatus.ERROR, "INTERNAL_ERROR")
-        assert result.error_message == "quarantined: its owner vanished 3 times"
-        assert len(await shop.events(Quarantined)) == 1
-        assert (await shop.store.quarantine.show("a")) is not None
-        await shop.send(work("a"))
-        assert [one.error_code for one in shop.results] == ["INTERNAL_ERROR"] * 2
-
-    with_shop(story)
+        await asyncio.sleep(4)
+    await asyncio.sleep(5)
+    result = shop.result("a")
+    assert (result.status, result.error_code) == (ResultStatus.ERROR, "INTERNAL_ERROR")
+    assert result.error_message == "quarantined: its owner vanished 3 times"
+    assert len(await shop.events(Quarantined)) == 1
+    assert (await shop.store.quarantine.show("a")) is not None
+    await shop.send(work("a"))
+    assert [one.error_code for one in shop.results] == ["INTERNAL_ERROR"] * 2
 
 
-def test_a_repeated_assignment_is_answered_from_the_stored_result() -> None:
-    async def story(shop: Shop) -> None:
-        step = Step()
-        await shop.worker("w1", step)
-        await shop.send(work("a"))
-        await asyncio.sleep(1)
-        await shop.send(work("a"))
-        await asyncio.sleep(1)
-        assert [one.status.value for one in shop.acks] == ["accepted", "accepted"]
-        assert shop.results[0] == shop.results[1]
-        assert len(step.began) == 1
-
-    with_shop(story)
+async def test_a_repeated_assignment_is_answered_from_the_stored_result(shop: Shop) -> None:
+    step = Step()
+    await shop.worker("w1", step)
+    await shop.send(work("a"))
+    await asyncio.sleep(1)
+    await shop.send(work("a"))
+    await asyncio.sleep(1)
+    assert [one.status.value for one in shop.acks] == ["accepted", "accepted"]
+    assert shop.results[0] == shop.results[1]
+    assert len(step.began) == 1
 
 
 @pytest.mark.parametrize("moment", [0.001, 1.0])
-def test_a_repeat_while_it_waits_or_runs_is_accepted_and_changes_nothing(moment: float) -> None:
-    async def story(shop: Shop) -> None:
-        step = Step(seconds=2)
-        worker = await shop.worker("w1", step, concurrency=ONE, rules=Rules(size=1))
+async def test_a_repeat_while_it_waits_or_runs_is_accepted_and_changes_nothing(shop: Shop, moment: float) -> None:
+    step = Step(seconds=2)
+    worker = await shop.worker("w1", step, concurrency=ONE, rules=Rules(size=1))
+    await shop.send(work("a"), work("b"))
+    await asyncio.sleep(moment)
+    for _ in range(3):
         await shop.send(work("a"), work("b"))
-        await asyncio.sleep(moment)
-        for _ in range(3):
-            await shop.send(work("a"), work("b"))
-        assert {one.status.value for one in shop.acks} == {"accepted"}, "the queue is full, and they are in it"
-        assert worker.pools["cpu"].queue.depth == 1
-        await asyncio.sleep(10)
-        assert sorted(one.assignment_id for one in shop.results) == ["a", "b"]
-        assert worker.pools["cpu"].depth() == 0
-
-    with_shop(story)
+    assert {one.status.value for one in shop.acks} == {"accepted"}, "the queue is full, and they are in it"
+    assert worker.pools["cpu"].queue.depth == 1
+    await asyncio.sleep(10)
+    assert sorted(one.assignment_id for one in shop.results) == ["a", "b"]
+    assert worker.pools["cpu"].depth() == 0
 
 
-def test_work_that_a_gone_worker_left_waiting_is_taken_over_by_whoever_is_sent_it() -> None:
-    async def story(shop: Shop) -> None:
-        step = Step(seconds=1)
-        first = await shop.worker("w1", step, concurrency=ONE, lease=4)
-        await shop.send(work("a"), work("b"))
-        await asyncio.sleep(0.1)
-        shop.vanish(first)
-        await shop.worker("w2", step, concurrency=ONE, lease=4)
-        await shop.send(work("a"), work("b"), to="w2")
-        await asyncio.sleep(20)
-        assert {one.assignment_id: one.worker_id for one in shop.results} == {"a": "w2", "b": "w2"}
-        assert len(step.times("b")) == 1
-
-    with_shop(story)
+async def test_work_that_a_gone_worker_left_waiting_is_taken_over_by_whoever_is_sent_it(shop: Shop) -> None:
+    step = Step(seconds=1)
+    first = await shop.worker("w1", step, concurrency=ONE, lease=4)
+    await shop.send(work("a"), work("b"))
+    await asyncio.sleep(0.1)
+    shop.vanish(first)
+    await shop.worker("w2", step, concurrency=ONE, lease=4)
+    await shop.send(work("a"), work("b"), to="w2")
+    await asyncio.sleep(20)
+    assert {one.assignment_id: one.worker_id for one in shop.results} == {"a": "w2", "b": "w2"}
+    assert len(step.times("b")) == 1
 
 
 async def sent_the_id_of_a_submission(shop: Shop) -> WorkItem:
@@ -307,239 +260,193 @@ async def sent_the_id_of_a_submission(shop: Shop) -> WorkItem:
     return item
 
 
-def test_a_submission_at_the_router_is_never_taken_for_left_work() -> None:
-    async def story(shop: Shop) -> None:
-        item = await sent_the_id_of_a_submission(shop)
-        assert (item.resource_class, item.state, item.attempts) == ("router", WorkState.PENDING, 0)
-
-    with_shop(story)
+async def test_a_submission_at_the_router_is_never_taken_for_left_work(shop: Shop) -> None:
+    item = await sent_the_id_of_a_submission(shop)
+    assert (item.resource_class, item.state, item.attempts) == ("router", WorkState.PENDING, 0)
 
 
-def test_a_worker_that_takes_over_whatever_it_finds_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_worker_that_takes_over_whatever_it_finds_would_be_caught(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(closing, "is_workers", lambda item: True)
-
-    async def story(shop: Shop) -> None:
-        item = await sent_the_id_of_a_submission(shop)
-        assert (item.resource_class, item.state) == ("cpu@w1", WorkState.SUCCEEDED)
-
-    with_shop(story)
+    item = await sent_the_id_of_a_submission(shop)
+    assert (item.resource_class, item.state) == ("cpu@w1", WorkState.SUCCEEDED)
 
 
-def test_work_that_another_worker_finishes_is_answered_by_both_alike() -> None:
-    async def story(shop: Shop) -> None:
-        step = Step(seconds=3)
-        await shop.worker("w1", step)
-        await shop.worker("w2", step)
-        await shop.send(work("a"))
-        await shop.send(work("a"), to="w2")
-        await asyncio.sleep(10)
-        assert len(step.began) == 1
-        assert len(shop.results) >= 1
-        assert len({encode(one) for one in shop.results}) == 1
-
-    with_shop(story)
+async def test_work_that_another_worker_finishes_is_answered_by_both_alike(shop: Shop) -> None:
+    step = Step(seconds=3)
+    await shop.worker("w1", step)
+    await shop.worker("w2", step)
+    await shop.send(work("a"))
+    await shop.send(work("a"), to="w2")
+    await asyncio.sleep(10)
+    assert len(step.began) == 1
+    assert len(shop.results) >= 1
+    assert len({encode(one) for one in shop.results}) == 1
 
 
-def test_work_requeued_from_quarantine_is_found_without_anybody_sending_it() -> None:
-    async def story(shop: Shop) -> None:
-        step = Step(DENIED)
-        await shop.worker("w1", step, quarantine_failed=True)
-        await shop.send(work("a"))
-        await asyncio.sleep(1)
-        assert shop.result("a").error_code == "PERMISSION_DENIED"
-        step.outcomes = (OK,)
-        assert await shop.store.quarantine.requeue(QuarantineFilter(ids=("a",)), who="me") == ["a"]
-        await asyncio.sleep(3)
-        assert [one.status.value for one in shop.results] == ["error", "success"]
-        assert step.contexts[-1].idempotency_key == "a/1"
-
-    with_shop(story)
+async def test_work_requeued_from_quarantine_is_found_without_anybody_sending_it(shop: Shop) -> None:
+    step = Step(DENIED)
+    await shop.worker("w1", step, quarantine_failed=True)
+    await shop.send(work("a"))
+    await asyncio.sleep(1)
+    assert shop.result("a").error_code == "PERMISSION_DENIED"
+    step.outcomes = (OK,)
+    assert await shop.store.quarantine.requeue(QuarantineFilter(ids=("a",)), who="me") == ["a"]
+    await asyncio.sleep(3)
+    assert [one.status.value for one in shop.results] == ["error", "success"]
+    assert step.contexts[-1].idempotency_key == "a/1"
 
 
 # ---- expiry, order, overload ----------------------------------------------------------------------------------------
 
 
-def test_work_that_expires_in_the_queue_says_so_without_waiting_for_a_slot() -> None:
-    async def story(shop: Shop) -> None:
-        step = Step(seconds=60)
-        await shop.worker("w1", step, concurrency=ONE)
-        await shop.send(work("a"), work("b", deadline_ms=2000))
-        await asyncio.sleep(4)
-        result = shop.result("b")
-        assert (result.status, result.error_code, result.retries_used) == (
-            ResultStatus.TIMEOUT,
-            "CANCELLED_BY_TIMEOUT",
-            0,
-        )
-        assert "not run" in (result.error_message or "")
-        assert step.times("b") == []
-        (event,) = await shop.events(TimeoutOccurred)
-        assert event.work_id == "b"
-
-    with_shop(story)
+async def test_work_that_expires_in_the_queue_says_so_without_waiting_for_a_slot(shop: Shop) -> None:
+    step = Step(seconds=60)
+    await shop.worker("w1", step, concurrency=ONE)
+    await shop.send(work("a"), work("b", deadline_ms=2000))
+    await asyncio.sleep(4)
+    result = shop.result("b")
+    assert (result.status, result.error_code, result.retries_used) == (ResultStatus.TIMEOUT, "CANCELLED_BY_TIMEOUT", 0)
+    assert "not run" in (result.error_message or "")
+    assert step.times("b") == []
+    (event,) = await shop.events(TimeoutOccurred)
+    assert event.work_id == "b"
 
 
-def test_a_retry_that_expires_in_the_queue_counts_only_the_attempts_that_were_made() -> None:
+async def test_a_retry_that_expires_in_the_queue_counts_only_the_attempts_that_were_made(shop: Shop) -> None:
     """It fails once; then another step has the only slot until the deadline is over."""
-
-    async def story(shop: Shop) -> None:
-        step = Step(REFUSED, seconds=0)
-        await shop.worker("w1", step, Step(seconds=60, name="own.long"), concurrency=ONE)
-        await shop.send(work("a", deadline_ms=3000, retry={"max_attempts": 5, "backoff_ms": 1000}))
-        await asyncio.sleep(0.1)
-        await shop.send(work("b", job="own.long"))
-        await asyncio.sleep(100)
-        result = shop.result("a")
-        assert (result.status, result.retries_used, len(step.times("a"))) == (ResultStatus.TIMEOUT, 0, 1)
-        item = await shop.store.work.get("a")
-        assert item is not None
-        assert (item.attempts, item.reason) == (1, "expired while queued")
-        (late,) = (one for one in await shop.events(TimeoutOccurred) if one.work_id == "a")
-        assert (late.attempt_number, late.timeout_seconds) == (1, 3.0)  # type: ignore[union-attr]
-        (ended,) = (one for one in await shop.events(Completed) if one.work_id == "a")
-        assert ended.attempts == 1  # type: ignore[union-attr]
-
-    with_shop(story)
+    step = Step(REFUSED, seconds=0)
+    await shop.worker("w1", step, Step(seconds=60, name="own.long"), concurrency=ONE)
+    await shop.send(work("a", deadline_ms=3000, retry={"max_attempts": 5, "backoff_ms": 1000}))
+    await asyncio.sleep(0.1)
+    await shop.send(work("b", job="own.long"))
+    await asyncio.sleep(100)
+    result = shop.result("a")
+    assert (result.status, result.retries_used, len(step.times("a"))) == (ResultStatus.TIMEOUT, 0, 1)
+    item = await shop.store.work.get("a")
+    assert item is not None
+    assert (item.attempts, item.reason) == (1, "expired while queued")
+    (late,) = (one for one in await shop.events(TimeoutOccurred) if one.work_id == "a")
+    assert (late.attempt_number, late.timeout_seconds) == (1, 3.0)  # type: ignore[union-attr]
+    (ended,) = (one for one in await shop.events(Completed) if one.work_id == "a")
+    assert ended.attempts == 1  # type: ignore[union-attr]
 
 
-def test_priorities_go_first_and_from_overloaded_on_the_newest() -> None:
-    async def story(shop: Shop) -> None:
-        step = Step(seconds=1)
-        await shop.worker("w1", step, concurrency=ONE, rules=Rules(size=10))
-        await shop.send(work("first"))
-        await shop.send(*(work(f"n{n}") for n in range(9)), work("urgent", priority="high"))
-        await asyncio.sleep(60)
-        order = [name for name, _ in step.began]
-        assert order[:3] == ["first", "urgent", "n8"], "8 of 10 are left behind urgent: the newest"
-        assert order[3:] == [f"n{n}" for n in range(8)], "7 of 10: the oldest again"
-
-    with_shop(story)
+async def test_priorities_go_first_and_from_overloaded_on_the_newest(shop: Shop) -> None:
+    step = Step(seconds=1)
+    await shop.worker("w1", step, concurrency=ONE, rules=Rules(size=10))
+    await shop.send(work("first"))
+    await shop.send(*(work(f"n{n}") for n in range(9)), work("urgent", priority="high"))
+    await asyncio.sleep(60)
+    order = [name for name, _ in step.began]
+    assert order[:3] == ["first", "urgent", "n8"], "8 of 10 are left behind urgent: the newest"
+    assert order[3:] == [f"n{n}" for n in range(8)], "7 of 10: the oldest again"
 
 
-def test_the_dropped_one_gets_an_ack_a_result_and_an_event() -> None:
-    async def story(shop: Shop) -> None:
-        step = Step(seconds=5)
-        rules = Rules(size=2, policy=RejectionPolicy.DROP_OLDEST)
-        await shop.worker("w1", step, concurrency=ONE, rules=rules)
-        await shop.send(work("run"))
-        await shop.send(work("old"), work("mid"))
-        await shop.send(work("new"))
-        assert shop.ack("new").message == "Assignment queued (dropped oldest)"
-        dropped = shop.ack("old")
-        assert (dropped.status.value, dropped.reason, dropped.worker_id) == ("rejected", "dropped_oldest", "w1")
-        result = shop.result("old")
-        assert (result.status, result.error_code, result.request_id) == (ResultStatus.ERROR, "SYSTEM_OVERLOAD", "r-old")
-        assert result.overload_status is not None
-        assert isinstance(result.queue_depth, int)
-        assert [event.work_id for event in await shop.events(Dropped)] == ["old"]
-        await asyncio.sleep(60)
-        assert sorted(name for name, _ in step.began) == ["mid", "new", "run"]
-
-    with_shop(story)
+async def test_the_dropped_one_gets_an_ack_a_result_and_an_event(shop: Shop) -> None:
+    step = Step(seconds=5)
+    rules = Rules(size=2, policy=RejectionPolicy.DROP_OLDEST)
+    await shop.worker("w1", step, concurrency=ONE, rules=rules)
+    await shop.send(work("run"))
+    await shop.send(work("old"), work("mid"))
+    await shop.send(work("new"))
+    assert shop.ack("new").message == "Assignment queued (dropped oldest)"
+    dropped = shop.ack("old")
+    assert (dropped.status.value, dropped.reason, dropped.worker_id) == ("rejected", "dropped_oldest", "w1")
+    result = shop.result("old")
+    assert (result.status, result.error_code, result.request_id) == (ResultStatus.ERROR, "SYSTEM_OVERLOAD", "r-old")
+    assert result.overload_status is not None
+    assert isinstance(result.queue_depth, int)
+    assert [event.work_id for event in await shop.events(Dropped)] == ["old"]
+    await asyncio.sleep(60)
+    assert sorted(name for name, _ in step.began) == ["mid", "new", "run"]
 
 
-def test_the_number_of_workers_in_the_fleet_shares_the_tokens() -> None:
-    async def story(shop: Shop) -> None:
-        worker = await shop.worker("w1", Step())
-        place = worker.steps.outages.destinations.at("x")
-        assert place.throttle is not None
-        place.throttle.spend()
-        await shop.transport.publish(FLEET, encode(Fleet(5)))
-        await asyncio.sleep(0.01)
-        assert (place.throttle.cap, place.throttle.tokens) == (2.0, 2.0)
-        assert worker.steps.outages.destinations.at("y").throttle.cap == 2.0  # type: ignore[union-attr]
-
-    with_shop(story)
+async def test_the_number_of_workers_in_the_fleet_shares_the_tokens(shop: Shop) -> None:
+    worker = await shop.worker("w1", Step())
+    place = worker.steps.outages.destinations.at("x")
+    assert place.throttle is not None
+    place.throttle.spend()
+    await shop.transport.publish(FLEET, encode(Fleet(5)))
+    await asyncio.sleep(0.01)
+    assert (place.throttle.cap, place.throttle.tokens) == (2.0, 2.0)
+    assert worker.steps.outages.destinations.at("y").throttle.cap == 2.0  # type: ignore[union-attr]
 
 
-def test_a_heartbeat_tells_every_class_and_who_it_is() -> None:
-    async def story(shop: Shop) -> None:
-        worker = await shop.worker("w1", Step(seconds=5))
-        await shop.send(work("a"))
-        beat = worker.heartbeat()
-        assert beat.worker_id == "w1"
-        assert beat.incarnation.startswith("w1#")
-        assert {name: (one.active, one.capacity) for name, one in beat.classes.items()} == {
-            "cpu": (1, 4),
-            "gpu": (0, 1),
-            "io": (0, 8),
-        }
-
-    with_shop(story)
+async def test_a_heartbeat_tells_every_class_and_who_it_is(shop: Shop) -> None:
+    worker = await shop.worker("w1", Step(seconds=5))
+    await shop.send(work("a"))
+    beat = worker.heartbeat()
+    assert beat.worker_id == "w1"
+    assert beat.incarnation.startswith("w1#")
+    assert {name: (one.active, one.capacity) for name, one in beat.classes.items()} == {
+        "cpu": (1, 4),
+        "gpu": (0, 1),
+        "io": (0, 8),
+    }
 
 
-def test_the_snapshot_counts_what_retries_cost() -> None:
-    async def story(shop: Shop) -> None:
-        worker = await shop.worker("w1", Step(REFUSED, REFUSED, OK))
-        await shop.send(work("a"), work("b", retry_count=1))
-        await asyncio.sleep(10)
-        counts = worker.snapshot().retries
-        assert (counts.retries, counts.executions, counts.recovered, counts.given_up) == (3, 5, 1, 1)
-        assert counts.retries_by_code == {"NETWORK_ERROR": 3}
-        assert counts.retries_by_block == {"test.step": 3}
-        assert counts.retry_success_rate == 0.5
-        delays = [event.delay_seconds for event in await shop.events(RetryAttempt)]  # type: ignore[union-attr]
-        assert counts.mean_backoff_s == pytest.approx(sum(delays) / 3)
-
-    with_shop(story)
+async def test_the_snapshot_counts_what_retries_cost(shop: Shop) -> None:
+    worker = await shop.worker("w1", Step(REFUSED, REFUSED, OK))
+    await shop.send(work("a"), work("b", retry_count=1))
+    await asyncio.sleep(10)
+    counts = worker.snapshot().retries
+    assert (counts.retries, counts.executions, counts.recovered, counts.given_up) == (3, 5, 1, 1)
+    assert counts.retries_by_code == {"NETWORK_ERROR": 3}
+    assert counts.retries_by_block == {"test.step": 3}
+    assert counts.retry_success_rate == 0.5
+    delays = [event.delay_seconds for event in await shop.events(RetryAttempt)]  # type: ignore[union-attr]
+    assert counts.mean_backoff_s == pytest.approx(sum(delays) / 3)
 
 
-def test_a_queue_that_fills_and_empties_is_told_to_routers_at_once_and_to_people_when_it_has_lasted() -> None:
+async def test_a_queue_that_fills_and_empties_is_told_to_routers_at_once_and_to_people_when_it_has_lasted(
+    shop: Shop,
+) -> None:
     """Three waves, each over within half a second, into a queue of two."""
-
-    async def story(shop: Shop) -> None:
-        worker = await shop.worker("w1", Step(seconds=0.2), concurrency=ONE, rules=Rules(size=2))
-        steering, told = [], []
-        for wave in range(3):
-            await shop.send(*(work(f"{wave}-{number}") for number in range(3)))
-            for _ in range(10):
-                steering.append(worker.heartbeat().classes["cpu"].status)
-                told.append(worker.snapshot().classes["cpu"].status)
-                await asyncio.sleep(0.1)
-        assert steering.count(OverloadStatus.HEALTHY) > 10, "a router may send again at once"
-        assert set(told) == {OverloadStatus.CRITICAL}, "and nobody reads the same change six times"
-        for _ in range(8):
-            await asyncio.sleep(1)
+    worker = await shop.worker("w1", Step(seconds=0.2), concurrency=ONE, rules=Rules(size=2))
+    steering, told = [], []
+    for wave in range(3):
+        await shop.send(*(work(f"{wave}-{number}") for number in range(3)))
+        for _ in range(10):
+            steering.append(worker.heartbeat().classes["cpu"].status)
             told.append(worker.snapshot().classes["cpu"].status)
-        assert told[-1] is OverloadStatus.HEALTHY, "it lasted"
-
-    with_shop(story)
-
-
-def test_the_oldest_of_a_worker_has_waited_as_long_as_the_store_says() -> None:
-    """Since it was requeued, for a job that was in quarantine for an hour."""
-
-    async def story(shop: Shop) -> None:
-        worker = await shop.worker("w1", Step(DENIED), quarantine_failed=True)
-        await shop.send(work("a"))
-        await asyncio.sleep(3600)
-        worker.pause()
-        assert await shop.store.quarantine.requeue(QuarantineFilter(ids=("a",)), who="me") == ["a"]
-        item = await shop.store.work.get("a")
-        assert item is not None
-        pool = worker.pools["cpu"]
-        pool.put(pool.queued(item))
-        await asyncio.sleep(12)
-        pool.put(pool.queued(item))  # as after a restart
-        oldest = (await shop.store.work.snapshot()).oldest_due_ms / 1000
-        assert oldest == 12
-        assert worker.snapshot().classes["cpu"].oldest_age_s == pytest.approx(12, abs=0.01)
-
-    with_shop(story)
-
-
-def test_a_level_that_is_not_healthy_comes_with_its_reason_until_it_is_left() -> None:
-    async def story(shop: Shop) -> None:
-        worker = await shop.worker("w1", Step(seconds=0.2), concurrency=ONE, rules=Rules(size=2))
-        assert worker.level_reasons() == {}
-        await shop.send(*(work(str(number)) for number in range(3)))
-        assert worker.level_reasons() == {"cpu": "2 of 2 places in the queue are taken"}
+            await asyncio.sleep(0.1)
+    assert steering.count(OverloadStatus.HEALTHY) > 10, "a router may send again at once"
+    assert set(told) == {OverloadStatus.CRITICAL}, "and nobody reads the same change six times"
+    for _ in range(8):
         await asyncio.sleep(1)
-        left = "0 of 2 places in the queue are taken; it was critical a moment ago"
-        assert worker.level_reasons() == {"cpu": left}
-        for _ in range(8):
-            await asyncio.sleep(1)
-            reasons = worker.level_reasons()
-        assert reasons == {}
+        told.append(worker.snapshot().classes["cpu"].status)
+    assert told[-1] is OverloadStatus.HEALTHY, "it lasted"
 
-    with_shop(story)
+
+async def test_the_oldest_of_a_worker_has_waited_as_long_as_the_store_says(shop: Shop) -> None:
+    """Since it was requeued, for a job that was in quarantine for an hour."""
+    worker = await shop.worker("w1", Step(DENIED), quarantine_failed=True)
+    await shop.send(work("a"))
+    await asyncio.sleep(3600)
+    worker.pause()
+    assert await shop.store.quarantine.requeue(QuarantineFilter(ids=("a",)), who="me") == ["a"]
+    item = await shop.store.work.get("a")
+    assert item is not None
+    pool = worker.pools["cpu"]
+    pool.put(pool.queued(item))
+    await asyncio.sleep(12)
+    pool.put(pool.queued(item))  # as after a restart
+    oldest = (await shop.store.work.snapshot()).oldest_due_ms / 1000
+    assert oldest == 12
+    assert worker.snapshot().classes["cpu"].oldest_age_s == pytest.approx(12, abs=0.01)
+
+
+async def test_a_level_that_is_not_healthy_comes_with_its_reason_until_it_is_left(shop: Shop) -> None:
+    worker = await shop.worker("w1", Step(seconds=0.2), concurrency=ONE, rules=Rules(size=2))
+    assert worker.level_reasons() == {}
+    await shop.send(*(work(str(number)) for number in range(3)))
+    assert worker.level_reasons() == {"cpu": "2 of 2 places in the queue are taken"}
+    await asyncio.sleep(1)
+    left = "0 of 2 places in the queue are taken; it was critical a moment ago"
+    assert worker.level_reasons() == {"cpu": left}
+    for _ in range(8):
+        await asyncio.sleep(1)
+        reasons = worker.level_reasons()
+    assert reasons == {}

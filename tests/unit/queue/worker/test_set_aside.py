@@ -115,20 +115,17 @@ def test_a_mistake_of_the_workers_own_is_an_event_and_its_text_is_kept_out_of_th
     assert CANARY not in caplog.text
 
 
-def test_a_submission_that_cannot_be_read_is_answered_and_on_record() -> None:
-    async def story(shop: Shop) -> None:
-        router = await shop.router()
-        submissions = Submissions(shop.store.work, shop.clock, rules=SubmissionRules(10))
-        submission = submissions.item(work("a"), b"{broken")
-        await shop.store.work.enqueue([submission])
-        await asyncio.sleep(1)
-        result = await submissions.answer("a")
-        assert result is not None
-        assert (result.status, result.error_code, result.request_id) == (ResultStatus.ERROR, "INTERNAL_ERROR", "r-a")
-        assert [one[:2] for one in await told(shop)] == [("a", "r-a")]
-        found = await shop.store.work.get(submission.id)
-        assert found is not None
-        assert found.state is WorkState.QUARANTINED
-        assert len(router.table) == 0
-
-    with_shop(story)
+async def test_a_submission_that_cannot_be_read_is_answered_and_on_record(shop: Shop) -> None:
+    router = await shop.router()
+    submissions = Submissions(shop.store.work, shop.clock, rules=SubmissionRules(10))
+    submission = submissions.item(work("a"), b"{broken")
+    await shop.store.work.enqueue([submission])
+    await asyncio.sleep(1)
+    result = await submissions.answer("a")
+    assert result is not None
+    assert (result.status, result.error_code, result.request_id) == (ResultStatus.ERROR, "INTERNAL_ERROR", "r-a")
+    assert [one[:2] for one in await told(shop)] == [("a", "r-a")]
+    found = await shop.store.work.get(submission.id)
+    assert found is not None
+    assert found.state is WorkState.QUARANTINED
+    assert len(router.table) == 0

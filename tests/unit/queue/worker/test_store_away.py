@@ -13,7 +13,7 @@ from reefknot.queue.model.admission import RejectionPolicy, Rules
 from reefknot.queue.model.messages import AckStatus, ResultStatus
 from reefknot.queue.worker.intake import Intake
 from reefknot.queue.worker.service import Worker
-from tests.workshop import Shop, Step, with_shop, work
+from tests.workshop import Shop, Step, work
 
 ONE = {"cpu": 1}
 AWAY = StoreUnavailableError("of work", "it is away", "wait")
@@ -33,22 +33,19 @@ def broken(shop: Shop, name: str, *errors: Exception) -> Any:
 
 
 @pytest.mark.parametrize("error", [AWAY, TimeoutError(), StoreFullError("of work", "it is full", "make room")])
-def test_work_that_cannot_be_kept_is_refused_with_a_time_to_come_back(error: Exception) -> None:
-    async def story(shop: Shop) -> None:
-        worker = await shop.worker("w1")
-        broken(shop, "assign", error)
-        await shop.send(work("a"))
-        ack = shop.ack("a")
-        assert (ack.status, ack.message) == (AckStatus.REJECTED, "Failed to queue assignment")
-        assert (ack.reason, ack.retry_after_ms, ack.worker_id) == ("overloaded", 1000, "w1")
-        assert (ack.overload_status, ack.queue_depth) == ("healthy", 0)
-        assert worker.pools["cpu"].reserved == 0
-        refused: list[Any] = [one for one in await shop.events(Admission) if one.work_id == "a"]
-        assert [one.status for one in refused] == ["rejected"]
-        await shop.send(work("a"))
-        assert shop.ack("a").status is AckStatus.ACCEPTED
-
-    with_shop(story)
+async def test_work_that_cannot_be_kept_is_refused_with_a_time_to_come_back(shop: Shop, error: Exception) -> None:
+    worker = await shop.worker("w1")
+    broken(shop, "assign", error)
+    await shop.send(work("a"))
+    ack = shop.ack("a")
+    assert (ack.status, ack.message) == (AckStatus.REJECTED, "Failed to queue assignment")
+    assert (ack.reason, ack.retry_after_ms, ack.worker_id) == ("overloaded", 1000, "w1")
+    assert (ack.overload_status, ack.queue_depth) == ("healthy", 0)
+    assert worker.pools["cpu"].reserved == 0
+    refused: list[Any] = [one for one in await shop.events(Admission) if one.work_id == "a"]
+    assert [one.status for one in refused] == ["rejected"]
+    await shop.send(work("a"))
+    assert shop.ack("a").status is AckStatus.ACCEPTED
 
 
 @pytest.mark.parametrize(
@@ -60,110 +57,92 @@ def test_work_that_cannot_be_kept_is_refused_with_a_time_to_come_back(error: Exc
         (RejectionPolicy.DROP_OLDEST, 10, "Failed to queue assignment after dropping oldest"),
     ],
 )
-def test_each_policy_has_its_own_words_for_it(policy: RejectionPolicy, queued: int, said: str) -> None:
-    async def story(shop: Shop) -> None:
-        await shop.worker("w1", Step(seconds=60), concurrency=ONE, rules=Rules(size=10, policy=policy))
-        await shop.send(work("running"))
-        await shop.send(*(work(f"j{n}") for n in range(queued)))
-        broken(shop, "assign", AWAY)
-        await shop.send(work("new"))
-        assert (shop.ack("new").status, shop.ack("new").message) == (AckStatus.REJECTED, said)
-        dropped = [ack.assignment_id for ack in shop.acks if ack.reason == "dropped_oldest"]
-        assert dropped == (["j0"] if policy is RejectionPolicy.DROP_OLDEST else [])
-
-    with_shop(story)
-
-
-def test_a_victim_that_could_not_be_dropped_keeps_its_place() -> None:
-    async def story(shop: Shop) -> None:
-        rules = Rules(size=2, policy=RejectionPolicy.DROP_OLDEST)
-        worker = await shop.worker("w1", Step(seconds=1), concurrency=ONE, rules=rules)
-        await shop.send(work("running"), work("a"), work("b"))
-        broken(shop, "cancel", AWAY)
-        await shop.send(work("new"))
-        assert shop.ack("new").message == "Failed to queue assignment"
-        assert worker.pools["cpu"].depth() == 2
-        await asyncio.sleep(5)
-        assert sorted(one.assignment_id for one in shop.results) == ["a", "b", "running"]
-
-    with_shop(story)
+async def test_each_policy_has_its_own_words_for_it(
+    shop: Shop, policy: RejectionPolicy, queued: int, said: str
+) -> None:
+    await shop.worker("w1", Step(seconds=60), concurrency=ONE, rules=Rules(size=10, policy=policy))
+    await shop.send(work("running"))
+    await shop.send(*(work(f"j{n}") for n in range(queued)))
+    broken(shop, "assign", AWAY)
+    await shop.send(work("new"))
+    assert (shop.ack("new").status, shop.ack("new").message) == (AckStatus.REJECTED, said)
+    dropped = [ack.assignment_id for ack in shop.acks if ack.reason == "dropped_oldest"]
+    assert dropped == (["j0"] if policy is RejectionPolicy.DROP_OLDEST else [])
 
 
-def test_when_the_store_is_away_a_whole_group_is_answered_and_goes_to_another_worker() -> None:
-    async def story(shop: Shop) -> None:
-        router = await shop.router()
-        worker = await shop.worker("w1", Step())
-        await asyncio.sleep(1.5)
-
-        class Away:
-            async def assign(self, *given: Any, **named: Any) -> Any:
-                raise AWAY
-
-            def __getattr__(self, name: str) -> Any:
-                return getattr(shop.store.work, name)
-
-        shop.use_queue(worker, Away())
-        futures = [await router.submit(work(f"j{n}")) for n in range(5)]
-        await shop.worker("w2", Step())
-        began = shop.clock.now()
-        results = await asyncio.gather(*futures)
-        assert {one.status for one in results} == {ResultStatus.SUCCESS}
-        assert {one.worker_id for one in results} == {"w2"}
-        assert shop.clock.now() - began < 5, "nobody waits ten seconds for an ack that does not come"
-
-    with_shop(story)
+async def test_a_victim_that_could_not_be_dropped_keeps_its_place(shop: Shop) -> None:
+    rules = Rules(size=2, policy=RejectionPolicy.DROP_OLDEST)
+    worker = await shop.worker("w1", Step(seconds=1), concurrency=ONE, rules=rules)
+    await shop.send(work("running"), work("a"), work("b"))
+    broken(shop, "cancel", AWAY)
+    await shop.send(work("new"))
+    assert shop.ack("new").message == "Failed to queue assignment"
+    assert worker.pools["cpu"].depth() == 2
+    await asyncio.sleep(5)
+    assert sorted(one.assignment_id for one in shop.results) == ["a", "b", "running"]
 
 
-def test_a_worker_that_says_nothing_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_when_the_store_is_away_a_whole_group_is_answered_and_goes_to_another_worker(shop: Shop) -> None:
+    router = await shop.router()
+    worker = await shop.worker("w1", Step())
+    await asyncio.sleep(1.5)
+
+    class Away:
+        async def assign(self, *given: Any, **named: Any) -> Any:
+            raise AWAY
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(shop.store.work, name)
+
+    shop.use_queue(worker, Away())
+    futures = [await router.submit(work(f"j{n}")) for n in range(5)]
+    await shop.worker("w2", Step())
+    began = shop.clock.now()
+    results = await asyncio.gather(*futures)
+    assert {one.status for one in results} == {ResultStatus.SUCCESS}
+    assert {one.worker_id for one in results} == {"w2"}
+    assert shop.clock.now() - began < 5, "nobody waits ten seconds for an ack that does not come"
+
+
+async def test_a_worker_that_says_nothing_would_be_caught(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: without the refusal no ack comes at all."""
 
     def says_nothing(self: Intake, *given: Any) -> Any:
         raise AWAY
 
     monkeypatch.setattr(Intake, "_not_kept", says_nothing)
-
-    async def story(shop: Shop) -> None:
-        await shop.worker("w1")
-        broken(shop, "assign", AWAY)
-        await shop.send(work("a"))
-        assert shop.acks == []
-
-    with_shop(story)
+    await shop.worker("w1")
+    broken(shop, "assign", AWAY)
+    await shop.send(work("a"))
+    assert shop.acks == []
 
 
-def test_the_baseline_refuses_nothing_and_is_asked_again() -> None:
-    async def story(shop: Shop) -> None:
-        await shop.worker("w1", queue_v2=False)
-        broken(shop, "assign", AWAY)
-        await shop.send(work("a"))
-        assert shop.acks == []
-        await shop.send(work("a"))
-        assert [ack.status for ack in shop.acks] == [AckStatus.ACCEPTED]
-
-    with_shop(story)
+async def test_the_baseline_refuses_nothing_and_is_asked_again(shop: Shop) -> None:
+    await shop.worker("w1", queue_v2=False)
+    broken(shop, "assign", AWAY)
+    await shop.send(work("a"))
+    assert shop.acks == []
+    await shop.send(work("a"))
+    assert [ack.status for ack in shop.acks] == [AckStatus.ACCEPTED]
 
 
-def test_work_that_the_store_kept_although_it_failed_is_run_once() -> None:
+async def test_work_that_the_store_kept_although_it_failed_is_run_once(shop: Shop) -> None:
     """The write was done, only its answer was lost."""
+    step = Step()
+    worker: Worker = await shop.worker("w1", step)
+    await asyncio.sleep(1)
+    real = shop.store.work.assign
 
-    async def story(shop: Shop) -> None:
-        step = Step()
-        worker: Worker = await shop.worker("w1", step)
-        await asyncio.sleep(1)
-        real = shop.store.work.assign
+    async def keeps_and_fails(*given: Any, **named: Any) -> Any:
+        shop.store.work.assign = real  # type: ignore[method-assign]
+        await real(*given, **named)
+        raise AWAY
 
-        async def keeps_and_fails(*given: Any, **named: Any) -> Any:
-            shop.store.work.assign = real  # type: ignore[method-assign]
-            await real(*given, **named)
-            raise AWAY
-
-        shop.store.work.assign = keeps_and_fails  # type: ignore[method-assign]
-        await shop.send(work("a"))
-        assert shop.ack("a").status is AckStatus.REJECTED
-        await shop.send(work("a"))
-        await asyncio.sleep(3)
-        assert (len(step.began), shop.ack("a").status) == (1, AckStatus.ACCEPTED)
-        assert {one.status for one in shop.results} == {ResultStatus.SUCCESS}
-        assert worker.pools["cpu"].depth() == 0
-
-    with_shop(story)
+    shop.store.work.assign = keeps_and_fails  # type: ignore[method-assign]
+    await shop.send(work("a"))
+    assert shop.ack("a").status is AckStatus.REJECTED
+    await shop.send(work("a"))
+    await asyncio.sleep(3)
+    assert (len(step.began), shop.ack("a").status) == (1, AckStatus.ACCEPTED)
+    assert {one.status for one in shop.results} == {ResultStatus.SUCCESS}
+    assert worker.pools["cpu"].depth() == 0

@@ -7,7 +7,6 @@ Each promise has a control: the same story with the rule patched away, in which 
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +23,7 @@ from reefknot.queue.worker.attempt import StepRunner
 from reefknot.queue.worker.destinations import Destination
 from reefknot.queue.worker.service import Worker
 from reefknot.queue.worker.settings import ThrottleSettings
-from tests.workshop import NO_BREAKER, OK, REFUSED, Shop, Step, with_shop, work
+from tests.workshop import NO_BREAKER, OK, REFUSED, Shop, Step, work
 
 NO_THROTTLE = ThrottleSettings(enabled=False)
 OPENS_AFTER = 20
@@ -66,29 +65,23 @@ async def hurried(shop: Shop) -> Worker:
 # ---- our own deadline is not the destination's fault ----------------------------------------------------------------
 
 
-def test_attempts_that_were_cut_short_by_their_own_deadline_do_not_open_the_breaker() -> None:
-    async def story(shop: Shop) -> None:
-        worker = await hurried(shop)
-        cut = [one.status for one in shop.results if one.assignment_id.startswith("cut-")]
-        assert cut == [ResultStatus.TIMEOUT] * 2 * OPENS_AFTER
-        assert place_of(worker).busy(shop.clock.now())
-        assert place_of(worker).health.failed_at == ()
-        await shop.send(work("next"))
-        await asyncio.sleep(1)
-        assert shop.result("next").status is ResultStatus.SUCCESS
-        assert await shop.events(BreakerEvent) == []
-
-    with_shop(story)
+async def test_attempts_that_were_cut_short_by_their_own_deadline_do_not_open_the_breaker(shop: Shop) -> None:
+    worker = await hurried(shop)
+    cut = [one.status for one in shop.results if one.assignment_id.startswith("cut-")]
+    assert cut == [ResultStatus.TIMEOUT] * 2 * OPENS_AFTER
+    assert place_of(worker).busy(shop.clock.now())
+    assert place_of(worker).health.failed_at == ()
+    await shop.send(work("next"))
+    await asyncio.sleep(1)
+    assert shop.result("next").status is ResultStatus.SUCCESS
+    assert await shop.events(BreakerEvent) == []
 
 
 @pytest.mark.usefixtures("cut_ones_count")
-def test_if_they_counted_the_breaker_would_open() -> None:
-    async def story(shop: Shop) -> None:
-        await hurried(shop)
-        events: list[Any] = await shop.events(BreakerEvent)
-        assert events[0].state == "open"
-
-    with_shop(story)
+async def test_if_they_counted_the_breaker_would_open(shop: Shop) -> None:
+    await hurried(shop)
+    events: list[Any] = await shop.events(BreakerEvent)
+    assert events[0].state == "open"
 
 
 async def cut_at_a_tenth(shop: Shop) -> tuple[Destination, int, float]:
@@ -113,40 +106,30 @@ def service_time(shop: Shop) -> tuple[int, float]:
     return found.known, found.mean_ms
 
 
-def test_an_attempt_that_was_cut_short_does_not_pull_the_usual_time_down(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_attempt_that_was_cut_short_does_not_pull_the_usual_time_down(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Begun at all only because the check before it is switched off here."""
     monkeypatch.setattr(StepRunner, "_too_late", lambda *_: "")
-
-    async def story(shop: Shop) -> None:
-        place, known, mean = await cut_at_a_tenth(shop)
-        assert place._mean_s == pytest.approx(1, abs=0.01)
-        assert place._answers == 10
-        assert service_time(shop) == (known, mean), "nor what admission believes"
-
-    with_shop(story)
+    place, known, mean = await cut_at_a_tenth(shop)
+    assert place._mean_s == pytest.approx(1, abs=0.01)
+    assert place._answers == 10
+    assert service_time(shop) == (known, mean), "nor what admission believes"
 
 
 @pytest.mark.usefixtures("cut_ones_count")
-def test_if_it_counted_it_would(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_if_it_counted_it_would(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StepRunner, "_too_late", lambda *_: "")
-
-    async def story(shop: Shop) -> None:
-        place, known, mean = await cut_at_a_tenth(shop)
-        assert place._mean_s < 0.5
-        assert service_time(shop) > (known, 0.0)
-        assert service_time(shop)[1] < mean
-
-    with_shop(story)
+    place, known, mean = await cut_at_a_tenth(shop)
+    assert place._mean_s < 0.5
+    assert service_time(shop) > (known, 0.0)
+    assert service_time(shop)[1] < mean
 
 
-def test_an_attempt_that_was_cut_after_more_than_the_usual_time_says_that_it_takes_longer() -> None:
+async def test_an_attempt_that_was_cut_after_more_than_the_usual_time_says_that_it_takes_longer(shop: Shop) -> None:
     """Else a destination that became slow would be asked in vain for ever."""
-
-    async def story(shop: Shop) -> None:
-        worker = await hurried(shop)
-        assert 0.04 < place_of(worker).usual(shop.clock.now()) <= 0.05
-
-    with_shop(story)
+    worker = await hurried(shop)
+    assert 0.04 < place_of(worker).usual(shop.clock.now()) <= 0.05
 
 
 # ---- no attempt in vain ---------------------------------------------------------------------------------------------
@@ -160,61 +143,51 @@ async def a_second_each(shop: Shop, *outcomes: Any) -> Step:
     return step
 
 
-def test_no_attempt_is_begun_with_less_time_than_the_destination_usually_takes_and_the_result_says_so() -> None:
-    async def story(shop: Shop) -> None:
-        step = await a_second_each(shop)
-        await shop.send(work("late", timeout_ms=500), work("soon", deadline_ms=500), work("fits", timeout_ms=2000))
-        await asyncio.sleep(2)
-        assert (step.times("late"), step.times("soon"), len(step.times("fits"))) == ([], [], 1)
-        for name in ("late", "soon"):
-            result = shop.result(name)
-            assert (result.status, result.error_code) == (ResultStatus.TIMEOUT, "CANCELLED_BY_TIMEOUT")
-            message = result.error_message or ""
-            assert message.startswith(("0.5 s were left", "0.499 s were left")), message
-            assert "somewhere takes about" in message
-            assert message.endswith("it was not run")
-        assert shop.result("fits").status is ResultStatus.SUCCESS
+async def test_no_attempt_is_begun_with_less_time_than_the_destination_usually_takes_and_the_result_says_so(
+    shop: Shop,
+) -> None:
+    step = await a_second_each(shop)
+    await shop.send(work("late", timeout_ms=500), work("soon", deadline_ms=500), work("fits", timeout_ms=2000))
+    await asyncio.sleep(2)
+    assert (step.times("late"), step.times("soon"), len(step.times("fits"))) == ([], [], 1)
+    for name in ("late", "soon"):
+        result = shop.result(name)
+        assert (result.status, result.error_code) == (ResultStatus.TIMEOUT, "CANCELLED_BY_TIMEOUT")
+        message = result.error_message or ""
+        assert message.startswith(("0.5 s were left", "0.499 s were left")), message
+        assert "somewhere takes about" in message
+        assert message.endswith("it was not run")
+    assert shop.result("fits").status is ResultStatus.SUCCESS
 
-    with_shop(story)
 
-
-def test_a_retry_that_would_not_fit_is_not_begun_and_the_result_tells_the_failure_before() -> None:
-    async def story(shop: Shop) -> None:
-        step = await a_second_each(shop, REFUSED)
-        await shop.send(work("a", timeout_ms=1800, retry={"max_attempts": 5, "backoff_ms": 1}))
-        await asyncio.sleep(5)
-        result = shop.result("a")
-        assert len(step.times("a")) == 1
-        assert result.status is ResultStatus.TIMEOUT
-        assert "it was not run; before that: " in (result.error_message or "")
-        assert "refused" in (result.error_message or "")
-
-    with_shop(story)
+async def test_a_retry_that_would_not_fit_is_not_begun_and_the_result_tells_the_failure_before(shop: Shop) -> None:
+    step = await a_second_each(shop, REFUSED)
+    await shop.send(work("a", timeout_ms=1800, retry={"max_attempts": 5, "backoff_ms": 1}))
+    await asyncio.sleep(5)
+    result = shop.result("a")
+    assert len(step.times("a")) == 1
+    assert result.status is ResultStatus.TIMEOUT
+    assert "it was not run; before that: " in (result.error_message or "")
+    assert "refused" in (result.error_message or "")
 
 
 @pytest.mark.usefixtures("nothing_is_usual")
-def test_without_a_usual_time_both_would_be_begun_in_vain() -> None:
-    async def story(shop: Shop) -> None:
-        step = await a_second_each(shop)
-        await shop.send(work("late", timeout_ms=500), work("soon", deadline_ms=500))
-        await asyncio.sleep(2)
-        assert (len(step.times("late")), len(step.times("soon"))) == (1, 1)
-        assert {shop.result(name).status for name in ("late", "soon")} == {ResultStatus.TIMEOUT}
-
-    with_shop(story)
+async def test_without_a_usual_time_both_would_be_begun_in_vain(shop: Shop) -> None:
+    step = await a_second_each(shop)
+    await shop.send(work("late", timeout_ms=500), work("soon", deadline_ms=500))
+    await asyncio.sleep(2)
+    assert (len(step.times("late")), len(step.times("soon"))) == (1, 1)
+    assert {shop.result(name).status for name in ("late", "soon")} == {ResultStatus.TIMEOUT}
 
 
-def test_a_few_answers_are_not_yet_a_usual_time() -> None:
-    async def story(shop: Shop) -> None:
-        step = Step(seconds=1)
-        await shop.worker("w1", step, concurrency={"cpu": 10})
-        await shop.send(*(work(f"known-{n}") for n in range(4)))
-        await asyncio.sleep(1.1)
-        await shop.send(work("late", timeout_ms=500))
-        await asyncio.sleep(1)
-        assert len(step.times("late")) == 1
-
-    with_shop(story)
+async def test_a_few_answers_are_not_yet_a_usual_time(shop: Shop) -> None:
+    step = Step(seconds=1)
+    await shop.worker("w1", step, concurrency={"cpu": 10})
+    await shop.send(*(work(f"known-{n}") for n in range(4)))
+    await asyncio.sleep(1.1)
+    await shop.send(work("late", timeout_ms=500))
+    await asyncio.sleep(1)
+    assert len(step.times("late")) == 1
 
 
 async def asked_again_after(shop: Shop, seconds: float) -> bool:
@@ -229,54 +202,40 @@ async def asked_again_after(shop: Shop, seconds: float) -> bool:
     return ran
 
 
-def test_a_slow_destination_is_asked_again_after_some_seconds_without_an_answer() -> None:
+async def test_a_slow_destination_is_asked_again_after_some_seconds_without_an_answer(shop: Shop) -> None:
     """The usual second counts half every five seconds: 0.4 s are enough again after seven."""
-
-    async def story(shop: Shop) -> None:
-        assert await asked_again_after(shop, 7.0)
-
-    with_shop(story)
+    assert await asked_again_after(shop, 7.0)
 
 
-def test_it_is_left_alone_until_then() -> None:
-    async def story(shop: Shop) -> None:
-        assert not await asked_again_after(shop, 5.0)
-
-    with_shop(story)
+async def test_it_is_left_alone_until_then(shop: Shop) -> None:
+    assert not await asked_again_after(shop, 5.0)
 
 
-def test_a_usual_time_that_never_fades_would_keep_it_away_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_usual_time_that_never_fades_would_keep_it_away_for_ever(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("reefknot.queue.worker.destinations.HALF_LIFE_S", 1e12)
-
-    async def story(shop: Shop) -> None:
-        assert not await asked_again_after(shop, 3600.0)
-
-    with_shop(story)
+    assert not await asked_again_after(shop, 3600.0)
 
 
 # ---- a deadline that passes in a queue ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("store", [None, "late.db"])
-def test_a_deadline_that_passes_in_a_queue_is_the_same_end_at_a_router_and_at_a_worker(
-    tmp_path: Path, store: str | None
-) -> None:
-    async def story(shop: Shop) -> None:
-        router = await shop.router()
-        early = await router.submit(work("at-router", deadline_ms=500, priority=0))
-        await asyncio.sleep(3)
-        await shop.worker("w1", Step(seconds=30), concurrency={"cpu": 1})
-        await shop.send(work("long"), work("at-worker", deadline_ms=500))
-        await asyncio.sleep(3)
-        assert early is not None
-        items = [await shop.store.work.get(name) for name in ("at-router", "at-worker")]
-        assert [one.state for one in items if one is not None] == [WorkState.FAILED] * 2
-        answers = [answer_of(one) for one in items if one is not None]
-        assert [(one.status, one.error_code) for one in answers if one is not None] == [
-            (ResultStatus.TIMEOUT, "CANCELLED_BY_TIMEOUT")
-        ] * 2
-
-    with_shop(story, None if store is None else str(tmp_path / store))
+@pytest.mark.parametrize("shop", ["memory", "sqlite"], indirect=True)
+async def test_a_deadline_that_passes_in_a_queue_is_the_same_end_at_a_router_and_at_a_worker(shop: Shop) -> None:
+    router = await shop.router()
+    early = await router.submit(work("at-router", deadline_ms=500, priority=0))
+    await asyncio.sleep(3)
+    await shop.worker("w1", Step(seconds=30), concurrency={"cpu": 1})
+    await shop.send(work("long"), work("at-worker", deadline_ms=500))
+    await asyncio.sleep(3)
+    assert early is not None
+    items = [await shop.store.work.get(name) for name in ("at-router", "at-worker")]
+    assert [one.state for one in items if one is not None] == [WorkState.FAILED] * 2
+    answers = [answer_of(one) for one in items if one is not None]
+    assert [(one.status, one.error_code) for one in answers if one is not None] == [
+        (ResultStatus.TIMEOUT, "CANCELLED_BY_TIMEOUT")
+    ] * 2
 
 
 # ---- one tenant's trouble -------------------------------------------------------------------------------------------
@@ -301,21 +260,14 @@ async def troubled(shop: Shop, others: str) -> tuple[list[str], Step]:
     return [event.state for event in events], step
 
 
-def test_the_failures_of_one_tenant_do_not_keep_another_away() -> None:
-    async def story(shop: Shop) -> None:
-        states, step = await troubled(shop, others="b")
-        assert states == []
-        assert len(step.times("other")) == 1
-
-    with_shop(story)
+async def test_the_failures_of_one_tenant_do_not_keep_another_away(shop: Shop) -> None:
+    states, step = await troubled(shop, others="b")
+    assert states == []
+    assert len(step.times("other")) == 1
 
 
-def test_with_one_tenant_only_its_failures_open_the_breaker() -> None:
+async def test_with_one_tenant_only_its_failures_open_the_breaker(shop: Shop) -> None:
     """The control: nobody else has called for a while, so `a` speaks for the destination."""
-
-    async def story(shop: Shop) -> None:
-        states, step = await troubled(shop, others="a")
-        assert states[0] == "open"
-        assert step.times("other") == []
-
-    with_shop(story)
+    states, step = await troubled(shop, others="a")
+    assert states[0] == "open"
+    assert step.times("other") == []

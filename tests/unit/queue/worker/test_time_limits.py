@@ -87,23 +87,19 @@ def test_the_time_of_one_execution_is_the_nearest_that_was_said(
     assert limits(work("a", job=job, **options), type_=job, file=ATTEMPTS, **own) == expected
 
 
-def test_a_request_that_hangs_once_is_cut_off_and_tried_again() -> None:
+async def test_a_request_that_hangs_once_is_cut_off_and_tried_again(shop: Shop) -> None:
     """Built in for `http.request` alone: ten seconds for one execution."""
+    hangs = Step(name="http.request")
+    slept = iter((1e6, 0.01))
 
-    async def story(shop: Shop) -> None:
-        hangs = Step(name="http.request")
-        slept = iter((1e6, 0.01))
+    async def run(inputs: Any, context: Any) -> Any:
+        hangs.contexts.append(context)
+        await asyncio.sleep(next(slept))
+        return hangs.outcomes[0]
 
-        async def run(inputs: Any, context: Any) -> Any:
-            hangs.contexts.append(context)
-            await asyncio.sleep(next(slept))
-            return hangs.outcomes[0]
-
-        hangs.run = run  # type: ignore[method-assign]
-        await shop.worker("w1", hangs)
-        await shop.send(work("a", job="http.request"))
-        await asyncio.sleep(60)
-        assert shop.result("a").status is ResultStatus.SUCCESS
-        assert [context.seconds for context in hangs.contexts] == [10.0, 10.0]
-
-    with_shop(story)
+    hangs.run = run  # type: ignore[method-assign]
+    await shop.worker("w1", hangs)
+    await shop.send(work("a", job="http.request"))
+    await asyncio.sleep(60)
+    assert shop.result("a").status is ResultStatus.SUCCESS
+    assert [context.seconds for context in hangs.contexts] == [10.0, 10.0]
