@@ -18,6 +18,7 @@ from reefknot.queue.model.work import Interrupted, WorkState
 from reefknot.queue.port.work_queue import QuarantineFilter, Settlement
 from reefknot.queue.router.service import Router
 from reefknot.stores.port import Store
+from tests.unit.queue.shops import served, stored
 from tests.workshop import Shop, Step, work
 
 
@@ -42,8 +43,7 @@ async def test_a_handle_says_pending_until_a_worker_is_at_it(shop: Shop) -> None
     assert await handle.status() == "pending"
     await shop.router()
     await asyncio.sleep(1)
-    item = await shop.store.work.get("a")
-    assert item is not None
+    item = await stored(shop, "a")
     assert item.state is WorkState.RUNNING, "the router holds it"
     assert await handle.status() == "pending"
     await shop.worker("w1", Step(seconds=5))
@@ -70,16 +70,14 @@ async def test_without_a_router_it_is_off_at_once_and_on_record(shop: Shop) -> N
 
 async def test_without_a_router_what_a_worker_has_is_off_too(shop: Shop) -> None:
     step = Step(seconds=100)
-    router = await shop.router()
-    await shop.worker("w1", step, lease=5)
+    router = await served(shop, step, lease=5)
     client = Client(shop.store, shop.clock, has_router=nobody)
     handle = await client.hand_in(work("a"))
     await asyncio.sleep(2)
     shop.vanish(router)
     await handle.cancel()
     await called_off(handle)
-    item = await shop.store.work.get("a")
-    assert item is not None
+    item = await stored(shop, "a")
     assert item.state.value == "cancelled"
     await shop.send(work("alone"))
     assert await client.cancel("alone")
@@ -100,8 +98,7 @@ async def story_of(shop: Shop, where: str) -> str:
         await asyncio.sleep(1)
         shop.vanish(first)
     if where == "handed back":
-        item = await shop.store.work.get("a")
-        assert item is not None
+        item = await stored(shop, "a")
         await shop.store.work.settle([Settlement(item.id, item.owner, item.fence, Interrupted())])
     await handle.cancel()
     await shop.router()
@@ -126,8 +123,7 @@ async def test_a_router_that_begins_to_listen_when_it_starts_misses_them(
 
 async def test_an_old_cancel_does_not_reach_what_a_person_wanted_again(shop: Shop) -> None:
     client = Client(shop.store, shop.clock)
-    first = await shop.router()
-    await shop.worker("w1", Step(ValueError("no"), ValueError("no")), quarantine_failed=True)
+    first = await served(shop, Step(ValueError("no"), ValueError("no")), quarantine_failed=True)
     handle = await client.hand_in(work("a"))
     assert (await handle.result(30)).status is ResultStatus.ERROR
     await client.cancel("a")  # too late: it has ended
@@ -290,16 +286,13 @@ async def test_fields_that_no_assignment_has_are_refused_by_the_client_too(shop:
 
 async def test_work_for_later_runs_at_its_time_and_its_deadline_counts_from_there(shop: Shop) -> None:
     step = Step()
-    await shop.router()
-    await shop.worker("w1", step)
-    await asyncio.sleep(1)
+    await served(shop, step, wait=1)
     began = asyncio.get_running_loop().time()
     client = Client(shop.store, shop.clock)
     soon = await client.submit("test.step", delay=100, deadline=5, assignment_id="soon")
     at = datetime.fromtimestamp(shop.clock.wall() + 200, UTC)
     later = await client.submit("test.step", at=at, assignment_id="later")
-    item = await shop.store.work.get("soon")
-    assert item is not None
+    item = await stored(shop, "soon")
     assert (item.state.value, item.reason, item.due_at - item.created_at) == ("pending", "scheduled", 100_000)
     assert item.deadline_at == item.due_at + 5000
     for handle in (soon, later):
@@ -327,6 +320,5 @@ async def test_a_due_time_that_makes_no_sense_is_refused(shop: Shop, options: di
 
 async def test_a_time_that_is_over_means_now(shop: Shop) -> None:
     handle = await Client(shop.store, shop.clock).submit("test.step", at=datetime(2000, 1, 1, tzinfo=UTC))
-    item = await shop.store.work.get(handle.assignment_id)
-    assert item is not None
+    item = await stored(shop, handle.assignment_id)
     assert (item.reason, item.due_at) == ("", item.created_at)

@@ -28,22 +28,12 @@ from reefknot.queue.execution.failures import (
     traceback_text,
 )
 from reefknot.queue.model.messages import ResultStatus, StepResult
-from reefknot.queue.model.work import WorkItem, WorkState
+from reefknot.queue.model.work import WorkState
 from reefknot.queue.worker import attempt as step_module
 from reefknot.retrying.failures import failure_from
 from reefknot.runtime.redaction import add_secrets, remove_secrets
+from tests.unit.queue.shops import sent, stored, told
 from tests.workshop import OK, REFUSED, Shop, Step, with_shop, work
-
-
-async def told(shop: Shop, kind: type[Any]) -> list[Any]:
-    """What is on record of this kind."""
-    return list(await shop.events(kind))
-
-
-async def stored(shop: Shop, name: str) -> WorkItem:
-    item = await shop.store.work.get(name)
-    assert item is not None
-    return item
 
 
 class Mine(BaseException):
@@ -61,8 +51,7 @@ async def ran(shop: Shop, *outcomes: Any, seconds: float = 50, **options: Any) -
     """One assignment named `a`, to its end."""
     step = Step(*outcomes)
     await shop.worker("w1", step)
-    await shop.send(work("a", **options))
-    await asyncio.sleep(seconds)
+    await sent(shop, work("a", **options), wait=seconds)
     return step
 
 
@@ -79,16 +68,14 @@ async def test_control_flow_that_a_block_raises_by_itself_fails_its_step_and_is_
     assert (result.status, result.error_code) == (ResultStatus.ERROR, "EXECUTION_FAILED")
     assert type(error).__name__ in (result.error_message or "")
     assert len(step.began) == 1
-    await shop.send(work("b"))
-    await asyncio.sleep(1)
+    await sent(shop, work("b"), wait=1)
     assert (await stored(shop, "b")).state is WorkState.FAILED, "the worker goes on"
 
 
 async def test_the_baseline_does_not_retry_control_flow_either(shop: Shop) -> None:
     step = Step(raising(SystemExit(1)))
     await shop.worker("w1", step, retries_v2=False)
-    await shop.send(work("a"))
-    await asyncio.sleep(10)
+    await sent(shop, work("a"), wait=10)
     assert (shop.result("a").retries_used, len(step.began)) == (0, 1)
 
 
@@ -106,8 +93,7 @@ async def test_sys_exit_in_a_thread_of_a_block_is_no_end_of_the_worker(shop: Sho
 async def test_who_is_called_off_from_outside_does_not_take_it_for_its_own_failure(shop: Shop) -> None:
     """The control for the one above: a step that a worker stops goes back to the queue, and ends nothing."""
     worker = await shop.worker("w1", Step(seconds=30))
-    await shop.send(work("a"))
-    await asyncio.sleep(1)
+    await sent(shop, work("a"), wait=1)
     assert await worker.drain(0) == 1
     item = await stored(shop, "a")
     assert (item.state, item.attempts, shop.results) == (WorkState.PENDING, 0, [])
@@ -255,8 +241,7 @@ async def test_the_log_has_the_traceback_of_a_bug_once_and_none_of_an_outage(
     caplog.clear()
     step = Step(raising(KeyError("total\nWARNING forged")), name="test.bug")
     await shop.worker("w2", step)
-    await shop.send(work("b", job="test.bug"), to="w2")
-    await asyncio.sleep(50)
+    await sent(shop, work("b", job="test.bug"), to="w2", wait=50)
     (record,) = caplog.records
     lines = record.getMessage().splitlines()
     assert lines[0] == "w2: test.bug b: its step raised"
@@ -466,16 +451,14 @@ async def test_a_guarded_function_that_works_and_one_in_another_mode_change_noth
 
 async def test_a_step_that_runs_out_of_time_is_on_record_as_such(shop: Shop) -> None:
     await shop.worker("w1", Step(seconds=60))
-    await shop.send(work("a", timeout_ms=2000))
-    await asyncio.sleep(5)
+    await sent(shop, work("a", timeout_ms=2000), wait=5)
     (event,) = await told(shop, TimeoutOccurred)
     assert (event.work_id, event.attempt_number, event.timeout_seconds, event.whole) == ("a", 1, 2.0, True)
 
 
 async def test_each_attempt_that_runs_out_of_its_own_time_is_on_record(shop: Shop) -> None:
     await shop.worker("w1", Step(seconds=60), retries_v2=False)  # there, `timeout_ms` bounds each attempt
-    await shop.send(work("a", retry_count=1, timeout_ms=1000))
-    await asyncio.sleep(10)
+    await sent(shop, work("a", retry_count=1, timeout_ms=1000), wait=10)
     cut = [(one.attempt_number, one.timeout_seconds, one.whole) for one in await told(shop, TimeoutOccurred)]
     assert cut == [(1, 1.0, False), (2, 1.0, False)]
 

@@ -16,6 +16,7 @@ from reefknot.queue.model.work import WorkState
 from reefknot.queue.worker.service import Worker
 from reefknot.queue.worker.settings import default_settings
 from reefknot.steps.port import BlockContext
+from tests.unit.queue.shops import sent, stored
 from tests.workshop import Shop, Step, work
 
 STEP_S = 2.0
@@ -44,8 +45,7 @@ class Watched(Step):
 async def suspects(shop: Shop, *names: str) -> None:
     """Let these run in a worker that vanishes."""
     lost = await shop.worker("w1", Step(name="test.step", seconds=60), Step(name="http.step", seconds=60), lease=3)
-    await shop.send(*(work(name, job=_kind(name)) for name in names))
-    await asyncio.sleep(0.5)
+    await sent(shop, *(work(name, job=_kind(name)) for name in names), wait=0.5)
     assert sum(pool.active for pool in lost.pools.values()) == len(names)
     shop.vanish(lost)
     await asyncio.sleep(4)
@@ -79,8 +79,7 @@ async def test_suspects_of_all_classes_run_alone_and_everything_else_goes_on_bet
     running: set[str] = set()
     cpu, io = Watched("test.step", running), Watched("http.step", running)
     worker = await shop.worker("w1", cpu, io, lease=60)
-    await shop.send(*(work(name, job=_kind(name)) for name in ("new-1", "new-2", "io-new")))
-    await asyncio.sleep(60)
+    await sent(shop, *(work(name, job=_kind(name)) for name in ("new-1", "new-2", "io-new")), wait=60)
     met = {**cpu.met, **io.met}
     assert {name: met[name] for name in ("a", "b", "io-1", "io-2")} == {
         "a": set(),
@@ -102,8 +101,7 @@ async def test_workers_of_one_process_share_their_isolation(shop: Shop) -> None:
     for name in ("w1", "w2"):
         worker = member(shop, name, step, isolation)
         await worker.start()
-    await shop.send(work("other"), to="w2")
-    await asyncio.sleep(30)
+    await sent(shop, work("other"), wait=30, to="w2")
     assert step.met == {"a": set(), "b": set(), "other": set()}
 
 
@@ -117,13 +115,10 @@ async def test_a_suspect_that_waits_for_the_others_is_not_held(shop: Shop) -> No
     worker = await shop.worker("w2", step)
     await shop.send(work("long", {"seconds": 20}), to="w2")
     assert await shop.store.work.recall(["cpu@w1"]) == 1
-    await shop.send(work("a"), to="w2")
-    await asyncio.sleep(5)
-    item = await shop.store.work.get("a")
-    assert item is not None
+    await sent(shop, work("a"), wait=5, to="w2")
+    item = await stored(shop, "a")
     assert (item.state, item.reason, item.crashes, item.attempts) == (WorkState.PENDING, RUNS_ALONE, 1, 0)
-    await shop.send(work("late", {"seconds": 1}), to="w2")
-    await asyncio.sleep(5)
+    await sent(shop, work("late", {"seconds": 1}), wait=5, to="w2")
     assert running == {"long"}, "nothing begins meanwhile"
     await asyncio.sleep(12)
     assert running == {"a"}, "and it has all of its time, however long it had to wait"
@@ -145,8 +140,7 @@ async def test_a_paused_worker_that_waits_for_a_suspect_does_not_stop_the_others
     await made["w1"].start()
     await asyncio.sleep(3)
     made["w1"].pause()
-    await shop.send(work("other"), to="w2")
-    await asyncio.sleep(15)
+    await sent(shop, work("other"), wait=15, to="w2")
     assert {one.assignment_id for one in shop.results} == {"long", "other"}
     made["w1"].resume()
     await asyncio.sleep(15)
@@ -164,10 +158,8 @@ async def test_no_suspect_begins_while_a_function_runs_on_and_everything_else_do
     worker = member(shop, "w1", step, Isolation(lambda: overdue[0]))
     await worker.start()
     await asyncio.sleep(1)
-    await shop.send(work("new"))
-    await asyncio.sleep(20)
-    item = await shop.store.work.get("a")
-    assert item is not None
+    await sent(shop, work("new"), wait=20)
+    item = await stored(shop, "a")
     assert (item.state, item.reason, item.crashes) == (WorkState.PENDING, RUNS_ALONE, 1)
     assert [one.assignment_id for one in shop.results] == ["new"]
     assert worker.heartbeat().classes["cpu"].status is OverloadStatus.HEALTHY, "nobody is held up"
@@ -185,10 +177,8 @@ async def test_a_function_that_begins_to_run_on_while_a_suspect_waits_ends_the_w
     await worker.start()
     await shop.send(work("long"), to="w2")
     assert await shop.store.work.recall(["cpu@w1"]) == 1
-    await shop.send(work("a"), to="w2")
-    await asyncio.sleep(5)
-    await shop.send(work("late", {"seconds": 1}), to="w2")
-    await asyncio.sleep(2)
+    await sent(shop, work("a"), wait=5, to="w2")
+    await sent(shop, work("late", {"seconds": 1}), wait=2, to="w2")
     assert running == {"long"}, "the suspect has the process for itself next"
     overdue[0] = 1
     await asyncio.sleep(10)

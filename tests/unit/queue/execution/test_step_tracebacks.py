@@ -14,6 +14,7 @@ import reefknot as rk
 from reefknot.errors import ConfigurationError
 from reefknot.runtime.user_modules import import_user_module
 from reefknot.steps.python import PythonBlock
+from tests.unit.queue.shops import stored
 from tests.workshop import Shop, work
 
 
@@ -65,8 +66,7 @@ async def test_it_begins_in_the_users_file(shop: Shop, function: Callable[..., A
         if shop.results:
             break
         await asyncio.sleep(0.01)
-    item = await shop.store.work.get("a")
-    assert item is not None
+    item = await stored(shop, "a")
     lines = json.loads(item.failure or "{}")["traceback"].splitlines()
     heads = [number for number, line in enumerate(lines) if line.startswith("Traceback")]
     assert heads[0] == 0

@@ -18,6 +18,7 @@ from reefknot.queue.model.submission import Capacity, SubmissionRules
 from reefknot.queue.model.work import ROUTER, WorkState
 from reefknot.queue.router.service import Router
 from reefknot.queue.router.settings import LEASE_S, RENEWALS
+from tests.unit.queue.shops import served, stored
 from tests.workshop import Shop, Step, work
 
 ONE = {"cpu": 1}
@@ -31,9 +32,7 @@ async def offers(shop: Shop, rules: SubmissionRules | None = ALL_OF_IT, **slots:
 
 async def busy(shop: Shop, line: int, *, seconds: float = 1.0) -> Client:
     """A worker with one slot and steps of so many seconds that are known, and so many in the line."""
-    await shop.router()
-    await shop.worker("w1", Step(seconds=seconds), concurrency=ONE)
-    await asyncio.sleep(1.5)
+    await served(shop, Step(seconds=seconds), wait=1.5, concurrency=ONE)
     client = Client(shop.store, shop.clock)
     for number in range(30):
         await client.run("test.step", assignment_id=f"known-{number}")
@@ -203,8 +202,7 @@ async def test_a_displaced_submission_ends_as_dropped_on_record(shop: Shop) -> N
     assert "dropped from a full queue" in (result.error_message or "")
     (event,) = await shop.events(Dropped)
     assert event.work_id == "low-0"
-    item = await shop.store.work.get("low-1")
-    assert item is not None
+    item = await stored(shop, "low-1")
     assert item.state in (WorkState.PENDING, WorkState.RUNNING)
 
 
@@ -293,9 +291,7 @@ async def ended(router: Router, name: str) -> ExecResult:
 
 async def refused(shop: Shop, *others: str) -> tuple[ExecResult, float]:
     """Work that a busy worker refuses because of its deadline: its result, and how long that took."""
-    router = await shop.router()
-    await shop.worker("w1", Step(seconds=0.5), concurrency=ONE)
-    await asyncio.sleep(1.5)
+    router = await served(shop, Step(seconds=0.5), wait=1.5, concurrency=ONE)
     for number in range(25):
         await (await router.submit(work(f"known-{number}")))
     for number in range(3):

@@ -10,12 +10,13 @@ import pytest
 from reefknot.audit.model.event import Requeued
 from reefknot.queue.client import Client
 from reefknot.queue.model.messages import ACK, ASSIGN, Heartbeat, ResultStatus
-from reefknot.queue.model.work import ROUTER, WorkItem, WorkState
+from reefknot.queue.model.work import ROUTER, WorkState
 from reefknot.queue.router.health import HealthTable
 from reefknot.queue.worker.service import Worker
 from reefknot.queue.worker.settings import default_settings
 from reefknot.runtime.clocks import LoopClock, VirtualLoop
 from reefknot.stores.memory import MemoryStore
+from tests.unit.queue.shops import stored
 from tests.workshop import DENIED, Shop, Step, work
 
 
@@ -46,12 +47,6 @@ async def foreign(shop: Shop, name: str, step: Step, *, ahead: float = 0.0, **ch
     shop.members.append(made)
     await made.start()
     return made
-
-
-async def stored(shop: Shop, name: str) -> WorkItem:
-    item = await shop.store.work.get(name)
-    assert item is not None
-    return item
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from reefknot.queue.client import Client
 from reefknot.queue.model.messages import ExecAssignment, ExecResult, Job, ResultStatus
 from reefknot.queue.model.results import EXPIRED_MESSAGE, OVERDUE_MESSAGE, answer_of
 from reefknot.queue.router.service import Router
+from tests.unit.queue.shops import stored
 from tests.workshop import Shop, Step, work
 
 ONE = {"cpu": 1}
@@ -92,8 +93,7 @@ async def test_a_deadline_is_answered_within_a_second_whoever_is_gone(shop: Shop
     found, took = await answered_after(shop, who, queued=queued)
     assert (found.status, found.error_code) == (ResultStatus.TIMEOUT, "CANCELLED_BY_TIMEOUT")
     assert BY - 0.01 <= took <= BY + SECOND
-    kept = await shop.store.work.get("a")
-    assert kept is not None
+    kept = await stored(shop, "a")
     assert answer_of(kept) == found, "everybody hears the same"
     assert len(await shop.events(TimeoutOccurred)) == 1
 

@@ -11,6 +11,7 @@ from reefknot.queue.model.submission import Capacity, SubmissionRules
 from reefknot.queue.model.work import WorkState
 from reefknot.runtime.clocks import SystemClock
 from reefknot.stores.sqlite import SqliteStore
+from tests.unit.queue.shops import sent, served, stored
 from tests.workshop import Shop, Step, work
 
 ONE = {"cpu": 1}
@@ -27,8 +28,7 @@ async def test_work_that_expires_beside_a_draining_worker_is_answered(shop: Shop
     draining = asyncio.create_task(worker.drain(300))
     await asyncio.sleep(60)
     assert late.result().status.value == "timeout"
-    item = await shop.store.work.get("x")
-    assert item is not None
+    item = await stored(shop, "x")
     assert item.state is WorkState.FAILED
     draining.cancel()
 
@@ -60,17 +60,13 @@ async def test_a_slot_whose_task_is_cancelled_before_it_began_is_free_again(shop
     pool.cancel("x")
     await asyncio.sleep(1)
     assert (pool.active, pool.claimed) == (0, {})
-    await shop.send(work("y"))
-    await asyncio.sleep(5)
-    item = await shop.store.work.get("y")
-    assert item is not None
+    await sent(shop, work("y"), wait=5)
+    item = await stored(shop, "y")
     assert item.state is WorkState.SUCCEEDED
 
 
 async def test_two_callers_of_one_id_at_a_full_router_hear_the_same(shop: Shop) -> None:
-    router = await shop.router()
-    await shop.worker("w1", Step(seconds=5))
-    await asyncio.sleep(1.5)
+    router = await served(shop, Step(seconds=5), wait=1.5)
     await router.submit(work("x"))
     router._callers._callers.clear()
     await shop.store.control.report("full", "{}", keep=60, capacity=Capacity({}, SubmissionRules(size=1)))
@@ -95,17 +91,14 @@ async def test_the_queue_of_a_drained_worker_is_done_by_another_although_the_rou
     await asyncio.sleep(2)
     await worker.drain(1)
     await asyncio.sleep(20)
-    item = await shop.store.work.get("x")
-    assert item is not None
+    item = await stored(shop, "x")
     assert (item.state, item.resource_class) == (WorkState.SUCCEEDED, "cpu@w2")
 
 
 async def test_a_pool_may_have_an_at_sign_in_its_name(shop: Shop) -> None:
     from msgspec import structs
 
-    router = await shop.router()
-    await shop.worker("w1", Step(seconds=9), concurrency={"gpu@eu": 1})
-    await asyncio.sleep(1.5)
+    router = await served(shop, Step(seconds=9), wait=1.5, concurrency={"gpu@eu": 1})
     future = await router.submit(structs.replace(work("x"), resource_class="gpu@eu"))
     await asyncio.sleep(20)
     assert future.result().status.value == "success"

@@ -32,6 +32,7 @@ from reefknot.queue.client import Client, Handle
 from reefknot.queue.model.messages import ResultStatus
 from reefknot.queue.model.work import WorkItem
 from reefknot.retrying.types import RetryKeywords
+from tests.unit.queue.shops import served, stored
 from tests.workshop import DENIED, Shop, Step
 
 
@@ -48,9 +49,7 @@ async def test_a_job_is_found_by_its_id_from_its_beginning_to_its_end(shop: Shop
     assert await job.status() == "pending"
     with pytest.raises(ResultPendingError, match="no result after 0 s"):
         await job.wait(0)
-    await shop.router()
-    await shop.worker("w1", Step())
-    await asyncio.sleep(3)
+    await served(shop, Step(), wait=3)
     assert await job.status() == "running"
     assert await job.wait(timedelta(minutes=1)) == "succeeded"
     result = await other(shop).job("a").result()
@@ -86,8 +85,7 @@ async def test_a_job_with_a_deadline_that_nobody_ends_is_ended_by_the_one_who_wa
 
 
 async def test_a_job_for_later_is_waited_for_until_it_is_due(shop: Shop) -> None:
-    await shop.router()
-    await shop.worker("w1", Step())
+    await served(shop, Step())
     await Client(shop.store, shop.clock).submit("test.step", assignment_id="a", delay=timedelta(minutes=3))
     assert await other(shop).job("a").wait() == "succeeded"
 
@@ -212,8 +210,7 @@ async def test_durations_are_accepted_as_timedelta(shop: Shop) -> None:
     handle = await other(shop).submit(
         "test.step", deadline=hour, timeout=minute, attempt_timeout=timedelta(milliseconds=1500), delay=hour
     )
-    item = await shop.store.work.get(handle.assignment_id)
-    assert item is not None
+    item = await stored(shop, handle.assignment_id)
     assert (item.due_at - item.created_at, (item.deadline_at or 0) - item.due_at) == (3_600_000, 3_600_000)
     assert b'"timeout_ms":60000' in item.payload
     assert b'"attempt_timeout_ms":1500' in item.payload
@@ -340,8 +337,7 @@ async def test_a_caller_that_waits_for_room_needs_attempts_as_well_as_a_deadline
 
     submitting = [asyncio.create_task(submit(number)) for number in range(300)]
     await asyncio.sleep(0.5 if attempts else 4)
-    await shop.router()
-    await shop.worker("w1", Step(seconds=0.001))
+    await served(shop, Step(seconds=0.001))
     answers = await asyncio.gather(*submitting, return_exceptions=True)
     assert len([one for one in answers if isinstance(one, Handle)]) == accepted
     refused = [one for one in answers if isinstance(one, QueueFullError)]

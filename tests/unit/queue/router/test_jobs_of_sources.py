@@ -12,6 +12,7 @@ from reefknot.queue.client import Client
 from reefknot.queue.model.messages import ResultStatus
 from reefknot.queue.model.work import WorkDone, WorkState
 from reefknot.queue.port.work_queue import Settlement, WorkClaim
+from tests.unit.queue.shops import served
 from tests.workshop import Shop, Step, work
 
 MANY = 3000
@@ -42,8 +43,7 @@ async def test_thousands_of_waiting_jobs_take_no_place_of_submissions_and_load_n
 
 async def test_an_assignment_under_the_id_of_a_job_of_a_source_is_refused(shop: Shop) -> None:
     await JobQueue(shop.store).enqueue(IngestionJob("notes@first", "test.step", "notes"))
-    router = await shop.router()
-    await shop.worker("w1", Step())
+    router = await served(shop, Step())
     client = Client(shop.store, shop.clock)
     for _ in range(2):  # while it waits, and after its end
         with pytest.raises(KeyConflictError, match="another job"):

@@ -13,6 +13,7 @@ from reefknot.queue.model.messages import AssignmentOptions, ExecAssignment, Job
 from reefknot.queue.port.work_queue import ALL
 from reefknot.queue.router.dispatch import NO_CLASS
 from reefknot.queue.router.settings import PATIENCE_S
+from tests.unit.queue.shops import served
 from tests.workshop import Shop, Step, work
 
 ONE = {"cpu": 1}
@@ -125,8 +126,7 @@ async def test_with_the_shared_subject_nobody_knows_who_listens_and_it_is_sent(s
 
 
 async def test_a_deadline_that_is_shorter_than_the_patience_comes_first(shop: Shop) -> None:
-    router = await shop.router()
-    await shop.worker("w1", Step(), concurrency=ONE)
+    router = await served(shop, Step(), concurrency=ONE)
     future = await router.submit(of_class("tpu", deadline_ms=2000))
     async with asyncio.timeout(PATIENCE_S / 2):
         assert (await future).status is ResultStatus.TIMEOUT

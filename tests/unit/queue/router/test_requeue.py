@@ -10,13 +10,13 @@ import pytest
 from reefknot.queue.client import Client
 from reefknot.queue.model.messages import ResultStatus
 from reefknot.queue.port.work_queue import ALL
+from tests.unit.queue.shops import served
 from tests.workshop import DENIED, OK, Shop, Step, work
 
 
 async def failed_once(shop: Shop, step: Step, **options: Any) -> None:
     """One assignment in quarantine, with its failure answered."""
-    await shop.router()
-    await shop.worker("w1", step, quarantine_failed=True)
+    await served(shop, step, quarantine_failed=True)
     client = Client(shop.store, shop.clock)
     result = await (await client.hand_in(work("a", **options))).result()
     assert result.status is ResultStatus.ERROR

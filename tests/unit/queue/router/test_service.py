@@ -22,7 +22,6 @@ from reefknot.queue.model.messages import (
     RESULT,
     ClassHealth,
     ExecAssignment,
-    ExecResult,
     Heartbeat,
     Job,
     ResultStatus,
@@ -32,14 +31,10 @@ from reefknot.queue.model.work import WorkState
 from reefknot.queue.router import service
 from reefknot.queue.router.health import MOST_SHOWN, MOST_WORKERS, HealthTable
 from reefknot.queue.router.inbox import Inbox
+from tests.unit.queue.shops import answers, served, stored
 from tests.workshop import DENIED, OK, REFUSED, Shop, Step, work
 
 ONE = {"cpu": 1}
-
-
-async def answers(*futures: asyncio.Future[ExecResult], within: float = 60.0) -> list[ExecResult]:
-    async with asyncio.timeout(within):
-        return [await one for one in futures]
 
 
 async def beat(shop: Shop, name: str, status: OverloadStatus, depth: int = 0) -> None:
@@ -49,8 +44,7 @@ async def beat(shop: Shop, name: str, status: OverloadStatus, depth: int = 0) ->
 
 
 async def test_a_caller_gets_its_result(shop: Shop) -> None:
-    router = await shop.router()
-    await shop.worker("w1", Step(REFUSED, OK))
+    router = await served(shop, Step(REFUSED, OK))
     (result,) = await answers(await router.submit(work("a")))
     assert (result.status, result.retries_used, result.worker_id) == (ResultStatus.SUCCESS, 1, "w1")
     assert await router.submissions.answer("a") == result
@@ -61,8 +55,7 @@ async def test_a_caller_whose_result_message_is_lost_has_its_result_from_the_sto
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Inbox, "_read_result", lambda self, result, done: True)
-    router = await shop.router()
-    await shop.worker("w1", Step())
+    router = await served(shop, Step())
     (result,) = await answers(await router.submit(work("a")), within=2.1)
     assert result.status is ResultStatus.SUCCESS
 
@@ -81,8 +74,7 @@ async def test_several_workers_share_the_work(shop: Shop) -> None:
 
 async def test_the_same_assignment_twice_is_one_piece_of_work_with_one_answer(shop: Shop) -> None:
     step = Step()
-    router = await shop.router()
-    await shop.worker("w1", step)
+    router = await served(shop, step)
     one, same = await router.submit(work("a")), await router.submit(work("a"))
     assert one is same
     await answers(one)
@@ -128,8 +120,7 @@ async def test_refused_work_goes_elsewhere_or_waits(shop: Shop) -> None:
 
 
 async def test_a_step_that_one_worker_does_not_know_goes_to_one_that_does(shop: Shop) -> None:
-    router = await shop.router()
-    await shop.worker("w1", Step(name="other"))
+    router = await served(shop, Step(name="other"))
     await shop.worker("w2", Step())
     await asyncio.sleep(1.1)
     results = await answers(*[await router.submit(work(f"a{n}")) for n in range(10)])
@@ -147,9 +138,7 @@ async def test_a_step_that_nobody_knows_ends_with_the_known_ones_named(shop: Sho
 
 
 async def test_a_step_whose_worker_is_heard_of_a_moment_later_is_not_taken_for_unknown(shop: Shop) -> None:
-    router = await shop.router()
-    await shop.worker("w1", Step(name="other.step"))
-    await asyncio.sleep(1.1)
+    router = await served(shop, Step(name="other.step"), wait=1.1)
     future = await router.submit(work("a"))
     await asyncio.sleep(1)
     await shop.worker("w2", Step())
@@ -158,8 +147,7 @@ async def test_a_step_whose_worker_is_heard_of_a_moment_later_is_not_taken_for_u
 
 
 async def test_a_class_without_workers_does_not_hold_up_the_others(shop: Shop) -> None:
-    router = await shop.router()
-    await shop.worker("w1", Step(), concurrency=ONE)
+    router = await served(shop, Step(), concurrency=ONE)
     stuck = work("gpu", deadline_ms=5000, priority="high")
     waiting = await router.submit(type(stuck)(**{**_fields(stuck), "resource_class": "gpu"}))
     results = await answers(*[await router.submit(work(f"a{n}")) for n in range(5)], within=3)
@@ -174,9 +162,7 @@ def _fields(assignment: Any) -> dict[str, Any]:
 
 
 async def test_a_result_that_was_lost_on_its_way_is_asked_for(shop: Shop) -> None:
-    router = await shop.router()
-    await shop.worker("w1", Step())
-    await asyncio.sleep(1.1)
+    router = await served(shop, Step(), wait=1.1)
     real = shop.transport.publish
 
     async def lost(subject: str, body: bytes, **named: Any) -> None:
@@ -186,8 +172,7 @@ async def test_a_result_that_was_lost_on_its_way_is_asked_for(shop: Shop) -> Non
     shop.transport.publish = lost  # type: ignore[method-assign]
     future = await router.submit(work("a"))
     await asyncio.sleep(2)
-    item = await shop.store.work.get("a")
-    assert item is not None
+    item = await stored(shop, "a")
     assert item.state is WorkState.SUCCEEDED
     shop.transport.publish = real  # type: ignore[method-assign]
     assert router.snapshot().pending == 1, "its caller is answered by the store; the router has not heard of it"
@@ -327,9 +312,7 @@ async def test_another_process_can_call_it_off(shop: Shop) -> None:
 @pytest.mark.parametrize("how", ["stops", "vanishes"])
 async def test_a_router_that_comes_back_adopts_its_work_and_gets_the_stored_result(shop: Shop, how: str) -> None:
     step = Step(seconds=3)
-    first = await shop.router()
-    await shop.worker("w1", step)
-    await asyncio.sleep(1.1)
+    first = await served(shop, step, wait=1.1)
     await first.submit(work("a"))
     await asyncio.sleep(1)
     if how == "stops":
@@ -354,8 +337,7 @@ async def test_a_router_may_vanish_more_often_than_work_may_crash(shop: Shop) ->
         await asyncio.sleep(1)
         shop.vanish(router)
         await asyncio.sleep(31)
-    router = await shop.router()
-    await shop.worker("w1", Step())
+    router = await served(shop, Step())
     (result,) = await answers(await router.submit(work("a")))
     assert result.status is ResultStatus.SUCCESS
 
@@ -364,8 +346,7 @@ async def test_a_client_hands_in_before_any_router_runs(shop: Shop) -> None:
     client = Client(shop.store, shop.clock)
     handle = await client.submit("test.step", {"n": 1}, deadline=50)
     await asyncio.sleep(5)
-    await shop.router()
-    await shop.worker("w1", Step(DENIED))
+    await served(shop, Step(DENIED))
     assert (await handle.result()).error_code == "PERMISSION_DENIED"
 
 
@@ -480,9 +461,7 @@ async def test_a_refusal_without_a_reason_is_the_end_and_says_what_its_words_say
 async def test_what_the_baseline_cannot_run_is_the_callers_mistake_and_no_overload(
     shop: Shop, wrong: ExecAssignment
 ) -> None:
-    router = await shop.router()
-    await shop.worker("w1", Step(), queue_v2=False)
-    await asyncio.sleep(1.1)
+    router = await served(shop, Step(), wait=1.1, queue_v2=False)
     (result,) = await answers(await router.submit(wrong))
     assert (result.status, result.error_code) == (ResultStatus.ERROR, "INVALID_INPUT")
 

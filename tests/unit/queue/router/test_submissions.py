@@ -15,6 +15,7 @@ from reefknot.queue.model.messages import ExecAssignment, ExecResult, ResultJob,
 from reefknot.queue.model.work import WorkState
 from reefknot.queue.port.work_queue import Settlement
 from reefknot.queue.router.service import Router
+from tests.unit.queue.shops import served, stored
 from tests.workshop import Shop, Step, work
 
 ONE = {"cpu": 1}
@@ -56,8 +57,7 @@ async def test_a_hundred_submissions_at_once_are_few_writes_and_no_claims(shop: 
 async def test_a_submission_is_this_routers_from_the_first_moment_on_if_there_is_room(shop: Shop) -> None:
     router = await shop.router(rules=Rules(size=10))
     await router.submit(work("a"))
-    item = await shop.store.work.get("a")
-    assert item is not None
+    item = await stored(shop, "a")
     assert (item.state, item.owner) == (WorkState.RUNNING, router.owner)
     assert router.table.waiting == 1
 
@@ -69,8 +69,7 @@ async def test_what_comes_when_there_is_no_room_stands_in_the_store_until_there_
     futures = [await router.submit(work(f"a{n}")) for n in range(10)]
     await asyncio.sleep(0.1)
     futures += [await router.submit(work(f"b{n}")) for n in range(5)]
-    waiting = await shop.store.work.get("b4")
-    assert waiting is not None
+    waiting = await stored(shop, "b4")
     assert (waiting.state, len(router.table)) == (WorkState.PENDING, 10)
     async with asyncio.timeout(60):
         results = await asyncio.gather(*futures)
@@ -177,8 +176,7 @@ async def test_what_a_router_held_whose_process_is_known_to_be_gone_is_taken_on_
     future = await first.submit(work("a"))
     await asyncio.sleep(1)
     shop.vanish(first)
-    second = await shop.router()
-    await shop.worker("w1", Step())
+    second = await served(shop, Step())
     began = asyncio.get_running_loop().time()
     assert first.owner in await shop.store.leases.owners()
     assert await shop.store.leases.end([first.owner]) == 1
@@ -197,8 +195,7 @@ async def test_a_router_that_has_stopped_keeps_what_it_is_given_for_the_next_one
     async with asyncio.timeout(5):
         await first.submit(work("a"))
     await shop.store.leases.end([first.owner])
-    second = await shop.router()
-    await shop.worker("w1", Step())
+    second = await served(shop, Step())
     (result,) = await all_of(second, ["a"])
     assert result.status is ResultStatus.SUCCESS
 
@@ -212,8 +209,7 @@ async def test_a_late_router_cannot_answer_what_another_one_took_on(shop: Shop) 
     for batch in (first._callers.batch, first._completion.batch):  # it is stuck, and does not know it
         first.services.keep(f"batch {id(batch)}", batch.serve)
     await shop.store.leases.end([first.owner])
-    second = await shop.router()
-    await shop.worker("w1", Step())
+    second = await served(shop, Step())
     (result,) = await all_of(second, ["a"])
     first._completion.finish_foreign(pending, result_of(pending.assignment), None)
     await asyncio.sleep(1)

@@ -32,6 +32,7 @@ from reefknot.queue.model.messages import (
 )
 from reefknot.queue.router.completion import Acknowledge
 from reefknot.queue.router.inbox import Inbox
+from tests.unit.queue.shops import sent, served
 from tests.workshop import Shop, Step, with_shop, work
 
 TENANTS = ("acme", "bolt", None)
@@ -60,9 +61,7 @@ def tenant_told(result: ExecResult) -> Any:
 async def each_has_its_own(shop: Shop, tenants: tuple[str | None, ...], seconds: float) -> None:
     """The next one comes while the one before runs (a long step), or after its end (a short one)."""
     step = Told(seconds=seconds)
-    await shop.router()
-    await shop.worker("w1", step, concurrency={"cpu": 3})
-    await asyncio.sleep(1.1)
+    await served(shop, step, wait=1.1, concurrency={"cpu": 3})
     client = Client(shop.store, shop.clock)
     handles = []
     for tenant in tenants:
@@ -95,9 +94,7 @@ def test_control_ids_without_their_tenant_would_be_caught(monkeypatch: pytest.Mo
 
 
 async def test_another_job_under_the_id_of_another_tenant_is_no_conflict(shop: Shop) -> None:
-    router = await shop.router()
-    await shop.worker("w1", Told())
-    await asyncio.sleep(1.1)
+    router = await served(shop, Told(), wait=1.1)
     futures = [await router.submit(of(tenant, value=number)) for number, tenant in enumerate(TENANTS)]
     async with asyncio.timeout(30):
         values = [(await future).output for future in futures]
@@ -109,16 +106,13 @@ async def test_another_job_under_the_id_of_another_tenant_is_no_conflict(shop: S
 async def test_a_sink_gets_another_idempotency_key_for_each_tenant(shop: Shop) -> None:
     step = Told()
     await shop.worker("w1", step)
-    await shop.send(*map(of, TENANTS))
-    await asyncio.sleep(1)
+    await sent(shop, *map(of, TENANTS), wait=1)
     assert {one.idempotency_key for one in step.contexts} == {"acme|x/0", "bolt|x/0", "x/0"}
     assert {one.assignment_id for one in step.contexts} == {"x"}
 
 
 async def test_events_name_the_assignments_own_id_and_the_tenant_beside_it(shop: Shop) -> None:
-    await shop.router()
-    await shop.worker("w1", Told())
-    await asyncio.sleep(1.1)
+    await served(shop, Told(), wait=1.1)
     await (await Client(shop.store, shop.clock).hand_in(of("acme"))).result(30)
     events = [event for event in await shop.events() if event.work_id is not None]
     assert {(event.work_id, event.tenant_id) for event in events} == {("x", "acme")}
@@ -128,9 +122,7 @@ async def test_events_name_the_assignments_own_id_and_the_tenant_beside_it(shop:
 
 
 async def test_a_tenant_cancels_its_own_and_nobody_elses(shop: Shop) -> None:
-    await shop.router()
-    await shop.worker("w1", Told(seconds=5), concurrency={"cpu": 3})
-    await asyncio.sleep(1.1)
+    await served(shop, Told(seconds=5), wait=1.1, concurrency={"cpu": 3})
     client = Client(shop.store, shop.clock)
     handles = [await client.hand_in(of(tenant)) for tenant in TENANTS]
     await asyncio.sleep(1)
@@ -167,8 +159,7 @@ async def test_what_is_dropped_to_make_room_is_answered_under_its_own_id_and_ten
     await shop.worker("w1", Step(seconds=20), concurrency={"cpu": 1}, rules=rules)
     await shop.send(of("acme", "running"))
     await shop.send(of("acme"))
-    await shop.send(of("bolt"))
-    await asyncio.sleep(1)
+    await sent(shop, of("bolt"), wait=1)
     dropped = [ack for ack in shop.acks if ack.reason == "dropped_oldest"]
     assert [ack.assignment_id for ack in dropped] == ["x"]
     assert [(one.assignment_id, one.tenant_id) for one in shop.results] == [("x", "acme")]

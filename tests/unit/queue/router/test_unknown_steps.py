@@ -17,6 +17,7 @@ from reefknot.queue.port.work_queue import ALL
 from reefknot.queue.worker.service import Worker
 from reefknot.queue.worker.settings import default_settings
 from reefknot.runtime.processes import process_mark
+from tests.unit.queue.shops import ran, sent
 from tests.workshop import Shop, Step, with_shop, work
 
 
@@ -175,12 +176,9 @@ async def test_a_worker_that_is_paused_counts_as_one_who_may_know_the_step(shop:
 
 async def test_a_paused_worker_begins_nothing_and_keeps_what_it_has_queued(shop: Shop) -> None:
     step = Step(seconds=2)
-    worker = await shop.worker("w1", step, concurrency={"cpu": 1})
-    await shop.send(work("runs"), work("waits"))
-    await asyncio.sleep(0.5)
+    worker = await ran(shop, step, work("runs"), work("waits"), wait=0.5, concurrency={"cpu": 1})
     worker.pause()
-    await shop.send(work("late"))
-    await asyncio.sleep(30)
+    await sent(shop, work("late"), wait=30)
     assert [name for name, _ in step.began] == ["runs"]
     assert shop.ack("late").reason == "draining"
 

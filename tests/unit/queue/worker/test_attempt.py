@@ -17,6 +17,7 @@ from reefknot.queue.model.admission import RejectionPolicy, Rules
 from reefknot.queue.model.messages import ExecAssignment, ExecResult, ResultStatus, StepResult, StepStatus
 from reefknot.queue.model.work import WorkState
 from reefknot.queue.worker.settings import ThrottleSettings
+from tests.unit.queue.shops import ran, sent, stored
 from tests.workshop import DENIED, NO_BREAKER, OK, REFUSED, Shop, Step, http, work
 
 FLAT = """
@@ -34,9 +35,7 @@ def flat() -> Any:
 
 async def test_waits_are_due_times_and_follow_the_book_for_block_code_and_status(shop: Shop) -> None:
     step = Step(http(503), http(503), http(429), OK, name="http.request")
-    await shop.worker("w1", step, book=flat())
-    await shop.send(work("a", job="http.request"))
-    await asyncio.sleep(30)
+    await ran(shop, step, work("a", job="http.request"), wait=30, book=flat())
     waits = [(event.decision.policy.base_delay, event.max_attempts) for event in await shop.events(RetryAttempt)]  # type: ignore[union-attr]
     assert waits == [(0.2, 6), (0.2, 6)], "the third failure is a 429, which has 1 + 2 attempts"
     assert shop.result("a").status is ResultStatus.ERROR
@@ -46,18 +45,14 @@ async def test_waits_are_due_times_and_follow_the_book_for_block_code_and_status
 
 async def test_a_request_has_the_last_word_on_how_often(shop: Shop) -> None:
     step = Step(REFUSED)
-    await shop.worker("w1", step)
-    await shop.send(work("a", retry_count=0), work("b", retry={"max_attempts": 2}), work("c"))
-    await asyncio.sleep(30)
+    await ran(shop, step, work("a", retry_count=0), work("b", retry={"max_attempts": 2}), work("c"), wait=30)
     assert {name: len(step.times(name)) for name in "abc"} == {"a": 1, "b": 3, "c": 4}
     assert {name: shop.result(name).retries_used for name in "abc"} == {"a": 0, "b": 2, "c": 3}
 
 
 async def test_what_is_not_worth_another_try_ends_at_once_and_is_on_record(shop: Shop) -> None:
     step = Step(DENIED)
-    await shop.worker("w1", step)
-    await shop.send(work("a"))
-    await asyncio.sleep(5)
+    await ran(shop, step, wait=5)
     result = shop.result("a")
     assert (result.status, result.error_code, result.error_message) == (
         ResultStatus.ERROR,
@@ -71,8 +66,7 @@ async def test_what_is_not_worth_another_try_ends_at_once_and_is_on_record(shop:
 
 async def test_a_recovery_is_on_record_and_every_decision_replays(shop: Shop) -> None:
     await shop.worker("w1", Step(REFUSED, http(500), OK), Step(REFUSED, name="other"))
-    await shop.send(work("a"), work("b", job="other"))
-    await asyncio.sleep(60)
+    await sent(shop, work("a"), work("b", job="other"), wait=60)
     (event,) = await shop.events(RetryRecovered)
     assert (event.work_id, event.total_attempts) == ("a", 3)  # type: ignore[union-attr]
     seen = replay(kept.entry.body for kept in await shop.store.audit.read())
@@ -85,9 +79,7 @@ async def test_a_recovery_is_on_record_and_every_decision_replays(shop: Shop) ->
 async def test_the_time_budget_counts_executions_and_waits_from_the_first_beginning(shop: Shop) -> None:
     """Two executions of 2 s; with a wait between them a third would begin with less than 1 s left, and is cut."""
     step = Step(REFUSED, seconds=2)
-    worker = await shop.worker("w1", step)
-    await shop.send(work("a", timeout_ms=5000, retry={"max_attempts": 50, "backoff_ms": 1}))
-    await asyncio.sleep(30)
+    worker = await ran(shop, step, work("a", timeout_ms=5000, retry={"max_attempts": 50, "backoff_ms": 1}), wait=30)
     result = shop.result("a")
     assert len(step.began) == 3
     assert (result.status, result.error_code) == (ResultStatus.TIMEOUT, "CANCELLED_BY_TIMEOUT")
@@ -99,9 +91,7 @@ async def test_the_time_budget_counts_executions_and_waits_from_the_first_beginn
 
 async def test_a_wait_that_would_reach_the_budget_is_not_started_and_the_last_error_is_told(shop: Shop) -> None:
     step = Step(http(503, retry_after=10), name="http.request")
-    await shop.worker("w1", step)
-    await shop.send(work("a", job="http.request", timeout_ms=5000))
-    await asyncio.sleep(30)
+    await ran(shop, step, work("a", job="http.request", timeout_ms=5000), wait=30)
     result = shop.result("a")
     assert (result.status, result.error_code) == (ResultStatus.TIMEOUT, "CANCELLED_BY_TIMEOUT")
     assert result.error_message == (
@@ -112,9 +102,7 @@ async def test_a_wait_that_would_reach_the_budget_is_not_started_and_the_last_er
 
 
 async def test_a_hint_that_is_too_long_is_told_with_the_last_error(shop: Shop) -> None:
-    await shop.worker("w1", Step(http(503, retry_after=301), name="http.request"))
-    await shop.send(work("a", job="http.request"))
-    await asyncio.sleep(5)
+    await ran(shop, Step(http(503, retry_after=301), name="http.request"), work("a", job="http.request"), wait=5)
     result = shop.result("a")
     assert (result.status, result.error_code) == (ResultStatus.ERROR, "HTTP_ERROR")
     assert result.error_message == (
@@ -130,8 +118,7 @@ async def test_a_success_has_no_code_and_an_end_without_one_gets_that_of_its_sta
         "d": StepResult(StepStatus.ERROR),
     }
     await shop.worker("w1", *(Step(end, name=f"test.{name}") for name, end in ends.items()))
-    await shop.send(*(work(name, job=f"test.{name}", retry_count=0) for name in ends))
-    await asyncio.sleep(5)
+    await sent(shop, *(work(name, job=f"test.{name}", retry_count=0) for name in ends), wait=5)
     assert {name: shop.result(name).error_code for name in ends} == {
         "a": None,
         "b": "CANCELLED_BY_USER",
@@ -141,9 +128,7 @@ async def test_a_success_has_no_code_and_an_end_without_one_gets_that_of_its_sta
 
 
 async def test_the_wait_that_was_decided_is_the_previous_one_of_the_next_decision(shop: Shop) -> None:
-    await shop.worker("w1", Step(REFUSED))
-    await shop.send(work("a"))
-    await asyncio.sleep(60)
+    await ran(shop, Step(REFUSED), wait=60)
     first, second, *_ = await shop.events(RetryAttempt)
     assert second.decision.history.previous_delay == first.delay_seconds  # type: ignore[union-attr]
 
@@ -160,9 +145,7 @@ async def test_the_deadline_holds_as_well_and_counts_from_acceptance(shop: Shop)
 
 async def test_a_retry_that_would_end_after_the_deadline_is_not_waited_for(shop: Shop) -> None:
     step = Step(http(503, retry_after=10), name="http.request")
-    await shop.worker("w1", step)
-    await shop.send(work("a", job="http.request", deadline_ms=5000))
-    await asyncio.sleep(1)
+    await ran(shop, step, work("a", job="http.request", deadline_ms=5000), wait=1)
     assert shop.result("a").status is ResultStatus.TIMEOUT
     seen = replay(kept.entry.body for kept in await shop.store.audit.read())
     assert (seen.kinds["retry"], seen.differences) == (1, ())
@@ -186,9 +169,7 @@ async def test_a_result_that_cannot_be_sent_is_a_failure_and_the_worker_goes_on(
     async def give() -> Any:
         return outcome
 
-    await shop.worker("w1", Step(give), Step(name="fine"))
-    await shop.send(work("a"), work("b", job="fine"))
-    await asyncio.sleep(5)
+    await ran(shop, Step(give), Step(name="fine"), work("a"), work("b", job="fine"), wait=5)
     assert shop.result("a").error_code == "EXECUTION_FAILED"
     assert words in (shop.result("a").error_message or "")
     assert shop.result("b").status is ResultStatus.SUCCESS
@@ -196,17 +177,13 @@ async def test_a_result_that_cannot_be_sent_is_a_failure_and_the_worker_goes_on(
 
 @pytest.mark.parametrize(("given", "cost"), [(1.5, 1.5), (2, 2), ("3", 0), (True, 0), (float("nan"), 0), (None, 0)])
 async def test_a_cost_is_a_number_or_nothing(shop: Shop, given: Any, cost: float) -> None:
-    await shop.worker("w1", Step(StepResult(metadata={"cost": given})))
-    await shop.send(work("a"))
-    await asyncio.sleep(1)
+    await ran(shop, Step(StepResult(metadata={"cost": given})), wait=1)
     assert shop.result("a").cost == cost
 
 
 async def test_secrets_do_not_leave_in_messages(shop: Shop) -> None:
     step = Step(StepResult(StepStatus.ERROR, ErrorCode.invalid_input, error_message="password=hunter2-hunter2"))
-    await shop.worker("w1", step)
-    await shop.send(work("a"))
-    await asyncio.sleep(1)
+    await ran(shop, step, wait=1)
     assert "hunter2" not in (shop.result("a").error_message or "")
     assert not any(b"hunter2" in kept.entry.body for kept in await shop.store.audit.read())
 
@@ -218,11 +195,9 @@ async def test_a_mistake_inside_ends_the_assignment_in_quarantine_and_the_worker
         raise RuntimeError("a bug")
 
     real, worker.steps.attempt = worker.steps.attempt, broken  # type: ignore[method-assign,assignment]
-    await shop.send(work("a"))
-    await asyncio.sleep(1)
+    await sent(shop, work("a"), wait=1)
     worker.steps.attempt = real  # type: ignore[method-assign]
-    await shop.send(work("b"))
-    await asyncio.sleep(1)
+    await sent(shop, work("b"), wait=1)
     assert shop.result("a").error_code == "INTERNAL_ERROR"
     assert shop.result("b").status is ResultStatus.SUCCESS
     assert await shop.store.quarantine.show("a") is not None
@@ -235,8 +210,7 @@ async def test_a_busy_destination_that_is_down_is_throttled_and_the_refusals_say
     step = Step(REFUSED, seconds=0.0)
     worker = await shop.worker("w1", step, concurrency={"cpu": 50})
     for group in range(10):
-        await shop.send(*(work(f"a{group}-{n}", skip_circuit_breaker=True) for n in range(100)))
-        await asyncio.sleep(0.2)
+        await sent(shop, *(work(f"a{group}-{n}", skip_circuit_breaker=True) for n in range(100)), wait=0.2)
     await asyncio.sleep(60)
     assert len(shop.results) == 1000
     assert worker.snapshot().retries.throttled > 500
@@ -252,9 +226,7 @@ class _RefusedHereError(ConnectionRefusedError):
 
 
 async def test_events_name_the_class_of_the_exception_and_a_replay_finds_a_parent_in_its_place(shop: Shop) -> None:
-    await shop.worker("w1", Step(_RefusedHereError("no"), OK))
-    await shop.send(work("a"))
-    await asyncio.sleep(60)
+    await ran(shop, Step(_RefusedHereError("no"), OK), wait=60)
     (event,) = await shop.events(RetryAttempt)
     assert isinstance(event, RetryAttempt)
     assert event.exception_type == "_RefusedHereError"
@@ -268,9 +240,7 @@ async def test_events_name_the_class_of_the_exception_and_a_replay_finds_a_paren
 async def test_small_work_always_gets_its_retries(shop: Shop) -> None:
     """The control: the same failures, too few for the throttle to act on; the breaker is not asked."""
     step = Step(REFUSED)
-    await shop.worker("w1", step, breaker=NO_BREAKER)
-    await shop.send(*(work(f"a{n}") for n in range(20)))
-    await asyncio.sleep(60)
+    await ran(shop, step, *(work(f"a{n}") for n in range(20)), wait=60, breaker=NO_BREAKER)
     assert len(step.began) == 80
 
 
@@ -279,11 +249,9 @@ async def test_an_open_breaker_keeps_calls_away_and_then_lets_one_through(shop: 
     throttle = ThrottleSettings(enabled=False)
     await shop.worker("w1", step, concurrency={"cpu": 4}, throttle=throttle, rules=Rules(size=100_000))
     for group in range(3):
-        await shop.send(*(work(f"a{group}-{n}", retry_count=0) for n in range(60)))
-        await asyncio.sleep(0.5)
+        await sent(shop, *(work(f"a{group}-{n}", retry_count=0) for n in range(60)), wait=0.5)
     before = len(step.began)
-    await shop.send(work("late", retry_count=0))
-    await asyncio.sleep(0.5)
+    await sent(shop, work("late", retry_count=0), wait=0.5)
     assert len(step.began) == before, "nobody is called"
     states = [event.state for event in await shop.events(BreakerEvent)]  # type: ignore[union-attr]
     assert states[0] == "open"
@@ -291,8 +259,7 @@ async def test_an_open_breaker_keeps_calls_away_and_then_lets_one_through(shop: 
     assert [(one.state, one.correlation_id, 0 < one.wait_seconds <= 5.0) for one in late] == [
         ("open", "r-late", True)
     ], "that it waits is on record"
-    item = await shop.store.work.get("late")
-    assert item is not None
+    item = await stored(shop, "late")
     assert (item.state, item.attempts, item.snoozes) == (WorkState.PENDING, 0, 1)
 
 
@@ -300,8 +267,7 @@ async def test_a_destination_that_answers_unkindly_is_not_left_alone(shop: Shop)
     step = Step(http(404), name="http.request", seconds=0.0)
     await shop.worker("w1", step)
     for group in range(3):
-        await shop.send(*(work(f"a{group}-{n}", job="http.request") for n in range(100)))
-        await asyncio.sleep(0.5)
+        await sent(shop, *(work(f"a{group}-{n}", job="http.request") for n in range(100)), wait=0.5)
     assert len(step.began) == 300
     assert await shop.events(BreakerEvent) == []
 
@@ -321,8 +287,7 @@ async def test_a_steps_result_knows_the_queue_that_its_assignment_met(shop: Shop
     worker.steps.result = result  # type: ignore[method-assign]
     await shop.send(work("a"))
     await shop.send(work("b"))
-    await shop.send(work("c"))
-    await asyncio.sleep(10)
+    await sent(shop, work("c"), wait=10)
     met = {name: (one.queue_depth_at_queue, one.overload_status_at_queue.value) for name, one in seen.items()}
     assert met == {"a": (0, "healthy"), "b": (1, "degraded"), "c": (2, "critical")}
     assert {name: shop.result(name).queue_depth for name in "abc"} == {"a": 0, "b": 1, "c": 2}
@@ -351,9 +316,7 @@ async def test_degraded_work_gets_no_retries_and_less_time(shop: Shop) -> None:
 
 async def test_the_baseline_waits_100_200_300_ms_retries_everything_and_bounds_each_attempt(shop: Shop) -> None:
     step = Step(DENIED, seconds=0.0)
-    await shop.worker("w1", step, retries_v2=False)
-    await shop.send(work("a", timeout_ms=500))
-    await asyncio.sleep(10)
+    await ran(shop, step, work("a", timeout_ms=500), wait=10, retries_v2=False)
     began = step.times("a")
     assert [round(b - a, 2) for a, b in pairwise(began)] == [0.1, 0.2, 0.3]
     assert [round(one.seconds, 3) for one in step.contexts] == [0.5] * 4, "no budget over all of them"
@@ -363,16 +326,12 @@ async def test_the_baseline_waits_100_200_300_ms_retries_everything_and_bounds_e
 async def test_the_baseline_does_not_hear_how_long_a_server_asks_it_to_stay_away(shop: Shop) -> None:
     facts = {"http_status_code": 503, "retry_after": 400.0}
     step = Step(StepResult(StepStatus.ERROR, ErrorCode.http_error, metadata=facts), seconds=0.0)
-    await shop.worker("w1", step, retries_v2=False)
-    await shop.send(work("a", timeout_ms=500))
-    await asyncio.sleep(10)
+    await ran(shop, step, work("a", timeout_ms=500), wait=10, retries_v2=False)
     assert [round(b - a, 2) for a, b in pairwise(step.times("a"))] == [0.1, 0.2, 0.3]
 
 
 async def test_the_baseline_does_not_retry_a_cancellation(shop: Shop) -> None:
     step = Step(StepResult(StepStatus.CANCELLED, ErrorCode.cancelled_by_user))
-    await shop.worker("w1", step, retries_v2=False)
-    await shop.send(work("a"))
-    await asyncio.sleep(10)
+    await ran(shop, step, wait=10, retries_v2=False)
     assert len(step.began) == 1
     assert shop.result("a").status is ResultStatus.CANCELLED

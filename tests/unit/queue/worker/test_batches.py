@@ -9,6 +9,7 @@ from reefknot.queue.model.messages import CANCEL, AckStatus, Cancel, ResultStatu
 from reefknot.queue.model.work import WorkState
 from reefknot.queue.worker import pool as pool_module
 from reefknot.queue.worker.service import Worker
+from tests.unit.queue.shops import ran, sent, stored
 from tests.workshop import Shop, Step, work
 
 
@@ -57,36 +58,28 @@ def counted(worker: Worker, shop: Shop) -> Counting:
 async def test_what_arrives_together_is_kept_in_one_step(shop: Shop) -> None:
     worker = await shop.worker("w1", Step())
     queue = counted(worker, shop)
-    await shop.send(*(work(f"a{n}") for n in range(50)))
-    await asyncio.sleep(10)
+    await sent(shop, *(work(f"a{n}") for n in range(50)), wait=10)
     assert queue.sizes("assign") == [50]
     assert [one.status for one in shop.results] == [ResultStatus.SUCCESS] * 50
     assert [event.work_id for event in await shop.events(Admission)] == [f"a{n}" for n in range(50)]
 
 
 async def test_each_ack_tells_the_queue_as_it_was_when_its_place_was_given(shop: Shop) -> None:
-    await shop.worker("w1", Step(seconds=60), concurrency={"cpu": 1})
-    await shop.send(*(work(f"a{n}") for n in range(4)))
-    await asyncio.sleep(1)
+    await ran(shop, Step(seconds=60), *(work(f"a{n}") for n in range(4)), wait=1, concurrency={"cpu": 1})
     assert [shop.ack(f"a{n}").queue_depth for n in range(4)] == [0, 1, 2, 3]
 
 
 async def test_the_same_one_twice_in_a_group_is_kept_once_and_told_twice(shop: Shop) -> None:
     step = Step()
-    await shop.worker("w1", step)
-    await shop.send(work("a"), work("b"), work("a"))
-    await asyncio.sleep(1)
+    await ran(shop, step, work("a"), work("b"), work("a"), wait=1)
     assert [ack.assignment_id for ack in shop.acks] == ["a", "b", "a"]
     assert len(step.began) == 2
     assert len(await shop.events(Admission)) == 2
 
 
 async def test_one_that_the_store_knows_already_leaves_no_second_event_in_its_group(shop: Shop) -> None:
-    await shop.worker("w1", Step())
-    await shop.send(work("old"))
-    await asyncio.sleep(1)
-    await shop.send(work("new"), work("old"))
-    await asyncio.sleep(1)
+    await ran(shop, Step(), work("old"), wait=1)
+    await sent(shop, work("new"), work("old"), wait=1)
     assert sorted(one.assignment_id for one in shop.results) == ["new", "old", "old"]
     assert [event.work_id for event in await shop.events(Admission)] == ["old", "new"]
 
@@ -95,8 +88,7 @@ async def test_one_that_the_store_does_not_take_harms_nobody_else_in_its_group(s
     worker = await shop.worker("w1", Step())
     queue = counted(worker, shop)
     queue.refuses = lambda name, given: name == "assign" and any(one.id == "bad" for one in given)
-    await shop.send(work("a"), work("bad"), work("b"))
-    await asyncio.sleep(5)
+    await sent(shop, work("a"), work("bad"), work("b"), wait=5)
     assert sorted(one.assignment_id for one in shop.results) == ["a", "b"]
     assert {ack.assignment_id: ack.status for ack in shop.acks} == {"a": AckStatus.ACCEPTED, "b": AckStatus.ACCEPTED}
     assert (worker.pools["cpu"].reserved, worker.pools["cpu"].depth()) == (0, 0)
@@ -109,8 +101,7 @@ async def test_one_report_that_the_store_does_not_take_harms_nobody_else_and_com
     queue.refuses = lambda name, given: (
         name == "settle" and any(one.id == "bad" for one in given) and asyncio.get_running_loop().time() < until
     )
-    await shop.send(work("a"), work("bad"), work("b"))
-    await asyncio.sleep(1)
+    await sent(shop, work("a"), work("bad"), work("b"), wait=1)
     assert sorted(one.assignment_id for one in shop.results) == ["a", "b"]
     await asyncio.sleep(5)
     assert sorted(one.assignment_id for one in shop.results) == ["a", "b", "bad"]
@@ -119,8 +110,7 @@ async def test_one_report_that_the_store_does_not_take_harms_nobody_else_and_com
 
 async def warm(shop: Shop, number: int = 25) -> None:
     """So that it is known how short a step is."""
-    await shop.send(*(work(f"warm{n}") for n in range(number)))
-    await asyncio.sleep(5)
+    await sent(shop, *(work(f"warm{n}") for n in range(number)), wait=5)
     shop.results.clear()
 
 
@@ -140,8 +130,7 @@ async def test_short_steps_are_claimed_ahead_and_still_run_in_so_many_slots(shop
     worker = await shop.worker("w1", Watching(seconds=0.001), concurrency={"cpu": 2})
     await warm(shop)
     queue = counted(worker, shop)
-    await shop.send(*(work(f"a{n}") for n in range(100)))
-    await asyncio.sleep(5)
+    await sent(shop, *(work(f"a{n}") for n in range(100)), wait=5)
     assert len(shop.results) == 100
     assert most == 2
     assert max(queue.sizes("claim")) > 2
@@ -153,8 +142,7 @@ async def test_long_steps_are_never_claimed_ahead(shop: Shop) -> None:
     worker = await shop.worker("w1", Step(seconds=0.02), concurrency={"cpu": 2})
     await warm(shop)
     queue = counted(worker, shop)
-    await shop.send(*(work(f"a{n}") for n in range(20)))
-    await asyncio.sleep(5)
+    await sent(shop, *(work(f"a{n}") for n in range(20)), wait=5)
     assert len(shop.results) == 20
     assert max(queue.sizes("claim")) == 2
 
@@ -186,8 +174,7 @@ async def test_prefetched_work_goes_back_when_the_worker_ends_and_spends_nothing
     worker = await one_prefetched(shop, step)
     shop.members.remove(worker)
     await worker.stop()
-    item = await shop.store.work.get("next")
-    assert item is not None
+    item = await stored(shop, "next")
     assert (item.state, item.attempts, item.crashes) == (WorkState.PENDING, 0, 0)
     await shop.worker("w1", step)
     await asyncio.sleep(10)
@@ -200,8 +187,7 @@ async def test_prefetched_work_of_a_paused_worker_goes_back_and_is_run_after_the
     worker = await one_prefetched(shop, step)
     worker.pause()
     await asyncio.sleep(3)
-    item = await shop.store.work.get("next")
-    assert item is not None
+    item = await stored(shop, "next")
     assert (item.state, item.attempts, item.interruptions) == (WorkState.PENDING, 0, 1)
     await asyncio.sleep(10)
     assert step.times("next") == []

@@ -21,6 +21,7 @@ from reefknot.queue.model.messages import AckStatus, assign_subject, encode
 from reefknot.queue.model.submission import SubmissionRules
 from reefknot.queue.port.work_queue import Enqueue, Enqueued
 from reefknot.queue.router.submissions import Submissions
+from tests.unit.queue.shops import sent
 from tests.workshop import Shop, Step, with_shop, work
 
 WAYS = ("shared", "own")
@@ -65,8 +66,7 @@ def after(burst: Burst, way: str, rules: Rules, *, slots: int = 1, late: str = "
         worker = await shop.worker("w1", Step(seconds=3600), rules=rules, concurrency={"cpu": slots})
         pool = worker.pools["cpu"]
         shop.use_queue(worker, Slow(shop.store.work, late))
-        await shop.send(*(work(f"runs-{n}") for n in range(slots)))
-        await asyncio.sleep(1)
+        await sent(shop, *(work(f"runs-{n}") for n in range(slots)), wait=1)
         assert pool.active == slots
         release = pool.release
 

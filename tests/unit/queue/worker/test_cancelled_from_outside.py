@@ -12,6 +12,7 @@ from reefknot.queue.model.work import WorkState
 from reefknot.queue.worker.pool import Pool
 from reefknot.queue.worker.service import Worker
 from reefknot.runtime.tasks import Services
+from tests.unit.queue.shops import sent, stored
 from tests.workshop import OK, Shop, Step, work
 
 
@@ -42,8 +43,7 @@ async def vandalised(shop: Shop, *, itself: bool = False) -> tuple[Worker, Step]
     spared = asyncio.all_tasks()
     step = Step(seconds=10)
     worker = await shop.worker("w1", step, Vandal(spared, itself=itself), concurrency={"cpu": 4})
-    await shop.send(*(work(f"n{n}") for n in range(3)))
-    await asyncio.sleep(1)
+    await sent(shop, *(work(f"n{n}") for n in range(3)), wait=1)
     await shop.send(work("bad", job="vandal"))
     return worker, step
 
@@ -66,8 +66,7 @@ async def test_the_worker_goes_on_with_all_slots_and_all_services(shop: Shop) ->
     worker, _ = await vandalised(shop)
     await asyncio.sleep(30)
     assert len(worker.services.names) == 2 * len(worker.pools) + 6
-    await shop.send(*(work(f"later-{n}") for n in range(4)))
-    await asyncio.sleep(1)
+    await sent(shop, *(work(f"later-{n}") for n in range(4)), wait=1)
     assert len(worker.pools["cpu"].running) == 4
     await asyncio.sleep(200)  # longer than a lease
     assert [shop.result(f"later-{n}").status for n in range(4)] == [ResultStatus.SUCCESS] * 4
@@ -77,8 +76,7 @@ async def test_the_worker_goes_on_with_all_slots_and_all_services(shop: Shop) ->
 async def test_a_step_that_cancels_itself_too_becomes_suspect_and_does_not_run_for_ever(shop: Shop) -> None:
     await vandalised(shop, itself=True)
     await asyncio.sleep(1000)
-    bad = await shop.store.work.get("bad")
-    assert bad is not None
+    bad = await stored(shop, "bad")
     assert (bad.state, bad.crashes) == (WorkState.QUARANTINED, 3)
     assert {shop.result(f"n{n}").status for n in range(3)} == {ResultStatus.SUCCESS}
 
@@ -89,7 +87,6 @@ async def test_without_handing_back_they_would_stay_running(shop: Shop, monkeypa
     monkeypatch.setattr(Services, "_ended", lambda *_: None)
     await vandalised(shop)
     await asyncio.sleep(1000)
-    item = await shop.store.work.get("n0")
-    assert item is not None
+    item = await stored(shop, "n0")
     assert item.state is WorkState.RUNNING
     shop.members.clear()

@@ -3,6 +3,7 @@
 import asyncio
 
 from reefknot.queue.model.messages import ResultStatus
+from tests.unit.queue.shops import ran, sent
 from tests.workshop import OK, REFUSED, Shop, Step, work
 
 LEASE = 3.0
@@ -10,9 +11,7 @@ LEASE = 3.0
 
 async def test_the_time_budget_does_not_begin_anew_when_the_first_attempt_was_never_reported(shop: Shop) -> None:
     """Ten seconds for all attempts; four are gone with the worker that had the first one."""
-    first = await shop.worker("w1", Step(seconds=60), lease=LEASE)
-    await shop.send(work("a", timeout_ms=10_000, retry_count=100))
-    await asyncio.sleep(1)
+    first = await ran(shop, Step(seconds=60), work("a", timeout_ms=10_000, retry_count=100), wait=1, lease=LEASE)
     shop.vanish(first)
     step = Step(REFUSED, seconds=0.1)
     await shop.worker("w1", step, lease=LEASE)
@@ -28,8 +27,7 @@ async def test_the_time_budget_does_not_begin_anew_when_the_first_attempt_was_ne
 async def test_an_attempt_that_was_lost_is_made_up_for_although_its_time_is_over(shop: Shop) -> None:
     """A crash in between runs it again; but what fails then is not tried once more."""
     first = await shop.worker("w1", Step(seconds=60), lease=LEASE)
-    await shop.send(work("good", timeout_ms=1000), work("bad", timeout_ms=1000, retry_count=100))
-    await asyncio.sleep(0.5)
+    await sent(shop, work("good", timeout_ms=1000), work("bad", timeout_ms=1000, retry_count=100), wait=0.5)
     shop.vanish(first)
     step = Step(OK, seconds=0.5)
     failing = Step(REFUSED, seconds=0.5)
@@ -47,9 +45,7 @@ async def test_an_attempt_that_was_lost_is_made_up_for_although_its_time_is_over
 
 
 async def test_a_deadline_holds_whatever_crashed(shop: Shop) -> None:
-    first = await shop.worker("w1", Step(seconds=60), lease=LEASE)
-    await shop.send(work("a", deadline_ms=2000))
-    await asyncio.sleep(0.5)
+    first = await ran(shop, Step(seconds=60), work("a", deadline_ms=2000), wait=0.5, lease=LEASE)
     shop.vanish(first)
     step = Step()
     await shop.worker("w1", step, lease=LEASE)

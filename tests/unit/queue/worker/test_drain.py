@@ -14,21 +14,11 @@ from reefknot.queue.model.work import WorkItem, WorkState
 from reefknot.queue.router.service import Router
 from reefknot.queue.worker.closing import Drain
 from reefknot.queue.worker.service import Worker
+from tests.unit.queue.shops import ran, sent, stored, told
 from tests.workshop import OK, REFUSED, Shop, Step, work
 
 ONE = {"cpu": 1}
 RETRY = {"max_attempts": 3, "backoff_ms": 20_000}
-
-
-async def told(shop: Shop, kind: type[Any]) -> list[Any]:
-    """What is on record of this kind."""
-    return list(await shop.events(kind))
-
-
-async def stored(shop: Shop, name: str) -> WorkItem:
-    item = await shop.store.work.get(name)
-    assert item is not None
-    return item
 
 
 async def two_workers_and_ten_jobs(shop: Shop) -> tuple[Worker, list[asyncio.Future[ExecResult]]]:
@@ -156,8 +146,7 @@ async def test_a_drained_worker_does_not_take_its_own_queue_back_when_it_is_aske
 
 async def test_what_comes_in_or_fails_while_it_drains_is_left_to_the_others_too(shop: Shop) -> None:
     worker = await shop.worker("w1", Step(REFUSED, seconds=1), concurrency=ONE)
-    await shop.send(work("a", retry=RETRY, timeout_ms=100_000))
-    await asyncio.sleep(0.5)
+    await sent(shop, work("a", retry=RETRY, timeout_ms=100_000), wait=0.5)
     await worker.drain(30)
     assert (shop.ack("a").status, shop.ack("a").reason) == (AckStatus.REJECTED, "draining")
     item = await stored(shop, "a")
@@ -176,9 +165,7 @@ async def test_a_pause_keeps_every_place_and_counts_all_of_them(shop: Shop) -> N
 
 
 async def test_what_was_claimed_ahead_goes_back_before_the_running_step_ends(shop: Shop) -> None:
-    worker = await shop.worker("w1", Step(seconds=0.0001), concurrency=ONE)
-    await shop.send(*(work(f"j{n}") for n in range(30)))
-    await asyncio.sleep(1)
+    worker = await ran(shop, Step(seconds=0.0001), *(work(f"j{n}") for n in range(30)), wait=1, concurrency=ONE)
     assert worker.pools["cpu"].ahead() > 0
     await shop.send(work("long", {"seconds": 5}), work("b"), work("c"))
     assert len(worker.pools["cpu"].prefetched) > 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from reefknot.audit.model.event import Dropped
 from reefknot.queue.model.admission import Oldest, RejectionPolicy, Rules
 from reefknot.queue.worker.pool import BoundedQueue
+from tests.unit.queue.shops import ran, sent
 from tests.workshop import REFUSED, Shop, Step, work
 
 ONE = {"cpu": 1}
@@ -19,12 +19,9 @@ RETRY = {"max_attempts": 3, "backoff_ms": 20_000}
 async def a_retry_and_younger_work(shop: Shop, **rules: Any) -> None:
     """`old` failed once and waits for its retry; `a` and `b` came after it; the queue is full."""
     chosen = Rules(size=3, policy=RejectionPolicy.DROP_OLDEST, **rules)
-    await shop.worker("w1", Step(REFUSED), concurrency=ONE, rules=chosen)
-    await shop.send(work("old", retry=RETRY, timeout_ms=100_000))
-    await asyncio.sleep(1)
+    await ran(shop, Step(REFUSED), work("old", retry=RETRY, timeout_ms=100_000), wait=1, concurrency=ONE, rules=chosen)
     await shop.send(work("running", {"seconds": 60}, timeout_ms=100_000))
-    await shop.send(work("a"), work("b"))
-    await asyncio.sleep(1)
+    await sent(shop, work("a"), work("b"), wait=1)
 
 
 async def test_work_that_waits_for_its_retry_is_dropped_before_younger_work(shop: Shop) -> None:

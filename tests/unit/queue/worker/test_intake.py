@@ -12,6 +12,7 @@ from reefknot.audit.model.event import Admission
 from reefknot.errors import StoreUnavailableError
 from reefknot.queue.model.admission import OverloadStatus, RejectionPolicy, Rules
 from reefknot.queue.model.messages import ACK, RESULT, AckStatus, ResultStatus, encode
+from tests.unit.queue.shops import ran, sent, stored
 from tests.workshop import Shop, Step, work
 
 ONE = {"cpu": 1}
@@ -76,17 +77,14 @@ async def test_deferred_work_takes_a_place_and_runs_when_its_time_comes(shop: Sh
     pool.depth = lambda: 750
     await shop.send(work("d"))
     assert shop.ack("d").message == "Assignment deferred for 15000ms"
-    item = await shop.store.work.get("d")
-    assert item is not None
+    item = await stored(shop, "d")
     assert item.due_at / 1000 - shop.clock.wall() == pytest.approx(15, abs=0.01)
     assert pool.queue.depth == 1
     assert pool.queue.ready == 0
 
 
 async def test_work_that_would_miss_its_deadline_is_refused_once_service_times_are_known(shop: Shop) -> None:
-    await shop.worker("w1", Step(), concurrency=ONE)
-    await shop.send(*(work(f"known{n}", {"seconds": 1}) for n in range(20)))
-    await asyncio.sleep(30)
+    await ran(shop, Step(), *(work(f"known{n}", {"seconds": 1}) for n in range(20)), wait=30, concurrency=ONE)
     await shop.send(*(work(f"q{n}", {"seconds": 100}) for n in range(11)))
     await shop.send(work("late", deadline_ms=15_000), work("fine", deadline_ms=60_000))
     assert shop.ack("late").reason == "would_miss_deadline"
@@ -110,8 +108,7 @@ async def test_bad_input_gets_an_answer_that_names_the_field_and_the_worker_goes
     shop: Shop, body: bytes, status: str, reason: str, words: str
 ) -> None:
     await shop.worker("w1", Step())
-    await shop.send(body, work("good"))
-    await asyncio.sleep(1)
+    await sent(shop, body, work("good"), wait=1)
     bad = shop.acks[0]
     assert (bad.status.value, bad.reason) == (status, reason)
     assert words in (bad.message or "")
@@ -148,13 +145,11 @@ async def test_the_same_id_with_another_job_is_invalid_and_the_same_job_is_accep
         await asyncio.sleep(10)
     if when == "refused by a full queue":
         await shop.send(*(work(f"b{n}") for n in range(9)))
-    await shop.send(work("a", {"n": 2}))
-    await asyncio.sleep(0.01)
+    await sent(shop, work("a", {"n": 2}), wait=0.01)
     ack = shop.ack("a")
     assert (ack.status, ack.reason) == (AckStatus.REJECTED, "invalid")
     assert (ack.message or "").startswith("assignment_id: it was used with another job")
-    await shop.send(work("a", {"n": 1}, priority=5))
-    await asyncio.sleep(0.01)
+    await sent(shop, work("a", {"n": 1}, priority=5), wait=0.01)
     assert shop.ack("a").status is AckStatus.ACCEPTED
     await asyncio.sleep(60)
     assert {one.status for one in shop.results if one.assignment_id == "a"} == {ResultStatus.SUCCESS}
@@ -177,8 +172,7 @@ async def test_what_is_here_is_accepted_again_while_the_store_is_away(shop: Shop
 async def test_the_baseline_has_no_bound_and_not_one_new_field(shop: Shop) -> None:
     heard = shop.heard(ACK, RESULT)
     await shop.worker("w1", Step(seconds=0.1), concurrency=ONE, rules=Rules(size=2), queue_v2=False)
-    await shop.send(*(work(f"a{n}") for n in range(50)), b"x", work("b", job="none"))
-    await asyncio.sleep(60)
+    await sent(shop, *(work(f"a{n}") for n in range(50)), b"x", work("b", job="none"), wait=60)
     fields = {name for body in heard for name in json.loads(body)}
     assert fields == {
         *("assignment_id", "status", "message"),

@@ -23,6 +23,7 @@ from reefknot.queue.worker.settings import default_settings
 from reefknot.runtime.clocks import clock_of_this_loop
 from reefknot.stores.memory import MemoryStore
 from reefknot.stores.memory.store import MemoryTransport
+from tests.unit.queue.shops import ran, sent
 from tests.workshop import Shop, Step, work
 
 
@@ -68,8 +69,7 @@ async def test_a_loop_is_asked_only_while_a_step_runs_and_reported_once(
         watch.look(0.0)
         watch.look(10.0)
         assert leases.calls == [], "nothing runs"
-        await shop.send(work("a"), work("b"))
-        await asyncio.sleep(0.1)
+        await sent(shop, work("a"), work("b"), wait=0.1)
         watch.look(20.0)
         watch.look(20.0 + BLOCKED_S / 2)
         assert leases.calls == []
@@ -85,9 +85,7 @@ async def test_a_loop_is_asked_only_while_a_step_runs_and_reported_once(
 
 
 async def test_all_work_is_held_as_long_as_the_time_of_an_attempt_lasts(shop: Shop) -> None:
-    worker = await shop.worker("w1", Step(seconds=25))
-    await shop.send(work("short", timeout_ms=60_000), work("long"))
-    await asyncio.sleep(0.1)
+    worker = await ran(shop, Step(seconds=25), work("short", timeout_ms=60_000), work("long"), wait=0.1)
     assert sorted(one.id for one in worker.held()) == ["long", "short"]
     key = next(key for key in worker.steps.running if key[0] == "short")
     step = worker.steps.running[key]
@@ -114,8 +112,7 @@ async def test_the_keys_that_steps_of_this_loop_hold_are_held_too(shop: Shop, ca
     caplog.set_level(logging.ERROR, "reefknot")
     worker, leases, keys = await shop.worker("w1", Step(seconds=5)), Extended(), ExtendedKeys()
     with watching(worker, leases) as watch:
-        await shop.send(work("a"))
-        await asyncio.sleep(0.1)
+        await sent(shop, work("a"), wait=0.1)
         with Renewal(cast(Any, keys), Claim("order-7", "me", 1), 30):
             for at in (20.0, 21.0, 25.0, 30.9, 31.0, 41.0):
                 watch.look(at)

@@ -14,6 +14,7 @@ from reefknot.queue.model.results import WORKER_FAILED
 from reefknot.queue.model.work import WorkState
 from reefknot.steps.port import BlockContext
 from reefknot.steps.python import PythonBlock
+from tests.unit.queue.shops import ran, sent
 from tests.unit.retrying.odd_errors import TOLD, VALUES, all_odd, deep_group
 from tests.workshop import NO_BREAKER, OK, Shop, Step, work
 
@@ -125,9 +126,7 @@ async def test_control_flow_of_a_step_is_answered_at_once_with_its_cause(
 async def test_a_slot_that_is_closed_from_outside_reports_no_failure_of_its_step(shop: Shop) -> None:
     """A loop that ends closes the coroutines it leaves behind: that is the process's end, not the step's."""
     step = Step(seconds=3600)
-    worker = await shop.worker("w1", step)
-    await shop.send(work("a"))
-    await asyncio.sleep(1)
+    worker = await ran(shop, step, wait=1)
     (task,) = [task for pool in worker.pools.values() for task in pool.running.values()]
     coroutine: Any = task.get_coro()
     with pytest.raises((RuntimeError, ValueError, GeneratorExit)):
@@ -138,24 +137,20 @@ async def test_a_slot_that_is_closed_from_outside_reports_no_failure_of_its_step
 
 async def test_a_deep_group_tells_of_its_leaf(shop: Shop) -> None:
     await shop.worker("w1", Given({"a": lambda: deep_group(3_000)}))
-    await shop.send(work("a", timeout_ms=500))
-    await asyncio.sleep(WITHIN_S)
+    await sent(shop, work("a", timeout_ms=500), wait=WITHIN_S)
     assert TOLD in (shop.result("a").error_message or "")
     assert shop.result("a").status is not ResultStatus.SUCCESS
 
 
 async def test_what_is_fine_stays_fine(shop: Shop) -> None:
     await shop.worker("w1", Given({"a": FINE, "b": OK}))
-    await shop.send(work("a"))
-    await asyncio.sleep(1)
+    await sent(shop, work("a"), wait=1)
     assert shop.result("a").output == {"a": 1}
 
 
 async def test_a_success_that_tells_of_an_error_has_none_in_its_result(shop: Shop) -> None:
     odd = StepResult(error_code=ErrorCode.network_error, error_message="all is well", outputs={"n": 1})
-    await shop.worker("w1", Step(odd))
-    await shop.send(work("a"))
-    await asyncio.sleep(1)
+    await ran(shop, Step(odd), wait=1)
     result = shop.result("a")
     assert (result.status, result.error_code, result.error_message) == (ResultStatus.SUCCESS, None, None)
     assert result.output == {"n": 1}

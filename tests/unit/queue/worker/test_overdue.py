@@ -15,6 +15,7 @@ from reefknot.queue.model.messages import ResultStatus
 from reefknot.queue.model.work import WorkState
 from reefknot.steps.port import BlockContext
 from reefknot.steps.python import PythonBlock
+from tests.unit.queue.shops import sent, stored
 from tests.workshop import Shop, Step, with_shop, work
 
 ONE = {"cpu": 1}
@@ -54,8 +55,7 @@ async def test_it_is_timed_out_at_its_time_and_its_late_end_is_dropped(
 
     assert 2.0 <= shop.clock.now() - began < 2.3
     assert (shop.result("a").status, shop.result("a").output) == (ResultStatus.TIMEOUT, None)
-    item = await shop.store.work.get("a")
-    assert item is not None
+    item = await stored(shop, "a")
     assert item.state is WorkState.FAILED
     assert worker.snapshot().classes["cpu"].active == 1, "its slot is taken"
     await asyncio.sleep(7)
@@ -79,8 +79,7 @@ async def test_the_next_attempt_runs_in_another_slot_and_the_slots_are_not_excee
 
     block = PythonBlock("test.step", first_is_stubborn)
     worker = await shop.worker("w1", block, concurrency={"cpu": 2})
-    await shop.send(work("a", attempt_timeout_ms=500, timeout_ms=60_000))
-    await asyncio.sleep(3)
+    await sent(shop, work("a", attempt_timeout_ms=500, timeout_ms=60_000), wait=3)
     assert (shop.result("a").status, shop.result("a").output) == (ResultStatus.SUCCESS, {"attempt": 2})
     assert running == [1, 2]
     pool = worker.pools["cpu"]
@@ -95,8 +94,7 @@ async def test_the_next_attempt_runs_in_another_slot_and_the_slots_are_not_excee
 
 async def test_one_slot_waits_for_the_step_that_holds_it(shop: Shop) -> None:
     await shop.worker("w1", PythonBlock("test.step", stubborn), Step(name="test.other"), concurrency=ONE)
-    await shop.send(work("a", timeout_ms=2000, retry=None), work("b", job="test.other"))
-    await asyncio.sleep(8)
+    await sent(shop, work("a", timeout_ms=2000, retry=None), work("b", job="test.other"), wait=8)
     assert [one.assignment_id for one in shop.results] == ["a"]
     await asyncio.sleep(2)
     assert [one.assignment_id for one in shop.results] == ["a", "b"]
@@ -111,8 +109,7 @@ def test_a_step_that_cleans_up_quickly_is_an_ordinary_time_out(caplog: pytest.Lo
 
     async def story(shop: Shop) -> None:
         await shop.worker("w1", PythonBlock("test.step", cleans), concurrency=ONE)
-        await shop.send(work("a", timeout_ms=1000, retry=None))
-        await asyncio.sleep(2)
+        await sent(shop, work("a", timeout_ms=1000, retry=None), wait=2)
         assert shop.result("a").status is ResultStatus.TIMEOUT
 
     with caplog.at_level(logging.WARNING, "reefknot"):
@@ -130,14 +127,12 @@ async def test_a_worker_that_ends_does_not_wait_for_ever(shop: Shop, caplog: pyt
                 await released.wait()
 
     worker = await shop.worker("w1", PythonBlock("test.step", deaf), concurrency=ONE)
-    await shop.send(work("a", timeout_ms=60_000))
-    await asyncio.sleep(1)
+    await sent(shop, work("a", timeout_ms=60_000), wait=1)
     began = shop.clock.now()
     await worker.drain(2)
     await worker.stop()
     assert shop.clock.now() - began < 15
-    item = await shop.store.work.get("a")
-    assert item is not None
+    item = await stored(shop, "a")
     assert item.state is WorkState.PENDING, "it went back, and runs again elsewhere"
     await asyncio.sleep(60)
     released.set()

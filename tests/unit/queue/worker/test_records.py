@@ -1,6 +1,5 @@
 """Records of a worker: log lines of its decisions (bounded, without secrets), counters, results that can be sent."""
 
-import asyncio
 import logging
 
 import pytest
@@ -11,6 +10,7 @@ from reefknot.queue.execution.decision_log import DecisionLog
 from reefknot.queue.model.messages import StepResult, StepStatus
 from reefknot.queue.worker.records import Counters, sendable
 from reefknot.queue.worker.settings import default_settings
+from tests.unit.queue.shops import ran, sent
 from tests.workshop import DENIED, NO_BREAKER, REFUSED, Shop, Step, http, with_shop, work
 
 
@@ -20,9 +20,7 @@ def said(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
 
 async def test_each_retry_is_one_line_with_its_wait(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "reefknot")
-    await shop.worker("w1", Step(REFUSED, REFUSED, http(200)))
-    await shop.send(work("a"))
-    await asyncio.sleep(60)
+    await ran(shop, Step(REFUSED, REFUSED, http(200)), wait=60)
     first, second, *_ = said(caplog)
     assert first.getMessage().startswith("w1: test.step a: attempt 1 of ")
     assert "refused; trying again in " in first.getMessage()
@@ -50,14 +48,11 @@ async def test_each_retry_is_one_line_with_its_wait(shop: Shop, caplog: pytest.L
 def test_a_recovery_is_information_and_what_needs_a_person_is_an_error(caplog: pytest.LogCaptureFixture) -> None:
     async def story(shop: Shop) -> None:
         await shop.worker("w1", Step(REFUSED), settings=default_settings(quarantine_failed=True))
-        await shop.send(work("aside", retry_count=0))
-        await asyncio.sleep(10)
+        await sent(shop, work("aside", retry_count=0), wait=10)
         await shop.worker("w2", Step(REFUSED, StepResult()))
 
     async def recovery(shop: Shop) -> None:
-        await shop.worker("w1", Step(REFUSED, StepResult()))
-        await shop.send(work("a"))
-        await asyncio.sleep(60)
+        await ran(shop, Step(REFUSED, StepResult()), wait=60)
 
     with caplog.at_level(logging.INFO, "reefknot"):
         with_shop(story)
@@ -72,17 +67,13 @@ def test_a_recovery_is_information_and_what_needs_a_person_is_an_error(caplog: p
 
 async def test_work_that_expired_is_a_line_of_its_own(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "reefknot")
-    await shop.worker("w1", Step(REFUSED, seconds=1.0))
-    await shop.send(work("a", deadline_ms=1100, timeout_ms=60_000, retry_count=5))
-    await asyncio.sleep(60)
+    await ran(shop, Step(REFUSED, seconds=1.0), work("a", deadline_ms=1100, timeout_ms=60_000, retry_count=5), wait=60)
     assert [one.__dict__["decision"] for one in said(caplog)][-1] == "give_up"
 
 
 async def test_a_failure_that_is_not_one_to_retry_is_information(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "reefknot")
-    await shop.worker("w1", Step(DENIED))
-    await shop.send(work("a"))
-    await asyncio.sleep(1)
+    await ran(shop, Step(DENIED), wait=1)
     (line,) = said(caplog)
     assert (line.levelname, line.__dict__["reason"], line.__dict__["retryable"]) == ("INFO", "not_retryable", False)
     assert "not retryable" in line.getMessage()
@@ -90,18 +81,14 @@ async def test_a_failure_that_is_not_one_to_retry_is_information(shop: Shop, cap
 
 async def test_the_end_of_the_time_budget_is_told(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "reefknot")
-    await shop.worker("w1", Step(REFUSED))
-    await shop.send(work("a", timeout_ms=50, retry_count=100))
-    await asyncio.sleep(60)
+    await ran(shop, Step(REFUSED), work("a", timeout_ms=50, retry_count=100), wait=60)
     assert (said(caplog)[-1].__dict__["reason"], said(caplog)[-1].levelname) == ("budget_spent", "ERROR")
     assert "would not fit into the deadline" in said(caplog)[-1].getMessage()
 
 
 async def test_a_success_at_the_first_try_says_nothing(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "reefknot")
-    await shop.worker("w1", Step())
-    await shop.send(work("a"))
-    await asyncio.sleep(1)
+    await ran(shop, Step(), wait=1)
     assert said(caplog) == []
 
 
@@ -111,10 +98,8 @@ async def test_a_storm_of_retries_is_ten_lines_and_then_one_a_second(
     caplog.set_level(logging.INFO, "reefknot")
     slots = default_settings(concurrency={"cpu": 200}, breaker=NO_BREAKER)
     await shop.worker("w1", Step(REFUSED, seconds=0.0), settings=slots)
-    await shop.send(*(work(f"a{n}", retry_count=0) for n in range(200)))
-    await asyncio.sleep(5)
-    await shop.send(work("last", retry_count=0))
-    await asyncio.sleep(1)
+    await sent(shop, *(work(f"a{n}", retry_count=0) for n in range(200)), wait=5)
+    await sent(shop, work("last", retry_count=0), wait=1)
     lines = said(caplog)
     assert len(lines) == 11
     assert lines[-1].getMessage().endswith("(190 such lines left out)")
@@ -125,8 +110,7 @@ async def test_no_line_holds_a_configured_secret(shop: Shop, caplog: pytest.LogC
     worker = await shop.worker("w1", Step(ConnectionError("no hunter2 here")))
     worker.steps._redactor = Redactor(("hunter2",))
     worker.steps.log = DecisionLog("w1", worker.steps._redactor, worker.steps._clock)
-    await shop.send(work("a-hunter2", retry_count=1))
-    await asyncio.sleep(60)
+    await sent(shop, work("a-hunter2", retry_count=1), wait=60)
     told = [f"{one.getMessage()} {one.__dict__}" for one in said(caplog)]
     assert len(told) == 2
     assert not [line for line in told if "hunter2" in line]

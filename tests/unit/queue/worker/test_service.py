@@ -22,6 +22,7 @@ from reefknot.queue.model.messages import CANCEL, FLEET, Cancel, Fleet, ResultSt
 from reefknot.queue.model.work import WorkItem, WorkState
 from reefknot.queue.port.work_queue import QuarantineFilter
 from reefknot.queue.worker import closing
+from tests.unit.queue.shops import ran, sent, stored
 from tests.workshop import DENIED, OK, REFUSED, Shop, Step, work
 
 ONE = {"cpu": 1}
@@ -34,16 +35,13 @@ async def cancel(shop: Shop, name: str, reason: str | None = None) -> None:
 
 async def test_an_assignment_is_acked_run_and_answered(shop: Shop) -> None:
     step = Step()
-    await shop.worker("w1", step)
-    await shop.send(work("a"))
-    await asyncio.sleep(1)
+    await ran(shop, step, wait=1)
     assert shop.ack("a").message == "Assignment queued"
     result = shop.result("a")
     assert (result.status, result.retries_used, result.output) == (ResultStatus.SUCCESS, 0, {"done": True})
     assert (result.queue_depth, result.overload_status, result.worker_id) == (0, OverloadStatus.HEALTHY, "w1")
     assert step.contexts[0].idempotency_key == "a/0"
-    item = await shop.store.work.get("a")
-    assert item is not None
+    item = await stored(shop, "a")
     assert item.state is WorkState.SUCCEEDED
     assert msgspec.json.decode(item.result or "")["assignment_id"] == "a"
 
@@ -73,9 +71,7 @@ async def test_queued_work_is_cancelled_and_never_runs(shop: Shop) -> None:
 
 
 async def test_running_work_is_cancelled_where_it_is(shop: Shop) -> None:
-    worker = await shop.worker("w1", Step(seconds=50))
-    await shop.send(work("a"))
-    await asyncio.sleep(1)
+    worker = await ran(shop, Step(seconds=50), wait=1)
     await cancel(shop, "a")
     assert worker.pools["cpu"].active == 0
     await asyncio.sleep(100)
@@ -89,9 +85,7 @@ async def test_running_work_is_cancelled_where_it_is(shop: Shop) -> None:
 
 async def test_work_that_waits_for_its_retry_is_cancelled(shop: Shop) -> None:
     step = Step(REFUSED)
-    await shop.worker("w1", step)
-    await shop.send(work("a", retry={"max_attempts": 5, "backoff_ms": 20_000}))
-    await asyncio.sleep(0.05)
+    await ran(shop, step, work("a", retry={"max_attempts": 5, "backoff_ms": 20_000}), wait=0.05)
     await cancel(shop, "a")
     await asyncio.sleep(100)
     result = shop.result("a")
@@ -102,8 +96,7 @@ async def test_work_that_waits_for_its_retry_is_cancelled(shop: Shop) -> None:
 async def test_what_has_ended_is_not_cancelled_and_a_broken_message_harms_nobody(shop: Shop) -> None:
     await shop.worker("w1", Step())
     await shop.transport.publish(CANCEL, b"not json")
-    await shop.send(work("a"))
-    await asyncio.sleep(1)
+    await sent(shop, work("a"), wait=1)
     await cancel(shop, "a")
     await cancel(shop, "nobody")
     assert [one.status for one in shop.results] == [ResultStatus.SUCCESS]
@@ -121,8 +114,7 @@ async def test_draining_finishes_what_runs_and_takes_nothing_new(shop: Shop) -> 
     assert shop.ack("c").reason == "draining"
     assert await draining == 0
     assert [one.assignment_id for one in shop.results] == ["a"]
-    item = await shop.store.work.get("b")
-    assert item is not None
+    item = await stored(shop, "b")
     assert (item.state, item.attempts) == (WorkState.PENDING, 0)
 
 
@@ -130,8 +122,7 @@ async def test_what_does_not_finish_in_time_is_handed_back_and_spends_nothing(sh
     worker = await shop.worker("w1", Step(seconds=60))
     await shop.send(work("a"))
     assert await worker.drain(1) == 1
-    item = await shop.store.work.get("a")
-    assert item is not None
+    item = await stored(shop, "a")
     assert (item.state, item.attempts, item.interruptions, item.crashes) == (WorkState.PENDING, 0, 1, 0)
     assert shop.results == []
 
@@ -147,11 +138,9 @@ async def test_a_report_that_is_on_its_way_is_finished_before_stopping(shop: Sho
         return await slow(settlements)
 
     shop.store.work.settle = settle  # type: ignore[method-assign]
-    await shop.send(work("a"))
-    await asyncio.sleep(1.2)
+    await sent(shop, work("a"), wait=1.2)
     await worker.stop()
-    item = await shop.store.work.get("a")
-    assert item is not None
+    item = await stored(shop, "a")
     assert (item.state, len(step.began)) == (WorkState.SUCCEEDED, 1)
 
 
@@ -162,8 +151,7 @@ async def test_a_report_that_is_on_its_way_is_finished_before_stopping(shop: Sho
 async def test_a_delayed_retry_comes_back_after_a_restart_under_the_same_id(shop: Shop) -> None:
     step = Step(REFUSED, OK)
     first = await shop.worker("w1", step)
-    await shop.send(work("a", retry={"max_attempts": 3, "backoff_ms": 20_000}, timeout_ms=100_000))
-    await asyncio.sleep(0.1)
+    await sent(shop, work("a", retry={"max_attempts": 3, "backoff_ms": 20_000}, timeout_ms=100_000), wait=0.1)
     shop.vanish(first)
     await asyncio.sleep(1)
     second = await shop.worker("w1", step)
@@ -175,15 +163,12 @@ async def test_a_delayed_retry_comes_back_after_a_restart_under_the_same_id(shop
 
 async def test_running_work_comes_back_by_its_lease_and_counts_as_a_crash(shop: Shop) -> None:
     step = Step(seconds=3)
-    first = await shop.worker("w1", step, lease=6)
-    await shop.send(work("a"))
-    await asyncio.sleep(1)
+    first = await ran(shop, step, wait=1, lease=6)
     shop.vanish(first)
     again = await shop.worker("w1", step, lease=6)
     assert again.pools["cpu"].queue.depth == 1
     await asyncio.sleep(20)
-    item = await shop.store.work.get("a")
-    assert item is not None
+    item = await stored(shop, "a")
     assert (item.state, item.attempts, item.crashes) == (WorkState.SUCCEEDED, 1, 1)
     assert shop.result("a").retries_used == 0
     assert [event.reason for event in await shop.events(Requeued)] == ["its worker vanished"]  # type: ignore[union-attr]
@@ -210,11 +195,8 @@ async def test_the_third_crash_quarantines_and_still_answers(shop: Shop) -> None
 
 async def test_a_repeated_assignment_is_answered_from_the_stored_result(shop: Shop) -> None:
     step = Step()
-    await shop.worker("w1", step)
-    await shop.send(work("a"))
-    await asyncio.sleep(1)
-    await shop.send(work("a"))
-    await asyncio.sleep(1)
+    await ran(shop, step, wait=1)
+    await sent(shop, work("a"), wait=1)
     assert [one.status.value for one in shop.acks] == ["accepted", "accepted"]
     assert shop.results[0] == shop.results[1]
     assert len(step.began) == 1
@@ -223,9 +205,7 @@ async def test_a_repeated_assignment_is_answered_from_the_stored_result(shop: Sh
 @pytest.mark.parametrize("moment", [0.001, 1.0])
 async def test_a_repeat_while_it_waits_or_runs_is_accepted_and_changes_nothing(shop: Shop, moment: float) -> None:
     step = Step(seconds=2)
-    worker = await shop.worker("w1", step, concurrency=ONE, rules=Rules(size=1))
-    await shop.send(work("a"), work("b"))
-    await asyncio.sleep(moment)
+    worker = await ran(shop, step, work("a"), work("b"), wait=moment, concurrency=ONE, rules=Rules(size=1))
     for _ in range(3):
         await shop.send(work("a"), work("b"))
     assert {one.status.value for one in shop.acks} == {"accepted"}, "the queue is full, and they are in it"
@@ -237,13 +217,10 @@ async def test_a_repeat_while_it_waits_or_runs_is_accepted_and_changes_nothing(s
 
 async def test_work_that_a_gone_worker_left_waiting_is_taken_over_by_whoever_is_sent_it(shop: Shop) -> None:
     step = Step(seconds=1)
-    first = await shop.worker("w1", step, concurrency=ONE, lease=4)
-    await shop.send(work("a"), work("b"))
-    await asyncio.sleep(0.1)
+    first = await ran(shop, step, work("a"), work("b"), wait=0.1, concurrency=ONE, lease=4)
     shop.vanish(first)
     await shop.worker("w2", step, concurrency=ONE, lease=4)
-    await shop.send(work("a"), work("b"), to="w2")
-    await asyncio.sleep(20)
+    await sent(shop, work("a"), work("b"), wait=20, to="w2")
     assert {one.assignment_id: one.worker_id for one in shop.results} == {"a": "w2", "b": "w2"}
     assert len(step.times("b")) == 1
 
@@ -253,11 +230,8 @@ async def sent_the_id_of_a_submission(shop: Shop) -> WorkItem:
     looks_alike = encode(work("x"))
     await shop.store.work.enqueue([WorkItem("x", "test.step", resource_class="router", payload=looks_alike)])
     await shop.worker("w1")
-    await shop.send(work("x"))
-    await asyncio.sleep(3)
-    item = await shop.store.work.get("x")
-    assert item is not None
-    return item
+    await sent(shop, work("x"), wait=3)
+    return await stored(shop, "x")
 
 
 async def test_a_submission_at_the_router_is_never_taken_for_left_work(shop: Shop) -> None:
@@ -278,8 +252,7 @@ async def test_work_that_another_worker_finishes_is_answered_by_both_alike(shop:
     await shop.worker("w1", step)
     await shop.worker("w2", step)
     await shop.send(work("a"))
-    await shop.send(work("a"), to="w2")
-    await asyncio.sleep(10)
+    await sent(shop, work("a"), wait=10, to="w2")
     assert len(step.began) == 1
     assert len(shop.results) >= 1
     assert len({encode(one) for one in shop.results}) == 1
@@ -287,9 +260,7 @@ async def test_work_that_another_worker_finishes_is_answered_by_both_alike(shop:
 
 async def test_work_requeued_from_quarantine_is_found_without_anybody_sending_it(shop: Shop) -> None:
     step = Step(DENIED)
-    await shop.worker("w1", step, quarantine_failed=True)
-    await shop.send(work("a"))
-    await asyncio.sleep(1)
+    await ran(shop, step, wait=1, quarantine_failed=True)
     assert shop.result("a").error_code == "PERMISSION_DENIED"
     step.outcomes = (OK,)
     assert await shop.store.quarantine.requeue(QuarantineFilter(ids=("a",)), who="me") == ["a"]
@@ -303,9 +274,7 @@ async def test_work_requeued_from_quarantine_is_found_without_anybody_sending_it
 
 async def test_work_that_expires_in_the_queue_says_so_without_waiting_for_a_slot(shop: Shop) -> None:
     step = Step(seconds=60)
-    await shop.worker("w1", step, concurrency=ONE)
-    await shop.send(work("a"), work("b", deadline_ms=2000))
-    await asyncio.sleep(4)
+    await ran(shop, step, work("a"), work("b", deadline_ms=2000), wait=4, concurrency=ONE)
     result = shop.result("b")
     assert (result.status, result.error_code, result.retries_used) == (ResultStatus.TIMEOUT, "CANCELLED_BY_TIMEOUT", 0)
     assert "not run" in (result.error_message or "")
@@ -318,14 +287,11 @@ async def test_a_retry_that_expires_in_the_queue_counts_only_the_attempts_that_w
     """It fails once; then another step has the only slot until the deadline is over."""
     step = Step(REFUSED, seconds=0)
     await shop.worker("w1", step, Step(seconds=60, name="own.long"), concurrency=ONE)
-    await shop.send(work("a", deadline_ms=3000, retry={"max_attempts": 5, "backoff_ms": 1000}))
-    await asyncio.sleep(0.1)
-    await shop.send(work("b", job="own.long"))
-    await asyncio.sleep(100)
+    await sent(shop, work("a", deadline_ms=3000, retry={"max_attempts": 5, "backoff_ms": 1000}), wait=0.1)
+    await sent(shop, work("b", job="own.long"), wait=100)
     result = shop.result("a")
     assert (result.status, result.retries_used, len(step.times("a"))) == (ResultStatus.TIMEOUT, 0, 1)
-    item = await shop.store.work.get("a")
-    assert item is not None
+    item = await stored(shop, "a")
     assert (item.attempts, item.reason) == (1, "expired while queued")
     (late,) = (one for one in await shop.events(TimeoutOccurred) if one.work_id == "a")
     assert (late.attempt_number, late.timeout_seconds) == (1, 3.0)  # type: ignore[union-attr]
@@ -337,8 +303,7 @@ async def test_priorities_go_first_and_from_overloaded_on_the_newest(shop: Shop)
     step = Step(seconds=1)
     await shop.worker("w1", step, concurrency=ONE, rules=Rules(size=10))
     await shop.send(work("first"))
-    await shop.send(*(work(f"n{n}") for n in range(9)), work("urgent", priority="high"))
-    await asyncio.sleep(60)
+    await sent(shop, *(work(f"n{n}") for n in range(9)), work("urgent", priority="high"), wait=60)
     order = [name for name, _ in step.began]
     assert order[:3] == ["first", "urgent", "n8"], "8 of 10 are left behind urgent: the newest"
     assert order[3:] == [f"n{n}" for n in range(8)], "7 of 10: the oldest again"
@@ -388,9 +353,7 @@ async def test_a_heartbeat_tells_every_class_and_who_it_is(shop: Shop) -> None:
 
 
 async def test_the_snapshot_counts_what_retries_cost(shop: Shop) -> None:
-    worker = await shop.worker("w1", Step(REFUSED, REFUSED, OK))
-    await shop.send(work("a"), work("b", retry_count=1))
-    await asyncio.sleep(10)
+    worker = await ran(shop, Step(REFUSED, REFUSED, OK), work("a"), work("b", retry_count=1), wait=10)
     counts = worker.snapshot().retries
     assert (counts.retries, counts.executions, counts.recovered, counts.given_up) == (3, 5, 1, 1)
     assert counts.retries_by_code == {"NETWORK_ERROR": 3}
@@ -422,13 +385,10 @@ async def test_a_queue_that_fills_and_empties_is_told_to_routers_at_once_and_to_
 
 async def test_the_oldest_of_a_worker_has_waited_as_long_as_the_store_says(shop: Shop) -> None:
     """Since it was requeued, for a job that was in quarantine for an hour."""
-    worker = await shop.worker("w1", Step(DENIED), quarantine_failed=True)
-    await shop.send(work("a"))
-    await asyncio.sleep(3600)
+    worker = await ran(shop, Step(DENIED), wait=3600, quarantine_failed=True)
     worker.pause()
     assert await shop.store.quarantine.requeue(QuarantineFilter(ids=("a",)), who="me") == ["a"]
-    item = await shop.store.work.get("a")
-    assert item is not None
+    item = await stored(shop, "a")
     pool = worker.pools["cpu"]
     pool.put(pool.queued(item))
     await asyncio.sleep(12)

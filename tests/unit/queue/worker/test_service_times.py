@@ -8,6 +8,7 @@ import pytest
 from reefknot.queue.model.admission import KNOWN_AFTER, Arrival
 from reefknot.queue.port.work_queue import Held
 from reefknot.queue.worker.service import Worker
+from tests.unit.queue.shops import sent
 from tests.workshop import Shop, Step, work
 
 ONE = {"cpu": 1}
@@ -42,8 +43,7 @@ async def test_the_time_that_a_claim_takes_is_part_of_a_steps_time_until_claims_
     worker = await shop.worker("w1", Step(seconds=0.1), concurrency=ONE)
     slow: Any = SlowStore(shop.store.work, 0.05, claims=0.05)
     shop.use_queue(worker, slow)
-    await shop.send(*(work(f"a{n}") for n in range(60)))
-    await asyncio.sleep(0.16 * KNOWN_AFTER)
+    await sent(shop, *(work(f"a{n}") for n in range(60)), wait=0.16 * KNOWN_AFTER)
     assert 145 <= mean_ms(worker) <= 160
     await asyncio.sleep(0.11 * (60 - KNOWN_AFTER))
     assert len(shop.results) == 60, "no slot waits for a claim any more"
@@ -54,8 +54,7 @@ async def test_the_time_that_a_claim_takes_is_part_of_a_steps_time_until_claims_
 async def test_as_many_are_claimed_ahead_as_end_during_a_claim(shop: Shop, claim_s: float, ahead: int) -> None:
     worker = await shop.worker("w1", Step(seconds=0.1), concurrency={"cpu": 4})
     shop.use_queue(worker, cast(Any, SlowStore(shop.store.work, 0.0, claims=claim_s)))
-    await shop.send(*(work(f"a{n}") for n in range(100)))
-    await asyncio.sleep(60)
+    await sent(shop, *(work(f"a{n}") for n in range(100)), wait=60)
     assert worker.pools["cpu"].ahead() == ahead
 
 
@@ -86,8 +85,7 @@ async def test_work_that_came_too_late_does_not_talk_the_time_down(shop: Shop) -
     assert before < 0.001
     assert 99 <= mean_ms(worker) <= 110
     assert known == 61
-    await shop.send(work("block", {"seconds": 3.0}), *(work(f"x{n}", deadline_ms=400) for n in range(10)))
-    await asyncio.sleep(5)
+    await sent(shop, work("block", {"seconds": 3.0}), *(work(f"x{n}", deadline_ms=400) for n in range(10)), wait=5)
     assert {one.status.value for one in shop.results if one.assignment_id.startswith("x")} == {"timeout"}
     assert worker.pools["cpu"].view(Arrival(), draining=False).service_times_known == known + 1, "only the one that ran"
 

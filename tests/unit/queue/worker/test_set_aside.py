@@ -17,6 +17,7 @@ from reefknot.queue.router.submissions import Submissions
 from reefknot.queue.worker.service import Worker
 from reefknot.queue.worker.settings import default_settings
 from reefknot.stores.memory import MemoryStore
+from tests.unit.queue.shops import sent, stored
 from tests.workshop import Shop, Step, with_shop, work
 
 CANARY = "Canary-77c1"
@@ -56,8 +57,7 @@ def test_kept_work_that_cannot_be_read_gets_a_result_and_an_event(caplog: pytest
         assert (result.status, result.error_code, result.request_id) == (ResultStatus.ERROR, "INTERNAL_ERROR", "r-a")
         assert (result.tenant_id, result.trace_id, result.job.type) == ("t", "trace", "test.step")
         assert await told(shop) == [("a", "r-a", "t", "trace")]
-        found = await shop.store.work.get("a")
-        assert found is not None
+        found = await stored(shop, "a")
         assert (found.state, found.payload) == (WorkState.QUARANTINED, b"{broken")
         await shop.send(work("a"))
         assert [one.status for one in shop.results] == [ResultStatus.ERROR] * 2, "who asks again is answered again"
@@ -103,8 +103,7 @@ def test_a_mistake_of_the_workers_own_is_an_event_and_its_text_is_kept_out_of_th
         shop.members.append(worker)
         monkeypatch.setattr(worker.steps, "attempt", breaks)
         await worker.start()
-        await shop.send(work("a"))
-        await asyncio.sleep(1)
+        await sent(shop, work("a"), wait=1)
         assert (shop.result("a").status, shop.result("a").error_code) == (ResultStatus.ERROR, "INTERNAL_ERROR")
         assert [one[:2] for one in await told(shop)] == [("a", "r-a")]
 
@@ -125,7 +124,6 @@ async def test_a_submission_that_cannot_be_read_is_answered_and_on_record(shop: 
     assert result is not None
     assert (result.status, result.error_code, result.request_id) == (ResultStatus.ERROR, "INTERNAL_ERROR", "r-a")
     assert [one[:2] for one in await told(shop)] == [("a", "r-a")]
-    found = await shop.store.work.get(submission.id)
-    assert found is not None
+    found = await stored(shop, submission.id)
     assert found.state is WorkState.QUARANTINED
     assert len(router.table) == 0

@@ -13,6 +13,7 @@ from reefknot.queue.model.admission import RejectionPolicy, Rules
 from reefknot.queue.model.messages import AckStatus, ResultStatus
 from reefknot.queue.worker.intake import Intake
 from reefknot.queue.worker.service import Worker
+from tests.unit.queue.shops import sent
 from tests.workshop import Shop, Step, work
 
 ONE = {"cpu": 1}
@@ -141,8 +142,7 @@ async def test_work_that_the_store_kept_although_it_failed_is_run_once(shop: Sho
     shop.store.work.assign = keeps_and_fails  # type: ignore[method-assign]
     await shop.send(work("a"))
     assert shop.ack("a").status is AckStatus.REJECTED
-    await shop.send(work("a"))
-    await asyncio.sleep(3)
+    await sent(shop, work("a"), wait=3)
     assert (len(step.began), shop.ack("a").status) == (1, AckStatus.ACCEPTED)
     assert {one.status for one in shop.results} == {ResultStatus.SUCCESS}
     assert worker.pools["cpu"].depth() == 0

@@ -23,6 +23,7 @@ from reefknot.queue.worker.attempt import StepRunner
 from reefknot.queue.worker.destinations import Destination
 from reefknot.queue.worker.service import Worker
 from reefknot.queue.worker.settings import ThrottleSettings
+from tests.unit.queue.shops import ran, sent
 from tests.workshop import NO_BREAKER, OK, REFUSED, Shop, Step, work
 
 NO_THROTTLE = ThrottleSettings(enabled=False)
@@ -54,11 +55,9 @@ async def hurried(shop: Shop) -> Worker:
     worker = await shop.worker(
         "w1", Step(seconds=0.001), concurrency={"cpu": 4}, throttle=NO_THROTTLE, rules=Rules(size=100_000)
     )
-    await shop.send(*(work(f"quick-{n}") for n in range(120)))
-    await asyncio.sleep(1)
+    await sent(shop, *(work(f"quick-{n}") for n in range(120)), wait=1)
     for number in range(2 * OPENS_AFTER):
-        await shop.send(work(f"cut-{number}", {"seconds": 60}, timeout_ms=50, retry_count=0))
-        await asyncio.sleep(0.06)
+        await sent(shop, work(f"cut-{number}", {"seconds": 60}, timeout_ms=50, retry_count=0), wait=0.06)
     return worker
 
 
@@ -71,8 +70,7 @@ async def test_attempts_that_were_cut_short_by_their_own_deadline_do_not_open_th
     assert cut == [ResultStatus.TIMEOUT] * 2 * OPENS_AFTER
     assert place_of(worker).busy(shop.clock.now())
     assert place_of(worker).health.failed_at == ()
-    await shop.send(work("next"))
-    await asyncio.sleep(1)
+    await sent(shop, work("next"), wait=1)
     assert shop.result("next").status is ResultStatus.SUCCESS
     assert await shop.events(BreakerEvent) == []
 
@@ -87,14 +85,12 @@ async def test_if_they_counted_the_breaker_would_open(shop: Shop) -> None:
 async def cut_at_a_tenth(shop: Shop) -> tuple[Destination, int, float]:
     """Ten answers of a second, then ten attempts that are cut after 0.1 s; and what the store had learnt before."""
     worker = await shop.worker("w1", Step(seconds=1), concurrency={"cpu": 10})
-    await shop.send(*(work(f"known-{n}") for n in range(10)))
-    await asyncio.sleep(1.5)
+    await sent(shop, *(work(f"known-{n}") for n in range(10)), wait=1.5)
     place = place_of(worker)
     assert place.usual(shop.clock.now() - 0.5) == pytest.approx(1, abs=0.01)
     known, mean = service_time(shop)
     assert known == 10
-    await shop.send(*(work(f"cut-{n}", timeout_ms=100, retry_count=0) for n in range(10)))
-    await asyncio.sleep(0.2)
+    await sent(shop, *(work(f"cut-{n}", timeout_ms=100, retry_count=0) for n in range(10)), wait=0.2)
     assert {shop.result(f"cut-{n}").status for n in range(10)} == {ResultStatus.TIMEOUT}
     return place, known, mean
 
@@ -138,8 +134,7 @@ async def test_an_attempt_that_was_cut_after_more_than_the_usual_time_says_that_
 async def a_second_each(shop: Shop, *outcomes: Any) -> Step:
     step = Step(*outcomes, seconds=1)
     await shop.worker("w1", step, concurrency={"cpu": 10}, breaker=NO_BREAKER)
-    await shop.send(*(work(f"known-{n}", retry_count=0) for n in range(10)))
-    await asyncio.sleep(1.1)
+    await sent(shop, *(work(f"known-{n}", retry_count=0) for n in range(10)), wait=1.1)
     return step
 
 
@@ -147,8 +142,7 @@ async def test_no_attempt_is_begun_with_less_time_than_the_destination_usually_t
     shop: Shop,
 ) -> None:
     step = await a_second_each(shop)
-    await shop.send(work("late", timeout_ms=500), work("soon", deadline_ms=500), work("fits", timeout_ms=2000))
-    await asyncio.sleep(2)
+    await sent(shop, work("late", timeout_ms=500), work("soon", deadline_ms=500), work("fits", timeout_ms=2000), wait=2)
     assert (step.times("late"), step.times("soon"), len(step.times("fits"))) == ([], [], 1)
     for name in ("late", "soon"):
         result = shop.result(name)
@@ -162,8 +156,7 @@ async def test_no_attempt_is_begun_with_less_time_than_the_destination_usually_t
 
 async def test_a_retry_that_would_not_fit_is_not_begun_and_the_result_tells_the_failure_before(shop: Shop) -> None:
     step = await a_second_each(shop, REFUSED)
-    await shop.send(work("a", timeout_ms=1800, retry={"max_attempts": 5, "backoff_ms": 1}))
-    await asyncio.sleep(5)
+    await sent(shop, work("a", timeout_ms=1800, retry={"max_attempts": 5, "backoff_ms": 1}), wait=5)
     result = shop.result("a")
     assert len(step.times("a")) == 1
     assert result.status is ResultStatus.TIMEOUT
@@ -174,19 +167,15 @@ async def test_a_retry_that_would_not_fit_is_not_begun_and_the_result_tells_the_
 @pytest.mark.usefixtures("nothing_is_usual")
 async def test_without_a_usual_time_both_would_be_begun_in_vain(shop: Shop) -> None:
     step = await a_second_each(shop)
-    await shop.send(work("late", timeout_ms=500), work("soon", deadline_ms=500))
-    await asyncio.sleep(2)
+    await sent(shop, work("late", timeout_ms=500), work("soon", deadline_ms=500), wait=2)
     assert (len(step.times("late")), len(step.times("soon"))) == (1, 1)
     assert {shop.result(name).status for name in ("late", "soon")} == {ResultStatus.TIMEOUT}
 
 
 async def test_a_few_answers_are_not_yet_a_usual_time(shop: Shop) -> None:
     step = Step(seconds=1)
-    await shop.worker("w1", step, concurrency={"cpu": 10})
-    await shop.send(*(work(f"known-{n}") for n in range(4)))
-    await asyncio.sleep(1.1)
-    await shop.send(work("late", timeout_ms=500))
-    await asyncio.sleep(1)
+    await ran(shop, step, *(work(f"known-{n}") for n in range(4)), wait=1.1, concurrency={"cpu": 10})
+    await sent(shop, work("late", timeout_ms=500), wait=1)
     assert len(step.times("late")) == 1
 
 
@@ -195,8 +184,7 @@ async def asked_again_after(shop: Shop, seconds: float) -> bool:
     step = await a_second_each(shop)
     step.seconds = 0.01
     await asyncio.sleep(seconds)
-    await shop.send(work("again", timeout_ms=400))
-    await asyncio.sleep(1)
+    await sent(shop, work("again", timeout_ms=400), wait=1)
     ran = bool(step.times("again"))
     assert (shop.result("again").status is ResultStatus.SUCCESS) is ran
     return ran
@@ -226,9 +214,7 @@ async def test_a_deadline_that_passes_in_a_queue_is_the_same_end_at_a_router_and
     router = await shop.router()
     early = await router.submit(work("at-router", deadline_ms=500, priority=0))
     await asyncio.sleep(3)
-    await shop.worker("w1", Step(seconds=30), concurrency={"cpu": 1})
-    await shop.send(work("long"), work("at-worker", deadline_ms=500))
-    await asyncio.sleep(3)
+    await ran(shop, Step(seconds=30), work("long"), work("at-worker", deadline_ms=500), wait=3, concurrency={"cpu": 1})
     assert early is not None
     items = [await shop.store.work.get(name) for name in ("at-router", "at-worker")]
     assert [one.state for one in items if one is not None] == [WorkState.FAILED] * 2
@@ -250,12 +236,9 @@ async def troubled(shop: Shop, others: str) -> tuple[list[str], Step]:
     def of(tenant: str, name: str, **given: Any) -> ExecAssignment:
         return structs.replace(work(name, retry_count=0, **given), tenant_id=tenant)
 
-    await shop.send(*(of(others, f"well-{n}") for n in range(120)))
-    await asyncio.sleep(1)
-    await shop.send(*(of("a", f"fails-{n}", job="failing") for n in range(60)))
-    await asyncio.sleep(1)
-    await shop.send(of("b", "other"))
-    await asyncio.sleep(0.5)
+    await sent(shop, *(of(others, f"well-{n}") for n in range(120)), wait=1)
+    await sent(shop, *(of("a", f"fails-{n}", job="failing") for n in range(60)), wait=1)
+    await sent(shop, of("b", "other"), wait=0.5)
     events: list[Any] = await shop.events(BreakerEvent)
     return [event.state for event in events], step
 

@@ -9,6 +9,7 @@ from reefknot.policy.book import PolicyBook
 from reefknot.queue.model.messages import ExecAssignment, ResultStatus
 from reefknot.steps.python import BlockRegistry, block
 from tests.rows import for_each_row
+from tests.unit.queue.shops import ran, sent
 from tests.workshop import Shop, Step, with_shop, work
 
 FILE = """
@@ -32,8 +33,7 @@ def limits(assignment: ExecAssignment, *, type_: str = "test.step", file: str = 
 
     async def story(shop: Shop) -> None:
         await shop.worker("w1", *registry.blocks().values(), book=PolicyBook.loads(file).snapshot)
-        await shop.send(assignment)
-        await asyncio.sleep(1000)
+        await sent(shop, assignment, wait=1000)
         result = shop.result(assignment.assignment_id)
         assert result.status is ResultStatus.TIMEOUT
         codes.append(str(result.error_code))
@@ -98,8 +98,6 @@ async def test_a_request_that_hangs_once_is_cut_off_and_tried_again(shop: Shop) 
         return hangs.outcomes[0]
 
     hangs.run = run  # type: ignore[method-assign]
-    await shop.worker("w1", hangs)
-    await shop.send(work("a", job="http.request"))
-    await asyncio.sleep(60)
+    await ran(shop, hangs, work("a", job="http.request"), wait=60)
     assert shop.result("a").status is ResultStatus.SUCCESS
     assert [context.seconds for context in hangs.contexts] == [10.0, 10.0]

@@ -1,0 +1,50 @@
+"""What the tests of the queue do again and again in a shop, each in one call."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from reefknot.queue.model.messages import ExecAssignment, ExecResult
+from reefknot.queue.model.work import WorkItem
+from reefknot.queue.router.service import Router
+from reefknot.queue.worker.service import Worker
+from tests.workshop import Shop, Step, work
+
+
+async def sent(shop: Shop, *assignments: ExecAssignment | bytes, wait: float, to: str = "w1") -> None:
+    """Send assignments to a worker, and let `wait` seconds pass."""
+    await shop.send(*assignments, to=to)
+    await asyncio.sleep(wait)
+
+
+async def ran(shop: Shop, *given: Step | ExecAssignment, wait: float, **settings: Any) -> Worker:
+    """Worker `w1` with the given steps, `wait` seconds after the given assignments, or work `a`, were sent to it."""
+    worker = await shop.worker("w1", *(one for one in given if isinstance(one, Step)), **settings)
+    assignments = [one for one in given if isinstance(one, ExecAssignment)]
+    await sent(shop, *(assignments or [work("a")]), wait=wait)
+    return worker
+
+
+async def served(shop: Shop, *steps: Step, wait: float = 0.0, **settings: Any) -> Router:
+    """A router and worker `w1` with these steps, `wait` seconds later: after one second it is heard of."""
+    router = await shop.router()
+    await shop.worker("w1", *steps, **settings)
+    await asyncio.sleep(wait)
+    return router
+
+
+async def answers(*futures: asyncio.Future[ExecResult], within: float = 60.0) -> list[ExecResult]:
+    async with asyncio.timeout(within):
+        return [await one for one in futures]
+
+
+async def told(shop: Shop, kind: type[Any]) -> list[Any]:
+    """What is on record of this kind."""
+    return list(await shop.events(kind))
+
+
+async def stored(shop: Shop, name: str) -> WorkItem:
+    item = await shop.store.work.get(name)
+    assert item is not None
+    return item
