@@ -88,20 +88,17 @@ class TestJetStreamTransport(TransportContract):
         return TransportHarness(two_ends)
 
 
-def test_two_names_on_one_server_are_two_stores(nats_server: NatsServer) -> None:
+@pytest.mark.real_time
+async def test_two_names_on_one_server_are_two_stores(nats_server: NatsServer) -> None:
     """What one story writes, no other can see."""
-
-    async def story() -> None:
-        one, other = [await JetStreamStore.open(nats_server.url, VirtualClock(), name=_name()) for _ in range(2)]
-        try:
-            await one.audit.append([event("first")])
-            assert await event_types(one) == ["first"]
-            assert await event_types(other) == []
-        finally:
-            await one.close()
-            await other.close()
-
-    asyncio.run(story())
+    one, other = [await JetStreamStore.open(nats_server.url, VirtualClock(), name=_name()) for _ in range(2)]
+    try:
+        await one.audit.append([event("first")])
+        assert await event_types(one) == ["first"]
+        assert await event_types(other) == []
+    finally:
+        await one.close()
+        await other.close()
 
 
 def test_it_says_that_it_is_durable(nats_server: NatsServer) -> None:

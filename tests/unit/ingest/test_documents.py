@@ -34,7 +34,10 @@ from reefknot.ingest.model import parse_search
 from reefknot.ingest.port import LARGEST_CURSOR, Document, Page, Position
 from reefknot.runtime.clocks import SystemClock, VirtualClock
 from reefknot.stores.sqlite import SqliteStore
+from reefknot.testing import run_virtual
 from tests.faults.vfs import Failing, FaultyDisk, Hook, disk_error, disk_full
+
+pytestmark = pytest.mark.real_time
 
 ONE = Page("1", (Document("a", "a.md", "1", text="some words"),))
 
@@ -52,7 +55,6 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-@pytest.mark.real_time
 async def test_the_file_is_wal_fully_synchronous_and_nobody_elses_to_read(tmp_path: Path) -> None:
     path = tmp_path / "new folder" / "documents.db"
     async with opened(path) as documents:
@@ -63,7 +65,6 @@ async def test_the_file_is_wal_fully_synchronous_and_nobody_elses_to_read(tmp_pa
     assert (mode(path), mode(path.parent)) == (0o600, 0o700)
 
 
-@pytest.mark.real_time
 async def test_what_was_kept_is_there_when_it_is_opened_again(tmp_path: Path) -> None:
     async with opened(tmp_path / "d.db") as documents:
         position = await documents.keep("s", ONE, after=Position())
@@ -99,7 +100,6 @@ def test_a_newer_file_and_another_programs_file_are_refused_and_left_alone(tmp_p
     assert "no database" in refused(tmp_path / "notes.db")
 
 
-@pytest.mark.real_time
 async def test_a_file_that_is_missing_is_made_only_when_it_may_be(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailableError):
         async with opened(tmp_path / "d.db", create=False):
@@ -107,7 +107,6 @@ async def test_a_file_that_is_missing_is_made_only_when_it_may_be(tmp_path: Path
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.real_time
 async def test_a_file_that_others_keep_locked_is_waited_for_and_then_named_locked(tmp_path: Path) -> None:
     async with opened(tmp_path / "d.db", patience=0.05) as documents:
         other = apsw.Connection(str(tmp_path / "d.db"))
@@ -120,7 +119,6 @@ async def test_a_file_that_others_keep_locked_is_waited_for_and_then_named_locke
         await documents.keep("s", ONE, after=Position())
 
 
-@pytest.mark.real_time
 async def test_a_file_that_was_replaced_is_not_written_any_more(tmp_path: Path) -> None:
     async with opened(tmp_path / "d.db") as documents:
         position = await documents.keep("s", ONE, after=Position())
@@ -142,7 +140,6 @@ async def test_a_file_that_was_replaced_is_not_written_any_more(tmp_path: Path) 
         *(("media_type", 5), ("modified_at", 1.5), ("modified_at", True), ("metadata", [1]), ("problem", None)),
     ],
 )
-@pytest.mark.real_time
 async def test_a_value_of_a_wrong_type_is_the_connectors_mistake_and_not_the_stores(
     tmp_path: Path, field: str, value: Any
 ) -> None:
@@ -157,7 +154,6 @@ async def test_a_value_of_a_wrong_type_is_the_connectors_mistake_and_not_the_sto
         await documents.keep("notes", ONE, after=Position())
 
 
-@pytest.mark.real_time
 async def test_a_page_of_something_else_is_the_connectors_mistake(tmp_path: Path) -> None:
     pages: list[Any] = [Page("1", (5,)), Page("1", deleted=(5,)), Page(5)]  # type: ignore[arg-type]
     async with opened(tmp_path / "d.db") as documents:
@@ -166,7 +162,6 @@ async def test_a_page_of_something_else_is_the_connectors_mistake(tmp_path: Path
                 await documents.keep("notes", page, after=Position())
 
 
-@pytest.mark.real_time
 async def test_values_that_only_sqlite_refuses_are_no_outage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(document_rows, "_check_types", lambda document: None)
     wrong = replace(ONE.documents[0], modified_at=1.5)
@@ -176,7 +171,6 @@ async def test_values_that_only_sqlite_refuses_are_no_outage(tmp_path: Path, mon
         await documents.keep("notes", ONE, after=Position())
 
 
-@pytest.mark.real_time
 async def test_a_cursor_that_is_too_long_is_permanent_and_names_the_source(tmp_path: Path) -> None:
     async with opened(tmp_path / "d.db") as documents:
         with pytest.raises(SourceError, match="the connector of notes returned a cursor of 262145") as caught:
@@ -184,7 +178,6 @@ async def test_a_cursor_that_is_too_long_is_permanent_and_names_the_source(tmp_p
         assert caught.value.failure_type is FailureType.PERMANENT
 
 
-@pytest.mark.real_time
 async def test_a_page_that_a_full_disk_refuses_is_kept_by_the_next_try(tmp_path: Path) -> None:
     disk = FaultyDisk(Hook(), name="full-documents")
     async with opened(tmp_path / "d.db", opener=disk.opener()) as documents:
@@ -195,7 +188,6 @@ async def test_a_page_that_a_full_disk_refuses_is_kept_by_the_next_try(tmp_path:
         assert (await documents.keep("s", ONE, after=Position())).sequence == 1
 
 
-@pytest.mark.real_time
 async def test_after_an_error_of_the_disk_the_file_is_opened_anew(tmp_path: Path) -> None:
     """A failed fsync must not be tried again on the same connection: its pages may be lost, and look written."""
     disk = FaultyDisk(Hook(), name="sick-documents")
@@ -211,7 +203,6 @@ async def test_after_an_error_of_the_disk_the_file_is_opened_anew(tmp_path: Path
         assert first is not None
 
 
-@pytest.mark.real_time
 async def test_a_statement_that_takes_too_long_is_ended_and_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,7 +215,6 @@ async def test_a_statement_that_takes_too_long_is_ended_and_changes_nothing(
         await documents.keep("s", ONE, after=Position())
 
 
-@pytest.mark.real_time
 async def test_a_disk_that_does_not_answer_does_not_hold_the_caller(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,7 +227,6 @@ async def test_a_disk_that_does_not_answer_does_not_hold_the_caller(
         answers.set()
 
 
-@pytest.mark.real_time
 async def test_closed_documents_say_so(tmp_path: Path) -> None:
     async with opened(tmp_path / "d.db") as documents:
         pass
@@ -245,15 +234,15 @@ async def test_closed_documents_say_so(tmp_path: Path) -> None:
         await documents.counts()
 
 
-async def test_inline_documents_work_in_virtual_time(tmp_path: Path) -> None:
-    async with opened(tmp_path / "d.db", inline=True) as documents:
-        await asyncio.sleep(86_400)
-        found = await documents.keep("s", ONE, after=Position())
+def test_inline_documents_work_in_virtual_time(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with opened(tmp_path / "d.db", inline=True) as documents:
+            await asyncio.sleep(86_400)
+            assert await documents.keep("s", ONE, after=Position()) == Position("1", 1)
 
-    assert found == Position("1", 1)
+    run_virtual(main())
 
 
-@pytest.mark.real_time
 async def test_a_large_page_of_an_export_ends_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LARGEST_ANSWER", 1000)
     async with opened(tmp_path / "d.db") as documents:
@@ -265,7 +254,6 @@ async def test_a_large_page_of_an_export_ends_early(tmp_path: Path, monkeypatch:
         assert sizes == [3, 3, 1]
 
 
-@pytest.mark.real_time
 async def test_many_documents_are_forgotten_in_steps_and_a_sync_in_between_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -288,7 +276,6 @@ STATEMENTS = {
 
 
 @pytest.mark.parametrize("name", STATEMENTS)
-@pytest.mark.real_time
 async def test_what_every_sync_asks_for_never_walks_through_the_documents(tmp_path: Path, name: str) -> None:
     async with opened(tmp_path / "d.db") as documents:
         statement = STATEMENTS[name]
@@ -321,7 +308,6 @@ def test_without_a_word_there_is_nothing_to_look_for(typed: str) -> None:
         search_expression(parse_search(typed))
 
 
-@pytest.mark.real_time
 async def test_items_of_one_content_are_found_by_an_index(tmp_path: Path) -> None:
     """A connector asks for every new item: reading the whole source each time would make a first sync quadratic."""
     asked: list[tuple[str, Any]] = []
@@ -354,7 +340,6 @@ def files(folder: Path) -> dict[str, bytes]:
     return {one.name: one.read_bytes() for one in folder.iterdir()}
 
 
-@pytest.mark.real_time
 async def test_documents_that_are_open_for_reading_are_read_make_no_file_and_refuse_a_page(tmp_path: Path) -> None:
     async with opened(tmp_path / "d.db") as documents:
         await documents.keep("notes", ONE, after=Position())
@@ -367,7 +352,6 @@ async def test_documents_that_are_open_for_reading_are_read_make_no_file_and_ref
         assert files(tmp_path) == before
 
 
-@pytest.mark.real_time
 async def test_a_file_that_was_written_while_it_was_read_without_locks_is_told_and_read_anew(tmp_path: Path) -> None:
     async with opened(tmp_path / "d.db") as documents:
         await documents.keep("notes", ONE, after=Position())
@@ -379,7 +363,6 @@ async def test_a_file_that_was_written_while_it_was_read_without_locks_is_told_a
         assert await reading.search("words") == []
 
 
-@pytest.mark.real_time
 async def test_a_file_without_the_tables_cannot_be_read_where_it_may_not_be_written(tmp_path: Path) -> None:
     (tmp_path / "d.db").touch()
     with pytest.raises(StoreVersionError, match=r"it has version 0, .* it may not be written"):
@@ -404,7 +387,6 @@ def is_busy(documents: SqliteDocuments) -> bool:
 
 
 @pytest.mark.parametrize("is_interrupted", [True, False], ids=["interrupted", "control"])
-@pytest.mark.real_time
 async def test_a_search_that_takes_too_long_ends_in_time_and_holds_up_neither_close_nor_exit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_interrupted: bool
 ) -> None:
@@ -429,7 +411,6 @@ async def test_a_search_that_takes_too_long_ends_in_time_and_holds_up_neither_cl
         assert await documents.search("w1") != [], "the file can be searched at once"
 
 
-@pytest.mark.real_time
 async def test_a_search_that_is_cancelled_is_ended(tmp_path: Path) -> None:
     await with_many_words(tmp_path / "d.db")
     async with opened(tmp_path / "d.db") as documents:
@@ -441,7 +422,6 @@ async def test_a_search_that_is_cancelled_is_ended(tmp_path: Path) -> None:
         assert await documents.search("w1") != []
 
 
-@pytest.mark.real_time
 async def test_a_file_that_cannot_be_opened_leaves_no_thread(tmp_path: Path) -> None:
     (tmp_path / "d.db").write_text("no database at all, but notes " * 30)
     before = threading.active_count()
@@ -467,7 +447,6 @@ def test_a_consumer_of_a_file_that_was_deleted_and_made_again_has_to_start_over(
         asyncio.run(kept(300, cursor))
 
 
-@pytest.mark.real_time
 async def test_a_consumer_of_a_file_that_is_replaced_meanwhile_is_not_left_waiting(tmp_path: Path) -> None:
     async with opened(tmp_path / "d.db") as documents:
         await documents.keep("s", ONE, after=Position())

@@ -11,7 +11,6 @@ from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores import memory
 from reefknot.stores.memory import MemoryStore
 from reefknot.stores.memory import store as parts
-from reefknot.testing import run_virtual
 from reefknot.testing.conformance.harness import event
 
 MOST = 20
@@ -29,54 +28,39 @@ async def after_many(number: int) -> MemoryStore:
     return store
 
 
-def test_the_items_that_ended_first_go_and_open_ones_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_items_that_ended_first_go_and_open_ones_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "MOST_ENDED", MOST)
-
-    async def story() -> None:
-        store = await after_many(5 * MOST)
-        kept = await store.work.find(limit=1000)
-        assert {item.id for item in kept} == {"waits", *(f"{number}" for number in range(4 * MOST, 5 * MOST))}
-        last = await store.work.get(f"{5 * MOST - 1}")
-        assert last is not None
-        assert last.state is WorkState.SUCCEEDED
-        (answer,) = await store.work.enqueue([WorkItem("0", "t")])
-        assert answer is Enqueued.ACCEPTED, "an id that was forgotten is a new one"
-
-    run_virtual(story())
+    store = await after_many(5 * MOST)
+    kept = await store.work.find(limit=1000)
+    assert {item.id for item in kept} == {"waits", *(f"{number}" for number in range(4 * MOST, 5 * MOST))}
+    last = await store.work.get(f"{5 * MOST - 1}")
+    assert last is not None
+    assert last.state is WorkState.SUCCEEDED
+    (answer,) = await store.work.enqueue([WorkItem("0", "t")])
+    assert answer is Enqueued.ACCEPTED, "an id that was forgotten is a new one"
 
 
-def test_without_the_bound_every_item_stays() -> None:
+async def test_without_the_bound_every_item_stays() -> None:
     """The control."""
-
-    async def story() -> None:
-        store = await after_many(5 * MOST)
-        assert len(await store.work.find(limit=1000)) == 5 * MOST + 1
-
-    run_virtual(story())
+    store = await after_many(5 * MOST)
+    assert len(await store.work.find(limit=1000)) == 5 * MOST + 1
 
 
-def test_extended_leases_of_unknown_and_ended_work_are_not_kept() -> None:
-    async def story() -> None:
-        store = await after_many(1)
-        (item,) = await store.work.claim(1, WorkClaim(owner="me", classes=("other",)))
-        ours = Held(item.id, "me", item.fence)
-        store.leases.extend([Held("0", "me", 1), Held("unknown", "me", 1), ours], lease=60)
-        assert list(store.work.table._extended) == ["waits"]
-        assert await store.work.settle([Settlement(item.id, "me", item.fence, WorkDone())]) == [True]
-        assert not store.work.table._extended
-
-    run_virtual(story())
+async def test_extended_leases_of_unknown_and_ended_work_are_not_kept() -> None:
+    store = await after_many(1)
+    (item,) = await store.work.claim(1, WorkClaim(owner="me", classes=("other",)))
+    ours = Held(item.id, "me", item.fence)
+    store.leases.extend([Held("0", "me", 1), Held("unknown", "me", 1), ours], lease=60)
+    assert list(store.work.table._extended) == ["waits"]
+    assert await store.work.settle([Settlement(item.id, "me", item.fence, WorkDone())]) == [True]
+    assert not store.work.table._extended
 
 
-def test_the_oldest_events_go_and_the_chain_that_is_left_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_oldest_events_go_and_the_chain_that_is_left_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts, "MOST_EVENTS", MOST)
-
-    async def story() -> None:
-        store = await after_many(5 * MOST)
-        kept = await store.audit.read()
-        assert len(kept) <= MOST
-        assert kept[-1].sequence >= 5 * MOST
-        assert any(one.entry.event_type == ANCHOR for one in kept)
-        assert await store.audit.verify() == []
-
-    run_virtual(story())
+    store = await after_many(5 * MOST)
+    kept = await store.audit.read()
+    assert len(kept) <= MOST
+    assert kept[-1].sequence >= 5 * MOST
+    assert any(one.entry.event_type == ANCHOR for one in kept)
+    assert await store.audit.verify() == []

@@ -34,23 +34,18 @@ async def _cancelled_with_the_answer(asking: asyncio.Task[Any], client: WaitingC
     return asking.cancelled()
 
 
-def test_a_request_that_is_cancelled_while_its_answer_arrives_is_cancelled() -> None:
+@pytest.mark.real_time
+async def test_a_request_that_is_cancelled_while_its_answer_arrives_is_cancelled() -> None:
     """Else a task that is told to end goes on, and whoever waits for its end waits for ever."""
-
-    async def story() -> None:
-        client = WaitingClient()
-        connection = Connection(options_from_url("nats://127.0.0.1:4222"))
-        connection._client = cast("Client", client)
-        asking = asyncio.create_task(connection.request("a"))
-        assert await _cancelled_with_the_answer(asking, client)
-
-    asyncio.run(story())
+    client = WaitingClient()
+    connection = Connection(options_from_url("nats://127.0.0.1:4222"))
+    connection._client = cast("Client", client)
+    asking = asyncio.create_task(connection.request("a"))
+    assert await _cancelled_with_the_answer(asking, client)
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="wait_for keeps cancellations since Python 3.12")
-def test_control_the_clients_own_request_loses_the_cancellation() -> None:
-    async def story() -> None:
-        client = WaitingClient()
-        assert not await _cancelled_with_the_answer(asyncio.create_task(client.request()), client)
-
-    asyncio.run(story())
+@pytest.mark.real_time
+async def test_control_the_clients_own_request_loses_the_cancellation() -> None:
+    client = WaitingClient()
+    assert not await _cancelled_with_the_answer(asyncio.create_task(client.request()), client)

@@ -261,23 +261,21 @@ def test_a_store_that_leaves_out_some_of_its_counting_is_caught(
         asyncio.run(story(tmp_path / "0.db", 0))
 
 
-def test_jobs_that_are_changed_by_hand_are_counted_again_by_compact(tmp_path: Path) -> None:
-    async def main() -> None:
-        path = tmp_path / "state.db"
-        store = await SqliteStore(path, VirtualClock(), inline=True).start()
-        await store.work.enqueue([WorkItem(f"a{number}", "t", "io") for number in range(3)])
-        with apsw.Connection(str(path)) as connection:
-            connection.execute("DELETE FROM work WHERE id = 'a1'")
-            connection.execute("UPDATE work SET state = 'quarantined', ready = 0 WHERE id = 'a2'")
-        assert wrong_counts(connection) == list(COLUMNS)
-        report = await store.check()
-        assert [problem.split("`")[0] for problem in report.problems] == [
-            f"the numbers in {table} are not those of the jobs; " for table in COLUMNS
-        ]
-        await store.compact()
-        assert (await store.check()).ok
-        with apsw.Connection(str(path)) as connection:
-            assert list(connection.execute(KEPT)) == list(connection.execute(FRESH)) == [("io", "queued", 0, "", 1)]
-        await store.close()
-
-    asyncio.run(main())
+@pytest.mark.real_time
+async def test_jobs_that_are_changed_by_hand_are_counted_again_by_compact(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    store = await SqliteStore(path, VirtualClock(), inline=True).start()
+    await store.work.enqueue([WorkItem(f"a{number}", "t", "io") for number in range(3)])
+    with apsw.Connection(str(path)) as connection:
+        connection.execute("DELETE FROM work WHERE id = 'a1'")
+        connection.execute("UPDATE work SET state = 'quarantined', ready = 0 WHERE id = 'a2'")
+    assert wrong_counts(connection) == list(COLUMNS)
+    report = await store.check()
+    assert [problem.split("`")[0] for problem in report.problems] == [
+        f"the numbers in {table} are not those of the jobs; " for table in COLUMNS
+    ]
+    await store.compact()
+    assert (await store.check()).ok
+    with apsw.Connection(str(path)) as connection:
+        assert list(connection.execute(KEPT)) == list(connection.execute(FRESH)) == [("io", "queued", 0, "", 1)]
+    await store.close()

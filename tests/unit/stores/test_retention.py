@@ -67,17 +67,13 @@ def test_a_round_removes_what_is_past_its_retention_and_nothing_that_lives(caplo
     assert len(lines) == 3
 
 
-def test_for_ever_is_for_ever() -> None:
+async def test_for_ever_is_for_ever() -> None:
     clock = VirtualClock()
-
-    async def main() -> None:
-        store = MemoryStore(clock, retention=DAY)
-        await filled(store, clock.wall())
-        clock.advance(10_000 * DAY)
-        assert await RetentionJob(store, clock, given=Retention(None, None)).once() == Removed(keys=1)
-        assert await RetentionJob(store, clock).once() == Removed(work=1, events=2)
-
-    run_virtual(main())
+    store = MemoryStore(clock, retention=DAY)
+    await filled(store, clock.wall())
+    clock.advance(10_000 * DAY)
+    assert await RetentionJob(store, clock, given=Retention(None, None)).once() == Removed(keys=1)
+    assert await RetentionJob(store, clock).once() == Removed(work=1, events=2)
 
 
 class JumpingClock(VirtualClock):
@@ -89,20 +85,14 @@ class JumpingClock(VirtualClock):
         return super().wall() + self.jump
 
 
-def test_a_wall_clock_that_jumps_makes_nothing_older() -> None:
+async def test_a_wall_clock_that_jumps_makes_nothing_older() -> None:
     clock = JumpingClock()
-
-    async def main() -> None:
-        store = MemoryStore(clock, retention=DAY)
-        job = RetentionJob(store, clock)
-        await filled(store, clock.wall())
-        clock.jump = 1000 * DAY
-        assert await job.once() == Removed()
-        assert await RetentionJob(store, clock).once() == Removed(
-            work=1, events=2
-        )  # who opens it now believes the clock
-
-    run_virtual(main())
+    store = MemoryStore(clock, retention=DAY)
+    job = RetentionJob(store, clock)
+    await filled(store, clock.wall())
+    clock.jump = 1000 * DAY
+    assert await job.once() == Removed()
+    assert await RetentionJob(store, clock).once() == Removed(work=1, events=2)  # who opens it now believes the clock
 
 
 class Counting:
@@ -153,32 +143,27 @@ def test_a_round_runs_about_every_ten_minutes_also_after_a_failure(caplog: pytes
     assert "the retention round failed (the disk is gone)" in caplog.text
 
 
-def test_a_process_that_may_not_run_rounds_runs_none() -> None:
-    async def main() -> None:
-        store: Any = Counting()
-        job = RetentionJob(store, clock_of_this_loop(), may_run=lambda: False)
-        job.start()
-        await asyncio.sleep(5 * EVERY_S)
-        await job.close()
-        assert store.rounds == 0
-
-    run_virtual(main())
+async def test_a_process_that_may_not_run_rounds_runs_none() -> None:
+    store: Any = Counting()
+    job = RetentionJob(store, clock_of_this_loop(), may_run=lambda: False)
+    job.start()
+    await asyncio.sleep(5 * EVERY_S)
+    await job.close()
+    assert store.rounds == 0
 
 
-def test_one_process_of_a_host_runs_retention(tmp_path: Path) -> None:
-    async def main() -> None:
-        clock = VirtualClock()
-        one, other = (SqliteStore(tmp_path / "state.db", clock) for _ in range(2))
-        await one.start()
-        await other.start()
-        assert one.acquire_retention_lock()
-        assert one.acquire_retention_lock()
-        assert not other.acquire_retention_lock()
-        await one.close()
-        assert other.acquire_retention_lock()
-        await other.close()
-
-    asyncio.run(main())
+@pytest.mark.real_time
+async def test_one_process_of_a_host_runs_retention(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    one, other = (SqliteStore(tmp_path / "state.db", clock) for _ in range(2))
+    await one.start()
+    await other.start()
+    assert one.acquire_retention_lock()
+    assert one.acquire_retention_lock()
+    assert not other.acquire_retention_lock()
+    await one.close()
+    assert other.acquire_retention_lock()
+    await other.close()
 
 
 # ---- through open_store ----------------------------------------------------------------------------------------------
@@ -229,20 +214,17 @@ def test_a_short_command_removes_nothing_whatever_its_clock_says(tmp_path: Path)
     assert types_in(path, clock) == ["anchor"], "the control: it was due"
 
 
-def test_a_process_that_runs_removes_something_only_when_it_has_had_the_store_open_for_a_while() -> None:
-    async def main() -> None:
-        store: Any = Counting()
-        note = RetentionNote(None)
-        note.write(last_round_at=1.0)
-        job = RetentionJob(store, clock_of_this_loop(), note=note)
-        job.start()
-        await asyncio.sleep(SHORTEST_WAIT_S - 1)
-        assert store.rounds == 0
-        await asyncio.sleep(SHORTEST_WAIT_S)
-        assert store.rounds == 1
-        await job.close()
-
-    run_virtual(main())
+async def test_a_process_that_runs_removes_something_only_when_it_has_had_the_store_open_for_a_while() -> None:
+    store: Any = Counting()
+    note = RetentionNote(None)
+    note.write(last_round_at=1.0)
+    job = RetentionJob(store, clock_of_this_loop(), note=note)
+    job.start()
+    await asyncio.sleep(SHORTEST_WAIT_S - 1)
+    assert store.rounds == 0
+    await asyncio.sleep(SHORTEST_WAIT_S)
+    assert store.rounds == 1
+    await job.close()
 
 
 @pytest.mark.parametrize("ahead", [0.9, 1.1, 30.0])
@@ -262,21 +244,18 @@ def test_nothing_is_removed_while_the_clock_is_more_than_a_day_past_the_newest_r
     assert ("more than a day past the newest record" in caplog.text) is (ahead > 1)
 
 
-def test_records_that_a_process_with_a_wrong_clock_writes_itself_say_nothing_for_a_day() -> None:
-    async def main() -> None:
-        clock = clock_of_this_loop()
-        store: Any = Counting(newest=int((clock.wall() - 30 * DAY) * 1000))
-        job = RetentionJob(store, clock)
-        job.start()
-        await asyncio.sleep(60)
-        store.newest = None  # it is of now
-        await asyncio.sleep(DAY - 120)
-        assert store.rounds == 0
-        await asyncio.sleep(2 * EVERY_S)
-        assert store.rounds > 0, "somebody would have noticed by now"
-        await job.close()
-
-    run_virtual(main())
+async def test_records_that_a_process_with_a_wrong_clock_writes_itself_say_nothing_for_a_day() -> None:
+    clock = clock_of_this_loop()
+    store: Any = Counting(newest=int((clock.wall() - 30 * DAY) * 1000))
+    job = RetentionJob(store, clock)
+    job.start()
+    await asyncio.sleep(60)
+    store.newest = None  # it is of now
+    await asyncio.sleep(DAY - 120)
+    assert store.rounds == 0
+    await asyncio.sleep(2 * EVERY_S)
+    assert store.rounds > 0, "somebody would have noticed by now"
+    await job.close()
 
 
 def test_a_noted_retention_binds_processes_without_a_setting(tmp_path: Path) -> None:
@@ -307,25 +286,22 @@ def test_control_without_the_note_the_events_would_be_gone(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("engine", ["memory", "sqlite"])
-def test_the_newest_record_is_an_event_a_key_or_work(tmp_path: Path, engine: str) -> None:
-    async def main() -> None:
-        clock = VirtualClock()
-        store: Any = MemoryStore(clock)
-        if engine == "sqlite":
-            store = await SqliteStore(tmp_path / "state.db", clock, inline=True).start()
-        assert await store.newest_record_at() is None
-        for part in ("key", "work", "event"):
-            clock.advance(5)
-            if part == "key":
-                await store.idempotency.claim("k", owner="a")
-            elif part == "work":
-                await store.work.enqueue([WorkItem("w", "t")])
-            else:
-                await store.audit.append([event("a", at=int(clock.wall() * 1000))])
-            assert await store.newest_record_at() == int(clock.wall() * 1000)
-        await store.close()
-
-    run_virtual(main())
+async def test_the_newest_record_is_an_event_a_key_or_work(tmp_path: Path, engine: str) -> None:
+    clock = VirtualClock()
+    store: Any = MemoryStore(clock)
+    if engine == "sqlite":
+        store = await SqliteStore(tmp_path / "state.db", clock, inline=True).start()
+    assert await store.newest_record_at() is None
+    for part in ("key", "work", "event"):
+        clock.advance(5)
+        if part == "key":
+            await store.idempotency.claim("k", owner="a")
+        elif part == "work":
+            await store.work.enqueue([WorkItem("w", "t")])
+        else:
+            await store.audit.append([event("a", at=int(clock.wall() * 1000))])
+        assert await store.newest_record_at() == int(clock.wall() * 1000)
+    await store.close()
 
 
 def test_a_note_that_cannot_be_read_or_written_says_nothing(tmp_path: Path) -> None:
@@ -347,11 +323,8 @@ def test_an_invalid_retention_is_refused_before_anything_is_opened(tmp_path: Pat
     assert not (tmp_path / "state.db").exists()
 
 
-def test_in_a_virtual_loop_nothing_is_removed(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with rk.open_store("memory:") as store:
-            await store.audit.append([event("a", at=0)])
-            await asyncio.sleep(KEEP_EVENTS_S + EVERY_S)
-            assert len(await store.audit.read()) == 1
-
-    run_virtual(main())
+async def test_in_a_virtual_loop_nothing_is_removed(tmp_path: Path) -> None:
+    async with rk.open_store("memory:") as store:
+        await store.audit.append([event("a", at=0)])
+        await asyncio.sleep(KEEP_EVENTS_S + EVERY_S)
+        assert len(await store.audit.read()) == 1

@@ -34,7 +34,6 @@ from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores.memory import MemoryStore
 from reefknot.stores.table.items import CLASS_TOPIC, END_TOPIC, LEASES_TOPIC, group_of
 from reefknot.stores.table.table import QuarantineTable, WorkTable
-from reefknot.testing import run_virtual
 from reefknot.testing.conformance.harness import event, event_types
 
 NOW = Moment(5_000, 1_000_000)
@@ -339,20 +338,17 @@ def test_an_item_that_is_removed_is_neither_counted_nor_claimed() -> None:
     )
 
 
-def test_a_call_of_the_memory_engine_that_fails_half_way_leaves_nothing_behind() -> None:
+async def test_a_call_of_the_memory_engine_that_fails_half_way_leaves_nothing_behind() -> None:
     def fails_for(work_id: str, item: WorkItem) -> list[AuditEntry]:
         if item.id == work_id:
             raise LookupError(work_id)
         return told(item)
 
-    async def story() -> None:
-        store = MemoryStore(VirtualClock())
-        items = [WorkItem(one, "t") for one in "abc"]
-        with pytest.raises(LookupError):
-            await store.work.enqueue(items, Enqueue(accept_events=partial(fails_for, "b")))
-        assert await store.work.find() == []
-        assert await event_types(store) == []
-        assert await store.work.enqueue(items, Enqueue(accept_events=told)) == [Enqueued.ACCEPTED] * 3
-        assert await event_types(store) == ["told"] * 3
-
-    run_virtual(story())
+    store = MemoryStore(VirtualClock())
+    items = [WorkItem(one, "t") for one in "abc"]
+    with pytest.raises(LookupError):
+        await store.work.enqueue(items, Enqueue(accept_events=partial(fails_for, "b")))
+    assert await store.work.find() == []
+    assert await event_types(store) == []
+    assert await store.work.enqueue(items, Enqueue(accept_events=told)) == [Enqueued.ACCEPTED] * 3
+    assert await event_types(store) == ["told"] * 3

@@ -14,7 +14,11 @@ from reefknot.audit.port import AuditQuery
 from reefknot.errors import StoreUnavailableError
 from reefknot.stores.sqlite import SqliteStore, audit
 from reefknot.testing.conformance.harness import event
-from tests.unit.stores.sqlite.test_store import opened, run
+from tests.unit.stores.sqlite.stores_on_a_file import by_hand, opened
+
+pytestmark = pytest.mark.real_time
+
+ROWS = "SELECT count(*) FROM audit"
 
 
 @pytest.fixture(autouse=True)
@@ -27,62 +31,33 @@ async def filled(store: SqliteStore, number: int, *, at: int = 0) -> Head:
     return await store.audit.append([event("a" if index % 10 else "tenth", at=at + index) for index in range(number)])
 
 
-def changed(path: Path, statement: str) -> None:
-    connection = apsw.Connection(str(path))
-    connection.execute(statement)
-    connection.close()
-
-
-def rows_in(path: Path) -> int:
-    connection = apsw.Connection(str(path))
-    number: Any = connection.execute("SELECT count(*) FROM audit").get
-    connection.close()
-    return int(number)
-
-
 @pytest.mark.parametrize("number", [0, 1, 2, 3, 4, 10])
-def test_a_chain_is_whole_however_its_pages_fall(tmp_path: Path, number: int) -> None:
-    async def story() -> None:
-        async with opened(tmp_path / "state.db") as store:
-            head = await filled(store, number)
-            told: list[int] = []
-            assert await store.audit.verify(progress=told.append) == []
-            assert await store.audit.verify(head) == []
-            assert sum(told) == number
-
-    run(story)
+async def test_a_chain_is_whole_however_its_pages_fall(store: SqliteStore, number: int) -> None:
+    head = await filled(store, number)
+    told: list[int] = []
+    assert await store.audit.verify(progress=told.append) == []
+    assert await store.audit.verify(head) == []
+    assert sum(told) == number
 
 
-def test_an_edit_beyond_the_first_page_is_found_once(tmp_path: Path) -> None:
-    path = tmp_path / "state.db"
-
-    async def story() -> None:
-        async with opened(path) as store:
-            head = await filled(store, 10)
-            changed(path, "UPDATE audit SET body = '{}' WHERE sequence = 8")
-            expected = [Mismatch(8, "the hash does not fit the body and its place")]
-            assert await store.audit.verify() == expected
-            assert await store.audit.verify(Head(head.chain, 9, "f" * 64)) == [
-                *expected,
-                Mismatch(9, "the hash is not the one of the head"),
-            ]
-
-    run(story)
+async def test_an_edit_beyond_the_first_page_is_found_once(store: SqliteStore, path: Path) -> None:
+    head = await filled(store, 10)
+    by_hand(path, "UPDATE audit SET body = '{}' WHERE sequence = 8")
+    expected = [Mismatch(8, "the hash does not fit the body and its place")]
+    assert await store.audit.verify() == expected
+    assert await store.audit.verify(Head(head.chain, 9, "f" * 64)) == [
+        *expected,
+        Mismatch(9, "the hash is not the one of the head"),
+    ]
 
 
-def test_an_event_behind_the_head_is_found(tmp_path: Path) -> None:
-    path = tmp_path / "state.db"
-
-    async def story() -> None:
-        async with opened(path) as store:
-            await filled(store, 4)
-            changed(path, "INSERT INTO audit SELECT 9, hash, at, event_type, NULL, NULL, NULL, body FROM audit LIMIT 1")
-            assert await store.audit.verify() == [Mismatch(9, "it is behind the head of its chain")]
-
-    run(story)
+async def test_an_event_behind_the_head_is_found(store: SqliteStore, path: Path) -> None:
+    await filled(store, 4)
+    by_hand(path, "INSERT INTO audit SELECT 9, hash, at, event_type, NULL, NULL, NULL, body FROM audit LIMIT 1")
+    assert await store.audit.verify() == [Mismatch(9, "it is behind the head of its chain")]
 
 
-def test_a_walk_may_take_longer_than_one_read_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_walk_may_take_longer_than_one_read_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bound on a read is for one page; with the whole log as one page, the same log cannot be proven."""
 
     def slowly(connection: apsw.Connection, *, after: int, end: int) -> Any:
@@ -94,139 +69,100 @@ def test_a_walk_may_take_longer_than_one_read_may(tmp_path: Path, monkeypatch: p
 
     real = audit._links
     monkeypatch.setattr(audit, "_links", slowly)
-
-    async def story() -> None:
-        async with opened(tmp_path / "state.db", patience=0.5) as store:
-            await filled(store, 60)
-            assert await store.audit.verify() == []
-            monkeypatch.setattr(audit, "LINKS_PER_READ", 1000)
-            with pytest.raises(StoreUnavailableError, match="has not finished"):
-                await store.audit.verify()
-
-    run(story)
+    async with opened(tmp_path / "state.db", patience=0.5) as store:
+        await filled(store, 60)
+        assert await store.audit.verify() == []
+        monkeypatch.setattr(audit, "LINKS_PER_READ", 1000)
+        with pytest.raises(StoreUnavailableError, match="has not finished"):
+            await store.audit.verify()
 
 
 def can_be_folded_back(path: Path) -> bool:
     """Can the write-ahead log be begun anew, or does a reader still need the old one?"""
-    connection = apsw.Connection(str(path))
-    try:
-        row: Any = connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
-        return bool(row[0] == 0)
-    finally:
-        connection.close()
+    is_busy, _, _ = by_hand(path, "PRAGMA wal_checkpoint(RESTART)")
+    return bool(is_busy == 0)
 
 
 @pytest.mark.parametrize("whole", [False, True], ids=["in pages", "control: in one snapshot"])
-def test_a_walk_does_not_keep_the_write_ahead_log_from_being_folded_back(tmp_path: Path, whole: bool) -> None:
-    path = tmp_path / "state.db"
-    seen: list[bool] = []
-
-    async def story() -> None:
-        async with opened(path) as store:
-            await filled(store, 30)
-
-            if whole:
-                await store._context.read(
-                    lambda connection: connection.execute("BEGIN; SELECT 1 FROM audit").fetchall()
-                )
-                seen.append(can_be_folded_back(path))
-                await store._context.read(lambda connection: connection.execute("COMMIT").fetchall())
-            else:
-                assert await store.audit.verify(progress=lambda _: seen.append(can_be_folded_back(path))) == []
-                assert len(seen) == 10
-
-    run(story)
-    assert all(seen) is not whole
-    assert seen
-
-
-def test_retention_during_a_walk_is_no_mismatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story() -> None:
-        async with opened(tmp_path / "state.db") as store:
-            await filled(store, 40)
-            calls = 0
-            real = store._context.read
-
-            async def read(function: Any, **more: Any) -> Any:
-                nonlocal calls
-                calls += 1
-                if calls == 3:  # between two pages
-                    monkeypatch.undo()
-                    assert await store.audit.trim(30) == 30
-                return await real(function, **more)
-
-            monkeypatch.setattr(type(store._context), "read", lambda self, function, **more: read(function, **more))
-            assert await store.audit.verify() == []
-            assert calls == 3
-            assert next(one.sequence for one in await store.audit.read()) == 31
-
-    run(story)
-
-
-def test_a_filter_without_an_index_is_looked_for_in_windows_and_pages_join_up(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with opened(tmp_path / "state.db") as store:
-            await filled(store, 41)
-            whole = [one.sequence for one in await store.audit.read(AuditQuery(event_type="tenth"))]
-            assert whole == [1, 11, 21, 31, 41]
-            first = await store.audit.read(AuditQuery(event_type="tenth", limit=2))
-            assert [one.sequence for one in first] == [1, 11]
-            rest = await store.audit.read(AuditQuery(event_type="tenth", after=11, limit=3))
-            assert [one.sequence for one in rest] == [21, 31, 41]
-            assert [one.sequence for one in await store.audit.read(AuditQuery(since=38))] == [39, 40, 41]
-            assert await store.audit.read(AuditQuery(event_type="never")) == []
-
-    run(story)
-
-
-def test_what_is_let_go_of_goes_in_small_transactions_and_in_one_anchor(tmp_path: Path) -> None:
-    path = tmp_path / "state.db"
-
-    async def story() -> None:
-        async with opened(path) as store:
-            await filled(store, 20)
-            before = store.batches
-            assert await store.audit.trim(14) == 14
-            assert store.batches - before == 1 + 5 + 1  # the anchor, five times three rows at most, and none left
-            assert rows_in(path) == 7
-            assert [one.entry.event_type for one in await store.audit.read()].count("anchor") == 1
-            assert await store.audit.verify() == []
-
-    run(story)
-
-
-def test_a_process_that_died_between_anchor_and_removal_leaves_nothing_that_shows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_walk_does_not_keep_the_write_ahead_log_from_being_folded_back(
+    store: SqliteStore, path: Path, whole: bool
 ) -> None:
-    path = tmp_path / "state.db"
+    await filled(store, 30)
+    seen: list[bool] = []
+    if whole:
+        await store._context.read(lambda connection: connection.execute("BEGIN; SELECT 1 FROM audit").fetchall())
+        seen.append(can_be_folded_back(path))
+        await store._context.read(lambda connection: connection.execute("COMMIT").fetchall())
+    else:
+        assert await store.audit.verify(progress=lambda _: seen.append(can_be_folded_back(path))) == []
+        assert len(seen) == 10
+    assert set(seen) == {not whole}
+
+
+async def test_retention_during_a_walk_is_no_mismatch(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    await filled(store, 40)
+    calls = 0
+    real = store._context.read
+
+    async def read(function: Any, **more: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 3:  # between two pages
+            monkeypatch.undo()
+            assert await store.audit.trim(30) == 30
+        return await real(function, **more)
+
+    monkeypatch.setattr(type(store._context), "read", lambda self, function, **more: read(function, **more))
+    assert await store.audit.verify() == []
+    assert calls == 3
+    assert next(one.sequence for one in await store.audit.read()) == 31
+
+
+async def test_a_filter_without_an_index_is_looked_for_in_windows_and_pages_join_up(store: SqliteStore) -> None:
+    await filled(store, 41)
+    whole = [one.sequence for one in await store.audit.read(AuditQuery(event_type="tenth"))]
+    assert whole == [1, 11, 21, 31, 41]
+    first = await store.audit.read(AuditQuery(event_type="tenth", limit=2))
+    assert [one.sequence for one in first] == [1, 11]
+    rest = await store.audit.read(AuditQuery(event_type="tenth", after=11, limit=3))
+    assert [one.sequence for one in rest] == [21, 31, 41]
+    assert [one.sequence for one in await store.audit.read(AuditQuery(since=38))] == [39, 40, 41]
+    assert await store.audit.read(AuditQuery(event_type="never")) == []
+
+
+async def test_what_is_let_go_of_goes_in_small_transactions_and_in_one_anchor(store: SqliteStore, path: Path) -> None:
+    await filled(store, 20)
+    before = store.batches
+    assert await store.audit.trim(14) == 14
+    assert store.batches - before == 1 + 5 + 1  # the anchor, five times three rows at most, and none left
+    assert by_hand(path, ROWS) == 7
+    assert [one.entry.event_type for one in await store.audit.read()].count("anchor") == 1
+    assert await store.audit.verify() == []
+
+
+async def test_a_process_that_died_between_anchor_and_removal_leaves_nothing_that_shows(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
 
     def dies(*arguments: object) -> Any:
         raise KeyError("dead")
 
-    async def story() -> None:
-        async with opened(path) as store:
-            await filled(store, 20)
-            with monkeypatch.context() as broken:
-                broken.setattr(audit, "_remove_batch", dies)
-                with pytest.raises(Exception, match="dead"):
-                    await store.audit.trim(14)
-            assert rows_in(path) == 21
-            assert [one.sequence for one in await store.audit.read()] == [15, 16, 17, 18, 19, 20, 21]
-            assert await store.audit.verify() == []
-            assert await store.audit.trim(14) == 0
-            assert rows_in(path) == 7
-
-    run(story)
+    async with opened(path) as store:
+        await filled(store, 20)
+        with monkeypatch.context() as broken:
+            broken.setattr(audit, "_remove_batch", dies)
+            with pytest.raises(Exception, match="dead"):
+                await store.audit.trim(14)
+        assert by_hand(path, ROWS) == 21
+        assert [one.sequence for one in await store.audit.read()] == [15, 16, 17, 18, 19, 20, 21]
+        assert await store.audit.verify() == []
+        assert await store.audit.trim(14) == 0
+        assert by_hand(path, ROWS) == 7
 
 
-def test_two_who_trim_at_once_write_one_anchor(tmp_path: Path) -> None:
-    path = tmp_path / "state.db"
-
-    async def story() -> None:
-        async with opened(path) as one, opened(path) as other:
-            await filled(one, 20)
-            gone = await asyncio.gather(one.audit.trim(10), other.audit.trim(10))
-            assert sorted(gone) == [0, 10]
-            assert await other.audit.verify() == []
-
-    run(story)
+async def test_two_who_trim_at_once_write_one_anchor(path: Path) -> None:
+    async with opened(path) as one, opened(path) as other:
+        await filled(one, 20)
+        gone = await asyncio.gather(one.audit.trim(10), other.audit.trim(10))
+        assert sorted(gone) == [0, 10]
+        assert await other.audit.verify() == []

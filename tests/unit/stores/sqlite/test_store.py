@@ -2,8 +2,7 @@
 
 import asyncio
 import stat
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +24,10 @@ from reefknot.idempotency.model import Busy, Claimed, Done
 from reefknot.queue.model.work import WorkDone, WorkItem
 from reefknot.queue.port.work_queue import Enqueued, Settlement, WorkClaim
 from reefknot.runtime import sqlite_files
-from reefknot.runtime.clocks import SystemClock, VirtualClock
+from reefknot.runtime.clocks import VirtualClock
 from reefknot.runtime.forks import FORKS
 from reefknot.runtime.open_files import OpenedFile
-from reefknot.runtime.sqlite_files import LARGEST_IDLE_LOG, translated
+from reefknot.runtime.sqlite_files import LARGEST_IDLE_LOG, Opener, translated
 from reefknot.stores.opening import open_store
 from reefknot.stores.sqlite import SqliteStore, admission, idempotency, store, work
 from reefknot.stores.sqlite import work_rows as items
@@ -36,171 +35,115 @@ from reefknot.stores.sqlite.connection import VERSION
 from reefknot.stores.sqlite.transaction import RecordCaches
 from reefknot.testing import run_virtual
 from reefknot.testing.conformance.harness import event, event_types
-from tests.pace import slowness
+from tests.unit.stores.sqlite.stores_on_a_file import by_hand, opened
+
+pytestmark = pytest.mark.real_time
 
 
-@asynccontextmanager
-async def opened(path: Path, clock: VirtualClock | None = None, **options: Any) -> AsyncIterator[SqliteStore]:
-    store = await SqliteStore(path, clock or VirtualClock(), **options).start()
-    try:
-        yield store
-    finally:
-        await store.close()
-
-
-def run(story: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(20 * slowness()):
-            await story()
-
-    asyncio.run(bounded())
-
-
-def test_the_file_is_wal_fully_synchronous_and_nobody_elses_to_read(tmp_path: Path) -> None:
+async def test_the_file_is_wal_fully_synchronous_and_nobody_elses_to_read(tmp_path: Path) -> None:
     path = tmp_path / "new folder" / "state.db"
-
-    async def story() -> None:
-        async with opened(path) as store:
-
-            def settings(connection: apsw.Connection) -> tuple[object, object]:
-                return connection.pragma("journal_mode"), connection.pragma("synchronous")
-
-            assert await store._context.read(settings) == ("wal", 2)
-
-    run(story)
+    async with opened(path) as store:
+        found = await store._context.read(lambda one: (one.pragma("journal_mode"), one.pragma("synchronous")))
+        assert found == ("wal", 2)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_what_was_acknowledged_is_there_after_opening_again(tmp_path: Path) -> None:
+async def test_what_was_acknowledged_is_there_after_opening_again(path: Path) -> None:
+    async with opened(path) as store:
+        answer = await store.idempotency.claim("k", owner="me")
+        assert isinstance(answer, Claimed)
+        await store.idempotency.finish(answer.claim, Done("7"), events=[event("record")])
+        await store.work.enqueue([WorkItem("a", "t", payload=b"\xff")])
+    async with opened(path) as store:
+        record = await store.idempotency.get("k")
+        assert record is not None
+        assert record.result == "7"
+        assert await event_types(store) == ["record"]
+        assert [item.payload for item in await store.work.claim(1, WorkClaim(owner="w"))] == [b"\xff"]
+        assert (await store.check()).ok
+
+
+async def test_one_bad_request_harms_nobody_else_in_its_batch(store: SqliteStore) -> None:
+    items = [WorkItem("good", "t"), WorkItem("bad", "\ud800"), WorkItem("fine", "t")]
+    answers = await asyncio.gather(
+        *(store.work.enqueue([item]) for item in items),
+        store.idempotency.claim("k", owner="me"),
+        return_exceptions=True,
+    )
+    assert answers[0] == answers[2] == [Enqueued.ACCEPTED]
+    assert isinstance(answers[1], StoreError)
+    assert isinstance(answers[3], Claimed)
+    assert [item.id for item in await store.work.find()] == ["fine", "good"]
+
+
+@pytest.mark.parametrize(
+    ("statement", "problem"),
+    [
+        (f"PRAGMA user_version = {VERSION + 1}", "use a newer reefknot"),
+        ("CREATE TABLE theirs (x)", "another program"),
+    ],
+)
+async def test_a_file_of_a_newer_version_or_another_program_is_refused_and_not_touched(
+    tmp_path: Path, statement: str, problem: str
+) -> None:
     path = tmp_path / "state.db"
-
-    async def story() -> None:
-        async with opened(path) as store:
-            answer = await store.idempotency.claim("k", owner="me")
-            assert isinstance(answer, Claimed)
-            await store.idempotency.finish(answer.claim, Done("7"), events=[event("record")])
-            await store.work.enqueue([WorkItem("a", "t", payload=b"\xff")])
-        async with opened(path) as store:
-            record = await store.idempotency.get("k")
-            assert record is not None
-            assert record.result == "7"
-            assert await event_types(store) == ["record"]
-            assert [item.payload for item in await store.work.claim(1, WorkClaim(owner="w"))] == [b"\xff"]
-            assert (await store.check()).ok
-
-    run(story)
-
-
-def test_one_bad_request_harms_nobody_else_in_its_batch(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with opened(tmp_path / "state.db") as store:
-            items = [WorkItem("good", "t"), WorkItem("bad", "\ud800"), WorkItem("fine", "t")]
-            answers = await asyncio.gather(
-                *(store.work.enqueue([item]) for item in items),
-                store.idempotency.claim("k", owner="me"),
-                return_exceptions=True,
-            )
-            assert answers[0] == answers[2] == [Enqueued.ACCEPTED]
-            assert isinstance(answers[1], StoreError)
-            assert isinstance(answers[3], Claimed)
-            assert [item.id for item in await store.work.find()] == ["fine", "good"]
-
-    run(story)
-
-
-def test_a_file_of_a_newer_version_is_refused_and_not_touched(tmp_path: Path) -> None:
-    path = tmp_path / "state.db"
-
-    async def story() -> None:
+    if "user_version" in statement:
         async with opened(path):
             pass
-        newer = apsw.Connection(str(path))
-        newer.execute(f"PRAGMA user_version = {VERSION + 1}")
-        newer.close()
-        with pytest.raises(StoreVersionError, match="use a newer reefknot"):
-            await SqliteStore(path, VirtualClock()).start()
-        again = apsw.Connection(str(path))
-        assert again.pragma("user_version") == VERSION + 1
-        again.close()
-
-    run(story)
-
-
-def test_a_database_of_another_program_is_refused_and_not_touched(tmp_path: Path) -> None:
-    path = tmp_path / "other.db"
-    other = apsw.Connection(str(path))
-    other.execute("CREATE TABLE theirs (x)")
-    other.close()
-
-    async def story() -> None:
-        with pytest.raises(StoreVersionError, match="another program"):
-            await SqliteStore(path, VirtualClock()).start()
-
-    run(story)
-    other = apsw.Connection(str(path))
-    assert other.execute("SELECT group_concat(name) FROM sqlite_schema").get == "theirs"
-    other.close()
+    by_hand(path, statement)
+    kept = "SELECT group_concat(name), user_version FROM sqlite_schema, pragma_user_version"
+    before = by_hand(path, kept)
+    with pytest.raises(StoreVersionError, match=problem):
+        await SqliteStore(path, VirtualClock()).start()
+    assert by_hand(path, kept) == before
 
 
 @pytest.mark.parametrize("content", [b"this is no database" * 100, b"SQLite format 3\0" + b"\x07" * 5000])
-def test_a_file_that_is_no_database_is_named_as_such(tmp_path: Path, content: bytes) -> None:
+async def test_a_file_that_is_no_database_is_named_as_such(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "state.db"
     path.write_bytes(content)
-
-    async def story() -> None:
-        with pytest.raises(StoreCorruptError, match="restore a backup"):
-            await SqliteStore(path, VirtualClock()).start()
-
-    run(story)
+    with pytest.raises(StoreCorruptError, match="restore a backup"):
+        await SqliteStore(path, VirtualClock()).start()
     assert path.read_bytes() == content
 
 
-def test_a_folder_that_cannot_be_is_a_store_that_cannot_be_reached(tmp_path: Path) -> None:
+async def test_a_folder_that_cannot_be_is_a_store_that_cannot_be_reached(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-
-    async def story() -> None:
-        with pytest.raises(StoreUnavailableError, match="cannot be opened"):
-            await SqliteStore(tmp_path / "file" / "state.db", VirtualClock()).start()
-
-    run(story)
+    with pytest.raises(StoreUnavailableError, match="cannot be opened"):
+        await SqliteStore(tmp_path / "file" / "state.db", VirtualClock()).start()
 
 
 def read_only_opener(path: str, flags: int) -> apsw.Connection:
     return apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY)
 
 
-def test_a_file_that_may_not_be_written_says_which_right_is_missing(tmp_path: Path) -> None:
-    path = tmp_path / "state.db"
-
-    async def story() -> None:
-        async with opened(path):
-            pass
-        with pytest.raises(StoreUnavailableError, match="right to write"):
-            await SqliteStore(path, VirtualClock(), opener=read_only_opener).start()
-
-    run(story)
+async def test_a_file_that_may_not_be_written_says_which_right_is_missing(path: Path) -> None:
+    async with opened(path):
+        pass
+    with pytest.raises(StoreUnavailableError, match="right to write"):
+        await SqliteStore(path, VirtualClock(), opener=read_only_opener).start()
 
 
-def test_a_full_disk_refuses_the_write_whole_and_works_again_when_there_is_room(tmp_path: Path) -> None:
-    connections: list[apsw.Connection] = []
-
-    def small(path: str, flags: int) -> apsw.Connection:
+def remembering(connections: list[apsw.Connection]) -> Opener:
+    def opener(path: str, flags: int) -> apsw.Connection:
         connections.append(apsw.Connection(path, flags=flags))
         return connections[-1]
 
-    async def story() -> None:
-        async with opened(tmp_path / "state.db", opener=small) as store:
-            connections[0].execute("PRAGMA max_page_count = 60")
-            items = [WorkItem(f"{number}", "t", payload=b"x" * 10_000) for number in range(100)]
-            with pytest.raises(StoreFullError, match="make room"):
-                await store.work.enqueue(items, events=[event("admission")])
-            assert await store.work.find() == []
-            assert await event_types(store) == []
-            assert await store.work.enqueue([WorkItem("small", "t")]) == [Enqueued.ACCEPTED]
-            connections[0].execute("PRAGMA max_page_count = 100000")
-            assert await store.work.enqueue(items) == [Enqueued.ACCEPTED] * 100
+    return opener
 
-    run(story)
+
+async def test_a_full_disk_refuses_the_write_whole_and_works_again_when_there_is_room(path: Path) -> None:
+    connections: list[apsw.Connection] = []
+    async with opened(path, opener=remembering(connections)) as store:
+        connections[0].execute("PRAGMA max_page_count = 60")
+        items = [WorkItem(f"{number}", "t", payload=b"x" * 10_000) for number in range(100)]
+        with pytest.raises(StoreFullError, match="make room"):
+            await store.work.enqueue(items, events=[event("admission")])
+        assert await store.work.find() == []
+        assert await event_types(store) == []
+        assert await store.work.enqueue([WorkItem("small", "t")]) == [Enqueued.ACCEPTED]
+        connections[0].execute("PRAGMA max_page_count = 100000")
+        assert await store.work.enqueue(items) == [Enqueued.ACCEPTED] * 100
 
 
 class SyncFails(apsw.VFS):
@@ -225,28 +168,24 @@ class SyncFailsFile(apsw.VFSFile):
         super().xSync(flags)
 
 
+def on_sick_disk(path: str, flags: int) -> apsw.Connection:
+    return apsw.Connection(path, flags=flags, vfs="sync-fails")
+
+
 @pytest.mark.filterwarnings("ignore")  # apsw tells of errors inside a VFS by a warning as well
-def test_after_a_failed_fsync_nothing_more_is_written(tmp_path: Path) -> None:
+async def test_after_a_failed_fsync_nothing_more_is_written(path: Path) -> None:
     vfs = SyncFails()
-
-    def opener(path: str, flags: int) -> apsw.Connection:
-        return apsw.Connection(path, flags=flags, vfs="sync-fails")
-
-    async def story() -> None:
-        store = await SqliteStore(tmp_path / "state.db", VirtualClock(), opener=opener).start()
-        await store.idempotency.claim("before", owner="me")
-        vfs.broken = True
-        assert store.failure is None
-        with pytest.raises(StoreUnavailableError, match="not known") as refused:
-            await store.idempotency.claim("during", owner="me")
-        assert store.failure is refused.value
-        vfs.broken = False
-        with pytest.raises(StoreUnavailableError):
-            await store.idempotency.claim("after", owner="me")
-        await store.close()
-
     try:
-        run(story)
+        async with opened(path, opener=on_sick_disk) as store:
+            await store.idempotency.claim("before", owner="me")
+            vfs.broken = True
+            assert store.failure is None
+            with pytest.raises(StoreUnavailableError, match="not known") as refused:
+                await store.idempotency.claim("during", owner="me")
+            assert store.failure is refused.value
+            vfs.broken = False
+            with pytest.raises(StoreUnavailableError):
+                await store.idempotency.claim("after", owner="me")
     finally:
         vfs.unregister()
 
@@ -269,41 +208,33 @@ async def log_sizes(path: Path) -> tuple[int, int]:
         return largest, log.stat().st_size
 
 
-def test_the_log_shrinks_after_a_long_reader_has_ended(tmp_path: Path) -> None:
-    async def story() -> None:
-        largest, left = await log_sizes(tmp_path / "state.db")
-        assert largest > LARGEST_IDLE_LOG * 3 / 2
-        assert left <= LARGEST_IDLE_LOG
-
-    run(story)
+async def test_the_log_shrinks_after_a_long_reader_has_ended(path: Path) -> None:
+    largest, left = await log_sizes(path)
+    assert largest > LARGEST_IDLE_LOG * 3 / 2
+    assert left <= LARGEST_IDLE_LOG
 
 
-def test_a_log_without_a_bound_stays_at_its_largest_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_log_without_a_bound_stays_at_its_largest_size(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control."""
     monkeypatch.setattr(sqlite_files, "LARGEST_IDLE_LOG", -1)
-
-    async def story() -> None:
-        largest, left = await log_sizes(tmp_path / "state.db")
-        assert left >= largest
-
-    run(story)
+    largest, left = await log_sizes(path)
+    assert left >= largest
 
 
-def test_a_closed_store_and_one_from_before_a_fork_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story() -> None:
-        async with opened(tmp_path / "state.db") as store:
-            with monkeypatch.context() as patch:
-                patch.setattr(FORKS, "generation", FORKS.generation + 1)
-                with pytest.raises(StoreUnavailableError, match="fork"):
-                    await store.idempotency.claim("k", owner="me")
-                with pytest.raises(StoreUnavailableError, match="fork"):
-                    await store.idempotency.get("k")
-            await store.idempotency.claim("k", owner="me")
-        await store.close()
-        with pytest.raises(StoreUnavailableError, match="closed"):
-            await store.idempotency.claim("k", owner="me")
-
-    run(story)
+async def test_a_closed_store_and_one_from_before_a_fork_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path / "state.db") as store:
+        with monkeypatch.context() as patch:
+            patch.setattr(FORKS, "generation", FORKS.generation + 1)
+            with pytest.raises(StoreUnavailableError, match="fork"):
+                await store.idempotency.claim("k", owner="me")
+            with pytest.raises(StoreUnavailableError, match="fork"):
+                await store.idempotency.get("k")
+        await store.idempotency.claim("k", owner="me")
+    await store.close()
+    with pytest.raises(StoreUnavailableError, match="closed"):
+        await store.idempotency.claim("k", owner="me")
 
 
 class JumpingClock(VirtualClock):
@@ -316,85 +247,70 @@ class JumpingClock(VirtualClock):
 
 
 @pytest.mark.parametrize("jump", [86_400.0, -86_400.0])
-def test_a_wall_clock_that_jumps_by_a_day_moves_no_lease_and_no_retry(tmp_path: Path, jump: float) -> None:
+async def test_a_wall_clock_that_jumps_by_a_day_moves_no_lease_and_no_retry(path: Path, jump: float) -> None:
     clock = JumpingClock()
-
-    async def story() -> None:
-        async with opened(tmp_path / "state.db", clock) as store:
-            await store.idempotency.claim("k", owner="me", lease=60)
-            due = round(clock.wall() * 1000) + 5_000
-            await store.work.enqueue([WorkItem("a", "t"), WorkItem("later", "t", due_at=due)])
-            await store.work.claim(1, WorkClaim(owner="me", lease=60))
-            clock.jump = jump
-            assert isinstance(await store.idempotency.claim("k", owner="you"), Busy)
-            assert await store.work.claim(9, WorkClaim(owner="you")) == []
-            clock.advance(5)
-            assert [item.id for item in await store.work.claim(9, WorkClaim(owner="you"))] == ["later"]
-            async with opened(tmp_path / "state.db", clock) as other:  # a process that started after the jump
-                assert isinstance(await other.idempotency.claim("k", owner="you"), Busy)
-            clock.advance(55)
-            assert isinstance(await store.idempotency.claim("k", owner="you"), Claimed)
-
-    run(story)
+    async with opened(path, clock) as store:
+        await store.idempotency.claim("k", owner="me", lease=60)
+        due = round(clock.wall() * 1000) + 5_000
+        await store.work.enqueue([WorkItem("a", "t"), WorkItem("later", "t", due_at=due)])
+        await store.work.claim(1, WorkClaim(owner="me", lease=60))
+        clock.jump = jump
+        assert isinstance(await store.idempotency.claim("k", owner="you"), Busy)
+        assert await store.work.claim(9, WorkClaim(owner="you")) == []
+        clock.advance(5)
+        assert [item.id for item in await store.work.claim(9, WorkClaim(owner="you"))] == ["later"]
+        async with opened(path, clock) as other:  # a process that started after the jump
+            assert isinstance(await other.idempotency.claim("k", owner="you"), Busy)
+        clock.advance(55)
+        assert isinstance(await store.idempotency.claim("k", owner="you"), Claimed)
 
 
-def test_after_the_machine_restarted_every_lease_is_over(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with opened(tmp_path / "state.db", VirtualClock(start=1_000_000)) as store:
-            await store.idempotency.claim("k", owner="me", lease=60)
-            await store.work.enqueue([WorkItem("a", "t")])
-            await store.work.claim(1, WorkClaim(owner="me", lease=60))
-        async with opened(tmp_path / "state.db", VirtualClock(start=10)) as store:
-            answer = await store.idempotency.claim("k", owner="you")
-            assert isinstance(answer, Claimed)
-            assert answer.taken_over
-            assert [item.crashes for item in await store.work.claim(1, WorkClaim(owner="you"))] == [1]
-
-    run(story)
+async def test_after_the_machine_restarted_every_lease_is_over(path: Path) -> None:
+    async with opened(path, VirtualClock(start=1_000_000)) as store:
+        await store.idempotency.claim("k", owner="me", lease=60)
+        await store.work.enqueue([WorkItem("a", "t")])
+        await store.work.claim(1, WorkClaim(owner="me", lease=60))
+    async with opened(path, VirtualClock(start=10)) as store:
+        answer = await store.idempotency.claim("k", owner="you")
+        assert isinstance(answer, Claimed)
+        assert answer.taken_over
+        assert [item.crashes for item in await store.work.claim(1, WorkClaim(owner="you"))] == [1]
 
 
-def test_what_another_store_on_the_file_writes_wakes_up_who_waits(tmp_path: Path) -> None:
-    async def story() -> None:
-        path = tmp_path / "state.db"
-        async with opened(path) as one, opened(path) as two:
-            answer = await two.idempotency.claim("k", owner="two")
-            assert isinstance(answer, Claimed)
-            waits: list[asyncio.Task[Any]] = [
-                asyncio.create_task(one.work.wait(15)),
-                asyncio.create_task(one.audit.wait(0, 15)),
-                asyncio.create_task(one.control.wait(15, after=0)),
-            ]
-            result = asyncio.create_task(one.idempotency.wait("k", 15))
-            await asyncio.sleep(0.01)
-            await two.work.enqueue([WorkItem("a", "t")], events=[event("admission")])
-            await two.idempotency.finish(answer.claim, Done("7"))
+async def test_what_another_store_on_the_file_writes_wakes_up_who_waits(path: Path) -> None:
+    async with opened(path) as one, opened(path) as two:
+        answer = await two.idempotency.claim("k", owner="two")
+        assert isinstance(answer, Claimed)
+        waits: list[asyncio.Task[Any]] = [
+            asyncio.create_task(one.work.wait(15)),
+            asyncio.create_task(one.audit.wait(0, 15)),
+            asyncio.create_task(one.control.wait(15, after=0)),
+        ]
+        result = asyncio.create_task(one.idempotency.wait("k", 15))
+        await asyncio.sleep(0.01)
+        await two.work.enqueue([WorkItem("a", "t")], events=[event("admission")])
+        await two.idempotency.finish(answer.claim, Done("7"))
+        said = await two.control.post("hello")
+        assert await asyncio.gather(*waits) == [True, True, said]
+        record = await result
+        assert record is not None
+        assert record.result == "7"
+
+
+async def test_a_status_from_another_store_on_the_file_wakes_nobody(path: Path) -> None:
+    async with opened(path) as one, opened(path) as two:
+        waiting = asyncio.create_task(one.control.wait(15, after=0))
+        await asyncio.sleep(0.01)
+        with one._watcher.listening("control") as change:
+            for _ in range(3):
+                await two.control.report("s", "{}", keep=5)
+                await asyncio.sleep(0.1)
+            await two.control.withdraw("s")
+            await asyncio.sleep(0.6)
+            assert not change.done()
             said = await two.control.post("hello")
-            assert await asyncio.gather(*waits) == [True, True, said]
-            record = await result
-            assert record is not None
-            assert record.result == "7"
-
-    run(story)
-
-
-def test_a_status_from_another_store_on_the_file_wakes_nobody(tmp_path: Path) -> None:
-    async def story() -> None:
-        path = tmp_path / "state.db"
-        async with opened(path) as one, opened(path) as two:
-            waiting = asyncio.create_task(one.control.wait(15, after=0))
-            await asyncio.sleep(0.01)
-            with one._watcher.listening("control") as change:
-                for _ in range(3):
-                    await two.control.report("s", "{}", keep=5)
-                    await asyncio.sleep(0.1)
-                await two.control.withdraw("s")
-                await asyncio.sleep(0.6)
-                assert not change.done()
-                said = await two.control.post("hello")
-                assert await waiting == said
-                assert change.done()
-
-    run(story)
+            assert await waiting == said
+            assert change.done()
 
 
 async def zombie_writes(path: Path) -> tuple[bool, bool]:
@@ -418,90 +334,63 @@ async def zombie_writes(path: Path) -> tuple[bool, bool]:
         return False, not settled
 
 
-def test_what_a_store_remembers_does_not_hide_what_another_one_wrote(tmp_path: Path) -> None:
-    async def story() -> None:
-        assert await zombie_writes(tmp_path / "state.db") == (True, True)
-
-    run(story)
+async def test_what_a_store_remembers_does_not_hide_what_another_one_wrote(path: Path) -> None:
+    assert await zombie_writes(path) == (True, True)
 
 
-def test_without_asking_for_the_version_the_zombie_would_have_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_without_asking_for_the_version_the_zombie_would_have_written(
+    path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story() -> None:
-        assert await zombie_writes(tmp_path / "state.db") == (False, False)
-
+    """The control."""
     monkeypatch.setattr(RecordCaches, "check", lambda caches, connection: None)
-    run(story)
+    assert await zombie_writes(path) == (False, False)
 
 
-def test_what_a_failed_transaction_would_have_written_is_not_remembered(tmp_path: Path) -> None:
+async def test_what_a_failed_transaction_would_have_written_is_not_remembered(path: Path) -> None:
     connections: list[apsw.Connection] = []
-
-    def remembering(path: str, flags: int) -> apsw.Connection:
-        connections.append(apsw.Connection(path, flags=flags))
-        return connections[-1]
-
-    async def story() -> None:
-        async with opened(tmp_path / "state.db", opener=remembering) as store:
-            connections[0].set_commit_hook(lambda: True)  # the commit becomes a rollback
-            with pytest.raises(StoreError):
-                await store.idempotency.claim("k", owner="one")
-            connections[0].set_commit_hook(None)
-            answer = await store.idempotency.claim("k", owner="two")
-            assert isinstance(answer, Claimed)
-            assert not answer.taken_over
-
-    run(story)
+    async with opened(path, opener=remembering(connections)) as store:
+        connections[0].set_commit_hook(lambda: True)  # the commit becomes a rollback
+        with pytest.raises(StoreError):
+            await store.idempotency.claim("k", owner="one")
+        connections[0].set_commit_hook(None)
+        answer = await store.idempotency.claim("k", owner="two")
+        assert isinstance(answer, Claimed)
+        assert not answer.taken_over
 
 
-def test_a_backup_is_a_store_of_its_own_and_never_overwrites(tmp_path: Path) -> None:
-    async def story() -> None:
-        steps: list[tuple[int, int]] = []
-        async with opened(tmp_path / "state.db") as store:
-            await store.work.enqueue([WorkItem(f"{n}", "t", payload=b"x" * 1000) for n in range(200)])
-            await store.audit.append([event("a")])
-            await store.backup(tmp_path / "copy.db", progress=lambda done, total: steps.append((done, total)))
-            with pytest.raises(StoreUnavailableError, match="exists"):
-                await store.backup(tmp_path / "copy.db")
-            head = await store.audit.head()
-        assert steps[-1][0] == steps[-1][1]
-        async with opened(tmp_path / "copy.db") as copy:
-            assert await copy.audit.head() == head
-            assert len(await copy.work.find(limit=500)) == 200
-
-    run(story)
+async def test_a_backup_is_a_store_of_its_own_and_never_overwrites(tmp_path: Path) -> None:
+    steps: list[tuple[int, int]] = []
+    async with opened(tmp_path / "state.db") as store:
+        await store.work.enqueue([WorkItem(f"{n}", "t", payload=b"x" * 1000) for n in range(200)])
+        await store.audit.append([event("a")])
+        await store.backup(tmp_path / "copy.db", progress=lambda done, total: steps.append((done, total)))
+        with pytest.raises(StoreUnavailableError, match="exists"):
+            await store.backup(tmp_path / "copy.db")
+        head = await store.audit.head()
+    assert steps[-1][0] == steps[-1][1]
+    async with opened(tmp_path / "copy.db") as copy:
+        assert await copy.audit.head() == head
+        assert len(await copy.work.find(limit=500)) == 200
 
 
-def test_the_check_finds_an_edited_event(tmp_path: Path) -> None:
-    path = tmp_path / "state.db"
-
-    async def story() -> None:
-        async with opened(path) as store:
-            await store.audit.append([event("a"), event("b")])
-            assert (await store.check()).ok
-        hand = apsw.Connection(str(path))
-        hand.execute("UPDATE audit SET body = '{}' WHERE sequence = 1")
-        hand.close()
-        async with opened(path) as store:
-            report = await store.check()
-            assert not report.ok
-            assert report.mismatches == [Mismatch(1, "the hash does not fit the body and its place")]
-
-    run(story)
+async def test_the_check_finds_an_edited_event(path: Path) -> None:
+    async with opened(path) as store:
+        await store.audit.append([event("a"), event("b")])
+        assert (await store.check()).ok
+    by_hand(path, "UPDATE audit SET body = '{}' WHERE sequence = 1")
+    async with opened(path) as store:
+        report = await store.check()
+        assert not report.ok
+        assert report.mismatches == [Mismatch(1, "the hash does not fit the body and its place")]
 
 
-def test_compacting_gives_space_back(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with opened(tmp_path / "state.db") as store:
-            await store.work.enqueue([WorkItem(f"{n:03}", "t", payload=b"x" * 5000) for n in range(300)])
-            for n in range(300):
-                await store.work.cancel(f"{n:03}")
-            assert await store.work.purge(1 << 60) == 300
-            assert await store.compact() > 500_000
-            assert await store.work.enqueue([WorkItem("a", "t")]) == [Enqueued.ACCEPTED]
-
-    run(story)
+async def test_compacting_gives_space_back(store: SqliteStore) -> None:
+    await store.work.enqueue([WorkItem(f"{n:03}", "t", payload=b"x" * 5000) for n in range(300)])
+    for n in range(300):
+        await store.work.cancel(f"{n:03}")
+    assert await store.work.purge(1 << 60) == 300
+    assert await store.compact() > 500_000
+    assert await store.work.enqueue([WorkItem("a", "t")]) == [Enqueued.ACCEPTED]
 
 
 @pytest.mark.parametrize(
@@ -533,18 +422,15 @@ def test_compacting_gives_space_back(tmp_path: Path) -> None:
         store._END_EARLIER.format("work INDEXED BY work_leased", "running"),
     ],
 )
-def test_what_every_claim_asks_for_never_walks_through_the_table(tmp_path: Path, statement: str) -> None:
-    async def story() -> None:
-        async with opened(tmp_path / "state.db") as opened_store:
+async def test_what_every_claim_asks_for_never_walks_through_the_table(tmp_path: Path, statement: str) -> None:
+    async with opened(tmp_path / "state.db") as opened_store:
 
-            def plan(connection: apsw.Connection) -> list[str]:
-                rows = connection.execute(f"EXPLAIN QUERY PLAN {statement}", [None] * _places(statement))
-                return [str(row[3]) for row in rows]
+        def plan(connection: apsw.Connection) -> list[str]:
+            rows = connection.execute(f"EXPLAIN QUERY PLAN {statement}", [None] * _places(statement))
+            return [str(row[3]) for row in rows]
 
-            steps = await opened_store._context.read(plan)
-            assert not [step for step in steps if step.startswith("SCAN") and step.endswith((" work", " idempotency"))]
-
-    run(story)
+        steps = await opened_store._context.read(plan)
+        assert not [step for step in steps if step.startswith("SCAN") and step.endswith((" work", " idempotency"))]
 
 
 def _places(statement: str) -> int:
@@ -552,9 +438,9 @@ def _places(statement: str) -> int:
     return max((number for number in (1, 2, 3, 4) if f"?{number}" in statement), default=statement.count("?"))
 
 
-def test_in_a_virtual_loop_the_store_lives_in_virtual_time(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with open_store(f"sqlite:{tmp_path / 'state.db'}") as store:
+def test_in_a_virtual_loop_the_store_lives_in_virtual_time(path: Path) -> None:
+    async def main() -> None:
+        async with open_store(f"sqlite:{path}") as store:
             first = await store.idempotency.claim("k", owner="me", lease=3600)
             assert isinstance(first, Claimed)
             await asyncio.sleep(3599)
@@ -562,39 +448,30 @@ def test_in_a_virtual_loop_the_store_lives_in_virtual_time(tmp_path: Path) -> No
             await asyncio.sleep(2)
             assert isinstance(await store.idempotency.claim("k", owner="you"), Claimed)
 
-    run_virtual(story())
+    run_virtual(main())
 
 
 @pytest.mark.parametrize("url", ["", "sqlite:", "sqlite", "redis://here", "nats://here:0", "state.db"])
-def test_a_url_without_an_engine_names_those_there_are(url: str) -> None:
-    async def story() -> None:
-        with pytest.raises(ParameterError, match="sqlite:PATH, nats://HOST:PORT or memory:"):
-            async with open_store(url):
-                pass
-
-    run(story)
+async def test_a_url_without_an_engine_names_those_there_are(url: str) -> None:
+    with pytest.raises(ParameterError, match="sqlite:PATH, nats://HOST:PORT or memory:"):
+        async with open_store(url):
+            pass
 
 
-def test_a_backup_into_a_folder_that_is_not_there_says_so(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with opened(tmp_path / "state.db") as store:
-            with pytest.raises(StoreUnavailableError, match="name a file in a folder that is there"):
-                await store.backup(tmp_path / "nowhere" / "copy.db")
-
-    run(story)
+async def test_a_backup_into_a_folder_that_is_not_there_says_so(store: SqliteStore, tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailableError, match="name a file in a folder that is there"):
+        await store.backup(tmp_path / "nowhere" / "copy.db")
 
 
 @pytest.mark.parametrize("error", [apsw.BusyError("busy"), apsw.LockedError("locked"), apsw.ProtocolError("lost")])
 def test_a_file_that_others_keep_is_unavailable_and_no_defect(error: apsw.Error) -> None:
-    event_types = translated(error, "state.db")
+    unavailable = translated(error, "state.db")
+    assert isinstance(unavailable, StoreUnavailableError)
+    assert "another process kept it locked" in str(unavailable)
 
-    assert isinstance(event_types, StoreUnavailableError)
-    assert "another process kept it locked" in str(event_types)
 
-
-def test_opening_a_store_takes_no_lease_away_that_was_granted_in_that_very_moment(tmp_path: Path) -> None:
+async def test_opening_a_store_takes_no_lease_away_that_was_granted_in_that_very_moment(path: Path) -> None:
     """A claim between reading the clock and reading the leases: such a lease ends later than expected."""
-    path = tmp_path / "state.db"
 
     class Late(VirtualClock):
         """Right after it was read, time goes on and somebody claims."""
@@ -608,32 +485,29 @@ def test_opening_a_store_takes_no_lease_away_that_was_granted_in_that_very_momen
                 then()
             return read
 
-    async def story() -> None:
-        here, late = VirtualClock(), Late()
-        living = await SqliteStore(path, here, inline=True, patience=0.05).start()
-        await living.work.enqueue([WorkItem("a", "t")])
-        opening = SqliteStore(path, late, inline=True)
-        claimed: list[WorkItem] = []
+    here, late = VirtualClock(), Late()
+    living = await SqliteStore(path, here, inline=True, patience=0.05).start()
+    await living.work.enqueue([WorkItem("a", "t")])
+    opening = SqliteStore(path, late, inline=True)
+    claimed: list[WorkItem] = []
 
-        def claims() -> None:
-            here.advance(5)
-            late.advance(5)
-            try:  # without a thread it is done at once, unless the one who opens is in the way
-                living.work.claim(1, WorkClaim(owner="w", lease=60)).send(None)
-            except StopIteration as done:
-                claimed.extend(done.value)
-            except StoreUnavailableError:
-                return
+    def claims() -> None:
+        here.advance(5)
+        late.advance(5)
+        try:  # without a thread it is done at once, unless the one who opens is in the way
+            living.work.claim(1, WorkClaim(owner="w", lease=60)).send(None)
+        except StopIteration as done:
+            claimed.extend(done.value)
+        except StoreUnavailableError:
+            return
 
-        late.then = claims
-        await opening.start()
-        assert late.then is None
-        taken = [item.crashes for item in await opening.work.claim(1, WorkClaim(owner="next"))]
-        assert taken == ([] if claimed else [0])
-        await opening.close()
-        await living.close()
-
-    run(story)
+    late.then = claims
+    await opening.start()
+    assert late.then is None
+    taken = [item.crashes for item in await opening.work.claim(1, WorkClaim(owner="next"))]
+    assert taken == ([] if claimed else [0])
+    await opening.close()
+    await living.close()
 
 
 # ---- the time of a host ----------------------------------------------------------------------------------------------
@@ -659,86 +533,64 @@ def in_half_a_minute(store: SqliteStore) -> WorkItem:
 
 
 @pytest.mark.parametrize("ahead", [-DAY, -60.0, 60.0, DAY])
-def test_processes_of_one_boot_agree_on_the_time_while_anything_is_open(tmp_path: Path, ahead: float) -> None:
-    async def story() -> None:
-        async with opened(tmp_path / "s.db", HostClock()) as first:
-            await first.work.enqueue([in_half_a_minute(first)])
-        clock = HostClock(ahead)
-        async with opened(tmp_path / "s.db", clock) as later:
+async def test_processes_of_one_boot_agree_on_the_time_while_anything_is_open(path: Path, ahead: float) -> None:
+    async with opened(path, HostClock()) as first:
+        await first.work.enqueue([in_half_a_minute(first)])
+    clock = HostClock(ahead)
+    async with opened(path, clock) as later:
+        assert later.clock.wall() == first.clock.wall()
+        clock.advance(29)
+        assert await later.work.claim(1, WorkClaim(owner="me")) == []
+        clock.advance(2)
+        assert [one.id for one in await later.work.claim(1, WorkClaim(owner="me"))] == ["a"], (
+            "it is due, whatever the clock"
+        )
+        async with opened(path, HostClock(ahead, "another boot")) as other:
+            assert other.clock.wall() == first.clock.wall() + ahead, "by wall time alone"
+        async with opened(path, VirtualClock()) as unknown:
+            assert unknown.clock.wall() == first.clock.wall()
+
+
+async def test_a_system_that_lives_keeps_its_time(path: Path) -> None:
+    async with opened(path, HostClock()) as first:
+        await first.control.report("system", "{}", keep=5)
+        async with opened(path, HostClock(DAY)) as later:
             assert later.clock.wall() == first.clock.wall()
-            clock.advance(29)
-            assert await later.work.claim(1, WorkClaim(owner="me")) == []
-            clock.advance(2)
-            assert [one.id for one in await later.work.claim(1, WorkClaim(owner="me"))] == ["a"], (
-                "it is due, whatever the clock"
-            )
-            async with opened(tmp_path / "s.db", HostClock(ahead, "another boot")) as other:
-                assert other.clock.wall() == first.clock.wall() + ahead, "by wall time alone"
-            async with opened(tmp_path / "s.db", VirtualClock()) as unknown:
-                assert unknown.clock.wall() == first.clock.wall()
-
-    run(story)
+            assert len(await later.control.reports()) == 1
+        await first.control.withdraw("system")
+    async with opened(path, HostClock(DAY)) as after:
+        assert after.clock.wall() == first.clock.wall() + DAY, "nothing is open any more"
 
 
-def test_a_system_that_lives_keeps_its_time(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with opened(tmp_path / "s.db", HostClock()) as first:
-            await first.control.report("system", "{}", keep=5)
-            async with opened(tmp_path / "s.db", HostClock(DAY)) as later:
-                assert later.clock.wall() == first.clock.wall()
-                assert len(await later.control.reports()) == 1
-            await first.control.withdraw("system")
-        async with opened(tmp_path / "s.db", HostClock(DAY)) as after:
-            assert after.clock.wall() == first.clock.wall() + DAY, "nothing is open any more"
-
-    run(story)
+async def test_control_processes_that_believe_their_own_clocks_disagree(path: Path) -> None:
+    async with opened(path, HostClock(boot="")) as first:
+        await first.work.enqueue([in_half_a_minute(first)])
+    clock = HostClock(-60.0, boot="")
+    async with opened(path, clock) as later:
+        clock.advance(31)
+        assert await later.work.claim(1, WorkClaim(owner="me")) == []
 
 
-def test_control_processes_that_believe_their_own_clocks_disagree(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with opened(tmp_path / "s.db", HostClock(boot="")) as first:
-            await first.work.enqueue([in_half_a_minute(first)])
-        clock = HostClock(-60.0, boot="")
-        async with opened(tmp_path / "s.db", clock) as later:
-            clock.advance(31)
-            assert await later.work.claim(1, WorkClaim(owner="me")) == []
-
-    run(story)
-
-
-def test_nothing_is_acknowledged_after_the_file_was_deleted(tmp_path: Path) -> None:
-    async def story() -> None:
-        path = tmp_path / "state.db"
-        store = await SqliteStore(path, SystemClock()).start()
-        try:
-            assert await store.work.enqueue([WorkItem("a", "t")]) == [Enqueued.ACCEPTED]
-            path.unlink()
-            with pytest.raises(StoreReplacedError, match="deleted or moved"):
-                await store.work.enqueue([WorkItem("b", "t")])
-            with pytest.raises(StoreReplacedError):
-                await store.work.get("a")
-            assert isinstance(store.failure, StoreReplacedError), "a system that looks at it ends"
-        finally:
-            await store.close()
-        assert not path.exists(), "no reader and no writer has made a new file"
-
-    asyncio.run(story())
+async def test_nothing_is_acknowledged_after_the_file_was_deleted(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    async with opened(path) as store:
+        assert await store.work.enqueue([WorkItem("a", "t")]) == [Enqueued.ACCEPTED]
+        path.unlink()
+        with pytest.raises(StoreReplacedError, match="deleted or moved"):
+            await store.work.enqueue([WorkItem("b", "t")])
+        with pytest.raises(StoreReplacedError):
+            await store.work.get("a")
+        assert isinstance(store.failure, StoreReplacedError), "a system that looks at it ends"
+    assert not path.exists(), "no reader and no writer has made a new file"
 
 
-def test_without_the_check_a_write_to_a_deleted_file_is_acknowledged_and_lost(
+async def test_without_the_check_a_write_to_a_deleted_file_is_acknowledged_and_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control."""
     monkeypatch.setattr(OpenedFile, "in_place", True)
-
-    async def story() -> None:
-        path = tmp_path / "state.db"
-        store = await SqliteStore(path, SystemClock()).start()
-        try:
-            path.unlink()
-            assert await store.work.enqueue([WorkItem("b", "t")]) == [Enqueued.ACCEPTED]
-        finally:
-            await store.close()
-        assert not path.exists()
-
-    asyncio.run(story())
+    path = tmp_path / "state.db"
+    async with opened(path) as store:
+        path.unlink()
+        assert await store.work.enqueue([WorkItem("b", "t")]) == [Enqueued.ACCEPTED]
+    assert not path.exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,15 @@ import apsw
 import pytest
 
 from reefknot.errors import KeyQuotaError
-from reefknot.idempotency.model import Claimed, Done, KeyState
+from reefknot.idempotency.model import Claimed, KeyState
 from reefknot.queue.model.work import WorkDone, WorkItem
 from reefknot.queue.port.work_queue import Settlement, WorkClaim
 from reefknot.runtime.clocks import VirtualClock
-from reefknot.stores.opening import open_store
-from reefknot.stores.sqlite import SqliteStore, upkeep
+from reefknot.stores.sqlite import upkeep
 from reefknot.stores.sqlite.audit import _append_batch
-from tests.unit.stores.sqlite.test_store import opened, run
+from tests.unit.stores.sqlite.stores_on_a_file import ended, locked, opened
+
+pytestmark = pytest.mark.real_time
 
 
 @pytest.fixture(autouse=True)
@@ -27,36 +29,27 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upkeep, "ROWS_PER_DELETE", 3)
 
 
-async def ended(store: SqliteStore, *keys: str) -> None:
-    for key in keys:
-        answer = await store.idempotency.claim(key, owner=key)
-        assert isinstance(answer, Claimed)
-        await store.idempotency.finish(answer.claim, Done("1"))
-
-
-def test_spent_keys_go_in_small_transactions_and_live_ones_stay(tmp_path: Path) -> None:
+async def test_spent_keys_go_in_small_transactions_and_live_ones_stay(path: Path) -> None:
     clock = VirtualClock()
-
-    async def story() -> None:
-        async with opened(tmp_path / "state.db", clock, retention=10, most_keys=15) as store:
-            await ended(store, *(f"old-{number}" for number in range(10)))
-            guarded = await store.idempotency.claim("guarded", owner="g", lease=5, guard=True)
-            clock.advance(20)
-            await store.idempotency.claim("held", owner="h", lease=60)
-            await ended(store, "new")
-            before = store.batches
-            assert await store.idempotency.purge() == 10
-            assert store.batches - before == 5  # pages of four rows, at most three of them in one transaction
-            assert isinstance(guarded, Claimed)
-            assert await store.idempotency.counts() == {KeyState.IN_PROGRESS: 2, KeyState.DONE: 1}
-            await ended(store, *(f"more-{number}" for number in range(12)))  # the count of keys was kept, too
-            with pytest.raises(KeyQuotaError):
-                await store.idempotency.claim("one too many", owner="x")
-
-    run(story)
+    async with opened(path, clock, retention=10, most_keys=15) as store:
+        await ended(store, *(f"old-{number}" for number in range(10)))
+        guarded = await store.idempotency.claim("guarded", owner="g", lease=5, guard=True)
+        clock.advance(20)
+        await store.idempotency.claim("held", owner="h", lease=60)
+        await ended(store, "new")
+        before = store.batches
+        assert await store.idempotency.purge() == 10
+        assert store.batches - before == 5  # pages of four rows, at most three of them in one transaction
+        assert isinstance(guarded, Claimed)
+        assert await store.idempotency.counts() == {KeyState.IN_PROGRESS: 2, KeyState.DONE: 1}
+        await ended(store, *(f"more-{number}" for number in range(12)))  # the count of keys was kept, too
+        with pytest.raises(KeyQuotaError):
+            await store.idempotency.claim("one too many", owner="x")
 
 
-def test_a_key_that_was_claimed_anew_after_the_look_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_key_that_was_claimed_anew_after_the_look_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The control: without a second look inside of the transaction, the new owner's key would go."""
     clock = VirtualClock()
     statement = upkeep._REMOVE
@@ -78,34 +71,27 @@ def test_a_key_that_was_claimed_anew_after_the_look_stays(tmp_path: Path, monkey
             await upkeep.purge_keys(store._context)
             return await store.idempotency.get("k") is not None
 
-    async def both() -> None:
-        assert await story(careless=False)
-        assert not await story(careless=True)
-
-    run(both)
+    assert await story(careless=False)
+    assert not await story(careless=True)
 
 
-def test_only_work_that_ended_long_enough_ago_goes(tmp_path: Path) -> None:
+async def test_only_work_that_ended_long_enough_ago_goes(path: Path) -> None:
     clock = VirtualClock()
-
-    async def story() -> None:
-        async with opened(tmp_path / "state.db", clock) as store:
-            await store.work.enqueue([WorkItem(f"w{number}", "t") for number in range(9)])
-            taken = await store.work.claim(8, WorkClaim(owner="me"))
-            reports = [Settlement(one.id, "me", one.fence, WorkDone("1")) for one in taken]
-            await store.work.settle(reports[:6])
-            clock.advance(100)
-            now = int(clock.wall() * 1000)
-            await store.work.settle(reports[6:7])
-            assert await store.work.purge(now - 50_000) == 6
-            left = sorted(one.id for one in await store.work.find())
-            assert left == sorted(["w8", *(one.id for one in taken[6:])])
-
-    run(story)
+    async with opened(path, clock) as store:
+        await store.work.enqueue([WorkItem(f"w{number}", "t") for number in range(9)])
+        taken = await store.work.claim(8, WorkClaim(owner="me"))
+        reports = [Settlement(one.id, "me", one.fence, WorkDone("1")) for one in taken]
+        await store.work.settle(reports[:6])
+        clock.advance(100)
+        now = int(clock.wall() * 1000)
+        await store.work.settle(reports[6:7])
+        assert await store.work.purge(now - 50_000) == 6
+        left = sorted(one.id for one in await store.work.find())
+        assert left == sorted(["w8", *(one.id for one in taken[6:])])
 
 
-def test_a_refused_key_of_a_flood_does_not_walk_through_the_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_refused_key_of_a_flood_does_not_walk_through_the_table(
+    path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = VirtualClock()
     looked = 0
@@ -117,65 +103,53 @@ def test_a_refused_key_of_a_flood_does_not_walk_through_the_table(
         return real(*arguments, **more)
 
     monkeypatch.setattr(upkeep, "make_room", counted)
-
-    async def story() -> None:
-        async with opened(tmp_path / "state.db", clock, retention=10, most_keys=3) as store:
-            await ended(store, "a", "b", "c")
-            for number in range(20):
-                with pytest.raises(KeyQuotaError):
-                    await store.idempotency.claim(f"flood-{number}", owner="x")
-            assert looked == 1
-            clock.advance(1)
+    async with opened(path, clock, retention=10, most_keys=3) as store:
+        await ended(store, "a", "b", "c")
+        for number in range(20):
             with pytest.raises(KeyQuotaError):
-                await store.idempotency.claim("flood", owner="x")
-            assert looked == 2
-            clock.advance(10)  # the three are spent now, and give way
-            assert isinstance(await store.idempotency.claim("flood", owner="x"), Claimed)
-            assert looked == 3
-
-    run(story)
+                await store.idempotency.claim(f"flood-{number}", owner="x")
+        assert looked == 1
+        clock.advance(1)
+        with pytest.raises(KeyQuotaError):
+            await store.idempotency.claim("flood", owner="x")
+        assert looked == 2
+        clock.advance(10)  # the three are spent now, and give way
+        assert isinstance(await store.idempotency.claim("flood", owner="x"), Claimed)
+        assert looked == 3
 
 
 @pytest.mark.parametrize("careless", [False, True], ids=["kept", "control: it may give way"])
-def test_a_key_that_is_claimed_again_in_the_batch_that_makes_room_is_not_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, careless: bool
+async def test_a_key_that_is_claimed_again_in_the_batch_that_makes_room_is_not_lost(
+    path: Path, monkeypatch: pytest.MonkeyPatch, careless: bool
 ) -> None:
     """A newcomer makes room by removing spent keys; one of them is claimed again in the same transaction."""
     clock = VirtualClock()
-    path = tmp_path / "state.db"
     real = upkeep.make_room
     if careless:
         monkeypatch.setattr(upkeep, "make_room", lambda transaction, keep: real(transaction, keep=[]))
-
-    async def story() -> None:
-        async with opened(path, clock, retention=10, most_keys=2) as store:
-            await ended(store, "a", "b")
-            clock.advance(20)
-            other = apsw.Connection(str(path))
-            other.execute("BEGIN IMMEDIATE")
+    async with opened(path, clock, retention=10, most_keys=2) as store:
+        await ended(store, "a", "b")
+        clock.advance(20)
+        with locked(path):
             first = store._context.write(_append_batch, [])  # waits for the lock, and what follows gathers
             while store._writer._submitted:  # noqa: ASYNC110 - the writer's thread says nothing when it begins
                 await asyncio.sleep(0)
             claims = [asyncio.ensure_future(store.idempotency.claim(key, owner="new")) for key in ("newcomer", "a")]
             await asyncio.sleep(0)
-            other.execute("COMMIT")
-            other.close()
-            await first
-            assert all(isinstance(answer, Claimed) for answer in await asyncio.gather(*claims))
-            kept = {key: await store.idempotency.get(key) for key in ("newcomer", "a")}
-            assert (kept["a"] is None) is careless
-            assert kept["newcomer"] is not None
-
-    run(story)
+        await first
+        assert all(isinstance(answer, Claimed) for answer in await asyncio.gather(*claims))
+        kept = {key: await store.idempotency.get(key) for key in ("newcomer", "a")}
+        assert (kept["a"] is None) is careless
+        assert kept["newcomer"] is not None
 
 
 @pytest.mark.parametrize("has_room", [True, False])
-def test_a_file_that_takes_long_to_check_is_checked_as_a_copy_or_table_by_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_room: bool
+async def test_a_file_that_takes_long_to_check_is_checked_as_a_copy_or_table_by_table(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_room: bool
 ) -> None:
     """No snapshot of the file is held for as long as the check takes."""
-    path = tmp_path / "state.db"
-    asyncio.run(_made(path))
+    async with opened(path):
+        pass
     free = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(upkeep, "SNAPSHOT_S", -1.0)
     monkeypatch.setattr(upkeep, "_CHECK_STEPS", 1)
@@ -189,9 +163,4 @@ def test_a_file_that_takes_long_to_check_is_checked_as_a_copy_or_table_by_table(
     connection = apsw.Connection(str(path))
     assert bool(upkeep._damages(connection)) is has_room, "a page of two owners belongs to no one table"
     connection.close()
-    assert [one.name for one in tmp_path.glob("*.check*")] == []
-
-
-async def _made(path: Path) -> None:
-    async with open_store(f"sqlite:{path}"):
-        pass
+    assert not any(".check" in name for name in os.listdir(tmp_path))

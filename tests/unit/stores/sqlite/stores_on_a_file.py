@@ -1,0 +1,52 @@
+"""Stores on a file of the test, and what other programs do to that file."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from reefknot.idempotency.model import Claimed, Done
+from reefknot.runtime.clocks import VirtualClock
+from reefknot.stores.sqlite import SqliteStore
+
+
+@asynccontextmanager
+async def opened(path: Path, clock: VirtualClock | None = None, **options: Any) -> AsyncIterator[SqliteStore]:
+    store = await SqliteStore(path, clock or VirtualClock(), **options).start()
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+def by_hand(path: Path, statements: str) -> Any:
+    """The first value of what another program reads from the file or does to it."""
+    connection = apsw.Connection(str(path))
+    try:
+        return connection.execute(statements).get
+    finally:
+        connection.close()
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Another process holds the write lock."""
+    other = apsw.Connection(str(path))
+    other.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    finally:
+        other.execute("ROLLBACK")
+        other.close()
+
+
+async def ended(store: SqliteStore, *keys: str) -> None:
+    """Claim and finish each of the keys."""
+    for key in keys:
+        answer = await store.idempotency.claim(key, owner=key)
+        assert isinstance(answer, Claimed)
+        await store.idempotency.finish(answer.claim, Done("1"))
