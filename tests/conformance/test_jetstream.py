@@ -1,7 +1,6 @@
 """The JetStream engine keeps every contract, against a real server. Every story has a store of its own name there."""
 
-import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 from uuid import uuid4
@@ -11,6 +10,7 @@ import pytest
 from reefknot.console.nats_servers import NatsServer
 from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores.jetstream import JetStreamStore
+from reefknot.stores.jetstream.listeners import Listeners
 from reefknot.testing.conformance import (
     AuditLogContract,
     ControlContract,
@@ -64,49 +64,57 @@ class TestJetStreamControl(ControlContract): ...
 class TestJetStreamValues(SharedValueContract): ...
 
 
+def _two_ends(server: NatsServer, number: int) -> TransportHarness:
+    name = _name()
+
+    @asynccontextmanager
+    async def opened(clock: VirtualClock) -> AsyncIterator[Ends]:
+        stores = [await JetStreamStore.open(server.url, clock, name=name, has_server_time=False) for _ in range(number)]
+        near, far = stores[0].transport(), stores[-1].transport()
+        try:
+            yield near, far
+        finally:
+            for one in (near, far, *stores):
+                await one.close()
+
+    return TransportHarness(opened)
+
+
 class TestJetStreamTransport(TransportContract):
     @pytest.fixture(params=[2, 1], ids=["two stores", "one store"])
     def transports(self, nats_server: NatsServer, request: pytest.FixtureRequest) -> TransportHarness:
         """Two stores over one name know no more of each other than two processes do."""
-        name = _name()
+        return _two_ends(nats_server, request.param)
 
-        @asynccontextmanager
-        async def two_ends(clock: VirtualClock) -> AsyncIterator[Ends]:
-            stores = [
-                await JetStreamStore.open(nats_server.url, clock, name=name, has_server_time=False)
-                for _ in range(request.param)
-            ]
-            near, far = stores[0].transport(), stores[-1].transport()
-            try:
-                yield near, far
-            finally:
-                for end in (near, far):
-                    await end.close()
-                for store in stores:
-                    await store.close()
 
-        return TransportHarness(two_ends)
+async def _never_waits(self: Listeners, subject: str) -> str:
+    return ""
+
+
+def _knows_nobody(self: Listeners, subject: str) -> bool:
+    return False
+
+
+@pytest.mark.parametrize(
+    ("method", "broken"), [("wait_for_room", _never_waits), ("has", _knows_nobody)], ids=["never waits", "knows nobody"]
+)
+def test_the_suite_catches_a_transport_without_back_pressure(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch, method: str, broken: Callable[..., object]
+) -> None:
+    monkeypatch.setattr(Listeners, method, broken)
+    with pytest.raises(AssertionError, match="it never waited"):
+        TransportContract().test_a_sender_that_gets_ahead_waits_and_nothing_is_lost(_two_ends(nats_server, 2))
 
 
 @pytest.mark.real_time
-async def test_two_names_on_one_server_are_two_stores(nats_server: NatsServer) -> None:
+async def test_two_names_on_one_server_are_two_durable_stores(nats_server: NatsServer) -> None:
     """What one story writes, no other can see."""
     one, other = [await JetStreamStore.open(nats_server.url, VirtualClock(), name=_name()) for _ in range(2)]
     try:
         await one.audit.append([event("first")])
         assert await event_types(one) == ["first"]
         assert await event_types(other) == []
+        assert one.durable
     finally:
         await one.close()
         await other.close()
-
-
-def test_it_says_that_it_is_durable(nats_server: NatsServer) -> None:
-    async def story() -> bool:
-        store = await JetStreamStore.open(nats_server.url, VirtualClock(), name=_name())
-        try:
-            return store.durable
-        finally:
-            await store.close()
-
-    assert asyncio.run(story()) is True

@@ -22,14 +22,14 @@ from reefknot.stores.opening import _retention_job
 from reefknot.stores.port import Store
 from reefknot.stores.retention import EVERY_S, SHORTEST_WAIT_S, Removed, RetentionJob
 from reefknot.stores.sqlite import SqliteStore
-from reefknot.testing import run_virtual
 from reefknot.testing.conformance.harness import event
 
 DAY = 86_400.0
 
 
-async def filled(store: Store, at: float) -> None:
+async def filled(store: Store) -> None:
     """A key, an ended and a running and a quarantined piece of work, and two events, all of this moment."""
+    at = int(store.clock.wall() * 1000)
     answer = await store.idempotency.claim("ended", owner="a")
     assert isinstance(answer, Claimed)
     await store.idempotency.finish(answer.claim, Done("1"))
@@ -38,30 +38,24 @@ async def filled(store: Store, at: float) -> None:
     by_id = {one.id: one for one in await store.work.claim(3, WorkClaim(owner="me", lease=1e6))}
     for name, how in (("done", WorkDone("1")), ("stuck", Quarantine("no"))):
         await store.work.settle([Settlement(name, "me", by_id[name].fence, how)])
-    await store.audit.append([event("a", at=int(at * 1000)), event("b", at=int(at * 1000))])
+    await store.audit.append([event("a", at=at), event("b", at=at)])
 
 
-def test_a_round_removes_what_is_past_its_retention_and_nothing_that_lives(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_round_removes_what_is_past_its_retention_and_nothing_that_lives(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "reefknot")
     clock = VirtualClock()
-
-    async def main() -> None:
-        store = MemoryStore(clock, retention=DAY)
-        job = RetentionJob(store, clock, given=Retention(events=10 * DAY, work=5 * DAY))
-        await filled(store, clock.wall())
-        assert await job.once() == Removed()
-        clock.advance(2 * DAY)
-        assert await job.once() == Removed(keys=1)
-        clock.advance(4 * DAY)
-        assert await job.once() == Removed(work=1)
-        clock.advance(5 * DAY)
-        assert await job.once() == Removed(events=2)
-        assert not await job.once()
-        assert [one.id for one in await store.work.find()] == ["waiting", "stuck", "running"]
-        assert await store.idempotency.get("guarded") is not None
-        assert await store.audit.verify() == []
-
-    with caplog.at_level(logging.INFO, "reefknot"):
-        run_virtual(main())
+    store = MemoryStore(clock, retention=DAY)
+    job = RetentionJob(store, clock, given=Retention(events=10 * DAY, work=5 * DAY))
+    await filled(store)
+    assert await job.once() == Removed()
+    for days, removed in ((2, Removed(keys=1)), (4, Removed(work=1)), (5, Removed(events=2)), (0, Removed())):
+        clock.advance(days * DAY)
+        assert await job.once() == removed
+    assert [one.id for one in await store.work.find()] == ["waiting", "stuck", "running"]
+    assert await store.idempotency.get("guarded") is not None
+    assert await store.audit.verify() == []
     lines = [record.message for record in caplog.records if "retention" in record.message]
     assert lines[0] == "retention removed 1 keys, 0 ended work items, 0 events"
     assert len(lines) == 3
@@ -70,7 +64,7 @@ def test_a_round_removes_what_is_past_its_retention_and_nothing_that_lives(caplo
 async def test_for_ever_is_for_ever() -> None:
     clock = VirtualClock()
     store = MemoryStore(clock, retention=DAY)
-    await filled(store, clock.wall())
+    await filled(store)
     clock.advance(10_000 * DAY)
     assert await RetentionJob(store, clock, given=Retention(None, None)).once() == Removed(keys=1)
     assert await RetentionJob(store, clock).once() == Removed(work=1, events=2)
@@ -89,7 +83,7 @@ async def test_a_wall_clock_that_jumps_makes_nothing_older() -> None:
     clock = JumpingClock()
     store = MemoryStore(clock, retention=DAY)
     job = RetentionJob(store, clock)
-    await filled(store, clock.wall())
+    await filled(store)
     clock.jump = 1000 * DAY
     assert await job.once() == Removed()
     assert await RetentionJob(store, clock).once() == Removed(work=1, events=2)  # who opens it now believes the clock
@@ -119,34 +113,35 @@ class Counting:
         return 0
 
 
-def test_a_round_runs_about_every_ten_minutes_also_after_a_failure(caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        store: Any = Counting()
-        job = RetentionJob(store, clock_of_this_loop())
-        job.start()
-        await asyncio.sleep(EVERY_S - 1)
-        assert store.rounds == 0
-        await asyncio.sleep(EVERY_S)
-        assert store.rounds == 1
-        store.broken = True
-        await asyncio.sleep(3 * EVERY_S)
-        store.broken = False
-        before = store.rounds
-        await asyncio.sleep(10 * EVERY_S)
-        assert 7 <= store.rounds - before <= 10
-        await job.close()
-        ended = store.rounds
-        await asyncio.sleep(10 * EVERY_S)
-        assert store.rounds == ended
+def started(store: Any, **options: Any) -> RetentionJob:
+    job = RetentionJob(store, clock_of_this_loop(), **options)
+    job.start()
+    return job
 
-    run_virtual(main())
+
+async def test_a_round_runs_about_every_ten_minutes_also_after_a_failure(caplog: pytest.LogCaptureFixture) -> None:
+    store = Counting()
+    job = started(store)
+    await asyncio.sleep(EVERY_S - 1)
+    assert store.rounds == 0
+    await asyncio.sleep(EVERY_S)
+    assert store.rounds == 1
+    store.broken = True
+    await asyncio.sleep(3 * EVERY_S)
+    store.broken = False
+    before = store.rounds
+    await asyncio.sleep(10 * EVERY_S)
+    assert 7 <= store.rounds - before <= 10
+    await job.close()
+    ended = store.rounds
+    await asyncio.sleep(10 * EVERY_S)
+    assert store.rounds == ended
     assert "the retention round failed (the disk is gone)" in caplog.text
 
 
 async def test_a_process_that_may_not_run_rounds_runs_none() -> None:
-    store: Any = Counting()
-    job = RetentionJob(store, clock_of_this_loop(), may_run=lambda: False)
-    job.start()
+    store = Counting()
+    job = started(store, may_run=lambda: False)
     await asyncio.sleep(5 * EVERY_S)
     await job.close()
     assert store.rounds == 0
@@ -202,11 +197,7 @@ UNSAID: dict[str, Any] = {"events": ..., "work": ...}
 
 def test_a_short_command_removes_nothing_whatever_its_clock_says(tmp_path: Path) -> None:
     path, clock = tmp_path / "state.db", VirtualClock()
-
-    async def fill(store: Store) -> None:
-        await filled(store, clock.wall())
-
-    opened(path, clock, fill)
+    opened(path, clock, filled)
     clock.advance(10 * KEEP_EVENTS_S)
     opened(path, clock)
     assert types_in(path, clock) == ["a", "b"]
@@ -215,11 +206,9 @@ def test_a_short_command_removes_nothing_whatever_its_clock_says(tmp_path: Path)
 
 
 async def test_a_process_that_runs_removes_something_only_when_it_has_had_the_store_open_for_a_while() -> None:
-    store: Any = Counting()
-    note = RetentionNote(None)
+    store, note = Counting(), RetentionNote(None)
     note.write(last_round_at=1.0)
-    job = RetentionJob(store, clock_of_this_loop(), note=note)
-    job.start()
+    job = started(store, note=note)
     await asyncio.sleep(SHORTEST_WAIT_S - 1)
     assert store.rounds == 0
     await asyncio.sleep(SHORTEST_WAIT_S)
@@ -228,27 +217,20 @@ async def test_a_process_that_runs_removes_something_only_when_it_has_had_the_st
 
 
 @pytest.mark.parametrize("ahead", [0.9, 1.1, 30.0])
-def test_nothing_is_removed_while_the_clock_is_more_than_a_day_past_the_newest_record(
+async def test_nothing_is_removed_while_the_clock_is_more_than_a_day_past_the_newest_record(
     ahead: float, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def main() -> None:
-        clock = clock_of_this_loop()
-        store: Any = Counting(newest=int((clock.wall() - ahead * DAY) * 1000))
-        job = RetentionJob(store, clock)
-        job.start()
-        await asyncio.sleep(3 * EVERY_S)
-        assert bool(store.rounds) is (ahead < 1)
-        await job.close()
-
-    run_virtual(main())
+    store = Counting(newest=int((clock_of_this_loop().wall() - ahead * DAY) * 1000))
+    job = started(store)
+    await asyncio.sleep(3 * EVERY_S)
+    assert bool(store.rounds) is (ahead < 1)
+    await job.close()
     assert ("more than a day past the newest record" in caplog.text) is (ahead > 1)
 
 
 async def test_records_that_a_process_with_a_wrong_clock_writes_itself_say_nothing_for_a_day() -> None:
-    clock = clock_of_this_loop()
-    store: Any = Counting(newest=int((clock.wall() - 30 * DAY) * 1000))
-    job = RetentionJob(store, clock)
-    job.start()
+    store = Counting(newest=int((clock_of_this_loop().wall() - 30 * DAY) * 1000))
+    job = started(store)
     await asyncio.sleep(60)
     store.newest = None  # it is of now
     await asyncio.sleep(DAY - 120)
@@ -260,11 +242,7 @@ async def test_records_that_a_process_with_a_wrong_clock_writes_itself_say_nothi
 
 def test_a_noted_retention_binds_processes_without_a_setting(tmp_path: Path) -> None:
     path, clock = tmp_path / "state.db", VirtualClock()
-
-    async def fill(store: Store) -> None:
-        await filled(store, clock.wall())
-
-    opened(path, clock, fill, audit_retention=None, work_retention=1000 * DAY)
+    opened(path, clock, filled, audit_retention=None, work_retention=1000 * DAY)
     clock.advance(KEEP_EVENTS_S + KEEP_WORK_S)
     rounds(path, clock)
     assert types_in(path, clock) == ["a", "b"]
@@ -275,11 +253,7 @@ def test_a_noted_retention_binds_processes_without_a_setting(tmp_path: Path) -> 
 def test_control_without_the_note_the_events_would_be_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("reefknot.stores.opening.RetentionNote", lambda path: RetentionNote(None))
     path, clock = tmp_path / "state.db", VirtualClock()
-
-    async def fill(store: Store) -> None:
-        await filled(store, clock.wall())
-
-    opened(path, clock, fill, audit_retention=None)
+    opened(path, clock, filled, audit_retention=None)
     clock.advance(KEEP_EVENTS_S + EVERY_S)
     rounds(path, clock)
     assert types_in(path, clock) == ["anchor"]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import product
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -15,8 +16,10 @@ from reefknot.queue.port.work_queue import Settlement, WorkClaim, WorkFilter
 from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores.memory import MemoryStore
 from reefknot.stores.port import Store
-from reefknot.stores.sqlite import SqliteStore
 from reefknot.stores.sqlite import work_rows as rows
+from tests.unit.stores.sqlite.stores_on_a_file import opened
+
+pytestmark = pytest.mark.real_time
 
 FAILURE = '{"code": "HTTP_ERROR", "message": "it answered 503"}'
 ITEMS = 60
@@ -62,56 +65,43 @@ async def pages(store: Store, which: WorkFilter, *, limit: int, oldest_first: bo
             return found, cut
 
 
-def over_both(folder: Path, work: Callable[[Store, Store], Awaitable[None]]) -> None:
-    """Do something with a store in memory and one in a file, of the same content."""
-
-    async def main() -> None:
-        clock = VirtualClock()
-        memory, file = MemoryStore(clock), await SqliteStore(folder / "s.db", clock).start()
-        try:
-            for store in (memory, file):
-                await filled(store, seed=7)
-            await work(memory, file)
-        finally:
-            await file.close()
-
-    asyncio.run(main())
+@asynccontextmanager
+async def memory_and_file(folder: Path) -> AsyncIterator[tuple[Store, Store]]:
+    """A store in memory and one in a file, of the same content."""
+    clock = VirtualClock()
+    async with opened(folder / "s.db", clock) as file:
+        memory = MemoryStore(clock)
+        for store in (memory, file):
+            await filled(store, seed=7)
+        yield memory, file
 
 
 @pytest.mark.parametrize("sizes", [(3,), (2, 7), (500, 4500)])
-def test_pages_that_end_at_the_bound_go_on_without_a_gap_or_a_repetition(
+async def test_pages_that_end_at_the_bound_go_on_without_a_gap_or_a_repetition(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...]
 ) -> None:
     for name in ("SCANNED", "LOOKED_UP"):
         monkeypatch.setattr(rows, name, sizes)
     monkeypatch.setattr(rows, "_LEAST_SHARE", 1)
     cuts = 0
-
-    async def work(memory: Store, file: Store) -> None:
-        nonlocal cuts
-        for which in filters():
-            for oldest_first in (False, True):
-                options: Any = {"limit": 5, "oldest_first": oldest_first}
-                wanted, _ = await pages(memory, which, **options)
-                found, cut = await pages(file, which, **options)
-                assert found == wanted, (which, oldest_first)
-                cuts += cut
-
-    over_both(tmp_path, work)
+    async with memory_and_file(tmp_path) as (memory, file):
+        for which, oldest_first in product(filters(), (False, True)):
+            options: Any = {"limit": 5, "oldest_first": oldest_first}
+            wanted, _ = await pages(memory, which, **options)
+            found, cut = await pages(file, which, **options)
+            assert found == wanted, (which, oldest_first)
+            cuts += cut
     assert bool(cuts) == (sum(sizes) < ITEMS), "a search that may read all rows is never cut, a smaller one is"
 
 
-def test_control_a_caller_that_takes_a_short_page_for_the_last_one_loses_jobs(
+async def test_control_a_caller_that_takes_a_short_page_for_the_last_one_loses_jobs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rows, "SCANNED", (3,))
     monkeypatch.setattr(rows, "_LEAST_SHARE", 1)
-
-    async def work(memory: Store, file: Store) -> None:
-        which = WorkFilter(tenant_id="rare")
+    which = WorkFilter(tenant_id="rare")
+    async with memory_and_file(tmp_path) as (memory, file):
         wanted, _ = await pages(memory, which, limit=50, oldest_first=False)
         page = await file.work.search(which, limit=50)
         assert len(page.items) < len(wanted)
         assert page.after, "and so the page says that there may be more"
-
-    over_both(tmp_path, work)
