@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-import weakref
+from collections.abc import Awaitable, Callable
 
 import pytest
 
 import reefknot as rk
 from reefknot import clock
+from reefknot.retrying.attempts import Attempt
 from reefknot.runtime.clocks import VirtualClock
 from tests.unit.retrying.flaky import Always, Flaky
 
 FAST = rk.RetryPolicy(4, 1, jitter="none")
+
+
+def loop(retrier: rk.Retrier, body: Callable[[], object]) -> Attempt:
+    for attempt in retrier.attempts():
+        with attempt:
+            attempt.value = body()
+    return attempt
+
+
+async def aloop(retrier: rk.Retrier, body: Callable[[Attempt], Awaitable[object]]) -> Attempt:
+    async for attempt in retrier.attempts():
+        with attempt:
+            attempt.value = await body(attempt)
+    return attempt
 
 
 def test_a_block_is_run_until_it_works(virtual_time: VirtualClock) -> None:
@@ -32,30 +46,11 @@ def test_a_block_is_run_until_it_works(virtual_time: VirtualClock) -> None:
 
 def test_the_last_failure_leaves_the_block_as_it_is(virtual_time: VirtualClock) -> None:
     fn = Always()
-
-    def loop() -> None:
-        for attempt in rk.Retrier(FAST, attempts=2).attempts():
-            with attempt:
-                fn()
-
     with pytest.raises(ConnectionError, match="call 2") as raised:
-        loop()
+        loop(rk.Retrier(FAST, attempts=2), fn)
     assert fn.calls == 2
     assert "all attempts are spent" in raised.value.__notes__[0]
     assert raised.value.__context__ is None
-
-
-def test_control_flow_leaves_the_block_at_once() -> None:
-    fn = Flaky(KeyboardInterrupt)
-
-    def loop() -> None:
-        for attempt in rk.Retrier(on=lambda error: True).attempts():
-            with attempt:
-                fn()
-
-    with pytest.raises(KeyboardInterrupt):
-        loop()
-    assert fn.calls == 1
 
 
 def test_break_and_continue_inside_the_block_end_the_loop() -> None:
@@ -83,46 +78,36 @@ def test_an_error_caught_outside_the_block_ends_the_loop() -> None:
     assert turns == 1
 
 
-def test_a_body_without_the_block_is_misuse_and_does_not_loop_for_ever() -> None:
+async def test_a_body_without_the_block_is_misuse_and_does_not_loop_for_ever() -> None:
     turns = 0
 
-    def loop() -> None:
+    def plain() -> None:
         nonlocal turns
         for _ in rk.Retrier().attempts():
             turns += 1
 
     with pytest.raises(rk.LoopMisuseError, match="inside `with attempt:`"):
-        loop()
-    assert turns == 1
+        plain()
+    with pytest.raises(rk.LoopMisuseError, match="inside `with attempt:`"):  # noqa: PT012 - a loop is a block
+        async for _ in rk.Retrier().attempts():
+            turns += 1
+    assert turns == 2
 
 
-def test_an_attempt_entered_twice_is_misuse() -> None:
-    for attempt in rk.Retrier().attempts():
+def test_an_attempt_entered_twice_and_a_loop_run_twice_are_misuse() -> None:
+    attempts = rk.Retrier().attempts()
+    for attempt in attempts:
         with attempt:
             pass
         with pytest.raises(rk.LoopMisuseError, match="already used"):
             attempt.__enter__()
-
-
-def test_a_loop_run_twice_is_misuse() -> None:
-    loop = rk.Retrier().attempts()
-    for attempt in loop:
-        with attempt:
-            pass
     with pytest.raises(rk.LoopMisuseError, match="call attempts"):
-        next(iter(loop))
+        next(iter(attempts))
 
 
 def test_a_deadline_refuses_a_wait_in_the_loop(virtual_time: VirtualClock) -> None:
-    fn = Always()
-
-    def loop() -> None:
-        for attempt in rk.Retrier(FAST, deadline=2).attempts():
-            with attempt:
-                fn()
-
     with pytest.raises(ConnectionError, match="call 2"):
-        loop()
+        loop(rk.Retrier(FAST, deadline=2), Always())
     assert virtual_time.waits == [1]
 
 
@@ -144,91 +129,46 @@ def test_an_attempt_timeout_in_a_plain_loop_is_refused(in_thread: bool) -> None:
 
 async def test_async_for_waits_without_blocking_and_keeps_time_limits() -> None:
     began = []
-    async for attempt in rk.Retrier(FAST, on=ConnectionError, attempt_timeout=5).attempts():
-        with attempt:
-            began.append(clock.now())
-            if attempt.number < 3:
-                await asyncio.sleep(60)
-            attempt.value = "ok"
 
+    async def body(attempt: Attempt) -> str:
+        began.append(clock.now())
+        if attempt.number < 3:
+            await asyncio.sleep(60)
+        return "ok"
+
+    attempt = await aloop(rk.Retrier(FAST, on=ConnectionError, attempt_timeout=5), body)
     assert (attempt.value, clock.now(), began) == ("ok", 13.0, [0.0, 6.0, 13.0])
 
 
+async def fail_and_hang(attempt: Attempt) -> None:
+    if attempt.number == 1:
+        raise ConnectionError("the first")
+    await asyncio.sleep(60)
+
+
 async def test_async_for_holds_its_deadline() -> None:
-    async def loop() -> None:
-        async for attempt in rk.Retrier(FAST, deadline=5).attempts():
-            with attempt:
-                if attempt.number == 1:
-                    raise ConnectionError("the first")
-                await asyncio.sleep(60)
-
     with pytest.raises(rk.DeadlineExceededError) as raised:
-        await loop()
+        await aloop(rk.Retrier(FAST, deadline=5), fail_and_hang)
     assert "ConnectionError: the first" in raised.value.__notes__[0]
-
     assert clock.now() == 5.0
 
 
-def test_a_deadline_in_async_for_leaves_no_reference_cycle() -> None:
-    gone: list[weakref.ref[BaseException]] = []
-
-    async def main() -> None:
-        try:
-            async for attempt in rk.Retrier(deadline=5).attempts():
-                with attempt:
-                    await asyncio.sleep(60)
-        except rk.DeadlineExceededError as error:
-            gone.append(weakref.ref(error))
-
-    gc.collect()
-    gc.disable()
-    try:
-        rk.testing.run_virtual(main())
-        assert [ref() for ref in gone] == [None]
-    finally:
-        gc.enable()
-
-
 async def test_an_outer_cancellation_ends_async_for_at_once_also_while_it_waits() -> None:
-    turns = 0
+    async def fail(attempt: Attempt) -> None:
+        turns.append(attempt.number)
+        raise ConnectionError
 
-    async def loop() -> None:
-        nonlocal turns
-        async for attempt in rk.Retrier(FAST, base_delay=20, max_delay=20).attempts():
-            with attempt:
-                turns += 1
-                raise ConnectionError
-
+    turns: list[int] = []
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(loop(), 3)
-
-    assert (clock.now(), turns) == (3.0, 1)
-
-
-def test_misuse_is_told_in_async_for_too() -> None:
-    async def main() -> None:
-        async for _ in rk.Retrier().attempts():
-            pass
-
-    with pytest.raises(rk.LoopMisuseError, match="inside `with attempt:`"):
-        rk.testing.run_virtual(main())
+        await asyncio.wait_for(aloop(rk.Retrier(FAST, base_delay=20, max_delay=20), fail), 3)
+    assert (clock.now(), turns) == (3.0, [1])
 
 
 def test_the_loop_asks_and_feeds_its_breaker(virtual_time: VirtualClock) -> None:
-    breaker = rk.CircuitBreaker("billing", failures=2)
+    retrier = rk.Retrier(FAST, breaker=rk.CircuitBreaker("billing", failures=2))
     fn = Always()
-
-    def loop() -> None:
-        for attempt in rk.Retrier(FAST, breaker=breaker).attempts():
-            with attempt:
-                fn()
-
-    with pytest.raises(ConnectionError) as raised:
-        loop()
-    assert fn.calls == 2
-    assert "the circuit breaker is open" in raised.value.__notes__[0]
-
-    with pytest.raises(rk.BreakerOpenError) as refused:
-        loop()
-    assert fn.calls == 2
-    assert "the circuit breaker is open" in refused.value.__notes__[0]
+    for error in (ConnectionError, rk.BreakerOpenError):
+        with pytest.raises(error) as raised:
+            loop(retrier, fn)
+        assert fn.calls == 2
+        assert "the circuit breaker is open" in raised.value.__notes__[0]

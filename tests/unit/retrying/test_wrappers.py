@@ -7,6 +7,7 @@ import gc
 import weakref
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -15,8 +16,6 @@ from reefknot import clock
 from reefknot.retrying.types import RetryKeywords
 from reefknot.runtime.clocks import VirtualClock
 from tests.unit.retrying.flaky import Always, AsyncFlaky, Flaky
-
-CONTROL_FLOW = (asyncio.CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit)
 
 
 class Thing:
@@ -57,23 +56,48 @@ def test_the_documented_default_is_four_executions_with_full_jitter_from_a_tenth
     assert [wait <= cap for wait, cap in zip(virtual_time.waits, (0.1, 0.2, 0.4), strict=True)] == [True] * 3
 
 
-@pytest.mark.parametrize("options", [{}, {"deadline": 9}, {"throttle": True}, {"in_thread": True}])
-@pytest.mark.parametrize("kind", CONTROL_FLOW)
-def test_control_flow_is_never_retried(kind: type[BaseException], options: RetryKeywords) -> None:
-    fn = Flaky(kind("stop"))
+def looped(retrier: rk.Retrier, fn: Callable[[], object]) -> None:
+    for attempt in retrier.attempts():
+        with attempt:
+            fn()
+
+
+WAYS: dict[str, Callable[[rk.Retrier, Flaky], object]] = {
+    "decorated": lambda retrier, fn: rk.retry(policy=retrier)(fn)(),
+    "deadline": lambda retrier, fn: rk.retry(policy=retrier, deadline=9)(fn)(),
+    "throttled": lambda retrier, fn: rk.retry(policy=retrier, throttle=True)(fn)(),
+    "thread": lambda retrier, fn: rk.retry(policy=retrier, in_thread=True)(fn)(),
+    "run": lambda retrier, fn: retrier.run(fn),
+    "loop": looped,
+}
+ASYNC_WAYS: dict[str, Callable[[rk.Retrier, AsyncFlaky], Any]] = {
+    "decorated": lambda retrier, fn: rk.retry(policy=retrier)(fn)(),
+    "deadline": lambda retrier, fn: rk.retry(policy=retrier, deadline=5)(fn)(),
+    "arun": lambda retrier, fn: retrier.arun(fn),
+}
+
+
+@pytest.mark.parametrize("kind", [asyncio.CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_control_flow_is_never_retried(kind: type[BaseException]) -> None:
     asked: list[Exception] = []
+    retrier = rk.Retrier(on=asked.append)
 
-    def on(error: Exception) -> bool:
-        asked.append(error)
-        return True
+    async def ended(way: Callable[[rk.Retrier, AsyncFlaky], Any], fn: AsyncFlaky) -> type[BaseException] | None:
+        try:
+            await way(retrier, fn)
+        except BaseException as error:  # the loop itself cannot show all of them
+            return type(error)
+        return None
 
-    caught: BaseException | None = None
-    try:
-        rk.retry(policy=rk.Retrier(**options), on=on)(fn)()
-    except BaseException as error:
-        caught = error
-    assert type(caught) is kind
-    assert (fn.calls, asked) == (1, [])
+    for name, way in WAYS.items():
+        fn = Flaky(kind("stop"))
+        with pytest.raises(kind):
+            way(retrier, fn)
+        assert (fn.calls, asked) == (1, []), name
+    for name, away in ASYNC_WAYS.items():
+        afn = AsyncFlaky(kind("stop"))
+        assert rk.testing.run_virtual(ended(away, afn)) is kind, name
+        assert (afn.calls, asked) == (1, []), name
 
 
 def test_a_zero_wait_does_not_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,48 +108,34 @@ def test_a_zero_wait_does_not_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rk.retry(base_delay=0, max_delay=0)(Flaky(ConnectionError))() == "ok"
 
 
-def test_a_wait_that_would_outlive_the_deadline_is_refused_before_sleeping(virtual_time: VirtualClock) -> None:
-    """Waits of 1, 2, 4 s under a deadline of 5 s: 1 + 2 fit, 4 more do not."""
+@pytest.mark.parametrize(("deadline", "waits"), [(5, [1, 2]), (3, [1])])
+def test_a_wait_that_would_reach_the_deadline_is_refused_before_sleeping(
+    deadline: float, waits: list[float], virtual_time: VirtualClock
+) -> None:
+    """Waits of 1, 2, 4 s under a deadline of 5 s: 1 + 2 fit, 4 more do not; 3 s would end exactly at 3 s."""
     fn = Always()
-
     with pytest.raises(ConnectionError) as raised:
-        rk.retry(attempts=10, deadline=5, base_delay=1, jitter="none")(fn)()
-    assert (fn.calls, virtual_time.waits) == (3, [1, 2])
+        rk.retry(attempts=10, deadline=deadline, base_delay=1, jitter="none")(fn)()
+    assert (fn.calls, virtual_time.waits) == (len(waits) + 1, waits)
     assert "would not fit into the deadline" in raised.value.__notes__[0]
 
 
-def test_a_wait_that_ends_exactly_at_the_deadline_is_refused(virtual_time: VirtualClock) -> None:
-    fn = Always()
-
-    with pytest.raises(ConnectionError):
-        rk.retry(attempts=10, deadline=3, base_delay=1, jitter="none")(fn)()
-    assert virtual_time.waits == [1]
-
-
-def test_a_plain_function_is_never_interrupted(virtual_time: VirtualClock) -> None:
-    """It runs past its deadline, and its value counts."""
-
-    @rk.retry(deadline=5)
-    def slow() -> str:
-        virtual_time.advance(60)
-        return "late, but here"
-
-    assert slow() == "late, but here"
-
-
-def test_a_plain_function_that_fails_past_its_deadline_is_not_tried_again(virtual_time: VirtualClock) -> None:
+def test_a_plain_function_is_never_interrupted_nor_tried_again_past_its_deadline(virtual_time: VirtualClock) -> None:
     calls = 0
 
     @rk.retry(deadline=5, base_delay=0, max_delay=0)
-    def slow() -> None:
+    def slow(error: Exception | None = None) -> str:
         nonlocal calls
         calls += 1
         virtual_time.advance(60)
-        raise ConnectionError("late")
+        if error is not None:
+            raise error
+        return "late, but here"
 
+    assert slow() == "late, but here"
     with pytest.raises(ConnectionError, match="late"):
-        slow()
-    assert calls == 1
+        slow(ConnectionError("late"))
+    assert calls == 2
 
 
 def test_an_attempt_timeout_on_a_plain_function_is_refused_at_decoration() -> None:
@@ -157,12 +167,10 @@ def test_a_seconds_answer_is_the_least_wait(virtual_time: VirtualClock) -> None:
 
 def test_a_throttle_that_is_empty_ends_retries(virtual_time: VirtualClock) -> None:
     """Busy and down: after its ten tokens, one call is one attempt."""
-    throttle = rk.RetryThrottle()
     fn = Always()
-    call = rk.retry(throttle=throttle, base_delay=0, max_delay=0, attempts=2)(fn)
     reasons: list[rk.Reason | None] = []
-    call = call.using(on_give_up=lambda event: reasons.append(event.reason))
-
+    give_up: Any = lambda event: reasons.append(event.reason)  # noqa: E731 - as one writes it
+    call = rk.retry(throttle=rk.RetryThrottle(), base_delay=0, max_delay=0, attempts=2, on_give_up=give_up)(fn)
     for _ in range(200):
         with pytest.raises(ConnectionError):
             call()
@@ -286,25 +294,31 @@ async def test_no_async_attempts_locals_are_alive_during_the_wait(options: Retry
 def test_neither_success_nor_giving_up_leaves_a_reference_cycle(fail: int, no_wait: VirtualClock) -> None:
     """Nothing but reference counts frees the things, and the error that was handed out."""
     work, held = watched(fail)
-    call = rk.retry(work)
     gone: list[weakref.ref[BaseException]] = []
     try:
-        call()
+        rk.retry(work)()
     except ConnectionError as error:
         gone.append(weakref.ref(error))
     assert alive(held) == 0
     assert [ref() for ref in gone] == [None] * (fail == 9)
 
 
+async def by_loop(retrier: rk.Retrier) -> None:
+    async for attempt in retrier.attempts():
+        with attempt:
+            await asyncio.sleep(60)
+
+
+async def by_decorator(retrier: rk.Retrier) -> None:
+    await rk.retry(policy=retrier)(asyncio.sleep)(60)
+
+
 @pytest.mark.usefixtures("uncollected")
-async def test_an_async_deadline_leaves_no_reference_cycle() -> None:
+@pytest.mark.parametrize("way", [by_loop, by_decorator])
+async def test_an_async_deadline_leaves_no_reference_cycle(way: Callable[[rk.Retrier], Any]) -> None:
     gone: list[weakref.ref[BaseException]] = []
-
-    async def hangs() -> None:
-        await asyncio.sleep(3600)
-
     try:
-        await rk.retry(deadline=1)(hangs)()
+        await way(rk.Retrier(deadline=5))
     except rk.DeadlineExceededError as error:
         gone.append(weakref.ref(error))
     assert [ref() for ref in gone] == [None]
@@ -339,35 +353,24 @@ def test_the_original_exception_comes_back_with_its_traceback(no_wait: VirtualCl
 # ---- generators ------------------------------------------------------------------------------------------------------
 
 
-def test_a_generator_is_retried_before_its_first_item(no_wait: VirtualClock) -> None:
+def test_a_generator_is_retried_before_its_first_item_and_not_after(no_wait: VirtualClock) -> None:
     begun = 0
 
     @rk.retry
-    def items() -> Generator[int, None, None]:
+    def items(*, midway: bool = False) -> Generator[int, None, None]:
         nonlocal begun
         begun += 1
         if begun < 3:
             raise ConnectionError
-        yield from (1, 2)
-
-    assert list(items()) == [1, 2]
-    assert begun == 3
-
-
-def test_a_generator_is_not_retried_after_its_first_item(no_wait: VirtualClock) -> None:
-    begun = 0
-
-    @rk.retry
-    def items() -> Generator[int, None, None]:
-        nonlocal begun
-        begun += 1
         yield 1
-        raise ConnectionError("midway")
+        if midway:
+            raise ConnectionError("midway")
 
-    got: list[int] = []
+    assert list(items()) == [1]
+    assert begun == 3
     with pytest.raises(ConnectionError, match="midway"):
-        got.extend(items())
-    assert begun == 1
+        list(items(midway=True))
+    assert begun == 4
 
 
 @rk.retry
@@ -395,37 +398,26 @@ def test_a_generator_hears_send_and_throw_and_gives_its_return_value() -> None:
         items.send("end")
     assert ended.value.value == "the value"
     assert log == ["closed"]
+    other = echo(log)
+    next(other)
+    other.close()
+    assert log == ["closed", "closed"], "closing a generator closes the wrapped one"
 
 
-def test_closing_a_generator_closes_the_wrapped_one() -> None:
-    log: list[object] = []
-    items = echo(log)
-    next(items)
-    items.close()
-    assert log == ["closed"]
-
-
-def test_an_empty_generator_ends_with_its_value() -> None:
-    @rk.retry
-    def nothing() -> Generator[int, None, str]:
-        yield from ()
-        return "none at all"
-
-    with pytest.raises(StopIteration) as ended:
-        next(nothing())
-    assert ended.value.value == "none at all"
-
-
-def test_nothing_runs_before_the_generator_is_asked() -> None:
+def test_an_empty_generator_begins_when_it_is_asked_and_ends_with_its_value() -> None:
     begun: list[int] = []
 
     @rk.retry
-    def items() -> Iterator[int]:
+    def nothing() -> Generator[int, None, str]:
         begun.append(1)
-        yield 1
+        yield from ()
+        return "none at all"
 
-    items()
+    items = nothing()
     assert begun == []
+    with pytest.raises(StopIteration) as ended:
+        next(items)
+    assert ended.value.value == "none at all"
 
 
 async def test_an_async_generator_is_retried_before_its_first_item_and_not_after() -> None:
@@ -483,7 +475,7 @@ async def test_an_empty_async_generator_gives_nothing() -> None:
 
     @rk.retry
     async def nothing() -> AsyncGenerator[int, None]:
-        if begun:
-            yield 1
+        for item in begun:
+            yield item
 
     assert [item async for item in nothing()] == []

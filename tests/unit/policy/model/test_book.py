@@ -349,8 +349,8 @@ def test_a_strategy_that_never_retries_is_not_retryable_and_says_why() -> None:
 
 def sourced() -> Book:
     mail = entry({FailureType.TRANSIENT: over(max_attempts=6)}, max_attempts=5, base_delay=10.0, max_delay=60.0)
-    limited = {FailureType.RATE_LIMITED: said(Layer.SOURCE, max_attempts=8)}
-    inbox = TargetEntry(said(Layer.SOURCE, max_attempts=7), limited)
+    limited = said(Layer.SOURCE, max_attempts=8)
+    inbox = TargetEntry(said(Layer.SOURCE, max_attempts=7), {FailureType.RATE_LIMITED: limited})
     return book_of(targets={"connector:mail": mail}, sources={"inbox": ("mail", inbox)})
 
 
