@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -43,68 +44,49 @@ def test_call_decorator_and_guard_all_count(virtual_time: VirtualClock) -> None:
             raise ConnectionError
 
     ways: tuple[Callable[[], object], ...] = (lambda: breaker.call(Always()), breaker(Always()), in_guard)
-    for way in ways:
-        with pytest.raises(ConnectionError):
-            way()
-    assert breaker.state is OPEN
-    for way in ways:
-        with pytest.raises(rk.BreakerOpenError):
-            way()
+    for error in (ConnectionError, rk.BreakerOpenError):
+        for way in ways:
+            with pytest.raises(error):
+                way()
 
 
 async def test_acall_and_an_async_decorated_function_count() -> None:
     breaker = rk.CircuitBreaker("billing", failures=2)
-    with pytest.raises(ConnectionError):
-        await breaker.acall(AsyncAlways())
-    with pytest.raises(ConnectionError):
-        await breaker(AsyncAlways())()
-    with pytest.raises(rk.BreakerOpenError):
-        await breaker.acall(AsyncFlaky())
-    with pytest.raises(rk.BreakerOpenError):
-        await breaker(AsyncFlaky())()
+    for fn, error in ((AsyncAlways(), ConnectionError), (AsyncFlaky(), rk.BreakerOpenError)):
+        with pytest.raises(error):
+            await breaker.acall(fn)
+        with pytest.raises(error):
+            await breaker(fn)()
     await asyncio.sleep(30)
     assert await breaker.acall(AsyncFlaky()) == "ok"
 
 
-def test_a_success_closes_it_again_after_the_cool_down(virtual_time: VirtualClock) -> None:
+def test_half_open_lets_one_probe_through_and_its_success_closes_it(virtual_time: VirtualClock) -> None:
     breaker = opened()
     virtual_time.advance(30)
     assert breaker.state is HALF_OPEN
-    assert breaker.call(Flaky()) == "ok"
-    assert breaker.state is CLOSED
-
-
-def test_half_open_lets_one_probe_through(virtual_time: VirtualClock) -> None:
-    breaker = opened()
-    virtual_time.advance(30)
-    refused: list[bool] = []
 
     def probe() -> str:
         with pytest.raises(rk.BreakerOpenError):
             breaker.call(Flaky())
-        refused.append(True)
         return "probed"
 
     assert breaker.call(probe) == "probed"
-    assert refused == [True]
-
-
-def test_a_bug_of_ones_own_opens_nothing(virtual_time: VirtualClock) -> None:
-    breaker = rk.CircuitBreaker("billing", failures=2)
-    for _ in range(10):
-        with pytest.raises(ValueError, match="call"):
-            breaker.call(Always(ValueError))
     assert breaker.state is CLOSED
 
 
-def test_what_counts_can_be_said(virtual_time: VirtualClock) -> None:
-    breaker = rk.CircuitBreaker("billing", failures=1, on=KeyError)
-    with pytest.raises(ConnectionError):
-        breaker.call(Always(ConnectionError))
-    assert breaker.state is CLOSED
-    with pytest.raises(KeyError):
-        breaker.call(Always(KeyError))
-    assert breaker.state is OPEN
+@pytest.mark.parametrize(
+    ("on", "error", "state"),
+    [(None, ValueError, CLOSED), (KeyError, ConnectionError, CLOSED), (KeyError, KeyError, OPEN)],
+)
+def test_a_bug_of_ones_own_opens_nothing_and_what_counts_can_be_said(
+    on: type[Exception] | None, error: type[Exception], state: rk.BreakerState, virtual_time: VirtualClock
+) -> None:
+    breaker = rk.CircuitBreaker("billing", failures=2, on=on)
+    for _ in range(2):
+        with pytest.raises(error, match="call"):
+            breaker.call(Always(error))
+    assert breaker.state is state
 
 
 async def test_a_cancelled_probe_is_released_and_the_next_one_may_go() -> None:
@@ -179,34 +161,31 @@ def test_a_retry_whose_breaker_is_open_does_not_call_and_says_why(virtual_time: 
     assert virtual_time.waits == []
 
 
-@pytest.mark.parametrize("way", ["decorator", "arun", "acall", "loop"])
-async def test_an_async_attempt_that_runs_out_of_time_counts_against_the_breaker(way: str) -> None:
+async def by_loop(retrier: rk.Retrier) -> None:
+    async for attempt in retrier.attempts():
+        with attempt:
+            await asyncio.sleep(3600)
+
+
+async def by_arun(retrier: rk.Retrier) -> None:
+    (await retrier.arun(asyncio.sleep, 3600)).unwrap()
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        by_loop,
+        by_arun,
+        lambda retrier: retrier.acall(asyncio.sleep, 3600),
+        lambda retrier: rk.retry(policy=retrier)(asyncio.sleep)(3600),
+    ],
+    ids=["loop", "arun", "acall", "decorator"],
+)
+async def test_an_async_attempt_that_runs_out_of_time_counts_against_the_breaker(way: Callable[..., Any]) -> None:
     """Whatever on= names: nobody answered. A guard inside the time limit would only see a cancellation."""
     breaker = rk.CircuitBreaker("slow", failures=2)
-    retrier = rk.Retrier(on=ConnectionError, attempts=9, attempt_timeout=5, breaker=breaker)
-
-    async def hangs() -> None:
-        await asyncio.sleep(3600)
-
-    async def loop() -> None:
-        async for attempt in retrier.attempts():
-            with attempt:
-                await hangs()
-
-    async def main() -> None:
-        match way:
-            case "decorator":
-                await rk.retry(policy=retrier)(hangs)()
-            case "acall":
-                await retrier.acall(hangs)
-            case "arun":
-                (await retrier.arun(hangs)).unwrap()
-            case _:
-                await loop()
-
     with pytest.raises(rk.AttemptTimeoutError):
-        await main()
-
+        await way(rk.Retrier(on=ConnectionError, attempts=9, attempt_timeout=5, breaker=breaker))
     assert breaker.state is OPEN
 
 
@@ -230,30 +209,32 @@ async def test_async_retries_feed_and_obey_the_breaker() -> None:
     assert fn.calls == 2
 
 
-def test_the_retriers_on_says_what_counts_unless_the_breaker_does(virtual_time: VirtualClock) -> None:
-    def state_after(error: type[Exception], on: type[Exception] | None) -> rk.BreakerState:
-        breaker = rk.CircuitBreaker("x", failures=1, on=on)
-        rk.Retrier(on=KeyError, breaker=breaker, attempts=1).run(Always(error))
-        return breaker.state
-
-    assert state_after(KeyError, None) is OPEN
-    assert state_after(ConnectionError, None) is CLOSED
-    assert state_after(KeyError, ConnectionError) is CLOSED
-    assert state_after(ConnectionError, ConnectionError) is OPEN
-
-
-def test_a_bug_does_not_open_a_retriers_breaker(virtual_time: VirtualClock) -> None:
-    breaker = rk.CircuitBreaker("billing", failures=1)
-    for _ in range(5):
-        rk.Retrier(breaker=breaker).run(Always(ValueError))
-    assert breaker.state is CLOSED
+@pytest.mark.parametrize(
+    ("retriers", "breakers", "error", "state"),
+    [
+        (KeyError, None, KeyError, OPEN),
+        (KeyError, None, ConnectionError, CLOSED),
+        (KeyError, ConnectionError, KeyError, CLOSED),
+        (KeyError, ConnectionError, ConnectionError, OPEN),
+        (None, None, ValueError, CLOSED),
+    ],
+)
+def test_the_retriers_on_says_what_counts_unless_the_breaker_does(
+    retriers: type[Exception] | None,
+    breakers: type[Exception] | None,
+    error: type[Exception],
+    state: rk.BreakerState,
+    virtual_time: VirtualClock,
+) -> None:
+    breaker = rk.CircuitBreaker("x", failures=1, on=breakers)
+    rk.Retrier(on=retriers, breaker=breaker, attempts=1).run(Always(error))
+    assert breaker.state is state
 
 
 def test_a_generators_first_item_is_behind_the_breaker(virtual_time: VirtualClock) -> None:
-    breaker = opened()
+    @rk.retry(breaker=opened())
+    def items() -> Iterator[int]:
+        yield 1
+
     with pytest.raises(rk.BreakerOpenError):
-        list(rk.retry(breaker=breaker)(_one)())
-
-
-def _one() -> Iterator[int]:
-    yield 1
+        list(items())

@@ -333,7 +333,7 @@ def test_retry_after_of_an_error_is_heard(
 # ---- waits -----------------------------------------------------------------------------------------------------------
 
 
-def waits_of(**seed: int) -> list[float]:
+def waits_of(**seed: Any) -> list[float]:
     with rk.testing.no_wait() as clock:
         rk.Retrier(attempts=6, **seed).run(Always())
     return clock.waits
