@@ -82,6 +82,12 @@ FILES: dict[str, str | bytes] = {
     "types.yaml": "worker: 7\nretry_policies: []\noperations: text\nsources: {a: 1}\nengine: [x]\nblocks: nothing\n",
     "warning.yaml": "worker: {queue: {v2: {rejection_policy: degrade}}}\n",
     "nats.yaml": "worker: {}\nengine: nats://127.0.0.1:4222\n",
+    "memory.yaml": "engine: 'memory:'\n",
+    "port.yaml": "worker: {}\nengine: nats://127.0.0.1:99999\n",
+    "sections.yaml": (
+        "audit:\n  jsonl: {path: a, keep: 3, max_files: 1, fsync: maybe}\n  on_failure: closed\n"
+        "  retention_seconds: 1\n  max_buffered: 0\nworker: {retention_seconds: soon}\n"
+    ),
     "blocks.yaml": (
         "blocks:\n  http: {alow: [], max_response_bytes: 0, allow: [7, 'http://x/y']}\n"
         "  fs:\n    roots: [a, 7]\n    max_bytes: lots\n  ftp: {}\n"

@@ -85,7 +85,8 @@ def prepared(folder: Folder) -> None:
 
 
 def keys(folder: Folder) -> None:
-    """`order-7` is done, `order-8` is held for long, `order-9` was guarded and nobody knows what came of it."""
+    """`order-7` is done, `order-8` is held for long; of the others, which were guarded, no outcome is known."""
+    guarded = ("order-9", "order-10", "order-11", "order-12")
 
     async def fill() -> None:
         async with rk.open_store(f"sqlite:{folder.path}/.reefknot/state.db") as store:
@@ -93,10 +94,10 @@ def keys(folder: Folder) -> None:
             result = '{"id":7,"note":"sent","password":"hunter2hunter2"}'
             await store.idempotency.finish(done.claim, rk.Done(result))  # type: ignore[union-attr]
             await store.idempotency.claim("order-8", owner="w2", lease=3600.0)
-            for name in ("order-9", "order-10", "order-11"):
+            for name in guarded:
                 await store.idempotency.claim(name, owner="w3", lease=0.001, guard=True)
             await asyncio.sleep(0.02)
-            for name in ("order-9", "order-10", "order-11"):
+            for name in guarded:
                 await store.idempotency.claim(name, owner="w4", guard=True)
 
     asyncio.run(fill())
