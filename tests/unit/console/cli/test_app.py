@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-import reefknot
 from reefknot.console.cli import app
 from reefknot.console.cli.app import NOUNS, CommandError, Exit, exit_for, with_default_watch
 from reefknot.errors import (
@@ -49,14 +48,6 @@ def test_help_shows_an_example_in_plain_words(rk: Commands, words: tuple[str, ..
     assert [word for word in ODD_WORDS if word in ended.out] == []
 
 
-def test_the_version_is_printed(rk: Commands) -> None:
-    assert rk("--version") == (0, f"reefknot {reefknot.__version__}\n", "")
-
-
-def test_no_words_are_help(rk: Commands) -> None:
-    assert rk().out == rk("--help").out
-
-
 def test_bytes_that_are_no_text_are_shown_as_escapes(rk: Commands) -> None:
     ended = rk("policy", "show", b"connector:\xff\xfe".decode("utf-8", "surrogateescape"))
 
@@ -84,19 +75,6 @@ def test_an_error_has_one_exit_code(error: Exception, code: int) -> None:
     assert exit_for(error)[0] == code
 
 
-def test_every_mistake_of_a_configuration_is_a_line_of_its_own() -> None:
-    assert exit_for(ConfigurationError(["a.yaml:1:1: bad", "a.yaml:2:1: worse"]))[1] == [
-        "a.yaml:1:1: bad",
-        "a.yaml:2:1: worse",
-    ]
-
-
-def test_a_parameter_is_called_by_its_flag() -> None:
-    _, lines = exit_for(ParameterError("retry_count", -1, "a whole number, 0 or more"))
-
-    assert lines == ["reefknot: --retry-count: -1 is not accepted: a whole number, 0 or more"]
-
-
 def documented_exit_codes(page: str) -> list[int]:
     """The codes in the first column of the table of exit codes; one row may name several."""
     section = page.partition("\n## Exit codes\n")[2].partition("\n## ")[0]
@@ -111,66 +89,25 @@ def test_the_numbers_are_those_of_the_documents() -> None:
     assert documented_exit_codes(page.replace("| 66 |", "| |")) != sorted(Exit), "a missing row is noticed"
 
 
-def test_a_bug_is_an_internal_error_and_its_traceback_can_be_shown(
-    rk: Commands, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bug_is_an_internal_error_and_its_traceback_can_be_shown(rk: Commands) -> None:
     def broken(words: object) -> None:
         raise RuntimeError("a bolt is loose")
 
-    monkeypatch.setattr(app, "application", lambda: broken)
-
+    rk.environment.setattr(app, "application", lambda: broken)
     ended = rk("policy", "list")
-
-    assert ended.code == 1
-    assert "internal error: RuntimeError: a bolt is loose" in ended.err
+    assert (ended.code, "internal error: RuntimeError: a bolt is loose" in ended.err) == (1, True)
     assert "REEFKNOT_TRACEBACK=1" in ended.err
-    monkeypatch.setenv("REEFKNOT_TRACEBACK", "1")
+    rk.environment.setenv("REEFKNOT_TRACEBACK", "1")
     with pytest.raises(RuntimeError, match="a bolt is loose"):
         rk("policy", "list")
 
 
-def test_an_interrupt_is_130(rk: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_is_130(rk: Commands) -> None:
     def interrupted(words: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(app, "application", lambda: interrupted)
-
+    rk.environment.setattr(app, "application", lambda: interrupted)
     assert rk("policy", "list").code == 130
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (("polcy",), 'Did you mean "policy"?'),
-        (("policy", "explian"), 'Did you mean "explain"?'),
-        (("policy", "explain", "block:http", "--stauts", "4"), "Did you mean --status?"),
-        (("policy", "explain", "block:http", "--status", "many"), 'unable to convert "many" into int'),
-        (("policy", "explain", "block:http", "--status"), "--status requires an argument"),
-        (
-            ("policy", "explain", "block:http", "extra"),
-            "'extra' is not accepted: `policy explain` takes no further word",
-        ),
-        (("quarantine", "list", "--watch", "abc"), "--watch: 'abc' is not accepted: seconds from 0.1 to 3600"),
-        (("job", "list", "--watch", "-1"), "--watch: -1 is not accepted: seconds from 0.1 to 3600"),
-        (("job", "list", "--watch", ""), "--watch: '' is not accepted: seconds from 0.1 to 3600"),
-        (("worker", "list", "--watch=abc"), "--watch: 'abc' is not accepted: seconds from 0.1 to 3600"),
-        (("top", "--every", "abc"), "--every: 'abc' is not accepted: seconds from 0.1 to 3600"),
-        (("job", "cancel", "x", "--because"), "--because requires an argument: Reason"),
-        (("job", "cancel", "x", "--because", "--json"), "For example: reefknot job cancel order-7 --because '"),
-        (("job", "show"), "JOB requires an argument"),
-        (("policy", "list", "--kind", "blocks"), "blocks"),
-        (("policy", "list", "--no-json"), "--no-json"),
-        (("--nope",), "--nope"),
-        (("init", "somewhere"), "somewhere"),
-    ],
-)
-def test_what_no_command_takes_is_a_usage_error(rk: Commands, words: tuple[str, ...], says: str) -> None:
-    ended = rk(*words)
-
-    assert ended.code == 2
-    assert says in ended.err
-    assert ended.out == ""
-    assert "Traceback" not in ended.err
 
 
 @pytest.mark.parametrize(

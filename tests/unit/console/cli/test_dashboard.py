@@ -24,11 +24,6 @@ TOKEN = "a-token-that-is-long-enough"
 
 
 @pytest.fixture
-def rk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Commands:
-    return Commands(tmp_path, monkeypatch, capsys)
-
-
-@pytest.fixture
 def store(rk: Commands) -> Path:
     path = rk.folder / ".reefknot" / "state.db"
     work_items.submitted(path, "known")
@@ -100,22 +95,6 @@ def test_the_address_has_the_token_that_was_made_only_on_a_terminal_also_as_a_li
     lines = [json.loads(line) for line in as_json.err.splitlines()]
     (address,) = [line["url"] for line in lines if line["message"] == "dashboard"]
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/#token=[\w-]{43}", address)
-
-
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        (("--port", "70000"), "--port: 70000 is not accepted: a port from 0 to 65535"),
-        (("--port", "-1"), "--port: -1 is not accepted: a port from 0 to 65535"),
-        (("--host", ""), "--host: '' is not accepted"),
-        (("--for", "-1"), "--for: -1 is not accepted"),
-    ],
-)
-def test_values_that_are_not_accepted(rk: Commands, store: Path, words: tuple[str, ...], named: str) -> None:
-    ended = rk("dashboard", *words)
-
-    assert (ended.code, ended.out) == (2, "")
-    assert named in ended.err
 
 
 def test_an_address_that_this_machine_does_not_have_is_refused(rk: Commands, store: Path) -> None:
@@ -238,25 +217,6 @@ def test_a_dashboard_that_is_switched_off_is_not_served(rk: Commands, store: Pat
 # ---- the store -------------------------------------------------------------------------------------------------------
 
 
-def test_a_store_that_is_missing_is_named(rk: Commands) -> None:
-    ended = rk("dashboard", "--engine", "sqlite:nothing.db")
-
-    assert ended.code == 69
-    assert "there is no store at" in ended.err
-    assert not (rk.folder / "nothing.db").exists()
-
-
-def test_a_store_of_a_newer_version_is_refused(rk: Commands, store: Path) -> None:
-    connection = apsw.Connection(str(store))
-    connection.pragma("user_version", 9999)
-    connection.close()
-
-    ended = rk("dashboard", "--for", "0")
-
-    assert ended.code == 78
-    assert "newer" in ended.err
-
-
 def test_a_store_that_is_locked_is_told_as_such(rk: Commands, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     defaults: dict[str, Any] = SqliteStore.__init__.__kwdefaults__ or {}
     monkeypatch.setitem(defaults, "patience", 0.2)
@@ -269,10 +229,3 @@ def test_a_store_that_is_locked_is_told_as_such(rk: Commands, store: Path, monke
 
     assert (ended.code, "locked for too long" in ended.err) == (75, True), ended.err
     assert rk("dashboard", "--for", "0", "--port", "0").code == 0, "the control: nobody locks it any more"
-
-
-def test_a_store_in_memory_is_of_the_process_that_has_it(rk: Commands) -> None:
-    ended = rk("dashboard", "--engine", "memory:")
-
-    assert ended.code == 2
-    assert "memory: ends with the process that opened it" in ended.err

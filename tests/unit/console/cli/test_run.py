@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
-import sys
 import tracemalloc
 from pathlib import Path
 from typing import Any
 
-import apsw
 import pytest
 
 from reefknot.console.cli.assignments import assignments
@@ -99,24 +96,6 @@ def test_bad_lines_are_reported_with_their_numbers_and_the_good_ones_run(rk: Com
     words |= {7: "options.deadline_ms", 8: "version", 9: "resource_class: 'tpu'", 10: "longer than"}
     for number, word in words.items():
         assert any(line.startswith(f"{number}: ") and word in line for line in told), (number, told)
-
-
-def test_an_unknown_type_is_rejected_with_the_known_ones_named(rk: Commands) -> None:
-    prepared(rk)
-    ended = rk("run", lines(rk, {"job": {"type": "no.such"}}), "--json")
-
-    assert (ended.code, ended.json["rejected"]) == (1, 1)
-    assert "known: fs.blob_get" in ended.err
-
-
-def test_stdin_is_read_and_named(rk: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
-    prepared(rk)
-    text = json.dumps(get("a.txt")) + "\nnot json\n"
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
-    ended = rk("run", "-", "--json")
-
-    assert (ended.code, ended.json["succeeded"]) == (1, 1)
-    assert "<stdin>:2: not JSON" in ended.err
 
 
 def test_a_full_queue_makes_it_wait_and_not_fail(rk: Commands) -> None:
@@ -218,23 +197,6 @@ def test_reading_takes_no_more_memory_however_many_ids_there_are(
 # ---- gates -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_baseline_says_so_on_stderr_and_how_to_leave_it(rk: Commands) -> None:
-    (rk.folder / "files").mkdir()
-    (rk.folder / "files" / "a.txt").write_text("ahoy")
-    rk.write("blocks: {fs: {roots: [files]}}\n")
-    ended = rk("run", lines(rk, get("a.txt")), "--json")
-
-    assert ended.code == 0
-    for words in ("worker.retries.v2.enabled: true", "WORKER_RETRIES_V2_ENABLED=true", "worker.queue.v2.enabled: true"):
-        assert words in ended.err
-
-
-def test_with_both_gates_open_nothing_is_printed(rk: Commands) -> None:
-    prepared(rk)
-
-    assert rk("run", lines(rk, get("a.txt")), "--json").err == ""
-
-
 def test_a_named_file_that_is_missing_is_78_unless_the_environment_opened_the_gate(rk: Commands) -> None:
     prepared(rk)
     file = lines(rk)
@@ -252,32 +214,6 @@ def test_a_named_file_that_is_missing_is_78_unless_the_environment_opened_the_ga
 
 
 # ---- bad input -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "told"),
-    [
-        (["gone.jsonl"], 66, "gone.jsonl: there is no such file"),
-        (["files"], 2, "files: is a folder"),
-        (["work.jsonl", "--workers", "0"], 2, "--workers: 0"),
-        (["work.jsonl", "--in-flight", "0"], 2, "--in-flight: 0"),
-        (["work.jsonl", "--engine", "redis:x"], 2, "--engine"),
-        (["work.jsonl", "--engine", "sqlite:work.jsonl/state.db"], 69, "cannot be opened"),
-        (["work.jsonl", "--module", "no_such_module"], 78, "--module no_such_module"),
-        (["work.jsonl", "--results", "no/such/out.jsonl"], 2, "--results: no/such/out.jsonl"),
-        (["work.jsonl", "--results", "files", "--force"], 2, "--results: files: is a folder"),
-        (["work.jsonl", "--results", ""], 2, "--results"),
-        ([], 2, "FILE"),
-    ],
-)
-def test_what_cannot_work_is_reported_in_a_line(rk: Commands, words: list[str], code: int, told: str) -> None:
-    prepared(rk)
-    lines(rk, get("a.txt"))
-    ended = rk("run", *words)
-
-    assert (ended.code, ended.out) == (code, "")
-    assert told in ended.err
-    assert "Traceback" not in ended.err
 
 
 @pytest.mark.parametrize("name", ["work.jsonl", "./work.jsonl", "hard.jsonl", "soft.jsonl"])
@@ -330,33 +266,6 @@ def test_results_go_to_a_device_as_it_is(rk: Commands) -> None:
 
     assert rk("run", lines(rk, get("a.txt")), "--results", "/dev/null").code == 0
     assert Path("/dev/null").is_char_device()
-
-
-def test_a_newer_database_is_refused_and_left_alone(rk: Commands) -> None:
-    prepared(rk)
-    file = lines(rk)
-    rk("run", file)
-    connection = apsw.Connection(str(rk.folder / ".reefknot" / "state.db"))
-    connection.execute("PRAGMA user_version = 99")
-    connection.close()
-    ended = rk("run", file)
-
-    assert (ended.code, "version 99" in ended.err) == (78, True)
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("worker: {retries: {v3: {}}}", "v3"),
-        ("blocks: {fs: {root: [x]}}", "blocks.fs.root"),
-        ("a: [", "reefknot.yaml:2"),
-    ],
-)
-def test_a_wrong_configuration_is_78_with_its_position(rk: Commands, text: str, told: str) -> None:
-    rk.write(text)
-    ended = rk("run", lines(rk))
-
-    assert (ended.code, told in ended.err) == (78, True)
 
 
 @pytest.mark.parametrize("names", [("ok", "route/ok"), ("route/ok", "ok")])

@@ -27,14 +27,6 @@ def test_what_is_submitted_is_kept_before_any_system_runs(rk: Commands) -> None:
     assert rk("job", "show", "x", "--json").json["result"]["output"]["content"] == "ahoy"
 
 
-def test_the_same_id_twice_is_one_piece_of_work(rk: Commands) -> None:
-    prepared(rk)
-    for _ in range(2):
-        assert rk("submit", "--type", "fs.blob_get", "--id", "x").code == 0
-
-    assert len(rk("job", "list", "--json").json["jobs"]) == 1
-
-
 def test_a_file_with_a_bad_line_hands_in_the_good_ones_and_ends_with_1(rk: Commands) -> None:
     prepared(rk)
     ended = rk("submit", lines(rk, get("a.txt", "one"), "not json", get("a.txt", "two")), "--json")
@@ -58,17 +50,6 @@ def test_a_header_that_no_request_can_carry_is_refused_and_nothing_is_kept(rk: C
     assert ended.code == 1
     assert "job.payload.headers.A" in ended.err
     assert [one["id"] for one in rk("job", "list", "--json").json["jobs"]] == ["flags-0"]
-
-
-def test_results_that_are_there_are_shown_and_a_failure_is_1(rk: Commands) -> None:
-    prepared(rk)
-    file = lines(rk, get("a.txt", "good"), get("gone.txt", "bad"))
-    rk("run", file)
-    ended = rk("submit", file, "--wait")
-
-    assert ended.code == 1
-    assert "ahoy" in ended.out
-    assert "EXECUTION_FAILED: path: not found: gone.txt" in ended.out
 
 
 def test_a_queue_that_stays_full_is_reported_with_75(rk: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,64 +90,14 @@ def test_a_file_that_cannot_be_submitted_whole_tells_the_ids_that_were_accepted(
     assert (ended.json["handed_in"] == ["one"]) if as_json else (ended.out == "one\n")
 
 
-def test_nothing_is_printed_when_nothing_was_accepted(rk: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_printed_when_nothing_was_accepted(rk: Commands) -> None:
     prepared(rk)
 
     async def never(*_: Any, **more: Any) -> Any:
         raise StoreFullError("a.db", "the disk is full", "make room")
 
-    monkeypatch.setattr(Client, "hand_in", never)
+    rk.environment.setattr(Client, "hand_in", never)
     assert rk("submit", lines(rk, get("a.txt", "one")), "--json")[:2] == (69, "")
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        ([], "give either a FILE of assignments or one step with --type"),
-        (["work.jsonl", "--type", "x"], "give either a FILE"),
-        (["work.jsonl", "--tenant", "t"], "--tenant: accepted with --type; in a FILE each line names its own"),
-        (["work.jsonl", "--deadline", "5"], "--deadline: accepted with --type; in a FILE"),
-        (["work.jsonl", "--timeout-ms", "5"], "--timeout-ms: accepted with --type"),
-        (["work.jsonl", "--attempt-timeout-ms", "5"], "--attempt-timeout-ms: accepted with --type"),
-        (["work.jsonl", "--inputs", "{}"], "--inputs: accepted with --type"),
-        (["work.jsonl", "--id", "a", "--deadline", "5"], "each line names its own, as `assignment_id`, `options.dead"),
-        (["--type", "x", "--inputs", "{"], "--inputs: not JSON"),
-        (["--type", "x", "--inputs", "[]"], "--inputs: accepted: a JSON object"),
-        (["--type", ""], "--type: accepted"),
-        (["--type", "x", "--deadline", "0"], "--deadline: 0"),
-        (["--type", "x", "--timeout", "0"], "--timeout: 0"),
-        (["--type", "x", "--engine", "memory:"], "memory: ends with the process"),
-    ],
-)
-def test_unusable_words_are_refused(rk: Commands, words: list[str], told: str) -> None:
-    ended = rk("submit", *words)
-
-    assert (ended.code, told in ended.err) == (2, True)
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["submit", "--typ", "x"], "Unknown option: --typ. Did you mean --type?"),
-        (["submit", "--typ=x"], "Unknown option: --typ. Did you mean --type?"),
-        (["submit", "work.jsonl", "--wiat"], "Unknown option: --wiat. Did you mean --wait?"),
-        (["run", "--result", "out.jsonl", "work.jsonl"], "Unknown option: --result. Did you mean --results?"),
-        (["run", "--zzz"], "Unknown option: --zzz."),
-        (["run", "-x"], "-x: unknown option, or no name of a file; a file of that name is ./-x"),
-        (["audit", "export", "--frce"], "Unknown option: --frce. Did you mean --force?"),
-        (["job", "list", "--stat", "failed"], "Unknown option: --stat. Did you mean --state?"),
-        (["job", "list", "--since", "-5m"], "--since: '-5m' is not accepted: a time such as"),
-        (["quarantine", "list", "--before", "-1d"], "--before: '-1d' is not accepted: a time such as"),
-        (["audit", "tail", "--until", "-1d"], "--until: '-1d' is not accepted: a time such as"),
-    ],
-)
-def test_a_mistyped_option_is_named_with_the_one_that_is_meant(rk: Commands, words: list[str], told: str) -> None:
-    prepared(rk)
-    lines(rk, get("a.txt", "one"))
-    ended = rk(*words)
-
-    assert (ended.code, f"reefknot: {told}" in ended.err) == (2, True), ended.err
-    assert not (rk.folder / ".reefknot").exists(), "nothing was submitted"
 
 
 def test_a_file_whose_name_looks_like_an_option_is_named_with_its_folder(rk: Commands) -> None:
@@ -215,25 +146,6 @@ def test_work_for_later_runs_when_it_is_due_and_not_before(rk: Commands) -> None
 
     assert shown["state"] == "succeeded"
     assert shown["updated_at"] >= shown["history"][0]["at"], "the history has its due time"
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["--in", "soon"], "--in: 'soon' is not accepted: a duration such as 90s, 15m, 2h, 7d"),
-        (["--in", "99999d"], "--in: '99999d'"),
-        (["--in", "-5m"], "--in: '-5m' is not accepted: a duration such as 90s, 15m, 2h, 7d"),
-        (["--at", "-5m"], "--at: '-5m' is not accepted: a time such as"),
-        (["--at", "tomorrow"], "--at: 'tomorrow' is not accepted: a time such as"),
-        (["--at", "2020-01-01T00:00:00Z"], "is over; leave --at out to submit for now"),
-        (["--at", "2100-01-01", "--in", "1s"], "--at: not together with --in"),
-        (["--at", "2100-01-01"], "is more than ten years ahead"),
-    ],
-)
-def test_a_due_time_that_cannot_be_read_is_refused(rk: Commands, words: list[str], told: str) -> None:
-    ended = rk("submit", "--type", "x", *words)
-
-    assert (ended.code, told in ended.err) == (2, True), ended.err
 
 
 def test_a_wait_that_ends_before_the_work_is_due_says_so_at_once(rk: Commands) -> None:

@@ -69,13 +69,6 @@ def test_many_troubles_are_cut_short(rk: Commands, store: Path) -> None:
     assert (shown[-2].startswith("breaker of host-9 "), shown[-1]) == (True, "and 2 more; --json shows all")
 
 
-@pytest.mark.parametrize("words", [["worker", "list"], ["worker", "drain"], ["router", "status"]])
-def test_without_a_system_the_way_out_is_reported_with_69(rk: Commands, store: Path, words: list[str]) -> None:
-    ended = rk(*words)
-
-    assert (ended.code, "start one with: reefknot up" in ended.err) == (69, True)
-
-
 def test_the_router_says_what_was_submitted(rk: Commands, store: Path) -> None:
     work_items.reported_running(store, "worker-1")
     found = rk("router", "status", "--json").json
@@ -85,60 +78,20 @@ def test_the_router_says_what_was_submitted(rk: Commands, store: Path) -> None:
     assert "submitted so far: 1 pending" in rk("router", "status").out
 
 
-def test_a_worker_that_is_unknown_is_refused_with_the_known_ones(rk: Commands, store: Path) -> None:
-    work_items.reported_running(store, "worker-1")
-    ended = rk("worker", "drain", "worker-7")
-
-    assert (ended.code, "accepted: worker-1" in ended.err) == (2, True)
-    assert work_items.operator_actions(store) == []
-
-
-def test_draining_is_audited_and_a_system_that_does_not_obey_is_75(rk: Commands, store: Path) -> None:
-    """The status is all there is of this system, so nobody obeys."""
-    work_items.reported_running(store, "worker-1")
-    assert rk("worker", "drain", "--dry-run").code == 0
-    assert work_items.operator_actions(store) == []
-
-    assert rk("worker", "drain", "worker-1", "--as", "ann").code == 75
-    assert work_items.operator_actions(store) == [("ann", "worker.drain")]
-
-
-@pytest.mark.parametrize("verb", ["pause", "resume"])
-def test_pausing_and_resuming_are_audited_and_a_dry_run_is_not(rk: Commands, store: Path, verb: str) -> None:
-    work_items.reported_running(store, "worker-1")
-    assert f"worker-1 would be {verb}d" in rk("worker", verb, "--dry-run").out
-    assert work_items.operator_actions(store) == []
-
-    assert rk("worker", verb, "worker-1", "--as", "ann").code == (75 if verb == "pause" else 0)
-    assert work_items.operator_actions(store) == [("ann", f"worker.{verb}")]
-
-
-@pytest.mark.parametrize("part", ["worker", "router"])
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
-    [
-        (["--engine", "memory:"], 2, "visible to one process only"),
-        (["--engine", "nats://127.0.0.1:0"], 2, "--engine: 'nats://127.0.0.1:0' is not accepted"),
-        (["--for", "-1"], 2, "--for: -1 is not accepted"),
-        (["--{part}-id", "a.b"], 2, "--{part}-id: a.b is not accepted: printable text"),
-        (["--{part}-id", ""], 2, "--{part}-id: nothing is not accepted: printable text"),
-    ],
+    ("verb", "done", "code"), [("drain", "drained", 75), ("pause", "paused", 75), ("resume", "resumed", 0)]
 )
-def test_what_cannot_work_is_refused_before_anything_starts(
-    rk: Commands, part: str, words: list[str], code: int, said: str
+def test_a_command_is_audited_a_dry_run_is_not_and_one_that_nobody_obeys_is_75(
+    rk: Commands, store: Path, verb: str, done: str, code: int
 ) -> None:
-    ended = rk(part, "start", *(word.format(part=part) for word in words))
+    """The status is all there is of this system, and no worker obeys; none was paused before."""
+    work_items.reported_running(store, "worker-1")
+    assert rk("worker", verb, "worker-7").code == 2
+    assert f"worker-1 would be {done}" in rk("worker", verb, "--dry-run").out
+    assert work_items.operator_actions(store) == []
 
-    assert (ended.code, ended.out) == (code, "")
-    assert said.format(part=part) in ended.err
-
-
-@pytest.mark.parametrize("part", ["worker", "router"])
-def test_a_configured_store_that_no_other_process_can_see_is_78(rk: Commands, part: str) -> None:
-    rk.write("engine: 'memory:'\n")
-    ended = rk(part, "start")
-
-    assert (ended.code, "reefknot up --engine memory:" in ended.err) == (78, True)
+    assert rk("worker", verb, "worker-1", "--as", "ann").code == code
+    assert work_items.operator_actions(store) == [("ann", f"worker.{verb}")]
 
 
 @pytest.mark.parametrize("part", ["worker", "router"])
@@ -154,17 +107,6 @@ def test_a_part_says_that_it_is_ready_which_part_is_missing_and_a_summary(rk: Co
     assert ended.out.startswith(f"{part} {part}-1 ran for 0.")
 
 
-def test_a_module_that_cannot_be_imported_is_78(rk: Commands) -> None:
-    ended = rk("worker", "start", "--module", "no_such_module_here", "--for", "0")
-
-    assert (ended.code, "--module no_such_module_here" in ended.err) == (78, True)
-
-
-@pytest.mark.parametrize("words", [["worker", "start"], ["worker", "pause"], ["worker", "resume"], ["router", "start"]])
-def test_help_of_the_newer_verbs_shows_an_example(rk: Commands, words: list[str]) -> None:
-    assert f"    reefknot {' '.join(words)}" in rk(*words, "--help").out
-
-
 def test_every_router_on_the_store_is_listed(rk: Commands) -> None:
     path = rk.folder / ".reefknot" / "state.db"
     work_items.reported_running(path, "worker-1")
@@ -175,14 +117,11 @@ def test_every_router_on_the_store_is_listed(rk: Commands) -> None:
     assert rk("router", "status").out.count("router of pid") == 2
 
 
-@pytest.mark.parametrize("words", [("worker", "list"), ("router", "status"), ("worker", "pause")])
-def test_that_nothing_runs_is_told_without_waiting(
-    rk: Commands, store: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
-) -> None:
+@pytest.mark.parametrize("words", [("worker", "list"), ("worker", "drain"), ("worker", "pause"), ("router", "status")])
+def test_that_nothing_runs_is_told_without_waiting(rk: Commands, store: Path, words: tuple[str, ...]) -> None:
     async def waited(seconds: float) -> None:
         raise AssertionError(f"waited for {seconds} s")
 
-    monkeypatch.setattr(asyncio, "sleep", waited)
+    rk.environment.setattr(asyncio, "sleep", waited)
     ended = rk(*words)
-
     assert (ended.code, "start one with: reefknot up" in ended.err) == (69, True)
