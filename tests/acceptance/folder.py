@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,10 +105,56 @@ class Folder:
         """Whether a command finds the store; one on a server is always there."""
         return not self.engine.startswith("sqlite:") or (self.path / ".reefknot" / "state.db").exists()
 
+    @property
+    def store(self) -> Path:
+        """The file of the store, where that is a file."""
+        return self.path / ".reefknot" / "state.db"
+
+    @property
+    def config(self) -> Path:
+        return self.path / "reefknot.yaml"
+
+    def configure(self, more: str) -> None:
+        """Append to the configuration."""
+        self.config.write_text(self.config.read_text() + more)
+
+    def write(self, name: str, text: str) -> Path:
+        path = self.path / name
+        path.write_text(text)
+        return path
+
+    def write_lines(self, name: str, *lines: Mapping[str, Any]) -> None:
+        """A file of JSON with a document a line."""
+        self.write(name, "".join(f"{json.dumps(line)}\n" for line in lines))
+
     def json(self, *words: str) -> Any:
         done = self(*words, "--json")
         assert done.code == 0, done.err
         return done.json
+
+    def events(self, kind: str, *words: str) -> list[dict[str, Any]]:
+        """The audited events of a type, the oldest first."""
+        done = self("audit", "tail", "--type", kind, "--lines", "1000", "--json", *words)
+        return [json.loads(line)["event"] for line in done.out.splitlines()]
+
+    def job(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.json("job", "show", name)
+        return found
+
+    def state(self, name: str) -> str:
+        return str(self.job(name)["state"])
+
+    def states(self) -> dict[str, str]:
+        """The state of each job by its id."""
+        return {one["id"]: one["state"] for one in self.json("job", "list", "--limit", "1000")["jobs"]}
+
+    def have_succeeded(self, *names: str) -> bool:
+        found = self.states()
+        return all(found.get(name) == "succeeded" for name in names)
+
+    def submit(self, kind: str, id_: str, *words: str, **inputs: object) -> None:
+        done = self("submit", "--type", kind, "--id", id_, "--inputs", json.dumps(inputs), *words)
+        assert done.code == 0, done.err
 
     def start(
         self, *words: str, program: Sequence[str] = PRODUCT, before: Sequence[str] = (), **given: Any
@@ -154,14 +201,21 @@ class Folder:
         assert not ours, err
         return process.returncode, out, err
 
+    def stop(self, process: subprocess.Popen[str], how: signal.Signals = signal.SIGTERM) -> tuple[int, str, str]:
+        """Send it a signal: its exit code, and what it said."""
+        process.send_signal(how)
+        return self.ends(process)
+
+    def run_file(self, name: str, *words: str, **start: Any) -> tuple[int, str, str]:
+        """`reefknot run` as a process, to its end."""
+        return self.ends(self.start("run", name, "--module", "naps", *words, **start))
+
     def nap(self, name: str, seconds: float) -> None:
-        inputs = json.dumps({"seconds": seconds, "name": name})
-        assert self("submit", "--type", "own.nap", "--inputs", inputs, "--id", name).code == 0
+        self.submit("own.nap", name, seconds=seconds, name=name)
 
     def wait(self, name: str) -> None:
         """A step that goes on until `go` is called."""
-        inputs = json.dumps({"name": name})
-        assert self("submit", "--type", "own.wait", "--inputs", inputs, "--id", name).code == 0
+        self.submit("own.wait", name, name=name)
 
     def go(self) -> None:
         (self.path / "go").touch()
