@@ -11,6 +11,10 @@ from reefknot.runtime.seeds import new_id
 from tests.acceptance.engines import runs_on_nats
 from tests.acceptance.folder import Folder
 from tests.unit.console.cli.running import Commands
+from tests.unit.ingest.world import world
+from tests.workshop import shop
+
+__all__ = ["shop", "world"]
 
 SQLITE, NATS = pytest.param("sqlite", id=pytest.HIDDEN_PARAM), pytest.param("nats", id="nats", marks=pytest.mark.nats)
 

@@ -124,50 +124,6 @@ def test_a_worker_sample_resolves_to_what_its_document_says(
     assert (found["retries"], found["base_delay"], found["max_delay"], found["jitter"]) == expected
 
 
-# ---- the connectors' document ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("connector", "failure_type", "expected"),
-    [
-        ("local_files", "unknown", (3, 30.0, 300.0, 0.2)),
-        ("imap_mailbox", "unknown", (5, 120.0, 1800.0, 0.3)),
-        ("imap_mailbox", "transient", (7, 120.0, 1800.0, 0.3)),
-        ("imap_mailbox", "rate_limited", (5, 600.0, 1800.0, 0.3)),
-        ("github_repository", "unknown", (5, 300.0, 3600.0, 0.25)),
-        ("github_repository", "rate_limited", (5, 900.0, 3600.0, 0.25)),
-    ],
-)
-@pytest.mark.parametrize("written", [True, False], ids=["file", "built in"])
-def test_a_connector_has_the_values_of_its_document_written_or_not(
-    rk: Commands, connector: str, failure_type: str, expected: tuple[float, ...], written: bool
-) -> None:
-    name = "spec3-connectors.yaml" if written else "spec1-7.1-minimal.json"
-
-    found = policy(rk, name, f"connector:{connector}", "--failure-type", failure_type)
-
-    assert (found["retries"], found["base_delay"], found["max_delay"], found["jitter_factor"]) == expected
-
-
-def test_a_command_displays_the_policies_of_all_connectors(rk: Commands) -> None:
-    """An acceptance criterion of the document, by its words."""
-    rows = rk("policy", "list", "--kind", "connector", "--config", sample("spec3-connectors.yaml"), "--json").json
-
-    shown = {row["target"]: row["policy"]["retries"] for row in rows["policies"]}
-    assert shown == {
-        "connector:local_files": 3,
-        "connector:obsidian_vault": 3,
-        "connector:imap_mailbox": 5,
-        "connector:github_repository": 5,
-    }
-
-
-def test_a_permanent_failure_of_a_connector_is_not_retried(rk: Commands) -> None:
-    words = ("policy", "explain", "connector:github_repository", "--message", "invalid credentials", "--json")
-
-    assert rk(*words, "--config", sample("spec3-connectors.yaml")).json["decision"] == "stop"
-
-
 # ---- the operations' document ----------------------------------------------------------------------------------------
 
 

@@ -192,112 +192,93 @@ def test_two_workers_make_at_most_twenty_calls_each_and_fewer_together_than_two_
 # ---- waiting --------------------------------------------------------------------------------------------------------
 
 
-def test_a_waiting_job_says_for_what_since_when_and_when_the_next_probe_is() -> None:
-    async def story(shop: Shop) -> None:
-        service = Service(down=600.0)
-        worker = await shop.worker("w1", service, settings=recommended())
-        await submit(shop, 1.0, until=60.0)
-        (place,) = worker.troubled_destinations()
-        assert (place["name"], place["breaker"], place["probe_in_s"] > 0) == ("api.example:443", "open", True)
-        item = await shop.store.work.get("j50")
-        assert item is not None
-        assert (item.state, item.attempts, item.snoozes > 0) == (WorkState.PENDING, 0, True)
-        waits, wall = waits_for(item), shop.clock.wall() * 1000
-        assert waits is not None
-        assert waits.destination == "api.example:443"
-        assert wall - 11_000 < waits.since < wall - 9_000
-        assert wall < waits.next_probe_at < wall + 60_500
-        events: list[Any] = await shop.events(BreakerEvent)
-        mine = [one for one in events if one.work_id == "j50"]
-        assert [(one.state, one.wait_seconds is not None) for one in mine] == [("open", True)], "once, when it began"
-
-    with_shop(story)
+async def test_a_waiting_job_says_for_what_since_when_and_when_the_next_probe_is(shop: Shop) -> None:
+    service = Service(down=600.0)
+    worker = await shop.worker("w1", service, settings=recommended())
+    await submit(shop, 1.0, until=60.0)
+    (place,) = worker.troubled_destinations()
+    assert (place["name"], place["breaker"], place["probe_in_s"] > 0) == ("api.example:443", "open", True)
+    item = await shop.store.work.get("j50")
+    assert item is not None
+    assert (item.state, item.attempts, item.snoozes > 0) == (WorkState.PENDING, 0, True)
+    waits, wall = waits_for(item), shop.clock.wall() * 1000
+    assert waits is not None
+    assert waits.destination == "api.example:443"
+    assert wall - 11_000 < waits.since < wall - 9_000
+    assert wall < waits.next_probe_at < wall + 60_500
+    events: list[Any] = await shop.events(BreakerEvent)
+    mine = [one for one in events if one.work_id == "j50"]
+    assert [(one.state, one.wait_seconds is not None) for one in mine] == [("open", True)], "once, when it began"
 
 
-def test_the_events_of_a_breaker_tell_that_it_opened_was_probed_and_closed() -> None:
-    async def story(shop: Shop) -> None:
-        service = Service(down=20.0)
-        await shop.worker("w1", service, settings=recommended())
-        await submit(shop, 1.0, until=80.0)
-        events: list[Any] = await shop.events(BreakerEvent)
-        changes = [one for one in events if one.wait_seconds is None]
-        states = [one.state for one in changes]
-        assert states[:3] == ["open", "half_open", "open"], states
-        assert states[-2:] == ["half_open", "closed"], states
-        rests = [round(one.probe_seconds) for one in changes if one.probe_seconds is not None]
-        assert rests == [1, 2, 4, 8, 16]
-
-    with_shop(story)
+async def test_the_events_of_a_breaker_tell_that_it_opened_was_probed_and_closed(shop: Shop) -> None:
+    service = Service(down=20.0)
+    await shop.worker("w1", service, settings=recommended())
+    await submit(shop, 1.0, until=80.0)
+    events: list[Any] = await shop.events(BreakerEvent)
+    changes = [one for one in events if one.wait_seconds is None]
+    states = [one.state for one in changes]
+    assert states[:3] == ["open", "half_open", "open"], states
+    assert states[-2:] == ["half_open", "closed"], states
+    rests = [round(one.probe_seconds) for one in changes if one.probe_seconds is not None]
+    assert rests == [1, 2, 4, 8, 16]
 
 
-def test_a_worker_that_restarts_in_an_outage_makes_no_burst() -> None:
-    async def story(shop: Shop) -> None:
-        service = Service(down=600.0)
-        first = await shop.worker("w1", service, settings=recommended())
-        await submit(shop, 5.0, until=60.0)
-        before = len(service.calls)
-        shop.members.remove(first)
-        await first.stop()
-        again = await shop.worker("w1", service, settings=recommended())
-        for number in range(100):
-            await shop.send(work(f"n{number}", {"url": "https://api.example/"}, job="http.request"))
-            await asyncio.sleep(0.2)
-        assert len(service.calls) - before <= 2, "a probe or two, in twenty seconds with a hundred new jobs"
-        assert [one["breaker"] for one in again.troubled_destinations()] == ["open"]
-
-    with_shop(story)
+async def test_a_worker_that_restarts_in_an_outage_makes_no_burst(shop: Shop) -> None:
+    service = Service(down=600.0)
+    first = await shop.worker("w1", service, settings=recommended())
+    await submit(shop, 5.0, until=60.0)
+    before = len(service.calls)
+    shop.members.remove(first)
+    await first.stop()
+    again = await shop.worker("w1", service, settings=recommended())
+    for number in range(100):
+        await shop.send(work(f"n{number}", {"url": "https://api.example/"}, job="http.request"))
+        await asyncio.sleep(0.2)
+    assert len(service.calls) - before <= 2, "a probe or two, in twenty seconds with a hundred new jobs"
+    assert [one["breaker"] for one in again.troubled_destinations()] == ["open"]
 
 
 # ---- ends -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_jobs_own_deadline_and_the_longest_outage_end_its_wait() -> None:
-    async def story(shop: Shop) -> None:
-        service = Service(down=100_000.0)
-        rules = DestinationRules(max_outage=600.0)
-        await shop.worker("w1", service, settings=recommended(breaker=rules))
-        await submit(shop, 1.0, until=30.0)
-        late = work("late", {"url": "https://api.example/"}, job="http.request", deadline_ms=20_000)
-        await shop.send(late)
-        await asyncio.sleep(30)
-        assert shop.result("late").status is not ResultStatus.SUCCESS
-        assert len(shop.results) == 11, "ten from before the outage, and that one"
-        await asyncio.sleep(800)
-        ends = [one for one in shop.results if one.assignment_id == "j29"]
-        assert "max_outage_seconds" in (ends[0].error_message or "")
-        assert len(await shop.events(Quarantined)) == 21
-
-    with_shop(story)
+async def test_a_jobs_own_deadline_and_the_longest_outage_end_its_wait(shop: Shop) -> None:
+    service = Service(down=100_000.0)
+    rules = DestinationRules(max_outage=600.0)
+    await shop.worker("w1", service, settings=recommended(breaker=rules))
+    await submit(shop, 1.0, until=30.0)
+    late = work("late", {"url": "https://api.example/"}, job="http.request", deadline_ms=20_000)
+    await shop.send(late)
+    await asyncio.sleep(30)
+    assert shop.result("late").status is not ResultStatus.SUCCESS
+    assert len(shop.results) == 11, "ten from before the outage, and that one"
+    await asyncio.sleep(800)
+    ends = [one for one in shop.results if one.assignment_id == "j29"]
+    assert "max_outage_seconds" in (ends[0].error_message or "")
+    assert len(await shop.events(Quarantined)) == 21
 
 
-def test_one_job_that_fails_alone_spends_its_own_budget_while_others_succeed() -> None:
-    async def story(shop: Shop) -> None:
-        service, bad = Service(down=0.0), Step(http(503), name="http.request")
-        bad.destination = service.destination  # type: ignore[method-assign]
-        await shop.worker("w1", Both(service, bad), settings=recommended())
-        await shop.send(work("poison", {"bad": True}, job="http.request"))
-        await submit(shop, 1.0, until=300.0)
-        await asyncio.sleep(600)
-        assert len(bad.times("poison")) == 9
-        (aside,) = await shop.events(Quarantined)
-        assert aside.work_id == "poison"
-        assert await shop.events(BreakerEvent) == []
-
-    with_shop(story)
+async def test_one_job_that_fails_alone_spends_its_own_budget_while_others_succeed(shop: Shop) -> None:
+    service, bad = Service(down=0.0), Step(http(503), name="http.request")
+    bad.destination = service.destination  # type: ignore[method-assign]
+    await shop.worker("w1", Both(service, bad), settings=recommended())
+    await shop.send(work("poison", {"bad": True}, job="http.request"))
+    await submit(shop, 1.0, until=300.0)
+    await asyncio.sleep(600)
+    assert len(bad.times("poison")) == 9
+    (aside,) = await shop.events(Quarantined)
+    assert aside.work_id == "poison"
+    assert await shop.events(BreakerEvent) == []
 
 
-def test_three_bad_jobs_that_fail_together_do_not_keep_good_ones_from_their_destination() -> None:
+async def test_three_bad_jobs_that_fail_together_do_not_keep_good_ones_from_their_destination(shop: Shop) -> None:
     """They open the breaker now and then; each probe is another job's, and a good one closes it."""
-
-    async def story(shop: Shop) -> None:
-        service, bad = Service(down=0.0), Step(http(503), name="http.request")
-        bad.destination = service.destination  # type: ignore[method-assign]
-        await shop.worker("w1", Both(service, bad), settings=recommended())
-        await shop.send(*(work(f"poison-{n}", {"bad": True}, job="http.request") for n in range(3)))
-        await submit(shop, 0.05, until=600.0)
-        await asyncio.sleep(1200)
-        results = Counter(one.status for one in shop.results)
-        assert results[ResultStatus.SUCCESS] == 30
-        assert {one.work_id for one in await shop.events(Quarantined)} == {"poison-0", "poison-1", "poison-2"}
-
-    with_shop(story)
+    service, bad = Service(down=0.0), Step(http(503), name="http.request")
+    bad.destination = service.destination  # type: ignore[method-assign]
+    await shop.worker("w1", Both(service, bad), settings=recommended())
+    await shop.send(*(work(f"poison-{n}", {"bad": True}, job="http.request") for n in range(3)))
+    await submit(shop, 0.05, until=600.0)
+    await asyncio.sleep(1200)
+    results = Counter(one.status for one in shop.results)
+    assert results[ResultStatus.SUCCESS] == 30
+    assert {one.work_id for one in await shop.events(Quarantined)} == {"poison-0", "poison-1", "poison-2"}

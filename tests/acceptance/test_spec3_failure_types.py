@@ -16,50 +16,19 @@ import reefknot as rk
 from reefknot.core.classify import is_transient
 from reefknot.core.failure import FailureType
 from reefknot.retrying.failures import failure_from
-from tests.acceptance.steps import HttpError
 
 PERMANENT, RATE_LIMITED = FailureType.PERMANENT, FailureType.RATE_LIMITED
 TRANSIENT, UNKNOWN = FailureType.TRANSIENT, FailureType.UNKNOWN
 
 TEXTS = {
-    PERMANENT: (
-        "unauthorized",
-        "Unauthorized: token expired",
-        "forbidden",
-        "403 Forbidden",
-        "Error 401: bad credentials",
-        "Error 403: no access to this repository",
-        "authentication failed",
-        "AuthenticationFailed",
-        "permission denied",
-        "access denied",
-        "invalid credentials",
-        "file not found",
-        "HTTP 404 on a network share",
-    ),
-    RATE_LIMITED: (
-        "throttled by the server",
-        "ThrottlingException: throttle",
-        "too many connections",
-        "too many requests",
-        "rate limit exceeded",
-        "403: rate limit exceeded for this token",
-        "quota exceeded",
-        "HTTP 429",
-    ),
-    TRANSIENT: (
-        "deadline exceeded",
-        "connection failed",
-        "connection error",
-        "connection closed by peer",
-        "no route to host",
-        "network is unreachable",
-        "connection refused",
-        "connection reset by peer",
-        "timed out",
-        "503 Service Unavailable",
-    ),
-    UNKNOWN: ("report-4013.pdf is damaged", "folder 403abc", "unauthorizable"),
+    PERMANENT: "unauthorized|Unauthorized: token expired|forbidden|403 Forbidden|Error 401: bad credentials"
+    "|Error 403: no access to this repository|authentication failed|AuthenticationFailed|permission denied"
+    "|access denied|invalid credentials|file not found|HTTP 404 on a network share",
+    RATE_LIMITED: "throttled by the server|ThrottlingException: throttle|too many connections|too many requests"
+    "|rate limit exceeded|403: rate limit exceeded for this token|quota exceeded|HTTP 429",
+    TRANSIENT: "deadline exceeded|connection failed|connection error|connection closed by peer|no route to host"
+    "|network is unreachable|connection refused|connection reset by peer|timed out|503 Service Unavailable",
+    UNKNOWN: "report-4013.pdf is damaged|folder 403abc|unauthorizable",
 }
 
 
@@ -82,20 +51,10 @@ class DeclaredError(Exception):
 
 @pytest.mark.parametrize("kind", TEXTS)
 def test_every_text_means_what_the_documents_say_also_when_an_exception_says_it_or_nothing(kind: FailureType) -> None:
-    for text in TEXTS[kind]:
+    for text in TEXTS[kind].split("|"):
         assert rk.classify_failure(text) is kind, text
         assert rk.classify_failure(text, RuntimeError("oops")) is kind, text
         assert rk.classify_failure("", RuntimeError(text)) is kind, text
-
-
-@pytest.mark.parametrize("message", ["", "sync failed", "network unavailable", "permission denied"])
-def test_a_status_decides_whatever_the_message_says(message: str) -> None:
-    """Of those that the document leaves open, 408 and 5xx pass, and other 4xx do not."""
-    types = {status: rk.classify_failure(message, HttpError(status)) for status in range(400, 600)}
-
-    assert {status for status, kind in types.items() if kind is TRANSIENT} == {408, *range(500, 600)}
-    assert {status for status, kind in types.items() if kind is RATE_LIMITED} == {429}
-    assert UNKNOWN not in types.values()
 
 
 @pytest.mark.parametrize(
@@ -139,11 +98,8 @@ def test_an_unreachable_network_is_transient_also_as_a_plain_os_error(name: str)
 
 def test_codes_are_taken_by_number_name_and_member() -> None:
     book = rk.PolicyBook.loads("{}")
-    by = [
-        book.resolve("block:http", code=code).max_attempts
-        for code in (3003, "3003", "http_error", rk.ErrorCode.http_error)
-    ]
-    assert len(set(by)) == 1
+    spelled = (3003, "3003", "http_error", rk.ErrorCode.http_error)
+    assert len({book.resolve("block:http", code=code).max_attempts for code in spelled}) == 1
     with pytest.raises(rk.ParameterError, match="code"):
         book.resolve("block:http", code=9999)
 
@@ -152,9 +108,7 @@ def test_a_connector_of_ones_own_begins_with_the_generic_defaults() -> None:
     book = rk.PolicyBook.loads("retry_policies: {carrier_pigeon: {max_attempts: 2, max_retry_after_seconds: 7200}}")
     policy = book.resolve("connector:carrier_pigeon")
     assert (policy.max_attempts, policy.base_delay, policy.max_delay, policy.max_retry_after) == (3, 60, 1800, 7200)
-    assert (
-        rk.PolicyBook.loads("operations: {KV_GET: {max_retry_after: 9}}").resolve("operation:KV_GET").max_retry_after
-        == 9
-    )
+    kv = rk.PolicyBook.loads("operations: {KV_GET: {max_retry_after: 9}}").resolve("operation:KV_GET")
+    assert kv.max_retry_after == 9
     with pytest.raises(rk.ConfigurationError, match="did you mean 'imap_mailbox'"):
         rk.PolicyBook.loads("retry_policies: {imap_mailbx: {}}")

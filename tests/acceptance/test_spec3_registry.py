@@ -76,18 +76,6 @@ def test_policy_configuration_loading() -> None:
             )
 
 
-@pytest.mark.parametrize("suffix", ["json", "toml"])
-def test_policy_configuration_loading_of_other_formats(tmp_path: Path, suffix: str) -> None:
-    path = tmp_path / f"retry.{suffix}"
-    path.write_text(
-        '{"retry_policies": {"local_files": {"max_attempts": 7}}}'
-        if suffix == "json"
-        else "[retry_policies.local_files]\nmax_attempts = 7\n"
-    )
-
-    assert rk.RetryPolicyRegistry(path).get_policy("local_files").max_attempts == 7
-
-
 # ---- test_invalid_retry_policy_rejection -----------------------------------------------------------------------------
 
 
@@ -187,36 +175,6 @@ def test_without_the_connectors_rule_a_wait_keeps_its_fractions() -> None:
     fractions = rk.PolicyBook().resolve("connector:my.own").replace(whole_seconds=False)
 
     assert delay_before(0, fractions, draw=0.04) == pytest.approx(48.96)
-
-
-# ---- test_retry_budget_exhaustion ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("job_type", "failure_type", "retries"),
-    [
-        (JobType.LOCAL_FILES, FailureType.UNKNOWN, 3),
-        (JobType.LOCAL_FILES, FailureType.TRANSIENT, 3),
-        (JobType.IMAP_MAILBOX, FailureType.UNKNOWN, 5),
-        (JobType.IMAP_MAILBOX, FailureType.TRANSIENT, 7),
-        (JobType.GITHUB_REPOSITORY, FailureType.RATE_LIMITED, 5),
-        (JobType.GITHUB_REPOSITORY, FailureType.PERMANENT, 0),
-    ],
-)
-def test_retry_budget_exhaustion(job_type: JobType, failure_type: FailureType, retries: int) -> None:
-    """A13: with 3, at 0, 1, 2 yes, at 3 no; the job runs once more than it is retried."""
-    found = rk.RetryPolicyRegistry().get_policy(job_type)
-    budget = rk.RetryBudget("job-1", job_type, failure_type=failure_type)
-    total = 0
-    while budget.can_retry(found):
-        delay = budget.next_delay(found)
-        budget.spend(delay)
-        total += delay
-
-    assert budget.attempts == retries
-    assert budget.total_delay_seconds == total
-    executions = rk.PolicyBook().resolve(f"connector:{job_type.value}", failure_type=failure_type).max_attempts
-    assert retries in (executions - 1, 0)
 
 
 # ---- test_concurrent_retry_scheduling --------------------------------------------------------------------------------

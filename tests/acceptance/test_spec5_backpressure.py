@@ -14,7 +14,7 @@ from reefknot.policy.settings import load_settings
 from reefknot.queue.model.admission import Degradation, OverloadStatus, RejectionPolicy, Rules
 from reefknot.queue.model.messages import AckStatus, ExecAssignmentAck, ExecResult, ResultStatus
 from reefknot.queue.worker.settings import WorkerSettings, settings_from
-from tests.workshop import NO_BREAKER, OK, REFUSED, Shop, Step, with_shop, work
+from tests.workshop import NO_BREAKER, OK, REFUSED, Shop, Step, work
 
 SAMPLES = Path(__file__).parent / "samples"
 H, D, O, C = OverloadStatus  # noqa: E741
@@ -40,27 +40,21 @@ async def flooded(shop: Shop, settings: WorkerSettings, waiting: int, seconds: f
 # ---- 8.1 bounded queue ----------------------------------------------------------------------------------------------
 
 
-def test_8_1_1_and_8_1_2_the_queue_is_bounded_and_rejects_when_it_is_full() -> None:
-    async def story(shop: Shop) -> None:
-        worker = await flooded(shop, configured("spec5-7.1-minimal.json"), 1000)
-        assert worker.pools["cpu"].queue.depth == 1000
-        await shop.send(work("late"))
-        ack = shop.ack("late")
-        assert (ack.status, ack.message) == (AckStatus.REJECTED, "Queue full, rejecting assignment")
-        assert ack.overload_status is C
-
-    with_shop(story)
+async def test_8_1_1_and_8_1_2_the_queue_is_bounded_and_rejects_when_it_is_full(shop: Shop) -> None:
+    worker = await flooded(shop, configured("spec5-7.1-minimal.json"), 1000)
+    assert worker.pools["cpu"].queue.depth == 1000
+    await shop.send(work("late"))
+    ack = shop.ack("late")
+    assert (ack.status, ack.message) == (AckStatus.REJECTED, "Queue full, rejecting assignment")
+    assert ack.overload_status is C
 
 
-def test_8_1_3_the_depth_can_be_watched() -> None:
-    async def story(shop: Shop) -> None:
-        worker = await flooded(shop, configured("spec5-7.1-minimal.json"), 7)
-        shown = worker.snapshot().classes["cpu"]
-        assert (shown.depth, shown.size, shown.active, shown.capacity) == (7, 1000, 1, 1)
-        assert worker.heartbeat().classes["cpu"].queue_depth == 7
-        assert shop.ack("q6").queue_depth == 7
-
-    with_shop(story)
+async def test_8_1_3_the_depth_can_be_watched(shop: Shop) -> None:
+    worker = await flooded(shop, configured("spec5-7.1-minimal.json"), 7)
+    shown = worker.snapshot().classes["cpu"]
+    assert (shown.depth, shown.size, shown.active, shown.capacity) == (7, 1000, 1, 1)
+    assert worker.heartbeat().classes["cpu"].queue_depth == 7
+    assert shop.ack("q6").queue_depth == 7
 
 
 @pytest.mark.parametrize(
@@ -72,54 +66,42 @@ def test_8_1_3_the_depth_can_be_watched() -> None:
         ("spec5-3.2-policies.json", {"WORKER_QUEUE_V2_ENABLED": "true"}, True),
     ],
 )
-def test_8_1_4_the_flag_gates_it_all(sample: str, environ: dict[str, str], v2: bool) -> None:
-    async def story(shop: Shop) -> None:
-        await flooded(shop, configured(sample, environ=environ), 1001)
-        refused = [one for one in shop.acks if one.status is AckStatus.REJECTED]
-        assert len(refused) == (1 if v2 else 0)
-        assert all((one.overload_status is not None) is v2 for one in shop.acks)
-
-    with_shop(story)
+async def test_8_1_4_the_flag_gates_it_all(shop: Shop, sample: str, environ: dict[str, str], v2: bool) -> None:
+    await flooded(shop, configured(sample, environ=environ), 1001)
+    refused = [one for one in shop.acks if one.status is AckStatus.REJECTED]
+    assert len(refused) == (1 if v2 else 0)
+    assert all((one.overload_status is not None) is v2 for one in shop.acks)
 
 
 # ---- 8.2 overload signalling ----------------------------------------------------------------------------------------
 
 
-def test_8_2_1_and_8_2_3_the_ack_tells_the_level_by_depth() -> None:
-    async def story(shop: Shop) -> None:
-        await flooded(shop, configured("spec5-7.1-minimal.json"), 1000)
-        told = {one.queue_depth: one.overload_status for one in shop.acks}
-        assert [told[depth] for depth in (0, 499, 500, 799, 800, 999, 1000)] == [H, H, D, D, O, O, C]
-
-    with_shop(story)
+async def test_8_2_1_and_8_2_3_the_ack_tells_the_level_by_depth(shop: Shop) -> None:
+    await flooded(shop, configured("spec5-7.1-minimal.json"), 1000)
+    told = {one.queue_depth: one.overload_status for one in shop.acks}
+    assert [told[depth] for depth in (0, 499, 500, 799, 800, 999, 1000)] == [H, H, D, D, O, O, C]
 
 
-def test_8_2_2_the_result_tells_the_depth_at_queueing_and_the_level_at_completion() -> None:
-    async def story(shop: Shop) -> None:
-        settings = configured("spec5-7.1-minimal.json")
-        rules = Rules(size=10)
-        await flooded(shop, msgspec.structs.replace(settings, rules=rules), 9, seconds=1)
-        await asyncio.sleep(60)
-        results = {one.assignment_id: one for one in shop.results}
-        assert (results["run"].queue_depth, results["run"].overload_status) == (0, O)
-        assert results["q8"].queue_depth == 9
-        assert results["q7"].overload_status is H
-
-    with_shop(story)
+async def test_8_2_2_the_result_tells_the_depth_at_queueing_and_the_level_at_completion(shop: Shop) -> None:
+    settings = configured("spec5-7.1-minimal.json")
+    rules = Rules(size=10)
+    await flooded(shop, msgspec.structs.replace(settings, rules=rules), 9, seconds=1)
+    await asyncio.sleep(60)
+    results = {one.assignment_id: one for one in shop.results}
+    assert (results["run"].queue_depth, results["run"].overload_status) == (0, O)
+    assert results["q8"].queue_depth == 9
+    assert results["q7"].overload_status is H
 
 
-def test_8_2_4_a_router_of_the_old_kind_reads_the_old_fields_and_ignores_the_new_ones() -> None:
-    async def story(shop: Shop) -> None:
-        await flooded(shop, configured("spec5-7.1-minimal.json"), 0, seconds=0.1)
-        await asyncio.sleep(1)
-        ack = json.loads(_wire(shop.ack("run")))
-        result = json.loads(_wire(shop.result("run")))
-        assert {"assignment_id", "status", "message"} <= ack.keys()
-        assert ack["status"] == "accepted"
-        assert {"assignment_id", "request_id", "status", "provider_id", "job", "latency_ms", "cost"} <= result.keys()
-        assert isinstance(result["latency_ms"], int | float)
-
-    with_shop(story)
+async def test_8_2_4_a_router_of_the_old_kind_reads_the_old_fields_and_ignores_the_new_ones(shop: Shop) -> None:
+    await flooded(shop, configured("spec5-7.1-minimal.json"), 0, seconds=0.1)
+    await asyncio.sleep(1)
+    ack = json.loads(_wire(shop.ack("run")))
+    result = json.loads(_wire(shop.result("run")))
+    assert {"assignment_id", "status", "message"} <= ack.keys()
+    assert ack["status"] == "accepted"
+    assert {"assignment_id", "request_id", "status", "provider_id", "job", "latency_ms", "cost"} <= result.keys()
+    assert isinstance(result["latency_ms"], int | float)
 
 
 def _wire(message: ExecAssignmentAck | ExecResult) -> bytes:
@@ -131,60 +113,48 @@ def _wire(message: ExecAssignmentAck | ExecResult) -> bytes:
 # ---- 8.3 rejection policies -----------------------------------------------------------------------------------------
 
 
-def test_8_3_1_reject_new() -> None:
-    async def story(shop: Shop) -> None:
-        await flooded(shop, configured("spec5-7.1-minimal.json"), 1003)
-        assert [one.message for one in shop.acks[-4:]] == [
-            "Assignment queued",
-            *["Queue full, rejecting assignment"] * 3,
-        ]
-
-    with_shop(story)
+async def test_8_3_1_reject_new(shop: Shop) -> None:
+    await flooded(shop, configured("spec5-7.1-minimal.json"), 1003)
+    assert [one.message for one in shop.acks[-4:]] == [
+        "Assignment queued",
+        *["Queue full, rejecting assignment"] * 3,
+    ]
 
 
-def test_8_3_2_drop_oldest() -> None:
-    async def story(shop: Shop) -> None:
-        await flooded(shop, configured("spec5-7.2-drop-oldest.json"), 500)
-        await shop.send(work("new"))
-        assert shop.ack("new").message == "Assignment queued (dropped oldest)"
-        assert (shop.ack("q0").status, shop.ack("q0").reason) == (AckStatus.REJECTED, "dropped_oldest")
-        assert shop.result("q0").error_code == "SYSTEM_OVERLOAD"
-        await asyncio.sleep(61)
-        await shop.send(work("newer"))
-        assert shop.ack("newer").message == "Queue full, rejecting assignment", "the oldest is protected by its age"
-
-    with_shop(story)
+async def test_8_3_2_drop_oldest(shop: Shop) -> None:
+    await flooded(shop, configured("spec5-7.2-drop-oldest.json"), 500)
+    await shop.send(work("new"))
+    assert shop.ack("new").message == "Assignment queued (dropped oldest)"
+    assert (shop.ack("q0").status, shop.ack("q0").reason) == (AckStatus.REJECTED, "dropped_oldest")
+    assert shop.result("q0").error_code == "SYSTEM_OVERLOAD"
+    await asyncio.sleep(61)
+    await shop.send(work("newer"))
+    assert shop.ack("newer").message == "Queue full, rejecting assignment", "the oldest is protected by its age"
 
 
-def test_8_3_3_defer() -> None:
-    async def story(shop: Shop) -> None:
-        settings = configured("spec5-3.2-policies.json", environ={"WORKER_QUEUE_V2_ENABLED": "1"})
-        deferring = msgspec.structs.replace(settings, rules=Rules(policy=RejectionPolicy.DEFER))
-        await flooded(shop, deferring, 751)
-        assert shop.ack("q750").message == "Assignment deferred for 15000ms"
-        assert shop.ack("q499").message == "Assignment queued"
-        await shop.send(*(work(f"x{n}") for n in range(250)))
-        assert shop.ack("x249").message == "Queue at capacity, cannot defer"
-
-    with_shop(story)
+async def test_8_3_3_defer(shop: Shop) -> None:
+    settings = configured("spec5-3.2-policies.json", environ={"WORKER_QUEUE_V2_ENABLED": "1"})
+    deferring = msgspec.structs.replace(settings, rules=Rules(policy=RejectionPolicy.DEFER))
+    await flooded(shop, deferring, 751)
+    assert shop.ack("q750").message == "Assignment deferred for 15000ms"
+    assert shop.ack("q499").message == "Assignment queued"
+    await shop.send(*(work(f"x{n}") for n in range(250)))
+    assert shop.ack("x249").message == "Queue at capacity, cannot defer"
 
 
-def test_8_3_4_degrade() -> None:
-    async def story(shop: Shop) -> None:
-        settings = configured("spec5-7.3-degrade.json")
-        assert settings.rules.medium == Degradation(skip_retries=True, timeout_factor=0.8)
-        await flooded(shop, settings, 2001)
-        words = [shop.ack(f"q{n}").message for n in (999, 1000, 1600, 1900, 1999, 2000)]
-        assert words == [
-            "Assignment queued",
-            "Assignment accepted with degradation: light",
-            "Assignment accepted with degradation: medium",
-            "Assignment accepted with degradation: heavy",
-            "Assignment accepted with degradation: heavy",
-            "Queue at capacity, cannot degrade",
-        ]
-
-    with_shop(story)
+async def test_8_3_4_degrade(shop: Shop) -> None:
+    settings = configured("spec5-7.3-degrade.json")
+    assert settings.rules.medium == Degradation(skip_retries=True, timeout_factor=0.8)
+    await flooded(shop, settings, 2001)
+    words = [shop.ack(f"q{n}").message for n in (999, 1000, 1600, 1900, 1999, 2000)]
+    assert words == [
+        "Assignment queued",
+        "Assignment accepted with degradation: light",
+        "Assignment accepted with degradation: medium",
+        "Assignment accepted with degradation: heavy",
+        "Assignment accepted with degradation: heavy",
+        "Queue at capacity, cannot degrade",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -207,58 +177,49 @@ def test_8_3_5_the_named_policy_is_the_one_that_acts(sample: str, policy: Reject
 # ---- 8.4 router -----------------------------------------------------------------------------------------------------
 
 
-def test_8_4_1_to_8_4_3_the_router_hears_the_level_and_routes_by_it() -> None:
-    async def story(shop: Shop) -> None:
-        router = await shop.router()
-        small = WorkerSettings(configured("spec5-7.1-minimal.json").book, rules=Rules(size=4), concurrency={"cpu": 1})
-        await shop.worker("small", Step(seconds=5), settings=small)
-        await shop.worker("large", Step(seconds=0.1))
-        await asyncio.sleep(1.1)
-        futures = [await router.submit(work(f"a{n}")) for n in range(60)]
-        results = [await one for one in futures]
-        by_small = [one for one in results if one.worker_id == "small"]
-        assert len(by_small) <= 5, "degraded at 2 of 4, and then others are preferred"
-        assert {one.status for one in results} == {ResultStatus.SUCCESS}
-        health = router.snapshot().workers["cpu"]["small"]
-        assert health["capacity"] == 1
-        assert health["heartbeat_at"] is not None
-
-    with_shop(story)
+async def test_8_4_1_to_8_4_3_the_router_hears_the_level_and_routes_by_it(shop: Shop) -> None:
+    router = await shop.router()
+    small = WorkerSettings(configured("spec5-7.1-minimal.json").book, rules=Rules(size=4), concurrency={"cpu": 1})
+    await shop.worker("small", Step(seconds=5), settings=small)
+    await shop.worker("large", Step(seconds=0.1))
+    await asyncio.sleep(1.1)
+    futures = [await router.submit(work(f"a{n}")) for n in range(60)]
+    results = [await one for one in futures]
+    by_small = [one for one in results if one.worker_id == "small"]
+    assert len(by_small) <= 5, "degraded at 2 of 4, and then others are preferred"
+    assert {one.status for one in results} == {ResultStatus.SUCCESS}
+    health = router.snapshot().workers["cpu"]["small"]
+    assert health["capacity"] == 1
+    assert health["heartbeat_at"] is not None
 
 
-def test_8_4_4_pressure_travels_to_the_caller() -> None:
-    async def story(shop: Shop) -> None:
-        from reefknot.errors import QueueFullError
+async def test_8_4_4_pressure_travels_to_the_caller(shop: Shop) -> None:
+    from reefknot.errors import QueueFullError
 
-        router = await shop.router(rules=Rules(size=30))
-        small = WorkerSettings(configured("spec5-7.1-minimal.json").book, rules=Rules(size=4), concurrency={"cpu": 1})
-        await shop.worker("small", Step(seconds=5), settings=small)
-        await asyncio.sleep(1.1)
-        accepted, waits = [], []
-        for n in range(100):
-            try:
-                accepted.append(await router.submit(work(f"a{n}")))
-            except QueueFullError as error:
-                waits.append(error.retry_after)
-            await asyncio.sleep(0.01)
-        assert len(waits) >= 50
-        assert min(waits) > 0
-        assert {(await one).status for one in accepted} == {ResultStatus.SUCCESS}, "what was accepted is done"
-
-    with_shop(story)
+    router = await shop.router(rules=Rules(size=30))
+    small = WorkerSettings(configured("spec5-7.1-minimal.json").book, rules=Rules(size=4), concurrency={"cpu": 1})
+    await shop.worker("small", Step(seconds=5), settings=small)
+    await asyncio.sleep(1.1)
+    accepted, waits = [], []
+    for n in range(100):
+        try:
+            accepted.append(await router.submit(work(f"a{n}")))
+        except QueueFullError as error:
+            waits.append(error.retry_after)
+        await asyncio.sleep(0.01)
+    assert len(waits) >= 50
+    assert min(waits) > 0
+    assert {(await one).status for one in accepted} == {ResultStatus.SUCCESS}, "what was accepted is done"
 
 
-def test_retries_keep_their_place_and_the_bound_holds() -> None:
-    async def story(shop: Shop) -> None:
-        rules = Rules(size=10)
-        worker = await shop.worker("w1", Step(REFUSED, OK), rules=rules, concurrency={"cpu": 3}, breaker=NO_BREAKER)
-        most = 0
-        for n in range(300):
-            await shop.send(work(f"a{n}"))
-            most = max(most, worker.pools["cpu"].queue.depth)
-        assert most <= 10 + 3
-        await asyncio.sleep(60)
-        accepted = [one for one in shop.acks if one.status is AckStatus.ACCEPTED]
-        assert len(shop.results) == len(accepted)
-
-    with_shop(story)
+async def test_retries_keep_their_place_and_the_bound_holds(shop: Shop) -> None:
+    rules = Rules(size=10)
+    worker = await shop.worker("w1", Step(REFUSED, OK), rules=rules, concurrency={"cpu": 3}, breaker=NO_BREAKER)
+    most = 0
+    for n in range(300):
+        await shop.send(work(f"a{n}"))
+        most = max(most, worker.pools["cpu"].queue.depth)
+    assert most <= 10 + 3
+    await asyncio.sleep(60)
+    accepted = [one for one in shop.acks if one.status is AckStatus.ACCEPTED]
+    assert len(shop.results) == len(accepted)
