@@ -9,50 +9,35 @@ import select
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import apsw
 import pytest
 
-import reefknot
 from tests.unit.console.cli.audit_events import attempt, entry, in_store
 
 EXECUTABLE = Path(sys.executable).with_name("reefknot")
 
 
-def run(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(EXECUTABLE), *words],
-        cwd=cwd,
-        env={"PATH": os.environ["PATH"], "HOME": str(cwd), **environment},
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
+def python(program: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """A program that imports the command line in a fresh interpreter."""
+    words = [sys.executable, "-c", f"import sys; from reefknot.console.cli import main; {program}"]
+    return subprocess.run(words, cwd=cwd, capture_output=True, text=True, timeout=60, check=True)
 
 
-def test_the_version_loads_nothing_that_it_does_not_need(tmp_path: Path) -> None:
-    program = (
-        "import sys; from reefknot.console.cli import main; main(['--version']);"
-        "print(sorted({'cyclopts', 'pydantic', 'rich', 'yaml', 'msgspec', 'asyncio'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True)
-
-    assert done.stdout.splitlines()[1] == "[]"
-
-
-def test_an_answer_from_the_built_in_book_loads_neither_what_draws_nor_what_reads_files(tmp_path: Path) -> None:
-    program = (
-        "import sys; from reefknot.console.cli import main;"
-        "main(['policy', 'explain', 'block:http', '--status', '429', '--json']);"
-        "print(sorted(name for name in sys.modules if name.startswith(('rich.', 'pydantic', 'yaml', 'asyncio'))),"
-        " file=sys.stderr)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=30, check=True
-    )
-
-    assert done.stderr == "[]\n"
+@pytest.mark.parametrize(
+    ("words", "unneeded"),
+    [
+        (["--version"], ("cyclopts", "pydantic", "rich", "yaml", "msgspec", "asyncio")),
+        (["policy", "explain", "block:http", "--status", "429", "--json"], ("rich.", "pydantic", "yaml", "asyncio")),
+    ],
+    ids=["version", "an answer from the built-in book"],
+)
+def test_a_command_loads_nothing_that_it_does_not_need(
+    tmp_path: Path, words: list[str], unneeded: tuple[str, ...]
+) -> None:
+    found = f"[name for name in sys.modules if name.startswith({unneeded})]"
+    assert python(f"main({words}); print({found}, file=sys.stderr)", tmp_path).stderr == "[]\n"
 
 
 @pytest.mark.parametrize(("words", "loaded"), [("job list", False), ("quarantine list", True)])
@@ -62,14 +47,8 @@ def test_who_only_looks_at_jobs_does_not_load_what_checks_a_configuration(
     """The second one is the control."""
     in_store(tmp_path / "state.db", lambda store: store.audit.append([entry(attempt(1))]))
     (tmp_path / "reefknot.yaml").write_text("engine: sqlite:state.db\n")
-    program = (
-        f"import sys; from reefknot.console.cli import main; code = main({words.split()});"
-        "print(code, 'reefknot.policy.check' in sys.modules, 'pydantic' in sys.modules, file=sys.stderr)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
-    )
-
+    found = "'reefknot.policy.check' in sys.modules, 'pydantic' in sys.modules"
+    done = python(f"code = main({words.split()}); print(code, {found}, file=sys.stderr)", tmp_path)
     assert done.stderr.splitlines()[-1] == f"0 {loaded} False"
 
 
@@ -83,97 +62,41 @@ async def loaded(inputs, context):
 """
 
 
+def shell(line: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A line of bash, in which `reefknot` is the executable."""
+    words = ["bash", "-c", re.sub(r"\breefknot\b", str(EXECUTABLE), line)]
+    env = {**os.environ, "HOME": str(cwd), **environment}
+    return subprocess.run(words, cwd=cwd, env=env, capture_output=True, text=True, timeout=60, check=False)
+
+
 def test_a_run_without_a_request_does_not_load_the_http_library(tmp_path: Path) -> None:
     (tmp_path / "steps.py").write_text(STEPS)
     (tmp_path / "work.jsonl").write_text('{"assignment_id": "a", "request_id": "r", "job": {"type": "own.loaded"}}')
-    words = ["run", "work.jsonl", "--module", "steps", "--results", "out.jsonl"]
-    done = subprocess.run(
-        [sys.executable, "-m", "reefknot", *words], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
-    )
-
+    done = shell("reefknot run work.jsonl --module steps --results out.jsonl", tmp_path)
     assert json.loads((tmp_path / "out.jsonl").read_text())["output"] == {"loaded": []}, done.stderr
 
 
-@pytest.mark.parametrize("alias", ["reefknot", "rk"])
-def test_the_executable_answers(tmp_path: Path, alias: str) -> None:
-    done = subprocess.run(
-        [EXECUTABLE.with_name(alias), "policy", "explain", "block:http", "--status", "404", "--json"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
-
-    assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize(
+    "program", [[str(EXECUTABLE)], [str(EXECUTABLE.with_name("rk"))], [sys.executable, "-m", "reefknot"]]
+)
+def test_the_executable_answers(tmp_path: Path, program: list[str]) -> None:
+    words = [*program, "policy", "explain", "block:http", "--status", "404", "--json"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=30, check=True)
     assert '"decision": "stop"' in done.stdout
 
 
-def test_the_module_answers_too(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "reefknot", "--version"], capture_output=True, text=True, timeout=30, check=True
-    )
-
-    assert done.stdout == f"reefknot {reefknot.__version__}\n"
-
-
-def test_the_executable_ends_with_the_code_of_the_error(tmp_path: Path) -> None:
-    assert run("policy", "show", "connector:imap", cwd=tmp_path).returncode == 2
-
-
-def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
-    """`reefknot config schema | head -1`"""
-    read, write = os.pipe()
-    os.close(read)
-    try:
-        done = subprocess.run(
-            [str(EXECUTABLE), "config", "schema"],
-            cwd=tmp_path,
-            stdout=write,
-            stderr=subprocess.PIPE,
-            timeout=30,
-            check=False,
-        )
-    finally:
-        os.close(write)
-
-    assert (done.returncode, done.stderr) == (0, b"")
-
-
 def test_an_output_that_cannot_hold_a_character_gets_an_escape(tmp_path: Path) -> None:
-    done = run("policy", "schedule", "block:http", cwd=tmp_path, PYTHONIOENCODING="ascii")
-
+    done = shell("reefknot policy schedule block:http", tmp_path, PYTHONIOENCODING="ascii")
     assert done.returncode == 0, done.stderr
     assert "4 attempts (1 + 3 retries)" in done.stdout
-
-
-def test_an_output_that_is_full_is_reported_once(tmp_path: Path) -> None:
-    with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            [str(EXECUTABLE), "config", "schema"],
-            cwd=tmp_path,
-            stdout=full,
-            stderr=subprocess.PIPE,
-            timeout=30,
-            check=False,
-        )
-
-    assert (done.returncode, done.stderr) == (74, b"reefknot: stdout: no space left on device\n")
-
-
-def shell(line: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """A line of bash, in which `reefknot` is the executable."""
-    words = ["bash", "-c", line.replace("reefknot", str(EXECUTABLE))]
-    return subprocess.run(words, cwd=cwd, capture_output=True, text=True, timeout=60, check=False)
 
 
 @pytest.mark.parametrize("command", ["--version", "--help", "policy list", "config schema --json"])
 @pytest.mark.parametrize("errors", ["", "2>/dev/full"])
 def test_an_output_that_cannot_be_written_is_74_for_every_command(tmp_path: Path, command: str, errors: str) -> None:
     done = shell(f"reefknot {command} >/dev/full {errors}", tmp_path)
-
-    assert done.returncode == 74
-    assert done.stderr == ("" if errors else "reefknot: stdout: no space left on device\n")
+    told = "" if errors else "reefknot: stdout: no space left on device\n"
+    assert (done.returncode, done.stderr) == (74, told)
 
 
 def tampered(path: Path) -> Path:
@@ -188,33 +111,26 @@ def tampered(path: Path) -> Path:
 UNGUARDED = "import sys; from reefknot.console.cli.app import run; sys.exit(run(sys.argv[1:]))"
 
 
-def test_a_reader_that_goes_away_does_not_change_the_exit_code(tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", ["audit verify", "audit verify --json", "store check", "config schema"])
+def test_a_reader_that_goes_away_does_not_change_the_exit_code(tmp_path: Path, words: str) -> None:
     """`audit verify | head -1`, by a reader that is gone before the first line, and by `head` itself."""
-    store = f"--engine sqlite:{tampered(tmp_path / 'state.db')}"
-    for words in ("audit verify", "audit verify --json", "store check"):
-        for reader in ("true", "head -1", "head -c 1"):
-            done = shell(f"reefknot {words} {store} | {reader} >/dev/null; exit ${{PIPESTATUS[0]}}", tmp_path)
-            assert done.returncode == 65, (words, reader, done.stderr)
-            assert "Traceback" not in done.stderr
-            assert "Broken" not in done.stderr
+    tampered(tmp_path / ".reefknot" / "state.db")
+    for reader in ("true", "head -1", "head -c 1"):
+        done = shell(f"reefknot {words} | {reader} >/dev/null; exit ${{PIPESTATUS[0]}}", tmp_path)
+        assert done.returncode == (0 if words == "config schema" else 65), (reader, done.stderr)
+        assert not re.search("Traceback|Broken", done.stderr)
 
 
 def test_without_the_guard_of_stdout_the_exit_code_is_lost(tmp_path: Path) -> None:
     """The control: the same command over a stdout that raises when its reader is gone."""
-    engine = f"sqlite:{tampered(tmp_path / 'state.db')}"
+    tampered(tmp_path / ".reefknot" / "state.db")
     read, write = os.pipe()
     os.close(read)
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", UNGUARDED, "store", "check", "--engine", engine],
-            stdout=write,
-            stderr=subprocess.DEVNULL,
-            timeout=60,
-            check=False,
-        )
+        words = [sys.executable, "-c", UNGUARDED, "store", "check"]
+        done = subprocess.run(words, cwd=tmp_path, stdout=write, stderr=subprocess.DEVNULL, timeout=60, check=False)
     finally:
         os.close(write)
-
     assert done.returncode == 0
 
 
@@ -267,7 +183,6 @@ def test_a_closed_stdin_is_a_usage_error(tmp_path: Path, command: str, stdin: st
 def test_an_empty_stdin_is_no_error(tmp_path: Path) -> None:
     """The control: nothing to read is not the same as nothing to read from."""
     done = shell("reefknot submit - --json </dev/null", tmp_path)
-
     assert (done.returncode, '"handed_in": []' in done.stdout) == (0, True)
 
 
@@ -283,30 +198,17 @@ def test_an_empty_stdin_is_no_error(tmp_path: Path) -> None:
     ],
 )
 def test_closed_streams_change_no_exit_code(tmp_path: Path, line: str, code: int) -> None:
-    done = subprocess.run(
-        ["sh", "-c", f"{EXECUTABLE} {line}"], cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False
-    )
-
-    assert done.returncode == code
-    assert "Traceback" not in done.stderr
-    assert done.stdout == ""
+    done = shell(f"reefknot {line}", tmp_path)
+    assert (done.returncode, done.stdout, "Traceback" in done.stderr) == (code, "", False)
 
 
 def on_a_terminal(cwd: Path, **environment: str) -> str:
     """What a command writes to a terminal."""
     ours, theirs = os.openpty()
+    env = {"PATH": os.environ["PATH"], "HOME": str(cwd), "TERM": "xterm-256color", **environment}
+    streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": theirs, "stderr": subprocess.DEVNULL}
     try:
-        done = subprocess.run(
-            [str(EXECUTABLE), "policy", "templates"],
-            cwd=cwd,
-            env={"PATH": os.environ["PATH"], "HOME": str(cwd), "TERM": "xterm-256color", **environment},
-            stdin=subprocess.DEVNULL,
-            stdout=theirs,
-            stderr=subprocess.DEVNULL,
-            timeout=30,
-            check=False,
-        )
-        assert done.returncode == 0
+        subprocess.run([EXECUTABLE, "policy", "templates"], cwd=cwd, env=env, **streams, timeout=30, check=True)
         return os.read(ours, 65536).decode()
     finally:
         os.close(ours)

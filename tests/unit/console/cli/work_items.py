@@ -18,6 +18,7 @@ from reefknot.runtime.clocks import SystemClock
 from reefknot.stores.opening import open_store
 from reefknot.stores.port import Store
 from tests.unit.console.cli.audit_events import in_store
+from tests.unit.console.cli.running import Commands
 
 OF_SOURCE = '{"code": "EXECUTION_FAILED", "failure_type": "permanent", "message": "no folder \'Wokr\'"}'
 PAYLOAD = {"path": "a.txt", "password": "hunter2hunter2"}
@@ -110,3 +111,9 @@ def item(path: Path, name: str) -> Any:
         return await store.work.get(name)
 
     return in_store(path, read)
+
+
+def ids(rk: Commands, noun: str, *words: str) -> list[str]:
+    """The ids that `job list` or `quarantine list` shows with these filters."""
+    found = rk(noun, "list", "--json", *words).json
+    return [one["id"] for one in found["jobs" if noun == "job" else "items"]]
