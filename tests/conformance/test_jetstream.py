@@ -74,8 +74,10 @@ def _two_ends(server: NatsServer, number: int) -> TransportHarness:
         try:
             yield near, far
         finally:
-            for one in (near, far, *stores):
-                await one.close()
+            await near.close()
+            await far.close()
+            for store in stores:
+                await store.close()
 
     return TransportHarness(opened)
 
