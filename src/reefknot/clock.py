@@ -15,6 +15,7 @@ from sys import modules
 
 TYPE_CHECKING = False  # a plain name, so that typing is not imported for it
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from contextvars import Token
 
     from reefknot.core.clock import Clock
@@ -124,6 +125,8 @@ class SteadyClock:
 
     _clock: Clock
     _offset: float
+    now: Callable[[], float]
+    """That of the clock below, without a call in between: the clock is read thirty times for each assignment."""
 
     def __init__(self, clock: Clock, *, offset: float | None = None) -> None:
         if isinstance(clock, SteadyClock):
@@ -132,17 +135,15 @@ class SteadyClock:
             self._clock, self._offset = clock, clock.wall() - clock.now()
         if offset is not None:
             self._offset = offset
+        self.now = self._clock.now
 
     @property
     def boot(self) -> str:
         """The boot whose steady clock this is; empty when no other process can share it."""
         return getattr(self._clock, "boot", "")
 
-    def now(self) -> float:
-        return self._clock.now()
-
     def wall(self) -> float:
-        return self._clock.now() + self._offset
+        return self.now() + self._offset
 
     def sleep(self, seconds: float) -> None:
         self._clock.sleep(seconds)

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
+from functools import partial
 from math import inf, nextafter, ulp
 from typing import Any, TypeVar, TypeVarTuple, Unpack
 
@@ -51,8 +52,7 @@ class SystemClock:
     def boot(self) -> str:
         return boot_name() if _STEADY is not None else ""
 
-    def now(self) -> float:
-        return time.monotonic() if _STEADY is None else time.clock_gettime(_STEADY)
+    now = staticmethod(time.monotonic if _STEADY is None else partial(time.clock_gettime, _STEADY))
 
     def wall(self) -> float:
         return time.time()

@@ -30,12 +30,13 @@ class OverloadStatus(StrEnum):
     OVERLOADED = "overloaded"
     CRITICAL = "critical"
 
-    @property
-    def severity(self) -> int:
-        return _ORDER.index(self)
+    severity: int
+    """The place in this order, from 0."""
 
 
 _ORDER = tuple(OverloadStatus)
+for _place, _status in enumerate(_ORDER):
+    _status.severity = _place
 
 
 class Thresholds(Struct, frozen=True):
@@ -70,7 +71,7 @@ def reported(
 ) -> OverloadStatus:
     """The level that is reported to routers: up at once, down only below the threshold less a tenth of the queue."""
     raw = level(depth, size, thresholds)
-    if raw.severity >= before.severity:
+    if raw is before or raw.severity > before.severity:
         return raw
     share = depth / size
     for status in _ORDER[before.severity : raw.severity : -1]:

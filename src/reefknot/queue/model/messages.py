@@ -9,6 +9,7 @@ or a program, is read by `written_assignment`, to which an unknown field is a mi
 import re
 from collections.abc import Mapping
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -126,7 +127,8 @@ class ExecAssignment(Struct, frozen=True, omit_defaults=True):
 
     @property
     def record_id(self) -> str:
-        return record_id(self.assignment_id, self.tenant_id)
+        name = self.assignment_id
+        return record_id(name, self.tenant_id) if self.tenant_id or "|" in name else name
 
     @property
     def trace_id(self) -> str | None:
@@ -166,7 +168,7 @@ class ExecAssignment(Struct, frozen=True, omit_defaults=True):
         given = self.options.timeout_ms
         if given is None:
             inside = self.job.payload.get("timeout_ms")
-            given = inside if is_whole_number(inside) else None
+            given = inside if inside is not None and is_whole_number(inside) else None
         return given
 
 
@@ -478,7 +480,7 @@ def _shown_id(name: str) -> str:
 
 def checked(assignment: ExecAssignment) -> ExecAssignment | InvalidMessage:
     """The assignment, if all of its fields are valid; otherwise an `InvalidMessage` with the first mistake."""
-    found = _first_mistake(assignment)
+    found = None if _is_plain(assignment) else _first_mistake(assignment)
     if found is None:
         return assignment
     field, accepted = found
@@ -496,13 +498,11 @@ def _first_mistake(assignment: ExecAssignment) -> tuple[str, str] | None:
     ):
         if not 0 < len(text) <= LONGEST_ID or not text.isprintable():
             return field, f"accepted: printable text of 1 to {LONGEST_ID} characters"
-    for field, given, longest in () if _is_plain(assignment) else _optional_texts(assignment):
+    for field, given, longest in _optional_texts(assignment):
         if given is not None and not (len(given) <= longest and given.isprintable()):
             return field, f"accepted: printable text of at most {longest} characters"
     if (headers := assignment.job.payload.get("headers")) and (mistake := _unsendable(assignment.job, headers)):
         return mistake
-    if options == _NO_OPTIONS and "timeout_ms" not in assignment.job.payload:
-        return None  # as most are
     timeout = "options.timeout_ms" if options.timeout_ms is not None else "job.payload.timeout_ms"
     retry = options.retry or RetryOptions()
     priority = options.priority if isinstance(options.priority, int) else None
@@ -533,13 +533,17 @@ def _unsendable(job: Job, headers: object) -> tuple[str, str] | None:
 
 
 def _is_plain(assignment: ExecAssignment) -> bool:
-    """Whether all optional texts are valid, checked together, which is faster than one by one."""
-    job, correlation = assignment.job, assignment.correlation
+    """Whether the assignment is valid and has no options, as most do: its texts are checked together."""
+    job, correlation, payload = assignment.job, assignment.correlation, assignment.job.payload
     if assignment.executor is not None or job.resources is not None or job.payload_ref is not None:
         return False
+    if assignment.options != _NO_OPTIONS or "timeout_ms" in payload or "headers" in payload:
+        return False
     trace = "" if correlation is None else correlation.trace_id
-    texts = f"{assignment.tenant_id or ''}{trace or ''}{assignment.resource_class or ''}"
-    return len(texts) <= LONGEST_ID and texts.isprintable()
+    name, request, kind = assignment.assignment_id, assignment.request_id, job.type
+    texts = f"{name}{request}{kind}{assignment.tenant_id or ''}{trace or ''}{assignment.resource_class or ''}"
+    is_short = len(texts) <= LONGEST_ID
+    return is_short and assignment.version == VERSION and bool(name and request and kind) and texts.isprintable()
 
 
 def _optional_texts(assignment: ExecAssignment) -> tuple[tuple[str, str | None, int], ...]:
@@ -559,15 +563,19 @@ def _optional_texts(assignment: ExecAssignment) -> tuple[tuple[str, str | None, 
 
 def named_class(assignment: ExecAssignment) -> str:
     """The resource class that an assignment names; empty when it leaves that to its step."""
-    given = assignment.resource_class or (assignment.job.resources or {}).get("class")
+    if assignment.resource_class or assignment.job.resources is None:
+        return assignment.resource_class or ""
+    given = assignment.job.resources.get("class")
     return given if isinstance(given, str) else ""
 
 
 def resource_class(assignment: ExecAssignment) -> str:
     """The resource class of an assignment: the one it names, else by its job type."""
-    if given := named_class(assignment):
-        return given
-    job_type = assignment.job.type
+    return named_class(assignment) or _class_of_type(assignment.job.type)
+
+
+@lru_cache(maxsize=256)
+def _class_of_type(job_type: str) -> str:
     family = SHORT_NAMES.get(job_type, job_type).partition(".")[0]
     if family in ("http", "fs"):
         return "io"

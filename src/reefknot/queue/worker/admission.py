@@ -71,10 +71,12 @@ class WorkerAdmission:
 
     def undecided(self, read: ExecAssignment | InvalidMessage) -> Pool | None:
         """The pool that is full, and whose work that would make room for this assignment is not written yet."""
-        if not self._v2 or self.draining or isinstance(read, InvalidMessage) or self.refusal(read) is not None:
+        if not self._v2 or self.draining or isinstance(read, InvalidMessage):
             return None
-        pool = self._pools[resource_class(read)]
-        return pool if _makes_room_later(pool, _arrival(read)) and not pool.has(read.record_id) else None
+        pool = self._pools.get(resource_class(read))
+        if pool is None or not _makes_room_later(pool, read) or self.refusal(read) is not None:
+            return None
+        return None if pool.has(read.record_id) else pool
 
     def decide(self, assignment: ExecAssignment, pool: Pool, now: float) -> AdmissionVerdict:
         """The decision with its inputs. With one to drop other work the place changes hands: see `give_back`."""
@@ -98,12 +100,12 @@ class WorkerAdmission:
                 pool.put(verdict.place)
 
 
-def _makes_room_later(pool: Pool, arrival: Arrival) -> bool:
+def _makes_room_later(pool: Pool, assignment: ExecAssignment) -> bool:
     """Whether the work that would make room for the arrival is being written: until it is, none can be chosen."""
     if not pool.entering or not pool.is_full(pool.depth()):
         return False
     lowest, oldest = min(pool.entering), pool.oldest()
-    return can_displace(arrival, lowest, pool.rules) and (oldest is None or oldest.priority > lowest)
+    return can_displace(_arrival(assignment), lowest, pool.rules) and (oldest is None or oldest.priority > lowest)
 
 
 def _arrival(assignment: ExecAssignment) -> Arrival:

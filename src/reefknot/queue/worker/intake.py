@@ -293,7 +293,7 @@ class Intake:
         assert not isinstance(answer, Reject)
         pool.reserve(assignment.priority)
         try:
-            met = pool.depth(), pool.status()
+            met = pool.measured()
             work = AcceptedWork(assignment, AdmittedAs.by(answer, assignment, met))
             item = work.as_item(body, pool.queue_name, answer, int(self._context.clock.wall() * 1000))
             event = self._event(
@@ -459,7 +459,7 @@ class Intake:
             return ExecAssignmentAck(assignment_id, status, message)
         if pool is None:  # it belongs to no class: then the fullest one stands for the worker
             pool = max(self._pools.values(), key=lambda one: (one.status().severity, one.depth()))
-        depth, level = met or (pool.depth(), pool.status())
+        depth, level = met or pool.measured()
         return ExecAssignmentAck(
             assignment_id,
             status,
@@ -484,7 +484,7 @@ class Intake:
     ) -> Event:
         """The event of an admission; of a message that is no assignment, by its id."""
         if met is None and pool is not None:
-            met = pool.depth(), pool.status()
+            met = pool.measured()
         return admission_event(
             assignment,
             self._context.clock.wall(),
@@ -493,7 +493,7 @@ class Intake:
             worker_id=self._context.worker_id,
             resource_class=None if pool is None else pool.name,
             met=met,
-            inputs=inputs | pool.level_inputs() if inputs and pool else {},
+            inputs=inputs | pool.level_inputs(met[0]) if inputs and pool and met else {},
             message=message,
         )
 

@@ -318,7 +318,8 @@ class Pool(Slots):
         """Give a reserved place up: its work has one in the queue or a slot now, or is not kept."""
         self.reserved -= 1
         self.entering[priority] -= 1
-        self.entering += Counter()  # without priorities of which none is left
+        if not self.entering[priority]:
+            del self.entering[priority]
         self._entered.set()
 
     async def entered(self) -> None:
@@ -337,16 +338,20 @@ class Pool(Slots):
         During isolation it is overloaded at least: routers prefer every worker that begins work, and where there is
         none they still send some.
         """
-        if self.queue.size is not None and (self._status is not OverloadStatus.HEALTHY or self.depth()):
-            self._status = reported(self._status, self.depth(), self.rules.size, self.rules.thresholds)
-        least = OverloadStatus.OVERLOADED if self._isolation.is_on else OverloadStatus.HEALTHY
-        return max(self._status, least, key=lambda one: one.severity)
+        return self.measured()[1]
 
-    def level_inputs(self) -> dict[str, Any]:
-        """The inputs of `status` beside the depth, if they count: isolation, and a level that hysteresis holds."""
+    def measured(self) -> tuple[int, OverloadStatus]:
+        """The depth, and the reported status that follows from it."""
+        depth = self.depth()
+        if self.queue.size is not None and (depth or self._status is not OverloadStatus.HEALTHY):
+            self._status = reported(self._status, depth, self.rules.size, self.rules.thresholds)
+        is_least = self._isolation.is_on and self._status.severity < OverloadStatus.OVERLOADED.severity
+        return depth, OverloadStatus.OVERLOADED if is_least else self._status
+
+    def level_inputs(self, depth: int) -> dict[str, Any]:
+        """The inputs of `status` other than the depth, if they count: isolation, and a level that hysteresis holds."""
         inputs: dict[str, Any] = {"isolated": True} if self._isolation.is_on else {}
-        raw = level(self.depth(), self.rules.size, self.rules.thresholds)
-        if self.queue.size is not None and self._status is not raw:
+        if self.queue.size is not None and self._status is not level(depth, self.rules.size, self.rules.thresholds):
             inputs["held"] = self._status.value
         return inputs
 
