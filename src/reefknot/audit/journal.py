@@ -183,26 +183,21 @@ class Journal:
 
     def entries(self, events: Sequence[Event]) -> list[AuditEntry]:
         """Events encoded and without secrets, ready for a log to keep."""
-        return [self._entry(event) for event in events]
-
-    def _entry(self, event: Event) -> AuditEntry:
-        for observe in self._state.observers:
-            try:
-                observe(event)
-            except Exception as error:  # a mistake in counting must not reach the work
-                logger().error("an event was not observed (%s)", error_text(error))
-        at = timestamp_ms(event.timestamp)
-        at = int(clock.wall() * 1000) if at is None else at
-        redactor = process_redactor(self._redactor)
-        if not redactor.knows_values:
+        entries, redactor = [], process_redactor(self._redactor)
+        for event in events:
+            for observe in self._state.observers:
+                try:
+                    observe(event)
+                except Exception as error:  # a mistake in counting must not reach the work
+                    logger().error("an event was not observed (%s)", error_text(error))
+            at = timestamp_ms(event.timestamp)
+            at = int(clock.wall() * 1000) if at is None else at
+            if redactor.knows_values:
+                entries.append(_redacted_entry(event, at, redactor))
+                continue
             ids = event.correlation_id, event.trace_id, event.work_id
-            return AuditEntry(encode(as_written(event)), event.event_type, at, *ids)
-        known = msgspec.structs.replace(event, tenant_id=_without(redactor, event.tenant_id))  # before it is hashed
-        fields = msgspec.to_builtins(as_written(known))
-        safe = {key: one if key in _NEVER_REDACTED else _without(redactor, one) for key, one in fields.items()}
-        body = msgspec.json.encode(safe, order="sorted")
-        found_by = (_without(redactor, one) for one in (event.correlation_id, event.trace_id, event.work_id))
-        return AuditEntry(body, event.event_type, at, *found_by)
+            entries.append(AuditEntry(encode(as_written(event)), event.event_type, at, *ids))
+        return entries
 
     async def flush_backlog(self) -> None:
         """With `fail_closed`, write buffered events before new work begins, or raise. With `fail_open`, do nothing."""
@@ -292,6 +287,16 @@ class Journal:
         reason = "it failed a moment ago" if trouble is None else f"{type(trouble).__name__}: {trouble}"
         text = "the audit log cannot be written (%s); %d events are buffered, %d are lost in all"
         logger().error(text, printable(self.safe(reason), most=300), len(state.waiting), state.lost)
+
+
+def _redacted_entry(event: Event, at: int, redactor: Redactor) -> AuditEntry:
+    """The entry of an event without the configured secrets."""
+    known = msgspec.structs.replace(event, tenant_id=_without(redactor, event.tenant_id))  # before it is hashed
+    fields = msgspec.to_builtins(as_written(known))
+    safe = {key: one if key in _NEVER_REDACTED else _without(redactor, one) for key, one in fields.items()}
+    body = msgspec.json.encode(safe, order="sorted")
+    found_by = (_without(redactor, one) for one in (event.correlation_id, event.trace_id, event.work_id))
+    return AuditEntry(body, event.event_type, at, *found_by)
 
 
 def _without(redactor: Redactor, value: Any) -> Any:

@@ -112,6 +112,9 @@ class EventCounters:
         self._buckets: Buckets = {}
         self._coarse: dict[str, Buckets] = {name: {} for name in COARSE}
         self._seconds: Buckets = {}
+        self._step = -1
+        self._current: list[dict[str, float]] = []
+        """The buckets of this step, the finest first. A coarser one ends with a step."""
         self._blocks: set[str] = set()
         self.changes = 0
         """Grows with every count."""
@@ -135,19 +138,21 @@ class EventCounters:
                 if name not in known:
                     name = self._bounded(name)
                 known[name] = known.get(name, 0) + number
-            bucket = _bucket(self._buckets, int(now // STEP_S), STEPS)
-            longer = self._longer(now)
+            if not series:
+                return
+            if int(now // STEP_S) != self._step:
+                self._begin_step(now)
             for name, number in series.items():
-                bucket[name] = bucket.get(name, 0) + number
-                for one in longer:
-                    one[name] = one.get(name, 0) + number
+                for bucket in self._current:
+                    bucket[name] = bucket.get(name, 0) + number
                 if name in RATED:
                     second = _bucket(self._seconds, int(now), KEPT_S)
                     second[name] = second.get(name, 0) + number
 
-    def _longer(self, now: float) -> list[dict[str, float]]:
-        """The buckets of this moment in the longer spans."""
-        return [_bucket(self._coarse[name], int(now // one.step_s), one.steps) for name, one in COARSE.items()]
+    def _begin_step(self, now: float) -> None:
+        self._step = int(now // STEP_S)
+        longer = [_bucket(self._coarse[name], int(now // one.step_s), one.steps) for name, one in COARSE.items()]
+        self._current = [_bucket(self._buckets, self._step, STEPS), *longer]
 
     def _bounded(self, name: str) -> str:
         """The name of a total that is new: with the block `other` when there are too many blocks already."""
@@ -163,10 +168,11 @@ class EventCounters:
         """Note values of this step. They count as a change when the last noted ones differ."""
         with self._lock:
             now = self._wall()
-            step = int(now // STEP_S)
-            before = _last_sampled(self._buckets, step)
-            _bucket(self._buckets, step, STEPS).update(values)
-            for bucket in self._longer(now):
+            before = _last_sampled(self._buckets, int(now // STEP_S))
+            self._begin_step(now)
+            finest, *longer = self._current
+            finest.update(values)
+            for bucket in longer:
                 bucket.update({name: max(value, bucket.get(name, 0)) for name, value in values.items()})
             self.changes += before != dict(values)
 

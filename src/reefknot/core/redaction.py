@@ -77,7 +77,7 @@ class Redactor:
     """Redacts like `redact`, and also configured secrets: raw, escaped as in JSON or `repr`, URL-encoded, in base64,
     in hexadecimal digits."""
 
-    __slots__ = ("_forms", "_longest", "_values", "secrets")
+    __slots__ = ("_forms", "_longest", "_values", "knows_values", "secrets")
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
         self.secrets = frozenset(secrets)
@@ -86,6 +86,8 @@ class Redactor:
         self._forms = forms
         self._values = re.compile("|".join(map(re.escape, forms))) if forms else None
         self._longest = len(forms[0]) if forms else 0
+        self.knows_values = bool(forms)
+        """Whether any secret is configured."""
 
     def __call__(self, text: str) -> str:
         if self._values is not None:
@@ -93,11 +95,6 @@ class Redactor:
             if text.endswith("…"):
                 text = self._without_torn_end(text)
         return redact(text)
-
-    @property
-    def knows_values(self) -> bool:
-        """Whether any secret is configured."""
-        return self._values is not None
 
     def values_out_of(self, text: str) -> str:
         """The whole text, however long, without the configured secrets."""

@@ -6,7 +6,7 @@ redacted before it was taken, so that a replay is arithmetic. Pure: nothing is w
 """
 
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import cache, lru_cache
 from hashlib import sha256
 from math import inf
 from typing import Any, TypeAlias, get_args
@@ -133,7 +133,12 @@ class Event(Struct, frozen=True, tag_field="event_type", kw_only=True):
 
     @property
     def event_type(self) -> str:
-        return str(type(self).__struct_config__.tag)
+        return _tag_of(type(self))
+
+
+@cache
+def _tag_of(kind: type[Event]) -> str:
+    return str(kind.__struct_config__.tag)
 
 
 class _OfOperation(Event, frozen=True, kw_only=True):
@@ -566,6 +571,7 @@ def decode(body: bytes) -> AnyEvent:
     return event
 
 
+@lru_cache(maxsize=64)  # events of a moment have one time
 def timestamp_ms(text: str) -> int | None:
     """Milliseconds UTC of a time in an event; None when the text is no such time."""
     try:
@@ -576,10 +582,10 @@ def timestamp_ms(text: str) -> int | None:
 
 def timestamp(wall: float) -> str:
     """The text of a time in events: UTC, to the millisecond. `wall` is seconds since the epoch."""
-    seconds, microseconds = divmod(round(wall * 1_000_000), 1_000_000)
-    return f"{_second(seconds)}.{microseconds // 1000:03d}Z"
+    return _text_of(round(wall * 1_000_000) // 1000)
 
 
-@lru_cache(maxsize=4)  # most events of a moment are of one second
-def _second(seconds: int) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat()[:19]
+@lru_cache(maxsize=64)
+def _text_of(wall_ms: int) -> str:
+    seconds, milliseconds = divmod(wall_ms, 1000)
+    return f"{datetime.fromtimestamp(seconds, UTC).isoformat()[:19]}.{milliseconds:03d}Z"
