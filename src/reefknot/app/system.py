@@ -230,9 +230,13 @@ class System:
         """Raise the error after which the store takes no more writes; the system could do nothing more."""
         return presence.store_failed(self.store)
 
-    async def submit(self, assignment: ExecAssignment) -> asyncio.Future[ExecResult]:
-        """Submit an assignment; the future is its result."""
-        return await self.router.submit(assignment)
+    async def submit(self, assignment: ExecAssignment, *, is_checked: bool = False) -> asyncio.Future[ExecResult]:
+        """Submit an assignment, which is checked unless it was when it was read; the future is its result."""
+        return await self.router.submit(assignment, is_checked=is_checked)
+
+    def has_step(self, job_type: str) -> bool:
+        """Whether this system can run steps of this type."""
+        return job_type in self._blocks
 
     @property
     def step_types(self) -> list[str]:

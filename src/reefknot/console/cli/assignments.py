@@ -182,7 +182,8 @@ def read_text(number: int, text: bytes, assignment_id: str) -> AssignmentLine | 
         return InvalidLine(number, f"the assignment is longer than {LARGEST_MESSAGE} bytes")
     try:
         value = msgspec.json.decode(text.decode())
-        repeated = repeated_key(text)
+        # Each key has a colon: with as many colons as keys, none was lost.
+        repeated = None if text.count(b":") == _number_of_keys(value) else repeated_key(text)
     except UnicodeDecodeError as error:
         below, column = _place(text, error.start)
         message = f"byte {column} of the line, 0x{text[error.start]:02x}, is not UTF-8; save the file as UTF-8"
@@ -214,6 +215,13 @@ def _malformed(number: int, text: bytes, error: str) -> InvalidLine:
 def _place(text: bytes, offset: int) -> tuple[int, int]:
     """Lines before an offset, and its distance from the beginning of its line."""
     return text.count(b"\n", 0, offset), offset - (text.rfind(b"\n", 0, offset) + 1)
+
+
+def _number_of_keys(value: Any) -> int:
+    """The number of keys at all depths."""
+    if isinstance(value, dict):
+        return len(value) + sum(map(_number_of_keys, value.values()))
+    return sum(map(_number_of_keys, value)) if isinstance(value, list) else 0
 
 
 def repeated_key(text: bytes) -> tuple[str, int] | None:

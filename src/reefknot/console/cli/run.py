@@ -284,13 +284,13 @@ class BatchRun:
 
     async def _refusal(self, system: System, line: AssignmentLine) -> str:
         """Why no worker here can run a line: its assignment would wait in vain. Empty when one can."""
-        wanted, known = resource_class(line.assignment), sorted({name for one in system.workers for name in one.pools})
-        if wanted not in known:
+        wanted, kind = resource_class(line.assignment), line.assignment.job.type
+        if not any(wanted in one.pools for one in system.workers):
+            known = sorted({name for one in system.workers for name in one.pools})
             return f"resource_class: {wanted!r} is unknown; accepted: {', '.join(known)}{suggest(wanted, known)}"
-        kind, steps = line.assignment.job.type, system.step_types
-        if kind in steps or any(kind in one["blocks"] for one in await self._other_systems(system)):
+        if system.has_step(kind) or any(kind in one["blocks"] for one in await self._other_systems(system)):
             return ""
-        text = f"job.type: {kind!r} is not known here; known: {', '.join(steps)}"
+        text = f"job.type: {kind!r} is not known here; known: {', '.join(system.step_types)}"
         return f"{text}. Steps of your own come from a module: --module NAME"
 
     async def _other_systems(self, system: System) -> list[dict[str, Any]]:
@@ -343,13 +343,13 @@ class BatchRun:
         """Submit, waiting while the queue is full: one feeder retries, the others wait for its lock."""
         if not self._submitting.locked():
             with suppress(QueueFullError):
-                return await system.submit(line.assignment)
+                return await system.submit(line.assignment, is_checked=True)
         async with self._submitting:
             refusals = 0
             while True:
                 self._freed.clear()
                 try:
-                    return await system.submit(line.assignment)
+                    return await system.submit(line.assignment, is_checked=True)
                 except QueueFullError as error:
                     refusals = 0 if self._accepted else refusals + 1
                     if refusals > 1:  # the first may be older than the last result of this run

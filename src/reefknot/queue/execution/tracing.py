@@ -12,7 +12,7 @@ A job that ends without an attempt has a span as well: the time that it waited.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
@@ -136,13 +136,13 @@ class WorkTrace:
         self.ended(outcome, error_code=result.error_code, error=text)
 
 
-@contextmanager
-def submitting(assignment: ExecAssignment) -> Iterator[ExecAssignment]:
+def submitting(assignment: ExecAssignment) -> AbstractContextManager[ExecAssignment]:
     """A scope in a span of the caller; yields the assignment with the `traceparent` that its worker continues."""
-    tracer = tracing.tracer
-    if tracer is None:
-        yield assignment
-        return
+    return nullcontext(assignment) if tracing.tracer is None else _submitting(tracing.tracer, assignment)
+
+
+@contextmanager
+def _submitting(tracer: Tracer, assignment: ExecAssignment) -> Iterator[ExecAssignment]:
     attributes = {"reefknot.job_id": _text(assignment.assignment_id)}
     name = _text(f"reefknot.submit {assignment.job.type}", 100)
     span = tracer.start(name, attributes, kind="producer", parent=assignment.traceparent)

@@ -204,14 +204,16 @@ class WorkerRanking:
             heappop(self._line)
         return Chosen(worker_id)
 
-    def inputs(self) -> RoutingInputs:
+    def inputs(self, *, workers: int = 1, willing: int = 1, draw: float | None = None, route: int = 1) -> RoutingInputs:
         """The inputs of the next choice. In a heap, the first three are among the first seven."""
         if self._probes:
             best = [health for _, _, health in self._probes[-1 : -MOST_RECORDED - 1 : -1]]
+        elif len(self._line) == 1:
+            best = [self._line[0][-1]]
         else:
             best = [one[-1] for one in nsmallest(MOST_RECORDED, self._line[:7])]
-        recorded = tuple(Candidate(one.worker_id, one.status, one.taken, max(1, one.capacity)) for one in best)
-        return RoutingInputs(recorded, after=self._after if len(recorded) > 1 else "")
+        recorded = tuple([Candidate(one.worker_id, one.status, one.taken, max(1, one.capacity)) for one in best])
+        return RoutingInputs(recorded, workers, willing, self._after if len(recorded) > 1 else "", draw, route)
 
     def _why(self) -> Why:
         if not self._anybody:

@@ -157,15 +157,15 @@ class Dispatcher:
                 willing = [one for one in workers if pending.refused_until.get(one.worker_id, -inf) <= now]
                 asked, ranking = WorkerRanking(willing, now, last), None  # the other one does not count this choice
             number = self._draw(pending) if asked.needs_draw else None
-            inputs = asked.inputs()
+            route = pending.route + 1
+            inputs = asked.inputs(workers=len(workers), willing=len(willing), draw=number, route=route)
             choice = asked.choose(number or 0.0)
             if isinstance(choice, Chosen):
                 self._last[name] = choice.worker_id
             if isinstance(choice, Nobody) and self._may_share(pending, now):
                 choice = Chosen(SHARED)
             if isinstance(choice, Chosen):
-                counted = msgspec.structs.replace(inputs, draw=number, workers=len(workers), willing=len(willing))
-                self._assign(pending, choice, now, counted)
+                self._assign(pending, choice, now, inputs)
                 chosen.append(pending)
                 continue
             if pending.refused_until and self._is_unknown(pending, now):
@@ -183,13 +183,14 @@ class Dispatcher:
         A worker with another store may not tell the tenant of a result either; there the request's id tells them apart.
         """
         assignment = pending.assignment
-        return any(
+        others = self._table.out(assignment.assignment_id)
+        return bool(others) and any(
             not one.acked
             or (
                 one.assignment.request_id == assignment.request_id
                 and not self._health.shares_store(one.worker_id or SHARED)
             )
-            for one in self._table.out(assignment.assignment_id)
+            for one in others
         )
 
     def _may_share(self, pending: Pending, now: float) -> bool:
@@ -201,9 +202,8 @@ class Dispatcher:
             self._health.probed(choice.worker_id, name, now)
         self._table.sent(pending, choice.worker_id, now)
         pending.maybe_held_before_send, pending.sent_before = pending.sent_before, True
-        recorded = msgspec.structs.replace(inputs, route=pending.route).recorded()
         why = "probe" if choice.probe else "chosen"
-        self._context.record(self._context.routing(pending, choice.worker_id, why, recorded))
+        self._context.record(self._context.routing(pending, choice.worker_id, why, inputs.recorded()))
 
     def _is_unknown(self, pending: Pending, now: float) -> bool:
         """Whether no worker that is there has known the type for as long as the router is patient."""
@@ -256,9 +256,10 @@ class Dispatcher:
         body, headers = pending.body, dict[str, str]()
         if pending.deadline_at is not None or not body:
             body = encode(self._with_deadline(pending))
-        ahead_ms = self._health.ahead_ms(pending.worker_id or SHARED)
-        if pending.deadline_at is not None and ahead_ms is not None:
-            headers[DEADLINE_AT] = str(pending.deadline_at + ahead_ms)
+        if pending.deadline_at is not None:
+            ahead_ms = self._health.ahead_ms(pending.worker_id or SHARED)
+            if ahead_ms is not None:
+                headers[DEADLINE_AT] = str(pending.deadline_at + ahead_ms)
         if pending.assignment.correlation is not None and (parent := pending.assignment.traceparent) is not None:
             headers["traceparent"] = parent  # also in the body; as a header workers of others understand it
             headers["trace_id"] = pending.assignment.trace_id or ""  # which otherwise would follow from it

@@ -132,17 +132,19 @@ class HealthTable:
             return
         depth = ack.queue_depth if isinstance(ack.queue_depth, int) else before.queue_depth
         status = ack.overload_status or before.status
-        self._put(name, msgspec.structs.replace(before, status=status, queue_depth=depth, heard_at=now))
+        self._entries[name][worker_id] = msgspec.structs.replace(before, status=status, queue_depth=depth, heard_at=now)
 
     def record_result(self, worker_id: str, name: str, result: ExecResult, now: float) -> None:
         before = self._entries.get(name, {}).get(worker_id)
         if before is not None and result.overload_status is not None:
-            self._put(name, msgspec.structs.replace(before, status=result.overload_status, heard_at=now))
+            self._entries[name][worker_id] = msgspec.structs.replace(
+                before, status=result.overload_status, heard_at=now
+            )
 
     def probed(self, worker_id: str, name: str, now: float) -> None:
         before = self._entries.get(name, {}).get(worker_id)
         if before is not None:
-            self._put(name, msgspec.structs.replace(before, probed_at=now))
+            self._entries[name][worker_id] = msgspec.structs.replace(before, probed_at=now)
 
     def of_class(self, name: str, unacked: Mapping[tuple[str, str], int]) -> list[WorkerHealth]:
         """The workers of a class that accept work, each with the number of unacked assignments."""

@@ -125,7 +125,11 @@ class Inbox:
         out = self._table.out(ack.assignment_id)
         if not out:
             return self._table.get(record_id(ack.assignment_id, None))
-        return max(out, key=lambda one: (ack.worker_id in (None, one.worker_id) or not one.worker_id, not one.acked))
+        return (
+            out[0]
+            if len(out) == 1
+            else max(out, key=lambda one: (ack.worker_id in (None, one.worker_id) or not one.worker_id, not one.acked))
+        )
 
     def _answered(self, result: ExecResult) -> Pending | None:
         """
@@ -134,12 +138,12 @@ class Inbox:
         Workers over this store tell the tenant. A result of another one that does not tell it means the assignment of
         the same request, and none while there are two.
         """
-        own = self._table.get(result.record_id)
-        if result.tenant_id:
+        own, out = self._table.get(result.record_id), self._table.out(result.assignment_id)
+        if result.tenant_id or (own is not None and out == (own,)):
             return own
         meant = [
             one
-            for one in self._table.out(result.assignment_id)
+            for one in out
             if one is own or not self._health.shares_store(one.worker_id or SHARED)
             if one.assignment.request_id == result.request_id
             if result.worker_id in (None, one.worker_id) or not one.worker_id

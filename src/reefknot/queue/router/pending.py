@@ -256,9 +256,11 @@ class PendingTable:
         return found
 
     def sent(self, pending: Pending, worker_id: str, now: float) -> None:
-        self._leave(pending)
+        if pending.worker_id is not None:
+            self._leave(pending)
         self._waiting.pop(pending.id, None)
-        self._out[pending.assignment.assignment_id] = (*self.out(pending.assignment.assignment_id), pending)
+        name = pending.assignment.assignment_id
+        self._out[name] = (*self._out.get(name, ()), pending)
         pending.place = 0
         pending.worker_id, pending.asked_at, pending.acked = worker_id, now, False
         pending.route += 1
@@ -329,7 +331,7 @@ class PendingTable:
         self._count_answer(pending)
         if pending.worker_id is not None:
             name = pending.assignment.assignment_id
-            others = tuple(one for one in self.out(name) if one is not pending)
+            others = tuple([one for one in self._out.get(name, ()) if one is not pending])
             if others:
                 self._out[name] = others
             else:

@@ -206,9 +206,13 @@ class Router:
 
     # ---- callers ----------------------------------------------------------------------------------------------------
 
-    async def submit(self, assignment: ExecAssignment) -> asyncio.Future[ExecResult]:
-        """Keep an assignment, or raise `QueueFullError` with the time to come back. Returns its future result."""
-        checked, body = validated(assignment)
+    async def submit(self, assignment: ExecAssignment, *, is_checked: bool = False) -> asyncio.Future[ExecResult]:
+        """
+        Keep an assignment, or raise `QueueFullError` with the time to come back. Returns its future result.
+
+        What was read by `read_assignment` `is_checked`.
+        """
+        checked, body = (assignment, encode(assignment)) if is_checked else validated(assignment)
         with submitting(checked) as traced:
             return await self._callers.submit(traced, body if traced is checked else encode(traced))
 

@@ -201,7 +201,7 @@ async def test_a_critical_worker_gets_only_probes_and_its_full_share_soon_after_
     await shop.worker("well", Step(seconds=0.05))
     await shop.worker("sick", Step(seconds=0.05))
     sick: Any = shop.members[-1]
-    sick.pools["cpu"].status = lambda: OverloadStatus.CRITICAL
+    sick.pools["cpu"].measured = lambda: (0, OverloadStatus.CRITICAL)
     await asyncio.sleep(1.1)
 
     async def share(seconds: float) -> list[str]:
@@ -213,7 +213,7 @@ async def test_a_critical_worker_gets_only_probes_and_its_full_share_soon_after_
 
     during = await share(10)
     assert 4 <= during.count("sick") <= 6, "one probe every two seconds"
-    del sick.pools["cpu"].status
+    del sick.pools["cpu"].measured
     await share(2)
     after = await share(5)
     assert after.count("sick") >= 30, "of a hundred, within ten seconds"
