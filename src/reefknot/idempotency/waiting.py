@@ -58,23 +58,16 @@ class AttemptKeys(Struct):
         return left - min(MARGIN_S, left * MARGIN_SHARE)
 
 
-class KeyWaits:
+class KeyWaits(dict[str, float]):
     """
     The times, by work id, since when attempts have waited for a key that another caller holds. Beyond a bound the
     oldest is forgotten.
     """
 
-    def __init__(self) -> None:
-        self._since: dict[str, float] = {}
-
-    def ended(self, work_id: str, began: float) -> float:
-        """Remove and return the time since which this work has waited, or `began` when it did not wait."""
-        return self._since.pop(work_id, began)
-
     def goes_on(self, work_id: str, since: float) -> None:
-        if len(self._since) >= MOST_KEY_WAITS:
-            del self._since[next(iter(self._since))]
-        self._since[work_id] = since
+        if len(self) >= MOST_KEY_WAITS:
+            del self[next(iter(self))]
+        self[work_id] = since
 
 
 def report_unknown(key: str) -> None:

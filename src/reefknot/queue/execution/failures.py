@@ -360,7 +360,7 @@ def is_stopped(kind: type[BaseException], slot: asyncio.Task[Any] | None) -> boo
 
 def unknown_key(ran: StepOutcome, keys: list[str]) -> str:
     """The guarded key that a failed attempt left behind without an answer."""
-    return "" if ran.step.ok else ran.unknown or (keys[0] if keys else "")
+    return ran.unknown or (keys[0] if keys else "")
 
 
 CLEANUP_S = 0.1
@@ -386,7 +386,7 @@ class OverdueWatch:
         self._place = str(getattr(block, "place", ""))
         self._allowed = allowed
         self._report = report
-        self._task = asyncio.current_task()
+        self.task = asyncio.current_task()
         self._timer: asyncio.TimerHandle | None = None
         self._since = clock.now()
         self.is_reported = False
@@ -398,7 +398,7 @@ class OverdueWatch:
 
     def _goes_on(self) -> None:
         self.is_reported = True
-        self._place = suspended_at(self._task) or self._place
+        self._place = suspended_at(self.task) or self._place
         self._log.overdue(self._assignment, self._place, self._allowed)
         self._report()
 

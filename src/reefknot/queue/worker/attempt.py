@@ -134,14 +134,14 @@ class StepRunner:
         if block is None:
             return self._not_known(attempt)
         destination = self.outages.destination(block, request)
-        too_late = self._too_late(attempt, destination)
+        limit = TimedOut(*self._seconds(attempt))
+        too_late = self._too_late(limit, destination)
         if too_late:
             return self._expired(attempt, too_late)
         permit, events = self.outages.permit(attempt, destination, skip=admitted.skip_circuit_breaker)
         if isinstance(permit, Refused):
             waits = self.outages.wait(attempt, destination, permit.retry_after, events)
             return waits or self._is_down(attempt, destination, events)
-        limit = TimedOut(*self._seconds(attempt))
 
         def make_report() -> AttemptReport:
             ran = self._redacted(self._timed_out(attempt, limit), "", limit.seconds * 1000)
@@ -197,15 +197,12 @@ class StepRunner:
 
     # ---- before -----------------------------------------------------------------------------------------------------
 
-    def _too_late(self, attempt: AttemptInputs, destination: Destination) -> str:
+    def _too_late(self, limit: TimedOut, destination: Destination) -> str:
         """Why the attempt cannot end in time, judged by the destination's usual service time; empty when it can."""
-        usual = destination.usual(self._clock.now()) if self._settings.retries_v2 else 0.0
-        if not usual:
+        usual = destination.usual(self._clock.now()) if limit.whole and self._settings.retries_v2 else 0.0
+        if limit.seconds >= usual:
             return ""
-        seconds, whole = self._seconds(attempt)
-        if not whole or seconds >= usual:
-            return ""
-        return f"{seconds:.3g} s were left, and {destination.name} takes about {usual:.3g} s; it was not run"
+        return f"{limit.seconds:.3g} s were left, and {destination.name} takes about {usual:.3g} s; it was not run"
 
     def _expired(self, attempt: AttemptInputs, message: str = "") -> AttemptReport:
         self.counters.expired += 1
@@ -282,7 +279,7 @@ class StepRunner:
         began, timeout = self._clock.now(), self._context.timeouts.timeout(seconds, watch.cancelled)
         keys = AttemptKeys(asyncio.get_running_loop().time() + seconds)
         attempt_keys.set(keys)
-        slot, rule, answer = asyncio.current_task(), self._rules.get(attempt.target), None
+        slot, rule, answer = watch.task, self._rules.get(attempt.target), None
         self.running[item.id, item.fence] = RunningStep(assignment, slot, began + seconds)
         try:
             with timeout:
@@ -304,6 +301,8 @@ class StepRunner:
                 if issubclass(kind, KeyInProgressError) and keys.held:
                     ran = msgspec.structs.replace(ran, held=keys.held[-1])
         latency = (self._clock.now() - began) * 1000
+        if ran.step.ok:
+            return StepOutcome(msgspec.structs.replace(ran.step, latency_ms=latency))
         return self._redacted(ran, unknown_key(ran, keys.unknown), latency)
 
     def _timed_out(self, attempt: AttemptInputs, limit: TimedOut) -> StepOutcome:
@@ -335,8 +334,10 @@ class StepRunner:
 
         None when there is no such key, or the caller of the key would not wait any longer.
         """
+        if held is None and not self._key_waits:
+            return None
         item, now, wall = attempt.item, self._clock.now(), self._clock.wall()
-        since = self._key_waits.ended(item.id, now - (wall - attempt.began))
+        since = self._key_waits.pop(item.id, now - (wall - attempt.began))
         if held is None or now + KEY_PAUSE_S - since >= held.wait or not self._fits(item, KEY_PAUSE_S):
             return None
         self._key_waits.goes_on(item.id, since)

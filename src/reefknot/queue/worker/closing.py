@@ -45,7 +45,7 @@ from reefknot.queue.model.work import (
 )
 from reefknot.queue.port.work_queue import Held, Settlement, WorkClaim
 from reefknot.queue.worker.attempt import StepRunner
-from reefknot.queue.worker.context import WorkerContext
+from reefknot.queue.worker.context import Message, WorkerContext
 from reefknot.queue.worker.pool import Pool, Queued
 from reefknot.queue.worker.records import AcceptedWork, AttemptReport
 from reefknot.runtime.log import logger, printable
@@ -176,14 +176,8 @@ class Closing:
     # ---- settling ---------------------------------------------------------------------------------------------------
 
     async def _publish(self, kept: list[EndedAttempt]) -> None:
-        for one in kept:
-            if one.body is None:
-                continue
-            try:
-                await self._context.send_result(one.item.id, one.body, one.item.generation)
-            except Exception as error:  # it is stored; whoever asks again gets it
-                text = printable(str(error), most=300)
-                logger().error("%s: the result of %s was not sent (%s)", self._context.worker_id, one.item.id, text)
+        ends = [(one.item, one.body) for one in kept if one.body is not None]
+        await self._context.send_all([Message.of_result(item.id, body, item.generation) for item, body in ends])
 
     async def release_prefetched(self, pools: list[Pool]) -> None:
         """Give back what was claimed ahead and no slot has begun."""

@@ -4,6 +4,9 @@ The context of one worker: what all of its parts share, and the messages it send
 Only a fresh result carries a message id: a repeated one has to arrive again.
 """
 
+from collections import deque
+from collections.abc import Iterable
+
 from msgspec import Struct
 
 from reefknot.core.redaction import Redactor
@@ -11,8 +14,29 @@ from reefknot.queue.execution.settling import OwnerContext
 from reefknot.queue.model.messages import ACK, HEARTBEAT, RESULT, ExecAssignmentAck, ExecResult, encode
 from reefknot.queue.port.transport import Transport
 from reefknot.queue.worker.settings import WorkerSettings
+from reefknot.runtime.log import error_text, logger
 
 PUBLISH_S = 10.0
+PUBLISH_BATCH = 64
+"""Messages that are published within one `PUBLISH_S`."""
+
+
+class Message(Struct, frozen=True, gc=False):
+    """A message of a worker: `what` it is, for the log, and its id, if a repetition is to be dropped."""
+
+    subject: str
+    body: bytes
+    what: str
+    message_id: str = ""
+
+    @classmethod
+    def of_ack(cls, ack: ExecAssignmentAck) -> "Message":
+        return cls(ACK, encode(ack), f"the ack of {ack.assignment_id}")
+
+    @classmethod
+    def of_result(cls, work_id: str, body: bytes, generation: int) -> "Message":
+        """The result of this generation, as it is stored: a requeue by a person starts another one."""
+        return cls(RESULT, body, f"the result of {work_id}", f"{work_id}/{generation}")
 
 
 class WorkerContext(OwnerContext, frozen=True, kw_only=True):
@@ -26,12 +50,25 @@ class WorkerContext(OwnerContext, frozen=True, kw_only=True):
     def worker_id(self) -> str:
         return self.name
 
+    async def send_all(self, messages: Iterable[Message]) -> None:
+        """Publish these in order. One that fails is logged: it is stored, and who asks again gets it."""
+        waiting = deque(messages)
+        while waiting:
+            try:
+                with self.timeouts.timeout(PUBLISH_S):
+                    for one in tuple(waiting)[:PUBLISH_BATCH]:
+                        await self.transport.publish(one.subject, one.body, message_id=one.message_id)
+                        waiting.popleft()
+            except Exception as error:
+                what = waiting.popleft().what
+                logger().error("%s: %s was not sent (%s)", self.name, what, error_text(error))
+
     async def send_ack(self, ack: ExecAssignmentAck) -> None:
         await self._publish(ACK, encode(ack))
 
     async def send_result(self, work_id: str, body: bytes, generation: int) -> None:
-        """Publish the result of this generation, as it is stored: a requeue by a person starts another one."""
-        await self._publish(RESULT, body, f"{work_id}/{generation}")
+        one = Message.of_result(work_id, body, generation)
+        await self._publish(one.subject, body, one.message_id)
 
     async def repeat_result(self, result: ExecResult) -> None:
         await self._publish(RESULT, encode(result))

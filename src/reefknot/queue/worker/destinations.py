@@ -28,6 +28,9 @@ from reefknot.queue.model.destination_health import (
     DestinationHealth,
     DestinationRules,
     Traffic,
+    admitted,
+    answered,
+    failed,
     released,
     resumed,
     spends_attempt,
@@ -142,14 +145,20 @@ class Destination:
 
     # ---- the breaker ------------------------------------------------------------------------------------------------
 
-    def admit(self, now: float) -> tuple[Permit | Refused, BreakerInputs]:
-        """A permit for one call, or the time to wait; and what it follows from. Every permit must be reported on."""
-        inputs = BreakerInputs(now, self.rules, self.health, self._running)
-        after, answer = inputs.admitted()
+    def admit(self, now: float) -> tuple[Permit | Refused, BreakerInputs | None]:
+        """
+        A permit for one call, or the time to wait. Every permit must be reported on.
+
+        With the answer comes what it follows from, except for an ordinary permit.
+        """
+        before, running = self.health, self._running
+        after, answer = admitted(before, now, self.rules, running=running)
         if isinstance(answer, Permit):
-            self._running = 1 + (self._running if after.generation == self.health.generation else 0)
+            self._running = 1 + (running if after.generation == before.generation else 0)
             self.health = after
-        return answer, inputs
+            if not answer.probe:
+                return answer, None
+        return answer, BreakerInputs(now, self.rules, before, running)
 
     def report(self, permit: Permit, now: float, *, ok: bool, job: str, tenant: str) -> BreakerInputs | None:
         """
@@ -158,15 +167,18 @@ class Destination:
         One tenant alone does not open it while others call as well.
         """
         traffic = self._seen(now, ok=ok, tenant=tenant)
-        inputs = BreakerInputs(now, self.rules, self.health, permit=permit, ok=ok, job=job, traffic=traffic)
+        before = self.health
         if ok:
             self.succeeded_at = now
-        old = self.health.state(now)
-        self._ended(permit, inputs.reported(permit))
-        new = self.health.state(now)
-        if old is not new and new is BreakerState.CLOSED:
+            after = answered(before, permit, self.rules)
+        else:
+            after = failed(before, permit, now, self.rules, job=job, traffic=traffic)
+        self._ended(permit, after)
+        if after is before or (new := after.state(now)) is before.state(now):
+            return None
+        if new is BreakerState.CLOSED:
             self._failed = _window()
-        return None if old is new else inputs
+        return BreakerInputs(now, self.rules, before, permit=permit, ok=ok, job=job, traffic=traffic)
 
     def release(self, permit: Permit) -> None:
         """Forget a permitted call that says nothing about the destination."""
@@ -336,12 +348,13 @@ class Outages:
         """
         if not self._is_on or skip:
             return None, []
-        self._resume(attempt.item, destination)
+        has_waited = bool(attempt.item.reason) and waits_for(attempt.item) is not None
+        if has_waited:
+            self._resume(attempt.item, destination)
         permit, inputs = destination.admit(self._clock.now())
-        is_probe = isinstance(permit, Permit) and permit.probe
-        if is_probe or (isinstance(permit, Refused) and waits_for(attempt.item) is None):
-            return permit, [self._event(attempt, destination, inputs)]
-        return permit, []
+        if inputs is None or (has_waited and isinstance(permit, Refused)):
+            return permit, []
+        return permit, [self._event(attempt, destination, inputs)]
 
     def report(
         self,
@@ -367,8 +380,10 @@ class Outages:
         events = [] if changed is None else [self._event(attempt, destination, changed)]
         if changed is not None:
             self._log.breaker(self._redactor(destination.name), destination.health, now)
+        if not is_failed:
+            return False, events
         first = None if item.budget.first_attempt_at is None else now - attempt.elapsed(self._clock.wall())
-        return is_failed and destination.spares(first), events
+        return destination.spares(first), events
 
     def wait_after(
         self, attempt: AttemptInputs, destination: Destination, events: list[Event], failure: str

@@ -44,7 +44,7 @@ from reefknot.queue.port.transport import Delivery
 from reefknot.queue.port.work_queue import Settlement
 from reefknot.queue.worker.admission import AdmissionVerdict, WorkerAdmission, with_own_class
 from reefknot.queue.worker.closing import Closing
-from reefknot.queue.worker.context import WorkerContext
+from reefknot.queue.worker.context import Message, WorkerContext
 from reefknot.queue.worker.pool import Pool, starting
 from reefknot.queue.worker.records import AcceptedWork, AdmittedAs, admission_event
 from reefknot.runtime.tasks import BoundedTasks, run_in_background
@@ -148,8 +148,10 @@ class Intake:
         repeated: list[tuple[ExecAssignment, Delivery]] = []
         seen: set[str] = set()
         for delivery in batch:
-            read = read_assignment(delivery.body, delivery.headers, int(self._context.clock.wall() * 1000))
-            read = with_own_class(read, self._classes)
+            wall_ms = int(self._context.clock.wall() * 1000) if delivery.headers else None
+            read = read_assignment(delivery.body, delivery.headers, wall_ms)
+            if self._classes:
+                read = with_own_class(read, self._classes)
             if isinstance(read, ExecAssignment) and read.assignment_id in seen:
                 repeated.append((read, delivery))
                 continue
@@ -183,8 +185,11 @@ class Intake:
         await self._tasks.start("acks could not be sent", self._answer_all, answered)
 
     async def _answer_all(self, answered: list[tuple[IntakeResult, Delivery]]) -> None:
-        for result, delivery in answered:
-            await self._tasks.run_logged(_NOT_TAKEN, self._answer, result, delivery)
+        plain = [Message.of_ack(result.ack) for result, delivery in answered if _needs_ack_alone(result, delivery)]
+        await self._context.send_all(plain)
+        for result, delivery in answered if len(plain) < len(answered) else ():
+            if not _needs_ack_alone(result, delivery):
+                await self._tasks.run_logged(_NOT_TAKEN, self._answer, result, delivery)
 
     async def _answer(self, result: IntakeResult, delivery: Delivery) -> None:
         if result.evicted is not None:
@@ -496,6 +501,10 @@ class Intake:
             inputs=inputs | pool.level_inputs(met[0]) if inputs and pool and met else {},
             message=message,
         )
+
+
+def _needs_ack_alone(result: IntakeResult, delivery: Delivery) -> bool:
+    return result.evicted is None and result.duplicate is None and delivery.done is None
 
 
 def _body(delivery: Delivery) -> bytes:

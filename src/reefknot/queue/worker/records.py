@@ -10,7 +10,7 @@ from collections import Counter
 from typing import Any
 
 import msgspec
-from msgspec import UNSET, Struct
+from msgspec import Struct
 
 from reefknot.audit.assignments import briefly_about
 from reefknot.audit.journal import envelope
@@ -136,7 +136,6 @@ def result_of(
         trace_id=assignment.trace_id,
         tenant_id=assignment.tenant_id,
         timestamp=int(wall * 1000),
-        queue_depth=step.queue_depth_at_queue if v2 else UNSET,
         worker_id=worker_id if v2 else None,
         retries_used=retries_used,
         error_code=step.error_code.wire if failed else None,
@@ -146,7 +145,7 @@ def result_of(
 
 
 def _cost(given: object) -> int | float:
-    return given if is_number(given) and -LARGEST_FLOAT <= given <= LARGEST_FLOAT else 0
+    return given if given is not None and is_number(given) and -LARGEST_FLOAT <= given <= LARGEST_FLOAT else 0
 
 
 def sendable(given: Any) -> StepResult:
