@@ -28,19 +28,20 @@ class Timeout:
     """A limit of `seconds` around one block, used once; `make_error` gives the error that ends it."""
 
     __slots__ = ("_cancelled_before", "_handle", "_make_error", "_seconds", "_task", "expired")
+    _task: asyncio.Task[Any] | None
 
     def __init__(self, seconds: float, make_error: Callable[[], Exception]) -> None:
         self._seconds = seconds
         self._make_error = make_error
+        self._task = None
         self._handle: asyncio.TimerHandle | None = None
         self.expired = False
         """Whether this limit ended the block."""
 
     def __enter__(self) -> Self:
-        task = asyncio.current_task()
+        task = self._task = self._task or asyncio.current_task()
         if task is None:
             raise RuntimeError("a time limit needs a running asyncio task")
-        self._task = task
         self._cancelled_before = task.cancelling()
         self._arm()
         return self
@@ -49,7 +50,7 @@ class Timeout:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._disarm()
-        if not self.expired:
+        if not self.expired or self._task is None:
             return
         cancelled_by_others = self._task.uncancel() > self._cancelled_before
         if kind is not None and issubclass(kind, asyncio.CancelledError) and not cancelled_by_others:
@@ -58,7 +59,8 @@ class Timeout:
     def expire(self) -> None:
         """End the block now."""
         self.expired = True
-        self._task.cancel()
+        if self._task is not None:
+            self._task.cancel()
 
     def _arm(self) -> None:
         self._handle = asyncio.get_running_loop().call_later(max(0.0, self._seconds), self.expire)
@@ -79,12 +81,18 @@ class Timeouts:
         self.next_end = inf
         self._timer: asyncio.TimerHandle | None = None
 
-    def timeout(self, seconds: float, expired: Callable[[], None] | None = None) -> Timeout:
-        """A limit of `seconds` from now; `inf` is no limit. `expired` is called when it cancels the block."""
+    def timeout(
+        self, seconds: float, expired: Callable[[], None] | None = None, *, task: asyncio.Task[Any] | None = None
+    ) -> Timeout:
+        """
+        A limit of `seconds` from now; `inf` is no limit. `expired` is called when it cancels the block.
+
+        `task` is the one that runs the block, where the caller knows it.
+        """
         loop = self._loop
         if loop is None:
             loop = self._loop = asyncio.get_running_loop()
-        return _SharedTimeout(self, loop.time() + seconds, expired)
+        return _SharedTimeout(self, loop.time() + seconds, expired, task)
 
     def set_timer(self, at: float) -> None:
         """Move the timer to `at`, the earliest end; `inf` stops it."""
@@ -106,8 +114,15 @@ class Timeouts:
 class _SharedTimeout(Timeout):
     __slots__ = ("_end", "_on_expiry", "_owner")
 
-    def __init__(self, owner: Timeouts, end: float, on_expiry: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        owner: Timeouts,
+        end: float,
+        on_expiry: Callable[[], None] | None = None,
+        task: asyncio.Task[Any] | None = None,
+    ) -> None:
         self._make_error = TimeoutError
+        self._task = task
         self.expired = False
         self._owner = owner
         self._end = end

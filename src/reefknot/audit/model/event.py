@@ -548,11 +548,10 @@ def _with_brief_tenant(event: Routing | Admission) -> Event:
 
 def lone_worker(inputs: Any) -> str | None:
     """The worker in the inputs of a choice that had no other, and which its event does not repeat; None otherwise."""
-    match inputs:
-        case {"best": [[str(worker)]], **rest} if not rest:
-            return worker
-        case _:
-            return None
+    best = inputs.get("best") if isinstance(inputs, dict) and len(inputs) == 1 else None
+    if isinstance(best, list | tuple) and len(best) == 1 and isinstance(best[0], list | tuple) and len(best[0]) == 1:
+        return best[0][0] if isinstance(best[0][0], str) else None
+    return None
 
 
 def encode(event: Event) -> bytes:
@@ -588,4 +587,9 @@ def timestamp(wall: float) -> str:
 @lru_cache(maxsize=64)
 def _text_of(wall_ms: int) -> str:
     seconds, milliseconds = divmod(wall_ms, 1000)
-    return f"{datetime.fromtimestamp(seconds, UTC).isoformat()[:19]}.{milliseconds:03d}Z"
+    return f"{_second(seconds)}.{milliseconds:03d}Z"
+
+
+@lru_cache(maxsize=4)
+def _second(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat()[:19]

@@ -377,6 +377,7 @@ class OverdueWatch:
         assignment: ExecAssignment,
         block: Block,
         allowed: float,
+        task: asyncio.Task[Any] | None,
         report: Callable[[], None],
     ) -> None:
         """`report` is called when the step goes on after the time that it is `allowed`."""
@@ -386,7 +387,7 @@ class OverdueWatch:
         self._place = str(getattr(block, "place", ""))
         self._allowed = allowed
         self._report = report
-        self.task = asyncio.current_task()
+        self.task = task
         self._timer: asyncio.TimerHandle | None = None
         self._since = clock.now()
         self.is_reported = False

@@ -391,6 +391,8 @@ def written_assignment(
     request = request_id if "assignment_id" in value else assignment_id
     value = {"assignment_id": assignment_id, "request_id": request, **value}
     for prefix, kind in _ENVELOPE.items():
+        if prefix.partition(".")[0] not in value and prefix:
+            continue
         fields = _value_below(value, prefix)
         for name in fields if isinstance(fields, Mapping) else ():
             if name not in kind.__struct_fields__:

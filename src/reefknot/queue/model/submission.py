@@ -16,7 +16,7 @@ Tenants take turns within a priority, so a tenant that floods the queue delays i
 is assumed to take `ASSUMED_MS`: the queue opens cautiously, and wider as answers come.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 
 from msgspec import Struct
@@ -111,6 +111,9 @@ class Displace(Struct, frozen=True):
 
     priority: int
     tenant: str
+
+
+SubmissionVerdict = Accept | Displace | Reject
 
 
 class OpenWork:
@@ -214,6 +217,31 @@ def admit_scheduled(work: OpenWork, tenant: str, rules: SubmissionRules) -> Acce
     if taken >= most or (own < taken and own >= max(1, int(rules.tenant_share * most))):
         return Reject(RejectReason.QUEUE_FULL, SCHEDULE_MESSAGE, LONGEST_WAIT_MS, taken)
     return Accept()
+
+
+class BatchAdmission:
+    """Admission of the arrivals of one batch: each counts for those after it."""
+
+    def __init__(self, read: Callable[[str], tuple[OpenWork, SubmissionRules | None]]) -> None:
+        """`read` returns the open work of a resource class, and the rules that a router has published for it."""
+        self._read = read
+        self._pools: dict[str, tuple[OpenWork, SubmissionRules | None]] = {}
+
+    def admit(self, pool: str, stage: Stage | None, arrival: Arrival, rules: SubmissionRules) -> SubmissionVerdict:
+        """Whether, and in whose place, an arrival is kept that then is at this stage."""
+        if pool not in self._pools:
+            self._pools[pool] = self._read(pool)
+        work, published = self._pools[pool]
+        verdict: SubmissionVerdict
+        if stage is Stage.SCHEDULED:
+            verdict = admit_scheduled(work, arrival.tenant, published or rules)
+        else:
+            verdict = admit_submission(work, arrival, published or rules)
+        if not isinstance(verdict, Reject):
+            work.add(stage or Stage.SUBMITTED, arrival.priority, arrival.tenant)
+        if isinstance(verdict, Displace):
+            work.add(Stage.SUBMITTED, verdict.priority, verdict.tenant, -1)
+        return verdict
 
 
 def _in_place_of(work: OpenWork, arrival: Arrival, rules: SubmissionRules, held: Mapping[str, int]) -> Displace | None:

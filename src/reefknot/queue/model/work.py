@@ -25,6 +25,7 @@ from msgspec import Struct, structs
 
 from reefknot.core.time import Moment
 from reefknot.errors import IllegalMoveError
+from reefknot.queue.model.admission import Arrival
 from reefknot.queue.model.submission import EXPIRED, OVERDUE, Stage
 
 CRASH_LIMIT = 3
@@ -102,7 +103,6 @@ class Budget(Struct, frozen=True, gc=False, array_like=True):
 
 
 NO_BUDGET = Budget()
-_NO_RESULT: dict[str, Any] = {"result": None, "failure": None}
 
 
 class HistoryEntry(Struct, frozen=True, gc=False, array_like=True):
@@ -291,6 +291,12 @@ def stage_of(item: WorkItem) -> Stage | None:
         is_scheduled = item.state is WorkState.PENDING and item.reason == SCHEDULED
         return Stage.SCHEDULED if is_scheduled else Stage.SUBMITTED
     return Stage.QUEUED if item.state is WorkState.PENDING else Stage.RUNNING
+
+
+def arrival_of(item: WorkItem, now: Moment) -> Arrival:
+    """A new item as admission sees it."""
+    deadline = None if item.deadline_at is None else float(item.deadline_at - now.wall)
+    return Arrival(item.priority, deadline, item.tenant_id or "")
 
 
 def worker_class(resource_class: str, worker_id: str) -> str:
@@ -580,7 +586,8 @@ def _waiting(item: WorkItem, now: Moment, *, due_at: int, reason: str) -> WorkIt
 
 def _ended(item: WorkItem, state: WorkState, now: Moment, *, attempts: int, reason: str = "", **more: Any) -> WorkItem:
     """The item with its result and its failure, where there are any, and no budget any more."""
-    return _released(item, state, now, reason, attempts=attempts, budget=NO_BUDGET, **(_NO_RESULT | more))
+    more = {"result": None, "failure": None, **more}
+    return _released(item, state, now, reason, attempts=attempts, budget=NO_BUDGET, **more)
 
 
 def _aside(item: WorkItem, now: Moment, *, reason: str, failure: str | None, result: str | None) -> WorkItem:

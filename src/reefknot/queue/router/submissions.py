@@ -199,7 +199,8 @@ class Submissions:
     async def enqueue(self, items: Sequence[WorkItem], *, owner: str = "") -> list[Enqueued | Reject]:
         """Keep these in one step. With an `owner` they are its own at once, and need not be claimed."""
         wall = self._clock.wall()
-        submitted = {item.id: self._journal.entries([submitted_event(item, wall)]) for item in items}
+        entries = self._journal.entries([submitted_event(item, wall) for item in items])
+        submitted = {item.id: (entry,) for item, entry in zip(items, entries, strict=True)}
         terms = Enqueue(self._rules, owner, self._lease, lambda item: submitted[item.id], self._dropped)
         async with asyncio.timeout(STORE_S):
             return await self._work.enqueue(items, terms)

@@ -9,7 +9,9 @@ the block: a retry is a due time, not a sleep.
 
 import asyncio
 from collections.abc import Callable, Mapping
+from functools import partial
 from math import inf
+from typing import Any
 
 import msgspec
 
@@ -110,10 +112,15 @@ class StepRunner:
         self._books.add(book.with_blocks(self._own), since=int(self._clock.wall() * 1000) + 1)
 
     async def attempt(
-        self, item: WorkItem, work: AcceptedWork, trace: WorkTrace | None, overdue: ReportOverdue
+        self,
+        item: WorkItem,
+        work: AcceptedWork,
+        trace: WorkTrace | None,
+        task: asyncio.Task[Any] | None,
+        overdue: ReportOverdue,
     ) -> AttemptReport | None:
         """
-        Execute once, and decide what follows.
+        Execute once in this task, and decide what follows.
 
         A step that goes on after its time, because it ignores its cancellation, is left to `overdue`; its attempt then
         returns None when it ends.
@@ -147,7 +154,8 @@ class StepRunner:
             ran = self._redacted(self._timed_out(attempt, limit), "", limit.seconds * 1000)
             return self._judged(attempt, ran, destination, permit, events)
 
-        watch = OverdueWatch(self.log, self._clock, assignment, block, limit.seconds, lambda: overdue(make_report))
+        report = partial(overdue, make_report)
+        watch = OverdueWatch(self.log, self._clock, assignment, block, limit.seconds, task, report)
         try:
             ran = await self._run(block, attempt, limit, watch)
         except BaseException:  # cancelled, or the worker ends: that tells nothing about the destination
@@ -276,7 +284,8 @@ class StepRunner:
             assignment.trace_id,
             assignment.traceparent if attempt.trace is None else attempt.trace.traceparent,
         )
-        began, timeout = self._clock.now(), self._context.timeouts.timeout(seconds, watch.cancelled)
+        began = self._clock.now()
+        timeout = self._context.timeouts.timeout(seconds, watch.cancelled, task=watch.task)
         keys = AttemptKeys(asyncio.get_running_loop().time() + seconds)
         attempt_keys.set(keys)
         slot, rule, answer = watch.task, self._rules.get(attempt.target), None

@@ -107,7 +107,7 @@ class Closing:
 
         report: AttemptReport | None
         try:
-            report = await self._steps.attempt(item, work, trace, overdue)
+            report = await self._steps.attempt(item, work, trace, task, overdue)
         except Exception as error:  # a defect of ours: the assignment ends with it, and the worker goes on
             report = self._broken(item, work, error)
         finally:

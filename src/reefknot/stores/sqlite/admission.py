@@ -6,24 +6,23 @@ wait. Claims go by priority, then age, and tenants take turns.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import apsw
 from msgspec import json
 
 from reefknot.core.time import Moment
 from reefknot.queue.model import work as core
-from reefknot.queue.model.admission import Accept, Arrival, Reject
+from reefknot.queue.model.admission import Reject
 from reefknot.queue.model.results import DROPPED
 from reefknot.queue.model.submission import (
+    BatchAdmission,
     Capacity,
     Displace,
     OpenWork,
     ServiceTime,
-    Stage,
     SubmissionRules,
     Waiting,
-    admit_scheduled,
-    admit_submission,
     in_turns,
 )
 from reefknot.queue.model.work import ROUTER, WorkItem, pool_of
@@ -68,7 +67,7 @@ MOST_TENANTS = 64
 """Most tenants whose queues one claim reads; the others have their turn at the next claims."""
 
 
-def open_work(connection: apsw.Connection, pool: str, wall: int) -> tuple[OpenWork, SubmissionRules | None]:
+def open_work(connection: apsw.Connection, wall: int, pool: str) -> tuple[OpenWork, SubmissionRules | None]:
     """The open work of a resource class, and the rules that a router has published, if there is one."""
     counted = list(query(connection, _OPEN_WORK, pool))
     known = query(connection, _SERVICE_TIME, pool).fetchone()
@@ -103,45 +102,21 @@ def oldest_submission(connection: apsw.Connection, pool: str, priority: int, ten
     return None if found is None else str(found)
 
 
-class BatchAdmission:
-    """Admission of the arrivals of one batch: each counts for those after it. Counts are written before."""
-
-    def __init__(self, connection: apsw.Connection, wall: int) -> None:
-        self._connection = connection
-        self._wall = wall
-        self._pools: dict[str, tuple[OpenWork, SubmissionRules | None]] = {}
-
-    def admit(self, item: WorkItem, rules: SubmissionRules) -> Accept | Displace | Reject:
-        if item.pool not in self._pools:
-            self._pools[item.pool] = open_work(self._connection, item.pool, self._wall)
-        work, published = self._pools[item.pool]
-        deadline = None if item.deadline_at is None else float(item.deadline_at - self._wall)
-        tenant = item.tenant_id or ""
-        stage = core.stage_of(item) or Stage.SUBMITTED
-        verdict: Accept | Displace | Reject
-        if stage is Stage.SCHEDULED:
-            verdict = admit_scheduled(work, tenant, published or rules)
-        else:
-            verdict = admit_submission(work, Arrival(item.priority, deadline, tenant), published or rules)
-        if not isinstance(verdict, Reject):
-            work.add(stage, item.priority, tenant)
-        if isinstance(verdict, Displace):
-            work.add(Stage.SUBMITTED, verdict.priority, verdict.tenant, -1)
-        return verdict
-
-
 def verdicts(
     connection: apsw.Connection, items: Sequence[WorkItem], rules: SubmissionRules, wall: int
 ) -> list[Enqueued | Reject]:
     """The answers that `enqueue` would give now. Nothing is written."""
     known = rows.known(connection, [item.id for item in items])
-    arrivals = BatchAdmission(connection, wall)
+    arrivals = BatchAdmission(partial(open_work, connection, wall))
     now = Moment(0, wall)
     answers: list[Enqueued | Reject] = []
     for item in items:
-        verdict = Accept() if item.id in known else arrivals.admit(core.accepted(item, now), rules)
-        accepted = Enqueued.DUPLICATE if item.id in known else Enqueued.ACCEPTED
-        answers.append(verdict if isinstance(verdict, Reject) else accepted)
+        if item.id in known:
+            answers.append(Enqueued.DUPLICATE)
+            continue
+        new = core.accepted(item, now)
+        verdict = arrivals.admit(new.pool, core.stage_of(new), core.arrival_of(new, now), rules)
+        answers.append(verdict if isinstance(verdict, Reject) else Enqueued.ACCEPTED)
     return answers
 
 

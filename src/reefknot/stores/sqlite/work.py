@@ -20,7 +20,7 @@ from reefknot.audit.port import AuditEntry
 from reefknot.core.time import Moment, milliseconds
 from reefknot.queue.model import work as core
 from reefknot.queue.model.admission import Reject
-from reefknot.queue.model.submission import Displace
+from reefknot.queue.model.submission import BatchAdmission, Displace
 from reefknot.queue.model.work import WorkItem, WorkState
 from reefknot.queue.port.work_queue import (
     EVERYTHING,
@@ -281,7 +281,7 @@ class SqliteWorkQueue:
 def _enqueue_batch(transaction: Transaction, wanted: list[Any]) -> list[list[Enqueued | Reject]]:
     transaction.counts.flush(transaction.connection)
     known = rows.known(transaction.connection, [item.id for items, *_ in wanted for item in items])
-    arrivals = admission.BatchAdmission(transaction.connection, transaction.now.wall)
+    arrivals = BatchAdmission(partial(admission.open_work, transaction.connection, transaction.now.wall))
     new: list[WorkItem] = []
     answers: list[list[Enqueued | Reject]] = []
     for items, terms, events in wanted:
@@ -293,7 +293,9 @@ def _enqueue_batch(transaction: Transaction, wanted: list[Any]) -> list[list[Enq
                 continue
             accepted = core.accepted(item, transaction.now, is_claimed=bool(owner))
             if rules is not None:
-                verdict = arrivals.admit(accepted, rules)
+                verdict = arrivals.admit(
+                    accepted.pool, core.stage_of(accepted), core.arrival_of(accepted, transaction.now), rules
+                )
                 if isinstance(verdict, Reject):
                     answer.append(verdict)
                     continue

@@ -86,7 +86,8 @@ class WorkItems:
     def put(self, item: WorkItem, now: Moment, order: int | None = None) -> None:
         """Keep an item as it is now, at the place that belongs to its state. An unknown one is the latest arrival."""
         old = self.items.get(item.id)
-        self._note(item.id, old)
+        if item.id not in self.before:
+            self._note(item.id, old)
         if old is None or order is not None:
             self._order[item.id] = number = self._arrivals if order is None else order
             self._arrivals = max(self._arrivals, number + 1)

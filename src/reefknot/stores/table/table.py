@@ -19,17 +19,10 @@ from msgspec import structs
 from reefknot.audit.port import AuditEntry
 from reefknot.core.time import Moment, milliseconds
 from reefknot.queue.model import work as core
-from reefknot.queue.model.admission import Accept, Arrival, Reject
+from reefknot.queue.model.admission import Accept, Reject
 from reefknot.queue.model.failure_groups import FailureGroups, fingerprint_of, has_error
 from reefknot.queue.model.results import DROPPED
-from reefknot.queue.model.submission import (
-    Displace,
-    OpenWork,
-    Stage,
-    SubmissionRules,
-    admit_scheduled,
-    admit_submission,
-)
+from reefknot.queue.model.submission import BatchAdmission, Displace, OpenWork, Stage, SubmissionRules
 from reefknot.queue.model.versions import replaced
 from reefknot.queue.model.work import ENDED, WorkItem, WorkState
 from reefknot.queue.port.work_queue import (
@@ -77,13 +70,18 @@ class WorkTable(WorkItems):
         events: Sequence[AuditEntry] = (),
     ) -> list[Enqueued | Reject]:
         rules, owner, lease_ms = terms.rules, terms.owner, milliseconds(terms.lease)
+        arrivals = BatchAdmission(partial(self._open_work, now.wall))
         answers: list[Enqueued | Reject] = []
         for item in items:
             if item.id in self.items:
                 answers.append(Enqueued.DUPLICATE)
                 continue
             new = core.accepted(item, now, is_claimed=bool(owner))
-            verdict = Accept() if rules is None else self._admit(new, rules, now)
+            verdict = (
+                Accept()
+                if rules is None
+                else arrivals.admit(new.pool, core.stage_of(new), core.arrival_of(new, now), rules)
+            )
             if isinstance(verdict, Reject):
                 answers.append(verdict)
                 continue
@@ -100,18 +98,12 @@ class WorkTable(WorkItems):
             self.events += events_to_keep(items, answers, events)
         return answers
 
-    def _admit(self, item: WorkItem, rules: SubmissionRules, now: Moment) -> Accept | Displace | Reject:
-        slots, published = self._offered(item.pool, now.wall)
+    def _open_work(self, wall: int, wanted: str) -> tuple[OpenWork, SubmissionRules | None]:
+        slots, published = self._offered(wanted, wall)
         rows = [
-            (stage, priority, tenant, n)
-            for (pool, stage, priority, tenant), n in self._open.items()
-            if pool == item.pool
+            (stage, priority, tenant, n) for (pool, stage, priority, tenant), n in self._open.items() if pool == wanted
         ]
-        work = OpenWork(rows, slots=slots, service=self.service_times.get(item.pool))
-        deadline = None if item.deadline_at is None else float(item.deadline_at - now.wall)
-        if core.stage_of(item) is Stage.SCHEDULED:
-            return admit_scheduled(work, item.tenant_id or "", published or rules)
-        return admit_submission(work, Arrival(item.priority, deadline, item.tenant_id or ""), published or rules)
+        return OpenWork(rows, slots=slots, service=self.service_times.get(wanted)), published
 
     def _displace(self, pool: str, verdict: Displace, now: Moment, drop_events: ItemEvents | None) -> None:
         """End the oldest submission of this priority and tenant, to make room."""
