@@ -7,6 +7,7 @@ Failures are logged. None of it is durable: work that must survive the process i
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -150,6 +151,43 @@ def _background_done(what: str, task: asyncio.Task[Any]) -> None:
     _background.discard(task)
     if not task.cancelled() and (error := task.exception()) is not None:
         logger().error("%s failed in the background: %s", what, error_text(error))
+
+
+class ReaderQueue(Generic[T]):
+    """
+    A bounded queue with one reader. Without a wait, putting and taking cost a fraction of what `asyncio.Queue` takes.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.items: deque[T] = deque()
+        self._reader: asyncio.Future[None] | None = None
+        self._taken = asyncio.Event()
+
+    def full(self) -> bool:
+        return len(self.items) >= self.limit
+
+    def put_nowait(self, item: T) -> None:
+        """Add an item, whatever the bound: the caller has asked for room."""
+        self.items.append(item)
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    async def put(self, item: T) -> None:
+        """Add an item as soon as there is room."""
+        while len(self.items) >= self.limit:
+            self._taken.clear()
+            await self._taken.wait()
+        self.put_nowait(item)
+
+    async def get(self) -> T:
+        """The next item, as soon as there is one."""
+        while not self.items:
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        if len(self.items) >= self.limit:
+            self._taken.set()
+        return self.items.popleft()
 
 
 class Batcher(Generic[T]):

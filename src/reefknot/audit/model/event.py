@@ -530,7 +530,8 @@ def tenant_hash(tenant: str) -> str:
 def as_written(event: Event) -> Event:
     """The event as its body has it: correlation, trace and a long tenant of an assignment are in its `submitted`."""
     if isinstance(event, Completed):
-        return replace(event, correlation_id=None, trace_id=None)
+        is_brief = event.correlation_id is None and event.trace_id is None
+        return event if is_brief else replace(event, correlation_id=None, trace_id=None)
     if isinstance(event, Routing):
         is_alone = event.reason == "chosen" and event.worker_id == lone_worker(event.inputs)
         brief = replace(event, correlation_id=None, trace_id=None, worker_id=None if is_alone else event.worker_id)

@@ -382,4 +382,6 @@ class BookHistory:
 
     def at(self, began: int) -> Book:
         """The book that was in force at a time (ms UTC)."""
+        if len(self._books) == 1:
+            return self._books[0][1]
         return next((book for since, book in reversed(self._books) if since <= began), self._books[0][1])

@@ -306,9 +306,8 @@ class FleetClasses:
         """The class that an assignment names, else that of its step, else the one of its family."""
         return named_class(assignment) or self._of_types.get(assignment.job.type) or resource_class(assignment)
 
-    def warn_of(self, assignment: ExecAssignment) -> None:
+    def warn_of(self, assignment: ExecAssignment, name: str) -> None:
         """Warn, once, of a class that no running worker has. While no worker runs, nothing is known."""
-        name = self.class_of(assignment)
         if not self._there or name in self._there or name in self._warned or len(self._warned) >= MOST_WARNED:
             return
         self._warned.add(name)

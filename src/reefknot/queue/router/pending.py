@@ -69,7 +69,7 @@ class Pending:
 
     def __init__(self, taken: ClaimedSubmission, resource_class: str, now: float) -> None:
         self.assignment: ExecAssignment = taken.assignment
-        self.id = taken.assignment.record_id
+        self.id = taken.held.id
         self.body = taken.body
         """The assignment's bytes as they were submitted."""
         self.deadline_at = taken.deadline_at
@@ -206,7 +206,7 @@ class PendingTable:
 
     def add(self, taken: ClaimedSubmission, resource_class: str, now: float) -> Pending:
         """Add a claimed submission. One that is here already gets its newer claim, and waits again."""
-        known = self._all.get(taken.assignment.record_id)
+        known = self._all.get(taken.held.id)
         if known is not None:
             known.held, known.was_accepted, known.requeued_at = taken.held, taken.was_accepted, taken.requeued_at
             self.back(known)

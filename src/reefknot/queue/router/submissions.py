@@ -167,7 +167,7 @@ class Submissions:
 
         False when it is there already; `QueueFullError` when it is refused.
         """
-        await self.learn_classes(assignment)
+        await self.learn_classes()
         with submitting(assignment) as traced:
             (kept,) = await self.enqueue([self.item(traced, encode(traced), due_at=due_at)])
             return await self._is_new(assignment, kept)
@@ -176,7 +176,7 @@ class Submissions:
         self, assignments: Sequence[tuple[ExecAssignment, int]]
     ) -> list[bool | QueueFullError | KeyConflictError]:
         """Keep these with their due times, in one step. The answer for each is that of `submit`, or its error."""
-        await self.learn_classes(*(one for one, _ in assignments))
+        await self.learn_classes()
         items, answers = list[WorkItem](), list[bool | QueueFullError | KeyConflictError]()
         for assignment, due_at in assignments:
             with submitting(assignment) as traced:  # not around the call: the spans would be one inside the other
@@ -231,8 +231,14 @@ class Submissions:
         return QueueFullError(depth=verdict.depth, limit=limit, retry_after=wait, reason=reason)
 
     def item(self, assignment: ExecAssignment, body: bytes, *, due_at: int = 0) -> WorkItem:
-        """The work item of a submission; its deadline begins when it is due, by default now."""
-        deadline = assignment.options.deadline_ms
+        """
+        The work item of a submission; its deadline begins when it is due, by default now.
+
+        A class that no worker has is warned of.
+        """
+        deadline, pool = assignment.options.deadline_ms, self.class_of(assignment)
+        if self._classes is not None:
+            self._classes.warn_of(assignment, pool)
         due_at = max(due_at, int(self._clock.wall() * 1000))
         return WorkItem(
             id=assignment.record_id,
@@ -244,16 +250,14 @@ class Submissions:
             priority=assignment.priority,
             due_at=due_at,
             deadline_at=None if deadline is None else due_at + deadline,
-            pool=self.class_of(assignment),
+            pool=pool,
             payload=body,
         )
 
-    async def learn_classes(self, *submitted: ExecAssignment) -> None:
-        """Read which classes there are, if that was not done just now, and warn of one that no worker has."""
+    async def learn_classes(self) -> None:
+        """Read which classes there are, if that was not done just now."""
         if self._classes is not None:
             await self._classes.refresh()
-            for assignment in submitted:
-                self._classes.warn_of(assignment)
 
     def class_of(self, assignment: ExecAssignment) -> str:
         """The resource class of an assignment, by what is known of its step."""
@@ -445,7 +449,7 @@ class LocalCallers:
     async def _keep(self, arrivals: list[_LocalSubmission]) -> None:
         """Keep a batch, even of callers that have left: whether it was kept is not known to one that left."""
         context, table = self._context, self._context.table
-        await self._submissions.learn_classes(*(one.assignment for one in arrivals))
+        await self._submissions.learn_classes()
         items = [self._submissions.item(one.assignment, one.body) for one in arrivals]
         owner = context.owner if len(table) + len(items) <= context.settings.rules.size else ""
         try:

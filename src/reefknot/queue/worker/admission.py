@@ -58,8 +58,8 @@ class WorkerAdmission:
         self._v2 = v2
         self.draining = False
 
-    def refusal(self, assignment: ExecAssignment) -> tuple[RejectReason, str] | None:
-        """Why this worker can never run the assignment, if that is so."""
+    def pool_of(self, assignment: ExecAssignment) -> Pool | tuple[RejectReason, str]:
+        """The pool that an assignment comes to, or why this worker can never run it."""
         if assignment.job.type not in self._known:
             return RejectReason.UNKNOWN_JOB_TYPE, unknown_type_message(assignment.job.type, self._known)
         if assignment.job.payload_ref is not None:
@@ -67,16 +67,13 @@ class WorkerAdmission:
         name = resource_class(assignment)
         if name not in self._pools:
             return RejectReason.INVALID, f"resource_class: {name!r} is not known here; known: {', '.join(self._pools)}"
-        return None
+        return self._pools[name]
 
-    def undecided(self, read: ExecAssignment | InvalidMessage) -> Pool | None:
-        """The pool that is full, and whose work that would make room for this assignment is not written yet."""
-        if not self._v2 or self.draining or isinstance(read, InvalidMessage):
-            return None
-        pool = self._pools.get(resource_class(read))
-        if pool is None or not _makes_room_later(pool, read) or self.refusal(read) is not None:
-            return None
-        return None if pool.has(read.record_id) else pool
+    def undecided(self, assignment: ExecAssignment, pool: Pool) -> bool:
+        """Whether the pool is full, and the work that would make room for this assignment is not written yet."""
+        if not self._v2 or self.draining or not pool.entering:
+            return False
+        return _makes_room_later(pool, assignment) and not pool.has(assignment.record_id)
 
     def decide(self, assignment: ExecAssignment, pool: Pool, now: float) -> AdmissionVerdict:
         """The decision with its inputs. With one to drop other work the place changes hands: see `give_back`."""
@@ -102,7 +99,7 @@ class WorkerAdmission:
 
 def _makes_room_later(pool: Pool, assignment: ExecAssignment) -> bool:
     """Whether the work that would make room for the arrival is being written: until it is, none can be chosen."""
-    if not pool.entering or not pool.is_full(pool.depth()):
+    if not pool.is_full(pool.depth()):
         return False
     lowest, oldest = min(pool.entering), pool.oldest()
     return can_displace(_arrival(assignment), lowest, pool.rules) and (oldest is None or oldest.priority > lowest)

@@ -155,13 +155,15 @@ class Intake:
             if isinstance(read, ExecAssignment) and read.assignment_id in seen:
                 repeated.append((read, delivery))
                 continue
-            while (pool := self._admissions.undecided(read)) is not None:
-                if admitted:
-                    await self._keep_batch(admitted)
-                    admitted = []
-                else:
-                    await pool.entered()
-            answer = self.admit_now(read, _body(delivery))
+            answer: Admitted | AdmissionVerdict | None = None
+            if isinstance(read, ExecAssignment) and isinstance(pool := self._admissions.pool_of(read), Pool):
+                while self._admissions.undecided(read, pool):
+                    if admitted:
+                        await self._keep_batch(admitted)
+                        admitted = []
+                    else:
+                        await pool.entered()
+                answer = self.admit_now(read, pool, _body(delivery))
             if isinstance(answer, Admitted):
                 seen.add(answer.work.assignment.assignment_id)  # of several tenants one at a time: see `events_to_keep`
                 admitted.append((answer, delivery))
@@ -209,15 +211,12 @@ class Intake:
 
     # ---- admission --------------------------------------------------------------------------------------------------
 
-    def admit_now(self, read: ExecAssignment | InvalidMessage, body: bytes = b"") -> Admitted | AdmissionVerdict | None:
+    def admit_now(self, read: ExecAssignment, pool: Pool, body: bytes = b"") -> Admitted | AdmissionVerdict | None:
         """
         Admit an assignment that is new here, and reserve its place.
 
-        A verdict (reject, or drop another) needs the store first; None: invalid, not runnable here, or known.
+        A verdict (reject, or drop another) needs the store first; None: it is known.
         """
-        if isinstance(read, InvalidMessage) or self._admissions.refusal(read) is not None:
-            return None
-        pool = self._pools[resource_class(read)]
         if pool.has(read.record_id):
             return None
         verdict = self._admissions.decide(read, pool, self._context.clock.now())
@@ -246,11 +245,10 @@ class Intake:
     ) -> IntakeResult:
         if isinstance(read, InvalidMessage):
             return await self._refuse(read.assignment_id, read.ack_status, RejectReason.INVALID, read.message)
-        mistake = self._admissions.refusal(read)
-        if mistake is not None:
-            return await self._refuse(read.assignment_id, AckStatus.REJECTED, *mistake, assignment=read)
-        pool = self._pools[resource_class(read)]
-        while verdict is None and self._admissions.undecided(read) is not None:
+        pool = self._admissions.pool_of(read)
+        if not isinstance(pool, Pool):
+            return await self._refuse(read.assignment_id, AckStatus.REJECTED, *pool, assignment=read)
+        while verdict is None and self._admissions.undecided(read, pool):
             await pool.entered()
         if pool.has(read.record_id):
             self._admissions.give_back(verdict, read, pool)

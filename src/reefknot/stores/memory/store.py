@@ -40,6 +40,7 @@ from reefknot.queue.model.submission import Capacity, SubmissionRules
 from reefknot.queue.port.control import EVERYONE, NO_CAPACITY, SILENT_KEPT_S, Command, StatusReport
 from reefknot.queue.port.transport import Delivery
 from reefknot.runtime.changes import Waiters
+from reefknot.runtime.tasks import ReaderQueue
 from reefknot.stores.port import StoredValue, checked_body, checked_name
 
 MOST_EVENTS = 100_000
@@ -458,7 +459,7 @@ class _Inbox:
 
     def __init__(self, subjects: frozenset[str], limit: int) -> None:
         self.subjects = subjects
-        self.unread: asyncio.Queue[Delivery | None] = asyncio.Queue(limit)
+        self.unread: ReaderQueue[Delivery | None] = ReaderQueue(limit)
 
 
 class Hub:
@@ -529,6 +530,4 @@ class MemoryTransport:
             self._closed = True
             for line in list(self._own):
                 self._forget(line)
-                if line.unread.full():
-                    line.unread.get_nowait()
                 line.unread.put_nowait(None)

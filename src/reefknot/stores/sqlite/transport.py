@@ -26,7 +26,7 @@ from reefknot.queue.port.transport import Delivery
 from reefknot.runtime.changes import until
 from reefknot.runtime.log import error_text, logger, printable
 from reefknot.runtime.seeds import new_id
-from reefknot.runtime.tasks import Services
+from reefknot.runtime.tasks import ReaderQueue, Services
 from reefknot.stores.sqlite import message_rows as rows
 from reefknot.stores.sqlite.reads import StoreContext
 
@@ -137,7 +137,7 @@ class _Subscription:
         self.name = name
         self.subjects = subjects
         self.limit = limit
-        self.unread: asyncio.Queue[tuple[int, Delivery] | None] = asyncio.Queue(limit)
+        self.unread: ReaderQueue[tuple[int, Delivery] | None] = ReaderQueue(limit)
         self.fetched = place
         """The last row that was checked for it."""
         self.taken = place
@@ -252,7 +252,7 @@ class SqliteTransport:
     async def _read(self, line: _Subscription) -> AsyncIterator[Delivery]:
         try:
             while (one := await line.unread.get()) is not None:
-                was_full = line.unread.qsize() == line.limit - 1
+                was_full = len(line.unread.items) == line.limit - 1
                 line.got(one[0])
                 if was_full or line.has_moved:
                     self._nudge(rows.TOPIC)
@@ -359,6 +359,4 @@ class SqliteTransport:
                 async with asyncio.timeout(CLOSE_S):
                     await self._context.write(rows.leave_batch, self._origin)
         for line in self._lines:
-            if line.unread.full():
-                line.unread.get_nowait()
             line.unread.put_nowait(None)
