@@ -32,7 +32,7 @@ from reefknot.queue.model.admission import ADMISSION_VERSION, Rules, rules_conte
 from reefknot.queue.model.messages import ExecAssignment, ExecResult
 from reefknot.queue.model.results import answer_of
 from reefknot.queue.model.work import CRASH_LIMIT, WorkItem, WorkState, attempts_begun, is_ingestion, runs_now
-from reefknot.runtime.processes import own_identity
+from reefknot.runtime.processes import ProcessIdentity, own_identity
 
 STORE_AGAIN_S = 3600.0
 """How often the rules in force are written: retention may have removed them."""
@@ -52,9 +52,9 @@ def briefly_about(work: ExecAssignment | ExecResult | WorkItem, wall: float) -> 
     }
 
 
-def submitted_event(item: WorkItem, wall: float) -> Submitted:
-    """The event of an assignment that this process submits."""
-    mine = own_identity()
+def submitted_event(item: WorkItem, wall: float, who: ProcessIdentity | None = None) -> Submitted:
+    """The event of an assignment that this process submits, or another one, `who`."""
+    mine = who or own_identity()
     return Submitted(**briefly_about(item, wall), actor=mine.user, host=mine.host, process=mine.process)
 
 

@@ -105,11 +105,11 @@ class PythonBlock:
         if answer is None:
             return StepResult()
         try:
-            answer = outputs_of(answer)
-            if not isinstance(answer, Mapping):
-                text = f"the block {self.type} returned {type(answer).__name__}; accepted: {_ACCEPTED_ANSWER}"
+            outputs = answer if type(answer) is dict else outputs_of(answer)
+            if not isinstance(outputs, Mapping):
+                text = f"the block {self.type} returned {type(outputs).__name__}; accepted: {_ACCEPTED_ANSWER}"
                 return failed(ErrorCode.execution_failed, text)
-            return StepResult(outputs=json_value(dict(answer)))
+            return StepResult(outputs=json_value(dict(outputs)))
         except NotJsonError as error:
             return failed(ErrorCode.execution_failed, f"the block {self.type} returned what JSON cannot say: {error}")
 

@@ -368,7 +368,7 @@ CLEANUP_S = 0.1
 
 
 class OverdueWatch:
-    """The watch over one execution, from its time-out to its end."""
+    """The watch over one execution, from its time-out, which has cancelled the step, to its end."""
 
     def __init__(
         self,
@@ -377,36 +377,32 @@ class OverdueWatch:
         assignment: ExecAssignment,
         block: Block,
         allowed: float,
+        began: float,
         task: asyncio.Task[Any] | None,
         report: Callable[[], None],
     ) -> None:
-        """`report` is called when the step goes on after the time that it is `allowed`."""
+        """`report` is called when the step, which `began` then, goes on after the time that it is `allowed`."""
         self._log = log
         self._clock = clock
         self._assignment = assignment
         self._place = str(getattr(block, "place", ""))
         self._allowed = allowed
         self._report = report
-        self.task = task
-        self._timer: asyncio.TimerHandle | None = None
-        self._since = clock.now()
+        self._task = task
+        self._began = began
         self.is_reported = False
         """Whether the attempt was reported without its step."""
-
-    def cancelled(self) -> None:
-        """Begin to watch: the time-out has cancelled the step."""
         self._timer = asyncio.get_running_loop().call_later(CLEANUP_S, self._goes_on)
 
     def _goes_on(self) -> None:
         self.is_reported = True
-        self._place = suspended_at(self.task) or self._place
+        self._place = suspended_at(self._task) or self._place
         self._log.overdue(self._assignment, self._place, self._allowed)
         self._report()
 
     def ended(self) -> None:
         """End the watch: the step has ended, whenever that is."""
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.cancel()
         if self.is_reported:
-            late = self._clock.now() - self._since - self._allowed
+            late = self._clock.now() - self._began - self._allowed
             self._log.ended_late(self._assignment, self._place, late)

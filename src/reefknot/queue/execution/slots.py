@@ -281,7 +281,7 @@ class Slots:
         self._claimed_from = self._clock.now() if since is None else since
         for item in items:
             self._cancel_attempt(item.id)  # its lease was lost unnoticed; the earlier attempt may not report any more
-            self.claimed[item.id] = Held.of(item)
+            self.claimed[item.id] = Held(item.id, item.owner, item.fence)
             self.prefetched[item.id] = item
         self._fill_slots()
 

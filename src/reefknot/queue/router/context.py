@@ -33,10 +33,6 @@ class RouterContext(Struct, frozen=True):
     table: PendingTable
     seed: int | None = None
 
-    def record(self, event: Event) -> None:
-        """Write an event that goes with no change of the store."""
-        self.journal.write_soon(event)
-
     def routing(
         self, pending: Pending, worker_id: str | None, reason: str, inputs: dict[str, Any] | None = None
     ) -> Event:

@@ -84,7 +84,7 @@ class Dispatcher:
 
     # ---- out --------------------------------------------------------------------------------------------------------
 
-    async def send_waiting(self, *, all_waiting: bool = True) -> None:
+    async def send_waiting(self, all_waiting: bool = True) -> None:
         """Send what a worker can take. Unless `all_waiting`, a queue is left once many in it have to wait."""
         while self._table.cancelled:
             pending = self._table.cancelled[0]
@@ -203,7 +203,7 @@ class Dispatcher:
         self._table.sent(pending, choice.worker_id, now)
         pending.maybe_held_before_send, pending.sent_before = pending.sent_before, True
         why = "probe" if choice.probe else "chosen"
-        self._context.record(self._context.routing(pending, choice.worker_id, why, inputs.recorded()))
+        self._context.journal.write_soon(self._context.routing(pending, choice.worker_id, why, inputs.recorded()))
 
     def _is_unknown(self, pending: Pending, now: float) -> bool:
         """Whether no worker that is there has known the type for as long as the router is patient."""
@@ -328,7 +328,7 @@ class Dispatcher:
         )
         inputs = {"resource_class": name, "classes": there, "waited_s": round(waited, 3)}
         result = unrun_result(pending.assignment, ResultStatus.ERROR, ErrorCode.resource_unavailable, message)
-        self._context.record(self._context.routing(pending, None, NO_CLASS, inputs))
+        self._context.journal.write_soon(self._context.routing(pending, None, NO_CLASS, inputs))
         self._completion.set_aside(pending, result, NO_CLASS)
 
     async def worker_is_back(self, worker_id: str, how: str) -> None:
@@ -351,7 +351,7 @@ class Dispatcher:
             await self._publish_assignment(pending)
 
     def _back(self, pending: Pending, why: str) -> None:
-        self._context.record(self._context.requeued(pending, why))
+        self._context.journal.write_soon(self._context.requeued(pending, why))
         self._table.back(pending)
 
     async def end_cancelled(self, pending: Pending) -> None:

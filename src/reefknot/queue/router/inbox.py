@@ -174,7 +174,7 @@ class Inbox:
         wait = ack.retry_after_ms / 1000 if isinstance(ack.retry_after_ms, int) else REFUSED_FOR_S
         until = inf if reason == RejectReason.UNKNOWN_JOB_TYPE.value else self._clock.now() + wait
         self._table.refused(pending, worker_id, until, ack.message or "")
-        self._context.record(event)
+        self._context.journal.write_soon(event)
 
     def _is_too_late(self, pending: Pending, worker_id: str) -> bool:
         """Whether no worker has it, and none that accepts work can do it in time."""
@@ -203,6 +203,8 @@ class Inbox:
         """Record a result that is of another request. It ends nothing: the assignment goes on waiting for its own."""
         given, own = printable(result.request_id, most=100), printable(pending.assignment.request_id, most=100)
         worker_id = result.worker_id or printable(result.provider_id, most=100)
-        self._context.record(self._context.routing(pending, worker_id, f"result ignored: its request_id is {given}"))
+        self._context.journal.write_soon(
+            self._context.routing(pending, worker_id, f"result ignored: its request_id is {given}")
+        )
         name = printable(pending.assignment.assignment_id, most=100)
         logger().warning("%s: a result with request_id %s is ignored: the assignment's is %s", name, given, own)

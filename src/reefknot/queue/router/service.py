@@ -40,6 +40,7 @@ from reefknot.runtime.log import RepeatedErrors
 from reefknot.runtime.seeds import new_id
 from reefknot.runtime.tasks import BoundedTasks, Service, Services
 from reefknot.runtime.timeouts import STORE_S
+from reefknot.runtime.tracing import tracing
 from reefknot.stores.port import Store
 
 TICK_S = 0.05
@@ -213,6 +214,8 @@ class Router:
         What was read by `read_assignment` `is_checked`.
         """
         checked, body = (assignment, encode(assignment)) if is_checked else validated(assignment)
+        if tracing.tracer is None:
+            return await self._callers.submit(checked, body)
         with submitting(checked) as traced:
             return await self._callers.submit(traced, body if traced is checked else encode(traced))
 
@@ -439,11 +442,9 @@ class Router:
                 all_waiting = now >= all_at
                 if all_waiting:
                     all_at = now + TICK_S
-                await self._background.run_logged("an assignment could not be sent", self._send, all_waiting)
+                what = "an assignment could not be sent"
+                await self._background.run_logged(what, self.dispatcher.send_waiting, all_waiting)
             await _until(self._wake, TICK_S if self.table.waiting else CHECK_S)
-
-    async def _send(self, all_waiting: bool) -> None:
-        await self.dispatcher.send_waiting(all_waiting=all_waiting)
 
     def _after_ends(self) -> None:
         """Use the room that an end has made, here and at a worker."""

@@ -52,6 +52,7 @@ from reefknot.queue.router.context import RouterContext, expired_event
 from reefknot.queue.router.health import FleetClasses
 from reefknot.queue.router.pending import ClaimedSubmission
 from reefknot.queue.router.settings import CALLER_LATE_S, LEASE_S
+from reefknot.runtime.processes import own_identity
 from reefknot.runtime.tasks import Batcher
 from reefknot.runtime.timeouts import STORE_S
 
@@ -157,6 +158,7 @@ class Submissions:
         self.claims = Claims(work, lease)
         self._journal = journal or Journal(None)
         self._classes = None if control is None else FleetClasses(control, clock)
+        self._identity = own_identity()
         self._unwritten: Counter[tuple[str, str]] = Counter()
         """Refusals since the last event, by reason and resource class."""
         self._written_at = -inf
@@ -199,7 +201,7 @@ class Submissions:
     async def enqueue(self, items: Sequence[WorkItem], *, owner: str = "") -> list[Enqueued | Reject]:
         """Keep these in one step. With an `owner` they are its own at once, and need not be claimed."""
         wall = self._clock.wall()
-        entries = self._journal.entries([submitted_event(item, wall) for item in items])
+        entries = self._journal.entries([submitted_event(item, wall, self._identity) for item in items])
         submitted = {item.id: (entry,) for item, entry in zip(items, entries, strict=True)}
         terms = Enqueue(self._rules, owner, self._lease, lambda item: submitted[item.id], self._dropped)
         async with asyncio.timeout(STORE_S):

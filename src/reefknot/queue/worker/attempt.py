@@ -154,18 +154,26 @@ class StepRunner:
             ran = self._redacted(self._timed_out(attempt, limit), "", limit.seconds * 1000)
             return self._judged(attempt, ran, destination, permit, events)
 
-        report = partial(overdue, make_report)
-        watch = OverdueWatch(self.log, self._clock, assignment, block, limit.seconds, task, report)
+        watch: OverdueWatch | None = None
+        began = self._clock.now()
+
+        def time_is_over() -> None:
+            nonlocal watch
+            report = partial(overdue, make_report)
+            watch = OverdueWatch(self.log, self._clock, assignment, block, limit.seconds, began, task, report)
+
         try:
-            ran = await self._run(block, attempt, limit, watch)
+            ran = await self._run(block, attempt, limit, began, task, time_is_over)
         except BaseException:  # cancelled, or the worker ends: that tells nothing about the destination
-            if permit is not None and not watch.is_reported:
+            if permit is not None and (watch is None or not watch.is_reported):
                 destination.release(permit)
             raise
         finally:
-            watch.ended()
+            if watch is not None:
+                watch.ended()
             self.running.pop((item.id, item.fence), None)
-        return None if watch.is_reported else self._judged(attempt, ran, destination, permit, events)
+        is_reported = watch is not None and watch.is_reported
+        return None if is_reported else self._judged(attempt, ran, destination, permit, events)
 
     def _judged(
         self,
@@ -271,7 +279,15 @@ class StepRunner:
 
     # ---- the execution ----------------------------------------------------------------------------------------------
 
-    async def _run(self, block: Block, attempt: AttemptInputs, limit: TimedOut, watch: OverdueWatch) -> StepOutcome:
+    async def _run(
+        self,
+        block: Block,
+        attempt: AttemptInputs,
+        limit: TimedOut,
+        began: float,
+        task: asyncio.Task[Any] | None,
+        time_is_over: Callable[[], None],
+    ) -> StepOutcome:
         assignment, item, seconds = attempt.assignment, attempt.item, limit.seconds
         if attempt.trace is not None:
             attempt.trace.attempt_started(attempt.number, attempt.began)
@@ -284,12 +300,11 @@ class StepRunner:
             assignment.trace_id,
             assignment.traceparent if attempt.trace is None else attempt.trace.traceparent,
         )
-        began = self._clock.now()
-        timeout = self._context.timeouts.timeout(seconds, watch.cancelled, task=watch.task)
+        timeout = self._context.timeouts.timeout(seconds, time_is_over, task=task)
         keys = AttemptKeys(asyncio.get_running_loop().time() + seconds)
         attempt_keys.set(keys)
-        slot, rule, answer = watch.task, self._rules.get(attempt.target), None
-        self.running[item.id, item.fence] = RunningStep(assignment, slot, began + seconds)
+        rule, answer = self._rules.get(attempt.target), None
+        self.running[item.id, item.fence] = RunningStep(assignment, task, began + seconds)
         try:
             with timeout:
                 try:
@@ -301,7 +316,7 @@ class StepRunner:
             kind = type(error)
             if issubclass(kind, KeyboardInterrupt) and is_ctrl_c(error):
                 raise
-            if issubclass(kind, asyncio.CancelledError | GeneratorExit) and is_stopped(kind, slot):
+            if issubclass(kind, asyncio.CancelledError | GeneratorExit) and is_stopped(kind, task):
                 raise
             if issubclass(kind, TimeoutError) and timeout.expired:
                 ran = self._timed_out(attempt, limit)

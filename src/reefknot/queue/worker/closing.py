@@ -50,6 +50,7 @@ from reefknot.queue.worker.pool import Pool, Queued
 from reefknot.queue.worker.records import AcceptedWork, AttemptReport
 from reefknot.runtime.log import logger, printable
 from reefknot.runtime.timeouts import STORE_S
+from reefknot.runtime.tracing import tracing
 
 MOST_WATCHED = 10_000
 MOST_REMEMBERED = 1_000
@@ -93,7 +94,8 @@ class Closing:
             self._steps.log.ended(item, reason, attempts=item.attempts, level=ERROR)
             self._report(item, self._set_aside(item, work, reason), pool, work)
             return False
-        trace, task = assignment_trace(item, work.assignment), asyncio.current_task()
+        trace = None if tracing.tracer is None else assignment_trace(item, work.assignment)
+        task = asyncio.current_task()
         overdue_id = f"{item.id}#{item.fence}"
 
         def overdue(make_report: Callable[[], AttemptReport]) -> None:

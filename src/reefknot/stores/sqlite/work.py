@@ -346,8 +346,10 @@ def _assign_batch(transaction: Transaction, wanted: list[Any]) -> list[list[Work
                     submitted.append(before)
                     moved.append(after)
             kept.append(after)
-        answer = [Enqueued.DUPLICATE if one is None else Enqueued.ACCEPTED for one in kept]
-        if Enqueued.ACCEPTED in answer:
+        if None not in kept:
+            transaction.add_events(events)
+        else:
+            answer = [Enqueued.DUPLICATE if one is None else Enqueued.ACCEPTED for one in kept]
             transaction.add_events(events_to_keep(items, answer, events))
         answers.append(kept)
     rows.insert(transaction, new)

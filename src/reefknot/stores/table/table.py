@@ -136,8 +136,10 @@ class WorkTable(WorkItems):
                     new = core.started(new, owner=owner, fence=new.fence + 1, lease_ms=lease_ms, now=now)
                 self.put(new, now)
             kept.append(new)
-        answers = [Enqueued.DUPLICATE if new is None else Enqueued.ACCEPTED for new in kept]
-        if Enqueued.ACCEPTED in answers:
+        if None not in kept:
+            self.events += events
+        else:
+            answers = [Enqueued.DUPLICATE if new is None else Enqueued.ACCEPTED for new in kept]
             self.events += events_to_keep(items, answers, events)
         return kept
 
