@@ -83,7 +83,8 @@ class PythonBlock:
                 return failed(ErrorCode.invalid_input, str(mismatch))
         answer: Any
         if self._awaits:
-            answer = self.function(argument, context)
+            called: Any = self.function(argument, context)
+            answer = await called
         else:
             work = partial(copy_context().run, _called, self.function, argument, context)
             try:
@@ -92,8 +93,8 @@ class PythonBlock:
                 return failed(ErrorCode.resource_unavailable, str(error))
             if isinstance(answer, _Raised):
                 raise answer.error
-        if inspect.isawaitable(answer):
-            answer = await answer
+            if inspect.isawaitable(answer):
+                answer = await answer
         return self._result(answer)
 
     async def close(self) -> None:
@@ -106,7 +107,7 @@ class PythonBlock:
             return StepResult()
         try:
             outputs = answer if type(answer) is dict else outputs_of(answer)
-            if not isinstance(outputs, Mapping):
+            if not isinstance(outputs, dict | Mapping):
                 text = f"the block {self.type} returned {type(outputs).__name__}; accepted: {_ACCEPTED_ANSWER}"
                 return failed(ErrorCode.execution_failed, text)
             return StepResult(outputs=json_value(dict(outputs)))

@@ -394,7 +394,7 @@ def written_assignment(
         if prefix.partition(".")[0] not in value and prefix:
             continue
         fields = _value_below(value, prefix)
-        for name in fields if isinstance(fields, Mapping) else ():
+        for name in fields if isinstance(fields, dict | Mapping) else ():
             if name not in kind.__struct_fields__:
                 field = f"{prefix}.{_shown_name(name)}".lstrip(".")
                 return InvalidMessage(f"{field}: {_unknown_field(str(name), prefix)}", field)
@@ -409,7 +409,7 @@ def _shown_name(name: object) -> str:
 
 def _value_below(value: Any, prefix: str) -> Any:
     for part in prefix.split(".") if prefix else ():
-        value = value.get(part) if isinstance(value, Mapping) else None
+        value = value.get(part) if isinstance(value, dict | Mapping) else None
     return value
 
 

@@ -187,11 +187,15 @@ class Intake:
         await self._tasks.start("acks could not be sent", self._answer_all, answered)
 
     async def _answer_all(self, answered: list[tuple[IntakeResult, Delivery]]) -> None:
-        plain = [Message.of_ack(result.ack) for result, delivery in answered if _needs_ack_alone(result, delivery)]
-        await self._context.send_all(plain)
-        for result, delivery in answered if len(plain) < len(answered) else ():
-            if not _needs_ack_alone(result, delivery):
-                await self._tasks.run_logged(_NOT_TAKEN, self._answer, result, delivery)
+        acks, others = list[Message](), list[tuple[IntakeResult, Delivery]]()
+        for result, delivery in answered:
+            if result.evicted is None and result.duplicate is None and delivery.done is None:
+                acks.append(Message.of_ack(result.ack))
+            else:
+                others.append((result, delivery))
+        await self._context.send_all(acks)
+        for result, delivery in others:
+            await self._tasks.run_logged(_NOT_TAKEN, self._answer, result, delivery)
 
     async def _answer(self, result: IntakeResult, delivery: Delivery) -> None:
         if result.evicted is not None:
@@ -499,10 +503,6 @@ class Intake:
             inputs=inputs | pool.level_inputs(met[0]) if inputs and pool and met else {},
             message=message,
         )
-
-
-def _needs_ack_alone(result: IntakeResult, delivery: Delivery) -> bool:
-    return result.evicted is None and result.duplicate is None and delivery.done is None
 
 
 def _body(delivery: Delivery) -> bytes:
