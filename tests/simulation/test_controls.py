@@ -16,8 +16,8 @@ from reefknot.queue.model.work import WorkState
 from reefknot.queue.port.work_queue import Settlement
 from reefknot.queue.router.dispatch import Dispatcher
 from reefknot.queue.router.service import Router
-from reefknot.queue.worker.admission import AdmissionVerdict, WorkerAdmission
-from reefknot.queue.worker.intake import Admitted, Intake, IntakeResult
+from reefknot.queue.worker.admission import AdmissionVerdict, Admitted, IntakeResult, WorkerAdmission
+from reefknot.queue.worker.intake import Intake
 from reefknot.queue.worker.pool import Pool
 from reefknot.queue.worker.service import Worker
 from reefknot.queue.worker.settings import WorkerSettings
@@ -105,8 +105,8 @@ class TrustingRouter(Router):
 class UnboundedAdmission(WorkerAdmission):
     """Lets everybody in."""
 
-    def undecided(self, read: Any) -> None:
-        return None
+    def undecided(self, assignment: ExecAssignment, pool: Pool) -> bool:
+        return False
 
     def decide(self, assignment: ExecAssignment, pool: Pool, now: float) -> AdmissionVerdict:
         from reefknot.queue.model.admission import Accept

@@ -152,7 +152,8 @@ def _timetable_problems(tree: Tree, configuration: Configuration) -> Iterator[Pr
 
 
 def _assignment_problems(tree: Tree, path: KeyPath, name: str, fields: dict[str, Any]) -> Iterator[Problem]:
-    from reefknot.queue.model.messages import InvalidMessage, written_assignment
+    from reefknot.queue.model.message_schema import written_assignment
+    from reefknot.queue.model.messages import InvalidMessage
 
     for given in ("assignment_id", "request_id"):
         if given in fields:

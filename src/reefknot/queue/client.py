@@ -29,6 +29,7 @@ from reefknot.errors import (
     ResultPendingError,
     UnknownJobError,
 )
+from reefknot.queue.model.message_schema import written_assignment
 from reefknot.queue.model.messages import (
     AssignmentOptions,
     Cancel,
@@ -38,7 +39,6 @@ from reefknot.queue.model.messages import (
     InvalidMessage,
     Job,
     encode,
-    written_assignment,
 )
 from reefknot.queue.model.results import answer_of, cancel_reason
 from reefknot.queue.model.submission import SubmissionRules
@@ -52,7 +52,7 @@ from reefknot.queue.model.work import (
     record_id,
     visible_state,
 )
-from reefknot.queue.router.context import cancelled_event
+from reefknot.queue.router.pending import cancelled_event
 from reefknot.queue.router.submissions import SUBMIT_ARGUMENTS, Submissions, validated
 from reefknot.runtime.seeds import new_id
 from reefknot.stores.port import Store

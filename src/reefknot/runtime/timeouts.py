@@ -27,21 +27,22 @@ T = TypeVar("T")
 class Timeout:
     """A limit of `seconds` around one block, used once; `make_error` gives the error that ends it."""
 
-    __slots__ = ("_cancelled_before", "_handle", "_make_error", "_seconds", "_task", "expired")
-    _task: asyncio.Task[Any] | None
+    __slots__ = ("_cancelled_before", "_given", "_handle", "_make_error", "_seconds", "_task", "expired")
+    _given: asyncio.Task[Any] | None
 
     def __init__(self, seconds: float, make_error: Callable[[], Exception]) -> None:
         self._seconds = seconds
         self._make_error = make_error
-        self._task = None
+        self._given = None
         self._handle: asyncio.TimerHandle | None = None
         self.expired = False
         """Whether this limit ended the block."""
 
     def __enter__(self) -> Self:
-        task = self._task = self._task or asyncio.current_task()
+        task = self._given or asyncio.current_task()
         if task is None:
             raise RuntimeError("a time limit needs a running asyncio task")
+        self._task = task
         self._cancelled_before = task.cancelling()
         self._arm()
         return self
@@ -50,7 +51,7 @@ class Timeout:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._disarm()
-        if not self.expired or self._task is None:
+        if not self.expired:
             return
         cancelled_by_others = self._task.uncancel() > self._cancelled_before
         if kind is not None and issubclass(kind, asyncio.CancelledError) and not cancelled_by_others:
@@ -59,8 +60,7 @@ class Timeout:
     def expire(self) -> None:
         """End the block now."""
         self.expired = True
-        if self._task is not None:
-            self._task.cancel()
+        self._task.cancel()
 
     def _arm(self) -> None:
         self._handle = asyncio.get_running_loop().call_later(max(0.0, self._seconds), self.expire)
@@ -122,7 +122,7 @@ class _SharedTimeout(Timeout):
         task: asyncio.Task[Any] | None = None,
     ) -> None:
         self._make_error = TimeoutError
-        self._task = task
+        self._given = task
         self.expired = False
         self._owner = owner
         self._end = end

@@ -32,12 +32,11 @@ from msgspec import Struct
 
 from reefknot.console.cli.app import CommandError, Exit, UnknownOptionError
 from reefknot.core.redaction import Redactor
+from reefknot.queue.model.message_schema import UNKNOWN_FIELD, written_assignment
 from reefknot.queue.model.messages import (
     LARGEST_MESSAGE,
-    UNKNOWN_FIELD,
     ExecAssignment,
     InvalidMessage,
-    written_assignment,
 )
 from reefknot.runtime.seeds import new_id
 

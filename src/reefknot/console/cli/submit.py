@@ -35,7 +35,8 @@ from reefknot.console.cli.store import StoreAddress, address_of, shown_url
 from reefknot.console.operations.bulk import named
 from reefknot.console.operations.systems import has_part
 from reefknot.errors import KeyConflictError, QueueFullError, ResultPendingError
-from reefknot.queue.model.messages import ExecAssignment, ExecResult, InvalidMessage, written_assignment
+from reefknot.queue.model.message_schema import written_assignment
+from reefknot.queue.model.messages import ExecAssignment, ExecResult, InvalidMessage
 from reefknot.queue.model.work import WorkState, record_id
 from reefknot.runtime.log import printable
 from reefknot.runtime.seeds import new_id

@@ -18,7 +18,8 @@ from reefknot.console.operations.waiting import waits_of
 from reefknot.errors import KeyConflictError, OperationError, QueueFullError
 from reefknot.idempotency.model import header_key
 from reefknot.queue.client import Client
-from reefknot.queue.model.messages import InvalidMessage, encode, written_assignment
+from reefknot.queue.model.message_schema import written_assignment
+from reefknot.queue.model.messages import InvalidMessage, encode
 from reefknot.queue.model.results import answer_of
 from reefknot.queue.model.work import (
     ROUTER,

@@ -29,7 +29,7 @@ from reefknot.core.clock import Clock
 from reefknot.core.decide import Reason
 from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.policy import RetryPolicy
-from reefknot.core.redaction import LONGEST_TEXT
+from reefknot.core.redaction import LONGEST_TEXT, Redactor
 from reefknot.errors import (
     KeyInProgressError,
     OutcomeUnknownError,
@@ -37,6 +37,7 @@ from reefknot.errors import (
     RejectedError,
     RetryAfter,
     StoreError,
+    shown,
 )
 from reefknot.idempotency.waiting import HeldKey
 from reefknot.queue.execution.decision_log import DecisionLog
@@ -361,6 +362,34 @@ def is_stopped(kind: type[BaseException], slot: asyncio.Task[Any] | None) -> boo
 def unknown_key(ran: StepOutcome, keys: list[str]) -> str:
     """The guarded key that a failed attempt left behind without an answer."""
     return ran.unknown or (keys[0] if keys else "")
+
+
+def redacted(ran: StepOutcome, unknown: str, latency: float, redactor: Redactor) -> StepOutcome:
+    """The outcome with its latency, without secrets, and with the guarded key that a person has to resolve."""
+    step = ran.step
+    message = redactor(_as_text(step.error_message)) if step.error_message else ""
+    if not unknown:
+        step = msgspec.structs.replace(step, latency_ms=latency, error_message=message)
+        return msgspec.structs.replace(ran, step=step, unknown="", traceback=redactor(ran.traceback))
+    unknown = redactor(unknown)
+    step = msgspec.structs.replace(
+        step,
+        status=StepStatus.ERROR,
+        error_code=ErrorCode.execution_failed,
+        error_message=f"it is unknown whether the effect of the guarded key {unknown} happened: {message}",
+        latency_ms=latency,
+    )
+    traceback = redactor(ran.traceback)
+    return StepOutcome(
+        step, ran.timed_out, verdict=False, unknown=unknown, exceptions=ran.exceptions, traceback=traceback
+    )
+
+
+def _as_text(message: object) -> str:
+    """A message as text that UTF-8 can carry, whatever a block gave as one."""
+    if not isinstance(message, str):
+        message = shown(message, 300)
+    return message if message.isascii() else message.encode("utf-8", "replace").decode()
 
 
 CLEANUP_S = 0.1

@@ -1,15 +1,17 @@
 """
-JSON Schemas of an assignment as people write it, of a result as callers get it, and of all messages on the wire.
+Assignments as people write them, and the JSON Schemas of them, of results as callers get them, and of all messages.
 
 Names and types are those of the records in `messages`; descriptions and bounds are here. An assignment's ids may be
-left out, and a field that is not in the schema is refused, as `written_assignment` does.
+left out, and a field that is not in the schema is refused: `written_assignment` reads one so.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
+from reefknot.core.checks import suggest
 from reefknot.core.failure import ErrorCode
 from reefknot.queue.model.messages import (
     HIGHEST_PRIORITY,
@@ -27,10 +29,71 @@ from reefknot.queue.model.messages import (
     Executor,
     Fleet,
     Heartbeat,
+    InvalidMessage,
     Job,
     ResultJob,
     RetryOptions,
+    read_assignment,
 )
+
+_ENVELOPE: dict[str, type[Struct]] = {
+    "": ExecAssignment,
+    "job": Job,
+    "options": AssignmentOptions,
+    "options.retry": RetryOptions,
+    "executor": Executor,
+    "correlation": Correlation,
+}
+"""The parts of an assignment whose fields are known, by their paths; all else holds a caller's own values."""
+LONGEST_SHOWN_NAME = 60
+
+
+def written_assignment(
+    value: Mapping[str, Any], assignment_id: str, request_id: str
+) -> ExecAssignment | InvalidMessage:
+    """
+    The assignment that these fields describe, checked.
+
+    Without an id it gets `assignment_id`, which is the id of its request too; with one, its request gets `request_id`.
+
+    A field that no assignment has is refused with the one that may be meant: ignored, as on the wire, a misspelt
+    `assignment_id` would do the work twice.
+    """
+    request = request_id if "assignment_id" in value else assignment_id
+    value = {"assignment_id": assignment_id, "request_id": request, **value}
+    for prefix, kind in _ENVELOPE.items():
+        if prefix.partition(".")[0] not in value and prefix:
+            continue
+        fields = _value_below(value, prefix)
+        for name in fields if isinstance(fields, dict | Mapping) else ():
+            if name not in kind.__struct_fields__:
+                field = f"{prefix}.{_shown_name(name)}".lstrip(".")
+                return InvalidMessage(f"{field}: {_unknown_field(str(name), prefix)}", field)
+    return read_assignment(msgspec.json.encode(value))
+
+
+def _shown_name(name: object) -> str:
+    """The bounded beginning of a field's name."""
+    text = str(name)
+    return text if len(text) <= LONGEST_SHOWN_NAME else text[: LONGEST_SHOWN_NAME - 1] + "…"
+
+
+def _value_below(value: Any, prefix: str) -> Any:
+    for part in prefix.split(".") if prefix else ():
+        value = value.get(part) if isinstance(value, dict | Mapping) else None
+    return value
+
+
+UNKNOWN_FIELD = "unknown field; accepted: "
+
+
+def _unknown_field(name: str, prefix: str) -> str:
+    """The refusal of a field, with the name that may be meant: a similar one, or the same name elsewhere."""
+    accepted = _ENVELOPE[prefix].__struct_fields__
+    elsewhere = [f"{one}.{name}".lstrip(".") for one, kind in _ENVELOPE.items() if name in kind.__struct_fields__]
+    hint = f"; did you mean {elsewhere[0]!r}?" if elsewhere else suggest(name, accepted)
+    return f"{UNKNOWN_FIELD}{', '.join(accepted)}{hint}"
+
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _MS = {"minimum": 1, "maximum": LONGEST_MS}

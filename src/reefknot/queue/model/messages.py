@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from reefknot.core.checks import HEADER_VALUES, ascii_header, is_whole_number, suggest
+from reefknot.core.checks import HEADER_VALUES, ascii_header, is_whole_number
 from reefknot.core.failure import ErrorCode
 from reefknot.errors import shown
 from reefknot.queue.model.admission import OverloadStatus
@@ -335,16 +335,6 @@ _assignments = msgspec.json.Decoder(ExecAssignment)
 _named = msgspec.json.Decoder(_Named)
 _UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 _encoder = msgspec.json.Encoder()
-_ENVELOPE: dict[str, type[Struct]] = {
-    "": ExecAssignment,
-    "job": Job,
-    "options": AssignmentOptions,
-    "options.retry": RetryOptions,
-    "executor": Executor,
-    "correlation": Correlation,
-}
-"""The parts of an assignment whose fields are known, by their paths; all else holds a caller's own values."""
-LONGEST_SHOWN_NAME = 60
 _NO_OPTIONS = AssignmentOptions()
 _NOBODY = Executor()
 
@@ -375,53 +365,6 @@ def read_assignment(
     except _UNREADABLE as error:
         return InvalidMessage(f"the message: not JSON: {error}", readable=False)
     return checked(_with_headers(assignment, headers, wall_ms) if headers else assignment)
-
-
-def written_assignment(
-    value: Mapping[str, Any], assignment_id: str, request_id: str
-) -> ExecAssignment | InvalidMessage:
-    """
-    The assignment that these fields describe, checked.
-
-    Without an id it gets `assignment_id`, which is the id of its request too; with one, its request gets `request_id`.
-
-    A field that no assignment has is refused with the one that may be meant: ignored, as on the wire, a misspelt
-    `assignment_id` would do the work twice.
-    """
-    request = request_id if "assignment_id" in value else assignment_id
-    value = {"assignment_id": assignment_id, "request_id": request, **value}
-    for prefix, kind in _ENVELOPE.items():
-        if prefix.partition(".")[0] not in value and prefix:
-            continue
-        fields = _value_below(value, prefix)
-        for name in fields if isinstance(fields, dict | Mapping) else ():
-            if name not in kind.__struct_fields__:
-                field = f"{prefix}.{_shown_name(name)}".lstrip(".")
-                return InvalidMessage(f"{field}: {_unknown_field(str(name), prefix)}", field)
-    return read_assignment(_encoder.encode(value))
-
-
-def _shown_name(name: object) -> str:
-    """The bounded beginning of a field's name."""
-    text = str(name)
-    return text if len(text) <= LONGEST_SHOWN_NAME else text[: LONGEST_SHOWN_NAME - 1] + "…"
-
-
-def _value_below(value: Any, prefix: str) -> Any:
-    for part in prefix.split(".") if prefix else ():
-        value = value.get(part) if isinstance(value, dict | Mapping) else None
-    return value
-
-
-UNKNOWN_FIELD = "unknown field; accepted: "
-
-
-def _unknown_field(name: str, prefix: str) -> str:
-    """The refusal of a field, with the name that may be meant: a similar one, or the same name elsewhere."""
-    accepted = _ENVELOPE[prefix].__struct_fields__
-    elsewhere = [f"{one}.{name}".lstrip(".") for one, kind in _ENVELOPE.items() if name in kind.__struct_fields__]
-    hint = f"; did you mean {elsewhere[0]!r}?" if elsewhere else suggest(name, accepted)
-    return f"{UNKNOWN_FIELD}{', '.join(accepted)}{hint}"
 
 
 def _with_headers(assignment: ExecAssignment, headers: Mapping[str, str], wall_ms: int | None) -> ExecAssignment:

@@ -255,8 +255,7 @@ def accepted(item: WorkItem, now: Moment, *, is_claimed: bool = False) -> WorkIt
     A submission that is due later is scheduled, unless its router claims it at once, or a worker had accepted it
     before: then it only waits for its retry.
     """
-    is_later = item.resource_class == ROUTER and item.due_at > now.wall
-    is_scheduled = is_later and not is_claimed and not item.admission
+    is_scheduled = item.resource_class == ROUTER and item.due_at > now.wall and not (is_claimed or item.admission)
     return WorkItem(
         id=item.id,
         kind=item.kind,
@@ -586,8 +585,8 @@ def _waiting(item: WorkItem, now: Moment, *, due_at: int, reason: str) -> WorkIt
 
 def _ended(item: WorkItem, state: WorkState, now: Moment, *, attempts: int, reason: str = "", **more: Any) -> WorkItem:
     """The item with its result and its failure, where there are any, and no budget any more."""
-    more = {"result": None, "failure": None, **more}
-    return _released(item, state, now, reason, attempts=attempts, budget=NO_BUDGET, **more)
+    more = {"result": None, "failure": None, "attempts": attempts, "budget": NO_BUDGET, **more}
+    return _released(item, state, now, reason, **more)
 
 
 def _aside(item: WorkItem, now: Moment, *, reason: str, failure: str | None, result: str | None) -> WorkItem:

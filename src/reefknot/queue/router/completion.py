@@ -23,8 +23,7 @@ from reefknot.queue.model.messages import ExecResult, ResultStatus, encode
 from reefknot.queue.model.results import answer_of, cancel_reason
 from reefknot.queue.model.work import Quarantine, WorkCancelled, WorkDone, WorkFailed, WorkRejected
 from reefknot.queue.port.work_queue import Settlement
-from reefknot.queue.router.context import RouterContext
-from reefknot.queue.router.pending import Pending
+from reefknot.queue.router.pending import Pending, RouterContext
 from reefknot.runtime.log import error_text, logger, printable
 from reefknot.runtime.tasks import Batcher
 from reefknot.runtime.timeouts import STORE_S

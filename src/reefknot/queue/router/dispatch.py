@@ -39,9 +39,8 @@ from reefknot.queue.model.routing import Chosen, Nobody, RoutingInputs, Why, Wor
 from reefknot.queue.model.submission import EXPIRED
 from reefknot.queue.model.work import WorkItem, is_over, is_workers
 from reefknot.queue.router.completion import Completion
-from reefknot.queue.router.context import RouterContext
 from reefknot.queue.router.health import HealthTable
-from reefknot.queue.router.pending import Pending, WaitingLine
+from reefknot.queue.router.pending import Pending, RouterContext, WaitingLine
 from reefknot.queue.router.settings import ACK_WITHIN_S, ASK_AGAIN_S, LATE_S
 from reefknot.runtime import seeds
 

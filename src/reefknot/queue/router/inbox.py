@@ -28,10 +28,9 @@ from reefknot.queue.model.routing import too_late_everywhere
 from reefknot.queue.model.work import record_id
 from reefknot.queue.port.transport import Delivery
 from reefknot.queue.router.completion import Acknowledge, Completion
-from reefknot.queue.router.context import RouterContext
 from reefknot.queue.router.dispatch import REFUSED_FOR_S, SHARED, Dispatcher
 from reefknot.queue.router.health import HealthTable
-from reefknot.queue.router.pending import Pending
+from reefknot.queue.router.pending import Pending, RouterContext
 from reefknot.runtime.log import error_text, logger, printable
 from reefknot.runtime.tasks import BoundedTasks
 

@@ -28,11 +28,10 @@ from reefknot.queue.model.work import ROUTER, WorkItem, WorkState, is_ingestion,
 from reefknot.queue.port.control import Command
 from reefknot.queue.port.transport import Transport
 from reefknot.queue.router.completion import Completion
-from reefknot.queue.router.context import RouterContext
 from reefknot.queue.router.dispatch import SHARED, Dispatcher
 from reefknot.queue.router.health import HealthTable
 from reefknot.queue.router.inbox import Inbox
-from reefknot.queue.router.pending import Pending, PendingTable
+from reefknot.queue.router.pending import Pending, PendingTable, RouterContext
 from reefknot.queue.router.settings import RouterSettings
 from reefknot.queue.router.submissions import LocalCallers, Submissions, validated
 from reefknot.runtime.event_loops import require_asyncio

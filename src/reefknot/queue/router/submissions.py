@@ -48,9 +48,8 @@ from reefknot.queue.model.submission import SCHEDULE_MESSAGE, SubmissionRules
 from reefknot.queue.model.work import ROUTER, Quarantine, WorkItem, is_ingestion, is_over, requeued_at
 from reefknot.queue.port.control import Control
 from reefknot.queue.port.work_queue import FIRST_FENCE, Enqueue, Enqueued, Held, Settlement, WorkClaim, WorkQueue
-from reefknot.queue.router.context import RouterContext, expired_event
 from reefknot.queue.router.health import FleetClasses
-from reefknot.queue.router.pending import ClaimedSubmission
+from reefknot.queue.router.pending import ClaimedSubmission, RouterContext, expired_event
 from reefknot.queue.router.settings import CALLER_LATE_S, LEASE_S
 from reefknot.runtime.processes import own_identity
 from reefknot.runtime.tasks import Batcher

@@ -11,6 +11,7 @@ from typing import Any
 
 from msgspec import Struct, structs
 
+from reefknot.audit.model.event import Event
 from reefknot.queue.model.admission import (
     DRAINING_MESSAGE,
     LONGEST_WAIT_MS,
@@ -24,8 +25,16 @@ from reefknot.queue.model.admission import (
     can_displace,
     unknown_type_message,
 )
-from reefknot.queue.model.messages import ExecAssignment, InvalidMessage, named_class, resource_class
+from reefknot.queue.model.messages import (
+    ExecAssignment,
+    ExecAssignmentAck,
+    InvalidMessage,
+    named_class,
+    resource_class,
+)
+from reefknot.queue.model.work import WorkItem
 from reefknot.queue.worker.pool import Pool, Queued
+from reefknot.queue.worker.records import AcceptedWork
 
 
 class AdmissionVerdict(Struct, frozen=True):
@@ -37,6 +46,31 @@ class AdmissionVerdict(Struct, frozen=True):
     """The place of the work that is dropped, which the arrival has from now on."""
     at: float = 0.0
     """When it was decided, on the worker's clock: the arrival waits since then, however long its write takes."""
+
+
+class Admitted(Struct, frozen=True):
+    """An assignment that has its place in a pool and is not kept yet."""
+
+    work: AcceptedWork
+    pool: Pool
+    item: WorkItem
+    ack: ExecAssignmentAck
+    """The ack that is sent once it is kept; it shows the queue at admission."""
+    event: Event
+    failure: str
+    """The ack's message if it cannot be kept."""
+    since: float
+    """When it was admitted, on the worker's clock."""
+
+
+class IntakeResult(Struct, frozen=True):
+    """The outcome of one delivery."""
+
+    ack: ExecAssignmentAck
+    evicted: tuple[str, ExecAssignmentAck] | None = None
+    """The record of another assignment that had to make room, and its ack. Its result follows."""
+    duplicate: tuple[str, Pool] | None = None
+    """A record that the store has already, and the pool that it was sent to."""
 
 
 def with_own_class(

@@ -49,6 +49,7 @@ from reefknot.queue.execution.failures import (
     is_stopped,
     last_error,
     outcome_of,
+    redacted,
     timeout_result,
     unknown_key,
 )
@@ -72,7 +73,6 @@ from reefknot.queue.worker.records import (
     AttemptReport,
     Counters,
     RunningStep,
-    as_text,
     result_of,
     sendable,
 )
@@ -151,7 +151,7 @@ class StepRunner:
             return waits or self._is_down(attempt, destination, events)
 
         def make_report() -> AttemptReport:
-            ran = self._redacted(self._timed_out(attempt, limit), "", limit.seconds * 1000)
+            ran = redacted(self._timed_out(attempt, limit), "", limit.seconds * 1000, self._redactor)
             return self._judged(attempt, ran, destination, permit, events)
 
         watch: OverdueWatch | None = None
@@ -327,30 +327,10 @@ class StepRunner:
         latency = (self._clock.now() - began) * 1000
         if ran.step.ok:
             return StepOutcome(msgspec.structs.replace(ran.step, latency_ms=latency))
-        return self._redacted(ran, unknown_key(ran, keys.unknown), latency)
+        return redacted(ran, unknown_key(ran, keys.unknown), latency, self._redactor)
 
     def _timed_out(self, attempt: AttemptInputs, limit: TimedOut) -> StepOutcome:
         return StepOutcome(timeout_result(attempt.item, attempt.target, limit.seconds, whole=limit.whole), limit)
-
-    def _redacted(self, ran: StepOutcome, unknown: str, latency: float) -> StepOutcome:
-        """The outcome with its latency, without secrets, and with the guarded key that a person has to resolve."""
-        step = ran.step
-        message = self._redactor(as_text(step.error_message)) if step.error_message else ""
-        if not unknown:
-            step = msgspec.structs.replace(step, latency_ms=latency, error_message=message)
-            return msgspec.structs.replace(ran, step=step, unknown="", traceback=self._redactor(ran.traceback))
-        unknown = self._redactor(unknown)
-        step = msgspec.structs.replace(
-            step,
-            status=StepStatus.ERROR,
-            error_code=ErrorCode.execution_failed,
-            error_message=f"nobody knows whether the effect of the guarded key {unknown} happened: {message}",
-            latency_ms=latency,
-        )
-        traceback = self._redactor(ran.traceback)
-        return StepOutcome(
-            step, ran.timed_out, verdict=False, unknown=unknown, exceptions=ran.exceptions, traceback=traceback
-        )
 
     def _waits_for_key(self, attempt: AttemptInputs, held: HeldKey | None) -> AttemptReport | None:
         """

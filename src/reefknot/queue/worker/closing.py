@@ -45,7 +45,7 @@ from reefknot.queue.model.work import (
 )
 from reefknot.queue.port.work_queue import Held, Settlement, WorkClaim
 from reefknot.queue.worker.attempt import StepRunner
-from reefknot.queue.worker.context import Message, WorkerContext
+from reefknot.queue.worker.context import WorkerContext, WorkerMessage
 from reefknot.queue.worker.pool import Pool, Queued
 from reefknot.queue.worker.records import AcceptedWork, AttemptReport
 from reefknot.runtime.log import logger, printable
@@ -179,7 +179,7 @@ class Closing:
 
     async def _publish(self, kept: list[EndedAttempt]) -> None:
         ends = [(one.item, one.body) for one in kept if one.body is not None]
-        await self._context.send_all([Message.of_result(item.id, body, item.generation) for item, body in ends])
+        await self._context.send_all([WorkerMessage.of_result(item.id, body, item.generation) for item, body in ends])
 
     async def release_prefetched(self, pools: list[Pool]) -> None:
         """Give back what was claimed ahead and no slot has begun."""

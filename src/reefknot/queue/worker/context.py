@@ -21,7 +21,7 @@ PUBLISH_BATCH = 64
 """Messages that are published within one `PUBLISH_S`."""
 
 
-class Message(Struct, frozen=True, gc=False):
+class WorkerMessage(Struct, frozen=True, gc=False):
     """A message of a worker: `what` it is, for the log, and its id, if a repetition is to be dropped."""
 
     subject: str
@@ -30,11 +30,11 @@ class Message(Struct, frozen=True, gc=False):
     message_id: str = ""
 
     @classmethod
-    def of_ack(cls, ack: ExecAssignmentAck) -> "Message":
+    def of_ack(cls, ack: ExecAssignmentAck) -> "WorkerMessage":
         return cls(ACK, encode(ack), f"the ack of {ack.assignment_id}")
 
     @classmethod
-    def of_result(cls, work_id: str, body: bytes, generation: int) -> "Message":
+    def of_result(cls, work_id: str, body: bytes, generation: int) -> "WorkerMessage":
         """The result of this generation, as it is stored: a requeue by a person starts another one."""
         return cls(RESULT, body, f"the result of {work_id}", f"{work_id}/{generation}")
 
@@ -50,7 +50,7 @@ class WorkerContext(OwnerContext, frozen=True, kw_only=True):
     def worker_id(self) -> str:
         return self.name
 
-    async def send_all(self, messages: Iterable[Message]) -> None:
+    async def send_all(self, messages: Iterable[WorkerMessage]) -> None:
         """Publish these in order. One that fails is logged: it is stored, and who asks again gets it."""
         waiting = deque(messages)
         while waiting:
@@ -67,7 +67,7 @@ class WorkerContext(OwnerContext, frozen=True, kw_only=True):
         await self._publish(ACK, encode(ack))
 
     async def send_result(self, work_id: str, body: bytes, generation: int) -> None:
-        one = Message.of_result(work_id, body, generation)
+        one = WorkerMessage.of_result(work_id, body, generation)
         await self._publish(one.subject, body, one.message_id)
 
     async def repeat_result(self, result: ExecResult) -> None:

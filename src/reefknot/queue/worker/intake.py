@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from msgspec import UNSET, Struct, structs
+from msgspec import UNSET, structs
 
 from reefknot.audit.assignments import RulesRecorder
 from reefknot.audit.model.event import Event
@@ -42,9 +42,9 @@ from reefknot.queue.model.results import DROPPED_MESSAGE, is_same_job
 from reefknot.queue.model.work import Interrupted, WorkItem, WorkState, assignment_and_tenant, is_unassigned
 from reefknot.queue.port.transport import Delivery
 from reefknot.queue.port.work_queue import Settlement
-from reefknot.queue.worker.admission import AdmissionVerdict, WorkerAdmission, with_own_class
+from reefknot.queue.worker.admission import AdmissionVerdict, Admitted, IntakeResult, WorkerAdmission, with_own_class
 from reefknot.queue.worker.closing import Closing
-from reefknot.queue.worker.context import Message, WorkerContext
+from reefknot.queue.worker.context import WorkerContext, WorkerMessage
 from reefknot.queue.worker.pool import Pool, starting
 from reefknot.queue.worker.records import AcceptedWork, AdmittedAs, admission_event
 from reefknot.runtime.tasks import BoundedTasks, run_in_background
@@ -64,31 +64,6 @@ _FAILED_AS = {
     Defer: "Failed to queue deferred assignment",
     Degrade: "Failed to queue degraded assignment",
 }
-
-
-class Admitted(Struct, frozen=True):
-    """An assignment that has its place in a pool and is not kept yet."""
-
-    work: AcceptedWork
-    pool: Pool
-    item: WorkItem
-    ack: ExecAssignmentAck
-    """The ack that is sent once it is kept; it shows the queue at admission."""
-    event: Event
-    failure: str
-    """The ack's message if it cannot be kept."""
-    since: float
-    """When it was admitted, on the worker's clock."""
-
-
-class IntakeResult(Struct, frozen=True):
-    """The outcome of one delivery."""
-
-    ack: ExecAssignmentAck
-    evicted: tuple[str, ExecAssignmentAck] | None = None
-    """The record of another assignment that had to make room, and its ack. Its result follows."""
-    duplicate: tuple[str, Pool] | None = None
-    """A record that the store has already, and the pool that it was sent to."""
 
 
 class Intake:
@@ -187,15 +162,13 @@ class Intake:
         await self._tasks.start("acks could not be sent", self._answer_all, answered)
 
     async def _answer_all(self, answered: list[tuple[IntakeResult, Delivery]]) -> None:
-        acks, others = list[Message](), list[tuple[IntakeResult, Delivery]]()
+        acks = list[WorkerMessage]()
         for result, delivery in answered:
             if result.evicted is None and result.duplicate is None and delivery.done is None:
-                acks.append(Message.of_ack(result.ack))
+                acks.append(WorkerMessage.of_ack(result.ack))
             else:
-                others.append((result, delivery))
+                await self._tasks.run_logged(_NOT_TAKEN, self._answer, result, delivery)
         await self._context.send_all(acks)
-        for result, delivery in others:
-            await self._tasks.run_logged(_NOT_TAKEN, self._answer, result, delivery)
 
     async def _answer(self, result: IntakeResult, delivery: Delivery) -> None:
         if result.evicted is not None:
@@ -337,7 +310,11 @@ class Intake:
                 one.pool.release(one.work.assignment.priority)
         if any(kept):
             self._rules.written(rules)
-        return [await self._kept(one, item) for one, item in zip(batch, kept, strict=True)]
+        both = zip(batch, kept, strict=True)
+        return [
+            await self._duplicate(a.work.assignment, a.pool) if item is None else IntakeResult(a.ack)
+            for a, item in both
+        ]
 
     async def _assign(self, items: list[WorkItem], start: set[str], entries: list[AuditEntry]) -> list[WorkItem | None]:
         """Accept these in the store. If the worker ends meanwhile, what was started goes back and spends nothing."""
@@ -375,9 +352,6 @@ class Intake:
             one.pool.begin([item])
         elif not one.pool.has(item.id):
             one.pool.put(structs.replace(one.pool.queued(item), since=one.since))
-
-    async def _kept(self, one: Admitted, item: WorkItem | None) -> IntakeResult:
-        return await self._duplicate(one.work.assignment, one.pool) if item is None else IntakeResult(one.ack)
 
     async def _evict_and_keep(
         self, answer: AcceptDropping, assignment: ExecAssignment, body: bytes, pool: Pool, verdict: AdmissionVerdict

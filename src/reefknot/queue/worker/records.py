@@ -19,7 +19,6 @@ from reefknot.audit.model.event import Event
 from reefknot.core.canonical import canonical
 from reefknot.core.checks import LARGEST_FLOAT, is_number
 from reefknot.core.failure import ErrorCode
-from reefknot.errors import shown
 from reefknot.policy.model.book import Book
 from reefknot.queue.execution.tracing import WorkTrace
 from reefknot.queue.model.admission import (
@@ -186,13 +185,6 @@ _CODE_OF_STATUS = {
     StepStatus.CANCELLED: ErrorCode.cancelled_by_user,
     StepStatus.TIMEOUT: ErrorCode.cancelled_by_timeout,
 }
-
-
-def as_text(message: object) -> str:
-    """A message as text that UTF-8 can carry, whatever a block gave as one."""
-    if not isinstance(message, str):
-        message = shown(message, 300)
-    return message if message.isascii() else message.encode("utf-8", "replace").decode()
 
 
 def _broken(message: str) -> StepResult:

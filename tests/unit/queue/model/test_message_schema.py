@@ -12,7 +12,7 @@ import pytest
 from msgspec import structs
 
 from reefknot.queue.model.admission import OverloadStatus
-from reefknot.queue.model.message_schema import WIRE, assignment_schema, result_schema, wire_schemas
+from reefknot.queue.model.message_schema import WIRE, assignment_schema, result_schema, wire_schemas, written_assignment
 from reefknot.queue.model.messages import (
     LONGEST_ID,
     LONGEST_MS,
@@ -22,7 +22,6 @@ from reefknot.queue.model.messages import (
     ResultJob,
     ResultStatus,
     encode,
-    written_assignment,
 )
 
 KINDS: dict[str, Any] = {
