@@ -144,6 +144,10 @@ def events_to_keep(
     return [event for event in events if event.work_id not in refused] if accepted else ()
 
 
+SAME_IN_BOTH = ("kind", "assignment_id", "correlation_id", "trace_id", "pool", "tenant_id", "source")
+"""The fields of a filter that an item must have with the same value. Every store finds items by any of them."""
+
+
 class WorkFilter(Struct, frozen=True):
     """A filter for all work of a store. All given fields must match; an empty filter matches all."""
 
@@ -172,13 +176,7 @@ class WorkFilter(Struct, frozen=True):
     def matches(self, item: WorkItem) -> bool:
         """Whether the item matches in everything but its state."""
         return (
-            self.kind in (None, item.kind)
-            and self.assignment_id in (None, item.assignment_id)
-            and self.correlation_id in (None, item.correlation_id)
-            and self.trace_id in (None, item.trace_id)
-            and self.pool in (None, item.pool)
-            and self.tenant_id in (None, item.tenant_id)
-            and self.source in (None, item.source)
+            all((given := getattr(self, name)) is None or given == getattr(item, name) for name in SAME_IN_BOTH)
             and item.created_at >= self.since
             and (self.before is None or item.created_at < self.before)
             and not (self.only_ingestion and not is_ingestion(item))

@@ -8,7 +8,7 @@ from msgspec import Struct, json, structs
 
 from reefknot.queue.model.failure_groups import in_small
 from reefknot.queue.model.work import INGEST, NO_BUDGET, Budget, HistoryEntry, WorkItem, WorkState, record_id
-from reefknot.queue.port.work_queue import EVERYTHING, WorkFilter, WorkPage, WorkSnapshot
+from reefknot.queue.port.work_queue import EVERYTHING, SAME_IN_BOTH, WorkFilter, WorkPage, WorkSnapshot
 from reefknot.stores.sqlite.connection import query
 from reefknot.stores.sqlite.transaction import Transaction
 
@@ -243,18 +243,15 @@ def _scanned(
     return found if end is None else [seq for seq in found if nearest(seq, end) == seq], end
 
 
+_BY_INDEX = frozenset({"kind", "assignment_id", "correlation_id", "trace_id"})
+
+
 def _conditions(match: WorkFilter) -> Way:
     """The conditions of a filter that no index leads to."""
-    parts, values = ["true"], list[str | int]()
-    if match.tenant_id is not None:
-        parts.append("tenant_id IS ?")
-        values.append(match.tenant_id)
-    if match.source is not None:
-        parts.append("source = ?")
-        values.append(match.source)
-    if match.pool is not None:
-        parts.append("pool = ?")
-        values.append(match.pool)
+    given = {
+        name: value for name in SAME_IN_BOTH if name not in _BY_INDEX and (value := getattr(match, name)) is not None
+    }
+    parts, values = ["true", *(f"{name} IS ?" for name in given)], list[str | int](given.values())
     if match.only_ingestion:
         parts.append("substr(resource_class, 1, ?) = ? AND instr(resource_class, '@') = 0")
         values += [len(INGEST), INGEST]
