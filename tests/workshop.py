@@ -5,8 +5,6 @@ The fixture `shop` is opened in the virtual time of its test, and `with_shop(sto
 hears every ack and every result.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress

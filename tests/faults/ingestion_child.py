@@ -8,8 +8,6 @@ or those of one name, whether before or after it, and the wrong way that is trie
 of this.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -7,8 +7,6 @@ is `reefknot` with short leases, and with one decision broken if FLAW is not `no
 than theirs: some of it fails at first and is tried again later, some is due later. `judge` reads the evidence alone.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

@@ -4,8 +4,6 @@ Sources that fail, from the command line: many bad items, limits, outages, and s
 `make test` has 45 items that fail where 30 can be remembered, `make faults` 1,500 and 1,000.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """kill -9 of an orchestrator at every call to its source and its stores, and what the next one makes of it."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Any

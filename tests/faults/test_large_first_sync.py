@@ -4,8 +4,6 @@ A large first sync of a GitHub-like server in virtual time: limits, files that f
 `make test` reads 1,500 files, `make faults` 50,000 at GitHub's own 5,000 requests an hour.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections import Counter

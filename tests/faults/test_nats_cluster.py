@@ -1,7 +1,5 @@
 """Three NATS servers, each record on all of them: the leader killed, moved and cut off, under load."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

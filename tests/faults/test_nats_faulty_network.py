@@ -5,8 +5,6 @@ Router, worker and client each have a proxy of their own. An answer that is swal
 stored what was sent, and the sender does not know.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import AsyncIterator, Iterator

@@ -4,8 +4,6 @@ kill -9 over a store on NATS: at every network call of a worker, and of a whole 
 The stories, the judges and the wrong ways are those of the other engines.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path

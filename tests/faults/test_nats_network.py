@@ -1,7 +1,5 @@
 """A proxy between a client and a NATS server cuts, resets, holds and delays what passes, each way by itself."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager

@@ -3,8 +3,6 @@ What dies, freezes or is repeated around a store on NATS, under load from anothe
 has one result, and nothing that was accepted is lost.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import AsyncIterator, Iterator

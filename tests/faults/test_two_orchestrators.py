@@ -1,7 +1,5 @@
 """Two orchestrator processes over one store: no job runs twice at the same time, whoever dies."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -8,8 +8,6 @@ own, and the wrong way that is tried, if any. A job
 that runs holds a file of its own, so two that run at the same time meet there, whichever processes they are in.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

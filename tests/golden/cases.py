@@ -1,7 +1,5 @@
 """Every scenario: what is there, and which commands are run on it, one after the other."""
 
-from __future__ import annotations
-
 from tests.golden import configurations, refusals, stores
 from tests.golden.harness import Folder, Scenario, Step, both
 

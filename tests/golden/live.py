@@ -1,7 +1,5 @@
 """A system that runs in a process of its own, and the commands that look at it and steer it."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import time

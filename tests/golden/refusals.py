@@ -1,7 +1,5 @@
 """Commands that are refused: mistyped words, values out of bounds, and stores that are not there."""
 
-from __future__ import annotations
-
 from tests.golden.harness import Folder, Step
 
 

@@ -18,8 +18,6 @@ Left out, because it cannot be made the same in every run, or takes too long:
 - terminals: colours, progress bars, widths; streams that are closed or full.
 """
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from collections.abc import Iterator

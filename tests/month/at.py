@@ -7,8 +7,6 @@ SECONDS are added to the wall clock, VERSIONS made-up versions to those of the s
 exists, every write to the store fails as on a full disk. The CPU seconds that this took are left in a file.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Iterator

@@ -6,8 +6,6 @@ ended, and no open connection has had anything to read for a moment. Whatever a 
 that it lives, it does here once in five minutes, because nothing that a month is about depends on it.
 """
 
-from __future__ import annotations
-
 import os
 import selectors
 import stat

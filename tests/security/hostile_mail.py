@@ -5,8 +5,6 @@ The attacks are those that have stopped readers of mail before: thousands of rec
 headers, boundaries that never match or match everywhere, charsets and encodings that lie, HTML that never closes.
 """
 
-from __future__ import annotations
-
 from base64 import b64encode
 from collections.abc import Callable
 from random import Random

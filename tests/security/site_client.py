@@ -1,7 +1,5 @@
 """Requests to the dashboard's application in process, byte by byte: also those that no client would send."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterable

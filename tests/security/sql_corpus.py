@@ -4,8 +4,6 @@ Statements that would write, reach files or change settings, in SQLite's words a
 `{out}` stands for the path of a file that must not come to be.
 """
 
-from __future__ import annotations
-
 WRITES = (
     "INSERT INTO people VALUES (9, 'x')",
     "INSERT INTO people SELECT 9, 'x'",

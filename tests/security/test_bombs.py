@@ -1,7 +1,5 @@
 """Small answers that unpack to large ones are refused quickly, and never held in memory."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import tracemalloc

@@ -1,7 +1,5 @@
 """Hosts, origins, tokens and roles: what another site, another machine or a reader must not reach."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from itertools import product

@@ -1,7 +1,5 @@
 """What requests bring: no look changes a store, no hostile text breaks an answer or gets into it as code."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Iterator

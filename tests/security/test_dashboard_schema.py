@@ -1,7 +1,5 @@
 """The OpenAPI document, and the API by it: requests that it allows and requests that it forbids, against a server."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -1,7 +1,5 @@
 """Somebody else's configuration is not obeyed, and no root of the fs blocks reaches what the process is made of."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -5,8 +5,6 @@ A second process exchanges `root/door`, a folder, with a link to the outside as 
 `door/file` is then either the file inside, or nothing.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

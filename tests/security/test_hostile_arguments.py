@@ -1,7 +1,5 @@
 """Odd input at the command line: a named error with its exit code, never an internal one, and no forged line."""
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 import sys

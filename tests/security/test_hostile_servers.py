@@ -4,8 +4,6 @@ Servers that answer with far more than was asked for: a sync of the command line
 Each sync is a process of its own, whose largest memory is read at its end.
 """
 
-from __future__ import annotations
-
 import gzip
 import os
 import re

@@ -1,7 +1,5 @@
 """Texts of operators and ids of jobs: no reason carries a secret into the store, and every id stays one."""
 
-from __future__ import annotations
-
 import asyncio
 from html import unescape
 from pathlib import Path

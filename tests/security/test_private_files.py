@@ -1,7 +1,5 @@
 """Results, copies and stores are for their owner alone, whatever the umask and whoever made the file beforehand."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat

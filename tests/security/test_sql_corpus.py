@@ -1,7 +1,5 @@
 """A connection for reading writes nothing and makes no file, whatever the statement says."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 from pathlib import Path

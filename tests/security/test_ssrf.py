@@ -5,8 +5,6 @@ Connections are counted at the socket, by the interpreter's own audit events, an
 hook refuses each one after it was counted.
 """
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import sys

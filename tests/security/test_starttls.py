@@ -6,8 +6,6 @@ conversation is written: in the packet of the answer, a few microseconds later, 
 and the handshake. The real server has a trusted certificate and one message of its own.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

@@ -5,8 +5,6 @@ Nothing here waits or sends: `tests.simulation.broker` has the connections, the 
 of refusals are the server's; `tests/simulation/test_broker.py` compares the model with a real one.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field

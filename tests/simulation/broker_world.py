@@ -6,8 +6,6 @@ Half of the runs send their messages over the model too, assignments through its
 to rules of their own: `StreamRules` looks at each message as it is stored.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random

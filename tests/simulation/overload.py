@@ -6,14 +6,12 @@ stream. The service behind the steps has so many places and needs so much time f
 times are random: what holds for many seeds is no matter of luck.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
+from typing import Any, Self
 
 from reefknot.app.system import System
 from reefknot.errors import QueueFullError
@@ -125,7 +123,7 @@ class Load:
         good = [one.came + one.took for stream, one in every if one.status == "success" and one.took <= stream.deadline]
         return sum(begin <= ended < end for ended in good) / (end - begin)
 
-    def run(self) -> Load:
+    def run(self) -> Self:
         """Run to the end, in virtual time."""
         logger = logging.getLogger("reefknot")
         before, logger.disabled = logger.disabled, True

@@ -1,7 +1,5 @@
 """The model of the broker behaves like the server: it keeps the engine's contracts, and does as a real one does."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator

@@ -1,7 +1,5 @@
 """Weakened protocols of the engine on a broker. A simulation that does not catch them would prove nothing."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The model of the broker answers as a real server does: the same requests to both, and the answers compared."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable

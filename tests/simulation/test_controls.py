@@ -1,7 +1,5 @@
 """Broken variants of the system. A harness that does not catch them would prove nothing about the whole one."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from typing import Any

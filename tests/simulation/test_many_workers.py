@@ -6,8 +6,6 @@ hundred workers, `make soak` a thousand. The run measures decisions, not a machi
 in `docs/performance.md`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections import Counter

@@ -6,8 +6,6 @@ eighth is on SQLite, the others in memory. Every promise has its control: the sa
 product broken.
 """
 
-from __future__ import annotations
-
 import os
 from typing import Any
 
