@@ -54,6 +54,13 @@ async def opened_site(path: Path, settings: Settings | None = None, **more: Any)
         yield Site(store, access=access(**more), redactor=Redactor(()), settings=settings, shown=f"sqlite:{path}")
 
 
+@asynccontextmanager
+async def new_site(**more: Any) -> AsyncIterator[Site]:
+    """A site over an empty store in memory."""
+    async with open_store("memory:") as store:
+        yield Site(store, access=access(**more), redactor=Redactor(()), shown="memory:")
+
+
 def bearer(token: str = OPERATOR) -> tuple[str, str]:
     return ("Authorization", f"Bearer {token}")
 

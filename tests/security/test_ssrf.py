@@ -73,30 +73,15 @@ HOSTS = (
     *("mixed.example", "inside.example", "mapped.example", "nat64.example", "sixtofour.example", "empty.example"),
 )
 WHOLE = (
-    *(
-        "http://example.com@127.0.0.1/",
-        "http://127.0.0.1@example.com/",
-        "http://u:p@10.0.0.1/",
-        "http://a@b@127.0.0.1/",
-    ),
-    *("http://127.0.0.1\\@example.com/", "http://example.com\\@127.0.0.1/", "http://127.0.0.1#@example.com/"),
-    *(
-        "http://127.0.0.1:80\\@example.com:80/",
-        "http://127.0.0.1?@example.com/",
-        "http:///127.0.0.1/",
-        "http:127.0.0.1",
-    ),
-    *(
-        "http:/127.0.0.1/",
-        "//127.0.0.1/",
-        "http://\t127.0.0.1/",
-        "http://127.0.0.1\t/",
-        "http://127.0.0.1\n.example.com/",
-    ),
-    *("http://\u202e127.0.0.1/", "http://127.0.0.1:080/", "http://127.0.0.1:99999/", "http://127.0.0.1:22/"),
-    *("file:///etc/passwd", "file://127.0.0.1/etc/passwd", "ftp://127.0.0.1/", "gopher://127.0.0.1:6379/_INFO"),
-    *("dict://127.0.0.1:11211/stat", "ldap://127.0.0.1/", "unix:/var/run/docker.sock", "http+unix://%2fx.sock/"),
-    *("jar:http://127.0.0.1!/", "data:text/plain,x", "javascript:1", "ws://127.0.0.1/", "HTTP://127.0.0.1/", "http://"),
+    *("http://example.com@127.0.0.1/", "http://127.0.0.1@example.com/", "http://u:p@10.0.0.1/"),
+    *("http://a@b@127.0.0.1/", "http://127.0.0.1\\@example.com/", "http://example.com\\@127.0.0.1/"),
+    *("http://127.0.0.1#@example.com/", "http://127.0.0.1:80\\@example.com:80/", "http://127.0.0.1?@example.com/"),
+    *("http:///127.0.0.1/", "http:127.0.0.1", "http:/127.0.0.1/", "//127.0.0.1/", "http://\t127.0.0.1/"),
+    *("http://127.0.0.1\t/", "http://127.0.0.1\n.example.com/", "http://\u202e127.0.0.1/", "http://127.0.0.1:080/"),
+    *("http://127.0.0.1:99999/", "http://127.0.0.1:22/", "file:///etc/passwd", "file://127.0.0.1/etc/passwd"),
+    *("ftp://127.0.0.1/", "gopher://127.0.0.1:6379/_INFO", "dict://127.0.0.1:11211/stat", "ldap://127.0.0.1/"),
+    *("unix:/var/run/docker.sock", "http+unix://%2fx.sock/", "jar:http://127.0.0.1!/", "data:text/plain,x"),
+    *("javascript:1", "ws://127.0.0.1/", "HTTP://127.0.0.1/", "http://"),
 )
 CORPUS = (
     *(f"http://{host}/" for address in TARGETS for host in spellings(address)),
