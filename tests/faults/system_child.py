@@ -1,21 +1,18 @@
 """
 Kills a whole system at a stage of a step, lets a second one carry on over the same store, and prints what both left.
 
-    python -m tests.faults.system_child FOLDER < plans.jsonl > evidence.jsonl
-
-A plan is one line: the stage, the wrong way that is tried, if any, and the address of the store, where that is no file
-of its own. Nothing in the product knows of this: what a
-stage is, is seen in the calls to the store, the transport and the block, and that is where the process ends.
+A plan is the stage, the wrong way that is tried, if any, and the address of the store, where that is no file of its
+own. Nothing in the product knows of this: what a stage is, is seen in the calls to the store, the transport and the
+block, and that is where the process ends.
 """
 
 import asyncio
 import json
 import os
-import shutil
 import signal
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,20 +41,9 @@ from reefknot.runtime.clocks import clock_of_this_loop
 from reefknot.steps.port import BlockContext
 from reefknot.stores.opening import open_store
 from reefknot.stores.port import Store
-from tests.faults.dying import in_a_process_of_its_own
+from tests.faults.carrying_out import Fork, Life, Plan, Say, carry_out_plans, two_lives
 
-STAGES = (
-    "held",
-    "submitted",
-    "assigned",
-    "started",
-    "acked",
-    "claimed",
-    "running",
-    "waiting",
-    "settled",
-    "published",
-)
+STAGES = ("held", "submitted", "assigned", "started", "acked", "claimed", "running", "waiting", "settled", "published")
 """
 Kept, and held by the router, before the caller hears that it was accepted; accepted, and sent to nobody yet; in the
 worker's class, not yet acked; the same, and started by the same call; acked; claimed by a slot; its effect done;
@@ -72,8 +58,6 @@ BACKOFF_MS = 1500
 SEED = 5
 """With this one the victim draws nearly the whole of its backoff."""
 LONGEST_S = 20.0
-
-Say = Callable[[Any], None]
 
 
 class Doom:
@@ -218,7 +202,7 @@ def assignment(name: str, stage: str) -> ExecAssignment:
     return ExecAssignment(name, f"r-{name}", Job("demo.effect", {"fails": fails}), options=options)
 
 
-def url_of(plan: dict[str, Any], folder: Path) -> str:
+def url_of(plan: Plan, folder: Path) -> str:
     return "memory:" if plan["flaw"] == "memory" else plan.get("engine") or f"sqlite:{folder / 'state.db'}"
 
 
@@ -231,7 +215,7 @@ def made(store: Store, folder: Path, doom: Doom) -> System:
     return System(watched, clock_of_this_loop(), settings=settings, routing=routing, blocks=blocks, seed=SEED)
 
 
-async def first_life(plan: dict[str, Any], folder: Path, say: Say) -> None:
+async def first_life(plan: Plan, folder: Path, say: Say) -> None:
     doom = Doom(plan["stage"], plan["flaw"], say)
     async with open_store(url_of(plan, folder)) as store:
         system = made(store, folder, doom)
@@ -246,8 +230,9 @@ async def first_life(plan: dict[str, Any], folder: Path, say: Say) -> None:
         await asyncio.wait(answers.values(), timeout=LONGEST_S)
 
 
-async def second_life(plan: dict[str, Any], folder: Path, accepted: list[str]) -> dict[str, Any]:
+async def second_life(plan: Plan, folder: Path, said: list[Any]) -> dict[str, Any]:
     """It is asked for nothing but the results; then everything once more, as a caller does who is not sure."""
+    accepted = [words[1] for words in said if words[0] == "accepted"]
     doom = Doom("", plan["flaw"] if plan["flaw"] == "forgets the wait" else "", lambda said: None)
     async with open_store(url_of(plan, folder)) as store:
         victim = await store.work.get(VICTIM)
@@ -283,27 +268,13 @@ def _text(result: Any) -> str:
     return encode(result).decode()
 
 
-def one(folder: Path, plan: dict[str, Any]) -> dict[str, Any]:
+def one(folder: Path, plan: Plan) -> Life:
     """One death, and the life after it."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    child, heard = in_a_process_of_its_own(lambda say: asyncio.run(first_life(plan, folder, say)))
-    said = heard()
-    ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    accepted = [words[1] for words in said if words[0] == "accepted"]
-    child, heard = in_a_process_of_its_own(lambda say: say(asyncio.run(second_life(plan, folder, accepted))))
-    after = heard()
-    os.waitpid(child, 0)
     marks = folder / "marks"
+    seen = two_lives(plan, Fork(lambda say: first_life(plan, folder, say)), partial(second_life, plan, folder))
     lines = marks.read_text().splitlines() if marks.exists() else []
-    effects = [json.loads(line) for line in lines]
-    return {"plan": plan, "ended": ended, "said": said, "after": after[-1] if after else None, "effects": effects}
-
-
-def main(folder: Path) -> None:
-    for line in sys.stdin:
-        print(json.dumps(one(folder / "life", json.loads(line))), flush=True)
+    return {**seen, "effects": [json.loads(line) for line in lines]}
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    carry_out_plans(one)

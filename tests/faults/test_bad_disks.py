@@ -1,8 +1,7 @@
 """A disk that is full, or fails: a named error with the way out, all or nothing, no second fsync after a failed one."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores.sqlite import SqliteStore
 from tests.faults.points import spread
 from tests.faults.story import told
-from tests.faults.vfs import Counter, Failing, FaultyDisk, Hook, disk_error, disk_full
+from tests.faults.vfs import Counter, Failing, Hook, disk_error, disk_full, lazy_disk
 
 # apsw also tells of errors inside a disk that SQLite has no use for.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -92,15 +91,6 @@ def halves(found: Facts) -> list[str]:
     return wrong
 
 
-@contextmanager
-def disk(hook: Hook) -> Iterator[FaultyDisk]:
-    made = FaultyDisk(hook, name="bad", lazy=True)
-    try:
-        yield made
-    finally:
-        made.unregister()
-
-
 class Run(NamedTuple):
     """One run over a disk that fails once: the errors, what was done by then, and what a healthy disk shows."""
 
@@ -118,7 +108,7 @@ def run(folder: Path, hook: Failing, steps: tuple[Step, ...] = STEPS) -> Run:
         done: list[str] = []
         started, worked_again, calls_after = False, False, 0
         clock = VirtualClock()
-        with disk(hook) as bad:
+        with lazy_disk(hook) as bad:
             opener = bad.opener(autocheckpoint=4)
             store = SqliteStore(folder / "state.db", clock, inline=True, opener=opener)
             try:
@@ -141,7 +131,7 @@ def run(folder: Path, hook: Failing, steps: tuple[Step, ...] = STEPS) -> Run:
             calls_after = sum(call.kind in ("write", "sync") for call in after.calls)
             await store.close()
         clock.advance(120)
-        with disk(Hook()) as good:
+        with lazy_disk(Hook()) as good:
             store = await SqliteStore(folder / "state.db", clock, inline=True, opener=good.opener()).start()
             reopened = await facts(store)
             if not reopened.items:
@@ -267,7 +257,7 @@ def test_callers_of_one_batch_all_hear_that_the_disk_is_full_and_all_succeed_aft
     hook.mended = True
 
     async def main() -> None:
-        with disk(hook) as bad:
+        with lazy_disk(hook) as bad:
             store = await SqliteStore(tmp_path / "state.db", VirtualClock(), opener=bad.opener()).start()
             hook.mended = False
             claims = [store.idempotency.claim(f"{number}", owner="me") for number in range(20)]

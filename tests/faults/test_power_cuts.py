@@ -5,8 +5,6 @@ import json
 import os
 import random
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +21,7 @@ from reefknot.stores.sqlite import SqliteStore, idempotency
 from tests.faults.cutting import Disk, Image
 from tests.faults.points import either, spread
 from tests.faults.story import stored_keys, told
-from tests.faults.vfs import Call, DroppingRecorder, FaultyDisk, Hook, Recorder
+from tests.faults.vfs import Call, DroppingRecorder, FaultyDisk, Hook, Recorder, lazy_disk
 
 ROUNDS = 12
 
@@ -39,15 +37,6 @@ class Promise(NamedTuple):
 class Recording(NamedTuple):
     log: list[Call]
     promises: list[Promise]
-
-
-@contextmanager
-def disk(hook: Hook, *, lazy: bool) -> Iterator[FaultyDisk]:
-    made = FaultyDisk(hook, name="power", lazy=lazy)
-    try:
-        yield made
-    finally:
-        made.unregister()
 
 
 @pytest.fixture(autouse=True)
@@ -90,7 +79,7 @@ def recorded(folder: Path, synchronous: str) -> Recording:
         await store.close()
 
     folder.mkdir()
-    with disk(recorder, lazy=True) as power:
+    with lazy_disk(recorder) as power:
         asyncio.run(main(power))
     return Recording(recorder.log, promises)
 
@@ -127,7 +116,7 @@ def missing(folder: Path, image: Image, promises: list[Promise]) -> list[str]:
                 gone.append(f"{what}: {name}")
         return gone
 
-    with disk(Hook(), lazy=True) as power:
+    with lazy_disk(Hook()) as power:
         try:
             return asyncio.run(look(power))
         except StoreError as error:
@@ -230,7 +219,7 @@ def failed_once(folder: Path, successor: Path) -> Recording:
         del recorder.log[length:]
 
     folder.mkdir()
-    with disk(recorder, lazy=True) as power:
+    with lazy_disk(recorder) as power:
         asyncio.run(main(power))
     return Recording(recorder.log, promises)
 

@@ -26,7 +26,7 @@ def plan(stage: str, flaw: str = "") -> Plan:
 
 def judge(life: Life) -> list[str]:
     """Every promise that was broken, with the stage."""
-    stage, after = life["plan"]["stage"], life["after"]
+    stage, after = life["plan"]["stage"], life["evidence"]
     accepted = [words[1] for words in life["said"] if words[0] == "accepted"]
     wrong = [] if life["ended"] == KILLED else [f"never died: {life['ended']}, {life['said']}"]
     if not isinstance(after, dict):

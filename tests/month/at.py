@@ -46,10 +46,9 @@ def made_up_versions(number: int) -> Iterator[None]:
 def run(seconds: float, versions: int, flag: str, words: list[str]) -> int:
     _move_time(seconds)
     from reefknot.console.cli import main
-    from tests.faults.full_disk import FullWhile
-    from tests.faults.vfs import FaultyDisk
+    from tests.faults.vfs import FailingWhile, FaultyDisk, disk_full
 
-    disk = FaultyDisk(FullWhile(Path(flag)), name="full", default=True) if flag else None
+    disk = FaultyDisk(FailingWhile(Path(flag), "write", disk_full), default=True) if flag else None
     with made_up_versions(versions):
         code = main(words)
     del disk
