@@ -107,10 +107,7 @@ class Story:
         store = await step()
         again = TryAgain(due_at=due + 5_000, delay_ms=4_000)
         later = Snooze(due_at=due + 4_000)
-        reports = [
-            Settlement(second.id, "you", second.fence, again),
-            Settlement(third.id, "you", third.fence, later),
-        ]
+        reports = [Settlement(second.id, "you", second.fence, again), Settlement(third.id, "you", third.fence, later)]
         self.trace.append(await self._stores[0].work.settle(reports))
         await step()
         self.trace.append([item.id for item in await self._stores[0].work.claim(1, WorkClaim(owner="you", lease=60))])

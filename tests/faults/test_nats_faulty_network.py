@@ -7,7 +7,7 @@ stored what was sent, and the sender does not know.
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from uuid import uuid4
@@ -15,7 +15,7 @@ from uuid import uuid4
 import pytest
 
 from reefknot.console.nats_servers import HOST, NatsServer
-from tests.faults.nats_system import Evidence, Parts, judge, loaded, servers_in_memory
+from tests.faults.nats_system import Evidence, Parts, judge, loaded
 from tests.faults.points import ALL, either
 from tests.faults.proxy import Proxy, Way, proxied
 
@@ -31,12 +31,6 @@ SILENT_S = float(either(1, 6))
 """In full longer than a client takes to notice."""
 SLOW_S = 0.15
 REFUSED = "its report was refused"
-
-
-@pytest.fixture
-def server() -> Iterator[NatsServer]:
-    with servers_in_memory() as (found,):
-        yield found
 
 
 @asynccontextmanager

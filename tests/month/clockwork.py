@@ -72,12 +72,7 @@ def slow_pulse() -> Iterator[None]:
         (running, {"STATUS_EVERY_S": PULSE_S, "CONTROL_S": PULSE_S, "worker_settings": _slow(running.worker_settings)}),
         (
             presence,
-            {
-                "STATUS_KEPT_S": 5 * PULSE_S,
-                "STATUS_EVERY_S": PULSE_S,
-                "LOOK_S": PULSE_S,
-                "LOOK_FOR_GONE_S": PULSE_S,
-            },
+            {"STATUS_KEPT_S": 5 * PULSE_S, "STATUS_EVERY_S": PULSE_S, "LOOK_S": PULSE_S, "LOOK_FOR_GONE_S": PULSE_S},
         ),
         (activity, {"LOOK_EVERY_S": PULSE_S / 2, "WRITE_EVERY_S": PULSE_S}),
         (alerts, {"LOOK_EVERY_S": PULSE_S}),
