@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from tests.faults.outside_load import Request, Stream, goodput, percentile, sent, summary, system
+from tests.faults.outside_load import BEGINS_S, Request, Stream, goodput, percentile, sent, summary, system
 from tests.faults.points import ALL, either
 from tests.faults.stub import Stub, stub
 
@@ -25,6 +25,7 @@ SERVICES = {20: (2, 100), 100: (8, 80)}
 """By requests a second: how many at once, and milliseconds for each."""
 ENGINES = ["sqlite", "nats"]
 MOST_SUBMIT_S = 0.2
+MOST_GROWTH_MB = 10
 TRIED = ENGINES if ALL else ["sqlite"]
 CLIENTS = 2
 SLOW_SERVICE = (8, 80)
@@ -32,25 +33,31 @@ SLOW_SERVICE = (8, 80)
 
 def overloaded(
     folder: Path, rate: int, times: int, variant: str = "", on: str = "sqlite"
-) -> tuple[list[Request], Stub]:
-    with stub(*SERVICES[rate]) as service, system(folder, variant=variant, on=on) as engine:
+) -> tuple[list[Request], Stub, list[float]]:
+    """What came of all requests, and the memory of the system after a third of them and at the end."""
+    memory: list[float] = []
+    with stub(*SERVICES[rate]) as service, system(folder, variant=variant, on=on) as up:
         one = Stream("load", rate * times / CLIENTS, SECONDS, service.port, deadline=DEADLINE_S)
-        found = sent(engine, *[one] * CLIENTS, variant=variant)["load"]
-    return found, service
+        threading.Timer(BEGINS_S + SECONDS / 3, lambda: memory.append(up.rss_mb())).start()
+        found = sent(up.url, *[one] * CLIENTS, variant=variant)["load"]
+        memory.append(up.rss_mb())
+    return found, service, memory
 
 
-def wrong_with(found: list[Request], service: Stub, on: str = "sqlite") -> list[str]:
+def wrong_with(found: list[Request], service: Stub, memory: list[float], on: str = "sqlite") -> list[str]:
     """Which promises of overload a run broke."""
     share = goodput(found, DEADLINE_S, 0.0, SECONDS) / service.real_capacity
     submit_s = percentile([one.submit_s for one in found], 0.99)
     kept = [one for one in found if not one.status.startswith("refused")]
     late = sum(one.status != "success" for one in kept)
-    print(f"{on}: goodput {share:.2f}, submit p99 {submit_s * 1000:.0f} ms, {summary(found)}")
+    print(f"{on}: goodput {share:.2f}, submit p99 {submit_s * 1000:.0f} ms, {summary(found)}, {memory} MB")
     broken = [] if share >= 0.9 else [f"goodput {share:.2f} of what the service can do"]
     if submit_s > MOST_SUBMIT_S:
         broken.append(f"submit took {submit_s:.2f} s")
     if late > 0.1 * len(kept):
         broken.append(f"{late} of {len(kept)} that were accepted did not succeed")
+    if memory[-1] - memory[0] > MOST_GROWTH_MB:
+        broken.append(f"memory went from {memory[0]:.0f} to {memory[-1]:.0f} MB")
     return broken
 
 
@@ -66,13 +73,12 @@ def test_a_cold_system_under_overload_loses_only_the_excess(tmp_path: Path, rate
 
 
 def test_control_admission_by_count_alone_accepts_what_it_cannot_do(tmp_path: Path) -> None:
-    found, service = overloaded(tmp_path, 20, 10, "no_time_bound")
-    assert wrong_with(found, service)
+    assert wrong_with(*overloaded(tmp_path, 20, 10, "no_time_bound"))
 
 
 def side_by_side(folder: Path, *streams: Stream, variant: str = "", on: str = "sqlite") -> dict[str, list[Request]]:
-    with stub(*SLOW_SERVICE) as service, system(folder, variant=variant, on=on) as engine:
-        found = sent(engine, *(structs.replace(one, port=service.port) for one in streams), variant=variant)
+    with stub(*SLOW_SERVICE) as service, system(folder, variant=variant, on=on) as up:
+        found = sent(up.url, *(structs.replace(one, port=service.port) for one in streams), variant=variant)
     for name, requests in found.items():
         took = percentile([one.took for one in requests], 0.99)
         print(f"{name}: {summary(requests)}, p99 {took:.2f} s")
@@ -128,10 +134,10 @@ OFFERED = 70
 
 def brown_out(folder: Path, variant: str = "", on: str = "sqlite") -> tuple[float, float]:
     """The capacity falls to a tenth and comes back. Shares of what was possible: meanwhile, and from 2 s after on."""
-    with stub(*SLOW_SERVICE) as service, system(folder, variant=variant, on=on) as engine:
+    with stub(*SLOW_SERVICE) as service, system(folder, variant=variant, on=on) as up:
 
         def change() -> None:
-            time.sleep(2.0 + NORMAL_S)
+            time.sleep(BEGINS_S + NORMAL_S)
             service.set_pace(10 * SLOW_SERVICE[1])
             time.sleep(SLOW_S)
             service.set_pace(SLOW_SERVICE[1])
@@ -139,7 +145,7 @@ def brown_out(folder: Path, variant: str = "", on: str = "sqlite") -> tuple[floa
         changing = threading.Thread(target=change)
         changing.start()
         stream = Stream("load", OFFERED, NORMAL_S + SLOW_S + AFTER_S, service.port, deadline=DEADLINE_S)
-        found = sent(engine, stream, variant=variant)["load"]
+        found = sent(up.url, stream, variant=variant)["load"]
         changing.join()
     back = NORMAL_S + SLOW_S
     meanwhile = goodput(found, DEADLINE_S, NORMAL_S, back) / (100 / 10)

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from reefknot.queue.model.admission import Rules
 from tests.faults import broken
 from tests.faults.outside_load import Request, Stream, percentile, summary
-from tests.simulation.overload import Load
+from tests.simulation.overload import Accounts, Load
 
 pytestmark = pytest.mark.slow
 
@@ -70,6 +71,59 @@ def test_a_cold_and_a_warm_system_under_overload_lose_only_the_excess(seed: int,
 def test_control_admission_by_count_alone_accepts_what_it_cannot_do(monkeypatch: pytest.MonkeyPatch) -> None:
     broken.break_product("no_time_bound", monkeypatch.setattr)
     assert wrong_under_overload(1, 20, 10)
+
+
+# ---- what is on record ----------------------------------------------------------------------------------------------
+
+SIZES = [500] if len(SEEDS) == 1 else [50, 500]
+SOON_S, RISE_S, LOADED_S = 1.0, 0.5, 3.0
+"""The deadline; what the queue takes to fill, and the system to learn how fast the service is; the length of a load."""
+
+
+def accounts(seed: int, times: int, size: int, **changes: Any) -> Accounts:
+    stream = Stream("load", 100 * times, LOADED_S, 0, SOON_S)
+    settings = {"rules": Rules(size=size), **changes.pop("settings", {})}
+    return Accounts(seed, [stream], *SERVICES[100][:2], settings=settings, **changes).run()
+
+
+def wrong_with(load: Accounts) -> list[str]:
+    """Which of the promises to those who were accepted a run broke."""
+    share = load.goodput(RISE_S, LOADED_S) / load.capacity(RISE_S, LOADED_S)
+    kept = [one for one in load.found["load"] if one.status != "refused"]
+    slow = p99([one for one in kept if one.came >= RISE_S])
+    slowest = max(one.took for one in kept)
+    print(f"goodput {share:.3f}, p99 {slow:.2f} s, slowest {slowest:.2f} s, {summary(load.found['load'])}")
+    wrong = [] if share >= 0.9 else [f"goodput {share:.3f} of the capacity"]
+    wrong += [] if slow <= SOON_S else [f"p99 of what was accepted {slow:.2f} s"]
+    return wrong + ([] if slowest <= SOON_S + 0.5 else [f"an answer after {slowest:.2f} s"])
+
+
+@pytest.mark.parametrize("times", [5] if len(SEEDS) == 1 else [2, 5, 10])
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_refusal_is_told_and_on_record_and_overload_costs_only_the_excess(
+    seed: int, size: int, times: int
+) -> None:
+    """Whether the queue's count is little work or much: the bound in time holds."""
+    load = accounts(seed, times, size)
+    requests = load.found["load"]
+    assert load.recorded - load.said == {}
+    last = max(one.came for one in requests if one.status == "refused")
+    untold = sum(one.status == "refused" and one.came > last - 1.1 for one in requests)
+    assert (load.said - load.recorded).total() <= untold, "those of the last second would go with the next event"
+    assert summary(requests)["refused"] > len(requests) * (1 - 1 / times) * 0.7
+    assert min(load.waits) > 0, "who is refused hears when to come back"
+    assert load.deepest <= size
+    assert wrong_with(load) == []
+
+
+def test_control_the_baseline_misses_the_deadline_under_the_same_load() -> None:
+    """Without the bounded queue everything is accepted, and nearly everything comes too late."""
+    load = accounts(1, 5, 10_000, settings={"queue_v2": False}, told=False)
+    assert "refused" not in summary(load.found["load"])
+    assert load.goodput(RISE_S, LOADED_S) < 0.5 * load.capacity(RISE_S, LOADED_S)
+    assert p99(load.found["load"]) > 3 * SOON_S
+    assert len(wrong_with(load)) >= 2
 
 
 def test_the_same_seed_gives_the_same_load() -> None:
