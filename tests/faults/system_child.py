@@ -20,18 +20,8 @@ import msgspec
 
 from reefknot.app.system import System
 from reefknot.core.failure import ErrorCode
+from reefknot.queue.model import messages
 from reefknot.queue.model.admission import Reject
-from reefknot.queue.model.messages import (
-    ACK,
-    RESULT,
-    AssignmentOptions,
-    ExecAssignment,
-    Job,
-    RetryOptions,
-    StepResult,
-    StepStatus,
-    encode,
-)
 from reefknot.queue.model.work import ROUTER, TryAgain, WorkDone, WorkItem, WorkState, is_workers
 from reefknot.queue.port.transport import Transport
 from reefknot.queue.port.work_queue import FREELY, Enqueue, Enqueued, Settlement, WorkClaim
@@ -153,8 +143,8 @@ class DoomedTransport:
 
     async def publish(self, subject: str, body: bytes, **named: Any) -> None:
         await self._transport.publish(subject, body, **named)
-        if subject in (ACK, RESULT):
-            self._doom.at("acked" if subject == ACK else "published", json.loads(body)["assignment_id"])
+        if subject in (messages.ACK, messages.RESULT):
+            self._doom.at("acked" if subject == messages.ACK else "published", json.loads(body)["assignment_id"])
 
 
 class DoomedStore:
@@ -184,22 +174,24 @@ class Effect:
     def destination(self, inputs: Mapping[str, Any]) -> str:
         return "here"
 
-    async def run(self, inputs: Mapping[str, Any], context: BlockContext) -> StepResult:
+    async def run(self, inputs: Mapping[str, Any], context: BlockContext) -> messages.StepResult:
         mark = os.open(self._marks, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.write(mark, json.dumps([context.assignment_id, context.attempt, time.time()]).encode() + b"\n")
         os.close(mark)
         self._doom.at("running", context.assignment_id)
         if inputs.get("fails") and context.attempt == 1:
-            return StepResult(StepStatus.ERROR, ErrorCode.network_error, error_message="not this time")
-        return StepResult(outputs={"number": time.time_ns()})  # another run gives another answer
+            return messages.StepResult(
+                messages.StepStatus.ERROR, ErrorCode.network_error, error_message="not this time"
+            )
+        return messages.StepResult(outputs={"number": time.time_ns()})  # another run gives another answer
 
     async def close(self) -> None: ...
 
 
-def assignment(name: str, stage: str) -> ExecAssignment:
+def assignment(name: str, stage: str) -> messages.ExecAssignment:
     fails = name == VICTIM and stage == "waiting"
-    options = AssignmentOptions(retry=RetryOptions(max_attempts=3, backoff_ms=BACKOFF_MS))
-    return ExecAssignment(name, f"r-{name}", Job("demo.effect", {"fails": fails}), options=options)
+    options = messages.AssignmentOptions(retry=messages.RetryOptions(max_attempts=3, backoff_ms=BACKOFF_MS))
+    return messages.ExecAssignment(name, f"r-{name}", messages.Job("demo.effect", {"fails": fails}), options=options)
 
 
 def url_of(plan: Plan, folder: Path) -> str:
@@ -265,7 +257,7 @@ LOSING = ("memory", "promises too early")
 
 
 def _text(result: Any) -> str:
-    return encode(result).decode()
+    return messages.encode(result).decode()
 
 
 def one(folder: Path, plan: Plan) -> Life:

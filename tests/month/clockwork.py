@@ -11,9 +11,10 @@ import selectors
 import stat
 import threading
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 from msgspec import structs
 
@@ -85,16 +86,10 @@ def slow_pulse() -> Iterator[None]:
         (live_pages, dict.fromkeys(pages, 5 * PULSE_S)),
         (reads, dict.fromkeys(("POLL_S", "RARE_POLL_S", "BUSY_POLL_S", "FAST_POLL_S"), PULSE_S)),
     ]
-    before = [(module, {name: getattr(module, name) for name in values}) for module, values in changes]
-    try:
+    with ExitStack() as stack:
         for module, values in changes:
-            for name, value in values.items():
-                setattr(module, name, value)
+            stack.enter_context(patch.multiple(module, **values))
         yield
-    finally:
-        for module, values in before:
-            for name, value in values.items():
-                setattr(module, name, value)
 
 
 def _slow(settings_of: Callable[[Settings], WorkerSettings]) -> Callable[[Settings], WorkerSettings]:

@@ -33,7 +33,7 @@ from reefknot.stores.port import Store
 from tests.month.clockwork import PULSE_S, live
 from tests.month.judgement import Job, Record
 from tests.month.world import World
-from tests.security.site_client import HOST, access, ask, bearer, login
+from tests.security.site_client import HOST, access, ask, bearer, login, request_scope
 
 BERLIN = ZoneInfo("Europe/Berlin")
 JOBS_AN_HOUR = 6
@@ -218,20 +218,7 @@ async def _watch(app: Any, record: Record) -> None:
         record.live_messages += message.get("body", b"").startswith(b"event: ")
 
     while True:
-        given = [("Host", HOST), *await login(app)]
-        scope = {
-            "type": "http",
-            "method": "GET",
-            "path": "/live",
-            "raw_path": b"/live",
-            "query_string": b"view=overview",
-            "headers": [(name.lower().encode(), value.encode()) for name, value in given],
-            "client": ("127.0.0.1", 50001),
-            "server": ("127.0.0.1", 8321),
-            "scheme": "http",
-            "http_version": "1.1",
-            "root_path": "",
-        }
+        scope = request_scope("GET", "/live?view=overview", [("Host", HOST), *await login(app)])
         await app(scope, receive, send)
         await asyncio.sleep(PULSE_S)
 

@@ -9,16 +9,9 @@ import pytest
 from reefknot.console.dashboard import formats
 from reefknot.console.dashboard.api_types import PREFIX
 from reefknot.console.dashboard.site import Site
+from reefknot.console.operations import quarantine
 from reefknot.console.operations.jobs import JobQuery, RetryQuery, cancel_job, list_jobs, retry_jobs, show_job
 from reefknot.console.operations.operator import LONGEST_REASON, Operator
-from reefknot.console.operations.quarantine import (
-    QuarantineQuery,
-    discard_jobs,
-    edit_and_requeue,
-    list_quarantined,
-    purge_jobs,
-    requeue_jobs,
-)
 from reefknot.console.operations.sources import forget_source, pause_source
 from reefknot.queue.model.work import record_id
 from tests.security.site_client import ask, bearer, build, opened_site
@@ -33,19 +26,19 @@ EDITED = {**PAYLOAD, "path": "b"}
 LIKE_SECRETS = ("session:42", "auth:login:7", "order token=5", "https://user:pw@host/1")
 
 
-A = QuarantineQuery(ids=("a",))
+A = quarantine.QuarantineQuery(ids=("a",))
 
 
 async def cancel(operator: Operator, because: str) -> None:
-    await requeue_jobs(operator, A, because="")
+    await quarantine.requeue_jobs(operator, A, because="")
     await cancel_job(operator, "a", because=because)
 
 
 ACTIONS: dict[str, Callable[[Operator, str], Awaitable[object]]] = {
-    "requeue": lambda operator, because: requeue_jobs(operator, A, because=because),
-    "discard": lambda operator, because: discard_jobs(operator, A, because=because),
-    "purge": lambda operator, because: purge_jobs(operator, A, because=because),
-    "edit": lambda operator, because: edit_and_requeue(operator, "a", payload=EDITED, because=because),
+    "requeue": lambda operator, because: quarantine.requeue_jobs(operator, A, because=because),
+    "discard": lambda operator, because: quarantine.discard_jobs(operator, A, because=because),
+    "purge": lambda operator, because: quarantine.purge_jobs(operator, A, because=because),
+    "edit": lambda operator, because: quarantine.edit_and_requeue(operator, "a", payload=EDITED, because=because),
     "retry": lambda operator, because: retry_jobs(operator, RetryQuery(ids=("a",)), because=because),
     "cancel": cancel,
     "pause": lambda operator, because: pause_source(operator, "notes", because=because),
@@ -72,7 +65,9 @@ async def test_no_reason_carries_a_secret_anywhere_and_none_is_endless(action: s
 async def test_an_id_that_looks_like_a_secret_is_the_same_in_every_list(scene: OperatorScene) -> None:
     await kept(scene, *LIKE_SECRETS, f"of {SECRET}")
     listed = [one["id"] for one in (await list_jobs(scene.operator, JobQuery()))["jobs"]]
-    held = [one["id"] for one in (await list_quarantined(scene.operator, QuarantineQuery()))["items"]]
+    held = [
+        one["id"] for one in (await quarantine.list_quarantined(scene.operator, quarantine.QuarantineQuery()))["items"]
+    ]
     assert sorted(listed) == sorted(held) == sorted([*LIKE_SECRETS, "of [redacted]"])
     for name in LIKE_SECRETS:
         assert (await show_job(scene.operator, name))["id"] == name

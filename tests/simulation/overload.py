@@ -26,7 +26,6 @@ from reefknot.queue.worker.settings import default_settings
 from reefknot.runtime.clocks import LoopClock
 from reefknot.steps.port import BlockContext
 from reefknot.stores.memory import MemoryStore
-from reefknot.stores.port import Store
 from reefknot.testing import run_virtual
 from tests.faults.outside_load import Request, Stream
 from tests.simulation.sea import Process, StoreThrough, Through, Weather
@@ -82,19 +81,7 @@ class Service:
 class DistantStore(StoreThrough):
     """A store in another place than its user: every call takes a moment."""
 
-    def __init__(self, store: Store, process: Process) -> None:
-        super().__init__(store, process)
-        self.leases: Any = Through(store.leases, process)
-        self.clock = store.clock
-        self.moment = store.moment
-        self.failure = store.failure
-        self.reached_for = store.reached_for
-        self.expires_by_itself = store.expires_by_itself
-        self.newest_record_at = store.newest_record_at
-        self.path, self.read_only = store.path, store.read_only
-        self.acquire_retention_lock = store.acquire_retention_lock
-        self._store = store
-        self._process = process
+    parts = (*StoreThrough.parts, "leases")
 
     def transport(self, *, keeps_shared: bool = False) -> Any:
         return Through(self._store.transport(keeps_shared=keeps_shared), self._process)

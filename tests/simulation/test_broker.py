@@ -14,17 +14,13 @@ from reefknot.queue.port.work_queue import Enqueued
 from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores.jetstream import JetStreamStore
 from reefknot.stores.jetstream.commits import _ConflictError
-from reefknot.testing.conformance import (
-    AuditLogContract,
-    ControlContract,
-    Harness,
-    IdempotencyContract,
-    QuarantineContract,
-    SharedValueContract,
-    TransportContract,
-    TransportHarness,
-    WorkQueueContract,
-)
+from reefknot.testing.conformance import AuditLogContract as TestModelAuditLog  # noqa: F401 - collected here
+from reefknot.testing.conformance import ControlContract as TestModelControl  # noqa: F401
+from reefknot.testing.conformance import Harness, TransportContract, TransportHarness
+from reefknot.testing.conformance import IdempotencyContract as TestModelIdempotency  # noqa: F401
+from reefknot.testing.conformance import QuarantineContract as TestModelQuarantine  # noqa: F401
+from reefknot.testing.conformance import SharedValueContract as TestModelValues  # noqa: F401
+from reefknot.testing.conformance import WorkQueueContract as TestModelWorkQueue  # noqa: F401
 from reefknot.testing.conformance.harness import event, event_types
 from reefknot.testing.conformance.transport import Ends
 from tests.simulation.broker import Broker
@@ -49,24 +45,6 @@ def harness(broker: Broker) -> Harness:
             await store.close()
 
     return Harness(opened)
-
-
-class TestModelIdempotency(IdempotencyContract): ...
-
-
-class TestModelAuditLog(AuditLogContract): ...
-
-
-class TestModelWorkQueue(WorkQueueContract): ...
-
-
-class TestModelQuarantine(QuarantineContract): ...
-
-
-class TestModelControl(ControlContract): ...
-
-
-class TestModelValues(SharedValueContract): ...
 
 
 class TestModelTransport(TransportContract):
