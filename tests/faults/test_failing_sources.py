@@ -173,9 +173,7 @@ def test_files_that_a_server_refuses_for_now_all_come_back(folder: Folder, serve
 # ---- limits and outages ----------------------------------------------------------------------------------------------
 
 
-def test_a_first_sync_outlives_limits_and_an_outage_without_a_trace_in_quarantine(
-    folder: Folder, server: GithubServer
-) -> None:
+def test_a_first_sync_outlives_limits_and_an_outage_without_quarantine(folder: Folder, server: GithubServer) -> None:
     """Four limits in a row, each after some progress; then nothing but 503 for some probes; one job does it all."""
     server.git.files = {f"{n:04}.md": f"file {n}".encode() for n in range(120)}
     server.git.commit()
@@ -208,9 +206,7 @@ def test_a_first_sync_outlives_limits_and_an_outage_without_a_trace_in_quarantin
     assert job["attempts"] <= 3, "two failures before it rested, and the success: limits spent nothing"
 
 
-def test_a_source_that_is_down_is_asked_with_growing_pauses_and_nothing_is_quarantined(
-    folder: Folder, server: GithubServer
-) -> None:
+def test_a_source_that_is_down_is_asked_ever_less_and_quarantines_nothing(folder: Folder, server: GithubServer) -> None:
     """A timetable of one second asks for nothing more."""
     asked: list[float] = []
 

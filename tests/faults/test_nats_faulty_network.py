@@ -92,9 +92,7 @@ def test_a_network_that_fails_in_any_way_loses_nothing_that_was_accepted(tmp_pat
     assert len(found.accepted) > 100
 
 
-def test_a_change_whose_answer_is_swallowed_is_stored_once_and_its_sender_knows(
-    tmp_path: Path, server: NatsServer
-) -> None:
+def test_a_change_whose_answer_is_lost_is_stored_once_and_its_sender_knows(tmp_path: Path, server: NatsServer) -> None:
     """Nobody dies: nothing runs twice, nothing counts as a crash, no report is taken for refused."""
     found, log = asyncio.run(troubled(tmp_path, server, "swallowed", rounds=either(1, 40)))
     assert judge(found, deaths=False) == []
@@ -103,8 +101,6 @@ def test_a_change_whose_answer_is_swallowed_is_stored_once_and_its_sender_knows(
 
 if ALL:
 
-    def test_control_whoever_does_not_look_for_its_batch_takes_its_own_work_for_anothers(
-        tmp_path: Path, server: NatsServer
-    ) -> None:
+    def test_control_who_looks_for_no_batch_takes_its_work_for_anothers(tmp_path: Path, server: NatsServer) -> None:
         _, log = asyncio.run(troubled(tmp_path, server, "swallowed", rounds=6, flaw="nobody looks for a batch"))
         assert REFUSED in log

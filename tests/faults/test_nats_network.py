@@ -95,9 +95,7 @@ async def test_what_is_held_on_the_way_down_is_stored_and_not_acknowledged(found
 
 
 @pytest.mark.parametrize("ending", [Proxy.cut, Proxy.reset], ids=["cut", "reset"])
-async def test_a_client_whose_connection_ends_comes_back_through_the_proxy(
-    found: Scene, ending: Callable[[Proxy], None]
-) -> None:
+async def test_a_client_whose_connection_ends_comes_back(found: Scene, ending: Callable[[Proxy], None]) -> None:
     assert found.proxy.connections == 1
     ending(found.proxy)
     await found.until(lambda: _reconnected(found))

@@ -91,9 +91,7 @@ async def part_killed(folder: Path, server: NatsServer, times: int, kind: str) -
 
 
 @pytest.mark.parametrize("kind", ["worker", "router"] if ALL else ["worker"])
-def test_a_part_killed_under_load_loses_nothing_and_everything_has_one_result(
-    tmp_path: Path, server: NatsServer, kind: str
-) -> None:
+def test_killed_parts_lose_nothing_and_everything_has_one_result(tmp_path: Path, server: NatsServer, kind: str) -> None:
     assert judge(asyncio.run(part_killed(tmp_path, server, either(1, 40), kind))) == []
 
 
@@ -136,9 +134,7 @@ def test_messages_that_come_twice_and_in_another_order_are_carried_out_once(tmp_
 
 if ALL:
 
-    def test_control_without_fences_a_late_result_replaces_the_one_that_was_told(
-        tmp_path: Path, server: NatsServer
-    ) -> None:
+    def test_control_without_fences_a_late_result_replaces_the_one_told(tmp_path: Path, server: NatsServer) -> None:
         found, _ = asyncio.run(frozen(tmp_path, server, "nobody looks at the fence"))
         assert any("more than one result" in one for one in judge(found))
 

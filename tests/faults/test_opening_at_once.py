@@ -102,21 +102,21 @@ class Contention:
         return True
 
 
+@pytest.mark.real_time
 @pytest.mark.parametrize("error", [apsw.BusyError, apsw.LockedError, apsw.ProtocolError])
-def test_a_store_opens_whichever_statement_meets_others_on_the_file(tmp_path: Path, error: type[apsw.Error]) -> None:
+async def test_a_store_opens_whichever_statement_meets_others_on_the_file(
+    tmp_path: Path, error: type[apsw.Error]
+) -> None:
     async def statements(at: int) -> int:
         contention = Contention(error, at)
         store = await SqliteStore(tmp_path / f"{at}.db", SystemClock(), opener=contention.opener).start()
         await store.close()
         return contention.statements
 
-    async def main() -> None:
-        undisturbed = await statements(0)
-        assert undisturbed > 20
-        for at in range(1, undisturbed + 1):
-            assert await statements(at) > undisturbed
-
-    asyncio.run(main())
+    undisturbed = await statements(0)
+    assert undisturbed > 20
+    for at in range(1, undisturbed + 1):
+        assert await statements(at) > undisturbed
 
 
 def test_a_file_that_stays_taken_is_reported_when_the_patience_ends(tmp_path: Path) -> None:

@@ -109,9 +109,7 @@ def flooded(folder: Path, kind: str, variant: str = "", on: str = "sqlite") -> t
 
 @pytest.mark.parametrize("on", TRIED)
 @pytest.mark.parametrize("kind", KINDS_TRIED)
-def test_few_are_served_at_once_beside_a_flood_of_another_tenant_or_a_lower_priority(
-    tmp_path: Path, kind: str, on: str
-) -> None:
+def test_few_are_served_beside_a_flood_of_another_tenant_or_lower_priority(tmp_path: Path, kind: str, on: str) -> None:
     share, p99 = flooded(tmp_path, kind, on=on)
     assert share == 1.0
     assert p99 < 1.0
@@ -166,9 +164,7 @@ if ALL:  # half a minute each; `tests/simulation/test_overload.py` tells the sam
         assert served(found["usual"]) < 0.99
 
     @pytest.mark.parametrize(("on", "run"), [("sqlite", run) for run in range(5)] + [("nats", 0), ("nats", 1)])
-    def test_a_brown_out_costs_only_what_is_missing_and_is_over_two_seconds_after(
-        tmp_path: Path, on: str, run: int
-    ) -> None:
+    def test_a_brown_out_costs_what_is_missing_and_is_over_two_seconds_after(tmp_path: Path, on: str, run: int) -> None:
         judged = [brown_out(tmp_path / "first", on=on)]
         if judged[0] < (0.8, 0.95):
             judged.append(brown_out(tmp_path / "second", on=on))

@@ -179,9 +179,7 @@ def test_a_log_that_is_reused_before_the_file_is_synced_is_caught(tmp_path: Path
     assert missing(tmp_path / "cut", disk_now.image(), recording.promises)
 
 
-def test_a_folder_that_is_made_for_a_store_is_synced_into_its_own_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_made_for_a_store_is_synced_into_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SQLite syncs the folder of its files, and nobody else the folders above it."""
     synced: list[str] = []
     monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.readlink(f"/proc/self/fd/{file}")))
@@ -237,7 +235,7 @@ def test_pages_that_a_failed_fsync_dropped_take_no_later_row_with_them(tmp_path:
     assert lost_after_a_failed_fsync(tmp_path) == []
 
 
-def test_a_successor_that_appends_to_the_log_it_finds_loses_all_it_appended(
+def test_a_successor_that_appends_to_such_a_log_loses_all_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control."""

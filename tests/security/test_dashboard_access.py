@@ -106,9 +106,7 @@ async def test_no_request_of_another_host_or_origin_reaches_a_route(site: Site) 
 
 
 @pytest.mark.parametrize("guard", ["forbidden_host", "forbidden_origin"])
-async def test_the_matrix_sees_a_guard_that_is_taken_away(
-    guard: str, site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_matrix_sees_a_guard_taken_away(guard: str, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control."""
     monkeypatch.setattr(security, guard, lambda *_, **__: None)
 

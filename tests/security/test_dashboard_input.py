@@ -243,9 +243,7 @@ NO_UTF8 = ("utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be
     ids=lambda value: value[:20].decode("latin-1") if isinstance(value, bytes) else "",
 )
 @pytest.mark.real_time
-async def test_a_body_that_is_not_accepted_is_refused_by_the_name_of_its_field(
-    body: bytes, named: str, site: Site
-) -> None:
+async def test_a_wrong_body_is_refused_by_the_name_of_its_field(body: bytes, named: str, site: Site) -> None:
     answered = await ask(build(site), "POST", f"{PREFIX}/quarantine/requeue", AS_JSON, body)
 
     assert answered.status == 400
@@ -280,9 +278,7 @@ _HALF = "\ud800"
     ids=lambda value: value if isinstance(value, str) else "",
 )
 @pytest.mark.real_time
-async def test_a_submission_that_cannot_be_stored_is_refused_with_the_place(
-    place: str, fields: dict[str, Any], site: Site
-) -> None:
+async def test_what_cannot_be_stored_is_refused_with_the_place(place: str, fields: dict[str, Any], site: Site) -> None:
     body = json.dumps(fields).replace("Infinity", "1e400").encode()
     answered = await ask(build(site), "POST", f"{PREFIX}/jobs", AS_JSON, body)
 

@@ -98,9 +98,7 @@ def test_a_listing_of_a_great_many_objects_is_refused_before_it_is_decoded(tmp_p
     ("listing", "comments", "told"),
     [("few labels", b"[]", ""), ("wide text", b"[]", ""), ("wide text", b"{", "1 failed")],
 )
-def test_a_listing_within_the_bound_of_bytes_needs_little_memory(
-    tmp_path: Path, listing: str, comments: bytes, told: str
-) -> None:
+def test_a_listing_within_bounds_needs_little_memory(tmp_path: Path, listing: str, comments: bytes, told: str) -> None:
     """An issue that fails does not keep its text."""
     with github(listing, comments) as source:
         code, said, peak = synced(tmp_path, source)

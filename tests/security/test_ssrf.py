@@ -225,32 +225,24 @@ class Rebinding:
         return [PUBLIC] if self.asked % 2 else ["127.0.0.1"]
 
 
-def test_a_rebinding_resolver_is_asked_once_and_its_answer_used() -> None:
+@pytest.mark.real_time
+async def test_a_rebinding_resolver_is_asked_once_and_its_answer_used() -> None:
     resolver = Rebinding()
-
-    async def main() -> list[ErrorCode]:
-        block = HttpRequest(resolve=resolver)
-        found = [(await step(block, 5.0, url=f"http://a{number}.rebind.example/")).error_code for number in range(100)]
-        await block.close()
-        return found
-
+    block = HttpRequest(resolve=resolver)
     with counted() as connected:
-        codes = asyncio.run(main())
+        steps = [await step(block, 5.0, url=f"http://a{number}.rebind.example/") for number in range(100)]
+        await block.close()
 
     assert resolver.asked == 100
     assert connected == [PUBLIC] * 50
-    assert codes == [ErrorCode.network_error, ErrorCode.permission_denied] * 50
+    assert [one.error_code for one in steps] == [ErrorCode.network_error, ErrorCode.permission_denied] * 50
 
 
-def test_looking_twice_would_be_rebound() -> None:
+async def test_looking_twice_would_be_rebound() -> None:
     """The control: who checks one answer and connects by another gets the inside."""
     resolver = Rebinding()
-
-    async def look_twice(host: str) -> str | None:
-        checked = await resolver(host, 80)
-        return (await resolver(host, 80))[0] if checked == [PUBLIC] else None
-
-    assert asyncio.run(look_twice("a.rebind.example")) == "127.0.0.1"
+    assert await resolver("a.rebind.example", 80) == [PUBLIC], "this one was checked"
+    assert await resolver("a.rebind.example", 80) == ["127.0.0.1"], "and this one is connected to"
 
 
 @pytest.mark.parametrize("listed", ["127.0.0.1:{other}", "localhost", "10.0.0.0/8"])

@@ -140,7 +140,7 @@ def test_words_between_the_look_and_the_handshake_end_the_connection(in_the_wind
             synced(server)
 
 
-def test_a_look_before_the_handshake_alone_keeps_the_forged_message(
+def test_a_single_look_keeps_the_forged_message(
     in_the_window: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control: the second look is left out."""
@@ -192,9 +192,7 @@ def connected(port: int, patience: float) -> bool:
     return asyncio.run(run())
 
 
-def test_words_behind_the_greeting_of_a_nats_server_are_not_taken_for_encrypted_ones(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_words_behind_the_greeting_of_nats_are_not_taken_for_encrypted_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """nats-py reads TLS by a reader of its own. The control keeps the one of the greeting, and is deceived."""
 
     async def with_the_same_reader(self: Any, uri: Any, ssl_context: Any, *_: Any) -> None:

@@ -87,30 +87,25 @@ async def test_a_batch_that_is_refused_is_undone_although_somebody_reads_meanwhi
     assert stored is not None
 
 
-def test_an_event_that_others_copied_before_its_writer_knew_of_it_is_copied_once(broker: Broker) -> None:
+@pytest.mark.real_time
+async def test_an_event_that_others_copied_before_its_writer_knew_of_it_is_copied_once(broker: Broker) -> None:
     """The answer to a commit is late; meanwhile another process finds the event in the outbox."""
+    clock = VirtualClock()
+    store, other = [await JetStreamStore.open(URL, clock, has_server_time=False) for _ in range(2)]
+    await store.audit.append([event("first")])
+    commits: Any = store._commits
+    send = commits._send_until_known
 
-    async def story() -> list[Any]:
-        clock = VirtualClock()
-        store, other = [await JetStreamStore.open(URL, clock, has_server_time=False) for _ in range(2)]
-        await store.audit.append([event("first")])
-        commits: Any = store._commits
-        send = commits._send_until_known
+    async def answered_late(messages: Any, commit_id: str, *, is_doubtful: bool) -> int:
+        sequence: int = await send(messages, commit_id, is_doubtful=is_doubtful)
+        await asyncio.sleep(0.6)  # longer than others leave an outbox alone
+        await other._writer.recover()
+        await store._writer._chain.missing([])
+        return sequence
 
-        async def answered_late(messages: Any, commit_id: str, *, is_doubtful: bool) -> int:
-            sequence: int = await send(messages, commit_id, is_doubtful=is_doubtful)
-            await asyncio.sleep(0.6)  # longer than others leave an outbox alone
-            await other._writer.recover()
-            await store._writer._chain.missing([])
-            return sequence
-
-        commits._send_until_known = answered_late
-        await store.audit.append([event("second")])
-        try:
-            assert await event_types(store) == ["first", "second"]
-            return await other.audit.verify()
-        finally:
-            await store.close()
-            await other.close()
-
-    assert asyncio.run(story()) == []
+    commits._send_until_known = answered_late
+    await store.audit.append([event("second")])
+    assert await event_types(store) == ["first", "second"]
+    assert await other.audit.verify() == []
+    await store.close()
+    await other.close()

@@ -55,9 +55,7 @@ VARIANTS: dict[str, tuple[Any, str, Any, int]] = {
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_the_simulation_catches_a_weakened_protocol_within_a_few_seeds(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_weakened_protocol_is_caught_within_a_few_seeds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     owner, attribute, broken, likely = VARIANTS[name]
     monkeypatch.setattr(owner, attribute, broken, raising=False)
     for seed in (likely, *range(1, FEW)):

@@ -101,9 +101,7 @@ def wrong_with(load: Accounts) -> list[str]:
 @pytest.mark.parametrize("times", [5] if len(SEEDS) == 1 else [2, 5, 10])
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_every_refusal_is_told_and_on_record_and_overload_costs_only_the_excess(
-    seed: int, size: int, times: int
-) -> None:
+def test_every_refusal_is_on_record_and_overload_costs_only_the_excess(seed: int, size: int, times: int) -> None:
     """Whether the queue's count is little work or much: the bound in time holds."""
     load = accounts(seed, times, size)
     requests = load.found["load"]
