@@ -25,6 +25,9 @@ LONGEST = 1800.0
 IN_MEMORY = Path("/dev/shm")
 """What a death leaves behind is in memory anyway; only power cuts tell a disk from it, and those are replayed."""
 
+KILLED = -9
+MODES = ("retry", "guard", "dedup")
+
 Plan = dict[str, Any]
 Life = dict[str, Any]
 Say = Callable[[Any], None]
@@ -33,6 +36,13 @@ Say = Callable[[Any], None]
 def plan(scenario: str, mode: str, at: int | None, *, torn: bool = False, flaw: str = "", after_us: int = 0) -> Plan:
     """One fault: where, in which mode, and which wrong way is tried if any."""
     return {"scenario": scenario, "mode": mode, "at": at, "torn": torn, "flaw": flaw, "after_us": after_us}
+
+
+def at_every_call(whole: Life, planned: Callable[..., Plan]) -> list[Plan]:
+    """A plan for each call of a life that ran to its end; for a write, another one that leaves it half done."""
+    ((_, kinds, *_),) = (said for said in whole["said"] if said[0] == "calls")
+    each = [planned(number) for number in range(1, len(kinds) + 1)]
+    return each + [planned(number, torn=True) for number, kind in enumerate(kinds, 1) if kind == "write"]
 
 
 def carried_out(

@@ -1,13 +1,13 @@
 """kill -9 while pages are kept, and two processes that keep pages of one source."""
 
 import random
+from functools import partial
 from pathlib import Path
 
-from tests.faults.carrying_out import Life, Plan, carried_out
+from tests.faults.carrying_out import KILLED, Life, Plan, at_every_call, carried_out
 from tests.faults.keeping import PAGES, expected
 from tests.faults.points import ALL
 
-KILLED = -9
 FEW = 20
 
 
@@ -40,9 +40,7 @@ def points(folder: Path, flaw: str) -> list[Plan]:
     """Every storage call of a whole run; a write also half done."""
     (whole,) = carried_out(folder, [plan(None, flaw=flaw)], program="tests.faults.keeping")
     assert (whole["ended"], whole["evidence"]["sequence"], complaints([whole | {"said": []}])) == (0, PAGES, [])
-    ((_, kinds),) = (said for said in whole["said"] if said[0] == "calls")
-    each = [plan(number, flaw=flaw) for number in range(1, len(kinds) + 1)]
-    return each + [plan(number, torn=True, flaw=flaw) for number, kind in enumerate(kinds, 1) if kind == "write"]
+    return at_every_call(whole, partial(plan, flaw=flaw))
 
 
 def some(folder: Path, flaw: str = "") -> list[Plan]:

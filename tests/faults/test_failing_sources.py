@@ -5,7 +5,6 @@ Sources that fail, from the command line: many bad items, limits, outages, and s
 """
 
 import json
-import os
 import re
 import time
 from collections.abc import Iterator
@@ -16,11 +15,11 @@ from typing import Any
 import pytest
 
 from tests.acceptance.folder import CONFIG, Folder, until
+from tests.faults.points import either
 from tests.github_server import GithubServer, Reply, refusal
 from tests.unit.console.cli.running import Commands
 
-ALL = os.environ.get("REEFKNOT_FAULT_POINTS") == "all"
-BAD, REMEMBERED, PAGE = (1500, 1000, 100) if ALL else (45, 30, 10)
+BAD, REMEMBERED, PAGE = either(45, 1500), either(30, 1000), either(10, 100)
 SOURCE = """\
 ingestion: {{breaker: {{cooldown_seconds: 1, max_cooldown_seconds: 60}}, max_failed_items: {most}}}
 sources:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.carrying_out import Life, Plan, carried_out, plan
+from tests.faults.carrying_out import MODES, Life, Plan, carried_out, plan
 from tests.faults.freezing import FENCELESS
 from tests.faults.holding import HEIR, ZOMBIE
 from tests.faults.judging import judge_frozen
@@ -30,7 +30,7 @@ def test_without_the_fence_the_zombie_overwrites_what_its_heir_recorded(tmp_path
     assert awakened(tmp_path, "no fence") == [overwritten]
 
 
-def points(flaw: str = "", modes: tuple[str, ...] = ("retry", "guard", "dedup")) -> list[Plan]:
+def points(flaw: str = "", modes: tuple[str, ...] = MODES) -> list[Plan]:
     return [plan("used", mode, at, flaw=flaw) for mode in modes for at in range(1, 150)]
 
 

@@ -2,18 +2,17 @@
 
 import random
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.faults.carrying_out import Life, Plan, carried_out, plan
+from tests.faults.carrying_out import KILLED, MODES, Life, Plan, at_every_call, carried_out, plan
 from tests.faults.dying import SCENARIOS
 from tests.faults.judging import judge
 from tests.faults.points import either, spread
 from tests.faults.story import EARLIER
 
-MODES = ("retry", "guard", "dedup")
-KILLED = -9
 FEW = 100
 
 
@@ -33,15 +32,8 @@ def every_point(folder: Path) -> list[Plan]:
     """Each call of each scenario and mode; a write also half done."""
     whole = carried_out(folder, [plan(scenario, mode, None) for scenario in SCENARIOS for mode in MODES])
     assert complaints(whole) == []
-    points = []
-    for life in whole:
-        scenario, mode = life["plan"]["scenario"], life["plan"]["mode"]
-        ((_, kinds, _),) = (said for said in life["said"] if said[0] == "calls")
-        for number, kind in enumerate(kinds, start=1):
-            points.append(plan(scenario, mode, number))
-            if kind == "write":
-                points.append(plan(scenario, mode, number, torn=True))
-    return points
+    ways = [(life, life["plan"]["scenario"], life["plan"]["mode"]) for life in whole]
+    return [one for life, scenario, mode in ways for one in at_every_call(life, partial(plan, scenario, mode))]
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ A large first sync of a GitHub-like server in virtual time: limits, files that f
 """
 
 import asyncio
-import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -22,10 +21,10 @@ from reefknot.ingest.sources import SourceRecords, remembered_jobs
 from reefknot.policy.settings import load_settings
 from reefknot.queue.model.work import WorkState
 from reefknot.stores.opening import open_store, options_of
+from tests.faults.points import either
 from tests.github_server import GithubServer, Reply, refusal
 
-ALL = os.environ.get("REEFKNOT_FAULT_POINTS") == "all"
-FILES, LIMIT = (50_000, 5_000) if ALL else (1_500, 250)
+FILES, LIMIT = either(1_500, 50_000), either(250, 5_000)
 EVERY = 50
 """One file of so many fails, 2 % of them."""
 HOUR = 3600.0

@@ -6,6 +6,7 @@ The stories, the judges and the wrong ways are those of the other engines.
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
@@ -13,13 +14,10 @@ import pytest
 
 from reefknot.console.nats_servers import NatsServer
 from tests.faults import test_kills, test_system_kills
-from tests.faults.carrying_out import Life, Plan, carried_out, plan
+from tests.faults.carrying_out import KILLED, MODES, Life, Plan, at_every_call, carried_out, plan
 from tests.faults.nats_system import servers_in_memory
 from tests.faults.points import ALL, either, spread
 from tests.faults.system_child import STAGES, VICTIM
-
-KILLED = -9
-MODES = ("retry", "guard", "dedup")
 
 
 @pytest.fixture(scope="module")
@@ -43,14 +41,7 @@ def points(tmp_path_factory: pytest.TempPathFactory, server: NatsServer) -> list
     """Each network call in each mode; a write also half done."""
     whole = died(tmp_path_factory.mktemp("counting"), [plan(server.url, mode, None) for mode in MODES])
     assert complaints(whole) == []
-    found = []
-    for life in whole:
-        ((_, kinds, _),) = (said for said in life["said"] if said[0] == "calls")
-        for number, kind in enumerate(kinds, start=1):
-            found.append(plan(server.url, life["plan"]["mode"], number))
-            if kind == "write":
-                found.append(plan(server.url, life["plan"]["mode"], number, torn=True))
-    return found
+    return [one for life in whole for one in at_every_call(life, partial(plan, server.url, life["plan"]["mode"]))]
 
 
 def some_points(points: list[Plan], flaw: str) -> list[Plan]:

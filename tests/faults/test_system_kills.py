@@ -5,11 +5,10 @@ from typing import Any
 
 import pytest
 
-from tests.faults.carrying_out import Life, Plan, carried_out
+from tests.faults.carrying_out import KILLED, Life, Plan, carried_out
 from tests.faults.points import either
 from tests.faults.system_child import STAGES, VICTIM
 
-KILLED = -9
 TICK_MS = 50
 IN_A_SLOT = ("started", "claimed", "running")
 """Here a slot held it when the process died."""
