@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 import reefknot as rk
 from reefknot.console.nats_servers import running_nats
@@ -33,6 +33,10 @@ ROOT = Path(__file__).parents[2]
 SLICE_S = 0.01
 PAGE_BYTES = 4096
 STARTED_WITHIN_S = 30.0
+KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "tenant": ({"tenant": "a"}, {"tenant": "b"}),
+    "priority": ({"priority": -10}, {"priority": 20}),
+}
 BEGINS_S = 2.0
 """How long the clients have to start."""
 
@@ -170,6 +174,20 @@ def goodput(requests: list[Request], deadline: float, begin: float, end: float) 
 
 def percentile(values: list[float], share: float) -> float:
     return sorted(values)[max(0, int(len(values) * share) - 1)] if values else 0.0
+
+
+def p99(requests: list[Request]) -> float:
+    return percentile([one.took for one in requests], 0.99)
+
+
+def served(requests: list[Request]) -> float:
+    return sum(one.status == "success" for one in requests) / len(requests)
+
+
+def two_kinds(kind: str, many: Stream, few: Stream) -> tuple[Stream, Stream]:
+    """The same streams, of which the few are another tenant's, or have the higher priority."""
+    of_many, of_few = KINDS[kind]
+    return structs.replace(many, **of_many), structs.replace(few, **of_few)
 
 
 def summary(requests: list[Request]) -> dict[str, int]:

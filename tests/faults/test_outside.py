@@ -8,12 +8,12 @@ slow and real. Every promise has its control: the same story with one decision b
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from msgspec import structs
 
-from tests.faults.outside_load import BEGINS_S, Request, Stream, goodput, percentile, sent, summary, system
+from tests.faults import outside_load
+from tests.faults.outside_load import BEGINS_S, KINDS, Request, Stream, goodput, p99, percentile, served, summary
 from tests.faults.points import ALL, either
 from tests.faults.stub import Stub, stub
 
@@ -36,10 +36,10 @@ def overloaded(
 ) -> tuple[list[Request], Stub, list[float]]:
     """What came of all requests, and the memory of the system after a third of them and at the end."""
     memory: list[float] = []
-    with stub(*SERVICES[rate]) as service, system(folder, variant=variant, on=on) as up:
+    with stub(*SERVICES[rate]) as service, outside_load.system(folder, variant=variant, on=on) as up:
         one = Stream("load", rate * times / CLIENTS, SECONDS, service.port, deadline=DEADLINE_S)
         threading.Timer(BEGINS_S + SECONDS / 3, lambda: memory.append(up.rss_mb())).start()
-        found = sent(up.url, *[one] * CLIENTS, variant=variant)["load"]
+        found = outside_load.sent(up.url, *[one] * CLIENTS, variant=variant)["load"]
         memory.append(up.rss_mb())
     return found, service, memory
 
@@ -77,42 +77,33 @@ def test_control_admission_by_count_alone_accepts_what_it_cannot_do(tmp_path: Pa
 
 
 def side_by_side(folder: Path, *streams: Stream, variant: str = "", on: str = "sqlite") -> dict[str, list[Request]]:
-    with stub(*SLOW_SERVICE) as service, system(folder, variant=variant, on=on) as up:
-        found = sent(up.url, *(structs.replace(one, port=service.port) for one in streams), variant=variant)
+    with stub(*SLOW_SERVICE) as service, outside_load.system(folder, variant=variant, on=on) as up:
+        found = outside_load.sent(
+            up.url, *(structs.replace(one, port=service.port) for one in streams), variant=variant
+        )
     for name, requests in found.items():
-        took = percentile([one.took for one in requests], 0.99)
-        print(f"{name}: {summary(requests)}, p99 {took:.2f} s")
+        print(f"{name}: {summary(requests)}, p99 {p99(requests):.2f} s")
     return found
-
-
-def served(requests: list[Request]) -> float:
-    return sum(one.status == "success" for one in requests) / len(requests)
 
 
 FLOOD = either(300, 1000)
 FEW = Stream("few", 5, SECONDS, 0, deadline=5.0, begins_s=1.0)
 MANY = Stream("many", FLOOD, SECONDS + 1, 0, deadline=float(either(6, 30)))
-KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "tenant": ({"tenant": "a"}, {"tenant": "b"}),
-    "priority": ({"priority": -10}, {"priority": 20}),
-}
 KINDS_TRIED = list(KINDS) if ALL else ["tenant"]
 
 
 def flooded(folder: Path, kind: str, variant: str = "", on: str = "sqlite") -> tuple[float, float]:
     """Few requests beside a flood of another kind: the share of the few that was served, and their p99."""
-    of_many, of_few = KINDS[kind]
-    streams = structs.replace(MANY, **of_many), structs.replace(FEW, **of_few)
-    few = side_by_side(folder, *streams, variant=variant, on=on)["few"]
-    return served(few), percentile([one.took for one in few], 0.99)
+    few = side_by_side(folder, *outside_load.two_kinds(kind, MANY, FEW), variant=variant, on=on)["few"]
+    return served(few), p99(few)
 
 
 @pytest.mark.parametrize("on", TRIED)
 @pytest.mark.parametrize("kind", KINDS_TRIED)
 def test_few_are_served_beside_a_flood_of_another_tenant_or_lower_priority(tmp_path: Path, kind: str, on: str) -> None:
-    share, p99 = flooded(tmp_path, kind, on=on)
+    share, slowest = flooded(tmp_path, kind, on=on)
     assert share == 1.0
-    assert p99 < 1.0
+    assert slowest < 1.0
 
 
 TINY = Stream("tiny", 60, SECONDS, 0, deadline=DEADLINE_S, timeout=0.001, tenant="a")
@@ -123,7 +114,7 @@ USUAL = Stream("usual", 30, SECONDS, 0, deadline=DEADLINE_S, tenant="b", begins_
 def test_tiny_time_outs_of_one_tenant_do_not_harm_another(tmp_path: Path, on: str) -> None:
     found = side_by_side(tmp_path, TINY, USUAL, on=on)
     assert served(found["usual"]) >= 0.99
-    assert percentile([one.took for one in found["usual"]], 0.99) < 0.5
+    assert p99(found["usual"]) < 0.5
 
 
 NORMAL_S, SLOW_S, AFTER_S = 3.0, 10.0, 6.0
@@ -132,7 +123,7 @@ OFFERED = 70
 
 def brown_out(folder: Path, variant: str = "", on: str = "sqlite") -> tuple[float, float]:
     """The capacity falls to a tenth and comes back. Shares of what was possible: meanwhile, and from 2 s after on."""
-    with stub(*SLOW_SERVICE) as service, system(folder, variant=variant, on=on) as up:
+    with stub(*SLOW_SERVICE) as service, outside_load.system(folder, variant=variant, on=on) as up:
 
         def change() -> None:
             time.sleep(BEGINS_S + NORMAL_S)
@@ -143,7 +134,7 @@ def brown_out(folder: Path, variant: str = "", on: str = "sqlite") -> tuple[floa
         changing = threading.Thread(target=change)
         changing.start()
         stream = Stream("load", OFFERED, NORMAL_S + SLOW_S + AFTER_S, service.port, deadline=DEADLINE_S)
-        found = sent(up.url, stream, variant=variant)["load"]
+        found = outside_load.sent(up.url, stream, variant=variant)["load"]
         changing.join()
     back = NORMAL_S + SLOW_S
     meanwhile = goodput(found, DEADLINE_S, NORMAL_S, back) / (100 / 10)
@@ -156,8 +147,8 @@ if ALL:  # half a minute each; `tests/simulation/test_overload.py` tells the sam
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_control_first_come_first_served_lets_a_flood_drown_others(tmp_path: Path, kind: str) -> None:
-        share, p99 = flooded(tmp_path, kind, "first_come")
-        assert p99 > 1.0 or share < 1.0
+        share, slowest = flooded(tmp_path, kind, "first_come")
+        assert slowest > 1.0 or share < 1.0
 
     def test_control_attempts_without_hope_open_the_breaker_for_everybody(tmp_path: Path) -> None:
         found = side_by_side(tmp_path, structs.replace(TINY, per_second=200), USUAL, variant="begin_hopeless")

@@ -14,7 +14,7 @@ from msgspec import structs
 
 from reefknot.queue.model.admission import Rules
 from tests.faults import broken
-from tests.faults.outside_load import Request, Stream, percentile, summary
+from tests.faults.outside_load import KINDS, Stream, p99, percentile, served, summary, two_kinds
 from tests.simulation.overload import Accounts, Load
 
 pytestmark = pytest.mark.slow
@@ -24,14 +24,6 @@ DEADLINE_S = 2.0
 SERVICES = {20: (2, 0.1, 5.0), 100: (8, 0.08, 3.0)}
 """By requests a second: how many at once, seconds for each, and for how many seconds too many come."""
 REST_S = 2.0
-
-
-def served(requests: list[Request]) -> float:
-    return sum(one.status == "success" for one in requests) / len(requests)
-
-
-def p99(requests: list[Request]) -> float:
-    return percentile([one.took for one in requests], 0.99)
 
 
 def wrong_under_overload(seed: int, rate: int, times: int) -> list[str]:
@@ -167,17 +159,11 @@ def test_control_a_brown_out_without_a_bound_in_time_costs_more(monkeypatch: pyt
 
 FEW = Stream("few", 5, 4.0, 0, deadline=5.0, begins_s=1.0)
 MANY = Stream("many", 300, 5.0, 0, deadline=10.0)
-KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "tenant": ({"tenant": "a"}, {"tenant": "b"}),
-    "priority": ({"priority": -10}, {"priority": 20}),
-}
 
 
 def flooded(seed: int, kind: str) -> tuple[float, float]:
     """Few requests beside a flood of another kind: the share of the few that was served, and their p99."""
-    of_many, of_few = KINDS[kind]
-    streams = [structs.replace(MANY, **of_many), structs.replace(FEW, **of_few)]
-    load = Load(seed, streams, unwatched=frozenset({"many"})).run()
+    load = Load(seed, two_kinds(kind, MANY, FEW), unwatched=frozenset({"many"})).run()
     few = load.found["few"]
     print(
         f"seed {seed}, {kind}: {served(few):.2f} of the few, p99 {p99(few):.2f} s; many: {summary(load.found['many'])}"
