@@ -33,9 +33,10 @@ Life = dict[str, Any]
 Say = Callable[[Any], None]
 
 
-def plan(scenario: str, mode: str, at: int | None, *, torn: bool = False, flaw: str = "", after_us: int = 0) -> Plan:
+def plan(scenario: str, mode: str, at: int | None, **more: Any) -> Plan:
     """One fault: where, in which mode, and which wrong way is tried if any."""
-    return {"scenario": scenario, "mode": mode, "at": at, "torn": torn, "flaw": flaw, "after_us": after_us}
+    usual = {"torn": False, "flaw": "", "after_us": 0, "freezes": False}
+    return {"scenario": scenario, "mode": mode, "at": at, **usual, **more}
 
 
 def at_every_call(whole: Life, planned: Callable[..., Plan]) -> list[Plan]:

@@ -24,7 +24,7 @@ from reefknot.runtime.clocks import SystemClock
 from reefknot.stores.opening import open_store
 from reefknot.stores.sqlite import SqliteStore
 from tests.faults.carrying_out import LONGEST, Fork, Life, Plan, Say, carry_out_plans
-from tests.faults.freezing import take_the_fences_down
+from tests.faults.dying import take_the_fences_down
 
 AT_ONCE = 8
 SLEEPY = 0.05

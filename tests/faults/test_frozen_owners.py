@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.carrying_out import MODES, Life, Plan, carried_out, plan
-from tests.faults.freezing import FENCELESS
+from tests.faults.dying import FENCELESS
 from tests.faults.holding import HEIR, ZOMBIE
 from tests.faults.judging import judge_frozen
 from tests.faults.points import spread
@@ -31,13 +31,13 @@ def test_without_the_fence_the_zombie_overwrites_what_its_heir_recorded(tmp_path
 
 
 def points(flaw: str = "", modes: tuple[str, ...] = MODES) -> list[Plan]:
-    return [plan("used", mode, at, flaw=flaw) for mode in modes for at in range(1, 150)]
+    return [plan("used", mode, at, flaw=flaw, freezes=True) for mode in modes for at in range(1, 150)]
 
 
 @pytest.mark.slow
 def test_an_owner_frozen_at_any_storage_call_never_gives_a_key_a_second_result(tmp_path: Path) -> None:
     tried = spread(points(), 90)
-    lives = carried_out(tmp_path, tried, program="tests.faults.freezing")
+    lives = carried_out(tmp_path, tried)
     assert [(one, life["plan"]) for life in lives for one in judge_frozen(life)] == []
     assert all(life["stopped"] for life in lives)
     kept_out = sum("kept out" in life["between"] for life in lives)
@@ -48,7 +48,7 @@ def test_an_owner_frozen_at_any_storage_call_never_gives_a_key_a_second_result(t
 
 
 def test_the_judge_catches_a_store_that_does_not_look_at_the_fence(tmp_path: Path) -> None:
-    lives = carried_out(tmp_path, points(FENCELESS, ("retry",))[30:140:3], program="tests.faults.freezing")
+    lives = carried_out(tmp_path, points(FENCELESS, ("retry",))[30:140:3])
     said = [one for life in lives for one in judge_frozen(life)]
     assert any(one.startswith("differing:") for one in said)
     assert any(one.startswith("twice:") for one in said)
