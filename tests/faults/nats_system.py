@@ -112,11 +112,8 @@ class Parts:
         self._processes[name].kill()
         self._processes[name].wait(30)
 
-    def freeze(self, name: str) -> None:
-        self._processes[name].send_signal(signal.SIGSTOP)
-
-    def wake(self, name: str) -> None:
-        self._processes[name].send_signal(signal.SIGCONT)
+    def send(self, name: str, number: signal.Signals) -> None:
+        self._processes[name].send_signal(number)
 
     def stop(self) -> None:
         for process in self._processes.values():

@@ -5,6 +5,7 @@ has one result, and nothing that was accepted is lost.
 
 import asyncio
 import random
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -103,10 +104,10 @@ async def frozen(folder: Path, server: NatsServer, flaw: str = "none") -> tuple[
     async with under_load(folder, server, "router-1", "worker-1", flaw=flaw, per_second=0.0) as (parts, load):
         asking = [asyncio.create_task(load.ask(f"long{n}", seconds=1.0)) for n in range(3)]
         await until(parts, 3)
-        parts.freeze("worker-1")
+        parts.send("worker-1", signal.SIGSTOP)
         await parts.start("worker-2", flaw=flaw)
         await asyncio.gather(*asking)
-        parts.wake("worker-1")
+        parts.send("worker-1", signal.SIGCONT)
         await asyncio.create_task(load.ask("after", seconds=LEASE_S / 2))  # the woken one reports meanwhile
     return load.found, parts.log("worker-1")
 
