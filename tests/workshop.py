@@ -8,7 +8,7 @@ hears every ack and every result.
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import pytest
@@ -33,6 +33,7 @@ from reefknot.stores.sqlite import SqliteStore
 from reefknot.testing import run_virtual
 from tests.stories import InLoop
 
+Member = TypeVar("Member", Worker, Router)
 Outcome = messages.StepResult | Exception | Callable[[], Awaitable[messages.StepResult]]
 OK = messages.StepResult(outputs={"done": True})
 DENIED = messages.StepResult(messages.StepStatus.ERROR, ErrorCode.permission_denied, error_message="not allowed")
@@ -98,6 +99,7 @@ class Shop:
         self._heard = self.transport.subscribe(messages.ACK, messages.RESULT, limit=100_000)
         self._ears = [asyncio.create_task(self._hear())]
         self.members: list[Worker | Router] = []
+        self._common: dict[str, Any] = {"store": store, "transport": self.transport, "clock": clock}
 
     async def _hear(self) -> None:
         async for delivery in self._heard:
@@ -111,31 +113,17 @@ class Shop:
         self, name: str = "w1", *blocks: Block, settings: WorkerSettings | None = None, seed: int = 1, **changes: Any
     ) -> Worker:
         known = {block.type: block for block in blocks} or {"test.step": Step()}
-        made = Worker(
-            name,
-            settings=settings or default_settings(**changes),
-            store=self.store,
-            transport=self.transport,
-            blocks=known,
-            clock=self.clock,
-            seed=seed,
-        )
-        self.members.append(made)
-        await made.start()
-        return made
+        used = settings or default_settings(**changes)
+        return await self._joined(Worker(name, settings=used, blocks=known, seed=seed, **self._common))
 
     async def router(self, router_id: str = "router", **settings: Any) -> Router:
-        made = Router(
-            store=self.store,
-            transport=self.transport,
-            clock=self.clock,
-            seed=1,
-            settings=RouterSettings(**settings),
-            router_id=router_id,
-        )
-        self.members.append(made)
-        await made.start()
-        return made
+        bounds = RouterSettings(**settings)
+        return await self._joined(Router(settings=bounds, router_id=router_id, seed=1, **self._common))
+
+    async def _joined(self, member: Member) -> Member:
+        self.members.append(member)
+        await member.start()
+        return member
 
     def use_queue(self, member: Worker | Router, queue: Any) -> None:
         """Let a member speak to `queue` instead of the store's own work queue."""
