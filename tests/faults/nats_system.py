@@ -90,16 +90,11 @@ class Parts:
         words += ["--module", "noting"] if kind == "worker" else []
         log = self.folder / f"{name}.log"
         log.unlink(missing_ok=True)
+        program = ["tests.faults.nats_system", flaw, *words, "--log-level", "info"]
         environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
         with log.open("wb") as file:
-            self._processes[name] = WarmCommand(
-                ["tests.faults.nats_system", flaw, *words, "--log-level", "info"],
-                cwd=self.folder,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-                env=environment,
-            )
+            streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": file}
+            self._processes[name] = WarmCommand(program, cwd=self.folder, env=environment, **streams)
         async with asyncio.timeout(READY_S):
             while " is ready" not in self.log(name):
                 assert self._processes[name].poll() is None, self.log(name)

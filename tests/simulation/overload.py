@@ -165,16 +165,9 @@ class Load:
         came, status = loop.time(), "unanswered"
         kept = came
         try:
-            handle = await client.submit(
-                Service.type,
-                deadline=stream.deadline,
-                timeout=stream.timeout,
-                retries=0,
-                priority=stream.priority,
-                resource_class="io",
-                assignment_id=name,
-                tenant_id=stream.tenant,
-            )
+            limits: dict[str, Any] = {"deadline": stream.deadline, "timeout": stream.timeout, "retries": 0}
+            kind: dict[str, Any] = {"priority": stream.priority, "tenant_id": stream.tenant}
+            handle = await client.submit(Service.type, resource_class="io", assignment_id=name, **limits, **kind)
             kept = loop.time()
             if stream.name not in self.unwatched:
                 result = await handle.result(stream.deadline + PATIENCE_S)

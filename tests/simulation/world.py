@@ -226,24 +226,17 @@ class World:
         return self.sea.port(process)
 
     def make(self, name: str, store: Any, process: Process, port: Any) -> Any:
-        seed = self.rng.randrange(1 << 30)
+        common = {"store": store, "transport": port, "seed": self.rng.randrange(1 << 30)}
         rules = Rules(size=SIZE, policy=self.policy, max_defer_time_ms=2000)
         if name == "router":
             bounds = RouterSettings(rules=Rules(size=self.most_pending))
-            return self.router_class(store=store, transport=port, clock=self.clock, settings=bounds, seed=seed)
+            return self.router_class(settings=bounds, clock=self.clock, **common)
         settings = default_settings(
             rules=rules, concurrency=SLOTS, lease=LEASE_S, quarantine_failed=self.story.seed % 5 == 0, breaker=BREAKER
         )
-        return self.worker_class(
-            name,
-            settings=settings,
-            store=store,
-            transport=port,
-            blocks={"sim.step": SimBlock(self.story, process)},
-            clock=self.worker_clock,
-            seed=seed,
-            **self.worker_options,
-        )
+        blocks = {"sim.step": SimBlock(self.story, process)}
+        named = {**common, **self.worker_options, "clock": self.worker_clock}
+        return self.worker_class(name, settings=settings, blocks=blocks, **named)
 
     # ---- the run ----------------------------------------------------------------------------------------------------
 
@@ -310,16 +303,9 @@ class World:
             timeout_ms=rng.choice([None, None, 3000]),
             retry_count=rng.choice([None, 1, 6]),
         )
-        payload = {"plan": plan, "place": rng.choice(["a", "b"])}
-        resource = rng.choice(["cpu", "io"])
-        return messages.ExecAssignment(
-            f"a{number}",
-            f"r{number}",
-            messages.Job("sim.step", payload),
-            options=options,
-            resource_class=resource,
-            tenant_id=tenant_of(f"a{number}"),
-        )
+        job = messages.Job("sim.step", {"plan": plan, "place": rng.choice(["a", "b"])})
+        named: dict[str, Any] = {"resource_class": rng.choice(["cpu", "io"]), "tenant_id": tenant_of(f"a{number}")}
+        return messages.ExecAssignment(f"a{number}", f"r{number}", job, options=options, **named)
 
     def _cancel(self, assignment_id: str) -> None:
         if self.router.part is not None:
