@@ -20,8 +20,6 @@ A shell ignores interrupts for what it runs in the background, and `nohup` hang-
 inherit that, and never end.
 """
 
-from __future__ import annotations
-
 import gc
 import inspect
 import os

@@ -1,7 +1,5 @@
 """Tables in tests: one test that runs every row, and names each row that fails."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterable
 from functools import wraps

@@ -4,8 +4,6 @@ Tests that are coroutines: `tests/conftest.py` runs each in virtual time, or in 
 A fixture that needs a running loop returns `InLoop`; its value is opened when the test begins, and closed when it ends.
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 from collections.abc import Callable, Mapping

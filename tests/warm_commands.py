@@ -9,8 +9,6 @@ With `start_new_session` a terminal on its stdin is its own. A test of a cold st
 starts `python -m reefknot` instead.
 """
 
-from __future__ import annotations
-
 import atexit
 import fcntl
 import gc

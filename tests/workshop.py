@@ -5,12 +5,10 @@ The fixture `shop` is opened in the virtual time of its test, and `with_shop(sto
 hears every ack and every result.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import pytest
@@ -20,20 +18,8 @@ from reefknot.audit.model.event import AnyEvent, decode
 from reefknot.audit.port import AuditQuery
 from reefknot.core.clock import Clock
 from reefknot.core.failure import ErrorCode
+from reefknot.queue.model import messages
 from reefknot.queue.model.destination_health import DestinationRules
-from reefknot.queue.model.messages import (
-    ACK,
-    RESULT,
-    AssignmentOptions,
-    ExecAssignment,
-    ExecAssignmentAck,
-    ExecResult,
-    Job,
-    StepResult,
-    StepStatus,
-    assign_subject,
-    encode,
-)
 from reefknot.queue.router.service import Router
 from reefknot.queue.router.settings import RouterSettings
 from reefknot.queue.worker.service import Worker
@@ -47,17 +33,18 @@ from reefknot.stores.sqlite import SqliteStore
 from reefknot.testing import run_virtual
 from tests.stories import InLoop
 
-Outcome = StepResult | Exception | Callable[[], Awaitable[StepResult]]
-OK = StepResult(outputs={"done": True})
-DENIED = StepResult(StepStatus.ERROR, ErrorCode.permission_denied, error_message="not allowed")
+Member = TypeVar("Member", Worker, Router)
+Outcome = messages.StepResult | Exception | Callable[[], Awaitable[messages.StepResult]]
+OK = messages.StepResult(outputs={"done": True})
+DENIED = messages.StepResult(messages.StepStatus.ERROR, ErrorCode.permission_denied, error_message="not allowed")
 REFUSED = ConnectionError("refused")
 NO_BREAKER = DestinationRules(enabled=False)
 """For stories in which several jobs fail, and whose subject is something else than an outage."""
 
 
-def http(status: int, **metadata: Any) -> StepResult:
-    return StepResult(
-        StepStatus.ERROR,
+def http(status: int, **metadata: Any) -> messages.StepResult:
+    return messages.StepResult(
+        messages.StepStatus.ERROR,
         ErrorCode.http_error,
         error_message="failed",
         metadata={"http_status_code": status, **metadata},
@@ -77,14 +64,14 @@ class Step:
     def destination(self, inputs: Mapping[str, Any]) -> str:
         return str(inputs.get("place", "somewhere"))
 
-    async def run(self, inputs: Mapping[str, Any], context: BlockContext) -> StepResult:
+    async def run(self, inputs: Mapping[str, Any], context: BlockContext) -> messages.StepResult:
         self.began.append((context.assignment_id, asyncio.get_running_loop().time()))
         self.contexts.append(context)
         await asyncio.sleep(inputs.get("seconds", self.seconds))
         outcome = self.outcomes[min(context.attempt, len(self.outcomes)) - 1]
         if isinstance(outcome, Exception):
             raise outcome
-        return outcome if isinstance(outcome, StepResult) else await outcome()
+        return outcome if isinstance(outcome, messages.StepResult) else await outcome()
 
     async def close(self) -> None: ...
 
@@ -92,8 +79,12 @@ class Step:
         return [round(at, 3) for one, at in self.began if one == name]
 
 
-def work(name: str, payload: dict[str, Any] | None = None, *, job: str = "test.step", **options: Any) -> ExecAssignment:
-    return ExecAssignment(name, f"r-{name}", Job(job, payload or {}), options=AssignmentOptions(**options))
+def work(
+    name: str, payload: dict[str, Any] | None = None, *, job: str = "test.step", **options: Any
+) -> messages.ExecAssignment:
+    return messages.ExecAssignment(
+        name, f"r-{name}", messages.Job(job, payload or {}), options=messages.AssignmentOptions(**options)
+    )
 
 
 class Shop:
@@ -103,59 +94,46 @@ class Shop:
         self.store = store
         self.clock = clock
         self.transport = MemoryTransport()
-        self.acks: list[ExecAssignmentAck] = []
-        self.results: list[ExecResult] = []
-        self._heard = self.transport.subscribe(ACK, RESULT, limit=100_000)
+        self.acks: list[messages.ExecAssignmentAck] = []
+        self.results: list[messages.ExecResult] = []
+        self._heard = self.transport.subscribe(messages.ACK, messages.RESULT, limit=100_000)
         self._ears = [asyncio.create_task(self._hear())]
         self.members: list[Worker | Router] = []
+        self._common: dict[str, Any] = {"store": store, "transport": self.transport, "clock": clock}
 
     async def _hear(self) -> None:
         async for delivery in self._heard:
             with suppress(msgspec.DecodeError):
-                if delivery.subject == ACK:
-                    self.acks.append(msgspec.json.decode(delivery.body, type=ExecAssignmentAck))
+                if delivery.subject == messages.ACK:
+                    self.acks.append(msgspec.json.decode(delivery.body, type=messages.ExecAssignmentAck))
                 else:
-                    self.results.append(msgspec.json.decode(delivery.body, type=ExecResult))
+                    self.results.append(msgspec.json.decode(delivery.body, type=messages.ExecResult))
 
     async def worker(
         self, name: str = "w1", *blocks: Block, settings: WorkerSettings | None = None, seed: int = 1, **changes: Any
     ) -> Worker:
         known = {block.type: block for block in blocks} or {"test.step": Step()}
-        made = Worker(
-            name,
-            settings=settings or default_settings(**changes),
-            store=self.store,
-            transport=self.transport,
-            blocks=known,
-            clock=self.clock,
-            seed=seed,
-        )
-        self.members.append(made)
-        await made.start()
-        return made
+        used = settings or default_settings(**changes)
+        return await self._joined(Worker(name, settings=used, blocks=known, seed=seed, **self._common))
 
     async def router(self, router_id: str = "router", **settings: Any) -> Router:
-        made = Router(
-            store=self.store,
-            transport=self.transport,
-            clock=self.clock,
-            seed=1,
-            settings=RouterSettings(**settings),
-            router_id=router_id,
-        )
-        self.members.append(made)
-        await made.start()
-        return made
+        bounds = RouterSettings(**settings)
+        return await self._joined(Router(settings=bounds, router_id=router_id, seed=1, **self._common))
+
+    async def _joined(self, member: Member) -> Member:
+        self.members.append(member)
+        await member.start()
+        return member
 
     def use_queue(self, member: Worker | Router, queue: Any) -> None:
         """Let a member speak to `queue` instead of the store's own work queue."""
         structs.force_setattr(member._context, "work", queue)
 
-    async def send(self, *assignments: ExecAssignment | bytes, to: str = "w1") -> None:
+    async def send(self, *assignments: messages.ExecAssignment | bytes, to: str = "w1") -> None:
         """As a router sends, and let it be taken in."""
         for one in assignments:
-            body = one if isinstance(one, bytes) else encode(one)
-            await self.transport.publish(assign_subject(to), body)
+            body = one if isinstance(one, bytes) else messages.encode(one)
+            await self.transport.publish(messages.assign_subject(to), body)
         await asyncio.sleep(0.001)
 
     def vanish(self, member: Worker | Router) -> None:
@@ -172,7 +150,7 @@ class Shop:
         found = [decode(kept.entry.body) for kept in await self.store.audit.read(AuditQuery(limit=100_000))]
         return [event for event in found if kind is None or isinstance(event, kind)]
 
-    def result(self, name: str) -> ExecResult:
+    def result(self, name: str) -> messages.ExecResult:
         (found,) = [one for one in self.results if one.assignment_id == name]
         return found
 
@@ -182,7 +160,7 @@ class Shop:
         assert isinstance(took, int | float)
         return took / 1000
 
-    def ack(self, name: str) -> ExecAssignmentAck:
+    def ack(self, name: str) -> messages.ExecAssignmentAck:
         return [one for one in self.acks if one.assignment_id == name][-1]
 
     def heard(self, *subjects: str) -> list[bytes]:

@@ -7,26 +7,11 @@ While a file FLAG exists, every write to the store fails as ENOSPC makes it fail
 """
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from reefknot.console.cli import main
-from tests.faults.vfs import Call, FaultyDisk, Hook, T, disk_full
-
-
-class FullWhile(Hook):
-    """Fails every write while a file exists."""
-
-    def __init__(self, flag: Path) -> None:
-        self._flag = flag
-
-    def around(self, call: Call, run: Callable[[], T]) -> T:
-        if call.kind == "write" and self._flag.exists():
-            raise disk_full()
-        return run()
-
+from tests.faults.vfs import FailingWhile, FaultyDisk, disk_full
 
 if __name__ == "__main__":
-    flag = Path(sys.argv.pop(1))
-    disk = FaultyDisk(FullWhile(flag), name="full", default=True)
+    disk = FaultyDisk(FailingWhile(Path(sys.argv.pop(1)), "write", disk_full), default=True)
     sys.exit(main())

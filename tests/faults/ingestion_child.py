@@ -1,21 +1,14 @@
 """
 Kills an orchestrator at a call to its source or its stores, lets another one carry on, and prints what both left.
 
-    python -m tests.faults.ingestion_child FOLDER < plans.jsonl > evidence.jsonl
-
-A plan is one line: the number of the call at which the process ends (null: run to the end and count), among all of them
+A plan is the number of the call at which the process ends (null: run to the end and count), among all of them
 or those of one name, whether before or after it, and the wrong way that is tried, if any. Nothing in the product knows
 of this.
 """
 
-from __future__ import annotations
-
 import asyncio
-import json
 import os
-import shutil
 import signal
-import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -33,7 +26,7 @@ from reefknot.queue.model.work import is_over
 from reefknot.runtime.clocks import SystemClock
 from reefknot.stores.opening import open_store
 from reefknot.stores.port import Store
-from tests.faults.dying import in_a_process_of_its_own
+from tests.faults.carrying_out import Fork, Life, Plan, Say, carry_out_plans
 
 PAGES, PER_PAGE = 4, 5
 BAD = "item-7"
@@ -117,7 +110,7 @@ class Numbers:
         return
 
 
-async def life(folder: Path, plan: dict[str, Any], fuse: Fuse, say: Callable[[Any], None]) -> None:
+async def life(folder: Path, plan: Plan, fuse: Fuse, say: Say) -> None:
     async with open_store(f"sqlite:{folder / 'state.db'}") as store:
         documents: Any = await SqliteDocuments(folder / "documents.db", SystemClock()).start()
         jobs = JobQueue(store)
@@ -180,7 +173,7 @@ async def _found(store: Store, documents: SqliteDocuments) -> dict[str, Any]:
     }
 
 
-async def seen_after_death(folder: Path, say: Callable[[Any], None]) -> None:
+async def seen_after_death(folder: Path, say: Say) -> None:
     """The documents and the cursor as the dead process left them."""
     path = folder / "documents.db"
     if not path.exists():
@@ -192,29 +185,19 @@ async def seen_after_death(folder: Path, say: Callable[[Any], None]) -> None:
     await documents.close()
 
 
-def main(root: Path) -> None:
-    for line in sys.stdin:
-        plan = json.loads(line)
-        folder = root / "life"
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-
-        def first(say: Callable[[Any], None], plan: dict[str, Any] = plan, folder: Path = folder) -> None:
-            asyncio.run(life(folder, plan, Fuse(plan["at"], plan["when"], plan["of"]), say))
-
-        def looked(say: Callable[[Any], None], folder: Path = folder) -> None:
-            asyncio.run(seen_after_death(folder, say))
-
-        def second(say: Callable[[Any], None], plan: dict[str, Any] = plan, folder: Path = folder) -> None:
-            asyncio.run(life(folder, {**plan, "flaw": ""}, Fuse(None, ""), say))
-
-        evidence: dict[str, Any] = {"plan": plan}
-        for name, work in (("first", first), ("left", looked), ("second", second)):
-            child, heard = in_a_process_of_its_own(work)
-            evidence[name] = heard()
-            evidence[f"{name}_ended"] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        print(json.dumps(evidence), flush=True)
+def one(folder: Path, plan: Plan) -> Life:
+    """A life that may be cut short, a look at what it left, and a life after it."""
+    works: dict[str, Callable[[Say], Any]] = {
+        "first": lambda say: life(folder, plan, Fuse(plan["at"], plan["when"], plan["of"]), say),
+        "left": lambda say: seen_after_death(folder, say),
+        "second": lambda say: life(folder, {**plan, "flaw": ""}, Fuse(None, ""), say),
+    }
+    evidence: Life = {"plan": plan}
+    for name, work in works.items():
+        fork = Fork(work)
+        evidence |= {name: fork.heard(), f"{name}_ended": fork.ended()}
+    return evidence
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    carry_out_plans(one)

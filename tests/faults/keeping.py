@@ -1,26 +1,21 @@
 """
 Keeps pages of documents until it is killed at a storage call, and prints what is left.
 
-    python -m tests.faults.keeping FOLDER < plans.jsonl > evidence.jsonl
-
-A plan is one line: the number of the call (null: run to the end and count), whether a write is cut in half, and the
-broken variant that is tried if any. Page N has the documents N-0 to N-4, a new version of `head`, and deletes what page
-N - 3 had: so what is there tells exactly which pages were kept.
+A plan is the number of the call (null: run to the end and count), whether a write is cut in half, and the broken
+variant that is tried if any; or a number of pages that two processes keep at once. Page N has the documents N-0 to N-4,
+a new version of `head`, and deletes what page N - 3 had: so what is there tells exactly which pages were kept.
 """
 
 import asyncio
-import json
-import os
-import shutil
-import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from reefknot.errors import StalePositionError
 from reefknot.ingest.documents import SqliteDocuments
 from reefknot.ingest.port import Document, Page, Position
 from reefknot.runtime.clocks import SystemClock
-from tests.faults.dying import in_a_process_of_its_own
+from tests.faults.carrying_out import Fork, Life, Plan, Say, carry_out_plans, two_lives
 from tests.faults.vfs import Counter, FaultyDisk, Fuse, Hook
 
 PAGES = 30
@@ -56,9 +51,9 @@ def expected(pages: int) -> dict[str, str]:
     return found | ({"head": str(pages)} if pages else {})
 
 
-async def keep_pages(folder: Path, flaw: str, hook: Hook, say: Callable[[Any], None]) -> None:
+async def keep_pages(file: Path, flaw: str, hook: Hook, say: Say) -> None:
     opener = FaultyDisk(hook, lazy=True).opener(autocheckpoint=AUTOCHECKPOINT)
-    documents = await KINDS[flaw](folder / "documents.db", SystemClock(), opener=opener, inline=True).start()
+    documents = await KINDS[flaw](file, SystemClock(), opener=opener, inline=True).start()
     position = await documents.position("s")
     for number in range(1, PAGES + 1):
         position = await documents.keep("s", nth(number), after=position)
@@ -68,9 +63,9 @@ async def keep_pages(folder: Path, flaw: str, hook: Hook, say: Callable[[Any], N
         say(["calls", [call.kind for call in hook.calls]])
 
 
-async def look(folder: Path) -> dict[str, Any]:
+async def look(file: Path) -> dict[str, Any]:
     """Everything that can be read after a death, in a process of its own."""
-    documents = await SqliteDocuments(folder / "documents.db", SystemClock(), inline=True).start()
+    documents = await SqliteDocuments(file, SystemClock(), inline=True).start()
     position = await documents.position("s")
     items = await documents.known("s").after("", 1000)
     hits = [hit.id for number in range(PAGES + 1) for hit in await documents.search(f"page{number}", limit=100)]
@@ -87,19 +82,37 @@ async def look(folder: Path) -> dict[str, Any]:
     }
 
 
-def one(folder: Path, plan: dict[str, Any]) -> dict[str, Any]:
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
+async def compete(file: Path, pages: int, name: str, _: Say) -> dict[str, list[int]]:
+    """Every page replaces all documents: a mixture of two pages would show. It tells how often it was overtaken."""
+    documents = await SqliteDocuments(file, SystemClock(), patience=60).start()
+    await documents.put("ready", [Document(name, name, "")])
+    async with asyncio.timeout(60):
+        while (await documents.counts())["ready"].documents < 2:  # noqa: ASYNC110 - another process is waited for
+            await asyncio.sleep(0.002)
+    kept: list[int] = []
+    refused: list[int] = []
+    for number in range(pages):
+        position = await documents.position("s")
+        version = f"{name} {number}"
+        page = Page(version, tuple(Document(f"{one}", f"{one}.md", version, text=version) for one in range(10)))
+        try:
+            kept.append((await documents.keep("s", page, after=position)).sequence)
+        except StalePositionError:
+            refused.append(position.sequence)
+        items = await documents.known("s").after("", 100)
+        assert len({item.version for item in items}) == 1, items
+    await documents.close()
+    return {"kept": kept, "refused": refused}
+
+
+def one(folder: Path, plan: Plan) -> Life:
+    file = folder / "documents.db"
+    if "at_once" in plan:
+        both = [Fork(partial(compete, file, plan["at_once"], name)) for name in "ab"]
+        return {"said": [word for fork in both for word in fork.heard()], "ended": [fork.ended() for fork in both]}
     hook = Counter() if plan["at"] is None else Fuse(plan["at"], torn=plan["torn"])
-    child, heard = in_a_process_of_its_own(lambda say: asyncio.run(keep_pages(folder, plan["flaw"], hook, say)))
-    said = heard()
-    ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    child, seen = in_a_process_of_its_own(lambda say: say(asyncio.run(look(folder))))
-    evidence = seen()
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    return {"plan": plan, "ended": ended, "said": said, "second": code, "evidence": evidence[-1] if evidence else None}
+    return two_lives(plan, Fork(lambda say: keep_pages(file, plan["flaw"], hook, say)), lambda _: look(file))
 
 
 if __name__ == "__main__":
-    for line in sys.stdin:
-        print(json.dumps(one(Path(sys.argv[1]) / "life", json.loads(line))), flush=True)
+    carry_out_plans(one)

@@ -1,19 +1,10 @@
 """
 Kills a worker over a store on NATS at a network call, lets a second one carry on, and prints what both left behind.
 
-    python -m tests.faults.nats_dying FOLDER < plans.jsonl > evidence.jsonl
-
 Plans are those of `dying`, with the server's address as their scenario. A network call is a write to the connection
-(before it, or in the middle of it, or just after it) or a piece that was read from it. Each life is a fork.
+(before it, or in the middle of it, or just after it) or a piece that was read from it.
 """
 
-import asyncio
-import gc
-import json
-import os
-import shutil
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -23,7 +14,8 @@ from nats.aio.transport import TcpTransport
 from reefknot.idempotency.model import KeyRecord
 from reefknot.runtime.clocks import SystemClock
 from reefknot.stores.jetstream import JetStreamStore
-from tests.faults.dying import hook_of, in_a_process_of_its_own, way_of
+from tests.faults.carrying_out import Fork, Life, Plan, Say, carry_out_plans, two_lives
+from tests.faults.dying import hook_of, way_of
 from tests.faults.story import ORDERS, AheadClock, carry_on, live
 from tests.faults.vfs import Call, Counter, Hook
 
@@ -45,7 +37,7 @@ def hook_network(hook: Hook) -> None:
     transport.writelines, transport.read = writelines, heard
 
 
-async def first_life(folder: Path, plan: dict[str, Any], name: str, say: Callable[[Any], None]) -> None:
+async def first_life(folder: Path, plan: Plan, name: str, say: Say) -> None:
     hook = hook_of(plan)
     hook_network(hook)
     store = await JetStreamStore.open(plan["scenario"], SystemClock(), name=name, has_server_time=False)
@@ -55,7 +47,7 @@ async def first_life(folder: Path, plan: dict[str, Any], name: str, say: Callabl
         say(["calls", [call.kind for call in hook.calls], len(hook.calls)])
 
 
-async def second_life(folder: Path, plan: dict[str, Any], name: str) -> dict[str, Any]:
+async def second_life(folder: Path, plan: Plan, name: str) -> dict[str, Any]:
     clock = AheadClock()
     store = await JetStreamStore.open(plan["scenario"], clock, name=name, has_server_time=False)
 
@@ -72,25 +64,12 @@ async def second_life(folder: Path, plan: dict[str, Any], name: str) -> dict[str
     return evidence | {"whole": whole}
 
 
-def one(folder: Path, plan: dict[str, Any]) -> dict[str, Any]:
+def one(folder: Path, plan: Plan) -> Life:
     """One death, and the life after it."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
     name = f"dying-{uuid4().hex[:12]}"
-    child, heard = in_a_process_of_its_own(lambda say: asyncio.run(first_life(folder, plan, name, say)))
-    said = heard()
-    ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    child, heard = in_a_process_of_its_own(lambda say: say(asyncio.run(second_life(folder, plan, name))))
-    evidence = heard()
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    return {"plan": plan, "ended": ended, "said": said, "second": code, "evidence": evidence[-1] if evidence else None}
-
-
-def main(folder: Path) -> None:
-    gc.freeze()  # or every fork copies every page of what was imported, only to count references
-    for line in sys.stdin:
-        print(json.dumps(one(folder / "life", json.loads(line))), flush=True)
+    worker = Fork(lambda say: first_life(folder, plan, name, say))
+    return two_lives(plan, worker, lambda _: second_life(folder, plan, name))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    carry_out_plans(one)

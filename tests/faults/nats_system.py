@@ -7,8 +7,6 @@ is `reefknot` with short leases, and with one decision broken if FLAW is not `no
 than theirs: some of it fails at first and is tried again later, some is due later. `judge` reads the evidence alone.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re
@@ -92,16 +90,11 @@ class Parts:
         words += ["--module", "noting"] if kind == "worker" else []
         log = self.folder / f"{name}.log"
         log.unlink(missing_ok=True)
+        program = ["tests.faults.nats_system", flaw, *words, "--log-level", "info"]
         environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
         with log.open("wb") as file:
-            self._processes[name] = WarmCommand(
-                ["tests.faults.nats_system", flaw, *words, "--log-level", "info"],
-                cwd=self.folder,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-                env=environment,
-            )
+            streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": file}
+            self._processes[name] = WarmCommand(program, cwd=self.folder, env=environment, **streams)
         async with asyncio.timeout(READY_S):
             while " is ready" not in self.log(name):
                 assert self._processes[name].poll() is None, self.log(name)
@@ -114,11 +107,8 @@ class Parts:
         self._processes[name].kill()
         self._processes[name].wait(30)
 
-    def freeze(self, name: str) -> None:
-        self._processes[name].send_signal(signal.SIGSTOP)
-
-    def wake(self, name: str) -> None:
-        self._processes[name].send_signal(signal.SIGCONT)
+    def send(self, name: str, number: signal.Signals) -> None:
+        self._processes[name].send_signal(number)
 
     def stop(self) -> None:
         for process in self._processes.values():

@@ -19,10 +19,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 import reefknot as rk
 from reefknot.console.nats_servers import running_nats
@@ -31,7 +31,14 @@ from tests.faults import broken
 
 ROOT = Path(__file__).parents[2]
 SLICE_S = 0.01
+PAGE_BYTES = 4096
 STARTED_WITHIN_S = 30.0
+KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "tenant": ({"tenant": "a"}, {"tenant": "b"}),
+    "priority": ({"priority": -10}, {"priority": 20}),
+}
+BEGINS_S = 2.0
+"""How long the clients have to start."""
 
 
 class Stream(Struct, frozen=True):
@@ -86,9 +93,19 @@ def engine_at(folder: Path, on: str) -> Iterator[str]:
         yield server.url
 
 
+class Up(NamedTuple):
+    """A running system: the URL of its store, and its process."""
+
+    url: str
+    pid: int
+
+    def rss_mb(self) -> float:
+        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * PAGE_BYTES / 1e6
+
+
 @contextmanager
-def system(folder: Path, *, slots: int = 8, size: int = 1000, variant: str = "", on: str = "sqlite") -> Iterator[str]:
-    """A `reefknot up` in a process of its own, over a file or on a NATS server. Gives the URL of its store."""
+def system(folder: Path, *, slots: int = 8, size: int = 1000, variant: str = "", on: str = "sqlite") -> Iterator[Up]:
+    """A `reefknot up` in a process of its own, over a file or on a NATS server."""
     settings: dict[str, Any] = {
         "worker": {
             "queue": {
@@ -107,7 +124,7 @@ def system(folder: Path, *, slots: int = 8, size: int = 1000, variant: str = "",
         process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, env=environment)
         try:
             _until_up(process, engine, folder)
-            yield engine
+            yield Up(engine, process.pid)
         finally:
             process.send_signal(signal.SIGTERM)
             try:
@@ -131,7 +148,7 @@ def _until_up(process: subprocess.Popen[bytes], engine: str, folder: Path) -> No
 
 def sent(engine: str, *streams: Stream, variant: str = "") -> dict[str, list[Request]]:
     """Send all streams at the same time, each from its own process."""
-    starts_at = time.time() + 2.0
+    starts_at = time.time() + BEGINS_S
     command = [sys.executable, "-m", "tests.faults.outside_load"]
     running = []
     for stream in streams:
@@ -157,6 +174,20 @@ def goodput(requests: list[Request], deadline: float, begin: float, end: float) 
 
 def percentile(values: list[float], share: float) -> float:
     return sorted(values)[max(0, int(len(values) * share) - 1)] if values else 0.0
+
+
+def p99(requests: list[Request]) -> float:
+    return percentile([one.took for one in requests], 0.99)
+
+
+def served(requests: list[Request]) -> float:
+    return sum(one.status == "success" for one in requests) / len(requests)
+
+
+def two_kinds(kind: str, many: Stream, few: Stream) -> tuple[Stream, Stream]:
+    """The same streams, of which the few are another tenant's, or have the higher priority."""
+    of_many, of_few = KINDS[kind]
+    return structs.replace(many, **of_many), structs.replace(few, **of_few)
 
 
 def summary(requests: list[Request]) -> dict[str, int]:

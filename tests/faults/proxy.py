@@ -9,8 +9,6 @@ A proxy can also be told at any moment, for connections that are long open: `cut
 nothing pass in a direction until `release`, `delay` makes each piece late. What was held is not lost: it passes later.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket

@@ -1,17 +1,16 @@
 """
-Callers of the same keys, in one of several processes.
-
-    python -m tests.faults.racing DATABASE SEED CALLERS KEYS VARIANT
+Callers of the same keys in several processes: a plan is their numbers, and whether the door is open.
 
 Every caller asks for every key, in an order of its own. Now and then one claims a key and falls asleep past its lease;
-it reports when everybody is done, as if nothing had happened. Each process believes in another day. VARIANT is `sound`,
-or `open door`: claims are granted to everybody and nobody looks at the fence. Prints the answers, by key.
+it reports when everybody is done, as if nothing had happened. Each process believes in another day. With an open door
+claims are granted to everybody, and nobody looks at the fence.
 """
 
 import asyncio
-import json
 import random
-import sys
+from functools import partial
+from multiprocessing import get_context
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,10 @@ from reefknot.idempotency import model as idempotency
 from reefknot.idempotency.decorator import idempotent
 from reefknot.idempotency.model import Claim, Claimed, Done
 from reefknot.runtime.clocks import SystemClock
+from reefknot.stores.opening import open_store
 from reefknot.stores.sqlite import SqliteStore
-from tests.faults.freezing import take_the_fences_down
+from tests.faults.carrying_out import LONGEST, Fork, Life, Plan, Say, carry_out_plans
+from tests.faults.dying import take_the_fences_down
 
 AT_ONCE = 8
 SLEEPY = 0.05
@@ -50,7 +51,6 @@ class Race:
         self.answers: list[tuple[str, str]] = []
         self.asleep: list[Claim] = []
         self.refused = 0
-        self.late = 0
 
         @idempotent(key=lambda key: key, lease=20, wait=120, store=store, name="charge")
         async def charge(key: str) -> str:
@@ -79,7 +79,6 @@ class Race:
             try:
                 event = AuditEntry(body, "idempotency", 0)
                 await self._store.idempotency.finish(claim, Done('"the zombie"'), events=[event])
-                self.late += 1
             except LeaseLostError:
                 self.refused += 1
 
@@ -94,23 +93,33 @@ def _open_the_door() -> None:
     idempotency.claim = claim
 
 
-async def main(path: Path, seed: int, callers: int, keys: int) -> None:
+async def race(path: Path, plan: Plan, everybody: Barrier, seed: int, _: Say) -> dict[str, Any]:
+    """The answers that the callers of one process got, by key."""
+    if plan["open"]:
+        _open_the_door()
     # Neither deaths nor power cuts are the question here.
     store = await SqliteStore(path, AnotherDay(seed % 3 - 1), synchronous="OFF", patience=60).start()
-    race = Race(store, seed)
-    print("ready", flush=True)
-    sys.stdin.readline()
-    names = [f"{number}" for number in range(keys)]
-    await asyncio.gather(*(race.caller(names) for _ in range(callers)))
-    print("done", flush=True)
-    sys.stdin.readline()
-    await race.wake_up()
+    callers = Race(store, seed)
+    everybody.wait(LONGEST)  # all callers start together
+    names = [f"{number}" for number in range(plan["keys"])]
+    await asyncio.gather(*(callers.caller(names) for _ in range(plan["callers"])))
+    everybody.wait(LONGEST)  # the last caller has its last answer
+    await callers.wake_up()
     await store.close()
-    found = {"answers": race.answers, "asleep": len(race.asleep), "refused": race.refused, "late": race.late}
-    print(json.dumps(found), flush=True)
+    return {"answers": callers.answers, "asleep": len(callers.asleep), "refused": callers.refused}
+
+
+async def make(path: Path) -> None:
+    async with open_store(f"sqlite:{path}"):
+        pass
+
+
+def one(folder: Path, plan: Plan) -> Life:
+    path, everybody = Path(plan["file"]), get_context("fork").Barrier(plan["processes"])
+    asyncio.run(make(path))
+    forks = [Fork(partial(race, path, plan, everybody, seed)) for seed in range(plan["processes"])]
+    return {"reports": [word for fork in forks for word in fork.heard()], "ended": [fork.ended() for fork in forks]}
 
 
 if __name__ == "__main__":
-    if sys.argv[5] == "open door":
-        _open_the_door()
-    asyncio.run(main(Path(sys.argv[1]), *(int(word) for word in sys.argv[2:5])))
+    carry_out_plans(one)

@@ -9,25 +9,12 @@ store. Nothing in the product knows of this.
 
 import asyncio
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
 from reefknot.app.system import System
 from reefknot.console.cli import main
-from tests.faults.vfs import Call, FaultyDisk, Hook, T, disk_error
-
-
-class FlaggedFailure(Hook):
-    """Fails every fsync while a file exists."""
-
-    def __init__(self, flag: Path) -> None:
-        self._flag = flag
-
-    def around(self, call: Call, run: Callable[[], T]) -> T:
-        if call.kind == "sync" and self._flag.exists():
-            raise disk_error()
-        return run()
+from tests.faults.vfs import FailingWhile, FaultyDisk, disk_error
 
 
 async def _deaf(system: System) -> NoReturn:
@@ -37,7 +24,7 @@ async def _deaf(system: System) -> NoReturn:
 
 if __name__ == "__main__":
     flag = Path(sys.argv.pop(1))
-    disk = FaultyDisk(FlaggedFailure(flag), name="sick", default=True)
+    disk = FaultyDisk(FailingWhile(flag, "sync", disk_error), default=True)
     if flag.name == "deaf":
         System.store_failed = _deaf  # type: ignore[method-assign, assignment]
     sys.exit(main())

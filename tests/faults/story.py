@@ -34,6 +34,9 @@ ORDERS = ("order-1", "order-2")
 EARLIER = 40
 """Work that was done before the story begins, where the store has a past."""
 EFFECTS = "effects.txt"
+Keys = Callable[[], Awaitable[dict[str, KeyRecord]]]
+Tell = Callable[[str, str, Any], None]
+"""Told what was acknowledged, of which order, and with what value."""
 
 
 class AheadClock(SystemClock):
@@ -94,14 +97,12 @@ class Sink:
 class Worker:
     """One life."""
 
-    def __init__(
-        self, store: Store, sink: Sink, way: Way, owner: str, acknowledged: Callable[[str, str, Any], None]
-    ) -> None:
+    def __init__(self, store: Store, sink: Sink, way: Way, owner: str, tell: Tell) -> None:
         self._store = store
         self._sink = sink
         self._way = way
         self._owner = owner
-        self._acknowledged = acknowledged
+        self._acknowledged = tell
 
     async def submit(self) -> None:
         for order in ORDERS:
@@ -144,16 +145,14 @@ def _result(settled: Settled) -> Any:
     return json.loads(settled.result) if isinstance(settled, WorkDone) and settled.result is not None else None
 
 
-async def first_life(
-    folder: Path, way: Way, opener: Callable[..., Any], hook: Hook, say: Callable[[str, str, Any], None]
-) -> None:
+async def first_life(folder: Path, way: Way, opener: Callable[..., Any], hook: Hook, say: Tell) -> None:
     """Everything once, with the writer's thread, as a worker does it; then an orderly end."""
     store = await SqliteStore(folder / "state.db", SystemClock(), opener=opener).start()
     await live(store, folder, way, hook, say)
     await store.close()
 
 
-async def live(store: Store, folder: Path, way: Way, hook: Hook, say: Callable[[str, str, Any], None]) -> None:
+async def live(store: Store, folder: Path, way: Way, hook: Hook, say: Tell) -> None:
     """Submit every order, and do it."""
     worker = Worker(store, _sink(folder, way, hook), way, "first", say)
     await worker.submit()
@@ -171,9 +170,7 @@ async def second_life(folder: Path, way: Way, opener: Callable[..., Any], *, pat
     return evidence | {"whole": check.ok and check_after.ok}
 
 
-async def carry_on(
-    store: Store, clock: AheadClock, folder: Path, way: Way, keys: Callable[[], Awaitable[dict[str, KeyRecord]]]
-) -> dict[str, Any]:
+async def carry_on(store: Store, clock: AheadClock, folder: Path, way: Way, keys: Keys) -> dict[str, Any]:
     """What is found in an open store, what is done about it, and how it all ends; `keys` reads every key in it."""
     began = time.monotonic()
     found = await _state(store, await keys())

@@ -1,21 +1,18 @@
 """
 Kills a whole system at a stage of a step, lets a second one carry on over the same store, and prints what both left.
 
-    python -m tests.faults.system_child FOLDER < plans.jsonl > evidence.jsonl
-
-A plan is one line: the stage, the wrong way that is tried, if any, and the address of the store, where that is no file
-of its own. Nothing in the product knows of this: what a
-stage is, is seen in the calls to the store, the transport and the block, and that is where the process ends.
+A plan is the stage, the wrong way that is tried, if any, and the address of the store, where that is no file of its
+own. Nothing in the product knows of this: what a stage is, is seen in the calls to the store, the transport and the
+block, and that is where the process ends.
 """
 
 import asyncio
 import json
 import os
-import shutil
 import signal
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +20,8 @@ import msgspec
 
 from reefknot.app.system import System
 from reefknot.core.failure import ErrorCode
+from reefknot.queue.model import messages
 from reefknot.queue.model.admission import Reject
-from reefknot.queue.model.messages import (
-    ACK,
-    RESULT,
-    AssignmentOptions,
-    ExecAssignment,
-    Job,
-    RetryOptions,
-    StepResult,
-    StepStatus,
-    encode,
-)
 from reefknot.queue.model.work import ROUTER, TryAgain, WorkDone, WorkItem, WorkState, is_workers
 from reefknot.queue.port.transport import Transport
 from reefknot.queue.port.work_queue import FREELY, Enqueue, Enqueued, Settlement, WorkClaim
@@ -44,20 +31,9 @@ from reefknot.runtime.clocks import clock_of_this_loop
 from reefknot.steps.port import BlockContext
 from reefknot.stores.opening import open_store
 from reefknot.stores.port import Store
-from tests.faults.dying import in_a_process_of_its_own
+from tests.faults.carrying_out import Fork, Life, Plan, Say, carry_out_plans, two_lives
 
-STAGES = (
-    "held",
-    "submitted",
-    "assigned",
-    "started",
-    "acked",
-    "claimed",
-    "running",
-    "waiting",
-    "settled",
-    "published",
-)
+STAGES = ("held", "submitted", "assigned", "started", "acked", "claimed", "running", "waiting", "settled", "published")
 """
 Kept, and held by the router, before the caller hears that it was accepted; accepted, and sent to nobody yet; in the
 worker's class, not yet acked; the same, and started by the same call; acked; claimed by a slot; its effect done;
@@ -72,8 +48,6 @@ BACKOFF_MS = 1500
 SEED = 5
 """With this one the victim draws nearly the whole of its backoff."""
 LONGEST_S = 20.0
-
-Say = Callable[[Any], None]
 
 
 class Doom:
@@ -169,8 +143,8 @@ class DoomedTransport:
 
     async def publish(self, subject: str, body: bytes, **named: Any) -> None:
         await self._transport.publish(subject, body, **named)
-        if subject in (ACK, RESULT):
-            self._doom.at("acked" if subject == ACK else "published", json.loads(body)["assignment_id"])
+        if subject in (messages.ACK, messages.RESULT):
+            self._doom.at("acked" if subject == messages.ACK else "published", json.loads(body)["assignment_id"])
 
 
 class DoomedStore:
@@ -200,25 +174,27 @@ class Effect:
     def destination(self, inputs: Mapping[str, Any]) -> str:
         return "here"
 
-    async def run(self, inputs: Mapping[str, Any], context: BlockContext) -> StepResult:
+    async def run(self, inputs: Mapping[str, Any], context: BlockContext) -> messages.StepResult:
         mark = os.open(self._marks, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.write(mark, json.dumps([context.assignment_id, context.attempt, time.time()]).encode() + b"\n")
         os.close(mark)
         self._doom.at("running", context.assignment_id)
         if inputs.get("fails") and context.attempt == 1:
-            return StepResult(StepStatus.ERROR, ErrorCode.network_error, error_message="not this time")
-        return StepResult(outputs={"number": time.time_ns()})  # another run gives another answer
+            return messages.StepResult(
+                messages.StepStatus.ERROR, ErrorCode.network_error, error_message="not this time"
+            )
+        return messages.StepResult(outputs={"number": time.time_ns()})  # another run gives another answer
 
     async def close(self) -> None: ...
 
 
-def assignment(name: str, stage: str) -> ExecAssignment:
+def assignment(name: str, stage: str) -> messages.ExecAssignment:
     fails = name == VICTIM and stage == "waiting"
-    options = AssignmentOptions(retry=RetryOptions(max_attempts=3, backoff_ms=BACKOFF_MS))
-    return ExecAssignment(name, f"r-{name}", Job("demo.effect", {"fails": fails}), options=options)
+    options = messages.AssignmentOptions(retry=messages.RetryOptions(max_attempts=3, backoff_ms=BACKOFF_MS))
+    return messages.ExecAssignment(name, f"r-{name}", messages.Job("demo.effect", {"fails": fails}), options=options)
 
 
-def url_of(plan: dict[str, Any], folder: Path) -> str:
+def url_of(plan: Plan, folder: Path) -> str:
     return "memory:" if plan["flaw"] == "memory" else plan.get("engine") or f"sqlite:{folder / 'state.db'}"
 
 
@@ -231,7 +207,7 @@ def made(store: Store, folder: Path, doom: Doom) -> System:
     return System(watched, clock_of_this_loop(), settings=settings, routing=routing, blocks=blocks, seed=SEED)
 
 
-async def first_life(plan: dict[str, Any], folder: Path, say: Say) -> None:
+async def first_life(plan: Plan, folder: Path, say: Say) -> None:
     doom = Doom(plan["stage"], plan["flaw"], say)
     async with open_store(url_of(plan, folder)) as store:
         system = made(store, folder, doom)
@@ -246,8 +222,9 @@ async def first_life(plan: dict[str, Any], folder: Path, say: Say) -> None:
         await asyncio.wait(answers.values(), timeout=LONGEST_S)
 
 
-async def second_life(plan: dict[str, Any], folder: Path, accepted: list[str]) -> dict[str, Any]:
+async def second_life(plan: Plan, folder: Path, said: list[Any]) -> dict[str, Any]:
     """It is asked for nothing but the results; then everything once more, as a caller does who is not sure."""
+    accepted = [words[1] for words in said if words[0] == "accepted"]
     doom = Doom("", plan["flaw"] if plan["flaw"] == "forgets the wait" else "", lambda said: None)
     async with open_store(url_of(plan, folder)) as store:
         victim = await store.work.get(VICTIM)
@@ -280,30 +257,16 @@ LOSING = ("memory", "promises too early")
 
 
 def _text(result: Any) -> str:
-    return encode(result).decode()
+    return messages.encode(result).decode()
 
 
-def one(folder: Path, plan: dict[str, Any]) -> dict[str, Any]:
+def one(folder: Path, plan: Plan) -> Life:
     """One death, and the life after it."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    child, heard = in_a_process_of_its_own(lambda say: asyncio.run(first_life(plan, folder, say)))
-    said = heard()
-    ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    accepted = [words[1] for words in said if words[0] == "accepted"]
-    child, heard = in_a_process_of_its_own(lambda say: say(asyncio.run(second_life(plan, folder, accepted))))
-    after = heard()
-    os.waitpid(child, 0)
     marks = folder / "marks"
+    seen = two_lives(plan, Fork(lambda say: first_life(plan, folder, say)), partial(second_life, plan, folder))
     lines = marks.read_text().splitlines() if marks.exists() else []
-    effects = [json.loads(line) for line in lines]
-    return {"plan": plan, "ended": ended, "said": said, "after": after[-1] if after else None, "effects": effects}
-
-
-def main(folder: Path) -> None:
-    for line in sys.stdin:
-        print(json.dumps(one(folder / "life", json.loads(line))), flush=True)
+    return {**seen, "effects": [json.loads(line) for line in lines]}
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    carry_out_plans(one)

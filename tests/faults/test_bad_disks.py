@@ -1,8 +1,7 @@
 """A disk that is full, or fails: a named error with the way out, all or nothing, no second fsync after a failed one."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,13 +17,15 @@ from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores.sqlite import SqliteStore
 from tests.faults.points import spread
 from tests.faults.story import told
-from tests.faults.vfs import Counter, Failing, FaultyDisk, Hook, disk_error, disk_full
+from tests.faults.vfs import Counter, Failing, Hook, disk_error, disk_full, lazy_disk
 
 # apsw also tells of errors inside a disk that SQLite has no use for.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 THREE = ("a", "b", "c")
+Error = Callable[[], Exception]
 Step = Callable[[SqliteStore], Awaitable[Any]]
+Steps = tuple[Step, ...]
 
 
 async def enqueue(store: SqliteStore) -> None:
@@ -50,7 +51,7 @@ async def settle(store: SqliteStore) -> None:
         await store.work.settle([Settlement(item.id, "me", item.fence, WorkDone(), (told("settled", item.id),))])
 
 
-STEPS: tuple[Step, ...] = (enqueue, record, settle)
+STEPS: Steps = (enqueue, record, settle)
 
 
 class Facts(NamedTuple):
@@ -92,15 +93,6 @@ def halves(found: Facts) -> list[str]:
     return wrong
 
 
-@contextmanager
-def disk(hook: Hook) -> Iterator[FaultyDisk]:
-    made = FaultyDisk(hook, name="bad", lazy=True)
-    try:
-        yield made
-    finally:
-        made.unregister()
-
-
 class Run(NamedTuple):
     """One run over a disk that fails once: the errors, what was done by then, and what a healthy disk shows."""
 
@@ -112,13 +104,13 @@ class Run(NamedTuple):
     finished: Facts
 
 
-def run(folder: Path, hook: Failing, steps: tuple[Step, ...] = STEPS) -> Run:
+def run(folder: Path, hook: Failing, steps: Steps = STEPS) -> Run:
     async def main() -> Run:
         errors: list[BaseException] = []
         done: list[str] = []
         started, worked_again, calls_after = False, False, 0
         clock = VirtualClock()
-        with disk(hook) as bad:
+        with lazy_disk(hook) as bad:
             opener = bad.opener(autocheckpoint=4)
             store = SqliteStore(folder / "state.db", clock, inline=True, opener=opener)
             try:
@@ -141,7 +133,7 @@ def run(folder: Path, hook: Failing, steps: tuple[Step, ...] = STEPS) -> Run:
             calls_after = sum(call.kind in ("write", "sync") for call in after.calls)
             await store.close()
         clock.advance(120)
-        with disk(Hook()) as good:
+        with lazy_disk(Hook()) as good:
             store = await SqliteStore(folder / "state.db", clock, inline=True, opener=good.opener()).start()
             reopened = await facts(store)
             if not reopened.items:
@@ -157,9 +149,7 @@ def run(folder: Path, hook: Failing, steps: tuple[Step, ...] = STEPS) -> Run:
     return asyncio.run(main())
 
 
-def sweep(
-    folder: Path, kind: str, error: Callable[[], Exception], *, most: int = 60, steps: tuple[Step, ...] = STEPS
-) -> list[tuple[Failing, Run]]:
+def sweep(folder: Path, kind: str, error: Error, *, most: int = 60, steps: Steps = STEPS) -> list[tuple[Failing, Run]]:
     """The same run once for every call of this kind, which fails. Points at which nothing failed are left out."""
     counting = Failing((kind,), 1 << 30, error)
     counter = Counter()
@@ -175,14 +165,12 @@ def sweep(
 
 def kept(one: Run) -> list[str]:
     """What was acknowledged and is not there."""
-    lost = []
-    if "enqueue" in one.done and len(one.reopened.items) != 3:
-        lost.append("enqueue")
-    if "record" in one.done and not one.reopened.recorded:
-        lost.append("record")
-    if "settle" in one.done and len(one.reopened.settled) != 3:
-        lost.append("settle")
-    return lost
+    there = {
+        "enqueue": len(one.reopened.items) == 3,
+        "record": one.reopened.recorded,
+        "settle": len(one.reopened.settled) == 3,
+    }
+    return [name for name, is_there in there.items() if name in one.done and not is_there]
 
 
 COMPLETE = Facts(list(THREE), True, True, True, list(THREE), list(THREE), True)
@@ -197,9 +185,7 @@ def test_a_full_disk_refuses_whole_writes_by_name_and_works_again_when_there_is_
             turning_on = isinstance(error, StoreUnavailableError) and "cannot be turned on" in str(error)
             assert isinstance(error, StoreFullError) or turning_on, (hook.failed, one.errors)
             assert "make room" in str(error)
-        assert halves(one.reopened) == []
-        assert kept(one) == []
-        assert one.finished == COMPLETE
+        assert (halves(one.reopened), kept(one), one.finished) == ([], [], COMPLETE)
     opened = [one for _, one in runs if one.worked_again]
     assert len(opened) > len(runs) / 2, "only a store that never opened stays shut"
     refused = [hook for hook, one in runs if one.errors]
@@ -224,14 +210,10 @@ def test_after_a_failed_fsync_the_store_refuses_everything_until_it_is_opened_ag
         assert one.calls_after == 0
     for hook, one in runs:
         assert one.errors or hook.failed[0].file == "" or one.done == ["enqueue", "record", "settle"], hook.failed
-        assert halves(one.reopened) == []
-        assert kept(one) == []
-        assert one.finished == COMPLETE
+        assert (halves(one.reopened), kept(one), one.finished) == ([], [], COMPLETE)
 
 
-def test_the_check_catches_a_store_that_goes_on_after_a_failed_fsync(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_that_goes_on_after_a_failed_fsync_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "is_fatal", lambda _: False)
     runs = sweep(tmp_path, "sync", disk_error)
     assert any(one.worked_again and one.errors for _, one in runs)
@@ -246,9 +228,7 @@ def test_a_failing_disk_is_named_and_loses_nothing_that_was_acknowledged(tmp_pat
             hook.failed,
             one.errors,
         )
-        assert halves(one.reopened) == []
-        assert kept(one) == []
-        assert one.finished == COMPLETE
+        assert (halves(one.reopened), kept(one), one.finished) == ([], [], COMPLETE)
 
 
 def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
@@ -256,44 +236,38 @@ def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
     assert len(runs) >= 2
     for _, one in runs:
         assert all(isinstance(error, StoreUnavailableError) for error in one.errors)
-        assert halves(one.reopened) == []
-        assert one.finished == COMPLETE
+        assert (halves(one.reopened), one.finished) == ([], COMPLETE)
     assert "check that the folder exists" in str(runs[0][1].errors[0])
 
 
-def test_callers_of_one_batch_all_hear_that_the_disk_is_full_and_all_succeed_afterwards(tmp_path: Path) -> None:
+@pytest.mark.real_time
+async def test_callers_of_one_batch_all_hear_that_the_disk_is_full_and_all_succeed_afterwards(tmp_path: Path) -> None:
     """With the writer's thread: the batch is one write, and its refusal everybody's."""
     hook = Failing(("write",), 1, disk_full, lasts=1 << 30)
     hook.mended = True
-
-    async def main() -> None:
-        with disk(hook) as bad:
-            store = await SqliteStore(tmp_path / "state.db", VirtualClock(), opener=bad.opener()).start()
-            hook.mended = False
-            claims = [store.idempotency.claim(f"{number}", owner="me") for number in range(20)]
-            answers = await asyncio.gather(*claims, return_exceptions=True)
-            assert {type(answer) for answer in answers} == {StoreFullError}
-            hook.mended = True
-            assert not await store.idempotency.counts()
-            claims = [store.idempotency.claim(f"{number}", owner="me") for number in range(20)]
-            assert {type(answer) for answer in await asyncio.gather(*claims)} == {Claimed}
-            await store.close()
-
-    asyncio.run(main())
+    with lazy_disk(hook) as bad:
+        store = await SqliteStore(tmp_path / "state.db", VirtualClock(), opener=bad.opener()).start()
+        hook.mended = False
+        claims = [store.idempotency.claim(f"{number}", owner="me") for number in range(20)]
+        answers = await asyncio.gather(*claims, return_exceptions=True)
+        assert {type(answer) for answer in answers} == {StoreFullError}
+        hook.mended = True
+        assert not await store.idempotency.counts()
+        claims = [store.idempotency.claim(f"{number}", owner="me") for number in range(20)]
+        assert {type(answer) for answer in await asyncio.gather(*claims)} == {Claimed}
+        await store.close()
 
 
-def test_a_store_whose_log_cannot_be_turned_on_is_refused_instead_of_keeping_less(tmp_path: Path) -> None:
+@pytest.mark.real_time
+async def test_a_store_whose_log_cannot_be_turned_on_is_refused_instead_of_keeping_less(tmp_path: Path) -> None:
     """SQLite answers with another mode and no error; in that mode a power cut may take back what was acknowledged."""
 
-    async def main() -> None:
-        def without_a_log(path: str, flags: int) -> apsw.Connection:
-            return apsw.Connection(":memory:")
+    def without_a_log(path: str, flags: int) -> apsw.Connection:
+        return apsw.Connection(":memory:")
 
-        with pytest.raises(StoreUnavailableError, match="write-ahead log cannot be turned on") as refused:
-            await SqliteStore(tmp_path / "state.db", VirtualClock(), opener=without_a_log).start()
-        assert "use a local one" in str(refused.value)
-
-    asyncio.run(main())
+    with pytest.raises(StoreUnavailableError, match="write-ahead log cannot be turned on") as refused:
+        await SqliteStore(tmp_path / "state.db", VirtualClock(), opener=without_a_log).start()
+    assert "use a local one" in str(refused.value)
 
 
 def test_a_disk_that_is_full_while_the_log_is_turned_on_makes_no_store_without_one(tmp_path: Path) -> None:

@@ -93,17 +93,19 @@ def test_a_file_that_was_cut_short_is_found_or_refused_by_name(store_file: Path,
     assert error is None or isinstance(error, StoreCorruptError)
 
 
-def newer(path: Path) -> None:
+def execute(path: Path, statement: str) -> None:
     connection = apsw.Connection(str(path))
-    connection.execute("PRAGMA user_version = 99")
+    connection.execute(statement)
     connection.close()
+
+
+def newer(path: Path) -> None:
+    execute(path, "PRAGMA user_version = 99")
 
 
 def foreign(path: Path) -> None:
     path.unlink()
-    connection = apsw.Connection(str(path))
-    connection.execute("CREATE TABLE theirs (x)")
-    connection.close()
+    execute(path, "CREATE TABLE theirs (x)")
 
 
 def no_database(path: Path) -> None:

@@ -107,10 +107,7 @@ class Story:
         store = await step()
         again = TryAgain(due_at=due + 5_000, delay_ms=4_000)
         later = Snooze(due_at=due + 4_000)
-        reports = [
-            Settlement(second.id, "you", second.fence, again),
-            Settlement(third.id, "you", third.fence, later),
-        ]
+        reports = [Settlement(second.id, "you", second.fence, again), Settlement(third.id, "you", third.fence, later)]
         self.trace.append(await self._stores[0].work.settle(reports))
         await step()
         self.trace.append([item.id for item in await self._stores[0].work.claim(1, WorkClaim(owner="you", lease=60))])
@@ -168,22 +165,20 @@ def test_the_story_catches_leases_that_are_measured_with_the_wall_clock(tmp_path
     assert len(differing) > STEPS / 2
 
 
-def test_retention_is_wall_time_of_the_process_that_looks(tmp_path: Path) -> None:
+@pytest.mark.real_time
+async def test_retention_is_wall_time_of_the_process_that_looks(tmp_path: Path) -> None:
     """As documented: a process that starts with a clock a day ahead knows the key, one past retention does not."""
 
-    async def story() -> None:
-        async def ask(ahead: float) -> type:
-            clock = SetClock(0, ahead)
-            store = await SqliteStore(tmp_path / "state.db", clock, inline=True, retention=7 * DAY).start()
-            answer = await store.idempotency.claim("key", owner=f"{ahead}")
-            if isinstance(answer, Claimed):
-                await store.idempotency.finish(answer.claim, Done('"paid"'))
-            await store.close()
-            return type(answer)
+    async def ask(ahead: float) -> type:
+        clock = SetClock(0, ahead)
+        store = await SqliteStore(tmp_path / "state.db", clock, inline=True, retention=7 * DAY).start()
+        answer = await store.idempotency.claim("key", owner=f"{ahead}")
+        if isinstance(answer, Claimed):
+            await store.idempotency.finish(answer.claim, Done('"paid"'))
+        await store.close()
+        return type(answer)
 
-        assert await ask(0) is Claimed
-        assert await ask(DAY) is Hit
-        assert await ask(-DAY) is Hit
-        assert await ask(8 * DAY) is Claimed
-
-    asyncio.run(story())
+    assert await ask(0) is Claimed
+    assert await ask(DAY) is Hit
+    assert await ask(-DAY) is Hit
+    assert await ask(8 * DAY) is Claimed

@@ -1,21 +1,14 @@
 """kill -9 while pages are kept, and two processes that keep pages of one source."""
 
-import asyncio
-import json
 import random
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
-from reefknot.ingest.documents import SqliteDocuments
-from reefknot.runtime.clocks import SystemClock
-from tests.faults.carrying_out import Life, Plan, carried_out
+from tests.faults.carrying_out import KILLED, Life, Plan, at_every_call, carried_out
 from tests.faults.keeping import PAGES, expected
 from tests.faults.points import ALL
 
-KILLED = -9
 FEW = 20
-ROOT = Path(__file__).parents[2]
 
 
 def plan(at: int | None, *, torn: bool = False, flaw: str = "") -> Plan:
@@ -47,9 +40,7 @@ def points(folder: Path, flaw: str) -> list[Plan]:
     """Every storage call of a whole run; a write also half done."""
     (whole,) = carried_out(folder, [plan(None, flaw=flaw)], program="tests.faults.keeping")
     assert (whole["ended"], whole["evidence"]["sequence"], complaints([whole | {"said": []}])) == (0, PAGES, [])
-    ((_, kinds),) = (said for said in whole["said"] if said[0] == "calls")
-    each = [plan(number, flaw=flaw) for number in range(1, len(kinds) + 1)]
-    return each + [plan(number, torn=True, flaw=flaw) for number, kind in enumerate(kinds, 1) if kind == "write"]
+    return at_every_call(whole, partial(plan, flaw=flaw))
 
 
 def some(folder: Path, flaw: str = "") -> list[Plan]:
@@ -70,24 +61,10 @@ def test_a_cursor_that_is_moved_in_a_second_transaction_is_caught(tmp_path: Path
 
 
 def test_two_processes_that_keep_pages_of_one_source_never_interleave(tmp_path: Path) -> None:
-    file = tmp_path / "documents.db"
     pages = 150
-    command = [sys.executable, "-m", "tests.faults.keeping_at_once", str(file)]
-    both = [
-        subprocess.Popen([*command, name, str(pages)], cwd=ROOT, stdout=subprocess.PIPE, text=True) for name in "ab"
-    ]
-    said = [json.loads(one.communicate(timeout=300)[0]) for one in both]
-    assert [one.returncode for one in both] == [0, 0]
-    kept = sorted(number for one in said for number in one["kept"])
-    refused = sum(len(one["refused"]) for one in said)
+    (both,) = carried_out(tmp_path, [{"at_once": pages}], program="tests.faults.keeping", within=300)
+    assert both["ended"] == [0, 0], both["said"]
+    kept = sorted(number for one in both["said"] for number in one["kept"])
+    refused = sum(len(one["refused"]) for one in both["said"])
     assert kept == list(range(1, len(kept) + 1)), "every sequence was given to one of them, once"
     assert (len(kept) + refused, refused > 0) == (2 * pages, True)
-
-    async def sequence() -> int:
-        documents = await SqliteDocuments(file, SystemClock()).start()
-        try:
-            return (await documents.position("s")).sequence
-        finally:
-            await documents.close()
-
-    assert asyncio.run(sequence()) == len(kept)

@@ -4,10 +4,7 @@ Sources that fail, from the command line: many bad items, limits, outages, and s
 `make test` has 45 items that fail where 30 can be remembered, `make faults` 1,500 and 1,000.
 """
 
-from __future__ import annotations
-
 import json
-import os
 import re
 import time
 from collections.abc import Iterator
@@ -18,11 +15,11 @@ from typing import Any
 import pytest
 
 from tests.acceptance.folder import CONFIG, Folder, until
+from tests.faults.points import either
 from tests.github_server import GithubServer, Reply, refusal
 from tests.unit.console.cli.running import Commands
 
-ALL = os.environ.get("REEFKNOT_FAULT_POINTS") == "all"
-BAD, REMEMBERED, PAGE = (1500, 1000, 100) if ALL else (45, 30, 10)
+BAD, REMEMBERED, PAGE = either(45, 1500), either(30, 1000), either(10, 100)
 SOURCE = """\
 ingestion: {{breaker: {{cooldown_seconds: 1, max_cooldown_seconds: 60}}, max_failed_items: {most}}}
 sources:
@@ -175,9 +172,7 @@ def test_files_that_a_server_refuses_for_now_all_come_back(folder: Folder, serve
 # ---- limits and outages ----------------------------------------------------------------------------------------------
 
 
-def test_a_first_sync_outlives_limits_and_an_outage_without_a_trace_in_quarantine(
-    folder: Folder, server: GithubServer
-) -> None:
+def test_a_first_sync_outlives_limits_and_an_outage_without_quarantine(folder: Folder, server: GithubServer) -> None:
     """Four limits in a row, each after some progress; then nothing but 503 for some probes; one job does it all."""
     server.git.files = {f"{n:04}.md": f"file {n}".encode() for n in range(120)}
     server.git.commit()
@@ -210,9 +205,7 @@ def test_a_first_sync_outlives_limits_and_an_outage_without_a_trace_in_quarantin
     assert job["attempts"] <= 3, "two failures before it rested, and the success: limits spent nothing"
 
 
-def test_a_source_that_is_down_is_asked_with_growing_pauses_and_nothing_is_quarantined(
-    folder: Folder, server: GithubServer
-) -> None:
+def test_a_source_that_is_down_is_asked_ever_less_and_quarantines_nothing(folder: Folder, server: GithubServer) -> None:
     """A timetable of one second asks for nothing more."""
     asked: list[float] = []
 

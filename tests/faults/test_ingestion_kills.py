@@ -1,17 +1,14 @@
 """kill -9 of an orchestrator at every call to its source and its stores, and what the next one makes of it."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from tests.faults.carrying_out import Life, Plan, carried_out
+from tests.faults.carrying_out import KILLED, Life, Plan, carried_out
 from tests.faults.ingestion_child import BAD, PAGES, PER_PAGE
 from tests.faults.points import spread
 
 ITEMS = sorted({*(f"item-{n}" for n in range(PAGES * PER_PAGE)), "own"} - {BAD})
-KILLED = -9
 LOOKS = ("claim", "open_classes", "renew")
 """Calls that are made by the clock, so that a life may end before the last of them."""
 

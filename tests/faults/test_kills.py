@@ -2,18 +2,17 @@
 
 import random
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.faults.carrying_out import Life, Plan, carried_out, plan
+from tests.faults.carrying_out import KILLED, MODES, Life, Plan, at_every_call, carried_out, plan
 from tests.faults.dying import SCENARIOS
 from tests.faults.judging import judge
 from tests.faults.points import either, spread
 from tests.faults.story import EARLIER
 
-MODES = ("retry", "guard", "dedup")
-KILLED = -9
 FEW = 100
 
 
@@ -33,15 +32,8 @@ def every_point(folder: Path) -> list[Plan]:
     """Each call of each scenario and mode; a write also half done."""
     whole = carried_out(folder, [plan(scenario, mode, None) for scenario in SCENARIOS for mode in MODES])
     assert complaints(whole) == []
-    points = []
-    for life in whole:
-        scenario, mode = life["plan"]["scenario"], life["plan"]["mode"]
-        ((_, kinds, _),) = (said for said in life["said"] if said[0] == "calls")
-        for number, kind in enumerate(kinds, start=1):
-            points.append(plan(scenario, mode, number))
-            if kind == "write":
-                points.append(plan(scenario, mode, number, torn=True))
-    return points
+    ways = [(life, life["plan"]["scenario"], life["plan"]["mode"]) for life in whole]
+    return [one for life, scenario, mode in ways for one in at_every_call(life, partial(plan, scenario, mode))]
 
 
 @pytest.mark.slow
@@ -52,9 +44,8 @@ def test_a_worker_killed_at_any_storage_call_loses_nothing_and_records_nothing_t
 
     assert complaints(lives) == []
     died = Counter(life["ended"] for life in lives)
-    assert died[KILLED] >= 0.99 * len(tried), (
-        died
-    )  # a point near the end may lie behind it when a page more or less was written
+    # A point near the end may lie behind it when a page more or less was written.
+    assert died[KILLED] >= 0.99 * len(tried), died
     assert len(points) > 2000
     assert len(lives) == len(tried) >= FEW
     assert {life["evidence"]["found"]["items"].get("order-2", [""])[0] for life in lives} >= {"", "pending", "running"}
@@ -77,26 +68,22 @@ def some_points(flaw: str, mode: str, most: int = 20) -> list[Plan]:
     return [plan("used", mode, at, flaw=flaw) for at in range(30, 150, 120 // most)]
 
 
-def test_the_judge_catches_a_promise_that_is_given_before_the_commit(tmp_path: Path) -> None:
-    lives = carried_out(tmp_path, some_points("promises too early", "retry"))
-    assert any("lost: order-1 was accepted" in one for one in complaints(lives))
+CAUGHT = {
+    "a promise before the commit": (some_points("promises too early", "retry"), ["lost: order-1 was accepted"]),
+    "a log that was not read back": (
+        [plan("interrupted", "retry", 40, flaw="throws the log away")],
+        ["that were done before"],
+    ),
+    "a second result for one order": (some_points("forgets the key", "retry"), ["twice:", "differing:"]),
+    "no deduplication": (some_points("a sink that does not deduplicate", "dedup"), ["happened 2 times"]),
+}
 
 
-def test_the_judge_catches_a_log_that_was_not_read_back(tmp_path: Path) -> None:
-    lives = carried_out(tmp_path, [plan("interrupted", "retry", 40, flaw="throws the log away")])
-    assert any("that were done before" in one for one in complaints(lives))
-
-
-def test_the_judge_catches_a_second_result_for_one_order(tmp_path: Path) -> None:
-    lives = carried_out(tmp_path, some_points("forgets the key", "retry"))
-    said = complaints(lives)
-    assert any(one.startswith("twice:") for one in said)
-    assert any(one.startswith("differing:") for one in said)
-
-
-def test_the_judge_catches_a_sink_that_does_not_deduplicate(tmp_path: Path) -> None:
-    lives = carried_out(tmp_path, some_points("a sink that does not deduplicate", "dedup"))
-    assert any("happened 2 times" in one for one in complaints(lives))
+@pytest.mark.parametrize("wrong", CAUGHT)
+def test_the_judge_catches_each_wrong_way(tmp_path: Path, wrong: str) -> None:
+    plans, words = CAUGHT[wrong]
+    said = complaints(carried_out(tmp_path, plans))
+    assert [word for word in words if not any(word in one for one in said)] == []
 
 
 def test_mode_retry_does_not_keep_the_promise_of_mode_guard(tmp_path: Path) -> None:

@@ -4,10 +4,7 @@ A large first sync of a GitHub-like server in virtual time: limits, files that f
 `make test` reads 1,500 files, `make faults` 50,000 at GitHub's own 5,000 requests an hour.
 """
 
-from __future__ import annotations
-
 import asyncio
-import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -24,11 +21,10 @@ from reefknot.ingest.sources import SourceRecords, remembered_jobs
 from reefknot.policy.settings import load_settings
 from reefknot.queue.model.work import WorkState
 from reefknot.stores.opening import open_store, options_of
-from reefknot.testing import run_virtual
+from tests.faults.points import either
 from tests.github_server import GithubServer, Reply, refusal
 
-ALL = os.environ.get("REEFKNOT_FAULT_POINTS") == "all"
-FILES, LIMIT = (50_000, 5_000) if ALL else (1_500, 250)
+FILES, LIMIT = either(1_500, 50_000), either(250, 5_000)
 EVERY = 50
 """One file of so many fails, 2 % of them."""
 HOUR = 3600.0
@@ -88,7 +84,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HourlySe
     made.close()
 
 
-def test_everything_is_there_after_limits_failures_and_restarts(server: HourlyServer, tmp_path: Path) -> None:
+async def test_everything_is_there_after_limits_failures_and_restarts(server: HourlyServer, tmp_path: Path) -> None:
     config = tmp_path / "reefknot.yaml"
     source = f"{{connector: github_repository, repository: octo/demo, base_url: '{server.url}', content: [files]}}"
     config.write_text(f"sources: {{demo: {source}}}\n")
@@ -117,21 +113,18 @@ def test_everything_is_there_after_limits_failures_and_restarts(server: HourlySe
                     return True
         raise AssertionError("it did not come to that")
 
-    async def story() -> None:
-        for part in (0.13, 0.5, 0.83):
-            assert not await run(requests=part * FILES)
-        assert await run(requests=10 * FILES)
-        async with open_store(url, **options_of(settings)) as store:
-            sync = await JobQueue(store).get("demo@1")
-            assert sync is not None
-            assert (sync.state, sync.attempts) == (WorkState.SUCCEEDED, 1), "limits and restarts spent nothing"
-            assert sync.snoozes >= hours - 2
-            assert sync.interruptions == 3
-            assert await store.quarantine.count() == {}
-        async with open_documents(tmp_path / "documents.db", create=False) as documents:
-            counts = (await documents.counts())["demo"]
-        assert (counts.documents, counts.problems) == (FILES, 0)
-        print(f"{FILES} files, {server.limited} limits, {len(server.requests)} requests, {clock.now() / HOUR:.1f} h")
-
-    run_virtual(story())
+    for part in (0.13, 0.5, 0.83):
+        assert not await run(requests=part * FILES)
+    assert await run(requests=10 * FILES)
+    async with open_store(url, **options_of(settings)) as store:
+        sync = await JobQueue(store).get("demo@1")
+        assert sync is not None
+        assert (sync.state, sync.attempts) == (WorkState.SUCCEEDED, 1), "limits and restarts spent nothing"
+        assert sync.snoozes >= hours - 2
+        assert sync.interruptions == 3
+        assert await store.quarantine.count() == {}
+    async with open_documents(tmp_path / "documents.db", create=False) as documents:
+        counts = (await documents.counts())["demo"]
+    assert (counts.documents, counts.problems) == (FILES, 0)
+    print(f"{FILES} files, {server.limited} limits, {len(server.requests)} requests, {clock.now() / HOUR:.1f} h")
     assert len(server.failed) == FILES // EVERY

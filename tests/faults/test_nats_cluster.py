@@ -1,7 +1,5 @@
 """Three NATS servers, each record on all of them: the leader killed, moved and cut off, under load."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
@@ -147,9 +145,7 @@ def test_a_cluster_loses_nothing_with_its_leader_and_is_back_within_ten_seconds(
 
 if ALL:
 
-    def test_control_without_replicas_nobody_is_served_while_the_leader_is_away(
-        tmp_path: Path, servers: list[NatsServer]
-    ) -> None:
+    def test_control_one_replica_serves_nobody_without_its_leader(tmp_path: Path, servers: list[NatsServer]) -> None:
         found, after = asyncio.run(faulted(tmp_path, servers, "killed", 1, replicas=1, back_s=2.0))
         assert after == [[]]
         assert judge(found) == [], "they are kept on its disk, and served when it is back"

@@ -5,11 +5,9 @@ Router, worker and client each have a proxy of their own. An answer that is swal
 stored what was sent, and the sender does not know.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from uuid import uuid4
@@ -17,7 +15,7 @@ from uuid import uuid4
 import pytest
 
 from reefknot.console.nats_servers import HOST, NatsServer
-from tests.faults.nats_system import Evidence, Parts, judge, loaded, servers_in_memory
+from tests.faults.nats_system import Evidence, Parts, judge, loaded
 from tests.faults.points import ALL, either
 from tests.faults.proxy import Proxy, Way, proxied
 
@@ -33,12 +31,6 @@ SILENT_S = float(either(1, 6))
 """In full longer than a client takes to notice."""
 SLOW_S = 0.15
 REFUSED = "its report was refused"
-
-
-@pytest.fixture
-def server() -> Iterator[NatsServer]:
-    with servers_in_memory() as (found,):
-        yield found
 
 
 @asynccontextmanager
@@ -100,9 +92,7 @@ def test_a_network_that_fails_in_any_way_loses_nothing_that_was_accepted(tmp_pat
     assert len(found.accepted) > 100
 
 
-def test_a_change_whose_answer_is_swallowed_is_stored_once_and_its_sender_knows(
-    tmp_path: Path, server: NatsServer
-) -> None:
+def test_a_change_whose_answer_is_lost_is_stored_once_and_its_sender_knows(tmp_path: Path, server: NatsServer) -> None:
     """Nobody dies: nothing runs twice, nothing counts as a crash, no report is taken for refused."""
     found, log = asyncio.run(troubled(tmp_path, server, "swallowed", rounds=either(1, 40)))
     assert judge(found, deaths=False) == []
@@ -111,8 +101,6 @@ def test_a_change_whose_answer_is_swallowed_is_stored_once_and_its_sender_knows(
 
 if ALL:
 
-    def test_control_whoever_does_not_look_for_its_batch_takes_its_own_work_for_anothers(
-        tmp_path: Path, server: NatsServer
-    ) -> None:
+    def test_control_who_looks_for_no_batch_takes_its_work_for_anothers(tmp_path: Path, server: NatsServer) -> None:
         _, log = asyncio.run(troubled(tmp_path, server, "swallowed", rounds=6, flaw="nobody looks for a batch"))
         assert REFUSED in log

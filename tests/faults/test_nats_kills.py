@@ -4,10 +4,9 @@ kill -9 over a store on NATS: at every network call of a worker, and of a whole 
 The stories, the judges and the wrong ways are those of the other engines.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
@@ -15,13 +14,10 @@ import pytest
 
 from reefknot.console.nats_servers import NatsServer
 from tests.faults import test_kills, test_system_kills
-from tests.faults.carrying_out import Life, Plan, carried_out, plan
+from tests.faults.carrying_out import KILLED, MODES, Life, Plan, at_every_call, carried_out, plan
 from tests.faults.nats_system import servers_in_memory
 from tests.faults.points import ALL, either, spread
 from tests.faults.system_child import STAGES, VICTIM
-
-KILLED = -9
-MODES = ("retry", "guard", "dedup")
 
 
 @pytest.fixture(scope="module")
@@ -45,14 +41,7 @@ def points(tmp_path_factory: pytest.TempPathFactory, server: NatsServer) -> list
     """Each network call in each mode; a write also half done."""
     whole = died(tmp_path_factory.mktemp("counting"), [plan(server.url, mode, None) for mode in MODES])
     assert complaints(whole) == []
-    found = []
-    for life in whole:
-        ((_, kinds, _),) = (said for said in life["said"] if said[0] == "calls")
-        for number, kind in enumerate(kinds, start=1):
-            found.append(plan(server.url, life["plan"]["mode"], number))
-            if kind == "write":
-                found.append(plan(server.url, life["plan"]["mode"], number, torn=True))
-    return found
+    return [one for life in whole for one in at_every_call(life, partial(plan, server.url, life["plan"]["mode"]))]
 
 
 def some_points(points: list[Plan], flaw: str) -> list[Plan]:
@@ -62,9 +51,7 @@ def some_points(points: list[Plan], flaw: str) -> list[Plan]:
 
 
 @pytest.mark.slow
-def test_a_worker_killed_at_any_network_call_loses_nothing_and_records_nothing_twice(
-    tmp_path: Path, points: list[Plan]
-) -> None:
+def test_a_worker_killed_at_any_network_call_loses_and_repeats_nothing(tmp_path: Path, points: list[Plan]) -> None:
     tried = spread(points, 24)
     lives = died(tmp_path, tried)
 
@@ -86,9 +73,7 @@ def system_plan(server: NatsServer, stage: str, flaw: str = "") -> Plan:
 
 
 @pytest.mark.slow
-def test_a_system_killed_at_any_stage_of_a_step_gives_every_accepted_assignment_one_result(
-    tmp_path: Path, server: NatsServer
-) -> None:
+def test_a_system_killed_at_any_stage_gives_what_it_accepted_one_result(tmp_path: Path, server: NatsServer) -> None:
     plans = [system_plan(server, stage) for _ in range(either(1, 20)) for stage in spread(STAGES, 5)]
     lives = test_system_kills.lived(tmp_path, plans)
     assert [one for life in lives for one in test_system_kills.judge(life)] == []

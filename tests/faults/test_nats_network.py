@@ -1,11 +1,11 @@
 """A proxy between a client and a NATS server cuts, resets, holds and delays what passes, each way by itself."""
 
-from __future__ import annotations
-
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import NamedTuple
+from uuid import uuid4
 
 import nats
 import pytest
@@ -14,6 +14,9 @@ from nats.js import JetStreamContext
 
 from reefknot.console.nats_servers import HOST, NatsServer
 from tests.faults.proxy import Proxy, Way, proxied
+from tests.stories import InLoop
+
+pytestmark = pytest.mark.real_time
 
 PATIENCE_S = 30.0
 SILENT_S = 0.5
@@ -65,79 +68,61 @@ async def _ignore(_: Exception) -> None:
     """The client prints errors otherwise."""
 
 
-def test_what_is_held_on_the_way_up_is_not_stored_until_it_is_released(nats_server: NatsServer) -> None:
-    async def story() -> None:
-        async with scene(nats_server, "held_up") as found:
-            found.proxy.hold(Way.UP)
-            with pytest.raises(nats.errors.TimeoutError):
-                await found.publish(timeout=SILENT_S)
-            assert await found.stored() == 0
-
-            found.proxy.release()
-            await found.until(lambda: _has(found, 1))
-
-    asyncio.run(story())
+@pytest.fixture
+def found(nats_server: NatsServer) -> InLoop:
+    return InLoop(lambda: scene(nats_server, f"s{uuid4().hex}"))
 
 
-def test_what_is_held_on_the_way_down_is_stored_and_not_acknowledged(nats_server: NatsServer) -> None:
-    async def story() -> None:
-        async with scene(nats_server, "held_down") as found:
-            found.proxy.hold(Way.DOWN)
-            with pytest.raises(nats.errors.TimeoutError):
-                await found.publish(timeout=SILENT_S)
-            assert await found.stored() == 1
+async def test_what_is_held_on_the_way_up_is_not_stored_until_it_is_released(found: Scene) -> None:
+    found.proxy.hold(Way.UP)
+    with pytest.raises(nats.errors.TimeoutError):
+        await found.publish(timeout=SILENT_S)
+    assert await found.stored() == 0
 
-            found.proxy.release(Way.DOWN)
-            await found.publish()
-            assert await found.stored() == 2
+    found.proxy.release()
+    await found.until(lambda: _has(found, 1))
 
-    asyncio.run(story())
+
+async def test_what_is_held_on_the_way_down_is_stored_and_not_acknowledged(found: Scene) -> None:
+    found.proxy.hold(Way.DOWN)
+    with pytest.raises(nats.errors.TimeoutError):
+        await found.publish(timeout=SILENT_S)
+    assert await found.stored() == 1
+
+    found.proxy.release(Way.DOWN)
+    await found.publish()
+    assert await found.stored() == 2
 
 
 @pytest.mark.parametrize("ending", [Proxy.cut, Proxy.reset], ids=["cut", "reset"])
-def test_a_client_whose_connection_ends_comes_back_through_the_proxy(
-    nats_server: NatsServer, ending: Callable[[Proxy], None]
-) -> None:
-    async def story() -> None:
-        async with scene(nats_server, f"ends_{ending.__name__}") as found:
-            assert found.proxy.connections == 1
-            ending(found.proxy)
-            await found.until(lambda: _reconnected(found))
-            await found.publish()
-            assert await found.stored() == 1
-            assert found.proxy.connections == 2
-
-    asyncio.run(story())
+async def test_a_client_whose_connection_ends_comes_back(found: Scene, ending: Callable[[Proxy], None]) -> None:
+    assert found.proxy.connections == 1
+    ending(found.proxy)
+    await found.until(lambda: _reconnected(found))
+    await found.publish()
+    assert await found.stored() == 1
+    assert found.proxy.connections == 2
 
 
-def test_an_answer_that_was_held_when_the_connection_ends_is_lost(nats_server: NatsServer) -> None:
-    async def story() -> None:
-        async with scene(nats_server, "lost_answer") as found:
-            found.proxy.hold(Way.DOWN)
-            publishing = asyncio.create_task(found.publish())
-            await found.until(lambda: _has(found, 1))
-            found.proxy.cut()
-            found.proxy.release()
-            await found.until(lambda: _reconnected(found))
-            assert not publishing.done()
-            publishing.cancel()
-            await asyncio.gather(publishing, return_exceptions=True)
-
-    asyncio.run(story())
+async def test_an_answer_that_was_held_when_the_connection_ends_is_lost(found: Scene) -> None:
+    found.proxy.hold(Way.DOWN)
+    publishing = asyncio.create_task(found.publish())
+    await found.until(lambda: _has(found, 1))
+    found.proxy.cut()
+    found.proxy.release()
+    await found.until(lambda: _reconnected(found))
+    assert not publishing.done()
+    publishing.cancel()
+    await asyncio.gather(publishing, return_exceptions=True)
 
 
 @pytest.mark.parametrize("way", Way)
-def test_a_delay_makes_answers_late_and_loses_nothing(nats_server: NatsServer, way: Way) -> None:
-    async def story() -> None:
-        async with scene(nats_server, f"late_{way}") as found:
-            found.proxy.delay(0.3, way)
-            loop = asyncio.get_running_loop()
-            began = loop.time()
-            await found.publish()
-            assert loop.time() - began >= 0.3
-            assert await found.stored() == 1
-
-    asyncio.run(story())
+async def test_a_delay_makes_answers_late_and_loses_nothing(found: Scene, way: Way) -> None:
+    found.proxy.delay(0.3, way)
+    began = time.monotonic()
+    await found.publish()
+    assert time.monotonic() - began >= 0.3
+    assert await found.stored() == 1
 
 
 async def _has(found: Scene, count: int) -> bool:

@@ -3,11 +3,10 @@ What dies, freezes or is repeated around a store on NATS, under load from anothe
 has one result, and nothing that was accepted is lost.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterator
+import signal
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from uuid import uuid4
@@ -15,17 +14,8 @@ from uuid import uuid4
 import pytest
 
 from reefknot.console.nats_servers import NatsServer
-from tests.faults.nats_system import (
-    ANSWERED_S,
-    LEASE_S,
-    Evidence,
-    Parts,
-    forget_open_work,
-    judge,
-    kill_and_restart,
-    loaded,
-    servers_in_memory,
-)
+from tests.faults import nats_system
+from tests.faults.nats_system import ANSWERED_S, LEASE_S, Evidence, Load, Parts, judge, loaded
 from tests.faults.points import ALL, either
 
 pytestmark = pytest.mark.slow
@@ -33,25 +23,24 @@ pytestmark = pytest.mark.slow
 PATIENCE_S = 60.0
 
 
-@pytest.fixture
-def server() -> Iterator[NatsServer]:
-    with servers_in_memory() as (found,):
-        yield found
-
-
 @asynccontextmanager
-async def parts_of(folder: Path, server: NatsServer, *names: str, flaw: str = "none") -> AsyncIterator[Parts]:
+async def under_load(
+    folder: Path,
+    server: NatsServer,
+    *names: str,
+    flaw: str = "none",
+    within: float = either(150, 1500),
+    per_second: float = 30.0,
+    patience: float = ANSWERED_S,
+) -> AsyncIterator[tuple[Parts, Load]]:
+    """Parts that carry out a load, whose evidence is complete after the block; bounded, for stories that would hang."""
     parts = Parts(folder, f"{server.url}/s{uuid4().hex[:8]}")
     try:
         await asyncio.gather(*(parts.start(name, flaw=flaw) for name in names))
-        yield parts
+        async with asyncio.timeout(within), loaded(parts, per_second=per_second, patience=patience) as load:
+            yield parts, load
     finally:
         parts.stop()
-
-
-def limit() -> asyncio.Timeout:
-    """A bound for stories that would hang."""
-    return asyncio.timeout(either(150, 1500))
 
 
 async def until(parts: Parts, effects: int) -> None:
@@ -66,17 +55,14 @@ async def until(parts: Parts, effects: int) -> None:
 
 async def server_killed(folder: Path, server: NatsServer, times: int, *, forgets: bool = False) -> Evidence:
     dice, patience = random.Random(1), 3.0 if forgets else ANSWERED_S
-    async with (
-        parts_of(folder, server, "router-1", "worker-1", "worker-2") as parts,
-        asyncio.timeout(either(150, 1500)),
-    ):
-        async with loaded(parts, patience=patience) as load:
-            for _ in range(times):
-                await until(parts, parts.effects().total() + dice.randrange(10, 60))
-                await kill_and_restart(server, away_s=dice.uniform(0, 0.5))
-                if forgets:
-                    await forget_open_work(parts.url)
-        return load.found
+    names = ("router-1", "worker-1", "worker-2")
+    async with under_load(folder, server, *names, patience=patience) as (parts, load):
+        for _ in range(times):
+            await until(parts, parts.effects().total() + dice.randrange(10, 60))
+            await nats_system.kill_and_restart(server, away_s=dice.uniform(0, 0.5))
+            if forgets:
+                await nats_system.forget_open_work(parts.url)
+    return load.found
 
 
 def test_a_server_killed_under_load_loses_nothing_that_was_accepted(tmp_path: Path, server: NatsServer) -> None:
@@ -96,21 +82,17 @@ def test_control_a_server_that_forgets_loses_what_was_accepted(tmp_path: Path, s
 
 async def part_killed(folder: Path, server: NatsServer, times: int, kind: str) -> Evidence:
     dice = random.Random(2)
-    names = ["router-1", "router-2", "worker-1", "worker-2"]
-    async with parts_of(folder, server, *names) as parts, limit():
-        async with loaded(parts) as load:
-            for _ in range(times):
-                await until(parts, parts.effects().total() + dice.randrange(10, 60))
-                victim = f"{kind}-{dice.choice((1, 2))}"
-                parts.kill(victim)
-                await parts.start(victim)
-        return load.found
+    async with under_load(folder, server, "router-1", "router-2", "worker-1", "worker-2") as (parts, load):
+        for _ in range(times):
+            await until(parts, parts.effects().total() + dice.randrange(10, 60))
+            victim = f"{kind}-{dice.choice((1, 2))}"
+            parts.kill(victim)
+            await parts.start(victim)
+    return load.found
 
 
 @pytest.mark.parametrize("kind", ["worker", "router"] if ALL else ["worker"])
-def test_a_part_killed_under_load_loses_nothing_and_everything_has_one_result(
-    tmp_path: Path, server: NatsServer, kind: str
-) -> None:
+def test_killed_parts_lose_nothing_and_everything_has_one_result(tmp_path: Path, server: NatsServer, kind: str) -> None:
     assert judge(asyncio.run(part_killed(tmp_path, server, either(1, 40), kind))) == []
 
 
@@ -119,16 +101,15 @@ def test_a_part_killed_under_load_loses_nothing_and_everything_has_one_result(
 
 async def frozen(folder: Path, server: NatsServer, flaw: str = "none") -> tuple[Evidence, str]:
     """A worker frozen in the middle of a step until another has done its work, and its log when it is awake again."""
-    async with parts_of(folder, server, "router-1", "worker-1", flaw=flaw) as parts, limit():
-        async with loaded(parts, per_second=0.0) as load:
-            asking = [asyncio.create_task(load.ask(f"long{n}", seconds=1.0)) for n in range(3)]
-            await until(parts, 3)
-            parts.freeze("worker-1")
-            await parts.start("worker-2", flaw=flaw)
-            await asyncio.gather(*asking)
-            parts.wake("worker-1")
-            await asyncio.create_task(load.ask("after", seconds=LEASE_S / 2))  # the woken one reports meanwhile
-        return load.found, parts.log("worker-1")
+    async with under_load(folder, server, "router-1", "worker-1", flaw=flaw, per_second=0.0) as (parts, load):
+        asking = [asyncio.create_task(load.ask(f"long{n}", seconds=1.0)) for n in range(3)]
+        await until(parts, 3)
+        parts.send("worker-1", signal.SIGSTOP)
+        await parts.start("worker-2", flaw=flaw)
+        await asyncio.gather(*asking)
+        parts.send("worker-1", signal.SIGCONT)
+        await asyncio.create_task(load.ask("after", seconds=LEASE_S / 2))  # the woken one reports meanwhile
+    return load.found, parts.log("worker-1")
 
 
 def test_the_late_results_of_a_frozen_worker_are_refused(tmp_path: Path, server: NatsServer) -> None:
@@ -142,13 +123,10 @@ def test_the_late_results_of_a_frozen_worker_are_refused(tmp_path: Path, server:
 
 
 async def repeated(folder: Path, server: NatsServer, flaw: str) -> Evidence:
-    async with (
-        parts_of(folder, server, "router-1", "worker-1", "worker-2", flaw=flaw) as parts,
-        asyncio.timeout(either(150, 600)),
-    ):
-        async with loaded(parts, per_second=20.0) as load:
-            await until(parts, either(40, 1000))
-        return load.found
+    names, within = ("router-1", "worker-1", "worker-2"), either(150, 600)
+    async with under_load(folder, server, *names, flaw=flaw, per_second=20.0, within=within) as (parts, load):
+        await until(parts, either(40, 1000))
+    return load.found
 
 
 def test_messages_that_come_twice_and_in_another_order_are_carried_out_once(tmp_path: Path, server: NatsServer) -> None:
@@ -157,9 +135,7 @@ def test_messages_that_come_twice_and_in_another_order_are_carried_out_once(tmp_
 
 if ALL:
 
-    def test_control_without_fences_a_late_result_replaces_the_one_that_was_told(
-        tmp_path: Path, server: NatsServer
-    ) -> None:
+    def test_control_without_fences_a_late_result_replaces_the_one_told(tmp_path: Path, server: NatsServer) -> None:
         found, _ = asyncio.run(frozen(tmp_path, server, "nobody looks at the fence"))
         assert any("more than one result" in one for one in judge(found))
 

@@ -1,9 +1,6 @@
 """Several processes open a store that is not there yet: one makes it, all of them get it."""
 
 import asyncio
-import json
-import subprocess
-import sys
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -19,9 +16,9 @@ from reefknot.runtime.sqlite_files import open_connection
 from reefknot.stores.opening import open_store
 from reefknot.stores.sqlite.connection import APPLICATION_ID, VERSION, check_version, migrate
 from reefknot.stores.sqlite.store import SqliteStore
+from tests.faults.carrying_out import carried_out
 from tests.faults.points import either
 
-ROOT = Path(__file__).parents[2]
 PROCESSES = 8
 MOST_STEPS = 100
 
@@ -30,10 +27,9 @@ T = TypeVar("T")
 
 def test_processes_that_open_a_new_store_at_once_all_get_it(tmp_path: Path) -> None:
     rounds = either(6, 200)
-    command = [sys.executable, "-m", "tests.faults.opening", str(tmp_path), str(rounds), str(PROCESSES)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=True)
-    said = [json.loads(line) for line in done.stdout.splitlines()]
-    assert said == [[None] * PROCESSES] * rounds
+    plans = [{"file": str(tmp_path / f"{number}.db"), "processes": PROCESSES} for number in range(rounds)]
+    lives = carried_out(tmp_path, plans, program="tests.faults.opening", within=600)
+    assert lives == [{"said": [[]] * PROCESSES, "ended": [0] * PROCESSES}] * rounds
 
     async def pending(path: Path) -> int:
         async with open_store(f"sqlite:{path}") as store:
@@ -106,21 +102,21 @@ class Contention:
         return True
 
 
+@pytest.mark.real_time
 @pytest.mark.parametrize("error", [apsw.BusyError, apsw.LockedError, apsw.ProtocolError])
-def test_a_store_opens_whichever_statement_meets_others_on_the_file(tmp_path: Path, error: type[apsw.Error]) -> None:
+async def test_a_store_opens_whichever_statement_meets_others_on_the_file(
+    tmp_path: Path, error: type[apsw.Error]
+) -> None:
     async def statements(at: int) -> int:
         contention = Contention(error, at)
         store = await SqliteStore(tmp_path / f"{at}.db", SystemClock(), opener=contention.opener).start()
         await store.close()
         return contention.statements
 
-    async def main() -> None:
-        undisturbed = await statements(0)
-        assert undisturbed > 20
-        for at in range(1, undisturbed + 1):
-            assert await statements(at) > undisturbed
-
-    asyncio.run(main())
+    undisturbed = await statements(0)
+    assert undisturbed > 20
+    for at in range(1, undisturbed + 1):
+        assert await statements(at) > undisturbed
 
 
 def test_a_file_that_stays_taken_is_reported_when_the_patience_ends(tmp_path: Path) -> None:

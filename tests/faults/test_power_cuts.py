@@ -5,8 +5,6 @@ import json
 import os
 import random
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +21,7 @@ from reefknot.stores.sqlite import SqliteStore, idempotency
 from tests.faults.cutting import Disk, Image
 from tests.faults.points import either, spread
 from tests.faults.story import stored_keys, told
-from tests.faults.vfs import Call, DroppingRecorder, FaultyDisk, Hook, Recorder
+from tests.faults.vfs import Call, DroppingRecorder, FaultyDisk, Hook, Recorder, lazy_disk
 
 ROUNDS = 12
 
@@ -39,15 +37,6 @@ class Promise(NamedTuple):
 class Recording(NamedTuple):
     log: list[Call]
     promises: list[Promise]
-
-
-@contextmanager
-def disk(hook: Hook, *, lazy: bool) -> Iterator[FaultyDisk]:
-    made = FaultyDisk(hook, name="power", lazy=lazy)
-    try:
-        yield made
-    finally:
-        made.unregister()
 
 
 @pytest.fixture(autouse=True)
@@ -90,7 +79,7 @@ def recorded(folder: Path, synchronous: str) -> Recording:
         await store.close()
 
     folder.mkdir()
-    with disk(recorder, lazy=True) as power:
+    with lazy_disk(recorder) as power:
         asyncio.run(main(power))
     return Recording(recorder.log, promises)
 
@@ -127,7 +116,7 @@ def missing(folder: Path, image: Image, promises: list[Promise]) -> list[str]:
                 gone.append(f"{what}: {name}")
         return gone
 
-    with disk(Hook(), lazy=True) as power:
+    with lazy_disk(Hook()) as power:
         try:
             return asyncio.run(look(power))
         except StoreError as error:
@@ -190,9 +179,7 @@ def test_a_log_that_is_reused_before_the_file_is_synced_is_caught(tmp_path: Path
     assert missing(tmp_path / "cut", disk_now.image(), recording.promises)
 
 
-def test_a_folder_that_is_made_for_a_store_is_synced_into_its_own_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_made_for_a_store_is_synced_into_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SQLite syncs the folder of its files, and nobody else the folders above it."""
     synced: list[str] = []
     monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.readlink(f"/proc/self/fd/{file}")))
@@ -230,7 +217,7 @@ def failed_once(folder: Path, successor: Path) -> Recording:
         del recorder.log[length:]
 
     folder.mkdir()
-    with disk(recorder, lazy=True) as power:
+    with lazy_disk(recorder) as power:
         asyncio.run(main(power))
     return Recording(recorder.log, promises)
 
@@ -248,7 +235,7 @@ def test_pages_that_a_failed_fsync_dropped_take_no_later_row_with_them(tmp_path:
     assert lost_after_a_failed_fsync(tmp_path) == []
 
 
-def test_a_successor_that_appends_to_the_log_it_finds_loses_all_it_appended(
+def test_a_successor_that_appends_to_such_a_log_loses_all_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control."""

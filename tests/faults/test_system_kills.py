@@ -5,11 +5,10 @@ from typing import Any
 
 import pytest
 
-from tests.faults.carrying_out import Life, Plan, carried_out
+from tests.faults.carrying_out import KILLED, Life, Plan, carried_out
 from tests.faults.points import either
 from tests.faults.system_child import STAGES, VICTIM
 
-KILLED = -9
 TICK_MS = 50
 IN_A_SLOT = ("started", "claimed", "running")
 """Here a slot held it when the process died."""
@@ -26,7 +25,7 @@ def plan(stage: str, flaw: str = "") -> Plan:
 
 def judge(life: Life) -> list[str]:
     """Every promise that was broken, with the stage."""
-    stage, after = life["plan"]["stage"], life["after"]
+    stage, after = life["plan"]["stage"], life["evidence"]
     accepted = [words[1] for words in life["said"] if words[0] == "accepted"]
     wrong = [] if life["ended"] == KILLED else [f"never died: {life['ended']}, {life['said']}"]
     if not isinstance(after, dict):

@@ -25,7 +25,8 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nX-Padding: %s\r\nContent
 )
 UPLOAD = 400_000
 BUDGET_MS, ATTEMPT_MS = 900, 350
-FINE = Fault.NONE
+End = tuple[ExecResult | None, float]
+"""A result, None when there was none in time, and how long it took."""
 
 STEPS: dict[str, tuple[Way, int]] = {
     "before the request": (Way.UP, 0),
@@ -154,7 +155,7 @@ async def a_system(folder: Path) -> AsyncIterator[tuple[System, int]]:
         yield system, port
 
 
-async def tried(system: System, case: Case, port: int) -> tuple[ExecResult | None, float]:
+async def tried(system: System, case: Case, port: int) -> End:
     """Its result, None when there was none in time, and how long it took."""
     loop = asyncio.get_running_loop()
     async with contextlib.AsyncExitStack() as stack:
@@ -169,7 +170,7 @@ async def tried(system: System, case: Case, port: int) -> tuple[ExecResult | Non
         return result, loop.time() - began
 
 
-def complaints(cases: Sequence[Case], ends: Sequence[tuple[ExecResult | None, float]]) -> list[str]:
+def complaints(cases: Sequence[Case], ends: Sequence[End]) -> list[str]:
     said = []
     for case, (result, took) in zip(cases, ends, strict=True):
         if result is None or took > case.limit_s + 1.0:
@@ -183,9 +184,7 @@ def complaints(cases: Sequence[Case], ends: Sequence[tuple[ExecResult | None, fl
     return said
 
 
-async def once_more(
-    system: System, case: Case, end: tuple[ExecResult | None, float], port: int
-) -> tuple[ExecResult | None, float]:
+async def once_more(system: System, case: Case, end: End, port: int) -> End:
     """Alone, if it came to a bad end beside thirty others: a machine that stalls is not the system that hangs."""
     if not complaints([case], [end]):
         return end
@@ -197,7 +196,7 @@ async def once_more(
 # client stands, has let go of it by then.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_nothing_hangs_past_its_deadline_wherever_the_network_fails(tmp_path: Path) -> None:
-    async def story() -> tuple[list[Case], list[tuple[ExecResult | None, float]]]:
+    async def story() -> tuple[list[Case], list[End]]:
         with nobody_there() as there, nobody_accepts() as accepts:
             cases = [*at_every_step(), *before_any_connection(there, accepts)]
             async with a_system(tmp_path) as (system, port):

@@ -2,8 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -24,7 +24,6 @@ from reefknot.steps.port import BlockContext
 from reefknot.stores.memory.store import MemoryTransport
 from reefknot.stores.opening import open_store
 from reefknot.stores.port import Store
-from reefknot.testing import run_virtual
 
 SIZE, SLOTS, STEP_S, PER_SECOND = 10, 2, 0.05, 20.0
 
@@ -72,18 +71,11 @@ class Fleet:
         clock, self.store, self.transport = clock_of_this_loop(), store, Sent()
         settings = default_settings(rules=Rules(size=SIZE), concurrency={"cpu": SLOTS})
         bounds = RouterSettings(rules=Rules(size=SIZE))
-        self.router = Router(store=store, transport=self.transport, clock=clock, settings=bounds, seed=7)
         self.steps = {name: Step() for name in names}
+        common: dict[str, Any] = {"store": store, "transport": self.transport, "clock": clock, "seed": 7}
+        self.router = Router(settings=bounds, **common)
         self.workers = {
-            name: Worker(
-                name,
-                settings=settings,
-                store=store,
-                transport=self.transport,
-                blocks={"demo.step": step},
-                clock=clock,
-                seed=7,
-            )
+            name: Worker(name, settings=settings, blocks={"demo.step": step}, **common)
             for name, step in self.steps.items()
         }
         self.answers: list[asyncio.Future[ExecResult]] = []
@@ -107,10 +99,8 @@ class Fleet:
     async def submit(self) -> None:
         number = len(self.answers) + len(self.refused)
         try:
-            job = Job("demo.step")
-            self.answers.append(
-                await self.router.submit(ExecAssignment(f"a{number}", f"r{number}", job, resource_class="cpu"))
-            )
+            asked = ExecAssignment(f"a{number}", f"r{number}", Job("demo.step"), resource_class="cpu")
+            self.answers.append(await self.router.submit(asked))
         except QueueFullError as full:
             self.refused.append(full)
 
@@ -147,9 +137,7 @@ async def sickness() -> Share:
         began = now()
         await both.load(5)
         before = len(both.transport.to("w1", began, now())) / (5 * PER_SECOND)
-        await asyncio.sleep(
-            1.0
-        )  # nothing of ours is at the worker that falls sick: no late answer tells of its recovery
+        await asyncio.sleep(1.0)  # nothing of ours is at the one that falls sick: no late answer tells of its recovery
         await both.make_critical("w1")
         sick = now()
         await both.load(20)
@@ -165,28 +153,25 @@ async def sickness() -> Share:
     return Share(while_sick, before, after)
 
 
-@contextmanager
-def recovery_is_told_by_acks_alone() -> Iterator[None]:
+def let_acks_alone_tell_of_recovery(patch: pytest.MonkeyPatch) -> None:
     """The broken variant: nobody is probed, and neither heartbeats nor results say that a worker is well again."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(routing, "PROBE_EVERY_S", float("inf"))
-        heard = HealthTable.record_heartbeat
+    patch.setattr(routing, "PROBE_EVERY_S", float("inf"))
+    heard = HealthTable.record_heartbeat
 
-        def never_better(self: HealthTable, beat: Heartbeat, now: float) -> str:
-            classes = {}
-            for name, said in beat.classes.items():
-                known = self.all().get(name, {}).get(beat.worker_id)
-                worst = max(said.status, said.status if known is None else known.status, key=lambda one: one.severity)
-                classes[name] = msgspec.structs.replace(said, status=worst)
-            return heard(self, msgspec.structs.replace(beat, classes=classes), now)
+    def never_better(self: HealthTable, beat: Heartbeat, now: float) -> str:
+        classes = {}
+        for name, said in beat.classes.items():
+            known = self.all().get(name, {}).get(beat.worker_id)
+            worst = max(said.status, said.status if known is None else known.status, key=lambda one: one.severity)
+            classes[name] = msgspec.structs.replace(said, status=worst)
+        return heard(self, msgspec.structs.replace(beat, classes=classes), now)
 
-        patch.setattr(HealthTable, "record_heartbeat", never_better)
-        patch.setattr(HealthTable, "record_result", lambda *given: None)
-        yield
+    patch.setattr(HealthTable, "record_heartbeat", never_better)
+    patch.setattr(HealthTable, "record_result", lambda *given: None)
 
 
-def test_a_critical_worker_gets_nothing_but_a_probe_every_two_seconds_and_its_full_share_within_ten() -> None:
-    share = run_virtual(sickness())
+async def test_a_critical_worker_gets_nothing_but_a_probe_every_two_seconds_and_its_full_share_within_ten() -> None:
+    share = await sickness()
     assert 0.4 <= share.before <= 0.6
     assert share.while_sick[0] <= 2.0, "probed soon"
     pauses = [later - earlier for earlier, later in zip(share.while_sick, share.while_sick[1:], strict=False)]
@@ -196,48 +181,36 @@ def test_a_critical_worker_gets_nothing_but_a_probe_every_two_seconds_and_its_fu
     assert share.after >= 0.9 * share.before
 
 
-def test_without_probes_and_heartbeats_a_critical_worker_never_comes_back() -> None:
+async def test_without_probes_and_beats_a_critical_worker_never_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: this is what the harness must be able to see."""
-
-    async def told_once() -> Share:
-        with recovery_is_told_by_acks_alone():
-            return await sickness()
-
-    share = run_virtual(told_once())
-    assert share.after == 0.0
+    let_acks_alone_tell_of_recovery(monkeypatch)
+    assert (await sickness()).after == 0.0
 
 
-def test_with_all_workers_critical_the_caller_is_told_when_to_come_back_and_nothing_accepted_is_lost() -> None:
-    async def story() -> None:
-        async with fleet("w1", "w2") as both:
-            await both.make_critical("w1")
-            await both.make_critical("w2")
-            await both.load(3)
-            assert both.refused, "the router's own queue is full, and says so"
-            assert all(0.1 <= one.retry_after <= 30 for one in both.refused)
-            assert len(both.answers) <= SIZE + 4, "as many as have a place, and a few that were sent as probes"
-            events = await both.store.audit.read(AuditQuery(event_type="admission"))
-            told = [json.loads(one.entry.body) for one in events if b'"resource_class":"router"' in one.entry.body]
-            counted = sum(sum(one["inputs"]["refused"].values()) for one in told)
-            assert 3 <= len(told) <= 5, "one event a second"
-            assert 0.5 * len(both.refused) < counted <= len(both.refused), "the rest goes with the next one"
-            for step in both.steps.values():
-                step.well.set()
-            results = await asyncio.wait_for(asyncio.gather(*both.answers), 60)
-            assert {one.status.value for one in results} == {"success"}
-
-    run_virtual(story())
+async def test_with_all_workers_critical_the_caller_is_told_when_to_come_back_and_nothing_accepted_is_lost() -> None:
+    async with fleet("w1", "w2") as both:
+        await both.make_critical("w1")
+        await both.make_critical("w2")
+        await both.load(3)
+        assert both.refused, "the router's own queue is full, and says so"
+        assert all(0.1 <= one.retry_after <= 30 for one in both.refused)
+        assert len(both.answers) <= SIZE + 4, "as many as have a place, and a few that were sent as probes"
+        events = await both.store.audit.read(AuditQuery(event_type="admission"))
+        told = [json.loads(one.entry.body) for one in events if b'"resource_class":"router"' in one.entry.body]
+        counted = sum(sum(one["inputs"]["refused"].values()) for one in told)
+        assert 3 <= len(told) <= 5, "one event a second"
+        assert 0.5 * len(both.refused) < counted <= len(both.refused), "the rest goes with the next one"
+        for step in both.steps.values():
+            step.well.set()
+        results = await asyncio.wait_for(asyncio.gather(*both.answers), 60)
+        assert {one.status.value for one in results} == {"success"}
 
 
-def test_with_one_worker_that_can_take_work_nobody_is_told_to_come_back() -> None:
+async def test_with_one_worker_that_can_take_work_nobody_is_told_to_come_back() -> None:
     """The control of the test before."""
-
-    async def story() -> None:
-        async with fleet("w1", "w2") as both:
-            await both.make_critical("w1")
-            await both.load(3)
-            assert both.refused == []
-            both.steps["w1"].well.set()
-            await asyncio.wait_for(asyncio.gather(*both.answers), 60)
-
-    run_virtual(story())
+    async with fleet("w1", "w2") as both:
+        await both.make_critical("w1")
+        await both.load(3)
+        assert both.refused == []
+        both.steps["w1"].well.set()
+        await asyncio.wait_for(asyncio.gather(*both.answers), 60)

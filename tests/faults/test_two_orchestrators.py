@@ -1,7 +1,5 @@
 """Two orchestrator processes over one store: no job runs twice at the same time, whoever dies."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -19,9 +17,7 @@ def lived(folder: Path, *, jobs: int, kills: int = 0, url: str = "", flaw: str =
 
 
 @pytest.mark.parametrize("engine", ["sqlite", "nats"])
-def test_no_job_runs_twice_at_once_while_processes_die(
-    tmp_path: Path, engine: str, request: pytest.FixtureRequest
-) -> None:
+def test_no_job_runs_twice_while_processes_die(tmp_path: Path, engine: str, request: pytest.FixtureRequest) -> None:
     url = f"{request.getfixturevalue('nats_server').url}/{new_id()}" if engine == "nats" else ""
     jobs = either(40, 400)
     life = lived(tmp_path, jobs=jobs, kills=either(3, 30), url=url)

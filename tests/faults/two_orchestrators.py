@@ -1,23 +1,17 @@
 """
 Two orchestrator processes over one store, one of which is killed now and then; prints what the source saw.
 
-    python -m tests.faults.two_orchestrators FOLDER < plans.jsonl > evidence.jsonl
-
-A plan is one line: the number of jobs, how often a process is killed, the store's address where it is not a file of its
-own, and the wrong way that is tried, if any. A job
-that runs holds a file of its own, so two that run at the same time meet there, whichever processes they are in.
+A plan is the number of jobs, how often a process is killed, the store's address where it is not a file of its own, and
+the wrong way that is tried, if any. A job that runs holds a file of its own, so two that run at the same time meet
+there, whichever processes they are in.
 """
 
-from __future__ import annotations
-
 import asyncio
-import json
+import fcntl
 import os
-import shutil
 import signal
-import sys
 import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +23,7 @@ from reefknot.ingest.sources import IngestionSource
 from reefknot.queue.presence import look_for_orphans
 from reefknot.runtime.clocks import SystemClock
 from reefknot.stores.opening import open_store
-from tests.faults.dying import in_a_process_of_its_own
+from tests.faults.carrying_out import Fork, Life, Plan, Say, carry_out_plans
 
 JOB_S = 0.15
 
@@ -41,8 +35,6 @@ class Guarded:
         self._folder = folder
 
     async def fetch(self, request: FetchRequest) -> Page:
-        import fcntl
-
         name = str(request.payload["n"])
         with open(self._folder / f"{name}.lock", "w") as held:  # noqa: ASYNC230 - a lock of a moment
             try:
@@ -62,11 +54,11 @@ class Guarded:
         return
 
 
-def url_of(folder: Path, plan: dict[str, Any]) -> str:
+def url_of(folder: Path, plan: Plan) -> str:
     return plan["url"] or f"sqlite:{folder / 'state.db'}"
 
 
-async def orchestrate(folder: Path, plan: dict[str, Any]) -> None:
+async def orchestrate(folder: Path, plan: Plan, _: Say) -> None:
     """Run until no job is open."""
     async with open_store(url_of(folder, plan)) as store:
         documents = await SqliteDocuments(folder / "documents.db", SystemClock()).start()
@@ -86,13 +78,13 @@ async def orchestrate(folder: Path, plan: dict[str, Any]) -> None:
         await documents.close()
 
 
-async def prepare(folder: Path, plan: dict[str, Any]) -> None:
+async def prepare(folder: Path, plan: Plan) -> None:
     async with open_store(url_of(folder, plan)) as store:
         names = [IngestionJob(f"job-{n}", "guarded", "guarded", {"n": n}) for n in range(plan["jobs"])]
         await JobQueue(store).enqueue(*names)
 
 
-async def found(folder: Path, plan: dict[str, Any]) -> dict[str, Any]:
+async def found(folder: Path, plan: Plan) -> dict[str, Any]:
     async with open_store(url_of(folder, plan)) as store:
         items = [await store.work.get(f"job-{n}") for n in range(plan["jobs"])]
         states = [None if item is None else item.state.value for item in items]
@@ -103,30 +95,21 @@ async def found(folder: Path, plan: dict[str, Any]) -> dict[str, Any]:
     return {"states": states, "documents": len(kept), "overlaps": overlaps}
 
 
-def main(root: Path) -> None:
-    for line in sys.stdin:
-        plan = json.loads(line)
-        folder = root / "life"
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-        asyncio.run(prepare(folder, plan))
-
-        def life(say: Callable[[Any], None], folder: Path = folder, plan: dict[str, Any] = plan) -> None:
-            asyncio.run(orchestrate(folder, plan))
-
-        children = [in_a_process_of_its_own(life) for _ in range(2)]
-        for _ in range(plan["kills"]):
-            time.sleep(0.5)
-            child, _ = children.pop(0)
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            children.append(in_a_process_of_its_own(life))
-        said = [words for _, heard in children for words in heard()]
-        for child, _ in children:
-            os.waitpid(child, 0)
-        evidence = {"plan": plan, "said": said, **asyncio.run(found(folder, plan))}
-        print(json.dumps(evidence), flush=True)
+def one(folder: Path, plan: Plan) -> Life:
+    asyncio.run(prepare(folder, plan))
+    life = partial(orchestrate, folder, plan)
+    forks = [Fork(life), Fork(life)]
+    for _ in range(plan["kills"]):
+        time.sleep(0.5)
+        victim = forks.pop(0)
+        os.kill(victim.pid, signal.SIGKILL)
+        victim.ended()
+        forks.append(Fork(life))
+    said = [words for fork in forks for words in fork.heard()]
+    for fork in forks:
+        fork.ended()
+    return {"plan": plan, "said": said, **asyncio.run(found(folder, plan))}
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    carry_out_plans(one)

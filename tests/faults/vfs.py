@@ -9,8 +9,10 @@ calls to Python. Nothing in `src` knows this file; a store is given it as its op
 import errno
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import count
+from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import apsw
@@ -120,6 +122,18 @@ class Failing(Hook):
         return run()
 
 
+class FailingWhile(Hook):
+    """Fails every call of a kind while a file exists."""
+
+    def __init__(self, flag: Path, kind: str, error: Callable[[], Exception]) -> None:
+        self._flag, self._kind, self._error = flag, kind, error
+
+    def around(self, call: Call, run: Callable[[], T]) -> T:
+        if call.kind == self._kind and self._flag.exists():
+            raise self._error()
+        return run()
+
+
 def disk_full() -> Exception:
     """What SQLite makes of ENOSPC."""
     return apsw.FullError(os.strerror(errno.ENOSPC))
@@ -166,6 +180,16 @@ class FaultyDisk(apsw.VFS):
         return self.hook.around(
             Call("access", _suffix(pathname)), lambda: super(FaultyDisk, self).xAccess(pathname, flags)
         )
+
+
+@contextmanager
+def lazy_disk(hook: Hook) -> Iterator[FaultyDisk]:
+    """A disk that is there for a while, for processes that do not die."""
+    made = FaultyDisk(hook, lazy=True)
+    try:
+        yield made
+    finally:
+        made.unregister()
 
 
 class FaultyFile(apsw.VFSFile):

@@ -1,7 +1,5 @@
 """Every scenario: what is there, and which commands are run on it, one after the other."""
 
-from __future__ import annotations
-
 from tests.golden import configurations, refusals, stores
 from tests.golden.harness import Folder, Scenario, Step, both
 
@@ -331,3 +329,24 @@ SCENARIOS = [
     Scenario("work", _work()),
     Scenario("moments", _moments()),
 ]
+UP = "up --for 60 --module golden_steps --seed 7"
+LIVE = Scenario(
+    "live",
+    [
+        *both("worker_list", "worker list"),
+        *both("router_status", "router status"),
+        ("worker_start_taken", "worker start --worker-id worker-1 --for 0"),
+        ("worker_unknown", "worker drain worker-7"),
+        *both("drain_dry", "worker drain --dry-run"),
+        ("pause", "worker pause worker-1 --as ann"),
+        ("worker_list_paused", "worker list"),
+        ("resume_json", "worker resume worker-1 --as ann --json"),
+        ("submit", "submit good.jsonl --wait"),
+        ("submit_json", "submit lucky.jsonl --wait --json"),
+        ("submit_failed", "submit gone.jsonl --wait"),
+        ("job_list", "job list"),
+        ("drain_json", "worker drain worker-1 --seconds 1 --as ann --json"),
+        ("resume", "worker resume --as ann"),
+    ],
+)
+"""Commands that look at a system and steer it, which runs meanwhile in a process of its own."""

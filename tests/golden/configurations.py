@@ -1,7 +1,5 @@
 """Configurations: good ones, and bad ones with several mistakes each."""
 
-from __future__ import annotations
-
 from tests.golden.harness import Folder
 
 RICH = """\

@@ -5,8 +5,6 @@ What varies from run to run is replaced by a word in angle brackets; `RULES` lis
 compared byte for byte.
 """
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import io

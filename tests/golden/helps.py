@@ -4,8 +4,6 @@ The help of every command, as the program lists them itself; run as a process of
 A process of its own, because a help keeps the width with which it was first shown in a process.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -1,8 +1,6 @@
 """Commands that are refused: mistyped words, values out of bounds, and stores that are not there."""
 
-from __future__ import annotations
-
-from tests.golden.harness import Folder, Step
+from tests.golden.harness import Folder, Step, both
 
 
 def asked_wrongly() -> list[Step]:
@@ -155,33 +153,17 @@ def _both_or_neither() -> list[Step]:
 
 
 def no_store() -> list[Step]:
-    lines = {
-        "audit_tail": "audit tail",
-        "audit_verify": "audit verify",
-        "audit_replay": "audit replay",
-        "audit_export": "audit export log.jsonl",
-        "audit_analyse": "audit analyse",
+    commands = (
+        *("audit tail", "audit verify", "audit replay", "audit export log.jsonl", "audit analyse"),
+        *("idempotency show a", "idempotency stats", "idempotency forget a", "idempotency resolve a --released"),
+        *("store check", "store backup copy.db", "store migrate", "store compact"),
+        *("job list", "job show a", "job cancel a", "worker list", "worker drain", "router status"),
+        *("quarantine list", "quarantine show a", "quarantine requeue a", "quarantine purge --all"),
+        *("quarantine discard a --because 'it was withdrawn'", "quarantine stats", "dashboard"),
+    )
+    lines = {"_".join(line.split()[:2]): line for line in commands}
+    lines |= {
         "audit_file": "audit verify gone.jsonl",
-        "idempotency_show": "idempotency show a",
-        "idempotency_stats": "idempotency stats",
-        "idempotency_forget": "idempotency forget a",
-        "idempotency_resolve": "idempotency resolve a --released",
-        "store_check": "store check",
-        "store_backup": "store backup copy.db",
-        "store_migrate": "store migrate",
-        "store_compact": "store compact",
-        "job_list": "job list",
-        "job_show": "job show a",
-        "job_cancel": "job cancel a",
-        "quarantine_list": "quarantine list",
-        "quarantine_show": "quarantine show a",
-        "quarantine_requeue": "quarantine requeue a",
-        "quarantine_discard": "quarantine discard a --because 'it was withdrawn'",
-        "quarantine_purge": "quarantine purge --all",
-        "quarantine_stats": "quarantine stats",
-        "worker_list": "worker list",
-        "worker_drain": "worker drain",
-        "router_status": "router status",
         "json": "job list --json",
         "other_path": "store check --engine sqlite:elsewhere/x.db",
         "memory": "audit tail --engine memory:",
@@ -189,12 +171,7 @@ def no_store() -> list[Step]:
         "nats": "store check --engine nats://127.0.0.1:4222",
         "migrate_nats": "store migrate --engine nats://127.0.0.1:4222",
         "compact_nats": "store compact --engine nats://127.0.0.1:4222",
-        "dashboard": "dashboard",
         "dashboard_memory": "dashboard --engine memory:",
-        "telemetry": "telemetry show",
-        "telemetry_json": "telemetry show --json",
-        "tune": "policy tune",
-        "tune_json": "policy tune --json",
         "telemetry_unknown": "telemetry show --connector nope",
         "tune_unknown": "policy tune --connector nope",
         "reset_unknown": "telemetry reset nope",
@@ -203,7 +180,8 @@ def no_store() -> list[Step]:
         "nothing": "store check --engine ''",
         "up_below_a_file": "up --for 0 --engine sqlite:plain.txt/x.db",
     }
-    return [lambda folder: folder.write("plain.txt", "x"), *lines.items(), made_no_store]
+    both_forms = [*both("telemetry", "telemetry show"), *both("tune", "policy tune")]
+    return [lambda folder: folder.write("plain.txt", "x"), *lines.items(), *both_forms, made_no_store]
 
 
 def made_no_store(folder: Folder) -> None:

@@ -1,7 +1,5 @@
 """Folders and stores that commands look at, made with public names and with commands alone."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from typing import Any

@@ -5,8 +5,6 @@ Where a class is defined, and whether an annotation is kept as text or as an obj
 class inherits from other packages.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 from enum import Enum

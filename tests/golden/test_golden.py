@@ -3,8 +3,8 @@ The command line and the public names, compared with golden files.
 
 `REEFKNOT_GOLDEN=write pytest tests/golden` rewrites the files; otherwise every difference fails with a diff. Nothing
 here imports more than `reefknot.console.cli.main` and public names, so that the inside may be rearranged. Commands run
-in process, 100 columns wide; help, steps of one's own, stdin, and `up` beside other commands (`live.py`) are processes
-of their own. What is made comparable, and how, is in `harness.py`.
+in process, 100 columns wide; help, steps of one's own, stdin, and `up` beside other commands are processes of their
+own. What is made comparable, and how, is in `harness.py`.
 
 Left out, because it cannot be made the same in every run, or takes too long:
 
@@ -18,22 +18,24 @@ Left out, because it cannot be made the same in every run, or takes too long:
 - terminals: colours, progress bars, widths; streams that are closed or full.
 """
 
-from __future__ import annotations
-
 import shutil
+import signal
+import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.golden.cases import SCENARIOS
-from tests.golden.harness import FILES, WRITES, Folder, Scenario, all_commands, compare, played
-from tests.golden.live import CASES as LIVE_CASES
-from tests.golden.live import lived
+from tests.golden import stores
+from tests.golden.cases import LIVE, SCENARIOS, UP
+from tests.golden.harness import FILES, WRITES, Ended, Folder, Scenario, all_commands, compare, played, started
 from tests.golden.surface import surface
 
 SURFACE = "public_surface"
+LIVE_CASES = [*LIVE.cases(), "live.up", "live.run_stdin"]
 
 
 @pytest.fixture
@@ -61,6 +63,35 @@ def test_help_of_every_command(folder: Folder) -> None:
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
 def test_scenario(folder: Folder, scenario: Scenario) -> None:
     compare(played(scenario, folder))
+
+
+@contextmanager
+def system(folder: Folder) -> Iterator[subprocess.Popen[str]]:
+    process = started(UP, folder.path)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate(timeout=30)
+
+
+def lived(folder: Folder) -> dict[str, str]:
+    """Run `up` beside the scenario, end it by a signal, and give all texts."""
+    stores.prepared(folder)
+    with system(folder) as process:
+        until = time.monotonic() + 20
+        while "worker-1" not in folder.run("router status").out:
+            assert process.poll() is None, "the system ended by itself"
+            assert time.monotonic() < until, "the system does not say that it runs"
+            time.sleep(0.05)
+        found = played(LIVE, folder)
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=30)
+    found["live.up"] = folder.golden(f"{UP}  # ended by SIGTERM", Ended(process.returncode, out, err))
+    line = "run - --engine memory: --json"
+    found["live.run_stdin"] = folder.golden(f"{line}  # one bad line", folder.run_apart(line, "not json\n"))
+    return found
 
 
 def test_a_system_that_runs(folder: Folder) -> None:

@@ -5,8 +5,6 @@ Days pass in virtual time (`life.py`); between them come incidents with real pro
 table says what was promised, what was found and whether it holds; the exit code is 1 when a line of it does not.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import logging

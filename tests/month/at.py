@@ -7,12 +7,10 @@ SECONDS are added to the wall clock, VERSIONS made-up versions to those of the s
 exists, every write to the store fails as on a full disk. The CPU seconds that this took are left in a file.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,32 +24,27 @@ def made_up_versions(number: int) -> Iterator[None]:
     from reefknot.stores.sqlite import connection, files
     from reefknot.stores.sqlite import store as sqlite_store
 
-    shown: list[Any] = [sqlite_store, files]
-    modules: list[Any] = [connection, documents]
-    before = [(module, module.MIGRATIONS, module.VERSION) for module in modules]
-    before += [(module, None, module.VERSION) for module in shown]
-    try:
-        for module in modules:
-            made_up = [f"CREATE TABLE made_up_{one} (one INTEGER PRIMARY KEY) STRICT;" for one in range(number)]
-            module.MIGRATIONS = (*module.MIGRATIONS, *made_up)
-            module.VERSION = len(module.MIGRATIONS)
-        for module in shown:
-            module.VERSION = connection.VERSION
+    made_up = [f"CREATE TABLE made_up_{one} (one INTEGER PRIMARY KEY) STRICT;" for one in range(number)]
+    with ExitStack() as stack:
+
+        def patch(module: Any, name: str, value: object) -> None:
+            stack.callback(setattr, module, name, getattr(module, name))
+            setattr(module, name, value)
+
+        for module in (connection, documents):
+            patch(module, "MIGRATIONS", (*module.MIGRATIONS, *made_up))
+            patch(module, "VERSION", len(module.MIGRATIONS))
+        for shown in (sqlite_store, files):
+            patch(shown, "VERSION", connection.VERSION)
         yield
-    finally:
-        for module, migrations, version in before:
-            module.VERSION = version
-            if migrations is not None:
-                module.MIGRATIONS = migrations
 
 
 def run(seconds: float, versions: int, flag: str, words: list[str]) -> int:
     _move_time(seconds)
     from reefknot.console.cli import main
-    from tests.faults.full_disk import FullWhile
-    from tests.faults.vfs import FaultyDisk
+    from tests.faults.vfs import FailingWhile, FaultyDisk, disk_full
 
-    disk = FaultyDisk(FullWhile(Path(flag)), name="full", default=True) if flag else None
+    disk = FaultyDisk(FailingWhile(Path(flag), "write", disk_full), default=True) if flag else None
     with made_up_versions(versions):
         code = main(words)
     del disk

@@ -6,16 +6,15 @@ ended, and no open connection has had anything to read for a moment. Whatever a 
 that it lives, it does here once in five minutes, because nothing that a month is about depends on it.
 """
 
-from __future__ import annotations
-
 import os
 import selectors
 import stat
 import threading
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 from msgspec import structs
 
@@ -74,12 +73,7 @@ def slow_pulse() -> Iterator[None]:
         (running, {"STATUS_EVERY_S": PULSE_S, "CONTROL_S": PULSE_S, "worker_settings": _slow(running.worker_settings)}),
         (
             presence,
-            {
-                "STATUS_KEPT_S": 5 * PULSE_S,
-                "STATUS_EVERY_S": PULSE_S,
-                "LOOK_S": PULSE_S,
-                "LOOK_FOR_GONE_S": PULSE_S,
-            },
+            {"STATUS_KEPT_S": 5 * PULSE_S, "STATUS_EVERY_S": PULSE_S, "LOOK_S": PULSE_S, "LOOK_FOR_GONE_S": PULSE_S},
         ),
         (activity, {"LOOK_EVERY_S": PULSE_S / 2, "WRITE_EVERY_S": PULSE_S}),
         (alerts, {"LOOK_EVERY_S": PULSE_S}),
@@ -92,16 +86,10 @@ def slow_pulse() -> Iterator[None]:
         (live_pages, dict.fromkeys(pages, 5 * PULSE_S)),
         (reads, dict.fromkeys(("POLL_S", "RARE_POLL_S", "BUSY_POLL_S", "FAST_POLL_S"), PULSE_S)),
     ]
-    before = [(module, {name: getattr(module, name) for name in values}) for module, values in changes]
-    try:
+    with ExitStack() as stack:
         for module, values in changes:
-            for name, value in values.items():
-                setattr(module, name, value)
+            stack.enter_context(patch.multiple(module, **values))
         yield
-    finally:
-        for module, values in before:
-            for name, value in values.items():
-                setattr(module, name, value)
 
 
 def _slow(settings_of: Callable[[Settings], WorkerSettings]) -> Callable[[Settings], WorkerSettings]:

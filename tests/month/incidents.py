@@ -5,8 +5,6 @@ Each incident hands in work of its own and sees to it that all of it ends. What 
 Processes are warm ones (`tests/warm_commands.py`), and each says at its end how much CPU time it took.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -4,8 +4,6 @@ Judgement of a month: from a `Record` of what happened to the lines of a table, 
 Nothing here touches a system. So a record that was made up shows that a line catches what it is there for.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ Jobs come at an ordinary rate, the sources change every hour, and every page is 
 is judged by goes into its `Record`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys
@@ -16,7 +14,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zoneinfo import ZoneInfo
 
 from reefknot import clock
@@ -31,13 +29,11 @@ from reefknot.policy.settings import Settings, load_settings
 from reefknot.queue.client import Handle
 from reefknot.queue.model.messages import ResultStatus
 from reefknot.stores import opening as stores
+from reefknot.stores.port import Store
 from tests.month.clockwork import PULSE_S, live
 from tests.month.judgement import Job, Record
 from tests.month.world import World
-from tests.security.site_client import HOST, access, ask, bearer, login
-
-if TYPE_CHECKING:
-    from reefknot.stores.port import Store
+from tests.security.site_client import HOST, access, ask, bearer, login, request_scope
 
 BERLIN = ZoneInfo("Europe/Berlin")
 JOBS_AN_HOUR = 6
@@ -222,20 +218,7 @@ async def _watch(app: Any, record: Record) -> None:
         record.live_messages += message.get("body", b"").startswith(b"event: ")
 
     while True:
-        given = [("Host", HOST), *await login(app)]
-        scope = {
-            "type": "http",
-            "method": "GET",
-            "path": "/live",
-            "raw_path": b"/live",
-            "query_string": b"view=overview",
-            "headers": [(name.lower().encode(), value.encode()) for name, value in given],
-            "client": ("127.0.0.1", 50001),
-            "server": ("127.0.0.1", 8321),
-            "scheme": "http",
-            "http_version": "1.1",
-            "root_path": "",
-        }
+        scope = request_scope("GET", "/live?view=overview", [("Host", HOST), *await login(app)])
         await app(scope, receive, send)
         await asyncio.sleep(PULSE_S)
 

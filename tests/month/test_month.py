@@ -5,8 +5,6 @@ Files, memory, pages and commands have to be compared over days: here they are j
 controls show that each line of the table catches what it is there for.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from typing import Any

@@ -5,8 +5,6 @@ A folder, an Obsidian vault, a mailbox on a real IMAP server, and a repository o
 world knows which documents there have to be, and which items cannot be read until a person has mended them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping

@@ -5,8 +5,6 @@ The attacks are those that have stopped readers of mail before: thousands of rec
 headers, boundaries that never match or match everywhere, charsets and encodings that lie, HTML that never closes.
 """
 
-from __future__ import annotations
-
 from base64 import b64encode
 from collections.abc import Callable
 from random import Random
@@ -33,10 +31,20 @@ def _damaged(raw: bytes, draw: Random) -> bytes:
     return bytes(data)
 
 
-def _word(draw: Random) -> bytes:
-    return draw.choice(
-        (b"x", b"=?utf-8?q?", b"=?", b"((", b"\\", b'"', b"<", b"@", b",", b"\xff", b"\x00", b"[", b":;")
-    )
+WORDS = (b"x", b"=?utf-8?q?", b"=?", b"((", b"\\", b'"', b"<", b"@", b",", b"\xff", b"\x00", b"[", b":;")
+LINES = (b"A: b\r\n", b" c\r\n", b"nonsense\r\n", b"Content-Type: text/html\r\n")
+PARAMETERS = (b"; a=b", b'; filename*0*="x', b"; name*%d*=utf-8''%%ff", b'; boundary="', b";;;", b"; charset*=x'y'z")
+PARTS = (
+    *(b"--b\r\n\r\nx\r\n", b"--b\r\n", b"--b\r\nContent-Type: text/html\r\n\r\n<p>\r\n", b"--bb\r\n", b"\n--b\n--b--"),
+)
+TAGS = (
+    *(b"<!--", b"<", b"<a ", b"<script>", b"</", b"&#x", b"&amp", b"<p>", b"<!", b"<![CDATA[", b"<style"),
+    b"&" + b"#9" * 500,
+)
+CHARSETS = (
+    *("punycode", "idna", "zlib", "rot13", "unicode_escape", "utf-7", "hz", "iso2022_jp", "utf-16", "x" * 5000),
+    *("..", "undefined"),
+)
 
 
 def _times(draw: Random, piece: bytes, most: int = LARGEST) -> bytes:
@@ -50,20 +58,15 @@ def _recipients(draw: Random) -> bytes:
 
 def _long_header(draw: Random) -> bytes:
     name = draw.choice((b"Subject", b"To", b"Content-Type", b"Date", b"Content-Disposition", b"X-Other", b"From"))
-    return name + b": " + _times(draw, _word(draw), 1_000_000) + b"\r\n"
+    return name + b": " + _times(draw, draw.choice(WORDS), 1_000_000) + b"\r\n"
 
 
 def _many_headers(draw: Random) -> bytes:
-    return _times(
-        draw, draw.choice((b"A: b\r\n", b" c\r\n", b"nonsense\r\n", b"Content-Type: text/html\r\n")), 1_000_000
-    )
+    return _times(draw, draw.choice(LINES), 1_000_000)
 
 
 def _parameters(draw: Random) -> bytes:
-    piece = draw.choice(
-        (b"; a=b", b'; filename*0*="x', b"; name*%d*=utf-8''%%ff", b'; boundary="', b";;;", b"; charset*=x'y'z")
-    )
-    return b"Content-Disposition: attachment" + _times(draw, piece, 100_000) + b"\r\n"
+    return b"Content-Disposition: attachment" + _times(draw, draw.choice(PARAMETERS), 100_000) + b"\r\n"
 
 
 def _date(draw: Random) -> bytes:
@@ -73,15 +76,7 @@ def _date(draw: Random) -> bytes:
 
 def _wide(draw: Random) -> bytes:
     kind = draw.choice((b"mixed", b"alternative", b"related", b"digest"))
-    part = draw.choice(
-        (
-            b"--b\r\n\r\nx\r\n",
-            b"--b\r\n",
-            b"--b\r\nContent-Type: text/html\r\n\r\n<p>\r\n",
-            b"--bb\r\n",
-            b"\n--b\n--b--",
-        )
-    )
+    part = draw.choice(PARTS)
     return b"Content-Type: multipart/" + kind + b"; boundary=b\r\n\r\n" + part * draw.choice((10, 10_000, 100_000))
 
 
@@ -97,23 +92,7 @@ def _same_boundary(draw: Random) -> bytes:
 
 
 def _html(draw: Random) -> bytes:
-    piece = draw.choice(
-        (
-            b"<!--",
-            b"<",
-            b"<a ",
-            b"<script>",
-            b"</",
-            b"&#x",
-            b"&amp",
-            b"<p>",
-            b"<!",
-            b"<![CDATA[",
-            b"<style",
-            b"&" + b"#9" * 500,
-        )
-    )
-    return b"Content-Type: text/html\r\n\r\n" + _times(draw, piece)
+    return b"Content-Type: text/html\r\n\r\n" + _times(draw, draw.choice(TAGS))
 
 
 def _many_html(draw: Random) -> bytes:
@@ -122,21 +101,7 @@ def _many_html(draw: Random) -> bytes:
 
 
 def _charset(draw: Random) -> bytes:
-    names = (
-        "punycode",
-        "idna",
-        "zlib",
-        "rot13",
-        "unicode_escape",
-        "utf-7",
-        "hz",
-        "iso2022_jp",
-        "utf-16",
-        "x" * 5000,
-        "..",
-        "undefined",
-    )
-    start = f'Content-Type: text/plain; charset="{draw.choice(names)}"\r\n\r\n'.encode()
+    start = f'Content-Type: text/plain; charset="{draw.choice(CHARSETS)}"\r\n\r\n'.encode()
     return start + _times(draw, draw.choice((b"xn--a-", b"+AAA", b"~{", b"\x1b$B", b"\xff\xfe", b"\\x41")))
 
 

@@ -1,7 +1,5 @@
 """Requests to the dashboard's application in process, byte by byte: also those that no client would send."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterable
@@ -56,29 +54,40 @@ async def opened_site(path: Path, settings: Settings | None = None, **more: Any)
         yield Site(store, access=access(**more), redactor=Redactor(()), settings=settings, shown=f"sqlite:{path}")
 
 
+@asynccontextmanager
+async def new_site(**more: Any) -> AsyncIterator[Site]:
+    """A site over an empty store in memory."""
+    async with open_store("memory:") as store:
+        yield Site(store, access=access(**more), redactor=Redactor(()), shown="memory:")
+
+
 def bearer(token: str = OPERATOR) -> tuple[str, str]:
     return ("Authorization", f"Bearer {token}")
 
 
-async def ask(
-    app: Any, method: str, target: str, headers: Headers = (), body: bytes = b"", host: str | None = HOST
-) -> Answered:
-    """The answer of an application to one request; `host` is None for one without that header."""
+def request_scope(method: str, target: str, headers: Headers) -> dict[str, Any]:
+    """A request as a server hands it to an application."""
     path, _, query = target.partition("?")
-    given = [*([] if host is None else [("Host", host)]), *headers]
-    scope = {
+    return {
         "type": "http",
         "method": method,
         "path": unquote(path, errors="surrogateescape"),
         "raw_path": path.encode(),
         "query_string": query.encode(),
-        "headers": [(name.lower().encode(), value.encode("latin-1")) for name, value in given],
+        "headers": [(name.lower().encode(), value.encode("latin-1")) for name, value in headers],
         "client": ("127.0.0.1", 50000),
         "server": ("127.0.0.1", PORT),
         "scheme": "http",
         "http_version": "1.1",
         "root_path": "",
     }
+
+
+async def ask(
+    app: Any, method: str, target: str, headers: Headers = (), body: bytes = b"", host: str | None = HOST
+) -> Answered:
+    """The answer of an application to one request; `host` is None for one without that header."""
+    scope = request_scope(method, target, [*([] if host is None else [("Host", host)]), *headers])
     messages: list[Any] = []
     told = [{"type": "http.request", "body": body, "more_body": False}]
 

@@ -1,7 +1,5 @@
 """Hosts, origins, tokens and roles: what another site, another machine or a reader must not reach."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from itertools import product
@@ -9,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from reefknot import clock
 from reefknot.console.dashboard import live, security
@@ -20,32 +19,14 @@ from reefknot.console.dashboard.site import Site
 from reefknot.errors import ConfigurationError
 from reefknot.policy.settings import load_settings
 from reefknot.runtime.addresses import is_loopback
-from tests.security.site_client import (
-    HOST,
-    OPERATOR,
-    ORIGIN,
-    PORT,
-    READER,
-    Answered,
-    access,
-    ask,
-    bearer,
-    build,
-    login,
-    opened_site,
-)
+from tests.rows import for_each_row
+from tests.security import site_client
+from tests.security.site_client import HOST, OPERATOR, ORIGIN, PORT, READER, access, ask, bearer, build, login
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 GOOD_HOSTS = (HOST, f"localhost:{PORT}", f"[::1]:{PORT}", f"LOCALHOST:{PORT}")
 BAD_HOSTS = (
-    "evil.example",
-    f"evil.example:{PORT}",
-    "127.0.0.1.evil",
-    "127.0.0.1:9999",
-    "127.0.0.1",
-    "localhost",
-    "",
-    None,
+    *("evil.example", f"evil.example:{PORT}", "127.0.0.1.evil", "127.0.0.1:9999", "127.0.0.1", "localhost", "", None),
 )
 CROSS = {
     "origin of another site": (("Origin", "http://evil.example"),),
@@ -114,20 +95,8 @@ def recorder_session(site: Site, token: str = OPERATOR) -> tuple[tuple[str, str]
     return ("Cookie", f"{site.access.cookie}={secret}"), ("X-Reefknot-Key", site.access.key_of(secret))
 
 
-def in_site(work: Any, **more: Any) -> Any:
-    """The result of `work(site)`, over an empty store in memory."""
-    from reefknot.core.redaction import Redactor
-    from reefknot.stores.opening import open_store
-
-    async def main() -> Any:
-        async with open_store("memory:") as store:
-            return await work(Site(store, access=access(**more), redactor=Redactor(()), shown="memory:"))
-
-    return asyncio.run(main())
-
-
-def test_no_request_of_another_host_or_origin_reaches_a_route() -> None:
-    found, fine = in_site(forbidden_that_gets_through)
+async def test_no_request_of_another_host_or_origin_reaches_a_route(site: Site) -> None:
+    found, fine = await forbidden_that_gets_through(site)
 
     assert not found
     # A bearer's four, and a cookie's: without any word of an origin it may only read.
@@ -137,34 +106,31 @@ def test_no_request_of_another_host_or_origin_reaches_a_route() -> None:
 
 
 @pytest.mark.parametrize("guard", ["forbidden_host", "forbidden_origin"])
-def test_the_matrix_sees_a_guard_that_is_taken_away(guard: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_matrix_sees_a_guard_taken_away(guard: str, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control."""
     monkeypatch.setattr(security, guard, lambda *_, **__: None)
 
-    found, _ = in_site(forbidden_that_gets_through)
+    found, _ = await forbidden_that_gets_through(site)
 
     assert {one[2] for one in found} == {guard.removeprefix("forbidden_")}
 
 
-@pytest.mark.parametrize("host", GOOD_HOSTS)
-def test_every_name_of_the_own_machine_is_answered(host: str) -> None:
-    async def work(site: Site) -> bool:
-        return await Recorder(site).lets_through("GET", "/", (bearer(),), host)
-
-    assert in_site(work)
+async def test_every_name_of_the_own_machine_is_answered(site: Site) -> None:
+    recorder = Recorder(site)
+    assert [host for host in GOOD_HOSTS if not await recorder.lets_through("GET", "/", (bearer(),), host)] == []
 
 
-def test_a_name_that_is_allowed_is_answered_with_and_without_the_port_and_behind_tls() -> None:
-    async def work(site: Site) -> list[bool]:
+async def test_a_name_that_is_allowed_is_answered_with_and_without_the_port_and_behind_tls() -> None:
+    asked = [("ops.example", "https://ops.example"), (f"ops.example:{PORT}", f"http://ops.example:{PORT}")]
+    asked += [("ops.example", "https://evil.example"), ("other.example", "https://other.example")]
+    async with site_client.new_site(allowed_hosts=["Ops.example"]) as site:
         recorder = Recorder(site)
-        asked = [("ops.example", "https://ops.example"), (f"ops.example:{PORT}", f"http://ops.example:{PORT}")]
-        asked += [("ops.example", "https://evil.example"), ("other.example", "https://other.example")]
-        return [
+        through = [
             await recorder.lets_through("POST", "/logout", (bearer(), ("Origin", origin)), host)
             for host, origin in asked
         ]
 
-    assert in_site(work, allowed_hosts=["Ops.example"]) == [True, True, False, False]
+    assert through == [True, True, False, False]
 
 
 # ---- tokens and roles ------------------------------------------------------------------------------------------------
@@ -191,26 +157,20 @@ async def reached_by_nobody(site: Site) -> list[Any]:
     ]
 
 
-def test_without_a_token_nothing_but_the_login_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_a_token_nothing_but_the_login_is_reached(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: a token that is not compared."""
     monkeypatch.setattr(security, "MOST_FAILURES", 10**9)
+    assert await reached_by_nobody(site) == []
 
-    assert in_site(reached_by_nobody) == []
-
-
-def test_a_token_that_is_not_compared_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control."""
     monkeypatch.setattr(security.SiteAccess, "role_of", lambda *_: "operator")
+    assert {"wrong token", "empty token"} <= {kind for _, _, kind in await reached_by_nobody(site)}
 
-    assert {"wrong token", "empty token"} <= {kind for _, _, kind in in_site(reached_by_nobody)}
 
+async def test_a_token_in_the_address_is_no_token(site: Site) -> None:
+    app = build(site)
+    asked = [f"{PREFIX}/jobs?token={OPERATOR}", f"{PREFIX}/jobs?access_token={OPERATOR}"]
 
-def test_a_token_in_the_address_is_no_token() -> None:
-    async def work(site: Site) -> list[int]:
-        app = build(site)
-        asked = [f"{PREFIX}/jobs?token={OPERATOR}", f"{PREFIX}/jobs?access_token={OPERATOR}"]
-        return [(await ask(app, "GET", one)).status for one in asked]
-
-    assert in_site(work) == [401, 401]
+    assert [(await ask(app, "GET", one)).status for one in asked] == [401, 401]
 
 
 async def reached_by_readers(site: Site) -> tuple[list[Any], int]:
@@ -226,70 +186,57 @@ async def reached_by_readers(site: Site) -> tuple[list[Any], int]:
     return actions, looks
 
 
-def test_a_reader_reaches_no_action() -> None:
-    actions, looks = in_site(reached_by_readers)
-
+async def test_a_reader_reaches_no_action(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: a role that is not compared."""
+    actions, looks = await reached_by_readers(site)
     assert not actions
     assert looks == 2 * 2 * sum(not security.is_open(path) and path != "/logout" for path in PATHS)
 
-
-def test_a_role_that_is_not_compared_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control."""
     monkeypatch.setattr(security, "OPERATOR", "reader")
+    assert (await reached_by_readers(site))[0]
 
-    assert in_site(reached_by_readers)[0]
 
-
-@pytest.mark.parametrize("token", [OPERATOR, READER, "wrong", ""])
-def test_metrics_are_for_whoever_has_a_token(token: str) -> None:
-    from prometheus_client.parser import text_string_to_metric_families
-
-    async def work(site: Site) -> Answered:
-        return await ask(build(site), "GET", "/metrics", [bearer(token)])
-
-    answered = in_site(work)
-
-    if token not in (OPERATOR, READER):
+async def test_metrics_are_for_whoever_has_a_token(site: Site) -> None:
+    app = build(site)
+    for token in ("wrong", ""):
+        answered = await ask(app, "GET", "/metrics", [bearer(token)])
         assert answered.status == 401
         assert "www-authenticate" in answered.headers
-        return
-    assert answered.headers["content-type"].startswith("text/plain; version=0.0.4")
-    names = {one.name for one in text_string_to_metric_families(answered.text)}
-    assert {"reefknot_retry_attempts", "reefknot_queue_depth"} <= names
+    for token in (OPERATOR, READER):
+        answered = await ask(app, "GET", "/metrics", [bearer(token)])
+        assert answered.headers["content-type"].startswith("text/plain; version=0.0.4")
+        names = {one.name for one in text_string_to_metric_families(answered.text)}
+        assert {"reefknot_retry_attempts", "reefknot_queue_depth"} <= names
 
 
-@pytest.mark.parametrize("token", [OPERATOR, READER])
-def test_every_action_of_the_api_needs_the_operators_token(token: str) -> None:
-    async def work(site: Site) -> list[int]:
-        app, actions = build(site), [route for route in ROUTES if not route.is_read]
-        asked = [f"{PREFIX}{route.path}".replace("{", "").replace("}", "") for route in actions]
-        as_json = ("Content-Type", "application/json")
-        return [(await ask(app, "POST", path, (bearer(token), as_json), b'{"no": 1}')).status for path in asked]
-
-    statuses = in_site(work)
-
-    assert len(statuses) > 10
-    assert set(statuses) == ({400} if token == OPERATOR else {403})
+async def test_every_action_of_the_api_needs_the_operators_token(site: Site) -> None:
+    app, actions = build(site), [route for route in ROUTES if not route.is_read]
+    paths = [f"{PREFIX}{route.path}".replace("{", "").replace("}", "") for route in actions]
+    as_json = ("Content-Type", "application/json")
+    assert len(paths) > 10
+    for token, status in ((OPERATOR, 400), (READER, 403)):
+        assert {(await ask(app, "POST", one, (bearer(token), as_json), b'{"no": 1}')).status for one in paths} == {
+            status
+        }
 
 
-def test_a_session_is_not_the_token_and_ends_with_the_logout() -> None:
-    async def work(site: Site) -> None:
-        app = build(site)
-        form = [("Content-Type", "application/x-www-form-urlencoded"), ("Origin", ORIGIN)]
-        answered = await ask(app, "POST", "/login?x=1", form, f"token={OPERATOR}&name=Ada&next=/quarantine".encode())
-        set_cookie = answered.headers["set-cookie"]
+FORM = [("Content-Type", "application/x-www-form-urlencoded"), ("Origin", ORIGIN)]
 
-        assert (answered.status, answered.headers["location"]) == (303, "/quarantine")
-        assert OPERATOR not in set_cookie
-        assert {"HttpOnly", "Path=/", "SameSite=strict"} <= set(set_cookie.split("; "))
-        assert set_cookie.startswith(f"reefknot_session_{PORT}=")
 
-        cookie = ("Cookie", set_cookie.partition(";")[0])
-        assert (await ask(app, "GET", f"{PREFIX}/jobs", [cookie])).status == 200
-        assert (await ask(app, "POST", "/logout", [cookie, ("Origin", ORIGIN)])).status == 303
-        assert (await ask(app, "GET", f"{PREFIX}/jobs", [cookie])).status == 401
+async def test_a_session_is_not_the_token_and_ends_with_the_logout(site: Site) -> None:
+    app = build(site)
+    answered = await ask(app, "POST", "/login?x=1", FORM, f"token={OPERATOR}&name=Ada&next=/quarantine".encode())
+    set_cookie = answered.headers["set-cookie"]
 
-    in_site(work)
+    assert (answered.status, answered.headers["location"]) == (303, "/quarantine")
+    assert OPERATOR not in set_cookie
+    assert {"HttpOnly", "Path=/", "SameSite=strict"} <= set(set_cookie.split("; "))
+    assert set_cookie.startswith(f"reefknot_session_{PORT}=")
+
+    cookie = ("Cookie", set_cookie.partition(";")[0])
+    assert (await ask(app, "GET", f"{PREFIX}/jobs", [cookie])).status == 200
+    assert (await ask(app, "POST", "/logout", [cookie, ("Origin", ORIGIN)])).status == 303
+    assert (await ask(app, "GET", f"{PREFIX}/jobs", [cookie])).status == 401
 
 
 # ---- the key of a session --------------------------------------------------------------------------------------------
@@ -308,26 +255,20 @@ async def gained_by_a_replayed_cookie(site: Site) -> list[Any]:
     return found
 
 
-def test_a_cookie_without_its_key_reaches_no_route() -> None:
-    assert in_site(gained_by_a_replayed_cookie) == []
+async def test_a_cookie_without_its_key_reaches_no_route(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: a key that is not compared: then the cookie alone is enough, which browsers send to every port."""
+    assert await gained_by_a_replayed_cookie(site) == []
 
-
-def test_a_key_that_is_not_compared_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control: the cookie alone, as browsers send it to every port."""
     monkeypatch.setattr(security.SiteAccess, "is_unlocked", lambda *_: True)
-
-    assert {("POST", "/api/v1/quarantine/discard", "none"), ("GET", "/", "none")} <= set(
-        in_site(gained_by_a_replayed_cookie)
-    )
+    gained = {("POST", "/api/v1/quarantine/discard", "none"), ("GET", "/", "none")}
+    assert gained <= set(await gained_by_a_replayed_cookie(site))
 
 
-def test_a_look_with_a_cookie_alone_gets_a_page_without_data_and_a_program_is_refused() -> None:
-    async def work(site: Site) -> list[Answered]:
-        app = build(site)
-        cookie, _ = await login(app, name="Ada")
-        return [await ask(app, "GET", one, [cookie]) for one in ("/work", f"{PREFIX}/jobs", "/live?view=work")]
-
-    page, program, stream = in_site(work)
+async def test_a_look_with_a_cookie_alone_gets_a_page_without_data_and_a_program_is_refused(site: Site) -> None:
+    app = build(site)
+    cookie, _ = await login(app, name="Ada")
+    looks = ("/work", f"{PREFIX}/jobs", "/live?view=work")
+    page, program, stream = [await ask(app, "GET", one, [cookie]) for one in looks]
 
     assert (page.status, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
     assert not [word for word in ("memory:", "Ada", "data-live", "<table") if word in page.text]
@@ -337,30 +278,21 @@ def test_a_look_with_a_cookie_alone_gets_a_page_without_data_and_a_program_is_re
     assert stream.status == 401
 
 
-def test_a_login_without_a_script_reads_and_does_nothing() -> None:
-    async def work(site: Site) -> list[int]:
+async def test_a_login_without_a_script_reads_and_does_nothing(site: Site) -> None:
+    app = build(site)
+    answered = await ask(app, "POST", "/login", FORM, f"token={OPERATOR}".encode())
+    session = [("Cookie", answered.headers["set-cookie"].partition(";")[0]), *OWN["fetched by ourselves"]]
+
+    assert [(await ask(app, "GET", one, session)).status for one in ("/", "/quarantine")] == [200, 200]
+    assert (await ask(app, "POST", f"{PREFIX}/quarantine/discard", session)).status == 403
+
+
+@pytest.mark.real_time
+async def test_an_action_carries_the_name_that_was_typed_at_the_login(stored: Path) -> None:
+    async with site_client.opened_site(stored) as site:
         app = build(site)
-        form = [("Content-Type", "application/x-www-form-urlencoded"), ("Origin", ORIGIN)]
-        answered = await ask(app, "POST", "/login", form, f"token={OPERATOR}".encode())
-        session = [("Cookie", answered.headers["set-cookie"].partition(";")[0]), *OWN["fetched by ourselves"]]
-        looks = [(await ask(app, "GET", one, session)).status for one in ("/", "/quarantine")]
-        return [*looks, (await ask(app, "POST", f"{PREFIX}/quarantine/discard", session)).status]
-
-    assert in_site(work) == [200, 200, 403]
-
-
-def test_an_action_carries_the_name_that_was_typed_at_the_login(tmp_path: Path) -> None:
-    from tests.security.site_client import stored_work
-
-    stored_work(tmp_path / "state.db")
-
-    async def work() -> Answered:
-        async with opened_site(tmp_path / "state.db") as site:
-            app = build(site)
-            headers = [*await login(app, name="Ada%0ALovelace"), ("Origin", ORIGIN)]
-            return await ask(app, "POST", f"{PREFIX}/jobs/waiting/cancel", headers)
-
-    answered = asyncio.run(work())
+        headers = [*await login(app, name="Ada%0ALovelace"), ("Origin", ORIGIN)]
+        answered = await ask(app, "POST", f"{PREFIX}/jobs/waiting/cancel", headers)
 
     assert (answered.status, answered.json["actor"]) == (200, "Ada\\nLovelace")
 
@@ -373,44 +305,36 @@ def test_logins_of_readers_end_no_session_of_an_operator() -> None:
     assert sum(mine.session(one) is not None for one in readers) == MOST_SESSIONS
 
 
-def test_of_several_cookies_of_the_name_the_right_one_counts() -> None:
+async def test_of_several_cookies_of_the_name_the_right_one_counts(site: Site) -> None:
     """Another server of this host may have set one, for a longer path."""
-
-    async def work(site: Site) -> None:
-        app = build(site)
-        (name, value), key = await login(app)
-        (_, another), _ = await login(app, READER)
-        for first in (f"reefknot_session_{PORT}=wrong", another):
-            both = [(name, f"{first}; {value}; a=b"), key]
-            assert (await ask(app, "GET", f"{PREFIX}/jobs", both)).status == 200
-            assert (await ask(app, "POST", f"{PREFIX}/jobs/retry", [*both, ("Origin", ORIGIN)])).status == 400
-        assert (await ask(app, "POST", "/logout", [*both, ("Origin", ORIGIN)])).status == 303
-        assert (await ask(app, "GET", f"{PREFIX}/jobs", [(name, value), key])).status == 401
-
-    in_site(work)
+    app = build(site)
+    (name, value), key = await login(app)
+    (_, another), _ = await login(app, READER)
+    for first in (f"reefknot_session_{PORT}=wrong", another):
+        both = [(name, f"{first}; {value}; a=b"), key]
+        assert (await ask(app, "GET", f"{PREFIX}/jobs", both)).status == 200
+        assert (await ask(app, "POST", f"{PREFIX}/jobs/retry", [*both, ("Origin", ORIGIN)])).status == 400
+    assert (await ask(app, "POST", "/logout", [*both, ("Origin", ORIGIN)])).status == 303
+    assert (await ask(app, "GET", f"{PREFIX}/jobs", [(name, value), key])).status == 401
 
 
 @pytest.mark.parametrize("ending", ["logout", "time"])
-def test_a_live_stream_ends_with_its_session(ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_live_stream_ends_with_its_session(ending: str, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """And so does not one that came with the token itself."""
     monkeypatch.setattr(live, "PING_S", 0.05)
-
-    async def work(site: Site) -> None:
-        app, now = build(site), clock.now()
-        session = await login(app)
-        streams = [asyncio.create_task(ask(app, "GET", "/live?view=workers", one)) for one in (session, [bearer()])]
-        await asyncio.sleep(0)
-        if ending == "logout":
-            assert (await ask(app, "POST", "/logout", [*session, ("Origin", ORIGIN)])).status == 303
-        else:
-            monkeypatch.setattr(clock, "now", lambda: now + 2 * security.SESSION_S)
-        async with asyncio.timeout(15):
-            await streams[0]
-        assert not streams[1].done()
-        site.closing.set()
-        assert (await streams[1]).status == 200
-
-    in_site(work)
+    app, now = build(site), clock.now()
+    session = await login(app)
+    streams = [asyncio.create_task(ask(app, "GET", "/live?view=workers", one)) for one in (session, [bearer()])]
+    await asyncio.sleep(0)
+    if ending == "logout":
+        assert (await ask(app, "POST", "/logout", [*session, ("Origin", ORIGIN)])).status == 303
+    else:
+        monkeypatch.setattr(clock, "now", lambda: now + 2 * security.SESSION_S)
+    async with asyncio.timeout(15):
+        await streams[0]
+    assert not streams[1].done()
+    site.closing.set()
+    assert (await streams[1]).status == 200
 
 
 @pytest.mark.parametrize(
@@ -421,15 +345,13 @@ def test_a_live_stream_ends_with_its_session(ending: str, monkeypatch: pytest.Mo
         (True, f"localhost:{PORT}", False),  # it would be for all servers of this machine
     ],
 )
-def test_with_tls_a_browser_is_told_to_come_back_over_tls(tls: bool, host: str, stays: bool) -> None:
-    async def work(site: Site) -> Answered:
-        return await ask(build(site), "GET", "/login", host=host)
-
-    headers = in_site(work, tls=tls, allowed_hosts=["dash.example.org"]).headers
-    assert ("strict-transport-security" in headers) is stays
+async def test_with_tls_a_browser_is_told_to_come_back_over_tls(tls: bool, host: str, stays: bool) -> None:
+    async with site_client.new_site(tls=tls, allowed_hosts=["dash.example.org"]) as site:
+        answered = await ask(build(site), "GET", "/login", host=host)
+    assert ("strict-transport-security" in answered.headers) is stays
 
 
-@pytest.mark.parametrize("name", ["*", "*.example.org", "https://dash.example.org", "a b", "", "dash/x", "a:b"])
+@for_each_row("name", ["*", "*.example.org", "https://dash.example.org", "a b", "", "dash/x", "a:b"])
 def test_a_host_that_no_browser_sends_is_refused_by_the_configuration(name: str, tmp_path: Path) -> None:
     (tmp_path / "reefknot.yaml").write_text(
         json.dumps({"dashboard": {"allowed_hosts": ["dash.example.org:8443", name]}})
@@ -452,18 +374,15 @@ def test_sessions_end_and_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert living == [False] * 10 + [True] * MOST_SESSIONS
 
 
-def test_wrong_tokens_are_throttled_by_address_and_logged(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_wrong_tokens_are_throttled_by_address_and_logged(
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now = 1000.0
     monkeypatch.setattr(clock, "now", lambda: now)
-
-    async def work(site: Site) -> list[Answered]:
-        app = build(site)
-        wrong = [await ask(app, "GET", f"{PREFIX}/jobs", [bearer("wrong-guess")]) for _ in range(MOST_FAILURES + 1)]
-        return [*wrong, await ask(app, "GET", f"{PREFIX}/jobs", [bearer()])]
-
-    *wrong, last_wrong, right = in_site(work)
+    app, jobs = build(site), f"{PREFIX}/jobs"
+    wrong = [await ask(app, "GET", jobs, [bearer("wrong-guess")]) for _ in range(MOST_FAILURES + 1)]
+    last_wrong = wrong.pop()
+    right = await ask(app, "GET", jobs, [bearer()])
 
     assert {one.status for one in wrong} == {401}
     assert last_wrong.status == 429
@@ -486,83 +405,54 @@ def test_wrong_tokens_are_throttled_by_address_and_logged(
 
 def test_the_memory_of_failed_logins_is_bounded() -> None:
     mine = access()
-
     for number in range(security.MOST_CLIENTS + 50):
         mine.role_of("wrong", f"address {number}")
-
     assert len(mine._failures) == security.MOST_CLIENTS
 
 
 # ---- responses -------------------------------------------------------------------------------------------------------
 
-
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        ("GET", "/login"),
-        ("GET", "/"),
-        ("GET", f"{PREFIX}/jobs"),
-        ("GET", f"{PREFIX}/nothing"),
-        ("GET", "/static/login.js"),
-        ("GET", "/static/nothing.js"),
-        ("POST", "/login"),
-        ("DELETE", f"{PREFIX}/jobs"),
-    ],
-)
-def test_every_response_has_the_headers(method: str, path: str) -> None:
-    async def work(site: Site) -> list[Answered]:
-        app = build(site)
-        return [
-            await ask(app, method, path, headers, host=host) for headers in ((), (bearer(),)) for host in (HOST, "evil")
-        ]
-
-    for answered in in_site(work):
-        headers = answered.headers
-        assert headers["content-security-policy"] == CONTENT_POLICY
-        assert "unsafe" not in CONTENT_POLICY
-        assert headers["x-content-type-options"] == "nosniff"
-        assert headers["referrer-policy"] == "same-origin"
-        assert headers["cross-origin-opener-policy"] == "same-origin"
-        assert headers["cross-origin-resource-policy"] == "same-origin"
-        assert headers["cache-control"] == ("no-cache" if path.startswith("/static/") else "no-store")
-        assert "server" not in headers
+PROTECTED = {
+    "content-security-policy": CONTENT_POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+}
+ANSWERED = [("GET", one) for one in ("/login", "/", f"{PREFIX}/jobs", f"{PREFIX}/nothing", "/static/login.js")]
+ANSWERED += [("GET", "/static/nothing.js"), ("POST", "/login"), ("DELETE", f"{PREFIX}/jobs")]
 
 
-def test_the_login_page_has_no_inline_code_and_escapes_where_it_goes_on() -> None:
-    async def work(site: Site) -> Answered:
-        return await ask(build(site), "GET", "/login?next=/jobs%22%3E%3Cscript%3Ealert(1)%3C/script%3E")
+@pytest.mark.real_time  # a thread reads files
+async def test_every_response_has_the_headers(site: Site) -> None:
+    app = build(site)
+    assert "unsafe" not in CONTENT_POLICY
+    for (method, path), headers, host in product(ANSWERED, ((), (bearer(),)), (HOST, "evil")):
+        answered = await ask(app, method, path, headers, host=host)
+        kept = PROTECTED | {"cache-control": "no-cache" if path.startswith("/static/") else "no-store"}
+        assert {name: answered.headers.get(name) for name in kept} == kept, (method, path, headers, host)
+        assert "server" not in answered.headers
 
-    page = in_site(work).text
 
-    assert "<script>" not in page
-    assert "onload" not in page
-    assert " style=" not in page
+async def test_the_login_page_has_no_inline_code_and_escapes_where_it_goes_on(site: Site) -> None:
+    page = (await ask(build(site), "GET", "/login?next=/jobs%22%3E%3Cscript%3Ealert(1)%3C/script%3E")).text
+
+    assert not [code for code in ("<script>", "onload", " style=") if code in page]
     assert "/jobs&quot;&gt;&lt;script&gt;" in page
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        "//evil.example",
-        "https://evil.example",
-        "/\\evil.example",
-        "\\\\evil",
-        "/login",
-        "",
-        "/a\r\nSet-Cookie: x",
-        "/" * 3000,
-    ],
-)
+LURES = ("//evil.example", "https://evil.example", "/\\evil.example", "\\\\evil", "/login", "", "/" * 3000)
+
+
+@for_each_row("given", [*LURES, "/a\r\nSet-Cookie: x"])
 def test_a_login_leads_to_no_other_site(given: str) -> None:
     assert own_path(given) == "/"
 
 
-def test_a_browser_without_a_session_is_led_to_the_login_and_a_program_is_told() -> None:
-    async def work(site: Site) -> list[Answered]:
-        app = build(site)
-        return [await ask(app, "GET", one) for one in ("/jobs?state=failed&type=a%20b", f"{PREFIX}/jobs", "/live")]
-
-    page, program, stream = in_site(work)
+async def test_a_browser_without_a_session_is_led_to_the_login_and_a_program_is_told(site: Site) -> None:
+    app = build(site)
+    looks = ("/jobs?state=failed&type=a%20b", f"{PREFIX}/jobs", "/live")
+    page, program, stream = [await ask(app, "GET", one) for one in looks]
 
     assert (page.status, page.headers["location"]) == (303, "/login?next=/jobs%3Fstate%3Dfailed%26type%3Da%2520b")
     assert (program.status, program.headers["www-authenticate"]) == (401, 'Bearer realm="reefknot"')
@@ -570,54 +460,34 @@ def test_a_browser_without_a_session_is_led_to_the_login_and_a_program_is_told()
     assert stream.status == 401
 
 
-def test_a_body_beyond_the_limit_is_refused_by_its_length_and_by_its_bytes() -> None:
-    async def work(site: Site) -> list[Answered]:
-        app, path = build(site), f"{PREFIX}/jobs/retry"
-        told = (bearer(), ("Content-Length", str(MOST_BODY_BYTES + 1)))
-        lied = (bearer(), ("Content-Length", "10"), ("Content-Type", "application/json"))
-        odd = (bearer(), ("Content-Length", "-1"))
-        return [
-            await ask(app, "POST", path, told),
-            await ask(app, "POST", path, lied, b" " * (MOST_BODY_BYTES + 1)),
-            await ask(app, "POST", path, odd),
-        ]
-
-    for answered in in_site(work):
-        assert answered.status == 413
-        assert answered.json["error"]["kind"] == "too_large"
+async def test_a_body_beyond_the_limit_is_refused_by_its_length_and_by_its_bytes(site: Site) -> None:
+    app, lied = build(site), ("Content-Type", "application/json")
+    for length, more, body in (
+        (str(MOST_BODY_BYTES + 1), (), b""),
+        ("10", (lied,), b" " * (MOST_BODY_BYTES + 1)),
+        ("-1", (), b""),
+    ):
+        headers = (bearer(), ("Content-Length", length), *more)
+        answered = await ask(app, "POST", f"{PREFIX}/jobs/retry", headers, body)
+        assert (answered.status, answered.json["error"]["kind"]) == (413, "too_large")
 
 
-def test_a_body_that_does_not_arrive_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_that_does_not_arrive_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(security, "BODY_S", 0.01)
 
     async def receive() -> Any:
         await asyncio.Event().wait()
 
-    async def work(site: Site) -> int:
-        body = security.Body({"headers": []}, receive)
-        with pytest.raises(security.RequestRefusedError) as told:
-            await body.receive()
-        return told.value.status
-
-    assert in_site(work) == 408
+    with pytest.raises(security.RequestRefusedError) as told:
+        await security.Body({"headers": []}, receive).receive()
+    assert told.value.status == 408
 
 
-@pytest.mark.parametrize(
-    ("host", "loopback"),
-    [
-        ("127.0.0.1", True),
-        ("127.8.8.8", True),
-        ("::1", True),
-        ("[::1]", True),
-        ("localhost", True),
-        ("0.0.0.0", False),
-        ("::", False),
-        ("10.0.0.1", False),
-        ("example.org", False),
-        ("localhost.evil.example", False),
-        ("127.0.0.1.evil", False),
-        ("2130706433", False),
-    ],
-)
-def test_an_address_is_loopback_only_when_nobody_else_can_reach_it(host: str, loopback: bool) -> None:
-    assert is_loopback(host) is loopback
+LOOPBACK = ("127.0.0.1", "127.8.8.8", "::1", "[::1]", "localhost")
+FAR = ("0.0.0.0", "::", "10.0.0.1", "example.org", "localhost.evil.example", "127.0.0.1.evil", "2130706433")
+
+
+def test_an_address_is_loopback_only_when_nobody_else_can_reach_it() -> None:
+    assert {host: is_loopback(host) for host in (*LOOPBACK, *FAR)} == (
+        dict.fromkeys(LOOPBACK, True) | dict.fromkeys(FAR, False)
+    )

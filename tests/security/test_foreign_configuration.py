@@ -1,17 +1,15 @@
 """Somebody else's configuration is not obeyed, and no root of the fs blocks reaches what the process is made of."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from reefknot.errors import ConfigurationError
 from reefknot.policy.layers import find
+from tests.warm_commands import run_warm
 
 STRANGER = 54_321
 STEPS = """\
@@ -23,18 +21,10 @@ async def step(inputs, context):
 """
 
 
-def reefknot(folder: Path, *words: str, user: int | None = None) -> subprocess.CompletedProcess[str]:
+def reefknot(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("REEFKNOT", "WORKER_", "SUDO_"))}
-    return subprocess.run(
-        [sys.executable, "-m", "reefknot", *words],
-        cwd=folder,
-        env=kept | {"XDG_CONFIG_HOME": str(folder / "none"), "PYTHONDONTWRITEBYTECODE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        user=user,
-    )
+    environment = kept | {"XDG_CONFIG_HOME": str(folder / "none"), "PYTHONDONTWRITEBYTECODE": "1"}
+    return run_warm(*words, cwd=folder, env=environment, timeout=60)
 
 
 @pytest.fixture
@@ -88,8 +78,7 @@ def test_a_user_does_not_trust_another_one_but_trusts_root(below: Path, monkeypa
 
 def assignments(folder: Path) -> None:
     evil = {"path": "steps.py", "content": STEPS.replace("mine", "theirs"), "overwrite": True}
-    lines = [{"job": {"type": "fs.blob_put", "payload": evil}}]
-    (folder / "work.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    (folder / "work.jsonl").write_text(json.dumps({"job": {"type": "fs.blob_put", "payload": evil}}) + "\n")
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,11 @@ A second process exchanges `root/door`, a folder, with a link to the outside as 
 `door/file` is then either the file inside, or nothing.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,9 +39,6 @@ class Yard:
     root: Path
     outside: Path
 
-    def descriptor(self) -> int:
-        return os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)
-
 
 @pytest.fixture
 def yard(tmp_path: Path) -> Iterator[Yard]:
@@ -61,37 +57,33 @@ def yard(tmp_path: Path) -> Iterator[Yard]:
         swapper.kill()
 
 
-def race(yard: Yard, attempt: Callable[[int], int], times: int) -> tuple[int, int, int]:
+def race(yard: Yard, attempt: Callable[[int], int], times: int) -> Counter[str]:
     """How often the file inside was opened, how often nothing, how often the file outside."""
-    root = yard.descriptor()
+    root = os.open(yard.root, os.O_RDONLY | os.O_DIRECTORY)
     outside = (yard.outside / "file").stat().st_ino
-    inside = nothing = escaped = 0
+    found: Counter[str] = Counter()
     try:
         for _ in range(times):
             try:
                 file = attempt(root)
             except OSError:
-                nothing += 1
+                found["nothing"] += 1
                 continue
-            if os.fstat(file).st_ino == outside:
-                escaped += 1
-            else:
-                inside += 1
+            found["escaped" if os.fstat(file).st_ino == outside else "inside"] += 1
             os.close(file)
     finally:
         os.close(root)
-    return inside, nothing, escaped
+    return found
 
 
 def raced_well(yard: Yard, attempt: Callable[[int], int]) -> int:
     """How many escaped of so many opens, and of more until both sides of the door were met often enough."""
-    inside, nothing, escaped = race(yard, attempt, OPENS)
+    found = race(yard, attempt, OPENS)
     until = time.monotonic() + PATIENCE_S
-    while min(inside, nothing) <= 100:
-        assert time.monotonic() < until, f"no race: {inside} times inside, {nothing} times nothing"
-        more = race(yard, attempt, 1000)
-        inside, nothing, escaped = inside + more[0], nothing + more[1], escaped + more[2]
-    return escaped
+    while min(found["inside"], found["nothing"]) <= 100:
+        assert time.monotonic() < until, f"no race: {found}"
+        found += race(yard, attempt, 1000)
+    return found["escaped"]
 
 
 def test_the_kernel_lets_none_of_100000_racing_opens_out(yard: Yard) -> None:
@@ -116,7 +108,7 @@ def test_a_check_of_the_path_before_opening_it_escapes(yard: Yard) -> None:
     until = time.monotonic() + PATIENCE_S
     escaped = 0
     while not escaped and time.monotonic() < until:
-        escaped = race(yard, checked, 1000)[2]
+        escaped = race(yard, checked, 1000)["escaped"]
     assert escaped > 0
 
 

@@ -5,8 +5,6 @@ Hostile mail: each message within a second and 128 MB, whatever is in it.
 its memory is theirs.
 """
 
-from __future__ import annotations
-
 import email
 import json
 import os

@@ -4,8 +4,6 @@ A flood of keys: refused beyond the quota, never at the price of a live key, in 
 `FLOOD_KEYS=1000000` (`make soak`) is the whole flood; a small one runs always.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import resource

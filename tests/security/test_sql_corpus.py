@@ -1,7 +1,5 @@
 """A connection for reading writes nothing and makes no file, whatever the statement says."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 from pathlib import Path
@@ -84,14 +82,10 @@ def test_each_of_the_two_locks_holds_alone(database: Path, monkeypatch: pytest.M
 def test_what_only_reads_is_not_refused(database: Path) -> None:
     """The other control: the corpus is not refused because everything is."""
     queries = [
-        *(
-            "SELECT * FROM people",
-            "SELECT count(*) AS n FROM everyone",
-            "VALUES (1, 2)",
-            "SELECT upper(name) AS n FROM people",
-        ),
+        *("SELECT * FROM people", "SELECT count(*) AS n FROM everyone", "SELECT upper(name) AS n FROM people"),
         *("WITH a AS (SELECT 1 AS b) SELECT b FROM a", "PRAGMA table_info(people)", "SELECT json('[1]') AS j"),
         *("SELECT 'DELETE FROM people' AS text", "SELECT 1 AS a; -- and nothing more", "EXPLAIN SELECT 1"),
+        "VALUES (1, 2)",
         "SELECT trim('xay', 'xy') AS b, ltrim('xax', 'x') AS c, rtrim('xax', 'x') AS d, trim(NULL, 'x') AS e",
     ]
     answers = asked(database, queries)

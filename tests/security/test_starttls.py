@@ -6,16 +6,12 @@ conversation is written: in the packet of the answer, a few microseconds later, 
 and the handshake. The real server has a trusted certificate and one message of its own.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -26,6 +22,7 @@ from reefknot.ingest.connectors.imap_protocol import ImapConnection
 from reefknot.stores.jetstream.connection import Connection, NatsOptions
 from tests.imap_servers import CERTIFICATE, message
 from tests.integration.imap_sink import MemorySink, made, sync
+from tests.security.socket_server import SocketServer
 
 GAPS_US = (0, 2, 5, 10, 15, 20, 25, 30, 40, 50)
 TIMES = 3
@@ -53,37 +50,20 @@ def conversation(title: str, first: int) -> list[bytes]:
 FORGED = b"".join(conversation("Forged", 2))
 
 
-class TamperedServer:
+class TamperedServer(SocketServer):
     """An IMAP server; `injected` is written on its line `gap` seconds behind the answer to STARTTLS."""
 
-    def __init__(self, injected: bytes) -> None:
+    def __init__(self, injected: bytes = FORGED) -> None:
+        super().__init__()
         self._injected = injected
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listening.getsockname()[1]
         self.gap: float | None = None
         """None: in one packet with the answer."""
         self.now: threading.Event | None = None
         """Waited for instead of the gap."""
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._context.load_cert_chain(CERTIFICATE)
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
 
-    def _run(self) -> None:
-        while True:
-            try:
-                link, _ = self._listening.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._accepted, args=(link,), daemon=True).start()
-
-    def _accepted(self, link: socket.socket) -> None:
-        with suppress(OSError), link:
-            link.settimeout(PATIENCE_S)
-            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._serve(link)
-
-    def _serve(self, link: socket.socket) -> None:
+    def serve(self, link: socket.socket) -> None:
         link.sendall(b"* OK hello\r\n")
         link.recv(1000)
         answer = b"r1 OK begin\r\n"
@@ -105,20 +85,6 @@ class TamperedServer:
                 inside.sendall(line)
                 if b"AUTHENTICATE" in command:
                     inside.recv(10_000)
-
-    def close(self) -> None:
-        self._listening.shutdown(socket.SHUT_RDWR)
-        self._listening.close()
-        self._thread.join(PATIENCE_S)
-
-
-@contextmanager
-def tampered(injected: bytes = FORGED) -> Iterator[TamperedServer]:
-    server = TamperedServer(injected)
-    try:
-        yield server
-    finally:
-        server.close()
 
 
 def synced(server: TamperedServer) -> MemorySink:
@@ -154,12 +120,12 @@ def in_the_window(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 
 def test_a_server_that_is_not_tampered_with_is_read() -> None:
-    with tampered(b"") as server:
+    with TamperedServer(b"") as server:
         assert synced(server).titles() == ["Honest"]
 
 
 def test_words_in_the_packet_of_the_answer_or_microseconds_later_end_the_connection() -> None:
-    with tampered() as server:
+    with TamperedServer() as server:
         for gap in (None, *(gap / 1e6 for gap in GAPS_US)):
             server.gap = gap
             for _ in range(TIMES):
@@ -168,13 +134,13 @@ def test_words_in_the_packet_of_the_answer_or_microseconds_later_end_the_connect
 
 
 def test_words_between_the_look_and_the_handshake_end_the_connection(in_the_window: threading.Event) -> None:
-    with tampered() as server:
+    with TamperedServer() as server:
         server.now = in_the_window
         with pytest.raises(SourceError, match="sent more than its answer before TLS began"):
             synced(server)
 
 
-def test_a_look_before_the_handshake_alone_keeps_the_forged_message(
+def test_a_single_look_keeps_the_forged_message(
     in_the_window: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control: the second look is left out."""
@@ -186,7 +152,7 @@ def test_a_look_before_the_handshake_alone_keeps_the_forged_message(
             await refuse(self, reader)
 
     monkeypatch.setattr(ImapConnection, "_refuse_plain_text", once)
-    with tampered() as server:
+    with TamperedServer() as server:
         server.now = in_the_window
         assert synced(server).titles() == ["Forged"]
 
@@ -197,7 +163,7 @@ def test_a_look_before_the_handshake_alone_keeps_the_forged_message(
 class TamperedNats(TamperedServer):
     """A NATS server that answers every client with an error inside TLS; `injected` stands behind its first line."""
 
-    def _serve(self, link: socket.socket) -> None:
+    def serve(self, link: socket.socket) -> None:
         about = {"version": "2.15.0", "max_payload": 1 << 20, "tls_required": True, "proto": 1, "headers": True}
         link.sendall(b"INFO %b\r\n%b" % (json.dumps(about).encode(), self._injected))
         with self._context.wrap_socket(link, server_side=True) as inside:
@@ -226,18 +192,13 @@ def connected(port: int, patience: float) -> bool:
     return asyncio.run(run())
 
 
-def test_words_behind_the_greeting_of_a_nats_server_are_not_taken_for_encrypted_ones(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_words_behind_the_greeting_of_nats_are_not_taken_for_encrypted_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """nats-py reads TLS by a reader of its own. The control keeps the one of the greeting, and is deceived."""
 
     async def with_the_same_reader(self: Any, uri: Any, ssl_context: Any, *_: Any) -> None:
         await self._io_writer.start_tls(ssl_context, server_hostname="localhost")
 
-    server = TamperedNats(b"PONG\r\n")
-    try:
+    with TamperedNats(b"PONG\r\n") as server:
         assert not connected(server.port, 0.5)
         monkeypatch.setattr(TcpTransport, "connect_tls", with_the_same_reader)
         assert connected(server.port, PATIENCE_S)
-    finally:
-        server.close()

@@ -22,6 +22,7 @@ from tests.simulation.sea import Crashed, Process
 if TYPE_CHECKING:
     from tests.simulation.broker import Broker
 
+Headers = Mapping[str, str]
 PROCESS: ContextVar[Process | None] = ContextVar("process", default=None)
 """The simulated process that a connection belongs to."""
 
@@ -154,16 +155,14 @@ class Client:
             raise Crashed
         return self.is_open
 
-    async def publish(
-        self, subject: str, body: bytes, reply: str = "", headers: Mapping[str, str] | None = None
-    ) -> None:
+    async def publish(self, subject: str, body: bytes, reply: str = "", headers: Headers | None = None) -> None:
         if self.is_closed or not self.is_connected:
             raise errors.ConnectionClosedError
         if len(body) > self.max_payload:
             raise errors.MaxPayloadError
         self.to_server.send(lambda: self.broker.receive(subject, body, dict(headers or {}), reply))
 
-    async def request(self, subject: str, body: bytes, timeout: float, headers: Mapping[str, str] | None = None) -> Msg:
+    async def request(self, subject: str, body: bytes, timeout: float, headers: Headers | None = None) -> Msg:
         self._count += 1
         reply = f"{self.inbox}.{self._count}"
         future = self._waiting[reply] = self.loop.create_future()
@@ -262,11 +261,11 @@ class Client:
             one.end()
 
 
-def _message(subject: str, reply: str, body: bytes, headers: Mapping[str, str] | None) -> Msg:
+def _message(subject: str, reply: str, body: bytes, headers: Headers | None) -> Msg:
     return Msg(_client=None, subject=subject, reply=reply, data=body, headers=dict(headers) if headers else None)  # type: ignore[arg-type]
 
 
-def _head(headers: Mapping[str, str] | None) -> bytes:
+def _head(headers: Headers | None) -> bytes:
     """Headers as the protocol has them: the server's status is in the first line."""
     if not headers:
         return b""

@@ -5,8 +5,6 @@ Nothing here waits or sends: `tests.simulation.broker` has the connections, the 
 of refusals are the server's; `tests/simulation/test_broker.py` compares the model with a real one.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +15,7 @@ LAST = "Nats-Expected-Last-Sequence"
 EXPECTED, OVER = "Nats-Expected-Last-Subject-Sequence", "Nats-Expected-Last-Subject-Sequence-Subject"
 BATCH, PLACE, COMMIT = "Nats-Batch-Id", "Nats-Batch-Sequence", "Nats-Batch-Commit"
 BATCH_S, DUPLICATE_S = 10.0, 120.0
+Headers = Mapping[str, str]
 
 
 class Refusal(Exception):
@@ -32,7 +31,7 @@ class Stored:
     subject: str
     seq: int
     body: bytes
-    headers: Mapping[str, str]
+    headers: Headers
     at: float
 
 
@@ -71,7 +70,7 @@ class Stream:
         self._ends: dict[str, dict[str, None]] = {}
         """Subjects by their last token."""
         self._expiring: list[tuple[float, int]] = []
-        self._batches: dict[str, tuple[float, list[tuple[str, bytes, Mapping[str, str]]]]] = {}
+        self._batches: dict[str, tuple[float, list[tuple[str, bytes, Headers]]]] = {}
         self._ids: dict[str, tuple[float, int]] = {}
 
     def takes(self, subject: str) -> bool:
@@ -101,7 +100,7 @@ class Stream:
 
     # ---- writing ----------------------------------------------------------------------------------------------------
 
-    def publish(self, subject: str, body: bytes, headers: Mapping[str, str], now: float) -> dict[str, Any] | None:
+    def publish(self, subject: str, body: bytes, headers: Headers, now: float) -> dict[str, Any] | None:
         """The answer to a message; None for one of a batch that goes on."""
         self.expire(now)
         if BATCH in headers:
@@ -119,9 +118,7 @@ class Stream:
     def duplicate_window(self) -> float:
         return float(self.config.get("duplicate_window", 0) / 1e9 or DUPLICATE_S)
 
-    def _publish_batch(
-        self, subject: str, body: bytes, headers: Mapping[str, str], now: float
-    ) -> dict[str, Any] | None:
+    def _publish_batch(self, subject: str, body: bytes, headers: Headers, now: float) -> dict[str, Any] | None:
         if not self.config.get("allow_atomic"):
             raise Refusal(10174, "atomic publish is disabled")
         name, place = headers[BATCH], int(headers[PLACE])
@@ -141,7 +138,7 @@ class Stream:
         last = [self._store(*one, now) for one in found][-1]
         return {"stream": self.config["name"], "seq": last, "batch": name, "count": len(found)}
 
-    def _check(self, messages: list[tuple[str, bytes, Mapping[str, str]]]) -> None:
+    def _check(self, messages: list[tuple[str, bytes, Headers]]) -> None:
         """Refuse all of them if one of them may not be stored. Expectations are those of before the batch."""
         written: set[str] = set()
         for subject, _, headers in messages:
@@ -161,7 +158,7 @@ class Stream:
         if self.config.get("discard") == "new" and 0 <= most < len(self.messages) + len(messages):
             raise Refusal(10077, "maximum messages exceeded", 503)
 
-    def _store(self, subject: str, body: bytes, headers: Mapping[str, str], now: float) -> int:
+    def _store(self, subject: str, body: bytes, headers: Headers, now: float) -> int:
         self.last += 1
         self.messages[self.last] = Stored(subject, self.last, body, headers, now)
         self._stored(self.messages[self.last])

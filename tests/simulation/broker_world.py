@@ -6,8 +6,6 @@ Half of the runs send their messages over the model too, assignments through its
 to rules of their own: `StreamRules` looks at each message as it is stored.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random
@@ -19,7 +17,7 @@ from unittest.mock import patch
 
 import msgspec
 
-from reefknot.clock import SteadyClock
+from reefknot.core.clock import Clock
 from reefknot.errors import QueueFullError, StoreError
 from reefknot.queue.model.messages import ACK, ASSIGN, AckStatus, ExecAssignment, ExecAssignmentAck
 from reefknot.queue.model.work import ENDED, WorkState, is_unassigned
@@ -28,12 +26,11 @@ from reefknot.stores.jetstream.connection import options_from_url
 from reefknot.stores.jetstream.state import StoredItem
 from reefknot.stores.jetstream.streams import OPEN
 from reefknot.stores.jetstream.transport import JetStreamTransport
-from reefknot.testing import run_virtual
 from tests.simulation.broker import NO_FAULTS, Broker, Faults
 from tests.simulation.broker_client import PROCESS
 from tests.simulation.broker_streams import Stored
 from tests.simulation.sea import JumpingClock, Process
-from tests.simulation.world import TROUBLES, Story, World, quiet, record_of, silence
+from tests.simulation.world import TROUBLES, Story, World, record_of, simulated
 
 URL = "nats://model:4222"
 ACKED_S = 5.0
@@ -214,10 +211,7 @@ def the_same_chance(seed: int) -> Iterator[None]:
 def run_on_broker(seed: int, *, faults: Faults | None = None, **variant: Any) -> Story:
     """One whole run on the model of a broker, in virtual time."""
 
-    async def main() -> Story:
-        asyncio.get_running_loop().set_exception_handler(quiet)
-        jumping = JumpingClock()
-        clock = SteadyClock(jumping)
+    async def main(clock: Clock, jumping: JumpingClock) -> Story:
         broker = Broker(Random(-seed - 1), faults=NO_FAULTS)
         with broker.clients():
             store = await JetStreamStore(options_from_url(URL), clock).start()
@@ -231,9 +225,5 @@ def run_on_broker(seed: int, *, faults: Faults | None = None, **variant: Any) ->
         story.broker = broker.counts
         return story
 
-    with (
-        silence(),
-        the_same_chance(seed),
-        patch("reefknot.stores.jetstream.store.JetStreamTransport", FastReturnTransport),
-    ):
-        return run_virtual(main())
+    with the_same_chance(seed), patch("reefknot.stores.jetstream.store.JetStreamTransport", FastReturnTransport):
+        return simulated(main)

@@ -6,28 +6,30 @@ stream. The service behind the steps has so many places and needs so much time f
 times are random: what holds for many seeds is no matter of luck.
 """
 
-from __future__ import annotations
-
 import asyncio
-import logging
-from collections.abc import Mapping, Sequence
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
+from typing import Any, Self
+
+import msgspec
 
 from reefknot.app.system import System
+from reefknot.audit.port import AuditQuery
 from reefknot.errors import QueueFullError
 from reefknot.queue.client import Client
-from reefknot.queue.model.messages import StepResult
+from reefknot.queue.model.messages import ACK, AssignmentOptions, ExecAssignment, ExecAssignmentAck, Job, StepResult
 from reefknot.queue.worker.settings import default_settings
 from reefknot.runtime.clocks import LoopClock
 from reefknot.steps.port import BlockContext
 from reefknot.stores.memory import MemoryStore
-from reefknot.stores.port import Store
 from reefknot.testing import run_virtual
 from tests.faults.outside_load import Request, Stream
 from tests.simulation.sea import Process, StoreThrough, Through, Weather
-from tests.simulation.world import opened
+from tests.simulation.world import opened, silence
 
 SLOTS = 8
 SHAPE = 4.0
@@ -79,19 +81,7 @@ class Service:
 class DistantStore(StoreThrough):
     """A store in another place than its user: every call takes a moment."""
 
-    def __init__(self, store: Store, process: Process) -> None:
-        super().__init__(store, process)
-        self.leases: Any = Through(store.leases, process)
-        self.clock = store.clock
-        self.moment = store.moment
-        self.failure = store.failure
-        self.reached_for = store.reached_for
-        self.expires_by_itself = store.expires_by_itself
-        self.newest_record_at = store.newest_record_at
-        self.path, self.read_only = store.path, store.read_only
-        self.acquire_retention_lock = store.acquire_retention_lock
-        self._store = store
-        self._process = process
+    parts = (*StoreThrough.parts, "leases")
 
     def transport(self, *, keeps_shared: bool = False) -> Any:
         return Through(self._store.transport(keeps_shared=keeps_shared), self._process)
@@ -109,6 +99,8 @@ class Load:
     """A brown-out: when it begins, when it ends, and how much longer a request takes meanwhile."""
     unwatched: frozenset[str] = frozenset()
     """Streams whose results nobody waits for: a flood only has to come."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of the workers, beside the slots."""
     found: dict[str, list[Request]] = field(default_factory=dict)
     served: list[tuple[float, float]] = field(default_factory=list)
     """Of each request that the service served: when it ended, and the seconds it took."""
@@ -125,14 +117,10 @@ class Load:
         good = [one.came + one.took for stream, one in every if one.status == "success" and one.took <= stream.deadline]
         return sum(begin <= ended < end for ended in good) / (end - begin)
 
-    def run(self) -> Load:
+    def run(self) -> Self:
         """Run to the end, in virtual time."""
-        logger = logging.getLogger("reefknot")
-        before, logger.disabled = logger.disabled, True
-        try:
+        with silence():
             run_virtual(self._run())
-        finally:
-            logger.disabled = before
         return self
 
     async def _run(self) -> None:
@@ -143,7 +131,7 @@ class Load:
         loop.call_later(begin, setattr, service, "pace", slower)
         loop.call_later(end, setattr, service, "pace", 1.0)
         async with opened(self.seed, clock, MemoryStore) as store:
-            settings = default_settings(concurrency={"io": SLOTS})
+            settings = default_settings(concurrency={"io": SLOTS}, **self.settings)
             near = DistantStore(store, Process(rng, STORE))
             system = System(near, clock, settings=settings, blocks={service.type: service}, seed=self.seed)
             await system.start()
@@ -152,9 +140,15 @@ class Load:
                 self._send(stream, Client(DistantStore(store, Process(rng, STORE)), clock), Random(rng.random()))
                 for stream in self.streams
             ]
-            await asyncio.gather(*clients)
+            async with self._watched(system):
+                await asyncio.gather(*clients)
             await system.stop()
         self.served = [(ended - self._began, seconds) for ended, seconds in service.ended]
+
+    @asynccontextmanager
+    async def _watched(self, system: System) -> AsyncIterator[None]:
+        """A scope in which the system is under load."""
+        yield
 
     async def _send(self, stream: Stream, client: Client, rng: Random) -> None:
         loop = asyncio.get_running_loop()
@@ -171,16 +165,9 @@ class Load:
         came, status = loop.time(), "unanswered"
         kept = came
         try:
-            handle = await client.submit(
-                Service.type,
-                deadline=stream.deadline,
-                timeout=stream.timeout,
-                retries=0,
-                priority=stream.priority,
-                resource_class="io",
-                assignment_id=name,
-                tenant_id=stream.tenant,
-            )
+            limits: dict[str, Any] = {"deadline": stream.deadline, "timeout": stream.timeout, "retries": 0}
+            kind: dict[str, Any] = {"priority": stream.priority, "tenant_id": stream.tenant}
+            handle = await client.submit(Service.type, resource_class="io", assignment_id=name, **limits, **kind)
             kept = loop.time()
             if stream.name not in self.unwatched:
                 result = await handle.result(stream.deadline + PATIENCE_S)
@@ -189,3 +176,62 @@ class Load:
             kept, status = loop.time(), f"refused: {full.reason}"
         request = Request(status, came - self._began, kept - came, loop.time() - came)
         self.found.setdefault(stream.name, []).append(request)
+
+
+@dataclass
+class Accounts(Load):
+    """The load of callers in the router's own process, and what router, workers and audit log say of each request."""
+
+    told: bool = True
+    """Whether requests carry their deadline."""
+    waits: list[float] = field(default_factory=list)
+    """What those who were refused heard: when to come back."""
+    said: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    """Who said of which assignment that it was accepted, or why not."""
+    recorded: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    """The same, in the words of the audit log."""
+    deepest: int = 0
+    """What waited at the worker, at most."""
+
+    @asynccontextmanager
+    async def _watched(self, system: System) -> AsyncIterator[None]:
+        self._system = system
+        beside = [asyncio.create_task(self._hear()), asyncio.create_task(self._measure())]
+        yield
+        for task in beside:
+            task.cancel()
+        after = 0
+        while page := await system.store.audit.read(AuditQuery(after=after, event_type="admission")):
+            after = page[-1].sequence
+            for one in page:
+                self._record(json.loads(one.entry.body))
+
+    async def _hear(self) -> None:
+        async for delivery in self._system._transport.subscribe(ACK, limit=1_000_000):
+            ack = msgspec.json.decode(delivery.body, type=ExecAssignmentAck)
+            self.said["worker", ack.assignment_id, ack.reason or ack.status.value] += 1
+
+    async def _measure(self) -> None:
+        while True:
+            self.deepest = max(self.deepest, *(worker.pools["io"].depth() for worker in self._system.workers))
+            await asyncio.sleep(0.01)
+
+    def _record(self, event: dict[str, Any]) -> None:
+        if event.get("resource_class") == "router":
+            self.recorded["router", "", event["status"]] += sum(event["inputs"]["refused"].values())
+        else:
+            self.recorded["worker", event["work_id"], event.get("reason") or event.get("status", "accepted")] += 1
+
+    async def _ask(self, stream: Stream, client: Client, name: str) -> None:
+        loop = asyncio.get_running_loop()
+        came, status = loop.time(), "refused"
+        deadline_ms = round(stream.deadline * 1000) if self.told else None
+        options = AssignmentOptions(deadline_ms=deadline_ms, retry_count=0)
+        asked = ExecAssignment(name, f"r-{name}", Job(Service.type), options=options, resource_class="io")
+        try:
+            status = (await (await self._system.submit(asked))).status.value
+        except QueueFullError as full:
+            self.waits.append(full.retry_after or 0.0)
+            self.said["router", "", "rejected"] += 1
+        took = loop.time() - came
+        self.found.setdefault(stream.name, []).append(Request(status, came - self._began, took, took))

@@ -7,20 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from reefknot.audit.model.event import (
-    Admission,
-    AnyEvent,
-    Dropped,
-    OperatorAction,
-    Quarantined,
-    RetryAttempt,
-    RetryExhausted,
-    RetryRecovered,
-    RetryRefused,
-    Routing,
-    TimeoutOccurred,
-    decode,
-)
+from reefknot.audit.model import event as kinds
 from reefknot.audit.model.replay import replay
 from reefknot.audit.port import AuditQuery, MultiChainLog
 from reefknot.queue.model.messages import ExecResult, ResultStatus
@@ -69,9 +56,9 @@ async def check_at_the_end(world: World) -> None:
     story.broken += [str(difference) for difference in seen.differences]
     if seen.rules_missing:
         story.broken.append(f"some of {seen.undecided_by} have rules that are not on record: {seen.rules_missing}")
-    by_work: dict[str, list[AnyEvent]] = {}
+    by_work: dict[str, list[kinds.AnyEvent]] = {}
     for body in bodies:
-        event = decode(body)
+        event = kinds.decode(body)
         by_work.setdefault(event.work_id or "", []).append(event)
     for name, events in by_work.items():
         _check_attempts(world, name, events)
@@ -94,10 +81,12 @@ async def _all(world: World) -> Any:
         after = page[-1].sequence
 
 
-def _check_attempts(world: World, name: str, events: list[AnyEvent]) -> None:
+def _check_attempts(world: World, name: str, events: list[kinds.AnyEvent]) -> None:
     """Each attempt is on record once, and at most one of them is the last: a late owner's report does not count."""
-    numbers = [event.attempt_number for event in events if isinstance(event, RetryAttempt)]
-    ends = [event for event in events if isinstance(event, RetryExhausted | RetryRefused | RetryRecovered)]
+    numbers = [event.attempt_number for event in events if isinstance(event, kinds.RetryAttempt)]
+    ends = [
+        event for event in events if isinstance(event, kinds.RetryExhausted | kinds.RetryRefused | kinds.RetryRecovered)
+    ]
     if isinstance(world.store.audit, MultiChainLog):
         numbers.sort()  # the events of a process that died come into the log when another one has found them
     if numbers != sorted(set(numbers)):
@@ -106,15 +95,15 @@ def _check_attempts(world: World, name: str, events: list[AnyEvent]) -> None:
         world.story.broken.append(f"{name} ended {len(ends)} times on record")
 
 
-async def _check_end(world: World, name: str, result: ExecResult, events: list[AnyEvent]) -> None:
+async def _check_end(world: World, name: str, result: ExecResult, events: list[kinds.AnyEvent]) -> None:
     """The record tells how it ended, and the store agrees."""
     story = world.story
     item = await world.store.work.get(record_id(name, story.handed_in[name].tenant_id))
-    kinds = {type(event) for event in events}
+    seen = {type(event) for event in events}
     if result.status is ResultStatus.SUCCESS:
-        if not any(isinstance(event, Admission) and event.status == "accepted" for event in events):
+        if not any(isinstance(event, kinds.Admission) and event.status == "accepted" for event in events):
             story.broken.append(f"{name} succeeded and was never admitted on record")
-        if result.retries_used and RetryRecovered not in kinds:
+        if result.retries_used and kinds.RetryRecovered not in seen:
             story.broken.append(f"{name} recovered after {result.retries_used} retries, and no event says so")
         if result.output != {"id": name}:
             story.broken.append(f"{name} got the output {result.output}")
@@ -126,28 +115,30 @@ async def _check_end(world: World, name: str, result: ExecResult, events: list[A
         _check_item(world, item, result)
 
 
-def _is_an_end(event: AnyEvent) -> bool:
+def _is_an_end(event: kinds.AnyEvent) -> bool:
     """One attempt that ran out of time may be followed by another; that is no end."""
-    if isinstance(event, TimeoutOccurred):
+    if isinstance(event, kinds.TimeoutOccurred):
         return event.whole
-    return isinstance(event, RetryExhausted | RetryRefused | OperatorAction | Dropped | Quarantined)
+    return isinstance(
+        event, kinds.RetryExhausted | kinds.RetryRefused | kinds.OperatorAction | kinds.Dropped | kinds.Quarantined
+    )
 
 
-def _is_too_late_everywhere(result: ExecResult, events: list[AnyEvent]) -> bool:
+def _is_too_late_everywhere(result: ExecResult, events: list[kinds.AnyEvent]) -> bool:
     """Whether no worker took it because of its deadline, and the last event of the router says so."""
-    routed = [event for event in events if isinstance(event, Routing)]
+    routed = [event for event in events if isinstance(event, kinds.Routing)]
     refused = bool(routed) and routed[-1].reason == "refused: would_miss_deadline"
     return refused and result.error_code == "SYSTEM_OVERLOAD"
 
 
-async def _check_stored_ends(world: World, by_work: dict[str, list[AnyEvent]]) -> None:
+async def _check_stored_ends(world: World, by_work: dict[str, list[kinds.AnyEvent]]) -> None:
     """Whatever a worker's work ended as in the store, an event of that kind tells it."""
     after = ""
     while True:
         page = await world.store.work.find(after=after, limit=500)
         for item in page:
             events = by_work.get(item.assignment_id, [])
-            if item.state is WorkState.QUARANTINED and not any(isinstance(one, Quarantined) for one in events):
+            if item.state is WorkState.QUARANTINED and not any(isinstance(one, kinds.Quarantined) for one in events):
                 world.story.broken.append(f"{item.id} is quarantined ({item.reason}), and no event says so")
             ended = item.state in (WorkState.FAILED, WorkState.CANCELLED) and "@" in item.resource_class
             if ended and not any(map(_is_an_end, events)):

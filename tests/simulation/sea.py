@@ -88,19 +88,22 @@ class Through:
 
 
 class StoreThrough:
-    """A store, as one process sees it."""
+    """A store, as one process sees it: every call of its parts, and of no transport, is a call to the world outside."""
 
-    durable = True
+    parts: tuple[str, ...] = ("idempotency", "audit", "work", "quarantine", "control", "values")
 
     def __init__(self, store: Store, process: Process) -> None:
-        self.identity = store.identity
-        self.idempotency: Any = Through(store.idempotency, process)
-        self.audit: Any = Through(store.audit, process)
-        self.work: Any = Through(store.work, process)
-        self.quarantine: Any = Through(store.quarantine, process)
-        self.control: Any = Through(store.control, process)
-        self.values: Any = Through(store.values, process)
-        self.moment = store.moment
+        self._store = store
+        self._process = process
+        for name in self.parts:
+            setattr(self, name, Through(getattr(store, name), process))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    @property
+    def durable(self) -> bool:
+        return True
 
     async def close(self) -> None: ...
 

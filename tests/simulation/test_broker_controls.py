@@ -1,7 +1,5 @@
 """Weakened protocols of the engine on a broker. A simulation that does not catch them would prove nothing."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -57,9 +55,7 @@ VARIANTS: dict[str, tuple[Any, str, Any, int]] = {
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_the_simulation_catches_a_weakened_protocol_within_a_few_seeds(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_weakened_protocol_is_caught_within_a_few_seeds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     owner, attribute, broken, likely = VARIANTS[name]
     monkeypatch.setattr(owner, attribute, broken, raising=False)
     for seed in (likely, *range(1, FEW)):

@@ -1,7 +1,5 @@
 """The model of the broker answers as a real server does: the same requests to both, and the answers compared."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
@@ -198,9 +196,7 @@ async def _facts(url: str, story: Callable[[Asking], Awaitable[Facts]]) -> Facts
 
 
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__.strip("_"))
-def test_the_model_answers_as_a_server_does(
-    nats_server: NatsServer, story: Callable[[Asking], Awaitable[Facts]]
-) -> None:
+def test_the_model_answers_as_a_server(nats_server: NatsServer, story: Callable[[Asking], Awaitable[Facts]]) -> None:
     of_server = asyncio.run(_facts(nats_server.url, story))
     with Broker(Random(1), wall=time.time).clients():
         of_model = asyncio.run(_facts("nats://model:4222", story))

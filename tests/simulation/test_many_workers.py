@@ -6,22 +6,19 @@ hundred workers, `make soak` a thousand. The run measures decisions, not a machi
 in `docs/performance.md`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections import Counter
 
 import pytest
 
-from reefknot.clock import SteadyClock
+from reefknot.core.clock import Clock
 from reefknot.errors import QueueFullError
 from reefknot.queue.model.submission import SubmissionRules
 from reefknot.queue.router.submissions import Submissions
 from reefknot.stores.memory import MemoryStore
-from reefknot.testing import run_virtual
 from tests.simulation.sea import JumpingClock
-from tests.simulation.world import Story, World, quiet, silence
+from tests.simulation.world import Story, World, simulated
 
 WORKERS = int(os.environ.get("FLEET_WORKERS", "100"))
 ASSIGNMENTS = 2 * WORKERS
@@ -58,17 +55,13 @@ class Fleet(World):
 
 
 def run_fleet(seed: int) -> Story:
-    async def main() -> Story:
-        asyncio.get_running_loop().set_exception_handler(quiet)
-        jumping = JumpingClock()
-        clock = SteadyClock(jumping)
+    async def main(clock: Clock, jumping: JumpingClock) -> Story:
         fleet = Fleet(seed, MemoryStore(clock), clock, jumping, workers=WORKERS)
         fleet.rules = SubmissionRules(fleet.most_pending)
         fleet.submissions = Submissions(fleet.store.work, clock, rules=fleet.rules)
         return await fleet.run()
 
-    with silence():
-        return run_virtual(main())
+    return simulated(main)
 
 
 @pytest.mark.slow

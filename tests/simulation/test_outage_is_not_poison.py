@@ -5,8 +5,6 @@ No good job may end in quarantine because its source was away; all bad ones must
 without passing the limit of the source. Without the breaker of the source the same day must end badly.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from typing import Any

@@ -6,17 +6,16 @@ eighth is on SQLite, the others in memory. Every promise has its control: the sa
 product broken.
 """
 
-from __future__ import annotations
-
 import os
 from typing import Any
 
 import pytest
 from msgspec import structs
 
+from reefknot.queue.model.admission import Rules
 from tests.faults import broken
-from tests.faults.outside_load import Request, Stream, percentile, summary
-from tests.simulation.overload import Load
+from tests.faults.outside_load import KINDS, Stream, p99, percentile, served, summary, two_kinds
+from tests.simulation.overload import Accounts, Load
 
 pytestmark = pytest.mark.slow
 
@@ -25,14 +24,6 @@ DEADLINE_S = 2.0
 SERVICES = {20: (2, 0.1, 5.0), 100: (8, 0.08, 3.0)}
 """By requests a second: how many at once, seconds for each, and for how many seconds too many come."""
 REST_S = 2.0
-
-
-def served(requests: list[Request]) -> float:
-    return sum(one.status == "success" for one in requests) / len(requests)
-
-
-def p99(requests: list[Request]) -> float:
-    return percentile([one.took for one in requests], 0.99)
 
 
 def wrong_under_overload(seed: int, rate: int, times: int) -> list[str]:
@@ -72,6 +63,60 @@ def test_a_cold_and_a_warm_system_under_overload_lose_only_the_excess(seed: int,
 def test_control_admission_by_count_alone_accepts_what_it_cannot_do(monkeypatch: pytest.MonkeyPatch) -> None:
     broken.break_product("no_time_bound", monkeypatch.setattr)
     assert wrong_under_overload(1, 20, 10)
+
+
+# ---- what is on record ----------------------------------------------------------------------------------------------
+
+SIZES = [500] if len(SEEDS) == 1 else [50, 500]
+SOON_S, RISE_S, LOADED_S = 1.0, 0.5, 3.0
+"""The deadline; what the queue takes to fill, and the system to learn how fast the service is; the length of a load."""
+
+LAST = Stream("last", 1000, 0.6, 0, SOON_S)
+"""Refusals are told once a second, with their number: these come when all others are due to be told."""
+
+
+def accounts(seed: int, times: int, size: int, **changes: Any) -> Accounts:
+    streams = Stream("load", 100 * times, LOADED_S, 0, SOON_S), structs.replace(LAST, begins_s=LOADED_S + 1.5)
+    settings = {"rules": Rules(size=size), **changes.pop("settings", {})}
+    return Accounts(seed, streams, *SERVICES[100][:2], settings=settings, **changes).run()
+
+
+def wrong_with(load: Accounts) -> list[str]:
+    """Which of the promises to those who were accepted a run broke."""
+    share = load.goodput(RISE_S, LOADED_S) / load.capacity(RISE_S, LOADED_S)
+    kept = [one for one in load.found["load"] if one.status != "refused"]
+    slow = p99([one for one in kept if one.came >= RISE_S])
+    slowest = max(one.took for one in kept)
+    print(f"goodput {share:.3f}, p99 {slow:.2f} s, slowest {slowest:.2f} s, {summary(load.found['load'])}")
+    wrong = [] if share >= 0.9 else [f"goodput {share:.3f} of the capacity"]
+    wrong += [] if slow <= SOON_S else [f"p99 of what was accepted {slow:.2f} s"]
+    return wrong + ([] if slowest <= SOON_S + 0.5 else [f"an answer after {slowest:.2f} s"])
+
+
+@pytest.mark.parametrize("times", [5] if len(SEEDS) == 1 else [2, 5, 10])
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_refusal_is_on_record_and_overload_costs_only_the_excess(seed: int, size: int, times: int) -> None:
+    """Whether the queue's count is little work or much: the bound in time holds."""
+    load = accounts(seed, times, size)
+    requests = load.found["load"]
+    refused, router = summary(requests)["refused"], ("router", "", "rejected")
+    assert load.recorded.pop(router) == refused + 1, "the first of the last ones brings the rest with it"
+    assert load.said.pop(router) == refused + summary(load.found["last"])["refused"]
+    assert load.recorded == load.said
+    assert refused > len(requests) * (1 - 1 / times) * 0.7
+    assert min(load.waits) > 0, "who is refused hears when to come back"
+    assert load.deepest <= size
+    assert wrong_with(load) == []
+
+
+def test_control_the_baseline_misses_the_deadline_under_the_same_load() -> None:
+    """Without the bounded queue everything is accepted, and nearly everything comes too late."""
+    load = accounts(1, 5, 10_000, settings={"queue_v2": False}, told=False)
+    assert "refused" not in summary(load.found["load"])
+    assert load.goodput(RISE_S, LOADED_S) < 0.5 * load.capacity(RISE_S, LOADED_S)
+    assert p99(load.found["load"]) > 3 * SOON_S
+    assert len(wrong_with(load)) >= 2
 
 
 def test_the_same_seed_gives_the_same_load() -> None:
@@ -114,17 +159,11 @@ def test_control_a_brown_out_without_a_bound_in_time_costs_more(monkeypatch: pyt
 
 FEW = Stream("few", 5, 4.0, 0, deadline=5.0, begins_s=1.0)
 MANY = Stream("many", 300, 5.0, 0, deadline=10.0)
-KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "tenant": ({"tenant": "a"}, {"tenant": "b"}),
-    "priority": ({"priority": -10}, {"priority": 20}),
-}
 
 
 def flooded(seed: int, kind: str) -> tuple[float, float]:
     """Few requests beside a flood of another kind: the share of the few that was served, and their p99."""
-    of_many, of_few = KINDS[kind]
-    streams = [structs.replace(MANY, **of_many), structs.replace(FEW, **of_few)]
-    load = Load(seed, streams, unwatched=frozenset({"many"})).run()
+    load = Load(seed, two_kinds(kind, MANY, FEW), unwatched=frozenset({"many"})).run()
     few = load.found["few"]
     print(
         f"seed {seed}, {kind}: {served(few):.2f} of the few, p99 {p99(few):.2f} s; many: {summary(load.found['many'])}"

@@ -4,8 +4,6 @@ Seeded whole-system runs on a model of a NATS server: what goes wrong on every e
 A failing seed prints itself; `BROKER_SEED=<seed>` runs it again. `BROKER_SEEDS=<n>` runs that many (`make soak`).
 """
 
-from __future__ import annotations
-
 import os
 
 import pytest

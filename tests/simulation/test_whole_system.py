@@ -5,8 +5,6 @@ A failing seed prints itself; `SIMULATION_SEED=<seed>` runs it again, exactly. `
 (`make soak`).
 """
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -22,20 +22,10 @@ from reefknot.clock import SteadyClock
 from reefknot.core.clock import Clock
 from reefknot.core.failure import ErrorCode
 from reefknot.errors import QueueFullError, StoreError
+from reefknot.queue.model import messages
 from reefknot.queue.model import work as core
 from reefknot.queue.model.admission import RejectionPolicy, Rules
 from reefknot.queue.model.destination_health import DestinationRules
-from reefknot.queue.model.messages import (
-    ACK,
-    AckStatus,
-    AssignmentOptions,
-    ExecAssignment,
-    ExecAssignmentAck,
-    ExecResult,
-    Job,
-    StepResult,
-    StepStatus,
-)
 from reefknot.queue.model.submission import Capacity, SubmissionRules
 from reefknot.queue.port.work_queue import Settlement
 from reefknot.queue.router.service import Router
@@ -69,10 +59,10 @@ class Story:
 
     seed: int
     broken: list[str] = field(default_factory=list)
-    handed_in: dict[str, ExecAssignment] = field(default_factory=dict)
+    handed_in: dict[str, messages.ExecAssignment] = field(default_factory=dict)
     refused: int = 0
     cancelled: set[str] = field(default_factory=set)
-    results: dict[str, ExecResult] = field(default_factory=dict)
+    results: dict[str, messages.ExecResult] = field(default_factory=dict)
     executions: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     happened: list[str] = field(default_factory=list)
     ended_at: float = 0.0
@@ -99,18 +89,18 @@ class SimBlock:
     def destination(self, inputs: Mapping[str, Any]) -> str:
         return str(inputs["place"])
 
-    async def run(self, inputs: Mapping[str, Any], context: BlockContext) -> StepResult:
+    async def run(self, inputs: Mapping[str, Any], context: BlockContext) -> messages.StepResult:
         self._story.executions[context.assignment_id] += 1
         plan = inputs["plan"]
         seconds, what = plan[min(context.attempt, len(plan)) - 1]
         await asyncio.sleep(seconds)
         await self._process.hop()
         if what == "ok":
-            return StepResult(outputs={"id": context.assignment_id})
+            return messages.StepResult(outputs={"id": context.assignment_id})
         if what == "raise":
             raise ConnectionError("refused")
         code = ErrorCode.resource_unavailable if what == "busy" else ErrorCode.permission_denied
-        return StepResult(StepStatus.ERROR, code, error_message=what)
+        return messages.StepResult(messages.StepStatus.ERROR, code, error_message=what)
 
     async def close(self) -> None: ...
 
@@ -196,7 +186,7 @@ class World:
         self.router = Member(self, "router")
         self.rules = SubmissionRules(TIGHT if seed % 4 == 3 else 30)
         self.submissions = Submissions(store.work, clock, rules=self.rules)
-        self.callers: dict[str, tuple[Router, asyncio.Future[ExecResult]]] = {}
+        self.callers: dict[str, tuple[Router, asyncio.Future[messages.ExecResult]]] = {}
         """Callers in a router's own process."""
         self.left_over: list[Any] = []
         """The stores of processes that are dead: their tasks stay where they were."""
@@ -220,11 +210,11 @@ class World:
         queue.settle = watched
 
     def _accepted_means_kept(self, subject: str, body: bytes) -> None:
-        if subject == ACK and isinstance(self.store, MemoryStore):
-            ack = msgspec.json.decode(body, type=ExecAssignmentAck)
+        if subject == messages.ACK and isinstance(self.store, MemoryStore):
+            ack = msgspec.json.decode(body, type=messages.ExecAssignmentAck)
             item = self.store.work.table.items.get(record_of(ack.assignment_id))
             never_kept = item is None or (core.is_unassigned(item) and not item.admission)  # a recalled one has been
-            if ack.status is AckStatus.ACCEPTED and never_kept:
+            if ack.status is messages.AckStatus.ACCEPTED and never_kept:
                 self.story.broken.append(f"{ack.assignment_id} was accepted and is not kept")
 
     async def store_of(self, process: Process) -> Any:
@@ -236,24 +226,17 @@ class World:
         return self.sea.port(process)
 
     def make(self, name: str, store: Any, process: Process, port: Any) -> Any:
-        seed = self.rng.randrange(1 << 30)
+        common = {"store": store, "transport": port, "seed": self.rng.randrange(1 << 30)}
         rules = Rules(size=SIZE, policy=self.policy, max_defer_time_ms=2000)
         if name == "router":
             bounds = RouterSettings(rules=Rules(size=self.most_pending))
-            return self.router_class(store=store, transport=port, clock=self.clock, settings=bounds, seed=seed)
+            return self.router_class(settings=bounds, clock=self.clock, **common)
         settings = default_settings(
             rules=rules, concurrency=SLOTS, lease=LEASE_S, quarantine_failed=self.story.seed % 5 == 0, breaker=BREAKER
         )
-        return self.worker_class(
-            name,
-            settings=settings,
-            store=store,
-            transport=port,
-            blocks={"sim.step": SimBlock(self.story, process)},
-            clock=self.worker_clock,
-            seed=seed,
-            **self.worker_options,
-        )
+        blocks = {"sim.step": SimBlock(self.story, process)}
+        named = {**common, **self.worker_options, "clock": self.worker_clock}
+        return self.worker_class(name, settings=settings, blocks=blocks, **named)
 
     # ---- the run ----------------------------------------------------------------------------------------------------
 
@@ -298,7 +281,7 @@ class World:
             if self.rng.random() < 0.1:
                 asyncio.get_running_loop().call_later(self.rng.random() * 5, self._cancel, assignment.assignment_id)
 
-    async def _hand_in(self, assignment: ExecAssignment) -> None:
+    async def _hand_in(self, assignment: messages.ExecAssignment) -> None:
         """Through the router's own door, or at the desk, as another process does. Who gets no answer goes there too."""
         router = self.router.part
         if router is not None and self.rng.random() < 0.5:
@@ -308,28 +291,21 @@ class World:
                 return
         await self.submissions.submit(assignment)
 
-    def _assignment(self, number: int) -> ExecAssignment:
+    def _assignment(self, number: int) -> messages.ExecAssignment:
         rng = self.rng
         plan = [
             (rng.choice([0.01, 0.1, 0.5, 2.0, 5.0]), rng.choice(["ok", "ok", "ok", "raise", "busy", "denied"]))
             for _ in range(4)
         ]
-        options = AssignmentOptions(
+        options = messages.AssignmentOptions(
             priority=rng.choice([0, 0, 0, 10, -10]),
             deadline_ms=rng.choice([None, None, 4000, 20000]),
             timeout_ms=rng.choice([None, None, 3000]),
             retry_count=rng.choice([None, 1, 6]),
         )
-        payload = {"plan": plan, "place": rng.choice(["a", "b"])}
-        resource = rng.choice(["cpu", "io"])
-        return ExecAssignment(
-            f"a{number}",
-            f"r{number}",
-            Job("sim.step", payload),
-            options=options,
-            resource_class=resource,
-            tenant_id=tenant_of(f"a{number}"),
-        )
+        job = messages.Job("sim.step", {"plan": plan, "place": rng.choice(["a", "b"])})
+        named: dict[str, Any] = {"resource_class": rng.choice(["cpu", "io"]), "tenant_id": tenant_of(f"a{number}")}
+        return messages.ExecAssignment(f"a{number}", f"r{number}", job, options=options, **named)
 
     def _cancel(self, assignment_id: str) -> None:
         if self.router.part is not None:
@@ -434,13 +410,20 @@ async def opened(seed: int, clock: Clock, store_class: type[MemoryStore]) -> Asy
 def run(seed: int, **variant: Any) -> Story:
     """One whole run, in virtual time."""
 
-    async def main() -> Story:
-        loop = asyncio.get_running_loop()
-        loop.set_exception_handler(quiet)
-        jumping = JumpingClock()
-        clock = SteadyClock(jumping)
+    async def main(clock: Clock, jumping: JumpingClock) -> Story:
         async with opened(seed, clock, variant.get("store_class", MemoryStore)) as store:
             return await World(seed, store, clock, jumping, **variant).run()
+
+    return simulated(main)
+
+
+def simulated(story: Callable[[Clock, JumpingClock], Awaitable[Story]]) -> Story:
+    """A story in virtual time, with the steady clock of its processes and the one that somebody sets."""
+
+    async def main() -> Story:
+        asyncio.get_running_loop().set_exception_handler(quiet)
+        jumping = JumpingClock()
+        return await story(SteadyClock(jumping), jumping)
 
     with silence():
         return run_virtual(main())
