@@ -90,6 +90,9 @@ class Writer:
         self._gil = GilYield()
         self._wakeups: SimpleQueue[None] = SimpleQueue()
         self._waking: asyncio.AbstractEventLoop | None = None
+        self._held_up: asyncio.AbstractEventLoop | None = None
+        """The loop that has written requests itself, and has had no turn since."""
+        self._held_up_since = 0.0
         self._is_watched = False
         self._cache = RecordCaches()
         self._closing = False
@@ -151,6 +154,8 @@ class Writer:
             return future
         self._submitted.append(request)
         if self._gil.idle and self._waking is not loop:
+            if self._write_at_once(loop):
+                return future
             self._waking = loop
             loop.call_soon(self._wake)
         if not self._is_watched:
@@ -206,9 +211,25 @@ class Writer:
         if self._gil.idle and self._submitted and not self._write_here(loop):
             self._gil.wake(loop, self._wakeups)
 
+    def _write_at_once(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Write a lone request before its caller waits for it, unless its loop has been held up for long by such."""
+        now = time.monotonic()
+        if self._held_up is loop and now - self._held_up_since > MAX_BLOCK_S:
+            return False
+        if not self._write_here(loop):
+            return False
+        if self._held_up is not loop:
+            self._held_up, self._held_up_since = loop, now
+            loop.call_soon(self._turn)
+        return True
+
+    def _turn(self) -> None:
+        """Note that the loop has had its turn."""
+        self._held_up = None
+
     def _write_here(self, loop: asyncio.AbstractEventLoop) -> bool:
         """Write a lone request in this loop. False when that could make the loop wait, or more is waiting."""
-        if self._quick < QUICK_IN_A_ROW or len(self._submitted) > 1 or _has_more_to_do(loop):
+        if self._quick < QUICK_IN_A_ROW or len(self._submitted) > 1 or _has_more_to_do(loop, self._held_up is loop):
             return False
         if self.failure is not None or self._log_pages >= CHECKPOINT_PAGES or not self._in_use.acquire(blocking=False):
             return False
@@ -499,6 +520,7 @@ class GilYield:
                 self._released.release()
 
 
-def _has_more_to_do(loop: asyncio.AbstractEventLoop) -> bool:
+def _has_more_to_do(loop: asyncio.AbstractEventLoop, but: int = 0) -> bool:
     """Whether the loop goes on at once instead of waiting. A hint: a loop without `_ready` counts as busy."""
-    return bool(getattr(loop, "_ready", True))
+    ready = getattr(loop, "_ready", None)
+    return ready is None or len(ready) > but
