@@ -132,12 +132,14 @@ class Writer:
         self._thread.start()
         await opened
 
-    def submit(self, handler: Handler[A, R], argument: A, *, within: float = 0.0) -> asyncio.Future[R]:
+    def submit(
+        self, handler: Handler[A, R], argument: A, *, within: float = 0.0, awaited: bool = False
+    ) -> asyncio.Future[R]:
         """
         Queue a request. Its future is answered when the transaction is on disk.
 
         A request that is not urgent joins the next transaction of this process, and starts one of its own only when
-        none came `within` this many seconds.
+        none came `within` this many seconds. `awaited`: the caller submits nothing else before it waits for the answer.
         """
         if self._closing or self.failure is not None or self._generation != FORKS.generation:
             raise self._refusal()
@@ -154,7 +156,7 @@ class Writer:
             return future
         self._submitted.append(request)
         if self._gil.idle and self._waking is not loop:
-            if self._write_at_once(loop):
+            if awaited and self._write_at_once(loop):
                 return future
             self._waking = loop
             loop.call_soon(self._wake)
