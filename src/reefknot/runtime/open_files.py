@@ -99,7 +99,7 @@ class OpenedFile:
 
     def __init__(self, path: str, *, frozen: bool = False) -> None:
         self._paths = (os.fsencode(path), os.fsencode(f"{os.path.realpath(path)}-wal"))
-        self._frozen = frozen
+        self._find = _written if frozen else _place()
         self._opened = self._state()
 
     @property
@@ -110,9 +110,9 @@ class OpenedFile:
     def is_missing(self) -> bool:
         return _identity(self._paths[0]) is None
 
-    def _state(self) -> list[object]:
-        find = _written if self._frozen else _place()
-        return [find(path) for path in self._paths]
+    def _state(self) -> tuple[object, object]:
+        file, log = self._paths
+        return self._find(file), self._find(log)
 
 
 def _written(path: str | bytes) -> tuple[int, ...] | None:

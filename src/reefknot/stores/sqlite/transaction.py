@@ -160,7 +160,8 @@ class WriteCache(Generic[R]):
                 found[name] = record
         return found, rest
 
-    def note(self, records: Mapping[str, R]) -> None:
+    def note(self, records: Mapping[str, R | None]) -> None:
+        """Keep these; one that is None is dropped."""
         self._noted.update(records)
 
     def drop(self, names: Iterable[str]) -> None:
@@ -186,10 +187,12 @@ class WriteCache(Generic[R]):
 class RecordCaches:
     """The caches of one writer's connection: idempotency keys and work items."""
 
-    __slots__ = ("_version", "items", "keys", "last_tenant")
+    __slots__ = ("_version", "counters", "items", "keys", "last_tenant")
 
     def __init__(self) -> None:
         self._version: object = None
+        self.counters: tuple[int, ...] = ()
+        """The counters as the last transaction wrote them; empty when they have to be read."""
         self.last_tenant = ""
         """The tenant whose work was claimed last: the next turn is that of the one behind it."""
         self.keys: WriteCache[StoredKey] = WriteCache()
@@ -203,6 +206,7 @@ class RecordCaches:
             self._version = version
 
     def clear(self) -> None:
+        self.counters = ()
         self.keys.clear()
         self.items.clear()
 
@@ -220,14 +224,17 @@ class BulkStatement:
     A statement for any number of rows. `template` has one `{}`, for the rows' values.
 
     An insert has to say `OR ROLLBACK`: SQLite then never rolls back to the middle of the transaction, and keeps no copy
-    of every page it touches. The writer gives up the whole transaction on an error in any case.
+    of every page it touches. The writer gives up the whole transaction on an error in any case. `single` is a simpler
+    statement for one row.
     """
 
     __slots__ = ("texts",)
 
-    def __init__(self, template: str, *, width: int) -> None:
+    def __init__(self, template: str, *, width: int, single: str = "") -> None:
         row = f"({', '.join('?' * width)})"
         self.texts = [(size, template.format(", ".join([row] * size))) for size in SIZES]
+        if single:
+            self.texts[-1] = (1, single)
 
     def run(self, connection: apsw.Connection, rows: Sequence[Sequence[Any]]) -> None:
         at, number = 0, len(rows)
@@ -237,6 +244,7 @@ class BulkStatement:
                 at += size
 
 
+_READ_COUNTERS = "SELECT fence, keys, command FROM counter"
 _SAVE_COUNTERS = "UPDATE counter SET fence = ?, keys = ?, command = ?, transactions = transactions + ?, steady = ?"
 _COUNT_NEWS = "UPDATE counter SET transactions = transactions + 1, steady = ?"
 
@@ -282,9 +290,9 @@ class Transaction:
     def counters(self) -> StoreCounters:
         """The counters, read at first use, written by `flush` if they have changed."""
         if self._counters is None:
-            row: Any = self.connection.execute("SELECT fence, keys, command FROM counter").fetchone()
-            self._saved = row
-            self._counters = StoreCounters(*row)
+            read: Any = self.cache.counters or self.connection.execute(_READ_COUNTERS).get
+            self._saved = read
+            self._counters = StoreCounters(*self._saved)
         return self._counters
 
     def flush(self) -> None:
@@ -298,6 +306,7 @@ class Transaction:
         counters = () if self._counters is None else structs.astuple(self._counters)
         if counters != self._saved:
             self.connection.execute(_SAVE_COUNTERS, (*counters, is_news, self.now.steady))
+            self.cache.counters = counters  # forgotten if the commit fails
         elif is_news:
             self.connection.execute(_COUNT_NEWS, (self.now.steady,))
         if self._events:
