@@ -86,22 +86,23 @@ class WorkCounts:
         """Write what was gathered."""
         if not self._numbers:
             return
-        classes, stages, quarantined = Counter[_Key](), Counter[_Key](), Counter[_Key]()
+        changes: dict[tuple[str, _Key], int] = {}
         for (resource_class, state, pool, priority, tenant, reason, kind, source), number in self._numbers.items():
-            classes[resource_class, state] += number
+            counted: list[tuple[str, _Key]] = [("work_count", (resource_class, state))]
             stage = stage_of(WorkItem("", kind, resource_class, state=state, reason=reason))
             if stage is not None:
-                stages[pool, stage, priority, tenant or ""] += number
+                counted.append(("open_work", (pool, stage, priority, tenant or "")))
             elif state is WorkState.QUARANTINED:
-                quarantined[kind, source, reason] += number
+                counted.append(("quarantine_count", (kind, source, reason)))
+            for one in counted:
+                changes[one] = changes.get(one, 0) + number
         self._numbers.clear()
-        for table, changes in (("work_count", classes), ("open_work", stages), ("quarantine_count", quarantined)):
+        for (table, key), number in changes.items():
             change, remove = _STATEMENTS[table]
-            for key, number in changes.items():
-                if number:
-                    connection.execute(change, (*key, number))
-                if number < 0:
-                    connection.execute(remove, key)
+            if number:
+                connection.execute(change, (*key, number))
+            if number < 0:
+                connection.execute(remove, key)
 
 
 def wrong_counts(connection: apsw.Connection) -> list[str]:

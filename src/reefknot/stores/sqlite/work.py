@@ -105,8 +105,8 @@ _RECALL_READY = (
 )
 _RECALL_LATER = _RECALL_READY.replace("ready = 1", "ready = 0")
 _CLAIM = (
-    "UPDATE work SET state = 'running', owner = ?, fence = fence + 1, lease_until = ?, lease_ms = ?, updated_at = ? "  # noqa: S608
-    f"WHERE seq IN (SELECT value FROM json_each(?)) RETURNING {rows.FULL}, seq"
+    "UPDATE OR ROLLBACK work SET state = 'running', owner = ?, fence = fence + 1, lease_until = ?, lease_ms = ?, "
+    "updated_at = ? WHERE seq IN (SELECT value FROM json_each(?))"
 )
 REFUSING_S = 1.0
 """Seconds after a refusal in which arrivals are first judged by a read, which costs the writer nothing."""
@@ -151,7 +151,7 @@ class SqliteWorkQueue:
             if Enqueued.ACCEPTED not in answers:
                 return answers
         answers = await self._context.write(_enqueue_batch, (items, terms, events))
-        if any(isinstance(answer, Reject) for answer in answers):
+        if terms.rules is not None and any(isinstance(answer, Reject) for answer in answers):
             self._refusing_until = loop.time() + REFUSING_S
         return answers
 
@@ -369,10 +369,11 @@ def _claim(transaction: Transaction, n: int, claim: WorkClaim) -> list[WorkItem]
     if not classes or n <= 0:
         return []
     chosen = admission.next_rows(transaction, n, classes, claim)
-    values = (claim.owner, now.steady + lease_ms, lease_ms, now.wall, json.encode(chosen).decode())
-    taken = query(connection, _CLAIM, *values).fetchall() if chosen else []
-    by_seq = {seq: rows.item_of(row) for *row, seq in taken}
-    items = [by_seq[seq] for seq in chosen]
+    if not chosen:
+        return []
+    seqs = json.encode(chosen).decode()
+    connection.execute(_CLAIM, (claim.owner, now.steady + lease_ms, lease_ms, now.wall, seqs))
+    items = rows.of_seqs(connection, seqs)
     transaction.cache.items.note({item.id: item for item in items})
     transaction.counts.start(items)
     return items

@@ -93,6 +93,8 @@ _OF_CLASS = {
     WorkState.PENDING: ("state = 'pending' AND ready = 1", "state = 'pending' AND ready = 0"),
     WorkState.RUNNING: ("state = 'running'",),
 }
+# In the order in which they are named.
+_OF_SEQS = f"SELECT {FULL} FROM (SELECT value AS chosen FROM json_each(?)) CROSS JOIN work ON seq = chosen"  # noqa: S608
 _BY_SEQ = _AS_ONE_ROW + "(SELECT * FROM work WHERE seq IN (SELECT value FROM json_each(?)) ORDER BY seq {})"  # noqa: S608
 
 
@@ -386,6 +388,11 @@ def known(connection: apsw.Connection, ids: list[str]) -> set[str]:
 def over(connection: apsw.Connection, ids: Sequence[str]) -> list[WorkItem]:
     """The items among these ids that have their result."""
     return [item_of(row) for row in query(connection, _OVER, listed(ids))]
+
+
+def of_seqs(connection: apsw.Connection, seqs: str) -> list[WorkItem]:
+    """The items of these rows, with their payloads, in the order in which the rows are named."""
+    return [item_of(row) for row in query(connection, _OF_SEQS, seqs).fetchall()]
 
 
 def insert(transaction: Transaction, items: Sequence[WorkItem]) -> None:
