@@ -335,7 +335,8 @@ class Writer:
     ) -> None:
         """Answer every loop that has requests in the batch: `here` at once, the others by a call into them."""
         if len(batch) == 1 and batch[0][2].get_loop() is here:
-            return self._deliver([batch[0][2]], answers, touched)
+            self._deliver([batch[0][2]], answers, touched)
+            return
         for loop, places in _indexes_by_kind([future.get_loop() for _, _, future in batch]).items():
             arguments = [batch[at][2] for at in places], [answers[at] for at in places], touched
             if loop is here:
