@@ -434,7 +434,8 @@ def _settle_batch(transaction: Transaction, wanted: list[Sequence[Settlement]]) 
             if one.took_ms is not None:
                 took.setdefault(item.pool, []).append(one.took_ms)
             found[one.id] = changed[one.id] = core.settle(item, one.settled, transaction.now)
-            transaction.add_events(one.events)
+            if one.events:
+                transaction.add_events(one.events)
             answer.append(True)
         answers.append(answer)
     rows.update(transaction, [before[work_id] for work_id in changed], list(changed.values()))
