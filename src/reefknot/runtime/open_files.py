@@ -126,34 +126,23 @@ def _written(path: str | bytes) -> tuple[int, ...] | None:
 @cache
 def _place() -> Callable[[bytes], object]:
     """
-    A function for the identity of a file, by `statx` where the system has it.
-
-    Linux notes the times of a file exactly at the first write after somebody has asked for them, which takes a commit
-    30 µs longer, and `os.stat` asks for everything.
+    A function that tells a file from any other. `os.stat` would ask for its times as well, and after that Linux notes
+    them exactly at the next write: a commit would take 30 µs longer.
     """
-    if sys.platform != "linux":
-        return _identity
     import ctypes
 
-    try:
-        statx = ctypes.CDLL(None).statx
-    except AttributeError:  # a C library without it
+    statx: Any = getattr(ctypes.CDLL(None), "statx", None) if sys.platform == "linux" else None
+    if statx is None:
         return _identity
     statx.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_uint, ctypes.c_void_p)
-    answer = ctypes.c_char * _STATX_BYTES
+    answer, from_here, inode = ctypes.c_char * 256, -100, 0x100
 
     def place(path: bytes) -> object:
         found = answer()
-        if statx(_FROM_HERE, path, 0, _STATX_INODE, found):
-            return _identity(path)
-        return found[32:40], found[136:144]  # its number and its device
+        failed = statx(from_here, path, 0, inode, found)
+        return _identity(path) if failed else (found[32:40], found[136:144])  # inode and device
 
     return place
-
-
-_FROM_HERE = -100
-_STATX_INODE = 0x100
-_STATX_BYTES = 256
 
 
 def _identity(path: str | bytes) -> Identity | None:

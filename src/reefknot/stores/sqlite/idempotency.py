@@ -38,8 +38,7 @@ from reefknot.stores.sqlite import upkeep
 from reefknot.stores.sqlite.audit import SqliteAuditLog
 from reefknot.stores.sqlite.connection import HASH_BITS, key_hash, query
 from reefknot.stores.sqlite.reads import StoreContext
-from reefknot.stores.sqlite.transaction import BulkStatement, StoredKey, Transaction, each
-from reefknot.stores.sqlite.writer import Handler, write_apart
+from reefknot.stores.sqlite.transaction import BulkStatement, Handler, StoredKey, Transaction, each, write_apart
 
 RECENT_KEYS = 1 << 16
 """About the largest number of keys in `recent_key`."""

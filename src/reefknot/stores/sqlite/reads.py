@@ -22,7 +22,7 @@ from reefknot.errors import StoreError, StoreReplacedError, StoreUnavailableErro
 from reefknot.runtime.changes import FileChanges, Waiters
 from reefknot.runtime.forks import FORKS, opened_before_fork
 from reefknot.runtime.sqlite_files import close_connection, translated
-from reefknot.stores.sqlite.writer import Handler
+from reefknot.stores.sqlite.transaction import Handler
 
 R = TypeVar("R")
 

@@ -20,8 +20,10 @@ from msgspec import Struct, structs
 from reefknot.audit.model.chain import Head, link
 from reefknot.audit.port import AuditEntry
 from reefknot.core.time import Moment
+from reefknot.errors import ReefknotError
 from reefknot.idempotency.model import KeyRecord
 from reefknot.queue.model.work import WorkItem, WorkState, stage_of
+from reefknot.runtime.sqlite_files import close_connection, immediate
 
 _Key = tuple[Any, ...]
 _counted = attrgetter("resource_class", "state", "pool", "priority", "tenant_id", "reason", "kind", "source")
@@ -125,6 +127,7 @@ def recount(connection: apsw.Connection) -> None:
         connection.execute(f"DELETE FROM {table}; INSERT INTO {table} {counted}")  # noqa: S608 - our own words
 
 
+A = TypeVar("A")
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
 
@@ -333,6 +336,28 @@ class Transaction:
         self._events.clear()
         self.touched.add("audit")
         return head
+
+
+Handler = Callable[[Transaction, list[A]], Sequence[R | ReefknotError]]
+"""All requests of one kind in, one answer for each out."""
+
+
+def write_apart(
+    connect: Callable[[], apsw.Connection], now: Callable[[], Moment], handler: Handler[A, R], requests: list[A]
+) -> None:
+    """
+    Write requests in a transaction of its own, on a connection of its own, as another process would.
+
+    For threads without the loop that the writer answers to, and while that loop is blocked.
+    """
+    connection = connect()
+    try:
+        with immediate(connection):
+            transaction = Transaction(connection, now(), RecordCaches())
+            handler(transaction, requests)
+            transaction.flush()
+    finally:
+        close_connection(connection)
 
 
 def each(handle: Callable[[Transaction, *Ts], R]) -> Callable[[Transaction, list[tuple[*Ts]]], list[R]]:

@@ -45,8 +45,7 @@ from reefknot.stores.sqlite import upkeep as retention
 from reefknot.stores.sqlite import work_rows as rows
 from reefknot.stores.sqlite.connection import query
 from reefknot.stores.sqlite.reads import StoreContext
-from reefknot.stores.sqlite.transaction import Transaction, each
-from reefknot.stores.sqlite.writer import write_apart
+from reefknot.stores.sqlite.transaction import Transaction, each, write_apart
 from reefknot.stores.table.items import LOOK_S
 
 LEASES_TOPIC = "leases ended"

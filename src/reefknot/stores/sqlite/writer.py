@@ -25,15 +25,12 @@ import apsw
 from reefknot.core.time import Moment
 from reefknot.errors import ReefknotError, StoreError, StoreUnavailableError
 from reefknot.runtime.forks import FORKS, opened_before_fork
-from reefknot.runtime.sqlite_files import busy_handler, close_connection, immediate, is_fatal, translated
-from reefknot.stores.sqlite.transaction import RecordCaches, Transaction
+from reefknot.runtime.sqlite_files import busy_handler, close_connection, is_fatal, translated
+from reefknot.stores.sqlite.transaction import Handler, RecordCaches, Transaction
 
 A = TypeVar("A")
 K = TypeVar("K")
 R = TypeVar("R")
-
-Handler = Callable[[Transaction, list[A]], Sequence[R | ReefknotError]]
-"""All requests of one kind in, one answer for each out."""
 
 _Request = tuple[Handler[Any, Any], Any, asyncio.Future[Any]]
 """Handler, its argument, and the future of the answer. A bare tuple: tens of thousands are made in a second."""
@@ -91,7 +88,7 @@ class Writer:
         self._wakeups: SimpleQueue[None] = SimpleQueue()
         self._waking: asyncio.AbstractEventLoop | None = None
         self._held_up: asyncio.AbstractEventLoop | None = None
-        """The loop that has written requests itself, and has had no turn since."""
+        """The loop that has written lone requests, and has had no turn since."""
         self._held_up_since = 0.0
         self._is_watched = False
         self._cache = RecordCaches()
@@ -156,7 +153,7 @@ class Writer:
             return future
         self._submitted.append(request)
         if self._gil.idle and self._waking is not loop:
-            if awaited and self._write_at_once(loop):
+            if awaited and self._write_here(loop):
                 return future
             self._waking = loop
             loop.call_soon(self._wake)
@@ -213,32 +210,23 @@ class Writer:
         if self._gil.idle and self._submitted and not self._write_here(loop):
             self._gil.wake(loop, self._wakeups)
 
-    def _write_at_once(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Write a lone request before its caller waits for it, unless its loop has been held up for long by such."""
-        now = time.monotonic()
-        if self._held_up is loop and now - self._held_up_since > MAX_BLOCK_S:
-            return False
-        if not self._write_here(loop):
-            return False
-        if self._held_up is not loop:
-            self._held_up, self._held_up_since = loop, now
-            loop.call_soon(self._turn)
-        return True
-
-    def _turn(self) -> None:
-        """Note that the loop has had its turn."""
-        self._held_up = None
-
     def _write_here(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Write a lone request in this loop. False when that could make the loop wait, or more is waiting."""
-        if self._quick < QUICK_IN_A_ROW or len(self._submitted) > 1 or _has_more_to_do(loop, self._held_up is loop):
+        """Write a lone request in this loop. False when that could make the loop wait for long, or more is waiting."""
+        began, is_held_up = time.monotonic(), self._held_up is loop
+        if self._quick < QUICK_IN_A_ROW or len(self._submitted) > 1 or _has_more_to_do(loop, but=is_held_up):
+            return False
+        if is_held_up and began - self._held_up_since > MAX_BLOCK_S:
             return False
         if self.failure is not None or self._log_pages >= CHECKPOINT_PAGES or not self._in_use.acquire(blocking=False):
             return False
         try:
-            return self._write_lone(loop)
+            is_written = self._write_lone(loop)
         finally:
             self._in_use.release()
+        if is_written and not is_held_up:
+            self._held_up, self._held_up_since = loop, began
+            loop.call_soon(setattr, self, "_held_up", None)
+        return is_written
 
     def _write_lone(self, loop: asyncio.AbstractEventLoop) -> bool:
         connection, gil = self._connection, self._gil
@@ -426,24 +414,6 @@ class Writer:
             else:
                 future.set_result(answer)
         self._on_commit(touched)
-
-
-def write_apart(
-    connect: Callable[[], apsw.Connection], now: Callable[[], Moment], handler: Handler[A, R], requests: list[A]
-) -> None:
-    """
-    Write requests in a transaction of its own, on a connection of its own, as another process would.
-
-    For threads without the loop that the writer answers to, and while that loop is blocked.
-    """
-    connection = connect()
-    try:
-        with immediate(connection):
-            transaction = Transaction(connection, now(), RecordCaches())
-            handler(transaction, requests)
-            transaction.flush()
-    finally:
-        close_connection(connection)
 
 
 def _indexes_by_kind(kinds: Sequence[K]) -> dict[K, list[int]]:
