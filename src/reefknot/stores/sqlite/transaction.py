@@ -70,11 +70,12 @@ class WorkCounts:
     def __init__(self) -> None:
         self._numbers: dict[tuple[Any, ...], int] = {}
 
-    def add(self, items: Iterable[WorkItem], number: int = 1) -> None:
-        """Add these rows to the counts; with a number of -1 subtract them."""
-        numbers = self._numbers
-        for key, found in Counter(map(_counted, items)).items():
+    def add(self, items: Iterable[WorkItem], number: int = 1) -> set[tuple[str, WorkState]]:
+        """Add these rows to the counts; with a number of -1 subtract them. Returns the classes and states they have."""
+        numbers, counted = self._numbers, Counter(map(_counted, items))
+        for key, found in counted.items():
             numbers[key] = numbers.get(key, 0) + number * found
+        return {key[:2] for key in counted}
 
     def start(self, items: Iterable[WorkItem]) -> None:
         """Count these running rows, which were pending."""
