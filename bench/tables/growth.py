@@ -38,6 +38,8 @@ FEW = ("10³", "10⁴")
 FLAT = 1.3
 LONGEST_COMMAND_S = 0.4
 LARGEST_COMMAND_MB = 80
+LONGEST_EXAMINATION_S = 0.6
+EXAMINED = "100,000 jobs of each kind"
 UNBOUNDED = SubmissionRules(1 << 40)
 STEP = "own.step"
 
@@ -234,6 +236,7 @@ COMMANDS = (
     ("router", "status"),
     ("idempotency", "show", "{ended}"),
 )
+DOCTOR = ("doctor",)
 RUN = ("run", "{folder}/one.jsonl", "--module", "steps")
 _STEPS = f"""
 import reefknot
@@ -346,7 +349,31 @@ def run(effort: Effort) -> Run:
     return Run(timings, (memory + verdict + ".",), targets=targets, columns=tuple(sizes))
 
 
+def run_doctor(effort: Effort) -> Run:
+    with ExitStack() as stack:
+        spawner, folder = Spawner(stack), Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        new, full = folder / "new.db", folder / "full.db"
+        asyncio.run(made(new))
+        asyncio.run(made(full))
+        fill(full, 100_000 if effort is FULL else 10_000)
+        contestants = [spawner.command("a new store", DOCTOR, new), spawner.command(EXAMINED, DOCTOR, full)]
+        return Run(measure(contestants, rounds=max(3, effort.process_rounds // 2), batch_seconds=None))
+
+
 TABLES = (
+    Table(
+        name="doctor",
+        title="Examining a store",
+        about=(
+            "`reefknot doctor`, from its start to its end. It reads the whole file: as many ended jobs, pending jobs, "
+            "jobs in quarantine, keys and events (a tenth of them in a quick look)."
+        ),
+        unit=MILLISECONDS,
+        reference="a new store",
+        targets={EXAMINED: (AtMostSeconds(LONGEST_EXAMINATION_S),)},
+        packages=("reefknot", "apsw"),
+        run=run_doctor,
+    ),
     Table(
         name="growth",
         title="A store that grows",

@@ -32,6 +32,8 @@ PROCRASTINATE = "procrastinate, PostgreSQL, one worker, 10 at once"
 PAYLOAD = b'{"url":"https://example.org/","method":"GET"}'
 ROUND = 10 * GROUP
 """Jobs in one batch. The figures are for one job."""
+WARM = 10
+"""Batches after which the logs of the first two have begun anew: one that grows is synced in twice the time."""
 _FEW = 20
 _DEFERRED = 50
 """Enough that starting its worker, some 20 ms, hardly counts; few enough that the table takes seconds."""
@@ -165,6 +167,8 @@ def run(effort: Effort) -> Run:
         store = runner.run(SqliteStore(folder / "state.db", SystemClock()).start())
         stack.callback(lambda: runner.run(store.close()))
         contestants = [raw(folder), ours(store, runner), singles(store, runner), with_huey(folder)]
+        for one in contestants[:2]:
+            one.batch(WARM)
         procrastinate = with_procrastinate(stack, runner)
         if isinstance(procrastinate, Contestant):
             contestants.append(procrastinate)
@@ -181,13 +185,14 @@ TABLES = (
         about=(
             "A job is put into the queue, claimed with a lease and a fence, and completed with its result, each step "
             "on disk (`synchronous=FULL`). The raw figure is SQLite with three transactions for a hundred jobs: no "
-            "ids, no duplicates seen, no history. huey takes one job at a time, and a job it has taken is gone if its "
-            "worker dies. procrastinate gets fifty jobs in one call; its worker fetches and finishes each alone, ten "
-            "in hand at once, and keeps no results. Its PostgreSQL runs on the same machine and syncs every commit."
+            "ids, no duplicates seen, no history. Both have written for a while before, so that their logs grow no "
+            "more. huey takes one job at a time, and a job it has taken is gone if its worker dies. procrastinate gets "
+            "fifty jobs in one call; its worker fetches and finishes each alone, ten in hand at once, and keeps no "
+            "results. Its PostgreSQL runs on the same machine and syncs every commit."
         ),
         unit=MICROSECONDS,
         reference=RAW,
-        targets={OURS: (AtMostTimes(1 / 0.15, RAW), AtMostTimes(1 / 5, HUEY))},
+        targets={OURS: (AtMostTimes(1 / 0.3, RAW), AtMostTimes(1 / 5, HUEY))},
         packages=("reefknot", "apsw", "huey", "procrastinate"),
         run=run,
     ),

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from math import inf
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 from msgspec import structs
@@ -25,11 +25,13 @@ from reefknot.core.clock import Clock
 from reefknot.queue.model.work import WorkState
 from reefknot.queue.port.work_queue import WorkSnapshot
 from reefknot.queue.presence import STORE_S, Status, living_systems, visible_work
-from reefknot.queue.worker.service import Worker
 from reefknot.runtime.log import RepeatedErrors
 from reefknot.runtime.seeds import new_id
 from reefknot.runtime.tasks import Services
 from reefknot.stores.port import Store, StoredValue
+
+if TYPE_CHECKING:
+    from reefknot.queue.worker.service import Worker
 
 PREFIX = "activity/"
 ENDED = f"{PREFIX}ended"

@@ -15,7 +15,9 @@ import gc
 import os
 import sys
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 from reefknot.runtime.forks import FORKS
@@ -92,12 +94,12 @@ class OpenedFile:
     """
     A store's file and its write-ahead log, as they were when they were opened.
 
-    Whether both are in place costs two calls of `stat`. A file that is `frozen` must not have been written either.
+    Whether both are in place costs two calls of the system. A file that is `frozen` must not have been written either.
     """
 
     def __init__(self, path: str, *, frozen: bool = False) -> None:
-        self._paths = (path, f"{os.path.realpath(path)}-wal")
-        self._frozen = frozen
+        self._paths = (os.fsencode(path), os.fsencode(f"{os.path.realpath(path)}-wal"))
+        self._find = _written if frozen else _place()
         self._opened = self._state()
 
     @property
@@ -108,11 +110,11 @@ class OpenedFile:
     def is_missing(self) -> bool:
         return _identity(self._paths[0]) is None
 
-    def _state(self) -> list[tuple[int, ...] | None]:
-        return [_written(path) if self._frozen else _identity(path) for path in self._paths]
+    def _state(self) -> list[object]:
+        return [self._find(path) for path in self._paths]
 
 
-def _written(path: str) -> tuple[int, ...] | None:
+def _written(path: str | bytes) -> tuple[int, ...] | None:
     try:
         state = os.stat(path)
     except OSError:
@@ -120,7 +122,26 @@ def _written(path: str) -> tuple[int, ...] | None:
     return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns
 
 
-def _identity(path: str) -> Identity | None:
+@cache
+def _place() -> Callable[[bytes], object]:
+    """Tells a file from any other. `os.stat` asks for its times too, and a commit that notes them takes 30 µs more."""
+    import ctypes
+
+    statx: Any = getattr(ctypes.CDLL(None), "statx", None) if sys.platform == "linux" else None
+    if statx is None:
+        return _identity
+    statx.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_uint, ctypes.c_void_p)
+    answer, from_here, inode = ctypes.c_char * 256, -100, 0x100
+
+    def place(path: bytes) -> object:
+        found = answer()
+        failed = statx(from_here, path, 0, inode, found)
+        return _identity(path) if failed else (found[32:40], found[136:144])
+
+    return place
+
+
+def _identity(path: str | bytes) -> Identity | None:
     try:
         state = os.stat(path)
     except (OSError, ValueError):

@@ -50,7 +50,7 @@ _READ_WRITE = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
 
 def plain_opener(path: str, flags: int) -> apsw.Connection:
     """A connection through SQLite's own VFS."""
-    return apsw.Connection(path, flags=flags)
+    return apsw.Connection(path, flags=flags, statementcachesize=1000)
 
 
 def open_connection(

@@ -6,6 +6,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import apsw
@@ -135,3 +136,17 @@ def test_a_lazy_object_of_the_application_is_not_loaded_by_a_look_for_connection
     assert open_files.open_in_sqlite3(str(tmp_path / "state.db"))
     theirs.close()
     del lazy.__dict__["self"]
+
+
+@pytest.mark.parametrize("find", [open_files._place(), open_files._identity], ids=["asked for little", "asked for all"])
+def test_a_file_is_told_from_one_that_has_its_name_now(tmp_path: Path, find: Callable[[bytes], object]) -> None:
+    path, other = tmp_path / "a", tmp_path / "b"
+    name = os.fsencode(path)
+    assert find(name) is None
+    path.write_text("one")
+    first = find(name)
+    path.write_text("two")
+    assert find(name) == first
+    other.write_text("one")
+    other.rename(path)
+    assert find(name) not in (None, first)

@@ -583,10 +583,12 @@ def _waiting(item: WorkItem, now: Moment, *, due_at: int, reason: str) -> WorkIt
     return _released(item, WorkState.PENDING, now, reason, due_at=due_at)
 
 
-def _ended(item: WorkItem, state: WorkState, now: Moment, *, attempts: int, reason: str = "", **more: Any) -> WorkItem:
-    """The item with its result and its failure, where there are any, and no budget any more."""
-    more = {"result": None, "failure": None, "attempts": attempts, "budget": NO_BUDGET, **more}
-    return _released(item, state, now, reason, **more)
+def _ended(item: WorkItem, state: WorkState, now: Moment, *, reason: str = "", **ends: Any) -> WorkItem:
+    """The item with its attempts, its result and its failure, where there are any, no owner, and no budget any more."""
+    return structs.replace(item, state=moved(item, state), updated_at=now.wall, reason=reason, **(_ENDED | ends))
+
+
+_ENDED = {"owner": "", "lease_until": 0, "budget": NO_BUDGET, "result": None, "failure": None}
 
 
 def _aside(item: WorkItem, now: Moment, *, reason: str, failure: str | None, result: str | None) -> WorkItem:

@@ -1,13 +1,13 @@
 """
 The engine of a durable store in one SQLite file: WAL, `synchronous=FULL`, one writer thread with group commit.
 
-`SqliteStore` and what it needs are imported on use: an address is checked without them.
+`SqliteStore` and what it needs, asyncio with it, are imported on use: an address is checked without them.
 """
 
 from __future__ import annotations
 
-import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from reefknot.runtime.database_urls import sqlite_path
 from reefknot.stores.port.engine import Engine, Examination, ExamineOptions, Finding, OpenOptions, StoreFiles
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from reefknot.stores.sqlite.store import SqliteStore
 
 __all__ = ["ENGINE", "SqliteStore"]
+
+T = TypeVar("T")
 
 
 class SqliteEngine:
@@ -41,18 +43,25 @@ class SqliteEngine:
 
         path, read_only, inline = sqlite_path(url), options.read_only, options.inline
         if not options.migrate and not read_only:
-            read_only = is_older(path) if inline else await asyncio.to_thread(is_older, path)
+            read_only = is_older(path) if inline else await _apart(is_older, path)
         return await SqliteStore(path, options.clock, **options.limits, inline=inline, read_only=read_only).start()
 
     async def examine(self, url: str, options: ExamineOptions) -> Examination:
         from reefknot.stores.sqlite.files import examination
 
-        return await asyncio.to_thread(examination, sqlite_path(url), is_named=options.is_named)
+        return await _apart(examination, sqlite_path(url), is_named=options.is_named)
 
     async def examine_open(self, store: Store, options: ExamineOptions) -> list[Finding]:
         from reefknot.stores.sqlite import files
 
-        return await asyncio.to_thread(files.file_findings, sqlite_path(store.identity), files.OPEN_CHECK_S)
+        return await _apart(files.file_findings, sqlite_path(store.identity), files.OPEN_CHECK_S)
+
+
+async def _apart(function: Callable[..., T], *arguments: Any, **named: Any) -> T:
+    """The result of a function that blocks."""
+    import asyncio
+
+    return await asyncio.to_thread(function, *arguments, **named)
 
 
 ENGINE: Engine = SqliteEngine()

@@ -74,7 +74,7 @@ class SqliteAuditLog:
 
     def append_soon(self, entries: Sequence[AuditEntry]) -> asyncio.Future[Head]:
         """Append these with the next transaction of this process, or in one of their own after a tenth of a second."""
-        return self._context.write(_append_batch, entries, within=SOON_S)
+        return self._context.submit(_append_batch, entries, within=SOON_S)
 
     async def read(self, query: AuditQuery = EVERYTHING) -> list[KeptEntry]:
         start, end = await self._context.read(partial(_bounds, wanted=query))

@@ -38,8 +38,7 @@ from reefknot.stores.sqlite import upkeep
 from reefknot.stores.sqlite.audit import SqliteAuditLog
 from reefknot.stores.sqlite.connection import HASH_BITS, key_hash, query
 from reefknot.stores.sqlite.reads import StoreContext
-from reefknot.stores.sqlite.transaction import BulkStatement, StoredKey, Transaction, each
-from reefknot.stores.sqlite.writer import Handler, write_apart
+from reefknot.stores.sqlite.transaction import BulkStatement, Handler, StoredKey, Transaction, each, write_apart
 
 RECENT_KEYS = 1 << 16
 """About the largest number of keys in `recent_key`."""
@@ -69,7 +68,9 @@ def _updating(names: Sequence[str]) -> BulkStatement:
     """An update of these columns. A row is the key's row number and the columns' values."""
     values = ", ".join(f"{name} = new.column{number}" for number, name in enumerate(names, 2))
     template = f"UPDATE OR ROLLBACK idempotency SET {values} FROM (VALUES {{}}) AS new WHERE seq = new.column1"  # noqa: S608
-    return BulkStatement(template, width=1 + len(names))
+    places = ", ".join(f"{name} = ?{number}" for number, name in enumerate(names, 2))
+    single = f"UPDATE OR ROLLBACK idempotency SET {places} WHERE seq = ?1"  # noqa: S608
+    return BulkStatement(template, width=1 + len(names), single=single)
 
 
 _REPLACE = _updating(_NAMES[1:])
@@ -265,25 +266,22 @@ def _current(transaction: Transaction, keys: list[str]) -> dict[str, StoredKey]:
 
 def _save(transaction: Transaction, changed: Collection[KeyRecord], stored: Mapping[str, StoredKey]) -> None:
     connection, cache = transaction.connection, transaction.cache.keys
-    numbers = {key: seq for key, (seq, _) in stored.items()}
-    numbers |= _add(connection, [record for record in changed if record.key not in stored])
+    added = _add(connection, [record for record in changed if record.key not in stored])
     updated, replaced = [], []
-    held: dict[str, StoredKey] = {}
-    ended: list[str] = []
+    noted: dict[str, StoredKey | None] = {}
     for record in changed:
         key = record.key
-        seq = numbers[key]
-        if key in stored:
-            if record.fence == stored[key][1].fence:
+        before = stored.get(key)
+        if before is None:
+            seq = added[key]
+        else:
+            seq = before[0]
+            if record.fence == before[1].fence:
                 updated.append((seq, *_changes(record)))
             else:
                 replaced.append((seq, *structs.astuple(record)[1:]))
-        if record.state is _IN_PROGRESS:
-            held[key] = seq, record
-        else:
-            ended.append(key)
-    cache.note(held)
-    cache.drop(ended)
+        noted[key] = (seq, record) if record.state is _IN_PROGRESS else None
+    cache.note(noted)
     _UPDATE.run(connection, updated)
     _REPLACE.run(connection, replaced)
 

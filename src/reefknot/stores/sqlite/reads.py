@@ -22,7 +22,7 @@ from reefknot.errors import StoreError, StoreReplacedError, StoreUnavailableErro
 from reefknot.runtime.changes import FileChanges, Waiters
 from reefknot.runtime.forks import FORKS, opened_before_fork
 from reefknot.runtime.sqlite_files import close_connection, translated
-from reefknot.stores.sqlite.writer import Handler
+from reefknot.stores.sqlite.transaction import Handler
 
 R = TypeVar("R")
 
@@ -253,7 +253,9 @@ class ChangeWatcher(Waiters):
 class Submit(Protocol):
     """`Writer.submit`, as a value."""
 
-    def __call__(self, handler: Handler[Any, R], argument: Any, *, within: float = 0.0) -> asyncio.Future[R]: ...
+    def __call__(
+        self, handler: Handler[Any, R], argument: Any, *, within: float = 0.0, awaited: bool = False
+    ) -> asyncio.Future[R]: ...
 
 
 class StoreContext:
@@ -264,15 +266,19 @@ class StoreContext:
     opens no connection of its own.
     """
 
-    __slots__ = ("_reader", "listening", "now", "watch", "write")
+    __slots__ = ("_reader", "listening", "now", "submit", "watch")
 
-    def __init__(self, write: Submit, reader: Reader, watcher: ChangeWatcher, now: Callable[[], Moment]) -> None:
+    def __init__(self, submit: Submit, reader: Reader, watcher: ChangeWatcher, now: Callable[[], Moment]) -> None:
         self._reader = reader
         self.now = now
         # Bound once: every request looks them up.
-        self.write = write
+        self.submit = submit
         self.listening = watcher.listening
         self.watch = watcher.watch
+
+    async def write(self, handler: Handler[Any, R], argument: Any) -> R:
+        """The answer to a request, when its transaction is on disk."""
+        return await self.submit(handler, argument, awaited=True)
 
     async def read(self, function: Callable[[apsw.Connection], R], *, patience: float | None = None) -> R:
         """The function's result over a read-only connection; at most `patience` seconds."""

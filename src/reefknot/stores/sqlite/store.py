@@ -105,8 +105,8 @@ class SqliteStore:
         self._reader = Reader(self._connect, **files)
         self._retention_lock = RetentionLock(self.path)
         self._opened: open_files.Identity | None = None
-        write = self._refuse_write if read_only else self._writer.submit
-        self._context = context = StoreContext(write, self._reader, self._watcher, self._now)
+        submit = self._refuse_write if read_only else self._writer.submit
+        self._context = context = StoreContext(submit, self._reader, self._watcher, self._now)
         self.audit = SqliteAuditLog(context)
         self.idempotency = SqliteIdempotencyStore(
             context,

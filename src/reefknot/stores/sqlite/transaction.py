@@ -20,8 +20,10 @@ from msgspec import Struct, structs
 from reefknot.audit.model.chain import Head, link
 from reefknot.audit.port import AuditEntry
 from reefknot.core.time import Moment
+from reefknot.errors import ReefknotError
 from reefknot.idempotency.model import KeyRecord
 from reefknot.queue.model.work import WorkItem, WorkState, stage_of
+from reefknot.runtime.sqlite_files import close_connection, immediate
 
 _Key = tuple[Any, ...]
 _counted = attrgetter("resource_class", "state", "pool", "priority", "tenant_id", "reason", "kind", "source")
@@ -68,11 +70,12 @@ class WorkCounts:
     def __init__(self) -> None:
         self._numbers: dict[tuple[Any, ...], int] = {}
 
-    def add(self, items: Iterable[WorkItem], number: int = 1) -> None:
-        """Add these rows to the counts; with a number of -1 subtract them."""
-        numbers = self._numbers
-        for key, found in Counter(map(_counted, items)).items():
+    def add(self, items: Iterable[WorkItem], number: int = 1) -> set[tuple[str, WorkState]]:
+        """Add these rows to the counts; with a number of -1 subtract them. Returns the classes and states they have."""
+        numbers, counted = self._numbers, Counter(map(_counted, items))
+        for key, found in counted.items():
             numbers[key] = numbers.get(key, 0) + number * found
+        return {key[:2] for key in counted}
 
     def start(self, items: Iterable[WorkItem]) -> None:
         """Count these running rows, which were pending."""
@@ -86,22 +89,23 @@ class WorkCounts:
         """Write what was gathered."""
         if not self._numbers:
             return
-        classes, stages, quarantined = Counter[_Key](), Counter[_Key](), Counter[_Key]()
+        changes: dict[tuple[str, _Key], int] = {}
         for (resource_class, state, pool, priority, tenant, reason, kind, source), number in self._numbers.items():
-            classes[resource_class, state] += number
+            counted: list[tuple[str, _Key]] = [("work_count", (resource_class, state))]
             stage = stage_of(WorkItem("", kind, resource_class, state=state, reason=reason))
             if stage is not None:
-                stages[pool, stage, priority, tenant or ""] += number
+                counted.append(("open_work", (pool, stage, priority, tenant or "")))
             elif state is WorkState.QUARANTINED:
-                quarantined[kind, source, reason] += number
+                counted.append(("quarantine_count", (kind, source, reason)))
+            for one in counted:
+                changes[one] = changes.get(one, 0) + number
         self._numbers.clear()
-        for table, changes in (("work_count", classes), ("open_work", stages), ("quarantine_count", quarantined)):
+        for (table, key), number in changes.items():
             change, remove = _STATEMENTS[table]
-            for key, number in changes.items():
-                if number:
-                    connection.execute(change, (*key, number))
-                if number < 0:
-                    connection.execute(remove, key)
+            if number:
+                connection.execute(change, (*key, number))
+            if number < 0:
+                connection.execute(remove, key)
 
 
 def wrong_counts(connection: apsw.Connection) -> list[str]:
@@ -124,6 +128,7 @@ def recount(connection: apsw.Connection) -> None:
         connection.execute(f"DELETE FROM {table}; INSERT INTO {table} {counted}")  # noqa: S608 - our own words
 
 
+A = TypeVar("A")
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
 
@@ -160,7 +165,8 @@ class WriteCache(Generic[R]):
                 found[name] = record
         return found, rest
 
-    def note(self, records: Mapping[str, R]) -> None:
+    def note(self, records: Mapping[str, R | None]) -> None:
+        """Keep these; one that is None is dropped."""
         self._noted.update(records)
 
     def drop(self, names: Iterable[str]) -> None:
@@ -186,10 +192,12 @@ class WriteCache(Generic[R]):
 class RecordCaches:
     """The caches of one writer's connection: idempotency keys and work items."""
 
-    __slots__ = ("_version", "items", "keys", "last_tenant")
+    __slots__ = ("_version", "counters", "items", "keys", "last_tenant")
 
     def __init__(self) -> None:
         self._version: object = None
+        self.counters: tuple[int, ...] = ()
+        """The counters as the last transaction wrote them; empty when they have to be read."""
         self.last_tenant = ""
         """The tenant whose work was claimed last: the next turn is that of the one behind it."""
         self.keys: WriteCache[StoredKey] = WriteCache()
@@ -203,6 +211,7 @@ class RecordCaches:
             self._version = version
 
     def clear(self) -> None:
+        self.counters = ()
         self.keys.clear()
         self.items.clear()
 
@@ -220,14 +229,17 @@ class BulkStatement:
     A statement for any number of rows. `template` has one `{}`, for the rows' values.
 
     An insert has to say `OR ROLLBACK`: SQLite then never rolls back to the middle of the transaction, and keeps no copy
-    of every page it touches. The writer gives up the whole transaction on an error in any case.
+    of every page it touches. The writer gives up the whole transaction on an error in any case. `single` is a simpler
+    statement for one row.
     """
 
     __slots__ = ("texts",)
 
-    def __init__(self, template: str, *, width: int) -> None:
+    def __init__(self, template: str, *, width: int, single: str = "") -> None:
         row = f"({', '.join('?' * width)})"
         self.texts = [(size, template.format(", ".join([row] * size))) for size in SIZES]
+        if single:
+            self.texts[-1] = (1, single)
 
     def run(self, connection: apsw.Connection, rows: Sequence[Sequence[Any]]) -> None:
         at, number = 0, len(rows)
@@ -237,6 +249,7 @@ class BulkStatement:
                 at += size
 
 
+_READ_COUNTERS = "SELECT fence, keys, command FROM counter"
 _SAVE_COUNTERS = "UPDATE counter SET fence = ?, keys = ?, command = ?, transactions = transactions + ?, steady = ?"
 _COUNT_NEWS = "UPDATE counter SET transactions = transactions + 1, steady = ?"
 
@@ -282,9 +295,9 @@ class Transaction:
     def counters(self) -> StoreCounters:
         """The counters, read at first use, written by `flush` if they have changed."""
         if self._counters is None:
-            row: Any = self.connection.execute("SELECT fence, keys, command FROM counter").fetchone()
-            self._saved = row
-            self._counters = StoreCounters(*row)
+            read: Any = self.cache.counters or self.connection.execute(_READ_COUNTERS).get
+            self._saved = read
+            self._counters = StoreCounters(*self._saved)
         return self._counters
 
     def flush(self) -> None:
@@ -298,6 +311,7 @@ class Transaction:
         counters = () if self._counters is None else structs.astuple(self._counters)
         if counters != self._saved:
             self.connection.execute(_SAVE_COUNTERS, (*counters, is_news, self.now.steady))
+            self.cache.counters = counters  # forgotten if the commit fails
         elif is_news:
             self.connection.execute(_COUNT_NEWS, (self.now.steady,))
         if self._events:
@@ -323,6 +337,28 @@ class Transaction:
         self._events.clear()
         self.touched.add("audit")
         return head
+
+
+Handler = Callable[[Transaction, list[A]], Sequence[R | ReefknotError]]
+"""All requests of one kind in, one answer for each out."""
+
+
+def write_apart(
+    connect: Callable[[], apsw.Connection], now: Callable[[], Moment], handler: Handler[A, R], requests: list[A]
+) -> None:
+    """
+    Write requests in a transaction of its own, on a connection of its own, as another process would.
+
+    For threads without the loop that the writer answers to, and while that loop is blocked.
+    """
+    connection = connect()
+    try:
+        with immediate(connection):
+            transaction = Transaction(connection, now(), RecordCaches())
+            handler(transaction, requests)
+            transaction.flush()
+    finally:
+        close_connection(connection)
 
 
 def each(handle: Callable[[Transaction, *Ts], R]) -> Callable[[Transaction, list[tuple[*Ts]]], list[R]]:

@@ -65,7 +65,7 @@ class Outgoing:
         self._send((name, message))
 
     def _send(self, one: Named) -> asyncio.Future[bool]:
-        future: asyncio.Future[bool] = self._context.write(rows.publish_batch, one[1])
+        future: asyncio.Future[bool] = self._context.submit(rows.publish_batch, one[1])
         self._on_the_way += 1
         future.add_done_callback(partial(self._written, one))
         return future
@@ -312,7 +312,7 @@ class SqliteTransport:
         self._announces_now = is_urgent
         within = 0.0 if is_urgent else 2 * SEEN_EVERY_S
         own = [one for _, one in lines]
-        future = self._context.write(rows.refresh_batch, (self._origin, own), within=within)
+        future = self._context.submit(rows.refresh_batch, (self._origin, own), within=within)
         self._announcing, self._is_announced, self._unwritten[future] = future, True, own
         future.add_done_callback(partial(self._announced, lines, self._looked))
 

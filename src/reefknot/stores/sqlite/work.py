@@ -45,8 +45,7 @@ from reefknot.stores.sqlite import upkeep as retention
 from reefknot.stores.sqlite import work_rows as rows
 from reefknot.stores.sqlite.connection import query
 from reefknot.stores.sqlite.reads import StoreContext
-from reefknot.stores.sqlite.transaction import Transaction, each
-from reefknot.stores.sqlite.writer import write_apart
+from reefknot.stores.sqlite.transaction import Transaction, each, write_apart
 from reefknot.stores.table.items import LOOK_S
 
 LEASES_TOPIC = "leases ended"
@@ -105,8 +104,8 @@ _RECALL_READY = (
 )
 _RECALL_LATER = _RECALL_READY.replace("ready = 1", "ready = 0")
 _CLAIM = (
-    "UPDATE work SET state = 'running', owner = ?, fence = fence + 1, lease_until = ?, lease_ms = ?, updated_at = ? "  # noqa: S608
-    f"WHERE seq IN (SELECT value FROM json_each(?)) RETURNING {rows.FULL}, seq"
+    "UPDATE OR ROLLBACK work SET state = 'running', owner = ?, fence = fence + 1, lease_until = ?, lease_ms = ?, "
+    "updated_at = ? WHERE seq IN (SELECT value FROM json_each(?))"
 )
 REFUSING_S = 1.0
 """Seconds after a refusal in which arrivals are first judged by a read, which costs the writer nothing."""
@@ -151,7 +150,7 @@ class SqliteWorkQueue:
             if Enqueued.ACCEPTED not in answers:
                 return answers
         answers = await self._context.write(_enqueue_batch, (items, terms, events))
-        if any(isinstance(answer, Reject) for answer in answers):
+        if terms.rules is not None and any(isinstance(answer, Reject) for answer in answers):
             self._refusing_until = loop.time() + REFUSING_S
         return answers
 
@@ -369,10 +368,11 @@ def _claim(transaction: Transaction, n: int, claim: WorkClaim) -> list[WorkItem]
     if not classes or n <= 0:
         return []
     chosen = admission.next_rows(transaction, n, classes, claim)
-    values = (claim.owner, now.steady + lease_ms, lease_ms, now.wall, json.encode(chosen).decode())
-    taken = query(connection, _CLAIM, *values).fetchall() if chosen else []
-    by_seq = {seq: rows.item_of(row) for *row, seq in taken}
-    items = [by_seq[seq] for seq in chosen]
+    if not chosen:
+        return []
+    seqs = json.encode(chosen).decode()
+    connection.execute(_CLAIM, (claim.owner, now.steady + lease_ms, lease_ms, now.wall, seqs))
+    items = rows.of_seqs(connection, seqs)
     transaction.cache.items.note({item.id: item for item in items})
     transaction.counts.start(items)
     return items
@@ -433,7 +433,8 @@ def _settle_batch(transaction: Transaction, wanted: list[Sequence[Settlement]]) 
             if one.took_ms is not None:
                 took.setdefault(item.pool, []).append(one.took_ms)
             found[one.id] = changed[one.id] = core.settle(item, one.settled, transaction.now)
-            transaction.add_events(one.events)
+            if one.events:
+                transaction.add_events(one.events)
             answer.append(True)
         answers.append(answer)
     rows.update(transaction, [before[work_id] for work_id in changed], list(changed.values()))

@@ -31,8 +31,8 @@ _IS_EXPIRED = "SELECT EXISTS (SELECT 1 FROM work INDEXED BY work_leased WHERE st
 _INSERT = f"INSERT INTO work (ready, {FULL}) VALUES ({', '.join('?' * (len(_FIELDS) + 1))})"  # noqa: S608
 
 # Identity and payload never change.
-_CHANGING = _FIELDS[_FIELDS.index("state") : -1]
-_FIRST_CHANGING = _FIELDS.index("state")
+_CHANGING_PART = slice(_FIELDS.index("state"), -1)
+_CHANGING = _FIELDS[_CHANGING_PART]
 _UPDATE = (
     f"UPDATE work SET ready = ?, resource_class = ?, {', '.join(f'{name} = ?' for name in _CHANGING)} WHERE id = ?"  # noqa: S608
 )
@@ -93,6 +93,8 @@ _OF_CLASS = {
     WorkState.PENDING: ("state = 'pending' AND ready = 1", "state = 'pending' AND ready = 0"),
     WorkState.RUNNING: ("state = 'running'",),
 }
+# In the order in which they are named.
+_OF_SEQS = f"SELECT {FULL} FROM (SELECT value AS chosen FROM json_each(?)) CROSS JOIN work ON seq = chosen"  # noqa: S608
 _BY_SEQ = _AS_ONE_ROW + "(SELECT * FROM work WHERE seq IN (SELECT value FROM json_each(?)) ORDER BY seq {})"  # noqa: S608
 
 
@@ -131,6 +133,7 @@ _budget = json.Decoder(Budget)
 _history = json.Decoder(tuple[HistoryEntry, ...])
 _NO_BUDGET = json.encode(NO_BUDGET).decode()
 _STATES = {state.value: state for state in WorkState}
+_PENDING = WorkState.PENDING
 
 
 def listed(names: Iterable[str]) -> str:
@@ -388,12 +391,17 @@ def over(connection: apsw.Connection, ids: Sequence[str]) -> list[WorkItem]:
     return [item_of(row) for row in query(connection, _OVER, listed(ids))]
 
 
+def of_seqs(connection: apsw.Connection, seqs: str) -> list[WorkItem]:
+    """The items of these rows, with their payloads, in the order in which the rows are named."""
+    return [item_of(row) for row in query(connection, _OF_SEQS, seqs).fetchall()]
+
+
 def insert(transaction: Transaction, items: Sequence[WorkItem]) -> None:
     """Write new items."""
     if items:
-        transaction.counts.add(items)
-        ready = _are_ready(transaction, items)
-        rows = [(is_ready, *_row(item)) for is_ready, item in zip(ready, items, strict=True)]
+        _count(transaction, items)
+        wall = transaction.now.wall
+        rows = [(item.state is _PENDING and item.due_at <= wall, *_row(item)) for item in items]
         transaction.connection.executemany(_INSERT, rows)
 
 
@@ -402,29 +410,23 @@ def update(transaction: Transaction, old: Iterable[WorkItem], new: Sequence[Work
     if not new:
         return
     transaction.counts.add(old, -1)
-    transaction.counts.add(new)
+    _count(transaction, new)
     transaction.cache.items.drop([item.id for item in new])
+    wall = transaction.now.wall
     rows = [
-        (ready, item.resource_class, *_row(item)[_FIRST_CHANGING:-1], item.id)
-        for ready, item in zip(_are_ready(transaction, new), new, strict=True)
+        (item.state is _PENDING and item.due_at <= wall, item.resource_class, *_row(item)[_CHANGING_PART], item.id)
+        for item in new
     ]
     transaction.connection.executemany(_UPDATE, rows)
 
 
-def _are_ready(transaction: Transaction, items: Iterable[WorkItem]) -> list[bool]:
-    """Whether each item can be claimed now. Waiters for its class, or for its end, are woken after the commit."""
-    wall, ready = transaction.now.wall, []
-    classes, states = set(), set()
-    for item in items:
-        is_pending = item.state is WorkState.PENDING
-        if is_pending:
-            classes.add(item.resource_class)
+def _count(transaction: Transaction, items: Iterable[WorkItem]) -> None:
+    """Count items as they are written. Waiters for their classes, or for their end, are woken after the commit."""
+    for name, state in transaction.counts.add(items):
+        if state is _PENDING:
+            transaction.touched.add(CLASS_TOPIC + name)
         else:
-            states.add(item.state)
-        ready.append(is_pending and item.due_at <= wall)
-    transaction.touched.update(CLASS_TOPIC + name for name in classes)
-    transaction.touched.update("work" if state is WorkState.RUNNING else ENDED_TOPIC for state in states)
-    return ready
+            transaction.touched.add("work" if state is WorkState.RUNNING else ENDED_TOPIC)
 
 
 def item_of(row: Sequence[Any]) -> WorkItem:

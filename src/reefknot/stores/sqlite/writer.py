@@ -6,9 +6,9 @@ loop. A lone request does not wait for others. A handler takes all requests of i
 value or an error of its own. If a whole batch fails, its requests are done one by one, so that a bad one does not
 affect the others. After a disk error nothing more is written, because it is unknown what the disk has kept.
 
-A lone request on a disk that has been quick is written by the loop itself, if no other process holds the file's lock:
-two handovers between threads take longer than such a write. A disk that is slow, and the checkpoints of the write-ahead
-log, are left to the thread.
+A lone request on a disk that has been quick is written by the loop itself, before its caller would wait, if no other
+process holds the file's lock: two handovers between threads take longer than such a write. A disk that is slow, and the
+checkpoints of the write-ahead log, are left to the thread.
 """
 
 import asyncio
@@ -25,15 +25,12 @@ import apsw
 from reefknot.core.time import Moment
 from reefknot.errors import ReefknotError, StoreError, StoreUnavailableError
 from reefknot.runtime.forks import FORKS, opened_before_fork
-from reefknot.runtime.sqlite_files import busy_handler, close_connection, immediate, is_fatal, translated
-from reefknot.stores.sqlite.transaction import RecordCaches, Transaction
+from reefknot.runtime.sqlite_files import busy_handler, close_connection, is_fatal, translated
+from reefknot.stores.sqlite.transaction import Handler, RecordCaches, Transaction
 
 A = TypeVar("A")
 K = TypeVar("K")
 R = TypeVar("R")
-
-Handler = Callable[[Transaction, list[A]], Sequence[R | ReefknotError]]
-"""All requests of one kind in, one answer for each out."""
 
 _Request = tuple[Handler[Any, Any], Any, asyncio.Future[Any]]
 """Handler, its argument, and the future of the answer. A bare tuple: tens of thousands are made in a second."""
@@ -90,6 +87,9 @@ class Writer:
         self._gil = GilYield()
         self._wakeups: SimpleQueue[None] = SimpleQueue()
         self._waking: asyncio.AbstractEventLoop | None = None
+        self._held_up: asyncio.AbstractEventLoop | None = None
+        """The loop that has written lone requests, and has had no turn since."""
+        self._held_up_since = 0.0
         self._is_watched = False
         self._cache = RecordCaches()
         self._closing = False
@@ -129,12 +129,14 @@ class Writer:
         self._thread.start()
         await opened
 
-    def submit(self, handler: Handler[A, R], argument: A, *, within: float = 0.0) -> asyncio.Future[R]:
+    def submit(
+        self, handler: Handler[A, R], argument: A, *, within: float = 0.0, awaited: bool = False
+    ) -> asyncio.Future[R]:
         """
         Queue a request. Its future is answered when the transaction is on disk.
 
         A request that is not urgent joins the next transaction of this process, and starts one of its own only when
-        none came `within` this many seconds.
+        none came `within` this many seconds. `awaited`: the caller submits nothing else before it waits for the answer.
         """
         if self._closing or self.failure is not None or self._generation != FORKS.generation:
             raise self._refusal()
@@ -151,6 +153,8 @@ class Writer:
             return future
         self._submitted.append(request)
         if self._gil.idle and self._waking is not loop:
+            if awaited and self._write_here(loop):
+                return future
             self._waking = loop
             loop.call_soon(self._wake)
         if not self._is_watched:
@@ -207,15 +211,22 @@ class Writer:
             self._gil.wake(loop, self._wakeups)
 
     def _write_here(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Write a lone request in this loop. False when that could make the loop wait, or more is waiting."""
-        if self._quick < QUICK_IN_A_ROW or len(self._submitted) > 1 or _has_more_to_do(loop):
+        """Write a lone request in this loop. False when that could make the loop wait for long, or more is waiting."""
+        began, is_held_up = time.monotonic(), self._held_up is loop
+        if self._quick < QUICK_IN_A_ROW or len(self._submitted) > 1 or _has_more_to_do(loop, but=is_held_up):
+            return False
+        if is_held_up and began - self._held_up_since > MAX_BLOCK_S:
             return False
         if self.failure is not None or self._log_pages >= CHECKPOINT_PAGES or not self._in_use.acquire(blocking=False):
             return False
         try:
-            return self._write_lone(loop)
+            is_written = self._write_lone(loop)
         finally:
             self._in_use.release()
+        if is_written and not is_held_up:
+            self._held_up, self._held_up_since = loop, began
+            loop.call_soon(setattr, self, "_held_up", None)
+        return is_written
 
     def _write_lone(self, loop: asyncio.AbstractEventLoop) -> bool:
         connection, gil = self._connection, self._gil
@@ -311,6 +322,9 @@ class Writer:
         here: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         """Answer every loop that has requests in the batch: `here` at once, the others by a call into them."""
+        if len(batch) == 1 and batch[0][2].get_loop() is here:
+            self._deliver([batch[0][2]], answers, touched)
+            return
         for loop, places in _indexes_by_kind([future.get_loop() for _, _, future in batch]).items():
             arguments = [batch[at][2] for at in places], [answers[at] for at in places], touched
             if loop is here:
@@ -402,24 +416,6 @@ class Writer:
         self._on_commit(touched)
 
 
-def write_apart(
-    connect: Callable[[], apsw.Connection], now: Callable[[], Moment], handler: Handler[A, R], requests: list[A]
-) -> None:
-    """
-    Write requests in a transaction of its own, on a connection of its own, as another process would.
-
-    For threads without the loop that the writer answers to, and while that loop is blocked.
-    """
-    connection = connect()
-    try:
-        with immediate(connection):
-            transaction = Transaction(connection, now(), RecordCaches())
-            handler(transaction, requests)
-            transaction.flush()
-    finally:
-        close_connection(connection)
-
-
 def _indexes_by_kind(kinds: Sequence[K]) -> dict[K, list[int]]:
     """The indexes of each kind, in the order in which the kinds first occur."""
     found: dict[K, list[int]] = {}
@@ -499,6 +495,7 @@ class GilYield:
                 self._released.release()
 
 
-def _has_more_to_do(loop: asyncio.AbstractEventLoop) -> bool:
+def _has_more_to_do(loop: asyncio.AbstractEventLoop, but: int = 0) -> bool:
     """Whether the loop goes on at once instead of waiting. A hint: a loop without `_ready` counts as busy."""
-    return bool(getattr(loop, "_ready", True))
+    ready = getattr(loop, "_ready", None)
+    return ready is None or len(ready) > but

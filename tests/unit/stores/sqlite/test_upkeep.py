@@ -18,6 +18,7 @@ from reefknot.queue.port.work_queue import Settlement, WorkClaim
 from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores.sqlite import upkeep
 from reefknot.stores.sqlite.audit import _append_batch
+from reefknot.stores.sqlite.reads import StoreContext
 from tests.unit.stores.sqlite.stores_on_a_file import ended, locked, opened
 
 pytestmark = pytest.mark.real_time
@@ -58,15 +59,15 @@ async def test_a_key_that_was_claimed_anew_after_the_look_stays(
         async with opened(tmp_path / f"{careless}.db", clock, retention=10) as store:
             await ended(store, "k")
             clock.advance(20)
-            real = store._context.write
+            real = StoreContext.write
 
-            async def write(handler: Any, argument: Any) -> Any:
+            async def write(context: StoreContext, handler: Any, argument: Any) -> Any:
                 if handler is upkeep._remove_batch:
-                    store._context.write = real
+                    monkeypatch.setattr(StoreContext, "write", real)
                     assert isinstance(await store.idempotency.claim("k", owner="new"), Claimed)
-                return await real(handler, argument)
+                return await real(context, handler, argument)
 
-            store._context.write = write  # type: ignore[assignment]
+            monkeypatch.setattr(StoreContext, "write", write)
             monkeypatch.setattr(upkeep, "_REMOVE", statement.replace("AND {1} ", "") if careless else statement)
             await upkeep.purge_keys(store._context)
             return await store.idempotency.get("k") is not None

@@ -13,6 +13,8 @@ import pytest
 
 from reefknot.errors import StoreError
 from reefknot.idempotency.model import Claimed, ClaimRequest, Done
+from reefknot.queue.model.work import WorkDone, WorkItem
+from reefknot.queue.port.work_queue import Settlement, WorkClaim
 from reefknot.stores.sqlite import SqliteStore, writer
 from reefknot.stores.sqlite.transaction import Transaction, each
 from tests.unit.stores.sqlite.stores_on_a_file import locked, opened
@@ -262,3 +264,42 @@ async def test_the_write_ahead_log_of_a_lone_caller_stays_short(
             await store.idempotency.claim(f"{number}", owner="me")
         pages_in_log = path.with_name("state.db-wal").stat().st_size // 4096
     assert (pages_in_log < 100) is (pages == 20)
+
+
+def waits(store: SqliteStore) -> bool:
+    """Whether a lone caller on a quick disk has to wait for the loop."""
+    call_it_quick(store)
+    writing = store._context.write(whose, None)
+    try:
+        writing.send(None)
+    except StopIteration:
+        return False
+    writing.close()
+    return True
+
+
+@pytest.mark.parametrize(("longest", "expected"), [(60.0, [False, False, False]), (0.0, [False, True])])
+async def test_a_lone_caller_on_a_quick_disk_waits_for_the_loop_only_when_it_has_held_it_up_for_long(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch, longest: float, expected: list[bool]
+) -> None:
+    monkeypatch.setattr(writer, "MAX_BLOCK_S", longest)
+    assert [waits(store) for _ in expected] == expected
+    await asyncio.sleep(0.01)
+    assert not waits(store)
+
+
+async def test_statements_stay_prepared_when_a_batch_writes_hundreds_of_rows(store: SqliteStore) -> None:
+    """SQLite's cache of statements forgets the oldest use, and every row of a batch is one."""
+
+    async def batch(number: int) -> None:
+        await store.work.enqueue([WorkItem(f"{number}/{one}", "test.step", "io") for one in range(150)])
+        taken = await store.work.claim(150, WorkClaim(owner="me", classes=("io",)))
+        assert all(await store.work.settle([Settlement(one.id, "me", one.fence, WorkDone("1")) for one in taken]))
+
+    await batch(1)
+    connection = store._writer._connection
+    assert connection is not None
+    before = connection.cache_stats()["misses"]
+    await batch(2)
+    await batch(3)
+    assert connection.cache_stats()["misses"] - before < 5
