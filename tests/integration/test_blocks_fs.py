@@ -20,6 +20,8 @@ from reefknot.steps.port import Block
 from tests.integration.stepping import run, step
 from tests.pace import within
 
+pytestmark = pytest.mark.real_time
+
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
@@ -240,7 +242,7 @@ def test_a_name_may_have_as_many_bytes_as_the_file_system_takes(root: Path, name
     assert [file.name for file in (root / "deep").iterdir()] == [name]
 
 
-def test_nobody_ever_sees_half_a_file(root: Path) -> None:
+async def test_nobody_ever_sees_half_a_file(root: Path) -> None:
     """A reader beside a writer that replaces one text by another of another length."""
     texts = {"a" * 900, "b" * 50}
     (root / "x").write_text("a" * 900)
@@ -251,34 +253,27 @@ def test_nobody_ever_sees_half_a_file(root: Path) -> None:
         while not done.is_set():
             seen.add((root / "x").read_text())
 
-    async def write() -> None:
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
         block = BlobPut(Folders(FsSettings((root,))))
         for number in range(60):
             await step(block, path="x", content=sorted(texts)[number % 2])
         await block.close()
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    try:
-        asyncio.run(write())
     finally:
         done.set()
         reader.join()
     assert seen == texts
 
 
-def test_a_file_system_that_does_not_answer_is_given_up(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_file_system_that_does_not_answer_is_given_up(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = threading.Event()
     monkeypatch.setattr(fs, "_delete", lambda place: answers.wait(10) and {})
 
-    async def main() -> StepResult:
-        block = Delete(Folders(FsSettings((root,))))
-        result = await step(block, 0.05, path="x")
-        answers.set()
-        await block.close()
-        return result
-
-    result = asyncio.run(main())
+    block = Delete(Folders(FsSettings((root,))))
+    result = await step(block, 0.05, path="x")
+    answers.set()
+    await block.close()
 
     assert result.error_code is ErrorCode.resource_unavailable
     assert "within 0.05 s" in result.error_message

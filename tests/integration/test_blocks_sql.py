@@ -23,6 +23,8 @@ from tests.integration.postgres import Server
 from tests.integration.stepping import run, step
 from tests.pace import within
 
+pytestmark = pytest.mark.real_time
+
 SETUP = "CREATE TABLE people (id INTEGER PRIMARY KEY, name TEXT NOT NULL)"
 PEOPLE = "INSERT INTO people VALUES (1, 'Ada'), (2, 'Bob')"
 ENDLESS = "WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r) SELECT count(*) AS n FROM r"
@@ -297,23 +299,20 @@ def test_a_file_that_is_no_database_is_a_failure(tmp_path: Path) -> None:
     assert ask(made(f"sqlite:{tmp_path / 'x.db'}"), "SELECT * FROM t").error_code is ErrorCode.execution_failed
 
 
-def test_a_cancelled_step_ends_its_statement(lite: SqlSettings) -> None:
+async def test_a_cancelled_step_ends_its_statement(lite: SqlSettings) -> None:
     """Its thread is free again at once, although the attempt had a minute."""
-
-    async def main() -> None:
-        block = SqlQuery(lite)
-        running = asyncio.create_task(step(block, 60.0, connection="reads", query=ENDLESS))
-        while not busy():  # noqa: ASYNC110 - a thread has no event to wait for
-            await asyncio.sleep(0.01)
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running
-        await block.close()
 
     def busy() -> list[threading.Thread]:
         return [thread for thread in threading.enumerate() if thread.name.startswith("reefknot-sqlite")]
 
-    asyncio.run(main())
+    block = SqlQuery(lite)
+    running = asyncio.create_task(step(block, 60.0, connection="reads", query=ENDLESS))
+    while not busy():  # noqa: ASYNC110 - a thread has no event to wait for
+        await asyncio.sleep(0.01)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    await block.close()
     for thread in busy():
         thread.join(30)
         assert not thread.is_alive(), "the statement would go on for ever"

@@ -18,6 +18,8 @@ from tests.security.site_client import Answered, ask, bearer, build, opened_site
 from tests.unit.console.cli import work_items
 from tests.unit.console.cli.running import Commands
 
+pytestmark = pytest.mark.real_time
+
 CONFIGURED = """
 worker: {retries: {v2: {enabled: true}}, queue: {v2: {enabled: true}}}
 sources:
@@ -181,27 +183,28 @@ def test_a_refusal_has_its_status_and_says_what_is_accepted(
     assert "--" not in answered.json["error"]["message"].replace("--engine", "")
 
 
-def test_an_action_on_a_file_that_somebody_keeps_locked_is_refused_soon_and_changes_nothing(
+async def test_an_action_on_a_file_that_somebody_keeps_locked_is_refused_soon_and_changes_nothing(
     rk: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The store itself waits for much longer, and whether a write that nobody waits for was kept is not known."""
     monkeypatch.setattr(site, "LOCKED_S", 0.2)
     file, settings = rk.folder / ".reefknot" / "state.db", None
 
-    async def main() -> list[Answered]:
-        async with opened_site(file, settings) as opened:
-            app, holder = build(opened), apsw.Connection(str(file))
-            try:
-                holder.execute("BEGIN EXCLUSIVE").fetchall()
-                headers = [bearer(), ("Content-Type", "application/json")]
-                refused = await ask(app, "POST", f"{PREFIX}/jobs/waiting/cancel", headers, b"{}")
-                read = await ask(app, "GET", f"{PREFIX}/jobs/waiting", headers)
-                holder.execute("ROLLBACK").fetchall()
-                return [refused, read, await ask(app, "POST", f"{PREFIX}/jobs/waiting/cancel", headers, b"{}")]
-            finally:
-                holder.close()
-
-    refused, read, done = asyncio.run(main())
+    async with opened_site(file, settings) as opened:
+        app, holder = build(opened), apsw.Connection(str(file))
+        try:
+            holder.execute("BEGIN EXCLUSIVE").fetchall()
+            headers = [bearer(), ("Content-Type", "application/json")]
+            refused = await ask(app, "POST", f"{PREFIX}/jobs/waiting/cancel", headers, b"{}")
+            read = await ask(app, "GET", f"{PREFIX}/jobs/waiting", headers)
+            holder.execute("ROLLBACK").fetchall()
+            (refused, read, done) = [
+                refused,
+                read,
+                await ask(app, "POST", f"{PREFIX}/jobs/waiting/cancel", headers, b"{}"),
+            ]
+        finally:
+            holder.close()
     assert (refused.status, read.status, done.status) == (503, 200, 200)
     assert "another process kept it locked for too long" in refused.json["error"]["message"]
     assert read.json["state"] == "pending"

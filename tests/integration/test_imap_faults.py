@@ -24,6 +24,8 @@ from tests.faults.proxy import Fault, Trouble, Way, nobody_accepts, nobody_there
 from tests.imap_servers import Mailbox, message
 from tests.integration.imap_sink import MemorySink, connector, made, sync
 
+pytestmark = pytest.mark.real_time
+
 MESSAGES = 25
 LIMITS = 0.4
 """Seconds that a command may take here, where one is meant to take too long."""
@@ -70,17 +72,16 @@ def test_a_connection_may_break_at_every_stage(mailbox: Mailbox, fault: Fault, w
 
 
 @pytest.mark.parametrize(("fault", "at"), [(Fault.STALL, at) for at in (0, 300, 2500, 6000)] + [(Fault.SLOW, 2500)])
-def test_a_frozen_or_slow_server_is_given_up_in_time(mailbox: Mailbox, impatient: None, fault: Fault, at: int) -> None:
+async def test_a_frozen_or_slow_server_is_given_up_in_time(
+    mailbox: Mailbox, impatient: None, fault: Fault, at: int
+) -> None:
     """Slow: a byte every 50 ms, for ever. A limit for each read would never end that."""
     mailbox.deliver(*(message(number) for number in range(MESSAGES)))
 
-    async def run() -> tuple[MemorySink, list[SourceError]]:
-        sink = MemorySink()
-        async with proxied(mailbox.server.port, Trouble(fault, Way.DOWN, at, times=1)) as proxy:
-            # On a busy machine the healthy connection may be slower than the limits, too.
-            return sink, await synced_at_last(connector(mailbox, port=proxy.port), sink, most=50)
-
-    sink, errors = asyncio.run(run())
+    sink = MemorySink()
+    async with proxied(mailbox.server.port, Trouble(fault, Way.DOWN, at, times=1)) as proxy:
+        # On a busy machine the healthy connection may be slower than the limits, too.
+        (sink, errors) = sink, await synced_at_last(connector(mailbox, port=proxy.port), sink, most=50)
 
     assert sink.titles() == sorted(f"Message {number}" for number in range(MESSAGES))
     assert errors
@@ -96,14 +97,11 @@ def test_nobody_there_and_nobody_accepting_are_transient(impatient: None) -> Non
 
 
 @pytest.mark.parametrize("at", [0, 40, 700])
-def test_a_handshake_that_is_cut_is_transient(mailbox: Mailbox, at: int) -> None:
-    async def run() -> None:
+async def test_a_handshake_that_is_cut_is_transient(mailbox: Mailbox, at: int) -> None:
+    with pytest.raises(SourceError) as caught:
         async with proxied(mailbox.server.tls_port, Trouble(Fault.CUT, Way.DOWN, at)) as proxy:
             settings = {"host": "localhost", "port": proxy.port, "tls_ca": "localhost.pem", "user": mailbox.user}
             await made(settings).test()
-
-    with pytest.raises(SourceError) as caught:
-        asyncio.run(run())
     assert caught.value.failure_type is FailureType.TRANSIENT
 
 
@@ -116,46 +114,40 @@ async def command_sent(source: ImapMailbox) -> None:
             await asyncio.sleep(0)
 
 
-def test_a_cancelled_fetch_gives_its_connection_up_and_the_next_one_works(mailbox: Mailbox) -> None:
+async def test_a_cancelled_fetch_gives_its_connection_up_and_the_next_one_works(mailbox: Mailbox) -> None:
     mailbox.deliver(*(message(number) for number in range(MESSAGES)))
     sink = MemorySink()
 
-    async def run() -> int:
-        async with proxied(mailbox.server.port) as proxy:
-            source = connector(mailbox, port=proxy.port)
-            sink.keep(await source.fetch(FetchRequest("", sink, 5)))
-            proxy.hold(Way.DOWN)
-            late = asyncio.create_task(source.fetch(FetchRequest(sink.cursor, sink, 5)))
-            waiting = asyncio.create_task(source.fetch(FetchRequest(sink.cursor, sink, 5)))
-            await command_sent(source)
-            for task in (waiting, late):
-                task.cancel()
-                with suppress(asyncio.CancelledError):
-                    await task
-            proxy.release()  # the answer to the cancelled command comes now
-            await sync(source, sink, limit=5)
-            return proxy.connections
-
-    assert asyncio.run(run()) == 2
+    async with proxied(mailbox.server.port) as proxy:
+        source = connector(mailbox, port=proxy.port)
+        sink.keep(await source.fetch(FetchRequest("", sink, 5)))
+        proxy.hold(Way.DOWN)
+        late = asyncio.create_task(source.fetch(FetchRequest(sink.cursor, sink, 5)))
+        waiting = asyncio.create_task(source.fetch(FetchRequest(sink.cursor, sink, 5)))
+        await command_sent(source)
+        for task in (waiting, late):
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+        proxy.release()  # the answer to the cancelled command comes now
+        await sync(source, sink, limit=5)
+        assert proxy.connections == 2
     assert sink.titles() == sorted(f"Message {number}" for number in range(MESSAGES))
 
 
-def test_closing_ends_a_fetch_that_is_under_way(mailbox: Mailbox) -> None:
+async def test_closing_ends_a_fetch_that_is_under_way(mailbox: Mailbox) -> None:
     mailbox.deliver(message(1), message(2))
 
-    async def run() -> None:
-        async with proxied(mailbox.server.port) as proxy:
-            source = connector(mailbox, port=proxy.port)
-            await source.fetch(FetchRequest("", MemorySink(), 1))
-            proxy.hold()
-            late = asyncio.create_task(source.fetch(FetchRequest("", MemorySink(), 1)))
-            await command_sent(source)
-            await source.close()
-            with pytest.raises(SourceError):
-                async with asyncio.timeout(20):
-                    await late
-
-    asyncio.run(run())
+    async with proxied(mailbox.server.port) as proxy:
+        source = connector(mailbox, port=proxy.port)
+        await source.fetch(FetchRequest("", MemorySink(), 1))
+        proxy.hold()
+        late = asyncio.create_task(source.fetch(FetchRequest("", MemorySink(), 1)))
+        await command_sent(source)
+        await source.close()
+        with pytest.raises(SourceError):
+            async with asyncio.timeout(20):
+                await late
 
 
 # ---- answers that Dovecot does not give ------------------------------------------------------------------------------
@@ -348,20 +340,17 @@ def test_the_name_of_a_folder_cannot_become_a_command(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("letter", ["\r", "\n", "\x00", "\r\n"])
-def test_no_command_carries_a_line_break_or_a_zero_byte(letter: str) -> None:
+async def test_no_command_carries_a_line_break_or_a_zero_byte(letter: str) -> None:
     """A password with one, at a server that knows LOGIN alone."""
     script = answering("CAPABILITY", b"* CAPABILITY IMAP4rev1\r\nTAG OK done\r\n")
 
-    async def run() -> list[str]:
-        async with scripted(script) as server:
-            settings = {"host": "127.0.0.1", "port": server.port, "tls": "none", "user": "ann"}
-            with pytest.raises(SourceError, match="nothing was sent") as caught:
-                await made(settings, f"canary{letter}r9 DELETE INBOX").test()
-            assert caught.value.failure_type is FailureType.PERMANENT
-            assert "canary" not in str(caught.value)
-            return server.heard
-
-    assert [line.partition(" ")[2] for line in asyncio.run(run())] == ["CAPABILITY"]
+    async with scripted(script) as server:
+        settings = {"host": "127.0.0.1", "port": server.port, "tls": "none", "user": "ann"}
+        with pytest.raises(SourceError, match="nothing was sent") as caught:
+            await made(settings, f"canary{letter}r9 DELETE INBOX").test()
+        assert caught.value.failure_type is FailureType.PERMANENT
+        assert "canary" not in str(caught.value)
+        assert [line.partition(" ")[2] for line in server.heard] == ["CAPABILITY"]
 
 
 def test_a_server_that_offers_no_starttls_never_hears_the_password() -> None:

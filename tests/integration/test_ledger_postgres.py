@@ -29,6 +29,8 @@ from reefknot.errors import (
 from reefknot.idempotency.ledger import ledger
 from tests.integration.postgres import Server
 
+pytestmark = pytest.mark.real_time
+
 DYING = Path(__file__).parents[1] / "unit" / "idempotency" / "ledger_dying.py"
 NUMBERS = itertools.count(1)
 LEVELS = [psycopg.IsolationLevel.READ_COMMITTED, psycopg.IsolationLevel.SERIALIZABLE]
@@ -108,22 +110,16 @@ def test_the_second_call_of_a_key_gets_the_first_ones_result_and_has_no_effect(
         assert count(dsn) == (1, 1)
 
 
-def test_an_async_connection_does_the_same(dsn: str) -> None:
-    async def main() -> list[Any]:
-        async with await psycopg.AsyncConnection.connect(dsn) as conn:
-            return [await apay(conn), await apay(conn)]
-
-    assert asyncio.run(main()) == [{"paid": 20}, {"paid": 20}]
+async def test_an_async_connection_does_the_same(dsn: str) -> None:
+    async with await psycopg.AsyncConnection.connect(dsn) as conn:
+        assert [await apay(conn), await apay(conn)] == [{"paid": 20}, {"paid": 20}]
     assert count(dsn) == (1, 1)
 
 
-def test_an_async_connection_in_a_plain_with_is_refused(dsn: str) -> None:
-    async def main() -> None:
-        async with await psycopg.AsyncConnection.connect(dsn) as conn:
-            with pytest.raises(ParameterTypeError, match="async with"):
-                ledger(conn).once("a").__enter__()
-
-    asyncio.run(main())
+async def test_an_async_connection_in_a_plain_with_is_refused(dsn: str) -> None:
+    async with await psycopg.AsyncConnection.connect(dsn) as conn:
+        with pytest.raises(ParameterTypeError, match="async with"):
+            ledger(conn).once("a").__enter__()
 
 
 @pytest.mark.parametrize("autocommit", [False, True])
@@ -242,27 +238,24 @@ def test_a_connection_that_is_cut_is_named_and_the_key_runs_on_another(dsn: str)
 
 @pytest.mark.parametrize("table_is_there", [True, False])
 @pytest.mark.parametrize("first_ends", ["well", "badly"])
-def test_a_second_caller_waits_for_the_first(dsn: str, first_ends: str, table_is_there: bool) -> None:
-    async def main() -> Any:
-        connect = psycopg.AsyncConnection.connect
-        async with await connect(dsn) as one, await connect(dsn) as two:
-            if table_is_there:
-                async with ledger(one).once("makes the table"):
-                    pass
-            block = ledger(one).once("a")
-            claim = await block.__aenter__()
-            await one.execute("INSERT INTO effect VALUES (1)")
-            claim.result = "first"
-            later = asyncio.create_task(apay(two))
-            assert await asyncio.to_thread(somebody_waits_for_a_lock, dsn)
-            assert not later.done()
-            if first_ends == "well":
-                await block.__aexit__(None, None, None)
-            else:
-                await block.__aexit__(ValueError, ValueError(), None)
-            return await later
-
-    assert asyncio.run(main()) == ("first" if first_ends == "well" else {"paid": 20})
+async def test_a_second_caller_waits_for_the_first(dsn: str, first_ends: str, table_is_there: bool) -> None:
+    connect = psycopg.AsyncConnection.connect
+    async with await connect(dsn) as one, await connect(dsn) as two:
+        if table_is_there:
+            async with ledger(one).once("makes the table"):
+                pass
+        block = ledger(one).once("a")
+        claim = await block.__aenter__()
+        await one.execute("INSERT INTO effect VALUES (1)")
+        claim.result = "first"
+        later = asyncio.create_task(apay(two))
+        assert await asyncio.to_thread(somebody_waits_for_a_lock, dsn)
+        assert not later.done()
+        if first_ends == "well":
+            await block.__aexit__(None, None, None)
+        else:
+            await block.__aexit__(ValueError, ValueError(), None)
+        assert await later == ("first" if first_ends == "well" else {"paid": 20})
     assert count(dsn)[0] == 1
 
 
@@ -287,21 +280,18 @@ def test_other_keys_do_not_wait(dsn: str) -> None:
             assert pay(two, "b", wait=5) == {"paid": 20}
 
 
-def test_a_task_that_is_cancelled_while_it_waits_leaves_its_connection_usable(dsn: str) -> None:
-    async def main() -> Any:
-        connect = psycopg.AsyncConnection.connect
-        async with await connect(dsn) as one, await connect(dsn) as two:
-            await apay(one, "makes the table")
-            async with ledger(one).once("a"):
-                later = asyncio.create_task(apay(two))
-                assert await asyncio.to_thread(somebody_waits_for_a_lock, dsn)
-                later.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await later
-                assert two.info.transaction_status is psycopg.pq.TransactionStatus.IDLE
-                return await apay(two, "b")
-
-    assert asyncio.run(main()) == {"paid": 20}
+async def test_a_task_that_is_cancelled_while_it_waits_leaves_its_connection_usable(dsn: str) -> None:
+    connect = psycopg.AsyncConnection.connect
+    async with await connect(dsn) as one, await connect(dsn) as two:
+        await apay(one, "makes the table")
+        async with ledger(one).once("a"):
+            later = asyncio.create_task(apay(two))
+            assert await asyncio.to_thread(somebody_waits_for_a_lock, dsn)
+            later.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await later
+            assert two.info.transaction_status is psycopg.pq.TransactionStatus.IDLE
+            assert await apay(two, "b") == {"paid": 20}
 
 
 def test_under_serializable_the_later_caller_fails_retryably_and_then_sees_the_result(dsn: str) -> None:

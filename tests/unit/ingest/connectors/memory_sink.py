@@ -6,11 +6,15 @@ import asyncio
 import os
 import tracemalloc
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from reefknot.errors import StalePositionError
+import pytest
+
+from reefknot.core.failure import FailureType
+from reefknot.errors import SourceError, StalePositionError
 from reefknot.ingest.port import (
     Connector,
     Document,
@@ -77,6 +81,10 @@ class MemorySink:
     async def close(self) -> None:
         """Nothing is open."""
 
+    @property
+    def cursor(self) -> str:
+        return self.place.cursor
+
     # ---- what is known ----
 
     def _item(self, document_id: str) -> KnownItem:
@@ -103,6 +111,20 @@ class MemorySink:
     def ids(self) -> dict[str, str]:
         return dict(self._ids)
 
+    def texts(self) -> dict[str, str]:
+        return {location: document.text for location, document in sorted(self.by_location().items())}
+
+
+class StrictSink(MemorySink):
+    """Refuses what the other one mends: two documents in one place, a deletion of what is not kept."""
+
+    async def keep(self, source: str, page: Page, *, after: Position) -> Position:
+        assert set(page.deleted) <= set(self.documents), "a deletion of nothing"
+        expected = set(self.documents) | {document.id for document in page.documents}
+        position = await super().keep(source, page, after=after)
+        assert set(self.documents) == expected - set(page.deleted), "two documents in one place"
+        return position
+
 
 class Synced(list[Page]):
     """The pages of a sync."""
@@ -123,6 +145,19 @@ class Synced(list[Page]):
     def failures(self) -> dict[str, Exception]:
         return {failure.location: failure.error for page in self for failure in page.failures}
 
+    @property
+    def seen(self) -> int:
+        return sum(page.seen for page in self)
+
+
+async def one_page(connector: Connector, sink: DocumentSink, limit: int = 100) -> Page:
+    """Fetch and keep a page."""
+    position = await sink.position("s")
+    page = await connector.fetch(FetchRequest(position.cursor, sink.known("s"), limit))
+    assert len(page.documents) <= limit
+    await sink.keep("s", page, after=position)
+    return page
+
 
 async def sync(
     connector: Connector, sink: DocumentSink, *, limit: int = 100, between: Callable[[], object] = lambda: None
@@ -130,15 +165,21 @@ async def sync(
     """Fetch and keep pages until the last one; `between` is called after each page but the last."""
     pages = Synced()
     while len(pages) < MOST_PAGES:
-        position = await sink.position("s")
-        page = await connector.fetch(FetchRequest(position.cursor, sink.known("s"), limit))
-        assert len(page.documents) <= limit
-        await sink.keep("s", page, after=position)
-        pages.append(page)
-        if page.is_last:
+        pages.append(await one_page(connector, sink, limit))
+        if pages[-1].is_last:
             return pages
         between()
     raise AssertionError(f"no last page after {MOST_PAGES}")
+
+
+@contextmanager
+def failing(
+    words: str | None = None, kind: FailureType = FailureType.PERMANENT
+) -> Iterator[pytest.ExceptionInfo[SourceError]]:
+    """A failure of the source of this kind, whose text has these words (a regular expression)."""
+    with pytest.raises(SourceError, match=words) as caught:
+        yield caught
+    assert caught.value.failure_type is kind, caught.value
 
 
 def context(folder: Path, **settings: Any) -> SourceContext:

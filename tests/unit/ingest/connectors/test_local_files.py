@@ -304,23 +304,20 @@ def test_a_sync_that_is_interrupted_continues_behind_its_last_page_in_another_pr
     assert len(read) == len(sink.documents) == 30
 
 
-def test_a_page_that_was_overtaken_is_fetched_again(root: Path) -> None:
+async def test_a_page_that_was_overtaken_is_fetched_again(root: Path) -> None:
     for number in range(6):
         put(root, f"{number}.txt", str(number))
     sink = MemorySink()
     connector = source(root)
 
-    async def story() -> None:
-        start = sink.place
-        first = await connector.fetch(FetchRequest("", sink, 2))
-        await sink.keep("s", first, after=start)
-        second = await connector.fetch(FetchRequest(first.cursor, sink, 2))
-        with pytest.raises(StalePositionError):
-            await sink.keep("s", second, after=start)
-        again = await connector.fetch(FetchRequest(first.cursor, sink, 2))
-        assert again.documents == second.documents
-
-    asyncio.run(story())
+    start = sink.place
+    first = await connector.fetch(FetchRequest("", sink, 2))
+    await sink.keep("s", first, after=start)
+    second = await connector.fetch(FetchRequest(first.cursor, sink, 2))
+    with pytest.raises(StalePositionError):
+        await sink.keep("s", second, after=start)
+    again = await connector.fetch(FetchRequest(first.cursor, sink, 2))
+    assert again.documents == second.documents
     run(connector, sink, limit=2)
     assert sorted(texts(sink).values()) == list("012345")
 
@@ -701,19 +698,16 @@ def test_a_process_without_free_descriptors_is_a_failure_of_the_source(
     assert caught.value.failure_type is FailureType.TRANSIENT
 
 
-def test_a_disk_that_does_not_answer_is_a_transient_failure(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_disk_that_does_not_answer_is_a_transient_failure(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_files, "STUCK_S", 0.05)
     release = threading.Event()
     monkeypatch.setattr(LocalFiles, "_identity", lambda self: release.wait(60))
 
-    async def story() -> None:
+    with pytest.raises(SourceError, match="did not answer within") as caught:
         try:
             await source(root).fetch(FetchRequest("", MemorySink()))
         finally:
             release.set()
-
-    with pytest.raises(SourceError, match="did not answer within") as caught:
-        asyncio.run(story())
 
     assert caught.value.failure_type is FailureType.TRANSIENT
 
@@ -951,14 +945,11 @@ async def test_watching_ends_when_the_folder_vanishes(root: Path, monkeypatch: p
             pass
 
 
-def test_watching_without_its_package_names_the_extra(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_watching_without_its_package_names_the_extra(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "watchfiles", None)
 
-    async def story() -> None:
-        await anext(source(root).watch())
-
     with pytest.raises(SourceError, match=r"pip install '\.\[ingest\]' in a checkout") as caught:
-        asyncio.run(story())
+        await anext(source(root).watch())
     assert caught.value.failure_type is FailureType.PERMANENT
 
 
