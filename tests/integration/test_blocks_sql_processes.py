@@ -188,9 +188,8 @@ async def test_a_write_that_was_killed_is_undone_before_the_next_reader(
         assert killed.error_code is ErrorCode.resource_unavailable
         while not journals:  # noqa: ASYNC110 - a thread has no event to wait for
             await asyncio.sleep(0.01)
-        assert (
-            await step(block, connection="reads", query="SELECT count(*) AS n FROM big WHERE b = zeroblob(1000)")
-        ).outputs["rows"] == [{"n": 0}]
+        count = "SELECT count(*) AS n FROM big WHERE b = zeroblob(1000)"
+        assert (await step(block, connection="reads", query=count)).outputs["rows"] == [{"n": 0}]
     finally:
         await block.close()
     assert journals == [True]

@@ -188,21 +188,16 @@ async def test_an_action_on_a_file_that_somebody_keeps_locked_is_refused_soon_an
 ) -> None:
     """The store itself waits for much longer, and whether a write that nobody waits for was kept is not known."""
     monkeypatch.setattr(site, "LOCKED_S", 0.2)
-    file, settings = rk.folder / ".reefknot" / "state.db", None
-
-    async with opened_site(file, settings) as opened:
+    file = rk.folder / ".reefknot" / "state.db"
+    cancel, headers = f"{PREFIX}/jobs/waiting/cancel", [bearer(), ("Content-Type", "application/json")]
+    async with opened_site(file, None) as opened:
         app, holder = build(opened), apsw.Connection(str(file))
         try:
             holder.execute("BEGIN EXCLUSIVE").fetchall()
-            headers = [bearer(), ("Content-Type", "application/json")]
-            refused = await ask(app, "POST", f"{PREFIX}/jobs/waiting/cancel", headers, b"{}")
+            refused = await ask(app, "POST", cancel, headers, b"{}")
             read = await ask(app, "GET", f"{PREFIX}/jobs/waiting", headers)
             holder.execute("ROLLBACK").fetchall()
-            (refused, read, done) = [
-                refused,
-                read,
-                await ask(app, "POST", f"{PREFIX}/jobs/waiting/cancel", headers, b"{}"),
-            ]
+            done = await ask(app, "POST", cancel, headers, b"{}")
         finally:
             holder.close()
     assert (refused.status, read.status, done.status) == (503, 200, 200)
