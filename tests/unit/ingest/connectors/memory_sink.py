@@ -195,6 +195,51 @@ def put(root: Path, location: str, content: str | bytes) -> Path:
     return file
 
 
+class Folder:
+    """A folder, the sink in which its documents are kept, and its syncs."""
+
+    def __init__(self, root: Path, connector: Callable[[SourceContext], Connector]) -> None:
+        root.mkdir(parents=True, exist_ok=True)
+        self.root = root
+        self.sink = MemorySink()
+        self._connector = connector
+
+    def __truediv__(self, location: str) -> Path:
+        return self.root / location
+
+    def put(self, location: str, content: str | bytes | None = None) -> Path:
+        """Write a file, with its location as its text unless something else is given."""
+        return put(self.root, location, location if content is None else content)
+
+    def source(self, **settings: Any) -> Connector:
+        return self._connector(context(self.root, **settings))
+
+    def sync(self, *, limit: int = 100, between: Callable[[], object] = lambda: None, **settings: Any) -> Synced:
+        return asyncio.run(sync(self.source(**settings), self.sink, limit=limit, between=between))
+
+    def synced(self, *locations: str) -> dict[str, str]:
+        """Write these files, sync, and return the ids of all."""
+        for location in locations:
+            self.put(location)
+        self.sync()
+        return self.ids()
+
+    def item(self, location: str, **settings: Any) -> Document | None:
+        return asyncio.run(self.source(**settings).fetch_item(location, self.sink))
+
+    def test(self) -> str:
+        return asyncio.run(self.source().test())
+
+    def ids(self) -> dict[str, str]:
+        return self.sink.ids()
+
+    def texts(self) -> dict[str, str]:
+        return self.sink.texts()
+
+    def document(self, location: str) -> Document:
+        return self.sink.by_location()[location]
+
+
 class ForgettingSink(MemorySink):
     """Keeps the cursor, and no document."""
 
