@@ -15,13 +15,14 @@ import pytest
 
 from reefknot.core.failure import FailureType
 from reefknot.errors import SourceError
-from reefknot.ingest.connectors import github_api, github_content, github_repository
+from reefknot.ingest.connectors import github_api, github_content, github_repository, text_extraction
 from reefknot.ingest.connectors.github_content import Conversation, listing_query
 from reefknot.ingest.connectors.github_repository import GithubRepository
 from reefknot.ingest.port import FetchRequest, Page, Position, SourceContext
 from reefknot.testing import virtual_time
 from tests.github_server import SECONDARY_MESSAGE, GithubServer, Reply, refusal
 from tests.unit.ingest.connectors.memory_sink import StrictSink, Synced, failing, one_page, sync
+from tests.unit.ingest.connectors.test_text_extraction import pdf, word
 
 pytestmark = pytest.mark.real_time
 
@@ -213,6 +214,26 @@ def test_include_exclude_and_size_choose_the_files(server: GithubServer) -> None
     assert "max_bytes: 100" in found["big.md"].problem
     assert "UTF-8" in found["latin.md"].problem
     assert len(server.paths("/git/blobs/")) == 3, "neither the large file nor the picture was fetched"
+
+
+def test_the_texts_of_pdf_word_and_html_files_are_read(server: GithubServer) -> None:
+    server.git.files = {
+        "guide.pdf": pdf("A bowline for mooring"),
+        "guide.docx": word("A sheet bend for hammocks"),
+        "guide.html": b"<html><body><h1>Hitches</h1><p>A clove <b>hit</b>ch</p><script>no()</script></body></html>",
+        "damaged.pdf": b"%PDF-1.4 no more",
+    }
+    server.git.commit()
+    kept = synced(server, content=["files"])
+    text_extraction._helpers.end()
+
+    assert {location.removeprefix("files/"): text for location, text in kept.texts().items()} == {
+        "damaged.pdf": "",
+        "guide.docx": "A sheet bend for hammocks\nleft\tright",
+        "guide.html": "Hitches\nA clove hitch",
+        "guide.pdf": "A bowline for mooring",
+    }
+    assert "damaged" in kept.by_location()["files/damaged.pdf"].problem
 
 
 def test_symbolic_links_and_submodules_are_no_documents(server: GithubServer) -> None:

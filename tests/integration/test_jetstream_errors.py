@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Awaitable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,11 +12,10 @@ import pytest
 from msgspec import json
 from nats.aio.transport import TcpTransport
 
-from reefknot.console.nats_servers import NatsServer, running_nats
+from reefknot.console.nats_servers import NatsServer
 from reefknot.errors import ParameterError, StorePermissionError, StoreUnavailableError, StoreVersionError
 from reefknot.runtime.clocks import SystemClock
-from reefknot.runtime.seeds import new_id
-from reefknot.stores.jetstream import JetStreamStore, connection, options_from_url, streams
+from reefknot.stores.jetstream import JetStreamStore, options_from_url, streams
 from reefknot.stores.jetstream.connection import Connection, RefusedError, UnansweredError
 from reefknot.stores.jetstream.streams import NO_LEADER
 from reefknot.stores.opening import open_store
@@ -32,22 +29,6 @@ HASTY = 0.5
 async def open_and_close(url: str, **options: Any) -> None:
     store = await JetStreamStore(options_from_url(url, **{"patience": HASTY, **options}), SystemClock()).start()
     await store.close()
-
-
-async def test_where_no_server_is() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with pytest.raises(StoreUnavailableError, match=r"nats://127\.0\.0\.1:\d+: the server cannot be reached .*check"):
-        await open_and_close(f"nats://127.0.0.1:{port}")
-
-
-async def test_a_wrong_token_is_refused_and_never_shown(tmp_path: Path) -> None:
-    with running_nats(tmp_path, token="right-token") as (server,):
-        with pytest.raises(StorePermissionError, match="the server refuses this user") as caught:
-            await open_and_close(_plain(server), token="wrong-token")
-        assert "wrong-token" not in str(caught.value)
-        await open_and_close(_plain(server), token="right-token")
 
 
 async def test_a_reconnection_that_misses_its_cancellation_ends_with_its_connection(
@@ -73,25 +54,12 @@ async def test_a_reconnection_that_misses_its_cancellation_ends_with_its_connect
     assert [one for one in asyncio.all_tasks() if "_attempt_reconnect" in repr(one.get_coro())] == []
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"max_msgs": 100}, "max_msgs is 100, not -1"),
-        ({"subjects": ["NAME.work.>", "elsewhere.>"]}, "subjects is"),
-        ({"subject_delete_marker_ttl": 1_000_000_000, "allow_rollup_hdrs": True}, "subject_delete_marker_ttl"),
-    ],
-    ids=["a bound", "a subject that is not ours", "markers"],
-)
-async def test_a_stream_that_somebody_changed_is_named_with_the_difference(
-    nats_server: NatsServer, changes: dict[str, Any], words: str
-) -> None:
-    name = new_id()
-    if "subjects" in changes:
-        changes = {"subjects": [one.replace("NAME", name) for one in changes["subjects"]]}
-    await open_and_close(f"{nats_server.url}/{name}")
-    await _edit(nats_server.url, f"{name}_state", **changes)
-    with pytest.raises(StoreVersionError, match=rf"the stream {name}_state was changed: .*{words}"):
-        await open_and_close(f"{nats_server.url}/{name}")
+async def test_a_stream_with_a_subject_that_is_not_ours_is_named(nats_server: NatsServer) -> None:
+    url = f"{nats_server.url}/foreign"
+    await open_and_close(url)
+    await _edit(nats_server.url, "foreign_state", subjects=["foreign.work.>", "elsewhere.>"])
+    with pytest.raises(StoreVersionError, match="the stream foreign_state was changed: subjects is"):
+        await open_and_close(url)
 
 
 async def test_a_stream_of_an_earlier_version_gets_the_subjects_that_it_lacks(nats_server: NatsServer) -> None:
@@ -144,12 +112,6 @@ async def test_subjects_that_another_stream_has_are_named(nats_server: NatsServe
         await open_and_close(f"{nats_server.url}/taken")
 
 
-async def test_a_server_that_is_too_old_is_refused(nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "OLDEST_SERVER", (99, 0, 0))
-    with pytest.raises(StoreVersionError, match=r"has version \d+\.\d+\.\d+, and 99\.0\.0 or later is needed; update"):
-        await open_and_close(nats_server.url)
-
-
 @pytest.mark.parametrize("url", ["nats://", "nats://h:0", "nats://h:99999", "nats://h/a.b", "nats://h/a b", "nats:h"])
 def test_an_address_that_cannot_be_one_is_refused(url: str) -> None:
     with pytest.raises(ParameterError):
@@ -158,10 +120,6 @@ def test_an_address_that_cannot_be_one_is_refused(url: str) -> None:
 
 def test_a_password_in_an_address_is_not_shown() -> None:
     assert options_from_url("nats://me:secret@h:4222,me:secret@i:4222/x").shown == "nats://h:4222,i:4222/x"
-
-
-def _plain(server: NatsServer) -> str:
-    return f"nats://{server.url.rpartition('@')[2].removeprefix('nats://')}"
 
 
 async def _request(url: str, name: str, body: object = None) -> dict[str, Any]:
