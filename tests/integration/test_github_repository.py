@@ -580,7 +580,7 @@ async def test_listings_beyond_the_bound_are_dropped(deep: GithubServer, monkeyp
 @pytest.mark.parametrize(
     ("of_server", "settings", "words"),
     [
-        ({"token": "another"}, {"token": CANARY}, "the token is not valid"),
+        ({"token": "another"}, {"token": CANARY}, "store it where the setting `token` says"),
         *(
             (
                 {"token": CANARY, "rights": {"contents", "issues", "pulls"} - {missing}},
