@@ -72,7 +72,10 @@ def test_a_note_has_its_properties_tags_aliases_links_and_embeds(vault: Folder) 
     assert metadata["kind"] == "note"
     own = {name: metadata["properties"][name] for name in ("due", "at", "done", "rating", "nested")}
     assert own == {
-        "due": "2026-03-01", "at": "12:30", "done": "no", "rating": 4.5,
+        "due": "2026-03-01",
+        "at": "12:30",
+        "done": "no",
+        "rating": 4.5,
         "nested": {"a": [1, None, True]},
     }
     assert metadata["tags"] == ["project/alpha", "Idea", "inline"]
