@@ -18,7 +18,7 @@ from reefknot.ingest.orchestrator import IngestionOrchestrator
 from reefknot.ingest.port import Document, FetchRequest, ItemFailure, Page
 from reefknot.ingest.sync import SyncSummary
 from reefknot.queue.model.work import WorkItem, WorkState
-from tests.unit.ingest.world import Crowd, FunctionConnector, MemorySink, World, document, failing, page
+from tests.unit.ingest.world import Crowd, FunctionConnector, MemorySink, World, document, page
 
 
 async def three_pages(request: FetchRequest) -> Page:
@@ -49,25 +49,6 @@ async def test_a_retry_continues_behind_the_last_page_and_its_delay_is_honoured(
     assert (await world.run(seconds=300)).state is WorkState.SUCCEEDED
     assert [cursor for _, cursor in asked] == ["", "1", "1", "2"]
     assert 24 <= asked[2][0] - asked[1][0] <= 37, "30 s, more or less 20 %"
-
-
-@pytest.mark.parametrize(
-    ("error", "seconds", "attempts", "reason"),
-    [
-        (SourceError("the folder does not exist; create it", FailureType.PERMANENT), 1, 1, "does not exist; create it"),
-        (ConnectionError("connection refused"), 3600, 4, "connection refused"),
-    ],
-    ids=["at once where it is permanent", "after three retries where it may pass"],
-)
-async def test_a_job_that_keeps_failing_goes_to_quarantine(
-    world: World, error: Exception, seconds: float, attempts: int, reason: str
-) -> None:
-    await world.start(world.source(failing(error)))
-    await world.job("alone", n=1)
-    await asyncio.sleep(seconds)
-    item = await world.item("alone")
-    assert (item.state, item.attempts) == (WorkState.QUARANTINED, attempts)
-    assert reason in f"{item.reason} {item.failure}"
 
 
 async def test_an_item_that_cannot_be_read_gets_a_job_of_its_own_and_the_sync_goes_on(world: World) -> None:
@@ -172,15 +153,6 @@ async def test_a_page_that_takes_too_long_is_a_transient_failure(world: World) -
     item = await world.run(seconds=10)
     assert item.budget.failure_type == "transient"
     assert "within 5 s" in (item.failure or "")
-
-
-async def test_two_orchestrators_never_run_a_job_at_the_same_time(world: World) -> None:
-    crowd, names = Crowd(0.1), [f"job-{n}" for n in range(100)]
-    for _ in range(2):
-        await world.start(world.source(crowd.fetch, max_concurrency=4))
-    await world.run(*names, seconds=60)
-    assert crowd.most_of_one == 1
-    assert sorted(map(str, crowd.ran)) == sorted(names)
 
 
 async def test_a_lost_lease_counts_as_a_crash_and_the_third_one_is_quarantined(world: World) -> None:
@@ -322,7 +294,10 @@ async def test_a_cancelled_job_stops_within_seconds_and_may_clean_up(world: Worl
     await asyncio.sleep(10)
     assert stopped_after <= 2
     assert cleaned_up
-    assert await world.state("sync") is WorkState.CANCELLED
+    assert (await world.state("sync"), world.sink.documents) == (WorkState.CANCELLED, {})
+    assert await world.store.work.retry(["sync"], who="ann", why="after all") == ["sync"]
+    await asyncio.sleep(510)
+    assert await world.state("sync") is WorkState.SUCCEEDED
 
 
 async def test_a_connector_that_makes_no_progress_or_returns_no_page_is_stopped(world: World) -> None:

@@ -201,19 +201,13 @@ class Crowd:
 
     def __init__(self, seconds: float = 1.0) -> None:
         self.seconds = seconds
-        self.running: list[object] = []
-        self.ran: list[object] = []
-        self.most = 0
-        self.most_of_one = 0
+        self.running = self.most = 0
 
     async def fetch(self, request: FetchRequest) -> Page:
-        name = request.payload.get("n")
-        self.running.append(name)
-        self.ran.append(name)
-        self.most = max(self.most, len(self.running))
-        self.most_of_one = max(self.most_of_one, self.running.count(name))
+        self.running += 1
+        self.most = max(self.most, self.running)
         await asyncio.sleep(self.seconds)
-        self.running.remove(name)
+        self.running -= 1
         return page()
 
 
