@@ -106,20 +106,11 @@ def test_an_answer_is_the_json_of_its_command(rk: Commands, words: str, path: st
         ("schedule pause nightly --because x", "/schedules/nightly/pause", {"because": "x"}),
     ],
 )
-def test_an_action_is_that_of_its_command_and_audited_alike(rk: Commands, words: str, path: str, body: Any) -> None:
-    store = rk.folder / ".reefknot" / "state.db"
-    dry = api(rk, "POST", path, {**body, "dry_run": True})
-    before = len(work_items.operator_actions(store))
-    assert (dry.status, before) == (200, 0), dry.body
-
+def test_an_action_answers_with_what_its_command_prints(rk: Commands, words: str, path: str, body: Any) -> None:
     printed = rk(*words.split(), "--dry-run", "--json")
     answered = api(rk, "POST", path, body)
-
-    assert answered.status == 200, answered.body
-    assert printed.code == 0, printed.err
+    assert (answered.status, printed.code) == (200, 0), (answered.body, printed.err)
     assert set(printed.json) <= set(answered.json)
-    name = ".".join(words.split()[:2])
-    assert [action for _, action in work_items.operator_actions(store)] == [name]
 
 
 def test_a_job_is_submitted_once_and_conflicts_are_told(rk: Commands) -> None:
@@ -201,6 +192,7 @@ async def test_an_action_on_a_file_that_somebody_keeps_locked_is_refused_soon_an
         finally:
             holder.close()
     assert (refused.status, read.status, done.status) == (503, 200, 200)
+    assert refused.headers["retry-after"] == "5"
     assert "another process kept it locked for too long" in refused.json["error"]["message"]
     assert read.json["state"] == "pending"
     assert done.json["cancelled"]

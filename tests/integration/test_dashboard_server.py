@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-import apsw
 import pytest
 
 from reefknot.console.dashboard import api, connections, live, server
@@ -27,7 +26,6 @@ from reefknot.core.redaction import Redactor
 from reefknot.errors import OperationError, StoreLockedError, StoreReplacedError
 from reefknot.policy.settings import Settings, load_settings
 from reefknot.stores.opening import open_store
-from reefknot.stores.sqlite import SqliteStore
 from tests.unit.console.cli import work_items
 
 pytestmark = pytest.mark.real_time
@@ -244,13 +242,6 @@ async def test_a_handshake_that_does_not_end_is_not_waited_for(monkeypatch: pyte
             talk.writer.close()
 
 
-async def test_a_body_in_chunks_is_bounded_too() -> None:
-    async with served() as here:
-        chunk = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
-        headers = "Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n"
-        assert b" 413 " in await here.ask("POST /api/v1/jobs/retry", headers, chunk * 17)
-
-
 async def test_a_client_that_leaves_within_its_body_writes_nothing_to_the_log(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -345,14 +336,6 @@ async def test_others_are_answered_while_a_body_is_read(monkeypatch: pytest.Monk
     assert seen == [True]
 
 
-async def test_the_server_ends_while_connections_are_open() -> None:
-    loop = asyncio.get_running_loop()
-    async with served() as here:
-        assert await (await here.connect()).watch() == b"200"
-        began = loop.time()
-    assert loop.time() - began < PATIENCE_S
-
-
 async def test_viewers_that_come_at_the_same_time_are_bounded_too(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -396,25 +379,6 @@ async def test_a_job_that_clients_take_out_of_a_path_is_named_in_the_query(tmp_p
         assert b"job: unknown parameter; accepted here: tenant" in twice
         done = await here.ask(f"POST /api/v1/jobs//cancel?{query}", "Content-Length: 0\r\n")
         assert b'"cancelled":true' in done
-
-
-async def test_a_locked_store_is_503_with_a_time_to_try_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "state.db"
-    await asyncio.to_thread(work_items.submitted, path, "known")
-    defaults: dict[str, Any] = SqliteStore.__init__.__kwdefaults__ or {}
-    monkeypatch.setitem(defaults, "patience", 0.2)
-    async with served(f"sqlite:{path}") as here:
-        other = apsw.Connection(str(path))
-        try:
-            other.execute("BEGIN IMMEDIATE")
-            answer = await here.ask("POST /api/v1/jobs/known/cancel", "Content-Length: 0\r\n")
-        finally:
-            other.close()
-        assert b" 503 " in answer
-        assert b"retry-after: 5" in answer
-        assert b"locked for too long" in answer
-        again = await here.ask("POST /api/v1/jobs/known/cancel", "Content-Length: 0\r\n")
-        assert b" 200 OK" in again
 
 
 @pytest.mark.parametrize(
