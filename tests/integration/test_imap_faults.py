@@ -364,13 +364,6 @@ async def test_a_server_that_offers_no_starttls_never_hears_the_password() -> No
 
     assert "does not offer STARTTLS" in str(await failure(script, tls="starttls"))
     assert heard == ["STARTTLS"]
-
-
-async def test_words_behind_the_answer_to_starttls_are_refused() -> None:
-    """Somebody on the line adds an answer, to be read as if it came encrypted."""
-    script = answering("STARTTLS", b"TAG OK go\r\n* CAPABILITY IMAP4rev1\r\n")
-
-    assert "the connection may be intercepted" in str(await failure(script, tls="starttls"))
     assert "wants no TLS" in str(await failure(greeting=b"* PREAUTH hello\r\n", tls="starttls"))
 
 

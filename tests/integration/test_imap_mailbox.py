@@ -397,26 +397,6 @@ async def test_a_message_that_cannot_be_parsed_is_kept_with_its_problem(mailbox:
     assert "To has more than 100 addresses" in party.problem
 
 
-async def test_a_message_at_which_the_server_hangs_up_does_not_hold_up_the_others(
-    mailbox: Mailbox, sink: MemorySink
-) -> None:
-    """The name of its file says another size than it has: Dovecot begins to send it, and ends the connection."""
-    mailbox.deliver(message(1), message(2))
-    broken = mailbox.path("INBOX") / "cur" / f"{1_700_000_000 + 900_000}.M5.test,S=5000,W=5100:2,"
-    broken.write_bytes(message(3))
-    os.chmod(broken, 0o644)
-    mailbox.deliver(message(4))
-    source = connector(mailbox)
-    for _ in range(2):
-        with failing(kind=FailureType.TRANSIENT):
-            await sync(source, sink)
-    done = await sync(source, sink)
-
-    assert sink.titles() == titles((1, 2, 4))
-    assert len(done.failures) == 1
-    assert is_idle(await synced(mailbox, sink))
-
-
 async def test_a_refused_message_becomes_a_failure_and_the_others_are_kept(
     mailbox: Mailbox, sink: MemorySink, monkeypatch: pytest.MonkeyPatch
 ) -> None:

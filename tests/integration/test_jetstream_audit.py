@@ -248,19 +248,6 @@ async def test_a_copy_without_an_answer_counts_once(
     assert asked == ([2, 1] if is_sent else [2, 2, 1])
 
 
-async def test_events_survive_the_death_of_the_server(own_nats_server: NatsServer) -> None:
-    async with opening(own_nats_server) as another:
-        store = await another()
-        await store.audit.append([event("a")])
-        kill(own_nats_server)
-        waiting = asyncio.create_task(store.audit.append([event("b")]))
-        restart(own_nats_server)
-        head = await waiting
-        assert await store._writer.copied(LONGEST_S)
-        assert await event_types(store) == ["a", "b"]
-        assert await store.audit.verify(head) == []
-
-
 async def test_values_survive_the_death_of_the_server_and_a_change_that_waited_for_it_is_made_once(
     own_nats_server: NatsServer,
 ) -> None:

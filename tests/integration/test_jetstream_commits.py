@@ -18,7 +18,7 @@ import pytest
 from reefknot.console.nats_servers import NatsServer
 from reefknot.errors import StoreUnavailableError
 from reefknot.queue.model.submission import SubmissionRules
-from reefknot.queue.model.work import WorkDone, WorkItem, WorkState
+from reefknot.queue.model.work import WorkDone, WorkItem
 from reefknot.queue.port.work_queue import Enqueue, Enqueued, Settlement, WorkClaim
 from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores.jetstream import JetStreamStore
@@ -88,21 +88,6 @@ class TestOneWinner:
         monkeypatch.setattr(Message, "headers", lambda self: {})
         taken = await self._claim_all(one, other)
         assert len(taken) > len(set(taken))
-
-    async def test_the_late_result_of_an_owner_that_was_given_up_is_refused(
-        self, one: JetStreamStore, other: JetStreamStore, clock: VirtualClock
-    ) -> None:
-        await one.work.enqueue([item("w")])
-        (held,) = await one.work.claim(1, WorkClaim(owner="frozen", lease=5))
-        clock.advance(6)
-        await other.work.wait(5.0)
-        (again,) = await other.work.claim(1, WorkClaim(owner="heir"))
-        late = Settlement("w", "frozen", held.fence, WorkDone('"late"'), events=(event("late"),))
-        assert await one.work.settle([late]) == [False]
-        assert await other.work.settle([Settlement("w", "heir", again.fence, WorkDone('"right"'))]) == [True]
-        found = required(await one.work.ended("w", 10.0))
-        assert (found.state, found.result, found.crashes) == (WorkState.SUCCEEDED, '"right"', 1)
-        assert await event_types(other) == []
 
 
 class TestAdmission:
