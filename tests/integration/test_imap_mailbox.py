@@ -6,8 +6,7 @@ import asyncio
 import logging
 import os
 from base64 import b64encode
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from reefknot.ingest.connectors.imap_protocol import FolderState, ImapConnection
 from reefknot.ingest.documents import SqliteDocuments
 from reefknot.ingest.port import FetchRequest, Position
 from reefknot.runtime.clocks import SystemClock
-from tests.faults.proxy import NO_TROUBLE, Proxy, Trouble, Way
+from tests.faults.proxy import proxied
 from tests.imap_servers import ImapServer, Mailbox, message, running_imap
 from tests.integration.imap_sink import MemorySink, connector, made, sync
 from tests.unit.ingest.connectors import memory_sink
@@ -33,46 +32,10 @@ pytestmark = pytest.mark.real_time
 MANY = 2000
 
 
-class RecordingProxy(Proxy):
-    """A proxy that keeps what the client says."""
-
-    def __init__(self, port: int, trouble: Trouble = NO_TROUBLE) -> None:
-        super().__init__(port, trouble)
-        self.heard = b""
-
-    async def _carry(
-        self,
-        way: Way,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        client: asyncio.StreamWriter,
-        trouble: Trouble,
-    ) -> None:
-        if way is Way.UP:
-            read = reader.read
-
-            async def recorded(n: int = -1) -> bytes:
-                data = await read(n)
-                self.heard += data
-                return data
-
-            reader.read = recorded  # type: ignore[method-assign]
-        await super()._carry(way, reader, writer, client, trouble)
-
-    @property
-    def commands(self) -> list[str]:
-        lines = [line.partition(" ")[2] for line in self.heard.decode("latin-1").splitlines()]
-        return [line for line in lines if line]
-
-
-@asynccontextmanager
-async def recording(port: int) -> AsyncIterator[RecordingProxy]:
-    proxy = RecordingProxy(port)
-    await proxy.start()
-    try:
-        yield proxy
-    finally:
-        await proxy.stop()
+def commands_in(heard: bytes | bytearray) -> list[str]:
+    """The commands that a client sent."""
+    lines = [line.partition(" ")[2] for line in heard.decode("latin-1").splitlines()]
+    return [line for line in lines if line]
 
 
 @pytest.fixture
@@ -142,11 +105,11 @@ async def test_messages_are_found_in_the_store_of_documents_and_deletions_leave_
 async def test_a_second_sync_asks_for_no_message_again(mailbox: Mailbox, sink: MemorySink) -> None:
     """Counted on the wire."""
     mailbox.deliver(*map(message, range(50)))
-    async with recording(mailbox.server.port) as proxy:
+    async with proxied(mailbox.server.port) as proxy:
         await sync(connector(mailbox, port=proxy.port), sink)
-        first, proxy.heard = proxy.commands, b""
+        length = len(proxy.heard)
         await sync(connector(mailbox, port=proxy.port), sink)
-        second = proxy.commands
+        first, second = commands_in(proxy.heard[:length]), commands_in(proxy.heard[length:])
 
     assert any("BODY.PEEK" in command for command in first)
     assert [command.split()[0] for command in second[-3:]] == ["LIST", "EXAMINE", "LOGOUT"]
@@ -156,9 +119,9 @@ async def test_a_second_sync_asks_for_no_message_again(mailbox: Mailbox, sink: M
 async def test_nothing_is_ever_changed_in_the_mailbox(mailbox: Mailbox, sink: MemorySink) -> None:
     mailbox.deliver(*map(message, range(5)), message(9, text="x" * 2_000_000))
     before = [file.name for file in mailbox.files()]
-    async with recording(mailbox.server.port) as proxy:
+    async with proxied(mailbox.server.port) as proxy:
         await sync(connector(mailbox, port=proxy.port), sink)
-        commands = proxy.commands
+        commands = commands_in(proxy.heard)
 
     assert [file.name for file in mailbox.files()] == before  # a message that was seen has an S in the name of its file
     accepted = {"CAPABILITY", "AUTHENTICATE", "LIST", "EXAMINE", "UID", "LOGOUT"}
@@ -332,7 +295,7 @@ async def test_messages_come_and_go_between_the_pages_of_a_sync(mailbox: Mailbox
 
 async def test_two_requests_at_once_share_one_connection(mailbox: Mailbox, sink: MemorySink) -> None:
     await kept(mailbox, sink, 20)
-    async with recording(mailbox.server.port) as proxy:
+    async with proxied(mailbox.server.port) as proxy:
         source = connector(mailbox, port=proxy.port)
         found = await asyncio.gather(*(source.fetch_item(place, sink) for place in sink.ids()))
         await source.close()
