@@ -9,8 +9,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Barrier, Thread
+from threading import Barrier
 from typing import Any
 
 import psycopg
@@ -308,36 +309,25 @@ def test_under_serializable_the_later_caller_fails_retryably_and_then_sees_the_r
         block = ledger(one).once("a")
         claim = block.__enter__()
         claim.result = "first"
-        answers: list[Any] = []
-        thread = Thread(target=lambda: answers.append(later()))
-        thread.start()
-        assert somebody_waits_for_a_lock(dsn)
-        block.__exit__(None, None, None)
-        thread.join(10)
-
-    assert answers == ["first"]
-    assert len(tries) == 2
+        with ThreadPoolExecutor(1) as threads:
+            answer = threads.submit(later)
+            assert somebody_waits_for_a_lock(dsn)
+            block.__exit__(None, None, None)
+            assert (answer.result(10), len(tries)) == ("first", 2)
     assert count(dsn) == (1, 2)
 
 
 def race(dsn: str, callers: int, work: Callable[[Any], object]) -> None:
     start = Barrier(callers)
-    trouble: list[BaseException] = []
 
     def caller() -> None:
-        try:
-            with psycopg.connect(dsn) as conn:
-                start.wait(10)
-                work(conn)
-        except BaseException as error:
-            trouble.append(error)
+        with psycopg.connect(dsn) as conn:
+            start.wait(10)
+            work(conn)
 
-    threads = [Thread(target=caller) for _ in range(callers)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not trouble
+    with ThreadPoolExecutor(callers) as threads:
+        for called in [threads.submit(caller) for _ in range(callers)]:
+            called.result(60)
 
 
 def test_sixteen_callers_of_each_key_have_one_effect_each(dsn: str) -> None:
