@@ -448,7 +448,7 @@ def test_tls_is_checked_against_the_name_not_the_address(secured: Loopback) -> N
     assert result.outputs["body"] == f"localhost:{secured.port}"
 
 
-def test_a_certificate_for_another_name_or_that_nobody_vouches_for_is_refused(secured: Loopback) -> None:
+def test_a_certificate_for_another_name_or_of_an_unknown_authority_is_refused(secured: Loopback) -> None:
     other = run(block(ca_file=str(CERTIFICATE)), url=secured.url(host="127.0.0.1"))
 
     refused(other, ErrorCode.network_error, "certificate")

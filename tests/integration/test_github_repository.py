@@ -314,7 +314,12 @@ def test_only_what_changed_is_fetched(server: GithubServer) -> None:
     ]
 
 
-def test_a_renamed_file_stays_the_same_document(server: GithubServer) -> None:
+def test_a_renamed_file_stays_the_same_document(server: GithubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control does not look for moves."""
+
+    async def never(self: object, draft: object, entry: object) -> None:
+        return None
+
     write(server, z="moving", a="staying")
     kept = synced(server, content=["files"])
     before = kept.ids()
@@ -326,6 +331,10 @@ def test_a_renamed_file_stays_the_same_document(server: GithubServer) -> None:
     write(server, z="moving")  # the old place, taken by another file with the same content
     synced(server, kept, content=["files"])
     assert kept.ids()["files/b/moved.md"] == before["files/z.md"] != kept.ids()["files/z.md"]
+
+    monkeypatch.setattr(GithubRepository, "_moved_from", never)
+    replace(server, c="moving")
+    assert before["files/z.md"] not in synced(server, kept, content=["files"]).documents
 
 
 def test_a_copy_is_another_document(server: GithubServer) -> None:
@@ -647,7 +656,7 @@ ANSWERS: dict[str, tuple[Reply, FailureType, float | None]] = {
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-def test_an_answer_that_is_none_is_a_failure_of_its_kind(server: GithubServer, name: str) -> None:
+def test_an_answer_that_cannot_be_used_is_a_failure_of_its_kind(server: GithubServer, name: str) -> None:
     reply, kind, seconds = ANSWERS[name]
     server.on("/repos/octo/demo$", reply)
 
@@ -703,16 +712,22 @@ def test_a_blob_that_fails_for_good_does_not_stop_the_others(server: GithubServe
 
 
 @pytest.mark.parametrize("reply", [Reply(502), Reply(body=b"other content"), Reply(body=b"x", cut=True)])
-def test_a_blob_that_alone_fails_is_an_item_of_its_own(server: GithubServer, reply: Reply) -> None:
+def test_a_blob_that_alone_fails_is_an_item_of_its_own(
+    server: GithubServer, monkeypatch: pytest.MonkeyPatch, reply: Reply
+) -> None:
+    """The control does not check the hash, and takes other content for the file's."""
     write(server, a="a" * 20, b="b" * 20)
     server.on("/git/blobs/", reply)
-
     kept = synced(server, content=["files"])
 
     assert set(kept.ids()) == {"files/b.md"}
     failed = kept.pages.failures["files/a.md"]
     assert isinstance(failed, SourceError)
     assert failed.failure_type in (FailureType.TRANSIENT, FailureType.PERMANENT)
+    if reply.body == b"other content":
+        monkeypatch.setattr(github_content, "_blob_sha", lambda body, like: like)
+        server.on("/git/blobs/", reply)
+        assert synced(server, content=["files"]).texts()["files/a.md"] == "other content"
 
 
 def test_a_blob_that_fails_with_the_whole_server_is_no_item_failure(server: GithubServer) -> None:
@@ -905,16 +920,6 @@ async def test_the_change_between_pages_loses_an_issue_where_pages_are_numbered(
     assert "issues/101" not in kept.ids()
 
 
-def test_without_the_check_of_hashes_other_content_would_be_kept(
-    server: GithubServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(github_content, "_blob_sha", lambda body, like: like)
-    write(server, a="a" * 20)
-    server.on("/git/blobs/", Reply(body=b"other content"))
-
-    assert synced(server, content=["files"]).texts() == {"files/a.md": "other content"}
-
-
 async def test_without_the_look_for_a_push_a_sync_mixes_commits(
     server: GithubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -931,18 +936,3 @@ async def test_without_the_look_for_a_push_a_sync_mixes_commits(
         await sync(source, kept, limit=2)
 
     assert set(kept.ids()) == {"files/a.md", "files/b.md", "files/c.md", "files/d.md"}
-
-
-def test_without_the_look_for_moves_a_renamed_file_is_another_document(
-    server: GithubServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def never(self: object, draft: object, entry: object) -> None:
-        return None
-
-    monkeypatch.setattr(GithubRepository, "_moved_from", never)
-    write(server, a="moving")
-    kept = synced(server, content=["files"])
-    before = kept.ids()["files/a.md"]
-    replace(server, b="moving")
-
-    assert synced(server, kept, content=["files"]).ids()["files/b.md"] != before

@@ -188,40 +188,34 @@ async def test_the_documents_of_a_deleted_folder_are_deleted(mailbox: Mailbox, s
 # ---- new numbers -----------------------------------------------------------------------------------------------------
 
 
-async def renumbered(mailbox: Mailbox, sink: MemorySink) -> tuple[dict[str, str], Synced]:
-    """Sync, let UIDVALIDITY change while messages come and go, and sync again."""
+@pytest.mark.parametrize("is_control", [False, True], ids=["", "control: without the look for the old ids"])
+async def test_documents_keep_their_ids_when_uidvalidity_changes(
+    mailbox: Mailbox, sink: MemorySink, monkeypatch: pytest.MonkeyPatch, is_control: bool
+) -> None:
+    """While messages come and go."""
+
+    async def nothing_is_gone(*_: object) -> set[str]:
+        return set()
+
+    if is_control:
+        monkeypatch.setattr(ImapMailbox, "_gone", nothing_is_gone)
     files = mailbox.deliver(*map(message, range(250)), message(0))  # one of them twice
     await synced(mailbox, sink)
     before = sink.ids_by_title()
     mailbox.renumber()
     files[5].unlink()
     mailbox.deliver(message(1000))
-    return before, await synced(mailbox, sink)
+    done = await synced(mailbox, sink)
 
-
-async def test_documents_keep_their_ids_when_uidvalidity_changes(mailbox: Mailbox, sink: MemorySink) -> None:
-    before, done = await renumbered(mailbox, sink)
-
+    if is_control:
+        assert len(done.deleted) > 1
+        assert set(before.values()).isdisjoint(sink.documents)
+        return
     after = sink.ids_by_title()
     assert (len(sink.documents), len(done.deleted)) == (251, 1)
     same = [title for title in before if title in after and title != "Message 0"]
     assert len(same) == 248
     assert all(before[title] == after[title] for title in same)
-
-
-async def test_a_connector_that_does_not_look_for_the_old_ids_is_noticed(
-    mailbox: Mailbox, sink: MemorySink, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The control of the test above."""
-
-    async def nothing_is_gone(*_: object) -> set[str]:
-        return set()
-
-    monkeypatch.setattr(ImapMailbox, "_gone", nothing_is_gone)
-    before, done = await renumbered(mailbox, sink)
-
-    assert len(done.deleted) > 1
-    assert set(before.values()).isdisjoint(sink.documents)
 
 
 async def test_uidvalidity_may_change_during_a_sync(mailbox: Mailbox, sink: MemorySink) -> None:
@@ -240,8 +234,11 @@ async def test_uidvalidity_may_change_during_a_sync(mailbox: Mailbox, sink: Memo
 # ---- pages and cursors -----------------------------------------------------------------------------------------------
 
 
-async def lose_pages(mailbox: Mailbox, sink: MemorySink, *, keeps_cursor: bool) -> None:
-    """A sync in which every other page is lost after it was fetched, with the process; messages move meanwhile."""
+@pytest.mark.parametrize("is_control", [False, True], ids=["", "control: the cursor is ahead of its documents"])
+async def test_pages_that_were_lost_are_fetched_again_and_no_document_is_there_twice(
+    mailbox: Mailbox, sink: MemorySink, is_control: bool
+) -> None:
+    """Every other page is lost after it was fetched, with the process; messages move meanwhile."""
     files = mailbox.deliver(*map(message, range(90)))
     for number in range(1000):
         source = connector(mailbox)
@@ -251,7 +248,7 @@ async def lose_pages(mailbox: Mailbox, sink: MemorySink, *, keeps_cursor: bool) 
             await sink.keep("s", page, after=sink.place)
             if page.is_last:
                 break
-        elif keeps_cursor:
+        elif is_control:
             sink.place = Position(page.cursor)
         if number in (3, 9):
             mailbox.move(files.pop(), "Archive")
@@ -260,20 +257,7 @@ async def lose_pages(mailbox: Mailbox, sink: MemorySink, *, keeps_cursor: bool) 
         raise AssertionError("it never ends")
     await synced(mailbox, sink, limit=7)
 
-
-async def test_pages_that_were_lost_are_fetched_again_and_no_document_is_there_twice(
-    mailbox: Mailbox, sink: MemorySink
-) -> None:
-    await lose_pages(mailbox, sink, keeps_cursor=False)
-
-    assert sink.titles() == titles(range(90))
-
-
-async def test_a_cursor_ahead_of_its_documents_is_noticed(mailbox: Mailbox, sink: MemorySink) -> None:
-    """The control of the test above."""
-    await lose_pages(mailbox, sink, keeps_cursor=True)
-
-    assert len(sink.documents) < 90
+    assert len(sink.documents) < 90 if is_control else sink.titles() == titles(range(90))
 
 
 async def test_messages_come_and_go_between_the_pages_of_a_sync(mailbox: Mailbox, sink: MemorySink) -> None:
@@ -563,48 +547,30 @@ def test_the_server_of_the_tests_leaves_nothing_behind() -> None:
 MOVED = 300
 
 
-async def move_all(mailbox: Mailbox, sink: MemorySink, examined: list[str]) -> None:
-    """Move all messages to another folder, which is read in pages of 20."""
+@pytest.mark.parametrize("is_control", [False, True], ids=["", "control: a look for every page"])
+async def test_many_moves_open_each_folder_a_few_times_and_not_for_every_page(
+    mailbox: Mailbox, sink: MemorySink, monkeypatch: pytest.MonkeyPatch, is_control: bool
+) -> None:
+    """Opening a large folder, and the first fetch behind it, is most of the work of a sync after many moves."""
+    examined, examine = list[str](), ImapConnection.examine
+
+    async def counted(self: ImapConnection, folder: ImapFolder) -> FolderState:
+        examined.append(folder.name)
+        return await examine(self, folder)
+
+    monkeypatch.setattr(ImapConnection, "examine", counted)
+    if is_control:
+        monkeypatch.setattr(ImapMailbox, "_alive_of_many", ImapMailbox._alive)
     files = await kept(mailbox, sink, MOVED)
     ids = set(sink.documents)
     for file in files:
         mailbox.move(file, "Archive")
     examined.clear()
     done = await synced(mailbox, sink, limit=20)
+
     assert (set(sink.documents), folders_of(sink)) == (ids, {"Archive"})
     assert (len(done.documents), done.deleted) == (MOVED, [])
-
-
-@pytest.fixture
-def examined(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of folders in the order in which they are opened."""
-    names, examine = list[str](), ImapConnection.examine
-
-    async def counted(self: ImapConnection, folder: ImapFolder) -> FolderState:
-        names.append(folder.name)
-        return await examine(self, folder)
-
-    monkeypatch.setattr(ImapConnection, "examine", counted)
-    return names
-
-
-async def test_many_moves_open_each_folder_a_few_times_and_not_for_every_page(
-    mailbox: Mailbox, sink: MemorySink, examined: list[str]
-) -> None:
-    """Opening a large folder, and the first fetch behind it, is most of the work of a sync after many moves."""
-    await move_all(mailbox, sink, examined)
-
-    assert len(examined) <= 7, examined
-
-
-async def test_a_look_at_the_old_folder_for_every_page_opens_two_folders_for_every_page(
-    mailbox: Mailbox, sink: MemorySink, examined: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The control."""
-    monkeypatch.setattr(ImapMailbox, "_alive_of_many", ImapMailbox._alive)
-    await move_all(mailbox, sink, examined)
-
-    assert len(examined) >= 2 * MOVED // 20
+    assert len(examined) >= 2 * MOVED // 20 if is_control else len(examined) <= 7, examined
 
 
 async def test_a_message_that_stays_is_a_copy_and_keeps_its_id_on_every_page(

@@ -102,16 +102,15 @@ class TestAdmission:
         answers = [answer for kept in await asyncio.gather(*arrivals) for answer in kept]
         return answers.count(Enqueued.ACCEPTED)
 
+    @pytest.mark.parametrize("is_control", [False, True], ids=["", "control: without the comparison of arrivals"])
     async def test_the_bound_is_exact_however_many_submit_at_once(
-        self, one: JetStreamStore, other: JetStreamStore
+        self, one: JetStreamStore, other: JetStreamStore, monkeypatch: pytest.MonkeyPatch, is_control: bool
     ) -> None:
-        assert await self._submit(one, other) == 9, "ten places, one of them for work above the default priority"
-
-    async def test_control_whoever_does_not_compare_arrivals_takes_more(
-        self, monkeypatch: pytest.MonkeyPatch, one: JetStreamStore, other: JetStreamStore
-    ) -> None:
-        monkeypatch.setattr(State, "pool_messages", lambda self: [])
-        assert await self._submit(one, other) > 9
+        """Ten places, one of them for work above the default priority."""
+        if is_control:
+            monkeypatch.setattr(State, "pool_messages", lambda self: [])
+        accepted = await self._submit(one, other)
+        assert accepted > 9 if is_control else accepted == 9
 
 
 class TestLostAnswers:
@@ -145,23 +144,18 @@ class TestLostAnswers:
         return answers
 
     @pytest.mark.usefixtures("deaf")
+    @pytest.mark.parametrize("is_control", [False, True], ids=["", "control: without the look for its own batch"])
     async def test_a_batch_whose_answer_is_lost_is_stored_once_and_its_callers_hear_so(
-        self, one: JetStreamStore, other: JetStreamStore
-    ) -> None:
-        for number in range(6):
-            assert await self._live(one, number) == [Enqueued.ACCEPTED, f"w{number}", True]
-        assert await event_types(other) == ["submitted"] * 6
-
-    @pytest.mark.usefixtures("deaf")
-    async def test_control_who_does_not_look_takes_its_own_batch_for_another_ones(
-        self, monkeypatch: pytest.MonkeyPatch, one: JetStreamStore
+        self, one: JetStreamStore, other: JetStreamStore, monkeypatch: pytest.MonkeyPatch, is_control: bool
     ) -> None:
         async def unknown(self: Commits, message: object, commit_id: str) -> None:
             return None
 
-        monkeypatch.setattr(Commits, "_found", unknown)
+        if is_control:
+            monkeypatch.setattr(Commits, "_found", unknown)
         heard = [await self._live(one, number) for number in range(6)]
-        assert heard != [[Enqueued.ACCEPTED, f"w{number}", True] for number in range(6)]
+        assert (heard == [[Enqueued.ACCEPTED, f"w{number}", True] for number in range(6)]) is not is_control
+        assert is_control or await event_types(other) == ["submitted"] * 6
 
 
 class TestAMirrorThatWasAway:
