@@ -450,8 +450,15 @@ async def test_a_page_that_was_read_and_not_kept_is_read_again(server: GithubSer
     assert kept.documents == whole.documents
 
 
-@pytest.mark.parametrize("is_forced", [True, False])
-async def test_a_push_between_pages_begins_the_files_anew(server: GithubServer, is_forced: bool) -> None:
+@pytest.mark.parametrize(("is_forced", "is_control"), [(True, False), (False, False), (True, True)])
+async def test_a_push_between_pages_begins_the_files_anew(
+    server: GithubServer, monkeypatch: pytest.MonkeyPatch, is_forced: bool, is_control: bool
+) -> None:
+    """The control does not look for pushes, and mixes commits."""
+
+    async def never(state: object) -> bool:
+        return False
+
     write(server, a="a1", b="b1", c="c1", d="d1")
     kept = Kept()
     async with opened(server, content=["files"]) as source:
@@ -459,11 +466,15 @@ async def test_a_push_between_pages_begins_the_files_anew(server: GithubServer, 
         old = server.git.head("main")
         server.git.files = {"a.md": b"a2", "c.md": b"c1", "e.md": b"e1"}
         server.git.commit(parent="" if is_forced else None)
-        if is_forced:
+        if is_control:
+            monkeypatch.setattr(source, "_head", never)
+        elif is_forced:
             server.git.forget(old)
         await sync(source, kept, limit=2)
 
-    assert kept.texts() == {"files/a.md": "a2", "files/c.md": "c1", "files/e.md": "e1"}
+    new = {"files/a.md": "a2", "files/c.md": "c1", "files/e.md": "e1"}
+    assert (kept.texts() == new) is not is_control
+    assert not is_control or set(kept.ids()) == {"files/a.md", "files/b.md", "files/c.md", "files/d.md"}
 
 
 def test_a_push_while_a_page_is_read_leaves_nothing_of_the_old_commit(server: GithubServer) -> None:
@@ -918,21 +929,3 @@ async def test_the_change_between_pages_loses_an_issue_where_pages_are_numbered(
     await source.close()
 
     assert "issues/101" not in kept.ids()
-
-
-async def test_without_the_look_for_a_push_a_sync_mixes_commits(
-    server: GithubServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def never(state: object) -> bool:
-        return False
-
-    write(server, a="a1", b="b1", c="c1", d="d1")
-    kept = Kept()
-    async with opened(server, content=["files"]) as source:
-        await one_page(source, kept, 2)
-        server.git.files = {"a.md": b"a2"}
-        server.git.commit(parent="")
-        monkeypatch.setattr(source, "_head", never)
-        await sync(source, kept, limit=2)
-
-    assert set(kept.ids()) == {"files/a.md", "files/b.md", "files/c.md", "files/d.md"}
