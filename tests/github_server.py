@@ -87,14 +87,11 @@ class GitRepository:
         who = f"Ada <ada@example.org> {1_700_000_000 + self._commits} +0000"
         before = self.head(branch) if parent is None else parent
         lines = [f"commit refs/heads/{branch}\ncommitter {who}\ndata 1\nx".encode()]
-        if before:
-            lines.append(f"from {before}".encode())
+        lines += [f"from {before}".encode()] if before else []
         lines.append(b"deleteall")
         for path, content in sorted(self.files.items()):
-            lines.append(
-                b"M %s inline %s\ndata %d\n%s"
-                % (b"100644", json.dumps(path, ensure_ascii=False).encode(), len(content), content)
-            )
+            name = json.dumps(path, ensure_ascii=False).encode()
+            lines.append(b"M 100644 inline %s\ndata %d\n%s" % (name, len(content), content))
         self._git("fast-import", "--quiet", "--force", stdin=b"\n".join(lines) + b"\n")
         self._heads.clear()
         self._trees.clear()
@@ -115,12 +112,8 @@ class GitRepository:
         assert not self.has(sha)
 
     def has(self, sha: str) -> bool:
-        return (
-            subprocess.run(
-                ["git", "cat-file", "-e", sha], cwd=self.folder, stderr=subprocess.DEVNULL, check=False
-            ).returncode
-            == 0
-        )
+        asked = subprocess.run(["git", "cat-file", "-e", sha], cwd=self.folder, stderr=subprocess.DEVNULL, check=False)
+        return asked.returncode == 0
 
     def tree(self, sha: str, *, recursive: bool) -> list[dict[str, Any]] | None:
         if (sha, recursive) in self._trees:
@@ -160,19 +153,13 @@ class GitRepository:
     def close(self) -> None:
         with self._lock:
             if self._reader is not None:
-                assert self._reader.stdin is not None
-                assert self._reader.stdout is not None
-                self._reader.stdin.close()
-                self._reader.wait(10)
-                self._reader.stdout.close()
+                self._reader.communicate(timeout=10)
                 self._reader = None
 
     def _git(self, *words: str, stdin: bytes = b"") -> bytes:
         where = self.folder if self.folder.exists() else self.folder.parent
-        environment = os.environ | GIT_ENVIRONMENT
-        return subprocess.run(
-            ["git", *words], cwd=where, input=stdin, capture_output=True, check=True, env=environment
-        ).stdout
+        own = os.environ | GIT_ENVIRONMENT
+        return subprocess.run(["git", *words], cwd=where, input=stdin, capture_output=True, check=True, env=own).stdout
 
 
 class GithubServer:
@@ -260,11 +247,8 @@ class GithubServer:
     def paths(self, pattern: str = "", *, status: int | None = None) -> list[str]:
         """The paths that were asked for, in their order."""
         with self._lock:
-            return [
-                one.path
-                for one in self.requests
-                if re.search(pattern, one.path) and (status is None or one.status == status)
-            ]
+            found = [one for one in self.requests if status in (None, one.status)]
+        return [one.path for one in found if re.search(pattern, one.path)]
 
     def close(self) -> None:
         self.stopping.set()
@@ -361,9 +345,8 @@ class GithubServer:
             if entries is None:
                 return refusal(404, "Not Found")
             is_cut = recursive and len(entries) > self.largest_tree
-            return _json(
-                {"sha": name, "tree": entries[: self.largest_tree] if is_cut else entries, "truncated": is_cut}
-            )
+            shown = entries[: self.largest_tree] if is_cut else entries
+            return _json({"sha": name, "tree": shown, "truncated": is_cut})
         if kind == "blobs" and "raw" in headers.get("accept", ""):
             body = self.git.blob(name)
             return refusal(404, "Not Found") if body is None else Reply(200, body, {"Content-Type": "text/plain"})
@@ -409,12 +392,9 @@ class GithubServer:
 
     def _paged(self, items: list[dict[str, Any]], query: Mapping[str, str], path: str) -> Reply:
         size, page = min(100, int(query.get("per_page", "30"))), int(query.get("page", "1"))
+        others = {"next": page + 1 if page * size < len(items) else 0, "prev": page - 1}
+        links = [f'<{self.url}{path}?page={other}>; rel="{name}"' for name, other in others.items() if other]
         shown = items[(page - 1) * size : page * size]
-        links = []
-        if page * size < len(items):
-            links.append(f'<{self.url}{path}?page={page + 1}>; rel="next"')
-        if page > 1:
-            links.append(f'<{self.url}{path}?page={page - 1}>; rel="prev"')
         return Reply(200, json.dumps(shown).encode(), {"Link": ", ".join(links)} if links else {})
 
 

@@ -80,10 +80,8 @@ def frozen(server: NatsServer) -> Iterator[None]:
 
 def _wait_until_stopped(pid: int) -> None:
     """The kernel stops threads one by one, and one that still runs would answer."""
-    ends = time.monotonic() + 10.0
-    while {path.read_text().rpartition(")")[2].split()[0] for path in Path(f"/proc/{pid}/task").glob("*/stat")} != {
-        "T"
-    }:
+    ends, tasks = time.monotonic() + 10.0, Path(f"/proc/{pid}/task")
+    while {path.read_text().rpartition(")")[2].split()[0] for path in tasks.glob("*/stat")} != {"T"}:
         assert time.monotonic() < ends, "it goes on"
         time.sleep(0.01)
 

@@ -60,6 +60,8 @@ class Proxy:
         self._port = port
         self._trouble = trouble
         self.connections = 0
+        self.heard = bytearray()
+        """What clients said, on all connections."""
         self._open = {way: asyncio.Event() for way in Way}
         self._delays = dict.fromkeys(Way, 0.0)
         self._ends: set[asyncio.StreamWriter] = set()
@@ -152,6 +154,8 @@ class Proxy:
             await self._strike(trouble.fault, client)
         with contextlib.suppress(OSError):
             while data := await reader.read(CHUNK):
+                if way is Way.UP:
+                    self.heard += data
                 if self._delays[way]:
                     await asyncio.sleep(self._delays[way])
                 await self._open[way].wait()

@@ -91,32 +91,22 @@ class Peer:
 
     def send(self, subject: str, message: Fields | bytes, *, headers: dict[str, str] | None = None) -> None:
         """Publish by core NATS."""
-        body = message if isinstance(message, bytes) else json.dumps(message).encode()
-
-        async def publish() -> None:
-            await self._client.publish(subject, body, headers=headers)
-            await round_trip(self._client)
-
-        self.run(publish())
+        self.run(self._publish(subject, [message], headers))
 
     def send_all(self, subject: str, messages: Iterable[Fields]) -> None:
         """Publish many by core NATS, one right after the other."""
+        self.run(self._publish(subject, messages))
 
-        async def publish() -> None:
-            for message in messages:
-                await self._client.publish(subject, json.dumps(message).encode())
-            await round_trip(self._client)
-
-        self.run(publish())
+    async def _publish(
+        self, subject: str, messages: Iterable[Fields | bytes], headers: dict[str, str] | None = None
+    ) -> None:
+        for message in messages:
+            await self._client.publish(subject, _body(message), headers=headers)
+        await round_trip(self._client)
 
     def store(self, subject: str, message: Fields | bytes) -> int:
         """Publish to the stream of a subject; returns the sequence in the stream's acknowledgement."""
-        body = message if isinstance(message, bytes) else json.dumps(message).encode()
-
-        async def publish() -> int:
-            return (await self._client.jetstream().publish(subject, body)).seq
-
-        return self.run(publish())
+        return self.run(self._client.jetstream().publish(subject, _body(message))).seq
 
     def beat(self, worker_id: str, status: str) -> None:
         """Let a worker of this name send heartbeats from now on, with this status of its class `cpu`."""
@@ -132,32 +122,19 @@ class Peer:
     async def _send_heartbeat(self, worker_id: str, status: str) -> None:
         health = {"status": status, "queue_depth": 0, "active": 0, "capacity": 4}
         beat = {"worker_id": worker_id, "timestamp": int(time.time() * 1000), "classes": {"cpu": health}}
-        await self._client.publish(HEARTBEAT, json.dumps(beat).encode())
-        await round_trip(self._client)
+        await self._publish(HEARTBEAT, [beat])
 
     def waiting_in(self, stream: str) -> int:
         """The number of messages that a stream keeps."""
-
-        async def count() -> int:
-            return int((await self._client.jetstream().stream_info(stream)).state.messages)
-
-        return self.run(count())
+        return int(self.run(self._client.jetstream().stream_info(stream)).state.messages)
 
     def streams(self) -> list[str]:
         """The names of all streams of the server."""
-
-        async def names() -> list[str]:
-            return [str(info.config.name) for info in await self._client.jetstream().streams_info()]
-
-        return self.run(names())
+        return [str(info.config.name) for info in self.run(self._client.jetstream().streams_info())]
 
     def make_stream(self, name: str, subjects: list[str]) -> None:
         """Make a stream of a peer. One whose name begins with the store's is removed at the end."""
-
-        async def make() -> None:
-            await self._client.jetstream().add_stream(name=name, subjects=subjects)
-
-        self.run(make())
+        self.run(self._client.jetstream().add_stream(name=name, subjects=subjects))
 
     # ---- hearing -----------------------------------------------------------------------------------------------------
 
@@ -185,6 +162,10 @@ class Peer:
 
     def result(self, name: str) -> Fields:
         return self.wait_for(RESULT, assignment_id=name).fields
+
+
+def _body(message: Fields | bytes) -> bytes:
+    return message if isinstance(message, bytes) else json.dumps(message).encode()
 
 
 def _has(message: Heard, fields: Fields) -> bool:

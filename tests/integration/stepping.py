@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 
+from reefknot.core.failure import ErrorCode
 from reefknot.queue.model.messages import StepResult
 from reefknot.steps.port import Block, BlockContext
 
@@ -32,6 +33,12 @@ def run(block: Block, seconds: float = 10.0, /, **inputs: Any) -> StepResult:
             await block.close()
 
     return asyncio.run(main())
+
+
+def refused(result: StepResult, code: ErrorCode, words: str = "") -> None:
+    """Check that a step was refused with this code, and that these words are in its message."""
+    assert result.error_code is code, result
+    assert words in result.error_message
 
 
 @dataclass(slots=True)

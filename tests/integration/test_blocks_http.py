@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
 import socket
 import ssl
 import threading
@@ -24,7 +23,7 @@ from reefknot.core.failure import ErrorCode, FailureType
 from reefknot.queue.model.messages import StepResult, StepStatus
 from reefknot.steps.addresses import HttpSettings, read_allowed
 from reefknot.steps.http import HARMLESS_HEADERS, HttpRequest
-from tests.integration.stepping import Loopback, Reply, Seen, context, run, step
+from tests.integration.stepping import Loopback, Reply, Seen, context, refused, run, step
 from tests.pace import within
 
 
@@ -60,9 +59,8 @@ def test_a_reference_of_the_configuration_is_resolved_when_the_step_runs_and_no_
         assert [one.path for one in server.seen] == ["/secret"]
 
     assert heard.outputs["body"] == "heard"
-    assert (unread.error_code, foreign.error_code) == (ErrorCode.resource_unavailable,) * 2
-    assert "cannot be read" in unread.error_message
-    assert "is not alerts.webhook of this worker's configuration" in foreign.error_message
+    refused(unread, ErrorCode.resource_unavailable, "cannot be read")
+    refused(foreign, ErrorCode.resource_unavailable, "is not alerts.webhook of this worker's configuration")
 
 
 def test_a_2xx_is_ok_with_status_headers_and_body() -> None:
@@ -90,22 +88,26 @@ def test_the_text_of_an_error_has_no_control_characters_of_the_server() -> None:
     assert "oops\\x1b[2J\\x00\\x9b31m\\u202egnp.exe end" in result.error_message
 
 
-def test_a_server_that_says_when_is_heard_in_seconds() -> None:
-    assert ask(Reply(503, {"Retry-After": "7"})).metadata["retry_after"] == 7.0
+@pytest.mark.parametrize(
+    ("status", "headers", "bounds"),
+    [
+        (503, lambda: {"Retry-After": "7"}, (7, 7)),
+        (
+            429,
+            lambda: {"Retry-After": format_datetime(datetime.now(UTC) + timedelta(seconds=60), usegmt=True)},
+            (50, 60),
+        ),
+        (403, lambda: {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": str(int(time.time()) + 120)}, (100, 120)),
+    ],
+    ids=["seconds", "a date", "the reset of a spent limit"],
+)
+def test_a_server_that_says_when_is_heard(
+    status: int, headers: Callable[[], dict[str, str]], bounds: tuple[float, float]
+) -> None:
+    metadata = ask(Reply(status, headers())).metadata
 
-
-def test_a_server_that_says_when_is_heard_as_a_date() -> None:
-    later = format_datetime(datetime.now(UTC) + timedelta(seconds=60), usegmt=True)
-
-    assert 50 < ask(Reply(429, {"Retry-After": later})).metadata["retry_after"] <= 60
-
-
-def test_a_spent_limit_is_told_with_its_reset() -> None:
-    reset = str(int(time.time()) + 120)
-    metadata = ask(Reply(403, {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": reset})).metadata
-
-    assert metadata["limit_reached"] is True
-    assert 100 < metadata["retry_after"] <= 120
+    assert bounds[0] <= metadata["retry_after"] <= bounds[1]
+    assert metadata.get("limit_reached", False) is (status == 403)
 
 
 @pytest.mark.parametrize("reset", ["²", "٣", "1e9", "-1", "soon"])
@@ -139,21 +141,14 @@ def test_the_idempotency_key_is_sent_unless_one_is_given() -> None:
     assert [seen.headers["idempotency-key"] for seen in server.seen] == ["assignment-1/0", "mine"]
 
 
-async def one_step(one: HttpRequest, key: str, url: str) -> StepResult:
-    try:
-        return await one.run({"url": url}, context(key=key))
-    finally:
-        await one.close()
-
-
-def test_a_key_that_is_not_ascii_is_sent_as_its_hash() -> None:
+@pytest.mark.real_time
+async def test_a_key_that_is_not_ascii_is_sent_as_its_hash() -> None:
     """An assignment may have any id; `Idempotency-Key` can only carry ASCII."""
-    key = "Bestellung-Käse/0"
+    key, one = "Bestellung-Käse/0", block()
     with serving(Reply()) as server:
-        result = asyncio.run(one_step(block(), key, server.url()))
-
-    assert result.ok
-    assert server.seen[0].headers["idempotency-key"] == sha256(key.encode()).hexdigest()
+        assert (await one.run({"url": server.url()}, context(key=key))).ok
+        await one.close()
+        assert server.seen[0].headers["idempotency-key"] == sha256(key.encode()).hexdigest()
 
 
 @pytest.mark.parametrize(
@@ -193,20 +188,17 @@ def test_an_answer_that_is_no_text_comes_as_base64() -> None:
     assert ask(Reply(body=b"\xff\x00")).outputs["body_base64"] == "/wA="
 
 
-def test_a_compressed_answer_is_unpacked() -> None:
-    assert ask(Reply(200, {"Content-Encoding": "gzip"}, gzip.compress(b"unpacked"))).outputs["body"] == "unpacked"
-
-
-def test_connections_are_kept_between_steps() -> None:
-    async def twice(server: Loopback) -> None:
+@pytest.mark.real_time
+async def test_connections_are_kept_between_steps() -> None:
+    with serving(Reply()) as server:
         one = block()
         assert (await step(one, url=server.url())).ok
         assert (await step(one, url=server.url("/again"))).ok
         await one.close()
+        assert (len(server.seen), server.connections) == (2, 1)
 
-    with serving(Reply()) as server:
-        asyncio.run(twice(server))
-    assert (len(server.seen), server.connections) == (2, 1)
+
+MANY = {f"a{n}": "b" for n in range(101)}
 
 
 @pytest.mark.parametrize(
@@ -225,11 +217,7 @@ def test_connections_are_kept_between_steps() -> None:
         ({"url": "http://a.com", "headers": {"A": "b\x85c"}}, ErrorCode.invalid_input, "without line breaks"),
         ({"url": "http://a.com", "headers": {"Host": "b.com"}}, ErrorCode.invalid_input, "Host is set by the block"),
         ({"url": "http://a.com", "headers": {"Transfer-Encoding": "chunked"}}, ErrorCode.invalid_input, "Transfer-Enc"),
-        (
-            {"url": "http://a.com", "headers": {f"a{n}": "b" for n in range(101)}},
-            ErrorCode.invalid_input,
-            "at most 100",
-        ),
+        ({"url": "http://a.com", "headers": MANY}, ErrorCode.invalid_input, "at most 100"),
         ({"url": "http://a.com", "headers": {"a": "b" * 70_000}}, ErrorCode.invalid_input, "larger than 65536"),
         ({"url": "http://a.com", "body": "a", "body_base64": "YQ=="}, ErrorCode.invalid_input, "one of them"),
         ({"url": "http://a.com", "timeout_ms": 0}, ErrorCode.invalid_input, "timeout_ms: 0"),
@@ -238,10 +226,7 @@ def test_connections_are_kept_between_steps() -> None:
     ],
 )
 def test_bad_inputs_are_refused_by_name(inputs: dict[str, Any], code: ErrorCode, words: str) -> None:
-    result = run(block(), **inputs)
-
-    assert result.error_code is code
-    assert words in result.error_message
+    refused(run(block(), **inputs), code, words)
 
 
 def redirecting(*targets: str, status: int = 302) -> Callable[[Seen], Reply]:
@@ -251,51 +236,21 @@ def redirecting(*targets: str, status: int = 302) -> Callable[[Seen], Reply]:
     )
 
 
-def test_three_redirects_are_followed() -> None:
-    with serving(redirecting("/1", "/2", "/end")) as server:
-        assert run(block(), url=server.url("/0")).outputs["body"] == "there"
-
-
-def test_a_fourth_is_not() -> None:
+def test_three_redirects_are_followed_and_a_fourth_is_not() -> None:
     with serving(redirecting("/1", "/2", "/3", "/end")) as server:
-        result = run(block(), url=server.url("/0"))
-
-    assert result.error_code is ErrorCode.execution_failed
-    assert "more than 3 redirects" in result.error_message
-    assert len(server.seen) == 4
+        assert run(block(), url=server.url("/1")).outputs["body"] == "there"
+        server.seen.clear()
+        refused(run(block(), url=server.url("/0")), ErrorCode.execution_failed, "more than 3 redirects")
+        assert len(server.seen) == 4
 
 
 CREDENTIALS = [
-    "Authorization",
-    "Proxy-Authorization",
-    "Cookie",
-    "X-Api-Key",
-    "X-Auth-Token",
-    "X-Amz-Security-Token",
-    "PRIVATE-TOKEN",
-    "X-Vault-Token",
-    "X-Functions-Key",
-    "Ocp-Apim-Subscription-Key",
-    "X-Goog-Api-Key",
-    "DD-API-KEY",
-    "DD-APPLICATION-KEY",
-    "X-Shopify-Access-Token",
-    "X-CSRF-Token",
-    "X-Access",
-    "X-MBX-APIKEY",
-    "CF-Access-Client-Id",
-    "CF-Access-Client-Secret",
-    "X-RapidAPI-Key",
-    "apikey",
-    "Api_Key",
-    "X-Auth-User",
-    "X-Auth-Email",
-    "X-Client-Cert",
-    "X-Parse-Session",
-    "X-Figma-Key",
-    "X-Plex-Identity",
-    "X-Signed",
-    "Idempotency-Key",
+    *("Authorization", "Proxy-Authorization", "Cookie", "X-Api-Key", "X-Auth-Token", "X-Amz-Security-Token"),
+    *("PRIVATE-TOKEN", "X-Vault-Token", "X-Functions-Key", "Ocp-Apim-Subscription-Key", "X-Goog-Api-Key"),
+    *("DD-API-KEY", "DD-APPLICATION-KEY", "X-Shopify-Access-Token", "X-CSRF-Token", "X-Access", "X-MBX-APIKEY"),
+    *("CF-Access-Client-Id", "CF-Access-Client-Secret", "X-RapidAPI-Key", "apikey", "Api_Key", "X-Auth-User"),
+    *("X-Auth-Email", "X-Client-Cert", "X-Parse-Session", "X-Figma-Key", "X-Plex-Identity", "X-Signed"),
+    *("Idempotency-Key"),
 ]
 
 
@@ -336,35 +291,17 @@ def test_a_redirected_post_goes_on_as_its_status_says(status: int, method: str, 
     assert (server.seen[1].method, server.seen[1].body) == (method, body)
 
 
-@pytest.mark.parametrize(
-    "target", ["http://10.0.0.1/", "http://169.254.169.254/", "file:///etc/passwd", "http://127.2:1/"]
-)
-def test_a_redirect_into_the_network_is_refused(target: str) -> None:
-    with serving(redirecting(target)) as server:
-        assert run(block(), url=server.url("/0")).error_code is ErrorCode.permission_denied
+def test_an_answer_beyond_the_limit_is_an_error_and_a_failure_keeps_its_status_and_its_beginning() -> None:
+    with serving(lambda seen: Reply(int(seen.path[1:]), body=b"x" * 2000)) as server:
+        answer, failure = (run(block(max_response_bytes=1000), url=server.url(path)) for path in ("/200", "/503"))
 
-
-def test_an_answer_beyond_the_limit_is_an_error_that_says_so() -> None:
-    with serving(Reply(body=b"x" * 2000)) as server:
-        result = run(block(max_response_bytes=1000), url=server.url())
-
-    assert result.error_code is ErrorCode.execution_failed
-    assert "larger than 1000 bytes" in result.error_message
-
-
-def test_a_failure_beyond_the_limit_keeps_its_status_and_its_beginning() -> None:
-    with serving(Reply(503, body=b"x" * 2000)) as server:
-        result = run(block(max_response_bytes=1000), url=server.url())
-
-    assert (result.error_code, result.http_status) == (ErrorCode.http_error, 503)
-    assert result.outputs["body"] == "x" * 1000
+    refused(answer, ErrorCode.execution_failed, "larger than 1000 bytes")
+    assert (failure.error_code, failure.http_status) == (ErrorCode.http_error, 503)
+    assert failure.outputs["body"] == "x" * 1000
 
 
 def test_too_many_headers_are_refused() -> None:
-    result = ask(Reply(200, {f"X-{n}": "1" for n in range(300)}))
-
-    assert result.error_code is ErrorCode.execution_failed
-    assert "headers" in result.error_message
+    refused(ask(Reply(200, {f"X-{n}": "1" for n in range(300)})), ErrorCode.execution_failed, "headers")
 
 
 # ---- networks that misbehave -----------------------------------------------------------------------------------------
@@ -424,18 +361,15 @@ def test_nothing_hangs_past_the_attempt(behave: Callable[[socket.socket], None])
     assert result.error_code is ErrorCode.connection_timeout
 
 
-def test_requests_that_were_given_up_leave_room_for_others() -> None:
+@pytest.mark.real_time
+async def test_requests_that_were_given_up_leave_room_for_others() -> None:
     """More of them than there are connections in the pool."""
-
-    async def main(port: int, server: Loopback) -> list[StepResult]:
+    with raw(hang) as port, serving(Reply()) as server:
         one = block()
         await asyncio.gather(*(step(one, 0.2, url=f"http://127.0.0.1:{port}/") for _ in range(100)))
         answers = await asyncio.gather(*(step(one, 5.0, url=server.url()) for _ in range(100)))
         await one.close()
-        return answers
-
-    with raw(hang) as port, serving(Reply()) as server:
-        assert all(answer.ok for answer in asyncio.run(main(port, server)))
+        assert all(answer.ok for answer in answers)
 
 
 def test_an_attempt_without_a_limit_has_none() -> None:
@@ -447,8 +381,7 @@ def test_its_own_time_limit_is_a_connection_timeout() -> None:
     with raw(hang) as port:
         result = run(block(), 30.0, url=f"http://127.0.0.1:{port}/", timeout_ms=100)
 
-    assert result.error_code is ErrorCode.connection_timeout
-    assert "0.1 s" in result.error_message
+    refused(result, ErrorCode.connection_timeout, "0.1 s")
 
 
 @pytest.mark.parametrize(
@@ -486,8 +419,7 @@ def test_a_name_without_an_address_is_a_network_error() -> None:
 
     result = run(HttpRequest(settings(), resolve=nobody), url="http://nobody.example/")
 
-    assert result.error_code is ErrorCode.network_error
-    assert "could not be resolved" in result.error_message
+    refused(result, ErrorCode.network_error, "could not be resolved")
 
 
 # ---- TLS -------------------------------------------------------------------------------------------------------------
@@ -497,11 +429,15 @@ CERTIFICATE = Path(__file__).with_name("localhost.pem")
 """For localhost alone, signed by itself, valid until 2120; its key is beside it and guards nothing."""
 
 
-@pytest.fixture
-def secured() -> Iterator[Loopback]:
+def trusted() -> ssl.SSLContext:
     trust = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     trust.load_cert_chain(CERTIFICATE)
-    with Loopback(lambda seen: Reply(body=seen.headers["host"].encode()), trust=trust) as server:
+    return trust
+
+
+@pytest.fixture
+def secured() -> Iterator[Loopback]:
+    with Loopback(lambda seen: Reply(body=seen.headers["host"].encode()), trust=trusted()) as server:
         yield server
 
 
@@ -512,21 +448,15 @@ def test_tls_is_checked_against_the_name_not_the_address(secured: Loopback) -> N
     assert result.outputs["body"] == f"localhost:{secured.port}"
 
 
-def test_a_certificate_for_another_name_is_refused(secured: Loopback) -> None:
-    result = run(block(ca_file=str(CERTIFICATE)), url=secured.url(host="127.0.0.1"))
+def test_a_certificate_for_another_name_or_of_an_unknown_authority_is_refused(secured: Loopback) -> None:
+    other = run(block(ca_file=str(CERTIFICATE)), url=secured.url(host="127.0.0.1"))
 
-    assert result.error_code is ErrorCode.network_error
-    assert "certificate" in result.error_message.lower()
-
-
-def test_a_certificate_nobody_vouches_for_is_refused(secured: Loopback) -> None:
-    assert run(block(), url=secured.url(host="localhost")).error_code is ErrorCode.network_error
+    refused(other, ErrorCode.network_error, "certificate")
+    refused(run(block(), url=secured.url(host="localhost")), ErrorCode.network_error, "certificate")
 
 
 def test_a_redirect_from_https_to_http_is_not_followed() -> None:
-    trust = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    trust.load_cert_chain(CERTIFICATE)
-    with serving(Reply()) as plain, Loopback(redirecting(plain.url("/end")), trust=trust) as server:
+    with serving(Reply()) as plain, Loopback(redirecting(plain.url("/end")), trust=trusted()) as server:
         result = run(block(ca_file=str(CERTIFICATE)), url=server.url("/0", host="localhost"))
 
     assert result.error_code is ErrorCode.permission_denied

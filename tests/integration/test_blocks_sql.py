@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,10 @@ from reefknot.steps import sql_text
 from reefknot.steps.sql import SqlQuery
 from reefknot.steps.sql_rows import Access, SqlConnection, SqlSettings
 from tests.integration.postgres import Server
-from tests.integration.stepping import run, step
+from tests.integration.stepping import refused, run, step
 from tests.pace import within
+
+pytestmark = pytest.mark.real_time
 
 SETUP = "CREATE TABLE people (id INTEGER PRIMARY KEY, name TEXT NOT NULL)"
 PEOPLE = "INSERT INTO people VALUES (1, 'Ada'), (2, 'Bob')"
@@ -40,6 +43,24 @@ def server(postgres: Server) -> str:
     return dsn
 
 
+@pytest.fixture
+def clerk(server: str) -> str:
+    """The connection of the role."""
+    return server.replace("user=postgres", "user=clerk")
+
+
+@contextmanager
+def people(url: str, *more: str) -> Iterator[psycopg.Connection[Any]]:
+    """The table of people, and what is in it."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        try:
+            for statement in (SETUP, *more):
+                connection.execute(statement.encode())
+            yield connection
+        finally:
+            connection.execute("DROP TABLE IF EXISTS people")
+
+
 @pytest.fixture(params=["sqlite", "postgres"])
 def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SqlSettings]:
     """The same two people in either database, reachable by `reads` and `writes`."""
@@ -50,12 +71,9 @@ def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SqlSett
         lite.close()
         yield made(url)
         return
-    url = request.getfixturevalue("server").replace("user=postgres", "user=clerk")
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(SETUP)
-        connection.execute(PEOPLE)
+    url = request.getfixturevalue("clerk")
+    with people(url, PEOPLE):
         yield made(url)
-        connection.execute("DROP TABLE IF EXISTS people")
 
 
 def made(url: str, **more: Any) -> SqlSettings:
@@ -139,17 +157,13 @@ def test_one_statement_only_and_nothing_of_two(settings: SqlSettings, connection
 @pytest.mark.parametrize("params", [[], [1], [1, 2, 3]])
 def test_a_wrong_number_of_parameters_is_named(settings: SqlSettings, params: list[int]) -> None:
     one = mark(settings)
-    result = ask(settings, f"SELECT {one} AS a, {one} AS b", params)
-
-    assert result.error_code is ErrorCode.invalid_input
-    assert result.error_message.startswith("params: ")
+    refused(ask(settings, f"SELECT {one} AS a, {one} AS b", params), ErrorCode.invalid_input, "params: ")
 
 
 def test_a_parameter_that_is_missing_by_name_is_named(settings: SqlSettings) -> None:
     result = ask(settings, f"SELECT {named(settings, 'who')} AS a", {"whom": 1})
 
-    assert result.error_code is ErrorCode.invalid_input
-    assert result.error_message.startswith("params: ")
+    refused(result, ErrorCode.invalid_input, "params: ")
     assert "who" in result.error_message
 
 
@@ -177,8 +191,7 @@ def test_a_broken_constraint_is_invalid_input(settings: SqlSettings) -> None:
 
 def test_an_endless_query_stops_in_time(settings: SqlSettings) -> None:
     result = within(1.3, lambda: run(SqlQuery(settings), 0.3, connection="reads", query=ENDLESS))
-
-    assert result.error_code is ErrorCode.resource_unavailable
+    refused(result, ErrorCode.resource_unavailable)
 
 
 def test_an_attempt_without_a_limit_has_none(settings: SqlSettings) -> None:
@@ -187,8 +200,7 @@ def test_an_attempt_without_a_limit_has_none(settings: SqlSettings) -> None:
 
 def test_its_own_time_limit_holds(settings: SqlSettings) -> None:
     result = run(SqlQuery(settings), 30, connection="reads", query=ENDLESS, timeout_ms=100)
-
-    assert result.error_code is ErrorCode.resource_unavailable
+    refused(result, ErrorCode.resource_unavailable)
 
 
 @pytest.mark.parametrize("connection", ["reads", "writes"])
@@ -197,10 +209,7 @@ def test_rows_without_end_are_an_error_that_says_so(settings: SqlSettings, conne
     few = made(settings.connections["reads"].url, max_rows=50)
     if connection == "writes":
         endless = f"SELECT n FROM ({endless}) AS r2"
-    result = ask(few, endless, connection=connection)
-
-    assert result.error_code is ErrorCode.execution_failed
-    assert "more than 50 rows" in result.error_message
+    refused(ask(few, endless, connection=connection), ErrorCode.execution_failed, "more than 50 rows")
 
 
 def test_too_many_bytes_are_an_error_and_undo_the_statement(settings: SqlSettings) -> None:
@@ -208,8 +217,7 @@ def test_too_many_bytes_are_an_error_and_undo_the_statement(settings: SqlSetting
     query = f"UPDATE people SET name = {mark(settings)} RETURNING name"
     result = ask(small, query, ["x" * 200], connection="writes")
 
-    assert result.error_code is ErrorCode.execution_failed
-    assert "more than 100 bytes" in result.error_message
+    refused(result, ErrorCode.execution_failed, "more than 100 bytes")
     assert names(settings) == ["Ada", "Bob"]
 
 
@@ -218,11 +226,7 @@ def test_too_many_bytes_are_an_error_and_undo_the_statement(settings: SqlSetting
     [
         ({"query": "SELECT 1"}, ErrorCode.missing_required_field, "connection: missing"),
         ({"connection": "reads"}, ErrorCode.missing_required_field, "query: missing"),
-        (
-            {"connection": "x", "query": "SELECT 1"},
-            ErrorCode.invalid_input,
-            "connection: 'x' is not accepted; accepted: r",
-        ),
+        ({"connection": "x", "query": "SELECT 1"}, ErrorCode.invalid_input, "connection: 'x' is not accepted; acc"),
         ({"connection": "reads", "query": " "}, ErrorCode.invalid_input, "query: ' '"),
         ({"connection": "reads", "query": "SELECT '\0'"}, ErrorCode.invalid_input, "query: "),
         ({"connection": "reads", "query": "SELECT 1", "params": 1}, ErrorCode.invalid_input, "params: 1 is not"),
@@ -235,10 +239,7 @@ def test_too_many_bytes_are_an_error_and_undo_the_statement(settings: SqlSetting
 def test_bad_inputs_are_refused_by_name(
     settings: SqlSettings, inputs: dict[str, Any], code: ErrorCode, words: str
 ) -> None:
-    result = run(SqlQuery(settings), **inputs)
-
-    assert result.error_code is code
-    assert words in result.error_message
+    refused(run(SqlQuery(settings), **inputs), code, words)
 
 
 def test_a_url_is_taken_only_when_it_is_listed_and_then_for_reading(settings: SqlSettings) -> None:
@@ -253,7 +254,7 @@ def test_a_url_is_taken_only_when_it_is_listed_and_then_for_reading(settings: Sq
 def test_a_password_in_a_refused_url_is_not_repeated() -> None:
     result = run(SqlQuery(), connection="postgresql://me:hunter2@db/x", query="SELECT 1")
 
-    assert result.error_code is ErrorCode.permission_denied
+    refused(result, ErrorCode.permission_denied)
     assert "hunter2" not in result.error_message
 
 
@@ -279,7 +280,7 @@ def test_a_locked_file_is_unavailable_and_may_be_tried_again(lite: SqlSettings) 
     result = run(SqlQuery(lite), 3.0, connection="writes", query="INSERT INTO t VALUES (1)")
     other.close()
 
-    assert result.error_code is ErrorCode.resource_unavailable
+    refused(result, ErrorCode.resource_unavailable)
     assert result.metadata == {"sqlite": "BusyError"}
 
 
@@ -297,23 +298,20 @@ def test_a_file_that_is_no_database_is_a_failure(tmp_path: Path) -> None:
     assert ask(made(f"sqlite:{tmp_path / 'x.db'}"), "SELECT * FROM t").error_code is ErrorCode.execution_failed
 
 
-def test_a_cancelled_step_ends_its_statement(lite: SqlSettings) -> None:
+async def test_a_cancelled_step_ends_its_statement(lite: SqlSettings) -> None:
     """Its thread is free again at once, although the attempt had a minute."""
-
-    async def main() -> None:
-        block = SqlQuery(lite)
-        running = asyncio.create_task(step(block, 60.0, connection="reads", query=ENDLESS))
-        while not busy():  # noqa: ASYNC110 - a thread has no event to wait for
-            await asyncio.sleep(0.01)
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running
-        await block.close()
 
     def busy() -> list[threading.Thread]:
         return [thread for thread in threading.enumerate() if thread.name.startswith("reefknot-sqlite")]
 
-    asyncio.run(main())
+    block = SqlQuery(lite)
+    running = asyncio.create_task(step(block, 60.0, connection="reads", query=ENDLESS))
+    while not busy():  # noqa: ASYNC110 - a thread has no event to wait for
+        await asyncio.sleep(0.01)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    await block.close()
     for thread in busy():
         thread.join(30)
         assert not thread.is_alive(), "the statement would go on for ever"
@@ -323,21 +321,18 @@ def test_a_cancelled_step_ends_its_statement(lite: SqlSettings) -> None:
 
 
 def test_a_superuser_is_not_let_near_a_connection_for_reading(server: str) -> None:
-    result = ask(made(server), "SELECT 1 AS a")
-
-    assert result.error_code is ErrorCode.permission_denied
-    assert "superuser" in result.error_message
+    refused(ask(made(server), "SELECT 1 AS a"), ErrorCode.permission_denied, "superuser")
 
 
 @pytest.mark.parametrize("streams", [True, False])
 def test_an_answer_of_a_question_on_a_connection_for_writing_is_left_at_the_limit(
-    server: str, monkeypatch: pytest.MonkeyPatch, streams: bool
+    clerk: str, monkeypatch: pytest.MonkeyPatch, streams: bool
 ) -> None:
     """Far behind the limit there is a row that fails: who gets that far has read them all. The control does."""
     if not streams:
         monkeypatch.setattr(sql_text.SqlText, "bounded", lambda self, most: None)
     query = "WITH n AS (SELECT generate_series(1, 2000000) AS i) SELECT 1 / (1000000 - i) AS a FROM n"
-    result = ask(made(server.replace("user=postgres", "user=clerk"), max_rows=50), query, connection="writes")
+    result = ask(made(clerk, max_rows=50), query, connection="writes")
 
     assert ("more than 50 rows" in result.error_message) is streams
     assert ("division by zero" in result.error_message) is not streams
@@ -370,18 +365,13 @@ print(peak() - before)
 
 
 @pytest.mark.parametrize("streams", [True, False])
-def test_what_a_statement_returns_is_not_read_whole_before_the_limit_acts(server: str, streams: bool) -> None:
+def test_what_a_statement_returns_is_not_read_whole_before_the_limit_acts(clerk: str, streams: bool) -> None:
     """100 MB of it, and a process that grows by less than half of that. The control holds them all."""
-    url = server.replace("user=postgres", "user=clerk")
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(SETUP)
-        try:
-            command = [sys.executable, "-c", READER, url, str(streams)]
-            done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
-            assert done.returncode == 0, done.stderr
-            assert connection.execute("SELECT count(*) FROM people").fetchone() == (0,), "it is undone"
-        finally:
-            connection.execute("DROP TABLE people")
+    with people(clerk) as connection:
+        command = [sys.executable, "-c", READER, clerk, str(streams)]
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        assert connection.execute("SELECT count(*) FROM people").fetchone() == (0,), "it is undone"
 
     assert (int(done.stdout) < 50_000) is streams
 
@@ -398,58 +388,44 @@ def test_what_a_statement_returns_is_not_read_whole_before_the_limit_acts(server
     ],
 )
 def test_statements_that_write_are_counted_whether_they_answer_or_not(
-    server: str, query: str, rows: list[dict[str, Any]], affected: int
+    clerk: str, query: str, rows: list[dict[str, Any]], affected: int
 ) -> None:
-    url = server.replace("user=postgres", "user=clerk")
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(SETUP)
-        connection.execute(PEOPLE)
-        try:
-            result = ask(made(url), query, connection="writes")
-        finally:
-            connection.execute("DROP TABLE people")
+    with people(clerk, PEOPLE):
+        result = ask(made(clerk), query, connection="writes")
 
     assert result.outputs == {"rows": rows, "row_count": len(rows), "affected_rows": affected}, result.error_message
 
 
-def test_values_of_every_kind_come_as_json(server: str) -> None:
-    settings = made(server.replace("user=postgres", "user=clerk"))
-    query = (
-        "SELECT 1.50::numeric AS n, ARRAY[1, 2] AS l, '{\"a\": 1}'::jsonb AS j,"
-        " DATE '2026-01-02' AS d, '\\xff'::bytea AS b"
-    )
-
-    assert ask(settings, query).outputs["rows"] == [
-        {"n": "1.50", "l": [1, 2], "j": {"a": 1}, "d": "2026-01-02", "b": "/w=="}
-    ]
-
-
-def test_a_percent_sign_is_itself_without_parameters(server: str) -> None:
-    settings = made(server.replace("user=postgres", "user=clerk"))
-
-    assert ask(settings, "SELECT 'ab' LIKE 'a%' AS a").outputs["rows"] == [{"a": True}]
+@pytest.mark.parametrize(
+    ("query", "row"),
+    [
+        (
+            """SELECT 1.50::numeric n, '{1,2}'::int[] l, '{"a": 1}'::jsonb j, DATE '2026-01-02' d, '\\xff'::bytea b""",
+            {"n": "1.50", "l": [1, 2], "j": {"a": 1}, "d": "2026-01-02", "b": "/w=="},
+        ),
+        ("SELECT 'ab' LIKE 'a%' AS a", {"a": True}),
+    ],
+    ids=["values of every kind come as JSON", "a percent sign is itself without parameters"],
+)
+def test_what_is_asked_of_postgresql_is_answered(clerk: str, query: str, row: dict[str, Any]) -> None:
+    assert ask(made(clerk), query).outputs["rows"] == [row]
 
 
 def test_a_server_that_is_not_there_is_a_network_error(tmp_path: Path) -> None:
     assert ask(made(f"host={tmp_path} dbname=x"), "SELECT 1").error_code is ErrorCode.network_error
 
 
-def test_options_of_the_url_still_hold(server: str) -> None:
-    settings = made(f"{server} options='-c search_path=elsewhere'".replace("user=postgres", "user=clerk"))
-
-    assert ask(settings, "SHOW search_path").outputs["rows"] == [{"search_path": "elsewhere"}]
-    assert ask(settings, "SHOW default_transaction_read_only").outputs["rows"] == [
-        {"default_transaction_read_only": "on"}
-    ]
+def test_options_of_the_url_still_hold(clerk: str) -> None:
+    settings = made(f"{clerk} options='-c search_path=elsewhere'")
+    for name, value in (("search_path", "elsewhere"), ("default_transaction_read_only", "on")):
+        assert ask(settings, f"SHOW {name}").outputs["rows"] == [{name: value}]
 
 
-def test_a_lock_that_is_held_is_waited_for_only_so_long(server: str) -> None:
+def test_a_lock_that_is_held_is_waited_for_only_so_long(server: str, clerk: str) -> None:
     with psycopg.connect(server) as holder:
         holder.execute("CREATE TABLE IF NOT EXISTS held (a INTEGER)")
         holder.execute("GRANT ALL ON held TO clerk")
         holder.commit()
         holder.execute("LOCK TABLE held")
-        settings = made(server.replace("user=postgres", "user=clerk"))
-        result = run(SqlQuery(settings), 0.3, connection="writes", query="INSERT INTO held VALUES (1)")
-
-    assert result.error_code is ErrorCode.resource_unavailable
+        result = run(SqlQuery(made(clerk)), 0.3, connection="writes", query="INSERT INTO held VALUES (1)")
+    refused(result, ErrorCode.resource_unavailable)

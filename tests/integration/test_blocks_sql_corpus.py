@@ -9,14 +9,12 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from reefknot.core.failure import ErrorCode
 from reefknot.queue.model.messages import StepResult
 from reefknot.steps import sql_postgres
 from reefknot.steps.sql import SqlQuery
 from reefknot.steps.sql_rows import SqlConnection, SqlSettings
 from tests.integration.postgres import Server
 from tests.integration.stepping import step
-from tests.pace import within
 from tests.security.sql_corpus import POSTGRES, POSTGRES_CORPUS
 
 STATE = (
@@ -124,21 +122,6 @@ def test_what_only_reads_is_not_refused(dsn: str) -> None:
     answers = asked(SqlConnection(dsn), queries)
 
     assert {query: answer.error_message for query, answer in answers.items() if not answer.ok} == {}
-
-
-@pytest.mark.parametrize(
-    "query",
-    [
-        "SELECT pg_sleep(60)::text AS a",
-        "SELECT count(*) AS n FROM generate_series(1, 1000000000000)",
-        "WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r) SELECT count(*) AS n FROM r",
-    ],
-)
-def test_an_endless_query_stops_in_time(dsn: str, query: str) -> None:
-    sleeps = SqlConnection(dsn, functions=("pg_sleep",))
-    (answer,) = within(1.3, lambda: asked(sleeps, [query], 0.3)).values()
-
-    assert answer.error_code is ErrorCode.resource_unavailable
 
 
 def test_the_server_does_not_go_on_with_it(dsn: str) -> None:

@@ -23,6 +23,8 @@ from reefknot.steps.sql_sqlite import SqliteRequest
 from tests.integration.stepping import run, step
 from tests.pace import within
 
+pytestmark = pytest.mark.real_time
+
 QUADRATIC = "SELECT instr(printf('%.*c', 900000, 'a'), printf('%.*c', 450000, 'a') || 'b') AS a"
 """About a minute, without one moment in which SQLite could be interrupted."""
 R = "WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r)"
@@ -104,37 +106,31 @@ def test_a_run_with_such_statements_ends_in_time(settings: SqlSettings, tmp_path
 
 
 @pytest.mark.parametrize("query", [ENDLESS, QUADRATIC])
-def test_a_cancelled_statement_leaves_no_process(settings: SqlSettings, query: str) -> None:
-    async def main() -> None:
-        queries = SqliteQueries()
-        connection = settings.connections["reads"]
-        running = asyncio.create_task(queries.run(connection, query, None, limits=settings, seconds=60.0))
-        while not queries._busy:  # noqa: ASYNC110 - a thread has no event to wait for
-            await asyncio.sleep(0.01)
-        (helper,) = queries._busy
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running
-        await gone(helper.pid)
-        assert queries._idle == []
-        queries.close()
-
-    asyncio.run(main())
+async def test_a_cancelled_statement_leaves_no_process(settings: SqlSettings, query: str) -> None:
+    queries = SqliteQueries()
+    connection = settings.connections["reads"]
+    running = asyncio.create_task(queries.run(connection, query, None, limits=settings, seconds=60.0))
+    while not queries._busy:  # noqa: ASYNC110 - a thread has no event to wait for
+        await asyncio.sleep(0.01)
+    (helper,) = queries._busy
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    await gone(helper.pid)
+    assert queries._idle == []
+    queries.close()
 
 
-def test_a_process_is_used_again_and_ends_with_the_block(settings: SqlSettings) -> None:
-    async def main() -> None:
-        queries = SqliteQueries()
-        seen = set()
-        for _ in range(3):
-            await queries.run(settings.connections["reads"], "SELECT 1", None, limits=settings, seconds=10.0)
-            (helper,) = queries._idle
-            seen.add(helper.pid)
-        queries.close()
-        assert len(seen) == 1
-        assert is_gone(*seen)
-
-    asyncio.run(main())
+async def test_a_process_is_used_again_and_ends_with_the_block(settings: SqlSettings) -> None:
+    queries = SqliteQueries()
+    seen = set()
+    for _ in range(3):
+        await queries.run(settings.connections["reads"], "SELECT 1", None, limits=settings, seconds=10.0)
+        (helper,) = queries._idle
+        seen.add(helper.pid)
+    queries.close()
+    assert len(seen) == 1
+    assert is_gone(*seen)
 
 
 WORKER = """
@@ -166,7 +162,7 @@ def test_a_statement_ends_when_its_worker_is_killed(settings: SqlSettings) -> No
     asyncio.run(gone(pid))
 
 
-def test_a_write_that_was_killed_is_undone_before_the_next_reader(
+async def test_a_write_that_was_killed_is_undone_before_the_next_reader(
     settings: SqlSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed in the middle of its changes it leaves a journal that a connection for reading cannot roll back."""
@@ -186,18 +182,16 @@ def test_a_write_that_was_killed_is_undone_before_the_next_reader(
 
     monkeypatch.setattr(SqliteQueries, "_recover", recovering)
 
-    async def main() -> StepResult:
-        block = SqlQuery(settings)
-        try:
-            killed = await step(block, 3.0, connection="writes", query=query)
-            assert killed.error_code is ErrorCode.resource_unavailable
-            while not journals:  # noqa: ASYNC110 - a thread has no event to wait for
-                await asyncio.sleep(0.01)
-            return await step(block, connection="reads", query="SELECT count(*) AS n FROM big WHERE b = zeroblob(1000)")
-        finally:
-            await block.close()
-
-    assert asyncio.run(main()).outputs["rows"] == [{"n": 0}]
+    block = SqlQuery(settings)
+    try:
+        killed = await step(block, 3.0, connection="writes", query=query)
+        assert killed.error_code is ErrorCode.resource_unavailable
+        while not journals:  # noqa: ASYNC110 - a thread has no event to wait for
+            await asyncio.sleep(0.01)
+        count = "SELECT count(*) AS n FROM big WHERE b = zeroblob(1000)"
+        assert (await step(block, connection="reads", query=count)).outputs["rows"] == [{"n": 0}]
+    finally:
+        await block.close()
     assert journals == [True]
 
 

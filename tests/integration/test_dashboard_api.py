@@ -18,6 +18,8 @@ from tests.security.site_client import Answered, ask, bearer, build, opened_site
 from tests.unit.console.cli import work_items
 from tests.unit.console.cli.running import Commands
 
+pytestmark = pytest.mark.real_time
+
 CONFIGURED = """
 worker: {retries: {v2: {enabled: true}}, queue: {v2: {enabled: true}}}
 sources:
@@ -104,20 +106,11 @@ def test_an_answer_is_the_json_of_its_command(rk: Commands, words: str, path: st
         ("schedule pause nightly --because x", "/schedules/nightly/pause", {"because": "x"}),
     ],
 )
-def test_an_action_is_that_of_its_command_and_audited_alike(rk: Commands, words: str, path: str, body: Any) -> None:
-    store = rk.folder / ".reefknot" / "state.db"
-    dry = api(rk, "POST", path, {**body, "dry_run": True})
-    before = len(work_items.operator_actions(store))
-    assert (dry.status, before) == (200, 0), dry.body
-
+def test_an_action_answers_with_what_its_command_prints(rk: Commands, words: str, path: str, body: Any) -> None:
     printed = rk(*words.split(), "--dry-run", "--json")
     answered = api(rk, "POST", path, body)
-
-    assert answered.status == 200, answered.body
-    assert printed.code == 0, printed.err
+    assert (answered.status, printed.code) == (200, 0), (answered.body, printed.err)
     assert set(printed.json) <= set(answered.json)
-    name = ".".join(words.split()[:2])
-    assert [action for _, action in work_items.operator_actions(store)] == [name]
 
 
 def test_a_job_is_submitted_once_and_conflicts_are_told(rk: Commands) -> None:
@@ -181,28 +174,25 @@ def test_a_refusal_has_its_status_and_says_what_is_accepted(
     assert "--" not in answered.json["error"]["message"].replace("--engine", "")
 
 
-def test_an_action_on_a_file_that_somebody_keeps_locked_is_refused_soon_and_changes_nothing(
+async def test_an_action_on_a_file_that_somebody_keeps_locked_is_refused_soon_and_changes_nothing(
     rk: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The store itself waits for much longer, and whether a write that nobody waits for was kept is not known."""
     monkeypatch.setattr(site, "LOCKED_S", 0.2)
-    file, settings = rk.folder / ".reefknot" / "state.db", None
-
-    async def main() -> list[Answered]:
-        async with opened_site(file, settings) as opened:
-            app, holder = build(opened), apsw.Connection(str(file))
-            try:
-                holder.execute("BEGIN EXCLUSIVE").fetchall()
-                headers = [bearer(), ("Content-Type", "application/json")]
-                refused = await ask(app, "POST", f"{PREFIX}/jobs/waiting/cancel", headers, b"{}")
-                read = await ask(app, "GET", f"{PREFIX}/jobs/waiting", headers)
-                holder.execute("ROLLBACK").fetchall()
-                return [refused, read, await ask(app, "POST", f"{PREFIX}/jobs/waiting/cancel", headers, b"{}")]
-            finally:
-                holder.close()
-
-    refused, read, done = asyncio.run(main())
+    file = rk.folder / ".reefknot" / "state.db"
+    cancel, headers = f"{PREFIX}/jobs/waiting/cancel", [bearer(), ("Content-Type", "application/json")]
+    async with opened_site(file, None) as opened:
+        app, holder = build(opened), apsw.Connection(str(file))
+        try:
+            holder.execute("BEGIN EXCLUSIVE").fetchall()
+            refused = await ask(app, "POST", cancel, headers, b"{}")
+            read = await ask(app, "GET", f"{PREFIX}/jobs/waiting", headers)
+            holder.execute("ROLLBACK").fetchall()
+            done = await ask(app, "POST", cancel, headers, b"{}")
+        finally:
+            holder.close()
     assert (refused.status, read.status, done.status) == (503, 200, 200)
+    assert refused.headers["retry-after"] == "5"
     assert "another process kept it locked for too long" in refused.json["error"]["message"]
     assert read.json["state"] == "pending"
     assert done.json["cancelled"]

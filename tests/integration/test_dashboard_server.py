@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-import apsw
 import pytest
 
 from reefknot.console.dashboard import api, connections, live, server
@@ -27,8 +26,9 @@ from reefknot.core.redaction import Redactor
 from reefknot.errors import OperationError, StoreLockedError, StoreReplacedError
 from reefknot.policy.settings import Settings, load_settings
 from reefknot.stores.opening import open_store
-from reefknot.stores.sqlite import SqliteStore
 from tests.unit.console.cli import work_items
+
+pytestmark = pytest.mark.real_time
 
 PATIENCE_S = 30
 LARGE = 1_000_000
@@ -50,20 +50,32 @@ class Talk(NamedTuple):
         async with asyncio.timeout(PATIENCE_S):
             return await self.reader.read()
 
+    async def watch(self) -> bytes:
+        """The status of a stream of changes, which goes on."""
+        self.writer.write(f"GET /live?view=overview HTTP/1.1\r\n{self.head}\r\n".encode())
+        async with asyncio.timeout(PATIENCE_S):
+            return (await self.reader.readline()).split()[1]
 
-async def until_end(reader: asyncio.StreamReader) -> None:
-    """Wait until the other side ends a connection, without a word."""
-    async with asyncio.timeout(PATIENCE_S):
-        with suppress(ConnectionError):
-            assert await reader.read() == b""
+    async def until_end(self) -> None:
+        """Wait until the other side ends the connection, without a word."""
+        async with asyncio.timeout(PATIENCE_S):
+            with suppress(ConnectionError):
+                assert await self.reader.read() == b""
 
 
-Connect = Callable[[], Awaitable[Talk]]
+class Served(NamedTuple):
+    """A site over a store, and what connects to it."""
+
+    site: Site
+    connect: Callable[[], Awaitable[Talk]]
+
+    async def ask(self, line: str, more: str = "", body: bytes = b"") -> bytes:
+        """The whole answer to one request, on a connection of its own."""
+        return await (await self.connect()).ask(line, more, body)
 
 
 @asynccontextmanager
-async def served(url: str, settings: Settings | None = None) -> AsyncIterator[tuple[Site, Connect]]:
-    """A site over a store, and what connects to it."""
+async def served(url: str = "memory:", settings: Settings | None = None) -> AsyncIterator[Served]:
     writers: list[asyncio.StreamWriter] = []
     async with open_store(url, tidy=False) as store:
         how = prepare(settings, port=0)
@@ -76,7 +88,7 @@ async def served(url: str, settings: Settings | None = None) -> AsyncIterator[tu
             return Talk(reader, writer, f"Host: 127.0.0.1:{port}\r\nAuthorization: Bearer {how.token}\r\n")
 
         async with serving(site, how):
-            yield site, connect
+            yield Served(site, connect)
             for writer in writers:
                 writer.close()
 
@@ -86,78 +98,58 @@ def over_tls(folder: Path) -> Settings:
     return load_settings(str(folder / "reefknot.yaml"), environ={}, cwd=folder)
 
 
-def test_headers_that_do_not_end_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_headers_that_do_not_end_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "HEADER_S", 0.2)
-
-    async def main() -> None:
-        async with served("memory:") as (_, connect):
-            silent, slow = await connect(), await connect()
-            slow.writer.write(b"GET / HTTP/1.1\r\nHost: ")
-            async with asyncio.timeout(PATIENCE_S):
-                assert await silent.reader.read() == b""
-                assert await slow.reader.read() == b""
-            monkeypatch.undo()
-            assert b" 200 OK" in await (await connect()).ask("GET /api/v1/jobs")
-
-    asyncio.run(main())
+    async with served() as here:
+        silent, slow = await here.connect(), await here.connect()
+        slow.writer.write(b"GET / HTTP/1.1\r\nHost: ")
+        await silent.until_end()
+        await slow.until_end()
+        monkeypatch.undo()
+        assert b" 200 OK" in await here.ask("GET /api/v1/jobs")
 
 
-def test_an_answer_takes_as_long_as_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_answer_takes_as_long_as_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time for headers is not the time for the operation."""
     monkeypatch.setattr(server, "HEADER_S", 1.0)
+    async with served() as here:
+        work = here.site.store.work
+        snapshot = work.snapshot
 
-    async def main() -> None:
-        async with served("memory:") as (site, connect):
-            snapshot = site.store.work.snapshot
+        async def late(*given: Any) -> Any:
+            await asyncio.sleep(1.2)
+            return await snapshot(*given)
 
-            async def late(*given: Any) -> Any:
-                await asyncio.sleep(1.2)
-                return await snapshot(*given)
-
-            monkeypatch.setattr(site.store.work, "snapshot", late)
-            assert b" 200 OK" in await (await connect()).ask("GET /api/v1/jobs")
-
-    asyncio.run(main())
+        monkeypatch.setattr(work, "snapshot", late)
+        assert b" 200 OK" in await here.ask("GET /api/v1/jobs")
 
 
-def test_headers_and_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_headers_and_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "MOST_CONNECTIONS", 3)
-
-    async def main() -> None:
-        async with served("memory:") as (_, connect):
-            large = await (await connect()).ask("GET /", f"X: {'x' * server.MOST_HEADER_BYTES}\r\n")
-            assert b" 400 " in large
-            silent, halfway, slow = [await connect() for _ in range(3)]
-            halfway.writer.write(b"GET / HTTP/1.1\r\nHost: ")
-            slow.writer.write(f"POST /login HTTP/1.1\r\n{slow.head}{FORM}Content-Length: 9\r\n\r\n12".encode())
-            for ended in (silent, halfway, slow):
-                assert b" 200 OK" in await (await connect()).ask("GET /api/v1/jobs")
-                await until_end(ended.reader)
-                await connect()  # for the one that was answered, so that the next one needs room
-
-    asyncio.run(main())
+    async with served() as here:
+        large = await here.ask("GET /", f"X: {'x' * server.MOST_HEADER_BYTES}\r\n")
+        assert b" 400 " in large
+        silent, halfway, slow = [await here.connect() for _ in range(3)]
+        halfway.writer.write(b"GET / HTTP/1.1\r\nHost: ")
+        slow.writer.write(f"POST /login HTTP/1.1\r\n{slow.head}{FORM}Content-Length: 9\r\n\r\n12".encode())
+        for ended in (silent, halfway, slow):
+            assert b" 200 OK" in await here.ask("GET /api/v1/jobs")
+            await ended.until_end()
+            await here.connect()  # for the one that was answered, so that the next one needs room
 
 
-def test_connections_that_are_being_answered_stay_and_those_beyond_are_closed(
+async def test_connections_that_are_being_answered_stay_and_those_beyond_are_closed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(server, "MOST_CONNECTIONS", 3)
-
-    async def main() -> None:
-        async with served("memory:") as (_, connect):
-            watching = [await connect() for _ in range(3)]
-            for one in watching:
-                one.writer.write(f"GET /live?view=overview HTTP/1.1\r\n{one.head}\r\n".encode())
-                async with asyncio.timeout(PATIENCE_S):
-                    assert b" 200 OK" in await one.reader.readline()
-            for _ in range(5):
-                with pytest.raises((ConnectionError, AssertionError)):  # closed before or after it was written to
-                    assert await (await connect()).ask("GET /api/v1/jobs")
-            assert [one.writer.is_closing() or one.reader.at_eof() for one in watching] == [False] * 3
-
-    asyncio.run(main())
-    told = [one for one in caplog.messages if "connections are open" in one]
-    assert len(told) == 1, "once in a minute"
+    async with served() as here:
+        watching = [await here.connect() for _ in range(3)]
+        assert [await one.watch() for one in watching] == [b"200"] * 3
+        for _ in range(5):
+            with pytest.raises((ConnectionError, AssertionError)):  # closed before or after it was written to
+                assert await here.ask("GET /api/v1/jobs")
+        assert [one.writer.is_closing() or one.reader.at_eof() for one in watching] == [False] * 3
+    assert len([one for one in caplog.messages if "connections are open" in one]) == 1, "once in a minute"
 
 
 def greedy(head: str, target: str, number: int, *, tls: bool = False) -> socket.socket:
@@ -183,28 +175,22 @@ def large_answer(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.parametrize("has_token", [False, True])
-def test_connections_that_take_no_answer_leave_room_for_others(
+async def test_connections_that_take_no_answer_leave_room_for_others(
     has_token: bool, large_answer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Static files are for everybody, so whoever reaches the port can ask for them again and again."""
     monkeypatch.setattr(server, "MOST_CONNECTIONS", 3)
-
-    async def main() -> None:
-        async with served("memory:") as (_, connect):
-            watching = await connect()
-            watching.writer.write(f"GET /live?view=overview HTTP/1.1\r\n{watching.head}\r\n".encode())
-            async with asyncio.timeout(PATIENCE_S):
-                assert b" 200 OK" in await watching.reader.readline()
-            target, number = (large_answer, 3) if has_token else ("/static/reefknot.js", 40)
-            head = watching.head if has_token else watching.head.partition("Authorization")[0]
-            with ExitStack() as held:
-                for _ in range(4):
-                    held.enter_context(await asyncio.to_thread(greedy, head, target, number))
-                for _ in range(5):
-                    assert b" 200 OK" in await (await connect()).ask("GET /api/v1/jobs")
-            assert not watching.reader.at_eof()
-
-    asyncio.run(main())
+    async with served() as here:
+        watching = await here.connect()
+        assert await watching.watch() == b"200"
+        target, number = (large_answer, 3) if has_token else ("/static/reefknot.js", 40)
+        head = watching.head if has_token else watching.head.partition("Authorization")[0]
+        with ExitStack() as held:
+            for _ in range(4):
+                held.enter_context(await asyncio.to_thread(greedy, head, target, number))
+            for _ in range(5):
+                assert b" 200 OK" in await here.ask("GET /api/v1/jobs")
+        assert not watching.reader.at_eof()
 
 
 def taken_of(connection: socket.socket, pause: float) -> int:
@@ -220,66 +206,43 @@ def taken_of(connection: socket.socket, pause: float) -> int:
 
 
 @pytest.mark.parametrize("tls", [False, True])
-def test_a_client_that_takes_nothing_is_let_go_and_a_slow_one_gets_everything(
+async def test_a_client_that_takes_nothing_is_let_go_and_a_slow_one_gets_everything(
     tls: bool, large_answer: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     settings = over_tls(tmp_path) if tls else None
     monkeypatch.setattr(connections, "STALLED_S", 0.8)
-
-    async def main() -> None:
-        async with served("memory:", settings) as (_, connect):
-            head = (await connect()).head
-            silent, slow = [await asyncio.to_thread(greedy, head, large_answer, 1, tls=tls) for _ in range(2)]
-            assert await asyncio.to_thread(taken_of, slow, 0.03 if tls else 0.005) > LARGE
-            assert await asyncio.to_thread(taken_of, silent, 0) < LARGE
-
-    asyncio.run(main())
+    async with served("memory:", settings) as here:
+        head = (await here.connect()).head
+        silent, slow = [await asyncio.to_thread(greedy, head, large_answer, 1, tls=tls) for _ in range(2)]
+        assert await asyncio.to_thread(taken_of, slow, 0.03 if tls else 0.005) > LARGE
+        assert await asyncio.to_thread(taken_of, silent, 0) < LARGE
 
 
-def test_idle_connections_take_few_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_idle_connections_take_few_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
     """The process runs steps as well, and they need descriptors."""
     monkeypatch.setattr(server, "MOST_CONNECTIONS", 20)
-
-    async def main() -> None:
-        async with served("memory:") as (_, connect):
-            before = len(os.listdir("/proc/self/fd"))
-            held = [await connect() for _ in range(300)]
-            assert b" 200 OK" in await (await connect()).ask("GET /api/v1/jobs")
-            most = len(os.listdir("/proc/self/fd")) - before - len(held)  # those of the clients are in this process
-            assert most <= 25
-
-    asyncio.run(main())
+    async with served() as here:
+        before = len(os.listdir("/proc/self/fd"))
+        held = [await here.connect() for _ in range(300)]
+        assert b" 200 OK" in await here.ask("GET /api/v1/jobs")
+        most = len(os.listdir("/proc/self/fd")) - before - len(held)  # those of the clients are in this process
+        assert most <= 25
 
 
-def test_a_handshake_that_does_not_end_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_a_handshake_that_does_not_end_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(connections, "SECURED_S", 0.2)
     settings = over_tls(tmp_path)
 
-    async def main() -> None:
-        async with open_store("memory:", tidy=False) as store:
-            how = prepare(settings, port=0)
-            site = Site(store, access=how.access, redactor=Redactor(()), shown="memory:")
-            async with serving(site, how):
-                reader, writer = await asyncio.open_connection("127.0.0.1", how.socket.getsockname()[1])
-                await until_end(reader)
-                writer.close()
-
-    asyncio.run(main())
+    async with open_store("memory:", tidy=False) as store:
+        how = prepare(settings, port=0)
+        site = Site(store, access=how.access, redactor=Redactor(()), shown="memory:")
+        async with serving(site, how):
+            talk = Talk(*await asyncio.open_connection("127.0.0.1", how.socket.getsockname()[1]), head="")
+            await talk.until_end()
+            talk.writer.close()
 
 
-def test_a_body_in_chunks_is_bounded_too() -> None:
-    async def main() -> None:
-        async with served("memory:") as (_, connect):
-            chunk = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
-            talk = await connect()
-            headers = "Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n"
-            answer = await talk.ask("POST /api/v1/jobs/retry", headers, chunk * 17)
-            assert b" 413 " in answer
-
-    asyncio.run(main())
-
-
-def test_a_client_that_leaves_within_its_body_writes_nothing_to_the_log(
+async def test_a_client_that_leaves_within_its_body_writes_nothing_to_the_log(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     ended: asyncio.Queue[str] = asyncio.Queue()
@@ -290,41 +253,33 @@ def test_a_client_that_leaves_within_its_body_writes_nothing_to_the_log(
         ended.put_nowait(scope["path"])
 
     monkeypatch.setattr(RequestGuard, "__call__", seen)
-
-    async def main() -> None:
-        async with served("memory:") as (_, connect):
-            for target in ("/login", "/api/v1/jobs"):
-                talk = await connect()
-                talk.writer.write(f"POST {target} HTTP/1.1\r\n{talk.head}{FORM}Content-Length: 100\r\n\r\n123".encode())
-                talk.writer.close()
-            async with asyncio.timeout(PATIENCE_S):
-                assert {await ended.get(), await ended.get()} == {"/api/v1/jobs", "/login"}
-
-    asyncio.run(main())
+    async with served() as here:
+        for target in ("/login", "/api/v1/jobs"):
+            talk = await here.connect()
+            talk.writer.write(f"POST {target} HTTP/1.1\r\n{talk.head}{FORM}Content-Length: 100\r\n\r\n123".encode())
+            talk.writer.close()
+        async with asyncio.timeout(PATIENCE_S):
+            assert {await ended.get(), await ended.get()} == {"/api/v1/jobs", "/login"}
     assert caplog.messages == []
 
 
 @pytest.mark.parametrize("waits", [False, True], ids=["at once", "after the request"])
-def test_a_chunk_with_an_endless_extension_is_a_refused_request_and_one_line_of_the_log(
+async def test_a_chunk_with_an_endless_extension_is_a_refused_request_and_one_line_of_the_log(
     caplog: pytest.LogCaptureFixture, waits: bool
 ) -> None:
     """The request is under way when its body turns out to be none: also for one whose answer needs no body."""
-
-    async def main() -> None:
-        async with served("memory:") as (_, connect):
-            for line in ("GET /api/v1/jobs", "POST /api/v1/jobs/retry", "GET /work", "POST /login"):
-                talk = await connect()
-                head = f"{line} HTTP/1.1\r\n{talk.head}{FORM}Transfer-Encoding: chunked\r\n\r\n2;"
-                talk.writer.write(head.encode())
-                if waits:
-                    await talk.writer.drain()
-                    await asyncio.sleep(0)
-                talk.writer.write(b"a" * 500_000)
-                with suppress(ConnectionError):
-                    async with asyncio.timeout(PATIENCE_S):
-                        await talk.reader.read()
-
-    asyncio.run(main())
+    async with served() as here:
+        for line in ("GET /api/v1/jobs", "POST /api/v1/jobs/retry", "GET /work", "POST /login"):
+            talk = await here.connect()
+            head = f"{line} HTTP/1.1\r\n{talk.head}{FORM}Transfer-Encoding: chunked\r\n\r\n2;"
+            talk.writer.write(head.encode())
+            if waits:
+                await talk.writer.drain()
+                await asyncio.sleep(0)
+            talk.writer.write(b"a" * 500_000)
+            with suppress(ConnectionError):
+                async with asyncio.timeout(PATIENCE_S):
+                    await talk.reader.read()
     assert [one for one in caplog.messages if "internal error" in one or "Traceback" in one] == []
     assert sum("is refused: it is not valid HTTP" in one for one in caplog.messages) == 1
 
@@ -334,42 +289,35 @@ def json_of(body: bytes) -> tuple[str, bytes]:
     return f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n", body
 
 
-def test_a_key_that_stands_twice_among_many_is_found_soon() -> None:
+async def test_a_key_that_stands_twice_among_many_is_found_soon() -> None:
     names = [b'"%d":1' % number for number in range(20_000)]
 
-    async def seconds_and_answer(connect: Connect, pairs: list[bytes]) -> tuple[float, bytes]:
+    async def seconds_and_answer(here: Served, pairs: list[bytes]) -> tuple[float, bytes]:
         loop, (headers, body) = asyncio.get_running_loop(), json_of(b"{%b}" % b",".join(pairs))
         began = loop.time()
-        answer = await (await connect()).ask("POST /api/v1/jobs", headers, body)
+        answer = await here.ask("POST /api/v1/jobs", headers, body)
         return loop.time() - began, answer
 
-    async def main() -> None:
-        async with served("memory:") as (_, connect):
-            usual, other = await seconds_and_answer(connect, names)
-            took, answer = await seconds_and_answer(connect, [*names, names[-1]])
-            assert b"the key stands twice" not in other
-            assert b"19999: the key stands twice" in answer
-            assert took < 5 * usual + 2
-
-    asyncio.run(main())
+    async with served() as here:
+        usual, other = await seconds_and_answer(here, names)
+        took, answer = await seconds_and_answer(here, [*names, names[-1]])
+        assert b"the key stands twice" not in other
+        assert b"19999: the key stands twice" in answer
+        assert took < 5 * usual + 2
 
 
-def test_a_deep_and_wide_body_takes_little_memory() -> None:
+async def test_a_deep_and_wide_body_takes_little_memory() -> None:
     headers, body = json_of(b'{"a":' * 400 + b"[%b1]" % (b'"",' * 50_000) + b"}" * 400)
-
-    async def main() -> int:
-        async with served("memory:") as (_, connect):
-            tracemalloc.start()
-            try:
-                assert b" 400 " in await (await connect()).ask("POST /api/v1/jobs", headers, body)
-                return tracemalloc.get_traced_memory()[1]
-            finally:
-                tracemalloc.stop()
-
-    assert asyncio.run(main()) < 100 * len(body)
+    async with served() as here:
+        tracemalloc.start()
+        try:
+            assert b" 400 " in await here.ask("POST /api/v1/jobs", headers, body)
+            assert tracemalloc.get_traced_memory()[1] < 100 * len(body)
+        finally:
+            tracemalloc.stop()
 
 
-def test_others_are_answered_while_a_body_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_others_are_answered_while_a_body_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     reading, answered, body_of = threading.Event(), threading.Event(), api.body_of
     seen: list[bool] = []
 
@@ -378,116 +326,59 @@ def test_others_are_answered_while_a_body_is_read(monkeypatch: pytest.MonkeyPatc
         seen.append(answered.wait(PATIENCE_S / 3))
         return body_of(*given)
 
-    async def main() -> None:
-        async with served("memory:") as (_, connect):
-            monkeypatch.setattr(api, "body_of", slow)
-            posted = asyncio.create_task((await connect()).ask("POST /api/v1/jobs", *json_of(b"{}")))
-            await asyncio.to_thread(reading.wait, PATIENCE_S)
-            assert b" 200 OK" in await (await connect()).ask("GET /api/v1/jobs")
-            answered.set()
-            assert b" 400 " in await posted
-
-    asyncio.run(main())
+    async with served() as here:
+        monkeypatch.setattr(api, "body_of", slow)
+        posted = asyncio.create_task(here.ask("POST /api/v1/jobs", *json_of(b"{}")))
+        await asyncio.to_thread(reading.wait, PATIENCE_S)
+        assert b" 200 OK" in await here.ask("GET /api/v1/jobs")
+        answered.set()
+        assert b" 400 " in await posted
     assert seen == [True]
 
 
-def test_the_server_ends_while_connections_are_open() -> None:
-    async def main() -> float:
-        loop = asyncio.get_running_loop()
-        async with served("memory:") as (_, connect):
-            talk = await connect()
-            talk.writer.write(f"GET /live?view=overview HTTP/1.1\r\n{talk.head}\r\n".encode())
-            async with asyncio.timeout(PATIENCE_S):
-                assert b" 200 OK" in await talk.reader.readline()
-            began = loop.time()
-        return loop.time() - began
-
-    assert asyncio.run(main()) < PATIENCE_S
-
-
-def test_viewers_that_come_at_the_same_time_are_bounded_too(
+async def test_viewers_that_come_at_the_same_time_are_bounded_too(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(live, "MOST_VIEWERS", 5)
-
-    async def watch(talk: Talk) -> bytes:
-        talk.writer.write(f"GET /live?view=overview HTTP/1.1\r\n{talk.head}\r\n".encode())
+    async with served() as here:
+        talks = [await here.connect() for _ in range(30)]
+        statuses = await asyncio.gather(*(talk.watch() for talk in talks))
+        assert Counter(statuses) == {b"200": 5, b"503": 25}
+        for talk in talks:
+            talk.writer.close()
         async with asyncio.timeout(PATIENCE_S):
-            return (await talk.reader.readline()).split()[1]
-
-    async def main() -> None:
-        async with served("memory:") as (_, connect):
-            talks = [await connect() for _ in range(30)]
-            statuses = await asyncio.gather(*map(watch, talks))
-            assert Counter(statuses) == {b"200": 5, b"503": 25}
-            for talk in talks:
-                talk.writer.close()
-            async with asyncio.timeout(PATIENCE_S):
-                while await watch(await connect()) != b"200":
-                    pass  # until the server has seen that a place is free
-
-    asyncio.run(main())
+            while await (await here.connect()).watch() != b"200":
+                pass  # until the server has seen that a place is free
     assert not [one for one in caplog.messages if "internal error" in one]
 
 
-def test_a_request_for_headers_alone_leaves_no_stream_open_and_changes_nothing(tmp_path: Path) -> None:
+async def test_a_request_for_headers_alone_leaves_no_stream_open_and_changes_nothing(tmp_path: Path) -> None:
     """An answer that does not end would keep the connection open, and a viewer counted."""
     path = tmp_path / "state.db"
-    work_items.submitted(path, "known")
-
-    async def main() -> None:
-        async with served(f"sqlite:{path}") as (_, connect):
-            for target in ("/", "/work/known", "/live?view=job&id=known", "/api/v1/jobs", "/metrics", "/login"):
-                head, _, body = (await (await connect()).ask(f"HEAD {target}")).partition(b"\r\n\r\n")
-                assert (b" 200 OK" in head, body) == (True, b""), target
-            refused = await (await connect()).ask("HEAD /api/v1/jobs/known/cancel")
-            assert b" 405 " in refused
-            assert b'"state":"pending"' in await (await connect()).ask("GET /api/v1/jobs/known")
-
-    asyncio.run(main())
+    await asyncio.to_thread(work_items.submitted, path, "known")
+    async with served(f"sqlite:{path}") as here:
+        for target in ("/", "/work/known", "/live?view=job&id=known", "/api/v1/jobs", "/metrics", "/login"):
+            head, _, body = (await here.ask(f"HEAD {target}")).partition(b"\r\n\r\n")
+            assert (b" 200 OK" in head, body) == (True, b""), target
+        refused = await here.ask("HEAD /api/v1/jobs/known/cancel")
+        assert b" 405 " in refused
+        assert b'"state":"pending"' in await here.ask("GET /api/v1/jobs/known")
 
 
 @pytest.mark.parametrize("name", [".", "..", "a/.."])
-def test_a_job_that_clients_take_out_of_a_path_is_named_in_the_query(tmp_path: Path, name: str) -> None:
+async def test_a_job_that_clients_take_out_of_a_path_is_named_in_the_query(tmp_path: Path, name: str) -> None:
     path = tmp_path / "state.db"
-    work_items.submitted(path, name)
-
-    async def main() -> None:
-        async with served(f"sqlite:{path}") as (_, connect):
-            query = f"job={quote(name, safe='')}"
-            for target in (f"/jobs/?{query}", f"/jobs//story?{query}"):
-                assert b'"state":"pending"' in await (await connect()).ask(f"GET /api/v1{target}")
-            for target in ("/jobs/", "/jobs//story", "/jobs//story?tenant=a"):
-                assert b" 404 " in await (await connect()).ask(f"GET /api/v1{target}")
-            twice = await (await connect()).ask(f"GET /api/v1/jobs/other/story?{query}")
-            assert b"job: unknown parameter; accepted here: tenant" in twice
-            done = await (await connect()).ask(f"POST /api/v1/jobs//cancel?{query}", "Content-Length: 0\r\n")
-            assert b'"cancelled":true' in done
-
-    asyncio.run(main())
-
-
-def test_a_locked_store_is_503_with_a_time_to_try_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "state.db"
-    work_items.submitted(path, "known")
-    defaults: dict[str, Any] = SqliteStore.__init__.__kwdefaults__ or {}
-    monkeypatch.setitem(defaults, "patience", 0.2)
-
-    async def main() -> None:
-        async with served(f"sqlite:{path}") as (_, connect):
-            other = apsw.Connection(str(path))
-            try:
-                other.execute("BEGIN IMMEDIATE")
-                answer = await (await connect()).ask("POST /api/v1/jobs/known/cancel", "Content-Length: 0\r\n")
-            finally:
-                other.close()
-            assert b" 503 " in answer
-            assert b"retry-after: 5" in answer
-            assert b"locked for too long" in answer
-            again = await (await connect()).ask("POST /api/v1/jobs/known/cancel", "Content-Length: 0\r\n")
-            assert b" 200 OK" in again
-
-    asyncio.run(main())
+    await asyncio.to_thread(work_items.submitted, path, name)
+    async with served(f"sqlite:{path}") as here:
+        query = f"job={quote(name, safe='')}"
+        for target in (f"/jobs/?{query}", f"/jobs//story?{query}"):
+            assert b'"state":"pending"' in await here.ask(f"GET /api/v1{target}")
+        for target in ("/jobs/", "/jobs//story", "/jobs//story?tenant=a"):
+            assert b" 404 " in await here.ask(f"GET /api/v1{target}")
+        twice = await here.ask(f"GET /api/v1/jobs/other/story?{query}")
+        assert b"job: unknown parameter; accepted here: tenant" in twice
+        done = await here.ask(f"POST /api/v1/jobs//cancel?{query}", "Content-Length: 0\r\n")
+        assert b'"cancelled":true' in done
 
 
 @pytest.mark.parametrize(
@@ -519,20 +410,16 @@ def test_a_free_port_is_taken_only_where_nobody_chose_one(monkeypatch: pytest.Mo
             listening_socket("127.0.0.1", taken)
 
 
-def test_a_server_that_fails_ends_its_task_with_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_that_fails_ends_its_task_with_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
     import uvicorn
 
     async def fail(*_: Any, **__: Any) -> None:
         raise OSError("the socket was taken away")
 
     monkeypatch.setattr(uvicorn.Server, "startup", fail)
-
-    async def main() -> None:
-        async with open_store("memory:") as store:
-            how = prepare(None, port=0)
-            site = Site(store, access=how.access, redactor=Redactor(()))
-            async with serving(site, how) as task:
-                with pytest.raises(OSError, match="taken away"):
-                    await asyncio.shield(task)
-
-    asyncio.run(main())
+    async with open_store("memory:") as store:
+        how = prepare(None, port=0)
+        site = Site(store, access=how.access, redactor=Redactor(()))
+        async with serving(site, how) as task:
+            with pytest.raises(OSError, match="taken away"):
+                await asyncio.shield(task)

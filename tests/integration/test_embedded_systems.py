@@ -19,6 +19,8 @@ import pytest
 import reefknot as rk
 from tests.pace import slowness
 
+pytestmark = pytest.mark.real_time
+
 STEPS = """
 import threading
 import reefknot as rk
@@ -70,46 +72,38 @@ def runs(folder: Path) -> list[int]:
     return sorted(int(line) for line in (folder / "runs.txt").read_text().splitlines())
 
 
-def test_an_async_application_runs_its_own_steps_and_commands_see_the_system(folder: Path) -> None:
-    async def story() -> tuple[dict[str, Any], Any]:
-        @rk.block("app.here")
-        async def here(inputs: dict[str, Any], context: rk.BlockContext) -> dict[str, Any]:
-            return {"pid": os.getpid()}
+async def test_an_async_application_runs_its_own_steps_and_commands_see_the_system(folder: Path) -> None:
 
-        async with rk.system(modules=["app_steps", here], workers=2) as client:
-            assert (await client.run("app.double", {"n": 4})).output == {"twice": 8}
-            found = (await client.run("app.here")).output or {}
-            return found, await asyncio.to_thread(command, folder, "worker", "list")
+    @rk.block("app.here")
+    async def here(inputs: dict[str, Any], context: rk.BlockContext) -> dict[str, Any]:
+        return {"pid": os.getpid()}
 
-    found, listed = asyncio.run(story())
-    assert found == {"pid": os.getpid()}
+    async with rk.system(modules=["app_steps", here], workers=2) as client:
+        assert (await client.run("app.double", {"n": 4})).output == {"twice": 8}
+        assert (await client.run("app.here")).output == {"pid": os.getpid()}
+        listed = await asyncio.to_thread(command, folder, "worker", "list")
     assert [one["worker_id"] for one in listed["workers"]] == ["worker-1", "worker-2"]
     assert command(folder, "job", "list", "--state", "succeeded")["jobs"] != []
 
 
-def test_an_application_without_a_configuration_is_warned_of_options_that_the_baseline_ignores(
+async def test_an_application_without_a_configuration_is_warned_of_options_that_the_baseline_ignores(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def lines() -> list[str]:
         return [one.getMessage() for one in caplog.records if "app.eager" in one.getMessage()]
 
-    async def story() -> None:
-        @rk.block("app.eager", attempts=9)
-        async def eager(inputs: dict[str, Any], context: rk.BlockContext) -> None:
-            return None
+    @rk.block("app.eager", attempts=9)
+    async def eager(inputs: dict[str, Any], context: rk.BlockContext) -> None:
+        return None
 
-        async with rk.system("memory:", modules=eager):
-            assert len(lines()) == 1
-        (folder / "reefknot.yaml").write_text("worker: {retries: {v2: {enabled: true}}}\n")
-        async with rk.system("memory:", modules=eager):
-            assert len(lines()) == 1, "its options count"
-        (folder / "reefknot.yaml").write_text("worker: {retries: {v2: {enabled: false}}}\n")
-        async with rk.system("memory:", modules=eager):
-            assert lines()[1].endswith(
-                f"To switch it on: worker.retries.v2.enabled: true in {folder / 'reefknot.yaml'}"
-            )
-
-    asyncio.run(story())
+    async with rk.system("memory:", modules=eager):
+        assert len(lines()) == 1
+    (folder / "reefknot.yaml").write_text("worker: {retries: {v2: {enabled: true}}}\n")
+    async with rk.system("memory:", modules=eager):
+        assert len(lines()) == 1, "its options count"
+    (folder / "reefknot.yaml").write_text("worker: {retries: {v2: {enabled: false}}}\n")
+    async with rk.system("memory:", modules=eager):
+        assert lines()[1].endswith(f"To switch it on: worker.retries.v2.enabled: true in {folder / 'reefknot.yaml'}")
 
 
 def test_all_threads_of_a_plain_application_share_one_system(folder: Path) -> None:
@@ -169,38 +163,29 @@ def test_forked_processes_are_clients_of_the_system_that_their_parent_runs(folde
     assert runs(folder) == [0, 1, 2, 3, 4]
 
 
-def test_parts_may_live_in_different_applications(folder: Path) -> None:
-    async def story() -> rk.ExecResult:
-        async with (
-            rk.system(modules="app_steps", workers=0),
-            rk.system(modules="app_steps", router=False),
-            rk.connect() as client,
-        ):
-            return await client.run("app.double", {"n": 1}, deadline=30 * slowness())
-
-    assert asyncio.run(story()).output == {"twice": 2}
+async def test_parts_may_live_in_different_applications(folder: Path) -> None:
+    async with (
+        rk.system(modules="app_steps", workers=0),
+        rk.system(modules="app_steps", router=False),
+        rk.connect() as client,
+    ):
+        assert (await client.run("app.double", {"n": 1}, deadline=30 * slowness())).output == {"twice": 2}
 
 
-def test_a_system_that_is_started_inside_another_one_is_one_of_its_own(folder: Path) -> None:
+async def test_a_system_that_is_started_inside_another_one_is_one_of_its_own(folder: Path) -> None:
     def inner() -> rk.ExecResult:
         with rk.system_sync(modules="app_steps") as client:
             return client.run("app.double", {"n": 2}, deadline=30 * slowness())
 
-    async def story() -> rk.ExecResult:
-        async with rk.system("memory:", workers=0):  # has no worker that could run it
-            return await asyncio.to_thread(inner)
-
-    assert asyncio.run(story()).output == {"twice": 4}
+    async with rk.system("memory:", workers=0):  # has no worker that could run it
+        assert (await asyncio.to_thread(inner)).output == {"twice": 4}
 
 
-def test_a_named_configuration_is_followed(folder: Path) -> None:
+async def test_a_named_configuration_is_followed(folder: Path) -> None:
     (folder / "mine.yaml").write_text("engine: sqlite:elsewhere.db\n")
 
-    async def story() -> None:
-        async with rk.system(config="mine.yaml", modules="app_steps") as client:
-            await client.run("app.double", {"n": 1})
-
-    asyncio.run(story())
+    async with rk.system(config="mine.yaml", modules="app_steps") as client:
+        await client.run("app.double", {"n": 1})
     assert (folder / "elsewhere.db").exists()
     assert not (folder / ".reefknot").exists()
 
@@ -253,28 +238,21 @@ def test_a_store_that_fails_is_logged_ends_every_call_and_is_raised_at_the_end(f
         ({"drain": -1}, rk.ParameterError, "drain=-1 is not accepted: a number of seconds"),
     ],
 )
-def test_a_bad_parameter_is_refused_before_anything_is_made(
+async def test_a_bad_parameter_is_refused_before_anything_is_made(
     folder: Path, given: dict[str, Any], error: type[Exception], says: str
 ) -> None:
     with pytest.raises(error) as refused:
-        rk.system_sync(**given)
+        await asyncio.to_thread(lambda: rk.system_sync(**given))
     assert says in str(refused.value)
-
-    async def entered() -> None:
+    with pytest.raises(error):
         async with rk.system(**given):
             pass
-
-    with pytest.raises(error):
-        asyncio.run(entered())
     assert not (folder / ".reefknot").exists()
 
 
-def test_a_plain_application_is_refused_where_a_loop_runs(folder: Path) -> None:
-    async def story() -> None:
-        rk.system_sync(modules="app_steps")
-
+async def test_a_plain_application_is_refused_where_a_loop_runs(folder: Path) -> None:
     with pytest.raises(rk.EventLoopRunningError):
-        asyncio.run(story())
+        rk.system_sync(modules="app_steps")
 
 
 CHAIN = """
@@ -307,16 +285,16 @@ async def second(inputs, context):
 """
 
 
-def test_a_step_connects_to_the_system_that_runs_it_and_not_to_the_configured_store(folder: Path) -> None:
+async def test_a_step_connects_to_the_system_that_runs_it_and_not_to_the_configured_store(folder: Path) -> None:
     (folder / "chain_steps.py").write_text(CHAIN.replace("base_delay=60", "base_delay=0.01"))
     (folder / "reefknot.yaml").write_text("worker: {retries: {v2: {enabled: true}}}\n")
 
-    async def story() -> list[Any]:
-        async with rk.system("sqlite:own.db", modules="chain_steps") as client, rk.connect() as same:
-            assert same is client
-            return [(await client.run(f"chain.{name}", deadline=60)).output for name in ("first", "plain")]
-
-    assert asyncio.run(story()) == [{"second": {"n": 1}}, {"second": {"n": 2}}]
+    async with rk.system("sqlite:own.db", modules="chain_steps") as client, rk.connect() as same:
+        assert same is client
+        assert [(await client.run(f"chain.{name}", deadline=60)).output for name in ("first", "plain")] == [
+            {"second": {"n": 1}},
+            {"second": {"n": 2}},
+        ]
     assert not (folder / ".reefknot").exists(), "nothing was submitted elsewhere"
 
 

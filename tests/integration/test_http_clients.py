@@ -16,7 +16,6 @@ import urllib.request
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import UTC, datetime
 from email.utils import format_datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Unpack
 
 import aiohttp
@@ -28,62 +27,35 @@ import reefknot as rk
 from reefknot import clock as timing
 from reefknot.retrying.types import RetryKeywords
 from reefknot.runtime.clocks import VirtualClock
+from tests.integration.stepping import Loopback, Reply, Seen
 
 READ_TIMEOUT = 10.0
 TLS = ssl.create_default_context()  # made once: it takes longer than everything else here
-Reply = tuple[int, dict[str, str]]
 Fetch = Callable[[str], str]
+Headers = Callable[[], dict[str, str]]
 
 
-class Server(ThreadingHTTPServer):
-    """Gives the prepared replies in their order, then 200. A reply of 0 is never sent."""
-
-    daemon_threads = True
+class Server(Loopback):
+    """Gives the prepared replies in their order, then 200. A reply of 0 does not come in time."""
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__(self._next)
         self.replies: list[Reply] = []
-        self.requests = 0
         self.let_go = threading.Event()
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}/"
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that hung up is no news."""
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Server
-
-    def do_GET(self) -> None:
-        self.server.requests += 1
-        status, headers = self.server.replies.pop(0) if self.server.replies else (200, {})
-        if status == 0:
-            self.server.let_go.wait(10)
-            return
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", "2")
-        self.send_header("Connection", "close")
-        self.end_headers()
-        self.wfile.write(b"ok")
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - its name there
-        """Quiet."""
+    def _next(self, seen: Seen) -> Reply:
+        reply = self.replies.pop(0) if self.replies else Reply(body=b"ok")
+        if reply.status == 0:
+            self.let_go.wait(10)
+            return Reply()
+        return reply
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
     with Server() as running:
-        thread = threading.Thread(target=running.serve_forever, args=(0.01,))
-        thread.start()
         yield running
         running.let_go.set()
-        running.shutdown()
-        thread.join(5)
 
 
 def by_httpx2(url: str) -> str:
@@ -147,70 +119,67 @@ def client(request: pytest.FixtureRequest) -> Callable[..., Fetch]:
     return CLIENTS[request.param]
 
 
-@pytest.mark.parametrize("on", [None, rk.http_errors], ids=["default", "http_errors"])
+both_judges = pytest.mark.parametrize("on", [None, rk.http_errors], ids=["default", "http_errors"])
+
+
+@both_judges
 def test_503_is_retried_and_then_it_works(
     client: Callable[..., Fetch], on: Any, server: Server, virtual_time: VirtualClock
 ) -> None:
-    server.replies = [(503, {}), (500, {})]
-    assert client(on=on)(server.url) == "ok"
-    assert (server.requests, len(virtual_time.waits)) == (3, 2)
+    server.replies = [Reply(503), Reply(500)]
+    assert client(on=on)(server.url()) == "ok"
+    assert (len(server.seen), len(virtual_time.waits)) == (3, 2)
 
 
-@pytest.mark.parametrize("on", [None, rk.http_errors], ids=["default", "http_errors"])
-def test_404_is_not_retried(client: Callable[..., Fetch], on: Any, server: Server, virtual_time: VirtualClock) -> None:
-    server.replies = [(404, {})] * 4
-    with pytest.raises(Exception, match="404") as raised:
-        client(on=on)(server.url)
-    assert server.requests == 1
-    assert "not retryable" in raised.value.__notes__[0]
-
-
-def test_429_waits_as_many_seconds_as_it_says(
-    client: Callable[..., Fetch], server: Server, virtual_time: VirtualClock
+@both_judges
+@pytest.mark.parametrize(
+    ("reply", "note"),
+    [
+        (Reply(404), "not retryable"),
+        (Reply(429, {"Retry-After": "301"}), "the server asked for 301 s"),
+        (Reply(403, {"X-RateLimit-Remaining": "3"}), "not retryable"),
+    ],
+    ids=["404", "a hint beyond the bound", "control: 403 without a spent rate limit"],
+)
+def test_what_a_retry_does_not_help_ends_at_once(
+    client: Callable[..., Fetch], on: Any, server: Server, virtual_time: VirtualClock, reply: Reply, note: str
 ) -> None:
-    server.replies = [(429, {"Retry-After": "40"})]
-    assert client()(server.url) == "ok"
-    assert [40 <= wait <= 41 for wait in virtual_time.waits] == [True]
+    server.replies = [reply] * 4
+    with pytest.raises(Exception, match=str(reply.status)) as raised:
+        client(on=on)(server.url())
+    assert (len(server.seen), virtual_time.waits) == (1, [])
+    assert note in raised.value.__notes__[0]
 
 
-def test_429_waits_until_the_date_it_says(
-    client: Callable[..., Fetch], server: Server, virtual_time: VirtualClock
+@both_judges
+@pytest.mark.parametrize(
+    ("status", "headers", "bounds"),
+    [
+        (429, lambda: {"Retry-After": "40"}, (40, 41)),
+        (429, lambda: {"Retry-After": later(90)}, (89, 91)),
+        (403, lambda: {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": str(int(timing.wall()) + 60)}, (59, 61)),
+    ],
+    ids=["seconds", "a date", "the reset of a spent rate limit"],
+)
+def test_a_server_that_says_when_is_waited_for(
+    client: Callable[..., Fetch],
+    on: Any,
+    server: Server,
+    virtual_time: VirtualClock,
+    status: int,
+    headers: Headers,
+    bounds: tuple[int, int],
 ) -> None:
-    date = format_datetime(datetime.fromtimestamp(timing.wall() + 90, UTC), usegmt=True)
-    server.replies = [(429, {"Retry-After": date})]
-    assert client(on=rk.http_errors)(server.url) == "ok"
-    assert [89 <= wait <= 91 for wait in virtual_time.waits] == [True]
+    server.replies = [Reply(status, headers())]
+    assert client(on=on)(server.url()) == "ok"
+    assert [bounds[0] <= wait <= bounds[1] for wait in virtual_time.waits] == [True]
 
 
-def test_429_with_a_hint_beyond_the_bound_ends_at_once(
-    client: Callable[..., Fetch], server: Server, virtual_time: VirtualClock
-) -> None:
-    server.replies = [(429, {"Retry-After": "301"})]
-    with pytest.raises(Exception, match="429") as raised:
-        client()(server.url)
-    assert (server.requests, virtual_time.waits) == (1, [])
-    assert "the server asked for 301 s" in raised.value.__notes__[0]
+def later(seconds: int) -> str:
+    return format_datetime(datetime.fromtimestamp(timing.wall() + seconds, UTC), usegmt=True)
 
 
-def test_403_with_a_spent_rate_limit_waits_until_its_reset(
-    client: Callable[..., Fetch], server: Server, virtual_time: VirtualClock
-) -> None:
-    reset = str(int(timing.wall()) + 60)
-    server.replies = [(403, {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": reset})]
-    assert client()(server.url) == "ok"
-    assert [59 <= wait <= 61 for wait in virtual_time.waits] == [True]
-
-
-def test_control_403_without_it_is_not_retried(
-    client: Callable[..., Fetch], server: Server, virtual_time: VirtualClock
-) -> None:
-    server.replies = [(403, {"X-RateLimit-Remaining": "3"})]
-    with pytest.raises(Exception, match="403"):
-        client()(server.url)
-    assert server.requests == 1
-
-
-@pytest.mark.parametrize("on", [None, rk.http_errors], ids=["default", "http_errors"])
+@both_judges
 def test_a_refused_connection_is_retried(client: Callable[..., Fetch], on: Any, virtual_time: VirtualClock) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # bound and not listening: refused, and nobody else gets the port
@@ -225,6 +194,6 @@ def test_a_read_that_times_out_is_retried(
 ) -> None:
     """On a busy machine a good answer may take too long as well; the next attempt gets it."""
     monkeypatch.setitem(globals(), "READ_TIMEOUT", 0.05)
-    server.replies = [(0, {})]
-    assert client(attempts=10)(server.url) == "ok"
-    assert server.requests == len(virtual_time.waits) + 1 >= 2
+    server.replies = [Reply(0)]
+    assert client(attempts=10)(server.url()) == "ok"
+    assert len(server.seen) == len(virtual_time.waits) + 1 >= 2

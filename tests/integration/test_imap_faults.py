@@ -11,6 +11,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -19,10 +20,13 @@ from reefknot.errors import SourceError
 from reefknot.ingest.connectors import imap_protocol
 from reefknot.ingest.connectors.imap_mailbox import ImapMailbox
 from reefknot.ingest.connectors.imap_protocol import ImapConnection
-from reefknot.ingest.port import FetchRequest, ItemFailure
+from reefknot.ingest.port import FetchRequest
 from tests.faults.proxy import Fault, Trouble, Way, nobody_accepts, nobody_there, proxied
 from tests.imap_servers import Mailbox, message
 from tests.integration.imap_sink import MemorySink, connector, made, sync
+from tests.unit.ingest.connectors.memory_sink import Synced, failing, one_page
+
+pytestmark = pytest.mark.real_time
 
 MESSAGES = 25
 LIMITS = 0.4
@@ -42,69 +46,68 @@ async def synced_at_last(source: ImapMailbox, sink: MemorySink, *, most: int = 8
             assert len(errors) <= most, errors
 
 
+def source_at(port: int, password: str = "canary-77", **settings: Any) -> ImapMailbox:
+    return made({"host": "127.0.0.1", "port": port, "tls": "none", "user": "ann", **settings}, password)
+
+
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(imap_protocol, "COMMAND_S", LIMITS)
     monkeypatch.setattr(imap_protocol, "CONNECT_S", LIMITS)
 
 
+@pytest.fixture
+def delivered(mailbox: Mailbox) -> Mailbox:
+    mailbox.deliver(*map(message, range(MESSAGES)))
+    return mailbox
+
+
+ALL = sorted(f"Message {number}" for number in range(MESSAGES))
+
+
 @pytest.mark.parametrize("way", [Way.DOWN, Way.UP])
 @pytest.mark.parametrize("fault", [Fault.CUT, Fault.RESET])
-def test_a_connection_may_break_at_every_stage(mailbox: Mailbox, fault: Fault, way: Way) -> None:
-    mailbox.deliver(*(message(number) for number in range(MESSAGES)))
+def test_a_connection_may_break_at_every_stage(delivered: Mailbox, fault: Fault, way: Way) -> None:
     stages = range(0, 9000, 600) if way is Way.DOWN else range(0, 700, 50)
 
-    async def run(at: int) -> tuple[MemorySink, list[SourceError]]:
+    async def run(at: int) -> list[SourceError]:
         sink = MemorySink()
-        async with proxied(mailbox.server.port, Trouble(fault, way, at, times=1)) as proxy:
-            errors = await synced_at_last(connector(mailbox, port=proxy.port), sink)
-        return sink, errors
-
-    broken = 0
-    for at in stages:
-        sink, errors = asyncio.run(run(at))
-        assert sink.titles() == sorted(f"Message {number}" for number in range(MESSAGES)), at
+        async with proxied(delivered.server.port, Trouble(fault, way, at, times=1)) as proxy:
+            errors = await synced_at_last(connector(delivered, port=proxy.port), sink)
+        assert sink.titles() == ALL, at
         assert all(error.failure_type is FailureType.TRANSIENT for error in errors), (at, errors)
-        broken += bool(errors)
+        return errors
+
+    broken = sum(bool(asyncio.run(run(at))) for at in stages)
     assert broken >= len(stages) // 2, "the trouble comes too late to be felt"
 
 
 @pytest.mark.parametrize(("fault", "at"), [(Fault.STALL, at) for at in (0, 300, 2500, 6000)] + [(Fault.SLOW, 2500)])
-def test_a_frozen_or_slow_server_is_given_up_in_time(mailbox: Mailbox, impatient: None, fault: Fault, at: int) -> None:
+async def test_a_frozen_or_slow_server_is_given_up_in_time(
+    delivered: Mailbox, impatient: None, fault: Fault, at: int
+) -> None:
     """Slow: a byte every 50 ms, for ever. A limit for each read would never end that."""
-    mailbox.deliver(*(message(number) for number in range(MESSAGES)))
+    sink = MemorySink()
+    async with proxied(delivered.server.port, Trouble(fault, Way.DOWN, at, times=1)) as proxy:
+        # On a busy machine the healthy connection may be slower than the limits, too.
+        errors = await synced_at_last(connector(delivered, port=proxy.port), sink, most=50)
 
-    async def run() -> tuple[MemorySink, list[SourceError]]:
-        sink = MemorySink()
-        async with proxied(mailbox.server.port, Trouble(fault, Way.DOWN, at, times=1)) as proxy:
-            # On a busy machine the healthy connection may be slower than the limits, too.
-            return sink, await synced_at_last(connector(mailbox, port=proxy.port), sink, most=50)
-
-    sink, errors = asyncio.run(run())
-
-    assert sink.titles() == sorted(f"Message {number}" for number in range(MESSAGES))
-    assert errors
+    assert sink.titles() == ALL
     assert "did not answer within" in str(errors[0])
     assert all(error.failure_type is FailureType.TRANSIENT for error in errors)
 
 
-def test_nobody_there_and_nobody_accepting_are_transient(impatient: None) -> None:
+async def test_nobody_there_and_nobody_accepting_are_transient(impatient: None) -> None:
     for place in (nobody_there, nobody_accepts):
-        with place() as port, pytest.raises(SourceError) as caught:
-            asyncio.run(made({"host": "127.0.0.1", "port": port, "tls": "none", "user": "ann"}).test())
-        assert caught.value.failure_type is FailureType.TRANSIENT
+        with place() as port, failing(kind=FailureType.TRANSIENT):
+            await source_at(port).test()
 
 
 @pytest.mark.parametrize("at", [0, 40, 700])
-def test_a_handshake_that_is_cut_is_transient(mailbox: Mailbox, at: int) -> None:
-    async def run() -> None:
-        async with proxied(mailbox.server.tls_port, Trouble(Fault.CUT, Way.DOWN, at)) as proxy:
-            settings = {"host": "localhost", "port": proxy.port, "tls_ca": "localhost.pem", "user": mailbox.user}
-            await made(settings).test()
-
-    with pytest.raises(SourceError) as caught:
-        asyncio.run(run())
-    assert caught.value.failure_type is FailureType.TRANSIENT
+async def test_a_handshake_that_is_cut_is_transient(mailbox: Mailbox, at: int) -> None:
+    async with proxied(mailbox.server.tls_port, Trouble(Fault.CUT, Way.DOWN, at)) as proxy:
+        with failing(kind=FailureType.TRANSIENT):
+            await source_at(proxy.port, host="localhost", tls="implicit", tls_ca="localhost.pem").test()
 
 
 async def command_sent(source: ImapMailbox) -> None:
@@ -116,46 +119,36 @@ async def command_sent(source: ImapMailbox) -> None:
             await asyncio.sleep(0)
 
 
-def test_a_cancelled_fetch_gives_its_connection_up_and_the_next_one_works(mailbox: Mailbox) -> None:
-    mailbox.deliver(*(message(number) for number in range(MESSAGES)))
+async def test_a_cancelled_fetch_gives_its_connection_up_and_the_next_one_works(delivered: Mailbox) -> None:
     sink = MemorySink()
-
-    async def run() -> int:
-        async with proxied(mailbox.server.port) as proxy:
-            source = connector(mailbox, port=proxy.port)
-            sink.keep(await source.fetch(FetchRequest("", sink, 5)))
-            proxy.hold(Way.DOWN)
-            late = asyncio.create_task(source.fetch(FetchRequest(sink.cursor, sink, 5)))
-            waiting = asyncio.create_task(source.fetch(FetchRequest(sink.cursor, sink, 5)))
-            await command_sent(source)
-            for task in (waiting, late):
-                task.cancel()
-                with suppress(asyncio.CancelledError):
-                    await task
-            proxy.release()  # the answer to the cancelled command comes now
-            await sync(source, sink, limit=5)
-            return proxy.connections
-
-    assert asyncio.run(run()) == 2
-    assert sink.titles() == sorted(f"Message {number}" for number in range(MESSAGES))
+    async with proxied(delivered.server.port) as proxy:
+        source = connector(delivered, port=proxy.port)
+        await one_page(source, sink, 5)
+        proxy.hold(Way.DOWN)
+        late = asyncio.create_task(source.fetch(FetchRequest(sink.cursor, sink, 5)))
+        waiting = asyncio.create_task(source.fetch(FetchRequest(sink.cursor, sink, 5)))
+        await command_sent(source)
+        for task in (waiting, late):
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+        proxy.release()  # the answer to the cancelled command comes now
+        await sync(source, sink, limit=5)
+        assert proxy.connections == 2
+    assert sink.titles() == ALL
 
 
-def test_closing_ends_a_fetch_that_is_under_way(mailbox: Mailbox) -> None:
-    mailbox.deliver(message(1), message(2))
-
-    async def run() -> None:
-        async with proxied(mailbox.server.port) as proxy:
-            source = connector(mailbox, port=proxy.port)
-            await source.fetch(FetchRequest("", MemorySink(), 1))
-            proxy.hold()
-            late = asyncio.create_task(source.fetch(FetchRequest("", MemorySink(), 1)))
-            await command_sent(source)
-            await source.close()
-            with pytest.raises(SourceError):
-                async with asyncio.timeout(20):
-                    await late
-
-    asyncio.run(run())
+async def test_closing_ends_a_fetch_that_is_under_way(delivered: Mailbox) -> None:
+    async with proxied(delivered.server.port) as proxy:
+        source = connector(delivered, port=proxy.port)
+        await source.fetch(FetchRequest("", MemorySink(), 1))
+        proxy.hold()
+        late = asyncio.create_task(source.fetch(FetchRequest("", MemorySink(), 1)))
+        await command_sent(source)
+        await source.close()
+        with pytest.raises(SourceError):
+            async with asyncio.timeout(20):
+                await late
 
 
 # ---- answers that Dovecot does not give ------------------------------------------------------------------------------
@@ -163,6 +156,7 @@ def test_closing_ends_a_fetch_that_is_under_way(mailbox: Mailbox) -> None:
 Script = Callable[[str], bytes | None]
 """The answer to a command without its tag, with `TAG` in place of it; None: the usual answer."""
 
+HELLO = b"* OK hello\r\n"
 MAIL = message(1)
 USUAL: tuple[tuple[str, bytes], ...] = (
     ("CAPABILITY", b"* CAPABILITY IMAP4rev1 AUTH=PLAIN\r\nTAG OK done\r\n"),
@@ -215,7 +209,7 @@ class ScriptedServer:
 
 
 @asynccontextmanager
-async def scripted(script: Script, greeting: bytes = b"* OK hello\r\n") -> AsyncIterator[ScriptedServer]:
+async def scripted(script: Script, greeting: bytes = HELLO) -> AsyncIterator[ScriptedServer]:
     server = ScriptedServer(script, greeting)
     listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
     server.port = listening.sockets[0].getsockname()[1]
@@ -233,35 +227,39 @@ def answering(start: str, answer: bytes) -> Script:
     return lambda command: answer if command.startswith(start) else None
 
 
-def outcome(script: Script, greeting: bytes = b"* OK hello\r\n", **settings: object) -> tuple[MemorySink, list[str]]:
-    """What is kept after a sync with such a server, and what the server was told."""
+class Outcome(NamedTuple):
+    """What a sync with a scripted server kept, its pages, and what the server was told."""
+
+    titles: list[str]
+    pages: Synced
+    heard: list[str]
+
+    @property
+    def searches(self) -> list[str]:
+        return [line for line in self.heard if "UID SEARCH" in line]
+
+
+async def outcome(script: Script = lambda command: None, greeting: bytes = HELLO, **settings: Any) -> Outcome:
     sink = MemorySink()
-
-    async def run() -> list[str]:
-        async with scripted(script, greeting) as server:
-            base = {"host": "127.0.0.1", "port": server.port, "tls": "none", "user": "ann"}
-            source = made({**base, **settings}, "canary-77")
-            try:
-                async with asyncio.timeout(30):
-                    await sync(source, sink)
-            finally:
-                await source.close()
-            return server.heard
-
-    return sink, asyncio.run(run())
+    async with scripted(script, greeting) as server:
+        source = source_at(server.port, **settings)
+        try:
+            async with asyncio.timeout(30):
+                pages = await sync(source, sink)
+        finally:
+            await source.close()
+        return Outcome(sink.titles(), pages, server.heard)
 
 
-def failure(script: Script, greeting: bytes = b"* OK hello\r\n", **settings: object) -> SourceError:
+async def failure(script: Script = lambda command: None, greeting: bytes = HELLO, **settings: Any) -> SourceError:
     with pytest.raises(SourceError) as caught:
-        outcome(script, greeting, **settings)
+        await outcome(script, greeting, **settings)
     assert "canary" not in str(caught.value)
     return caught.value
 
 
-def test_the_scripted_server_is_read_when_it_behaves() -> None:
-    sink, _ = outcome(lambda command: None)
-
-    assert sink.titles() == ["Message 1"]
+async def test_the_scripted_server_is_read_when_it_behaves() -> None:
+    assert (await outcome()).titles == ["Message 1"]
 
 
 @pytest.mark.parametrize(
@@ -290,8 +288,8 @@ def test_the_scripted_server_is_read_when_it_behaves() -> None:
     ],
     ids=range(16),
 )
-def test_an_answer_is_sorted_by_what_helps(start: str, answer: bytes, kind: FailureType) -> None:
-    assert failure(answering(start, answer)).failure_type is kind
+async def test_an_answer_is_sorted_by_what_helps(start: str, answer: bytes, kind: FailureType) -> None:
+    assert (await failure(answering(start, answer))).failure_type is kind
 
 
 @pytest.mark.parametrize(
@@ -304,28 +302,31 @@ def test_an_answer_is_sorted_by_what_helps(start: str, answer: bytes, kind: Fail
     ],
     ids=range(4),
 )
-def test_a_greeting_is_sorted_by_what_helps(greeting: bytes, kind: FailureType) -> None:
-    assert failure(lambda command: None, greeting).failure_type is kind
+async def test_a_greeting_is_sorted_by_what_helps(greeting: bytes, kind: FailureType) -> None:
+    assert (await failure(greeting=greeting)).failure_type is kind
 
 
-def test_a_line_is_long_only_where_it_has_the_result_of_a_search() -> None:
+async def test_a_line_is_long_only_where_it_has_the_result_of_a_search() -> None:
     long = imap_protocol.MOST_LINE + 1
-    assert "more than was asked for" in str(failure(answering("LIST", b'* LIST () "/" "' + b"a" * long + b'"\r\n')))
+    refused = await failure(answering("LIST", b'* LIST () "/" "' + b"a" * long + b'"\r\n'))
+    assert "more than was asked for" in str(refused)
     found = b"* SEARCH" + b" 1" * long + b" " + b"9" * 5000 + b"\r\nTAG OK done\r\n"
-    assert outcome(answering("UID SEARCH", found))[0].titles() == ["Message 1"]
+    assert (await outcome(answering("UID SEARCH", found))).titles == ["Message 1"]
 
 
-def test_an_announced_literal_is_not_read_before_its_size_is_known_to_be_right(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_announced_literal_is_not_read_before_its_size_is_known_to_be_right(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A folder's name of 100 kB is refused; the control with a larger limit reads it."""
     script = answering(
         "LIST", b'* LIST () "/" INBOX\r\n* LIST () "/" {100000}\r\n' + b"x" * 100_000 + b"\r\nTAG OK x\r\n"
     )
 
-    assert "more than was asked for" in str(failure(script))
+    assert "more than was asked for" in str(await failure(script))
     command = ImapConnection._command
     defaults = {**(command.__kwdefaults__ or {}), "literal": 1_000_000}
     monkeypatch.setattr(command, "__kwdefaults__", defaults)
-    assert outcome(script)[0].titles() == ["Message 1"]
+    assert (await outcome(script)).titles == ["Message 1"]
 
 
 # ---- injection -------------------------------------------------------------------------------------------------------
@@ -333,38 +334,27 @@ def test_an_announced_literal_is_not_read_before_its_size_is_known_to_be_right(m
 INJECTED = b"x\r\nr9 DELETE INBOX"
 
 
-def told(script: Script) -> list[str]:
-    return outcome(script)[1]
-
-
-def test_the_name_of_a_folder_cannot_become_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_name_of_a_folder_cannot_become_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server names a folder with a line break in it, and hopes that the name comes back."""
     answer = b'* LIST () "/" INBOX\r\n* LIST () "/" {%d}\r\n%b\r\nTAG OK x\r\n' % (len(INJECTED), INJECTED)
     script = answering("LIST", answer)
 
-    assert not any("DELETE" in line for line in told(script))
+    assert not any("DELETE" in line for line in (await outcome(script)).heard)
     monkeypatch.setattr(imap_protocol, "_UNSAFE", re.compile(rb"(?!)"))  # the control: nothing is unsafe
-    assert any(line.startswith("r9 DELETE") for line in told(script))
+    assert any(line.startswith("r9 DELETE") for line in (await outcome(script)).heard)
 
 
 @pytest.mark.parametrize("letter", ["\r", "\n", "\x00", "\r\n"])
-def test_no_command_carries_a_line_break_or_a_zero_byte(letter: str) -> None:
+async def test_no_command_carries_a_line_break_or_a_zero_byte(letter: str) -> None:
     """A password with one, at a server that knows LOGIN alone."""
-    script = answering("CAPABILITY", b"* CAPABILITY IMAP4rev1\r\nTAG OK done\r\n")
-
-    async def run() -> list[str]:
-        async with scripted(script) as server:
-            settings = {"host": "127.0.0.1", "port": server.port, "tls": "none", "user": "ann"}
-            with pytest.raises(SourceError, match="nothing was sent") as caught:
-                await made(settings, f"canary{letter}r9 DELETE INBOX").test()
-            assert caught.value.failure_type is FailureType.PERMANENT
-            assert "canary" not in str(caught.value)
-            return server.heard
-
-    assert [line.partition(" ")[2] for line in asyncio.run(run())] == ["CAPABILITY"]
+    async with scripted(answering("CAPABILITY", b"* CAPABILITY IMAP4rev1\r\nTAG OK done\r\n")) as server:
+        with failing("nothing was sent") as caught:
+            await source_at(server.port, f"canary{letter}r9 DELETE INBOX").test()
+    assert "canary" not in str(caught.value)
+    assert [line.partition(" ")[2] for line in server.heard] == ["CAPABILITY"]
 
 
-def test_a_server_that_offers_no_starttls_never_hears_the_password() -> None:
+async def test_a_server_that_offers_no_starttls_never_hears_the_password() -> None:
     refused = answering("STARTTLS", b"TAG BAD unknown\r\n")
     heard: list[str] = []
 
@@ -372,64 +362,52 @@ def test_a_server_that_offers_no_starttls_never_hears_the_password() -> None:
         heard.append(command)
         return refused(command)
 
-    assert "does not offer STARTTLS" in str(failure(script, tls="starttls"))
+    assert "does not offer STARTTLS" in str(await failure(script, tls="starttls"))
     assert heard == ["STARTTLS"]
+    assert "wants no TLS" in str(await failure(greeting=b"* PREAUTH hello\r\n", tls="starttls"))
 
 
-def test_words_behind_the_answer_to_starttls_are_refused() -> None:
-    """Somebody on the line adds an answer, to be read as if it came encrypted."""
-    script = answering("STARTTLS", b"TAG OK go\r\n* CAPABILITY IMAP4rev1\r\n")
-
-    assert "the connection may be intercepted" in str(failure(script, tls="starttls"))
-    assert "wants no TLS" in str(failure(lambda command: None, b"* PREAUTH hello\r\n", tls="starttls"))
-
-
-def test_messages_that_were_not_asked_for_and_lies_about_sizes_do_no_harm() -> None:
+async def test_messages_that_were_not_asked_for_and_lies_about_sizes_do_no_harm() -> None:
     long = b"Subject: Message 1\r\n\r\n" + b"x" * 100_000
     answers = (
         b"* 9 FETCH (UID 77 BODY[]<0> {3}\r\nabc)\r\n* 1 FETCH (FLAGS ())\r\n* 1 FETCH (UID 1 BODY[]<0> {%d}\r\n%b)\r\n"
     )
     script = answering("UID FETCH 1 (UID BODY", answers % (len(long), long) + b"TAG OK done\r\n")
 
-    sink, _ = outcome(script)
-
-    assert sink.titles() == ["Message 1"]
+    assert (await outcome(script)).titles == ["Message 1"]
 
 
 # ---- a mailbox that does not add up ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("next_uid", [10**15, 2**32 - 1, 2**31])
-def test_a_next_uid_far_away_costs_one_search(next_uid: int) -> None:
+async def test_a_next_uid_far_away_costs_one_search(next_uid: int) -> None:
     """By windows of 50,000 it would be 86,000 searches, or without an end."""
     opened = b"* 1 EXISTS\r\n* OK [UIDVALIDITY 5] x\r\n* OK [UIDNEXT %d] x\r\nTAG OK done\r\n" % next_uid
+    found = await outcome(answering("EXAMINE", opened))
 
-    sink, heard = outcome(answering("EXAMINE", opened))
-
-    assert sink.titles() == ["Message 1"]
-    assert len([line for line in heard if "UID SEARCH" in line]) <= 3, heard
+    assert found.titles == ["Message 1"]
+    assert len(found.searches) <= 3, found
 
 
-def test_uids_that_are_far_apart_are_found_at_once() -> None:
+async def test_uids_that_are_far_apart_are_found_at_once() -> None:
     """The last message of a folder has the largest UID there is."""
     last = 2**32 - 1
-    opened = b"* 1 EXISTS\r\n* OK [UIDVALIDITY 5] x\r\nTAG OK done\r\n"
     answers = {
-        "EXAMINE": opened,
+        "EXAMINE": b"* 1 EXISTS\r\n* OK [UIDVALIDITY 5] x\r\nTAG OK done\r\n",
         "UID SEARCH": b"* SEARCH %d\r\nTAG OK done\r\n" % last,
         f"UID FETCH {last} (UID RFC822": b"* 1 FETCH (UID %d RFC822.SIZE %d)\r\nTAG OK x\r\n" % (last, len(MAIL)),
         f"UID FETCH {last} (UID BODY": b"* 1 FETCH (UID %d BODY[]<0> {%d}\r\n%b)\r\nTAG OK x\r\n"
         % (last, len(MAIL), MAIL),
     }
+    found = await outcome(lambda command: next((answers[one] for one in answers if command.startswith(one)), None))
 
-    sink, heard = outcome(lambda command: next((answers[one] for one in answers if command.startswith(one)), None))
-
-    assert sink.titles() == ["Message 1"]
-    assert len([line for line in heard if "UID SEARCH" in line]) <= 3, heard
+    assert found.titles == ["Message 1"]
+    assert len(found.searches) <= 3, found
 
 
 @pytest.mark.parametrize("start", ["UID FETCH 1 (UID RFC822", "UID FETCH 1 (UID BODY"])
-def test_a_message_that_is_listed_and_not_handed_out_is_remembered(start: str) -> None:
+async def test_a_message_that_is_listed_and_not_handed_out_is_remembered(start: str) -> None:
     """A message that was deleted in between is missing from the next search, too: that one is passed over."""
     script = answering(start, b"TAG OK nothing\r\n")
     searches: list[str] = []
@@ -440,40 +418,30 @@ def test_a_message_that_is_listed_and_not_handed_out_is_remembered(start: str) -
             return None if len(searches) == 1 else b"* SEARCH\r\nTAG OK done\r\n"
         return script(command)
 
-    withheld, gone = failures(script), failures(deleted)
+    withheld, gone = (await outcome(script)).pages.failures, (await outcome(deleted)).pages.failures
 
-    assert [str(one.error) for one in withheld] == ["the server lists this message and does not hand it out"]
-    assert [one.location for one in withheld] == ["INBOX;UIDVALIDITY=5/;UID=0000000001"]
-    assert gone == []
-
-
-def failures(script: Script) -> list[ItemFailure]:
-    async def run() -> list[ItemFailure]:
-        async with scripted(script) as server:
-            source = made({"host": "127.0.0.1", "port": server.port, "tls": "none", "user": "ann"})
-            async with asyncio.timeout(30):
-                return (await sync(source, MemorySink())).failures
-
-    return asyncio.run(run())
+    assert {place: str(error) for place, error in withheld.items()} == {
+        "INBOX;UIDVALIDITY=5/;UID=0000000001": "the server lists this message and does not hand it out"
+    }
+    assert gone == {}
 
 
-def test_an_item_that_is_withheld_or_breaks_the_connection_is_no_deleted_one() -> None:
+async def test_an_item_that_is_withheld_or_breaks_the_connection_is_no_deleted_one() -> None:
     """`fetch_item` returns None for a message that is gone, and its document is deleted then."""
-    location = "INBOX;UIDVALIDITY=5/;UID=0000000001"
 
     async def fetched(script: Script) -> str:
         async with scripted(script) as server:
-            source = made({"host": "127.0.0.1", "port": server.port, "tls": "none", "user": "ann"})
+            source = source_at(server.port)
             try:
-                found = await source.fetch_item(location, MemorySink())
+                found = await source.fetch_item("INBOX;UIDVALIDITY=5/;UID=0000000001", MemorySink())
             except SourceError as error:
                 return f"{error.failure_type.value}: {error}"
             finally:
                 await source.close()
             return "" if found is None else found.title
 
-    assert asyncio.run(fetched(lambda command: None)) == "Message 1"
-    withheld = asyncio.run(fetched(answering("UID FETCH", b"TAG OK nothing\r\n")))
+    assert await fetched(lambda command: None) == "Message 1"
+    withheld = await fetched(answering("UID FETCH", b"TAG OK nothing\r\n"))
     assert withheld == "unknown: the server lists this message and does not hand it out"
-    broken = asyncio.run(fetched(answering("UID FETCH 1 (UID BODY", b"* BYE internal error\r\n")))
+    broken = await fetched(answering("UID FETCH 1 (UID BODY", b"* BYE internal error\r\n"))
     assert broken.startswith("unknown: the connection breaks when this message is fetched")

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from signal import SIGKILL
 from typing import Any
@@ -14,6 +15,8 @@ from uuid import uuid4
 
 import pytest
 
+from reefknot.audit.model.event import OperatorAction, encode, timestamp
+from reefknot.audit.port import AuditEntry
 from reefknot.console.nats_servers import NatsServer
 from reefknot.console.operations.audit import EventQuery, audit_head, replay_events, search_events, verify_events
 from reefknot.console.operations.operator import Operator
@@ -23,44 +26,37 @@ from reefknot.runtime.seeds import new_id
 from reefknot.stores.opening import open_store
 from tests.warm_commands import run_warm
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "verify_chain.py"
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "verify_chain.py"
 LONG_S = 60.0
 MISMATCH = 65
 
-WRITER = """
+DYING = """
 import asyncio, os, signal, sys
-from reefknot.stores.opening import open_store
 from reefknot.stores.jetstream.audit import AuditWriter
-from reefknot.audit.model.event import OperatorAction, encode, timestamp
-from reefknot.audit.port import AuditEntry
+from tests.integration.test_jetstream_audit_commands import written
 
-async def main(url, number, dies):
-    if dies:  # between a batch and its copy
-        async def copy_nothing(self):
-            await asyncio.Event().wait()
-        AuditWriter._copy_events = copy_nothing
+async def copy_nothing(self):
+    await asyncio.Event().wait()
+
+AuditWriter._copy_events = copy_nothing  # it dies between a batch and its copy
+asyncio.run(written(sys.argv[1], int(sys.argv[2]), lambda: os.kill(os.getpid(), signal.SIGKILL)))
+"""
+
+
+async def written(url: str, number: int, then: Callable[[], object] = lambda: None) -> None:
+    """A chain of so many events."""
     async with open_store(url, tidy=False) as store:
-        for each in range(int(number)):
+        for each in range(number):
             at, work_id = 1_700_000_000_000 + each, f"w{each}"
             event = OperatorAction(timestamp=timestamp(at / 1000), actor="me", action="pause", work_id=work_id)
             await store.audit.append([AuditEntry(encode(event), "operator_action", at, work_id=work_id)])
-        if dies:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-asyncio.run(main(sys.argv[1], sys.argv[2], len(sys.argv) > 3))
-"""
+        then()
 
 
-TRIMMER = """
-import asyncio, sys
-from reefknot.stores.opening import open_store
-
-async def main(url, before):
+async def trimmed(url: str, before: int) -> int:
     async with open_store(url, tidy=False) as store:
-        print(await store.audit.trim(int(before)))
-
-asyncio.run(main(*sys.argv[1:]))
-"""
+        return await store.audit.trim(before)
 
 
 class Shell:
@@ -74,10 +70,10 @@ class Shell:
     def _environ(self) -> dict[str, str]:
         return {**os.environ, "XDG_CONFIG_HOME": str(self.folder), "COLUMNS": "160"}
 
-    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+    def run(self, *words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, *words],
-            cwd=self.folder,
+            cwd=cwd or self.folder,
             env=self._environ,
             capture_output=True,
             text=True,
@@ -85,9 +81,13 @@ class Shell:
             check=False,
         )
 
-    def write(self, number: int, *, dies: bool = False) -> None:
-        ended = self.run("-c", WRITER, self.url, str(number), *["dies"][:dies])
-        assert ended.returncode == (-SIGKILL if dies else 0), ended.stderr
+    def write(self, *numbers: int) -> None:
+        for number in numbers:
+            asyncio.run(written(self.url, number))
+
+    def write_and_die(self, number: int) -> None:
+        ended = self.run("-c", DYING, self.url, str(number), cwd=ROOT)
+        assert ended.returncode == -SIGKILL, ended.stderr
 
     def audit(self, *words: str, is_file: bool = False, code: int = 0) -> str:
         words = ("audit", *words, *([] if is_file else ["--engine", self.url]))
@@ -106,7 +106,7 @@ def shell(tmp_path: Path, nats_server: NatsServer) -> Shell:
 
 def test_events_of_a_process_that_was_killed_before_their_copy_are_shown_and_verified(shell: Shell) -> None:
     shell.write(2)
-    shell.write(3, dies=True)
+    shell.write_and_die(3)
     lines = shell.audit("tail", "--json").splitlines()
     assert len(lines) == 5
     verified = shell.json("verify")
@@ -115,8 +115,7 @@ def test_events_of_a_process_that_was_killed_before_their_copy_are_shown_and_ver
 
 
 def test_a_log_of_several_chains_has_a_head_for_each_and_is_exported_chain_by_chain(shell: Shell) -> None:
-    for number in (2, 1, 3):
-        shell.write(number)
+    shell.write(2, 1, 3)
     heads = [json.loads(line) for line in shell.audit("head").splitlines()]
     assert [one["sequence"] for one in heads] == [2, 1, 3]
     kept = shell.folder / "kept.heads"
@@ -141,8 +140,7 @@ def test_a_log_of_several_chains_has_a_head_for_each_and_is_exported_chain_by_ch
 
 def test_an_export_of_several_chains_that_was_changed_does_not_verify(shell: Shell) -> None:
     """An edit, a lost line at the end of a chain, and a chain that is missing as a whole."""
-    shell.write(2)
-    shell.write(2)
+    shell.write(2, 2)
     shell.audit("export", "log.jsonl")
     log = shell.folder / "log.jsonl"
     lines = log.read_text().splitlines(keepends=True)
@@ -161,9 +159,8 @@ def test_an_export_of_several_chains_that_was_changed_does_not_verify(shell: She
 
 def test_a_log_of_several_chains_verifies_after_retention_in_the_store_and_in_its_export(shell: Shell) -> None:
     """The process that removed events has written the anchors of all chains into its own."""
-    shell.write(3)
-    shell.write(3)
-    assert shell.run("-c", TRIMMER, shell.url, str(1_700_000_000_002)).stdout == "2\n"
+    shell.write(3, 3)
+    assert asyncio.run(trimmed(shell.url, 1_700_000_000_002)) == 2
     assert shell.json("verify")["ok"]
     exported = shell.json("export", "log.jsonl")
     assert (exported["events"], len(exported["heads"])) == (5, 3)
@@ -197,8 +194,7 @@ def test_an_empty_log_has_a_head_of_nothing(shell: Shell) -> None:
 
 def test_of_several_chains_the_newest_events_of_each_are_verified_searched_and_replayed(shell: Shell) -> None:
     """The control is a head that was kept with another hash: only it shows that a chain was written anew."""
-    for number in (9, 4):
-        shell.write(number)
+    shell.write(9, 4)
     configuration = shell.folder / "reefknot.yaml"
     configuration.write_text("audit: {heads: {path: kept.heads}}\n")
     settings = load_settings(str(configuration), environ={}, cwd=shell.folder)

@@ -6,9 +6,8 @@ A bound of the stream itself does that. The limits of an account or a server do 
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,8 @@ from reefknot.stores.jetstream.connection import Connection
 from reefknot.stores.jetstream.streams import stream_info
 from tests.acceptance.test_nats_commands import other_server
 
+pytestmark = pytest.mark.real_time
+
 JOBS = 10
 RESULT = '"' + "r" * 100 + '"'
 
@@ -37,10 +38,11 @@ def limited(folder: Path, limits: str) -> str:
     """
 
 
-async def with_store(url: str, story: Callable[[JetStreamStore], Awaitable[None]], **options: Any) -> None:
+@asynccontextmanager
+async def opened(url: str, **options: Any) -> AsyncIterator[JetStreamStore]:
     store = await JetStreamStore(options_from_url(url, **options), SystemClock()).start()
     try:
-        await story(store)
+        yield store
     finally:
         await store.close()
 
@@ -67,11 +69,10 @@ async def states(store: JetStreamStore, prefix: str) -> set[WorkState | None]:
     return {None if one is None else one.item.state for one in found}
 
 
-def test_what_a_bounded_stream_has_no_room_for_is_refused_as_a_whole(nats_server: NatsServer) -> None:
+async def test_what_a_bounded_stream_has_no_room_for_is_refused_as_a_whole(nats_server: NatsServer) -> None:
     """Wherever the bound falls within a batch: the jobs are running, or have succeeded, and none is gone."""
-
-    async def story(store: JetStreamStore) -> None:
-        refused = 0
+    refused = 0
+    async with opened(f"{nats_server.url}/{new_id()}", max_bytes=1 << 30) as store:
         for left in range(0, 12_000, 700):
             prefix = f"left-{left}-"
             reports = await claimed(store, prefix)
@@ -87,59 +88,43 @@ def test_what_a_bounded_stream_has_no_room_for_is_refused_as_a_whole(nats_server
                 assert await store.work.settle(reports) == [True] * JOBS, "as soon as there is room"
             assert await states(store, prefix) == {WorkState.SUCCEEDED}
             await update(store.connection, store.names.state, max_bytes=1 << 30)
-        assert 3 < refused < 17, "some fitted and some did not"
-
-    asyncio.run(with_store(f"{nats_server.url}/{new_id()}", story, max_bytes=1 << 30))
+    assert 3 < refused < 17, "some fitted and some did not"
 
 
-def test_control_an_account_that_is_full_keeps_a_part_of_a_batch(tmp_path: Path) -> None:
+async def test_control_an_account_that_is_full_keeps_a_part_of_a_batch(tmp_path: Path) -> None:
     """Why there is a bound. If this fails, the server has been mended, and the guide has a warning too many."""
     stream = {"name": "s", "subjects": ["s.>"], "storage": "file", "allow_atomic": True}
-
-    async def story(connection: Connection) -> int:
-        await connection.api("STREAM.CREATE.s", stream)
-        with suppress(StoreError):
-            for number in range(4):
-                await connection.store([(f"s.{number}.{place}", b"x" * 100, {}) for place in range(30)])
-            raise AssertionError("it is not full")
-        return int((await stream_info(connection, "s")).state["messages"])
-
-    async def main(url: str) -> int:
-        connection = Connection(options_from_url(url))
+    with other_server(tmp_path / "server", limited(tmp_path, "max_file: 20000")) as url:
+        connection = Connection(options_from_url(url.replace("nats://", "nats://u:p@")))
         await connection.open()
         try:
-            return await story(connection)
+            await connection.api("STREAM.CREATE.s", stream)
+            with pytest.raises(StoreError):  # noqa: PT012 - whichever batch it is
+                for number in range(4):
+                    await connection.store([(f"s.{number}.{place}", b"x" * 100, {}) for place in range(30)])
+            assert int((await stream_info(connection, "s")).state["messages"]) % 30 != 0
         finally:
             await connection.close()
 
-    with other_server(tmp_path / "server", limited(tmp_path, "max_file: 20000")) as url:
-        assert asyncio.run(main(url.replace("nats://", "nats://u:p@"))) % 30 != 0
 
-
-def test_an_operator_may_bound_a_store_that_was_made_without_a_bound(nats_server: NatsServer) -> None:
+async def test_an_operator_may_bound_a_store_that_was_made_without_a_bound(nats_server: NatsServer) -> None:
     url = f"{nats_server.url}/{new_id()}"
-
-    async def bounded(store: JetStreamStore) -> None:
+    async with opened(url) as store:
         for name in (store.names.state, store.names.audit):
             assert (await stream_info(store.connection, name)).config["max_bytes"] == -1
             await update(store.connection, name, max_bytes=10 << 20, discard="new")
-
-    async def spoilt(store: JetStreamStore) -> None:
+    async with opened(url) as store:
         await update(store.connection, store.names.audit, discard="old")
-
-    async def nothing(store: JetStreamStore) -> None: ...
-
-    asyncio.run(with_store(url, bounded))
-    asyncio.run(with_store(url, spoilt))
     with pytest.raises(StoreVersionError, match="max_bytes is 10485760, and discard is not new"):
-        asyncio.run(with_store(url, nothing))
+        async with opened(url):
+            pass
 
 
-def test_a_bound_beyond_the_limit_of_the_account_is_refused_when_the_store_is_made(tmp_path: Path) -> None:
-    async def nothing(store: JetStreamStore) -> None: ...
-
+async def test_a_bound_beyond_the_limit_of_the_account_is_refused_when_the_store_is_made(tmp_path: Path) -> None:
     with other_server(tmp_path / "server", limited(tmp_path, "max_file: 3MB")) as url:
         mine = url.replace("nats://", "nats://u:p@")
         with pytest.raises(StoreUnavailableError, match=r"_audit cannot be made .*nats\.max_bytes"):
-            asyncio.run(with_store(mine, nothing, max_bytes=2 << 20))
-        asyncio.run(with_store(f"{mine}/small", nothing, max_bytes=1 << 19))
+            async with opened(mine, max_bytes=2 << 20):
+                pass
+        async with opened(f"{mine}/small", max_bytes=1 << 19):
+            pass

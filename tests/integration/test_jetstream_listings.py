@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -14,9 +15,11 @@ from reefknot.queue.port.work_queue import ALL, Settlement, WorkClaim
 from reefknot.runtime.clocks import SystemClock
 from reefknot.runtime.seeds import new_id
 from reefknot.stores.jetstream import JetStreamStore, reads, work
+from tests.stories import InLoop
+
+pytestmark = pytest.mark.real_time
 
 CHUNK, CHUNKS = 50, 30
-Story = Callable[[JetStreamStore], Awaitable[None]]
 
 
 @pytest.fixture(autouse=True)
@@ -25,19 +28,19 @@ def one_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(work, "SKEW_MS", 0)
 
 
-def run(nats_server: NatsServer, *stories: Story) -> None:
-    """Each story with a store of its own, as in a process of its own, over the same streams."""
-    name = new_id()
+@asynccontextmanager
+async def opened(server: NatsServer, name: str = "") -> AsyncIterator[JetStreamStore]:
+    """A store as in a process of its own."""
+    store = await JetStreamStore.open(server.url, SystemClock(), name=name or new_id())
+    try:
+        yield store
+    finally:
+        await store.close()
 
-    async def main(story: Story) -> None:
-        store = await JetStreamStore.open(nats_server.url, SystemClock(), name=name)
-        try:
-            await story(store)
-        finally:
-            await store.close()
 
-    for story in stories:
-        asyncio.run(main(story))
+@pytest.fixture
+def store(nats_server: NatsServer) -> InLoop:
+    return InLoop(lambda: opened(nats_server))
 
 
 async def submitted(store: JetStreamStore, names: Sequence[str]) -> None:
@@ -54,26 +57,21 @@ async def ids(store: JetStreamStore, **filters: Any) -> list[str]:
     return [item.id for item in await store.work.find(**filters)]
 
 
-def test_jobs_of_several_processes_are_listed_in_the_order_of_their_submission(nats_server: NatsServer) -> None:
+async def test_jobs_of_several_processes_are_listed_in_the_order_of_their_submission(nats_server: NatsServer) -> None:
     """A process that finds no open work knows nothing of earlier arrivals."""
-
-    def submits(name: str) -> Story:
-        async def story(store: JetStreamStore) -> None:
-            await submitted(store, [name])
+    name = new_id()
+    for job in ("z-first", "b", "a-last"):
+        async with opened(nats_server, name) as store:
+            await submitted(store, [job])
             await done(store, 1)
-
-        return story
-
-    async def looks(store: JetStreamStore) -> None:
+    async with opened(nats_server, name) as store:
         assert await ids(store) == ["a-last", "b", "z-first"]
         assert await ids(store, oldest_first=True) == ["z-first", "b", "a-last"]
         assert await ids(store, after="b") == ["z-first"]
 
-    run(nats_server, submits("z-first"), submits("b"), submits("a-last"), looks)
 
-
-def test_a_page_of_the_newest_jobs_reads_a_part_of_those_that_ended(
-    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+async def test_a_page_of_the_newest_jobs_reads_a_part_of_those_that_ended(
+    monkeypatch: pytest.MonkeyPatch, store: JetStreamStore
 ) -> None:
     read: list[int] = []
     scan = reads.scan
@@ -84,45 +82,26 @@ def test_a_page_of_the_newest_jobs_reads_a_part_of_those_that_ended(
         return found
 
     monkeypatch.setattr(reads, "scan", counted)
-
-    async def story(store: JetStreamStore) -> None:
-        for chunk in range(CHUNKS):
-            await submitted(store, [f"{chunk:02}-{number:02}" for number in range(CHUNK)])
-            await done(store, CHUNK)
-        newest = [f"{chunk:02}-{number:02}" for chunk in reversed(range(CHUNKS)) for number in reversed(range(CHUNK))]
-        for filters in ({}, {"state": WorkState.SUCCEEDED}):
-            read.clear()
-            assert await ids(store, limit=20, **filters) == newest[:20]
-            assert 20 <= sum(read) < CHUNK * CHUNKS / 2, read
+    for chunk in range(CHUNKS):
+        await submitted(store, [f"{chunk:02}-{number:02}" for number in range(CHUNK)])
+        await done(store, CHUNK)
+    newest = [f"{chunk:02}-{number:02}" for chunk in reversed(range(CHUNKS)) for number in reversed(range(CHUNK))]
+    for filters in ({}, {"state": WorkState.SUCCEEDED}):
         read.clear()
-        assert await ids(store, limit=20, state=WorkState.FAILED) == []
-        pages, after = [], ""
-        while page := await ids(store, limit=400, after=after):
-            pages += page
-            after = page[-1]
-        assert pages == newest
-
-    run(nats_server, story)
-
-
-async def young_among_old(store: JetStreamStore) -> None:
-    """The job that was submitted last ended first, and many older ones after it."""
-    await submitted(store, [f"old-{number:03}" for number in range(200)])
-    await asyncio.sleep(0.01)  # another millisecond
-    await store.work.enqueue([WorkItem("young", "t", "cpu")])
-    (item,) = await store.work.claim(1, WorkClaim(owner="w", classes=["cpu"]))
-    await store.work.settle([Settlement("young", "w", item.fence, WorkDone("1"))])
-    for _ in range(10):
-        await done(store, 20)
-    assert (await ids(store, limit=3))[0] == "young"
+        assert await ids(store, limit=20, **filters) == newest[:20]
+        assert 20 <= sum(read) < CHUNK * CHUNKS / 2, read
+    read.clear()
+    assert await ids(store, limit=20, state=WorkState.FAILED) == []
+    pages, after = [], ""
+    while page := await ids(store, limit=400, after=after):
+        pages += page
+        after = page[-1]
+    assert pages == newest
 
 
-def test_a_young_job_that_ended_before_many_older_ones_is_listed_first(nats_server: NatsServer) -> None:
-    run(nats_server, young_among_old)
-
-
-def test_control_who_takes_those_that_ended_last_for_the_newest_is_caught(
-    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_control", [False, True], ids=["", "control: the last to end for the newest"])
+async def test_a_young_job_that_ended_before_many_older_ones_is_listed_first(
+    store: JetStreamStore, monkeypatch: pytest.MonkeyPatch, is_control: bool
 ) -> None:
     newest = reads.newest
 
@@ -131,22 +110,25 @@ def test_control_who_takes_those_that_ended_last_for_the_newest_is_caught(
             yield found, 0
             return
 
-    monkeypatch.setattr(work, "newest", first_window)
-    with pytest.raises(AssertionError):
-        run(nats_server, young_among_old)
+    if is_control:
+        monkeypatch.setattr(work, "newest", first_window)
+    await submitted(store, [f"old-{number:03}" for number in range(200)])
+    await asyncio.sleep(0.01)  # another millisecond
+    await store.work.enqueue([WorkItem("young", "t", "cpu")])
+    (item,) = await store.work.claim(1, WorkClaim(owner="w", classes=["cpu"]))
+    await store.work.settle([Settlement("young", "w", item.fence, WorkDone("1"))])
+    for _ in range(10):
+        await done(store, 20)
+    assert ((await ids(store, limit=3))[0] == "young") is not is_control
 
 
-def test_requeued_work_is_counted_once_a_moment_later(nats_server: NatsServer) -> None:
+async def test_requeued_work_is_counted_once_a_moment_later(store: JetStreamStore) -> None:
     """The server counts the trace that a record leaves where it was, until that is gone."""
-
-    async def story(store: JetStreamStore) -> None:
-        await submitted(store, ["a"])
-        (item,) = await store.work.claim(1, WorkClaim(owner="w", classes=["io"]))
-        await store.work.settle([Settlement("a", "w", item.fence, Quarantine("bad"))])
-        assert (await store.work.snapshot()).counts == {"io": {WorkState.QUARANTINED: 1}}
-        await store.quarantine.requeue(ALL, who="me")
-        async with asyncio.timeout(20):
-            while (await store.work.snapshot()).counts != {"io": {WorkState.PENDING: 1}}:  # noqa: ASYNC110 - the server's
-                await asyncio.sleep(0.1)
-
-    run(nats_server, story)
+    await submitted(store, ["a"])
+    (item,) = await store.work.claim(1, WorkClaim(owner="w", classes=["io"]))
+    await store.work.settle([Settlement("a", "w", item.fence, Quarantine("bad"))])
+    assert (await store.work.snapshot()).counts == {"io": {WorkState.QUARANTINED: 1}}
+    await store.quarantine.requeue(ALL, who="me")
+    async with asyncio.timeout(20):
+        while (await store.work.snapshot()).counts != {"io": {WorkState.PENDING: 1}}:  # noqa: ASYNC110 - the server's
+            await asyncio.sleep(0.1)

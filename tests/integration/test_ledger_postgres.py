@@ -9,8 +9,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Barrier, Thread
+from threading import Barrier
 from typing import Any
 
 import psycopg
@@ -28,6 +29,8 @@ from reefknot.errors import (
 )
 from reefknot.idempotency.ledger import ledger
 from tests.integration.postgres import Server
+
+pytestmark = pytest.mark.real_time
 
 DYING = Path(__file__).parents[1] / "unit" / "idempotency" / "ledger_dying.py"
 NUMBERS = itertools.count(1)
@@ -108,22 +111,16 @@ def test_the_second_call_of_a_key_gets_the_first_ones_result_and_has_no_effect(
         assert count(dsn) == (1, 1)
 
 
-def test_an_async_connection_does_the_same(dsn: str) -> None:
-    async def main() -> list[Any]:
-        async with await psycopg.AsyncConnection.connect(dsn) as conn:
-            return [await apay(conn), await apay(conn)]
-
-    assert asyncio.run(main()) == [{"paid": 20}, {"paid": 20}]
+async def test_an_async_connection_does_the_same(dsn: str) -> None:
+    async with await psycopg.AsyncConnection.connect(dsn) as conn:
+        assert [await apay(conn), await apay(conn)] == [{"paid": 20}, {"paid": 20}]
     assert count(dsn) == (1, 1)
 
 
-def test_an_async_connection_in_a_plain_with_is_refused(dsn: str) -> None:
-    async def main() -> None:
-        async with await psycopg.AsyncConnection.connect(dsn) as conn:
-            with pytest.raises(ParameterTypeError, match="async with"):
-                ledger(conn).once("a").__enter__()
-
-    asyncio.run(main())
+async def test_an_async_connection_in_a_plain_with_is_refused(dsn: str) -> None:
+    async with await psycopg.AsyncConnection.connect(dsn) as conn:
+        with pytest.raises(ParameterTypeError, match="async with"):
+            ledger(conn).once("a").__enter__()
 
 
 @pytest.mark.parametrize("autocommit", [False, True])
@@ -242,27 +239,24 @@ def test_a_connection_that_is_cut_is_named_and_the_key_runs_on_another(dsn: str)
 
 @pytest.mark.parametrize("table_is_there", [True, False])
 @pytest.mark.parametrize("first_ends", ["well", "badly"])
-def test_a_second_caller_waits_for_the_first(dsn: str, first_ends: str, table_is_there: bool) -> None:
-    async def main() -> Any:
-        connect = psycopg.AsyncConnection.connect
-        async with await connect(dsn) as one, await connect(dsn) as two:
-            if table_is_there:
-                async with ledger(one).once("makes the table"):
-                    pass
-            block = ledger(one).once("a")
-            claim = await block.__aenter__()
-            await one.execute("INSERT INTO effect VALUES (1)")
-            claim.result = "first"
-            later = asyncio.create_task(apay(two))
-            assert await asyncio.to_thread(somebody_waits_for_a_lock, dsn)
-            assert not later.done()
-            if first_ends == "well":
-                await block.__aexit__(None, None, None)
-            else:
-                await block.__aexit__(ValueError, ValueError(), None)
-            return await later
-
-    assert asyncio.run(main()) == ("first" if first_ends == "well" else {"paid": 20})
+async def test_a_second_caller_waits_for_the_first(dsn: str, first_ends: str, table_is_there: bool) -> None:
+    connect = psycopg.AsyncConnection.connect
+    async with await connect(dsn) as one, await connect(dsn) as two:
+        if table_is_there:
+            async with ledger(one).once("makes the table"):
+                pass
+        block = ledger(one).once("a")
+        claim = await block.__aenter__()
+        await one.execute("INSERT INTO effect VALUES (1)")
+        claim.result = "first"
+        later = asyncio.create_task(apay(two))
+        assert await asyncio.to_thread(somebody_waits_for_a_lock, dsn)
+        assert not later.done()
+        if first_ends == "well":
+            await block.__aexit__(None, None, None)
+        else:
+            await block.__aexit__(ValueError, ValueError(), None)
+        assert await later == ("first" if first_ends == "well" else {"paid": 20})
     assert count(dsn)[0] == 1
 
 
@@ -287,21 +281,18 @@ def test_other_keys_do_not_wait(dsn: str) -> None:
             assert pay(two, "b", wait=5) == {"paid": 20}
 
 
-def test_a_task_that_is_cancelled_while_it_waits_leaves_its_connection_usable(dsn: str) -> None:
-    async def main() -> Any:
-        connect = psycopg.AsyncConnection.connect
-        async with await connect(dsn) as one, await connect(dsn) as two:
-            await apay(one, "makes the table")
-            async with ledger(one).once("a"):
-                later = asyncio.create_task(apay(two))
-                assert await asyncio.to_thread(somebody_waits_for_a_lock, dsn)
-                later.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await later
-                assert two.info.transaction_status is psycopg.pq.TransactionStatus.IDLE
-                return await apay(two, "b")
-
-    assert asyncio.run(main()) == {"paid": 20}
+async def test_a_task_that_is_cancelled_while_it_waits_leaves_its_connection_usable(dsn: str) -> None:
+    connect = psycopg.AsyncConnection.connect
+    async with await connect(dsn) as one, await connect(dsn) as two:
+        await apay(one, "makes the table")
+        async with ledger(one).once("a"):
+            later = asyncio.create_task(apay(two))
+            assert await asyncio.to_thread(somebody_waits_for_a_lock, dsn)
+            later.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await later
+            assert two.info.transaction_status is psycopg.pq.TransactionStatus.IDLE
+            assert await apay(two, "b") == {"paid": 20}
 
 
 def test_under_serializable_the_later_caller_fails_retryably_and_then_sees_the_result(dsn: str) -> None:
@@ -318,36 +309,25 @@ def test_under_serializable_the_later_caller_fails_retryably_and_then_sees_the_r
         block = ledger(one).once("a")
         claim = block.__enter__()
         claim.result = "first"
-        answers: list[Any] = []
-        thread = Thread(target=lambda: answers.append(later()))
-        thread.start()
-        assert somebody_waits_for_a_lock(dsn)
-        block.__exit__(None, None, None)
-        thread.join(10)
-
-    assert answers == ["first"]
-    assert len(tries) == 2
+        with ThreadPoolExecutor(1) as threads:
+            answer = threads.submit(later)
+            assert somebody_waits_for_a_lock(dsn)
+            block.__exit__(None, None, None)
+            assert (answer.result(10), len(tries)) == ("first", 2)
     assert count(dsn) == (1, 2)
 
 
 def race(dsn: str, callers: int, work: Callable[[Any], object]) -> None:
     start = Barrier(callers)
-    trouble: list[BaseException] = []
 
     def caller() -> None:
-        try:
-            with psycopg.connect(dsn) as conn:
-                start.wait(10)
-                work(conn)
-        except BaseException as error:
-            trouble.append(error)
+        with psycopg.connect(dsn) as conn:
+            start.wait(10)
+            work(conn)
 
-    threads = [Thread(target=caller) for _ in range(callers)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not trouble
+    with ThreadPoolExecutor(callers) as threads:
+        for called in [threads.submit(caller) for _ in range(callers)]:
+            called.result(60)
 
 
 def test_sixteen_callers_of_each_key_have_one_effect_each(dsn: str) -> None:

@@ -8,8 +8,9 @@ a story of its own. The control sleeps through it: a wait without its look every
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -130,8 +131,18 @@ class TestOtherClients:
             assert result.result(SOON_S).status == "cancelled"
 
 
+@pytest.mark.real_time
 class TestWhatLosesAWakeUpOnNats:
-    def test_a_tombstone_of_a_record_that_was_never_mirrored_wakes_its_waiter(
+    @staticmethod
+    @asynccontextmanager
+    async def _two(server: NatsServer) -> AsyncIterator[tuple[Store, JetStreamStore]]:
+        """One store that ends work, and one that waits and looks only when it is woken."""
+        address = f"{server.url}/two-{uuid4().hex[:8]}"
+        async with open_store(address) as ender, open_store(address) as waits:
+            assert isinstance(waits, JetStreamStore)
+            yield ender, waits
+
+    async def test_a_tombstone_of_a_record_that_was_never_mirrored_wakes_its_waiter(
         self, monkeypatch: pytest.MonkeyPatch, nats_server: NatsServer
     ) -> None:
         """
@@ -145,73 +156,55 @@ class TestWhatLosesAWakeUpOnNats:
             if not message.body:
                 apply_work(state, message)
 
-        async def main() -> list[WorkItem | None]:
-            address = f"{nats_server.url}/late-{uuid4().hex[:8]}"
-            async with open_store(address) as ender, open_store(address) as waits:
-                assert isinstance(waits, JetStreamStore)
-                monkeypatch.setattr(waits.state, "_apply_work", lambda message: only_tombstones(waits.state, message))
-                return await waited(waits, ender, deaf=lambda: None)
+        async with self._two(nats_server) as (ender, waits):
+            monkeypatch.setattr(waits.state, "_apply_work", lambda message: only_tombstones(waits.state, message))
+            assert all(await waited(waits, ender, deaf=lambda: None))
 
-        assert all(asyncio.run(main()))
-
-    def test_a_server_that_answers_with_the_record_before_its_tombstone_is_asked_again(
+    async def test_a_server_that_answers_with_the_record_before_its_tombstone_is_asked_again(
         self, monkeypatch: pytest.MonkeyPatch, nats_server: NatsServer
     ) -> None:
         """In a cluster the tombstone may come from a replica that is ahead of the one that answers reads."""
         sleep_on(monkeypatch)
         read: Callable[..., Awaitable[Any]] = State.read_work
         before: dict[str, tuple[Any, int]] = {}
+        names = ["a", "b", "c"]
+        async with self._two(nats_server) as (ender, waits):
+            state = waits.state
 
-        async def main() -> list[WorkItem | None]:
-            address = f"{nats_server.url}/behind-{uuid4().hex[:8]}"
-            async with open_store(address) as ender, open_store(address) as waits:
-                assert isinstance(waits, JetStreamStore)
-                state = waits.state
+            async def lagging(work_id: str) -> Any:
+                answer, times = before.get(work_id, (None, 0))
+                if answer is None or times >= 3:
+                    return await read(state, work_id)
+                before[work_id] = answer, times + 1
+                return answer
 
-                async def lagging(work_id: str) -> Any:
-                    answer, times = before.get(work_id, (None, 0))
-                    if answer is None or times >= 3:
-                        return await read(state, work_id)
-                    before[work_id] = answer, times + 1
-                    return answer
-
-                async def note_all() -> None:
-                    for work_id in list(state.table.items):
-                        before[work_id] = await read(state, work_id), 0
-
-                names = ["a", "b", "c"]
-                await ender.work.enqueue([WorkItem(name, "t", payload=b"p") for name in names])
-                waiting = [asyncio.create_task(waits.work.ended(name, 30.0)) for name in names]
-                while len(state.table.items) < len(names):  # noqa: ASYNC110 - the feed has no event for it
-                    await asyncio.sleep(0.01)
-                await note_all()
-                monkeypatch.setattr(state, "read_work", lagging)
-                await end_all(ender)
-                async with asyncio.timeout(SOON_S):
-                    return list(await asyncio.gather(*waiting))
-
-        assert all(asyncio.run(main()))
+            await ender.work.enqueue([WorkItem(name, "t", payload=b"p") for name in names])
+            waiting = [asyncio.create_task(waits.work.ended(name, 30.0)) for name in names]
+            while len(state.table.items) < len(names):  # noqa: ASYNC110 - the feed has no event for it
+                await asyncio.sleep(0.01)
+            for work_id in list(state.table.items):
+                before[work_id] = await read(state, work_id), 0
+            monkeypatch.setattr(state, "read_work", lagging)
+            await end_all(ender)
+            async with asyncio.timeout(SOON_S):
+                assert all(await asyncio.gather(*waiting))
         assert all(times == 3 for _, times in before.values())
 
 
 @pytest.mark.parametrize("steps", range(12))
-def test_a_wait_that_begins_while_the_last_look_for_others_ends_is_woken(tmp_path: Path, steps: int) -> None:
+async def test_a_wait_that_begins_while_the_last_look_for_others_ends_is_woken(tmp_path: Path, steps: int) -> None:
     """Whichever turn of the loop it begins in after the others have got their results, and though none follows it."""
-
-    async def story() -> None:
-        async with open_store(f"sqlite:{tmp_path / 'state.db'}") as store:
-            await store.work.enqueue([WorkItem("first", "t", payload=b"p")])
-            first = asyncio.create_task(store.work.ended("first", 30.0))
-            await asyncio.sleep(0.1)
-            await end_all(store)
-            for _ in range(steps):
-                await asyncio.sleep(0)
-            late = asyncio.create_task(store.work.ended("late", 30.0))
-            await first
-            await store.work.enqueue([WorkItem("late", "t", payload=b"p")])
-            await asyncio.sleep(0.1)
-            await end_all(store)
-            async with asyncio.timeout(SOON_S):
-                assert await late is not None
-
-    rk.testing.run_virtual(story())
+    async with open_store(f"sqlite:{tmp_path / 'state.db'}") as store:
+        await store.work.enqueue([WorkItem("first", "t", payload=b"p")])
+        first = asyncio.create_task(store.work.ended("first", 30.0))
+        await asyncio.sleep(0.1)
+        await end_all(store)
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        late = asyncio.create_task(store.work.ended("late", 30.0))
+        await first
+        await store.work.enqueue([WorkItem("late", "t", payload=b"p")])
+        await asyncio.sleep(0.1)
+        await end_all(store)
+        async with asyncio.timeout(SOON_S):
+            assert await late is not None

@@ -18,7 +18,7 @@ from reefknot.ingest.orchestrator import IngestionOrchestrator
 from reefknot.ingest.port import Document, FetchRequest, ItemFailure, Page
 from reefknot.ingest.sync import SyncSummary
 from reefknot.queue.model.work import WorkItem, WorkState
-from tests.unit.ingest.world import FunctionConnector, MemorySink, World, document, page
+from tests.unit.ingest.world import Crowd, FunctionConnector, MemorySink, World, document, page
 
 
 async def three_pages(request: FetchRequest) -> Page:
@@ -28,9 +28,7 @@ async def three_pages(request: FetchRequest) -> Page:
 
 async def test_a_sync_keeps_page_after_page_and_the_cursor_behind_each(world: World) -> None:
     await world.start(world.source(three_pages))
-    await world.job("sync")
-    await asyncio.sleep(1)
-    item = await world.item("sync")
+    item = await world.run()
     assert item.state is WorkState.SUCCEEDED
     assert msgspec.json.decode(item.result or "", type=SyncSummary) == SyncSummary(3, 3, 3)
     assert (await world.sink.position("notes")).cursor == "3"
@@ -48,41 +46,9 @@ async def test_a_retry_continues_behind_the_last_page_and_its_delay_is_honoured(
         return await three_pages(request)
 
     await world.start(world.source(fetch))
-    await world.job("sync")
-    await asyncio.sleep(300)
-    assert await world.state("sync") is WorkState.SUCCEEDED
+    assert (await world.run(seconds=300)).state is WorkState.SUCCEEDED
     assert [cursor for _, cursor in asked] == ["", "1", "1", "2"]
     assert 24 <= asked[2][0] - asked[1][0] <= 37, "30 s, more or less 20 %"
-
-
-async def test_a_permanent_failure_goes_to_quarantine_at_once(world: World) -> None:
-    calls = 0
-
-    async def fetch(request: FetchRequest) -> Page:
-        nonlocal calls
-        calls += 1
-        raise SourceError("the folder does not exist; create it", FailureType.PERMANENT)
-
-    await world.start(world.source(fetch))
-    await world.job("sync")
-    await asyncio.sleep(1)
-    item = await world.item("sync")
-    assert (item.state, calls, item.attempts) == (WorkState.QUARANTINED, 1, 1)
-    assert "the folder does not exist; create it" in item.reason
-
-
-async def test_a_job_that_keeps_failing_alone_spends_its_budget_and_is_quarantined(world: World) -> None:
-    calls = 0
-
-    async def fetch(request: FetchRequest) -> Page:
-        nonlocal calls
-        calls += 1
-        raise ConnectionError("connection refused")
-
-    await world.start(world.source(fetch))
-    await world.job("alone", n=1)
-    await asyncio.sleep(3600)
-    assert (await world.state("alone"), calls) == (WorkState.QUARANTINED, 4), "1 + 3 retries"
 
 
 async def test_an_item_that_cannot_be_read_gets_a_job_of_its_own_and_the_sync_goes_on(world: World) -> None:
@@ -98,15 +64,13 @@ async def test_an_item_that_cannot_be_read_gets_a_job_of_its_own_and_the_sync_go
             return document(location)
         raise PermissionError("permission denied")
 
-    orchestrator = await world.start(world.source(fetch, item=item))
-    await orchestrator.request_sync("notes", trigger="manual")
-    await asyncio.sleep(1)
-    (aside,) = await world.store.quarantine.find()
+    await world.start(world.source(fetch, item=item))
+    await world.synced()
+    aside = await world.aside()
     assert aside.id.startswith("notes/bad@")
     assert ("notes", "good") in world.sink.documents
     is_mended = True
-    await orchestrator.request_sync("notes", trigger="manual")
-    await asyncio.sleep(1)
+    await world.synced()
     assert await world.state(aside.id) is WorkState.SUCCEEDED, "the sync could read it, so nobody has to look at it"
 
 
@@ -141,42 +105,22 @@ async def test_a_source_goes_on_only_from_a_cursor_of_its_own_connector(world: W
 async def test_no_more_jobs_run_at_once_than_the_limits_allow(
     world: World, total: int, of_source: int, most: int
 ) -> None:
-    running = peak = 0
-
-    async def fetch(request: FetchRequest) -> Page:
-        nonlocal running, peak
-        running += 1
-        peak = max(peak, running)
-        await asyncio.sleep(1)
-        running -= 1
-        return page()
-
-    await world.start(world.source(fetch, max_concurrency=of_source), max_concurrency=total)
-    for n in range(20):
-        await world.job(f"job-{n}", n=n)
-    await asyncio.sleep(60)
-    assert {await world.state(f"job-{n}") for n in range(20)} == {WorkState.SUCCEEDED}
-    assert peak == most
+    crowd, names = Crowd(), [f"job-{n}" for n in range(20)]
+    await world.start(world.source(crowd.fetch, max_concurrency=of_source), max_concurrency=total)
+    await world.run(*names, seconds=60)
+    assert set(await world.states(*names)) == {WorkState.SUCCEEDED}
+    assert crowd.most == most
 
 
 async def test_a_connector_has_a_limit_over_all_of_its_sources(world: World) -> None:
-    running = peak = 0
-
-    async def fetch(request: FetchRequest) -> Page:
-        nonlocal running, peak
-        running += 1
-        peak = max(peak, running)
-        await asyncio.sleep(1)
-        running -= 1
-        return page()
-
-    sources = [world.source(fetch, f"s{n}", "imap_mailbox") for n in range(4)]
+    crowd, names = Crowd(), [f"job-{n}" for n in range(16)]
+    sources = [world.source(crowd.fetch, f"s{n}", "imap_mailbox") for n in range(4)]
     await world.start(*sources, max_concurrency=8, connectors={"imap_mailbox": 3})
-    for n in range(16):
-        await world.job(f"job-{n}", f"s{n % 4}", "imap_mailbox", n=n)
+    for n, name in enumerate(names):
+        await world.job(name, f"s{n % 4}", "imap_mailbox", n=n)
     await asyncio.sleep(60)
-    assert {await world.state(f"job-{n}") for n in range(16)} == {WorkState.SUCCEEDED}
-    assert peak == 3
+    assert set(await world.states(*names)) == {WorkState.SUCCEEDED}
+    assert crowd.most == 3
 
 
 async def test_a_shutdown_ends_the_page_and_gives_the_job_back_without_an_attempt(world: World) -> None:
@@ -185,8 +129,7 @@ async def test_a_shutdown_ends_the_page_and_gives_the_job_back_without_an_attemp
         return await three_pages(request)
 
     orchestrator = await world.start(world.source(fetch))
-    await world.job("sync")
-    await asyncio.sleep(15)
+    await world.run(seconds=15)
     await orchestrator.stop(20)
     item = await world.item("sync")
     assert (item.state, item.attempts, item.interruptions) == (WorkState.PENDING, 0, 1)
@@ -198,60 +141,24 @@ async def test_a_shutdown_ends_the_page_and_gives_the_job_back_without_an_attemp
 
 
 async def test_a_shutdown_without_patience_gives_the_job_back_in_the_middle_of_a_page(world: World) -> None:
-    async def fetch(request: FetchRequest) -> Page:
-        await asyncio.sleep(100)
-        return page()
-
-    orchestrator = await world.start(world.source(fetch))
-    await world.job("sync")
-    await asyncio.sleep(1)
+    orchestrator = await world.start(world.source(Crowd(100).fetch))
+    await world.run()
     assert await orchestrator.stop(1) == 1
     item = await world.item("sync")
     assert (item.state, item.attempts, item.interruptions) == (WorkState.PENDING, 0, 1)
 
 
 async def test_a_page_that_takes_too_long_is_a_transient_failure(world: World) -> None:
-    async def fetch(request: FetchRequest) -> Page:
-        await asyncio.sleep(1000)
-        return page()
-
-    await world.start(world.source(fetch, page_timeout=5.0))
-    await world.job("sync")
-    await asyncio.sleep(10)
-    item = await world.item("sync")
+    await world.start(world.source(Crowd(1000).fetch, page_timeout=5.0))
+    item = await world.run(seconds=10)
     assert item.budget.failure_type == "transient"
     assert "within 5 s" in (item.failure or "")
 
 
-async def test_two_orchestrators_never_run_a_job_at_the_same_time(world: World) -> None:
-    running: set[object] = set()
-    ran: list[object] = []
-
-    async def fetch(request: FetchRequest) -> Page:
-        name = request.payload["n"]
-        assert name not in running
-        running.add(name)
-        ran.append(name)
-        await asyncio.sleep(0.1)
-        running.discard(name)
-        return page()
-
-    for _ in range(2):
-        await world.start(world.source(fetch, max_concurrency=4))
-    for n in range(100):
-        await world.job(f"job-{n}", n=n)
-    await asyncio.sleep(60)
-    assert sorted(ran, key=int) == list(range(100))  # type: ignore[arg-type]
-
-
 async def test_a_lost_lease_counts_as_a_crash_and_the_third_one_is_quarantined(world: World) -> None:
-    async def fetch(request: FetchRequest) -> Page:
-        await asyncio.sleep(10_000)
-        return page()
-
     await world.job("sync")
     for n in range(1, 5):
-        orchestrator = await world.start(world.source(fetch, page_timeout=20_000.0))
+        orchestrator = await world.start(world.source(Crowd(10_000).fetch, page_timeout=20_000.0))
         await asyncio.sleep(70)
         if n < 4:
             assert (await world.item("sync")).crashes == n - 1
@@ -263,31 +170,23 @@ async def test_a_lost_lease_counts_as_a_crash_and_the_third_one_is_quarantined(w
 
 
 async def test_a_payload_that_no_job_has_is_quarantined_and_harms_nobody_else(world: World) -> None:
-    async def _item_of(world: World):  # type: ignore[no-untyped-def]
-        await world.job("sync")
-        return await world.item("sync")
-
     await world.start(world.source(three_pages))
-    odd = msgspec.structs.replace((await _item_of(world)), id="odd", payload=b"\xff{")
+    odd = structs.replace(await world.run(seconds=0), id="odd", payload=b"\xff{")
     await world.store.work.enqueue([odd])
     await asyncio.sleep(2)
-    assert (await world.state("odd"), await world.state("sync")) == (WorkState.QUARANTINED, WorkState.SUCCEEDED)
+    assert await world.states("odd", "sync") == [WorkState.QUARANTINED, WorkState.SUCCEEDED]
 
 
 async def test_a_source_whose_documents_are_elsewhere_is_left_alone(world: World) -> None:
     """Its cursor is there too: here it would be read from the beginning, and half of it would be kept."""
     world.sink.place = "here"
     await world.start(world.source(three_pages))
-    await world.job("first")
-    await asyncio.sleep(1)
-    assert await world.state("first") is WorkState.SUCCEEDED
+    assert (await world.run("first")).state is WorkState.SUCCEEDED
     await world.orchestrators.pop().stop(0)
 
     here, world.sink = world.sink, MemorySink("elsewhere")
     await world.start(world.source(three_pages))
-    await world.job("second")
-    await asyncio.sleep(60)
-    assert await world.state("second") is WorkState.PENDING
+    assert (await world.run("second", seconds=60)).state is WorkState.PENDING
     assert world.sink.pages == []
     await world.orchestrators.pop().stop(0)
 
@@ -319,19 +218,14 @@ async def test_a_connector_that_raises_control_flow_fails_its_job_and_holds_no_s
     world: World, error: BaseException
 ) -> None:
     async def fetch(request: FetchRequest) -> Page:
-        if request.payload["n"] == 0:
+        if request.payload["n"] == "bad":
             raise error
         return page()
 
     orchestrator = await world.start(world.source(fetch, max_concurrency=1))
-    for n in range(3):
-        await world.job(f"job-{n}", n=n)
-    await asyncio.sleep(60)
-    assert [await world.state(f"job-{n}") for n in range(3)] == [
-        WorkState.QUARANTINED,
-        WorkState.SUCCEEDED,
-        WorkState.SUCCEEDED,
-    ]
+    await world.run("bad", "good", "better", seconds=60)
+    states = [WorkState.QUARANTINED, WorkState.SUCCEEDED, WorkState.SUCCEEDED]
+    assert await world.states("bad", "good", "better") == states
     assert (orchestrator.claims(), orchestrator.running) == ([], [])
 
 
@@ -344,9 +238,7 @@ async def test_a_store_that_fails_between_claim_and_start_costs_nothing(
         raise StoreUnavailableError("x", "locked", "wait")
 
     monkeypatch.setattr(orchestrator.records, "change", refuse)
-    await world.job("sync")
-    await asyncio.sleep(1)
-    item = await world.item("sync")
+    item = await world.run()
     assert (item.state, item.crashes) == (WorkState.SUCCEEDED, 0)
 
 
@@ -372,9 +264,7 @@ async def test_jobs_that_ignore_their_cancellation_do_not_keep_other_leases_from
 
     for _ in range(2):
         await world.start(world.source(fetch, max_concurrency=3, page_timeout=10_000.0))
-    for name in ("stubborn", "deaf", "good"):
-        await world.job(name, n=name)
-    await asyncio.sleep(5)
+    await world.run("stubborn", "deaf", "good", seconds=5)
     for name in ("stubborn", "deaf"):
         await world.jobs.cancel(name)
     await asyncio.sleep(400)
@@ -398,14 +288,16 @@ async def test_a_cancelled_job_stops_within_seconds_and_may_clean_up(world: Worl
         return page()
 
     await world.start(world.source(fetch, page_timeout=1000.0))
-    await world.job("sync")
-    await asyncio.sleep(5)
+    await world.run(seconds=5)
     cancelled_at = asyncio.get_running_loop().time()
     await world.jobs.cancel("sync")
     await asyncio.sleep(10)
     assert stopped_after <= 2
     assert cleaned_up
-    assert await world.state("sync") is WorkState.CANCELLED
+    assert (await world.state("sync"), world.sink.documents) == (WorkState.CANCELLED, {})
+    assert await world.store.work.retry(["sync"], who="ann", why="after all") == ["sync"]
+    await asyncio.sleep(510)
+    assert await world.state("sync") is WorkState.SUCCEEDED
 
 
 async def test_a_connector_that_makes_no_progress_or_returns_no_page_is_stopped(world: World) -> None:
@@ -447,8 +339,7 @@ async def test_a_sync_that_spent_its_retries_is_requeued_by_the_schedule_and_a_p
         raise error[0]
 
     orchestrator = await world.start(world.source(fetch))
-    first = await orchestrator.request_sync("notes", trigger="schedule", job_id="notes@1")
-    await asyncio.sleep(1)
+    first = await world.synced(trigger="schedule", job_id="notes@1")
     assert await orchestrator.request_sync("notes", trigger="schedule", job_id="notes@2") is None
     assert await orchestrator.request_sync("notes", trigger="manual") == first
     error[0] = ValueError("odd")
@@ -496,22 +387,18 @@ async def test_a_folder_that_can_be_read_again_leaves_quarantine_though_nothing_
             raise PermissionError("permission denied")
         return None
 
-    orchestrator = await world.start(world.source(fetch, item=item))
-    await orchestrator.request_sync("notes", trigger="manual")
-    await asyncio.sleep(1)
-    (aside,) = await world.store.quarantine.find()
-    await orchestrator.request_sync("notes", trigger="manual")
-    await asyncio.sleep(1)
+    await world.start(world.source(fetch, item=item))
+    await world.synced()
+    aside = await world.aside()
+    await world.synced()
     assert await world.state(aside.id) is WorkState.QUARANTINED, "it failed again"
     is_closed = False
-    await orchestrator.request_sync("notes", trigger="manual")
-    await asyncio.sleep(1)
+    await world.synced()
     assert await world.state(aside.id) is WorkState.SUCCEEDED
 
 
 async def test_an_orchestrator_ends_although_the_store_fails_what_is_claimed_at_the_end(
-    world: World,
-    monkeypatch: pytest.MonkeyPatch,
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     orchestrator = await world.start(world.source(three_pages))
     asked, claim = asyncio.Event(), world.store.work.claim

@@ -16,7 +16,7 @@ from reefknot.ingest.port import Document, FetchRequest, ItemFailure, Page
 from reefknot.queue.model.admission import Reject
 from reefknot.queue.model.versions import replaced_reason
 from reefknot.queue.model.work import WorkItem, WorkState
-from reefknot.queue.port.work_queue import ALL, Enqueue, Enqueued, QuarantineFilter
+from reefknot.queue.port.work_queue import Enqueue, Enqueued
 from tests.unit.ingest.world import World, document, page
 
 
@@ -34,23 +34,6 @@ class Shoal:
         return page("a")
 
 
-async def test_a_requeued_job_runs_again_and_may_be_quarantined_a_second_time(world: World) -> None:
-    shoal = Shoal()
-    await world.start(world.source(shoal.fetch))
-    await world.job("sync")
-    await asyncio.sleep(1)
-    kept = (await world.item("sync")).payload
-    assert await world.store.quarantine.requeue(ALL, who="ann", why="once more") == ["sync"]
-    await asyncio.sleep(1)
-    again = await world.item("sync")
-    assert (again.state, again.generation, again.payload) == (WorkState.QUARANTINED, 1, kept)
-    assert [one.what for one in again.history] == ["quarantined", "requeued", "quarantined"]
-    shoal.is_mended = True
-    await world.store.quarantine.requeue(QuarantineFilter(source="notes"), who="ann")
-    await asyncio.sleep(1)
-    assert (await world.state("sync"), len(shoal.payloads)) == (WorkState.SUCCEEDED, 3)
-
-
 async def test_a_job_with_an_edited_payload_asks_its_connector_for_that(world: World) -> None:
     shoal = Shoal()
     await world.start(world.source(shoal.fetch))
@@ -66,29 +49,6 @@ async def test_a_job_with_an_edited_payload_asks_its_connector_for_that(world: W
     old = await world.item("import")
     assert (old.state, old.history[-1].why) == (WorkState.DISCARDED, replaced_reason("import"))
     assert IngestionJob.of(old).payload == {"folder": "Wokr"}
-
-
-async def test_a_running_job_that_is_cancelled_stops(world: World) -> None:
-    ended: list[str] = []
-
-    async def fetch(request: FetchRequest) -> Page:
-        try:
-            await asyncio.sleep(100)
-        except asyncio.CancelledError:
-            ended.append("stopped")
-            raise
-        return page("a")
-
-    await world.start(world.source(fetch))
-    await world.job("sync")
-    await asyncio.sleep(1)
-    assert await world.state("sync") is WorkState.RUNNING
-    assert await world.jobs.cancel("sync", reason="enough", who="ann")
-    await asyncio.sleep(30)
-    assert (await world.state("sync"), ended, world.sink.documents) == (WorkState.CANCELLED, ["stopped"], {})
-    assert await world.store.work.retry(["sync"], who="ann", why="after all") == ["sync"]
-    await asyncio.sleep(110)
-    assert await world.state("sync") is WorkState.SUCCEEDED
 
 
 async def test_names_with_the_marks_of_tenants_and_workers_are_names_like_any_other(world: World) -> None:

@@ -16,8 +16,6 @@ from reefknot.core.time import Moment
 from reefknot.errors import QueueFullError, StoreCorruptError, StoreUnavailableError
 from reefknot.ingest import schedules
 from reefknot.ingest.schedules import PREFIX, ScheduledEntry, Scheduler, ScheduleState, submission_id, time_of
-from reefknot.queue.connect import client_of
-from reefknot.queue.model.messages import ExecAssignment, Job
 from reefknot.queue.model.schedules import Timetable, parse
 from reefknot.runtime.clocks import clock_of_this_loop
 from reefknot.stores.memory import MemoryStore
@@ -155,23 +153,6 @@ async def test_a_move_before_the_submission_would_lose_due_times(monkeypatch: py
     await month_of_crashes(memory(), parse("1h"), submitted, seed=7, days=5)
 
     assert len(submitted.kept) < 5 * 24 - 1
-
-
-async def test_through_the_admission_of_a_real_store_each_due_time_is_one_job() -> None:
-    store = memory()
-    client = client_of(store, store.clock)
-
-    async def submit(due_at: datetime) -> None:
-        name = submission_id("job", due_at)
-        await client.hand_in(ExecAssignment(name, name, Job("demo.step")))
-
-    entry = ScheduledEntry("job", parse("1m"), submit)
-    views: list[Any] = [ProcessView(store, skew_s=skew) for skew in (0.0, 0.2, -0.2)]
-    await asyncio.gather(*(stop_later(Scheduler(view, [entry]), 600) for view in views))
-    found = [item.assignment_id for item in await store.work.find()]
-    await store.close()
-    assert len(found) == len(set(found)) == 10
-    assert all(name.startswith("job@2023-11-14T22:") for name in found)
 
 
 async def test_a_clock_that_jumps_back_repeats_nothing_and_one_that_jumps_ahead_catches_up_once() -> None:

@@ -18,7 +18,7 @@ from reefknot.ingest.sync import ProgressWatch, SyncLimits
 from reefknot.queue.model.source_health import HealthRules, SourceCondition
 from reefknot.queue.model.work import WorkState
 from reefknot.queue.port.work_queue import QuarantineFilter
-from tests.unit.ingest.world import World, document, in_world, page
+from tests.unit.ingest.world import Fetch, World, document, failing, page
 
 HOUR = 3600.0
 
@@ -54,9 +54,7 @@ class Shoal:
 async def test_of_many_items_that_fail_in_one_sync_every_one_comes_back(world: World, number: int) -> None:
     shoal = Shoal(number + 500, bad=lambda n: n < number)
     orchestrator = await world.start(world.source(shoal.fetch, item=shoal.item))
-    first = await orchestrator.request_sync("notes", trigger="schedule")
-    await asyncio.sleep(30)
-    assert first is not None
+    first = await world.synced(trigger="schedule", seconds=30)
     stopped = await world.item(first)
     assert (stopped.state, stopped.attempts) == (WorkState.PENDING, 0)
     assert "1000 items of notes could not be read, and more fail" in stopped.reason
@@ -80,9 +78,8 @@ async def test_a_sync_that_goes_on_regardless_would_forget_items(world: World, m
     missing = sync.JobExecution._missing_jobs
     monkeypatch.setattr(sync.JobExecution, "_missing_jobs", only_so_many)
     shoal = Shoal(2000, bad=lambda n: n < 1500)
-    orchestrator = await world.start(world.source(shoal.fetch, item=shoal.item))
-    await orchestrator.request_sync("notes", trigger="schedule")
-    await asyncio.sleep(30)
+    await world.start(world.source(shoal.fetch, item=shoal.item))
+    await world.synced(trigger="schedule", seconds=30)
     shoal.bad = lambda n: False
     await asyncio.sleep(6 * HOUR)
     assert len(world.sink.documents) < 1510
@@ -91,17 +88,14 @@ async def test_a_sync_that_goes_on_regardless_would_forget_items(world: World, m
 async def test_a_sync_that_has_stopped_asks_its_source_nothing_until_there_is_room(world: World) -> None:
     denied = PermissionError("permission denied")
     shoal = Shoal(400, bad=lambda n: True, error=denied)
-    orchestrator = await world.start(world.source(shoal.fetch, item=shoal.item), limits=SyncLimits(100))
-    job = await orchestrator.request_sync("notes", trigger="schedule")
-    await asyncio.sleep(30)
+    await world.start(world.source(shoal.fetch, item=shoal.item), limits=SyncLimits(100))
+    job = await world.synced(trigger="schedule", seconds=30)
     pages, aside = shoal.pages, await world.store.quarantine.count()
     assert sum(aside.values()) == 100
     await asyncio.sleep(HOUR)
     assert shoal.pages == pages
     shoal.bad = lambda n: False
-    again = await orchestrator.request_sync("notes", trigger="manual")
-    await asyncio.sleep(60)
-    assert again is not None
+    again = await world.synced(seconds=60)
     assert again != job
     assert await world.state(again) is WorkState.SUCCEEDED, "a person's request looks whether the cause is mended"
     await world.jobs.requeue([one.id for one in await world.store.quarantine.find(limit=200)], who="ann", why="ok")
@@ -111,12 +105,9 @@ async def test_a_sync_that_has_stopped_asks_its_source_nothing_until_there_is_ro
 
 async def test_items_that_have_jobs_already_stop_no_sync(world: World) -> None:
     shoal = Shoal(300, bad=lambda n: n < 100, error=PermissionError("permission denied"))
-    orchestrator = await world.start(world.source(shoal.fetch, item=shoal.item), limits=SyncLimits(100))
+    await world.start(world.source(shoal.fetch, item=shoal.item), limits=SyncLimits(100))
     for _ in range(3):
-        job = await orchestrator.request_sync("notes", trigger="manual")
-        await asyncio.sleep(30)
-        assert job is not None
-        assert await world.state(job) is WorkState.SUCCEEDED
+        assert await world.state(await world.synced(seconds=30)) is WorkState.SUCCEEDED
     assert len(world.sink.documents) == 200
     assert await remembered_jobs(world.store, "notes") == 100
 
@@ -126,10 +117,9 @@ async def test_an_item_whose_job_has_ended_is_remembered_again_when_it_fails_in_
     world: World, state: str
 ) -> None:
     shoal = Shoal(1, bad=lambda n: True, error=PermissionError("permission denied"))
-    orchestrator = await world.start(world.source(shoal.fetch, item=shoal.item))
-    await orchestrator.request_sync("notes", trigger="manual")
-    await asyncio.sleep(5)
-    (aside,) = await world.store.quarantine.find()
+    await world.start(world.source(shoal.fetch, item=shoal.item))
+    await world.synced(seconds=5)
+    aside = await world.aside()
     if state == "discarded":
         await world.store.quarantine.discard(QuarantineFilter(source="notes"), who="ann", reason="no")
     else:
@@ -141,10 +131,8 @@ async def test_an_item_whose_job_has_ended_is_remembered_again_when_it_fails_in_
     assert (await world.state(aside.id)).value == state
     world.sink.documents.clear()
     shoal.bad = lambda n: True
-    await orchestrator.request_sync("notes", trigger="manual")
-    await asyncio.sleep(5)
-    (again,) = await world.store.quarantine.find()
-    assert again.id != aside.id
+    await world.synced(seconds=5)
+    assert (await world.aside()).id != aside.id
 
 
 # ---- limits and progress ---------------------------------------------------------------------------------------------
@@ -181,9 +169,7 @@ async def test_an_attempt_that_kept_a_page_renews_the_budget_and_one_that_did_no
         return page(f"a{number}", cursor=str(number + 1), is_last=False)
 
     await world.start(world.source(fetch))
-    await world.job("sync")
-    await asyncio.sleep(6 * HOUR)
-    item = await world.item("sync")
+    item = await world.run(seconds=6 * HOUR)
     assert len(world.sink.documents) == 15, "14 failures with progress between them"
     assert item.state is WorkState.QUARANTINED
     assert asked == 30 + 3, "then three retries without any"
@@ -200,9 +186,7 @@ async def test_progress_is_known_after_a_restart(world: World) -> None:
         return page(f"a{number}", cursor=str(number + 1), is_last=False)
 
     orchestrator = await world.start(world.source(fetch))
-    await world.job("sync")
-    await asyncio.sleep(60)
-    assert (await world.item("sync")).attempts == 2
+    assert (await world.run(seconds=60)).attempts == 2
     fails = False
     await asyncio.sleep(200)
     await orchestrator.stop(20)
@@ -245,32 +229,28 @@ async def test_a_source_that_is_down_rests_and_its_one_sync_is_not_quarantined(w
     assert await world.state(job) is WorkState.SUCCEEDED, "one probe wakes it"
 
 
-def test_failures_of_its_items_do_not_let_a_source_rest_unless_nothing_was_reached() -> None:
-    async def rests(world: World, error: Exception) -> bool:
-        shoal = Shoal(1, bad=lambda n: True, error=error)
-        orchestrator = await world.start(world.source(shoal.fetch, "other", item=shoal.item))
-        await orchestrator.request_sync("other", trigger="schedule")
-        await asyncio.sleep(HOUR)
-        return bool(orchestrator.records.known("other").health.rests)
-
-    async def story(world: World) -> None:
-        assert not await rests(world, TimeoutError("this one is slow"))
-
-    async def other_story(world: World) -> None:
-        gone = SourceError("no connection", FailureType.TRANSIENT, unreachable=True)
-        assert await rests(world, gone)
-
-    in_world(story)
-    in_world(other_story)
+@pytest.mark.parametrize(
+    ("error", "rests"),
+    [
+        (TimeoutError("this one is slow"), False),
+        (SourceError("no connection", FailureType.TRANSIENT, unreachable=True), True),
+    ],
+    ids=["slow items", "nothing was reached"],
+)
+async def test_failures_of_its_items_do_not_let_a_source_rest_unless_nothing_was_reached(
+    world: World, error: Exception, rests: bool
+) -> None:
+    shoal = Shoal(1, bad=lambda n: True, error=error)
+    orchestrator = await world.start(world.source(shoal.fetch, item=shoal.item))
+    await world.synced(trigger="schedule", seconds=HOUR)
+    assert bool(orchestrator.records.known("notes").health.rests) is rests
 
 
 async def test_a_job_waits_for_a_source_no_longer_than_the_longest_outage_and_then_goes_on_after_a_requeue(
     world: World,
 ) -> None:
-    async def fetch(request: FetchRequest) -> Page:
-        raise ConnectionRefusedError("connection refused")
-
     rules = HealthRules(max_outage_ms=int(6 * HOUR * 1000))
+    fetch = failing(ConnectionRefusedError("connection refused"))
     orchestrator = await world.start(world.source(fetch), health=rules)
     for n in range(24 * 4):
         await orchestrator.request_sync("notes", trigger="schedule", job_id=f"notes@{n}")
@@ -284,46 +264,37 @@ async def test_a_job_waits_for_a_source_no_longer_than_the_longest_outage_and_th
 # ---- syncs that never end --------------------------------------------------------------------------------------------
 
 
-async def same_document(request: FetchRequest) -> Page:
-    return page("a", cursor=str(int(request.cursor or "0") + 1), is_last=False, seen=1)
+def endless(*given: Page) -> Fetch:
+    """A fetch that gives these pages in turns for ever, each with another cursor."""
 
+    async def fetch(request: FetchRequest) -> Page:
+        number = int(request.cursor or "0")
+        return structs.replace(given[number % len(given)], cursor=str(number + 1), is_last=False)
 
-async def two_in_turns(request: FetchRequest) -> Page:
-    number = int(request.cursor or "0")
-    return page("a" if number % 2 else "b", cursor=str(number + 1), is_last=False)
-
-
-async def empty_pages(request: FetchRequest) -> Page:
-    return page(cursor=str(int(request.cursor or "0") + 1), is_last=False)
-
-
-async def same_deletion(request: FetchRequest) -> Page:
-    return page(cursor=str(int(request.cursor or "0") + 1), is_last=False, deleted=("gone",))
-
-
-async def same_failure(request: FetchRequest) -> Page:
-    failed = ItemFailure("bad", "1", PermissionError("permission denied"))
-    return page(cursor=str(int(request.cursor or "0") + 1), is_last=False, failures=(failed,), seen=0)
+    return fetch
 
 
 async def two_cursors(request: FetchRequest) -> Page:
     return page(cursor="b" if request.cursor == "a" else "a", is_last=False, seen=5)
 
 
-@pytest.mark.parametrize(
-    "fetch",
-    [same_document, two_in_turns, empty_pages, same_deletion, same_failure, two_cursors],
-    ids=lambda f: f.__name__,
-)
-async def test_a_connector_that_never_ends_is_stopped_for_good(world: World, fetch: Callable[..., object]) -> None:
+ENDLESS: dict[str, Fetch] = {
+    "the same document": endless(page("a", seen=1)),
+    "two in turns": endless(page("a"), page("b")),
+    "empty pages": endless(page()),
+    "the same deletion": endless(page(deleted=("gone",))),
+    "the same failure": endless(page(failures=(ItemFailure("bad", "1", PermissionError("denied")),), seen=0)),
+    "two cursors": two_cursors,
+}
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+async def test_a_connector_that_never_ends_is_stopped_for_good(world: World, name: str) -> None:
     async def denied(location: str) -> Document | None:
         raise PermissionError("permission denied")
 
-    orchestrator = await world.start(world.source(fetch, item=denied))  # type: ignore[arg-type]
-    job = await orchestrator.request_sync("notes", trigger="schedule", job_id="notes@1")
-    assert job is not None
-    await asyncio.sleep(60)
-    item = await world.item(job)
+    orchestrator = await world.start(world.source(ENDLESS[name], item=denied))
+    item = await world.item(await world.synced(trigger="schedule", job_id="notes@1", seconds=60))
     assert item.state is WorkState.QUARANTINED
     assert "not_retryable: the connector local_files makes no progress: 100 pages in a row" in item.reason
     assert 100 <= len(world.sink.pages) <= 110
@@ -333,12 +304,10 @@ async def test_a_connector_that_never_ends_is_stopped_for_good(world: World, fet
 async def test_slow_pages_without_progress_end_a_sync_by_time(world: World) -> None:
     async def slow(request: FetchRequest) -> Page:
         await asyncio.sleep(60)
-        return await empty_pages(request)
+        return await ENDLESS["empty pages"](request)
 
     await world.start(world.source(slow))
-    await world.job("sync")
-    await asyncio.sleep(590)
-    assert await world.state("sync") is WorkState.RUNNING
+    assert (await world.run(seconds=590)).state is WorkState.RUNNING
     await asyncio.sleep(70)
     assert "10 pages in a row, within 600 s, without anything that is new" in (await world.item("sync")).reason
 
@@ -353,9 +322,7 @@ async def test_a_large_source_in_which_little_changes_is_read_to_its_end(world: 
         return page(cursor=str(number), is_last=number == 2500, **looked)
 
     await world.start(world.source(fetch))
-    await world.job("sync")
-    await asyncio.sleep(HOUR)
-    assert await world.state("sync") is WorkState.SUCCEEDED
+    assert (await world.run(seconds=HOUR)).state is WorkState.SUCCEEDED
 
 
 def test_unchanged_pages_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,6 +132,30 @@ class World:
         self.orchestrators.append(made)
         return made
 
+    async def synced(self, source: str = "notes", *, seconds: float = 1.0, **more: Any) -> str:
+        """Ask for a sync of a source, and let some time pass."""
+        more = {"trigger": "manual", **more}
+        name = await self.orchestrators[-1].request_sync(source, **more)
+        await asyncio.sleep(seconds)
+        assert name is not None
+        return name
+
+    async def aside(self) -> WorkItem:
+        """The one job in quarantine."""
+        (found,) = await self.store.quarantine.find()
+        return found
+
+    async def states(self, *job_ids: str) -> list[WorkState]:
+        return [await self.state(one) for one in job_ids]
+
+    async def run(self, name: str = "sync", *others: str, seconds: float = 1.0) -> WorkItem:
+        """Hand in a sync, or jobs beside each other with payloads of their own. The first one, after some time."""
+        await self.job(name, **({"n": name} if others else {}))
+        for other in others:
+            await self.job(other, n=other)
+        await asyncio.sleep(seconds)
+        return await self.item(name)
+
     async def job(self, name: str, source: str = "notes", connector: str = "local_files", **payload: Any) -> str:
         await self.jobs.enqueue(IngestionJob(name, connector, source, payload))
         return name
@@ -170,6 +194,30 @@ def in_world(story: Callable[[World], Coroutine[Any, Any, None]]) -> None:
             await story(made)
 
     run_in_virtual_loop(run(), VirtualLoop())
+
+
+class Crowd:
+    """A connector that counts how many of its fetches run at the same time."""
+
+    def __init__(self, seconds: float = 1.0) -> None:
+        self.seconds = seconds
+        self.running = self.most = 0
+
+    async def fetch(self, request: FetchRequest) -> Page:
+        self.running += 1
+        self.most = max(self.most, self.running)
+        await asyncio.sleep(self.seconds)
+        self.running -= 1
+        return page()
+
+
+def failing(error: BaseException) -> Fetch:
+    """A fetch that always fails so."""
+
+    async def fetch(request: FetchRequest) -> Page:
+        raise error
+
+    return fetch
 
 
 def document(name: str, text: str = "") -> Document:

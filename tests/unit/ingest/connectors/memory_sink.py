@@ -6,11 +6,15 @@ import asyncio
 import os
 import tracemalloc
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from reefknot.errors import StalePositionError
+import pytest
+
+from reefknot.core.failure import FailureType
+from reefknot.errors import SourceError, StalePositionError
 from reefknot.ingest.port import (
     Connector,
     Document,
@@ -77,6 +81,10 @@ class MemorySink:
     async def close(self) -> None:
         """Nothing is open."""
 
+    @property
+    def cursor(self) -> str:
+        return self.place.cursor
+
     # ---- what is known ----
 
     def _item(self, document_id: str) -> KnownItem:
@@ -103,6 +111,20 @@ class MemorySink:
     def ids(self) -> dict[str, str]:
         return dict(self._ids)
 
+    def texts(self) -> dict[str, str]:
+        return {location: document.text for location, document in sorted(self.by_location().items())}
+
+
+class StrictSink(MemorySink):
+    """Refuses what the other one mends: two documents in one place, a deletion of what is not kept."""
+
+    async def keep(self, source: str, page: Page, *, after: Position) -> Position:
+        assert set(page.deleted) <= set(self.documents), "a deletion of nothing"
+        expected = set(self.documents) | {document.id for document in page.documents}
+        position = await super().keep(source, page, after=after)
+        assert set(self.documents) == expected - set(page.deleted), "two documents in one place"
+        return position
+
 
 class Synced(list[Page]):
     """The pages of a sync."""
@@ -123,6 +145,19 @@ class Synced(list[Page]):
     def failures(self) -> dict[str, Exception]:
         return {failure.location: failure.error for page in self for failure in page.failures}
 
+    @property
+    def seen(self) -> int:
+        return sum(page.seen for page in self)
+
+
+async def one_page(connector: Connector, sink: DocumentSink, limit: int = 100) -> Page:
+    """Fetch and keep a page."""
+    position = await sink.position("s")
+    page = await connector.fetch(FetchRequest(position.cursor, sink.known("s"), limit))
+    assert len(page.documents) <= limit
+    await sink.keep("s", page, after=position)
+    return page
+
 
 async def sync(
     connector: Connector, sink: DocumentSink, *, limit: int = 100, between: Callable[[], object] = lambda: None
@@ -130,15 +165,21 @@ async def sync(
     """Fetch and keep pages until the last one; `between` is called after each page but the last."""
     pages = Synced()
     while len(pages) < MOST_PAGES:
-        position = await sink.position("s")
-        page = await connector.fetch(FetchRequest(position.cursor, sink.known("s"), limit))
-        assert len(page.documents) <= limit
-        await sink.keep("s", page, after=position)
-        pages.append(page)
-        if page.is_last:
+        pages.append(await one_page(connector, sink, limit))
+        if pages[-1].is_last:
             return pages
         between()
     raise AssertionError(f"no last page after {MOST_PAGES}")
+
+
+@contextmanager
+def failing(
+    words: str | None = None, kind: FailureType = FailureType.PERMANENT
+) -> Iterator[pytest.ExceptionInfo[SourceError]]:
+    """A failure of the source of this kind, whose text has these words (a regular expression)."""
+    with pytest.raises(SourceError, match=words) as caught:
+        yield caught
+    assert caught.value.failure_type is kind, caught.value
 
 
 def context(folder: Path, **settings: Any) -> SourceContext:
@@ -152,6 +193,51 @@ def put(root: Path, location: str, content: str | bytes) -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(content.encode() if isinstance(content, str) else content)
     return file
+
+
+class Folder:
+    """A folder, the sink in which its documents are kept, and its syncs."""
+
+    def __init__(self, root: Path, connector: Callable[[SourceContext], Connector]) -> None:
+        root.mkdir(parents=True, exist_ok=True)
+        self.root = root
+        self.sink = MemorySink()
+        self._connector = connector
+
+    def __truediv__(self, location: str) -> Path:
+        return self.root / location
+
+    def put(self, location: str, content: str | bytes | None = None) -> Path:
+        """Write a file, with its location as its text unless something else is given."""
+        return put(self.root, location, location if content is None else content)
+
+    def source(self, **settings: Any) -> Connector:
+        return self._connector(context(self.root, **settings))
+
+    def sync(self, *, limit: int = 100, between: Callable[[], object] = lambda: None, **settings: Any) -> Synced:
+        return asyncio.run(sync(self.source(**settings), self.sink, limit=limit, between=between))
+
+    def synced(self, *locations: str) -> dict[str, str]:
+        """Write these files, sync, and return the ids of all."""
+        for location in locations:
+            self.put(location)
+        self.sync()
+        return self.ids()
+
+    def item(self, location: str, **settings: Any) -> Document | None:
+        return asyncio.run(self.source(**settings).fetch_item(location, self.sink))
+
+    def test(self) -> str:
+        return asyncio.run(self.source().test())
+
+    def ids(self) -> dict[str, str]:
+        return self.sink.ids()
+
+    def texts(self) -> dict[str, str]:
+        return self.sink.texts()
+
+    def document(self, location: str) -> Document:
+        return self.sink.by_location()[location]
 
 
 class ForgettingSink(MemorySink):

@@ -9,13 +9,11 @@ same story has to catch them.
 from __future__ import annotations
 
 import asyncio
-import errno
 import json
 import os
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -167,19 +165,10 @@ def story(root: Path, seed: int, forbidden: set[str]) -> None:
         world.check()
 
 
-@pytest.fixture
-def forbidden(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    names: set[str] = set()
-    opened = os.open
-
-    def refusing(path: Any, *arguments: Any, **options: Any) -> int:
-        if os.path.basename(os.fspath(path)) in names:
-            raise PermissionError(errno.EACCES, "Permission denied", path)
-        return opened(path, *arguments, **options)
-
-    monkeypatch.setattr(os, "open", refusing)
-    monkeypatch.setattr(folders, "generation_of", lambda descriptor: "")  # the harder case
-    return names
+@pytest.fixture(autouse=True)
+def _without_generations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The harder case."""
+    monkeypatch.setattr(folders, "generation_of", lambda descriptor: "")
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -23,7 +21,7 @@ from reefknot.ingest.connectors.obsidian_vault import (
     without_code,
 )
 from reefknot.ingest.port import ConnectorFactory, Document
-from tests.unit.ingest.connectors.memory_sink import MemorySink, Synced, context, peak_of, put, sync
+from tests.unit.ingest.connectors.memory_sink import Folder, context, peak_of, put
 
 NOTE = """\
 ---
@@ -52,40 +50,34 @@ x = "[[nor this]]" #nor
 
 
 @pytest.fixture
-def vault(tmp_path: Path) -> Path:
-    folder = tmp_path / "vault"
-    (folder / ".obsidian").mkdir(parents=True)
-    put(folder, ".obsidian/workspace.json", "{}")
-    put(folder, ".trash/old.md", "old")
-    return folder
+def vault(tmp_path: Path) -> Folder:
+    made = Folder(tmp_path / "vault", ObsidianVault)
+    made.put(".obsidian/workspace.json", "{}")
+    made.put(".trash/old.md")
+    return made
 
 
-def run(vault: Path, sink: MemorySink, **settings: Any) -> Synced:
-    return asyncio.run(sync(ObsidianVault(context(vault, **settings)), sink))
+def note(vault: Folder, text: str | bytes) -> Document:
+    vault.put("Note.md", text)
+    assert vault.sync().failures == {}
+    return vault.document("Note.md")
 
 
-def note(vault: Path, text: str | bytes) -> Document:
-    put(vault, "Note.md", text)
-    sink = MemorySink()
-    assert run(vault, sink).failures == {}
-    return sink.by_location()["Note.md"]
-
-
-def test_a_note_has_its_properties_tags_aliases_links_and_embeds(vault: Path) -> None:
+def test_a_note_has_its_properties_tags_aliases_links_and_embeds(vault: Folder) -> None:
     found = note(vault, NOTE)
 
-    assert found.title == "The real title"
+    assert (found.title, found.media_type, found.problem) == ("The real title", "text/markdown", "")
     assert found.text.startswith("# Heading #inline")
-    assert "rating" not in found.text
-    assert found.media_type == "text/markdown"
-    assert found.problem == ""
     metadata = dict(found.metadata)
     assert metadata["kind"] == "note"
-    assert metadata["properties"]["due"] == "2026-03-01"
-    assert metadata["properties"]["at"] == "12:30"
-    assert metadata["properties"]["done"] == "no"
-    assert metadata["properties"]["rating"] == 4.5
-    assert metadata["properties"]["nested"] == {"a": [1, None, True]}
+    own = {name: metadata["properties"][name] for name in ("due", "at", "done", "rating", "nested")}
+    assert own == {
+        "due": "2026-03-01",
+        "at": "12:30",
+        "done": "no",
+        "rating": 4.5,
+        "nested": {"a": [1, None, True]},
+    }
     assert metadata["tags"] == ["project/alpha", "Idea", "inline"]
     assert metadata["aliases"] == ["First", "Second"]
     assert metadata["links"] == [
@@ -113,75 +105,63 @@ def test_a_note_has_its_properties_tags_aliases_links_and_embeds(vault: Path) ->
         ("' '", "Note"),
     ],
 )
-def test_a_title_that_is_a_number_is_a_title_as_it_is_written(vault: Path, written: str, title: str) -> None:
+def test_a_title_that_is_a_number_is_a_title_as_it_is_written(vault: Folder, written: str, title: str) -> None:
     assert note(vault, f"---\ntitle: {written}\n---\ntext").title == title
 
 
-def test_names_of_properties_are_kept_as_they_are_written(vault: Path) -> None:
+def test_names_of_properties_are_kept_as_they_are_written(vault: Folder) -> None:
     found = note(vault, "---\nnull: 1\n~: 2\n1.50: 3\ntrue: {no: 4, Null: 5}\n---\ntext")
     assert found.metadata["properties"] == {"null": 1, "~": 2, "1.50": 3, "true": {"no": 4, "Null": 5}}
 
 
-def test_a_note_without_a_title_is_called_by_its_file(vault: Path) -> None:
-    put(vault, "folder/My Note.MD", "text")
-    sink = MemorySink()
-    run(vault, sink)
+def test_a_note_without_a_title_is_called_by_its_file(vault: Folder) -> None:
+    vault.synced("folder/My Note.MD")
 
-    assert sink.by_location()["folder/My Note.MD"].title == "My Note"
+    assert vault.document("folder/My Note.MD").title == "My Note"
 
 
-def test_attachments_are_documents_and_the_folders_of_obsidian_are_not(vault: Path) -> None:
-    put(vault, "Note.md", "![[image.png]]")
-    put(vault, "image.png", b"\x89PNG\0")
-    put(vault, "data.csv", "a,b")
-    sink = MemorySink()
-    run(vault, sink)
+def test_attachments_are_documents_and_the_folders_of_obsidian_are_not(vault: Folder) -> None:
+    vault.put("image.png", b"\x89PNG\0")
 
-    assert set(sink.ids()) == {"Note.md", "image.png", "data.csv"}
-    image = sink.by_location()["image.png"]
+    assert set(vault.synced("Note.md", "data.csv")) == {"Note.md", "image.png", "data.csv"}
+    image = vault.document("image.png")
     assert (image.title, image.metadata["kind"], image.media_type) == ("image.png", "attachment", "image/png")
-    assert sink.by_location()["data.csv"].text == "a,b"
-    run(vault, sink, attachments=False)
-    assert set(sink.ids()) == {"Note.md"}
-    run(vault, sink, include=["**", ".trash/**", ".obsidian/**"])
-    assert set(sink.ids()) == {"Note.md", "image.png", "data.csv"}
+    assert vault.texts()["data.csv"] == "data.csv"
+    vault.sync(attachments=False)
+    assert set(vault.ids()) == {"Note.md"}
+    vault.sync(include=["**", ".trash/**", ".obsidian/**"])
+    assert set(vault.ids()) == {"Note.md", "image.png", "data.csv"}
 
 
 def test_a_renamed_note_keeps_its_identity_even_when_it_was_edited_too(
-    vault: Path, monkeypatch: pytest.MonkeyPatch
+    vault: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(folders, "generation_of", lambda descriptor: "1")
-    put(vault, "Old.md", "# Old\n")
-    put(vault, "Link.md", "[[Old]]")
-    sink = MemorySink()
-    run(vault, sink)
-    before = sink.ids()
-
+    before = vault.synced("Old.md", "Link.md")
     (vault / "Old.md").rename(vault / "New.md")
     (vault / "New.md").write_text("# New\n")
     (vault / "Link.md").write_text("[[New]]")
-    run(vault, sink)
 
-    assert sink.ids() == {"New.md": before["Old.md"], "Link.md": before["Link.md"]}
+    assert vault.synced() == {"New.md": before["Old.md"], "Link.md": before["Link.md"]}
 
 
-def test_settings_are_those_of_folders_and_attachments(vault: Path) -> None:
+def test_settings_are_those_of_folders_and_attachments(vault: Folder) -> None:
     factory: ConnectorFactory = ObsidianVault
-    factory(context(vault, attachments=True))
+    factory(context(vault.root, attachments=True))
     with pytest.raises(ParameterError, match="True or False"):
-        factory(context(vault, attachments="no"))
+        vault.source(attachments="no")
     with pytest.raises(ParameterError, match="did you mean 'attachments'"):
-        factory(context(vault, attachment=True))
+        vault.source(attachment=True)
 
 
-def test_a_test_of_the_source_counts_notes_and_attachments(vault: Path) -> None:
-    put(vault, "a.md", "x")
-    put(vault, "b.png", "x")
+def test_a_test_of_the_source_counts_notes_and_attachments(vault: Folder) -> None:
+    vault.put("a.md")
+    vault.put("b.png")
 
-    assert asyncio.run(ObsidianVault(context(vault)).test()) == f"{vault}: 1 note, 1 attachment"
+    assert vault.test() == f"{vault.root}: 1 note, 1 attachment"
     (vault / ".obsidian/workspace.json").unlink()
     (vault / ".obsidian").rmdir()
-    assert asyncio.run(ObsidianVault(context(vault)).test()).endswith("Obsidian has not opened this folder yet")
+    assert vault.test().endswith("Obsidian has not opened this folder yet")
 
 
 # ---- front matter ----------------------------------------------------------------------------------------------------
@@ -210,7 +190,7 @@ def test_a_test_of_the_source_counts_notes_and_attachments(vault: Path) -> None:
     ids=range(16),
 )
 def test_broken_front_matter_is_a_problem_with_its_line_and_the_text_is_kept(
-    vault: Path, front_matter: str, line: int, problem: str
+    vault: Folder, front_matter: str, line: int, problem: str
 ) -> None:
     found = note(vault, f"---\n{front_matter}\n---\nThe text #tag\n")
 
@@ -222,9 +202,11 @@ def test_broken_front_matter_is_a_problem_with_its_line_and_the_text_is_kept(
     assert (found.metadata["properties"], found.metadata["tags"]) == ({}, ["tag"])
 
 
-def test_a_file_that_cannot_be_described_is_a_failure_of_its_own(vault: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put(vault, "bad.md", "bad")
-    put(vault, "good.md", "good")
+def test_a_file_that_cannot_be_described_is_a_failure_of_its_own(
+    vault: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vault.put("bad.md", "bad")
+    vault.put("good.md", "good")
     read = names_in
 
     def failing(body: str) -> object:
@@ -233,14 +215,12 @@ def test_a_file_that_cannot_be_described_is_a_failure_of_its_own(vault: Path, mo
         return read(body)
 
     monkeypatch.setattr(obsidian_vault, "names_in", failing)
-    sink = MemorySink()
-    failures = run(vault, sink).failures
+    failures = vault.sync().failures
 
-    assert list(sink.by_location()) == ["good.md"]
-    assert list(failures) == ["bad.md"]
+    assert (list(vault.ids()), list(failures)) == (["good.md"], ["bad.md"])
     assert "bad.md cannot be read as a document (KeyError: 'unforeseen')" in str(failures["bad.md"])
     with pytest.raises(SourceError, match=r"bad\.md cannot be read as a document"):
-        asyncio.run(ObsidianVault(context(vault)).fetch_item("bad.md", sink.known("vault")))
+        vault.item("bad.md")
 
 
 def test_a_bomb_of_aliases_is_a_problem() -> None:
@@ -283,7 +263,7 @@ def test_front_matter_is_between_two_lines_at_the_very_beginning(
     assert split(text)[:2] == (front_matter, body)
 
 
-def test_front_matter_that_is_not_closed_is_a_problem(vault: Path) -> None:
+def test_front_matter_that_is_not_closed_is_a_problem(vault: Folder) -> None:
     found = note(vault, "---\ntitle: x\n\ntext")
 
     assert "line 1: it is not closed; write ---" in found.problem
@@ -302,7 +282,7 @@ def test_front_matter_that_is_not_closed_is_a_problem(vault: Path) -> None:
         ("tags: {a: b}", []),
     ],
 )
-def test_tags_of_the_front_matter_are_lists_or_texts(vault: Path, written: str, tags: list[str]) -> None:
+def test_tags_of_the_front_matter_are_lists_or_texts(vault: Folder, written: str, tags: list[str]) -> None:
     assert note(vault, f"---\n{written}\n---\n").metadata["tags"] == tags
 
 
@@ -404,21 +384,20 @@ def test_a_hostile_note_takes_no_more_than_a_moment(piece: str) -> None:
     assert time.process_time() - begun < 5  # about 0.2 s; a limit for a machine under load
 
 
-def filled(vault: Path, notes: int) -> ObsidianVault:
+def filled(root: Path, notes: int) -> ObsidianVault:
     for number in range(notes):
         body = f"---\ntags: [t{number % 7}]\naliases: n{number}\n---\n# {number}\n[[{number + 1}]] #x{number % 5}\n"
-        put(vault, f"{number % 20}/{number}.md", body + "Some words of the note. " * 10)
-    return ObsidianVault(context(vault))
+        put(root, f"{number % 20}/{number}.md", body + "Some words of the note. " * 10)
+    return ObsidianVault(context(root))
 
 
-def test_two_thousand_notes_are_synced(vault: Path) -> None:
-    sink = MemorySink()
+def test_two_thousand_notes_are_synced(vault: Folder) -> None:
+    filled(vault.root, 2000)
+    vault.sync()
 
-    asyncio.run(sync(filled(vault, 2000), sink))
-
-    assert len(sink.documents) == 2000
-    assert sink.by_location()["5/25.md"].metadata["tags"] == ["t4", "x0"]
-    assert sink.by_location()["5/25.md"].metadata["links"] == [{"target": "26"}]
+    assert len(vault.ids()) == 2000
+    metadata = vault.document("5/25.md").metadata
+    assert (metadata["tags"], metadata["links"]) == (["t4", "x0"], [{"target": "26"}])
 
 
 def test_two_thousand_notes_take_no_more_memory_than_two_hundred(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Texts of PDF, Word and HTML files and of other charsets: read in a helper process, within its limits."""
 
-import asyncio
 import io
 import os
 import zipfile
@@ -17,8 +16,7 @@ from reefknot.ingest.connectors.local_files import LocalFiles
 from reefknot.ingest.connectors.mail import read_mail
 from reefknot.ingest.connectors.obsidian_vault import ObsidianVault
 from reefknot.ingest.connectors.text_extraction import ExtractedText, extract
-from reefknot.ingest.port import Document
-from tests.unit.ingest.connectors.memory_sink import MemorySink, Synced, context, put, sync
+from tests.unit.ingest.connectors.memory_sink import Folder
 
 
 def pdf(text: str, *, more: bytes = b"") -> bytes:
@@ -163,24 +161,23 @@ def test_a_helper_has_no_environment_and_writes_no_file(monkeypatch: pytest.Monk
     assert next(line for line in limits.splitlines() if line.startswith("Max file size")).split()[3] == "0"
 
 
-def folder_of(root: Path) -> None:
-    put(root, "a.pdf", pdf("Reef knot"))
-    put(root, "b.docx", word("Sheet bend"))
-    put(root, "bomb.docx", word_bomb())
-    put(root, "broken.pdf", b"%PDF-1.7 broken")
-    put(root, "c.html", HTML)
-    put(root, "d.txt", "Größe".encode("latin-1"))
-    put(root, "e.pdf", "only named so")
-
-
 @pytest.mark.parametrize("connector", [LocalFiles, ObsidianVault])
 def test_a_hostile_file_costs_itself_and_the_sync_goes_on(tmp_path: Path, connector: type[LocalFiles]) -> None:
-    folder_of(tmp_path / "root")
-    sink = MemorySink()
-    pages: Synced = asyncio.run(sync(connector(context(tmp_path / "root")), sink))
-    found = sink.by_location()
+    folder = Folder(tmp_path / "root", connector)
+    contents: dict[str, str | bytes] = {
+        "a.pdf": pdf("Reef knot"),
+        "b.docx": word("Sheet bend"),
+        "c.html": HTML,
+        "e.pdf": "only named so",
+        "d.txt": "Größe".encode("latin-1"),
+        "bomb.docx": word_bomb(),
+        "broken.pdf": b"%PDF-1.7 broken",
+    }
+    for name, content in contents.items():
+        folder.put(name, content)
 
-    assert pages.failures == {}
+    assert folder.sync().failures == {}
+    found = folder.sink.by_location()
     assert (found["a.pdf"].text, found["a.pdf"].media_type) == ("Reef knot", "application/pdf")
     assert found["b.docx"].text.startswith("Sheet bend")
     assert (found["c.html"].text[:10], found["c.html"].media_type) == ("Reef knots", "text/html")
@@ -194,18 +191,15 @@ def test_a_hostile_file_costs_itself_and_the_sync_goes_on(tmp_path: Path, connec
 def test_what_was_kept_without_the_extra_is_read_when_it_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put(tmp_path / "root", "a.pdf", pdf("Reef knot", more=b"\0"))
-    sink = MemorySink()
-
-    def text() -> Document:
-        asyncio.run(sync(LocalFiles(context(tmp_path / "root")), sink))
-        return sink.by_location()["a.pdf"]
-
+    folder = Folder(tmp_path / "root", LocalFiles)
+    folder.put("a.pdf", pdf("Reef knot", more=b"\0"))
     with monkeypatch.context() as without:
         without.setattr(text_extraction, "PACKAGES", ("no_such_package",))
-        assert (text().text, text().media_type) == ("", "application/pdf")
+        folder.sync()
+        assert (folder.document("a.pdf").text, folder.document("a.pdf").media_type) == ("", "application/pdf")
         assert "pip install '.[text]' in a checkout" in text_extraction.installation_note()
-    assert text().text == "Reef knot"
+    folder.sync()
+    assert folder.texts() == {"a.pdf": "Reef knot"}
     assert "is read" in text_extraction.installation_note()
 
 
