@@ -8,7 +8,7 @@ import pytest
 
 import reefknot as rk
 from reefknot.core.failure import ErrorCode, Failure, FailureType
-from reefknot.errors import ConfigurationError, ConfigurationMissingError, ParameterError
+from reefknot.errors import ConfigurationError, ParameterError
 from reefknot.policy.book import PolicyBook, failure_from_facts, request_of
 from reefknot.policy.model.book import Layer, ResolvedPolicy
 from reefknot.policy.model.defaults import baseline
@@ -52,24 +52,6 @@ def test_later_files_stand_above_earlier_ones_field_by_field(tmp_path: Path) -> 
     assert book.resolve("operation:kv.put").max_attempts == 8
 
 
-def test_a_null_in_a_later_file_is_a_value(tmp_path: Path) -> None:
-    one = write(tmp_path / "one.yaml", "retry_policies: {imap_mailbox: {transient_max_attempts: 9}}")
-    two = write(tmp_path / "two.yaml", "retry_policies: {imap_mailbox: {transient_max_attempts: null}}")
-
-    assert PolicyBook.load(one, environ={}).resolve("connector:imap_mailbox", failure_type="transient").retries == 9
-    assert (
-        PolicyBook.load(one, two, environ={}).resolve("connector:imap_mailbox", failure_type="transient").retries == 5
-    )
-
-
-def test_a_list_in_a_later_file_replaces_the_earlier_one(tmp_path: Path) -> None:
-    one = write(tmp_path / "one.yaml", "operations: {KV_GET: {non_retryable_exceptions: [A, B]}}")
-    two = write(tmp_path / "two.yaml", "operations: {KV_GET: {non_retryable_exceptions: [C]}}")
-
-    book = PolicyBook.load(one, two, environ={})
-    assert book.resolve("operation:kv.get").non_retryable_exceptions == ("C",)
-
-
 def test_variables_stand_above_files(tmp_path: Path) -> None:
     path = write(tmp_path / "r.yaml", OPERATIONS % 7)
     variable = "REEFKNOT__OPERATIONS__KV_GET__MAX_ATTEMPTS"
@@ -77,16 +59,6 @@ def test_variables_stand_above_files(tmp_path: Path) -> None:
 
     settled = book.resolve("operation:kv.get").provenance["max_attempts"]
     assert (settled.value, settled.layer, settled.source) == (8, Layer.TARGET, f"environment {variable}")
-
-
-def test_the_processs_own_variables_are_read_unless_others_are_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("REEFKNOT__OPERATIONS__KV_GET__MAX_ATTEMPTS", "8")
-    path = write(tmp_path / "r.yaml", OPERATIONS % 7)
-
-    assert PolicyBook.load(path).resolve("operation:kv.get").max_attempts == 8
-    assert PolicyBook.load(path, environ={}).resolve("operation:kv.get").max_attempts == 7
 
 
 def test_another_spelling_in_a_later_file_or_variable_stands_above(tmp_path: Path) -> None:
@@ -100,11 +72,6 @@ def test_another_spelling_in_a_later_file_or_variable_stands_above(tmp_path: Pat
     assert settled["base_delay"].value == 2.0
 
 
-def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationMissingError, match="there is no such file"):
-        PolicyBook.load(tmp_path / "gone.yaml", environ={})
-
-
 def test_mistakes_in_several_files_are_told_together(tmp_path: Path) -> None:
     one = write(tmp_path / "one.yaml", "operations: {KV_GTE: {}}")
     two = write(tmp_path / "two.yaml", "retry_policies: {imap_mailbx: {}}")
@@ -113,19 +80,6 @@ def test_mistakes_in_several_files_are_told_together(tmp_path: Path) -> None:
         PolicyBook.load(one, two, environ={})
     found = cast(list[Problem], caught.value.problems)
     assert [problem.mark.source for problem in found] == [str(one), str(two)]
-
-
-@pytest.mark.parametrize("form", ["yaml", "json", "toml"])
-def test_all_formats_say_the_same(form: Any) -> None:
-    text = {
-        "yaml": "operations: {KV_GET: {max_attempts: 9, timeout: 2.5}}",
-        "json": '{"operations": {"KV_GET": {"max_attempts": 9, "timeout": 2.5}}}',
-        "toml": "[operations.KV_GET]\nmax_attempts = 9\ntimeout = 2.5\n",
-    }[form]
-    book = PolicyBook.loads(text, format=form)
-
-    assert book.hash == PolicyBook.loads("operations: {KV_GET: {timeout: 2.5, max_attempts: 9}}").hash
-    assert book.resolve("operation:kv.get").attempt_timeout == 2.5
 
 
 def test_the_front_of_a_book_read_elsewhere_answers_as_that_book() -> None:
@@ -274,25 +228,6 @@ def test_a_request_is_in_milliseconds_and_a_policy_in_seconds() -> None:
     fields = ("max_attempts", "time_budget", "base_delay")
     assert {policy.provenance[name].layer for name in fields} == {Layer.REQUEST}
     assert PolicyBook().resolve("block:http", backoff_ms=0).base_delay == 0.0
-
-
-@for_each_row("count", [0, 1, 2, 3, 4, 50])
-def test_a_requests_count_overrides_up_and_down_but_not_the_veto(count: int) -> None:
-    policy = PolicyBook().resolve("block:http", code="invalid_input", retry_count=count)
-
-    assert policy.retries == count
-    assert not policy.retryable
-
-
-@pytest.mark.parametrize("target", ["operation:NATS_PUBLISH", "operation:retry_nats_publish", "operation:nats.publish"])
-def test_an_operation_may_be_asked_for_in_any_spelling(target: str) -> None:
-    assert PolicyBook().resolve(target).target == "operation:nats.publish"
-
-
-@for_each_row("target", ["", "http", "block:", "operation:", "worker:http"])
-def test_what_is_no_target_is_refused(target: str) -> None:
-    with pytest.raises(ParameterError, match="block:<type>, connector:<type> or operation:<name>"):
-        PolicyBook().resolve(target)
 
 
 def test_asking_without_a_failure_is_asking_before_anything_failed() -> None:
@@ -478,12 +413,6 @@ def test_the_baseline_retries_every_failure_but_cancellation(virtual_time: Virtu
     assert outcome.attempts == (1 if code in cancelled else 4)
 
 
-@pytest.mark.parametrize("code", [ErrorCode.cancelled_by_user, ErrorCode.cancelled_by_timeout])
-@pytest.mark.parametrize("target", ["block:http", "block:billing.render"])
-def test_cancellation_is_not_retried_under_v2(virtual_time: VirtualClock, target: str, code: ErrorCode) -> None:
-    assert PolicyBook().retrier(target).run(failing(CodedError(code))).attempts == 1
-
-
 def test_after_a_reload_a_retrier_follows_the_new_book_and_a_call_under_way_keeps_its_own(tmp_path: Path) -> None:
     file = tmp_path / "reefknot.yaml"
     file.write_text("operations: {billing.charge: {max_attempts: 3, base_delay: 1, jitter_enabled: false}}")
@@ -503,20 +432,6 @@ def test_after_a_reload_a_retrier_follows_the_new_book_and_a_call_under_way_keep
     with rk.testing.no_wait():
         assert retrier.run(failing).attempts == 3
         assert retrier.run(failing).attempts == 5
-
-
-def test_the_same_question_gets_the_same_answer_and_after_a_reload_the_new_one(tmp_path: Path) -> None:
-    file = tmp_path / "reefknot.yaml"
-    file.write_text("operations: {kv.get: {max_attempts: 4}}")
-    book = PolicyBook.load(file, environ={})
-    first = book.resolve("operation:kv.get", code="network_error")
-
-    assert book.resolve("operation:kv.get", code="network_error") is first
-
-    file.write_text("operations: {kv.get: {max_attempts: 7}}")
-    book.reload()
-
-    assert book.resolve("operation:kv.get", code="network_error").max_attempts == 7
 
 
 def test_a_question_that_cannot_be_remembered_is_still_answered_or_refused() -> None:

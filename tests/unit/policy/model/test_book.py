@@ -36,7 +36,7 @@ from reefknot.policy.model.book import (
     merge,
     patch,
 )
-from reefknot.policy.model.defaults import BASE, CATEGORIES, OTHERS, STATUSES
+from reefknot.policy.model.defaults import BASE, CATEGORIES, OTHERS, STATUSES, builtin_book
 from tests.rows import for_each_row
 
 HTTP_429 = Failure(ErrorCode.http_error, FailureType.RATE_LIMITED, "", 429)
@@ -136,55 +136,41 @@ def test_a_field_comes_from_the_nearest_layer_that_speaks_of_it(
     assert policy.provenance[field].layer is layer
 
 
-def test_another_block_does_not_hear_what_was_said_of_this_one() -> None:
+def test_what_is_said_of_a_block_or_of_all_of_them_is_heard_nowhere_else() -> None:
     assert all_layers().resolve("block:fs", HTTP_429).provenance["max_attempts"].layer is Layer.CATEGORY
+    for target in ("connector:imap_mailbox", "operation:kv.get"):
+        policy = all_layers().resolve(target, TIMEOUT)
+        assert {field.layer for field in policy.provenance.values()} == {Layer.BUILTIN}
+        assert policy.retryable
 
 
-@for_each_row("target", ["connector:imap_mailbox", "operation:kv.get"])
-def test_the_global_default_and_the_categories_govern_blocks_alone(target: str) -> None:
-    policy = all_layers().resolve(target, TIMEOUT)
-
-    assert {field.layer for field in policy.provenance.values()} == {Layer.BUILTIN}
-    assert policy.retryable
-
-
-def test_a_step_hears_its_family_and_then_its_own_name() -> None:
+def test_a_step_hears_its_family_and_then_its_own_name_and_only_blocks_have_families() -> None:
     family = entry(source="family", max_attempts=7, base_delay=0.7)
     book = book_of(targets={"block:http": family, "block:http.request": entry(source="own", max_attempts=8)})
-
     own = book.resolve("block:http.request").provenance
     assert (own["max_attempts"].source, own["base_delay"].source) == ("own", "family")
     asked = ("block:http", "block:http.head", "block:httpx")
     assert [book.resolve(target).max_attempts for target in asked] == [7, 7, 4]
 
+    limited = entry({429: over(base_delay=1.0)})
+    book = book_of(targets={"block:http": limited, "block:http.request": entry(base_delay=0.2)})
+    waits = [book.resolve("block:http.request", failure).base_delay for failure in (HTTP_429, HTTP_503)]
+    assert waits == [1.0, 0.2], "every override of a family stands above the policy of the step"
 
-def test_every_override_of_a_family_stands_above_the_policy_of_the_step() -> None:
-    family = entry({429: over(base_delay=1.0)})
-    book = book_of(targets={"block:http": family, "block:http.request": entry(base_delay=0.2)})
-
-    assert book.resolve("block:http.request", HTTP_429).base_delay == 1.0
-    assert book.resolve("block:http.request", HTTP_503).base_delay == 0.2
-
-
-def test_only_blocks_have_families() -> None:
     assert list(families("block:http.request.v2")) == ["block:http", "block:http.request.v2"]
-    assert list(families("block:http")) == ["block:http"]
-    assert list(families("operation:kv.get")) == ["operation:kv.get"]
+    for alone in ("block:http", "operation:kv.get"):
+        assert list(families(alone)) == [alone]
 
 
-def test_the_files_entry_stands_above_the_built_in_one() -> None:
+def test_the_files_entry_stands_above_the_built_in_one_and_the_default_for_others_beneath_none() -> None:
     built_in = TargetEntry(said(Layer.BUILTIN, max_attempts=4, base_delay=1.0, max_delay=9.0))
     book = structs.replace(book_of(), targets={"connector:x": (built_in, entry(max_attempts=6))}, _cache={})
-
     policy = book.resolve("connector:x")
     assert (policy.max_attempts, policy.base_delay) == (6, 1.0)
 
-
-def test_a_target_that_was_spoken_of_is_not_given_the_default_for_the_others() -> None:
     book = book_of(targets={"connector:x": entry(max_attempts=2, base_delay=5.0, max_delay=5.0)})
-
-    assert book.resolve("connector:x", of_type(FailureType.PERMANENT)).retryable
-    assert not book.resolve("connector:y", of_type(FailureType.PERMANENT)).retryable
+    permanent = of_type(FailureType.PERMANENT)
+    assert [book.resolve(target, permanent).retryable for target in ("connector:x", "connector:y")] == [True, False]
 
 
 # ---- overrides ------------------------------------------------------------------------------------------------------
@@ -201,11 +187,8 @@ def test_a_status_override_beats_a_code_override_which_beats_a_failure_type_over
     book = book_of(targets={"block:http": entry(BY_ALL)})
     origins = book.resolve("block:http", HTTP_503).provenance
 
-    assert [origins[field].source for field in ("max_attempts", "base_delay", "multiplier")] == [
-        "status",
-        "code",
-        "type",
-    ]
+    sources = [origins[field].source for field in ("max_attempts", "base_delay", "multiplier")]
+    assert sources == ["status", "code", "type"]
     assert [one.source for one in origins["max_attempts"].overrode[:2]] == ["code", "type"]
     asked = (TIMEOUT, HTTP_429, DENIED, None)
     built_in = "built-in: worker default"
@@ -255,19 +238,14 @@ def test_a_code_of_a_category_can_be_made_worth_another_try() -> None:
     assert not book.resolve("block:http", of_type(FailureType.UNKNOWN, ErrorCode.quota_exceeded)).retryable
 
 
-def test_the_flag_of_a_category_vetoes_a_target_that_wants_more_attempts() -> None:
+def test_the_flag_of_a_category_vetoes_more_attempts_and_an_override_lifts_it_for_its_own_failure() -> None:
     never = {ErrorCategory.NETWORK: flags(connection_timeout=False)}
     book = book_of(categories=never, targets={"block:http": entry(max_attempts=9)})
-
     policy = book.resolve("block:http", TIMEOUT, request=Request(retries=50))
     assert (policy.max_attempts, policy.retryable) == (51, False)
 
-
-def test_an_override_may_lift_the_veto_for_its_own_failure() -> None:
     book = book_of(targets={"block:http": entry({ErrorCode.permission_denied: over(retryable=True)})})
-
-    assert book.resolve("block:http", DENIED).retryable
-    assert not book.resolve("block:fs", DENIED).retryable
+    assert [book.resolve(target, DENIED).retryable for target in ("block:http", "block:fs")] == [True, False]
 
 
 @for_each_row(
@@ -320,15 +298,10 @@ def test_saying_conditional_again_asks_the_status_once() -> None:
 
 def test_an_entry_that_is_silent_about_a_code_leaves_it_to_the_next() -> None:
     entries = (CategoryEntry(), flags(internal_error=True), flags(system_overload=False))
-    book = Book(
-        base=BASE, categories={ErrorCategory.SYSTEM: entries}, statuses=(), targets={}, others={}, sources={}, hash="h"
-    )
-
-    verdicts = [
-        book.resolve("block:x", of_type(FailureType.UNKNOWN, code)).provenance["retryable"].layer
-        for code in (ErrorCode.internal_error, ErrorCode.system_overload, ErrorCode.network_error)
-    ]
-    assert verdicts == [Layer.CATEGORY, Layer.CATEGORY, Layer.BUILTIN]
+    book = structs.replace(builtin_book(), categories={ErrorCategory.SYSTEM: entries}, statuses=(), _cache={})
+    codes = (ErrorCode.internal_error, ErrorCode.system_overload, ErrorCode.network_error)
+    asked = [book.resolve("block:x", of_type(FailureType.UNKNOWN, code)).provenance["retryable"] for code in codes]
+    assert [one.layer for one in asked] == [Layer.CATEGORY, Layer.CATEGORY, Layer.BUILTIN]
 
 
 def test_a_strategy_that_never_retries_is_not_retryable_and_says_why() -> None:
@@ -355,25 +328,22 @@ def sourced() -> Book:
 
 
 @for_each_row(
-    ("source", "failure_type", "attempts"),
+    ("source", "failure_type", "request", "attempts"),
     [
-        (None, FailureType.UNKNOWN, 5),
-        (None, FailureType.TRANSIENT, 6),
-        ("inbox", FailureType.UNKNOWN, 7),
-        ("inbox", FailureType.TRANSIENT, 7),
-        ("inbox", FailureType.RATE_LIMITED, 8),
+        (None, FailureType.UNKNOWN, NO_REQUEST, 5),
+        (None, FailureType.TRANSIENT, NO_REQUEST, 6),
+        ("inbox", FailureType.UNKNOWN, NO_REQUEST, 7),
+        ("inbox", FailureType.TRANSIENT, NO_REQUEST, 7),
+        ("inbox", FailureType.RATE_LIMITED, NO_REQUEST, 8),
+        ("inbox", FailureType.UNKNOWN, Request(retries=0), 1),
     ],
 )
-def test_a_source_stands_above_its_connectors_overrides_and_its_own_above_it(
-    source: str | None, failure_type: FailureType, attempts: int
+def test_a_source_stands_above_its_connectors_overrides_its_own_above_it_and_a_request_above_all(
+    source: str | None, failure_type: FailureType, request: Request, attempts: int
 ) -> None:
     failure = of_type(failure_type, ErrorCode.execution_failed)
 
-    assert sourced().resolve("connector:mail", failure, source=source).max_attempts == attempts
-
-
-def test_a_request_stands_above_a_source() -> None:
-    assert sourced().resolve("connector:mail", source="inbox", request=Request(retries=0)).max_attempts == 1
+    assert sourced().resolve("connector:mail", failure, source=source, request=request).max_attempts == attempts
 
 
 TWO_SOURCES = book_of(sources={"b": ("mail", entry()), "a": ("mail", entry())})
@@ -403,11 +373,8 @@ def test_a_source_that_is_not_the_targets_is_refused_with_the_known_ones(
 
 @for_each_row("retries", [0, 1, 3, 4, 99])
 def test_a_request_overrides_the_count_up_and_down(retries: int) -> None:
-    policy = book_of().resolve("block:http", TIMEOUT, request=Request(retries=retries))
-
-    assert policy.max_attempts == retries + 1
-    settled = policy.provenance["max_attempts"]
-    assert (settled.layer, settled.source) == (Layer.REQUEST, "request")
+    settled = book_of().resolve("block:http", TIMEOUT, request=Request(retries=retries)).provenance["max_attempts"]
+    assert (settled.value, settled.layer, settled.source) == (retries + 1, Layer.REQUEST, "request")
 
 
 def test_a_request_that_says_nothing_changes_nothing() -> None:
@@ -469,31 +436,21 @@ def test_elsewhere_a_base_above_its_cap_is_refused(target: str, failure: Failure
 # ---- targets --------------------------------------------------------------------------------------------------------
 
 
-def test_the_kind_stands_before_the_colon() -> None:
-    assert [kind_of(target) for target in ("block:http", "connector:x", "operation:a:b")] == list(BASE)
-
-
 @for_each_row("target", ["http", "block", "block:", ":http", "step:http", "", "Block:http"])
-def test_what_is_no_target_is_refused(target: str) -> None:
-    message = "block:<type>, connector:<type> or operation:<name>"
-    with pytest.raises(ParameterError, match=message) as caught:
+def test_the_kind_stands_before_the_colon_and_what_has_none_is_refused(target: str) -> None:
+    assert [kind_of(known) for known in ("block:http", "connector:x", "operation:a:b")] == list(BASE)
+    with pytest.raises(ParameterError) as caught:
         book_of().resolve(target)
-    assert str(caught.value) == f"target={target!r} is not accepted: {message}"
+    accepted = "block:<type>, connector:<type> or operation:<name>"
+    assert str(caught.value) == f"target={target!r} is not accepted: {accepted}"
 
 
 # ---- snapshots ------------------------------------------------------------------------------------------------------
 
 
-def test_the_same_question_gets_the_very_same_policy() -> None:
-    book = book_of()
-    also = Failure(ErrorCode.connection_timeout, FailureType.TRANSIENT, "other words", retry_after=3.0)
-
-    assert book.resolve("block:http", TIMEOUT) is book.resolve("block:http", TIMEOUT)
-    assert book.resolve("block:http", also) is book.resolve("block:http", TIMEOUT)
-
-
-def test_every_part_of_the_question_is_heard() -> None:
+def test_the_same_question_gets_the_very_same_policy_and_every_part_of_it_is_heard() -> None:
     book = sourced()
+    also = Failure(ErrorCode.connection_timeout, FailureType.TRANSIENT, "other words", retry_after=3.0)
     asked = [
         *(book.resolve("block:http", failure) for failure in (None, TIMEOUT, HTTP_429, HTTP_503)),
         book.resolve("block:http", request=Request(retries=1)),
@@ -504,6 +461,9 @@ def test_every_part_of_the_question_is_heard() -> None:
     ]
 
     assert len({id(policy) for policy in asked}) == len(asked)
+    assert book.resolve("block:http", TIMEOUT) is book.resolve("block:http", also) is asked[1]
+    assert book.resolver("connector:mail", source="inbox")(of_type(FailureType.TRANSIENT)).max_attempts == 7
+    assert book.resolver("connector:mail")(TIMEOUT).max_attempts == 6
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -520,14 +480,6 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert book.resolve("block:a") is not first
     assert book.resolve("block:a") == first
     assert len(book._cache) == 2
-
-
-def test_a_resolver_answers_for_its_target_and_source() -> None:
-    book = sourced()
-    resolve = book.resolver("connector:mail", source="inbox")
-
-    assert resolve(TIMEOUT) is book.resolve("connector:mail", TIMEOUT, source="inbox")
-    assert sourced().resolver("connector:mail")(TIMEOUT).max_attempts == 6
 
 
 def test_provenance_cannot_be_changed() -> None:
@@ -574,9 +526,10 @@ def test_a_field_that_nobody_spoke_of_can_be_replaced_too_and_is_checked_like_an
         book_of().resolve("block:http").replace(base_delay=31)
 
 
-def test_tables_show_every_field_but_three() -> None:
-    assert set(FIELDS) - set(SHOWN_FIELDS) == {"whole_seconds", "retryable_exceptions", "non_retryable_exceptions"}
-    assert list(SHOWN_FIELDS) == [field for field in FIELDS if field in SHOWN_FIELDS]
+def test_tables_show_every_field_but_three_in_their_order() -> None:
+    hidden = {"whole_seconds", "retryable_exceptions", "non_retryable_exceptions"}
+    assert hidden < set(FIELDS)
+    assert list(SHOWN_FIELDS) == [field for field in FIELDS if field not in hidden]
 
 
 # ---- an independent walk through the layers -------------------------------------------------------------------------
@@ -663,12 +616,8 @@ PATCHES: st.SearchStrategy[Patch] = st.builds(
 
 
 @given(PATCHES, PATCHES, PATCHES)
-def test_merging_is_associative(a: Patch, b: Patch, c: Patch) -> None:
+def test_merging_is_associative_and_nothing_said_changes_nothing(a: Patch, b: Patch, c: Patch) -> None:
     assert merge(merge(a, b), c) == merge(a, merge(b, c))
-
-
-@given(PATCHES)
-def test_nothing_said_changes_nothing(a: Patch) -> None:
     assert merge(a, EMPTY_PATCH) == a == merge(EMPTY_PATCH, a)
 
 
@@ -680,24 +629,16 @@ def test_the_named_layer_is_always_the_one_whose_value_won(patches: list[Patch])
     for field, winner in settled.items():
         speakers = [one[field] for one in patches if field in one]
         last = speakers[-1]
-        assert (winner.value, winner.layer, winner.source) == (last.value, last.layer, last.source)
-        assert winner.overrode == tuple(reversed(speakers[:-1]))
+        assert winner == FieldOrigin(last.value, last.layer, last.source, tuple(reversed(speakers[:-1])))
 
 
-def test_said_none_beats_said_something() -> None:
-    lower, higher = said(Layer.BUILTIN, "x", time_budget=30), said(Layer.TARGET, "y", time_budget=None)
-    settled = fold_patches([lower, higher])
+def test_said_none_beats_said_something_and_what_was_said_cannot_be_changed_afterwards() -> None:
+    fields: dict[str, Any] = {"time_budget": 30}
+    lower, higher = patch(Layer.BUILTIN, "x", fields), said(Layer.TARGET, "y", time_budget=None)
+    fields["time_budget"] = 9
 
-    assert settled["time_budget"].value is None
-    assert settled["time_budget"].overrode == (FieldValue(30, Layer.BUILTIN, "x"),)
-
-
-def test_a_patch_cannot_be_changed_afterwards() -> None:
-    fields: dict[str, Any] = {"max_attempts": 3}
-    one = patch(Layer.GLOBAL, "x", fields)
-    fields["max_attempts"] = 9
-
-    assert one["max_attempts"].value == 3
+    settled = fold_patches([lower, higher])["time_budget"]
+    assert settled == FieldOrigin(None, Layer.TARGET, "y", (FieldValue(30, Layer.BUILTIN, "x"),))
 
 
 def test_layers_rank_from_the_built_in_to_the_request() -> None:
