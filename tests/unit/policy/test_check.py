@@ -1,6 +1,7 @@
 """All mistakes at once, each with its place, what is accepted, and what was perhaps meant."""
 
 import json
+import re
 from typing import Any, cast
 
 import pytest
@@ -153,21 +154,15 @@ def test_where_a_mapping_belongs_nothing_else_is_accepted(path: str, keys: str, 
     assert mistake(path, value) == f"{shown} is not accepted; accepted: a mapping{keys}, or no such key at all"
 
 
-def test_what_must_be_given_is_asked_for() -> None:
+def test_what_must_be_given_is_asked_for_and_a_mistake_inside_a_list_has_its_own_place() -> None:
     (problem,) = mistakes("sources:\n  inbox:\n    retry: {max_attempts: 2}\n")
-
     assert str(problem) == "reefknot.yaml:2:3: sources.inbox.connector: missing; it must be given"
 
-
-def test_a_mistake_inside_a_list_has_its_own_place() -> None:
     text = "operations:\n  KV_GET:\n    retryable_exceptions:\n      - TimeoutError\n      - 7\n      - ''\n"
-
+    listed = "operations.KV_GET.retryable_exceptions"
     assert [str(problem) for problem in mistakes(text)] == [
-        "reefknot.yaml:5:9: operations.KV_GET.retryable_exceptions[1]: 7 is not accepted; accepted: text",
-        (
-            "reefknot.yaml:6:9: operations.KV_GET.retryable_exceptions[2]: '' is not accepted;"
-            " accepted: text that is not empty"
-        ),
+        f"reefknot.yaml:5:9: {listed}[1]: 7 is not accepted; accepted: text",
+        f"reefknot.yaml:6:9: {listed}[2]: '' is not accepted; accepted: text that is not empty",
     ]
 
 
@@ -176,56 +171,33 @@ def test_what_stands_where_a_secret_belongs_is_never_shown(value: str) -> None:
     message = mistake("secrets.token", value)
 
     assert message == "what is written here is not accepted; accepted: a reference, env:NAME or file:PATH"
-
-
-def test_a_secret_by_reference_is_accepted() -> None:
     configuration, _ = checked(read_text("secrets: {mail: 'env:MAIL', key: 'file:key.txt'}"))
-
     assert configuration.secrets == {"mail": "env:MAIL", "key": "file:key.txt"}
 
 
-@for_each_row("url", ["redis://cache", "nats", "state.db", "", "memory:x"])
-def test_an_engine_that_nobody_knows_is_a_mistake(url: str) -> None:
-    message = mistake("engine", f"'{url}'")
-
-    assert message.endswith(" is not accepted; accepted: sqlite:PATH, nats://HOST:PORT or memory:")
+NO_FILE = "the path of a file is missing|two slashes begin with a host|a store in memory is memory:$"
 
 
-@for_each_row("url", ["sqlite:", "sqlite://", "sqlite:///", "sqlite://a.db", "sqlite::memory:", "sqlite:///:memory:"])
-def test_an_engine_that_names_no_file_is_a_mistake_that_says_why(url: str) -> None:
-    message = mistake("engine", f"'{url}'")
-
-    assert message.endswith("; accepted: sqlite:PATH, nats://HOST:PORT or memory:")
-    reasons = ("the path of a file is missing", "two slashes begin with a host", "a store in memory is memory:")
-    assert any(reason in message for reason in reasons)
-
-
-@pytest.mark.parametrize("url", ["nats://", "tls://ann:hunter2@cluster:0", "nats://host/a.b", "nats:host"])
-def test_an_address_of_no_server_is_refused_where_it_is_written(url: str) -> None:
-    message = mistake("engine", url)
-
-    assert " is not accepted; a store on NATS is nats://HOST:PORT" in message
-    assert message.endswith("; accepted: sqlite:PATH, nats://HOST:PORT or memory:")
-    assert "hunter2" not in message
-
-
-@pytest.mark.parametrize(
-    "url",
+@for_each_row(
+    ("url", "says"),
     [
-        "sqlite:state.db",
-        "sqlite:/var/state.db",
-        "sqlite:///state.db",
-        "sqlite:////var/state.db",
-        "sqlite:~/state.db",
-        "'memory:'",
+        *((url, "' is not accepted; accepted: sqlite") for url in ("redis://ann:hunter2@cache", "nats", "state.db")),
+        *((url, "' is not accepted; accepted: sqlite") for url in ("redis://cache", "", "memory:x")),
+        *((url, NO_FILE) for url in ("sqlite:", "sqlite://", "sqlite:///", "sqlite://a.db")),
+        *((url, f"(?:{NO_FILE[:-1]}).*accepted") for url in ("sqlite::memory:", "sqlite:///:memory:")),
+        *((url, " is not accepted; a store on NATS is nats://HOST:PORT") for url in ("nats://", "nats:host")),
+        *((url, " is not accepted; a store on NATS") for url in ("tls://ann:hunter2@cluster:0", "nats://host/a.b")),
     ],
 )
-def test_an_engine_by_its_url_is_accepted(url: str) -> None:
-    checked(read_text(f"engine: {url}"))
+def test_an_engine_that_names_no_store_is_a_mistake_that_says_why_without_its_password(url: str, says: str) -> None:
+    message = mistake("engine", f"'{url}'")
 
-
-def test_the_password_of_an_engine_that_nobody_knows_is_not_shown() -> None:
-    assert "hunter2" not in mistake("engine", "redis://ann:hunter2@cache")
+    assert message.endswith("; accepted: sqlite:PATH, nats://HOST:PORT or memory:")
+    assert re.search(says, message)
+    assert "hunter2" not in message
+    for path in ("state.db", "/var/state.db", "///state.db", "////var/state.db", "~/state.db"):
+        checked(read_text(f"engine: sqlite:{path}"))
+    checked(read_text("engine: 'memory:'"))
 
 
 def test_a_long_value_is_cut_and_cannot_steer_a_terminal() -> None:
@@ -332,116 +304,83 @@ def test_a_typo_in_300_lines_is_found_with_its_line_and_a_suggestion(line: int) 
     assert problem.mark == Mark("reefknot.yaml", line, 9)
     assert problem.path == f"{V2}.block_policies.b{line - 1}.max_atempts"
     assert problem.message.endswith("; did you mean 'max_attempts'?")
-
-
-def test_the_long_file_without_mistakes_is_accepted() -> None:
-    """The control: what the tests above find is what they put there."""
-    checked(read_text(long_file({150: ("        max_attempts: 3", "")})))
+    checked(read_text(long_file({line: ("        max_attempts: 3", "")})))  # the control
 
 
 # ---- what only shows when things are put together --------------------------------------------------------------------
 
 
 @for_each_row(
-    "steps", ["{degraded: 0.9}", "{overloaded: 0.5}", "{critical: 0.8}", "{degraded: 3, overloaded: 2, critical: 1}"]
+    ("steps", "shown"),
+    [
+        ("{degraded: 0.9}", "0.9, 0.8, 1"),
+        ("{overloaded: 0.5}", "0.5, 0.5, 1"),
+        ("{critical: 0.8}", "0.5, 0.8, 0.8"),
+        ("{degraded: 3, overloaded: 2, critical: 1}", "3, 2, 1"),
+    ],
 )
-def test_thresholds_have_to_ascend(steps: str) -> None:
-    assert mistake(f"{QUEUE}.overload_thresholds", steps).endswith(
-        "do not ascend; accepted: degraded < overloaded < critical"
-    )
+def test_thresholds_have_to_ascend(steps: str, shown: str) -> None:
+    path = f"{QUEUE}.overload_thresholds"
+    assert mistake(path, steps) == f"{shown} do not ascend; accepted: degraded < overloaded < critical"
+    checked(read_text(nested(path, "{degraded: 0.1, overloaded: 0.2, critical: 0.3}")))
 
 
-def test_thresholds_that_do_not_ascend_are_shown() -> None:
-    message = mistake(f"{QUEUE}.overload_thresholds", "{degraded: 0.9}")
-
-    assert message.startswith("0.9, 0.8, 1 do not ascend")
-
-
-def test_thresholds_that_ascend_are_accepted() -> None:
-    checked(read_text(nested(f"{QUEUE}.overload_thresholds", "{degraded: 0.1, overloaded: 0.2, critical: 0.3}")))
-
-
-def test_the_named_rejection_policy_cannot_be_disabled() -> None:
+def test_the_named_rejection_policy_cannot_be_disabled_and_the_others_can() -> None:
     (problem,) = mistakes(nested(QUEUE, "{rejection_policy: defer, policies: {defer: {enabled: false}}}"))
-
     assert problem.path == f"{QUEUE}.policies.defer.enabled"
     assert problem.message == "rejection_policy names 'defer', so it cannot be disabled; accepted: true"
-
-
-@for_each_row(
-    "queue",
-    [
+    for accepted in (
         "{rejection_policy: defer, policies: {defer: {enabled: true}}}",
         "{rejection_policy: defer, policies: {degrade: {enabled: false}}}",
         "{rejection_policy: defer, policies: {defer: {max_defer_time_ms: 5}}}",
         "{policies: {reject_new: {enabled: false}}}",
-    ],
-)
-def test_other_flags_of_rejection_policies_are_accepted(queue: str) -> None:
-    checked(read_text(nested(QUEUE, queue)))
+    ):
+        checked(read_text(nested(QUEUE, accepted)))
 
 
-CONTRADICTIONS: list[tuple[str, str, int]] = [
-    ("worker: {retries: {v2: {default_policy: {\n base_delay_ms: 31000}}}}", "any block", 2),
-    ("worker: {retries: {v2: {default_policy: {\n max_delay_ms: 50}}}}", "any block", 2),
-    ("worker: {retries: {v2: {error_classification: {system_errors: {\n base_delay_ms: 31000}}}}}", "any block", 2),
-    ("worker: {retries: {v2: {block_policies: {http: {\n base_delay_ms: 31000}}}}}", "block:http", 2),
-    (
-        "worker: {retries: {v2: {block_policies: {http: {error_overrides: {'503': {\n max_delay_ms: 5}}}}}}}",
-        "block:http",
-        2,
+TWO_OVERRIDES = "{transient: {\n base_delay_ms: 20000},\n connection_timeout: {\n max_delay_ms: 5000}}"
+CONTRADICTIONS: list[tuple[str, str]] = [
+    *(
+        (f"worker: {{retries: {{v2: {{{text}}}}}}}", target)
+        for text, target in [
+            ("default_policy: {\n base_delay_ms: 31000}", "any block"),
+            ("default_policy: {\n max_delay_ms: 50}", "any block"),
+            ("error_classification: {system_errors: {\n base_delay_ms: 31000}}", "any block"),
+            ("block_policies: {http: {\n base_delay_ms: 31000}}", "block:http"),
+            ("block_policies: {http: {error_overrides: {'503': {\n max_delay_ms: 5}}}}", "block:http"),
+            (f"block_policies: {{http: {{error_overrides: {TWO_OVERRIDES}}}}}", "block:http"),
+            (
+                "block_policies: {http: {max_delay_ms: 5000}, http.request: {\n base_delay_ms: 6000}}",
+                "block:http.request",
+            ),
+        ]
     ),
-    (
-        (
-            "worker: {retries: {v2: {block_policies: {http: {error_overrides:"
-            " {transient: {\n base_delay_ms: 20000},\n connection_timeout: {\n max_delay_ms: 5000}}}}}}}"
-        ),
-        "block:http",
-        2,
-    ),
-    (
-        (
-            "worker: {retries: {v2: {block_policies: {http: {max_delay_ms: 5000},"
-            " http.request: {\n base_delay_ms: 6000}}}}}"
-        ),
-        "block:http.request",
-        2,
-    ),
-    ("retry_policies: {local_files: {\n base_delay_seconds: 301}}", "connector:local_files", 2),
-    ("sources: {a: {connector: local_files, retry: {\n max_delay_seconds: 29}}}", "connector:local_files", 2),
-    ("operations: {KV_GET: {\n max_delay: 0.4}}", "operation:kv.get", 2),
-    ("operations: {billing.charge: {\n base_delay: 31}}", "operation:billing.charge", 2),
+    ("retry_policies: {local_files: {\n base_delay_seconds: 301}}", "connector:local_files"),
+    ("sources: {a: {connector: local_files, retry: {\n max_delay_seconds: 29}}}", "connector:local_files"),
+    ("operations: {KV_GET: {\n max_delay: 0.4}}", "operation:kv.get"),
+    ("operations: {billing.charge: {\n base_delay: 31}}", "operation:billing.charge"),
 ]
 
 
-@for_each_row(("text", "target", "line"), CONTRADICTIONS)
-def test_a_base_delay_above_its_cap_is_found_on_the_resolved_policy(text: str, target: str, line: int) -> None:
+@for_each_row(("text", "target"), CONTRADICTIONS)
+def test_a_base_delay_above_its_cap_is_found_on_the_resolved_policy(text: str, target: str) -> None:
     (problem,) = mistakes(text)
 
-    assert problem.mark.line == line
+    assert problem.mark.line == 2
     assert problem.path.endswith(("base_delay_ms", "max_delay_ms", "_seconds", "base_delay", "max_delay"))
     assert problem.message.startswith(f"for {target}, the base delay of ")
     assert problem.message.endswith("; accepted: base at most the cap")
 
 
 def test_a_contradiction_between_two_written_lines_blames_the_nearer_layer() -> None:
-    text = """\
-worker:
-  retries:
-    v2:
-      default_policy:
-        base_delay_ms: 5000
-      block_policies:
-        http:
-          max_delay_ms: 1000
-"""
-    (problem,) = mistakes(text)
+    default, block = "default_policy: {base_delay_ms: 5000}", "block_policies: {http: {\n max_delay_ms: 1000}}"
+    (problem,) = mistakes(f"worker: {{retries: {{v2: {{{default}, {block}}}}}}}")
 
-    assert (problem.mark.line, problem.path) == (8, f"{V2}.block_policies.http.max_delay_ms")
+    assert (problem.mark.line, problem.path) == (2, f"{V2}.block_policies.http.max_delay_ms")
     assert "the base delay of 5 s is above the cap of 1 s" in problem.message
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     "text",
     [
         "retry_policies: {imap_mailbox: {max_delay_seconds: 300, rate_limit_delay_seconds: 900}}",
@@ -474,19 +413,20 @@ def test_a_policy_that_makes_no_sense_for_another_reason_is_told_in_its_own_word
 # ---- the hash --------------------------------------------------------------------------------------------------------
 
 
-def test_the_hash_stands_for_the_policies_and_for_nothing_else() -> None:
-    def hash_of(text: str) -> str:
-        return checked(read_text(text))[1].hash
+def hash_of(text: str) -> str:
+    return checked(read_text(text))[1].hash
 
-    plain = hash_of("operations: {KV_GET: {max_attempts: 2, base_delay: 1}}")
-    assert plain == hash_of("# a comment\noperations:\n  KV_GET:\n    base_delay: 1\n    max_attempts: 2\n")
+
+def test_the_hash_stands_for_the_policies_and_for_nothing_else() -> None:
     written = "operations: {KV_GET: {max_attempts: 2, base_delay: 1}}"
+    plain = hash_of(written)
+    assert plain == hash_of("# a comment\noperations:\n  KV_GET:\n    base_delay: 1\n    max_attempts: 2\n")
     assert plain == hash_of(f"{written}\nengine: 'memory:'\naudit: {{log: true}}")
-    assert plain == hash_of(
-        "operations: {KV_GET: {max_attempts: 2, base_delay: 1}}\nworker: {retries: {v2: {enabled: true}}}"
-    )
-    assert plain != hash_of("operations: {KV_GET: {max_attempts: 3, base_delay: 1}}")
-    assert plain != hash_of("operations: {KV_PUT: {max_attempts: 2, base_delay: 1}}")
+    assert plain == hash_of(f"{written}\nworker: {{retries: {{v2: {{enabled: true}}}}}}")
+    assert plain != hash_of(written.replace("2", "3"))
+    assert plain != hash_of(written.replace("KV_GET", "KV_PUT"))
+    source = "sources: {a: {connector: local_files, folder: x}}"
+    assert hash_of(source) == hash_of(source.replace("folder: x", "folder: y")), "a source's own settings are not in it"
 
 
 @for_each_row(
@@ -500,13 +440,7 @@ def test_the_hash_stands_for_the_policies_and_for_nothing_else() -> None:
     ],
 )
 def test_every_part_that_says_something_of_retries_is_in_the_hash(text: str) -> None:
-    assert checked(read_text(text))[1].hash != content_hash(retry_part({}))
-
-
-def test_a_sources_own_settings_are_not_in_the_hash() -> None:
-    one = checked(read_text("sources: {a: {connector: local_files, folder: x}}"))[1]
-
-    assert one.hash == checked(read_text("sources: {a: {connector: local_files, folder: y}}"))[1].hash
+    assert hash_of(text) != content_hash(retry_part({}))
 
 
 # ---- never a traceback -----------------------------------------------------------------------------------------------
@@ -558,20 +492,13 @@ def test_whatever_is_written_is_accepted_or_refused_with_places(path: tuple[str,
 
 def test_a_retention_shorter_than_the_retry_horizon_is_refused() -> None:
     """Four attempts of 600 s, and waits of 1, 2 and 4 s with a tenth more each."""
-    text = "operations:\n  billing.charge: {max_attempts: 4, timeout: 600}\nidempotency:\n  retention_seconds: 900\n"
-    with pytest.raises(ConfigurationError) as refused:
-        checked(read_text(text))
-
-    (problem,) = refused.value.problems
-    assert str(problem).startswith("<text>:4:3: idempotency.retention_seconds: 900 s is shorter than operation:billing")
+    text = "operations:\n  billing.charge: {max_attempts: 4, timeout: 600}\nidempotency:\n  retention_seconds: %d\n"
+    (problem,) = mistakes(text % 900)
+    expected = "reefknot.yaml:4:3: idempotency.retention_seconds: 900 s is shorter than operation:billing"
+    assert str(problem).startswith(expected)
     assert "accepted: at least 2408" in str(problem)
 
-
-def test_a_retention_that_covers_the_retry_horizon_is_accepted() -> None:
-    text = "operations:\n  billing.charge: {max_attempts: 4, timeout: 600}\nidempotency:\n  retention_seconds: 2408\n"
-
-    configuration, _ = checked(read_text(text))
-
+    configuration, _ = checked(read_text(text % 2408))
     assert configuration.idempotency.retention_seconds == 2408
 
 
@@ -629,21 +556,16 @@ def test_an_assignment_that_no_router_would_take_is_told_at_its_field(assignment
     assert message in problem.message
 
 
-@pytest.mark.parametrize("name", ["n" * 201, '"a\\nb"', '""'])
+@for_each_row("name", ["n" * 201, '"a\\nb"', '""'])
 def test_a_name_of_a_schedule_can_be_printed_and_is_not_too_long(name: str) -> None:
     (problem,) = mistakes(f"{{schedules: {{{name}: {{every: 1h, assignment: {STEP}}}}}}}")
     assert "accepted: a name of 1 to 200 bytes that can be printed" in problem.message
+    longest = "n" * 200
+    configuration, _ = checked(read_text(f"{{schedules: {{{longest}: {{cron: 0 7 * * 1-5, assignment: {STEP}}}}}}}"))
+    assert configuration.schedules[longest].missed == "once"
 
 
 def test_a_schedule_and_a_source_have_different_names() -> None:
     (problem,) = mistakes(NAMED_TWICE)
-    assert (problem.path, problem.message) == (
-        "schedules.x",
-        "a source has this name; accepted: a name that no source has",
-    )
-
-
-def test_a_schedule_that_can_be_is_accepted() -> None:
-    longest = "n" * 200
-    configuration, _ = checked(read_text(f"{{schedules: {{{longest}: {{cron: 0 7 * * 1-5, assignment: {STEP}}}}}}}"))
-    assert configuration.schedules[longest].missed == "once"
+    assert problem.path == "schedules.x"
+    assert problem.message == "a source has this name; accepted: a name that no source has"

@@ -90,16 +90,14 @@ def test_a_strategy_that_cannot_be_used_is_told_with_its_place(text: str, name: 
     assert ".strategy: " in problem
 
 
-def test_only_what_is_named_is_loaded() -> None:
+def test_only_what_is_named_is_loaded_unless_all_are_asked_for() -> None:
     rk.PolicyBook.loads(CONNECTOR.replace("NAME", "linear_backoff"))
     assert CUSTOM_STRATEGIES == {}
     rk.PolicyBook.loads(CONNECTOR.replace("NAME", "staircase"))
     assert set(CUSTOM_STRATEGIES) == {"staircase"}
+    CUSTOM_STRATEGIES.clear()
 
-
-def test_all_of_them_can_be_loaded_and_what_cannot_is_told() -> None:
     problems = strategies.load_all()
-
     assert set(CUSTOM_STRATEGIES) == {"staircase"}
     assert [problem.partition(" (")[0] for problem in problems] == [
         "the strategy cannot be loaded",

@@ -149,6 +149,9 @@ def test_a_class_of_a_module_that_is_loaded_is_found(monkeypatch: pytest.MonkeyP
     assert exception_class("my_steps.BadGatewayError") is BadGatewayError
     assert exception_class("my_steps.BadGatewayError.Inner") is BadGatewayError.Inner
     assert exception_class("my_steps.Missing") is None
+    assert exception_class("reefknot.QueueFullError") is rk.QueueFullError, "an error of ours, by its public name"
+    assert is_known_exception("reefknot.StoreFullError")
+    assert is_known_exception("botocore.exceptions.SSLError")
 
 
 def test_no_module_is_imported_for_a_name_but_those_of_the_list() -> None:
@@ -173,9 +176,3 @@ def test_looking_for_a_class_runs_no_code_of_a_loaded_module(monkeypatch: pytest
 def test_a_name_that_is_no_class_stands_alone(name: str) -> None:
     assert exception_names(name) == (name,)
     assert not is_known_exception(name)
-
-
-def test_an_error_of_ours_is_known_by_its_public_name() -> None:
-    assert exception_class("reefknot.QueueFullError") is rk.QueueFullError
-    assert is_known_exception("reefknot.StoreFullError")
-    assert is_known_exception("botocore.exceptions.SSLError")

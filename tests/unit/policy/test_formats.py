@@ -87,10 +87,7 @@ def test_every_duplicate_key_is_reported_with_both_positions() -> None:
         "f:5:1: 429: the key is already given at line 4, column 1",
         "f:2:11: b.c: the key is already given at line 2, column 5",
     ]
-
-
-def test_control_the_safe_loader_takes_the_last_duplicate_without_a_word() -> None:
-    assert yaml.safe_load("a: 1\na: 3") == {"a": 3}
+    assert yaml.safe_load("a: 1\na: 3") == {"a": 3}, "the control: the safe loader takes the last without a word"
 
 
 def test_mistakes_of_many_kinds_are_reported_together() -> None:
@@ -104,6 +101,9 @@ def test_an_alias_is_a_copy_and_keeps_the_marks_of_where_it_is_written() -> None
     tree.value["b"]["x"].append(2)
     assert tree.value["a"]["x"] == [1]
     assert places(tree)[("b", "x")] == (1, 8)
+    assert len(mistakes("a: &a {x: 0123}\nb: *a\nc: *a\n")) == 1, "one mistake behind an anchor is one mistake"
+    given_again = read_text("a: &x 1\nb: *x\nc: &x 2\nd: *x\n")
+    assert given_again.value == {"a": 1, "b": 1, "c": 2, "d": 2}
 
 
 def test_a_merge_key_fills_in_what_the_mapping_does_not_say_itself() -> None:
@@ -112,20 +112,9 @@ def test_a_merge_key_fills_in_what_the_mapping_does_not_say_itself() -> None:
     assert tree.value["c"] == {"x": 0, "y": 1, "z": 2}
     assert tree.value["d"] == yaml.safe_load(text)["d"]
     assert places(tree)[("c", "y")] == (1, 14)
-
-
-def test_merge_keys_reach_through_each_other_and_a_quoted_one_is_a_name() -> None:
-    tree = read_text("a: &a {x: 1}\nb: &b {<<: *a, y: 2}\nc: {<<: *b}\nd: {'<<': 5}\n")
-    assert tree.value["c"] == {"x": 1, "y": 2}
-    assert tree.value["d"] == {"<<": 5}
-
-
-def test_one_mistake_behind_an_anchor_is_one_mistake() -> None:
-    assert len(mistakes("a: &a {x: 0123}\nb: *a\nc: *a\n")) == 1
-
-
-def test_an_anchor_may_be_given_anew() -> None:
-    assert read_text("a: &x 1\nb: *x\nc: &x 2\nd: *x\n").value == {"a": 1, "b": 1, "c": 2, "d": 2}
+    reaching = read_text("a: &a {x: 1}\nb: &b {<<: *a, y: 2}\nc: {<<: *b}\nd: {'<<': 5}\n")
+    assert reaching.value["c"] == {"x": 1, "y": 2}
+    assert reaching.value["d"] == {"<<": 5}, "a quoted one is a name"
 
 
 @for_each_row(

@@ -37,34 +37,27 @@ def test_later_wins_field_by_field_and_lists_replace() -> None:
     assert ("list", 2) not in tree.marks
 
 
-def test_null_given_is_a_value() -> None:
+def test_null_given_is_a_value_that_forgets_a_mapping_for_good() -> None:
+    """Why merging is not associative where kinds differ: the middle layer said null."""
     assert merge(read_text("a: {x: 1}"), read_text("a: ~")).value == {"a": None}
     assert merge(read_text("a: ~"), read_text("a: {x: 1}")).value == {"a": {"x": 1}}
+    layers = [read_text("a: {x: 1}"), read_text("a: ~"), read_text("a: {}")]
+    assert merge(*layers).value == {"a": {}}
 
 
-def test_a_replaced_mapping_leaves_no_marks_behind() -> None:
+def test_a_merged_tree_keeps_no_marks_of_what_was_replaced_and_shares_nothing_with_its_parts() -> None:
     tree = merge(read_text("a: {x: {y: [1]}}"), read_text("a: 1", name="above"))
     assert set(tree.marks) == {(), ("a",)}
     assert tree.mark(("a", "x", "y")).source == "above"
 
-
-def test_a_merged_tree_shares_nothing_with_its_parts() -> None:
     below, above = read_text("a: {x: [1]}"), read_text("b: {y: [1]}")
     tree = merge(below, above)
     tree.value["a"]["x"].append(2)
     tree.value["b"]["y"].append(2)
     assert (below.value, above.value) == ({"a": {"x": [1]}}, {"b": {"y": [1]}})
 
-
-def test_merging_nothing_is_an_empty_tree() -> None:
     assert merge().value == {}
     assert str(merge().mark(("a",))) == "nothing configured"
-
-
-def test_null_forgets_a_mapping_for_good() -> None:
-    """Why merging is not associative where kinds differ: the middle layer said null."""
-    layers = [read_text("a: {x: 1}"), read_text("a: ~"), read_text("a: {}")]
-    assert merge(*layers).value == {"a": {}}
 
 
 @given(SETTLED, SETTLED, SETTLED)

@@ -122,7 +122,7 @@ def test_every_key_of_the_design_is_a_section() -> None:
     }
 
 
-def test_the_queue_has_the_documented_defaults() -> None:
+def test_the_queue_has_the_documented_defaults_and_keys_are_kept_as_in_a_store_without_configuration() -> None:
     queue = QueueV2()
 
     assert (queue.max_queue_size, queue.rejection_policy, queue.reject_at) == (1000, "reject_new", "critical")
@@ -132,25 +132,19 @@ def test_the_queue_has_the_documented_defaults() -> None:
     assert (queue.policies.defer.max_defer_time_ms, queue.policies.drop_oldest.max_drop_age_ms) == (30_000, 60_000)
     levels = queue.policies.degrade.degradation_levels
     assert [level.timeout_reduction_factor for level in (levels.light, levels.medium, levels.heavy)] == [1.0, 0.8, 0.5]
-
-
-def test_keys_are_kept_for_as_long_as_a_store_without_configuration_keeps_them() -> None:
     assert Configuration().idempotency.retention_seconds == KEY_RETENTION_S
 
 
-def test_the_schema_can_be_published() -> None:
-    """Editors read it: a category's `retryable` is a flag or a mapping there too."""
-    schema = configuration_schema()
-
-    assert schema["additionalProperties"] is False
-    retryable = schema["$defs"]["Category"]["properties"]["retryable"]
-    assert [one["type"] for one in retryable["anyOf"]] == ["boolean", "object"]
-
-
-def test_the_schema_describes_what_blocks_may_reach() -> None:
-    """Editors complete and check `blocks` like every other section."""
+def test_the_schema_describes_every_section_and_what_blocks_may_reach() -> None:
+    """Editors complete and check by it: a category's `retryable` is a flag or a mapping there too."""
     schema = configuration_schema()
     models = schema["$defs"]
+
+    assert schema["additionalProperties"] is False
+    bare = [name for name, one in schema["properties"].items() if one.get("additionalProperties") is True]
+    assert bare == [], "every section has a model or is a plain value"
+    retryable = models["Category"]["properties"]["retryable"]
+    assert [one["type"] for one in retryable["anyOf"]] == ["boolean", "object"]
 
     assert schema["properties"]["blocks"]["$ref"] == "#/$defs/BlocksSection"
     assert set(models["BlocksSection"]["properties"]) == {"http", "fs", "sql"}
@@ -164,11 +158,3 @@ def test_the_schema_describes_what_blocks_may_reach() -> None:
 
     text, entry = models["SqlBlockSection"]["properties"]["connections"]["additionalProperties"]["oneOf"]
     assert (text["type"], entry["$ref"]) == ("string", "#/$defs/SqlConnectionEntry")
-
-
-def test_every_section_has_a_model_or_is_a_plain_value() -> None:
-    bare = [
-        name for name, one in configuration_schema()["properties"].items() if one.get("additionalProperties") is True
-    ]
-
-    assert bare == []
