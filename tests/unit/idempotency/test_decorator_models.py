@@ -195,32 +195,6 @@ async def test_without_a_type_a_model_is_given_back_as_a_dataclass_is(url: str) 
             assert (first["id"], first["cents"]) == ("o", 1)
 
 
-async def test_a_result_of_json_is_read_by_the_aliases_of_the_model(url: str) -> None:
-    """The answer of a server, returned as it was."""
-
-    class Answer(BaseModel):
-        number: int | None = Field(None, alias="no")
-
-    @rk.idempotent(key=lambda: "k", result_type=Answer)
-    async def fetch() -> Any:
-        return {"no": 7}
-
-    async with rk.open_store(url):
-        first, later = await fetch(), await fetch()
-    assert first == later == Answer(no=7)
-
-
-async def test_a_recorded_result_that_does_not_fit_the_model_names_the_field(url: str) -> None:
-    @rk.idempotent(key=lambda: "k", result_type=Order)
-    async def make() -> dict[str, object]:
-        return {"id": "o"}
-
-    async with rk.open_store(url):
-        for _ in range(2):
-            with pytest.raises(rk.ParameterTypeError, match=r"(?s)result_type=.*cents"):
-                await make()
-
-
 # ---- what cannot be kept ---------------------------------------------------------------------------------------------
 
 
