@@ -395,18 +395,19 @@ def test_who_debugs_sees_recoveries_and_ends_as_one_line_each(
     ]
 
 
-def test_neither_success_nor_the_last_failure_logs_a_line(
-    caplog: pytest.LogCaptureFixture, virtual_time: VirtualClock
+def test_neither_success_nor_the_last_failure_logs_a_line_and_none_has_arguments(
+    caplog: pytest.LogCaptureFixture, no_wait: VirtualClock
 ) -> None:
     rk.retry(Flaky())()
     rk.Retrier(attempts=1).run(Always())
     assert lines(caplog) == []
 
-
-def test_arguments_are_never_logged(caplog: pytest.LogCaptureFixture, no_wait: VirtualClock) -> None:
-    rk.retry(Flaky(ConnectionError("refused")))("CANARY", key="CANARY")
-    assert lines(caplog)
-    assert "CANARY" not in caplog.text
+    texts: list[str] = []
+    hook: Any = lambda event: texts.extend((repr(event), str(event), f"{event}"))  # noqa: E731
+    rk.retry(on_retry=hook, on_recover=hook)(Flaky(ConnectionError("refused")))("CANARY", key="CANARY")
+    assert (len(lines(caplog)), len(texts)) == (1, 6)
+    assert "ConnectionError" in texts[0]
+    assert "CANARY" not in "".join([caplog.text, *texts])
 
 
 def test_secrets_are_redacted_in_lines_records_and_callback_reports(
@@ -544,7 +545,7 @@ def test_what_is_neither_level_nor_logger_is_refused(value: Any) -> None:
         rk.retry(log=value)
 
 
-def test_hooks_are_told_of_every_retry_recovery_and_end(virtual_time: VirtualClock) -> None:
+def test_hooks_are_told_of_every_retry_recovery_and_end_and_of_no_success_at_first(virtual_time: VirtualClock) -> None:
     events: list[tuple[str, RetryEvent]] = []
     call = rk.retry(
         attempts=3,
@@ -556,6 +557,8 @@ def test_hooks_are_told_of_every_retry_recovery_and_end(virtual_time: VirtualClo
         on_give_up=lambda event: events.append(("give up", event)),
     )
     error = ConnectionError("refused")
+    call(Flaky())()
+    assert events == []
     call(Flaky(error))()
     with pytest.raises(ConnectionError):
         call(Always())()
@@ -567,10 +570,6 @@ def test_hooks_are_told_of_every_retry_recovery_and_end(virtual_time: VirtualClo
     assert str(first.failure) == "ConnectionError: refused"
     assert (recovered.attempt, recovered.failure, recovered.delay, recovered.elapsed) == (2, None, None, 1.0)
     assert (last.attempt, last.delay, last.elapsed, last.reason) == (3, None, 3.0, rk.Reason.ATTEMPTS_SPENT)
-
-
-def test_a_first_try_success_is_no_recovery() -> None:
-    rk.retry(on_recover=lambda event: pytest.fail("nothing to recover from"))(Flaky())()
 
 
 @pytest.mark.parametrize("broken", [ValueError("broken\nhook"), Unspeakable()])
@@ -643,15 +642,6 @@ def test_hooks_have_the_arguments_of_the_call_and_may_act_on_self(no_wait: Virtu
     rk.Retrier(attempts=1, **hooks).run(Always(), 1, b=2)
     rk.testing.run_virtual(rk.Retrier(**hooks).acall(AsyncFlaky(ConnectionError()), 1, b=2))
     assert seen == [((1,), {"b": 2})] * (4 * 4 + 1 + 2)
-
-
-def test_the_text_of_an_event_leaves_arguments_out(no_wait: VirtualClock) -> None:
-    texts: list[str] = []
-    hook: Any = lambda event: texts.extend((repr(event), str(event), f"{event}"))  # noqa: E731
-    rk.retry(on_retry=hook, on_recover=hook)(Flaky(ConnectionError()))("CANARY", key="CANARY")
-    assert len(texts) == 6
-    assert "CANARY" not in "".join(texts)
-    assert "ConnectionError" in texts[0]
 
 
 # ---- async hooks -----------------------------------------------------------------------------------------------------

@@ -205,17 +205,16 @@ def test_a_policy_or_a_retrier_can_be_given(no_wait: VirtualClock) -> None:
 
 @pytest.mark.parametrize("policy", [5, "fast", {"attempts": 3}, rk.RetryPolicy])
 def test_what_is_no_policy_is_refused(policy: Any) -> None:
-    with pytest.raises(rk.ParameterTypeError, match="a RetryPolicy or a Retrier"):
-        rk.retry(policy=policy)
-    with pytest.raises(rk.ParameterTypeError, match="a RetryPolicy"):
-        rk.Retrier(policy)
+    for use in (lambda: rk.retry(policy=policy), lambda: rk.Retrier(policy)):
+        with pytest.raises(rk.ParameterTypeError, match="a RetryPolicy"):
+            use()
 
 
 @pytest.mark.parametrize("fn", [5, "f", int, Client, object()])
-@pytest.mark.parametrize("retry", [rk.retry, rk.retry()])
-def test_what_cannot_be_retried_is_refused(fn: Any, retry: Any) -> None:
-    with pytest.raises(rk.ParameterTypeError, match="a function to call for every attempt"):
-        retry(fn)
+def test_what_cannot_be_retried_is_refused(fn: Any) -> None:
+    for retry in (rk.retry, rk.retry()):
+        with pytest.raises(rk.ParameterTypeError, match="a function to call for every attempt"):
+            retry(fn)
 
 
 @pytest.mark.parametrize(
@@ -241,13 +240,6 @@ def test_only_a_coroutine_is_closed_when_it_is_refused() -> None:
         with pytest.raises(rk.ParameterTypeError):
             rk.retry(open_one)  # type: ignore[call-overload]  # that is the test
         assert open_one.fileno() != -1
-
-
-def test_decorating_twice_is_two_retries_that_do_not_multiply(no_wait: VirtualClock) -> None:
-    fn = Always()
-    with pytest.raises(ConnectionError):
-        rk.retry(rk.retry(attempts=3)(fn))()
-    assert fn.calls == 3
 
 
 # ---- `using` of a method ---------------------------------------------------------------------------------------------

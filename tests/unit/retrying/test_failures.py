@@ -120,19 +120,30 @@ def test_an_attribute_that_raises_does_not_replace_the_error(name: str, no_wait:
     assert failure_from(error).code is rk.ErrorCode.network_error
 
 
-def test_a_url_error_means_what_its_reason_means() -> None:
-    assert rk.http_errors(URLError(ConnectionRefusedError(111, "refused"))) is True
-    assert rk.http_errors(URLError(TimeoutError("timed out"))) is True
-    assert rk.http_errors(URLError("unknown url type: x")) is False
-    assert rk.http_errors(URLError(FileNotFoundError(2, "no such file"))) is False
+@pytest.mark.parametrize(
+    ("error", "retried"),
+    [
+        (URLError(ConnectionRefusedError(111, "refused")), True),
+        (URLError(TimeoutError("timed out")), True),
+        (URLError("unknown url type: x"), False),
+        (URLError(FileNotFoundError(2, "no such file")), False),
+        (ResponseError(Response(503)), True),
+        (ResponseError(Response(404)), False),
+        (ConnectionResetError("gone"), True),
+        (ValueError("timeout must be positive"), False),  # words alone are no outage
+    ],
+)
+def test_an_outage_is_a_connection_a_status_or_what_the_reason_of_a_url_error_means(
+    error: Exception, retried: bool
+) -> None:
+    assert http_errors(error) is retried
+    assert rk.http_errors is http_errors
 
 
 def test_status_and_hint_of_an_answer_are_read() -> None:
     failure = failure_from(ResponseError(Response(429, {"retry-after": "3"})))
     assert (failure.http_status, failure.retry_after) == (429, 3.0)
     assert failure.failure_type is rk.FailureType.RATE_LIMITED
-    assert rk.http_errors(ResponseError(Response(503))) is True
-    assert rk.http_errors(ResponseError(Response(404))) is False
 
 
 # ---- a repeated text is not read again -------------------------------------------------------------------------------
@@ -147,25 +158,15 @@ def _nothing_read_before() -> None:
     failures._last_failure.clear()
 
 
-def test_the_same_words_give_the_same_failure_as_reading_them_anew() -> None:
+def test_the_same_words_of_a_class_give_the_same_failure_as_reading_them_anew_and_others_are_read() -> None:
     first = failure_from(Refused("connection refused"))
     again = failure_from(Refused("connection refused"))
     failures._last_failure.clear()
-
     assert again is first
     assert again == failure_from(Refused("connection refused"))
 
-
-def test_other_words_of_the_same_class_are_read() -> None:
-    failure_from(Refused("connection refused"))
-
     assert failure_from(Refused("connection reset")).message == "connection reset"
-
-
-def test_the_same_words_of_another_class_are_read() -> None:
-    failure_from(Refused("no"))
-
-    assert failure_from(ValueError("no")).exception == "ValueError"
+    assert failure_from(ValueError("connection reset")).exception == "ValueError"
 
 
 def test_a_secret_is_hidden_every_time_and_its_text_is_not_kept() -> None:
@@ -174,22 +175,15 @@ def test_a_secret_is_hidden_every_time_and_its_text_is_not_kept() -> None:
     assert "hunter2" not in repr(failures._last_failure)
 
 
-def test_an_error_that_carries_a_hint_is_read_whatever_its_words() -> None:
+def test_an_error_that_carries_a_hint_or_was_raised_from_an_exhausted_one_is_read_whatever_its_words() -> None:
     failure_from(Refused("busy"))
-    hinted = Refused("busy")
+    hinted, outer, inner = Refused("busy"), Refused("busy"), ConnectionError("inner")
     hinted.retry_after = 3  # type: ignore[attr-defined]
+    setattr(inner, MARK, (5, current_scope(), 0))
+    outer.__cause__ = inner
 
     assert failure_from(hinted).retry_after == 3.0
     assert failure_from(Refused("busy")).retry_after is None
-
-
-def test_an_error_raised_from_an_exhausted_one_is_told_apart() -> None:
-    failure_from(Refused("busy"))
-    inner = ConnectionError("inner")
-    setattr(inner, MARK, (5, current_scope(), 0))
-    outer = Refused("busy")
-    outer.__cause__ = inner
-
     assert failure_from(outer, since=4).exhausted
     assert not failure_from(Refused("busy"), since=4).exhausted
 
@@ -218,47 +212,28 @@ class Touchy(Exception):
         raise RuntimeError("do not look")
 
 
-def retried(error: Exception) -> object:
-    return retryable_by_default(error, failure_from(error))
-
-
 @pytest.mark.parametrize(
-    ("code", "expected"),
+    ("error", "expected"),
     [
-        (ErrorCode.network_error, True),
-        (ErrorCode.system_overload, True),
-        (ErrorCode.invalid_input, False),
-        (ErrorCode.quota_exceeded, False),
-        (ErrorCode.http_error, True),
+        (Declared(error_code=ErrorCode.network_error), True),
+        (Declared(error_code=ErrorCode.system_overload), True),
+        (Declared(error_code=ErrorCode.invalid_input), False),
+        (Declared(error_code=ErrorCode.quota_exceeded), False),
+        (Declared(error_code=ErrorCode.http_error), True),
+        (Declared(error_code=ErrorCode.http_error, status_code=404), False),  # it asks the status beside it
+        (Declared(error_code=ErrorCode.http_error, status_code=503), True),
+        (Declared(failure_type=FailureType.TRANSIENT), True),
+        (Declared(failure_type=FailureType.RATE_LIMITED), True),
+        (Declared(failure_type=FailureType.PERMANENT), False),
+        (Declared(failure_type=FailureType.UNKNOWN), False),
+        (Declared(error_code="network_error"), False),  # other words are not heard
+        (Touchy("connection refused"), False),
     ],
 )
-def test_a_declared_code_speaks_for_itself(code: ErrorCode, expected: bool) -> None:
-    assert retried(Declared(error_code=code)) is expected
-
-
-def test_a_declared_code_asks_the_status_beside_it() -> None:
-    assert retried(Declared(error_code=ErrorCode.http_error, status_code=404)) is False
-    assert retried(Declared(error_code=ErrorCode.http_error, status_code=503)) is True
-
-
-@pytest.mark.parametrize("failure_type", list(FailureType))
-def test_a_declared_failure_type_speaks_for_itself(failure_type: FailureType) -> None:
-    expected = failure_type in (FailureType.TRANSIENT, FailureType.RATE_LIMITED)
-
-    assert retried(Declared(failure_type=failure_type)) is expected
-
-
-def test_what_is_declared_in_other_words_is_not_heard() -> None:
-    assert retried(Declared(error_code="network_error")) is False
-
-
-def test_an_attribute_that_raises_says_nothing() -> None:
-    assert retried(Touchy("connection refused")) is False
-
-
-def test_words_alone_are_no_outage() -> None:
-    assert http_errors(ValueError("timeout must be positive")) is False
-    assert http_errors(ConnectionResetError("gone")) is True
+def test_what_an_exception_declares_speaks_for_itself_and_an_attribute_that_raises_says_nothing(
+    error: Exception, expected: bool
+) -> None:
+    assert retryable_by_default(error, failure_from(error)) is expected
 
 
 # ---- AWS and gRPC, by shape ------------------------------------------------------------------------------------------
@@ -300,10 +275,7 @@ def test_an_error_of_aws_is_read_by_its_code_then_by_its_status(
     assert retryable_by_default(error, failure) is retried
     assert http_errors(error) is retried
     assert rk.classify_failure("", error) is kind
-
-
-def test_a_hint_of_aws_is_heard() -> None:
-    assert failure_from(ClientError("SlowDown", 503, {"Retry-After": "7"})).retry_after == 7.0
+    assert failure_from(ClientError(code, status, {"Retry-After": "7"})).retry_after == 7.0
 
 
 @pytest.mark.parametrize(
@@ -396,26 +368,20 @@ def test_a_status_of_grpc_is_read(kind: Any, status: StatusCode, failure_type: F
     assert retryable_by_default(error, failure) is retried
 
 
-def test_a_status_of_grpclib_is_read() -> None:
+def test_a_status_of_grpclib_is_read_and_a_declaration_of_the_exception_counts_before_it() -> None:
     error = type("GRPCError", (Exception,), {"__module__": "grpclib.exceptions"})()
     error.status = StatusCode.UNAVAILABLE
     assert http_errors(error) is True
+    declared: Any = RpcError(StatusCode.UNAVAILABLE)
+    declared.failure_type = FailureType.PERMANENT
+    assert http_errors(declared) is False
 
 
-def test_a_declaration_of_the_exception_counts_before_its_status() -> None:
-    error = RpcError(StatusCode.UNAVAILABLE)
-    error.failure_type = FailureType.PERMANENT  # type: ignore[attr-defined]  # declared by user code
-    assert http_errors(error) is False
-
-
-@pytest.mark.parametrize(("status", "retried"), [(HTTPStatus.BAD_GATEWAY, True), (HTTPStatus.CONFLICT, False)])
-def test_an_error_of_google_api_core_that_came_by_http_has_a_code(status: HTTPStatus, *, retried: bool) -> None:
-    error = type("GoogleAPICallError", (Exception,), {"code": status, "grpc_status_code": None})("words")
-    assert failure_from(error).http_status == status
-    assert http_errors(error) is retried
-
-
-def test_errors_of_google_api_core_are_read() -> None:
+def test_errors_of_google_api_core_are_read_also_where_they_came_by_http() -> None:
     retried = ("ServiceUnavailable", "TooManyRequests", "InternalServerError", "GatewayTimeout")
     for name in (*retried, "NotFound", "Forbidden", "BadRequest"):
         assert http_errors(getattr(google_errors, name)("words")) is (name in retried), name
+    for status in (HTTPStatus.BAD_GATEWAY, HTTPStatus.CONFLICT):
+        by_http = type("GoogleAPICallError", (Exception,), {"code": status, "grpc_status_code": None})("words")
+        assert failure_from(by_http).http_status == status
+        assert http_errors(by_http) is (status is HTTPStatus.BAD_GATEWAY)

@@ -69,15 +69,6 @@ def test_a_bad_option_is_an_error_at_decoration_that_names_it(option: str, value
         assert raised.value.accepted
 
 
-def test_a_mistake_is_also_what_python_calls_it() -> None:
-    with pytest.raises(ValueError, match="attempts=0"):
-        rk.retry(attempts=0)
-    with pytest.raises(TypeError, match=r"no such option; perhaps you meant attempts=; accepted are .*attempts"):
-        rk.retry(atempts=5)  # type: ignore[call-overload]  # that is the test
-    with pytest.raises(TypeError, match="no such option; accepted are after, attempt_timeout"):
-        rk.retry(xyzzy=5)  # type: ignore[call-overload]  # that is the test
-
-
 def test_async_hooks_are_refused_where_nobody_awaits_them() -> None:
     async def hook(event: rk.RetryEvent) -> None: ...
 
@@ -115,19 +106,18 @@ def test_async_hooks_are_refused_where_nobody_awaits_them() -> None:
         ({"wait": 3}, r"wait=\[3\]"),
         ({"before_sleep": print}, "on_retry="),
         ({"reraise": True}, "the original error is always raised"),
+        ({"stop": tenacity.stop_after_attempt(3)}, "here it is attempts= or deadline="),
+        ({"wait": tenacity.wait_fixed(3)}, r"here it is wait=\[1, 2, 5\], base_delay="),
+        ({"atempts": 5}, r"no such option; perhaps you meant attempts=; accepted are .*attempts"),
+        ({"xyzzy": 5}, "no such option; accepted are after, attempt_timeout"),
     ],
 )
 def test_a_misspelt_option_is_told_which_one_was_meant(options: Any, meant: str) -> None:
     for use in (rk.retry, rk.Retrier, rk.Retrier().using):
         with pytest.raises(rk.ParameterTypeError, match=meant):
             use(**options)
-
-
-def test_rules_of_tenacity_are_told_what_they_are_here() -> None:
-    with pytest.raises(rk.ParameterTypeError, match="here it is attempts= or deadline="):
-        rk.retry(stop=tenacity.stop_after_attempt(3))  # type: ignore[call-overload]
-    with pytest.raises(rk.ParameterTypeError, match=r"here it is wait=\[1, 2, 5\], base_delay="):
-        rk.retry(wait=tenacity.wait_fixed(3))  # type: ignore[arg-type]
+    assert issubclass(rk.ParameterTypeError, TypeError), "a mistake is also what Python calls it"
+    assert issubclass(rk.ParameterError, ValueError)
 
 
 @pytest.mark.parametrize(

@@ -75,8 +75,9 @@ def test_an_attempt_that_hangs_is_cut_short_and_tried_again(run: Run) -> None:
         if calls < 3:
             with anyio.move_on_after(60):  # a scope of the work's own is entered before anything is awaited
                 await anyio.sleep(3600)
+        await anyio.sleep(1)  # a limit that is not reached changes nothing
 
-    assert 10 <= run(lambda: time_of(hangs_twice())) < 10.1
+    assert 11 <= run(lambda: time_of(hangs_twice())) < 11.1
     assert calls == 3
 
 
@@ -89,16 +90,6 @@ def test_a_deadline_cuts_the_attempt_short(run: Run, deadline: float) -> None:
         assert "would not fit into the deadline" in raised.value.__notes__[0]
 
     assert 3 <= run(lambda: time_of(main())) < 3.1
-
-
-@every_loop
-def test_a_limit_that_is_not_reached_changes_nothing(run: Run) -> None:
-    @rk.retry(deadline=60, attempt_timeout=30)
-    async def work() -> str:
-        await anyio.sleep(1)
-        return "done"
-
-    assert run(work) == "done"
 
 
 @every_loop

@@ -81,33 +81,6 @@ def test_a_fallback_answers_for_an_attempt_that_hangs_and_for_a_stop(run: Run) -
 
 @every_loop
 @pytest.mark.parametrize("is_async", [False, True])
-def test_plain_and_async_hooks_see_each_attempt_in_their_order(run: Run, is_async: bool) -> None:
-    seen: list[tuple[str, int, str, object]] = []
-
-    def hook(name: str) -> Callable[[rk.RetryEvent], Any]:
-        def plain(event: rk.RetryEvent) -> None:
-            seen.append((name, event.attempt, type(event.error).__name__, event.value))
-
-        async def awaited(event: rk.RetryEvent) -> None:
-            await anyio.sleep(1)
-            plain(event)
-
-        return awaited if is_async else plain
-
-    async def main() -> object:
-        return await rk.retry(wait=[2], before=hook("before"), after=hook("after"))(AsyncFlaky(TimeoutError))()
-
-    assert run(main) == "ok"
-    assert seen == [
-        ("before", 1, "NoneType", None),
-        ("after", 1, "TimeoutError", None),
-        ("before", 2, "NoneType", None),
-        ("after", 2, "NoneType", "ok"),
-    ]
-
-
-@every_loop
-@pytest.mark.parametrize("is_async", [False, True])
 def test_predicates_refuse_errors_and_results(run: Run, is_async: bool) -> None:
     def has(word: str) -> Any:
         async def predicate(given: object) -> bool:
@@ -130,16 +103,6 @@ def test_predicates_refuse_errors_and_results(run: Run, is_async: bool) -> None:
         assert (raised.value.value, len(raised.value.attempts)) == ("pending", 3)
 
     run(main)
-
-
-@every_loop
-def test_an_async_predicate_counts_for_a_breaker_too(run: Run) -> None:
-    async def main() -> tuple[rk.Reason | None, int]:
-        breaker, fn = rk.CircuitBreaker("billing", failures=2), AsyncAlways(RuntimeError)
-        outcome = await rk.Retrier(on=slowly(True), attempts=9, base_delay=0, breaker=breaker).arun(fn)
-        return outcome.reason, fn.calls
-
-    assert run(main) == (rk.Reason.BREAKER_OPEN, 2)
 
 
 @every_loop
@@ -167,16 +130,6 @@ class BusyError(ConnectionError):
 def test_a_wait_is_a_function_of_the_error_or_a_list_of_timedeltas(run: Run, wait: Any, took: float) -> None:
     retrier = rk.Retrier(wait=wait, attempts=3)
     assert round(run(lambda: time_of(retrier.arun(AsyncAlways(BusyError)))), 1) == took
-
-
-def test_a_deadline_bounds_all_attempts_and_waits_together_in_trio() -> None:
-    async def main() -> rk.Outcome[object]:
-        with rk.testing.virtual_time() as clock:
-            outcome = await rk.Retrier(deadline=timedelta(seconds=10), wait=[4], attempts=9).arun(AsyncAlways())
-        assert clock.waits == [4, 4]
-        return outcome
-
-    assert trio.run(main).reason is rk.Reason.BUDGET_SPENT
 
 
 @every_loop

@@ -127,21 +127,6 @@ async def test_an_async_wait_that_no_event_ends_takes_its_time() -> None:
     assert 3 <= asyncio.get_running_loop().time() < 3.01
 
 
-async def test_a_call_that_is_cancelled_while_it_waits_is_cancelled() -> None:
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(rk.Retrier(stop=asyncio.Event(), wait=[30]).acall(AsyncAlways()), 1)
-    assert len(asyncio.all_tasks()) == 1
-
-
-async def test_an_async_loop_ends_when_it_is_asked_to_stop() -> None:
-    stop = asyncio.Event()
-    asyncio.get_running_loop().call_later(5, stop.set)
-    with pytest.raises(ConnectionError, match="turn 3"):  # noqa: PT012 - a loop is a block
-        async for attempt in rk.Retrier(stop=stop, wait=[2]).attempts():
-            with attempt:
-                raise ConnectionError(f"turn {attempt.number}")
-
-
 def test_an_outer_retry_does_not_go_on_when_the_inner_one_was_stopped(no_wait: VirtualClock) -> None:
     stop = threading.Event()
     stop.set()
