@@ -28,35 +28,30 @@ def judged(rule: AlertThresholds, *looks: tuple[float, float | None]) -> list[bo
     return seen
 
 
-def test_a_value_beyond_the_threshold_raises_the_alert_after_its_time() -> None:
-    assert judged(ABOVE, (0, 11), (10, 11), (29, 11), (30, 11)) == [False, False, False, True]
+FLUTTERING = [(40.0 + at, 6.0 + at % 2 * 6) for at in range(10)]
 
 
-def test_a_value_that_came_back_in_between_begins_anew() -> None:
-    assert judged(ABOVE, (0, 11), (20, 10), (31, 11), (60, 11), (61, 11)) == [False, False, False, False, True]
-
-
-def test_a_value_at_the_threshold_is_not_beyond_it() -> None:
-    assert judged(ABOVE, (0, 10), (100, 10)) == [False, False]
-
-
-def test_between_the_two_limits_nothing_changes() -> None:
-    """A value that flutters around the threshold is told once."""
-    looks = [(0.0, 11.0), (30.0, 11.0), *((40.0 + at, 6.0 + at % 2 * 6) for at in range(10)), (60.0, 5.0), (70.0, 6.0)]
-
-    assert judged(ABOVE, *looks) == [False, *[True] * 11, False, False]
-
-
-def test_a_rule_that_wants_more_is_raised_below_and_resolved_above() -> None:
-    assert judged(BELOW, (0, 0.9), (1, 0.89), (2, 0.94), (3, 0.95)) == [False, True, True, False]
-
-
-def test_a_value_that_cannot_be_measured_changes_nothing() -> None:
-    assert judged(ABOVE, (0, 11), (10, None), (30, 11), (40, None), (50, 5)) == [False, False, True, True, False]
-
-
-def test_a_clock_that_went_back_neither_raises_early_nor_waits_for_ever() -> None:
-    assert judged(ABOVE, (1000, 11), (500, 11), (529, 11), (530, 11)) == [False, False, False, True]
+@pytest.mark.parametrize(
+    ("rule", "looks", "seen"),
+    [
+        (ABOVE, [(0, 11), (10, 11), (29, 11), (30, 11)], [False, False, False, True]),
+        (ABOVE, [(0, 11), (20, 10), (31, 11), (60, 11), (61, 11)], [False, False, False, False, True]),
+        (ABOVE, [(0, 10), (100, 10)], [False, False]),
+        (ABOVE, [(0, 11), (30, 11), *FLUTTERING, (60, 5), (70, 6)], [False, *[True] * 11, False, False]),
+        (BELOW, [(0, 0.9), (1, 0.89), (2, 0.94), (3, 0.95)], [False, True, True, False]),
+        (ABOVE, [(0, 11), (10, None), (30, 11), (40, None), (50, 5)], [False, False, True, True, False]),
+        (ABOVE, [(1000, 11), (500, 11), (529, 11), (530, 11)], [False, False, False, True]),
+    ],
+    ids=[
+        *("beyond the threshold for its time", "a value that came back begins anew", "at the threshold is not beyond"),
+        *("between the limits nothing changes", "a rule that wants more is raised below"),
+        *("what cannot be measured changes nothing", "a clock that went back neither raises early nor waits for ever"),
+    ],
+)
+def test_an_alert_is_raised_beyond_the_threshold_for_its_time_and_resolved_within_clear(
+    rule: AlertThresholds, looks: list[tuple[float, float | None]], seen: list[bool]
+) -> None:
+    assert judged(rule, *looks) == seen
 
 
 def test_a_look_that_changes_nothing_returns_the_same_state() -> None:

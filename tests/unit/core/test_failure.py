@@ -40,11 +40,8 @@ def test_the_thousands_of_a_code_are_its_category(thousands: int, category: str)
     assert {code.category for code in codes} == {ErrorCategory(category)}
 
 
-def test_a_code_travels_as_its_name_in_capitals() -> None:
+def test_a_code_travels_as_its_name_in_capitals_and_the_types_are_the_four_of_the_connectors() -> None:
     assert ErrorCode.connection_timeout.wire == "CONNECTION_TIMEOUT"
-
-
-def test_the_failure_types_are_the_four_of_the_connectors() -> None:
     assert [kind.value for kind in FailureType] == ["transient", "rate_limited", "permanent", "unknown"]
 
 
@@ -58,33 +55,32 @@ def test_a_failure_knows_nothing_that_it_was_not_told() -> None:
     assert failure.category is ErrorCategory.NETWORK
 
 
-def test_a_failure_is_named_by_the_bare_name_of_its_most_specific_class() -> None:
-    names = ("httpx._exceptions.ReadTimeout", "httpx._exceptions.TimeoutException")
-    failure = Failure(ErrorCode.connection_timeout, FailureType.TRANSIENT, "too slow", exceptions=names)
+@for_each_row(
+    ("code", "message", "exceptions", "exception", "text"),
+    [
+        (
+            *(ErrorCode.connection_timeout, "too slow"),
+            *(("httpx._exceptions.ReadTimeout", "httpx._exceptions.TimeoutException"), "ReadTimeout"),
+            "ReadTimeout: too slow",
+        ),
+        (ErrorCode.none, "", ("Oops",), "Oops", "Oops"),
+        (ErrorCode.http_error, "status 503", (), "", "http_error: status 503"),
+        (ErrorCode.http_error, "", (), "", "http_error"),
+    ],
+)
+def test_a_failure_is_named_by_its_most_specific_class_else_by_its_code(
+    code: ErrorCode, message: str, exceptions: tuple[str, ...], exception: str, text: str
+) -> None:
+    failure = Failure(code, FailureType.TRANSIENT, message, exceptions=exceptions)
 
-    assert failure.exception == "ReadTimeout"
-    assert str(failure) == "ReadTimeout: too slow"
-
-
-def test_a_class_without_a_module_is_named_as_it_is() -> None:
-    assert Failure(ErrorCode.none, FailureType.UNKNOWN, exceptions=("Oops",)).exception == "Oops"
-
-
-def test_without_a_class_the_code_is_the_name_and_without_a_message_the_name_stands_alone() -> None:
-    assert str(Failure(ErrorCode.http_error, FailureType.TRANSIENT, "status 503")) == "http_error: status 503"
-    assert str(Failure(ErrorCode.http_error, FailureType.TRANSIENT)) == "http_error"
-
-
-def test_a_failure_does_not_change() -> None:
-    failure = Failure(ErrorCode.http_error, FailureType.TRANSIENT)
-
-    with pytest.raises(AttributeError):
-        failure.http_status = 503  # type: ignore[misc]
+    assert (failure.exception, str(failure)) == (exception, text)
 
 
-def test_a_failure_comes_back_from_json_as_it_was() -> None:
+def test_a_failure_does_not_change_and_comes_back_from_json_as_it_was() -> None:
     failure = Failure(
         ErrorCode.http_error, FailureType.RATE_LIMITED, "slow down", 429, 2.5, ("a.B", "builtins.X"), True
     )
 
     assert msgspec.json.decode(msgspec.json.encode(failure), type=Failure) == failure
+    with pytest.raises(AttributeError):
+        failure.http_status = 503  # type: ignore[misc]
