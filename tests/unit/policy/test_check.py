@@ -83,47 +83,30 @@ def test_a_wrong_value_is_shown_with_what_is_accepted(path: str, value: str, mes
     assert mistake(path, value) == message
 
 
+JITTERS = "accepted: 'none', 'full', 'equal', 'proportional' or 'decorrelated'"
+REJECTIONS = "accepted: 'reject_new', 'drop_oldest', 'defer' or 'degrade'"
+THROTTLE = "unknown key; accepted: enabled, per_second, per_success, tokens"
+MAPPING = f"{V2}.error_classification.network_errors.http_status_mapping"
+
+
 @for_each_row(
     ("path", "value", "message"),
     [
-        (
-            f"{V2}.default_policy.jitter_type",
-            "Full",
-            (
-                "'Full' is not accepted; accepted: 'none', 'full', 'equal', 'proportional' or 'decorrelated';"
-                " did you mean 'full'?"
-            ),
-        ),
-        (
-            f"{V2}.default_policy.jitter_type",
-            "7",
-            "7 is not accepted; accepted: 'none', 'full', 'equal', 'proportional' or 'decorrelated'",
-        ),
-        (
-            f"{QUEUE}.rejection_policy",
-            "drop_oldst",
-            (
-                "'drop_oldst' is not accepted; accepted: 'reject_new', 'drop_oldest', 'defer' or 'degrade';"
-                " did you mean 'drop_oldest'?"
-            ),
-        ),
-        (
-            f"{V2}.error_classification.network_errors.http_status_mapping.3xx",
-            "{retryable: true}",
-            "unknown key; accepted: '4xx' or '5xx'; did you mean '5xx'?",
-        ),
-        (
-            f"{V2}.throttle.token",
-            "1",
-            "unknown key; accepted: enabled, per_second, per_success, tokens; did you mean 'tokens'?",
-        ),
-        (f"{V2}.throttle.zzz", "1", "unknown key; accepted: enabled, per_second, per_success, tokens"),
+        (f"{V2}.default_policy.jitter_type", "Full", f"'Full' is not accepted; {JITTERS}; did you mean 'full'?"),
+        (f"{V2}.default_policy.jitter_type", "7", f"7 is not accepted; {JITTERS}"),
+        (f"{QUEUE}.rejection_policy", "drop_o", f"'drop_o' is not accepted; {REJECTIONS}; did you mean 'drop_oldest'?"),
+        (f"{MAPPING}.3xx", "{retryable: true}", "unknown key; accepted: '4xx' or '5xx'; did you mean '5xx'?"),
+        (f"{V2}.throttle.token", "1", f"{THROTTLE}; did you mean 'tokens'?"),
+        (f"{V2}.throttle.zzz", "1", THROTTLE),
         ("worker.retries.v3", "{}", "unknown key; accepted: v2"),
         ("sources.inbox.connector", "3", "3 is not accepted; accepted: text"),
     ],
 )
 def test_a_wrong_word_is_shown_with_those_that_are_accepted(path: str, value: str, message: str) -> None:
     assert mistake(path, value) == message
+
+
+SOURCE = "connector, cron, every, max_concurrency, missed, on_change, page_size, retry, time_zone, timeout_seconds"
 
 
 @for_each_row("value", ["null", "3", "[1, 2]", "text", "true"])
@@ -134,13 +117,7 @@ def test_a_wrong_word_is_shown_with_those_that_are_accepted(path: str, value: st
         ("worker.retries", " of v2"),
         (f"{V2}.throttle", " of enabled, per_second, per_success, tokens"),
         (f"{QUEUE}.resource_pools.cpu", " of max_concurrency, max_queue_size"),
-        (
-            "sources.inbox",
-            (
-                " of connector, cron, every, max_concurrency, missed, on_change, page_size, retry, time_zone, "
-                "timeout_seconds"
-            ),
-        ),
+        ("sources.inbox", f" of {SOURCE}"),
         ("sources", ""),
         ("retry_policies", ""),
         (f"{V2}.block_policies", ""),
@@ -268,18 +245,10 @@ TEN = {
 
 
 def long_file(wrong: dict[int, tuple[str, str]]) -> str:
-    """300 lines: a hundred blocks of three lines, a line replaced where a test says so."""
-    lines = ["worker:", "  retries:", "    v2:", "      block_policies:"]
-    block = 0
-    while len(lines) < 300:
-        number = len(lines) + 1
-        if number in wrong:
-            lines.append(wrong[number][0])
-        elif lines[-1].startswith("      ") and not lines[-1].endswith(":") and number + 1 not in wrong:
-            block += 1
-            lines.append(f"      # block {block}")
-        else:
-            lines.append(f"       b{number}:" if number + 1 in wrong else "      # nothing")
+    """300 lines: in the place of two of them, a block with a line that a test says."""
+    lines = ["worker:", "  retries:", "    v2:", "      block_policies:", *["      # nothing"] * 296]
+    for number, (written, _) in wrong.items():
+        lines[number - 2 : number] = [f"       b{number - 1}:", written]
     return "\n".join(lines) + "\n"
 
 

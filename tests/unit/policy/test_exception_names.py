@@ -41,29 +41,14 @@ from reefknot.retrying.failures import failure_from
 from tests.rows import for_each_row
 
 MODULES: dict[str, Any] = {
-    "builtins": builtins,
-    "asyncio": asyncio,
-    "concurrent.futures": concurrent.futures,
-    "http.client": http.client,
+    **{
+        module.__name__: module
+        for module in (builtins, asyncio, concurrent.futures, http.client, json, smtplib, socket)
+    },
+    **{module.__name__: module for module in (sqlite3, ssl, subprocess, urllib.error, aiohttp, apsw, httpx2, trio)},
+    **{module.__name__: module for module in (nats.errors, psycopg, psycopg.errors, psycopg_pool, requests)},
+    **{module.__name__: module for module in (requests.exceptions, urllib3.exceptions)},
     "imaplib.IMAP4": imaplib.IMAP4,
-    "json": json,
-    "smtplib": smtplib,
-    "socket": socket,
-    "sqlite3": sqlite3,
-    "ssl": ssl,
-    "subprocess": subprocess,
-    "urllib.error": urllib.error,
-    "aiohttp": aiohttp,
-    "apsw": apsw,
-    "httpx2": httpx2,
-    "nats.errors": nats.errors,
-    "psycopg": psycopg,
-    "psycopg.errors": psycopg.errors,
-    "psycopg_pool": psycopg_pool,
-    "requests": requests,
-    "requests.exceptions": requests.exceptions,
-    "trio": trio,
-    "urllib3.exceptions": urllib3.exceptions,
 }
 
 
