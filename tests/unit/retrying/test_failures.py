@@ -49,17 +49,8 @@ def http_date(seconds: float) -> str:
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [
-        ("120", 120.0),
-        (" 7 ", 7.0),
-        ("0", 0.0),
-        ("1.5", 1.5),
-        ("-5", None),
-        ("soon", None),
-        ("", None),
-        ("nan", None),
-        ("1e5", None),
-        ("²", None),
-        ("Fri, 99 Zzz 9999 99:99:99 GMT", None),
+        *(("120", 120.0), (" 7 ", 7.0), ("0", 0.0), ("1.5", 1.5)),
+        *((text, None) for text in ("-5", "soon", "", "nan", "1e5", "²", "Fri, 99 Zzz 9999 99:99:99 GMT")),
         ("Mon, 01 Jan 99999999999999999999 00:00:00 GMT", None),
     ],
 )
@@ -76,18 +67,8 @@ def test_a_retry_after_header_may_be_a_date(virtual_time: VirtualClock) -> None:
 @pytest.mark.parametrize(
     ("value", "seconds"),
     [
-        (5, 5.0),
-        (0, 0.0),
-        (2.5, 2.5),
-        (timedelta(minutes=1), 60.0),
-        (timedelta(minutes=-1), 0.0),
-        ("30", 30.0),
-        (-1, None),
-        (float("nan"), None),
-        (float("inf"), None),
-        (True, None),
-        (object(), None),
-        (10**400, None),
+        *((5, 5.0), (0, 0.0), (2.5, 2.5), ("30", 30.0), (timedelta(minutes=1), 60.0), (timedelta(minutes=-1), 0.0)),
+        *((value, None) for value in (-1, float("nan"), float("inf"), True, object(), 10**400)),
     ],
 )
 def test_an_attribute_retry_after_is_heard(value: Any, seconds: float | None) -> None:
@@ -299,11 +280,8 @@ def test_an_answer_of_another_shape_says_nothing(response: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "retried"),
     [
-        ("ConnectTimeoutError", True),
-        ("ReadTimeoutError", True),
-        ("EndpointConnectionError", True),
-        ("SSLError", False),
-        ("NoCredentialsError", False),
+        *((name, True) for name in ("ConnectTimeoutError", "ReadTimeoutError", "EndpointConnectionError")),
+        *((name, False) for name in ("SSLError", "NoCredentialsError")),
     ],
 )
 def test_errors_of_botocore_without_an_answer_are_known_by_class(name: str, retried: bool) -> None:
@@ -316,14 +294,9 @@ def test_errors_of_botocore_without_an_answer_are_known_by_class(name: str, retr
 class StatusCode(Enum):
     """The statuses of grpc."""
 
-    OK = (0, "ok")
-    UNAVAILABLE = (14, "unavailable")
-    DEADLINE_EXCEEDED = (4, "deadline exceeded")
-    RESOURCE_EXHAUSTED = (8, "resource exhausted")
-    NOT_FOUND = (5, "not found")
-    PERMISSION_DENIED = (7, "permission denied")
-    ABORTED = (10, "aborted")
-    INTERNAL = (13, "internal")
+    OK, UNAVAILABLE, DEADLINE_EXCEEDED = (0, "ok"), (14, "unavailable"), (4, "deadline exceeded")
+    RESOURCE_EXHAUSTED, NOT_FOUND = (8, "resource exhausted"), (5, "not found")
+    PERMISSION_DENIED, ABORTED, INTERNAL = (7, "permission denied"), (10, "aborted"), (13, "internal")
 
 
 class RpcError(Exception):
