@@ -113,9 +113,6 @@ def test_a_function_is_accepted_where_it_takes_one_argument_and_refused_at_decor
             with pytest.raises(rk.ParameterTypeError, match=matching) as raised:
                 use(**options)
             assert raised.value.parameter == option
-
-
-def test_the_predicate_of_a_breaker_has_its_arity_checked_too() -> None:
     with pytest.raises(rk.ParameterTypeError, match=r"^on=.*takes no argument"):
         rk.CircuitBreaker("x", on=lambda: True)  # type: ignore[arg-type]  # that is the test
 
@@ -169,17 +166,16 @@ def test_hooks_are_called_around_every_attempt(
         assert events == expected
 
 
-def test_hooks_are_called_around_the_block_of_a_loop(virtual_time: VirtualClock) -> None:
+def test_hooks_are_called_around_the_block_of_a_loop_and_after_sees_a_refused_result(
+    virtual_time: VirtualClock,
+) -> None:
     events: list[tuple[Any, ...]] = []
     fn = Flaky(ConnectionError())
     for attempt in rk.Retrier(wait=[3], **hooks(events)).attempts():
         with attempt:
             attempt.value = fn()
     assert events == RECOVERED
-
-
-def test_a_refused_result_is_in_the_event_of_after(no_wait: VirtualClock) -> None:
-    events: list[tuple[Any, ...]] = []
+    events.clear()
     rk.retry(on_result=lambda v: v == "bad", wait=[3], after=seen_by(events, "after"))(Answers("bad", "good"))()
     assert events == [("after", 1, NONE, "bad", 3.0, None), ("after", 2, NONE, "good", None, None)]
 

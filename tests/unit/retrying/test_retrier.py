@@ -63,11 +63,9 @@ async def test_arun_is_run_awaited() -> None:
 
 
 def test_an_async_function_given_to_call_or_run_is_refused_with_what_to_use() -> None:
-    async def fetch() -> None: ...
-
     for use in (rk.Retrier().call, rk.Retrier().run):
         with pytest.raises(rk.ParameterTypeError, match="use acall, arun or `async for`"):
-            use(fetch)
+            use(asyncio.sleep, 0)
 
 
 def test_using_makes_another_retrier_and_keeps_the_first(no_wait: VirtualClock) -> None:
