@@ -151,11 +151,17 @@ def test_a_retry_stops_when_its_breaker_opens(virtual_time: VirtualClock) -> Non
 
 
 def test_a_retry_whose_breaker_is_open_does_not_call_and_says_why(virtual_time: VirtualClock) -> None:
+    @rk.retry(breaker=opened())
+    def items() -> Iterator[int]:
+        yield 1
+
     fn = Flaky()
     outcome = rk.Retrier(breaker=opened(), on=ConnectionError).run(fn)
     assert isinstance(outcome.error, rk.BreakerOpenError)
     assert (outcome.reason, outcome.attempts, fn.calls) == (rk.Reason.BREAKER_OPEN, 1, 0)
     assert virtual_time.waits == []
+    with pytest.raises(rk.BreakerOpenError):
+        list(items())
 
 
 async def by_loop(retrier: rk.Retrier) -> None:
@@ -214,12 +220,3 @@ def test_the_retriers_on_says_what_counts_unless_the_breaker_does(
     breaker = rk.CircuitBreaker("x", failures=1, on=breakers)
     rk.Retrier(on=retriers, breaker=breaker, attempts=1).run(Always(error))
     assert breaker.state is state
-
-
-def test_a_generators_first_item_is_behind_the_breaker(virtual_time: VirtualClock) -> None:
-    @rk.retry(breaker=opened())
-    def items() -> Iterator[int]:
-        yield 1
-
-    with pytest.raises(rk.BreakerOpenError):
-        list(items())

@@ -225,11 +225,11 @@ def test_a_function_in_the_wrong_place_is_told_what_to_do() -> None:
             rk.testing.run_virtual(use(fn))  # type: ignore[arg-type]  # that is the test
     assert fn.calls == 2
 
-    fn = AsyncFlaky(ConnectionError())
-    for use in (rk.Retrier().call, rk.Retrier().run):
+    awaited = AsyncFlaky(ConnectionError())
+    for plain in (rk.Retrier().call, rk.Retrier().run):
         with pytest.raises(rk.ParameterTypeError, match=r"^fn=.*outside of the retry: use acall"):
-            use(lambda: fn())
-    assert fn.calls == 0
+            plain(lambda: awaited())
+    assert awaited.calls == 0
 
 
 async def test_async_with_attempt_says_what_to_write() -> None:
