@@ -54,15 +54,12 @@ def test_an_alert_is_raised_beyond_the_threshold_for_its_time_and_resolved_withi
     assert judged(rule, *looks) == seen
 
 
-def test_a_look_that_changes_nothing_returns_the_same_state() -> None:
+def test_a_look_that_changes_nothing_returns_the_same_state_and_the_text_has_value_and_threshold() -> None:
     quiet, waiting = AlertState(), AlertState(beyond_since=5.0)
-
     assert next_state(ABOVE, quiet, 3, 10) is quiet
     assert next_state(ABOVE, waiting, 11, 10) is waiting
     assert next_state(ABOVE, waiting, 3, 10) == quiet
 
-
-def test_the_text_has_the_value_and_the_threshold_with_their_unit() -> None:
     assert ABOVE.text(12345.6) == "retries: 12346 a minute (above 10 a minute)"
     assert BELOW.text(0.51234) == "share: 0.512 (below 0.9)"
 
@@ -99,15 +96,12 @@ def test_configured_limits_replace_the_built_in_ones(
     assert not clear_is_beyond(changed)
 
 
-def test_a_clear_on_the_wrong_side_is_found() -> None:
+def test_a_clear_on_the_wrong_side_is_found_and_a_whole_share_resolves_an_alert() -> None:
     assert clear_is_beyond(with_limits(ABOVE, AlertLimits(clear=11)))
     assert clear_is_beyond(with_limits(BELOW, AlertLimits(clear=0.8)))
 
-
-def test_a_share_that_is_whole_resolves_an_alert_whatever_the_threshold_is() -> None:
-    """Of a threshold of 0.99, `clear` would be 1.045, which no share ever is."""
+    # of a threshold of 0.99, `clear` would be 1.045, which no share ever is
     rule = with_limits(RULES["success_rate"], AlertLimits(threshold=0.99, for_seconds=0))
-
     assert judged(rule, (0, 0.98), (10, 0.995), (20, 1.0)) == [True, True, False]
 
 

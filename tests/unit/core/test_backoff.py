@@ -64,11 +64,17 @@ def test_the_connectors_strategies(strategy: Any, seconds: list[float]) -> None:
     assert [delay_before(k, policy, draw=0.7) for k in range(4)] == seconds
 
 
-def test_the_baseline_is_linear() -> None:
+def test_neither_slow_growth_nor_waits_of_the_baseline_lose_exactness() -> None:
     policy = RetryPolicy(base_delay=0.1, strategy="linear", jitter="none")
-
     assert [delay_without_jitter(k, policy) for k in range(3)] == pytest.approx([0.1, 0.2, 0.3])
     assert delay_without_jitter(10**9, policy) == 30.0
+
+    policy = RetryPolicy(base_delay=1, max_delay=1000, multiplier=1.05)
+    assert delay_without_jitter(64, policy) == pytest.approx(1.05**64)
+    assert delay_without_jitter(141, policy) == pytest.approx(1.05**141)
+    assert delay_without_jitter(142, policy) == 1000
+    slow = RetryPolicy(base_delay=1, max_delay=1e8, multiplier=1 + 1e-9, jitter="none")
+    assert delay_without_jitter(10**9, slow) == pytest.approx(2.718281828, rel=1e-6), "a loop would take minutes"
 
 
 @for_each_row(
@@ -152,16 +158,6 @@ def test_an_index_far_out_grows_no_further_than_its_cap_or_not_at_all(k: int) ->
     assert delay_without_jitter(k, RetryPolicy(base_delay=0.1, max_delay=7, multiplier=1)) == 0.1
     assert delay_without_jitter(k, RetryPolicy(base_delay=0.0, max_delay=7)) == 0.0
     assert delay_without_jitter(k, RetryPolicy(base_delay=0.0, max_delay=0.0)) == 0.0
-
-
-def test_slow_growth_is_still_exact_beyond_the_safe_index() -> None:
-    policy = RetryPolicy(base_delay=1, max_delay=1000, multiplier=1.05)
-
-    assert delay_without_jitter(64, policy) == pytest.approx(1.05**64)
-    assert delay_without_jitter(141, policy) == pytest.approx(1.05**141)
-    assert delay_without_jitter(142, policy) == 1000
-    slow = RetryPolicy(base_delay=1, max_delay=1e8, multiplier=1 + 1e-9, jitter="none")
-    assert delay_without_jitter(10**9, slow) == pytest.approx(2.718281828, rel=1e-6), "a loop would take minutes"
 
 
 @for_each_row("jitter", ["full", "equal", "proportional", "decorrelated"])

@@ -37,23 +37,19 @@ def test_it_begins_closed_and_lets_every_call_through() -> None:
     assert breaker.snapshot(1.0) == BreakerSnapshot("billing", CLOSED, failures=0, opened=0, retry_after=0.0)
 
 
-def test_failures_in_a_row_open_it() -> None:
+def test_failures_in_a_row_open_it_and_a_success_between_starts_the_count_again() -> None:
     breaker = Breaker("billing")
     states = []
     for _ in range(5):
         breaker.failed(admitted(breaker, 10.0), 10.0)
         states.append(breaker.state(10.0))
-
     assert states == [CLOSED, CLOSED, CLOSED, CLOSED, OPEN]
     assert breaker.snapshot(12.0) == BreakerSnapshot("billing", OPEN, failures=5, opened=1, retry_after=28.0)
 
-
-def test_a_success_between_starts_the_count_again() -> None:
     breaker = Breaker("billing", failures=2)
     breaker.failed(admitted(breaker, 0.0), 0.0)
     breaker.succeeded(admitted(breaker, 0.0))
     breaker.failed(admitted(breaker, 0.0), 0.0)
-
     assert breaker.state(0.0) is CLOSED
     assert breaker.snapshot(0.0).failures == 1
 
@@ -77,15 +73,12 @@ def test_one_failure_may_be_enough_and_a_failed_probe_opens_it_whoever_sent_it()
     assert breaker.state(60.9) is OPEN
 
 
-def test_while_open_it_refuses_and_says_for_how_long() -> None:
+def test_while_open_it_refuses_and_says_for_how_long_and_then_lets_exactly_one_probe_through() -> None:
     breaker = opened(now=100.0)
-
     assert breaker.admit(100.0) == Refused(30.0)
     assert breaker.admit(129.0) == Refused(1.0)
     assert breaker.state(129.999) is OPEN
 
-
-def test_when_the_cool_down_is_over_exactly_one_probe_goes_through() -> None:
     breaker = opened(now=100.0)
 
     assert breaker.state(130.0) is HALF_OPEN
@@ -98,20 +91,16 @@ def test_when_the_cool_down_is_over_exactly_one_probe_goes_through() -> None:
     assert breaker.state(150.0) is HALF_OPEN
 
 
-def test_a_probe_that_succeeds_closes_it_and_the_count_starts_again() -> None:
+def test_a_probe_that_succeeds_closes_it_and_one_that_fails_opens_it_for_another_cool_down() -> None:
     breaker = opened(now=100.0)
     breaker.succeeded(admitted(breaker, 130.0))
-
     assert breaker.snapshot(130.0) == BreakerSnapshot("billing", CLOSED, failures=0, opened=1, retry_after=0.0)
     assert [admitted(breaker, 130.0).probe for _ in range(3)] == [False] * 3
     breaker.failed(admitted(breaker, 131.0), 131.0)
     assert breaker.state(131.0) is CLOSED
 
-
-def test_a_probe_that_fails_opens_it_for_another_cool_down() -> None:
     breaker = opened(now=100.0)
     breaker.failed(admitted(breaker, 130.0), 131.0)
-
     assert breaker.state(131.0) is OPEN
     assert breaker.snapshot(131.0).opened == 2
     assert breaker.admit(131.0) == Refused(30.0)
@@ -160,15 +149,12 @@ def test_a_probe_that_failed_cannot_speak_again_for_the_next_one() -> None:
     assert breaker.state(161.0) is CLOSED
 
 
-def test_a_probe_that_told_nothing_makes_room_for_the_next_at_once() -> None:
+def test_only_the_current_probe_makes_room_for_the_next_at_once() -> None:
     breaker = opened(now=100.0)
     breaker.released(admitted(breaker, 130.0))
-
     assert breaker.state(130.0) is HALF_OPEN
     assert admitted(breaker, 130.0).probe
 
-
-def test_only_the_current_probe_can_make_room() -> None:
     breaker = opened(now=100.0)
     lost = admitted(breaker, 130.0)
     current = admitted(breaker, 160.0)
@@ -179,12 +165,9 @@ def test_only_the_current_probe_can_make_room() -> None:
     breaker.released(current)
     assert admitted(breaker, 161.0).probe
 
-
-def test_a_released_call_of_a_closed_breaker_changes_nothing() -> None:
     breaker = Breaker("billing", failures=2)
     breaker.failed(admitted(breaker, 0.0), 0.0)
     breaker.released(admitted(breaker, 0.0))
-
     assert breaker.snapshot(0.0) == BreakerSnapshot("billing", CLOSED, failures=1, opened=0, retry_after=0.0)
 
 

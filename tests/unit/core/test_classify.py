@@ -115,11 +115,13 @@ def test_a_word_or_a_number_counts_where_it_begins_and_stands_alone(message: str
     assert type_in(message) is kind
 
 
-def test_words_also_give_a_code() -> None:
+def test_words_also_give_a_code_and_below_400_nothing_failed() -> None:
     assert kind_of_text("timeout") == Kind(ErrorCode.network_error, TRANSIENT)
     assert kind_of_text("rate limit") == Kind(ErrorCode.resource_unavailable, LIMITED)
     assert kind_of_text("not found") == Kind(ErrorCode.execution_failed, PERMANENT)
     assert kind_of_text("oops") == Kind(ErrorCode.execution_failed, UNKNOWN)
+
+    assert {kind_of_status(status) for status in (None, 100, 200, 204, 301, 399)} == {None}
 
 
 # --- statuses -----------------------------------------------------------------------------------------------------
@@ -165,10 +167,6 @@ def test_the_default_table_of_statuses(status: int) -> None:
     assert retryable_status(status) is (status in RETRYABLE_STATUSES)
     assert retryable_code(ErrorCode.http_error, status) is (status in RETRYABLE_STATUSES)
     assert kind_of_status(status) == Kind(ErrorCode.http_error, expected)
-
-
-def test_below_400_nothing_failed() -> None:
-    assert {kind_of_status(status) for status in (None, 100, 200, 204, 301, 399)} == {None}
 
 
 # --- codes --------------------------------------------------------------------------------------------------------
@@ -270,7 +268,7 @@ def test_a_rate_limit_beats_permission(evidence: dict[str, Any], limited: bool) 
     assert failure.code is evidence.get("code", ErrorCode.http_error if "http_status" in evidence else failure.code)
 
 
-def test_a_declared_type_brings_a_code_of_its_own_when_none_is_given() -> None:
+def test_a_declared_type_brings_a_code_and_a_declared_http_error_asks_its_status() -> None:
     assert classify(failure_type=PERMANENT).code is ErrorCode.execution_failed
     assert classify(failure_type=UNKNOWN).code is ErrorCode.execution_failed
     assert classify(failure_type=TRANSIENT).code is ErrorCode.network_error
@@ -279,8 +277,6 @@ def test_a_declared_type_brings_a_code_of_its_own_when_none_is_given() -> None:
     assert classify(failure_type=PERMANENT, http_status=503).failure_type is PERMANENT
     assert classify(failure_type=PERMANENT, code=ErrorCode.system_overload).code is ErrorCode.system_overload
 
-
-def test_a_declared_http_error_asks_its_status() -> None:
     assert classify(code=ErrorCode.http_error, http_status=404).failure_type is PERMANENT
     assert classify(code=ErrorCode.http_error, http_status=500).failure_type is TRANSIENT
     assert classify(code=ErrorCode.http_error, http_status=200).failure_type is TRANSIENT

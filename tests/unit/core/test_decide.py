@@ -41,18 +41,14 @@ def delay_of(decision: Decision) -> float:
     return decision.delay
 
 
-def test_a_failure_is_tried_again_after_a_wait_that_grows_with_the_retries_made() -> None:
+def test_a_failure_is_tried_again_after_a_wait_that_grows_and_follows_the_draw_and_the_last_wait() -> None:
     policy = PLAIN.replace(max_attempts=10)
-
     assert [decide(policy, History(n), CUT, 0.5) for n in (1, 2, 3)] == [Again(1.0), Again(2.0), Again(4.0)]
     assert [History(n).retries for n in (1, 2, 3)] == [0, 1, 2]
     assert (FIRST.elapsed, FIRST.previous_delay) == (0.0, 0.0)
 
-
-def test_the_draw_and_the_last_wait_reach_the_backoff() -> None:
     full = RetryPolicy(jitter="full", base_delay=2)
     decorrelated = RetryPolicy(jitter="decorrelated", base_delay=1)
-
     assert decide(full, FIRST, CUT, 0.25) == Again(0.5)
     assert decide(decorrelated, History(2, previous_delay=2.0), CUT, 0.5) == Again(3.5)
 
@@ -299,15 +295,12 @@ def test_the_most_specific_listed_class_decides(
     assert matches_exception_lists(names(raised), policy) is answer
 
 
-def test_a_bare_name_matches_in_a_module_of_any_depth() -> None:
+def test_a_bare_name_matches_in_a_module_of_any_depth_and_no_exception_no_list() -> None:
     deep = ("a.b.c.QuotaError",)
-
     assert matches_exception_lists(deep, PLAIN.replace(retryable_exceptions=["QuotaError"])) is True
     assert matches_exception_lists(deep, PLAIN.replace(retryable_exceptions=["c.QuotaError"])) is False
     assert matches_exception_lists(("QuotaError",), PLAIN.replace(non_retryable_exceptions=["QuotaError"])) is False
 
-
-def test_a_failure_without_an_exception_matches_no_list() -> None:
     assert matches_exception_lists((), PLAIN) is True
     assert matches_exception_lists((), PLAIN.replace(retryable_exceptions=[OSError])) is False
     assert matches_exception_lists((), PLAIN.replace(non_retryable_exceptions=[OSError])) is True

@@ -25,8 +25,11 @@ NUMBERS = {
 }
 
 
-def test_the_codes_have_the_numbers_of_the_wire_and_no_others() -> None:
+def test_the_codes_have_the_numbers_and_names_of_the_wire_and_no_others() -> None:
     assert {code.name: int(code) for code in ErrorCode} == NUMBERS
+
+    assert ErrorCode.connection_timeout.wire == "CONNECTION_TIMEOUT"
+    assert [kind.value for kind in FailureType] == ["transient", "rate_limited", "permanent", "unknown"]
 
 
 @for_each_row(
@@ -40,19 +43,20 @@ def test_the_thousands_of_a_code_are_its_category(thousands: int, category: str)
     assert {code.category for code in codes} == {ErrorCategory(category)}
 
 
-def test_a_code_travels_as_its_name_in_capitals_and_the_types_are_the_four_of_the_connectors() -> None:
-    assert ErrorCode.connection_timeout.wire == "CONNECTION_TIMEOUT"
-    assert [kind.value for kind in FailureType] == ["transient", "rate_limited", "permanent", "unknown"]
-
-
-def test_a_failure_knows_nothing_that_it_was_not_told() -> None:
+def test_a_failure_knows_nothing_that_it_was_not_told_and_does_not_change() -> None:
     failure = Failure(ErrorCode.network_error, FailureType.TRANSIENT)
-
     assert (failure.message, failure.http_status, failure.retry_after) == ("", None, None)
     assert failure.exceptions == ()
     assert failure.exhausted is False
     assert failure.exception == ""
     assert failure.category is ErrorCategory.NETWORK
+
+    failure = Failure(
+        ErrorCode.http_error, FailureType.RATE_LIMITED, "slow down", 429, 2.5, ("a.B", "builtins.X"), True
+    )
+    assert msgspec.json.decode(msgspec.json.encode(failure), type=Failure) == failure
+    with pytest.raises(AttributeError):
+        failure.http_status = 503  # type: ignore[misc]
 
 
 @for_each_row(
@@ -74,13 +78,3 @@ def test_a_failure_is_named_by_its_most_specific_class_else_by_its_code(
     failure = Failure(code, FailureType.TRANSIENT, message, exceptions=exceptions)
 
     assert (failure.exception, str(failure)) == (exception, text)
-
-
-def test_a_failure_does_not_change_and_comes_back_from_json_as_it_was() -> None:
-    failure = Failure(
-        ErrorCode.http_error, FailureType.RATE_LIMITED, "slow down", 429, 2.5, ("a.B", "builtins.X"), True
-    )
-
-    assert msgspec.json.decode(msgspec.json.encode(failure), type=Failure) == failure
-    with pytest.raises(AttributeError):
-        failure.http_status = 503  # type: ignore[misc]

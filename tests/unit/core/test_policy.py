@@ -64,18 +64,26 @@ def test_a_field_that_is_given_is_kept(name: str, value: object) -> None:
     assert getattr(made(**{name: value}), name) == value
 
 
-def test_attempts_and_base_delay_may_be_given_by_place_and_no_limit_as_none() -> None:
+def test_attempts_and_base_delay_may_be_given_by_place_and_the_documented_critical_policy_in_its_own_spelling() -> None:
     assert RetryPolicy(5, 0.2) == RetryPolicy(max_attempts=5, base_delay=0.2)
     policy = RetryPolicy(time_budget=None, attempt_timeout=None)
     assert (policy.time_budget, policy.attempt_timeout) == (inf, inf)
 
+    policy = RetryPolicy(
+        max_attempts=5, base_delay=2.0, max_delay=60.0, backoff_multiplier=1.5, jitter_enabled=True, jitter_factor=0.2
+    )
+    assert policy == RetryPolicy(5, 2.0, max_delay=60.0, multiplier=1.5, jitter="proportional", jitter_factor=0.2)
 
-def test_whole_numbers_become_floats() -> None:
+
+def test_whole_numbers_become_floats_and_a_base_above_the_cap_is_refused() -> None:
     policy = RetryPolicy(base_delay=1, max_delay=2, multiplier=3, time_budget=4, attempt_timeout=5, max_retry_after=6)
     numbers = (policy.base_delay, policy.max_delay, policy.multiplier, policy.time_budget, policy.attempt_timeout)
-
     assert numbers == (1.0, 2.0, 3.0, 4.0, 5.0)
     assert all(type(number) is float for number in (*numbers, policy.max_retry_after))
+
+    with pytest.raises(ParameterError, match=r"^base_delay=31 is not accepted: at most max_delay, which is 30 s$"):
+        RetryPolicy(base_delay=31)
+    assert RetryPolicy(base_delay=30).base_delay == RetryPolicy().max_delay
 
 
 SECONDS = r"a number of seconds from 0 to 100000000"
@@ -171,13 +179,6 @@ def test_the_ends_of_a_range_belong_to_it(name: str, values: tuple[float, ...]) 
     assert [getattr(made(**{name: value}), name) for value in values] == list(values)
 
 
-def test_a_base_above_the_cap_is_refused_and_the_cap_is_named() -> None:
-    with pytest.raises(ParameterError, match=r"^base_delay=31 is not accepted: at most max_delay, which is 30 s$"):
-        RetryPolicy(base_delay=31)
-
-    assert RetryPolicy(base_delay=30).base_delay == RetryPolicy().max_delay
-
-
 @for_each_row(
     ("short", "meant"),
     [
@@ -194,14 +195,6 @@ def test_a_strategy_has_a_long_and_a_short_name_and_a_jitter_a_name(short: Any, 
 
 
 # --- the second spellings -----------------------------------------------------------------------------------------
-
-
-def test_the_documented_critical_policy_is_understood_in_its_own_spelling() -> None:
-    policy = RetryPolicy(
-        max_attempts=5, base_delay=2.0, max_delay=60.0, backoff_multiplier=1.5, jitter_enabled=True, jitter_factor=0.2
-    )
-
-    assert policy == RetryPolicy(5, 2.0, max_delay=60.0, multiplier=1.5, jitter="proportional", jitter_factor=0.2)
 
 
 def test_two_spellings_of_one_multiplier_may_agree_but_not_differ() -> None:
@@ -230,29 +223,20 @@ def test_jitter_and_jitter_enabled_may_agree_but_not_contradict_each_other(jitte
         assert RetryPolicy(jitter=other, jitter_enabled=True).jitter is other
 
 
-def test_exception_lists_take_classes_and_names_in_any_iterable() -> None:
+def test_exception_lists_take_classes_and_names_in_any_iterable_and_an_error_names_the_parameter() -> None:
     policy = RetryPolicy(
         retryable_exceptions=[ConnectionError, "NetworkError"],
         non_retryable_exceptions=(c for c in (ValueError, KeyError)),
     )
-
     assert policy.retryable_exceptions == ("builtins.ConnectionError", "NetworkError")
     assert policy.non_retryable_exceptions == ("builtins.ValueError", "builtins.KeyError")
 
-
-def test_a_rule_is_named_by_its_parameter_when_it_is_none() -> None:
     assert rule_name("on", TimeoutError) == "builtins.TimeoutError"
     assert rule_name("on", KeyboardInterrupt) == "builtins.KeyboardInterrupt"
     with pytest.raises(
         ParameterTypeError, match=r"^on=<class 'int'> is not accepted: exception classes or their names$"
     ):
         rule_name("on", int)
-
-
-def test_a_class_is_called_by_module_and_qualified_name() -> None:
-    class Inner(Exception): ...
-
-    assert class_name(Inner) == f"{__name__}.test_a_class_is_called_by_module_and_qualified_name.<locals>.Inner"
 
 
 # --- a value ------------------------------------------------------------------------------------------------------
@@ -337,12 +321,16 @@ def test_a_policy_comes_back_from_its_repr_from_pickle_and_from_copies(policy: R
     assert type(pickle.loads(pickle.dumps(Sub()))) is Sub
 
 
-def test_the_repr_names_every_field_in_plain_values() -> None:
+def test_the_repr_names_every_field_and_a_class_is_called_by_module_and_qualified_name() -> None:
     text = repr(RetryPolicy())
-
     assert text.startswith("RetryPolicy(")
     assert all(f"{name}=" in text for name in DEFAULTS)
     assert "strategy='exponential_backoff'" in text
+
+    class Inner(Exception): ...
+
+    assert class_name(Inner).startswith(f"{__name__}.test_the_repr_names_every_field_and_a_class_is_called")
+    assert class_name(Inner).endswith(".<locals>.Inner")
 
 
 @for_each_row(
@@ -381,7 +369,7 @@ def test_attempts_and_deadline_are_other_spellings() -> None:
     assert RetryPolicy().attempts == 3
 
 
-def test_other_spellings_work_in_replace_too() -> None:
+def test_every_other_spelling_works_in_replace_and_can_be_read() -> None:
     policy = RetryPolicy(5, time_budget=10, multiplier=3, jitter="full")
     assert policy.replace(attempts=2).max_attempts == 2
     assert policy.replace(deadline=3).time_budget == 3.0
@@ -390,6 +378,14 @@ def test_other_spellings_work_in_replace_too() -> None:
     assert policy.replace(backoff_multiplier=5, multiplier=5).multiplier == 5.0
     assert policy.replace(jitter_enabled=False).jitter is Jitter.NONE
     assert policy.replace(jitter_enabled=False).multiplier == 3.0
+
+    policy = RetryPolicy(multiplier=3, jitter="full")
+    assert (policy.backoff_multiplier, policy.jitter_enabled) == (3.0, True)
+    assert RetryPolicy(jitter="none").jitter_enabled is False
+    for alias in ALIASES:
+        assert getattr(policy, alias) is not None
+        with pytest.raises(AttributeError):
+            setattr(policy, alias, 1)
 
 
 @pytest.mark.parametrize(
@@ -408,13 +404,3 @@ def test_two_spellings_must_agree_and_an_error_names_the_one_given(fields: Any, 
     with pytest.raises(ParameterError) as caught:
         RetryPolicy(**fields)
     assert caught.value.parameter == parameter
-
-
-def test_every_spelling_can_be_read() -> None:
-    policy = RetryPolicy(multiplier=3, jitter="full")
-    assert (policy.backoff_multiplier, policy.jitter_enabled) == (3.0, True)
-    assert RetryPolicy(jitter="none").jitter_enabled is False
-    for alias in ALIASES:
-        assert getattr(policy, alias) is not None
-        with pytest.raises(AttributeError):
-            setattr(policy, alias, 1)

@@ -83,17 +83,13 @@ def test_without_a_throttle_the_same_outage_is_multiplied_by_four() -> None:
     assert seen.attempts / seen.requests == 4
 
 
-def test_a_quiet_place_keeps_all_its_retries() -> None:
-    """Two requests a second are eight executions a second: never 100 in 10 s."""
+def test_a_quiet_place_keeps_all_its_retries_and_so_does_a_busy_one_with_one_failure_in_twenty() -> None:
+    # two requests a second are eight executions a second: never 100 in 10 s
     seen = run(RetryThrottle(), rate=2, seconds=60, failing=1.0)
-
     assert seen.attempts == 4 * seen.requests
     assert seen.throttled == 0
 
-
-def test_up_to_one_failure_in_twenty_nothing_changes() -> None:
     seen = run(RetryThrottle(), rate=100, seconds=30, failing=0.05)
-
     assert seen.throttled == 0
     assert seen.retries > 100
 
@@ -151,18 +147,15 @@ def test_executions_are_forgotten_after_the_window() -> None:
     assert throttle.view(31.0).acting is False
 
 
-def test_a_new_tenth_begins_only_after_the_edge_and_old_ones_are_dropped() -> None:
+def test_a_new_tenth_begins_only_after_the_edge_and_has_one_mark() -> None:
     throttle = RetryThrottle(window=10)
     for second in range(100):
         execute(throttle, float(second) * 1.5)
         assert throttle.edge == second * 1.5 + 1.0
-
     assert throttle.executions == 100
     assert throttle.recent(148.5) == 8  # 138 s, 139.5 s, … 148.5 s
     assert len(throttle._marks) == 8
 
-
-def test_within_one_tenth_there_is_one_mark() -> None:
     throttle = RetryThrottle(window=10)
     for tenth in range(10):
         execute(throttle, 3.0 + tenth / 10)
@@ -175,7 +168,7 @@ def test_within_one_tenth_there_is_one_mark() -> None:
     assert len(throttle._marks) == 2
 
 
-def test_a_success_brings_a_tenth_of_a_token_up_to_the_cap() -> None:
+def test_tokens_come_with_successes_and_with_time_up_to_the_cap() -> None:
     throttle = busy()
     throttle.spend()
     assert throttle.tokens == 9.0
@@ -185,8 +178,6 @@ def test_a_success_brings_a_tenth_of_a_token_up_to_the_cap() -> None:
         throttle.feed()
     assert throttle.tokens == 10.0
 
-
-def test_time_brings_a_tenth_of_a_token_a_second_up_to_the_cap() -> None:
     throttle = busy()
     assert throttle.view(20.0).tokens == 10.0
     for _ in range(5):
@@ -197,45 +188,52 @@ def test_time_brings_a_tenth_of_a_token_a_second_up_to_the_cap() -> None:
     assert throttle.view(1000.0).tokens == 10.0
 
 
-def test_the_time_before_the_first_look_brings_nothing() -> None:
+def test_time_begins_with_the_first_look_even_at_zero_and_a_step_back_of_the_clock_moves_no_tokens() -> None:
     throttle = busy()
     throttle.spend()
-
     assert throttle.view(900.0).tokens == 9.0
     assert throttle.view(901.0).tokens == pytest.approx(9.1)
 
-
-def test_time_zero_is_a_time() -> None:
     throttle = RetryThrottle()
     throttle.spend()
     throttle.view(0.0)
     execute(throttle, 0.0)
-
     assert throttle.view(5.0).tokens == pytest.approx(9.5)
     assert throttle.recent(0.5) == 1
 
-
-def test_a_clock_that_steps_back_brings_no_tokens_and_takes_none() -> None:
     throttle = busy()
     throttle.spend()
     throttle.view(50.0)
-
     assert throttle.view(40.0).tokens == 9.0
     assert throttle.view(41.0).tokens == pytest.approx(9.1)
 
 
-def test_retries_while_it_did_not_act_leave_a_debt_of_one_token_at_most() -> None:
-    """Fifty retries of a quiet place do not silence it for minutes once it is busy."""
+def test_retries_leave_a_debt_of_one_token_at_most_which_a_few_successes_pay() -> None:
+    # fifty retries of a quiet place do not silence it for minutes once it is busy
     throttle = RetryThrottle()
     throttle.view(1.0)
     for _ in range(50):
         throttle.spend()
-
     assert throttle.view(1.0).tokens == -1.0
     assert throttle.view(21.5).tokens >= 1.0
 
+    # twenty successes are two tokens: one that was missing, one to spend
+    throttle = RetryThrottle(tokens=10, per_second=0)
+    for _ in range(1000):
+        throttle.spend()
+    assert throttle.tokens == -1.0
+    for _ in range(21):
+        throttle.feed()
+    assert throttle.view(0.0).tokens >= 1.0
 
-def test_the_settings_are_heard() -> None:
+    throttle = RetryThrottle(tokens=1)
+    throttle.spend()
+    assert throttle.tokens == 0.0
+    throttle.spend()
+    assert throttle.tokens == -1.0
+
+
+def test_the_settings_are_heard_and_the_least_are_accepted() -> None:
     throttle = RetryThrottle(2, per_success=0.5, per_second=0.25, min_executions=3, window=1.0)
     throttle.spend()
     throttle.spend()
@@ -247,6 +245,11 @@ def test_the_settings_are_heard() -> None:
         execute(throttle, 12.0)
     assert throttle.view(12.0).acting
     assert not throttle.view(13.1).acting
+
+    throttle = RetryThrottle(1, per_success=0, per_second=0, min_executions=0, window=0.001)
+    assert throttle.view(1.0) == ThrottleView(acting=True, tokens=1.0)
+    assert type(throttle.cap) is float
+    assert RetryThrottle(1.7976931348623157e308).cap == 1.7976931348623157e308
 
 
 SETTINGS = {"tokens": "1", "per_success": "0", "per_second": "0", "min_executions": "0", "window": "0.001"}
@@ -277,14 +280,6 @@ def test_a_setting_out_of_range_or_of_another_kind_is_refused_by_name(
     assert str(caught.value) == f"{name}={shown(value)} is not accepted: {accepted}"
 
 
-def test_the_least_settings_are_accepted() -> None:
-    throttle = RetryThrottle(1, per_success=0, per_second=0, min_executions=0, window=0.001)
-
-    assert throttle.view(1.0) == ThrottleView(acting=True, tokens=1.0)
-    assert type(throttle.cap) is float
-    assert RetryThrottle(1.7976931348623157e308).cap == 1.7976931348623157e308
-
-
 def test_a_share_of_the_fleets_tokens_caps_them_and_what_was_spent_stays_spent() -> None:
     throttle = RetryThrottle(10.0, per_second=1.0)
     throttle.view(0.0)
@@ -303,24 +298,3 @@ def test_a_share_of_the_fleets_tokens_caps_them_and_what_was_spent_stays_spent()
 
 
 # ---- debt ------------------------------------------------------------------------------------------------------------
-
-
-def test_a_few_successes_bring_retries_back_after_a_long_quiet_failure() -> None:
-    """Twenty successes are two tokens: one that was missing, one to spend."""
-    throttle = RetryThrottle(tokens=10, per_second=0)
-    for _ in range(1000):
-        throttle.spend()
-    assert throttle.tokens == -1.0
-    for _ in range(21):
-        throttle.feed()
-
-    assert throttle.view(0.0).tokens >= 1.0
-
-
-def test_a_token_that_two_threads_took_at_once_is_missing_afterwards() -> None:
-    throttle = RetryThrottle(tokens=1)
-    throttle.spend()
-    assert throttle.tokens == 0.0
-    throttle.spend()
-
-    assert throttle.tokens == -1.0

@@ -306,17 +306,22 @@ def test_a_result_that_cannot_be_recorded_undoes_the_effect(
     assert effects(path) == 0
 
 
-def test_a_result_of_the_largest_size_is_kept(conn: Any) -> None:
+def test_a_result_of_the_largest_size_is_kept_and_a_block_is_entered_once(conn: Any) -> None:
     with ledger(conn).once("a") as claim:
         claim.result = "x" * (LARGEST_RESULT - 2)
     with ledger(conn).once("a") as claim:
         assert len(claim.result) == LARGEST_RESULT - 2
 
+    block = ledger(conn).once("a")
+    enter(block)
+    with pytest.raises(IdempotencyError, match="entered before"):
+        enter(block)
+
 
 # ---- what is refused -------------------------------------------------------------------------------------------------
 
 
-def test_a_key_with_another_fingerprint_is_refused_with_both(conn: Any) -> None:
+def test_a_key_with_another_fingerprint_is_refused_and_what_is_no_connection(conn: Any) -> None:
     book = ledger(conn)
     enter(book.once("a", fingerprint="f1"))
     with pytest.raises(KeyConflictError) as caught:
@@ -326,6 +331,13 @@ def test_a_key_with_another_fingerprint_is_refused_with_both(conn: Any) -> None:
     for same in (book.once("a"), book.once("a", fingerprint="f1")):
         with same as claim:
             assert claim.done
+
+    class Connection:
+        """The name alone does not make one."""
+
+    for thing in (Connection(), None, "app.db"):
+        with pytest.raises(ParameterTypeError, match="sqlite3, apsw or psycopg"):
+            ledger(thing)
 
 
 TABLES = ("", "1a", "a-b", 'a"b', "a;DROP TABLE effect", "a.b.c", "a b", "x" * 64, "ü", "a\n", 7)
@@ -353,22 +365,6 @@ def test_a_table_name_may_be_qualified_or_a_word_of_sql(conn: Any, table: str) -
     for expected in (False, True):
         with ledger(conn, table=table).once("a") as claim:
             assert claim.done is expected
-
-
-def test_what_is_no_connection_of_a_known_driver_is_refused() -> None:
-    class Connection:
-        """The name alone does not make one."""
-
-    for thing in (Connection(), None, "app.db"):
-        with pytest.raises(ParameterTypeError, match="sqlite3, apsw or psycopg"):
-            ledger(thing)
-
-
-def test_a_block_is_entered_once(conn: Any) -> None:
-    block = ledger(conn).once("a")
-    enter(block)
-    with pytest.raises(IdempotencyError, match="entered before"):
-        enter(block)
 
 
 def commit(conn: Any) -> None:

@@ -90,7 +90,7 @@ def test_a_key_is_a_text_within_its_bounds(key: str, error: type[Exception] | No
         assert (caught.value.length, caught.value.limit) == (len(key.encode()), LONGEST_KEY)
 
 
-def test_an_absent_key_is_claimed_with_the_fence_and_the_lease() -> None:
+def test_an_absent_key_is_claimed_held_until_its_lease_ends_and_then_taken_over() -> None:
     assert held() == KeyRecord(
         key="k",
         state=KeyState.IN_PROGRESS,
@@ -108,8 +108,6 @@ def test_an_absent_key_is_claimed_with_the_fence_and_the_lease() -> None:
         expires_at=60_500,
     )
 
-
-def test_a_held_key_is_busy_until_its_lease_ends_and_then_taken_over() -> None:
     assert ask(held(), now=Moment(1_499, 50_499)) == Busy(held(), 1)
     answer = ask(held(), now=Moment(1_500, 50_500))
     assert isinstance(answer, Claimed)
@@ -158,19 +156,17 @@ def test_past_its_retention_an_ended_key_is_spent_and_claimed_anew(ending: Endin
     assert answer.record.created_at == 60_000
 
 
-def test_an_unknown_outcome_a_live_lease_and_a_guarded_key_are_never_spent() -> None:
+def test_renewing_moves_the_lease_and_a_live_lease_a_guard_or_an_unknown_outcome_is_never_spent() -> None:
+    later = Moment(1_400, 50_400)
+    record = renew(held(), Claim("k", "me", 3), now=later, lease_ms=700, retention_ms=RETENTION)
+    assert isinstance(record, KeyRecord)
+    assert (record.lease_until, record.lease_ms, record.expires_at, record.updated_at) == (2_100, 700, 61_100, 50_400)
+
     late = Moment(10**9, 10**9)
     assert not is_spent(ended(Unknown()), late)
     assert not is_spent(held(guard=True), late)
     assert not is_spent(held(), Moment(1_499, 10**9))
     assert is_spent(held(), Moment(1_500, 10**9))
-
-
-def test_renewing_moves_the_lease_and_the_retention() -> None:
-    later = Moment(1_400, 50_400)
-    record = renew(held(), Claim("k", "me", 3), now=later, lease_ms=700, retention_ms=RETENTION)
-    assert isinstance(record, KeyRecord)
-    assert (record.lease_until, record.lease_ms, record.expires_at, record.updated_at) == (2_100, 700, 61_100, 50_400)
 
 
 @pytest.mark.parametrize("stale", [Claim("k", "you", 3), Claim("k", "me", 2)])
@@ -200,15 +196,13 @@ def test_an_ending_is_written_down_with_its_retention(
     assert (record.updated_at, record.expires_at) == (50_000, 60_000)
 
 
-def test_the_same_ending_twice_changes_nothing_and_another_is_refused() -> None:
+def test_the_same_ending_twice_changes_nothing_and_only_an_unknown_outcome_can_be_resolved() -> None:
     mine = Claim("k", "me", 3)
     record = ended(Done("1"))
     assert finish(record, mine, Done("1"), now=Moment(9, 99_999), retention_ms=RETENTION) is record
     for other in (Done("2"), Failed("1"), Released()):
         assert finish(record, mine, other, now=NOW, retention_ms=RETENTION) == Lost(record)
 
-
-def test_only_an_unknown_outcome_can_be_resolved() -> None:
     unknown = ended(Unknown())
     told = resolve(unknown, Done("1"), now=NOW, retention_ms=RETENTION)
     assert isinstance(told, KeyRecord)

@@ -29,7 +29,7 @@ async def test_the_innermost_open_store_is_in_scope_also_for_tasks_started_insid
         store_in_scope()
 
 
-async def test_a_store_opened_in_one_task_is_not_in_the_scope_of_another() -> None:
+async def test_a_store_is_in_scope_of_its_task_and_of_no_other_and_may_be_left_in_another() -> None:
     opened, looked = asyncio.Event(), asyncio.Event()
 
     async def opening() -> None:
@@ -44,8 +44,6 @@ async def test_a_store_opened_in_one_task_is_not_in_the_scope_of_another() -> No
     looked.set()
     await task
 
-
-async def test_a_scope_may_be_left_in_another_task_than_it_was_entered_in() -> None:
     scope = in_scope(MemoryStore(VirtualClock()))
 
     async def enter() -> None:

@@ -37,7 +37,7 @@ def test_a_book_without_a_file_is_the_book_of_an_empty_one() -> None:
     assert PolicyBook.of(snapshot).resolve("operation:kv.get").max_attempts == 9
 
 
-def test_later_files_stand_above_earlier_ones_field_by_field(tmp_path: Path) -> None:
+def test_later_files_stand_above_earlier_ones_and_their_mistakes_are_told_together(tmp_path: Path) -> None:
     one = write(
         tmp_path / "one.yaml", "operations: {KV_GET: {max_attempts: 7, base_delay: 2}, KV_PUT: {max_attempts: 8}}"
     )
@@ -53,6 +53,13 @@ def test_later_files_stand_above_earlier_ones_field_by_field(tmp_path: Path) -> 
     ]
     assert book.resolve("operation:kv.put").max_attempts == 8
 
+    one = write(tmp_path / "one.yaml", "operations: {KV_GTE: {}}")
+    two = write(tmp_path / "two.yaml", "retry_policies: {imap_mailbx: {}}")
+    with pytest.raises(ConfigurationError) as caught:
+        PolicyBook.load(one, two, environ={})
+    found = cast(list[Problem], caught.value.problems)
+    assert [problem.mark.source for problem in found] == [str(one), str(two)]
+
 
 def test_another_spelling_in_a_later_file_or_variable_stands_above(tmp_path: Path) -> None:
     one = write(tmp_path / "one.yaml", "operations: {RETRY_KV_GET: {max_attempts: 6, base_delay: 2}}")
@@ -65,16 +72,6 @@ def test_another_spelling_in_a_later_file_or_variable_stands_above(tmp_path: Pat
     assert (top.layer, top.source) == (Layer.TARGET, f"environment {variable}")
     assert [top.value, *(said.value for said in top.overrode)] == [8, 7, 6, 3]
     assert settled["base_delay"].value == 2.0
-
-
-def test_mistakes_in_several_files_are_told_together(tmp_path: Path) -> None:
-    one = write(tmp_path / "one.yaml", "operations: {KV_GTE: {}}")
-    two = write(tmp_path / "two.yaml", "retry_policies: {imap_mailbx: {}}")
-
-    with pytest.raises(ConfigurationError) as caught:
-        PolicyBook.load(one, two, environ={})
-    found = cast(list[Problem], caught.value.problems)
-    assert [problem.mark.source for problem in found] == [str(one), str(two)]
 
 
 # ---- reloading -------------------------------------------------------------------------------------------------------
@@ -117,23 +114,19 @@ def test_a_broken_file_leaves_everything_as_it_was(tmp_path: Path, broken: str) 
     assert book.resolve("operation:kv.get").max_attempts == 8
 
 
-def test_a_reload_of_the_same_policies_changes_no_version(tmp_path: Path) -> None:
+def test_a_reload_of_the_same_policies_changes_no_version_and_reads_the_variables_again(tmp_path: Path) -> None:
     path = write(tmp_path / "r.yaml", OPERATIONS % 7)
     book = PolicyBook.load(path, environ={})
     write(path, "# moved\n\n" + OPERATIONS % 7 + "engine: 'memory:'\n")
-
     assert not book.reload()
     assert book.version == 1
     assert "engine" in book.dump()
     assert book.resolve("operation:kv.get").provenance["max_attempts"].source.startswith(f"{path}:3:")
 
-
-def test_a_reload_reads_the_variables_again(tmp_path: Path) -> None:
     path = write(tmp_path / "r.yaml", OPERATIONS % 7)
     environ: dict[str, str] = {}
     book = PolicyBook.load(path, environ=environ)
     environ["REEFKNOT__OPERATIONS__KV_GET__MAX_ATTEMPTS"] = "9"
-
     assert book.reload()
     assert book.resolve("operation:kv.get").max_attempts == 9
 
@@ -149,7 +142,7 @@ def test_a_book_that_was_not_read_from_files_stays_as_it_is(book: PolicyBook) ->
 # ---- asking ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_failure_is_made_from_what_is_known_of_it() -> None:
+def test_a_failure_is_made_from_what_is_known_of_it_and_an_exception_by_its_ancestors() -> None:
     assert failure_from_facts(code="http_error", http_status=429).failure_type is FailureType.RATE_LIMITED
     assert failure_from_facts(code="NETWORK_ERROR").code is ErrorCode.network_error
     assert failure_from_facts(code="3002").code is ErrorCode.connection_timeout
@@ -162,8 +155,6 @@ def test_a_failure_is_made_from_what_is_known_of_it() -> None:
     assert failure_from_facts(retry_after=3.0).retry_after == 3.0
     assert failure_from_facts(message="permission denied").failure_type is FailureType.PERMANENT
 
-
-def test_an_exception_is_known_by_its_ancestors() -> None:
     assert failure_from_facts(exception="ConnectionResetError").exceptions == (
         *("builtins.ConnectionResetError", "builtins.ConnectionError", "builtins.OSError", "builtins.Exception"),
     )
@@ -208,18 +199,15 @@ def test_a_request_that_makes_no_sense_is_refused(given_: dict[str, Any], least:
         PolicyBook().resolve("block:http", **given_)
 
 
-def test_a_request_is_in_milliseconds_and_a_policy_in_seconds() -> None:
+def test_a_request_is_in_milliseconds_and_no_failure_means_before_anything_failed() -> None:
     request = request_of(retry_count=0, timeout_ms=1500, backoff_ms=250)
     assert (request.retries, request.time_budget, request.base_delay) == (0, 1.5, 0.25)
-
     policy = PolicyBook().resolve("block:http", retry_count=0, timeout_ms=1500, backoff_ms=250)
     assert (policy.max_attempts, policy.time_budget, policy.base_delay) == (1, 1.5, 0.25)
     fields = ("max_attempts", "time_budget", "base_delay")
     assert {policy.provenance[name].layer for name in fields} == {Layer.REQUEST}
     assert PolicyBook().resolve("block:http", backoff_ms=0).base_delay == 0.0
 
-
-def test_asking_without_a_failure_is_asking_before_anything_failed() -> None:
     assert PolicyBook().resolve("block:http").retryable
     assert not PolicyBook().resolve("block:http", message="odd").retryable
 

@@ -177,18 +177,22 @@ def test_an_engine_that_names_no_store_is_a_mistake_that_says_why_without_its_pa
     checked(read_text("engine: 'memory:'"))
 
 
-def test_a_long_value_is_cut_and_cannot_steer_a_terminal() -> None:
+def test_a_long_value_is_cut_and_a_policy_that_makes_no_sense_otherwise_is_told_in_its_own_words() -> None:
     (long,) = mistakes(f"engine: ['{'x' * 50}']\nworker: {{retries: {{v2: {{enabled: '{'y' * 500}'}}}}}}\n")[1:]
     assert len(long.message) < 120
-
     (steering,) = mistakes('worker: {retries: {v2: {enabled: "\\e[31mred"}}}')
     assert "\x1b" not in str(steering)
+
+    tree = Tree({}, {(): Mark("nowhere")})
+    book = builtin_book()
+    problem = check._located(tree, book, "block:x", None, None, ParameterError("max_attempts", 0, "1 or more"))
+    assert str(problem) == "nowhere: block:x: max_attempts=0 is not accepted: 1 or more"
 
 
 # ---- all of them -----------------------------------------------------------------------------------------------------
 
 
-def test_mistakes_of_the_schema_do_not_hide_those_of_the_dialects() -> None:
+def test_mistakes_of_every_kind_come_together_in_the_order_of_the_file() -> None:
     text = """\
 worker:
   retries:
@@ -207,6 +211,9 @@ operations: {KV_GTE: {}}
         (8, "operations.KV_GTE"),
     ]
 
+    text = "operations: {KV_GTE: {}}\nworker: {retries: {v2: {zzz: 1}}}\nengine: 3\naudit: 4\n"
+    assert [problem.mark.line for problem in mistakes(text)] == [1, 2, 3, 4]
+
 
 @for_each_row(
     "text",
@@ -222,12 +229,6 @@ def test_a_key_that_looks_like_a_checkers_own_word_is_a_key(text: str) -> None:
     """Cut out by the wrong path, a mistake would stay and be found for ever."""
     for problem in mistakes(text):
         assert "[key]" in problem.path or "0" in problem.path
-
-
-def test_mistakes_come_in_the_order_of_the_file() -> None:
-    text = "operations: {KV_GTE: {}}\nworker: {retries: {v2: {zzz: 1}}}\nengine: 3\naudit: 4\n"
-
-    assert [problem.mark.line for problem in mistakes(text)] == [1, 2, 3, 4]
 
 
 TEN = {
@@ -369,14 +370,6 @@ def test_everything_built_in_makes_sense_for_every_failure(target: str) -> None:
         for failure_type in FailureType:
             for status in (None, 403, 429, 503):
                 book.resolve(target, Failure(code, failure_type, "", status))
-
-
-def test_a_policy_that_makes_no_sense_for_another_reason_is_told_in_its_own_words() -> None:
-    tree = Tree({}, {(): Mark("nowhere")})
-    book = builtin_book()
-    problem = check._located(tree, book, "block:x", None, None, ParameterError("max_attempts", 0, "1 or more"))
-
-    assert str(problem) == "nowhere: block:x: max_attempts=0 is not accepted: 1 or more"
 
 
 # ---- the hash --------------------------------------------------------------------------------------------------------

@@ -163,9 +163,13 @@ def test_an_override_for_what_is_no_failure_is_a_mistake(key: str, hint: str) ->
     assert problem.endswith(f"unknown{hint}")
 
 
-def test_the_same_failure_given_twice_is_a_mistake() -> None:
+def test_the_same_failure_or_operation_given_twice_is_a_mistake() -> None:
     assert v2_problems("block_policies: {http: {error_overrides: {http_error: {}, HTTP_Error: {}}}}") == [
         "block_policies.http.error_overrides.HTTP_Error: the same failure is given twice; keep one of them"
+    ]
+
+    assert problems("operations: {NATS_PUBLISH: {}, nats.publish: {}}") == [
+        "operations.\"nats.publish\": the same operation as 'NATS_PUBLISH'; keep one of them"
     ]
 
 
@@ -209,12 +213,16 @@ def test_retryable_is_set_for_a_code_or_a_status_that_is_no_cancellation(text: s
     assert problem.endswith(mistake)
 
 
-def test_cancellation_may_be_spoken_of() -> None:
+def test_cancellation_may_be_spoken_of_and_a_yes_for_network_errors_still_asks_the_status() -> None:
     book = v2("error_classification: {cancellation_errors: {retryable: {cancelled_by_user: false}, max_attempts: 0}}")
-
     policy = book.resolve("block:http", code="cancelled_by_user")
     assert (policy.retryable, policy.max_attempts) == (False, 1)
     assert policy.provenance["retryable"].layer is Layer.CATEGORY
+
+    yes = v2("error_classification: {network_errors: {retryable: true}}")
+    no = v2("error_classification: {network_errors: {retryable: false}}")
+    assert [yes.resolve("block:http", http_status=status).retryable for status in (404, 503)] == [False, True]
+    assert [no.resolve("block:http", http_status=status).retryable for status in (404, 503)] == [False, False]
 
 
 CODES = [code for code in ErrorCode if code.value // 1000 in (1, 2, 3, 4)]
@@ -228,14 +236,6 @@ def test_one_flag_for_a_category_is_for_all_of_its_codes(code: ErrorCode, flag: 
     assert book.resolve("block:http", code=code).retryable is flag
     other = ErrorCode.system_overload if code.category.value != "system" else ErrorCode.network_error
     assert book.resolve("block:http", code=other).provenance["retryable"].layer is Layer.BUILTIN
-
-
-def test_a_yes_for_network_errors_still_asks_the_status() -> None:
-    yes = v2("error_classification: {network_errors: {retryable: true}}")
-    no = v2("error_classification: {network_errors: {retryable: false}}")
-
-    assert [yes.resolve("block:http", http_status=status).retryable for status in (404, 503)] == [False, True]
-    assert [no.resolve("block:http", http_status=status).retryable for status in (404, 503)] == [False, False]
 
 
 @for_each_row("code", CODES)
@@ -398,12 +398,6 @@ def test_a_word_of_an_operation_is_for_its_target(word: str, written: object, fi
     assert getattr(policy, field) == meant
     assert policy.provenance[field].layer is Layer.TARGET
     assert book.resolve("operation:nats.subscribe") == PolicyBook().resolve("operation:nats.subscribe")
-
-
-def test_the_same_operation_under_two_spellings_is_a_mistake() -> None:
-    assert problems("operations: {NATS_PUBLISH: {}, nats.publish: {}}") == [
-        "operations.\"nats.publish\": the same operation as 'NATS_PUBLISH'; keep one of them"
-    ]
 
 
 @pytest.mark.parametrize("name", ["billing.charge", "kv.purge", "api.v2.orders_list"])

@@ -60,10 +60,6 @@ def test_a_document_that_is_no_mapping_is_refused(text: str) -> None:
         read_text(text)
 
 
-def test_a_byte_order_mark_does_not_move_the_first_column() -> None:
-    assert read_text("\ufeffa: 1").mark(("a",)) == Mark("<text>", 1, 1)
-
-
 def test_what_is_no_file_that_can_be_read_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     for missing in (tmp_path / "none.yaml", written(tmp_path, "file", "") / "below.yaml"):
         with pytest.raises(ConfigurationMissingError, match="there is no such file"):
@@ -80,8 +76,13 @@ def test_what_is_no_file_that_can_be_read_is_refused_and_not_waited_for(tmp_path
     assert "cannot be read" in mistake("x" * 5000 + ".yaml")
 
 
-def test_a_file_that_may_not_be_read_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a stand-in for the system's answer: the superuser may read everything."""
+def test_bad_utf8_is_found_with_its_place_and_a_file_that_may_not_be_read_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(tmp_path, "c.yaml", "a: é\nb: é".encode() + b"\xff\n")
+    assert mistake(path) == "c.yaml:2:5: is not UTF-8: byte 0xff at offset 11"
+
+    # by a stand-in for the system's answer: the superuser may read everything
     path = written(tmp_path, "c.yaml", "a: 1")
 
     def denied(*_: object) -> int:
@@ -91,20 +92,21 @@ def test_a_file_that_may_not_be_read_says_so(tmp_path: Path, monkeypatch: pytest
     assert mistake(path) == "c.yaml: may not be read: permission denied"
 
 
-def test_bad_utf8_is_found_with_line_column_and_offset(tmp_path: Path) -> None:
-    path = written(tmp_path, "c.yaml", "a: é\nb: é".encode() + b"\xff\n")
-    assert mistake(path) == "c.yaml:2:5: is not UTF-8: byte 0xff at offset 11"
-
-
-def test_the_mark_of_a_path_is_the_nearest_that_is_known() -> None:
+def test_the_mark_of_a_path_is_the_nearest_that_is_known_and_a_byte_order_mark_moves_none() -> None:
     tree = read_text("a:\n  b: [1]\n", name="f")
     assert str(tree.mark(("a", "b", 0))) == "f:2:7"
     assert str(tree.mark(("a", "b", 7, "x"))) == "f:2:3"
     assert str(tree.mark(("a", "missing"))) == "f:1:1"
     assert tree.mark(("z",)) == tree.mark(())
 
+    assert read_text("\ufeffa: 1").mark(("a",)) == Mark("<text>", 1, 1)
 
-def test_marks_and_problems_are_one_printable_line() -> None:
+    tree = Tree({}, {(): Mark("f")})
+    with pytest.raises(AttributeError):
+        tree.value = {}  # type: ignore[misc]
+
+
+def test_marks_and_problems_are_one_printable_line_and_a_path_is_shown_as_it_may_be_written() -> None:
     assert str(Mark("f", 3, 4)) == "f:3:4"
     assert str(Mark("f", 3)) == "f:3"
     assert str(Mark("environment X")) == "environment X"
@@ -112,8 +114,6 @@ def test_marks_and_problems_are_one_printable_line() -> None:
     assert str(Problem(Mark("f"), "", "is wrong")) == "f: is wrong"
     assert str(Problem(Mark("f\n\x1b[2J", 1, 2), "a\r", "b\u2028c")) == "f\\n\\x1b[2J:1:2: a\\r: b\\u2028c"
 
-
-def test_a_path_is_shown_as_it_may_be_written() -> None:
     assert dotted(()) == ""
     assert dotted(("worker", "retries", "v2")) == "worker.retries.v2"
     assert dotted(("sources", 0, "name")) == "sources[0].name"
@@ -131,7 +131,7 @@ def test_a_near_miss_is_suggested_and_a_far_one_is_not() -> None:
     assert suggest("max_attempts" * 1000, accepted) == ""
 
 
-def test_the_error_lists_every_problem_up_to_fifty_and_counts_the_rest() -> None:
+def test_the_error_lists_problems_up_to_fifty_counts_the_rest_and_survives_a_journey() -> None:
     problems = [Problem(Mark("f", line, 1), "a", "is wrong") for line in range(1, 53)]
     error = ConfigurationError(problems)
     assert isinstance(error, ReefknotError)
@@ -141,8 +141,6 @@ def test_the_error_lists_every_problem_up_to_fifty_and_counts_the_rest() -> None
     assert str(ConfigurationError(["two\nlines"])) == "two lines"
     assert str(ConfigurationError([])) != ""
 
-
-def test_the_error_survives_a_journey_between_processes() -> None:
     import copy
     import pickle
 
@@ -159,9 +157,3 @@ def test_reading_loads_no_parser_before_there_is_text_for_it() -> None:
     code = f"import sys, reefknot.policy.layers; print([name for name in {parsers} if name in sys.modules])"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert shown.strip() == "[]"
-
-
-def test_a_tree_is_frozen() -> None:
-    tree = Tree({}, {(): Mark("f")})
-    with pytest.raises(AttributeError):
-        tree.value = {}  # type: ignore[misc]

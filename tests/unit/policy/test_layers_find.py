@@ -41,7 +41,7 @@ def test_the_order_is_named_then_variable_then_nearest_then_home_then_none(proje
     assert find("named.yaml", environ=environ, cwd=here) == named
 
 
-def test_the_users_folder_is_found_without_xdg(project: Path) -> None:
+def test_the_users_folder_is_found_without_xdg_and_a_folder_of_that_name_is_passed_by(project: Path) -> None:
     folder = project.parent / "me" / ".config" / "reefknot"
     folder.mkdir(parents=True)
     file = put(folder / "reefknot.yml")
@@ -51,19 +51,23 @@ def test_the_users_folder_is_found_without_xdg(project: Path) -> None:
     assert find(None, environ={}, cwd=project) is None
     assert find(None, environ={"REEFKNOT_CONFIG": ""}, cwd=project) is None, "an empty variable names no file"
 
+    (project / "deep" / "reefknot.yaml").mkdir()
+    above = put(project / "reefknot.yaml")
+    assert find(None, environ={}, cwd=project / "deep") == above
 
-def test_two_candidates_in_one_folder_are_a_mistake_that_names_both(project: Path) -> None:
+
+def test_two_candidates_in_one_folder_and_mistakes_of_file_and_environment_are_told_together(project: Path) -> None:
     put(project / "reefknot.yaml")
     put(project / "reefknot.toml", "a = 1")
     with pytest.raises(ConfigurationError, match=r"holds reefknot\.yaml and reefknot\.toml"):
         find(None, environ={}, cwd=project / "deep")
     assert find("reefknot.toml", environ={}, cwd=project) == project / "reefknot.toml"
 
-
-def test_a_folder_with_the_name_of_a_configuration_is_passed_by(project: Path) -> None:
-    (project / "deep" / "reefknot.yaml").mkdir()
-    above = put(project / "reefknot.yaml")
-    assert find(None, environ={}, cwd=project / "deep") == above
+    (project / "reefknot.toml").unlink()
+    put(project / "reefknot.yaml", "a: 1\na: 2\nb: 0123\n")
+    with pytest.raises(ConfigurationError) as caught:
+        load_tree(environ={"REEFKNOT__A": "[1"}, cwd=project)
+    assert len(caught.value.problems) == 3
 
 
 @pytest.mark.parametrize("name", ["none.yaml", "", "no\x00ne.yaml"])
@@ -93,10 +97,3 @@ def test_the_environment_lies_over_the_file_and_counts_without_one(project: Path
     assert path == file
     assert tree.value == {"a": {"x": "file", "y": "environment"}}
     assert [str(tree.mark(("a", name))) for name in "xy"] == [f"{file}:1:5", "environment REEFKNOT__A__Y"]
-
-
-def test_mistakes_of_file_and_environment_are_raised_together(project: Path) -> None:
-    put(project / "reefknot.yaml", "a: 1\na: 2\nb: 0123\n")
-    with pytest.raises(ConfigurationError) as caught:
-        load_tree(environ={"REEFKNOT__A": "[1"}, cwd=project)
-    assert len(caught.value.problems) == 3

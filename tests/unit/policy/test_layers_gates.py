@@ -9,8 +9,11 @@ from tests.rows import for_each_row
 BOTH = for_each_row("variable", [RETRIES, QUEUE])
 
 
-def test_the_variables_have_the_documented_names() -> None:
+def test_the_variables_have_the_documented_names_and_one_gate_does_not_hear_the_others() -> None:
     assert (RETRIES, QUEUE) == ("WORKER_RETRIES_V2_ENABLED", "WORKER_QUEUE_V2_ENABLED")
+
+    assert not gate(RETRIES, {QUEUE: "true"}, None)
+    assert gate_from_environment(QUEUE, {RETRIES: "maybe"}) is None
 
 
 @BOTH
@@ -47,8 +50,3 @@ def test_anything_else_is_a_mistake_and_not_a_guess(word: str) -> None:
     assert str(problem) == (
         f"environment {RETRIES}: {word!r} is not accepted; accepted: true, 1, yes, on, false, 0, no, off, or nothing"
     )
-
-
-def test_one_gate_does_not_hear_the_others_variable() -> None:
-    assert not gate(RETRIES, {QUEUE: "true"}, None)
-    assert gate_from_environment(QUEUE, {RETRIES: "maybe"}) is None

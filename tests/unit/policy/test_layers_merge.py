@@ -25,7 +25,7 @@ def tree_of(value: dict[str, Any], name: str) -> Tree:
     return read_text(json.dumps(value), name=name, format="json")
 
 
-def test_later_wins_field_by_field_and_lists_replace() -> None:
+def test_later_wins_field_by_field_lists_replace_and_null_is_a_value() -> None:
     below = read_text("a: {x: 1, y: 2}\nlist: [1, 2, 3]\nkept: {deep: {er: 1}}\n", name="below")
     above = read_text("a: {y: 3, z: 4}\nlist: [9]\n", name="above")
     tree = merge(below, above)
@@ -36,9 +36,7 @@ def test_later_wins_field_by_field_and_lists_replace() -> None:
     assert str(tree.mark(("a",))) == "below:1:1"
     assert ("list", 2) not in tree.marks
 
-
-def test_null_given_is_a_value_that_forgets_a_mapping_for_good() -> None:
-    """Why merging is not associative where kinds differ: the middle layer said null."""
+    # why merging is not associative where kinds differ: the middle layer said null
     assert merge(read_text("a: {x: 1}"), read_text("a: ~")).value == {"a": None}
     assert merge(read_text("a: ~"), read_text("a: {x: 1}")).value == {"a": {"x": 1}}
     layers = [read_text("a: {x: 1}"), read_text("a: ~"), read_text("a: {}")]

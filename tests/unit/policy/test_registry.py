@@ -26,7 +26,7 @@ def policy(**fields: Any) -> ConnectorPolicy:
 # ---- a policy --------------------------------------------------------------------------------------------------------
 
 
-def test_a_policy_has_the_documented_defaults() -> None:
+def test_a_policy_has_the_documented_defaults_which_cannot_be_changed_nor_extended() -> None:
     default = ConnectorPolicy(connector_type=JobType.LOCAL_FILES)
 
     assert default.model_dump() == {
@@ -42,8 +42,6 @@ def test_a_policy_has_the_documented_defaults() -> None:
         "permanent_failures_no_retry": True,
     }
 
-
-def test_a_policy_cannot_be_changed_and_takes_neither_other_words_nor_a_base_above_its_cap() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         PLAIN.max_attempts = 4
     with pytest.raises(ValidationError, match="Extra inputs"):
@@ -88,17 +86,13 @@ def test_a_delay_is_a_whole_number_of_seconds_up_to_the_cap(
     assert policy().calculate_delay(10**9) == 3600
 
 
-def test_a_wait_is_at_least_a_second_unless_retries_are_immediate() -> None:
+def test_a_wait_is_at_least_a_second_unless_retries_are_immediate_and_a_resolved_policy_counts_executions() -> None:
     waits = {policy(base_delay_seconds=1, jitter_factor=1.0).calculate_delay(0) for _ in range(200)}
-
     assert waits <= {1, 2}
     assert 1 in waits
     assert policy(strategy="immediate", jitter_factor=1.0).calculate_delay(0) == 0
 
-
-def test_a_resolved_policy_counts_executions() -> None:
     resolved = policy(transient_max_attempts=7).resolved(FailureType.TRANSIENT)
-
     assert (resolved.max_attempts, resolved.retryable, resolved.whole_seconds) == (8, True, True)
     assert policy().resolved(FailureType.PERMANENT).retryable is False
     assert policy().resolved().max_attempts == 4
@@ -120,14 +114,17 @@ def test_registry_and_book_agree_about_every_connector(job_type: str, failure_ty
 # ---- a budget --------------------------------------------------------------------------------------------------------
 
 
-def test_a_budget_of_three_allows_three_retries() -> None:
+def test_a_budget_of_three_allows_three_retries_and_its_delays_grow_with_what_was_spent() -> None:
     budget = RetryBudget("job-1", JobType.LOCAL_FILES)
     allowed = []
     for _ in range(5):
         allowed.append(budget.can_retry(PLAIN))
         budget.attempts += 1
-
     assert allowed == [True, True, True, False, False]
+
+    one = policy(rate_limit_delay_seconds=900)
+    assert RetryBudget("j", "x", attempts=2).next_delay(one) == 240
+    assert RetryBudget("j", "x", attempts=1, failure_type=FailureType.RATE_LIMITED).next_delay(one) == 1800
 
 
 @for_each_row(
@@ -140,13 +137,6 @@ def test_a_budget_looks_at_the_last_failures_type(failure_type: FailureType, mos
     assert RetryBudget("j", "x", attempts=most, failure_type=failure_type).can_retry(one) is False
     if most:
         assert RetryBudget("j", "x", attempts=most - 1, failure_type=failure_type).can_retry(one) is True
-
-
-def test_the_next_delay_grows_with_what_was_spent_and_knows_the_failure() -> None:
-    one = policy(rate_limit_delay_seconds=900)
-
-    assert RetryBudget("j", "x", attempts=2).next_delay(one) == 240
-    assert RetryBudget("j", "x", attempts=1, failure_type=FailureType.RATE_LIMITED).next_delay(one) == 1800
 
 
 def test_spending_keeps_count_times_and_delays_and_takes_the_present_time_when_none_is_given() -> None:

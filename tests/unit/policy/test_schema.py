@@ -91,35 +91,27 @@ def test_an_unknown_key_is_refused(section: type[Section]) -> None:
     assert problem.startswith("unknown key; accepted: ")
 
 
-def test_not_said_differs_from_said_none() -> None:
+def test_what_is_read_tells_said_none_from_not_said_and_cannot_be_changed() -> None:
     assert read(ConnectorEntry, {})[0].written == set()
     assert read(ConnectorEntry, {"transient_max_attempts": None})[0].written == {"transient_max_attempts"}
 
-
-def test_a_source_keeps_its_connectors_own_settings_and_needs_its_connector() -> None:
-    source, _ = read(Source, {"connector": "local_files", "folder": "/data"})
-
-    assert source.own == {"folder": "/data"}
-    assert read(Source, {"folder": "/data"}) == (REFUSED, ["missing; it must be given"])
-
-
-def test_a_key_of_the_file_never_sets_what_a_section_notes_of_itself() -> None:
-    source, _ = read(Source, {"connector": "local_files", "own": 1, "written": 2})
-
-    assert (source.own, source.written) == ({"own": 1, "written": 2}, {"connector"})
-    assert len(read(Throttle, {"written": ["enabled"]})[1]) == 1
-
-
-def test_what_is_read_cannot_be_changed() -> None:
     with pytest.raises(AttributeError, match="immutable"):
         Configuration().worker = Configuration().worker  # type: ignore[misc]
 
-
-def test_every_key_of_the_design_is_a_section() -> None:
     assert set(keys_of(Configuration)) == {
         *("worker", "retry_policies", "operations", "engine", "idempotency", "audit", "router"),
         *("sources", "schedules", "ingestion", "blocks", "dashboard", "alerts", "secrets", "nats"),
     }
+
+
+def test_a_source_keeps_its_connectors_own_settings_and_no_key_sets_what_a_section_notes() -> None:
+    source, _ = read(Source, {"connector": "local_files", "folder": "/data"})
+    assert source.own == {"folder": "/data"}
+    assert read(Source, {"folder": "/data"}) == (REFUSED, ["missing; it must be given"])
+
+    source, _ = read(Source, {"connector": "local_files", "own": 1, "written": 2})
+    assert (source.own, source.written) == ({"own": 1, "written": 2}, {"connector"})
+    assert len(read(Throttle, {"written": ["enabled"]})[1]) == 1
 
 
 def test_the_queue_has_the_documented_defaults_and_keys_are_kept_as_in_a_store_without_configuration() -> None:

@@ -107,7 +107,9 @@ def test_the_texts_of_a_configuration_are_found_beneath_its_folder_and_without_a
     assert secret_texts(tree, None, environ={"ONE": "1st"}) == (found, problems)
 
 
-def test_a_secret_does_not_show_itself(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_secret_does_not_show_itself_is_not_encoded_and_can_be_compared_and_copied(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     secret = SecretText(CANARY)
     logging.getLogger("test").warning("%s %r", secret, [secret])
     shown = [str(secret), repr(secret), f"{secret}", f"{secret:>40}", f"{secret!r}", "%s" % secret, str({"a": secret})]  # noqa: UP031
@@ -121,8 +123,6 @@ def test_a_secret_does_not_show_itself(caplog: pytest.LogCaptureFixture) -> None
     assert CANARY in repr([CANARY]), "the control: a plain text shows itself"
     assert CANARY in json.dumps(CANARY)
 
-
-def test_a_secret_is_neither_encoded_nor_pickled_nor_hashed() -> None:
     secret = SecretText(CANARY)
     refusing: list[Callable[[Any], object]] = [json.dumps, pickle.dumps, msgspec.json.encode, hash, vars, iter, len]
     for refuse in refusing:
@@ -130,8 +130,6 @@ def test_a_secret_is_neither_encoded_nor_pickled_nor_hashed() -> None:
             refuse(secret)
         assert CANARY not in str(caught.value)
 
-
-def test_secrets_are_compared_and_copied_without_being_shown() -> None:
     secret = SecretText(CANARY)
     assert secret == SecretText(CANARY)
     assert secret != SecretText("other")

@@ -98,13 +98,16 @@ def test_a_forgiven_file_means_the_baseline_and_a_warning(tmp_path: Path, named_
     )
 
 
-def test_without_the_file_variables_still_hold(tmp_path: Path) -> None:
+def test_a_file_that_is_wrong_is_never_forgiven_and_without_one_variables_still_hold(tmp_path: Path) -> None:
     environ = {**OPEN, "REEFKNOT__WORKER__QUEUE__V2__MAX_QUEUE_SIZE": "5", "REEFKNOT__WORKER__QUEUE__V2__ENABLED": "on"}
     found = load_settings("gone.yaml", environ=environ, cwd=tmp_path, forgiving=True)
-
     assert found.configuration.worker.queue.v2.max_queue_size == 5
     assert found.queue_gate.on
     assert not found.retries_gate
+
+    named = write(tmp_path, "worker: {retries: {v2: {enabld: true}}}\n")
+    with pytest.raises(ConfigurationError, match="did you mean 'enabled'"):
+        load_settings(named, environ=OPEN, cwd=tmp_path, forgiving=True)
 
 
 @pytest.mark.parametrize("text", [None, "engine: 'memory:'\n"])
@@ -119,33 +122,21 @@ def test_no_file_or_one_without_the_section_means_v2_with_built_in_defaults(
     assert (found.book.resolve("block:http").max_attempts, found.book.resolve("block:http").base_delay) == (4, 0.1)
 
 
-def test_a_file_that_is_there_but_wrong_is_never_forgiven(tmp_path: Path) -> None:
-    named = write(tmp_path, "worker: {retries: {v2: {enabld: true}}}\n")
-
-    with pytest.raises(ConfigurationError, match="did you mean 'enabled'"):
-        load_settings(named, environ=OPEN, cwd=tmp_path, forgiving=True)
-
-
 # ---- the environment, warnings ---------------------------------------------------------------------------------------
 
 
-def test_a_mistake_in_a_variable_names_the_variable(tmp_path: Path) -> None:
+def test_a_mistake_in_a_variable_names_the_variable_and_in_a_whole_mapping_the_word(tmp_path: Path) -> None:
     variable = "REEFKNOT__WORKER__RETRIES__V2__DEFAULT_POLICY__BASE_DELAY_MS"
-
     with pytest.raises(ConfigurationError) as caught:
         load_settings(environ={variable: "40000"}, cwd=tmp_path)
-
     (problem,) = cast(list[Problem], caught.value.problems)
     assert problem.mark.source == f"environment {variable}"
     assert problem.path == "worker.retries.v2.default_policy.base_delay_ms"
     assert problem.message.startswith("for any block, the base delay of 40 s is above the cap of 30 s")
 
-
-def test_a_mistake_in_a_variable_that_brings_a_whole_mapping_names_the_word(tmp_path: Path) -> None:
     variable = "REEFKNOT__WORKER__RETRIES__V2__BLOCK_POLICIES"
     base = "{http: {base_delay_ms: 40000, jitter_type: none, error_overrides: {'500': {max_attempts: 3}}}}"
     cap = "{http: {base_delay_ms: 20, error_overrides: {'500': {max_delay_ms: 10, max_attempts: 3}}}}"
-
     for value, path in ((base, "http.base_delay_ms"), (cap, "http.error_overrides.500.max_delay_ms")):
         with pytest.raises(ConfigurationError) as caught:
             load_settings(environ={variable: value}, cwd=tmp_path)

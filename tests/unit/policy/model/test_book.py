@@ -288,23 +288,12 @@ def test_an_exception_beats_its_hundred_and_a_plain_flag_beats_both(
     assert {status: book.resolve("block:http", of_http(status)).retryable for status in expected} == expected
 
 
-def test_saying_conditional_again_asks_the_status_once() -> None:
+def test_conditional_asks_the_status_once_and_a_strategy_that_never_retries_says_why() -> None:
     book = book_of(categories={ErrorCategory.NETWORK: flags(http_error="conditional")}, statuses=rules({5: False}))
-
     settled = book.resolve("block:http", HTTP_503).provenance["retryable"]
     assert settled.value is False
     assert [one.source for one in settled.overrode] == ["built-in: HTTP statuses", "built-in: worker default"]
 
-
-def test_an_entry_that_is_silent_about_a_code_leaves_it_to_the_next() -> None:
-    entries = (CategoryEntry(), flags(internal_error=True), flags(system_overload=False))
-    book = structs.replace(builtin_book(), categories={ErrorCategory.SYSTEM: entries}, statuses=(), _cache={})
-    codes = (ErrorCode.internal_error, ErrorCode.system_overload, ErrorCode.network_error)
-    asked = [book.resolve("block:x", of_type(FailureType.UNKNOWN, code)).provenance["retryable"] for code in codes]
-    assert [one.layer for one in asked] == [Layer.CATEGORY, Layer.CATEGORY, Layer.BUILTIN]
-
-
-def test_a_strategy_that_never_retries_is_not_retryable_and_says_why() -> None:
     book = book_of(targets={"block:x": entry(source="there", strategy=RetryStrategy.NO_RETRY)})
 
     settled = book.resolve("block:x", TIMEOUT).provenance["retryable"]
@@ -315,6 +304,14 @@ def test_a_strategy_that_never_retries_is_not_retryable_and_says_why() -> None:
     )
     anyway = book.resolve("block:x", DENIED).provenance["retryable"]
     assert anyway.source == "built-in: error codes", "what is not retryable anyway keeps its reason"
+
+
+def test_an_entry_that_is_silent_about_a_code_leaves_it_to_the_next() -> None:
+    entries = (CategoryEntry(), flags(internal_error=True), flags(system_overload=False))
+    book = structs.replace(builtin_book(), categories={ErrorCategory.SYSTEM: entries}, statuses=(), _cache={})
+    codes = (ErrorCode.internal_error, ErrorCode.system_overload, ErrorCode.network_error)
+    asked = [book.resolve("block:x", of_type(FailureType.UNKNOWN, code)).provenance["retryable"] for code in codes]
+    assert [one.layer for one in asked] == [Layer.CATEGORY, Layer.CATEGORY, Layer.BUILTIN]
 
 
 # ---- sources --------------------------------------------------------------------------------------------------------
@@ -377,14 +374,12 @@ def test_a_request_overrides_the_count_up_and_down(retries: int) -> None:
     assert (settled.value, settled.layer, settled.source) == (retries + 1, Layer.REQUEST, "request")
 
 
-def test_a_request_that_says_nothing_changes_nothing() -> None:
+def test_a_request_that_says_nothing_changes_nothing_and_its_base_delay_obeys_the_cap() -> None:
     assert Request().patch() == {}
     assert Request() == NO_REQUEST
     given = said(Layer.REQUEST, "request", max_attempts=1, base_delay=0.0, time_budget=0.5)
     assert Request(0, 0.0, 0.5).patch() == given
 
-
-def test_the_base_delay_of_a_request_obeys_the_cap_and_says_so() -> None:
     policy = book_of().resolve("block:http", request=Request(base_delay=31.0))
 
     assert (policy.base_delay, policy.max_delay) == (30.0, 30.0)
@@ -482,25 +477,21 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(book._cache) == 2
 
 
-def test_provenance_cannot_be_changed() -> None:
+def test_provenance_cannot_be_changed_and_survives_copying_and_pickling() -> None:
     policy = book_of().resolve("block:http")
-
     with pytest.raises(TypeError):
         policy.provenance["max_attempts"] = FieldOrigin(9, Layer.REQUEST, "me")  # type: ignore[index]
     with pytest.raises(AttributeError):
         policy.book_hash = "other"
 
-
-def test_a_resolved_policy_survives_copying_and_pickling() -> None:
     policy = all_layers().resolve("block:http", HTTP_429)
-
     for other in (copy.copy(policy), copy.deepcopy(policy), pickle.loads(pickle.dumps(policy))):
         assert other == policy
         assert other.provenance == policy.provenance
         assert (other.target, other.book_hash) == ("block:http", "h")
 
 
-def test_what_a_caller_replaces_was_said_by_the_caller() -> None:
+def test_what_a_caller_replaces_was_said_by_the_caller_and_is_checked_like_any() -> None:
     policy = all_layers().resolve("block:http", HTTP_503)
     changed = policy.replace(max_attempts=2, time_budget=None, backoff_multiplier=3.0, jitter_enabled=False)
 
@@ -515,21 +506,25 @@ def test_what_a_caller_replaces_was_said_by_the_caller() -> None:
     assert (changed.target, changed.book_hash) == ("block:http", "h")
     assert policy.max_attempts == 13
 
-
-def test_a_field_that_nobody_spoke_of_can_be_replaced_too_and_is_checked_like_any() -> None:
     named = ("builtins.ValueError",)
     changed = book_of().resolve("block:http").replace(non_retryable_exceptions=[ValueError])
-
     assert changed.non_retryable_exceptions == named
     assert changed.provenance["non_retryable_exceptions"] == FieldOrigin(named, Layer.REQUEST, "caller")
     with pytest.raises(ParameterError, match="at most max_delay"):
         book_of().resolve("block:http").replace(base_delay=31)
 
 
-def test_tables_show_every_field_but_three_in_their_order() -> None:
+def test_tables_show_every_field_but_three_and_layers_rank_from_the_built_in_to_the_request() -> None:
     hidden = {"whole_seconds", "retryable_exceptions", "non_retryable_exceptions"}
     assert hidden < set(FIELDS)
     assert list(SHOWN_FIELDS) == [field for field in FIELDS if field not in hidden]
+
+    ranked = " ".join(layer.value for layer in sorted(Layer, key=lambda layer: layer.rank))
+    assert ranked == "builtin global category step target override source request"
+
+    assert book_of().resolve("block:a") == book_of().resolve("block:b")
+    assert isinstance(book_of().resolve("block:a"), RetryPolicy)
+    assert ResolvedPolicy.__mro__[1] is RetryPolicy
 
 
 # ---- an independent walk through the layers -------------------------------------------------------------------------
@@ -597,12 +592,6 @@ def test_the_named_layer_is_the_one_whose_value_won(
         ][1:]
 
 
-def test_two_policies_of_the_same_values_are_equal_wherever_they_came_from() -> None:
-    assert book_of().resolve("block:a") == book_of().resolve("block:b")
-    assert isinstance(book_of().resolve("block:a"), RetryPolicy)
-    assert ResolvedPolicy.__mro__[1] is RetryPolicy
-
-
 # ---- patches ---------------------------------------------------------------------------------------------------------
 
 
@@ -639,12 +628,6 @@ def test_said_none_beats_said_something_and_what_was_said_cannot_be_changed_afte
 
     settled = fold_patches([lower, higher])["time_budget"]
     assert settled == FieldOrigin(None, Layer.TARGET, "y", (FieldValue(30, Layer.BUILTIN, "x"),))
-
-
-def test_layers_rank_from_the_built_in_to_the_request() -> None:
-    ranked = " ".join(layer.value for layer in sorted(Layer, key=lambda layer: layer.rank))
-
-    assert ranked == "builtin global category step target override source request"
 
 
 def test_work_follows_the_book_it_began_under() -> None:

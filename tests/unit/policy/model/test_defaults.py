@@ -141,13 +141,21 @@ def test_the_flag_of_a_code_is_the_tables_but_for_http_errors(code: ErrorCode) -
     assert builtin._flag(code) == ("conditional" if code is ErrorCode.http_error else retryable_code(code))
 
 
-def test_the_targets_are_the_four_connectors_and_the_seventeen_operations_and_each_has_a_row() -> None:
+def test_the_targets_have_a_row_each_and_what_stands_beneath_is_called_by_its_kind() -> None:
     assert list(TARGETS) == [
         *(f"connector:{job_type.value}" for job_type in JobType),
         *(category.target for category in RetryCategory),
     ]
     assert (len(JobType), len(RetryCategory), list(OPERATIONS)) == (4, 17, list(RetryCategory))
     assert tuple(UNLISTED) == (3, 1.0, 30.0, 30.0)
+
+    book = builtin_book()
+    sources = {kind: book.resolve(f"{kind}:x").provenance["strategy"].source for kind in BASE}
+    assert sources == {
+        "block": "built-in: worker default",
+        "connector": "built-in: connector default",
+        "operation": "built-in: operation default",
+    }
 
 
 @for_each_row("target", ["block:http", *TARGETS])
@@ -160,32 +168,11 @@ def test_every_field_of_every_target_is_said_by_the_builtin_layer(target: str) -
     assert (policy.target, policy.book_hash) == (target, "a hash")
 
 
-def test_what_stands_beneath_an_entry_is_called_by_its_kind() -> None:
-    book = builtin_book()
-
-    sources = {kind: book.resolve(f"{kind}:x").provenance["strategy"].source for kind in BASE}
-    assert sources == {
-        "block": "built-in: worker default",
-        "connector": "built-in: connector default",
-        "operation": "built-in: operation default",
-    }
-
-
 @for_each_row("code", ErrorCode)
 def test_a_code_is_retried_as_the_table_says(code: ErrorCode) -> None:
     policy = builtin_book().resolve("block:http", Failure(code, FailureType.UNKNOWN))
 
     assert policy.retryable is retryable_code(code)
-
-
-def test_the_table_of_codes_leaves_http_errors_to_their_status() -> None:
-    flags = {code: said for entry in CATEGORIES.values() for code, said in entry.codes.items()}
-
-    assert set(CATEGORIES) == set(ErrorCategory)
-    assert set(flags) == set(ErrorCode)
-    assert [code for code, said in flags.items() if said.value == "conditional"] == [ErrorCode.http_error]
-    assert {(said.layer, said.source) for said in flags.values()} == {(Layer.BUILTIN, "built-in: error codes")}
-    assert all(code.category is category for category, entry in CATEGORIES.items() for code in entry.codes)
 
 
 @for_each_row("status", [400, 401, 404, 407, 408, 409, 428, 429, 430, 499, 500, 501, 503, 505, 599])
@@ -198,10 +185,17 @@ def test_a_status_is_retried_as_the_table_says(status: int) -> None:
     assert policy.provenance["retryable"].layer is Layer.BUILTIN
 
 
-def test_of_the_statuses_only_5xx_and_two_exceptions_are_retried() -> None:
+def test_only_5xx_and_two_exceptions_are_retried_and_the_table_of_codes_leaves_http_errors_to_it() -> None:
     hundreds = {hundred: said.value for hundred, said in STATUSES.hundreds.items()}
     assert hundreds == {1: False, 2: False, 3: False, 4: False, 5: True}
     assert {status: said.value for status, said in STATUSES.statuses.items()} == {408: True, 429: True}
+
+    flags = {code: said for entry in CATEGORIES.values() for code, said in entry.codes.items()}
+    assert set(CATEGORIES) == set(ErrorCategory)
+    assert set(flags) == set(ErrorCode)
+    assert [code for code, said in flags.items() if said.value == "conditional"] == [ErrorCode.http_error]
+    assert {(said.layer, said.source) for said in flags.values()} == {(Layer.BUILTIN, "built-in: error codes")}
+    assert all(code.category is category for category, entry in CATEGORIES.items() for code in entry.codes)
 
 
 def test_the_book_without_a_file_has_no_sources_and_shows_its_hash_and_not_its_layers() -> None:
@@ -271,7 +265,7 @@ def own(target: str, **fields: Any) -> dict[str, Patch]:
     return {target: patch(Layer.STEP, "steps.py:7", fields)}
 
 
-def test_a_block_brings_a_policy_of_its_own_beneath_what_a_file_says() -> None:
+def test_a_block_brings_a_policy_of_its_own_and_a_policy_names_what_its_step_set() -> None:
     book = builtin_book()
     target = "block:report.render"
 
@@ -284,24 +278,21 @@ def test_a_block_brings_a_policy_of_its_own_beneath_what_a_file_says() -> None:
     assert book.with_blocks({}) is book
     assert book.resolve("block:http.request").attempt_timeout == 10.0
 
-
-def test_a_timedelta_is_seconds_where_a_step_gives_one() -> None:
-    given: dict[str, Any] = {"base_delay": timedelta(seconds=3), "deadline": timedelta(minutes=2)}
-    policy = RetryPolicy(**given)
-
-    assert (policy.base_delay, policy.time_budget) == (3.0, 120.0)
-
-
-def test_a_policy_names_what_its_step_set_also_where_a_request_passes_it_on() -> None:
     target = "block:report.render"
     book = builtin_book().with_blocks(own(target, time_budget=600.0, max_attempts=7))
-
     assert book.resolve(target, request=Request(time_budget=600.0)).set_by_step == {
         "time_budget": "steps.py:7",
         "max_attempts": "steps.py:7",
     }
     assert book.resolve(target, request=Request(time_budget=5.0, retries=1)).set_by_step == {}
     assert builtin_book().resolve(target).set_by_step == {}
+
+
+def test_a_timedelta_is_seconds_where_a_step_gives_one() -> None:
+    given: dict[str, Any] = {"base_delay": timedelta(seconds=3), "deadline": timedelta(minutes=2)}
+    policy = RetryPolicy(**given)
+
+    assert (policy.base_delay, policy.time_budget) == (3.0, 120.0)
 
 
 def test_the_answer_of_a_step_about_a_failure_is_over_its_code_and_under_what_a_file_says_of_it() -> None:

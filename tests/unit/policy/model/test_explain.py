@@ -135,14 +135,6 @@ def test_with_a_seed_the_very_waits_are_given(jitter: Jitter) -> None:
     assert answer.schedule != explain("block:http", policy, TIMEOUT, seed=8).schedule or jitter is Jitter.NONE
 
 
-def test_another_key_draws_otherwise() -> None:
-    policy = STEADY.replace(jitter="full")
-
-    one, other = list(schedule(policy, seed=7, key="a")), list(schedule(policy, seed=7, key="b"))
-    assert [wait.delay for wait in one] != [wait.delay for wait in other]
-    assert list(schedule(policy, seed=7)) == list(schedule(policy, seed=7, key=""))
-
-
 @for_each_row(
     ("policy", "hint", "ranges"),
     [
@@ -160,24 +152,24 @@ def test_a_hint_stretches_the_waits_that_are_shorter(
     assert [(wait.min, wait.max) for wait in schedule(policy, hint)] == [pytest.approx(one) for one in ranges]
 
 
-def test_with_a_seed_a_hint_is_spread_by_the_same_draw() -> None:
+def test_a_hint_is_spread_by_the_same_draw_and_another_key_draws_otherwise() -> None:
     waits = list(schedule(STEADY, 3.0, seed=7, key="k"))
-
     for wait, own in zip(waits, (1.0, 2.0, 4.0), strict=True):
         assert wait.delay == pytest.approx(max(own, 3.0) + draw(7, key_number("k"), wait.retry) * 0.3)
 
+    policy = STEADY.replace(jitter="full")
+    one, other = list(schedule(policy, seed=7, key="a")), list(schedule(policy, seed=7, key="b"))
+    assert [wait.delay for wait in one] != [wait.delay for wait in other]
+    assert list(schedule(policy, seed=7)) == list(schedule(policy, seed=7, key=""))
 
-def test_a_connector_waits_whole_seconds() -> None:
+
+def test_waits_are_whole_seconds_for_a_connector_and_a_hundred_at_most() -> None:
     policy = RetryPolicy(4, 1.0, max_delay=30.0, jitter="proportional", jitter_factor=0.3, whole_seconds=True)
     waits = list(schedule(policy, seed=3, key="connector:x"))
-
     assert [(wait.min, wait.max) for wait in waits] == [(1.0, 1.0), (1.0, 2.0), (2.0, 5.0)]
     assert all(wait.delay == int(wait.delay or 0.5) for wait in waits)
 
-
-def test_a_schedule_shows_a_hundred_waits_at_most() -> None:
     waits = list(schedule(STEADY.replace(max_attempts=1_000_000)))
-
     assert (len(waits), MOST_SHOWN) == (100, 100)
     assert waits[-1] == PlannedWait(99, 30.0, 30.0)
 
