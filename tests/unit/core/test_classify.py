@@ -283,11 +283,16 @@ def test_a_declared_type_brings_a_code_and_a_declared_http_error_asks_its_status
     assert classify(code=ErrorCode.internal_error, http_status=404).failure_type is UNKNOWN
 
 
-def test_all_evidence_is_kept_in_the_failure_and_nothing_said_is_an_unknown_one() -> None:
+def test_all_evidence_is_kept_and_the_first_known_class_in_the_mro_speaks() -> None:
     failure = classify("slow down", exceptions=TIMEOUT, http_status=403, retry_after=2.0)
-
     assert failure == Failure(ErrorCode.http_error, LIMITED, "slow down", 403, 2.0, TIMEOUT)
     assert classify() == Failure(ErrorCode.execution_failed, UNKNOWN)
+
+    assert kind_of_class(mro(ConnectionResetError)) == Kind(*NETWORK)
+    assert kind_of_class(("ssl.SSLCertVerificationError", "ssl.SSLError")) == Kind(*DENIED)
+    assert kind_of_class(("ssl.SSLError", "ssl.SSLCertVerificationError")) == Kind(*NETWORK)
+    assert kind_of_class(mro(ValueError)) is None
+    assert kind_of_class(()) is None
 
 
 # --- classes ------------------------------------------------------------------------------------------------------
@@ -326,14 +331,6 @@ def test_a_class_is_known_by_name(name: str, kind: tuple[ErrorCode, FailureType]
 
 def mro(cls: type[BaseException]) -> tuple[str, ...]:
     return tuple(class_name(c) for c in cls.__mro__)
-
-
-def test_the_first_known_class_in_the_mro_speaks() -> None:
-    assert kind_of_class(mro(ConnectionResetError)) == Kind(*NETWORK)
-    assert kind_of_class(("ssl.SSLCertVerificationError", "ssl.SSLError")) == Kind(*DENIED)
-    assert kind_of_class(("ssl.SSLError", "ssl.SSLCertVerificationError")) == Kind(*NETWORK)
-    assert kind_of_class(mro(ValueError)) is None
-    assert kind_of_class(()) is None
 
 
 # --- the library's own answer -------------------------------------------------------------------------------------

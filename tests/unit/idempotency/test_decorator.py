@@ -73,7 +73,7 @@ async def test_a_store_given_is_used_whatever_is_in_scope() -> None:
         assert await actions_in(other.audit) == []
 
 
-async def test_how_an_argument_is_passed_does_not_make_it_another_payload(url: str) -> None:
+async def test_how_an_argument_is_passed_is_no_other_payload_nor_are_self_and_what_json_cannot_say(url: str) -> None:
     @rk.idempotent(key=lambda order, **_: order.id)
     async def charge(order: Order, tags: set[int] | None = None, *, express: bool = False) -> int:
         return order.cents
@@ -87,8 +87,6 @@ async def test_how_an_argument_is_passed_does_not_make_it_another_payload(url: s
         with pytest.raises(rk.KeyConflictError):
             await charge(Order("a"), express=True)
 
-
-async def test_a_method_is_guarded_and_its_payload_is_compared_without_self(url: str) -> None:
     class Till:
         @rk.idempotent(key=lambda self, order: order.id)
         async def charge(self, order: Order) -> int:
@@ -100,8 +98,6 @@ async def test_a_method_is_guarded_and_its_payload_is_compared_without_self(url:
         with pytest.raises(rk.KeyConflictError):
             await Till().charge(Order("a", 2))
 
-
-async def test_an_argument_that_json_cannot_say_does_not_stop_the_call(url: str) -> None:
     @rk.idempotent(key=lambda number, thing: "k")
     async def work(number: float, thing: object) -> int:
         return 1

@@ -435,13 +435,27 @@ def test_a_file_or_a_table_that_cannot_hold_a_ledger_is_named(
     assert not conn.in_transaction
 
 
-def test_a_closed_connection_raises_what_the_driver_raises_and_leaves_no_trace(path: str) -> None:
+def test_a_closed_connection_raises_what_the_driver_raises_and_a_wait_leaves_a_busy_handler_in_place(path: str) -> None:
     conn = sqlite3.connect(path)
     conn.close()
     for _ in range(2):  # the second time it is not "another task" either
         with pytest.raises(sqlite3.ProgrammingError) as caught:
             enter(ledger(conn).once("a"))
         assert caught.value.__cause__ is not caught.value
+
+    one, two = apsw.Connection(path), apsw.Connection(path)
+    asked = []
+
+    def handler(count: int) -> bool:
+        asked.append(count)
+        return False
+
+    two.set_busy_handler(handler)
+    with ledger(one).once("a"), pytest.raises(KeyInProgressError):
+        pay(two, wait=0)
+    assert asked == [0]
+    one.close()
+    two.close()
 
 
 # ---- two at once -----------------------------------------------------------------------------------------------------
@@ -485,22 +499,6 @@ def test_a_wait_is_bounded_and_the_busy_timeout_is_put_back(conn: Any, path: str
     with ledger(conn).once("a") as claim:
         assert claim.done
     assert "3000" in str(next(iter(conn.execute("PRAGMA busy_timeout"))))
-
-
-def test_a_busy_handler_of_the_callers_own_is_left_in_place(path: str) -> None:
-    one, two = apsw.Connection(path), apsw.Connection(path)
-    asked = []
-
-    def handler(count: int) -> bool:
-        asked.append(count)
-        return False
-
-    two.set_busy_handler(handler)
-    with ledger(one).once("a"), pytest.raises(KeyInProgressError):
-        pay(two, wait=0)
-    assert asked == [0]
-    one.close()
-    two.close()
 
 
 def test_a_joined_transaction_that_read_an_old_state_is_told_to_start_over(path: str) -> None:

@@ -98,18 +98,6 @@ def test_a_forgiven_file_means_the_baseline_and_a_warning(tmp_path: Path, named_
     )
 
 
-def test_a_file_that_is_wrong_is_never_forgiven_and_without_one_variables_still_hold(tmp_path: Path) -> None:
-    environ = {**OPEN, "REEFKNOT__WORKER__QUEUE__V2__MAX_QUEUE_SIZE": "5", "REEFKNOT__WORKER__QUEUE__V2__ENABLED": "on"}
-    found = load_settings("gone.yaml", environ=environ, cwd=tmp_path, forgiving=True)
-    assert found.configuration.worker.queue.v2.max_queue_size == 5
-    assert found.queue_gate.on
-    assert not found.retries_gate
-
-    named = write(tmp_path, "worker: {retries: {v2: {enabld: true}}}\n")
-    with pytest.raises(ConfigurationError, match="did you mean 'enabled'"):
-        load_settings(named, environ=OPEN, cwd=tmp_path, forgiving=True)
-
-
 @pytest.mark.parametrize("text", [None, "engine: 'memory:'\n"])
 @pytest.mark.parametrize("forgiving", [False, True])
 def test_no_file_or_one_without_the_section_means_v2_with_built_in_defaults(
@@ -191,9 +179,17 @@ def test_the_bound_of_submissions_is_the_routers_else_that_of_a_workers_queue(
     assert load(tmp_path).queue_size == size
 
 
-def test_settings_cannot_be_changed(tmp_path: Path) -> None:
+def test_settings_cannot_be_changed_and_a_wrong_file_is_never_forgiven(tmp_path: Path) -> None:
     found = load(tmp_path)
-
     with pytest.raises(AttributeError):
         found.path = tmp_path  # type: ignore[misc]
     assert not found.book.resolve("block:x", Failure(ErrorCode.none, FailureType.UNKNOWN)).retryable
+
+    environ = {**OPEN, "REEFKNOT__WORKER__QUEUE__V2__MAX_QUEUE_SIZE": "5", "REEFKNOT__WORKER__QUEUE__V2__ENABLED": "on"}
+    found = load_settings("gone.yaml", environ=environ, cwd=tmp_path, forgiving=True)
+    assert found.configuration.worker.queue.v2.max_queue_size == 5
+    assert found.queue_gate.on
+    assert not found.retries_gate
+    named = write(tmp_path, "worker: {retries: {v2: {enabld: true}}}\n")
+    with pytest.raises(ConfigurationError, match="did you mean 'enabled'"):
+        load_settings(named, environ=OPEN, cwd=tmp_path, forgiving=True)

@@ -28,12 +28,19 @@ def opened(failures: int = 2, cooldown: float = 30) -> rk.CircuitBreaker:
 # ---- on its own ------------------------------------------------------------------------------------------------------
 
 
-def test_an_open_breaker_refuses_without_calling_and_says_when(virtual_time: VirtualClock) -> None:
+def test_an_open_breaker_refuses_without_calling_says_when_and_shows_its_state(virtual_time: VirtualClock) -> None:
     breaker, fn = opened(), Flaky()
     virtual_time.advance(10)
     with pytest.raises(rk.BreakerOpenError, match="'billing' is open") as raised:
         breaker.call(fn)
     assert (raised.value.name, raised.value.retry_after, fn.calls) == ("billing", 20, 0)
+
+    breaker = opened()
+    seen = breaker.snapshot()
+    assert (seen.name, seen.state, seen.opened, seen.retry_after) == ("billing", OPEN, 1, 30)
+    assert repr(breaker) == "<CircuitBreaker 'billing' open>"
+    with pytest.raises(rk.ParameterTypeError, match="a function"):
+        breaker(5)  # type: ignore[arg-type]  # that is the test
 
 
 def test_call_decorator_and_guard_all_count(virtual_time: VirtualClock) -> None:
@@ -103,15 +110,6 @@ async def test_a_cancelled_probe_is_released_and_the_next_one_may_go() -> None:
         await probe
     assert breaker.state is HALF_OPEN
     assert await breaker.acall(AsyncFlaky()) == "ok"
-
-
-def test_the_snapshot_and_repr_tell_the_state_and_what_is_no_function_is_refused(virtual_time: VirtualClock) -> None:
-    breaker = opened()
-    seen = breaker.snapshot()
-    assert (seen.name, seen.state, seen.opened, seen.retry_after) == ("billing", OPEN, 1, 30)
-    assert repr(breaker) == "<CircuitBreaker 'billing' open>"
-    with pytest.raises(rk.ParameterTypeError, match="a function"):
-        breaker(5)  # type: ignore[arg-type]  # that is the test
 
 
 def test_threads_share_one_breaker_and_exactly_one_probes(virtual_time: VirtualClock) -> None:

@@ -145,7 +145,7 @@ def test_an_override_reaches_the_decorated_function_in_a_partial_and_nothing_els
         rk.using(len, attempts=2)
 
 
-def test_name_doc_signature_and_origin_are_kept() -> None:
+def test_name_doc_signature_origin_and_the_kind_of_function_are_kept() -> None:
     def fetch(url: str, *, timeout: float = 1.0) -> bytes:
         """Doc."""
         return b""
@@ -159,8 +159,6 @@ def test_name_doc_signature_and_origin_are_kept() -> None:
     assert Client.method.__doc__ == "Doc of the method."
     assert Client().method.__name__ == "method"
 
-
-def test_the_kind_of_function_is_kept() -> None:
     async def coroutine() -> None: ...
     def generator() -> Any:
         yield
@@ -190,17 +188,6 @@ def test_partials_callable_objects_builtins_lambdas_and_mocks_are_retried(no_wai
     for afn in (functools.partial(awaited, 1), awaited, AsyncMock(side_effect=[ConnectionError, "ok"])):
         assert is_async(afn)
         assert asyncio.run(rk.retry(afn)()) == "ok"
-
-
-def test_a_policy_or_a_retrier_can_be_given(no_wait: VirtualClock) -> None:
-    for policy in (rk.RetryPolicy(2), rk.Retrier(rk.RetryPolicy(2)), rk.Retrier(attempts=2)):
-        fn = Always()
-        with pytest.raises(ConnectionError):
-            rk.retry(policy=policy)(fn)()
-        assert fn.calls == 2
-        with pytest.raises(ConnectionError):
-            rk.retry(policy=policy, attempts=3)(fn)()
-        assert fn.calls == 5
 
 
 @pytest.mark.parametrize("policy", [5, "fast", {"attempts": 3}, rk.RetryPolicy])
@@ -235,11 +222,20 @@ def test_a_coroutine_object_is_refused_with_what_to_pass_and_without_complaints(
     gc.collect()
 
 
-def test_only_a_coroutine_is_closed_when_it_is_refused() -> None:
+def test_a_coroutine_that_is_refused_is_closed_and_nothing_else_is(no_wait: VirtualClock) -> None:
     with socket.socket() as open_one:
         with pytest.raises(rk.ParameterTypeError):
             rk.retry(open_one)  # type: ignore[call-overload]  # that is the test
         assert open_one.fileno() != -1
+
+    for policy in (rk.RetryPolicy(2), rk.Retrier(rk.RetryPolicy(2)), rk.Retrier(attempts=2)):
+        fn = Always()
+        with pytest.raises(ConnectionError):
+            rk.retry(policy=policy)(fn)()
+        assert fn.calls == 2
+        with pytest.raises(ConnectionError):
+            rk.retry(policy=policy, attempts=3)(fn)()
+        assert fn.calls == 5
 
 
 # ---- `using` of a method ---------------------------------------------------------------------------------------------

@@ -58,12 +58,6 @@ def test_a_retry_after_header_is_seconds(text: str, seconds: float | None) -> No
     assert failure_from(ResponseError(Response(503, {"Retry-After": text}))).retry_after == seconds
 
 
-def test_a_retry_after_header_may_be_a_date(virtual_time: VirtualClock) -> None:
-    assert read(503, Retry_After=http_date(90))[1] == pytest.approx(90)
-    assert read(503, Retry_After=http_date(-90))[1] == 0.0
-    assert read(503, Retry_After=http_date(90).replace("GMT", "-0000"))[1] == pytest.approx(90)
-
-
 @pytest.mark.parametrize(
     ("value", "seconds"),
     [
@@ -75,17 +69,6 @@ def test_an_attribute_retry_after_is_heard(value: Any, seconds: float | None) ->
     error = ConnectionError("busy")
     error.retry_after = value  # type: ignore[attr-defined]  # as clients do
     assert failure_from(error).retry_after == seconds
-
-
-def test_a_spent_rate_limit_waits_until_its_reset(virtual_time: VirtualClock) -> None:
-    reset = str(int(clock.wall()) + 45)
-    failure = failure_from(ResponseError(Response(403, {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": reset})))
-    assert failure.failure_type is rk.FailureType.RATE_LIMITED
-    assert failure.retry_after == pytest.approx(45, abs=1)
-    left = failure_from(ResponseError(Response(403, {"X-RateLimit-Remaining": "7", "X-RateLimit-Reset": reset})))
-    assert (left.failure_type, left.retry_after) == (rk.FailureType.PERMANENT, None)
-    odd = failure_from(ResponseError(Response(403, {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "²"})))
-    assert odd.retry_after is None
 
 
 @pytest.mark.parametrize("name", ["response", "status_code", "status", "headers", "retry_after", "error_code"])
@@ -121,10 +104,25 @@ def test_an_outage_is_a_connection_a_status_or_what_the_reason_of_a_url_error_me
     assert rk.http_errors is http_errors
 
 
-def test_status_and_hint_of_an_answer_are_read() -> None:
+def test_status_and_hint_of_an_answer_are_read_also_as_a_date_or_as_the_reset_of_a_spent_limit(
+    virtual_time: VirtualClock,
+) -> None:
     failure = failure_from(ResponseError(Response(429, {"retry-after": "3"})))
     assert (failure.http_status, failure.retry_after) == (429, 3.0)
     assert failure.failure_type is rk.FailureType.RATE_LIMITED
+
+    assert read(503, Retry_After=http_date(90))[1] == pytest.approx(90)
+    assert read(503, Retry_After=http_date(-90))[1] == 0.0
+    assert read(503, Retry_After=http_date(90).replace("GMT", "-0000"))[1] == pytest.approx(90)
+
+    reset = str(int(clock.wall()) + 45)
+    failure = failure_from(ResponseError(Response(403, {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": reset})))
+    assert failure.failure_type is rk.FailureType.RATE_LIMITED
+    assert failure.retry_after == pytest.approx(45, abs=1)
+    left = failure_from(ResponseError(Response(403, {"X-RateLimit-Remaining": "7", "X-RateLimit-Reset": reset})))
+    assert (left.failure_type, left.retry_after) == (rk.FailureType.PERMANENT, None)
+    odd = failure_from(ResponseError(Response(403, {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "²"})))
+    assert odd.retry_after is None
 
 
 # ---- a repeated text is not read again -------------------------------------------------------------------------------
@@ -150,10 +148,16 @@ def test_the_same_words_of_a_class_give_the_same_failure_as_reading_them_anew_an
     assert failure_from(ValueError("connection reset")).exception == "ValueError"
 
 
-def test_a_secret_is_hidden_every_time_and_its_text_is_not_kept() -> None:
+def test_no_secret_is_kept_and_no_more_classes_than_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(2):
         assert "hunter2" not in failure_from(Refused("login failed: password=hunter2")).message
     assert "hunter2" not in repr(failures._last_failure)
+
+    monkeypatch.setattr(failures, "_MAX_CLASSES", 8)
+    failures._traits_of.clear()
+    for number in range(50):
+        failure_from(type(f"Error{number}", (Exception,), {})("text"))
+    assert len(failures._last_failure) <= 8
 
 
 def test_an_error_that_carries_a_hint_or_was_raised_from_an_exhausted_one_is_read_whatever_its_words() -> None:
@@ -167,15 +171,6 @@ def test_an_error_that_carries_a_hint_or_was_raised_from_an_exhausted_one_is_rea
     assert failure_from(Refused("busy")).retry_after is None
     assert failure_from(outer, since=4).exhausted
     assert not failure_from(Refused("busy"), since=4).exhausted
-
-
-def test_no_more_classes_are_kept_than_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failures, "_MAX_CLASSES", 8)
-    failures._traits_of.clear()
-    for number in range(50):
-        failure_from(type(f"Error{number}", (Exception,), {})("text"))
-
-    assert len(failures._last_failure) <= 8
 
 
 # ---- retried by default ----------------------------------------------------------------------------------------------
@@ -341,7 +336,7 @@ def test_a_status_of_grpc_is_read(kind: Any, status: StatusCode, failure_type: F
     assert retryable_by_default(error, failure) is retried
 
 
-def test_a_status_of_grpclib_is_read_and_a_declaration_of_the_exception_counts_before_it() -> None:
+def test_statuses_of_grpclib_and_of_google_api_core_are_read_after_a_declaration_of_the_exception() -> None:
     error = type("GRPCError", (Exception,), {"__module__": "grpclib.exceptions"})()
     error.status = StatusCode.UNAVAILABLE
     assert http_errors(error) is True
@@ -349,8 +344,6 @@ def test_a_status_of_grpclib_is_read_and_a_declaration_of_the_exception_counts_b
     declared.failure_type = FailureType.PERMANENT
     assert http_errors(declared) is False
 
-
-def test_errors_of_google_api_core_are_read_also_where_they_came_by_http() -> None:
     retried = ("ServiceUnavailable", "TooManyRequests", "InternalServerError", "GatewayTimeout")
     for name in (*retried, "NotFound", "Forbidden", "BadRequest"):
         assert http_errors(getattr(google_errors, name)("words")) is (name in retried), name

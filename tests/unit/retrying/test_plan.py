@@ -121,7 +121,9 @@ def test_help_lists_every_option() -> None:
         assert re.search(rf"^ +{option} +\S|`?{option}=", text, re.MULTILINE), option
 
 
-def test_a_throttle_is_made_shared_by_name_or_given() -> None:
+def test_a_throttle_is_made_given_or_shared_by_one_of_a_bounded_number_of_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def throttle_of(value: Any) -> rk.RetryThrottle | None:
         return rk.Retrier(throttle=value).plan.throttle
 
@@ -133,8 +135,6 @@ def test_a_throttle_is_made_shared_by_name_or_given() -> None:
     assert rk.Retrier(throttle=own).using(attempts=2).plan.throttle is own
     assert rk.Retrier(throttle=own).using(throttle=False).plan.throttle is None
 
-
-def test_names_of_shared_throttles_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("reefknot.retrying.plan._shared_throttles", {})
     monkeypatch.setattr("reefknot.retrying.plan._MAX_SHARED", 2)
     rk.Retrier(throttle="a").using(throttle="b").using(throttle="a")
@@ -142,21 +142,17 @@ def test_names_of_shared_throttles_are_bounded(monkeypatch: pytest.MonkeyPatch) 
         rk.Retrier(throttle="c")
 
 
-def test_an_override_wins_over_what_a_book_resolves() -> None:
+def test_an_override_wins_over_a_book_and_lists_of_a_policy_over_the_documented_default() -> None:
     resolved = rk.RetryPolicy(9)
     retrier = rk.Retrier.following(lambda failure: resolved, rk.RetryPolicy(7)).using(attempts=2, base_delay=0)
     assert retrier.run(Flaky(KeyError, KeyError)).attempts == 2
     assert retrier.policy.max_attempts == 2
 
-
-def test_a_policy_with_exception_lists_of_its_own_is_not_second_guessed() -> None:
     policy = rk.RetryPolicy(2, 0, retryable_exceptions=[KeyError])
     assert rk.Retrier(policy).run(Flaky(KeyError())).ok
     assert not rk.Retrier(policy).run(Flaky(ConnectionError())).ok
     assert rk.Retrier(policy, on=ConnectionError).run(Flaky(ConnectionError())).ok
 
-
-def test_the_default_policy_is_the_documented_one() -> None:
     policy = Plan(LIBRARY_DEFAULT).policy
     assert (policy.max_attempts, policy.base_delay, policy.max_delay, policy.multiplier) == (4, 0.1, 30.0, 2.0)
     assert policy.jitter is rk.Jitter.FULL

@@ -33,7 +33,7 @@ async def test_acall_takes_a_plain_function_that_gives_an_awaitable(options: Any
     assert fn.calls == 2
 
 
-def test_run_tells_a_success_after_failures(virtual_time: VirtualClock) -> None:
+def test_run_tells_a_success_and_a_failure_and_does_not_raise_what_it_handled(virtual_time: VirtualClock) -> None:
     outcome = rk.Retrier(POLICY).run(Flaky(ConnectionError("one"), TimeoutError("two"), value=7))
     assert (outcome.ok, outcome.value, outcome.error, outcome.reason) == (True, 7, None, None)
     assert (outcome.attempts, outcome.elapsed, outcome.unwrap()) == (3, 3.0, 7)
@@ -43,8 +43,6 @@ def test_run_tells_a_success_after_failures(virtual_time: VirtualClock) -> None:
     assert (first_try.ok, first_try.value, first_try.attempts, first_try.history) == (True, None, 1, ())
     assert first_try.unwrap() is None
 
-
-def test_run_does_not_raise_what_it_handled(virtual_time: VirtualClock) -> None:
     fn = Always()
     outcome = rk.Retrier(POLICY).run(fn)
     assert (outcome.ok, outcome.value, outcome.attempts) == (False, None, 3)
@@ -68,15 +66,13 @@ def test_an_async_function_given_to_call_or_run_is_refused_with_what_to_use() ->
             use(asyncio.sleep, 0)
 
 
-def test_using_makes_another_retrier_and_keeps_the_first(no_wait: VirtualClock) -> None:
+def test_using_makes_another_retrier_and_keeps_the_first_which_cannot_be_changed(no_wait: VirtualClock) -> None:
     retrier = rk.Retrier(POLICY, on=KeyError)
     other = retrier.using(attempts=2)
     assert (retrier.policy.max_attempts, other.policy.max_attempts) == (3, 2)
     assert other.run(Flaky(KeyError)).ok
     assert not other.run(Flaky(ConnectionError)).ok
 
-
-def test_a_retrier_shows_its_name_and_policy_and_cannot_be_changed_from_outside() -> None:
     assert repr(rk.Retrier(POLICY, name="billing")).startswith("<Retrier billing: 3 attempts (1 + 2 retries)")
     assert repr(rk.Retrier(POLICY)).startswith("<Retrier unnamed: ")
     for name, value in (("policy", rk.RetryPolicy()), ("more", 1)):

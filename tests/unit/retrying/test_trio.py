@@ -198,7 +198,7 @@ def test_an_event_ends_a_wait(run: Run, event: Any) -> None:
     assert run(main) is rk.Reason.STOPPED
 
 
-def test_virtual_time_is_virtual_in_trio_too() -> None:
+def test_virtual_time_is_virtual_in_trio_and_its_timeout_a_timeout() -> None:
     async def main() -> VirtualClock:
         with rk.testing.virtual_time() as clock:
             outcome = await rk.Retrier(wait=[1000], max_delay=1000, deadline=1500).arun(AsyncAlways())
@@ -207,8 +207,6 @@ def test_virtual_time_is_virtual_in_trio_too() -> None:
 
     assert trio.run(main).waits == [1000.0]
 
-
-def test_a_timeout_of_trio_is_a_timeout() -> None:
     async def slow() -> None:
         with trio.fail_after(1):
             await trio.sleep(60)
